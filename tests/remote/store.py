@@ -1,6 +1,8 @@
-"""A real HTTP server that answers as a trace store does, with the traces of a capture of ours."""
+"""Real servers: one that answers as a trace store does, with the traces of a capture of ours; one of bytes alone."""
 
+import contextlib
 import json
+import socket
 import threading
 from collections import defaultdict
 from dataclasses import dataclass
@@ -12,7 +14,7 @@ PLANTED = Path(__file__).parents[2] / "traces" / "planted.jsonl"
 
 @dataclass(frozen=True)
 class Answer:
-    """What is answered to a path."""
+    """What is answered to a path; with status 0 nothing, and the connection ends."""
 
     body: bytes = b""
     status: int = 200
@@ -42,11 +44,18 @@ class Store:
                 answer = outer.answer(self.path.partition("?")[0])
                 if login is not None and self.headers["Authorization"] != login:
                     answer = Answer(b"who are you?", 401)
+                if not answer.status:
+                    self.close_connection = True
+                    return
                 self.send_response(answer.status)
                 for name, value in (*answer.headers, ("Content-Length", str(len(answer.body)))):
                     self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(answer.body)
+
+            def do_POST(self):
+                self.rfile.read(int(self.headers["Content-Length"]))
+                self.do_GET()
 
             def log_message(self, *words):
                 pass
@@ -75,6 +84,34 @@ class Store:
 
     def __exit__(self, *error):
         self.close()
+
+
+class Raw:
+    """Sends each of `answers` over a connection of its own and closes that, whatever it promised.
+
+    `drips`: it goes on with a byte now and then, for as long as somebody listens.
+    """
+
+    def __init__(self, *answers, drips=False):
+        self.asked, self._answers, self._drips, self._left = [], answers, drips, threading.Event()
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}/metrics"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self):
+        for answer in self._answers:
+            with contextlib.suppress(OSError), self._socket.accept()[0] as client:
+                self.asked.append(client.recv(65536))
+                client.sendall(answer)
+                while self._drips and not self._left.wait(0.02):
+                    client.sendall(b"x")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self._left.set()
+        self._socket.close()
 
 
 def traces_of(capture=PLANTED):

@@ -3,10 +3,6 @@
 import pytest
 
 from specscope import Engine, SamplingParams
-from specscope.debug.viewer import Viewer
-from specscope.engine.config import EngineConfig
-from specscope.engine.prompts import PromptSpec
-from specscope.live.client import Worker
 from specscope.remote.attached import Attached
 from specscope.trace.wire.outputs import OutputOptions, Outputs
 from specscope.trace.wire.spans import SpanLevel
@@ -28,8 +24,8 @@ def settle(viewer, steps):
     until(lambda: len(viewer.history.steps) >= steps, viewer.poll)
 
 
-def send(tiny, port, protocol, name):
-    """Run a small engine that exports there; its history by hand."""
+def send(tiny, port, protocol, name, rests=lambda records: None):
+    """Run a small engine that exports there; its history by hand. `rests`: called when it has nothing more to do."""
     engine = Engine(target=str(tiny), dtype="float32", kv_memory=0.01, drafter="ngram", ngram_min=1)
     outputs = Outputs(
         options(port, protocol), engine.bus, engine.run_info, engine.vocabulary, PARAMS, log=lambda line: None
@@ -37,37 +33,10 @@ def send(tiny, port, protocol, name):
     records = []
     engine.subscribe(records.append, lossless=True)
     engine.generate([name, "xyxyxyxy"], PARAMS)
-    outputs.close()
     engine.bus.flush()
+    rests(records)
+    outputs.close()
     return records
-
-
-def test_a_paused_worker_and_one_at_a_breakpoint_are_shown_up_to_their_last_step(tiny, attached):
-    config = EngineConfig(target=str(tiny), dtype="float32", kv_memory=0.01, drafter="ngram", ngram_min=1, threads=1)
-    prompts = [PromptSpec("abcabcabcab", SamplingParams(max_tokens=60, ignore_eos=True), raw=True)]
-    outputs = []
-
-    def opened(ready):
-        outputs.append(
-            Outputs(options(attached.listening.grpc_port, "grpc"), worker.bus, ready.run, ready.vocabulary, PARAMS)
-        )
-
-    worker = Worker(config, prompts, PARAMS, raw=True, paused=True, on_ready=opened)
-    viewer = Viewer(control=worker)
-    try:
-        for count in (1, 2):
-            worker.step()
-            settle(attached.viewer, count)
-            assert len(attached.viewer.history.steps) == count
-        worker.debug("break step if step == 5")
-        worker.resume()
-        settle(viewer, 6)
-        settle(attached.viewer, 6)
-        assert worker.status == "paused"
-        assert [record.step for record in attached.viewer.history.steps] == [0, 1, 2, 3, 4, 5]
-    finally:
-        worker.close()
-        outputs.pop().close()
 
 
 @pytest.mark.parametrize(("host", "says"), [("127.0.0.1", False), ("0.0.0.0", True)])
@@ -87,8 +56,7 @@ def test_what_an_engine_sends_is_shown_as_it_was(tiny, attached, protocol):
     assert "listening on 127.0.0.1:" in attached.progress
     receiver = attached.listening
     port = receiver.grpc_port if protocol == "grpc" else receiver.http_port
-    records = send(tiny, port, protocol, "abcabcabc")
-    settle(attached.viewer, len(records))
+    records = send(tiny, port, protocol, "abcabcabc", lambda records: settle(attached.viewer, len(records)))
     assert attached.status == "attached"
     assert attached.viewer.history.steps == records
     assert attached.viewer.history.run.target

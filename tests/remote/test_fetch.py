@@ -11,7 +11,7 @@ from http.client import IncompleteRead
 import pytest
 
 from specscope.remote.store import HttpClient, StatusError
-from tests.remote.store import Answer, Store
+from tests.remote.store import Answer, Raw, Store
 from tests.waiting import ends
 
 LOGIN = {"Authorization": "Bearer secret", "Accept": "text/plain"}
@@ -43,35 +43,16 @@ def test_a_page_that_is_too_large_is_read_no_further(client):
         assert client.get(f"{store.url}/a", 1000, {}) == b"x" * 1000  # what is left of the first is not taken for this
 
 
-class Hurried:
-    """A server that sends each of `answers` over a connection of its own, and closes that, whatever it promised."""
-
-    def __init__(self, *answers):
-        self.asked, self._answers = [], answers
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}/"
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def _serve(self):
-        for answer in self._answers:
-            with contextlib.suppress(OSError), self._socket.accept()[0] as client:
-                self.asked.append(client.recv(65536))
-                client.sendall(answer)
-
-    def close(self):
-        self._socket.close()
-
-
 def test_a_connection_that_the_server_closed_meanwhile_is_replaced(client):
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"  # which promises to leave it open
-    with contextlib.closing(Hurried(answer, answer)) as server:
+    with Raw(answer, answer) as server:
         assert [ends(client.get, server.url, 100, {}) for _ in range(2)] == [b"ok", b"ok"]
         assert len(server.asked) == 2
 
 
 def test_a_page_that_ends_early_is_no_page(client):
     half = b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf"
-    with contextlib.closing(Hurried(half)) as server, pytest.raises(IncompleteRead, match="more expected"):
+    with Raw(half) as server, pytest.raises(IncompleteRead, match="more expected"):
         ends(client.get, server.url, 100, {})
 
 

@@ -7,7 +7,6 @@ import pytest
 from specscope import Engine, SamplingParams
 from specscope.remote.receiver import Receiver
 from specscope.trace.metrics import Metrics
-from specscope.trace.record.aggregate import Reason
 from specscope.trace.wire.outputs import OutputOptions, Outputs
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.spans import SpanLevel
@@ -27,61 +26,34 @@ def engine(tiny):
     return Engine(target=str(tiny), dtype="float32", kv_memory=0.02, drafter="ngram", ngram_min=1, max_batch=3)
 
 
-def options(port, ratio, capture=None, metrics=None):
-    return OutputOptions(capture, f"http://127.0.0.1:{port}", "grpc", SpanLevel.TREES, metrics, ratio=ratio)
-
-
-def run_all(engine, chosen):
-    """(outputs, all records) of a run of PROMPTS with those outputs."""
-    records = []
-    engine.subscribe(records.append, lossless=True)
-    outputs = Outputs(chosen, engine.bus, engine.run_info, engine.vocabulary, GREEDY)
-    for number, prompt in enumerate(PROMPTS):
-        engine.add(prompt, SAMPLED if number % 2 else GREEDY, traceparent=CALLERS[number % 2])
-    while engine.busy:
-        engine.step()
-    return outputs, records
-
-
-def test_what_is_kept_arrives_whole_and_says_why(engine):
-    taken = []
+def test_what_is_kept_arrives_whole_and_metrics_and_the_capture_have_everything(engine, tmp_path):
+    taken, records, path = [], [], tmp_path / "run.jsonl"
     with Receiver(taken.append) as receiver:
-        outputs, records = run_all(engine, options(receiver.grpc_port, 0.0))
-        losses = outputs.close()
-    assert losses == []
+        address = f"http://127.0.0.1:{receiver.grpc_port}"
+        chosen = OutputOptions(str(path), address, "grpc", SpanLevel.TREES, 0, ratio=0.0)
+        engine.subscribe(records.append, lossless=True)
+        outputs = Outputs(chosen, engine.bus, engine.run_info, engine.vocabulary, GREEDY)
+        for number, prompt in enumerate(PROMPTS):
+            engine.add(prompt, SAMPLED if number % 2 else GREEDY, traceparent=CALLERS[number % 2])
+        while engine.busy:
+            engine.step()
+        engine.bus.flush()
+        metrics = next(s.sink for s in engine.bus.subscriptions if isinstance(s.sink, Metrics))
+        before = metrics.page()[0].decode()
+        assert outputs.close() == []
     assert outputs.sampled == "kept 3 of 6 requests (3 by parent)"
     decoder = Decoder()
     got = [record for _, span in received(taken) for record in decoder.feed(span)] + decoder.flush()
     assert decoder.lost == 0
     sent = [(r.step, p) for r in records for p in r.requests if p.request in KEPT]
     assert [(r.step, p) for r in got for p in r.requests] == sent
-    ends = [end for record in got for end in record.finished]
-    assert {end.info.id for end in ends} == KEPT
-    assert {(end.sampled.reason, end.sampled.ratio) for end in ends} == {(Reason.PARENT, 0.0)}
+    assert {end.info.id for record in got for end in record.finished} == KEPT
     assert run_info(received(taken)[0][0]).sampling == "ratio 0"
-    for record in got:
-        whole = next(r for r in records if r.step == record.step)
-        left = 0 if record.left_out is None else record.left_out.requests
-        assert len(record.requests) + left == len(whole.requests)
-    assert any(record.left_out is not None and record.left_out.requests for record in got)
-
-
-def test_metrics_and_the_capture_count_everything(engine, tmp_path):
-    path = tmp_path / "run.jsonl"
-    with Receiver(lambda spans: None) as receiver:
-        chosen = options(receiver.grpc_port, 0.0, str(path), metrics=0)
-        outputs, records = run_all(engine, chosen)
-        engine.bus.flush()
-        metrics = next(s.sink for s in engine.bus.subscriptions if isinstance(s.sink, Metrics))
-        text = metrics.page()[0].decode()
-        outputs.close()
-        after = metrics.page()[0].decode()
     generated = sum(part.emitted for record in records for part in record.requests)
     model = f'engine="0",model_name="{engine.run_info.target}"'
-    assert f"vllm:generation_tokens_total{{{model}}} {float(generated)}" in text
+    assert f"vllm:generation_tokens_total{{{model}}} {float(generated)}" in before
+    after = metrics.page()[0].decode()
     for decision, count in (("ratio", 0), ("parent", 3), ("left_out", 3)):
         assert f'specscope:trace_requests_total{{decision="{decision}",{model}}} {float(count)}' in after
     back = read_capture(path)
-    assert back.history.steps == records
-    assert back.warnings == []
-    assert back.history.run.sampling == ""
+    assert (back.history.steps, back.warnings, back.history.run.sampling) == (records, [], "")

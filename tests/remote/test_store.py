@@ -144,14 +144,3 @@ def test_a_store_that_is_not_there_or_says_nothing(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         store.url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         assert "cannot be reached: timed out" in failure(store, {})
-
-
-def test_logins_are_sent_with_every_request():
-    basic, header = "Basic bWU6c2VjcmV0", {"authorization": "Bearer token"}
-    with Store(jaeger(TRACES), login=basic) as store:
-        _, traces = fetched(f"{store.url.replace('//', '//me:se%63ret@')}/trace/{REQUEST}")
-        assert len(traces) == len(TRACES)
-    with Store(jaeger(TRACES), login=header["authorization"]) as store:
-        _, traces = fetched(f"{store.url}/trace/{REQUEST}", header)
-        assert len(traces) == len(TRACES)
-    assert {headers["Accept"] for _, headers in store.asked} == {"application/json"}

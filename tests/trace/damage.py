@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,61 +80,49 @@ def set_value(span: dict[str, Any], key: str, value: int) -> None:
 
 
 def damaged(lines: list[dict[str, Any]], seed: int) -> bytes:
-    """The lines with something done to them."""
+    """The lines with something done to them; of bytes that change, tests/test_fuzzing.py has more."""
     chance = random.Random(seed)
     lines = json.loads(json.dumps(lines))
     for _ in range(chance.choice([1, 1, 1, 2, 4, 12])):
-        chance.choice([_attribute, _attribute, _attribute, _array, _array, _parents, _node, _node, _spans, _ids])(
-            lines, chance
-        )
+        chance.choice([_value, _value, _value, _parents, _ids])(lines, chance)
     if chance.random() < 0.1:
         chance.shuffle(lines)
     deep = "[" * DEPTH + "]" * DEPTH if chance.random() < 0.5 else '{"a":' * DEPTH + "1" + "}" * DEPTH
     body = b"".join(json.dumps(line).replace(f'"{DEEP}"', deep).encode() + b"\n" for line in lines)
-    return _bytes(body, chance) if chance.random() < 0.15 else body
+    return body[: chance.randrange(len(body))] if chance.random() < 0.05 else body
 
 
-def _any_span(lines: list[dict[str, Any]], chance: random.Random) -> dict[str, Any] | None:
-    spans = [
-        span
-        for line in lines
-        for part in _list(_get(line, "resourceSpans"))
-        for scope in _list(_get(part, "scopeSpans"))
-        for span in _list(_get(scope, "spans"))
-        if isinstance(span, dict)
-    ]
-    return chance.choice(spans) if spans else None
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every value inside of a value, as (what holds it, under which key)."""
+    if isinstance(value, dict | list):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            yield value, key
+            yield from _places(value[key])
 
 
-def _get(value: Any, key: str) -> Any:
-    return value.get(key) if isinstance(value, dict) else None
+# Where damage is done most: to an attribute, its array, its name, to spans; None: anywhere
+KEYS = ("value", "value", "values", "values", "key", "spans", "attributes", "resource", None, None, None)
 
 
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _pairs(lines: list[dict[str, Any]], chance: random.Random) -> list[Any]:
-    """The attributes of a span, or of a resource."""
-    span = _any_span(lines, chance)
-    if chance.random() < 0.05:
-        parts = _list(_get(chance.choice(lines), "resourceSpans"))
-        return _list(_get(_get(parts[0], "resource"), "attributes")) if parts else []
-    return _list(_get(span, "attributes"))
-
-
-def _attribute(lines: list[dict[str, Any]], chance: random.Random) -> None:
-    """An attribute gets another value, or goes."""
-    pairs = [pair for pair in _pairs(lines, chance) if isinstance(pair, dict)]
-    if not pairs:
-        return
-    pair = chance.choice(pairs)
-    if chance.random() < 0.15:
-        pair["key"] = chance.choice([other.get("key") for other in pairs] + ["", "specscope.tree.parent"])
-    elif chance.random() < 0.1:
-        pairs.remove(pair)
-    else:
-        pair["value"] = _wrapped(chance.choice(ODD), chance)
+def _value(lines: list[dict[str, Any]], chance: random.Random) -> None:
+    """A value goes, comes often, changes places, or becomes another one."""
+    wanted, places = chance.choice(KEYS), list(_places(lines))
+    holder, key = chance.choice([place for place in places if wanted in (None, place[1])] or places or [(lines, 0)])
+    old, odd = holder[key], chance.choice(ODD)
+    match chance.randrange(6):
+        case 0:
+            del holder[key]
+        case 1 if isinstance(old, list):
+            old *= chance.choice([2, 300])
+        case 2 if isinstance(old, list):
+            chance.shuffle(old)
+        case 3 | 4 if isinstance(old, list) and old:
+            at = chance.randrange(len(old))
+            old[at : at + 1] = chance.choice([[], [old[at]] * 2, [_wrapped(odd, chance)]])
+        case _ if wanted == "key":
+            holder[key] = chance.choice(["", "specscope.tree.parent", "specscope.step", "specscope.verdict.p"])
+        case _:
+            holder[key] = _wrapped(odd, chance) if wanted == "value" else odd
 
 
 def _wrapped(value: Any, chance: random.Random) -> Any:
@@ -151,112 +140,27 @@ def _wrapped(value: Any, chance: random.Random) -> Any:
     return chance.choice([None, {}, {"kvlistValue": {"values": value}}, value])
 
 
-def _array(lines: list[dict[str, Any]], chance: random.Random) -> None:
-    """An array becomes shorter or longer, or one of its values another."""
-    arrays = [
-        values
-        for pair in _pairs(lines, chance)
-        if (values := _list(_get(_get(_get(pair, "value"), "arrayValue"), "values")))
-    ]
-    if not arrays:
-        return
-    values = chance.choice(arrays)
-    at = chance.randrange(len(values))
-    match chance.randrange(5):
-        case 0:
-            del values[at]
-        case 1:
-            values.insert(at, values[at])
-        case 2:
-            values *= 300
-        case _:
-            values[at] = _wrapped(chance.choice(ODD), chance)
+def _named(lines: list[dict[str, Any]], *names: str) -> list[Any]:
+    """The attributes of these names."""
+    return [holder for holder, key in _places(lines) if key == "key" and str(holder[key]) in names]
 
 
 def _parents(lines: list[dict[str, Any]], chance: random.Random) -> None:
     """Cycles, nodes that are their own parents, parents that are none."""
-    for _ in range(20):
-        for pair in _pairs(lines, chance):
-            if _get(pair, "key") in ("specscope.tree.parent", "specscope.verdict.path"):
-                values = _list(_get(_get(pair["value"], "arrayValue"), "values"))
-                n = len(values)
-                changed = chance.choice(
-                    [
-                        [(i + 1) % n for i in range(n)] if n else [],
-                        list(range(n)),
-                        [-5] * n,
-                        [n + i for i in range(n)],
-                        [-1] * n,
-                        list(range(-1, n - 1)),
-                        [chance.randrange(-2, n + 1) for _ in range(n)],
-                    ]
-                )
-                pair["value"] = {"arrayValue": {"values": [{"intValue": str(value)} for value in changed]}}
-                return
-
-
-def _node(lines: list[dict[str, Any]], chance: random.Random) -> None:
-    """Any value of the JSON, wherever it lies."""
-    at: Any = lines
-    key: Any = None
-    above: Any = None
-    while isinstance(at, dict | list) and at and (above is None or chance.random() < 0.93):
-        above, key = at, chance.choice(list(at)) if isinstance(at, dict) else chance.randrange(len(at))
-        at = at[key]
-    if above is None or above is lines:
-        return
-    match chance.randrange(3):
-        case 0:
-            del above[key]
-        case 1 if isinstance(above, list):
-            above.insert(key, at)
-        case _:
-            above[key] = chance.choice(ODD)
-
-
-def _spans(lines: list[dict[str, Any]], chance: random.Random) -> None:
-    """Spans go, come twice, or change places."""
-    line = chance.choice(lines)
-    parts = _list(_get(line, "resourceSpans"))
-    spans = [spans for part in parts for scope in _list(_get(part, "scopeSpans")) if (spans := _get(scope, "spans"))]
-    if not spans or not isinstance(spans[0], list):
-        return
-    at = chance.randrange(len(spans[0]))
-    match chance.randrange(3):
-        case 0:
-            del spans[0][at]
-        case 1:
-            spans[0] *= 2
-        case _:
-            chance.shuffle(spans[0])
+    if found := _named(lines, "specscope.tree.parent", "specscope.verdict.path"):
+        pair = chance.choice(found)
+        n = str(pair.get("value")).count("intValue")
+        odd = [[(i + 1) % max(n, 1) for i in range(n)], list(range(n)), [-5] * n, [n + i for i in range(n)], [-1] * n]
+        odd += [list(range(-1, n - 1)), [chance.randrange(-2, n + 1) for _ in range(n)]]
+        pair["value"] = {"arrayValue": {"values": [{"intValue": str(value)} for value in chance.choice(odd)]}}
 
 
 def _ids(lines: list[dict[str, Any]], chance: random.Random) -> None:
     """A span tells of another request, or of another step."""
-    span = _any_span(lines, chance)
-    for pair in _list(_get(span, "attributes")):
-        if _get(pair, "key") == "specscope.request.id" and chance.random() < 0.7:
-            pair["value"] = {"stringValue": chance.choice(["r0", "r1", "r2", "nobody", "\x1b[31mr0", "r0\nr1"])}
-        if _get(pair, "key") == "specscope.step" and chance.random() < 0.5:
+    name = chance.choice(["specscope.request.id", "specscope.step"])
+    if found := _named(lines, name):
+        pair = chance.choice(found)
+        if name == "specscope.step":
             pair["value"] = {"intValue": str(chance.choice([0, 1, 2, 3, 900, 2**40, 2**52, 2**62, -1]))}
-
-
-def _bytes(body: bytes, chance: random.Random) -> bytes:
-    """Bytes go, change, or come from elsewhere."""
-    out = bytearray(body)
-    for _ in range(chance.choice([1, 3, 30])):
-        at = chance.randrange(len(out))
-        size = chance.choice([1, 1, 10, 500])
-        match chance.randrange(4):
-            case 0:
-                out[at] = chance.randrange(256)
-            case 1:
-                del out[at : at + size]
-            case 2:
-                out[at:at] = chance.randbytes(size)
-            case _:
-                del out[at:]
-                out += b"\n" if chance.random() < 0.5 else b""
-        if not out:
-            return b""
-    return bytes(out)
+        else:
+            pair["value"] = {"stringValue": chance.choice(["r0", "r1", "r2", "nobody", "\x1b[31mr0", "r0\nr1"])}

@@ -11,7 +11,8 @@ import pytest
 
 from specscope.errors import UserError
 from specscope.trace.record.notes import MethodNotes
-from specscope.trace.record.records import FinishReason, RequestEnd
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.records import FinishReason
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.otlp_json import ReadSpan
@@ -39,20 +40,21 @@ FED = {
     "specscope.draft.coin": [0.5, 0.25],
     "specscope.draft.low": [0.25, 0.0],
 }
+
+
+def logprobs(logprob, top, top_logprob):
+    return {"specscope.logprobs": json.dumps({"logprob": logprob, "top": top, "top_logprob": top_logprob})}
+
+
 FAULTS = {
     "cycle": ({ARRAY: [1, 0]}, "`specscope.tree.parent`: node 1 is no parent of node 0"),
     "own parent": ({ARRAY: [-1, 1]}, "node 1 is no parent of node 1"),
     "parent of -5": ({ARRAY: [-5, 0]}, "Expected `int` >= -1 in `specscope.tree.parent[0]`"),
-    "array one short": ({"specscope.verdict.coin": [0.5]}, "`specscope.verdict.coin` holds 1 values, not 2"),
-    "array of one null": ({"specscope.verdict.p": [0.5, None]}, "Expected `float`, got `null`"),
-    "no array": ({"specscope.tree.token": "abc"}, "Expected `array`, got `str` in `specscope.tree.token`"),
     "outcome of 3": ({"specscope.verdict.outcome": [3, 1]}, "Invalid enum value 3 in `specscope.verdict.outcome[0]`"),
     "drawn in no way": ({"specscope.tree.drawn": [0, 9]}, "Invalid enum value 9"),
     "token of 2**31": ({"specscope.tree.token": [2**31, 1]}, "in `specscope.tree.token[0]`"),
-    "p that is a text": ({"specscope.verdict.p": [0.5, "NaN"]}, "Expected `float`, got `str` in `specscope.verdict.p"),
     "path of others": ({"specscope.verdict.path": [1]}, "no path of accepted nodes"),
     "path too deep": ({"specscope.verdict.path": [0, 9], "specscope.accepted": 2}, "no path of accepted nodes"),
-    "request id of 5": ({"specscope.request.id": 5}, "Expected `str`, got `int` in `specscope.request.id`"),
     "no final token": ({"specscope.final.token": None}, "specscope.final.token"),
     "final kind": ({"specscope.final.kind": "luck"}, "Invalid enum value 'luck'"),
     "emitted too much": ({"specscope.emitted": 2**30}, "`specscope.emitted`"),
@@ -61,16 +63,16 @@ FAULTS = {
     "forced nowhere": ({"specscope.forced": [7]}, "`specscope.forced` names node 7 of 2"),
     "step of -1": ({"specscope.step": -1}, "Expected `int` >= 0 in `specscope.step`"),
     "step of 2**62": ({"specscope.step": 2**62}, "in `specscope.step`"),
-    "step of text": ({"specscope.step": "2"}, "Expected `int`, got `str` in `specscope.step`"),
+    "logprobs": (logprobs([0], [[1], [2]], [[0], [0]]), "logprob holds 1 values, not 2"),
+    "logprob rows": (logprobs([0, 0], [[1], [1, 2]], [[0], [0, 0]]), "top has rows that do not hold 1 values"),
+    "logprob ids": (logprobs([0, 0], [[1], [-1]], [[0], [0]]), "`int` >= 0"),
+    "confidence": ({"specscope.method": '{"confidence":[0.5]}'}, "confidence holds 1 values, not 2"),
+    "confidence of null": ({"specscope.method": '{"confidence":[0.5,null]}'}, "got `null`"),
+    "confidence of text": ({"specscope.method": '{"confidence":[0.5,"much"]}'}, "Invalid enum value 'much'"),
+    "source of 3": ({"specscope.method": '{"source":[0,3]}'}, "`int` <= 2"),
+    "no JSON": ({"specscope.method": "{x}"}, "specscope.method"),
 }
-OF_DRAFTERS = {
-    "fed_position": ([3], "`specscope.draft.fed_position` holds 1"),
-    "fed_norms": ([1.0] * 5, "`specscope.draft.fed_norms` holds 5 val"),
-    "draw_margin": ([0.5], "`specscope.draft.draw_margin` holds 1"),
-    "coin": ([0.5, "tails"], "Expected `float`, got `str` in `specscope.draft.coin[1]`"),
-    "low": ([0.5], "`specscope.draft.low` holds 1 values, not 2"),
-}
-FAULTS |= {name: (FED | {f"specscope.draft.{name}": value}, text) for name, (value, text) in OF_DRAFTERS.items()}
+SAMPLED = {"specscope.sampling.reason": "ratio", "specscope.sampling.early": False}
 OF_OTHERS = {
     "labels": ("queue", {"specscope.request.labels": "[1, 2]"}, "`specscope.request.labels`: Expected `object`"),
     "deep labels": ("queue", {"specscope.request.labels": "[" * DEPTH + "]" * DEPTH}, "`specscope.request.labels`"),
@@ -81,27 +83,34 @@ OF_OTHERS = {
     "no phases": ("engine_step", {"specscope.phase.names": [], "specscope.phase.times": []}, "of length >= 1"),
     "reason": ("text_completion a/model", {"gen_ai.response.finish_reasons": ["luck"]}, "Invalid enum value 'luck'"),
     "no reason": ("text_completion a/model", {"gen_ai.response.finish_reasons": []}, "of length >= 1"),
+    "ratio": ("text_completion a/model", SAMPLED | {"specscope.sampling.ratio": float("nan")}, "sampling.ratio`"),
     "stop": ("text_completion a/model", {"specscope.finish.stop": "\\x"}, "`specscope.finish.stop` is not escaped"),
 }
+
+
+def encoded():
+    """The spans of the sample run."""
+    encoder = Encoder(RUN, Vocabulary({i: b"x%d" % i for i in range(100)}))
+    return [span for record in records() for span in encoder.encode(record)]
 
 
 def decode(change):
     """The sample run with some of its spans changed: (decoder, records)."""
     decoder, back = Decoder(), []
-    encoder = Encoder(RUN, Vocabulary({i: b"x%d" % i for i in range(100)}))
-    for record in records():
-        for span in encoder.encode(record):
-            for start, end, attributes in change(span):
-                back += decoder.feed(ReadSpan(span.name, start, end, attributes))
+    for span in encoded():
+        for start, end, attributes in change(span):
+            back += decoder.feed(ReadSpan(span.name, start, end, attributes))
     return decoder, back + decoder.flush()
 
 
+STEPS = {"queue": 0, "text_completion a/model": 3}  # where there is one; 2 of the others
+UNREAD = ("specscope.label.", "specscope.drawing")  # written for people
 CASES = [("decode_step", change, text) for change, text in FAULTS.values()] + list(OF_OTHERS.values())
 
 
 @pytest.mark.parametrize(("name", "change", "text"), CASES, ids=[*FAULTS, *OF_OTHERS])
 def test_a_span_that_is_damaged_is_counted_named_and_left_out(name, change, text):
-    step = {"queue": 0, "text_completion a/model": 3}.get(name, 2)
+    step = STEPS.get(name, 2)
 
     def one(span):
         hit = span.name == name and span.attributes["specscope.step"] == step
@@ -121,6 +130,30 @@ def test_a_span_that_is_damaged_is_counted_named_and_left_out(name, change, text
         assert record.step == step or replace(record, **without) == replace(sent, **without)
 
 
+def wrong_values(key, value):
+    """Values of another type; of an array with one for each node also too few."""
+    if not isinstance(value, list):
+        return [5 if isinstance(value, str) else "x"]
+    of_nodes = key.startswith(("specscope.draft.", "specscope.verdict.")) and len(value) == 2
+    sets_the_length = key == "specscope.draft.fed_token"
+    return ["abc", [*value[:-1], None], *([value[:-1]] if of_nodes and not sets_the_length else [])]
+
+
+@pytest.mark.parametrize("name", ["queue", "decode_step", "engine_step", "text_completion a/model"])
+def test_a_value_of_another_type_or_length_is_named_by_its_key(name):
+    """Of every attribute that is read."""
+    steps = [span for span in encoded() if span.name == name]
+    sent = (FED if name == "decode_step" else {}) | next(
+        s.attributes for s in steps if s.attributes["specscope.step"] == STEPS.get(name, 2)
+    )
+    for key in (key for key in sent if key.startswith("specscope.") and not key.startswith(UNREAD)):
+        for wrong in wrong_values(key, sent[key]):
+            decoder = Decoder()
+            decoder.feed(ReadSpan(name, 1, 2, sent | {key: wrong}))
+            decoder.flush()
+            assert [line for line in decoder.faults.lines() if f"`{key}" in line], (key, wrong, decoder.faults.lines())
+
+
 @pytest.mark.parametrize("times", [(-1, 5), (5, 2**63), (10**400, 10**400)])
 def test_times_that_are_none(times):
     decoder, _ = decode(lambda span: [(*times, span.attributes)] if span.name == "queue" else [])
@@ -132,7 +165,7 @@ def test_steps_far_ahead_neither_loop_nor_grow():
     decoder, back = Decoder(), []
     encoder = Encoder(RUN, Vocabulary())
     for step in (0, 2**40, 2**52):
-        alone = dataclasses.replace(last, step=step, requests=(), finished=())
+        alone = replace(last, step=step, requests=(), finished=())
         for span in encoder.encode(alone):
             back += decoder.feed(span)
     assert [record.step for record in back + decoder.flush()] == [0, 2**40, 2**52]
@@ -233,53 +266,48 @@ def test_a_first_line_that_tells_of_no_run_is_refused_by_name(tmp_path, change):
 HOSTILE = "\x1b[2J\x1b]0;gone\x07\x9b31m\u202eabc\u2066\r\nx\ty"
 
 
+def hostile(value):
+    """With such text in place of each that is there."""
+    if type(value) is str:
+        return value if value in ("", "none") else HOSTILE
+    if isinstance(value, tuple):
+        return tuple(map(hostile, value))
+    if isinstance(value, dict):
+        return {hostile(name): hostile(inner) for name, inner in value.items()}
+    if not dataclasses.is_dataclass(value) or isinstance(value, SamplingParams):
+        return value
+    return replace(value, **{each.name: hostile(getattr(value, each.name)) for each in dataclasses.fields(value)})
+
+
 def hostile_records():
-    """The sample run with such text in every place that holds text."""
-    changed, info = [], records()[0].admitted[0]
-    info = dataclasses.replace(info, id=HOSTILE, prompt=HOSTILE, title=HOSTILE, labels={HOSTILE: HOSTILE})
-    for record in records():
-        parts = tuple(
-            dataclasses.replace(
-                part,
-                request=HOSTILE,
-                sizing=HOSTILE if part.verdict is not None else "",
-                drafter=HOSTILE if len(part.tree) else "none",
-            )
-            for part in record.requests
-        )
-        phases = tuple(dataclasses.replace(phase, name=phase.name + HOSTILE) for phase in record.phases[:2])
-        ends = tuple(
-            RequestEnd(info, end.finished_ns, FinishReason.ERROR, HOSTILE, end.output, HOSTILE)
+    """The sample run with it, and with texts that it lacks."""
+    for record in map(hostile, records()):
+        parts = [replace(part, sizing=HOSTILE if part.verdict is not None else "") for part in record.requests]
+        info = {"title": HOSTILE, "prompt": HOSTILE}
+        ends = [
+            replace(end, info=replace(end.info, **info), reason=FinishReason.ERROR, error=HOSTILE, stop=HOSTILE)
             for end in record.finished
+        ]
+        yield replace(
+            record,
+            admitted=tuple(replace(each, **info) for each in record.admitted),
+            requests=tuple(parts),
+            passes=record.phases[:2],
+            speculation=False,
+            speculation_off=HOSTILE,
+            preempted=(HOSTILE,) if record.step == 2 else (),
+            finished=tuple(ends),
         )
-        changed.append(
-            dataclasses.replace(
-                record,
-                admitted=(info,) * len(record.admitted),
-                requests=parts,
-                phases=(*record.phases, *phases),
-                passes=phases,
-                speculation=False,
-                speculation_off=HOSTILE,
-                preempted=(HOSTILE,) if record.step == 2 else (),
-                finished=ends,
-            )
-        )
-    return changed
 
 
 def test_text_of_a_capture_never_takes_hold_of_the_terminal(tmp_path):
-    path = tmp_path / "run.jsonl"
-    names = ("target", "revision", "drafter", "draft_model", "tree", "device", "dtype", "backend", "target_path")
-    names += ("target_digest", "draft_path", "draft_digest")
-    run = dataclasses.replace(
-        RUN, **dict.fromkeys(names, HOSTILE), params={"stop": [HOSTILE], HOSTILE: HOSTILE}, versions={HOSTILE: HOSTILE}
-    )
+    path, sent = tmp_path / "run.jsonl", list(hostile_records())
+    run = replace(hostile(RUN), run_id=RUN.run_id, evidence=RUN.evidence)
     writer = CaptureWriter(path, run, Vocabulary({i: HOSTILE.encode() for i in range(100)}))
-    for record in hostile_records():
+    for record in sent:
         writer(record)
     writer.close()
-    assert read_capture(path).history.steps == hostile_records()  # exact, all the same
+    assert read_capture(path).history.steps == sent  # exact, all the same
     assert look_at(path, page=True) == 4
 
 
@@ -306,53 +334,9 @@ def test_counts_as_large_as_they_may_be_are_drawn(tmp_path, key, value):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024
 
 
-ROWS = (
-    ('{"logprob":[0,0],"top":[[1],[1,2]],"top_logprob":[[0],[0,0]]}', "top has rows that do not hold 1 values"),
-    ('{"logprob":[0,0],"top":[[1],[2]],"top_logprob":[[0,0],[0,0]]}', "top_logprob has rows that do not hold 1"),
-    ('{"logprob":[0],"top":[[1],[2]],"top_logprob":[[0],[0]]}', "logprob holds 1 values, not 2"),
-    ('{"logprob":[0,0],"top":[],"top_logprob":[[0],[0]]}', "top holds 0 values, not 2"),
-    ('{"logprob":[0,0],"top":[[1],[-1]],"top_logprob":[[0],[0]]}', "`int` >= 0"),
-)
+def test_what_a_later_version_notes_is_no_damage():
+    def later(span):
+        method = {"specscope.method": '{"one_pass":true,"later":1}'} if span.attributes["specscope.step"] == 2 else {}
+        yield span.start_ns, span.end_ns, span.attributes | (method if span.name == "decode_step" else {})
 
-
-@pytest.mark.parametrize(
-    ("told", "says"),
-    [
-        *ROWS,
-        ('{"confidence":[0.5]}', "confidence holds 1 values, not 2"),
-        ('{"module":[0,1,2]}', "module holds 3 values, not 2"),
-        ('{"confidence":[0.5,null]}', "got `null`"),
-        ('{"confidence":[0.5,"much"]}', "Invalid enum value 'much'"),
-        ('{"module":[0,-1]}', "`int` >= 0"),
-        ('{"source":[0]}', "source holds 1 values, not 2"),
-        ('{"source":[0,3]}', "`int` <= 2"),
-        ('{"unverified":-1}', "`int` >= 0"),
-        ('{"match_source":""}', "length >= 1"),
-        ("{x}", "specscope.method"),
-        ("[]", "Expected `object`"),
-    ],
-)
-def test_notes_in_json_are_checked(told, says):
-    key = "specscope.logprobs" if "logprob" in told else "specscope.method"
-    decoder, back = decode(with_notes({key: told}))
-    [line] = decoder.faults.lines()
-    assert says in line
-    assert [len(record.requests) for record in back] == [1, 1, 0, 1]
-
-
-def with_notes(change):
-    """Changes the decode step of step 2, whose tree has two nodes; it emitted two tokens."""
-    return lambda span: [
-        (
-            span.start_ns,
-            span.end_ns,
-            span.attributes | (change if (span.name, span.attributes["specscope.step"]) == ("decode_step", 2) else {}),
-        )
-    ]
-
-
-def test_captures_of_before_tell_no_method():
-    _, back = decode(lambda span: [(span.start_ns, span.end_ns, span.attributes)])
-    assert [part.method for record in back for part in record.requests] == [None] * 4
-    _, back = decode(with_notes({"specscope.method": '{"one_pass":true,"later":1}'}))
-    assert back[2].requests[0].method == MethodNotes(one_pass=True)
+    assert [part.method for record in decode(later)[1] for part in record.requests][2] == MethodNotes(one_pass=True)

@@ -9,11 +9,12 @@ import pytest
 
 from specscope.errors import UserError
 from specscope.trace.record.draft_vocabulary import draft_tokens
-from specscope.trace.stored import CaptureSource, as_runs, every_run
+from specscope.trace.stored import as_runs, every_run
 from specscope.trace.wire import reading
 from specscope.trace.wire.reading import read_capture
 from specscope.watch import source
 from tests.support.commands import specscope
+from tests.trace.damage import spans_of
 
 TRACES = Path(__file__).parents[2] / "traces"
 PLANTED = TRACES / "planted.jsonl"
@@ -28,15 +29,11 @@ def write(path, documents):
     return str(path)
 
 
-def spans(document):
-    return [span for part in document["resourceSpans"] for scope in part["scopeSpans"] for span in scope["spans"]]
-
-
 def changed(documents, name, change):
     """With the text of an attribute changed wherever it stands."""
     for document in documents:
         resources = [part["resource"] for part in document["resourceSpans"]]
-        for pair in (pair for holder in (*resources, *spans(document)) for pair in holder["attributes"]):
+        for pair in (pair for holder in (*resources, *spans_of(document)) for pair in holder["attributes"]):
             if pair["key"] == name:
                 pair["value"]["stringValue"] = change(pair["value"]["stringValue"])
     return documents
@@ -86,7 +83,7 @@ def test_of_a_text_that_a_store_cut_only_that_is_lost(name, tmp_path):
 def test_a_request_by_its_trace_alone_lacks_nothing_of_its_own(tmp_path):
     """Nor its draft vocabulary, which another trace holds: the head on this machine is the one that it names."""
     alone = lines(TRACES / "eagle.jsonl")
-    every = [span for document in alone for span in spans(document)]
+    every = [span for document in alone for span in spans_of(document)]
     told = {span["traceId"] for span in every if "specscope.run.draft_tokens" in json.dumps(span)}
     counts = Counter(span["traceId"] for span in every if span["traceId"] not in told)
     trace = counts.most_common(1)[0][0]
@@ -98,7 +95,7 @@ def test_a_request_by_its_trace_alone_lacks_nothing_of_its_own(tmp_path):
     assert reader.warnings == []
     assert reader.history.in_part
     assert draft_tokens(reader.history.run) is not None
-    steps = [span for document in alone for span in spans(document) if span["name"] == "decode_step"]
+    steps = [span for document in alone for span in spans_of(document) if span["name"] == "decode_step"]
     for span in steps[1:3]:
         span["name"] = "lost"
     [words] = read_capture(write(tmp_path / "alone.jsonl", alone)).warnings
@@ -139,8 +136,3 @@ def test_documents_without_figures_are_not_read_without_end(tmp_path, monkeypatc
     ):
         list(source.File(str(tmp_path / "a.jsonl"), follow=False).run(threading.Event()))
     assert len(read) == 50
-
-
-def test_a_source_is_called_by_its_name():
-    source = CaptureSource("a", Path("b")).but(run="c")
-    assert (source, source.files, source.run) == ("a", (Path("b"),), "c")

@@ -5,6 +5,7 @@ import threading
 from pathlib import Path
 
 from specscope.watch.source import File
+from tests.waiting import until
 
 DATA = Path(__file__).parents[1] / "data" / "vllm"
 PEOPLE = DATA.parent / "people"
@@ -19,6 +20,20 @@ def read(path, follow=False):
     """(A file as a source, the intervals that it tells.)"""
     source = File(str(path), follow=follow)
     return source, [one for one in source.run(threading.Event()) if not isinstance(one, str)]
+
+
+class Looks(threading.Event):
+    """Never set while it is waited for; counts how often whoever waits has looked again."""
+
+    count = 0
+
+    def wait(self, timeout=None):
+        self.count += 1
+        return super().wait(timeout)
+
+    def again(self):
+        before = self.count
+        until(lambda: self.count >= before + 2)
 
 
 def changed(page, **values):
@@ -55,22 +70,3 @@ LABELS = '{engine_type="unified",model_name="llama",pp_rank="0",tp_rank="0"}'
 GAUGES = {"num_running_reqs": 12.0, "num_queue_reqs": 3.0, "token_usage": 0.28}
 GAUGES |= {"spec_accept_length": 2.31, "spec_accept_rate": 0.4367, "gen_throughput": 812.5}
 SGLANG = "".join(f"# TYPE sglang:{name} gauge\nsglang:{name}{LABELS} {value}\n" for name, value in GAUGES.items())
-
-SGLANG_RESPONSE = {
-    "id": "f00d",
-    "object": "chat.completion",
-    "created": 1790000000,
-    "model": "llama",
-    "choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}],
-    "usage": {"prompt_tokens": 10, "completion_tokens": 23, "total_tokens": 33},
-    "sglext": {
-        "spec_tokens_details": {
-            "spec_accept_rate": 0.4333,
-            "spec_accept_length": 2.3,
-            "spec_num_correct_drafts": 13,
-            "spec_num_proposed_drafts": 30,
-            "spec_verify_ct": 10,
-            "spec_correct_drafts_histogram": [3, 3, 2, 2],
-        }
-    },
-}

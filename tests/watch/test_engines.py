@@ -6,7 +6,6 @@ from datetime import datetime
 import pytest
 
 from specscope.errors import UserError
-from specscope.watch.counts import UnreadableError
 from specscope.watch.logs import Log, VllmLog
 from specscope.watch.pages import Intervals, difference, read_metrics
 from specscope.watch.results import Chunks, read_json
@@ -59,8 +58,12 @@ def test_an_answer_of_sglang_under_the_names_of_its_version(version):
     one = told.aggregate
     assert (one.drafts, one.drafted, one.accepted, one.emitted) == (43, 215, 63, 106)
     assert one.accepted_at == (32, 18, 7, 3, 3)
+    assert one.proposed_at == ()  # its drafts may be trees
     in_chat = {"object": "chat.completion", "choices": [{"meta_info": META | {"spec_verify_ct": 43} | figures}]}
     assert read_json(in_chat, 7)[0].aggregate.accepted_at == (32, 18, 7, 3, 3)
+    of_each = {"spec_tokens_details": [META | {"spec_verify_ct": 43} | figures] * 2}
+    two = read_json({"id": "f00d", "object": "chat.completion", "choices": [], "sglext": of_each}, 7)
+    assert [(each.aggregate.request, each.aggregate.emitted) for each in two] == [("f00d 0", None), ("f00d 1", None)]
 
 
 def test_a_stream_has_the_drafts_that_the_log_has():
@@ -88,8 +91,6 @@ def test_what_has_no_counts_is_refused_by_name(tmp_path):
         read(PEOPLE / "llamacpp" / "slots.json")
     with Page((PEOPLE / "llamacpp" / "slots.json").read_text()) as served, pytest.raises(UserError, match="slots"):
         Server(served.url, 1).open()
-    with pytest.raises(UnreadableError, match="in which nothing was drafted"):
-        read_json({"choices": [], "object": "chat.completion", "timings": {"predicted_n": 4}}, 7)
 
 
 DIFFUSION = (

@@ -1,13 +1,55 @@
-"""What tools leave of a run, and several servers in one file: as people have them, through report and compare."""
+"""Answers of servers, what tools leave of a run, and several servers in one file: as people have them."""
 
+import copy
 import json
 
 import pytest
 
+from specscope.trace.history.stats import measure
 from specscope.watch.counts import UnreadableError
 from specscope.watch.results import read_json
 from tests.support.commands import run_here
 from tests.watch.samples import changed, text
+
+CHAT = json.loads(text("chat_greedy.json"))
+BY_STEP = [json.loads(line) for line in text("spec_decode_metrics.json").splitlines()]  # of n-gram, six requests
+
+
+def only(value):
+    (told,) = read_json(value, 7)
+    return told
+
+
+def test_a_recorded_response():
+    told = only(CHAT)
+    one = told.aggregate
+    assert (told.model, told.end_ns, one.request) == ("smollm2", CHAT["created"] * 10**9, "chatcmpl-8c7946b0c7c72083")
+    assert (one.accepted_at, one.proposed_at) == ((3, 0, 0), (4, 4, 4))
+    figures = CHAT["metrics"]["speculative_decoding"]
+    sums = measure([one])
+    assert (sums.tau, sums.rate) == (figures["mean_acceptance_length"], figures["draft_acceptance_rate"])
+    assert only(broken(per_step_accepted=None, per_step_drafted=None)) == told  # the histogram is enough
+
+
+def test_drafts_of_several_lengths_are_counted_by_step():
+    told = [only(line).aggregate for line in BY_STEP]
+    assert (told[0].accepted_at, told[0].proposed_at) == ((3, 2, 2, 2, 2), (4, 4, 4, 3, 2))
+    assert [one.accepted for one in told] == [sum(line["per_step_accepted"]) for line in BY_STEP]
+    together = measure(told)
+    assert together.proposed_at == [sum(one.proposed_at[d] for one in told) for d in range(5)]
+    assert together.conditional == [None] * 5  # of some steps it is not told at which depth they ended
+    python = {"index": 0, "token_ids": [1, 2, 3], "spec_decode_metrics": BY_STEP[0]}
+    one = only({"request_id": "r7", "outputs": [python]}).aggregate
+    assert (one.request, one.drafts, one.emitted) == ("r7", 4, 3)
+
+
+def broken(**changes):
+    """The recorded response with other figures, None for none."""
+    value = copy.deepcopy(CHAT)
+    figures = value["metrics"]["speculative_decoding"] | changes
+    value["metrics"]["speculative_decoding"] = {name: each for name, each in figures.items() if each is not None}
+    return value
+
 
 ANSWER = {"question_id": 81, "category": "writing", "model_id": "m", "choices": [{"new_tokens": [5, 4]}]}
 STEPS = {"accept_lengths": [2, 3, 1, 3], "decoding_steps": [2, 2]}
@@ -68,9 +110,21 @@ def test_a_result_with_counts_and_what_its_tool_means(tmp_path, source):
         ({"Acceptance_Length_Histogram": {"one": 1}}, "lengths that are none"),
         ({"request_throughput": 8.0}, "no figures of acceptance in it"),
         ({"error": {"code": 400}, "num_drafts": 3}, "an error of the server"),
+        ({"choices": [], "object": "chat.completion", "timings": {"predicted_n": 4}}, "in which nothing was drafted"),
+        (json.loads(text("chat_n2.json")), "no figures of acceptance in it"),
+        (json.loads(text("chat_minp.json")), "an error of the server"),
+        (broken(per_step_accepted=[0, 1, 1]), "acceptance_histogram is not that of per_step_accepted"),
+        (broken(per_step_drafted=[3, 3, 0, 6]), "more than was drafted|do not fit together"),
+        (broken(per_step_drafted=[3, 3, 3, 9]), "do not fit together"),
+        (broken(acceptance_histogram=[]), "do not fit together"),
+        (broken(num_draft_tokens=-1), "num_draft_tokens: Expected `int` >= 0"),
+        ([1, 2], "no response"),
+        ({"outputs": [3]}, "Expected `object`, got `int`"),
+        ([{"name": "vllm:num_requests_running", "value": 1.0}], "no metrics of speculation among these"),
+        ([{"name": "vllm:spec_decode_num_drafts", "value": 0.5}], "is no count"),
     ],
 )
-def test_a_result_that_cannot_be_says_why(value, why):
+def test_what_cannot_be_read_says_why(value, why):
     with pytest.raises(UnreadableError, match=why):
         read_json(value, 7)
 

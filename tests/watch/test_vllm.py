@@ -1,6 +1,5 @@
 """vLLM's log lines: as recorded, worked out again from any counts, and cut or changed."""
 
-import re
 import subprocess
 import sys
 import tracemalloc
@@ -102,6 +101,8 @@ def test_an_older_version_wrote_the_line_in_another_order():
         (LINE.replace("0.019, 0.019, 0.019", "0.019, 0.900, 0.019"), "not between 0 and 1, or rise"),
         (LINE.replace("0.019, 0.019, 0.019", "1.9, 0.9, 0.1"), "not between 0 and 1, or rise"),
         (LINE.replace("0.019, 0.019, 0.019", "0.019,, 0.019"), "no numbers"),
+        (LINE.replace("0.019, 0.019, 0.019", "nan, nan, nan"), "not between 0 and 1"),
+        (LINE.replace("length: 1.06", "length: nan"), "whose length is no number, though tokens were drafted"),
     ],
 )
 def test_a_damaged_line_is_named(line, why):
@@ -185,17 +186,6 @@ def test_a_line_without_an_engine_waits_for_the_next_or_until_nothing_comes():
     assert [one.aggregate.engine for one in told] == ["", "", ""]
     (other,) = reader.take(load("001")) + reader.take(LINE)
     assert other.aggregate.engine == "001"
-
-
-def test_an_idle_interval_of_an_older_version():
-    line = re.sub(r"length: [0-9.]+", "length: nan", LINE).replace("0.019, 0.019, 0.019", "nan, nan, nan")
-    idle = aggregate(re.sub(r"(Accepted|Drafted): [0-9]+", r"\1: 0", line))
-    assert (idle.drafts, idle.drafted, idle.accepted, idle.accepted_at, idle.length) == (0, 0, 0, (), None)
-    assert measure([idle, aggregate(LINE)]).tau == measure([aggregate(LINE)]).tau
-    with pytest.raises(UnreadableError, match="whose length is no number, though tokens were drafted"):
-        aggregate(line)
-    with pytest.raises(UnreadableError, match="not between 0 and 1"):
-        aggregate(LINE.replace("0.019, 0.019, 0.019", "nan, nan, nan"))
 
 
 @pytest.mark.parametrize(("depth", "positions"), [(3, 3), (2, 2), (1, 2), (9, 4)])

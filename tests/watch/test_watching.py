@@ -3,7 +3,6 @@
 import gc
 import io
 import threading
-import time
 
 from rich.console import Console
 
@@ -18,7 +17,7 @@ from specscope.trace.wire.spans import SpanLevel
 from specscope.watch.source import File, Server
 from specscope.watch.watching import WAITING, Watch, Watched
 from tests.waiting import ends, until
-from tests.watch.samples import DATA, text
+from tests.watch.samples import DATA, Looks, text
 from tests.watch.server import Page
 
 
@@ -49,9 +48,10 @@ def taken(watch):
 
 def test_nothing_is_lost_when_a_table_is_slower_than_a_file(tmp_path):
     watch = Watch([long_log(tmp_path, WAITING + 500)], outputs())
+    stop = watch._stop = Looks()
     watch.start()
     until(lambda: len(watch.news) >= WAITING)
-    time.sleep(0.3)  # it may take too many: a slow machine sees it less often
+    stop.again()
     assert len(watch.news) <= WAITING + 1
     records = []
     until(lambda: watch.done and not watch.news, lambda: records.extend(taken(watch)))

@@ -1,6 +1,5 @@
 """How a coin stands to its a, by rule; ratios of paths from a step's evidence; the texts of the likeliest tokens."""
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,6 @@ from specscope.speculate.sampling import TargetRows
 from specscope.speculate.verify import match, traversal
 from specscope.speculate.verify.inputs import VerifyBatch
 from specscope.trace.history.place import coin_sign, ratios
-from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.records import Outcome
 from specscope.trace.record.tree import ROOT, DraftTree, Drawn
 from specscope.trace.wire.reading import read_capture
@@ -62,21 +60,18 @@ def eagle_step():
     return history, request.steps[request.place_of(24)]
 
 
-@pytest.mark.parametrize("text", [True, False])
-def test_the_likeliest_tokens_come_with_their_texts(text):
-    """Of a run that keeps text; the ids alone of one that does not."""
+def test_the_likeliest_tokens_come_with_their_texts():
+    """Of a run that does not keep text, test_privacy.py."""
     history, step = eagle_step()
-    encoder = Encoder(
-        dataclasses.replace(history.run, privacy=Privacy.of(no_text=not text, no_tokens=False)), history.vocabulary
-    )
+    encoder = Encoder(history.run, history.vocabulary)
     decoder, back = decode([span for record in history.steps for span in encoder.encode(record)])
     assert len(back) == len(history.steps)
     named = step.parents.named([*step.tree.token.tolist(), step.verdict.token])
     assert named
     assert 327 not in named  # the final token has its text in the tree
-    for token in named:
-        known = decoder.vocabulary.pieces.get(token)
-        assert known == (history.vocabulary.pieces[token] if text else None)
+    assert {token: decoder.vocabulary.pieces.get(token) for token in named} == {
+        token: history.vocabulary.pieces[token] for token in named
+    }
 
 
 def test_texts_that_are_not_as_many_as_their_tokens_are_damage():

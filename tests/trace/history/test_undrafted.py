@@ -1,13 +1,12 @@
 """Why steps drafted nothing, from records made by hand and from the sample captures."""
 
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from specscope.trace.history.totals import ABOUT, Undrafted, count_undrafted, undrafted_text, why_undrafted
+from specscope.trace.history.totals import ABOUT, Undrafted, count_undrafted, why_undrafted
 from specscope.trace.record.notes import DraftNotes, FormNotes, MethodNotes
 from specscope.trace.record.records import Preceded
 from specscope.trace.wire.reading import read_capture
@@ -72,13 +71,4 @@ def test_every_step_of_the_samples_without_drafts_has_a_reason_that_is_known():
     }
     history = read_capture(ROOT / "tests/data/vllm/spans.jsonl").history
     assert count_undrafted(history.run, history.steps) == {Undrafted.PROMPT: 2}
-
-
-def test_in_words():
-    counts = Counter({Undrafted.PROMPT: 1, Undrafted.COST: 3})
-    assert (
-        undrafted_text(counts, 70)
-        == "4 of 70 steps drafted nothing: no draft would pay 75%, first token after the prompt 25%"
-    )
-    assert undrafted_text(Counter(), 70) == ""
     assert set(ABOUT) == set(Undrafted)

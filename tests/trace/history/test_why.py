@@ -23,8 +23,6 @@ eagle r0@0: Nothing was drafted: first token after the prompt. The final token �
   choice, and no coin decides.
 eagle r0@1/1: Target wanted ‘␣f’ (raw p 0.961, 1st; draft p 0.072, 2nd), and it was drafted. Accepted: it is the
   target's choice, and no coin decides.
-eagle r0@1/4: Drafted ‘(’ (draft p 0.770). Not tried: its parent ‘␣print’ was rejected; the target would not have taken
-  it there.
 eagle r0@2: Accepted 5 of 5 levels: ‘␣b’ ‘):’ ‘⏎␣␣␣’ ‘␣c’ ‘␣=’. Target drew ‘␣a’. The accepted path ended at a leaf, so
   ‘␣a’ is a bonus token: the target's choice, and no coin decides.
 eagle r0@3/3: Target wanted ‘␣*’ (raw p 0.961, 1st; draft p 0.481, 1st), drafted ‘⏎␣␣␣’ (raw p 0.002, 4th; draft p
@@ -58,7 +56,6 @@ evidence r0@5: Accepted 0 of 4 levels. Target wanted ‘␣=’ (p 0.594; raw p 
   so ‘␣=’ is a recovered token: drawn from what the rejections left of p by coin 0.3962, where it had 0.615.
 evidence r0@9: Accepted 4 of 4 levels: ‘␣creates’ ‘␣a’ ‘␣new’ ‘␣function’. Target drew ‘␣that’. The accepted path ended
   at a leaf, so ‘␣that’ is a bonus token: drawn from p by coin 0.4711, where it had 0.373.
-evidence r1@5/9: Drafted ‘,’ (p >.999; q 0.953). Not tried: its parent ‘5’ was rejected.
 evidence r2@15/1: Target wanted ‘␣tilt’ (p 0.402; raw p 0.323, 1st; outside the draft vocabulary), drafted ‘␣fresh’ (p
   3e-09; raw p 1e-07; q 8e-05). Rejected: coin 0.1611 ≥ a = min(1, p / q) = min(1, 0 / 8.308e-05) = 0; p was 3.476e-09
   before its earlier siblings were rejected. ‘␣tilt’ is outside the draft vocabulary: no tree of this drafter can hold
@@ -73,11 +70,6 @@ why_sampled 1-ac17a2f8@1: Accepted 2 of 3 levels: ‘⏎’ ‘<|im_start|>’. 
   draft p 0.923, 1st), and it was drafted. Rejected: coin 0.9133 ≥ a = p = 0.6825: the token was not drawn, so q is 1.
   At temperature 0 it would be accepted: it is the target's likeliest token. All that was drafted there was rejected,
   so ‘user’ is a recovered token: drawn from what the rejections left of p, where it had 0.998.
-why_sampled 1-ac17a2f8@1/0: Target wanted ‘⏎’ (p >.999; raw p >.999, 1st; draft p 0.999, 1st), and it was drafted.
-  Accepted: coin 0.7088 < a = p = 1: the token was not drawn, so q is 1.
-why_sampled 2-8fbbe3fa@5/1: Target wanted ‘␣bacterium’ (p 0.997; raw p 0.989, 1st; outside the draft vocabulary),
-  drafted ‘␣non’ (p 1e-08; raw p 5e-07; draft p 0.093, 1st). Rejected: coin 0.734 ≥ a = p = 1.327e-08: the token was
-  not drawn, so q is 1. ‘␣bacterium’ is outside the draft vocabulary: no tree of this drafter can hold it.
 """
 
 

@@ -10,12 +10,9 @@ from specscope.trace.words import draw_tree
 from tests.trace.samples import part, verdict
 
 
-@pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 requests"), (1, "1 request"), (2, "2 requests"), (12_345, "12,345 requests")]
-)
-def test_counts(count, text):
-    assert plural(count, "request") == text
-    assert plural(count, "entry", "entries").endswith(" entry" if count == 1 else " entries")
+def test_counts():
+    assert [plural(count, "request") for count in (0, 1, 12_345)] == ["0 requests", "1 request", "12,345 requests"]
+    assert [plural(count, "entry", "entries") for count in (1, 2)] == ["1 entry", "2 entries"]
 
 
 @pytest.mark.parametrize(
@@ -36,11 +33,7 @@ def test_what_was_accepted_is_said_of_nodes_and_of_depth(parents, path, words):
     assert acceptance(step, short=True) == words.replace(" of ", "/")
 
 
-def test_a_prefill_chunk_says_so():
+def test_a_prefill_chunk_and_running_out_of_tokens_have_words_of_their_own():
     chunk = part(0, DraftTree.empty(), None, 0, prefill=1)
     assert {acceptance(chunk), accepted_text(chunk), draw_tree(chunk, History().vocabulary)} == {"prefill of 1 token"}
-
-
-def test_running_out_of_tokens_is_not_called_length():
     assert ending(FinishReason.LENGTH) == "length limit"
-    assert ending(FinishReason.EOS) == "eos"

@@ -18,35 +18,20 @@ def module(tmp_path, monkeypatch):
     sys.modules.pop("late_module", None)
 
 
-def test_the_hook_is_called_when_the_module_has_run_and_not_before(module):
-    seen = []
-    on_import(module, lambda one: seen.append(one.value))
-    assert seen == []
-    import late_module  # type: ignore[import-not-found]
-
-    assert seen == [1]
-    assert late_module.__spec__.loader.get_source(module) == "value = 1\n"
-
-
-def test_looking_a_module_up_is_not_importing_it(module):
-    """Tools do, to see whether it is there or to read its source."""
-    seen = []
+def test_the_hook_is_called_when_the_module_has_run_and_not_when_it_is_looked_up(module):
+    """Tools look one up to see whether it is there, or to read its source."""
+    seen, later = [], []
     on_import(module, lambda one: seen.append(one.value))
     for _ in range(2):
         spec = importlib.util.find_spec(module)
         assert spec.loader.get_source(module) == "value = 1\n"
     assert seen == []
-    import late_module  # type: ignore[import-not-found]  # noqa: F401
-
-    assert seen == [1]
-
-
-def test_a_module_that_is_there_is_hooked_at_once(module):
     import late_module  # type: ignore[import-not-found]
 
-    seen = []
-    on_import(module, seen.append)
-    assert seen == [late_module]
+    assert seen == [1]
+    assert late_module.__spec__.loader.get_source(module) == "value = 1\n"
+    on_import(module, later.append)  # of one that is there, at once
+    assert later == [late_module]
 
 
 def test_other_modules_are_found_as_ever(module, tmp_path):

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from specscope.errors import UserError
 from specscope.remote.attached import WATCHING
 from specscope.remote.receiver import Receiver
+from specscope.trace.inside.hooking import ErrorGuard
 from specscope.trace.inside.settings import PluginSettings
 from specscope.trace.inside.sinks import Losses, Sinks, of_ranks, sinks, start_line
 from specscope.trace.record.privacy import Privacy
@@ -21,7 +23,6 @@ from tests.trace.sampled_runs import SAMPLED, FakeEngine, FinishReason
 from tests.trace.samples import record as sample
 from tests.trace.strategies import RUN
 from tests.vllm.stand import RUN as VLLM_RUN
-from tests.vllm.stand import Engine, params
 
 
 def open_sinks(bus, **asked):
@@ -36,12 +37,6 @@ def close(bus, opened):
         each()
 
 
-def record():
-    engine = Engine()
-    engine.step({"a": []}, new={"a": ([1, 1], params())})
-    return engine.rest()[0]
-
-
 def test_losses_are_told_when_they_begin_and_when_they_have_doubled(caplog):
     class Sink:
         failed = 0
@@ -49,7 +44,7 @@ def test_losses_are_told_when_they_begin_and_when_they_have_doubled(caplog):
         def __call__(self, step):
             Sink.failed += 1
 
-    bus, one = Bus(), record()
+    bus, one = Bus(), sample(0, ())
     bus.subscribe(Sink())
     losses = Losses(bus)
     with caplog.at_level(logging.WARNING):
@@ -66,7 +61,7 @@ def test_a_sink_that_breaks_is_told_once_and_the_others_go_on(caplog):
     def broken(step):
         raise OSError("No space left on device")
 
-    bus, one, heard = Bus(), record(), []
+    bus, one, heard = Bus(), sample(0, ()), []
     bus.subscribe(broken)
     bus.subscribe(heard.append)
     losses = Losses(bus)
@@ -156,3 +151,14 @@ def test_one_line_says_what_is_watched_where_it_goes_and_what_it_lacks():
         "(vLLM runs without a speculative config), likeliest tokens, ranks and entropies (lean evidence), texts and "
         "token ids (--no-tokens)"
     )
+
+
+@pytest.mark.parametrize(("error", "traced"), [(KeyError("a row"), True), (UserError("the disk is full"), False)])
+def test_an_error_in_a_hook_is_logged_and_one_that_is_for_people_has_no_traceback(caplog, error, traced):
+    def hook():
+        raise error
+
+    assert ErrorGuard().safely(hook) is None
+    [line] = caplog.records
+    assert bool(line.exc_info) is traced
+    assert str(error) in line.getMessage()

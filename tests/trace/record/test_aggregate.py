@@ -1,15 +1,24 @@
-"""Sums of intervals: in spans, in figures, in metrics and in a history."""
+"""Sums of intervals: in spans, in figures, in metrics and in a history; and what an engine defines in its own way."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from specscope.trace.history.history import History
-from specscope.trace.history.interval import COLUMNS, cells, counts, interval_record, missing_text
+from specscope.trace.history.interval import (
+    COLUMNS,
+    IntervalMeans,
+    cells,
+    counts,
+    definitions,
+    interval_record,
+    made_up,
+    missing_text,
+    rate,
+)
 from specscope.trace.history.stats import Acceptance, measure
-from specscope.trace.history.totals import RunningTotals
 from specscope.trace.metrics import Metrics
-from specscope.trace.record.aggregate import Aggregate, full_chains
+from specscope.trace.record.aggregate import SYNTHETIC, Aggregate, full_chains
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.otlp_json import ReadSpan
 from specscope.trace.wire.spans import Encoder
@@ -56,15 +65,10 @@ def test_an_interval_is_one_engine_step_with_its_counts_as_arrays():
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"source": None}, "missing required field `specscope.aggregate.source`"),
-        ({"drafts": -1}, "Expected `int` >= 0 in `specscope.aggregate.drafts`"),
-        ({"drafted": 1.5}, "Expected `int | null`, got `float` in `specscope.aggregate.drafted`"),
         ({"drafts": 39}, "`specscope.aggregate.accepted_at` counts more than `specscope.aggregate.drafts`"),
-        ({"drafts": None}, "counts more than `specscope.aggregate.drafts`"),
         ({"accepted_at": [1, 2, 0]}, "`specscope.aggregate.accepted_at` rises"),
         ({"accepted_at": None}, "`specscope.aggregate.proposed_at` without"),
         ({"proposed_at": [143]}, "`specscope.aggregate.proposed_at` holds 1 values, not 3"),
-        ({"kv_usage": 1.5}, "in `specscope.aggregate.kv_usage`"),
         ({"averages": ["a"]}, "`specscope.aggregate.average_values` are not one for each name"),
         ({"averages": ["a", "a"], "average_values": [1.0, 2.0]}, "are not one for each name"),
         ({"averages": ["a"], "average_values": [float("nan")]}, "in `specscope.aggregate.average_values[0]`"),
@@ -114,19 +118,21 @@ def test_an_interval_without_drafts_hides_nothing():
 @given(st.lists(aggregates(), min_size=1, max_size=6), st.data())
 def test_what_is_taken_back_was_never_there(told, data):
     keep = data.draw(st.integers(0, len(told)))
-    totals, sums, plain = RunningTotals(), measure(told), measure(told[:keep])
-    for one in told:
-        totals.add([one])
-    assert totals.total == sums
+    history, sums, plain = History(), measure(told), measure(told[:keep])
+    for step, one in enumerate(told):
+        history.append(interval(step, one))
+    assert history.counts_only
+    assert history.acceptance == sums
     merged = Acceptance()
     for part in (told[:1], told[1:]):
         merged.merge(measure(part))
     assert merged == sums
-    assert totals.upto(keep) == plain
-    for _ in told[keep:]:
-        totals.take_back()
-    assert totals.total == plain
-    assert totals.total.to_dict() == plain.to_dict()
+    assert history.acceptance_at(keep - 1, None) == plain
+    history.truncate(keep)
+    assert history.acceptance == plain
+    assert history.acceptance.to_dict() == plain.to_dict()
+    history.keep_last(0)
+    assert not history.counts_only
 
 
 @given(aggregates())
@@ -148,18 +154,6 @@ def test_the_length_of_drafts_follows_from_their_sum():
     assert full_chains(None, 12, 3) == full_chains(4, None, 3) == ()
 
 
-def test_a_history_of_intervals_can_go_back():
-    history = History()
-    for step in range(4):
-        history.append(interval(step, TOLD))
-    assert history.counts_only
-    assert history.acceptance.drafts == 4 * 143
-    history.truncate(1)
-    assert history.acceptance == measure([TOLD])
-    history.keep_last(0)
-    assert not history.counts_only
-
-
 def test_metrics_of_intervals_are_those_that_were_told():
     metrics = Metrics("m", engine="1")
     metrics(interval(0, TOLD))
@@ -173,3 +167,62 @@ def test_metrics_of_intervals_are_those_that_were_told():
     text = metrics.page()[0].decode()
     assert "vllm:spec_decode_num_drafts_total{" not in text  # a sum of which a part is not known is none
     assert "vllm:num_requests_running{" not in text
+
+
+SGLANG = {"sglang:spec_accept_length": 2.5, "sglang:spec_accept_rate": 0.5}
+MEAN, DECODED = {"spec_accept_length": 2.6}, {"avg_decoded_tokens_per_iter": 2}
+COUNTED = Aggregate("SGLang response", drafts=4, drafted=12, accepted=6, averages=MEAN)
+
+
+@pytest.mark.parametrize(
+    ("aggregate", "words"),
+    [
+        (Aggregate("vLLM /metrics", drafts=10, drafted=30, accepted=12), []),
+        (Aggregate("vLLM log", drafts=10, accepted=12, averages={"mean acceptance length": 2.2}), []),
+        (Aggregate("SGLang log", averages=SGLANG), ["its own interval", "tokens that are configured"]),
+        (
+            Aggregate("SGLang /metrics", drafts=4, averages=SGLANG),
+            ["own interval", "configured", "a request ends"],
+        ),
+        (COUNTED, ["drafts are SGLang's verifications", "configured tokens, whatever was drafted"]),
+        (Aggregate("SGLang response", averages=MEAN), ["the prompt's first token too"]),
+        (Aggregate("serving bench", averages={"avg_spec_accept_length": 2.6}), ["since its server started"]),
+        (Aggregate("TensorRT-LLM response", averages=DECODED), ["those without a draft too"]),
+        (Aggregate(f"llama.cpp log, {SYNTHETIC}", drafts=1, accepted=1), ["made up"]),
+    ],
+)
+def test_what_is_defined_otherwise_is_said(aggregate, words):
+    lines = definitions(aggregate)
+    assert len(lines) == len(words)
+    for line, word in zip(lines, words, strict=True):
+        assert word in line
+
+
+def test_a_length_that_is_an_average_is_shown_unless_nothing_ran():
+    """SGLang's gauges keep their last value when its engine is idle."""
+    busy = Aggregate("SGLang /metrics", drafts=0, emitted=0, running=3, averages=SGLANG)
+    idle = Aggregate("SGLang /metrics", drafts=0, emitted=0, running=0, averages=SGLANG)
+    assert (busy.length, rate(busy)) == (2.5, 0.5)
+    assert (idle.length, rate(idle), definitions(idle)[1:]) == (None, None, [])
+
+
+def test_made_up_verdicts_are_known_by_the_source_or_the_rule():
+    assert made_up([Aggregate(f"vLLM log, {SYNTHETIC}")])
+    assert made_up([], ["standard", "lossy:synthetic"])
+    assert not made_up([Aggregate("vLLM log")], ["standard", "lossy:typical"])
+
+
+@pytest.mark.parametrize("seconds", [0.04, 9.94, 99_999, 38_988_745.6, 1e12])
+def test_a_page_of_months_fits_its_column(seconds):
+    record = interval_record(0, 0, int(seconds * 1e9), Aggregate("x"))
+    cell = cells(record, record.aggregate)["seconds"]
+    assert len(cell) <= COLUMNS["seconds"]
+    assert float(cell) == pytest.approx(seconds, rel=0.05, abs=0.05)
+
+
+def test_averages_alone_are_averaged_over_intervals_and_counts_are_not():
+    averages = [Aggregate("SGLang log", averages={"sglang:spec_accept_length": length}) for length in (2.0, 3.0)]
+    assert IntervalMeans(averages).length(measure(averages)) == 2.5
+    counted = [Aggregate("x", drafts=drafts, drafted=4 * drafts, accepted=drafts * 2) for drafts in (1, 9)]
+    assert IntervalMeans(counted).length(measure(counted)) == 3
+    assert IntervalMeans([]).rate(measure([])) is None

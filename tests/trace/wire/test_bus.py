@@ -1,15 +1,13 @@
 """The bus: nothing lost where nothing may be, drops counted where they may."""
 
 import threading
-import time
+from types import SimpleNamespace
 
 import pytest
 
 from specscope.trace.wire.outputs import Bus
 from tests.trace.samples import record, records
 from tests.waiting import HANG_SECONDS, until
-
-QUIET_SECONDS = 1.5
 
 
 def steps(count):
@@ -39,16 +37,14 @@ def test_a_lossless_sink_gets_everything_and_the_wait_is_counted():
         seen.append(item.step)
 
     def open_late():
-        until(lambda: len(published) >= 3)  # the next one, or the one after it, waits for room
-        time.sleep(0.2)
+        until(lambda: subscription._idle._waiters)
         gate.set()
 
-    subscription, published = bus.subscribe(slow, lossless=True, limit=4), []
+    subscription = bus.subscribe(slow, lossless=True, limit=4)
     opener = threading.Thread(target=open_late)
     opener.start()
     for item in steps(50):
         bus.publish(item)
-        published.append(item)
     bus.close()
     opener.join()
     assert seen == list(range(50))
@@ -111,17 +107,23 @@ def test_a_lossy_sink_that_fails_disturbs_nobody():
 
 
 def test_what_a_sink_gathers_goes_out_when_the_engine_rests_and_only_then(monkeypatch):
-    """It rests where no record comes for a while: for longer, here, than a busy machine holds one up."""
-    monkeypatch.setattr("specscope.trace.wire.outputs.QUIET_SECONDS", QUIET_SECONDS)
+    """It rests where no record comes for a while."""
+    now = SimpleNamespace(ns=1)
+    monkeypatch.setattr("specscope.trace.wire.outputs.time", SimpleNamespace(monotonic_ns=lambda: now.ns))
     bus, sink = Bus(), Gathering()
-    bus.subscribe(sink)
-    for round_, items in enumerate([steps(50)[:20], steps(50)[20:]]):
+    subscription = bus.subscribe(sink)
+    for items in (steps(50)[:20], steps(50)[20:]):
+        before = len(sink.out)
         for item in items:
             bus.publish(item)
-            time.sleep(0.01)
-        assert len(sink.out) < 20 * (round_ + 1)  # while records come they are gathered
-        until(lambda round_=round_: len(sink.out) == (20, 50)[round_])
-    time.sleep(2 * QUIET_SECONDS)
+        bus.flush()
+        assert len(sink.out) == before  # while records come they are gathered
+        now.ns += 10**9
+        until(lambda wanted=before + len(items): len(sink.out) == wanted)
+    for _ in range(2):
+        now.ns += 10**9
+        subscription._wake.set()
+        until(lambda: not subscription._wake.is_set())
     assert sink.flushes == 2  # where there is nothing, nothing goes out
     bus.close()
 

@@ -2,15 +2,19 @@
 
 import json
 import math
+from typing import Any, TypeVar
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue
+from typing_extensions import TypeAliasType
 
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.wire.codec import unaliased
 from specscope.trace.wire.otlp_json import ReadSpan, all_elements, elements
 from specscope.trace.wire.otlp_proto import LateArray
 from specscope.trace.wire.spans import Encoder
@@ -105,3 +109,14 @@ def test_what_is_damaged_among_many_is_named_and_the_others_are_read(nameless):
     for part in record.requests:
         assert part.verdict.coin.tolist() == sent.requests[0].verdict.coin.tolist()
         assert (part.tokens() == sent.requests[0].tokens()) is not nameless
+
+
+Scalar = TypeVar("Scalar", bound=np.generic)
+AsOfNumpy25 = TypeAliasType("AsOfNumpy25", np.ndarray[tuple[Any, ...], np.dtype[Scalar]], type_params=(Scalar,))
+
+
+def test_an_array_is_one_where_numpy_declares_it_as_an_alias_and_other_types_stay_what_they_are():
+    for dtype in (np.int32, np.float32, np.bool_):
+        assert unaliased(AsOfNumpy25[dtype]) == np.ndarray[tuple[Any, ...], np.dtype[dtype]]
+    for kind in (int, str | None, tuple[int, ...], np.ndarray, np.ndarray[tuple[Any, ...], np.dtype[np.int32]]):
+        assert unaliased(kind) == kind

@@ -149,23 +149,15 @@ def test_over_otlp_it_is_in_the_first_span_alone():
 
 
 def test_one_that_is_damaged_is_named_in_a_resource_and_in_a_span(tmp_path):
-    path = write(tmp_path / "run.jsonl", HEAD)
-    first, *others = path.read_bytes().splitlines(keepends=True)
-    damaged = HEAD.draft_tokens[:-40]
-    path.write_bytes(first.replace(HEAD.draft_tokens.encode(), damaged.encode()) + b"".join(others))
-    reader = read_capture(path)
-    assert (len(reader.history.steps), lacks_draft_tokens(reader.history.run)) == (len(records()), True)
-    assert any("the draft vocabulary: `specscope.run.draft_tokens`" in line for line in reader.warnings)
-    lines = [json.loads(line) for line in others]
-    for line in lines:
-        for part in line["resourceSpans"]:
-            for attribute in part["resource"]["attributes"]:
-                if attribute["key"] == DRAFT_TOKENS:
-                    attribute["value"] = {"stringValue": digest(damaged)}
-    span = lines[0]["resourceSpans"][0]["scopeSpans"][0]["spans"][0]
+    first, *others = write(tmp_path / "run.jsonl", HEAD).read_bytes().splitlines(keepends=True)
+    damaged, told = HEAD.draft_tokens[:-40], digest(HEAD.draft_tokens)
+    in_a_resource = [first.replace(HEAD.draft_tokens.encode(), damaged.encode()), *others]
+    of_damaged = json.loads(b"[" + b",".join(others).replace(told.encode(), digest(damaged).encode()) + b"]")
+    span = of_damaged[0]["resourceSpans"][0]["scopeSpans"][0]["spans"][0]
     span["attributes"].append({"key": DRAFT_TOKENS, "value": {"stringValue": damaged}})
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    reader = read_capture(path)
-    assert lacks_draft_tokens(reader.history.run)
-    assert len(reader.history.steps) == len(records())
-    assert any("the draft vocabulary: `specscope.run.draft_tokens`" in line for line in reader.warnings)
+    in_a_span = [json.dumps(line).encode() + b"\n" for line in of_damaged]
+    for lines in (in_a_resource, in_a_span):
+        (tmp_path / "damaged.jsonl").write_bytes(b"".join(lines))
+        reader = read_capture(tmp_path / "damaged.jsonl")
+        assert (len(reader.history.steps), lacks_draft_tokens(reader.history.run)) == (len(records()), True)
+        assert any("the draft vocabulary: `specscope.run.draft_tokens`" in line for line in reader.warnings)

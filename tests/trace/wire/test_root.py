@@ -16,11 +16,11 @@ from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.capture import span_json
 from specscope.trace.wire.sending import readable
 from specscope.trace.wire.spans import INTERNAL, MESSAGE, SERVER, Encoder, SpanLevel
-from specscope.trace.wire.unspan import Decoder
 from tests.support import records as made
 from tests.trace.samples import NS, records, verdict
 from tests.trace.samples import record as sample
 from tests.trace.strategies import RUN
+from tests.trace.wire.test_spans import decode
 
 VOCABULARY = Vocabulary({i: b"x%d " % i for i in range(60000)})
 
@@ -141,13 +141,9 @@ def test_messages_are_the_conventions_and_bounded():
 
 
 def test_captures_of_before_have_no_figures_and_are_read():
-    span = root()
-    old = {k: v for k, v in span.attributes.items() if k not in ("specscope.steps", "specscope.bonus")}
-    decoder = Decoder()
-    step = Encoder(RUN, VOCABULARY).encode(sample(3, (), finished=records()[-1].finished))[-2]
-    decoder._next = 3
-    back = [
-        *decoder.feed(span._replace(attributes=old)),
-        *decoder.feed(step),
-    ]
-    assert [end.figures for record in back for end in record.finished] == [None]
+    encoder = Encoder(RUN, VOCABULARY)
+    spans = [span for record in records() for span in encoder.encode(record)]
+    [of_request] = [span for span in spans if "specscope.bonus" in span.attributes]
+    for name in ("specscope.steps", "specscope.bonus"):
+        del of_request.attributes[name]
+    assert [end.figures for record in decode(spans)[1] for end in record.finished] == [None]
