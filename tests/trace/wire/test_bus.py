@@ -113,13 +113,13 @@ def test_what_a_sink_gathers_goes_out_when_the_engine_rests_and_only_then(monkey
     bus, sink = Bus(), Gathering()
     subscription = bus.subscribe(sink)
     for items in (steps(50)[:20], steps(50)[20:]):
-        before = len(sink.out)
+        before, wanted = len(sink.out), len(sink.out) + len(items)
         for item in items:
             bus.publish(item)
         bus.flush()
         assert len(sink.out) == before  # while records come they are gathered
         now.ns += 10**9
-        until(lambda wanted=before + len(items): len(sink.out) == wanted)
+        until(lambda wanted=wanted: len(sink.out) == wanted)
     for _ in range(2):
         now.ns += 10**9
         subscription._wake.set()
