@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import permutations
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from specscope.analyze.locate.model.block import MOST, Block, figure, names_of
 FEWEST_CHANNELS = 8  # that one number must explain before it is taken for a rule
 FEWEST_ROWS = 4
 LISTED = 3
+PARTS = (2, 3, 4)  # equal parts of a row that may stand in another order: the layers of a head's features
 
 
 def not_finite(bad: Tensor) -> str:
@@ -29,69 +31,32 @@ def zero(block: Block) -> str:
 
 
 def factor(block: Block) -> str:
-    """One factor, one of each head, one of each row, or one of each channel, the simplest that holds."""
-    ours, right, heads = block.ours, block.right, block.heads
-    number, width = ours.shape
+    """One factor, one of each head, row, row and head, or channel: the simplest that holds."""
+    number, width, heads = *block.ours.shape, block.heads
     size = width // heads if width % heads == 0 else width
     sizes = (width, block.size, 32, 64, 128, 256, 512, len(block.whole[0]))
     exact = max(block.allowed, 2e-5)
-
-    def best(dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """Factors [n or 1, heads or 1, size or 1] by least squares over some dimensions, and the prediction."""
-        wrong, meant = ours.reshape(number, -1, size), right.reshape(number, -1, size)
+    wrong, meant = block.ours.reshape(number, -1, size), block.right.reshape(number, -1, size)
+    many = number >= FEWEST_ROWS and number * width >= 4 * FEWEST_CHANNELS and size == width
+    tries = (  # over which dimensions one factor holds, whose it is, and where there are values enough to tell
+        ((0, 1, 2), "", number * width >= FEWEST_CHANNELS),
+        ((0, 2), "head", heads > 1 and number * size >= FEWEST_CHANNELS),
+        ((1, 2), "row", number > 1 and width >= FEWEST_CHANNELS),
+        ((2,), "row and head", heads > 1 and size >= FEWEST_CHANNELS),
+        ((0,), "channel", many),
+    )
+    for dims, whose, _ in (one for one in tries if one[2]):
         factors = (wrong * meant).sum(dims, keepdim=True) / meant.pow(2).sum(dims, keepdim=True).clamp_min(1e-30)
-        return factors, (factors * meant).reshape(number, width)
-
-    def named(value: float) -> str:
-        if abs(value + 1) < exact:
-            return "the sign is flipped"
-        return f"a factor of {figure(value)}{names_of(value, sizes, exact)}"
-
-    if number * width >= FEWEST_CHANNELS:
-        factors, predicted = best((0, 1, 2))
-        if phrase := block.counted(block.explained(predicted)):
-            return f"{named(float(factors))} {phrase}"
-    if heads > 1 and number * size >= FEWEST_CHANNELS:
-        factors, predicted = best((0, 2))
-        if phrase := block.counted(block.explained(predicted)):
-            listed = _listed([figure(float(value)) for value in factors.reshape(-1)])
-            return f"a factor of its own in each head ({listed}) {phrase}"
-    if number > 1 and width >= FEWEST_CHANNELS:
-        factors, predicted = best((1, 2))
-        if phrase := block.counted(block.explained(predicted)):
-            low, high = float(factors.min()), float(factors.max())
-            return f"a factor of its own in each row ({figure(low)} to {figure(high)}) {phrase}"
-    if heads > 1 and size >= FEWEST_CHANNELS:
-        factors, predicted = best((2,))
-        if phrase := block.counted(block.explained(predicted)):
-            low, high = float(factors.min()), float(factors.max())
-            return f"a factor of its own in each row and head ({figure(low)} to {figure(high)}) {phrase}"
-    if number >= FEWEST_ROWS and number * width >= 4 * FEWEST_CHANNELS and size == width:
-        factors, predicted = best((0,))
-        if phrase := block.counted(block.explained(predicted)):
-            return f"a factor of its own in each channel {phrase}"
-    return _by_row_and_channel(block)
-
-
-def _by_row_and_channel(block: Block) -> str:
-    """A norm that is left out divides by a weight of each channel and a size of each row."""
-    ours, right = block.ours, block.right
-    number, width = ours.shape
-    if number < 2 * FEWEST_ROWS or width < FEWEST_CHANNELS:
-        return ""
-    channels = torch.ones(width)
-    rows = torch.ones(number, 1)
-    for _ in range(8):  # alternating least squares; the weights that are far from one need a few rounds
-        scaled = channels * right
-        rows = (ours * scaled).sum(1, keepdim=True) / scaled.pow(2).sum(1, keepdim=True).clamp_min(1e-30)
-        scaled = rows * right
-        channels = (ours * scaled).sum(0) / scaled.pow(2).sum(0).clamp_min(1e-30)
-    predicted = rows * channels * right
-    usual = right.pow(2).mean(0).sqrt().clamp_min(1e-30)  # so that one large channel does not speak for the others
-    if float(((ours - predicted) / usual).norm()) > float(((ours - right) / usual).norm()) / 2:
-        return ""
-    phrase = block.counted(block.explained(predicted))
-    return phrase and f"a factor of each row times one of each channel, as of a norm that is left out, {phrase}"
+        phrase = block.counted(block.explained((factors * meant).reshape(number, width)))
+        if not phrase:
+            continue
+        value, low, high = (float(x) for x in (factors.flatten()[0], factors.min(), factors.max()))
+        if not whose:
+            flipped = abs(value + 1) < exact
+            name = "the sign is flipped" if flipped else f"a factor of {figure(value)}{names_of(value, sizes, exact)}"
+            return f"{name} {phrase}"
+        return f"a factor of its own in each {whose} ({figure(low)} to {figure(high)}) {phrase}"
+    return ""
 
 
 def added(block: Block) -> str:
@@ -115,14 +80,7 @@ def added(block: Block) -> str:
     if phrase := block.counted(block.explained(block.right + mean)):
         share = float(mean.norm() / block.right.norm(dim=1).median().clamp_min(1e-30))
         return f"the same vector is added {phrase} (its size is {figure(share)} of a row's)"
-    # the same direction in varying amounts: the first singular vector, by a few rounds of the power method
-    direction = difference[difference.norm(dim=1).argmax()]
-    for _ in range(4):
-        direction = difference.T @ (difference @ (direction / direction.norm().clamp_min(1e-30)))
-    direction = direction / direction.norm().clamp_min(1e-30)
-    amounts = difference @ direction
-    phrase = block.counted(block.explained(block.right + amounts[:, None] * direction))
-    return phrase and f"one direction is added in an amount of each row {phrase}"
+    return ""
 
 
 def other_rows(block: Block) -> str:
@@ -183,40 +141,48 @@ def _elsewhere(block: Block, candidates: Tensor, count: int) -> str:
 
 
 def other_channels(block: Block) -> str:
-    """Channels, or whole heads, of other places."""
+    """Channels, parts, or whole heads, of other places: an order that has a name, or one that each channel tells."""
     number, width = block.ours.shape
-    if number < FEWEST_ROWS or width < 2:
+    total = block.whole.shape[1]
+    if width < FEWEST_CHANNELS:
+        return ""
+    for words, order in _orders(block.size, total):
+        if phrase := block.counted(block.explained(block.whole[:, order[block.columns]])):
+            return f"{words} {phrase}"
+    if number < FEWEST_ROWS:
         return ""
     scale = block.whole.norm(dim=0).clamp_min(1e-30)
-    distances = torch.cdist(block.ours.T.contiguous(), block.whole.T.contiguous())
-    source = distances.argmin(1)
+    source = torch.cdist(block.ours.T.contiguous(), block.whole.T.contiguous()).argmin(1)
     off = (block.ours - block.whole[:, source]).norm(dim=0) / scale[source]
     if float((off <= max(block.allowed, 2e-5)).float().mean()) < MOST:
         return ""
-    moved = source != block.columns
-    phrase = f"at {number} of {number} rows"
-    size = block.size
-    total = block.whole.shape[1]
+    phrase, size = f"at {number} of {number} rows", block.size
     if size < total and bool(((source % size) == (block.columns % size)).all()):
         heads = sorted({(int(a), int(b)) for a, b in zip(block.columns // size, source // size, strict=True)})
         pairs = [f"head {mine} has that of head {theirs}" for mine, theirs in heads if mine != theirs]
         return f"heads are of other places {phrase} ({_listed(pairs)})"
-    inner, origin = block.columns % size, source % size
-    half = size // 2
-    rules = {
-        "the halves are swapped": (inner + half) % size,
-        "the order is reversed": size - 1 - inner,
-        "channels lie in pairs in place of halves": (inner % 2) * half + inner // 2,
-        "channels lie in halves in place of pairs": (inner % max(half, 1)) * 2 + inner // max(half, 1),
-    }
-    if size % 2 == 0 or half == 0:
-        for words, rule in rules.items():
-            if bool((origin == rule).float().mean() >= MOST):
-                return f"{words}{' in each head' if size < total else ''} {phrase}"
     shifts = ((block.columns - source) % total).unique()
     if len(shifts) == 1:
         return f"channels are shifted by {int(shifts)} {phrase}"
-    return f"channels are permuted {phrase} ({int(moved.sum())} of {len(moved)} moved)"
+    return f"channels are permuted {phrase} ({int((source != block.columns).sum())} of {width} moved)"
+
+
+def _orders(size: int, total: int) -> Iterator[tuple[str, Tensor]]:
+    """Orders of channels that have a name: within each head, and of equal parts of the whole width."""
+    every = torch.arange(total)
+    inner, half, of_each = every % size, size // 2, " in each head" if size < total else ""
+    if size % 2 == 0:
+        for words, order in (
+            ("the halves are swapped", (inner + half) % size),
+            ("the order is reversed", size - 1 - inner),
+            ("channels lie in pairs in place of halves", (inner % 2) * half + inner // 2),
+            ("channels lie in halves in place of pairs", (inner % max(half, 1)) * 2 + inner // max(half, 1)),
+        ):
+            yield f"{words}{of_each}", every - inner + order
+    for parts in (part for part in PARTS if size == total and total % part == 0 and total // part > 1):
+        for places in list(permutations(range(parts)))[1:]:
+            words = f"the {parts} parts of {total // parts} channels stand in the order {', '.join(map(str, places))}"
+            yield words, every.reshape(parts, -1)[list(places)].flatten()
 
 
 def _listed(items: list[str]) -> str:

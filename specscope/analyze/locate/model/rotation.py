@@ -13,6 +13,7 @@ from specscope.analyze.locate.model.block import MOST, Block, figure
 BASES = (10000.0, 500000.0, 1000000.0, 100000.0, 150000.0, 1000.0, 5000000.0, 10000000.0)
 FARTHEST = 4096  # the largest distance of positions that is looked for
 SAMPLED = 32  # rows for which it is
+OF_ITS_OWN = "each pair of channels is rotated by an angle of its own, the same in each head"
 
 
 def rotated(block: Block) -> str:
@@ -33,7 +34,9 @@ def rotated(block: Block) -> str:
                 continue
             layout = "" if halves else " (pairs of neighbours)"
             part = "" if size == block.size else f" in the first {size} channels of each head"
-            return f"{_rule(block, ours, right, cross)}{part}{layout} {phrase}"
+            rule = _rule(block, ours, right, cross)
+            if rule or block.heads > 1:  # of one head angles of its own would explain any order of two channels
+                return f"{rule or OF_ITS_OWN}{part}{layout} {phrase}"
     return ""
 
 
@@ -72,8 +75,8 @@ def _rule(block: Block, ours: Tensor, right: Tensor, cross: Tensor) -> str:
         return _grown(speeds, positions)
     distances, base = _distances(block, ours, right, cross)
     if distances is None:
-        grown = "angles that grow with the position" if speeds is not None and _linear(cross, positions, speeds) else ""
-        return f"each pair of channels is rotated by {grown or 'an angle of its own'}, the same in each head"
+        grown = speeds is not None and _linear(cross, positions, speeds)
+        return OF_ITS_OWN.replace("an angle of its own", "angles that grow with the position") if grown else ""
     if bool((distances == distances[0]).all()):
         side = "after" if distances[0] > 0 else "before"
         return f"rotary as of the position {abs(int(distances[0]))} {side} (base {base:g})"

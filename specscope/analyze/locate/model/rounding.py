@@ -16,7 +16,7 @@ FLOATS = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-INTEGERS = {"int4": 7, "int8": 127}
+INT8 = 127
 ROUNDINGS = 8  # an operation in a dtype of few bits rounds its inputs and what it sums, not its output alone
 FEWEST_CHANNELS = 8
 
@@ -41,16 +41,10 @@ def rounded(block: Block) -> str:
                 if error <= ROUNDINGS * _error(right / scale, dtype):
                     return _values(name, words, number, error)
                 break
-    for name, largest in INTEGERS.items():
-        for scale, words in _scales(block, largest):
-            if (
-                words
-                and _whole((ours / scale)[sample]) >= MOST
-                and _whole(ours / scale) >= MOST
-                and _whole(right / scale) < 0.5
-                and error < 1 / largest**0.5
-            ):
-                return _values(name, words, number, error)
+    for scale, words in _scales(block, INT8):
+        whole = words and min(_whole((ours / scale)[sample]), _whole(ours / scale)) >= MOST
+        if whole and _whole(right / scale) < 0.5 and error < INT8**-0.5:
+            return _values("int8", words, number, error)
     return ""
 
 

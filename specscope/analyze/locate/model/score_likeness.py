@@ -251,27 +251,7 @@ def _by_distance(part: _Scores) -> str:
             low, high = float(slope.min()), float(slope.max())
             amount = figure(low) if low == high else f"{figure(low)} to {figure(high)}"
             return f"a bias of {amount}{words} for each position before is added to the scores {phrase}"
-    known, index = part.distances.unique(return_inverse=True)
-    amounts = torch.zeros_like(off)
-    for _ in range(8):  # rows see different keys, so their means differ: amounts and means are found in turns
-        rest = part.centred(part.ours - part.right - amounts) + torch.where(part.both, amounts, 0.0)
-        sums = torch.zeros(len(known)).index_add(0, index.reshape(-1), rest.sum(1).reshape(-1))
-        counts = torch.zeros(len(known)).index_add(0, index.reshape(-1), part.both.float().sum(1).reshape(-1))
-        amounts = (sums / counts.clamp_min(1))[index][:, None, :].expand_as(off)
-    phrase = part.counted(_finite(part.right) + amounts)
-    return phrase and f"an amount that depends on the distance alone is added to the scores {phrase}"
-
-
-def _by_key(part: _Scores) -> str:
-    off = part.ours - part.right
-    if len(part.rows) < 4:
-        return ""
-    amounts = torch.zeros_like(off)
-    for _ in range(8):
-        rest = part.centred(off - amounts) + torch.where(part.both, amounts, 0.0)
-        amounts = (rest.sum(0, keepdim=True) / part.both.sum(0, keepdim=True).clamp_min(1)).expand_as(off)
-    phrase = part.counted(_finite(part.right) + amounts)
-    return phrase and f"the same amount at each key is added to the scores of every row {phrase}"
+    return ""
 
 
 def _shifted(part: _Scores) -> str:
@@ -293,24 +273,6 @@ def _shifted(part: _Scores) -> str:
     return ""
 
 
-def _bent(part: _Scores) -> str:
-    """The order of the scores is fed and their distances are not: a function of the score, as a softcap is."""
-    order = torch.where(part.both, part.right, torch.inf).argsort(dim=2)
-    wrong = torch.where(part.both, part.ours, torch.inf).gather(2, order)
-    right = torch.where(part.both, part.right, torch.inf).gather(2, order)
-    steps, meant = wrong.diff(dim=2), right.diff(dim=2)
-    valid = steps.isfinite() & meant.isfinite() & (meant > 10 * part.allowed.amax())
-    if int(valid.sum()) < 16 or float((steps > 0)[valid].float().mean()) < MOST:
-        return ""
-    wider = float((steps > meant)[valid].float().mean())
-    rows = f"at {int(valid.any(2).any(1).sum())} of {len(part.rows)} rows"
-    if wider > 0.9:
-        return f"the order of the scores is fed and they lie wider apart, as where a softcap is left out, {rows}"
-    if wider < 0.1:
-        return f"the order of the scores is fed and they lie closer together, as under a softcap too many, {rows}"
-    return ""
-
-
 def _coarse(part: _Scores) -> str:
     """Weights that a dtype of few bits holds."""
     for name, dtype in (("bfloat16", torch.bfloat16), ("float16", torch.float16)):
@@ -324,4 +286,4 @@ def _coarse(part: _Scores) -> str:
     return ""
 
 
-RELATIONS = (_factor, _some_keys, _by_distance, _by_key, _shifted, _bent, _coarse)
+RELATIONS = (_factor, _some_keys, _by_distance, _shifted, _coarse)

@@ -1,4 +1,4 @@
-"""Attention weights as logs: masks, factors, biases, sinks and softcaps are recognised over random sizes."""
+"""Attention weights as logs: masks, factors, biases and sinks are recognised over random sizes."""
 
 import pytest
 import torch
@@ -10,92 +10,118 @@ from specscope.analyze.locate.model.score_likeness import looks_of_scores
 
 SEEDS = st.integers(0, 10**6)
 SHAPES = st.tuples(st.integers(8, 40), st.integers(2, 9))
+BEFORE = 20  # keys before the first row
+WINDOW = 9
 
 
 def fed(count, first=0):
     return [FedRow(first + place, 1000 + place) for place in range(count)]
 
 
-def causal(count, keys):
-    """The rows are the last of the keys."""
-    return torch.arange(keys)[None, :] <= torch.arange(keys - count, keys)[:, None]
-
-
 def logs(scores, mask):
     return scores.masked_fill(~mask[:, None, :], -torch.inf).log_softmax(2)
 
 
-def planted(seed, count, heads, before=20):
+def planted(seed, count, heads):
+    """Random scores, the mask by which each row sees the keys up to itself, and by how much each key lies before it."""
     torch.manual_seed(seed)
-    scores = torch.randn(count, heads, count + before) * 2
-    return scores, causal(count, count + before), fed(count, before), fed(count + before)
+    scores = torch.randn(count, heads, count + BEFORE) * 2
+    distances = torch.arange(count)[:, None] + BEFORE - torch.arange(count + BEFORE)[None, :]
+    return scores, distances >= 0, distances
 
 
-@given(SEEDS, SHAPES)
-@settings(max_examples=30)
-def test_what_agrees_looks_like_nothing_and_noise_like_nothing(seed, shape):
-    scores, mask, rows, keys = planted(seed, *shape)
-    again = scores + 1e-6 * torch.randn_like(scores)
-    assert looks_of_scores(logs(again, mask), logs(scores, mask), rows=rows, keys=keys) == ""
-    for size in (1e-2, 0.1, 1.0):
-        other = logs(scores + size * torch.randn_like(scores), mask)
-        assert looks_of_scores(other, logs(scores, mask), rows=rows, keys=keys) == ""
-    assert looks_of_scores(logs(torch.randn_like(scores), mask), logs(scores, mask), rows=rows, keys=keys) == ""
+def looked(wrong, right, **named):
+    count = len(wrong)
+    return looks_of_scores(wrong, right, rows=fed(count, BEFORE), keys=fed(count + BEFORE), **named)
 
 
-@given(SEEDS, SHAPES)
-@settings(max_examples=30)
-def test_a_factor(seed, shape):
-    scores, mask, rows, keys = planted(seed, *shape)
-    count, heads = shape
-    phrase = looks_of_scores(logs(scores * 3**-0.5, mask), logs(scores, mask), rows=rows, keys=keys)
-    assert phrase == f"scores differ by a factor of 0.577 = 1/sqrt(3) at {count} of {count} rows"
-    phrase = looks_of_scores(logs(scores * 8, mask), logs(scores, mask), rows=rows, keys=keys, size=64)
-    assert phrase.startswith("scores differ by a factor of 8")
-    scaled = scores.clone()
-    scaled[:, 1] *= 2
-    phrase = looks_of_scores(logs(scaled, mask), logs(scores, mask), rows=rows, keys=keys)
-    assert phrase.startswith(f"only in head 1 of {heads}")
-    assert phrase.endswith(f"scores differ by a factor of 2 at {count} of {count} rows")
-    scaled = scores * torch.linspace(0.5, 0.9, heads)[:, None]
-    phrase = looks_of_scores(logs(scaled, mask), logs(scores, mask), rows=rows, keys=keys)
-    assert phrase.startswith("scores differ by a factor of its own in each head (0.5 to 0.9)")
+def of_one_head(scores):
+    scores = scores.clone()
+    scores[:, 1] *= 2
+    return scores
 
 
-@given(SEEDS, SHAPES, st.integers(5, 16))
-@settings(max_examples=30)
-def test_windows(seed, shape, window):
-    scores, mask, rows, keys = planted(seed, *shape)
-    count = shape[0]
-    distances = torch.arange(count)[:, None] + 20 - torch.arange(count + 20)[None, :]
-    right, narrow, wide = (logs(scores, mask & (distances < size)) for size in (window, window - 1, window + 2))
-    phrase = looks_of_scores(narrow, right, rows=rows, keys=keys)
-    where = f"weight 0 at the position {window - 1} before, where the reference has weight"
-    assert phrase == where.replace("before", f"before ({count} of {count} rows)")
-    phrase = looks_of_scores(wide, right, rows=rows, keys=keys)
-    assert phrase.startswith(f"weight at positions {window} to {window + 1} before ({count} of {count} rows)")
-    phrase = looks_of_scores(right, logs(scores, mask), rows=rows, keys=keys)
-    assert phrase.startswith(f"weight 0 at all positions {window} or more before ({count} of {count} rows)")
+def some_keys(scores):
+    scores = scores.clone()
+    scores[..., 7:11] += torch.randn(*scores.shape[:2], 4)
+    return scores
+
+
+# By how the scores are changed, or the mask [rows, keys] by distances, and what the phrase begins with; {n} rows
+SCORES = {
+    "a factor of 1/sqrt(3)": (
+        lambda s, d: s * 3**-0.5,
+        "scores differ by a factor of 0.577 = 1/sqrt(3) at {n} of {n} rows",
+    ),
+    "a factor of 8": (lambda s, d: s * 8, "scores differ by a factor of 8"),
+    "in one head": (lambda s, d: of_one_head(s), "only in head 1 of {h}"),
+    "of each head": (
+        lambda s, d: s * torch.linspace(0.5, 0.9, s.shape[1])[:, None],
+        "scores differ by a factor of its own in each head (0.5 to 0.9)",
+    ),
+    "by the distance": (
+        lambda s, d: s - 0.1 * d[:, None],
+        "a bias of -0.1 for each position before is added to the scores",
+    ),
+    "of some keys": (
+        lambda s, d: some_keys(s),
+        "scores differ for some keys: only at positions 7 to 10: 4 of 4 keys",
+    ),
+    "of the key before": (lambda s, d: s.roll(1, 2), "each key has the score of the key 1 before"),
+    "of the key 2 after": (lambda s, d: s.roll(-2, 2), "each key has the score of the key 2 after"),
+}
+MASKS = {
+    "a window too narrow": (
+        lambda d: d < WINDOW - 1,
+        f"weight 0 at the position {WINDOW - 1} before ({{n}} of {{n}} rows), where the reference has weight",
+    ),
+    "a window too wide": (
+        lambda d: d < WINDOW + 2,
+        f"weight at positions {WINDOW} to {WINDOW + 1} before ({{n}} of {{n}} rows)",
+    ),
+    "without itself": (lambda d: (d < WINDOW) & (d != 0), "weight 0 at each row's own position ({n} of {n} rows)"),
+}
+
+
+@pytest.mark.parametrize("name", SCORES)
+@given(seed=SEEDS, shape=SHAPES)
+@settings(max_examples=8)
+def test_changed_scores(name, seed, shape):
+    scores, mask, distances = planted(seed, *shape)
+    change, begins = SCORES[name]
+    phrase = looked(logs(change(scores, distances), mask), logs(scores, mask), size=64)
+    assert phrase.startswith(begins.format(n=shape[0], h=shape[1])), phrase
+
+
+@pytest.mark.parametrize("name", MASKS)
+@given(seed=SEEDS, shape=SHAPES)
+@settings(max_examples=8)
+def test_changed_masks(name, seed, shape):
+    scores, mask, distances = planted(seed, *shape)
+    change, begins = MASKS[name]
+    phrase = looked(logs(scores, mask & change(distances)), logs(scores, mask & (distances < WINDOW)))
+    assert phrase.startswith(begins.format(n=shape[0])), phrase
 
 
 @given(SEEDS, SHAPES)
 @settings(max_examples=20)
-def test_keys_unseen_or_seen_too_early(seed, shape):
-    scores, mask, rows, keys = planted(seed, *shape)
-    count = shape[0]
+def test_what_agrees_and_noise_look_like_nothing_and_other_keys_and_sinks_are_told(seed, shape):
+    scores, mask, _ = planted(seed, *shape)
+    count, heads = shape
     right = logs(scores, mask)
-    own = torch.arange(count)[:, None] + 20 == torch.arange(count + 20)[None, :]
-    phrase = looks_of_scores(logs(scores, mask & ~own), right, rows=rows, keys=keys)
-    assert phrase.startswith(f"weight 0 at each row's own position ({count} of {count} rows)")
+    for size in (1e-6, 1e-2, 0.1, 1.0):
+        assert looked(logs(scores + size * torch.randn_like(scores), mask), right) == ""
     unseen = mask.clone()
     unseen[:, 4:8] = False
-    phrase = looks_of_scores(logs(scores, unseen), right, rows=rows, keys=keys)
+    phrase = looked(logs(scores, unseen), right)
     assert phrase.startswith(f"weight 0 at positions 4 to 7 ({count} of {count} rows)")
-    later = torch.ones_like(mask)
-    phrase = looks_of_scores(logs(scores, later), right, rows=rows, keys=keys)
-    end = f"wrong up to position {count + 18}, right from {count + 19} on: {count - 1} of {count - 1} rows"
-    seen = f"weight at later positions ({count - 1} of {count - 1} rows), where the reference has none"
-    assert phrase == f"{end}: {seen}"
+    phrase = looked(logs(scores, torch.ones_like(mask)), right)
+    assert phrase.endswith(f"weight at later positions ({count - 1} of {count - 1} rows), where the reference has none")
+    masked = scores.masked_fill(~mask[:, None, :], -torch.inf)
+    sink = torch.cat([masked, torch.full((count, heads, 1), 2.0)], 2).log_softmax(2)[..., :-1]
+    phrase = looked(right, sink)
+    assert phrase.startswith("the weights of a row sum to 1 where")
+    assert "a sink is left out" in phrase
 
 
 def test_siblings_in_a_tree():
@@ -111,48 +137,11 @@ def test_siblings_in_a_tree():
     assert phrase == "weight 0 at each node itself (3 of 3 rows), where the reference has weight"
 
 
-@given(SEEDS, SHAPES)
-@settings(max_examples=20)
-def test_sinks_biases_softcaps_and_keys(seed, shape):
-    scores, mask, rows, keys = planted(seed, *shape)
-    count, heads = shape
-    right = logs(scores, mask)
-    masked = scores.masked_fill(~mask[:, None, :], -torch.inf)
-    sink = torch.cat([masked, torch.full((count, heads, 1), 2.0)], 2).log_softmax(2)[..., :-1]
-    phrase = looks_of_scores(right, sink, rows=rows, keys=keys)
-    assert phrase.startswith("the weights of a row sum to 1 where")
-    assert "a sink is left out" in phrase
-    distances = (torch.arange(count)[:, None] + 20 - torch.arange(count + 20)[None, :]).float()
-    phrase = looks_of_scores(logs(scores - 0.1 * distances[:, None], mask), right, rows=rows, keys=keys)
-    assert phrase.startswith("a bias of -0.1 for each position before is added to the scores")
-    amounts = torch.randn(count + 20)
-    by_distance = amounts[distances.abs().long()][:, None]
-    phrase = looks_of_scores(logs(scores + by_distance, mask), right, rows=rows, keys=keys)
-    assert phrase.startswith("an amount that depends on the distance alone")
-    phrase = looks_of_scores(logs(scores + amounts, mask), right, rows=rows, keys=keys)
-    assert phrase.startswith("the same amount at each key")
-    capped = 3 * torch.tanh(scores / 3)
-    assert "a softcap is left out" in looks_of_scores(right, logs(capped, mask), rows=rows, keys=keys)
-    assert "a softcap too many" in looks_of_scores(logs(capped, mask), right, rows=rows, keys=keys)
-    changed = scores.clone()
-    changed[..., 7:11] += torch.randn(count, heads, 4)
-    phrase = looks_of_scores(logs(changed, mask), right, rows=rows, keys=keys)
-    assert phrase.startswith("scores differ for some keys: only at positions 7 to 10: 4 of 4 keys")
-
-
-@given(SEEDS, SHAPES, st.sampled_from([-2, -1, 1, 2]))
-@settings(max_examples=20)
-def test_keys_shifted(seed, shape, step):
-    scores, mask, rows, keys = planted(seed, *shape)
-    phrase = looks_of_scores(logs(scores.roll(step, 2), mask), logs(scores, mask), rows=rows, keys=keys)
-    assert phrase.startswith(f"each key has the score of the key {abs(step)} {'before' if step > 0 else 'after'}")
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_weights_in_a_dtype(dtype):
-    scores, mask, rows, keys = planted(3, 30, 4)
+    scores, mask, _ = planted(3, 30, 4)
     right = logs(scores, mask)
-    phrase = looks_of_scores(right.exp().to(dtype).float().log(), right, rows=rows, keys=keys)
+    phrase = looked(right.exp().to(dtype).float().log(), right)
     assert phrase.startswith(f"the weights hold only values of {str(dtype).removeprefix('torch.')}")
 
 
