@@ -26,6 +26,7 @@ WEAKEST = 0.1  # a correlation below this explains nothing, however certain it i
 CERTAIN = 0.01  # the largest probability that noise alone gives a condition
 BEAM = 12  # rules of one length that are extended
 SEARCHED = 20_000  # items that the search uses; the figures are over all
+FEW = 3  # items that differ, whose look is told without a condition
 OPERATORS = (">=", "<=", "==", "!=")  # of those that do equally well, the first is taken
 
 
@@ -156,6 +157,28 @@ def find(
             if good and (best is None or condition.score > best.score + 1e-9):
                 best = condition
     return best
+
+
+def rarest(facts: Facts, differs: Sequence[bool] | Bools) -> str:
+    """What the few items that differ have in common and the fewest others have, where no condition is certain.
+
+    `depth 3 (as 4 of 266 others), batch size 2 (as 31)`; "" where they are many, or unlike each other.
+    """
+    label = np.asarray(differs, dtype=np.bool_)
+    others = int((~label).sum())
+    if not 0 < label.sum() <= FEW or not others:
+        return ""
+    shared: dict[bytes, tuple[int, str]] = {}  # of facts that hold for the same items, the first
+    for name, values in facts.items():
+        column = np.asarray(values)
+        if (column[label] == column[label][0]).all():
+            same = column == column[label][0]
+            shared.setdefault(
+                same.tobytes(), (int((same & ~label).sum()), str(Test(name, "==", column[label][0].item())))
+            )
+    rare = sorted((count, text) for count, text in shared.values() if count < others / 4)[:LONGEST]
+    shown = [f"{text.replace(' == ', ' ')} ({count:,})" for count, text in rare]
+    return f"{', '.join(shown)}; in brackets how many of {others:,} others are so" if rare else ""
 
 
 @dataclass(frozen=True)

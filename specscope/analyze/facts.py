@@ -24,7 +24,7 @@ MOST_REQUESTS = 200  # with more of them, the request is not used as a fact
 
 
 def facts_table(history: History, items: Sequence[Reference]) -> dict[str, list[Any]]:
-    """The facts of steps, or of nodes where the references have one, as columns in the order of `items`."""
+    """The facts of steps, or of nodes where all references have one, as columns in the order of `items`."""
     wanted = {(item.request, item.index) for item in items}
     steps: dict[tuple[str, int], _Step] = {}
     for step in _steps(history):
@@ -32,7 +32,8 @@ def facts_table(history: History, items: Sequence[Reference]) -> dict[str, list[
         if key in wanted:
             steps[key] = step
     rows = [steps[item.request, item.index].facts(item.node) for item in items]
-    table = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
+    least = min(rows, key=len, default={})
+    table = {name: [row[name] for row in rows] for name in least}
     if "request" in table and len(set(table["request"])) > MOST_REQUESTS:
         del table["request"]
     return table
@@ -163,6 +164,7 @@ def _request_facts(visit: Visit, now: _Known) -> dict[str, Any]:
     return {
         "the step before": visit.preceded.value,
         "accepted in the step before": accepted,
+        "the step before was accepted as a whole": 0 < accepted == (before.tree.max_depth if before else 0),
         "the path of the step before was moved": before is not None and _moves(before),
         "nodes of the step before": drafted,
         "the request was preempted just before": now.lost,

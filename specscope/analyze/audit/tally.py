@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from specscope.analyze.conditions import Condition, find
+from specscope.analyze.conditions import Condition, find, rarest
 from specscope.analyze.facts import facts_table
 from specscope.analyze.findings import Check, CheckResult, Reference
 from specscope.trace.history.history import History
@@ -49,6 +49,7 @@ class Finding:
     first_only: bool = False  # whether the condition is of each request up to its first step that differs
     items: tuple[Reference, ...] = ()  # all that were compared, where some differ
     differs: tuple[bool, ...] = ()  # of each item
+    rarest: str = ""  # what the few that differ have in common, where no condition is certain
 
     @property
     def sentence(self) -> str:
@@ -60,7 +61,8 @@ class Finding:
         if not check.failed:
             return ""
         figures = f"{check.failed:,} of {plural(check.tested, self.noun)}"
-        return f"{check.name} differs at {figures}; no condition tells which"
+        like = f": {self.rarest}" if self.rarest else ""
+        return f"{check.name} differs at {figures}; no condition tells which{like}"
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for --json."""
@@ -114,19 +116,23 @@ class Tally:
         )
         if not failed:
             return Finding(check, self.noun)
-        condition, first_only = self._condition(history)
+        facts = self._facts(history)
+        condition, first_only = self._condition(facts)
         items, differs = tuple(self.items), tuple(self.differs)
-        return Finding(check, self.noun, condition, tuple(self.examples), first_only, items, differs)
+        like = "" if condition is not None else rarest(facts, differs)
+        return Finding(check, self.noun, condition, tuple(self.examples), first_only, items, differs, like)
 
-    def _condition(self, history: History) -> tuple[Condition | None, bool]:
+    def _facts(self, history: History) -> dict[str, list[Any]]:
+        """Of all items."""
+        facts = facts_table(history, self.items)
+        return {self.gives: [int(value) for value in self.judged], **facts} if self.gives else facts
+
+    def _condition(self, facts: dict[str, list[Any]]) -> tuple[Condition | None, bool]:
         """The condition under which items differ, and whether it covers each request only up to its first such step.
 
         What is wrong in a cache stays wrong: steps after the first that differs may differ for that reason alone, and
         hide the original cause. So the condition is searched for with and without them, and the clearer one is taken.
         """
-        facts = facts_table(history, self.items)
-        if self.gives:
-            facts = {self.gives: [int(value) for value in self.judged], **facts}
         steps = [(item.request, item.index) for item in self.items]
         numbers = {key: number for number, key in enumerate(dict.fromkeys(steps))}
         clusters = np.array([numbers[key] for key in steps])
