@@ -13,7 +13,8 @@ from specscope.analyze.diagnose.randomness import key_of, of_drafts
 from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.findings import CheckResult
-from specscope.analyze.locate.located import Located, Operation, Stage
+from specscope.analyze.locate.code import code_of
+from specscope.analyze.locate.located import Located, Operation, Proof, Stage
 from specscope.trace.history.wording import plural
 from specscope.trace.record.coins import Stream, coins, draw_number
 from specscope.trace.record.tree import Bools, Doubles
@@ -62,9 +63,7 @@ def _coins(case: Case) -> Located | None:
         )
     first = int((shared.nodes if len(shared.nodes) else wrong)[0])
     return Located(
-        Operation(
-            Stage.DRAWS, "draft coins", "the coins that draw drafts", _code(case, "drafters/tree_builder.py coin")
-        ),
+        _operation(case, "draft coins", "the coins that draw drafts"),
         sentence="; ".join(lines),
         looks=f"the coins are {key}" if key else shared.words,
         smallest=f"coin {c.draft_coin[first]:.6g} of {c.at_node(first)}{_other(c, nodes, first)}",
@@ -72,6 +71,7 @@ def _coins(case: Case) -> Located | None:
         explained=explained,
         differing=max(len(np.union1d(wrong, shared.nodes)), explained),
         unit="draw",
+        proof=Proof.ROWS,
     )
 
 
@@ -91,12 +91,7 @@ def _order(case: Case, wrong: Indices, draws: int) -> Located:
     """Coins that are of the right key, each at another node than its own."""
     c, first = case.evidence, int(wrong[0])
     return Located(
-        Operation(
-            Stage.DRAWS,
-            ORDER,
-            "which node of the tree a draw becomes",
-            _code(case, "drafters/tree_builder.py take"),
-        ),
+        _operation(case, ORDER, "which node of the tree a draw becomes"),
         sentence=f"{len(wrong):,} of {plural(draws, 'draw')} have the coin of another draw of their tree",
         looks="draws moved to other places among their siblings, or dropped",
         smallest=f"coin {c.draft_coin[first]:.6g} of {c.at_node(first)}",
@@ -104,6 +99,7 @@ def _order(case: Case, wrong: Indices, draws: int) -> Located:
         explained=len(wrong),
         differing=len(wrong),
         unit="draw",
+        proof=Proof.ROWS,
     )
 
 
@@ -162,9 +158,7 @@ def _draws(case: Case, audit: Audit | None) -> Located | None:
     c, check = case.evidence, case.checks.get(INTERVALS)
     redrawn = None if audit is None else audit.finding(DRAWS)
     q = None if audit is None else audit.finding(OF_MODEL)
-    operation = Operation(
-        Stage.DRAWS, "draft draw", "the token that a coin draws from q", _code(case, "draws.py draw_siblings")
-    )
+    operation = _operation(case, "draft draw", "the token that a coin draws from q")
     if redrawn is not None and q is not None and q.check.result is CheckResult.FAILED:
         return None  # q itself differs: what is wrong lies before the draw, or q is recorded otherwise
     if redrawn is not None and redrawn.check.result is CheckResult.FAILED:
@@ -179,6 +173,7 @@ def _draws(case: Case, audit: Audit | None) -> Located | None:
             explained=differ.failed,
             differing=differ.failed,
             unit="draw",
+            proof=Proof.ROWS,
         )
     if check is None or check.result is not CheckResult.FAILED:
         return None
@@ -191,6 +186,7 @@ def _draws(case: Case, audit: Audit | None) -> Located | None:
         explained=check.failed,
         differing=check.failed,
         unit="draw",
+        proof=Proof.ROWS,
         certain=redrawn is not None and redrawn.check.result is CheckResult.PASSED,
     )
 
@@ -205,7 +201,5 @@ def _beside(c: Columns, wrong: Indices) -> str:
     return f"the coin lies above the interval at {above:,}, below it at {len(wrong) - above:,}"
 
 
-def _code(case: Case, place: str) -> str:
-    """Where an operation of our own engine is."""
-    run = case.history.run
-    return f"specscope/speculate/{place}" if run is not None and run.is_ours else ""
+def _operation(case: Case, name: str, words: str) -> Operation:
+    return Operation(Stage.DRAWS, name, words, code_of(case.history.run, name))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from typing import Any
 
 import numpy as np
@@ -109,6 +109,14 @@ class Walk:
         }
 
 
+class Proof(IntEnum):
+    """How a fault was found, the surest first."""
+
+    PLACE = 0  # an operation whose inputs agree and whose output does not
+    ROWS = 1  # rows that a change of the reference gives as they were recorded
+    SUM = 2  # figures that are off over many rows
+
+
 @dataclass(frozen=True)
 class Located:
     """A fault with its place."""
@@ -125,6 +133,8 @@ class Located:
     unit: str = "row"
     certain: bool = True  # False: a region, not one operation
     runner_up: str = ""  # the next best explanation and how many it leaves, where several were tried
+    spoiled: int = 0  # how many that are right would be wrong by it
+    proof: Proof = Proof.PLACE
 
     @property
     def share(self) -> float:
@@ -147,6 +157,8 @@ class Located:
             "differing": self.differing,
             "unit": self.unit,
             "runner_up": self.runner_up,
+            "spoiled": self.spoiled,
+            "proof": self.proof.name.lower(),
         }
 
 
@@ -155,7 +167,7 @@ class Location:
     """The answer of `locate`: faults with their places, the walks behind them, and what was ruled out."""
 
     source: str
-    located: tuple[Located, ...]  # by what they explain, most first
+    located: tuple[Located, ...]  # as `ranked` has them
     walks: tuple[Walk, ...] = ()
     ruled_out: tuple[str, ...] = ()  # what agrees, a sentence each with n and unit
     unexplained: tuple[str, ...] = ()  # what differs and has no place, besides failed checks
@@ -188,6 +200,14 @@ class Location:
 
 
 def ranked(located: Sequence[Located]) -> tuple[Located, ...]:
-    """By stage (an earlier one causes the later ones) and within a stage by what they explain."""
+    """The surest proof first; then by what they explain less what they spoil; then by the order of a step.
+
+    What a walk finds is a place in one step, and its rows are no measure of how much follows from it.
+    """
     order = list(Stage)
-    return tuple(sorted(located, key=lambda item: (order.index(item.operation.stage), -item.share)))
+
+    def key(item: Located) -> tuple[int, int, int]:
+        gain = 0 if item.proof is Proof.PLACE else item.explained - item.spoiled
+        return item.proof, -gain, order.index(item.operation.stage)
+
+    return tuple(sorted(located, key=key))

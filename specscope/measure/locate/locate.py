@@ -276,13 +276,16 @@ def _sampling(ask: Question, findings: Findings) -> None:
 
 def _verdicts(ask: Question, findings: Findings) -> None:
     """From p, q and coins to what is accepted."""
+    from specscope.analyze.locate.formulas import located_formulas
     from specscope.analyze.locate.model.verdicts import located_verdicts
 
     case, models = _evidence(ask)
     located = located_verdicts(case, ask.audited, models)
+    located = located or ([] if findings.located else located_formulas(case))
     findings.located += located
     outcomes = case.checks.get("outcomes")
-    if not located and outcomes is not None and outcomes.tested and not outcomes.failed:
+    wrong = located or located_formulas(case)
+    if not wrong and outcomes is not None and outcomes.tested and not outcomes.failed:
         findings.ruled_out.append(f"the verdict: {plural(outcomes.tested, 'outcome')} follow from p, q and coin")
 
 

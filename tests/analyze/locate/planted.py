@@ -153,3 +153,28 @@ def q_one_step_old(patch, engine):
         return dataclasses.replace(made, q=q)
 
     patch.setattr(verifier, "step_batch", batch)
+
+
+def no_top_p_in_some_rows(patch, engine):
+    """Each second row of the target's has no top-p, whatever node it is of."""
+
+    def change(rows, params, right):
+        some = torch.arange(len(rows)) % 2 == 0
+        whole, cut = right(rows.clone(), dataclasses.replace(params, top_p=1.0)), right(rows.clone(), params)
+        return torch.where(some[:, None], whole, cut)
+
+    softmax(change)(patch, engine)
+
+
+def accepted_by_p_alone(patch, engine):
+    """What is noted as the ratio is p."""
+    right = host.BatchEvidence.trial
+    patch.setattr(
+        host.BatchEvidence, "trial", lambda self, child, outcome, p, q, a: right(self, child, outcome, p, q, p)
+    )
+
+
+def drawn_by_the_other_side(patch, engine):
+    """The final token is drawn by 1 less its coin."""
+    right = host.Residual.draw
+    patch.setattr(host.Residual, "draw", lambda self, coin: right(self, 1 - coin))

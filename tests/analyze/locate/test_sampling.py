@@ -1,10 +1,20 @@
 """Sampling rules and verdicts: what is planted is located at its operation; where nothing is, nothing is."""
 
+from collections import Counter
+
 import pytest
 import torch
+from transformers import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from specscope.analyze.audit.audit import audit
-from specscope.analyze.audit.model.rules import Rules as AuditRules
+from specscope.analyze.audit.model.rules import Rules
 from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.rerun.models import Models
@@ -78,6 +88,12 @@ PLANTED = {  # drafter, parameters, what is planted; the operation, and words of
         planted.no_bias_in_the_draft,
         ("logit bias", "logit bias left out"),
     ),
+    "no top-p in some rows": (
+        "early tree",
+        {"temperature": 1.4, "top_p": 0.8},
+        planted.no_top_p_in_some_rows,
+        ("top-p", "top-p left out"),
+    ),
     "no top-p for the bonus": (
         "model chain",
         {"temperature": 1.4, "top_p": 0.8},
@@ -109,12 +125,15 @@ def test_a_rule_that_is_applied_wrongly_is_located(name, tmp_path):
     [
         (planted.judged_by_the_next_request, "p", "the next request of the batch"),
         (planted.q_one_step_old, "q", "the request's step before"),
+        (planted.accepted_by_p_alone, "acceptance", "p in place of p / q"),
+        (planted.drawn_by_the_other_side, "final draw", "1 less their coin"),
     ],
-    ids=["rows of the next request", "q one step old"],
+    ids=["rows of the next request", "q one step old", "a is p", "another coin"],
 )
 def test_what_a_verdict_reads_in_place_of_its_own_is_located(tmp_path, install, operation, looks):
     found = located(tmp_path, "early chain", {"temperature": 1.2}, install, requests=9)
-    (found,) = [one for one in found if one.operation.stage is Stage.VERDICT]
+    found, *others = [one for one in found if one.operation.stage is Stage.VERDICT]
+    assert not others or operation == "final draw"  # of recovered and of bonus tokens
     assert found.operation.name == operation
     assert looks in found.looks, found.sentence
     assert found.explained >= 0.9 * found.differing
@@ -126,15 +145,34 @@ def test_healthy_runs_with_all_rules_have_nothing_located(drafter, tmp_path):
     assert located(tmp_path, drafter, ALL) == []
 
 
-def test_the_right_recipe_is_the_audits(tmp_path):
-    """Two implementations of the same rules: transformers' processors, and the search's own."""
+def by_transformers(place):
+    """p [V] at a place by transformers' own processors; it has no presence and frequency penalty."""
+    contexts = place.asked.contexts
+    params, output = contexts.params, contexts.output(place.asked.judged.rows[place.node])
+    seen = torch.tensor([[*contexts.text[: contexts.prompt_len], *output]])
+    row = SequenceBiasLogitsProcessor({(token,): v for token, v in params.logit_bias.items()})(seen, place.logits[None])
+    row = RepetitionPenaltyLogitsProcessor(params.repetition_penalty)(seen, row).clone()
+    for token, times in Counter(output).items():
+        row[0, token] -= params.frequency_penalty * times + params.presence_penalty
+    for warper in (
+        TemperatureLogitsWarper(params.temperature),
+        MinPLogitsWarper(params.min_p),
+        TopKLogitsWarper(params.top_k),
+        TopPLogitsWarper(params.top_p),
+    ):
+        row = warper(seen, row)
+    return row.softmax(-1)[0]
+
+
+def test_the_right_recipe_is_transformers_and_the_audits(tmp_path):
     run = history(record(Setting("early tree", ALL, requests=3, tokens=30), tmp_path / "run.jsonl"))
     case, models = Case.of(run), Models(audit_options(run, str(TARGET), "self:4", 100))
     places = Places(of_model(models.target)(case, case.drafting[:12]))
     made = RuledRows(places, "p", None).distributions(RIGHT, range(len(places.every)))
     for place, row in zip(places.every, made, strict=True):
         contexts = place.asked.contexts
-        rules = AuditRules(contexts.params, contexts.text[: contexts.prompt_len])
+        torch.testing.assert_close(row, by_transformers(place), atol=2e-6, rtol=1e-4)
+        rules = Rules(contexts.params, contexts.text[: contexts.prompt_len])
         shaped = rules.shaped(place.logits[None], [contexts.output(place.asked.judged.rows[place.node])])
         torch.testing.assert_close(row, rules.scores(shaped).softmax(-1)[0], atol=2e-6, rtol=1e-4)
 

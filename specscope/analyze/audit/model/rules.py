@@ -1,28 +1,81 @@
-"""A request's sampling rules computed again, by transformers' own processors: independent of the engine.
+"""The sampling rules, computed again: one function each over rows of logits, and a request's whole chain of them.
 
-The order is that of the captures: logit bias, penalties, the form, temperature, min-p, top-k, top-p.
+Independent of the engine. The order is that of the captures: logit bias, penalties, the form, temperature, min-p,
+top-k, top-p.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import (
-    MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
-    SequenceBiasLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
 from specscope.analyze.audit.model.form import RequestForms
 from specscope.trace.record.params import SamplingParams
+
+REPETITION, PRESENCE, FREQUENCY = "repetition penalty", "presence penalty", "frequency penalty"
+PENALTIES = (REPETITION, PRESENCE, FREQUENCY)
+WIDE = 1024  # top-p first looks among this many largest logits
+
+
+def biased(row: Tensor, bias: Mapping[int, float]) -> Tensor:
+    """A row [V] with its logit bias."""
+    known = {token: value for token, value in bias.items() if token < len(row)}
+    if not known:
+        return row
+    tokens = torch.tensor(list(known), device=row.device)
+    return row.index_add(0, tokens, torch.tensor(list(known.values()), dtype=row.dtype, device=row.device))
+
+
+def penalised(rule: str, row: Tensor, value: float, prompt: Sequence[int], output: Sequence[int]) -> Tensor:
+    """A row [V] under one penalty: of what was there once, or of the output by how often each token came."""
+    if value == (1.0 if rule == REPETITION else 0.0):
+        return row
+    times = Counter(output)
+    tokens = torch.tensor(sorted({*prompt, *output} if rule == REPETITION else times), dtype=torch.long)
+    here = row[tokens]
+    if rule == REPETITION:
+        return row.index_copy(0, tokens.to(row.device), torch.where(here > 0, here / value, here * value))
+    count = torch.tensor([times[token] if rule == FREQUENCY else 1.0 for token in tokens.tolist()], device=row.device)
+    return row.index_copy(0, tokens.to(row.device), here - value * count)
+
+
+def least_p(rows: Tensor, share: Tensor, largest: Tensor | None = None) -> Tensor:
+    """Without what has less than a share [R, 1] of the largest p, or of another; its own largest always stays."""
+    own = rows.amax(-1, keepdim=True)
+    cut = (rows < (own if largest is None else largest) + share.log()) & (rows < own)
+    return rows.masked_fill(cut, -torch.inf)
+
+
+def first_k(rows: Tensor, top_k: Tensor) -> Tensor:
+    """Without what is below the k-th largest of its row; top_k [R, 1], 0 keeps all."""
+    most = int(top_k.max())
+    if most <= 0:
+        return rows
+    kth = rows.topk(min(most, rows.shape[1])).values
+    place = (top_k.long() - 1).clamp(0, kth.shape[1] - 1)
+    cut = (top_k > 0) & (top_k < rows.shape[1]) & (rows < kth.gather(1, place))
+    return rows.masked_fill(cut, -torch.inf)
+
+
+def first_p(rows: Tensor, top_p: Tensor, *, exclusive: bool = False) -> Tensor:
+    """Only the fewest likeliest tokens whose mass reaches top_p [R, 1], and those that tie with the last.
+
+    `exclusive`: without the one that reaches it.
+    """
+    if not bool((top_p < 1).any()):
+        return rows
+    probs = rows.softmax(-1)
+    largest = probs.topk(min(WIDE, rows.shape[1])).values
+    if bool((largest.sum(-1, keepdim=True) < top_p).any()):
+        largest = probs.sort(-1, descending=True).values
+    mass = largest.double().cumsum(-1)
+    last = torch.searchsorted(mass, top_p.double()).clamp_(max=mass.shape[1] - 1)
+    last = (last - 1).clamp(min=0) if exclusive else last
+    return rows.masked_fill((top_p < 1) & (probs < largest.gather(-1, last)), -torch.inf)
 
 
 @dataclass(frozen=True)
@@ -40,38 +93,18 @@ class Rules:
 
     def shaped(self, logits: Tensor, outputs: Sequence[Sequence[int]]) -> Tensor:
         """Logits [R, V] after logit bias and penalties; `outputs`: what each row's penalties count as output."""
-        params, rows = self.params, logits.float()
-        if params.logit_bias:
-            rows = self._biased(rows)
-        if params.penalised:
-            rows = torch.cat([self._penalised(row[None], output) for row, output in zip(rows, outputs, strict=True)])
-        return self._limited(rows, outputs) if params.limited else rows
-
-    def _limited(self, rows: Tensor, outputs: Sequence[Sequence[int]]) -> Tensor:
-        """The logits with minus infinity where the request's form, or its minimum length, forbids a token."""
-        if self.forms is None:
+        rows = logits.float()
+        if not self.params.logit_bias and not self.counts_output:
             return rows
-        rows = rows.clone()
-        for row, output in zip(rows, outputs, strict=True):
-            refused = self.forms.refused(self.params, output)
-            if refused is not None:
-                row[refused.to(row.device)] = -torch.inf
-        return rows
+        of_rows = outputs if self.counts_output else [()] * len(rows)
+        return torch.stack([self._shaped(row, output) for row, output in zip(rows, of_rows, strict=True)])
 
-    def _biased(self, rows: Tensor) -> Tensor:
-        bias: Any = {(token,): value for token, value in self.params.logit_bias.items() if token < rows.shape[1]}
-        return SequenceBiasLogitsProcessor(bias)(_nothing(rows), rows) if bias else rows
-
-    def _penalised(self, row: Tensor, output: Sequence[int]) -> Tensor:
-        params = self.params
-        if params.repetition_penalty != 1:
-            seen = torch.tensor([[*self.prompt, *output]], device=row.device)
-            row = RepetitionPenaltyLogitsProcessor(params.repetition_penalty)(seen, row)
-        if params.frequency_penalty or params.presence_penalty:  # transformers has neither
-            row = row.clone()
-            for token, times in Counter(output).items():
-                row[0, token] -= params.frequency_penalty * times + params.presence_penalty
-        return row
+    def _shaped(self, row: Tensor, output: Sequence[int]) -> Tensor:
+        row = biased(row, self.params.logit_bias)
+        for rule in PENALTIES:
+            row = penalised(rule, row, getattr(self.params, rule.replace(" ", "_")), self.prompt, output)
+        refused = self.forms.refused(self.params, output) if self.forms is not None and self.params.limited else None
+        return row if refused is None else row.masked_fill(refused.to(row.device), -torch.inf)
 
     @property
     def truncates(self) -> bool:
@@ -84,8 +117,7 @@ class Rules:
         rows = shaped - shaped.amax(-1, keepdim=True)
         if self.params.greedy:
             return torch.where(rows == 0, 0.0, -torch.inf)
-        rows = TemperatureLogitsWarper(float(self.params.temperature))(_nothing(rows), rows)
-        return _truncated(rows, self.params)
+        return _truncated(rows / self.params.temperature, self.params)
 
     def bounds(self, shaped: Tensor, slack: float) -> tuple[Tensor, Tensor]:
         """The least and the largest p [V] of each token of one row [V] when logits may be off by `slack`.
@@ -95,14 +127,11 @@ class Rules:
         params, off = self.params, slack / self.params.temperature
         row = (shaped - shaped.max()) / params.temperature
         share = min(off / 4, 0.5)  # what p can be off by
-        loose = replace(
-            params,
-            top_p=min(1.0, params.top_p + share) if params.top_p < 1 else 1.0,
-            min_p=params.min_p / (1 + share),
-        )
+        top_p = params.top_p
+        loose = replace(params, top_p=min(1.0, top_p + share) if top_p < 1 else 1.0, min_p=params.min_p / (1 + share))
         tight = replace(
             params,
-            top_p=max(1e-9, params.top_p - share) if params.top_p < 1 else 1.0,
+            top_p=max(1e-9, top_p - share) if top_p < 1 else 1.0,
             min_p=min(params.min_p * (1 + share), 0.999999),
         )
         low, high = torch.ones_like(row), torch.zeros_like(row)
@@ -115,16 +144,10 @@ class Rules:
         return low, high
 
 
-def _nothing(rows: Tensor) -> Any:  # noqa: ANN401
-    """Stands in for the tokens before, which these processors ignore."""
-    return torch.zeros(len(rows), 1, dtype=torch.long, device=rows.device)
-
-
 def _truncated(rows: Tensor, params: SamplingParams) -> Tensor:
+    def of_rows(value: float) -> Tensor:
+        return torch.full((len(rows), 1), float(value), device=rows.device)
+
     if params.min_p > 0:
-        rows = MinPLogitsWarper(params.min_p)(_nothing(rows), rows)
-    if 0 < params.top_k < rows.shape[-1]:
-        rows = TopKLogitsWarper(params.top_k)(_nothing(rows), rows)
-    if params.top_p < 1:
-        rows = TopPLogitsWarper(params.top_p)(_nothing(rows), rows)
-    return rows
+        rows = least_p(rows, of_rows(params.min_p))
+    return first_p(first_k(rows, of_rows(params.top_k)), of_rows(params.top_p))

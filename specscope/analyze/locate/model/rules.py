@@ -5,31 +5,34 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from specscope.analyze.audit.audit import Audit
 from specscope.analyze.audit.model.form import RequestForms
+from specscope.analyze.conditions import find, rarest
 from specscope.analyze.diagnose.case import Case, Step
 from specscope.analyze.diagnose.rerun.match import recorded as recorded_tops
 from specscope.analyze.diagnose.rerun.models import Models
-from specscope.analyze.diagnose.rerun.rows import Asked, around, differing, of_head, of_model
+from specscope.analyze.diagnose.rerun.rows import Asked, around, differing
+from specscope.analyze.facts import facts_table
 from specscope.analyze.findings import CheckResult
-from specscope.analyze.locate.located import Located, Operation, Stage
-from specscope.analyze.locate.model.code import code_of
+from specscope.analyze.locate.code import code_of
+from specscope.analyze.locate.located import Located, Operation, Proof, Stage
+from specscope.analyze.locate.model.finals import rows_of
 from specscope.analyze.locate.model.other_rows import Places
 from specscope.analyze.locate.model.sampling import RIGHT, RuledRows
-from specscope.analyze.locate.model.search import BestVariant, Item, Search
+from specscope.analyze.locate.model.search import TELLING, BestVariant, Item, Search
 from specscope.analyze.locate.model.variants import BONUS, NODE, RECOVERED, ROWS, TARGET
 from specscope.trace.history.wording import plural
-from specscope.trace.record.notes import model_part
 from specscope.trace.record.params import UNREAD, untold_limits
 from specscope.trace.record.records import FinalKind
 from specscope.trace.record.tree import Drawn
 
 STEPS = 24  # that differ, and as many others
-TELLING = 0.98  # a probability below this fits another row by no chance
 LEAST = 3  # tokens that tell whose row it is
+KIND_NAMES = {NODE: "drafted", BONUS: "bonus", RECOVERED: "recovered", TARGET: "the target's"}
 KINDS = {FinalKind.BONUS: BONUS, FinalKind.RECOVERED: RECOVERED, FinalKind.TARGET: TARGET}
 OF_OTHERS = "another request of the same step"
 GROUPS = (OF_OTHERS, "another node of the same tree", "the request's step before")
@@ -83,20 +86,25 @@ def search_sampling(case: Case, audit: Audit, models: Models, *, drafter: bool) 
     failed = {finding.check.name for finding in audit.findings if finding.check.result is CheckResult.FAILED}
     if failed & {*RULED[raw]}:
         what = raw  # what follows differs too: only what makes the logits differ is asked about
-    elif not failed & {*RULED[what]} and not (what == "p" and _other_finals(case)):
+    elif not failed & {*RULED[what]} and not (what == "p" and (_other_finals(case) or _from_nothing(case))):
         return None
     asked = _asked(case, audit, models, what)
     if not asked:
         return None
     forms = _forms(case, models, asked)
-    places = Places(asked, plain=_is_plain if what == "q" else _never)
+    places = Places(asked, plain=_is_plain) if what == "q" else Places(asked)
     rows = RuledRows(places, what, forms)
     if not places.every:
         return None
     items = [*_items(case, audit, places, rows, what)]
     known = {finding.check.name for finding in audit.findings if finding.check.result is CheckResult.PASSED}
-    is_raw = what == raw
-    search = Search(rows, items, logits_right=not is_raw and bool(known & {*RULED[raw]}), first=_first_tokens(items))
+    return search_rows(case, rows, items, logits_right=what != raw and bool(known & {*RULED[raw]}))
+
+
+def search_rows(case: Case, rows: RuledRows, items: Sequence[Item], *, logits_right: bool) -> SampledFault | None:
+    """The change of the rules that gives these items of some rows."""
+    what, places = rows.what, rows.places
+    search = Search(rows, items, logits_right=logits_right, first=_first_tokens(items))
     answer = search.answer()
     if answer is not None and answer.certain:
         return SampledFault(what, answer, _located(case, what, answer))
@@ -117,26 +125,25 @@ def _other_finals(case: Case) -> list[tuple[str, int]]:
     ]
 
 
+def _from_nothing(case: Case) -> list[tuple[str, int]]:
+    """Steps whose final token was drawn with a probability of 0, as the capture itself has it."""
+    return [step.key for step in case.steps if step.verdict.tells_p and step.verdict.final_p <= 0]
+
+
 def _apart(one: float, other: float) -> bool:
     return abs(one - other) > 1e-6 + 1e-4 * max(one, other)
 
 
 def _asked(case: Case, audit: Audit, models: Models, what: str) -> list[Asked]:
     """The rows of steps that differ, of those around them, and of some others."""
-    run = case.history.run
-    eagle = run is not None and model_part(run.drafter) == "eagle"
-    if what.endswith("p"):
-        ask = of_model(models.target)
-    else:
-        ask = of_head(models.head, models.target) if eagle else of_model(models.draft)
     keys = differing(audit, RULED[what], STEPS)
     if what == "p":
-        others = _other_finals(case)
+        others = [*_other_finals(case), *_from_nothing(case)]
         keys += [key for key in others[:: max(1, len(others) // STEPS)][:STEPS] if key not in keys]
     wrong = set(keys)
     right = [step for step in case.steps if step.key not in wrong]
     steps = [*around(case, keys), *_some(right)]
-    asked = ask(case, list({step.key: step for step in steps}.values()))
+    asked = rows_of(case, models, what, list({step.key: step for step in steps}.values()))
     return [one for one in asked if one.logits and _is_computable(one, what)]
 
 
@@ -159,10 +166,6 @@ def _forms(case: Case, models: Models, asked: Sequence[Asked]) -> RequestForms |
     if run is None or not any(one.contexts.params.limited for one in asked):
         return None
     return RequestForms(models.options.target, len(next(iter(asked[0].logits.values()))), run.eos_tokens)
-
-
-def _never(asked: Asked, node: int) -> bool:
-    return False
 
 
 def _is_plain(asked: Asked, node: int) -> bool:
@@ -236,6 +239,8 @@ def _finals(asked: Asked, item: Item, wrong: set[tuple[str, int, int | None]]) -
     for value in values if verdict.tells_p else ():
         recorded = 1.0 if item.greedy else float(value)
         yield replace(item, token=verdict.token, recorded=recorded, kind=kind, wrong=is_wrong)
+    if verdict.tells_p and verdict.final_p <= 0 and not item.greedy:
+        yield replace(item, token=verdict.token, recorded=0.0, kind=kind, wrong=True, drawn=True)
 
 
 def _first_tokens(items: Sequence[Item]) -> int:
@@ -297,10 +302,13 @@ def _located(case: Case, what: str, answer: BestVariant) -> Located:
     name = " and ".join(operations)
     sentence = (
         f"with {best.variant.name} {what} comes out as recorded at {best.explained:,} of "
-        f"{plural(answer.wrong, 'token')} at which it differs, and stays right at {answer.others - best.spoiled:,} of "
-        f"{answer.others:,} others"
-        f"{', in the steps that differ alone' if answer.alone else ''} ({plural(answer.tried, 'variant')} tried)"
+        f"{plural(answer.wrong, 'token')} at which it differs"
     )
+    if answer.alone:
+        sentence += _where_at_work(case, answer)
+    else:
+        sentence += f", and stays right at {answer.others - best.spoiled:,} of {answer.others:,} others"
+    sentence += f" ({plural(answer.tried, 'variant')} tried)"
     if not answer.certain and answer.alike:
         same = dict.fromkeys(score.variant.name for score in answer.alike if score.variant.name != best.variant.name)
         sentence += f"; no token tells it from {', '.join(list(same)[:3])}"
@@ -324,7 +332,26 @@ def _located(case: Case, what: str, answer: BestVariant) -> Located:
         unit="token",
         certain=answer.certain,
         runner_up=runner_up,
+        spoiled=best.spoiled,
+        proof=Proof.ROWS,
     )
+
+
+def _where_at_work(case: Case, answer: BestVariant) -> str:
+    """Which tokens come out as a variant has them, of those that can tell it from the right rules."""
+    items = [*answer.hits, *answer.misses]
+    hit = [True] * len(answer.hits) + [False] * len(answer.misses)
+    facts: dict[str, list[Any]] = {
+        "the token": [KIND_NAMES[item.kind] for item in items],
+        "its row is the root": [i.node < 0 for i in items],
+    }
+    facts |= facts_table(case.history, [item.where for item in items])
+    condition = find(facts, hit, [f"{item.where.request}@{item.where.index}" for item in items])
+    if condition is not None:
+        return f"; of the tokens that can tell it {condition.sentence('is so', 'token')}"
+    like = rarest(facts, hit)
+    rest = f"; {len(answer.misses):,} others could tell it and are right" if answer.misses else ""
+    return f"{rest}{': those that differ have ' + like if like else ''}"
 
 
 def _smallest(item: Item, what: str, answer: BestVariant) -> str:
@@ -350,4 +377,5 @@ def _located_elsewhere(case: Case, what: str, found: Elsewhere) -> Located:
         differing=found.known,
         unit="token",
         certain=found.count >= math.ceil(0.8 * found.known),
+        proof=Proof.ROWS,
     )

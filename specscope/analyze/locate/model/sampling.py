@@ -1,11 +1,10 @@
 """Logits to p or q under a variant of the sampling rules: each rule a step, in an order, over the rows of some places.
 
-Written independently of the engine, and of audit's rules, which it must agree with where nothing is changed.
+The rules are audit's; what is changed is which of them, in what order, with whose parameters and over which tokens.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,17 +14,18 @@ from torch import Tensor
 
 from specscope.analyze.audit.contexts import Contexts
 from specscope.analyze.audit.model.form import RequestForms
+from specscope.analyze.audit.model.rules import PENALTIES, REPETITION, biased, first_k, first_p, least_p, penalised
 from specscope.analyze.diagnose.rerun.rows import Asked
 from specscope.analyze.locate.model.other_rows import Places, Relation, RowPlace
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.tree import ROOT
 
-BIAS, REPETITION, PRESENCE, FREQUENCY = "logit bias", "repetition penalty", "presence penalty", "frequency penalty"
+BIAS = "logit bias"
 FORM, TEMPERATURE, MIN_P, TOP_K, TOP_P = "form", "temperature", "min-p", "top-k", "top-p"
 LOGITS, SOFTMAX = "logits", "softmax"
-PENALTIES, CUTS = (REPETITION, PRESENCE, FREQUENCY), (MIN_P, TOP_K, TOP_P)
+CUTS = (MIN_P, TOP_K, TOP_P)
 ORDER = (BIAS, *PENALTIES, FORM, TEMPERATURE, *CUTS)
-WIDE = 1024  # top-p first looks among this many largest logits
+COLD, TINY = 1e-3, 2.0**-126  # a temperature below which all is moved to 0 first; the least that float32 divides by
 KNOBS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 Knobs = dict[str, Tensor]  # [R, 1] each
 
@@ -157,9 +157,12 @@ class RuledRows:
     ) -> Tensor:
         """One rule."""
         if step == TEMPERATURE:
-            return rows / knobs["temperature"]
+            cold = knobs["temperature"] < COLD
+            rows = torch.where(cold, rows - rows.amax(-1, keepdim=True), rows)  # else a quotient overflows
+            return rows / knobs["temperature"].clamp(min=TINY)
         if step == BIAS:
-            return self._biased(rows, needed)
+            of_rows = zip(rows, needed, strict=True)
+            return torch.stack([biased(row, self.params[number].logit_bias) for row, number in of_rows])
         if step in PENALTIES:
             return self._penalised(step, rows, needed, knobs, recipe)
         if step == FORM:
@@ -167,39 +170,20 @@ class RuledRows:
         if step == MIN_P:
             if not bool((knobs["min_p"] > 0).any()):
                 return rows
-            own = largest = rows.amax(-1, keepdim=True)
+            largest = rows.amax(-1, keepdim=True)
             if recipe.largest_of is not None:
                 of = [at.get(self.places.other(recipe.largest_of, row), index) for index, row in enumerate(needed)]
                 largest = largest[of]
-            cut = (rows < largest + knobs["min_p"].log()) & (rows < own)  # its own largest always stays
-            return rows.masked_fill(cut, -torch.inf)
+            return least_p(rows, knobs["min_p"], largest)
         if step == TOP_K:
-            return _first_k(rows, knobs["top_k"])
-        return _top_p(rows, knobs["top_p"], exclusive=recipe.exclusive)
-
-    def _biased(self, rows: Tensor, needed: list[int]) -> Tensor:
-        for index, row in enumerate(needed):
-            for token, value in self.params[row].logit_bias.items():
-                if token < rows.shape[1]:
-                    rows[index, token] += value
-        return rows
+            return first_k(rows, knobs["top_k"])
+        return first_p(rows, knobs["top_p"], exclusive=recipe.exclusive)
 
     def _penalised(self, step: str, rows: Tensor, needed: list[int], knobs: Knobs, recipe: RuleRecipe) -> Tensor:
-        penalty = knobs[step.replace(" ", "_")]
-        for index, row in enumerate(needed):
-            value = float(penalty[index])
-            if value == (1.0 if step == REPETITION else 0.0):
-                continue
-            prompt, output = recipe.count(self.counted[row])
-            if step == REPETITION:
-                seen = torch.tensor(sorted({*prompt, *output}), dtype=torch.long)
-                here = rows[index, seen]
-                rows[index, seen] = torch.where(here > 0, here / value, here * value)
-            elif counts := Counter(output):
-                tokens = torch.tensor(list(counts), dtype=torch.long)
-                times = torch.tensor(list(counts.values()), dtype=torch.float32)
-                rows[index, tokens] -= value * (times if step == FREQUENCY else 1.0)
-        return rows
+        values = knobs[step.replace(" ", "_")][:, 0].tolist()
+        counted = [recipe.count(self.counted[row]) for row in needed]
+        each = zip(rows, values, counted, strict=True)
+        return torch.stack([penalised(step, row, value, *tokens) for row, value, tokens in each])
 
     def _limited(self, rows: Tensor, needed: list[int], recipe: RuleRecipe) -> Tensor:
         for index, row in enumerate(needed):
@@ -251,28 +235,3 @@ def _counted(place: RowPlace) -> Counted:
     committed = len(output) - drafted
     prompt = contexts.text[: contexts.prompt_len]
     return Counted(tuple(prompt), tuple(output[:committed]), tuple(ends), tuple(output[committed:]))
-
-
-def _first_k(rows: Tensor, top_k: Tensor) -> Tensor:
-    """Without what is below the k-th largest of its row; 0 keeps all."""
-    most = int(top_k.max())
-    if most <= 0:
-        return rows
-    kth = rows.topk(min(most, rows.shape[1])).values
-    place = (top_k.long() - 1).clamp(0, kth.shape[1] - 1)
-    cut = (top_k > 0) & (top_k < rows.shape[1]) & (rows < kth.gather(1, place))
-    return rows.masked_fill(cut, -torch.inf)
-
-
-def _top_p(rows: Tensor, top_p: Tensor, *, exclusive: bool) -> Tensor:
-    """Only the fewest likeliest tokens whose mass reaches top-p, and those that tie with the last."""
-    if not bool((top_p < 1).any()):
-        return rows
-    probs = rows.softmax(-1)
-    largest = probs.topk(min(WIDE, rows.shape[1])).values
-    if bool((largest.sum(-1, keepdim=True) < top_p).any()):
-        largest = probs.sort(-1, descending=True).values
-    mass = largest.double().cumsum(-1)
-    last = torch.searchsorted(mass, top_p.double()).clamp_(max=mass.shape[1] - 1)
-    last = (last - 1).clamp(min=0) if exclusive else last
-    return rows.masked_fill((top_p < 1) & (probs < largest.gather(-1, last)), -torch.inf)

@@ -1,16 +1,16 @@
 """The search: which variant of the rules gives what was recorded of every token, and what the next best leaves.
 
 Every change is tried by itself on a few tokens that differ. Those that explain any are tried on all tokens, at every
-scope; where no one explains all, pairs follow. Of several that explain as much the simplest is the answer, and where
-two cannot be told apart on any token, neither is stated as the one.
+scope, then row by row: each is right, or as the variant has it. Where no one explains all, pairs follow. Of several
+that explain as much the simplest is the answer, and where two cannot be told apart on any token, neither is stated as
+the one.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import combinations, product
+from dataclasses import dataclass, field, replace
+from itertools import combinations, islice, product
 
 import numpy as np
 import torch
@@ -40,7 +40,12 @@ GAIN = 0.5  # of the tokens that differ, how many a variant must explain
 EVERY = 0.9  # the same of a fitted number: some value fits part of anything
 NEARLY = 0.97  # that explain so much of what the best one does are as good, where they are simpler
 SURE, LEAST_SURE = 10, 3  # tokens that tell a scope; and an operation
-SECONDS = 20.0  # that pairs may take
+WORK = 2**29  # probabilities that pairs may take, so that the answer does not hang on the machine's load
+FARTHEST = 10.0  # in log odds; what is farther off is not told apart
+TELLING = 0.98  # a probability below this is met by no chance
+SPAN = 4.0  # in log odds, over which probabilities lie that a wrong variant gives
+OF_CHOICE = 0.3  # how often a wrong variant of a greedy request has the choice that is recorded
+CHANCE = 1e-3  # that any variant which was tried explains as much, where rows may be right or as it has them
 FINE = 1e-7  # probabilities nearer than this are the same, while a number is fitted
 ROUNDS = 9  # in which a number is fitted ever more finely
 
@@ -62,6 +67,7 @@ class Item:
     node: int  # of the row
     child: int | None = None  # the token's node
     greedy: bool = False  # then `recorded` is 1 at the choice and 0 elsewhere
+    drawn: bool = False  # `recorded` is nothing, but it was drawn: it had some p
 
 
 @dataclass(frozen=True)
@@ -122,6 +128,8 @@ class BestVariant:
     runner_up: Score | None
     alike: tuple[Score, ...]  # that cannot be told from it
     alone: bool = False  # whether it was found in the steps that differ alone
+    hits: tuple[Item, ...] = ()  # then the tokens that are as it has them and not as they should be
+    misses: tuple[Item, ...] = ()  # and those that are as they should be and not as it has them
 
     @property
     def certain(self) -> bool:
@@ -136,11 +144,12 @@ class Search:
     def __init__(self, rows: RuledRows, items: Sequence[Item], *, logits_right: bool = False, first: int = 0) -> None:
         """`logits_right`: whether the logits are known to be right; `first`: how many first tokens hold all that
         came; 0 where that is not known."""
-        self.rows, self.items, self.tried, self.began = rows, list(items), 0, time.monotonic()
+        self.rows, self.items, self.tried = rows, list(items), 0
         self.wrong = np.array([item.wrong for item in items])
         self.recorded = np.array([item.recorded for item in items])
         self.slack = np.array([item.slack for item in items])
         self.greedy = np.array([item.greedy for item in items])
+        self.drawn = np.array([item.drawn for item in items])
         self.right = self.predicted(())
         self.fits_right = self.fits(self.right)
         self.few = self._few()
@@ -202,6 +211,7 @@ class Search:
         away = np.abs(_odds(values) - _odds(recorded))
         away[np.abs(values - recorded) <= least * (1 + SUMMED / LEAST * np.abs(values))] = 0
         chosen = np.where(recorded > 0.5, np.maximum(-values, 0), np.maximum(values, 0))
+        away = np.where(self.drawn[pick], np.where(values > LEAST, 0, FARTHEST), away)
         return np.asarray(np.where(greedy, chosen, away))
 
     def fits(self, values: Array, some: Sequence[int] | None = None) -> Bools:
@@ -274,7 +284,7 @@ class Search:
         fits = self.fits(values)
         bad = self.wrong & ~self.fits_right & among
         good = ~self.wrong & self.fits_right & among
-        error = float(np.minimum(self.off(values)[bad], 10).mean()) if bad.any() else 0.0
+        error = float(np.minimum(self.off(values)[bad], FARTHEST).mean()) if bad.any() else 0.0
         return Score(variant, int(fits[bad].sum()), int((good & ~fits).sum()), error, values)
 
     def answer(self) -> BestVariant | None:
@@ -291,37 +301,29 @@ class Search:
         promising.sort(key=lambda i: (-results[i][0], results[i][1]))
         chosen = [singles[i] for i in promising[:FULL]]
         made = [RuleVariant(((change, scope),)) for change in chosen for scope in SCOPES]
-        for among, alone in ((everything, False), (at_work, True)):
-            if alone and at_work.all():
-                continue
-            answer = self._best(made, among, alone=alone)
+        for among, mixed in ((everything, False), (at_work, False), (at_work, True)):
+            answer = self._best(made, among, mixed=mixed)
             if answer is not None and answer.best.gain >= NEARLY * answer.wrong:
-                if answer.wrong < SURE:  # a fault that is rare spoils steps without it, but for a scope by chance
-                    simpler = self._best(made, at_work, alone=True)
+                if among is everything and answer.wrong < SURE:  # a rare fault spoils steps without it
+                    simpler = self._best(made, at_work)
                     if simpler is not None and simpler.best.variant.cost < answer.best.variant.cost:
                         return simpler
                 return answer
-            pairs = self._pairs(singles, results)
-            with_pairs = self._best([*made, *pairs], among, alone=alone)
-            if with_pairs is not None:
-                return with_pairs
-        return None
+        made += self._pairs(singles, results)
+        return self._best(made, everything) or self._best(made, at_work)
 
     def _pairs(self, singles: Sequence[RuleChange], results: Sequence[tuple[int, float, Array]]) -> list[RuleVariant]:
         """Pairs of changes that explain the few, or come nearer to them; each at every scope."""
-        if hasattr(self, "_made_pairs"):
-            return self._made_pairs
         right = self.off(self.right[self.few], self.few)
         order = sorted(range(len(singles)), key=lambda i: (-results[i][0], results[i][1]))
-        moving = [i for i in order if np.abs(results[i][2] - self.right[self.few]).max(initial=0) > LEAST]
         distinct: list[int] = []
-        for i in moving:
-            if all(np.abs(results[i][2] - results[j][2]).max(initial=0) > LEAST for j in distinct):
+        for i in order:
+            values = [self.right[self.few], *(results[j][2] for j in distinct)]
+            if all(np.abs(results[i][2] - other).max(initial=0) > LEAST for other in values):
                 distinct.append(i)
         together = []
-        for i, j in combinations(distinct[:IN_PAIRS], 2):
-            if time.monotonic() - self.began > SECONDS:
-                break
+        most = WORK // max(len(self.few) * self.rows.vocab, 1)
+        for i, j in islice(combinations(distinct[:IN_PAIRS], 2), most):
             pair = (singles[i], singles[j])
             if (pair[0].row and pair[1].row) or (pair[0].fitted and pair[1].fitted):
                 continue
@@ -333,17 +335,19 @@ class Search:
             together.append((max(count, union), error, pair))
         together.sort(key=lambda entry: (-entry[0], entry[1]))
         least = max(0.5 * float((right > 0).sum()), 1)
-        made = [
+        return [
             RuleVariant(((first, scope), (second, other)))
             for count, _, (first, second) in together[:PAIRS]
             if count >= least
             for scope, other in product(SCOPES, SCOPES)
         ]
-        self._made_pairs: list[RuleVariant] = made
-        return made
 
-    def _best(self, made: Iterable[RuleVariant], among: Bools, *, alone: bool) -> BestVariant | None:
+    def _best(self, made: Iterable[RuleVariant], among: Bools, *, mixed: bool = False) -> BestVariant | None:
+        """The simplest of those that explain the most of some items. `mixed`: any row may be right none the less."""
         scores = [self.score(variant, among) for variant in made]
+        if mixed:  # what a variant would spoil it does not: there it is not at work
+            least = {score.variant: score.spoiled for score in scores}
+            scores = [replace(score, spoiled=0) for score in scores if self._is_no_chance(score, among)]
         self.tried += len(scores)
         bad = self.wrong & ~self.fits_right & among
         wrong = int(bad.sum())
@@ -352,14 +356,17 @@ class Search:
             return None
         most = max(score.gain for score in good)
         near = [score for score in good if score.gain >= NEARLY * most - 1e-9]
-        least = min(score.error for score in near)
-        near = [score for score in near if score.error <= 1.5 * least + 0.1 * float(np.median(self.slack))]
+        if mixed:
+            fewest = min(least[score.variant] for score in near)
+            near = [score for score in near if least[score.variant] == fewest]
+        error = min(score.error for score in near)
+        near = [score for score in near if score.error <= 1.5 * error + 0.1 * float(np.median(self.slack))]
         best = min(near, key=lambda score: (round(score.variant.cost, 3), -score.gain))
         alike = [score for score in good if score is not best and self._same(score, best, among)]
         other = [score for score in scores if score is not best and not self._same(score, best, among)]
         runner_up = max(other, key=lambda score: (score.gain, -score.variant.cost), default=None)
-        example = int(np.flatnonzero(bad & self.fits(best.predicted))[0])
-        alike = [score for score in alike if score.variant.cost <= best.variant.cost + 0.2]
+        fits = self.fits(best.predicted)
+        example, alone = int(np.flatnonzero(bad & fits)[0]), not among.all()
         return BestVariant(
             best,
             wrong,
@@ -369,9 +376,21 @@ class Search:
             float(self.right[example]),
             float(best.predicted[example]),
             runner_up,
-            tuple(alike),
-            alone,
+            tuple(score for score in alike if score.variant.cost <= best.variant.cost + 0.2),
+            alone or mixed,
+            tuple(self.items[i] for i in np.flatnonzero(bad & fits)) if alone or mixed else (),
+            tuple(self.items[i] for i in np.flatnonzero(~self.wrong & ~fits)) if alone or mixed else (),
         )
+
+    def _is_no_chance(self, score: Score, among: Bools) -> bool:
+        """Whether what a variant explains is more than some value would fit, of all that were tried.
+
+        A probability is met by chance about as often as its slack is of the span of log odds; 0 and 1 are met by many.
+        """
+        middling = np.where(self.greedy, self.recorded == 1, (self.recorded > 1e-4) & (self.recorded < TELLING))
+        hits = self.wrong & ~self.fits_right & among & self.fits(score.predicted) & middling & ~self.drawn
+        chance = np.where(self.greedy, OF_CHOICE, np.minimum(self.slack / SPAN, 1))[hits]
+        return bool(np.log(chance).sum() + np.log(max(self.tried, 1)) < np.log(CHANCE))
 
     def _least(self, score: Score) -> float:
         return EVERY if any(change.fitted for change, _ in score.variant.changes) else GAIN
@@ -386,7 +405,7 @@ class Search:
 
 def _apart(off: Array) -> float:
     """How far off a few values are on average; a fifth of them may be anything."""
-    return float(np.sort(np.minimum(off, 10))[: max(1, round(0.8 * len(off)))].mean())
+    return float(np.sort(np.minimum(off, FARTHEST))[: max(1, round(0.8 * len(off)))].mean())
 
 
 def _odds(p: Array) -> Array:

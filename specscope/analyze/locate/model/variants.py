@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from specscope.analyze.audit.model.rules import PENALTIES
 from specscope.analyze.locate.model.other_rows import (
     BEFORE,
     CHILD,
@@ -25,7 +26,6 @@ from specscope.analyze.locate.model.sampling import (
     LOGITS,
     MIN_P,
     ORDER,
-    PENALTIES,
     RIGHT,
     SOFTMAX,
     TEMPERATURE,

@@ -1,0 +1,219 @@
+"""What final tokens are drawn from: the residual of p after a rejection, else p, each by the coin that is recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from specscope.analyze.audit.audit import Audit
+from specscope.analyze.diagnose.case import Case, Step
+from specscope.analyze.diagnose.rerun.models import Models
+from specscope.analyze.diagnose.rerun.rows import Asked, of_head, of_model
+from specscope.analyze.diagnose.together import OF_FINALS
+from specscope.analyze.findings import CheckResult
+from specscope.analyze.locate.code import code_of
+from specscope.analyze.locate.located import Located, Operation, Proof, Stage
+from specscope.analyze.locate.model.other_rows import Places
+from specscope.analyze.locate.model.sampling import RIGHT, RuledRows
+from specscope.trace.history.wording import plural
+from specscope.trace.record.notes import model_part
+from specscope.trace.record.records import FinalKind
+from specscope.trace.record.rules import STANDARD
+from specscope.trace.record.tree import ROOT, Drawn
+
+STEPS = 48  # whose draws are made again
+ENOUGH = 4  # draws that an explanation must explain
+NEARLY, MOST = 0.96, 0.9  # of the draws that are wrong, and of all
+FINE = 0.01  # of log odds: what float32 may be off by
+BORDER = 2e-3  # a coin so near to another token's part of the sum may have drawn that token
+RESIDUAL, WHOLE = "the residual", "p"
+Key = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class DrawnFrom:
+    """A final token, and what it may have been drawn from and by; the right ones first."""
+
+    step: Step
+    mass: float  # of the residual before it was divided
+    drawn_from: dict[str, Tensor]  # [V] each
+    coins: dict[str, float]
+
+    def fits(self, name: str, slack: float, *, by_coin: bool) -> bool:
+        """Whether the recorded p of the token, and its coin where that decides, fit a distribution, or another coin."""
+        verdict = self.step.verdict
+        p = self.drawn_from.get(name, next(iter(self.drawn_from.values())))
+        coin = self.coins.get(name, verdict.final_coin)
+        if name and name not in self.drawn_from and name not in self.coins:
+            return False
+        value, mass = float(p[verdict.token]), max(self.mass, 1e-3)
+        allowed = 4e-6 + (slack + 4e-5) / mass * max(value, verdict.final_p)
+        if abs(value - verdict.final_p) > allowed:
+            return False
+        above = float(p[: verdict.token + 1].sum())
+        border = max(BORDER, slack / mass)
+        return not by_coin or above - value - border <= coin <= above + border
+
+
+def located_finals(case: Case, audit: Audit, models: Models) -> list[Located]:
+    """What the final tokens were drawn from, or by, where it is not what is left of p and their own coin.
+
+    Recovered tokens are looked at where verify finds something wrong with them; in our own runs, whose draws can be
+    made again, all are, where rounding is too small to move what top-k and others leave.
+    """
+    steps = [
+        step
+        for step in case.drafting
+        if step.part.rule == STANDARD and step.params is not None and not step.params.greedy and step.verdict.tells_p
+    ]
+    run, failed = case.history.run, {name for name, check in case.checks.items() if check.result is CheckResult.FAILED}
+    ours = run is not None and run.is_ours
+    clear = [step for step in steps if ours and (audit.slack <= FINE or not _truncates(step))]
+    asked = steps if failed & {*OF_FINALS} else clear
+    recovered = [step for step in asked if step.rejected_last]
+    others = [step for step in clear if step.verdict.kind is not FinalKind.RECOVERED]
+    located = [_located(case, audit, models, some, by_coin=ours) for some in (recovered, others)]
+    return [one for one in located if one is not None]
+
+
+def _truncates(step: Step) -> bool:
+    params = step.params
+    return params is not None and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
+
+
+def _located(case: Case, audit: Audit, models: Models, steps: Sequence[Step], *, by_coin: bool) -> Located | None:
+    """The same of some steps of one kind."""
+    left = [*_left(case, models, steps[:: max(1, len(steps) // STEPS)][:STEPS])]
+    names = list(dict.fromkeys(name for one in left for name in (*one.drawn_from, *one.coins)))
+    fits = {name: np.array([one.fits(name, audit.slack, by_coin=by_coin) for one in left]) for name in names}
+    if len(names) < 2:
+        return None
+    right, *rest = names
+    wrong = ~fits[right]
+    total = int(wrong.sum())
+    best, second = sorted(rest, key=lambda name: -int(fits[name].sum()))[:2]
+    explained = int((fits[best] & wrong).sum())
+    if total < ENOUGH or explained < NEARLY * total or fits[best].sum() < MOST * len(left):
+        return None
+    example = left[int(np.flatnonzero(wrong)[0])]
+    verdict = example.step.verdict
+    token = verdict.token
+    of_right, of_best = (
+        float(example.drawn_from.get(name, example.drawn_from[right])[token]) for name in (right, best)
+    )
+    kind = "recovered tokens" if right == RESIDUAL else "bonus tokens"
+    how = "by" if best in example.coins else "from"
+    return Located(
+        Operation(Stage.VERDICT, "final draw", f"what {kind} are drawn from", code_of(case.history.run, "final draw")),
+        f"{kind} are drawn {how} {best}, not {how} {'their own coin' if how == 'by' else right}: {explained:,} of "
+        f"{plural(total, 'token')} whose p or coin does not fit {right} fit it, and {int(fits[best].sum()):,} of all "
+        f"{len(left):,} ({plural(len(fits), 'way')} tried)",
+        looks=best,
+        smallest=f"token {token} at {example.step.reference()}: p {verdict.final_p:.6g} recorded, {of_right:.6g} in "
+        f"{right}, {of_best:.6g} in this; coin {verdict.final_coin:.6g}",
+        where=example.step.reference(),
+        explained=explained,
+        differing=total,
+        unit="token",
+        runner_up=f"{second} leaves {total - int((fits[second] & wrong).sum()):,} of {total:,}",
+        spoiled=int((~fits[best] & ~wrong).sum()),
+        proof=Proof.ROWS,
+    )
+
+
+def rows_of(case: Case, models: Models, what: str, steps: Sequence[Step]) -> list[Asked]:
+    """The rows of the target, or of the drafter where that is a model that drew."""
+    run = case.history.run
+    if what.endswith("p"):
+        return of_model(models.target)(case, steps)
+    if models.options.draft is None or run is None:
+        return []
+    is_head = model_part(run.drafter) == "eagle"
+    return of_head(models.head, models.target)(case, steps) if is_head else of_model(models.draft)(case, steps)
+
+
+def _left(case: Case, models: Models, steps: Sequence[Step]) -> Iterator[DrawnFrom]:
+    """What the final tokens of steps may have been drawn from."""
+    asked = rows_of(case, models, "p", steps)
+    of_p, of_raw = _made(asked, "p"), _made(asked, "raw p")
+    sampled = any(step.is_sampled and step.rejected_last for step in steps)
+    of_q = _made(rows_of(case, models, "q", steps), "q") if sampled else {}
+    for step in steps:
+        path = step.verdict.path
+        leaf = int(path[-1]) if len(path) else ROOT
+        p, q = of_p.get((step.key, leaf)), of_q.get((step.key, leaf))
+        if p is None:
+            continue
+        mass, names = 1.0, {WHOLE: p, "the raw p": of_raw[step.key, leaf]}
+        if step.rejected_last:
+            if q is None and step.tree.drawn[step.rejected_last[0]] != Drawn.DETERMINISTIC:
+                continue
+            names, mass = _after_rejections(step, p, q, of_raw[step.key, leaf])
+        for name, node in (("p of the root", ROOT), ("p of the row above", _above(step, leaf))):
+            other = of_p.get((step.key, node))
+            if node != leaf and other is not None:
+                names[name] = other
+        yield DrawnFrom(step, mass, names, dict(_coins(step)))
+
+
+def _coins(step: Step) -> Iterator[tuple[str, float]]:
+    """Other coins that may have drawn it."""
+    coin = step.verdict.final_coin
+    yield "1 less their coin", 1 - coin
+    if step.trials:
+        yield "the coin of the last trial", float(step.verdict.coin[step.trials[-1].nodes[-1]])
+    if step.last is not None:
+        yield "the coin of the step before", float(step.last.verdict.final_coin)
+
+
+def _after_rejections(step: Step, p: Tensor, q: Tensor | None, raw: Tensor) -> tuple[dict[str, Tensor], float]:
+    """What is left of p once the last siblings are rejected, what may stand in its place, and its mass."""
+    rest, of_raw, once, mass, own_q, left_q = p, raw, p, 1.0, q, q
+    without = p.clone()
+    for place, child in enumerate(step.rejected_last):
+        token = int(step.tree.token[child])
+        without[token] = 0
+        rest, share = _rejected(rest, own_q, token)
+        of_raw, _ = _rejected(of_raw, own_q, token)
+        mass = min(mass, share)
+        once, left_q = rest if not place else once, own_q
+        if own_q is not None and step.tree.drawn[child] == Drawn.WITHOUT_REPLACEMENT:
+            own_q = own_q.clone()
+            own_q[token] = 0
+            own_q /= own_q.sum().clamp(min=1e-30)
+    names = {RESIDUAL: rest, "p as it was": p, "p without the rejected tokens": without / without.sum()}
+    names["the residual of the raw p"] = of_raw
+    if q is not None:
+        names["q"] = q
+    if len(step.rejected_last) > 1:
+        names["the residual of the first trial alone"] = once
+        if left_q is not None:
+            names["what is left of q"] = left_q
+    return names, mass
+
+
+def _above(step: Step, leaf: int) -> int:
+    return ROOT if leaf == ROOT else int(step.tree.parent[leaf])
+
+
+def _rejected(p: Tensor, q: Tensor | None, token: int) -> tuple[Tensor, float]:
+    left = p.clone()
+    if q is None:
+        left[token] = 0
+    else:
+        left = (p - q).clamp(min=0)
+    mass = float(left.sum())
+    return (left / mass, mass) if mass > 0 else (p, 1.0)
+
+
+def _made(asked: Sequence[Asked], what: str) -> dict[tuple[Key, int], Tensor]:
+    """The distribution at every row that was asked for, by step and node."""
+    usable = [one for one in asked if one.logits and not one.contexts.limits and not one.contexts.params.limited]
+    if not usable:
+        return {}
+    rows = RuledRows(Places(usable), what, None)
+    made = rows.distributions(RIGHT, range(len(rows.places.every))).double()
+    return {(place.asked.step.key, place.node): row for place, row in zip(rows.places.every, made, strict=True)}
