@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Sequence
 
 from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.causes import Cause
-from specscope.analyze.diagnose.diagnosis import CERTAIN, CONDITION, Suspect
+from specscope.analyze.diagnose.diagnosis import CERTAIN, CONDITION, LOG_CHANCE, Suspect
 from specscope.analyze.diagnose.verdicts import counted
 from specscope.analyze.evidence.visits import Visit
 from specscope.analyze.findings import Check
@@ -22,6 +24,9 @@ def token_lost(case: Case, check: Check) -> list[Suspect]:
         text = ", ".join(f"{size:+d} ({count:,})" for size, count in lengths.most_common(3))
         line = f"the cache is too long behind a rejection in {counted(check)}, by no more than was rejected: {text}"
         return [Suspect(Cause.CACHE_NOT_CROPPED, CERTAIN + 0.01, (line,), example=check.example)]
+    if line := _of_anothers_count(case, wrong):
+        lines = (f"{check.name}: {check.detail}, and so in {counted(check)}", line)
+        return [Suspect(Cause.COUNTS_SWAPPED, CERTAIN + 0.02, lines, example=check.example)]
     gaps = Counter[tuple[str, int]]()
     for visit in wrong:
         gaps[_when(visit), _gap(visit)] += 1
@@ -37,6 +42,28 @@ def token_lost(case: Case, check: Check) -> list[Suspect]:
     # Where most positions are wrong, no tokens are lost: positions are recorded wrongly
     score = CONDITION if check.failed > 0.5 * check.tested and check.tested > 4 else CERTAIN + 0.01
     return [Suspect(Cause.TOKEN_LOST, score, tuple(lines), example=check.example)]
+
+
+def _of_anothers_count(case: Case, wrong: Sequence[Visit]) -> str:
+    """Whether each step begins where another request's count of accepted tokens would have ended it; "" where not.
+
+    How often chance does this is read from the counts that the step before could have had.
+    """
+    at = {(visit.request.id, visit.part.index): visit for visit in case.visits}
+    log_chance, gaps = 0.0, 0
+    for visit in wrong:
+        before = visit.before
+        if before is None or before.verdict is None or visit.preempted or not (gap := _gap(visit)):
+            return ""
+        batch = at[visit.request.id, before.index].record.requests
+        own = before.verdict.accepted
+        others = {part.verdict.accepted for part in batch if part.verdict is not None} - {own}
+        if own + gap not in others:
+            return ""
+        gaps, log_chance = gaps + 1, log_chance + math.log(len(others) / max(before.tree.max_depth, len(others), 1))
+    if log_chance > LOG_CHANCE:
+        return ""
+    return f"each of {plural(gaps, 'gap')} is the count of another request of the same batch, less the request's own"
 
 
 def _when(visit: Visit) -> str:

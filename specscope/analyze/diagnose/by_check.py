@@ -8,15 +8,16 @@ otherwise it is a remark.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 
+import specscope
 from specscope.analyze.audit.audit import Audit
-from specscope.analyze.diagnose import accounts, by_acceptance, by_text, drafted, healthy, lookup, randomness, verdicts
+from specscope.analyze.diagnose import accounts, by_acceptance, by_text, drafted, healthy, randomness, verdicts
 from specscope.analyze.diagnose.audited import from_audit
 from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import CHANCE, CONDITION, Diagnosis, Suspect
+from specscope.analyze.diagnose.failures import Failure, conditions, failures_of
 from specscope.analyze.diagnose.places import explains
 from specscope.analyze.diagnose.together import LOGPROBS
 from specscope.analyze.findings import Check, CheckResult
@@ -81,7 +82,7 @@ EXPLAINS: Mapping[str, Explanation] = {  # by check of verify
 }
 Hypothesis = Callable[[Case], Suspect | None]
 BY_TEXT: tuple[Hypothesis, ...] = (  # questions that no single check asks
-    lookup.shifted_lookup,
+    by_text.shifted_lookup,
     by_text.other_requests_text,
     by_text.vocabulary_map,
     by_text.verdict_late,
@@ -92,27 +93,6 @@ BY_ACCEPTANCE: tuple[Hypothesis, ...] = (
     by_acceptance.drafter_rotary,
     by_acceptance.kv_decay,
 )
-HEALTHY: tuple[Hypothesis, ...] = (
-    healthy.weak_drafter,
-    healthy.hard_text,
-    healthy.high_temperature,
-    healthy.tree_too_small,
-)
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A check that failed, of verify or audit: what any fault that is named must account for."""
-
-    judge: str
-    check: Check
-    line: str  # what it found, in words
-
-    @property
-    def weight(self) -> float:
-        """The share that failed; a statistical check fails as a whole."""
-        check = self.check
-        return check.failed / check.tested if check.failed and check.tested else 1.0
 
 
 def diagnose(
@@ -137,32 +117,54 @@ def diagnose(
     failures = failures_of(case, audit)
     faults, remarks = settled(suspects, failures, audit)
     located = () if location is None else location.located
-    if known and not located and not any(fault.score >= CONDITION for fault in faults):
-        remarks += [remark for ask in HEALTHY if case.steps and (remark := ask(case)) is not None]
+    if known and case.steps and not located and not any(fault.score >= CONDITION for fault in faults):
+        remarks += healthy.remarks(case)
     left = [failure for failure in failures if not explains(located, failure.check.name)]
-    unexplained = [*_unexplained(faults, left), *(() if location is None else location.unexplained)]
+    unexplained = _unexplained(faults, left)
+    agrees = list(() if location is None else location.ruled_out)
+    if location is not None:  # figures of another build, for one: unless a fault explains them
+        (unexplained if unexplained or not failures else agrees).extend(location.unexplained)
     problems += () if location is None else (f"locate: {line}" for line in location.left_out)
     looked_at = ["capture", "verify"] + ["audit"] * (audit is not None) + ["locate"] * (location is not None)
     return Diagnosis(
         suspects=tuple(faults),
-        unexplained=tuple(unexplained),
+        unexplained=tuple(dict.fromkeys(unexplained)),
         looked_at=tuple(looked_at),
         left_out=tuple(problems),
         steps=len(case.steps),
         remarks=tuple(remarks),
         declined=tuple(declined),
         located=located,
-        ruled_out=() if location is None else location.ruled_out,
+        ruled_out=tuple(agrees),
+        when=conditions(case, failures),
+        would_see=_would_see(case.trial),
+        builds=_builds(history),
     )
 
 
+def _would_see(trial: Trial) -> tuple[str, ...]:
+    """What chance decides or draws can be off by a little and pass: how much each check of it would have seen."""
+    return tuple(
+        f"{check.name}: {check.note}, over {plural(check.tested, check.unit)}"
+        for check in trial.checks
+        if check.result is CheckResult.PASSED and check.least_bias is not None and check.unit != "coin"
+    )
+
+
+def _builds(history: History) -> str:
+    """Which build recorded the run, and which judges it."""
+    versions = {} if history.run is None else history.run.versions
+    recorded = ", ".join(f"{name} {version}" for name, version in versions.items()) or "a build that it does not name"
+    return f"recorded by {recorded}; judged by specscope {specscope.__version__}"
+
+
 def _asked(case: Case, audit: Audit | None, problems: list[str]) -> list[Suspect]:
-    """What explains the failed checks, and what else points to a cause. A question that fails stops no other."""
+    """What explains the failed checks, and what else points to a cause."""
     suspects: list[Suspect] = []
     for check in case.trial.failed if case.steps else ():
         explain = EXPLAINS.get(check.name)
         if explain is not None:
-            for suspect in _guarded(check.name, partial(explain, case, check), problems):
+            for suspect in explain(case, check):
                 share = 1.0 if suspect.explained is None or not check.failed else suspect.explained / check.failed
                 suspects.append(replace(suspect, explains={**suspect.explains, check.name: min(share, 1.0)}))
     run, hypotheses = case.history.run, (*BY_TEXT, *BY_ACCEPTANCE)
@@ -170,35 +172,9 @@ def _asked(case: Case, audit: Audit | None, problems: list[str]) -> list[Suspect
         problems.append(f"{run.privacy.lack}: drafts were not held against the text")
         hypotheses = BY_ACCEPTANCE
     for ask in hypotheses if case.steps else ():
-        suspects += _guarded(ask.__name__, partial(_as_list, ask, case), problems)
-    if audit is not None:
-        suspects += _guarded("audit", lambda: from_audit(case, audit), problems)
-    return suspects
-
-
-def _as_list(ask: Hypothesis, case: Case) -> list[Suspect]:
-    suspect = ask(case)
-    return [] if suspect is None else [suspect]
-
-
-def _guarded(name: str, ask: Callable[[], list[Suspect]], problems: list[str]) -> list[Suspect]:
-    """The answer; where the question fails, as on a damaged capture, that is noted in `problems`."""
-    try:
-        return ask()
-    except (ArithmeticError, LookupError, ValueError, TypeError, AssertionError) as error:
-        problems.append(f"{name}: could not be asked ({type(error).__name__}: {error})")
-        return []
-
-
-def failures_of(case: Case, audit: Audit | None) -> list[Failure]:
-    """Every check of verify and audit that failed."""
-    failures = [
-        Failure("verify", check, f"verify, {check.name}: {check.detail or check.about}") for check in case.trial.failed
-    ]
-    if audit is not None:
-        wrong = [finding for finding in audit.findings if finding.check.result is CheckResult.FAILED]
-        failures += [Failure("audit", finding.check, f"audit: {finding.sentence}") for finding in wrong]
-    return failures
+        suspect = ask(case)
+        suspects += [] if suspect is None else [suspect]
+    return suspects if audit is None else [*suspects, *from_audit(case, audit)]
 
 
 def settled(

@@ -1,18 +1,29 @@
-"""What the decoded text says about drafts: that one token stands for another, or that they are another request's."""
+"""What the decoded text says about drafts: that one token stands for another, that they are another request's, or that
+prompt lookup took them from another place."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 
+from specscope.analyze.audit.ngram import SIZES, Rule, lookup, told_rules
 from specscope.analyze.diagnose.case import Case, Step, path_of_firsts
 from specscope.analyze.diagnose.causes import Cause
-from specscope.analyze.diagnose.diagnosis import CHANCE, CONDITION, Suspect
+from specscope.analyze.diagnose.diagnosis import CERTAIN, CHANCE, CONDITION, Suspect
 from specscope.analyze.diagnose.rates import Rate, chance_of, z_between
 from specscope.analyze.findings import CheckResult, Reference
+from specscope.plans.plan import StaticPlan
+from specscope.trace.history.wording import plural
+from specscope.trace.record.tree import ROOT
 
 LEAST = 40  # drafted tokens: fewer prove little
 SIGMAS = 5.0
+SHIFTS = (1, -1, 2, -2, 3)
+LOOKED_UP = 2000  # steps that are looked up again
+FOR_RULE = 100  # of them, from which the rule is found
+EXPLAINED = 8  # drafted tokens that a mistake must explain
+Paths = frozenset[tuple[int, ...]]
 
 
 def vocabulary_map(case: Case) -> Suspect | None:
@@ -132,3 +143,53 @@ def tail_of_binomial(hits: int, total: int, share: float) -> float:
         return 1.0
     distance = mean * math.log(mean / share) + ((1 - mean) * math.log((1 - mean) / (1 - share)) if mean < 1 else 0.0)
     return math.exp(-total * distance)
+
+
+def shifted_lookup(case: Case) -> Suspect | None:
+    """Trees that are what the text gives at another place: the continuation is taken too late or too early."""
+    run, plan = case.history.run, case.plan
+    if run is None or run.drafter != "ngram" or not isinstance(plan, StaticPlan):
+        return None
+    depth, width = plan.max_depth, len(plan.shape.children(ROOT))
+    steps = [step for step in case.drafting if step.after > 0]
+    steps = steps[:: max(1, len(steps) // LOOKED_UP)]
+    if not steps:
+        return None
+    recorded = {id(step): _paths(step) for step in steps}
+
+    def fits(some: Sequence[Step], rule: Rule, shift: int) -> list[Step]:
+        """Steps whose tree is what the text gives; with a shift, the end may be missing."""
+        drafted = ((step, frozenset(lookup(step.text[: step.after], depth, width, rule, shift))) for step in some)
+        pairs = ((step, recorded[id(step)], paths) for step, paths in drafted)
+        return [
+            step
+            for step, there, paths in pairs
+            if (bool(there) and there <= paths if shift else rule.agrees(there, paths))
+        ]
+
+    rules = told_rules(run.speculation) or tuple(Rule(*sizes) for sizes in SIZES)
+    few = steps[:: max(1, len(steps) // FOR_RULE)]
+    right = max(rules, key=lambda rule: len(fits(few, rule, 0)))
+    alike = {id(step) for step in fits(steps, right, 0)}
+    wrong = [step for step in steps if id(step) not in alike and recorded[id(step)]]
+    if not wrong:
+        return None
+    explained, shift = max(((fits(wrong, rule, shift), shift) for shift in SHIFTS for rule in rules), key=_drafted)
+    if len(explained) <= 0.8 * len(wrong) or sum(len(step.tree) for step in explained) < EXPLAINED:
+        return None
+    late = f"{plural(abs(shift), 'token')} too {'late' if shift > 0 else 'early'}"
+    line = (
+        f"prompt lookup that continues {late} drafts the recorded tree in {len(explained):,} of the {len(wrong):,} "
+        f"steps in which the right lookup does not; {len(steps):,} steps were looked at"
+    )
+    return Suspect(Cause.DRAFT_POSITION, CERTAIN, (line,), example=explained[0].reference(), rerun=True)
+
+
+def _drafted(explained: tuple[list[Step], int]) -> int:
+    """How many drafted tokens are explained."""
+    return sum(len(step.tree) for step in explained[0])
+
+
+def _paths(step: Step) -> Paths:
+    tree = step.tree
+    return frozenset(tuple(int(tree.token[i]) for i in tree.path_to(node)) for node in range(len(tree)))

@@ -73,6 +73,9 @@ class Diagnosis:
     declined: tuple[str, ...] = ()  # what the user told it to leave out
     located: tuple[Located, ...] = ()  # faults with their places, those that explain most first
     ruled_out: tuple[str, ...] = ()  # what agrees, a sentence each, where something was looked for
+    when: tuple[str, ...] = ()  # the conditions under which checks fail, the clearest first
+    would_see: tuple[str, ...] = ()  # how large an error each check of chance that passed would have seen
+    builds: str = ""  # which build recorded the run, and which judged it
 
     @property
     def faults(self) -> tuple[Suspect, ...]:
@@ -98,4 +101,7 @@ class Diagnosis:
             "left_out": [*self.left_out, *self.declined],
             "located": [located.to_dict() for located in self.located],
             "ruled_out": list(self.ruled_out),
+            "when": list(self.when),
+            "would_see": list(self.would_see),
+            "builds": self.builds,
         }

@@ -19,9 +19,16 @@ WIDEST = 2**18  # tokens: no vocabulary is larger
 FEWEST = 20  # drafts, or trials at a depth
 
 
-def weak_drafter(case: Case) -> Suspect | None:
+def remarks(case: Case) -> list[Suspect]:
+    """All that apply."""
+    entropy = Entropy.of(case)
+    found = [weak_drafter(case, entropy), hard_text(entropy), high_temperature(entropy), tree_too_small(case)]
+    return [remark for remark in found if remark is not None]
+
+
+def weak_drafter(case: Case, entropy: Entropy | None) -> Suspect | None:
     """Most first drafts are rejected, and neither hard text nor the temperature explains it."""
-    figures, entropy = case.history.acceptance, Entropy.of(case)
+    figures = case.history.acceptance
     if figures.drafts < FEWEST or not figures.conditional or figures.conditional[0] is None:
         return None
     first = figures.conditional[0]
@@ -35,18 +42,16 @@ def weak_drafter(case: Case) -> Suspect | None:
     return Suspect(Cause.WEAK_DRAFTER, REMARK * (1 - first), tuple(lines))
 
 
-def hard_text(case: Case) -> Suspect | None:
+def hard_text(entropy: Entropy | None) -> Suspect | None:
     """The target's own distribution is wide: no drafter could guess it."""
-    entropy = Entropy.of(case)
     if entropy is None or not entropy.is_hard:
         return None
     line = f"where drafts are tried, the entropy of the target's own distribution is {entropy.words}"
     return Suspect(Cause.HARD_TEXT, REMARK * min(entropy.least / 4, 1.0), (line,))
 
 
-def high_temperature(case: Case) -> Suspect | None:
+def high_temperature(entropy: Entropy | None) -> Suspect | None:
     """The temperature makes the distribution wide that drafts are judged by."""
-    entropy = Entropy.of(case)
     if entropy is None or entropy.is_hard or not entropy.is_heated:
         return None
     of_p = f"p at temperature {entropy.temperature:g} has an entropy of {entropy.sampled:.2f} nats"

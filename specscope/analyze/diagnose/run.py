@@ -100,6 +100,6 @@ def rerun(
         progress(what, number, len(asked))
         try:
             suspects += ask()
-        except (ArithmeticError, LookupError, ValueError, TypeError, AssertionError, RuntimeError, UserError) as error:
-            problems.append(f"{what}: could not be asked ({type(error).__name__}: {first_line(error)})")
+        except (UserError, RuntimeError) as error:  # a model of another form, or no memory
+            problems.append(f"{what}: {first_line(error)}")
     return suspects

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
 from specscope.analyze.diagnose.diagnosis import Diagnosis, Suspect
 from specscope.analyze.diagnose.places import PlacedFault, placed
-from specscope.analyze.locate.text import render_located, render_ruled_out
+from specscope.analyze.findings import Exit
+from specscope.analyze.locate.text import render_lines, render_located
 from specscope.trace.history.wording import plural
 from specscope.trace.record.vocabulary import printable
 
@@ -23,6 +26,8 @@ def render_diagnosis(diagnosis: Diagnosis, source: str, console: Console) -> Non
     console.print(
         Text(f"{plural(diagnosis.steps, 'decode step')} of {printable(source)}; looked at: {looked}", style="dim")
     )
+    if diagnosis.builds:
+        console.print(Text(printable(diagnosis.builds), style="dim"))
     for line in (*diagnosis.left_out, *diagnosis.declined):
         console.print(Text(f"! not judged: {printable(line)}", style="yellow"), soft_wrap=True)
     faults = placed(diagnosis.located, diagnosis.faults)
@@ -31,12 +36,17 @@ def render_diagnosis(diagnosis: Diagnosis, source: str, console: Console) -> Non
     shown = {id(fault.cause) for fault in faults[:SHOWN]}
     if others := [fault.cause.label for fault in diagnosis.faults if id(fault) not in shown]:
         console.print(Text(f"\nless likely: {', '.join(others)}", style="dim"))
+    render_lines("When it happens", diagnosis.when, console)
     if diagnosis.unexplained:
         title = "Also wrong, and not explained by these" if faults else NOT_LOCATED if diagnosis.ruled_out else UNKNOWN
         console.print(Text(f"\n{title}", style="bold red"))
         for line in diagnosis.unexplained:
             console.print(Padding.indent(Text(printable(line)), 2))
-    render_ruled_out(diagnosis.ruled_out, console)
+    render_lines("Ruled out", diagnosis.ruled_out, console)
+    if diagnosis.exit is not Exit.INCONSISTENT:
+        render_lines(
+            "What chance decides may be off by less than each check would have seen", diagnosis.would_see, console
+        )
     if diagnosis.remarks:
         console.print(Text("\nRemarks", style="bold cyan"))
         for remark in diagnosis.remarks:
@@ -52,7 +62,7 @@ def _fault(number: int, fault: PlacedFault, source: str, console: Console) -> No
     if place is not None:
         render_located(place, source, console)
     if cause is not None:
-        _evidence(cause, console)
+        _evidence(cause, console, said=() if place is None else (place.sentence,))
         console.print(Padding.indent(Text(f"look at: {cause.cause.look}"), 3))
         if place is None or place.where is None:
             console.print(Padding.indent(Text(cause.command(source), style="dim"), 3), soft_wrap=True)
@@ -74,9 +84,10 @@ def _remark(remark: Suspect, console: Console) -> None:
     _evidence(remark, console)
 
 
-def _evidence(suspect: Suspect, console: Console) -> None:
+def _evidence(suspect: Suspect, console: Console, said: Sequence[str] = ()) -> None:
+    """The lines for and against a cause, but for those that were said with its place."""
     for sign, lines, style in (("+", suspect.for_, "green"), ("-", suspect.against, "yellow")):
-        for line in lines:
+        for line in (line for line in lines if line not in said):
             console.print(Padding.indent(Text(f"{sign} ", style=style).append(printable(line), style="default"), 3))
     if suspect.chance is not None:
         text = f"chance gives this with less than {max(suspect.chance, 1e-300):.2g}"

@@ -32,7 +32,7 @@ def render_location(location: Location, console: Console) -> None:
     for walk in location.walks:
         _walk(walk, console)
     _lines("Differs, and has no place", location.without_place, "bold red", console)
-    render_ruled_out(location.ruled_out, console)
+    render_lines("Ruled out", location.ruled_out, console)
     console.print(Text(f"\n{printable(verdict(location))}", style=VERDICT[location.exit]))
 
 
@@ -56,9 +56,9 @@ def render_located(located: Located, source: str, console: Console) -> None:
         console.print(Padding.indent(Text(located.where.command(source), style="dim"), INDENT), soft_wrap=True)
 
 
-def render_ruled_out(lines: Iterable[str], console: Console) -> None:
-    """What agrees, a line each."""
-    _lines("Ruled out", lines, "bold cyan", console)
+def render_lines(title: str, lines: Iterable[str], console: Console) -> None:
+    """What agrees, for one: a line each under a title; nothing where there are none."""
+    _lines(title, lines, "bold cyan", console)
 
 
 def explained(located: Located) -> str:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from specscope.analyze.audit.audit import audit
@@ -19,6 +22,8 @@ from specscope.terminal import text_console
 
 if TYPE_CHECKING:
     from specscope.trace.wire.reading import CaptureReader
+
+EVERY = 10.0  # seconds between lines of progress
 
 
 def audit_captures(
@@ -71,7 +76,11 @@ def audit_captures(
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar on the terminal; nothing where standard error is not one."""
+    """A progress bar on the terminal; where standard error is not one, a line every few seconds."""
+    if not sys.stderr.isatty():
+        with _progress_lines() as tell:
+            yield tell
+        return
     columns = (
         SpinnerColumn(),
         BarColumn(),
@@ -79,8 +88,25 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
         TimeElapsedColumn(),
         TextColumn("{task.description}", markup=False),
     )
-    console = text_console(error=True)
-    bar = Progress(*columns, console=console, transient=True, refresh_per_second=4, disable=not sys.stderr.isatty())
-    with bar:
+    with Progress(*columns, console=text_console(error=True), transient=True, refresh_per_second=4) as bar:
         task = bar.add_task("loading", total=None)
         yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
+
+
+@contextmanager
+def _progress_lines() -> Iterator[Callable[[str, int, int], None]]:
+    """Lines in a log: from a thread, since a model that loads or a search reports nothing for long."""
+    ended, began, now = threading.Event(), time.monotonic(), ["loading"]
+
+    def lines() -> None:
+        while not ended.wait(EVERY):
+            click.echo(f"{time.monotonic() - began:.0f} s: {now[0]}", err=True)
+
+    def tell(what: str, done: int, total: int) -> None:
+        now[0] = f"{what}, {done:,} of {total:,}" if total > 1 else what
+
+    threading.Thread(target=lines, daemon=True).start()
+    try:
+        yield tell
+    finally:
+        ended.set()

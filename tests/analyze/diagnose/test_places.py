@@ -96,6 +96,14 @@ def test_the_name_and_the_place_are_shown_together_and_once():
     assert text.endswith(f"Located: {title}.")
 
 
+def test_what_is_said_with_the_place_is_not_said_again_with_the_name():
+    """Both come from one search."""
+    named = dataclasses.replace(suspect(Cause.MASK_SIBLINGS), for_=(LOCATED.sentence, "more"))
+    text = shown(Diagnosis((named,), located=(LOCATED,), steps=3))
+    assert text.count(" ".join(LOCATED.sentence.split())) == 1
+    assert "+ more" in text
+
+
 def test_without_a_name_the_place_stands_alone():
     diagnosis = Diagnosis((), located=(LOCATED,), steps=3)
     text = shown(diagnosis)

@@ -3,20 +3,23 @@
 import dataclasses
 import io
 import math
+import re
 
 import numpy as np
 import pytest
 from rich.console import Console
 
 from specscope.analyze.diagnose import healthy
-from specscope.analyze.diagnose.by_check import Failure, diagnose, settled
+from specscope.analyze.diagnose.by_check import diagnose, settled
 from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import Suspect
+from specscope.analyze.diagnose.failures import Failure
 from specscope.analyze.diagnose.text import render_diagnosis
 from specscope.analyze.findings import Check, CheckResult, Exit
 from specscope.analyze.verify.trial import judge
-from specscope.trace.record.records import Outcome
+from specscope.trace.record.records import Outcome, Preceded
+from tests.analyze.compare.runs import Made, make
 from tests.analyze.histories import history as made
 from tests.analyze.histories import record, step
 from tests.analyze.judges.edits import changed, sample, with_verdict
@@ -173,6 +176,22 @@ def test_a_rule_that_is_named_and_not_used():
     assert "41 of 41 steps" in found.faults[0].for_[0]
 
 
+def after_no_acceptance(part):
+    """The ratio test without q, behind a step that accepted no draft."""
+    return accepted_by_p(part) if part.preceded is Preceded.NOTHING else None
+
+
+def test_when_it_happens_is_said_by_recorded_facts():
+    """Item: an error that occurs only after one kind of step."""
+    history = sample("sampled")
+    able = [n for n, part in enumerate(decode_steps(history)) if after_no_acceptance(part) is not None]
+    assert len(able) > 5
+    failed, found = judged(changed(history, after_no_acceptance, able))
+    assert "accept probability" in failed
+    assert "where the step before is nothing" in found.when[0]
+    assert found.when[0] in " ".join(shown(found).split())
+
+
 def failure(name, failed, tested):
     return Failure("audit", Check(name, CheckResult.FAILED, "", tested, failed, unit="node"), f"{name} differs")
 
@@ -239,7 +258,12 @@ def test_three_lists_in_order():
 def test_a_healthy_run_says_what_was_looked_at():
     found = diagnose(sample("sampled"))
     assert found.exit is Exit.CONSISTENT
-    assert "No fault found by verify over 41 decode steps" in shown(found)
+    text = shown(found)
+    assert "No fault found by verify over 41 decode steps" in text
+    assert re.search(r"drafted surprisal: would have seen [\d.]+ nats a token with 95 % power, over 64 draws", text)
+    assert found.builds in text
+    assert re.match(r"recorded by specscope \S+, torch .*; judged by specscope \d", found.builds)
+    assert not found.when
     apart = diagnose(sample("sampled"), left_out=["audit: the model is not at hand"])
     assert apart.exit is Exit.NOT_JUDGED
     assert "what could not be judged is named above" in shown(apart)
@@ -256,8 +280,8 @@ def unsure(part):
 def test_the_targets_own_entropy_is_told_of_a_greedy_run():
     """Item 6: at temperature 0 the entropy of p is 0 whatever the target thinks; hard text is possible there too."""
     history = sample("eagle")
-    assert healthy.hard_text(Case.of(history)) is None
-    hard = healthy.hard_text(Case.of(changed(history, unsure)))
+    assert healthy.hard_text(healthy.Entropy.of(Case.of(history))) is None
+    hard = healthy.hard_text(healthy.Entropy.of(Case.of(changed(history, unsure))))
     assert hard is not None
     assert "is between 1.61 and " in hard.for_[0]  # five alike: ln 5; the fifth may be many tokens
     assert "(n = 60 roots)" in hard.for_[0]
@@ -281,9 +305,9 @@ def test_a_lower_bound_shows_no_sure_target_and_a_high_temperature_explains_low_
         params = dataclasses.replace(request.info.params, temperature=temperature)
         request.info = dataclasses.replace(request.info, params=params)
     case = Case.of(history)
-    found = [check(case) for check in (healthy.weak_drafter, healthy.hard_text, healthy.high_temperature)]
-    assert [suspect.cause for suspect in found if suspect is not None] == [cause]
-    (line,) = next(suspect for suspect in found if suspect is not None).for_
+    (found,) = (remark for remark in healthy.remarks(case) if remark.cause is not Cause.TREE_TOO_SMALL)
+    assert found.cause is cause
+    (line,) = found.for_
     assert "between 0.50 and 9.00 nats" in line if temperature > 1 else "is between 9.00 and" in line
 
 
@@ -320,3 +344,22 @@ def test_a_coin_that_is_no_number_is_convicted_and_left_out_of_sums(coin):
         healthy = next(check for check in whole.checks if check.name == name)
         assert checks[name].tested < healthy.tested
         assert math.isfinite(checks[name].statistic)
+
+
+def test_a_request_that_goes_on_by_the_count_of_another_lost_no_token():
+    history = make(Made())
+    counts = {(part.request, part.index): part.verdict.accepted for step in history.steps for part in step.requests}
+    beside = {}  # by step, the count of the next request of its batch, less its own
+    for step in history.steps:
+        for part, other in zip(step.requests, (*step.requests[1:], step.requests[0]), strict=True):
+            beside[part.request, part.index] = counts[other.request, other.index] - counts[part.request, part.index]
+
+    def drifted(part):
+        by = sum(beside[part.request, index] for index in range(part.index))
+        return dataclasses.replace(part, context_len=part.context_len + by)
+
+    failed, found = judged(changed(history, drifted))
+    assert "tokens in the cache" in failed
+    assert found.faults[0].cause is Cause.COUNTS_SWAPPED
+    assert Cause.TOKEN_LOST not in [fault.cause for fault in found.faults]
+    assert "the count of another request of the same batch" in str(found.faults[0].for_)

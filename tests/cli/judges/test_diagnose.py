@@ -2,11 +2,13 @@
 
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from specscope.cli.judges import audit
 from specscope.cli.main import cli
 from specscope.errors import UserError
 
@@ -97,3 +99,17 @@ def test_a_run_without_steps_cannot_be_judged(tmp_path):
     result = run(head, "--no-audit")
     assert result.exit_code == 2
     assert "Nothing to judge: the capture has no decode step." in result.output
+
+
+def test_progress_in_a_pipe_is_a_line_every_few_seconds(capsys, monkeypatch):
+    monkeypatch.setattr(audit, "EVERY", 0.05)
+    with audit.progress_bar() as progress:
+        progress("auditing the target", 3, 120)
+        time.sleep(0.2)
+        progress("looking at the verdict", 0, 0)
+        time.sleep(0.2)
+    ended = capsys.readouterr().err
+    assert "0 s: auditing the target, 3 of 120\n" in ended
+    assert ended.endswith("0 s: looking at the verdict\n")
+    time.sleep(0.2)
+    assert capsys.readouterr().err == ""
