@@ -348,10 +348,10 @@ def test_a_coin_that_is_no_number_is_convicted_and_left_out_of_sums(coin):
 
 def test_a_request_that_goes_on_by_the_count_of_another_lost_no_token():
     history = make(Made())
-    counts = {(part.request, part.index): part.verdict.accepted for step in history.steps for part in step.requests}
+    counts = {(part.request, part.index): part.verdict.accepted for one in history.steps for part in one.requests}
     beside = {}  # by step, the count of the next request of its batch, less its own
-    for step in history.steps:
-        for part, other in zip(step.requests, (*step.requests[1:], step.requests[0]), strict=True):
+    for one in history.steps:
+        for part, other in zip(one.requests, (*one.requests[1:], one.requests[0]), strict=True):
             beside[part.request, part.index] = counts[other.request, other.index] - counts[part.request, part.index]
 
     def drifted(part):
