@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-import specscope
 from specscope.analyze.audit.audit import Audit
 from specscope.analyze.diagnose import accounts, by_acceptance, by_text, drafted, healthy, randomness, verdicts
 from specscope.analyze.diagnose.audited import from_audit
@@ -152,10 +151,10 @@ def _would_see(trial: Trial) -> tuple[str, ...]:
 
 
 def _builds(history: History) -> str:
-    """Which build recorded the run, and which judges it."""
+    """Which build recorded the run."""
     versions = {} if history.run is None else history.run.versions
     recorded = ", ".join(f"{name} {version}" for name, version in versions.items()) or "a build that it does not name"
-    return f"recorded by {recorded}; judged by specscope {specscope.__version__}"
+    return f"recorded by {recorded}"
 
 
 def _asked(case: Case, audit: Audit | None, problems: list[str]) -> list[Suspect]:

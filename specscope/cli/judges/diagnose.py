@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from specscope import __version__
 from specscope.cli.captures import (
     captures_argument,
     fetches_captures,
@@ -118,6 +119,7 @@ def _examine(
             known=known,
             locate=place_of,
         )
+    diagnosis = replace(diagnosis, builds=f"{diagnosis.builds}; judged by specscope {__version__}")
     if not as_json:
         from specscope.analyze.diagnose.text import render_diagnosis
 

@@ -25,6 +25,7 @@ def test_the_planted_bug_of_the_readme_is_named():
     assert "1. the drafts are shifted in position" in result.output
     assert f"specscope replay '{TRACES / 'planted.jsonl'}#r0@" in result.output
     assert "not judged: audit: --no-audit was given" in result.output
+    assert re.search(r"recorded by specscope \S+, torch \S+, .*; judged by specscope \d", result.output)
 
 
 def test_a_healthy_capture_has_no_fault():
