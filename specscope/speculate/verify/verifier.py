@@ -54,17 +54,16 @@ class Verifier:
         if not parts:
             return None
         batch = step_batch(parts, changes, memory)
+        if self.rule == STANDARD and self.backend is Backend.TRITON:
+            from specscope.speculate.verify import device  # triton is imported only where it runs
+
+            return JudgedStep(device.verify(batch), batch, parts, None)
+        batch = batch.on_host()  # the other rules have no kernels
         verdicts, drawn_from = self._judge(batch)
         return JudgedStep(verdicts, batch, parts, drawn_from)
 
     def _judge(self, batch: VerifyBatch) -> tuple[list[Verdict], list[Left] | None]:
-        """Verdicts, and what the final tokens were drawn from where that is at hand."""
-        if self.rule in LOOK_AHEAD:  # these have no kernels
-            return traversal.verify(batch.on_host(), self.rule)
-        if self.rule == MATCH:
-            return match.verify(batch.on_host())
-        if self.backend is Backend.TORCH:
-            return host.verify(batch), None
-        from specscope.speculate.verify import device  # triton is imported only where it runs
-
-        return device.verify(batch), None
+        """Verdicts on the host, and what the final tokens were drawn from where that is at hand."""
+        if self.rule in LOOK_AHEAD:
+            return traversal.verify(batch, self.rule)
+        return match.verify(batch) if self.rule == MATCH else (host.verify(batch), None)

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from specscope.model.backend import Backend
 from specscope.speculate.drafters.base import Context, Draft
-from specscope.speculate.sampling import TargetRows
-from specscope.speculate.verify import host, match, traversal
+from specscope.speculate.sampling import Memory, TargetRows
+from specscope.speculate.verify import host, inputs, match, traversal
+from specscope.speculate.verify.distribution import Dense
 from specscope.speculate.verify.inputs import VerifyBatch, VerifyInput
 from specscope.speculate.verify.left import Residual
 from specscope.speculate.verify.verifier import Verifier
@@ -328,3 +329,36 @@ def test_a_verifier_on_the_device_judges_these_rules_on_the_host(rule, temperatu
         found.append((verdict.path.tolist(), verdict.token, notes.final_entropy))
     assert found[0][:2] == found[1][:2]
     assert found[0][2] == pytest.approx(found[1][2], abs=1e-4)
+
+
+class OnDevice(torch.Tensor):
+    """A tensor that says that it lies on a GPU, and cannot be read but by a copy."""
+
+    device = property(lambda tensor: torch.device("cuda"))
+
+    def cpu(self):
+        return torch.Tensor.cpu(self).as_subclass(torch.Tensor)
+
+    def numpy(self):
+        raise TypeError("can't convert cuda tensor to numpy: use Tensor.cpu() first")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_the_torch_backend_judges_rows_of_a_device(monkeypatch, temperature):
+    """`--backend torch` on a GPU: what `doctor` recommends where Triton does not run."""
+    logits = 2 * torch.randn(3, 11, generator=torch.Generator().manual_seed(5))
+    q = logits[0].softmax(-1)
+    tree = DraftTree.build(
+        [int(logits[0].argmax()), 4], [ROOT, ROOT], [float(q.max()), float(q[4])], Drawn.WITH_REPLACEMENT
+    )
+    context = Context("r", [5, 6, 7], 2, SamplingParams(temperature=temperature, seed=3))
+    ((wanted, of_host),) = Verifier(Backend.TORCH, notes=True).verify(
+        [(context, Draft(tree, {ROOT: Dense(q)}), logits)]
+    )
+    rows = inputs.target_rows([context.rows(logits, list)], Memory())
+    on_device = TargetRows(rows.choices.as_subclass(OnDevice), rows.p.as_subclass(OnDevice))
+    monkeypatch.setattr(inputs, "target_rows", lambda parts, memory: on_device)
+    draft = Draft(tree, {ROOT: Dense(q.as_subclass(OnDevice))})
+    ((verdict, notes),) = Verifier(Backend.TORCH, notes=True).verify([(context, draft, logits)])
+    assert verdict == wanted
+    assert notes == of_host
