@@ -21,7 +21,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "measure": (5500, 3300),
     "engine": (2999, 2350),
     "plans": (858, 850),
-    "speculate": (3535, 2700),
+    "speculate": (3534, 2700),
     "model": (3746, 2800),
     "kernels": (2692, 2200),
     "inside": (1850, 1850),
@@ -33,7 +33,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "page": (700, 700),
     "bench, train": (1492, 0),
     "top level": (897, 600),
-    "all": (89218, 64500),
+    "all": (89217, 64500),
     "benchmarks": (3300, 3300),
 }
 TESTS_BUDGET = 40_500
