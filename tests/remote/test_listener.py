@@ -15,12 +15,11 @@ from opentelemetry.trace import SpanContext
 
 from specscope.remote.attached import Attached
 from specscope.remote.receiver import JSON, PROTOBUF
-from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.sending import readable
-from specscope.trace.wire.spans import Encoder, resource_attributes
+from specscope.trace.wire.spans import resource_attributes
 from tests.remote import test_receiver as receiver
-from tests.trace.samples import records
+from tests.trace.samples import encoded, records
 from tests.trace.strategies import RUN
 from tests.trace.wrappings import export
 from tests.waiting import until
@@ -36,8 +35,7 @@ def post(attached: Attached, body: bytes | list[ReadableSpan], kind: str = PROTO
 def spans(run=RUN, change=lambda span: span.attributes) -> list[ReadableSpan]:
     """The sample run as an engine would send it, its attributes changed."""
     resource = Resource(resource_attributes(run))
-    encoded = [span for record in records() for span in Encoder(run, Vocabulary()).encode(record)]
-    return [readable(span._replace(attributes=change(span)), resource) for span in encoded]
+    return [readable(span._replace(attributes=change(span)), resource) for span in encoded(records(), run)]
 
 
 def settle(attached: Attached, done) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from specscope.trace.record.records import FinalKind, FinishReason, RequestInfo
+from specscope.trace.record.records import FinishReason, RequestInfo
 from specscope.trace.record.tree import DraftTree
 from tests.support import records as made
 from tests.trace.samples import NS, record, verdict
@@ -61,12 +61,11 @@ class FakeEngine:
 
     def _part(self, one, accepted):
         drafted = CHAINS[accepted[0]]
-        got = min(accepted[1], len(drafted))
-        kind = FinalKind.TARGET if not len(drafted) else FinalKind.BONUS if got == len(drafted) else FinalKind.RECOVERED
-        outcome = [1] * got + [2] * (got < len(drafted)) + [0] * max(len(drafted) - got - 1, 0)
-        judged = verdict(drafted, outcome, list(range(got)), 7, kind)
+        got = range(min(accepted[1], len(drafted)))
+        path, outcome = list(got), made.outcomes(len(drafted), got, range(len(got), min(len(got) + 1, len(drafted))))
+        judged = verdict(drafted, outcome, path, 7, made.kind_of(drafted.parent.tolist(), path))
         more = {"index": one.steps, "context": 3 + one.emitted, "prefill": 2 * (not one.steps)}
-        one.steps, one.emitted = one.steps + 1, one.emitted + got + 1
+        one.steps, one.emitted = one.steps + 1, one.emitted + len(got) + 1
         return made.part(one.info.id, drafted, judged, **more)
 
     def go_back(self, places):

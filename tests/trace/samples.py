@@ -1,10 +1,14 @@
-"""A small fixed run: prefill, a chain with a rejection, a tree with a bonus, an end."""
+"""A small fixed run: prefill, a chain with a rejection, a tree with a bonus, an end. And the spans of any run."""
 
 import numpy as np
 
 from specscope.trace.record.records import FinalKind
 from specscope.trace.record.tree import ROOT, DraftTree, Drawn
+from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.wire.spans import Encoder, SpanLevel
+from specscope.trace.wire.unspan import Decoder
 from tests.support import records as made
+from tests.trace.strategies import RUN
 
 NS = 1_700_000_000_000_000_000
 
@@ -41,3 +45,16 @@ def records():
         record(2, (part(2, chain, rejected, 2),)),
         record(3, (part(3, tree, bonus, 3),), finished=(end,)),
     ]
+
+
+def encoded(records, run=RUN, vocabulary=None, level=SpanLevel.TREES):
+    """The spans of a run."""
+    encoder = Encoder(run, vocabulary or Vocabulary(), level)
+    return [span for record in records for span in encoder.encode(record)]
+
+
+def decode(spans):
+    """(the decoder, what it makes of spans that come one by one)."""
+    decoder = Decoder()
+    records = [record for span in spans for record in decoder.feed(span)]
+    return decoder, records + decoder.flush()

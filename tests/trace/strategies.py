@@ -1,6 +1,7 @@
 """Random records: any tree, any verdict that the schema allows, tokens whose bytes are no UTF-8 or nothing at all."""
 
 from functools import cache
+from itertools import chain
 from typing import get_args
 
 import numpy as np
@@ -53,10 +54,15 @@ def ints(shape, high=10**6):
     return hnp.arrays(np.int32, shape, elements=st.integers(0, high))
 
 
-def evidence(kind, sizes, /, **given):
-    """A record by the declarations of its fields: its arrays over `sizes`, its numbers of their types."""
-    made = {field.name: _of(field, sizes) for field in wired(kind) if field.name not in given}
-    return st.builds(kind, **made, **given)
+@st.composite
+def evidence(draw, kind, sizes, /, **given):
+    """A record by the declarations of its fields: its arrays over `sizes` or any others, its numbers of their types."""
+    fields = [field for field in wired(kind) if field.name not in given]
+    shapes = [field.dimensions for field in fields if field.dtype is not None]
+    sizes = {letter: draw(st.integers(0, 3)) for letter in sorted({*chain(*shapes)} - {*sizes})} | sizes
+    # Of no rows there are no columns
+    sizes |= {inner: 0 for outer, *rest in shapes if not sizes[outer] for inner in rest}
+    return draw(st.builds(kind, **{field.name: _of(field, sizes) for field in fields}, **given))
 
 
 SINGLE = {float: number, bool: st.booleans(), int: counts, str: clean_text, type(None): st.none()}
@@ -109,10 +115,9 @@ def method_notes(tree):
 @st.composite
 def notes(draw, tree):
     """Of a tree, which may be empty, and of any nodes left out of it."""
-    n, d, r = len(tree), draw(st.integers(0, 4)), draw(st.integers(0, 3))
-    sizes = {"n": n, "d": d, "r": r, "l": draw(st.integers(0, 3)) if r else 0, "passes": draw(st.integers(0, 3))}
+    n, d = len(tree), draw(st.integers(0, 4))
     dropped = np.array([draw(st.integers(-1, n + i - 1)) for i in range(d)], dtype=np.int32)
-    return draw(evidence(DraftNotes, sizes, dropped_parent=st.just(dropped)))
+    return draw(evidence(DraftNotes, {"n": n, "d": d}, dropped_parent=st.just(dropped)))
 
 
 @st.composite
@@ -124,16 +129,10 @@ def form_notes(draw, tree):
 
 
 @st.composite
-def logprobs(draw, emitted):
-    return draw(evidence(Logprobs, {"e": emitted, "w": draw(st.integers(0, 20)) if emitted else 0}))
-
-
-@st.composite
 def parent_notes(draw, tree):
     """Of any of a tree's nodes and its root, with any number of likeliest tokens for each."""
     nodes = sorted(draw(st.sets(st.integers(-1, len(tree) - 1), max_size=3)))
     sizes = {"n": len(tree), "k": len(nodes), "t": draw(st.integers(1, 4)) if nodes else 0}
-    sizes["m"] = draw(st.integers(0, 4)) if nodes else 0
     return draw(evidence(ParentNotes, sizes, node=st.just(np.array(nodes, dtype=np.int32))))
 
 
@@ -167,8 +166,7 @@ def infos(draw, name):
     arrival = draw(times)
     told = {"id": st.just(name), "arrival_ns": st.just(arrival), "admitted_ns": st.just(arrival + draw(counts))}
     told["traceparent"] = st.sampled_from(["", f"00-{7:032x}-{9:016x}-01", f"00-{1 << 100:032x}-{1 << 60:016x}-00"])
-    sizes = {"prompt": draw(st.integers(0, 5))}
-    return draw(evidence(RequestInfo, sizes, params=params, labels=labels, title=text, **told))
+    return draw(evidence(RequestInfo, {}, params=params, labels=labels, title=text, **told))
 
 
 passes = st.lists(st.tuples(times, counts), max_size=3).map(
@@ -198,26 +196,21 @@ def parts(draw, name):
     tree = draw(trees())
     verdict = draw(st.none() | verdicts(tree))
     emitted = draw(st.integers(0, verdict.accepted + 1)) if verdict is not None else 0
-    sizes = {"b": draw(st.integers(0, 3)), "v": 0}
     told = {"request": st.just(name), "index": st.just(0) | counts, "emitted": st.just(emitted)}
     if verdict is None:
         told |= {"drafter": st.just("none"), "tree": st.just(DraftTree.empty()), "sizing": st.just("")}
         told |= dict.fromkeys(("verdict", "notes", "preceded", "parents", "method", "form", "logprobs"), st.none())
-        return draw(evidence(RequestStep, sizes, **told))
+        return draw(evidence(RequestStep, {"v": 0}, **told))
     told |= {"drafter": st.sampled_from(["ngram", "none"]), "tree": st.just(tree), "verdict": st.just(verdict)}
     told |= {"moved": ints(draw(st.integers(0, 2)), len(tree) - 1) if len(tree) else st.just(none)}
     notes_of = {"notes": notes, "parents": parent_notes, "method": method_notes, "form": form_notes}
-    told |= {field: st.none() | of(tree) for field, of in notes_of.items()} | {
-        "logprobs": st.none() | logprobs(emitted)
-    }
-    return draw(evidence(RequestStep, sizes, **told))
+    told |= {field: st.none() | of(tree) for field, of in notes_of.items()}
+    told["logprobs"] = st.none() | evidence(Logprobs, {"e": emitted, "w": draw(st.integers(0, 20))})
+    return draw(evidence(RequestStep, {"v": 0}, **told))
 
 
-@st.composite
-def ends(draw, info):
-    sizes = {"output": draw(st.integers(0, 4))}
-    told = {"info": st.just(info), "finished_ns": times, "sampled": sampled}
-    return draw(evidence(RequestEnd, sizes, **told))
+def ends(info):
+    return evidence(RequestEnd, {}, info=st.just(info), finished_ns=times, sampled=sampled)
 
 
 @st.composite

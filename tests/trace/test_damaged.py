@@ -1,4 +1,4 @@
-"""Captures that are damaged or hostile: named, left out, and the rest is shown."""
+"""Captures that are damaged or hostile: named, left out, and the rest is shown. Wrong numbers are evidence."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import json
 import resource
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -17,17 +18,18 @@ from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.otlp_json import ReadSpan
 from specscope.trace.wire.reading import CaptureReader, read_capture
-from specscope.trace.wire.spans import Encoder
 from specscope.trace.wire.unspan import HELD, STEPS_BEHIND, Decoder
-from tests.trace.damage import DEPTH, set_value, small, spans_of
+from tests.support.commands import run_here
+from tests.sweep import wrong_with
+from tests.trace.damage import DEPTH, SAMPLES, TRACES, set_value, small, spans_of, with_wrong_numbers
 from tests.trace.look_at import RAW, look_at
-from tests.trace.samples import records
+from tests.trace.samples import decode, encoded, records
 from tests.trace.strategies import RUN
 from tests.trace.wire.test_capture import write
 
 # Faults that were seen, each in one span of a run of four steps.
 
-ARRAY = "specscope.tree.parent"
+ARRAY, WORDS = "specscope.tree.parent", Vocabulary({i: b"x%d" % i for i in range(100)})
 # What a drafter that is a model notes of the sample's tree of two nodes.
 FED = {
     "specscope.draft.dropped": 0,
@@ -88,19 +90,10 @@ OF_OTHERS = {
 }
 
 
-def encoded():
-    """The spans of the sample run."""
-    encoder = Encoder(RUN, Vocabulary({i: b"x%d" % i for i in range(100)}))
-    return [span for record in records() for span in encoder.encode(record)]
-
-
-def decode(change):
+def altered(change):
     """The sample run with some of its spans changed: (decoder, records)."""
-    decoder, back = Decoder(), []
-    for span in encoded():
-        for start, end, attributes in change(span):
-            back += decoder.feed(ReadSpan(span.name, start, end, attributes))
-    return decoder, back + decoder.flush()
+    spans = encoded(records(), RUN, WORDS)
+    return decode(ReadSpan(span.name, *told) for span in spans for told in change(span))
 
 
 STEPS = {"queue": 0, "text_completion a/model": 3}  # where there is one; 2 of the others
@@ -116,7 +109,7 @@ def test_a_span_that_is_damaged_is_counted_named_and_left_out(name, change, text
         hit = span.name == name and span.attributes["specscope.step"] == step
         yield span.start_ns, span.end_ns, span.attributes | (change if hit else {})
 
-    decoder, back = decode(one)
+    decoder, back = altered(one)
     assert decoder.faults.total == 1
     [line] = decoder.faults.lines()
     assert line.startswith(f"left out 1×: {name.split()[0]}: ")
@@ -142,7 +135,7 @@ def wrong_values(key, value):
 @pytest.mark.parametrize("name", ["queue", "decode_step", "engine_step", "text_completion a/model"])
 def test_a_value_of_another_type_or_length_is_named_by_its_key(name):
     """Of every attribute that is read."""
-    steps = [span for span in encoded() if span.name == name]
+    steps = [span for span in encoded(records(), RUN, WORDS) if span.name == name]
     sent = (FED if name == "decode_step" else {}) | next(
         s.attributes for s in steps if s.attributes["specscope.step"] == STEPS.get(name, 2)
     )
@@ -156,24 +149,20 @@ def test_a_value_of_another_type_or_length_is_named_by_its_key(name):
 
 @pytest.mark.parametrize("times", [(-1, 5), (5, 2**63), (10**400, 10**400)])
 def test_times_that_are_none(times):
-    decoder, _ = decode(lambda span: [(*times, span.attributes)] if span.name == "queue" else [])
+    decoder, _ = altered(lambda span: [(*times, span.attributes)] if span.name == "queue" else [])
     assert "no time in nanoseconds" in decoder.faults.lines()[0]
 
 
 def test_steps_far_ahead_neither_loop_nor_grow():
     last = records()[-1]
-    decoder, back = Decoder(), []
-    encoder = Encoder(RUN, Vocabulary())
-    for step in (0, 2**40, 2**52):
-        alone = replace(last, step=step, requests=(), finished=())
-        for span in encoder.encode(alone):
-            back += decoder.feed(span)
-    assert [record.step for record in back + decoder.flush()] == [0, 2**40, 2**52]
+    alone = [replace(last, step=step, requests=(), finished=()) for step in (0, 2**40, 2**52)]
+    decoder, back = decode(encoded(alone))
+    assert [record.step for record in back] == [0, 2**40, 2**52]
     assert decoder.lost == 2**52 - 2  # counted, not walked
 
 
 def test_what_comes_twice_counts_once():
-    decoder, back = decode(lambda span: [(span.start_ns, span.end_ns, span.attributes)] * 3)
+    decoder, back = altered(lambda span: [(span.start_ns, span.end_ns, span.attributes)] * 3)
     assert back == records()
     assert decoder.lost == 0
 
@@ -183,14 +172,14 @@ def test_an_engine_step_that_names_others_than_came_is_given_with_those_that_cam
         names = {"specscope.requests": ["nobody"]} if span.attributes.get("specscope.requests") else {}
         yield span.start_ns, span.end_ns, span.attributes | names
 
-    decoder, back = decode(other)
+    decoder, back = altered(other)
     assert [record.absent.names for record in back] == [("nobody",)] * 4
     assert [record.requests for record in back] == [record.requests for record in records()]
     assert decoder.lost == 4
 
 
 def test_an_end_without_a_start_is_told_by_the_root_span():
-    decoder, back = decode(
+    decoder, back = altered(
         lambda span: [] if span.attributes["specscope.step"] < 3 else [(span.start_ns, span.end_ns, span.attributes)]
     )
     [record] = back
@@ -203,9 +192,9 @@ def test_what_a_decoder_holds_is_bounded():
     """Requests that never end and steps that are never complete, as fast as they come."""
     decoder = Decoder()
     info, step = records()[0], records()[2]
-    encoder = Encoder(RUN, Vocabulary())
-    queue = next(span for span in encoder.encode(info) if span.name == "queue")
-    part = next(span for span in encoder.encode(step) if span.name == "decode_step")
+    queue, part = (
+        next(s for s in encoded([of]) if s.name == name) for of, name in ((info, "queue"), (step, "decode_step"))
+    )
     big = {"specscope.request.prompt": "x" * 2**20}
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for n in range(600):
@@ -339,4 +328,26 @@ def test_what_a_later_version_notes_is_no_damage():
         method = {"specscope.method": '{"one_pass":true,"later":1}'} if span.attributes["specscope.step"] == 2 else {}
         yield span.start_ns, span.end_ns, span.attributes | (method if span.name == "decode_step" else {})
 
-    assert [part.method for record in decode(later)[1] for part in record.requests][2] == MethodNotes(one_pass=True)
+    assert [part.method for record in altered(later)[1] for part in record.requests][2] == MethodNotes(one_pass=True)
+
+
+COSTS = str(TRACES.parent / "tests" / "data" / "costs.json")
+
+
+VERBS = (
+    *("report FILE --json", "verify FILE", "compare FILE WHOLE", "compare FILE FILE", "compare WHOLE FILE --json"),
+    *(f"tune FILE --costs {COSTS}", "export FILE -o tables"),
+)
+
+
+@pytest.mark.parametrize(("name", "seed"), [(name, seed) for seed, name in enumerate(SAMPLES)])
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_wrong_numbers_are_shown_nothing_is_left_out_and_every_verb_ends_well(tmp_path, monkeypatch, name, seed):
+    monkeypatch.chdir(tmp_path)
+    path, whole = Path("FILE"), Path("WHOLE")
+    path.write_bytes(with_wrong_numbers(small(name), seed, share=0.2))
+    whole.write_text("".join(json.dumps(line) + "\n" for line in small(name)))
+    assert look_at(path, page=True) == len(read_capture(whole).history.steps)
+    assert not [line for line in read_capture(path).warnings if "left out" in line]
+    assert [problem for words in VERBS if (problem := wrong_with(words.split()))] == []
+    assert run_here(["verify", "FILE"])[0] == 1

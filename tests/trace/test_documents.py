@@ -96,11 +96,9 @@ def test_json_is_seen_as_such_wherever_it_is_cut(value, at):
     assert is_array(json.dumps([value, value])[: at + 1])
 
 
-@pytest.mark.parametrize(
-    "start", ["[INST] a", "[Gloo] b", "[0;36m(x", "[2026-01-01 10:00:00] c", "[a]", "1", "a {", ""]
-)
-def test_what_is_no_json(start):
-    assert not looks_like_json(start)
+def test_what_is_no_json():
+    starts = ("[INST] a", "[Gloo] b", "[0;36m(x", "[2026-01-01 10:00:00] c", "[a]", "1", "a {", "")
+    assert not any(map(looks_like_json, starts))
 
 
 @pytest.mark.parametrize(

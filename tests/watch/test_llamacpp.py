@@ -73,11 +73,6 @@ def test_a_length_is_that_of_the_steps_with_a_draft():
     assert (one.drafts, one.drafted, one.accepted, len(one.accepted_at)) == (2, 90, 90, 64)
 
 
-def test_verdicts_that_are_made_up_are_marked():
-    assert {one.aggregate.source for one in read(LLAMA / "synthetic.log")} == {"llama.cpp log, synthetic acceptance"}
-    assert {one.aggregate.source for one in read(LLAMA / "steps.log")} == {"llama.cpp log"}
-
-
 def test_times_are_those_of_the_servers_clock():
     first, second, third = read(LLAMA / "steps.log")
     assert first.end_ns - first.start_ns == pytest.approx(3.825e9, rel=1e-3)

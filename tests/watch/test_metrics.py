@@ -11,7 +11,16 @@ from specscope.watch.counts import UnreadableError
 from specscope.watch.pages import Intervals, Reading, difference, read_metrics
 from tests.trace.samples import records
 from tests.waiting import ends
-from tests.watch.samples import SGLANG, changed, text
+from tests.watch.samples import PEOPLE, SGLANG, changed, text
+
+
+def counts(one):
+    return one.drafts, one.drafted, one.accepted, one.emitted, one.accepted_at
+
+
+def only(page):
+    (reading,) = read_metrics(page, 1)
+    return difference(None, reading).aggregate
 
 
 def test_two_recorded_pages_give_what_happened_between_them():
@@ -34,13 +43,8 @@ def test_a_page_alone_counts_since_its_counters_began():
     told = difference(None, reading)
     assert told.aggregate.drafts == 155
     assert told.start_ns == pytest.approx(1.795343980561253e18, rel=1e-12)
-
-
-def test_drafts_of_several_lengths_are_not_told_apart():
-    page = changed(text("metrics_after.txt"), drafted=400)
-    (reading,) = read_metrics(page, 1)
-    assert difference(None, reading).aggregate.proposed_at == ()
-    assert difference(None, reading).aggregate.accepted_at == (7, 3, 3)
+    several = only(changed(text("metrics_after.txt"), drafted=400))  # drafts of several lengths are not told apart
+    assert (several.proposed_at, several.accepted_at) == ((), (7, 3, 3))
 
 
 @pytest.mark.parametrize(
@@ -167,4 +171,60 @@ def test_requests_that_ended_are_counted():
         f'vllm:request_success_total{{engine="0",finished_reason="{reason}",model_name="smollm2"}} {count}\n'
         for reason, count in (("stop", 3), ("length", 2))
     )
-    assert difference(None, read_metrics(page + ended, 1)[0]).aggregate.requests == 5
+    assert only(page + ended).requests == 5
+
+
+def test_ranks_and_the_drafter_of_sglang_are_one_engine():
+    one = only((PEOPLE / "prom_sglang.txt").read_text())
+    assert (one.engine, one.drafts, one.emitted, one.running) == ("", 21, 60, 2)
+    assert (one.averages["sglang:spec_accept_length"], one.averages["sglang:spec_accept_rate"]) == (2.8, 0.6)
+    assert one.length == 2.8
+
+
+PAGES = {
+    "vLLM": text("metrics_after.txt"),
+    "SGLang": (PEOPLE / "prom_sglang.txt").read_text(),
+    "llama.cpp": (PEOPLE / "llamacpp" / "metrics_after.txt").read_text(),
+}
+
+
+def times(page, factor):
+    """A page whose counters are that many times as large."""
+    counter = re.compile(r"(?m)^(\w[\w:]*_total(?:\{[^\n]*\})?) ([0-9][0-9.e+]*)$")
+    return counter.sub(lambda match: f"{match[1]} {float(match[2]) * factor:.1f}", page)
+
+
+@pytest.mark.parametrize("engine", PAGES)
+def test_the_page_of_each_engine_grows_and_starts_again(engine):
+    page, intervals = PAGES[engine], Intervals()
+    since_it_began = only(page)
+    told = [
+        one.aggregate
+        for time_ns, factor in enumerate((1, 2, 5, 5, 1))
+        for one in intervals.take(read_metrics(times(page, factor), time_ns))
+    ]
+    grown, more, idle, again = told
+    assert since_it_began.drafts
+    assert not since_it_began.rounded
+    assert counts(grown) == counts(since_it_began)
+    assert more.drafts == 3 * since_it_began.drafts
+    assert (idle.drafts, idle.reset) == (0, False)
+    assert (counts(again), again.reset) == (counts(since_it_began), True)
+
+
+@pytest.mark.parametrize("engine", [name for name in PAGES if name != "llama.cpp"])  # it serves one model
+def test_two_models_on_a_page_are_two_engines(engine):
+    page = PAGES[engine]
+    other = re.sub(r'model_name="([^"]*)"', r'model_name="other-\1"', page)
+    both = page + "".join(line for line in other.splitlines(keepends=True) if not line.startswith("#"))
+    readings = read_metrics(both, 1)
+    assert len({reading.model for reading in readings}) == len(readings) == 2
+    assert {counts(difference(None, reading).aggregate) for reading in readings} == {counts(only(page))}
+
+
+@pytest.mark.parametrize("engine", PAGES)
+def test_a_gauge_that_is_no_number_is_left_out(engine):
+    gauge = re.compile(r"(?m)^(\w[\w:]*(?<!_total)(?<!_created)(?:\{[^\n]*\})?) [0-9][0-9.e+-]*$")
+    one = only(gauge.sub(r"\1 NaN", PAGES[engine]))
+    assert (one.running, one.waiting, one.kv_usage, one.averages) == (None, None, None, {})
+    assert one.drafts == only(PAGES[engine]).drafts

@@ -5,11 +5,14 @@ import json
 
 import pytest
 
+from specscope.errors import UserError
 from specscope.trace.history.stats import measure
 from specscope.watch.counts import UnreadableError
-from specscope.watch.results import read_json
+from specscope.watch.results import Chunks, read_json
+from specscope.watch.source import Server
 from tests.support.commands import run_here
-from tests.watch.samples import changed, text
+from tests.watch.samples import PEOPLE, changed, read, text
+from tests.watch.server import Page
 
 CHAT = json.loads(text("chat_greedy.json"))
 BY_STEP = [json.loads(line) for line in text("spec_decode_metrics.json").splitlines()]  # of n-gram, six requests
@@ -276,3 +279,60 @@ def test_two_pages_of_one_server_are_the_interval_between_them(tmp_path, monkeyp
     for one, other in (("b.txt", "a.txt"), ("a.txt", "a2.txt")):  # it went back; it is another server's
         (tmp_path / "a2.txt").write_text(after.replace('engine="0"', 'engine="1"'))
         assert "since" not in run_here(["compare", one, other])[1]
+
+
+META = {"id": "a", "completion_tokens": 106, "spec_accept_rate": 0.293, "spec_accept_length": 2.4651}
+
+
+HISTOGRAM = [11, 14, 11, 4, 0, 3]
+
+
+KEYS = {
+    "0.5.10": ("spec_accept_token_num", "spec_draft_token_num", "spec_accept_histogram"),
+    "0.5.11": ("spec_accepted_drafts", "spec_proposed_drafts", "spec_accept_histogram"),
+    "0.5.12": ("spec_num_correct_drafts", "spec_num_proposed_drafts", "spec_correct_drafts_histogram"),
+}
+
+
+@pytest.mark.parametrize("version", KEYS)
+def test_an_answer_of_sglang_under_the_names_of_its_version(version):
+    figures = dict(zip(KEYS[version], (63, 215, HISTOGRAM), strict=True))
+    (told,) = read_json({"text": "hi", "meta_info": META | {"spec_verify_ct": 43} | figures}, 7)
+    one = told.aggregate
+    assert (one.drafts, one.drafted, one.accepted, one.emitted) == (43, 215, 63, 106)
+    assert one.accepted_at == (32, 18, 7, 3, 3)
+    assert one.proposed_at == ()  # its drafts may be trees
+    in_chat = {"object": "chat.completion", "choices": [{"meta_info": META | {"spec_verify_ct": 43} | figures}]}
+    assert read_json(in_chat, 7)[0].aggregate.accepted_at == (32, 18, 7, 3, 3)
+    of_each = {"spec_tokens_details": [META | {"spec_verify_ct": 43} | figures] * 2}
+    two = read_json({"id": "f00d", "object": "chat.completion", "choices": [], "sglext": of_each}, 7)
+    assert [(each.aggregate.request, each.aggregate.emitted) for each in two] == [("f00d 0", None), ("f00d 1", None)]
+
+
+def test_a_stream_has_the_drafts_that_the_log_has():
+    [streamed], logged = (
+        [each.aggregate for each in read(name)[1]]
+        for name in (PEOPLE / "llamacpp" / "stream.txt", PEOPLE / "llamacpp" / "steps.log")
+    )
+    assert streamed.accepted_at == logged[1].accepted_at
+    assert streamed.proposed_at == logged[1].proposed_at
+
+
+def chunk(predicted, drafted, accepted):
+    return {"id": "x", "timings": {"predicted_n": predicted, "draft_n": drafted, "draft_n_accepted": accepted}}
+
+
+def test_chunks_that_may_hold_several_drafts_give_sums_alone():
+    chunks = Chunks()
+    for each in (chunk(1, 0, 0), chunk(4, 8, 1)):  # two steps in a chunk
+        chunks.take(each)
+    (told,) = chunks.end(7)
+    assert (told.aggregate.drafts, told.aggregate.drafted, told.aggregate.accepted) == (None, 8, 1)
+    assert chunks.end(7) == []
+
+
+def test_what_has_no_counts_is_refused_by_name(tmp_path):
+    with pytest.raises(UserError, match=r"a list of llama\.cpp's slots, which counts no drafts"):
+        read(PEOPLE / "llamacpp" / "slots.json")
+    with Page((PEOPLE / "llamacpp" / "slots.json").read_text()) as served, pytest.raises(UserError, match="slots"):
+        Server(served.url, 1).open()

@@ -38,10 +38,6 @@ def long_log(folder, count):
     return File(str(folder / "long.log"), follow=False)
 
 
-def ended(watch):
-    until(lambda: watch.done)
-
-
 def taken(watch):
     return [news[1] for news in watch.take() if not isinstance(news, str)]
 
@@ -64,7 +60,7 @@ def test_a_table_keeps_sums_and_no_records(tmp_path):
     watch, rows, printed = Watch([long_log(tmp_path, 300)], outputs()), IntervalRows(), io.StringIO()
     console, before = Console(file=printed, width=200), alive()
     watch.start()
-    ended(watch)
+    until(lambda: watch.done)
     rows.take(watch, console)
     until(lambda: alive() <= before + 1)  # its outputs take theirs in time, and hold the last one
     rows.totals(console)
@@ -92,7 +88,7 @@ def test_one_source_that_fails_leaves_the_others(tmp_path):
     (tmp_path / "odd.log").write_text("nothing\n")
     watch = Watch([File(str(path), follow=False) for path in (tmp_path / "odd.log", DATA / "log.txt")], outputs())
     watch.start()
-    ended(watch)
+    until(lambda: watch.done)
     watch.stop()
     assert len([news for news in watch.take() if not isinstance(news, str)]) == 5
     assert "odd.log has nothing that watch recognises" in str(watch.errors[0])
@@ -101,7 +97,7 @@ def test_one_source_that_fails_leaves_the_others(tmp_path):
 def test_a_capture_that_cannot_be_written_is_an_error(tmp_path):
     watch = Watch([File(str(DATA / "log.txt"), follow=False)], outputs(tmp_path / "none"))
     watch.start()
-    ended(watch)
+    until(lambda: watch.done)
     watch.stop()
     assert isinstance(watch.errors[0], UserError)
     assert "cannot write" in str(watch.errors[0])

@@ -1,22 +1,25 @@
-"""The figures, against numbers worked out by hand; and the short cuts to them at any position of a run."""
+"""The figures, against numbers worked out by hand; short cuts to them at any position; those on a request's span."""
 
+import dataclasses
 import random
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specscope.trace.history import stats
+from specscope.trace.history import stats, totals
 from specscope.trace.history.history import History
-from specscope.trace.history.stats import Acceptance, mean_tau, measure
-from specscope.trace.history.totals import count_undrafted
+from specscope.trace.history.stats import Acceptance, measure
+from specscope.trace.history.totals import RequestTally, count_undrafted
 from specscope.trace.record.aggregate import Aggregate
-from specscope.trace.record.records import FinalKind
+from specscope.trace.record.records import FinalKind, FinishReason
 from specscope.trace.record.tree import ROOT, DraftTree
 from specscope.trace.wire.reading import read_capture
+from tests.trace.sampled_runs import FakeEngine, sampled_runs
 from tests.trace.samples import part, records, verdict
+from tests.trace.strategies import RUN
 from tests.tui.sample import START_NS, maker
 
 
@@ -59,12 +62,6 @@ def test_a_depth_that_no_draft_proposed_has_no_rate():
     assert figures.to_dict()["proposed_at"] == [4, 2, 0]
 
 
-def test_nothing_gives_none_and_not_nan():
-    empty = Acceptance()
-    assert (empty.tau, empty.rate, empty.depth_rate, empty.per_position) == (None, None, None, [])
-    assert mean_tau([empty]) is None
-
-
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 5)), max_size=12), st.integers(0, 12))
 def test_merging_parts_is_counting_the_whole(sizes, cut):
     steps = [chain(depth, min(depth, accepted)) for depth, accepted in sizes]
@@ -98,9 +95,10 @@ def test_counts_at_any_position(history):
 
 
 def test_why_steps_drafted_nothing_at_any_position_also_after_going_back():
-    history = read_capture(CAPTURE).history
-    history.steps[5:8] = [replace(step, speculation=False) for step in history.steps[5:8]]
-    history = replaced(history)
+    read = read_capture(CAPTURE).history
+    history = History(run=read.run)
+    for at, step in enumerate(read.steps):
+        history.append(replace(step, speculation=False) if 5 <= at < 8 else step)
     while history.steps:
         last = len(history.steps) - 1
         for position in (-1, last // 2, last):
@@ -110,13 +108,6 @@ def test_why_steps_drafted_nothing_at_any_position_also_after_going_back():
                 own = [replace(r, requests=tuple(p for p in r.requests if p.request == name)) for r in records]
                 assert +history.undrafted_at(position, name) == count_undrafted(history.run, own)
         history.truncate(max(len(history.steps) - 7, 0))
-
-
-def replaced(history: History) -> History:
-    whole = History(run=history.run)
-    for step in history.steps:
-        whole.append(step)
-    return whole
 
 
 def test_buckets_of_the_plot(history):
@@ -150,3 +141,80 @@ def test_speed_is_tokens_over_the_wall_clock_of_the_records(history):
     assert history.speed_at(10) == pytest.approx(emitted / elapsed)
     assert history.elapsed_at(10) == pytest.approx(elapsed)
     assert history.speed_at(-1) is None
+
+
+END = [(0, FinishReason.EOS)]
+
+
+def told(records):
+    """(figures, the history's acceptance and reasons) of each end."""
+    tally, history = RequestTally(RUN), History(RUN)
+    for record in records:
+        tally.add(record)
+        history.append(record)
+        for end in record.finished:
+            request = history.requests[end.info.id]
+            yield tally.figures(end), request.acceptance, request.totals.undrafted_upto(len(request.steps))
+
+
+def check(figures, acceptance, undrafted):
+    pooled = Acceptance()
+    pooled.add(figures)  # whose depths are bounded, where an acceptance's are not
+    assert pooled.to_dict() == acceptance.to_dict()
+    assert (figures.tau, figures.rate) == (acceptance.tau, acceptance.rate)
+    assert figures.undrafted == {reason.value: count for reason, count in undrafted.items() if count}
+
+
+@given(sampled_runs(most=30), st.just(totals.KEPT) | st.integers(1, 20))
+@settings(max_examples=160)
+def test_the_figures_are_those_of_the_branch_on_which_it_ends_and_beyond_what_is_kept_none(records, most):
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(totals, "KEPT", most)
+        for figures, acceptance, undrafted in told(records):
+            if most > 20 or (figures is not None and figures.steps):  # more requests than are remembered have none
+                check(figures, acceptance, undrafted)
+
+
+def test_a_run_may_go_on_from_a_step_of_a_branch_that_it_left():
+    engine = FakeEngine()
+    first = [engine.step([("", {})], [], [(2, 1)]), engine.step([], [], [(3, 3)]), engine.step([], [], [(1, 0)])]
+    left = list(engine.path)
+    engine.go_back(2)
+    second = [engine.step([], [], [(0, 0)]), engine.step([], [], [(2, 2)])]
+    engine.path = left[:2]  # to step 1 on branch 0
+    engine.after, engine.alive = left[1][0], left[1][1]
+    engine.branch, engine.branches = engine.branches, engine.branches + 1
+    last = engine.step([], END, [(3, 1)])
+    ((figures, acceptance, undrafted),) = told([*first, *second, last])
+    assert (figures.drafts, figures.drafted, figures.accepted) == (3, 8, 5)
+    check(figures, acceptance, undrafted)
+
+
+def test_a_name_that_comes_again_is_another_request():
+    engine = FakeEngine()
+    records = [engine.step([("", {})], END, [(2, 1)])]
+    engine.names = 0
+    records += [engine.step([("", {})], [], [(3, 3)]), engine.step([], END, [(3, 0)])]
+    figures = [each for each, _, _ in told(records)]
+    assert [each.drafted for each in figures] == [2, 6]
+
+
+def test_times_that_cannot_be_are_none():
+    engine, tally = FakeEngine(), RequestTally(RUN)
+    record = engine.step([("", {})], END, [(2, 1)])
+    end = record.finished[0]
+    late = dataclasses.replace(end, info=dataclasses.replace(end.info, arrival_ns=2**62, admitted_ns=0))
+    tally.add(dataclasses.replace(record, requests=(), finished=(late,)))
+    figures = tally.figures(late)
+    assert (figures.queue_s, figures.first_s, figures.total_s) == (None, None, None)
+
+
+def test_what_is_remembered_is_bounded(monkeypatch):
+    monkeypatch.setattr(totals, "KEPT", 100)
+    tally, engine, chance = RequestTally(RUN), FakeEngine(), random.Random(0)
+    for _ in range(400):
+        engine.path.clear()
+        tally.add(engine.step([("", {})], END if chance.random() < 0.9 else [], [(2, 1)]))
+        engine.alive = dict(list(engine.alive.items())[-3:])  # ends that were lost on the way
+    assert tally._size <= 100
+    assert sum(1 + len(sums) for sums in tally._after.values()) == tally._size

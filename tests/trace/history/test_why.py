@@ -1,4 +1,4 @@
-"""Sentences of `why`, as they stand at places of the sample captures that have one of each."""
+"""Sentences of `why`, as they stand at places of the sample captures that have one of each; and what makes them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from specscope.trace.history.place import brief, headline, why, why_step
+from specscope.speculate.sampling import TargetRows
+from specscope.speculate.verify import match, traversal
+from specscope.speculate.verify.inputs import VerifyBatch
+from specscope.trace.history.place import brief, coin_sign, headline, ratios, why, why_step
 from specscope.trace.record.records import Outcome
+from specscope.trace.record.tree import DraftTree, Drawn
 from specscope.trace.wire.reading import read_capture
-from tests.trace.samples import records
+from tests.speculate.verify.enumeration import dense
+from tests.speculate.verify.test_rules import batch_of
+from tests.speculate.verify.test_verify import random_input
+from tests.trace.samples import decode, encoded, records
 
 ROOT = Path(__file__).parents[3]
 CAPTURES = [*sorted((ROOT / "traces").glob("*.jsonl")), *sorted((ROOT / "tests/data/vllm").glob("why*.jsonl"))]
@@ -119,12 +129,10 @@ def test_a_prefill_chunk_judged_nothing():
     ("where", "told"),
     [
         ("eagle r2@24/0", "Target wanted ‘␣for’ (0.921, the drafter's 15th), drafted ‘,’ (0.029, its 1st)"),
-        ("eagle r0@1/4", "Drafted ‘(’ (draft p 0.770)"),
         (
             "eagle r2@3/4",
             "Target wanted ‘␣autumn’ (0.515, outside the draft vocabulary), drafted ‘␣the’ (0.066, its 1st)",
         ),
-        ("evidence r0@1/1", "Target wanted ‘(’ (0.861, the drafter's 1st), drafted ‘()’ (3e-05)"),
     ],
 )
 def test_in_brief(where, told):
@@ -168,3 +176,56 @@ def test_what_is_not_recorded_is_not_said():
         "Target took ‘␣for’, drafted ‘,’ (draft p 0.263).",
         "Rejected: p and the coins are not recorded.",
     ]
+
+
+TREE = DraftTree.build([0, 0, 1], [-1, 0, -1])
+
+
+P = [dense([0.5, 0.5]), dense([0.9, 0.1]), dense([1.0, 0.0]), dense([0.5, 0.5])]
+
+
+def test_how_a_coin_stands_to_its_a():
+    """A node that was accepted for one below it had no say; under match the coin draws."""
+    (found,), _ = traversal.verify(batch_of(TREE, P, {}, [0.5, 0.99, 0.4, 0.5]))
+    assert (found.path.tolist(), [coin_sign(found, node) for node in (0, 1)]) == ([0, 1], ["↓", "<"])
+    (found,), _ = match.verify(batch_of(TREE, P, {}, [0.5, 0.7, 0.4, 0.1]))
+    assert (found.path.tolist(), [coin_sign(found, node) for node in (0, 2)]) == ([2], ["≠", "="])
+    assert found.coin[0] == found.coin[2] == 0.7
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from(list(Drawn)))
+def test_ratios_follow_from_the_evidence(seed, drawn):
+    """What each coin was held against comes out again from p and q as tried and the residuals' masses."""
+    one, p = random_input(np.random.default_rng(seed), drawn, False, 0.0)
+    rows = torch.stack([row.probs for row in p])
+    (found,), _ = traversal.verify(VerifyBatch.build([one], TargetRows(torch.zeros(0, dtype=torch.int64), rows)))
+    again = ratios(one.tree, found)
+    for node in np.flatnonzero(found.judged):
+        assert again.left[node] == pytest.approx(found.accept_prob[node], abs=1e-5, rel=1e-4)
+    for node in found.path[:-1]:
+        assert again.own[node] == pytest.approx(found.accept_prob[node], abs=1e-5, rel=1e-4)
+    untried = found.outcome == Outcome.UNTRIED
+    assert not again.own[untried].any()
+
+
+def test_the_likeliest_tokens_come_with_their_texts():
+    """Of a run that does not keep text, test_privacy.py."""
+    step, run = a_greedy_step()
+    decoder, back = decode(encoded(run.steps, run.run, run.vocabulary))
+    assert len(back) == len(run.steps)
+    named = step.parents.named([*step.tree.token.tolist(), step.verdict.token])
+    assert named
+    assert 327 not in named  # the final token has its text in the tree
+    assert {token: decoder.vocabulary.pieces.get(token) for token in named} == {
+        token: run.vocabulary.pieces[token] for token in named
+    }
+
+
+def test_texts_that_are_not_as_many_as_their_tokens_are_damage():
+    _, run = a_greedy_step()
+    spans = encoded(run.steps, run.run, run.vocabulary)
+    first = next(span for span in spans if '"text":["' in str(span.attributes.get("specscope.parents")))
+    first.attributes["specscope.parents"] = first.attributes["specscope.parents"].replace('"text":["', '"text":["x","')
+    decoder, _ = decode(spans)
+    assert any("specscope.parents" in line and "texts for" in line for line in decoder.faults.lines())

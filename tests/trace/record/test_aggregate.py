@@ -19,11 +19,10 @@ from specscope.trace.history.interval import (
 from specscope.trace.history.stats import Acceptance, measure
 from specscope.trace.metrics import Metrics
 from specscope.trace.record.aggregate import SYNTHETIC, Aggregate, full_chains
-from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.otlp_json import ReadSpan
-from specscope.trace.wire.spans import Encoder
 from specscope.trace.wire.unspan import Decoder
-from tests.trace.strategies import RUN, aggregates
+from tests.trace.samples import encoded
+from tests.trace.strategies import aggregates
 
 TOLD = Aggregate(
     source="vLLM /metrics",
@@ -54,7 +53,7 @@ def feed(span, **changes):
 
 
 def test_an_interval_is_one_engine_step_with_its_counts_as_arrays():
-    (span,) = Encoder(RUN, Vocabulary()).encode(interval(0, TOLD))
+    (span,) = encoded([interval(0, TOLD)])
     assert span.name == "engine_step"
     attributes = span.attributes
     assert attributes["specscope.aggregate.accepted_at"] == [40, 8, 2]
@@ -76,7 +75,7 @@ def test_an_interval_is_one_engine_step_with_its_counts_as_arrays():
     ],
 )
 def test_a_damaged_interval_is_left_out_and_named(changes, why):
-    decoder, back = feed(Encoder(RUN, Vocabulary()).encode(interval(0, TOLD))[-1], **changes)
+    decoder, back = feed(encoded([interval(0, TOLD)])[-1], **changes)
     assert back == []
     assert why in decoder.faults.lines()[0]
 

@@ -11,10 +11,9 @@ from hypothesis import given
 from specscope.errors import UserError
 from specscope.trace.record.params import SamplingParams, StructuredOutputs
 from specscope.trace.record.records import RequestInfo
-from specscope.trace.record.vocabulary import Vocabulary
-from specscope.trace.wire.spans import Encoder, resource_attributes
-from specscope.trace.wire.unspan import Decoder, run_info
-from tests.trace.samples import record
+from specscope.trace.wire.spans import resource_attributes
+from specscope.trace.wire.unspan import run_info
+from tests.trace.samples import decode, encoded, record
 from tests.trace.strategies import RUN, params
 
 
@@ -110,7 +109,5 @@ def test_a_run_whose_schema_is_as_large_as_may_be_is_read():
     run = run_info(resource_attributes(dataclasses.replace(RUN, params=params.to_dict())))
     assert SamplingParams.from_dict(run.params) == params
     info = RequestInfo("r", 1, 2, "", np.zeros(1, np.int32), params)
-    decoder, read = Decoder(), []
-    for span in Encoder(RUN, Vocabulary()).encode(record(0, [], admitted=(info,))):
-        read += decoder.feed(span)
+    _, read = decode(encoded([record(0, [], admitted=(info,))]))
     assert read[0].admitted[0].params == params

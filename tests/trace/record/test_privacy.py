@@ -28,42 +28,39 @@ from specscope.trace.record.tree import DraftTree
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.capture import line_json
 from specscope.trace.wire.reading import CaptureReader, read_capture
-from specscope.trace.wire.spans import Encoder, SpanLevel, resource_attributes
+from specscope.trace.wire.spans import SpanLevel, resource_attributes
 from specscope.trace.wire.unspan import Decoder, run_info
+from tests.trace.samples import encoded
 from tests.trace.strategies import RUN, runs, vocabularies
 
-KINDS = (
-    *(StepRecord, RequestStep, RequestInfo, RequestEnd, RunInfo, SamplingParams, Verdict, DraftTree),
-    *(DraftNotes, ParentNotes, MethodNotes, FormNotes, Logprobs),
-)
 # Texts and whole numbers in arrays that are neither written by anybody nor ids of tokens
 OURS = {
-    "StepRecord": {"speculation_off", "preempted"},
-    "RequestStep": {"request", "drafter", "sizing", "blocks", "moved"},
-    "RequestInfo": {"id", "traceparent"},
-    "RequestEnd": set(),
-    "RunInfo": {
+    StepRecord: {"speculation_off", "preempted"},
+    RequestStep: {"request", "drafter", "sizing", "blocks", "moved"},
+    RequestInfo: {"id", "traceparent"},
+    RequestEnd: set(),
+    RunInfo: {
         *("run_id", "target", "revision", "drafter", "draft_model", "tree", "device", "dtype", "backend", "versions"),
         *("aux_layers", "evidence", "speculation", "rule", "costs", "sampling", "target_path", "target_digest"),
         *("draft_path", "draft_digest", "settings"),
     },
-    "SamplingParams": {"left_out"},
-    "Verdict": {"path", "forced", "rule"},
-    "DraftTree": {"parent"},
-    "DraftNotes": {"dropped_parent", "rows", "fed_position"},
-    "ParentNotes": {"node", "choice_rank", "rank", "q_rank"},
-    "MethodNotes": {"module", "source", "match_source"},
-    "FormNotes": {"node"},
-    "Logprobs": set(),
+    SamplingParams: {"left_out"},
+    Verdict: {"path", "forced", "rule"},
+    DraftTree: {"parent"},
+    DraftNotes: {"dropped_parent", "rows", "fed_position"},
+    ParentNotes: {"node", "choice_rank", "rank", "q_rank"},
+    MethodNotes: {"module", "source", "match_source"},
+    FormNotes: {"node"},
+    Logprobs: set(),
 }
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", OURS, ids=lambda kind: kind.__name__)
 def test_every_text_and_every_array_of_ids_says_which_it_is(kind):
     """A field that is added is declared, or named above as neither."""
     hints, marks = get_type_hints(kind), withheld(kind)
     may_tell = {name for name in marks if any(word in str(hints[name]) for word in ("str", "int32", "Structured"))}
-    assert {name for name in may_tell if marks[name] is None} == OURS[kind.__name__]
+    assert {name for name in may_tell if marks[name] is None} == OURS[kind]
 
 
 SECRET, FIRST = "quokka", 1_900_000_000
@@ -103,11 +100,6 @@ class Planted:
         return dataclasses.replace(value, **plain, **changed)
 
 
-def written(records, run, vocabulary, level=SpanLevel.TREES):
-    encoder = Encoder(run, vocabulary, level)
-    return [span for record in records for span in encoder.encode(record)]
-
-
 @given(runs(max_steps=2), st.sampled_from((SpanLevel.TREES, SpanLevel.STEPS, SpanLevel.REQUESTS)))
 @settings(max_examples=30)
 def test_nothing_that_is_left_out_is_written(records, level):
@@ -119,7 +111,7 @@ def test_nothing_that_is_left_out_is_written(records, level):
     vocabulary = Vocabulary({token: SECRET.encode() for token in planted.ids})
     for privacy in Privacy:
         told = dataclasses.replace(run, privacy=privacy)
-        text = line_json(resource_attributes(told), written(records, told, vocabulary, level)).decode()
+        text = line_json(resource_attributes(told), encoded(records, told, vocabulary, level)).decode()
         ids = {token for token in planted.ids if str(token) in text}
         assert (SECRET in text) is (privacy is Privacy.EVERYTHING)
         if privacy is Privacy.NO_TOKENS:
@@ -133,7 +125,7 @@ def test_nothing_that_is_left_out_is_written(records, level):
 def test_the_rest_survives_the_trip(records, vocabulary, privacy):
     """Only the run's header says that ids were left out: to lose them otherwise is damage."""
     run = dataclasses.replace(RUN, privacy=privacy)
-    spans, decoder, unaware = written(records, run, vocabulary), Decoder(privacy), Decoder()
+    spans, decoder, unaware = encoded(records, run, vocabulary), Decoder(privacy), Decoder()
     back = [record for span in spans for record in decoder.feed(span)] + decoder.flush()
     assert back == [strip(record, privacy) for record in records]
     assert not decoder.faults.total
@@ -171,7 +163,7 @@ def test_how_many_tokens_there_were_takes_no_memory(tmp_path):
     source = read_capture("traces/ngram.jsonl").history
     run = dataclasses.replace(source.run, privacy=Privacy.NO_TOKENS)
     path = tmp_path / "a.jsonl"
-    text = line_json(resource_attributes(run), written(source.steps, run, Vocabulary())).decode()
+    text = line_json(resource_attributes(run), encoded(source.steps, run, Vocabulary())).decode()
     path.write_text(text.replace('prompt_length","value":{"intValue":"', 'prompt_length","value":{"intValue":"9999'))
     reader = CaptureReader(path)
     reader.read()

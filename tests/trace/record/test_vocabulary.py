@@ -1,9 +1,105 @@
-"""Bytes in and out of text, reversibly."""
+"""Bytes in and out of text, reversibly. A reduced vocabulary in a run's header: packed, read back, damage refused."""
 
+import base64
+import dataclasses
+import re
+import zlib
+
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specscope.trace.history.wording import Faults
+from specscope.trace.record.draft_vocabulary import (
+    completed,
+    digest,
+    draft_id,
+    draft_tokens,
+    is_old_digest,
+    lacks_draft_tokens,
+    old_digest,
+    pack,
+    unpack,
+)
 from specscope.trace.record.vocabulary import Detokenizer, Vocabulary, escape, unescape
+from specscope.trace.wire.spans import resource_attributes
+from specscope.trace.wire.unspan import run_info, with_vocabulary
+from tests.trace.strategies import RUN
+
+
+@given(st.sets(st.integers(0, 5000), max_size=300), st.booleans(), st.randoms())
+def test_whatever_is_packed_is_read_back(tokens, shuffled, chance):
+    order = sorted(tokens)
+    if shuffled:
+        chance.shuffle(order)
+    assert unpack(pack(order), len(order)).tolist() == order
+
+
+def test_a_head_takes_a_few_kilobytes():
+    known = np.flatnonzero(np.random.default_rng(0).random(49152) < 1 / 6)
+    text = pack(known.tolist())
+    assert text.startswith("set:")
+    assert len(text) < 8000
+    assert pack([5, 3, 9]).startswith("map:")
+
+
+def test_draft_ids():
+    run = dataclasses.replace(RUN, draft_vocab=3, draft_tokens=pack([7, 9, 30]))
+    assert run_info(resource_attributes(run)) == run
+    assert draft_tokens(run).tolist() == [7, 9, 30]
+    assert [draft_id(run, token) for token in (9, 30, 8)] == [1, 2, None]
+    whole = dataclasses.replace(RUN, draft_tokens="")
+    assert draft_tokens(whole) is None
+    assert draft_id(whole, 8) == 8
+
+
+def packed(data, kind="set", level=6):
+    return f"{kind}:" + base64.b64encode(zlib.compress(data, level)).decode()
+
+
+def test_a_digest_is_of_the_tokens_and_not_of_what_compressed_them():
+    known = list(range(0, 3000, 7))
+    bits = np.zeros(known[-1] + 1, np.bool_)
+    bits[known] = True
+    ways = [packed(np.packbits(bits, bitorder="little").tobytes(), level=level) for level in (0, 1, 9)]
+    ways += [packed(np.array(known, "<i4").tobytes(), "map"), pack(known)]
+    assert len(set(ways)) > 2
+    assert len({digest(way) for way in ways}) == 1
+    assert digest(digest(ways[0])) == digest(ways[0]) != digest(pack(known[::-1]))
+    assert digest("") == old_digest("") == ""
+
+
+@pytest.mark.parametrize("stands", [digest, old_digest])
+def test_digests_of_before_are_read(stands):
+    text = pack([7, 9, 30])
+    run = dataclasses.replace(RUN, draft_vocab=3, draft_tokens=stands(text))
+    assert is_old_digest(run.draft_tokens) is (stands is old_digest)
+    assert completed(run, text).draft_tokens == text
+    assert completed(run, pack([7, 9, 31])) == run
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("heap:xx", "neither a set nor a map"),
+        ("set:###", "not compressed as it should be"),
+        ("set:" + base64.b64encode(b"abc").decode(), "not compressed as it should be"),
+        (pack([1, 2, 3])[:-8], "as it should be|cut short"),
+        (packed(bytes(2**25)), "cut short or too long"),
+        (packed(b"\x01"), "holds 1 tokens, not 3"),
+        (packed(b"\x01\x00", "map"), "cut short or too long"),
+        (packed(np.array([1, 1, 2], "<i4").tobytes(), "map"), "names a token twice"),
+        (packed(np.array([1, -1, 2], "<i4").tobytes(), "map"), "one that cannot be"),
+    ],
+)
+def test_of_a_damaged_one_nothing_else_is_lost(text, says):
+    run, faults = dataclasses.replace(RUN, draft_vocab=3, draft_tokens=text), Faults()
+    read = run_info(resource_attributes(run))
+    assert dataclasses.replace(read, draft_tokens="") == dataclasses.replace(run, draft_tokens="")
+    assert lacks_draft_tokens(with_vocabulary(read, text, faults))
+    [line] = faults.lines()
+    assert re.search(f"`specscope.run.draft_tokens` .*(?:{says})", line)
 
 
 @given(st.binary(max_size=40))

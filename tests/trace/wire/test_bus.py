@@ -92,20 +92,6 @@ def test_a_lossless_sink_that_fails_stops_the_publisher(sink):
         bus.close()
 
 
-def test_a_lossy_sink_that_fails_disturbs_nobody():
-    bus, seen = Bus(), []
-
-    def broken(item):
-        raise ValueError
-
-    bus.subscribe(broken)
-    bus.subscribe(lambda item: seen.append(item.step))
-    for item in steps(3):
-        bus.publish(item)
-    bus.close()
-    assert seen == [0, 1, 2]
-
-
 def test_what_a_sink_gathers_goes_out_when_the_engine_rests_and_only_then(monkeypatch):
     """It rests where no record comes for a while."""
     now = SimpleNamespace(ns=1)

@@ -25,8 +25,10 @@ from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.capture import CaptureWriter, line_json
 from specscope.trace.wire.reading import CaptureReader, read_capture
 from specscope.trace.wire.sending import readable
-from specscope.trace.wire.spans import Encoder, engine_resource, resource_attributes
+from specscope.trace.wire.spans import engine_resource, resource_attributes
 from tests.processes import room_for
+from tests.support import records as made
+from tests.trace.samples import encoded
 from tests.trace.samples import record as sample
 from tests.trace.samples import records as some_records
 from tests.trace.strategies import RUN, runs, vocabularies
@@ -35,7 +37,7 @@ from tests.trace.strategies import RUN, runs, vocabularies
 @given(runs(), vocabularies)
 @settings(max_examples=40)
 def test_a_line_is_what_the_official_exporter_writes(records, vocabulary):
-    spans = [span for record in records for span in Encoder(RUN, vocabulary).encode(record)]
+    spans = encoded(records, RUN, vocabulary)
     resource = Resource(resource_attributes(RUN))
     stream = io.StringIO()
     of_engine = Resource(engine_resource(resource.attributes))
@@ -45,8 +47,8 @@ def test_a_line_is_what_the_official_exporter_writes(records, vocabulary):
     assert ours == official
 
 
-def write(path, records, vocabulary=None):
-    writer = CaptureWriter(path, RUN, vocabulary or Vocabulary({i: b"x%d" % i for i in range(60000)}))
+def write(path, records, vocabulary=None, run=RUN):
+    writer = CaptureWriter(path, run, vocabulary or Vocabulary({i: b"x%d" % i for i in range(60000)}))
     for record in records:
         writer(record)
     writer.close()
@@ -84,28 +86,20 @@ def test_every_cut_is_read_up_to_the_cut(tmp_path):
         read_capture(cut)
 
 
-def test_a_run_that_is_cut_before_its_requests_end_says_so(tmp_path):
-    path = tmp_path / "run.jsonl"
-    write(path, some_records()[:-1])
-    assert read_capture(path).warnings[-1] == "1 of 1 request did not end in this file"
+ENDS = "1 of 1 request did not end in this file"
+KILLED = f"{ENDS}: vLLM was killed, or runs on, and up to about {{}} steps are not here"
 
 
-@pytest.mark.parametrize(("step_ms", "steps"), [(20, 4), (500, 2)])
-def test_of_a_vllm_that_was_killed_it_is_said_how_much_may_be_missing(tmp_path, step_ms, steps):
-    """The step that ran, and those of the last 50 ms."""
-    path, records = tmp_path / "run.jsonl", []
-    for record in some_records()[:-1]:
-        phases = tuple(replace(phase, end_ns=phase.start_ns) for phase in record.phases)
-        last = replace(phases[-1], end_ns=record.start_ns + step_ms * 10**6)
-        records.append(replace(record, phases=(*phases[:-1], last)))
-    writer = CaptureWriter(path, replace(RUN, backend="vllm"), Vocabulary())
-    for record in records:
-        writer(record)
-    writer.close()
-    assert read_capture(path).warnings[-1] == (
-        "1 of 1 request did not end in this file: vLLM was killed, or runs on, and "
-        f"up to about {steps} steps are not here"
-    )
+@pytest.mark.parametrize(
+    ("backend", "step_ms", "said"),
+    [("torch", 20, ENDS), ("vllm", 20, KILLED.format(4)), ("vllm", 500, KILLED.format(2))],
+)
+def test_a_run_that_is_cut_before_its_requests_end_says_so(tmp_path, backend, step_ms, said):
+    """And of a vLLM that was killed how much may be missing: the step that ran, and those of the last 50 ms."""
+    path, lasts = tmp_path / "run.jsonl", (step_ms / 5,) * 5
+    records = [replace(one, phases=made.phases(one.start_ns, lasts)) for one in some_records()[:-1]]
+    write(path, records, run=replace(RUN, backend=backend))
+    assert read_capture(path).warnings[-1] == said
 
 
 def test_a_missing_file_or_folder_is_refused(tmp_path):

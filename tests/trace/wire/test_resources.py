@@ -4,6 +4,7 @@ import dataclasses
 import json
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -41,27 +42,15 @@ def write(path, run=RUN, **more):
     return path
 
 
-class Kept:
-    """Keeps what it is to send."""
-
-    def __init__(self):
-        self.spans, self.lost = [], Counter()
-
-    def put(self, spans):
-        self.spans += spans
-
-    def close(self):
-        pass
-
-
 def sent(run=RUN, level=SpanLevel.TREES, **more):
     """What goes to an endpoint."""
-    sender = Kept()
+    spans = []
+    sender = SimpleNamespace(put=spans.extend, lost=Counter(), close=lambda: None)
     sink = SpanSink(sender, run, Vocabulary(), level, **more)
     for record in records():
         sink(record)
     sink.close()
-    return sender.spans
+    return spans
 
 
 @pytest.mark.parametrize(

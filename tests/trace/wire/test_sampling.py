@@ -15,12 +15,11 @@ from specscope.trace.history.history import History
 from specscope.trace.history.interval import interval_record
 from specscope.trace.record.aggregate import Aggregate, LeftOut, Reason, Sampled
 from specscope.trace.record.records import FinishReason
-from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.sampling import Sampler, ratio_keeps, read_ratio
-from specscope.trace.wire.spans import Encoder, SpanLevel
+from specscope.trace.wire.spans import SpanLevel
 from tests.trace.sampled_runs import NOT_SAMPLED, SAMPLED, FakeEngine, sampled_runs
+from tests.trace.samples import decode, encoded
 from tests.trace.strategies import RUN
-from tests.trace.wire.test_spans import decode
 
 LONG = (3, 3)  # a draft of three tokens, all accepted
 ratios = st.floats(0, 1) | st.sampled_from([0.0, 1.0, 0.5, 2**-64, 0.1])
@@ -30,11 +29,6 @@ def through(records, ratio):
     """(the sampler, what it gives)."""
     sampler = Sampler(RUN.run_id, ratio)
     return sampler, [sampled for record in records if (sampled := sampler(record)) is not None]
-
-
-def spans_of(records):
-    encoder = Encoder(RUN, Vocabulary())
-    return [span for record in records for span in encoder.encode(record)]
 
 
 @given(st.integers(1, 2**128 - 1), ratios, st.sampled_from([None, 0, 1]), st.booleans())
@@ -63,7 +57,7 @@ def requests(spans):
 def test_whole_traces_are_kept_as_the_sdk_would_and_a_step_says_what_was_left_out_of_it(records, ratio):
     """By the trace ids that the spans really have. It is read again as it was, and nothing counts as lost."""
     sampler, out = through(records, ratio)
-    every, kept = spans_of(records), spans_of(out)
+    every, kept = encoded(records), encoded(out)
     callers = {int(SAMPLED[3:35], 16): True, int(NOT_SAMPLED[3:35], 16): False}
 
     def wanted(trace):
@@ -151,6 +145,6 @@ def test_intervals_of_an_engine_that_tells_counts_go_on():
 def test_levels_below_trees_say_why_too():
     _, out = through([FakeEngine().step([("", {})], [(0, FinishReason.EOS)], [LONG])], 1.0)
     for level in (SpanLevel.REQUESTS, SpanLevel.STEPS, SpanLevel.TREES):
-        root = Encoder(RUN, Vocabulary(), level).encode(out[0])[-1]
+        root = encoded(out[:1], level=level)[-1]
         told = {key.rpartition(".")[2]: value for key, value in root.attributes.items() if "sampling" in key}
         assert told == {"reason": "ratio", "early": False, "ratio": 1.0}

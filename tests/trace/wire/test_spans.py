@@ -1,5 +1,6 @@
-"""The codec: records -> spans -> records is exact, in any order of arrival, and loss is counted."""
+"""The codec: records -> spans -> records is exact, in any order of arrival; and what a request's own span tells."""
 
+import dataclasses
 import json
 import random
 from dataclasses import replace
@@ -8,32 +9,33 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.sdk.resources import Resource
 
 from specscope.errors import UserError
 from specscope.trace.record.notes import DraftNotes
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.records import FinalKind, FinishReason
 from specscope.trace.record.tree import ROOT, DraftTree
 from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.wire.capture import span_json
 from specscope.trace.wire.otlp_json import ReadSpan
-from specscope.trace.wire.spans import Encoder, SpanLevel, resource_attributes
-from specscope.trace.wire.unspan import Decoder, run_info
+from specscope.trace.wire.sending import readable
+from specscope.trace.wire.spans import INTERNAL, MESSAGE, SERVER, SpanLevel, resource_attributes
+from specscope.trace.wire.unspan import run_info
 from tests.support import records as made
+from tests.trace.samples import NS, decode, encoded, records, verdict
+from tests.trace.samples import record as sample
 from tests.trace.strategies import RUN, runs, vocabularies
 
 NOTES = ((1, np.float32), (1, np.float32), (0, np.int32), (0, np.int32), (0, np.float32))
 
 
-def decode(spans):
-    decoder = Decoder()
-    records = [r for span in spans for r in decoder.feed(span)]
-    return decoder, records + decoder.flush()
-
-
 @given(runs(), vocabularies, st.randoms())
 @settings(max_examples=60)
 def test_records_survive_the_trip_in_any_order(records, vocabulary, chance):
-    encoder = Encoder(RUN, vocabulary)
-    spans = [span for record in records for span in encoder.encode(record)]
+    spans = encoded(records, RUN, vocabulary)
     assert decode(spans)[1] == records
     chance.shuffle(spans)
     decoder, back = decode(spans)
@@ -56,7 +58,7 @@ def test_what_a_long_prompt_fed_is_a_few_texts_that_no_store_cuts(rows):
     notes = DraftNotes(*(np.zeros(n, kind) for n, kind in NOTES), **fed, fed_norms=numbers)
     part = replace(made.part("r0", tree, made.verdict([1], [0], 7, FinalKind.BONUS), emitted=2), notes=notes)
     record = made.record(0, [part], during=made.phases(5))
-    spans = Encoder(RUN, Vocabulary(dict.fromkeys((5, 7), b"["))).encode(record)
+    spans = encoded([record], RUN, Vocabulary(dict.fromkeys((5, 7), b"[")))
     [step] = [span for span in spans if span.name == "decode_step"]
     values = {name: value for name, value in step.attributes.items() if "fed_" in name}
     texts = [text for value in values.values() for text in value if isinstance(text, str)]
@@ -76,7 +78,7 @@ def test_a_request_that_ended_while_it_waited_was_not_admitted():
     waited, ran = made.info("r0", "abc", [1, 2], arrived=5), made.info("r1", "abc", [1, 2], arrived=5, admitted=7)
     ends = (made.end(waited, reason=FinishReason.ERROR, finished=9, error="no room"), made.end(ran, [3], finished=9))
     record = made.record(0, [], during=made.phases(5), admitted=(ran,), finished=ends)
-    spans = Encoder(RUN, Vocabulary()).encode(record)
+    spans = encoded([record])
     [queue] = [span for span in spans if span.attributes.get("specscope.request.admitted") is False]
     others = [span for span in spans if span is not queue]
     for place in range(len(others) + 1):
@@ -96,8 +98,7 @@ def test_a_request_ends_as_it_was_admitted_on_that_branch():
         made.record(2, [], during=made.phases(19), admitted=(again,), branch=1, after=-1, rewound=True),
         made.record(3, [], during=made.phases(22), finished=(made.end(again, [4], finished=30),), branch=1),
     ]
-    encoder = Encoder(RUN, Vocabulary())
-    spans = [span for record in records for span in encoder.encode(record)]
+    spans = encoded(records)
     for seed in range(20):
         random.Random(seed).shuffle(spans)
         assert decode(spans)[1] == records
@@ -114,7 +115,7 @@ def test_the_resource_tells_the_run():
 @given(runs(max_steps=2), vocabularies)
 @settings(max_examples=20)
 def test_ids_links_and_parents_hang_together(records, vocabulary):
-    spans = [span for record in records for span in Encoder(RUN, vocabulary).encode(record)]
+    spans = encoded(records, RUN, vocabulary)
     assert len({(s.trace, s.id) for s in spans}) == len(spans)
     by_id = {(s.trace, s.id): s for s in spans}
     for span in spans:
@@ -130,15 +131,136 @@ def test_ids_links_and_parents_hang_together(records, vocabulary):
 @given(runs(max_steps=2), vocabularies)
 @settings(max_examples=20)
 def test_levels_hold_less_and_less(records, vocabulary):
-    def names(level):
-        encoder = Encoder(RUN, vocabulary, level)
-        return [s for record in records for s in encoder.encode(record)]
-
     trees, steps, requests, off = (
-        names(level) for level in (SpanLevel.TREES, SpanLevel.STEPS, SpanLevel.REQUESTS, SpanLevel.OFF)
+        encoded(records, RUN, vocabulary, level)
+        for level in (SpanLevel.TREES, SpanLevel.STEPS, SpanLevel.REQUESTS, SpanLevel.OFF)
     )
     assert off == []
     assert {s.name for s in requests} <= {"chat a/model", "text_completion a/model"}
     assert len(requests) == sum(len(record.finished) for record in records)
     assert [s.name for s in steps] == [s.name for s in trees]
     assert not any(key.startswith(("specscope.tree", "specscope.verdict")) for s in steps for key in s.attributes)
+
+
+VOCABULARY = Vocabulary({i: b"x%d " % i for i in range(60000)})
+
+
+def root(finished=None, run=RUN, level=SpanLevel.TREES, **info):
+    """The root span of the sample run, of which the end and the request may be changed."""
+    first, *middle, last = records()
+    about = dataclasses.replace(first.admitted[0], **info)
+    end = dataclasses.replace(last.finished[0], info=about, **(finished or {}))
+    told = [dataclasses.replace(first, admitted=(about,)), *middle, dataclasses.replace(last, finished=(end,))]
+    return encoded(told, run, VOCABULARY, level)[-1]
+
+
+def size(span):
+    """Bytes of a span as the official exporters send it."""
+    request = encode_spans([readable(span, Resource({}))])
+    return request.resource_spans[0].scope_spans[0].spans[0].ByteSize()
+
+
+def test_it_tells_what_the_request_came_to():
+    told = root().attributes
+    figures = {
+        "specscope.steps": 3,
+        "specscope.drafts": 2,
+        "specscope.drafted": 5,
+        "specscope.accepted": 3,
+        "specscope.emitted": 6,
+        "specscope.tau": 2.5,
+        "specscope.acceptance_rate": 0.6,
+        "specscope.bonus": 1,
+        "specscope.recovered": 1,
+        "specscope.accepted_by_depth": [2, 1],
+        "specscope.drafted_by_depth": [2, 2],
+        "specscope.tried_by_depth": [2, 2],
+        "gen_ai.latency.time_in_queue": 0.001,
+        "gen_ai.latency.e2e": 1.001,
+    }
+    assert {name: told[name] for name in figures} == figures
+    assert json.loads(told["specscope.undrafted"]) == {"no match": 1}
+    assert told["gen_ai.latency.time_to_first_token"] == (records()[1].end_ns - NS + 10**6) / 1e9
+
+
+def deep(steps, depth):
+    """Records of a request whose drafts are this deep."""
+    params = SamplingParams(temperature=0.7, top_k=50, top_p=0.95, seed=2**62, stop=("\n\n",))
+    labels, caller = {"kind": "code", "tenant": "a" * 36}, f"00-{2**127:032x}-{2**63:016x}-01"
+    more = {"title": "title", "traceparent": caller, "chat": True, "served": True, "params": params}
+    name, prompt = "chatcmpl-0123456789abcdef0123456789abcdef", "p" * 10000
+    info = made.info(name, prompt, np.arange(5000), labels, arrived=NS, admitted=NS + 10**9, **more)
+    tree = DraftTree.build(list(range(depth)), list(range(-1, depth - 1)))
+    bonus = verdict(tree, [1] * depth, list(range(depth)), 7, "bonus")
+    part = made.part(info.id, tree, bonus, emitted=depth + 1, index=0, context=5, prefill=0, drafter="ngram")
+    end = made.end(info, list(range(40000, 40000 + 4000)), finished=NS + 10**11)
+    told = [sample(step, (part,)) for step in range(steps - 1)]
+    return [*told, sample(steps - 1, (part,), finished=(end,))]
+
+
+@pytest.mark.parametrize("depth", [1, 8, 40])
+def test_without_text_it_has_at_most_1500_bytes(depth):
+    run = dataclasses.replace(RUN, privacy=Privacy.NO_TEXT, target="Qwen3-30B-A3B-Instruct")
+    spans = encoded(deep(300, depth), run, VOCABULARY, SpanLevel.REQUESTS)
+    assert len(spans) == 1
+    assert spans[0].attributes["specscope.drafted"] == 300 * depth
+    assert len(spans[0].attributes["specscope.accepted_by_depth"]) == min(depth, 8)
+    assert size(spans[0]) <= 1500
+
+
+def test_a_label_is_an_attribute_of_its_own_that_can_be_searched_for():
+    told = root(labels={"kind": "code", "long": "x" * 201, "": "no name"}).attributes
+    assert {name: v for name, v in told.items() if name.startswith("specscope.label.")} == {
+        "specscope.label.kind": "code"
+    }
+    assert json.loads(told["specscope.request.labels"])["long"] == "x" * 201
+    many = root(labels={f"k{i}": "v" for i in range(100)}).attributes
+    assert sum(name.startswith("specscope.label.") for name in many) == 16
+    private = root(run=dataclasses.replace(RUN, privacy=Privacy.NO_TEXT), labels={"kind": "code"}).attributes
+    assert not [name for name in private if name.startswith("specscope.label.")]
+
+
+def test_it_is_named_by_what_was_asked_and_served_where_it_came_over_http():
+    assert (root().name, root().kind) == ("text_completion a/model", INTERNAL)
+    chat = root(chat=True, served=True)
+    assert (chat.name, chat.kind) == ("chat a/model", SERVER)
+    assert chat.attributes["gen_ai.operation.name"] == "chat"
+    private = root(run=dataclasses.replace(RUN, privacy=Privacy.NO_TOKENS), chat=True, title="the question")
+    assert private.name == "chat a/model"
+
+
+def test_a_request_that_failed_has_status_error_and_why():
+    failed = root({"reason": FinishReason.ERROR, "error": "the form allows nothing"})
+    assert failed.error == "the form allows nothing"
+    assert failed.attributes["error.type"] == "_OTHER"
+    assert span_json(failed)["status"] == {"code": 2, "message": "the form allows nothing"}
+    assert root({"reason": FinishReason.CANCELLED}).error is None
+    assert span_json(root())["status"] == {}
+
+
+def test_messages_are_the_conventions_and_bounded():
+    told = root(chat=True, title="What is this?").attributes
+    assert json.loads(told["gen_ai.input.messages"]) == [
+        {"role": "user", "parts": [{"type": "text", "content": "What is this?"}]}
+    ]
+    output = {"role": "assistant", "parts": [{"type": "text", "content": "x19 x20 x22 x31 x32 x33 "}]}
+    assert json.loads(told["gen_ai.output.messages"]) == [output | {"finish_reason": "length"}]
+    asked = json.loads(root(prompt="p" * MESSAGE + "end").attributes["gen_ai.input.messages"])[0]["parts"][0]["content"]
+    assert asked == "…" + ("p" * MESSAGE + "end")[-MESSAGE:]
+    ids = json.loads(root(prompt="").attributes["gen_ai.input.messages"])[0]["parts"][0]["content"]
+    assert ids == "x11 x12 x13 "
+    long = {"output": np.full(3000, 7, np.int32), "reason": FinishReason.EOS}
+    answer = json.loads(root(long).attributes["gen_ai.output.messages"])[0]
+    assert answer["parts"][0]["content"] == ("x7 " * 3000)[:MESSAGE] + "…"
+    assert answer["finish_reason"] == "stop"
+    for privacy in (Privacy.NO_TEXT, Privacy.NO_TOKENS):
+        private = root(run=dataclasses.replace(RUN, privacy=privacy)).attributes
+        assert not [name for name in private if name.endswith("messages")]
+
+
+def test_captures_of_before_have_no_figures_and_are_read():
+    spans = encoded(records(), RUN, VOCABULARY)
+    [of_request] = [span for span in spans if "specscope.bonus" in span.attributes]
+    for name in ("specscope.steps", "specscope.bonus"):
+        del of_request.attributes[name]
+    assert [end.figures for record in decode(spans)[1] for end in record.finished] == [None]

@@ -15,7 +15,7 @@ from specscope.trace.wire.codec import DamagedError, checked_span
 from specscope.trace.wire.otlp_json import read_line
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.unwrap import unwrapped
-from tests.trace.damage import small
+from tests.trace.damage import small, spans_of
 from tests.trace.wrappings import MICROSECONDS, WRAPPINGS, export
 
 PEOPLE, VLLM = (Path(__file__).parents[3] / "data" / name for name in ("people", "vllm"))
@@ -133,20 +133,16 @@ def test_a_list_that_is_longer_than_the_bound(how, monkeypatch):
         spans = sum(len(found) for _, line in numbered for _, found in read(line))
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-        assert spans == sum(len(scope.get("spans", [])) for line in lines for scope in scopes(line))
+        assert spans == sum(len(spans_of(line)) for line in lines)
     assert len(content) > 3 * bound
     assert peaks[1] < 1.2 * peaks[0]
-
-
-def scopes(line):
-    return [scope for part in line["resourceSpans"] for scope in part["scopeSpans"]]
 
 
 def in_own_traces(count):
     """A sample so many times, each line a trace, since an entry of Jaeger's page is one."""
     lines = json.loads(json.dumps(small("planted") * count))
     for number, line in enumerate(lines, 1):
-        for span in scopes(line)[0].get("spans", []):
+        for span in spans_of(line):
             span["traceId"] = f"{number:032x}"
     return lines
 

@@ -1,4 +1,4 @@
-"""vLLM's log lines: as recorded, worked out again from any counts, and cut or changed."""
+"""Lines of vLLM's log, as recorded, worked out again from any counts, cut or changed; and those of SGLang."""
 
 import subprocess
 import sys
@@ -9,12 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specscope.errors import UserError
 from specscope.trace.history.stats import Acceptance, measure
 from specscope.trace.metrics import log_line
 from specscope.watch.counts import UnreadableError
 from specscope.watch.logs import Log, VllmLog, aggregate
+from specscope.watch.source import Server
 from tests.waiting import HANG_SECONDS
-from tests.watch.samples import text
+from tests.watch import samples
+from tests.watch.samples import PEOPLE, text
+from tests.watch.server import Page
 
 NOW = datetime(2026, 11, 22, 12, 0)
 
@@ -197,3 +201,63 @@ def test_depths_that_are_not_drafted_now_have_no_rate(depth, positions):
     told = aggregate(line)
     assert told.accepted_at == (75, 50, 0, 0)[:positions]
     assert told.averages["current speculative depth"] == depth
+
+
+def test_data_parallel_ranks_of_sglang_are_engines(tmp_path):
+    line = (PEOPLE / "sglang.log").read_text().splitlines()[0]
+    (tmp_path / "log").write_text("\n".join(line.replace("TP0", f"DP{rank} TP0") for rank in (0, 1, 0)))
+    assert [one.aggregate.engine for one in samples.read(tmp_path / "log")[1]] == ["DP0", "DP1", "DP0"]
+
+
+DIFFUSION = (
+    "INFO 11-25 10:11:12 [metrics.py:100] DiffusionDecoding metrics: Committed token throughput: 80.00 tokens/s, Mean "
+    "denoising steps per canvas: 8.00, Mean tokens committed per denoising step: 4.00, Committed: 800 tokens, "
+    "Denoising steps: 200, Canvas positions evaluated: 6400\n"
+)
+
+
+def test_tensorrts_log_and_denoising_have_no_acceptance(tmp_path):
+    line = (
+        "iter = 5, global_rank = 0, rank = 0, num_scheduled_requests = 3, kv_cache_util = 0.100, "
+        "currank_total_requests = 1/1, host_step_time = 5.0ms, "
+        "states = {'num_ctx_requests': 0, 'num_generation_tokens': 256}\n"
+    )
+    none = "denoising steps are no speculation"
+    for log, why in ((line * 3, "TensorRT-LLM's log has no acceptance"), (DIFFUSION, none)):
+        (tmp_path / "v.log").write_text(log)
+        with pytest.raises(UserError, match=why):
+            samples.read(tmp_path / "v.log")
+    page = "# TYPE vllm:diffusion_num_denoising_steps counter\nvllm:diffusion_num_denoising_steps_total 200.0\n"
+    with Page(page) as served, pytest.raises(UserError, match=none):
+        Server(served.url, 1).open()
+    (tmp_path / "v.log").write_text(DIFFUSION + text("log.txt"))
+    source, told = samples.read(tmp_path / "v.log")
+    assert len(told) == 5
+    assert "line 1: `DiffusionDecoding metrics:` lines have no drafts" in source.faults.lines()[0]
+
+
+def test_a_line_of_sglang_with_all_its_parts(tmp_path):
+    """As SGLang 0.5.23 formats it for DSpark."""
+    (tmp_path / "s.log").write_text(
+        "[2026-11-25 10:11:12 TP0] Decode batch, #running-req: 4, #token: 1830, token usage: 0.03, accept len: 2.31, "
+        "accept rate: 0.44, cap len: 4.10, block accept len: 2.52, cuda graph: True, gen throughput (token/s): 812.50, "
+        "#queue-req: 2\n"
+    )
+    [told] = samples.read(tmp_path / "s.log")[1]
+    one = told.aggregate
+    assert (one.length, one.running, one.waiting, one.kv_usage) == (2.31, 4, 2, 0.03)
+    assert one.averages == {
+        "sglang:spec_accept_length": 2.31,
+        "sglang:spec_accept_rate": 0.44,
+        "sglang:spec_cap_length": 4.1,
+        "sglang:spec_block_accept_length": 2.52,
+        "sglang:gen_throughput": 812.5,
+    }
+
+
+@pytest.mark.parametrize(
+    "config", ["SpeculativeConfig(rejection_sample_method='synthetic')", '{"rejection_sample_method": "synthetic"}']
+)
+def test_vllms_synthetic_acceptance_is_marked(config):
+    told = read(f"INFO 11-25 10:11:12 [core.py:1] {config}", *text("log.txt").splitlines())
+    assert {one.aggregate.source for one in told} == {"vLLM log, synthetic acceptance"}
