@@ -119,19 +119,18 @@ class EngineWhatIf(WhatIf):
         changed = self._run(request, part, changes, tokens)
         recorded = session.history.requests[part.request]
         known = [s for s in recorded.steps if s.index >= part.index and s.verdict is not None]
-        note = ""
+        dtype, described, note = self.engine.run_info.dtype, changes.describe(), ""
         if recorded.end is None and sum(s.emitted for s in known) < tokens:  # the run has not come so far yet
             again = self._run(request, part, Changes(), tokens)
-            alike = [(a.output(), b.output()) for a, b in zip(known, again, strict=False)]
-            if any(a != b for a, b in alike):
-                note = "without changes the second run also differs from the record: the changes may not be the cause"
+            alone = Forked(part.request, part.index, "", tuple(known), again[: len(known)], tokens, dtype, forced=False)
+            if alone.differ:  # what the change did shows beside a run that was alone too
+                known = []
+                cause = "rounding in its batch" if alone.near_tie else "something else than rounding: try check kv"
+                note = f"the original here is the request run again alone; the record differs from it, by {cause}"
             known += again[len(known) :]
         index = known[0].index if known else part.index
-        dtype = self.engine.run_info.dtype
-        both = Forked(
-            part.request, index, changes.describe(), _upto(known, tokens), changed, tokens, dtype, forced, note
-        )
-        return both if note else replace(both, explained=self._explained(both, request, changes))
+        both = Forked(part.request, index, described, _upto(known, tokens), changed, tokens, dtype, forced, note)
+        return replace(both, explained=self._explained(both, request, changes))
 
     def _explained(self, both: Forked, request: Request, changes: Changes) -> str:
         """The changes that explain where the two part, in words. A value set to what it already was changes nothing."""

@@ -324,3 +324,22 @@ def test_what_was_not_changed_explains_nothing(engine):
     commands.run("next 4")
     said = commands.run("fork temperature=0.8 max_tokens=30 tokens=60")
     assert ": max_tokens=30 explains it" in said
+
+
+@pytest.mark.parametrize("words", ["temperature=1.4", "tree=3"])
+def test_a_fork_is_compared_with_a_run_that_is_alone_as_it_is(engine, words):
+    """Beside others a batch rounds otherwise, here a lot: what the change does is told all the same."""
+    forward = engine.runner.forward_with_features
+
+    def rounded(segments):
+        logits, features = forward(segments)
+        return ([2 * rows for rows in logits] if len(segments) > 1 else logits), features
+
+    engine.runner.forward_with_features = rounded
+    commands = commands_over(engine)
+    commands.run("next 4")
+    said = commands.run(f"fork {words} tokens=30")
+    assert "the original here is the request run again alone; the record differs from it" in said
+    assert f": {commands.forked.changes} explains it" in said
+    same = commands.run("fork temperature=0.8 tokens=30")
+    assert "the same tokens" in same
