@@ -29,8 +29,8 @@ def check(name, folder):
     setting = HEALTHY[name]
     path = record(setting, folder / "healthy.jsonl")
     alone, found = diagnose(history(path)), diagnosed(path, setting)
-    assert not alone.faults, [(one.cause.label, one.score, one.for_) for one in alone.faults]
-    assert not found.faults, [(one.cause.label, one.score, one.for_) for one in found.faults]
+    assert not alone.faults, [(one.cause.label, one.grade, one.for_) for one in alone.faults]
+    assert not found.faults, [(one.cause.label, one.grade, one.for_) for one in found.faults]
     assert not found.unexplained, found.unexplained
     assert found.exit is Exit.CONSISTENT
 

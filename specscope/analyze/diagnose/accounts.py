@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.causes import Cause
-from specscope.analyze.diagnose.diagnosis import CERTAIN, CONDITION, LOG_CHANCE, Suspect
+from specscope.analyze.diagnose.diagnosis import LOG_CHANCE, Proof, Suspect
 from specscope.analyze.diagnose.verdicts import counted
 from specscope.analyze.evidence.visits import Visit
 from specscope.analyze.findings import Check
@@ -23,10 +23,10 @@ def token_lost(case: Case, check: Check) -> list[Suspect]:
         lengths = Counter(map(_gap, wrong))
         text = ", ".join(f"{size:+d} ({count:,})" for size, count in lengths.most_common(3))
         line = f"the cache is too long behind a rejection in {counted(check)}, by no more than was rejected: {text}"
-        return [Suspect(Cause.CACHE_NOT_CROPPED, CERTAIN + 0.01, (line,), example=check.example)]
+        return [Suspect(Cause.CACHE_NOT_CROPPED, Proof.ROWS, (line,), example=check.example)]
     if line := _of_anothers_count(case, wrong):
         lines = (f"{check.name}: {check.detail}, and so in {counted(check)}", line)
-        return [Suspect(Cause.COUNTS_SWAPPED, CERTAIN + 0.02, lines, example=check.example)]
+        return [Suspect(Cause.COUNTS_SWAPPED, Proof.ROWS, lines, example=check.example)]
     gaps = Counter[tuple[str, int]]()
     for visit in wrong:
         gaps[_when(visit), _gap(visit)] += 1
@@ -40,8 +40,10 @@ def token_lost(case: Case, check: Check) -> list[Suspect]:
             text = ", ".join(f"{size:+d} ({n:,})" for size, n in sizes[:3])
             lines.append(f"{plural(count, 'gap')} {kind}: {text}")
     # Where most positions are wrong, no tokens are lost: positions are recorded wrongly
-    score = CONDITION if check.failed > 0.5 * check.tested and check.tested > 4 else CERTAIN + 0.01
-    return [Suspect(Cause.TOKEN_LOST, score, tuple(lines), example=check.example)]
+    positions = check.failed > 0.5 * check.tested and check.tested > 4
+    return [
+        Suspect(Cause.TOKEN_LOST, Proof.CONDITION if positions else Proof.ROWS, tuple(lines), example=check.example)
+    ]
 
 
 def _of_anothers_count(case: Case, wrong: Sequence[Visit]) -> str:
@@ -105,26 +107,26 @@ def outputs(case: Case, check: Check) -> list[Suspect]:
     lines = [f"{check.name}: {check.detail}, and so in {counted(check)}"]
     if swapped:
         lines.append(f"it is what another request's steps emitted in {swapped:,} of these")
-        return [Suspect(Cause.ROWS_SWAPPED, CERTAIN, tuple(lines), example=check.example, explained=swapped)]
-    return [Suspect(Cause.TOKEN_LOST, CERTAIN - 0.02, tuple(lines), example=check.example)]
+        return [Suspect(Cause.ROWS_SWAPPED, Proof.ROWS, tuple(lines), example=check.example, explained=swapped)]
+    return [Suspect(Cause.TOKEN_LOST, Proof.ROWS, tuple(lines), example=check.example)]
 
 
 def ends(case: Case, check: Check) -> list[Suspect]:
     """Output that goes on past what ends it. One that ends too soon has no cause of its own."""
     if "after" in check.detail or "went on" in check.detail:
         line = f"{check.detail}, and so in {counted(check)}"
-        return [Suspect(Cause.PAST_THE_END, CERTAIN, (line,), example=check.example)]
+        return [Suspect(Cause.PAST_THE_END, Proof.ROWS, (line,), example=check.example)]
     return []
 
 
 def not_moved(case: Case, check: Check) -> list[Suspect]:
     """Accepted nodes whose KV stays where it lay."""
     line = f"{check.detail}, and so in {counted(check)}"
-    return [Suspect(Cause.KV_NOT_MOVED, CERTAIN, (line,), example=check.example)]
+    return [Suspect(Cause.KV_NOT_MOVED, Proof.ROWS, (line,), example=check.example)]
 
 
 def blocks(case: Case, check: Check) -> list[Suspect]:
     """KV blocks that two requests write to, or that change under a request's tokens."""
     line = f"{check.name}: {check.detail}, and so in {counted(check)}"
     few = check.failed <= 0.02 * len(case.visits)  # wrongly recorded positions also give so few
-    return [Suspect(Cause.BLOCKS_SHARED, CERTAIN - 0.1 if few else CERTAIN + 0.02, (line,), example=check.example)]
+    return [Suspect(Cause.BLOCKS_SHARED, Proof.CONDITION if few else Proof.ROWS, (line,), example=check.example)]

@@ -17,7 +17,7 @@ from specscope.analyze.conditions import log_fisher, phi
 from specscope.analyze.diagnose.by_text import tail_of_binomial
 from specscope.analyze.diagnose.case import Case, Step
 from specscope.analyze.diagnose.causes import Cause
-from specscope.analyze.diagnose.diagnosis import CERTAIN, CONDITION, LOG_CHANCE, Suspect
+from specscope.analyze.diagnose.diagnosis import LOG_CHANCE, Proof, Suspect
 from specscope.analyze.diagnose.together import DRAFTER, LOGPROBS, TARGET
 from specscope.analyze.facts import facts_table
 from specscope.analyze.findings import CheckResult, Reference
@@ -116,7 +116,7 @@ def _embedding(audit: Audit) -> Suspect | None:
     if finding is None or finding.check.result is not CheckResult.FAILED:
         return None
     line = f"the head's embedding and the target's have {finding.check.detail}"
-    return Suspect(Cause.HEAD_EMBEDDING, CERTAIN, (line,))
+    return Suspect(Cause.HEAD_EMBEDDING, Proof.ROWS, (line,))
 
 
 def _logprobs(audit: Audit) -> Suspect | None:
@@ -126,7 +126,7 @@ def _logprobs(audit: Audit) -> Suspect | None:
         return None
     check = finding.check
     line = f"{check.failed:,} of {plural(check.tested, finding.noun)}: {check.detail}"
-    return Suspect(Cause.LOGPROBS, CERTAIN, (line,), example=check.example)
+    return Suspect(Cause.LOGPROBS, Proof.ROWS, (line,), example=check.example)
 
 
 def _draws(case: Case, audit: Audit) -> Suspect | None:
@@ -148,7 +148,7 @@ def _draws(case: Case, audit: Audit) -> Suspect | None:
         f"the drafter's q is the model's at all {plural(q.check.tested, 'node')}, but the recorded coin draws another "
         f"token from it at {draws.check.failed:,} of {draws.check.tested:,}"
     )
-    return Suspect(Cause.DRAW_BESIDE, CONDITION + 0.1, (line,), example=draws.check.example)
+    return Suspect(Cause.DRAW_BESIDE, Proof.CONDITION, (line,), example=draws.check.example)
 
 
 def _first(audit: Audit, names: Sequence[str]) -> Finding | None:
@@ -200,7 +200,15 @@ def _predicted(
         f"in {c:,} of {c + d:,} others"
     )
     example = next((item for item, yes in zip(items, held & differs, strict=True) if yes), finding.check.example)
-    return Suspect(prediction.cause, CONDITION + 0.25 * agree, (line,), example=example, chance=math.exp(chance))
+    return Suspect(
+        prediction.cause,
+        Proof.CONDITION,
+        (line,),
+        example=example,
+        explained=a,
+        of=a + c,
+        chance=math.exp(chance),
+    )
 
 
 def _rules(case: Case, audit: Audit, target: Finding) -> Suspect | None:
@@ -224,7 +232,7 @@ def _rules(case: Case, audit: Audit, target: Finding) -> Suspect | None:
         if (item.request, item.index) in case.by_key
     )
     cause = Cause.RULES_WRONG if at_root else Cause.RULES_OFF_PATH
-    return Suspect(cause, CONDITION + 0.1, tuple(lines), example=target.check.example)
+    return Suspect(cause, Proof.CONDITION, tuple(lines), example=target.check.example)
 
 
 def _final(case: Case, audit: Audit) -> Suspect | None:
@@ -244,8 +252,8 @@ def _final(case: Case, audit: Audit) -> Suspect | None:
         lines.append(f"it is the target's choice at another node that was tried in {above:,} of these")
     if not above and all(step is not None and _is_off_its_path(step) for step in wrong):
         lines.append("it comes behind accepted drafts there, in requests whose rules look at the output")
-        return Suspect(Cause.RULES_OFF_PATH, CONDITION + 0.1, tuple(lines), example=final.check.example)
-    return Suspect(Cause.FINAL_OTHER_NODE, CONDITION + 0.15, tuple(lines), example=final.check.example)
+        return Suspect(Cause.RULES_OFF_PATH, Proof.CONDITION, tuple(lines), example=final.check.example)
+    return Suspect(Cause.FINAL_OTHER_NODE, Proof.CONDITION, tuple(lines), example=final.check.example)
 
 
 def _is_off_its_path(step: Step) -> bool:
@@ -282,7 +290,7 @@ def _odd_token(case: Case, finding: Finding) -> Suspect | None:
         return None
     line = f"token {token}, which is in no text, is {count:,} of {plural(len(nodes), 'drafted token')} that differ"
     example = next(step.reference(node) for step, node in nodes if int(step.tree.token[node]) == token)
-    return Suspect(Cause.DRAFT_PLACEHOLDERS, CERTAIN - 0.03, (line,), example=example)
+    return Suspect(Cause.DRAFT_PLACEHOLDERS, Proof.CONDITION, (line,), example=example, explained=count, of=len(nodes))
 
 
 def _at_another_place(case: Case, finding: Finding) -> Suspect | None:
@@ -299,9 +307,18 @@ def _at_another_place(case: Case, finding: Finding) -> Suspect | None:
         line = (
             f"drafted tokens that differ are the text's token {where} at {hits:,} of {total:,}, others at {share:.0%}"
         )
-        score = CONDITION + 0.25 * hits / total
-        if best is None or score > best.score:
-            best = Suspect(Cause.DRAFT_POSITION, score, (line,), example=wrong[0][0].reference(), chance=chance)
+        if best is None or hits > (best.explained or 0):
+            example = wrong[0][0].reference()
+            best = Suspect(
+                Cause.DRAFT_POSITION,
+                Proof.CONDITION,
+                (line,),
+                (),
+                example,
+                explained=hits,
+                of=total,
+                chance=chance,
+            )
     return best
 
 
@@ -339,8 +356,8 @@ def _beyond(case: Case, finding: Finding) -> Suspect | None:
         f"{d:,} before it, in {plural(requests, 'request')}"
     )
     example = next(item for item, yes in zip(items, held & wrongs, strict=True) if yes)
-    score = CONDITION - 0.1 if against else CERTAIN - 0.03
-    return Suspect(Cause.DRAFTER_ROTARY, score, (line,), against, example)
+    proof = Proof.CONDITION if against else Proof.ROWS
+    return Suspect(Cause.DRAFTER_ROTARY, proof, (line,), against, example, explained=a, of=a + c, spoiled=b - a)
 
 
 def _begins_at_one_place(items: Sequence[Reference], positions: NDArray[np.int_], wrong: Bools) -> bool:
@@ -394,4 +411,4 @@ def _decay(case: Case, finding: Finding) -> Suspect | None:
         "later do not"
     )
     chance = math.exp(log_fisher(a, b, 0, d))
-    return Suspect(Cause.KV_DECAY, CONDITION + 0.1, (line,), example=first[names[edge]], chance=chance)
+    return Suspect(Cause.KV_DECAY, Proof.CONDITION, (line,), example=first[names[edge]], chance=chance)

@@ -8,7 +8,7 @@ import numpy as np
 
 from specscope.analyze.diagnose.case import Case, Step
 from specscope.analyze.diagnose.causes import Cause
-from specscope.analyze.diagnose.diagnosis import STATISTICAL, Suspect
+from specscope.analyze.diagnose.diagnosis import Proof, Suspect
 from specscope.analyze.diagnose.rates import Rate, chance_of, z_between
 from specscope.trace.record.records import Preceded
 
@@ -76,7 +76,7 @@ def drafter_rotary(case: Case) -> Suspect | None:
     if best < SIGMAS + 2:
         return None
     lines = (line, f"{best:.0f} standard errors apart")
-    return Suspect(Cause.DRAFTER_ROTARY, STATISTICAL, lines, example=example, chance=EDGES * chance_of(best))
+    return Suspect(Cause.DRAFTER_ROTARY, Proof.SUM, lines, example=example, chance=EDGES * chance_of(best))
 
 
 def kv_decay(case: Case) -> Suspect | None:
@@ -98,7 +98,7 @@ def kv_decay(case: Case) -> Suspect | None:
     if best < SIGMAS + 2:
         return None
     lines = (line, f"{best:.0f} standard errors apart")
-    return Suspect(Cause.KV_DECAY, STATISTICAL, lines, example=example, chance=len(cuts) * chance_of(best))
+    return Suspect(Cause.KV_DECAY, Proof.SUM, lines, example=example, chance=len(cuts) * chance_of(best))
 
 
 def _joined(table: dict[Preceded, Rate], *kinds: Preceded) -> Rate:
@@ -116,4 +116,4 @@ def _fell(case: Case, cause: Cause, kind: Preceded, usual: Rate, since: Rate, li
     if z < SIGMAS or since.share > DROP * usual.share:
         return None
     example = next(step.reference() for step in case.drafting if step.preceded is kind)
-    return Suspect(cause, STATISTICAL + 0.1, (line,), example=example, chance=chance_of(z))
+    return Suspect(cause, Proof.SUM, (line,), example=example, chance=chance_of(z))

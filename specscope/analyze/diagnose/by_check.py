@@ -15,7 +15,7 @@ from specscope.analyze.diagnose import accounts, by_acceptance, by_text, drafted
 from specscope.analyze.diagnose.audited import from_audit
 from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.causes import Cause
-from specscope.analyze.diagnose.diagnosis import CHANCE, CONDITION, Diagnosis, Suspect
+from specscope.analyze.diagnose.diagnosis import CHANCE, Diagnosis, Proof, Suspect
 from specscope.analyze.diagnose.failures import Failure, conditions, failures_of
 from specscope.analyze.diagnose.places import explains
 from specscope.analyze.diagnose.together import LOGPROBS
@@ -27,8 +27,6 @@ from specscope.trace.history.wording import plural
 
 OF_THE_DRAFTER = (Cause.DRAFTER_KV_FULL, Cause.DRAFTER_KV_PREEMPTION, Cause.DRAFTER_ROTARY, Cause.VOCABULARY_MAP)
 OF_THE_TARGET = (Cause.KV_DECAY, Cause.KV_NOT_MOVED)
-NAMED = 0.15  # a fault whose score, by certainty and by how much it explains, is lower is not named
-NEAR = 0.04  # within this of the best score others are named too, though they explain nothing more
 WHOLE = 0.995  # of a failed check: so much explained counts as all of it
 
 Explanation = Callable[[Case, Check], list[Suspect]]
@@ -116,7 +114,7 @@ def diagnose(
     failures = failures_of(case, audit)
     faults, remarks = settled(suspects, failures, audit)
     located = () if location is None else location.located
-    if known and case.steps and not located and not any(fault.score >= CONDITION for fault in faults):
+    if known and case.steps and not located and not any(fault.proof is not Proof.SUM for fault in faults):
         remarks += healthy.remarks(case)
     left = [failure for failure in failures if not explains(located, failure.check.name)]
     unexplained = _unexplained(faults, left)
@@ -164,8 +162,10 @@ def _asked(case: Case, audit: Audit | None, problems: list[str]) -> list[Suspect
         explain = EXPLAINS.get(check.name)
         if explain is not None:
             for suspect in explain(case, check):
-                share = 1.0 if suspect.explained is None or not check.failed else suspect.explained / check.failed
-                suspects.append(replace(suspect, explains={**suspect.explains, check.name: min(share, 1.0)}))
+                explained = check.failed if suspect.explained is None else suspect.explained
+                share = min(explained / check.failed, 1.0) if check.failed else 1.0
+                explains = {**suspect.explains, check.name: share}
+                suspects.append(replace(suspect, explained=explained, of=check.failed, explains=explains))
     run, hypotheses = case.history.run, (*BY_TEXT, *BY_ACCEPTANCE)
     if run is not None and not run.tells_tokens:
         problems.append(f"{run.privacy.lack}: drafts were not held against the text")
@@ -179,7 +179,7 @@ def _asked(case: Case, audit: Audit | None, problems: list[str]) -> list[Suspect
 def settled(
     suspects: Iterable[Suspect], failures: Sequence[Failure], audit: Audit | None
 ) -> tuple[list[Suspect], list[Suspect]]:
-    """Faults, ranked by how sure they are and how much they explain; and remarks.
+    """Faults, and remarks; each in the one order of causes.
 
     A cause is a fault where a check failed that follows from it, or where a rerun under it gave what was recorded.
     Causes that chance explains, or that the models contradict, are left out.
@@ -188,33 +188,35 @@ def settled(
     for suspect in merged(suspects):
         if suspect.chance is not None and suspect.chance > CHANCE:
             continue
-        share = explained_share(suspect, failures)
-        if suspect.rerun and not any(suspect.covers(failure.check.name) for failure in failures):
+        if suspect.rerun or explained_share(suspect, failures) > 0:
             faults.append(suspect)
-        elif share > 0:
-            score = suspect.score * (0.5 + 0.5 * share)
-            if score >= NAMED:
-                faults.append(replace(suspect, score=score))
         elif not _refuted(suspect, audit):
             remarks.append(suspect)
-    ranked = sorted(faults, key=lambda fault: -fault.score)
-    return _without_followers(ranked, failures), sorted(remarks, key=lambda remark: -remark.score)
+    ranked = sorted(faults, key=lambda fault: rank(fault, failures))
+    return _without_followers(ranked, failures), remarks
+
+
+def rank(suspect: Suspect, failures: Sequence[Failure]) -> tuple[int, float, int]:
+    """The order of causes: rows before conditions before sums; then by what they explain of all that failed, less what
+    they spoil; then by the order of a step, in which causes.py lists them: what comes first explains what follows."""
+    share = explained_share(suspect, failures) * suspect.net
+    return suspect.proof, -round(share, 2), list(Cause).index(suspect.cause)
 
 
 def explained_share(suspect: Suspect, failures: Sequence[Failure]) -> float:
-    """How much of all that failed, each check weighted by its failed share, follows from a cause: 0 to 1."""
+    """How much of all that failed, each check weighted by how many failed, follows from a cause: 0 to 1."""
     whole = sum(failure.weight for failure in failures)
     covered = sum(failure.weight * suspect.covers(failure.check.name) for failure in failures)
     return covered / whole if whole else 0.0
 
 
 def _without_followers(ranked: Sequence[Suspect], failures: Sequence[Failure]) -> list[Suspect]:
-    """Those that explain what no better one does, or score nearly the best: the others follow from them."""
+    """Those that explain what no better one does: the others follow from them."""
     left = {failure.check.name: 1.0 for failure in failures}
     leading: list[Suspect] = []
     for suspect in ranked:
         new = [name for name, rest in left.items() if rest > 1 - WHOLE and suspect.covers(name) > 0]
-        if new or not leading or not failures or leading[0].score - suspect.score < NEAR:
+        if new or not leading or not failures:
             leading.append(suspect)
         for name in new:
             left[name] = max(0.0, left[name] - suspect.covers(name))
@@ -240,7 +242,7 @@ def _agrees(audit: Audit, what: str) -> bool:
 def merged(suspects: Iterable[Suspect]) -> list[Suspect]:
     """One suspect for each cause, its surest lines first; faults first, the best of them leading."""
     best: dict[Cause, Suspect] = {}
-    for suspect in sorted(suspects, key=lambda suspect: -suspect.score):
+    for suspect in sorted(suspects, key=lambda suspect: (suspect.proof, -suspect.net)):
         first = best.get(suspect.cause)
         if first is None:
             best[suspect.cause] = suspect
@@ -259,7 +261,7 @@ def merged(suspects: Iterable[Suspect]) -> list[Suspect]:
             chance=None if first.chance is None or suspect.chance is None else min(first.chance, suspect.chance),
             rerun=first.rerun or suspect.rerun,
         )
-    return sorted(best.values(), key=lambda suspect: (not suspect.cause.is_fault, -suspect.score))
+    return sorted(best.values(), key=lambda suspect: (not suspect.cause.is_fault, suspect.proof, -suspect.net))
 
 
 def _unexplained(faults: Sequence[Suspect], failures: Sequence[Failure]) -> list[str]:

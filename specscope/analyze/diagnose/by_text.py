@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from specscope.analyze.audit.ngram import SIZES, Rule, lookup, told_rules
 from specscope.analyze.diagnose.case import Case, Step, path_of_firsts
 from specscope.analyze.diagnose.causes import Cause
-from specscope.analyze.diagnose.diagnosis import CERTAIN, CHANCE, CONDITION, Suspect
+from specscope.analyze.diagnose.diagnosis import CHANCE, Proof, Suspect
 from specscope.analyze.diagnose.rates import Rate, chance_of, z_between
 from specscope.analyze.findings import CheckResult, Reference
 from specscope.plans.plan import StaticPlan
@@ -65,8 +65,7 @@ def vocabulary_map(case: Case) -> Suspect | None:
         f"{as_map} of the other half, as it is in {as_is}",
         f"{len({a for a, b in known.items() if a != b}):,} of {len(known):,} drafted tokens stand for another",
     )
-    score = CONDITION + 0.2 * as_map.share
-    return Suspect(Cause.VOCABULARY_MAP, score, lines, example=example, chance=chance_of(z))
+    return Suspect(Cause.VOCABULARY_MAP, Proof.CONDITION, lines, example=example, chance=chance_of(z))
 
 
 def other_requests_text(case: Case) -> Suspect | None:
@@ -92,9 +91,8 @@ def other_requests_text(case: Case) -> Suspect | None:
     if own_text.total < 30 or z < SIGMAS or other_text.share < max(3 * own_text.share, 0.25):
         return None
     line = f"a drafted token is another request's next one in {other_text}, its own request's in {own_text}"
-    score = CONDITION + 0.25 * min(other_text.share / 0.5, 1.0)
     lines = (line, f"{z:.0f} standard errors apart")
-    return Suspect(Cause.ROWS_SWAPPED, score, lines, example=example, chance=chance_of(z))
+    return Suspect(Cause.ROWS_SWAPPED, Proof.CONDITION, lines, example=example, chance=chance_of(z))
 
 
 def verdict_late(case: Case) -> Suspect | None:
@@ -123,7 +121,7 @@ def verdict_late(case: Case) -> Suspect | None:
         return None
     line = f"the verdict is the request's last one, number by number, in {same:,} of {total:,} steps"
     by_chance = f"another request's step has the same verdict in {alike:,} of {pairs:,} pairs"
-    return Suspect(Cause.VERDICT_LATE, CONDITION, (line, by_chance), example=example, chance=chance)
+    return Suspect(Cause.VERDICT_LATE, Proof.CONDITION, (line, by_chance), example=example, chance=chance)
 
 
 def _comparable(step: Step, other: Step) -> bool:
@@ -182,7 +180,7 @@ def shifted_lookup(case: Case) -> Suspect | None:
         f"prompt lookup that continues {late} drafts the recorded tree in {len(explained):,} of the {len(wrong):,} "
         f"steps in which the right lookup does not; {len(steps):,} steps were looked at"
     )
-    return Suspect(Cause.DRAFT_POSITION, CERTAIN, (line,), example=explained[0].reference(), rerun=True)
+    return Suspect.rerun_of(Cause.DRAFT_POSITION, line, explained[0].reference(), (len(explained), len(wrong)))
 
 
 def _drafted(explained: tuple[list[Step], int]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
 from typing import Any
 
 from specscope.analyze.diagnose.causes import Cause
@@ -12,14 +13,27 @@ from specscope.analyze.findings import Exit, Reference
 from specscope.analyze.locate.located import Located
 from specscope.trace.record.vocabulary import shell_word
 
-# How sure a suspect is by itself; how much of what failed it explains then moves it up or down.
-CERTAIN = 0.95  # a correct engine cannot do this, and no other fault does
-RERUN = 0.85  # computing again with this mistake gives the recorded figures
-CONDITION = 0.7  # the differences are where this cause would put them
-STATISTICAL = 0.5  # more than chance allows
-REMARK = 0.2  # an explanation in which nothing is wrong
 CHANCE = 1e-3 / len(Cause)  # evidence likelier than this by chance names no cause: 1 in 1,000 over all causes
 LOG_CHANCE = math.log(CHANCE)
+NINE_IN_TEN = 0.9
+
+
+class Proof(IntEnum):
+    """What kind of evidence names a cause, the surest first: a formula, or a rerun, that gives what was recorded; a
+    condition, where differences are where the cause would put them; a sum, off by more than chance allows."""
+
+    ROWS = 0
+    CONDITION = 1
+    SUM = 2
+
+
+class Grade(StrEnum):
+    """How sure a cause is. Proven: a formula or an operation gives all that differs. Likely: it is net of what it
+    spoils nine in ten of it. Possible: less, or a sum, which has no rows."""
+
+    PROVEN = "proven"
+    LIKELY = "likely"
+    POSSIBLE = "possible"
 
 
 @dataclass(frozen=True)
@@ -27,14 +41,34 @@ class Suspect:
     """A cause for which there is evidence."""
 
     cause: Cause
-    score: float  # 0 to 1
+    proof: Proof
     for_: tuple[str, ...]  # the evidence for it, in lines
     against: tuple[str, ...] = ()
     example: Reference | None = None
-    explained: int | None = None  # how many failures of the check it explains; None: all
+    explained: int | None = None  # how many of what differs it explains; None: all
+    of: int = 0  # what differs, as the check or the rerun that names it counts; 0: not by count
+    spoiled: int = 0  # of what agrees, how many would differ
     explains: Mapping[str, float] = field(default_factory=dict)  # by check, the share that it explains where not all
     chance: float | None = None  # how often chance gives such evidence; None where chance has no part in it
     rerun: bool = False  # whether something was computed again under this very mistake, and came out as recorded
+
+    @staticmethod
+    def rerun_of(cause: Cause, line: str, example: Reference | None, counts: tuple[int, int]) -> Suspect:
+        """A cause under which something was computed again. `counts`: (explained, of what differs)."""
+        explained, of = counts
+        return Suspect(cause, Proof.ROWS, (line,), (), example, explained, of, rerun=True)
+
+    @property
+    def net(self) -> float:
+        """The share of what differs that it explains, less what it spoils."""
+        return (self.of if self.explained is None else self.explained - self.spoiled) / self.of if self.of else 1.0
+
+    @property
+    def grade(self) -> Grade:
+        """How sure it is by itself."""
+        if self.proof is Proof.ROWS and self.net >= 1:
+            return Grade.PROVEN
+        return Grade.LIKELY if self.proof is not Proof.SUM and self.net >= NINE_IN_TEN else Grade.POSSIBLE
 
     def command(self, source: str) -> str:
         """The command that shows one example; of the whole run where there is none."""
@@ -51,7 +85,10 @@ class Suspect:
             "is_fault": self.cause.is_fault,
             "about": self.cause.about,
             "look": self.cause.look,
-            "score": round(self.score, 3),
+            "grade": self.grade.value,
+            "explained": self.of if self.explained is None else self.explained,
+            "of": self.of,
+            "spoiled": self.spoiled,
             "for": list(self.for_),
             "against": list(self.against),
             "chance": self.chance,

@@ -9,7 +9,7 @@ import numpy as np
 
 from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.causes import Cause
-from specscope.analyze.diagnose.diagnosis import CERTAIN, CONDITION, STATISTICAL, Suspect
+from specscope.analyze.diagnose.diagnosis import Proof, Suspect
 from specscope.analyze.diagnose.verdicts import MOSTLY, counted
 from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.evidence.columns import Columns
@@ -30,12 +30,12 @@ def in_place(case: Case, check: Check) -> list[Suspect]:
     """Drafts that are right, but at another place than their own."""
     z = check.statistic or 0.0
     lines = (check.detail, f"{z:.0f} standard errors apart")
-    return [Suspect(Cause.DRAFT_POSITION, CONDITION + 0.2, lines, example=check.example, explained=check.failed)]
+    return [Suspect(Cause.DRAFT_POSITION, Proof.CONDITION, lines, example=check.example, explained=check.failed)]
 
 
 def placeholders(case: Case, check: Check) -> list[Suspect]:
     """One token that is drafted over and over, by no drafter's choice."""
-    return [Suspect(Cause.DRAFT_PLACEHOLDERS, CERTAIN - 0.03, (check.detail,), example=check.example)]
+    return [Suspect(Cause.DRAFT_PLACEHOLDERS, Proof.ROWS, (check.detail,), example=check.example)]
 
 
 def outside_vocabulary(case: Case, check: Check) -> list[Suspect]:
@@ -45,8 +45,8 @@ def outside_vocabulary(case: Case, check: Check) -> list[Suspect]:
     lines = [f"{counted(check)} hold tokens that the drafter does not know"]
     if count > MOSTLY * check.failed and check.failed > 2:
         lines.append(f"token {token} at {count:,} of these")
-        return [Suspect(Cause.DRAFT_PLACEHOLDERS, CERTAIN - 0.04, tuple(lines), example=check.example)]
-    return [Suspect(Cause.VOCABULARY_MAP, CONDITION + 0.2, tuple(lines), example=check.example)]
+        return [Suspect(Cause.DRAFT_PLACEHOLDERS, Proof.ROWS, tuple(lines), example=check.example)]
+    return [Suspect(Cause.VOCABULARY_MAP, Proof.ROWS, tuple(lines), example=check.example)]
 
 
 def planned(case: Case, check: Check) -> list[Suspect]:
@@ -60,14 +60,14 @@ def planned(case: Case, check: Check) -> list[Suspect]:
         line = f"the tree is to be sampled, but is recorded as deterministic in {len(lost):,} of "
         line += plural(check.tested, "step")
         suspects.append(
-            Suspect(Cause.Q_DROPPED, CERTAIN, (line,), example=c.at_step(int(lost[0])), explained=len(lost))
+            Suspect(Cause.Q_DROPPED, Proof.ROWS, (line,), example=c.at_step(int(lost[0])), explained=len(lost))
         )
     if len(pruned):
         run = case.history.run
         line = f"{len(pruned):,} of {check.tested:,} sampled trees lack nodes of the plan "
         line += f"{'' if run is None else run.tree}, though q had tokens left"
         example = c.at_step(int(pruned[0]))
-        suspects.append(Suspect(Cause.SIBLINGS_PRUNED, CERTAIN - 0.02, (line,), example=example, explained=len(pruned)))
+        suspects.append(Suspect(Cause.SIBLINGS_PRUNED, Proof.ROWS, (line,), example=example, explained=len(pruned)))
     return suspects
 
 
@@ -79,7 +79,7 @@ def likeliest_first(case: Case, check: Check) -> list[Suspect]:
     sampled = ~c.greedy[c.step[check.wrong]]
     line = f"the first child is not the drafter's likeliest token at {counted(check)}"
     if sampled.mean() > MOSTLY:
-        return [Suspect(Cause.Q_DROPPED, CONDITION, (line,), example=check.example)]
+        return [Suspect(Cause.Q_DROPPED, Proof.CONDITION, (line,), example=check.example)]
     return []
 
 
@@ -98,15 +98,15 @@ def _first_tokens(c: Columns, check: Check) -> Suspect | None:
         f"only the first {known:,} tokens are drafted, and the likeliest lies beyond them at all {check.failed:,} "
         f"{check.unit}s where another was taken, at {others:,} of {check.tested - check.failed:,} others"
     )
-    return Suspect(Cause.DRAFT_TOKENS_CUT, CERTAIN - 0.02, (line,), example=check.example)
+    return Suspect(Cause.DRAFT_TOKENS_CUT, Proof.ROWS, (line,), example=check.example)
 
 
 def sorted_siblings(case: Case, check: Check) -> list[Suspect]:
     """Siblings drawn without replacement that are in falling order of q more often than chance puts them so."""
     more = (check.bias or 0.0) > 0
     lines = (f"of two siblings the likelier one comes first {'more' if more else 'less'} often: {check.detail}",)
-    score = CERTAIN - 0.01 if more and _all_falling(case.evidence) else STATISTICAL + 0.2
-    return [Suspect(Cause.SIBLINGS_SORTED, score, lines, example=check.example)]
+    proof = Proof.ROWS if more and _all_falling(case.evidence) else Proof.SUM
+    return [Suspect(Cause.SIBLINGS_SORTED, proof, lines, example=check.example)]
 
 
 def _all_falling(c: Columns) -> bool:
@@ -118,7 +118,9 @@ def fed_features(case: Case, check: Check) -> list[Suspect]:
     """Rows that fed the head: zeros, or those of the position before."""
     zeros = "zero" in check.detail
     line = f"{check.detail}, and so with {counted(check)} that fed the head"
-    return [Suspect(Cause.FEATURES_MISSING if zeros else Cause.FEATURES_STALE, CERTAIN, (line,), example=check.example)]
+    return [
+        Suspect(Cause.FEATURES_MISSING if zeros else Cause.FEATURES_STALE, Proof.ROWS, (line,), example=check.example)
+    ]
 
 
 def drafters_cache(case: Case, check: Check) -> list[Suspect]:
@@ -132,7 +134,7 @@ def drafters_cache(case: Case, check: Check) -> list[Suspect]:
     others = sum(int(cached[step]) in batch[c.visits[step].record.step] for step in check.wrong.tolist())
     if others > MOSTLY * check.failed and check.failed > 2:
         line = f"{others:,} of the {check.failed:,} caches that are wrong are as long as another request's of that step"
-        return [Suspect(Cause.ROWS_SWAPPED, CERTAIN, (line,), example=check.example)]
+        return [Suspect(Cause.ROWS_SWAPPED, Proof.ROWS, (line,), example=check.example)]
     causes = Counter[Cause]()
     for step in check.wrong.tolist():
         causes[_which_cache(c, step, int(cached[step] - limit[step]))] += 1
@@ -144,8 +146,8 @@ def drafters_cache(case: Case, check: Check) -> list[Suspect]:
         Cause.ROWS_SWAPPED: "the drafter counts far more tokens as cached than it was fed",
     }[cause]
     line = f"{about} in {count:,} of the {check.failed:,} steps in which it is wrong, of {check.tested:,}"
-    score = CONDITION if cause is Cause.ROWS_SWAPPED else CERTAIN
-    return [Suspect(cause, score, (line,), example=check.example, explained=count)]
+    proof = Proof.CONDITION if cause is Cause.ROWS_SWAPPED else Proof.ROWS
+    return [Suspect(cause, proof, (line,), example=check.example, explained=count)]
 
 
 def _which_cache(c: Columns, step: int, excess: int) -> Cause:
@@ -173,7 +175,7 @@ def other_q(case: Case, check: Check) -> list[Suspect]:
             f"it follows from that at another row of the same step, or of the step before, at {elsewhere:,} of "
             f"{known:,} where one lists the token",
         )
-        return [Suspect(Cause.Q_OTHER_ROW, CONDITION + 0.15, lines, example=check.example)]
+        return [Suspect(Cause.Q_OTHER_ROW, Proof.ROWS, lines, example=check.example)]
     temperature, fits = _one_temperature(c, nodes)
     if fits < MOSTLY * len(nodes):
         return []
@@ -183,7 +185,7 @@ def other_q(case: Case, check: Check) -> list[Suspect]:
         f"{plural(len(nodes), 'node')} whose q does not follow from the requests' temperature"
     )
     explained = round(check.failed * fits / len(nodes))
-    return [Suspect(Cause.Q_TEMPERATURE, CERTAIN - 0.05, (line,), example=check.example, explained=explained)]
+    return [Suspect(Cause.Q_TEMPERATURE, Proof.ROWS, (line,), example=check.example, explained=explained)]
 
 
 def other_draws(case: Case, check: Check) -> list[Suspect]:
@@ -195,11 +197,13 @@ def other_draws(case: Case, check: Check) -> list[Suspect]:
     side = "likelier" if draws.bias < 0 else "less likely"
     line = f"drafts are {side} than draws from their q: {check.detail}"
     if not always and draws.bias < 0 and (more := _drawn_within_top_k(c)):
-        return [Suspect(Cause.Q_UNPROCESSED, CONDITION, (line, more), example=check.example, chance=check.p_value)]
+        return [
+            Suspect(Cause.Q_UNPROCESSED, Proof.CONDITION, (line, more), example=check.example, chance=check.p_value)
+        ]
     if draws.takes_likeliest:
-        lines, score = (likeliest.words,), CERTAIN - 0.05 if always else STATISTICAL + 0.2
-        return [Suspect(Cause.Q_NOT_DRAWN, score, lines, example=check.example, chance=likeliest.p_value)]
-    return [Suspect(Cause.Q_TEMPERATURE, STATISTICAL, (line,), example=check.example, chance=check.p_value)]
+        lines, proof = (likeliest.words,), Proof.ROWS if always else Proof.SUM
+        return [Suspect(Cause.Q_NOT_DRAWN, proof, lines, example=check.example, chance=likeliest.p_value)]
+    return [Suspect(Cause.Q_TEMPERATURE, Proof.SUM, (line,), example=check.example, chance=check.p_value)]
 
 
 def _drawn_within_top_k(c: Columns) -> str:

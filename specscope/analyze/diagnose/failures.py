@@ -41,9 +41,8 @@ class Failure:
 
     @property
     def weight(self) -> float:
-        """The share that failed; a statistical check fails as a whole."""
-        check = self.check
-        return check.failed / check.tested if check.failed and check.tested else 1.0
+        """How many failed; a statistical check fails once."""
+        return float(max(self.check.failed, 1))
 
 
 def failures_of(case: Case, audit: Audit | None) -> list[Failure]:

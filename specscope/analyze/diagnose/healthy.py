@@ -9,7 +9,7 @@ import numpy as np
 
 from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.causes import Cause
-from specscope.analyze.diagnose.diagnosis import REMARK, Suspect
+from specscope.analyze.diagnose.diagnosis import Proof, Suspect
 from specscope.trace.history.wording import plural
 
 WEAK = 0.5  # of the first drafted tokens accepted
@@ -39,7 +39,7 @@ def weak_drafter(case: Case, entropy: Entropy | None) -> Suspect | None:
         lines.append(f"the target itself is sure there: its own entropy is {entropy.words}")
     elif entropy is not None:
         lines.append(f"whether the text is hard is not known: the target's own entropy is {entropy.words}")
-    return Suspect(Cause.WEAK_DRAFTER, REMARK * (1 - first), tuple(lines))
+    return Suspect(Cause.WEAK_DRAFTER, Proof.SUM, tuple(lines))
 
 
 def hard_text(entropy: Entropy | None) -> Suspect | None:
@@ -47,7 +47,7 @@ def hard_text(entropy: Entropy | None) -> Suspect | None:
     if entropy is None or not entropy.is_hard:
         return None
     line = f"where drafts are tried, the entropy of the target's own distribution is {entropy.words}"
-    return Suspect(Cause.HARD_TEXT, REMARK * min(entropy.least / 4, 1.0), (line,))
+    return Suspect(Cause.HARD_TEXT, Proof.SUM, (line,))
 
 
 def high_temperature(entropy: Entropy | None) -> Suspect | None:
@@ -56,7 +56,7 @@ def high_temperature(entropy: Entropy | None) -> Suspect | None:
         return None
     of_p = f"p at temperature {entropy.temperature:g} has an entropy of {entropy.sampled:.2f} nats"
     line = f"where drafts are tried, {of_p}; the target's own is {entropy.words}"
-    return Suspect(Cause.HIGH_TEMPERATURE, REMARK * min(entropy.sampled / 4, 1.0), (line,))
+    return Suspect(Cause.HIGH_TEMPERATURE, Proof.SUM, (line,))
 
 
 def tree_too_small(case: Case) -> Suspect | None:
@@ -74,7 +74,7 @@ def tree_too_small(case: Case) -> Suspect | None:
     trials = figures.tried_at[depth - 1]
     last = "the last" if depth == reached else f"the deepest with {FEWEST} trials (trees reach {reached})"
     line = f"depth {depth}, {last}, is accepted in {rate:.0%} of {plural(trials, 'trial')}"
-    return Suspect(Cause.TREE_TOO_SMALL, REMARK * rate / 2, (line,))
+    return Suspect(Cause.TREE_TOO_SMALL, Proof.SUM, (line,))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 from specscope.analyze.conditions import log_fisher
 from specscope.analyze.diagnose.case import Case, Step
 from specscope.analyze.diagnose.causes import Cause
-from specscope.analyze.diagnose.diagnosis import CERTAIN, CONDITION, LOG_CHANCE, STATISTICAL, Suspect
+from specscope.analyze.diagnose.diagnosis import LOG_CHANCE, Proof, Suspect
 from specscope.analyze.diagnose.verdicts import MOSTLY, counted
 from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.findings import Check, CheckResult
@@ -35,18 +35,18 @@ def coins_unequal(case: Case, check: Check) -> list[Suspect]:
             continue
         line = f"the coin that {verb} a draft also draws the final token in {len(shared):,} of "
         line += plural(check.tested, "step")
-        suspects.append(Suspect(Cause.NOISE_SHARED, CERTAIN, (line,), example=check.example, explained=len(shared)))
+        suspects.append(Suspect(Cause.NOISE_SHARED, Proof.ROWS, (line,), example=check.example, explained=len(shared)))
         left[shared], rest = False, rest - len(shared)
     if rest:
         line = f"two coins of a step are the same number in {rest:,} of {plural(check.tested, 'step')}"
-        suspects.append(Suspect(Cause.COINS_SHARED, CERTAIN - 0.01, (line,), example=check.example, explained=rest))
+        suspects.append(Suspect(Cause.COINS_SHARED, Proof.ROWS, (line,), example=check.example, explained=rest))
     return suspects
 
 
 def coins_shared(case: Case, check: Check) -> list[Suspect]:
     """Coins that another step or request has too."""
     line = f"{counted(check)}: {check.detail}"
-    return [Suspect(Cause.COINS_SHARED, CERTAIN - 0.01, (line,), example=check.example)]
+    return [Suspect(Cause.COINS_SHARED, Proof.ROWS, (line,), example=check.example)]
 
 
 @dataclass(frozen=True)
@@ -143,9 +143,8 @@ def _of_another_key(case: Case, wrong: Indices, of: CoinsOf, line: str) -> list[
     if name := key_of(case, looked, of):
         fits = sum(of.same(step, of.keys(_first_seed(case))[name][1]) == 1 for step in looked)
         cause = of.keys(0)[name][0]
-        score = CERTAIN if cause is not Cause.COINS_SHARED else CERTAIN - 0.05
         lines = (line, f"they are {name} in {fits:,} of these")
-        return [Suspect(cause, score, lines, example=looked[0].reference())]
+        return [Suspect(cause, Proof.ROWS, lines, example=looked[0].reference())]
     return None
 
 
@@ -169,8 +168,7 @@ def outside_intervals(case: Case, check: Check) -> list[Suspect]:
         return []
     below = int((c.draft_coin[wrong] < c.draft_low[wrong]).sum())  # another q moves only the upper ends
     line = f"{counted(check)} were drawn by a coin outside of their interval: {check.detail}"
-    score = CONDITION - 0.1 if below else STATISTICAL - 0.1
-    return [Suspect(Cause.DRAW_BESIDE, score, (line,), example=check.example)]
+    return [Suspect(Cause.DRAW_BESIDE, Proof.CONDITION if below else Proof.SUM, (line,), example=check.example)]
 
 
 def _by_row(case: Case, check: Check, line: str) -> list[Suspect]:
@@ -184,7 +182,7 @@ def _by_row(case: Case, check: Check, line: str) -> list[Suspect]:
     detail = (
         f"{a:,} of {plural(a + b, 'step')} beyond the first row of their batch, {others:,} of {others + right:,} in it"
     )
-    return [Suspect(Cause.COINS_BY_BATCH, CONDITION, (line, detail), example=check.example, chance=0.0)]
+    return [Suspect(Cause.COINS_BY_BATCH, Proof.CONDITION, (line, detail), example=check.example, chance=0.0)]
 
 
 def _from_elsewhere(case: Case, check: Check, line: str, every: Doubles, wrong: Doubles) -> list[Suspect]:
@@ -193,7 +191,7 @@ def _from_elsewhere(case: Case, check: Check, line: str, every: Doubles, wrong: 
     shared = int(np.isin(wrong, values[(counts > 1) & (values > 0)]).sum())
     if shared > MOSTLY * check.failed:
         detail = f"{shared:,} of these have the coin of another {check.unit}"
-        return [Suspect(Cause.COINS_SHARED, CERTAIN - 0.05, (line, detail), example=check.example)]
+        return [Suspect(Cause.COINS_SHARED, Proof.ROWS, (line, detail), example=check.example)]
     return []
 
 
@@ -206,16 +204,16 @@ def biased_draws(case: Case, check: Check) -> list[Suspect]:
             f"other final tokens follow theirs (z = {other.statistic:+.1f} over {plural(other.tested, 'draw')})"
         )
     lines.append("every verdict can be recomputed: only the draws are wrong")
-    return [Suspect(Cause.NOISE_SHARED, STATISTICAL + 0.2, tuple(lines), example=check.example)]
+    return [Suspect(Cause.NOISE_SHARED, Proof.SUM, tuple(lines), example=check.example)]
 
 
 def coins_and_draws(case: Case, check: Check) -> list[Suspect]:
     """Coins that are correlated with what was drafted."""
     line = f"{check.name}: {check.detail}"
-    return [Suspect(Cause.NOISE_SHARED, STATISTICAL + 0.1, (line,), example=check.example)]
+    return [Suspect(Cause.NOISE_SHARED, Proof.SUM, (line,), example=check.example)]
 
 
 def accepted_otherwise(case: Case, check: Check) -> list[Suspect]:
     """Drafts that are accepted more often, or less, than their acceptance probabilities say."""
     line = f"{check.name}: {check.detail}"
-    return [Suspect(Cause.AGAINST_COIN, STATISTICAL + 0.1, (line,), example=check.example)]
+    return [Suspect(Cause.AGAINST_COIN, Proof.SUM, (line,), example=check.example)]

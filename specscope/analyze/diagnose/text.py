@@ -58,7 +58,7 @@ def _fault(number: int, fault: PlacedFault, source: str, console: Console) -> No
     """A fault: its place, or the evidence for and against its cause, and the command that shows an example."""
     place, cause = fault.place, fault.cause
     head = Text(f"\n{number}. {printable(_title(fault))}", style="bold red")
-    console.print(head if cause is None else head.append(f"  {cause.cause.label}, {cause.score:.2f}", style="dim"))
+    console.print(head if cause is None else head.append(f"  {cause.cause.label}, {_sure(cause)}", style="dim"))
     if place is not None:
         render_located(place, source, console)
     if cause is not None:
@@ -66,6 +66,12 @@ def _fault(number: int, fault: PlacedFault, source: str, console: Console) -> No
         console.print(Padding.indent(Text(f"look at: {cause.cause.look}"), 3))
         if place is None or place.where is None:
             console.print(Padding.indent(Text(cause.command(source), style="dim"), 3), soft_wrap=True)
+
+
+def _sure(cause: Suspect) -> str:
+    """Its grade, with the counts where it has some."""
+    explained = cause.of if cause.explained is None else cause.explained
+    return f"{cause.grade.value}: {explained:,} of {cause.of:,}" if cause.of else cause.grade.value
 
 
 def _title(fault: PlacedFault) -> str:

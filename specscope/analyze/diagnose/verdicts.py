@@ -12,7 +12,7 @@ import numpy as np
 from specscope.analyze.diagnose.by_text import tail_of_binomial
 from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.causes import Cause
-from specscope.analyze.diagnose.diagnosis import CERTAIN, CHANCE, CONDITION, Suspect
+from specscope.analyze.diagnose.diagnosis import CHANCE, Proof, Suspect
 from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.findings import Check, Reference
@@ -36,7 +36,7 @@ def ratio(case: Case, check: Check) -> list[Suspect]:
     by_p = int((np.abs(c.accept_prob[wrong] - c.p_trial[wrong]) < CLOSE).sum())
     if by_p > MOSTLY * len(wrong):
         lines.append(f"it is p itself at {by_p:,} of these")
-    return [Suspect(Cause.RATIO_BY_P, CERTAIN, tuple(lines), example=check.example)]
+    return [Suspect(Cause.RATIO_BY_P, Proof.ROWS, tuple(lines), example=check.example)]
 
 
 def outcomes(case: Case, check: Check) -> list[Suspect]:
@@ -55,7 +55,7 @@ def outcomes(case: Case, check: Check) -> list[Suspect]:
     name, fits = max(tests.items(), key=lambda item: int((item[1] == accepted).sum()))
     if len(wrong) >= ENOUGH and bool((fits == accepted).all()):
         lines.append(f"the test {name} gives the outcome of all of these")
-    return [Suspect(Cause.AGAINST_COIN, CERTAIN, tuple(lines), example=check.example)]
+    return [Suspect(Cause.AGAINST_COIN, Proof.ROWS, tuple(lines), example=check.example)]
 
 
 def greedy_acceptance(case: Case, check: Check) -> list[Suspect]:
@@ -68,13 +68,13 @@ def greedy_acceptance(case: Case, check: Check) -> list[Suspect]:
         f"greedy drafts are accepted that are not the target's choice, or rejected that are, at {counted(check)}",
         f"{accepted:,} of these were accepted, {len(wrong) - accepted:,} rejected",
     )
-    return [Suspect(Cause.AGAINST_COIN, CERTAIN - 0.05, lines, example=check.example)]
+    return [Suspect(Cause.AGAINST_COIN, Proof.ROWS, lines, example=check.example)]
 
 
 def log_probabilities(case: Case, check: Check) -> list[Suspect]:
     """Log-probabilities that are not their tokens' own."""
     line = f"{counted(check)} have another log-probability than the evidence: {check.detail}"
-    return [Suspect(Cause.LOGPROBS, CERTAIN, (line,), example=check.example)]
+    return [Suspect(Cause.LOGPROBS, Proof.ROWS, (line,), example=check.example)]
 
 
 def paths(case: Case, check: Check) -> list[Suspect]:
@@ -108,7 +108,7 @@ def _of_the_step_before(case: Case, check: Check) -> list[Suspect]:
         f"{hits:,} of {plural(total, 'step')} that are decided wrongly have the count of accepted drafts and the final "
         f"token of their request's step before, {alike:,} of {others:,} others have"
     )
-    return [Suspect(Cause.VERDICT_LATE, CERTAIN + 0.02, (line,), example=check.example, chance=chance)]
+    return [Suspect(Cause.VERDICT_LATE, Proof.ROWS, (line,), example=check.example, chance=chance)]
 
 
 def other_counts(case: Case, check: Check) -> list[Suspect]:
@@ -135,15 +135,15 @@ def other_counts(case: Case, check: Check) -> list[Suspect]:
         lines = (line, f"it is as long as another request's of the same batch in {others:,} of these")
         if swapped := _with_its_final(c, due, steps, by_record):
             more = f"and the final token is what that request's own target chooses in {swapped:,}"
-            return [Suspect(Cause.ROWS_SWAPPED, CERTAIN + 0.01, (*lines, more), example=example)]
-        return [Suspect(Cause.COUNTS_SWAPPED, CERTAIN + 0.01, lines, example=example)]
+            return [Suspect(Cause.ROWS_SWAPPED, Proof.ROWS, (*lines, more), example=example)]
+        return [Suspect(Cause.COUNTS_SWAPPED, Proof.ROWS, lines, example=example)]
     off = Counter((committed[steps] - due[steps]).tolist())
     by, count = off.most_common(1)[0]
     if count == len(steps) and len(steps) >= ENOUGH and _is_a_count(c, due, steps, by):
         lines = (line, f"it is {abs(by)} {'longer' if by > 0 else 'shorter'} in {count:,} of these")
-        return [Suspect(Cause.ACCEPTED_COUNT, CERTAIN, lines, example=example)]
+        return [Suspect(Cause.ACCEPTED_COUNT, Proof.ROWS, lines, example=example)]
     if check.name == "paths":
-        return [Suspect(Cause.ACCEPTED_COUNT, CONDITION, (line,), example=example)]
+        return [Suspect(Cause.ACCEPTED_COUNT, Proof.CONDITION, (line,), example=example)]
     return []
 
 
@@ -221,7 +221,7 @@ def trial_order(case: Case, check: Check) -> list[Suspect]:
         lines.append(f"below {skipped:,} of these some were never tried, though none was accepted")
     elif backwards == len(rows):
         lines.append("the last ones were tried first below all of these")
-    return [Suspect(Cause.TRIAL_ORDER, CERTAIN + 0.03, tuple(lines), example=check.example)]
+    return [Suspect(Cause.TRIAL_ORDER, Proof.ROWS, tuple(lines), example=check.example)]
 
 
 def later_p(case: Case, check: Check) -> list[Suspect]:
@@ -236,7 +236,7 @@ def later_p(case: Case, check: Check) -> list[Suspect]:
         lines.append(f"it is max(p - q, 0) without division by its mass at {plain:,} of these")
     elif same > MOSTLY * len(wrong):
         lines.append(f"it is the first p, as if nothing had been subtracted, at {same:,} of these")
-    return [Suspect(Cause.RESIDUAL, CERTAIN, tuple(lines), example=check.example)]
+    return [Suspect(Cause.RESIDUAL, Proof.ROWS, tuple(lines), example=check.example)]
 
 
 def _masses(c: Columns, node: int) -> float:
@@ -250,7 +250,7 @@ def _masses(c: Columns, node: int) -> float:
 def masses(case: Case, check: Check) -> list[Suspect]:
     """Masses of residuals that p and q do not allow."""
     line = f"the mass of the residual is not what p and q leave at {counted(check)}"
-    return [Suspect(Cause.RESIDUAL, CERTAIN - 0.02, (line,), example=check.example)]
+    return [Suspect(Cause.RESIDUAL, Proof.ROWS, (line,), example=check.example)]
 
 
 def trial_q(case: Case, check: Check) -> list[Suspect]:
@@ -275,7 +275,7 @@ def trial_q(case: Case, check: Check) -> list[Suspect]:
         f"q as tried does not follow from q as drawn below {plural(len(seen), 'parent')} ({counted(check)})",
         f"{about[cause]} at {count:,} of these",
     )
-    return [Suspect(cause, CERTAIN + 0.02, lines, example=examples[cause])]  # a wrong residual follows from it
+    return [Suspect(cause, Proof.ROWS, lines, example=examples[cause])]  # a wrong residual follows from it
 
 
 def _which_q(c: Columns, node: int) -> Cause:
@@ -311,9 +311,9 @@ def final_tokens(case: Case, check: Check) -> list[Suspect]:
         if count:
             expected = f"drawn from p that comes in {by_p:.1f} steps, from q in {by_q:.1f}"
             lines.append(f"it had just been rejected in {plural(count, 'step')}: {expected}")
-        return [Suspect(cause, CERTAIN - 0.02, tuple(lines), example=check.example)]
+        return [Suspect(cause, Proof.ROWS, tuple(lines), example=check.example)]
     line = f"the final token had no probability in {counted(check)}"
-    return [Suspect(Cause.FINAL_OTHER_NODE, CONDITION, (line,), example=check.example)]
+    return [Suspect(Cause.FINAL_OTHER_NODE, Proof.CONDITION, (line,), example=check.example)]
 
 
 def _against_p(c: Columns) -> Sum:
@@ -340,7 +340,7 @@ def final_shares(case: Case, check: Check) -> list[Suspect]:
         )
         example = c.at_step(int(steps[~recovered][0]))
         suspects.append(
-            Suspect(Cause.FINAL_OTHER_NODE, CERTAIN, (line,), example=example, explained=int((~recovered).sum()))
+            Suspect(Cause.FINAL_OTHER_NODE, Proof.ROWS, (line,), example=example, explained=int((~recovered).sum()))
         )
     if recovered.any():
         whole = of_all_p(c)[steps] & recovered
@@ -354,7 +354,7 @@ def final_shares(case: Case, check: Check) -> list[Suspect]:
             f"{plural(check.tested, 'draw')}"
         )
         example = c.at_step(int(steps[recovered][0]))
-        suspects.append(Suspect(cause, CERTAIN, (line,), example=example, explained=int(recovered.sum())))
+        suspects.append(Suspect(cause, Proof.ROWS, (line,), example=example, explained=int(recovered.sum())))
     return suspects
 
 
@@ -365,9 +365,9 @@ def greedy_tokens(case: Case, check: Check) -> list[Suspect]:
     uncertain[c.step[~np.isin(c.p, (0, 1))]] = True
     if uncertain[steps].sum() > 0.5 * len(steps):
         line = f"at temperature 0 p is neither 0 nor 1 in {counted(check)}"
-        return [Suspect(Cause.RULES_WRONG, CONDITION, (line,), example=check.example)]
+        return [Suspect(Cause.RULES_WRONG, Proof.CONDITION, (line,), example=check.example)]
     line = f"the final token is not the target's first choice in {counted(check)}"
-    return [Suspect(Cause.FINAL_OTHER_NODE, CONDITION, (line,), example=check.example)]
+    return [Suspect(Cause.FINAL_OTHER_NODE, Proof.CONDITION, (line,), example=check.example)]
 
 
 def _recovered(c: Columns) -> Bools:
@@ -382,18 +382,18 @@ def parameters(case: Case, check: Check) -> list[Suspect]:
     cause = Cause.RULES_WRONG if at_root else Cause.RULES_OFF_PATH
     where = "" if at_root else ", all of them below the root's children"
     line = f"{check.name}: p is not what the sampling parameters give at {counted(check)}{where}"
-    return [Suspect(cause, CONDITION, (line,), example=check.example)]
+    return [Suspect(cause, Proof.CONDITION, (line,), example=check.example)]
 
 
 def probabilities(case: Case, check: Check) -> list[Suspect]:
     """Figures that no probability can have."""
     line = f"figures are not numbers, or lie outside 0 to 1, in {counted(check)}: {check.detail}"
-    return [Suspect(Cause.NOT_A_NUMBER, CERTAIN + 0.04, (line,), example=check.example)]
+    return [Suspect(Cause.NOT_A_NUMBER, Proof.ROWS, (line,), example=check.example)]
 
 
 def other_rule(case: Case, check: Check) -> list[Suspect]:
     """Steps under another rule than the run's."""
-    return [Suspect(Cause.OTHER_RULE, CERTAIN, (f"{counted(check)}: {check.detail}",), example=check.example)]
+    return [Suspect(Cause.OTHER_RULE, Proof.ROWS, (f"{counted(check)}: {check.detail}",), example=check.example)]
 
 
 def counted(check: Check) -> str:

@@ -12,7 +12,7 @@ from specscope.analyze.compare.result import Sameness
 from specscope.analyze.diagnose.by_check import diagnose, merged
 from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.causes import Cause
-from specscope.analyze.diagnose.diagnosis import Diagnosis, Suspect
+from specscope.analyze.diagnose.diagnosis import Diagnosis, Grade, Proof, Suspect
 from specscope.analyze.diagnose.rates import Rate, ScoreSum, z_between
 from specscope.analyze.findings import CheckResult, Exit
 from specscope.model.batch import Segment
@@ -26,26 +26,44 @@ from tests.faults.settings import SETTINGS, history, record
 
 def test_the_best_comes_first_and_explanations_without_a_fault_last():
     some = [
-        Suspect(Cause.WEAK_DRAFTER, 0.9, ("weak",)),
-        Suspect(Cause.COINS_SHARED, 0.6, ("some coins",)),
-        Suspect(Cause.TOKEN_LOST, 0.7, ("a gap",)),
-        Suspect(Cause.COINS_SHARED, 0.8, ("coins",)),
+        Suspect(Cause.WEAK_DRAFTER, Proof.ROWS, ("weak",)),
+        Suspect(Cause.COINS_SHARED, Proof.SUM, ("some coins",)),
+        Suspect(Cause.TOKEN_LOST, Proof.CONDITION, ("a gap",)),
+        Suspect(Cause.COINS_SHARED, Proof.ROWS, ("coins",)),
     ]
     found = merged(some)
     assert [one.cause for one in found] == [Cause.COINS_SHARED, Cause.TOKEN_LOST, Cause.WEAK_DRAFTER]
     assert found[0].for_ == ("coins", "some coins")
-    assert found[0].score == 0.8
+    assert found[0].proof is Proof.ROWS
+
+
+@pytest.mark.parametrize(
+    ("proof", "counts", "grade"),
+    [
+        (Proof.ROWS, (9, 9, 0), Grade.PROVEN),
+        (Proof.ROWS, (9, 9, 1), Grade.POSSIBLE),
+        (Proof.ROWS, (90, 90, 9), Grade.LIKELY),
+        (Proof.ROWS, (8, 9, 0), Grade.POSSIBLE),
+        (Proof.CONDITION, (9, 9, 0), Grade.LIKELY),
+        (Proof.SUM, (9, 9, 0), Grade.POSSIBLE),
+    ],
+)
+def test_how_sure_a_cause_is_follows_from_what_it_explains_and_spoils(proof, counts, grade):
+    explained, of, spoiled = counts
+    one = Suspect(Cause.TOKEN_LOST, proof, (), explained=explained, of=of, spoiled=spoiled)
+    told = one.to_dict("run.jsonl")
+    assert (told["grade"], told["explained"], told["of"], told["spoiled"]) == (grade.value, *counts)
 
 
 def test_exit_codes():
     assert diagnose(History()).exit is Exit.NOT_JUDGED
     assert Diagnosis((), steps=3).exit is Exit.CONSISTENT
-    assert Diagnosis((), remarks=(Suspect(Cause.HARD_TEXT, 0.1, ()),), steps=3).exit is Exit.CONSISTENT
+    assert Diagnosis((), remarks=(Suspect(Cause.HARD_TEXT, Proof.SUM, ()),), steps=3).exit is Exit.CONSISTENT
     assert Diagnosis((), left_out=("the model is not at hand",), steps=3).exit is Exit.NOT_JUDGED
     assert Diagnosis((), declined=("--no-audit was given",), steps=3).exit is Exit.CONSISTENT
-    wrong = Diagnosis((Suspect(Cause.TOKEN_LOST, 0.9, ()),), left_out=("the model is not at hand",), steps=3)
+    wrong = Diagnosis((Suspect(Cause.TOKEN_LOST, Proof.ROWS, ()),), left_out=("the model is not at hand",), steps=3)
     assert wrong.exit is Exit.INCONSISTENT
-    assert Diagnosis((Suspect(Cause.TOKEN_LOST, 0.9, ()),), steps=3).exit is Exit.INCONSISTENT
+    assert Diagnosis((Suspect(Cause.TOKEN_LOST, Proof.ROWS, ()),), steps=3).exit is Exit.INCONSISTENT
     assert Diagnosis((), unexplained=("p differs",), steps=3).exit is Exit.INCONSISTENT
 
 

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from specscope.analyze.diagnose.causes import Cause
-from specscope.analyze.diagnose.diagnosis import Diagnosis, Suspect
+from specscope.analyze.diagnose.diagnosis import Diagnosis, Proof, Suspect
 from specscope.analyze.diagnose.places import CHECKS, PLACES, explains, fits, placed
 from specscope.analyze.diagnose.run import examine
 from specscope.analyze.diagnose.text import render_diagnosis
@@ -31,8 +31,8 @@ def at(stage, name, certain=True):
     return dataclasses.replace(LOCATED, operation=Operation(stage, name, name), certain=certain)
 
 
-def suspect(cause, score=0.9):
-    return Suspect(cause, score, ("evidence",))
+def suspect(cause):
+    return Suspect(cause, Proof.ROWS, ("evidence",))
 
 
 def shown(diagnosis):
@@ -90,7 +90,7 @@ def test_what_is_located_explains_the_checks_of_its_stage():
 def test_the_name_and_the_place_are_shown_together_and_once():
     text = shown(Diagnosis((suspect(Cause.MASK_SIBLINGS),), located=(LOCATED,), steps=3))
     title = f"{Cause.MASK_SIBLINGS.about}: layer 0: scores with the mask"
-    assert f"1. {title} mask_siblings, 0.90 drafter: layers.0.self_attn.scores" in text
+    assert f"1. {title} mask_siblings, proven drafter: layers.0.self_attn.scores" in text
     assert text.count("specscope replay") == 1
     assert "2. " not in text
     assert text.endswith(f"Located: {title}.")

@@ -13,7 +13,7 @@ from specscope.analyze.diagnose import healthy
 from specscope.analyze.diagnose.by_check import diagnose, settled
 from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.causes import Cause
-from specscope.analyze.diagnose.diagnosis import Suspect
+from specscope.analyze.diagnose.diagnosis import Proof, Suspect
 from specscope.analyze.diagnose.failures import Failure
 from specscope.analyze.diagnose.text import render_diagnosis
 from specscope.analyze.findings import Check, CheckResult, Exit
@@ -197,20 +197,30 @@ def failure(name, failed, tested):
 
 
 def test_the_cause_that_explains_more_comes_first():
-    """Item 3: q_temperature explained 738 of 738 nodes with 0.70, rules_wrong 1 of 738 with 0.80."""
+    """Item 3: q_temperature explained 738 of 738 nodes, rules_wrong 1 of 738."""
     failures = [failure("draft p", 738, 738), failure("target p", 1, 738)]
-    many = Suspect(Cause.Q_TEMPERATURE, 0.7, ("738 of 738",))
-    few = Suspect(Cause.RULES_WRONG, 0.8, ("1 of 738",))
+    many = Suspect(Cause.Q_TEMPERATURE, Proof.ROWS, ("738 of 738",))
+    few = Suspect(Cause.RULES_WRONG, Proof.ROWS, ("1 of 738",))
     faults, remarks = settled([few, many], failures, None)
     assert [fault.cause for fault in faults] == [Cause.Q_TEMPERATURE, Cause.RULES_WRONG]
-    assert faults[0].score > 2 * faults[1].score - 0.2
     assert not remarks
+
+
+def test_what_two_of_two_show_stands_below_what_112_of_112_show():
+    """And what a sum suggests below what rows prove, however much follows from it."""
+    failures = [failure("accept probability", 2, 2), failure("target p", 112, 112), failure("trial order", 9, 300)]
+    two = Suspect(Cause.RATIO_BY_P, Proof.ROWS, ("2 of 2",), explained=2, of=2)
+    many = Suspect(Cause.RULES_WRONG, Proof.ROWS, ("112 of 112",), explained=112, of=112)
+    spoils = Suspect(Cause.TRIAL_ORDER, Proof.ROWS, ("9 of 9",), explained=9, of=9, spoiled=9)
+    summed = Suspect(Cause.VERDICT_LATE, Proof.SUM, ("z",))
+    faults, _ = settled([summed, two, spoils, many], failures, None)
+    assert [fault.cause for fault in faults] == [Cause.RULES_WRONG, Cause.RATIO_BY_P, Cause.TRIAL_ORDER]
 
 
 def test_what_chance_gives_is_not_named():
     """Item 18: and what is named says how often chance gives it."""
     failures = [failure("draft p", 5, 100)]
-    by_chance = Suspect(Cause.DRAFTER_KV_FULL, 0.7, ("perhaps",), chance=0.01)
+    by_chance = Suspect(Cause.DRAFTER_KV_FULL, Proof.CONDITION, ("perhaps",), chance=0.01)
     assert settled([by_chance], failures, None) == ([], [])
     faults, _ = settled([dataclasses.replace(by_chance, chance=1e-9)], failures, None)
     assert faults[0].to_dict("x")["chance"] == 1e-9
@@ -242,7 +252,7 @@ def test_three_lists_in_order():
     assert failed
     found = dataclasses.replace(
         found,
-        remarks=(Suspect(Cause.WEAK_DRAFTER, 0.1, ("few are accepted",)),),
+        remarks=(Suspect(Cause.WEAK_DRAFTER, Proof.SUM, ("few are accepted",)),),
         unexplained=("verify, something: odd",),
     )
     text = shown(found)

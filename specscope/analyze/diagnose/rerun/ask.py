@@ -10,7 +10,7 @@ from specscope.analyze.audit.audit import Audit
 from specscope.analyze.audit.model.causal import Causal
 from specscope.analyze.diagnose.case import Case, Step
 from specscope.analyze.diagnose.causes import Cause
-from specscope.analyze.diagnose.diagnosis import CERTAIN, RERUN, Suspect
+from specscope.analyze.diagnose.diagnosis import Suspect
 from specscope.analyze.diagnose.rerun import head as heads
 from specscope.analyze.diagnose.rerun import seldom
 from specscope.analyze.diagnose.rerun import target as targets
@@ -19,6 +19,7 @@ from specscope.analyze.diagnose.rerun.models import Models
 from specscope.analyze.diagnose.rerun.origin import origins
 from specscope.analyze.diagnose.rerun.rows import of_head, of_model
 from specscope.analyze.findings import CheckResult
+from specscope.analyze.locate.located import Located
 from specscope.analyze.locate.model.other_rows import OF_REQUESTS
 from specscope.analyze.locate.model.rules import OF_OTHERS, Elsewhere, SampledFault, search_sampling
 from specscope.analyze.locate.model.sampling import TEMPERATURE
@@ -67,8 +68,12 @@ def _ruled(case: Case, models: Models, audit: Audit, *, drafter: bool = False) -
     sampled = search_sampling(case, audit, models, drafter=drafter)
     if sampled is None:
         return []
-    located, score = sampled.located, RERUN + 0.1 * sampled.located.share
-    return [Suspect(_cause(sampled), score, (located.sentence,), example=located.where, rerun=True)]
+    return [_of_search(_cause(sampled), sampled.located)]
+
+
+def _of_search(cause: Cause, located: Located) -> Suspect:
+    """A cause that has its place."""
+    return Suspect.rerun_of(cause, located.sentence, located.where, (located.explained, located.differing))
 
 
 def _cause(sampled: SampledFault) -> Cause:
@@ -90,7 +95,7 @@ def _cause(sampled: SampledFault) -> Cause:
 def other_decisions(case: Case, models: Models, audit: Audit) -> list[Suspect]:
     """Another row's p, or p at another temperature, that gives the outcomes of drafts decided against their own."""
     return [
-        Suspect(Cause.P_NOT_USED, CERTAIN + 0.02, (located.sentence,), example=located.where, rerun=True)
+        _of_search(Cause.P_NOT_USED, located)
         for located in located_verdicts(case, audit, models)
         if located.operation.name == "p" and located.unit == "draft"
     ]
@@ -277,7 +282,7 @@ def _scaled(right: Match, what: str, parts: Parts) -> list[Suspect]:
     (scale, alike), differ = scaled, right.total - right.same
     line = f"{what} come out with logits times {scale:.3g} at {alike:,} of {differ:,} parents that differ"
     example = next((steps[0].reference() for steps in parts if steps), None)
-    return [Suspect(Cause.LOGITS_SCALED, RERUN + 0.1 * alike / differ, (line,), example=example, rerun=True)]
+    return [Suspect.rerun_of(Cause.LOGITS_SCALED, line, example, (alike, differ))]
 
 
 def _suspects(asked: Sequence[Asked], what: str, parts: Parts) -> list[Suspect]:
@@ -297,10 +302,10 @@ def _suspects(asked: Sequence[Asked], what: str, parts: Parts) -> list[Suspect]:
             by_cause[cause] = name, match
     for cause, (name, match) in by_cause.items():
         line = f"{what} come out with {name} at {match} parents, without it at {right}"
-        suspects.append(
-            Suspect(cause, RERUN * match.gain(right) + 0.1 * match.share, (line,), example=example, rerun=True)
-        )
+        suspects.append(Suspect.rerun_of(cause, line, example, match.counts(right)))
     if right.permuted > 0.5 * (right.total - right.same):
         line = f"{what} are right, but at other tokens, at {right.permuted:,} of {right.total:,} parents"
-        suspects.append(Suspect(Cause.VOCABULARY_MAP, RERUN, (line,), example=example, rerun=True))
+        suspects.append(
+            Suspect.rerun_of(Cause.VOCABULARY_MAP, line, example, (right.permuted, right.total - right.same))
+        )
     return suspects

@@ -20,7 +20,7 @@ from specscope.analyze.audit.model.head import Head
 from specscope.analyze.audit.model.rules import Rules
 from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.causes import Cause
-from specscope.analyze.diagnose.diagnosis import CERTAIN, STATISTICAL, Suspect
+from specscope.analyze.diagnose.diagnosis import Proof, Suspect
 from specscope.analyze.diagnose.rates import ScoreSum
 from specscope.analyze.diagnose.rerun.models import Models
 from specscope.analyze.findings import Reference
@@ -73,8 +73,8 @@ def shared_noise(case: Case, models: Models) -> list[Suspect]:
         )
     if not lines:
         return []
-    score = CERTAIN - 0.04 if ours and draws.other else STATISTICAL + 0.25
-    return [Suspect(Cause.NOISE_SHARED, score, tuple(lines), example=draws.example, rerun=True)]
+    proof = Proof.ROWS if ours and draws.other else Proof.SUM
+    return [Suspect(Cause.NOISE_SHARED, proof, tuple(lines), example=draws.example, rerun=True)]
 
 
 def _draws(case: Case, models: Models, names: Sequence[str]) -> Draws:

@@ -50,6 +50,11 @@ class Match:
             return counted
         return max(counted, 1 - self.mean / right.mean)
 
+    def counts(self, right: Match) -> tuple[int, int]:
+        """Of the parents that differ without any mistake, how many more agree than are spoiled; and how many differ."""
+        differing = right.total - right.same
+        return min(max(round(self.gain(right) * differing), 0), differing), differing
+
     def common_scale(self, least: int) -> tuple[float, int] | None:
         """(factor, parents): one factor on all logits that gives what was recorded, and at how many parents it does.
 

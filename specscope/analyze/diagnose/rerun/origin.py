@@ -11,7 +11,7 @@ from torch import Tensor
 from specscope.analyze.audit.audit import Audit
 from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.causes import Cause
-from specscope.analyze.diagnose.diagnosis import CERTAIN, CONDITION, Suspect
+from specscope.analyze.diagnose.diagnosis import Suspect
 from specscope.analyze.diagnose.rerun.match import SURE, likeliest, recorded, slack
 from specscope.analyze.diagnose.rerun.rows import Asked, Rows, differing, together
 from specscope.analyze.findings import Reference
@@ -54,8 +54,7 @@ def origins(case: Case, audit: Audit, rows: Rows, *, drafter: bool = False) -> l
                 f"the {what}'s probabilities are not those of their own row at {plural(wrong, 'parent')} that were "
                 f"looked at; {ABOUT[cause]} at {count:,} of these"
             )
-            score = CONDITION + (CERTAIN - CONDITION) * count / wrong
-            return [Suspect(cause, score, (line,), example=examples[cause], rerun=True)]
+            return [Suspect.rerun_of(cause, line, examples[cause], (count, wrong))]
     return []
 
 

@@ -14,7 +14,7 @@ from specscope.analyze.audit.audit import Audit
 from specscope.analyze.audit.model.causal import Causal
 from specscope.analyze.diagnose.case import Case, Step
 from specscope.analyze.diagnose.causes import Cause
-from specscope.analyze.diagnose.diagnosis import RERUN, Suspect
+from specscope.analyze.diagnose.diagnosis import Suspect
 from specscope.analyze.diagnose.rerun import head as heads
 from specscope.analyze.diagnose.rerun import target as targets
 from specscope.analyze.diagnose.rerun.match import Match, among, compare_rows, slack
@@ -138,8 +138,7 @@ def suspects(asked: Sequence[Asked], what: str, begins: Sequence[Begin]) -> list
         if match.share < NEARLY and (place or gain < HALF or gain < 2 * next_best):
             continue
         line = f"{where}, {what} come out with {name}, in one step alone, at {match} parents, without it at {right}"
-        score = RERUN * min(gain, 1.0) + 0.1 * match.share
-        named.append(Suspect(cause, score, (line,), example=begins[0][-1].reference(), rerun=True))
+        named.append(Suspect.rerun_of(cause, line, begins[0][-1].reference(), match.counts(right)))
     return named
 
 
@@ -150,4 +149,4 @@ def _scaled(right: Match, where: str, begins: Sequence[Begin]) -> list[Suspect]:
         return []
     (scale, alike), differ = scaled, right.total - right.same
     line = f"{where} come out with logits times {scale:.3g} at {alike:,} of {differ:,} parents that differ"
-    return [Suspect(Cause.LOGITS_SCALED, RERUN, (line,), example=begins[0][-1].reference(), rerun=True)]
+    return [Suspect.rerun_of(Cause.LOGITS_SCALED, line, begins[0][-1].reference(), (alike, differ))]
