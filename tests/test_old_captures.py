@@ -53,7 +53,7 @@ LISTED = re.compile(
     r"|wanted a token whose rank in the drafter is not known\.\" -> .* the target wanted another token\.\"$"
     r"|file: watch\.said\[0\]: .* is a capture, not a log, .* -> .* is a capture, not a log, "  # and results
     r"|diagnose\[8\]: : \[(\"audit: [^\"]*\"(, )?)+\] -> \[\]$"  # what a name explains is not unexplained
-    r"|diagnose\.json\.captures\[0\]\.(builds|when|would_see|.*\.(grade|explained|of|spoiled)): nothing -> "  # they are new
+    r"|diagnose\.json\.captures\[0\]\.(builds|when|would_see|.*\.(grade|explained|of|spoiled)): nothing -> "
     r"|diagnose\.json\.captures\[0\]\.(suspects|remarks)\[\d\]\.score: "
     r"|locate\[6\]: : .* -> \[.*, \"audit: head's features\"\]$"  # zeros were fed: audit says so
 )
