@@ -13,8 +13,8 @@ from torch import Tensor
 
 from specscope.analyze.locate.located import FedRow
 from specscope.analyze.locate.model.block import Block, relative_errors
-from specscope.analyze.locate.model.places import place_of_channels, place_of_heads, place_of_rows
-from specscope.analyze.locate.model.relations import RELATIONS, not_finite, other_rows
+from specscope.analyze.locate.model.places import place_of_channels, place_of_heads, place_of_rows, place_of_tokens
+from specscope.analyze.locate.model.relations import RELATIONS, added, factor, not_finite, other_rows
 from specscope.analyze.locate.model.rotation import rotated
 from specscope.analyze.locate.model.rounding import noise, rounded
 
@@ -28,6 +28,7 @@ def looks(
     others: Tensor | None = None,
     groups: Mapping[str, Tensor] | None = None,
     vectors: Mapping[str, Tensor] | None = None,
+    tokens: Tensor | None = None,
     allowed: float = 1e-4,
 ) -> str:
     """What the difference of `ours` from `right` is like, in one phrase with figures; "" where like nothing known.
@@ -49,6 +50,10 @@ def looks(
     bad = ours[wrong]
     if not bool(bad.isfinite().all()):
         return _joined(place, not_finite(bad))
+    if tokens is not None:
+        which = place_of_tokens(bad, right[wrong], tokens[wrong], allowed)
+        of_rows = Block.of_rows(ours, right, wrong, rows, 1, None, {}, allowed)
+        return _joined(place, which or _first(of_rows, factor, added))
     block = Block.of_rows(ours, right, wrong, rows, heads, others, vectors or {}, allowed)
     # rounding and rotation leave some channels nearly as they were: they are asked for before channels are chosen
     rule, columns, left = place_of_heads(block.ours, block.right, heads, allowed)

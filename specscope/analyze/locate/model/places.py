@@ -119,6 +119,18 @@ def _differing(ours: Tensor, right: Tensor, allowed: float) -> Tensor:
     return differs if float(differs.float().mean()) < ALL_CHANNELS else torch.ones_like(differs)
 
 
+def place_of_tokens(ours: Tensor, right: Tensor, tokens: Tensor, allowed: float) -> str:
+    """From which token on, or up to which, values [n, width] differ; "" where all do, or no such border parts them."""
+    off = (ours - right).abs() > allowed * right.pow(2).mean().sqrt()
+    wrong, agreeing = tokens[off], tokens[~off]
+    if not len(wrong) or not len(agreeing):
+        return ""
+    counts = f"{len(wrong.unique())} of {len(tokens.unique())} that are looked at"
+    if int(wrong.min()) > int(agreeing.max()):
+        return f"only tokens from {int(wrong.min()):,} on: {counts}"
+    return f"only tokens up to {int(wrong.max()):,}: {counts}" if int(wrong.max()) < int(agreeing.min()) else ""
+
+
 def place_of_heads(ours: Tensor, right: Tensor, heads: int, allowed: float) -> tuple[str, Tensor, int]:
     """(rule, channels, heads of these) of the heads that differ in wrong rows [n, width]; "" where all do."""
     wrong = _differing(ours, right, allowed).reshape(heads, -1).any(1).nonzero()[:, 0]

@@ -106,7 +106,7 @@ def logits(
     named = named if ids is None else ids[named]
     a, b = given[ours_rows].float(), right.gather(1, named)
     labels = fed_rows_of(fed.positions[rows], fed.tokens[rows])
-    yield HeldRows("lm_head", labels, a, b, relative(a, b), allowed)
+    yield HeldRows("lm_head", labels, a, b, relative(a, b), allowed, named)
 
 
 def target_logit_rows(fed: Fed) -> tuple[Tensor, Tensor]:

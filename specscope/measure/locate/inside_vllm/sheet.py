@@ -86,6 +86,7 @@ class HeldRows:
     right: Tensor
     errors: Tensor  # [rows, parts]
     allowed: float
+    values_of: Tensor | None = None  # [rows, width] the tokens whose values these are, where a row holds those of some
 
     @property
     def wrong(self) -> Tensor:

@@ -149,8 +149,10 @@ def _looks(tapped: Tapped, who: str, place: ComparedPart, cell: HeldRows) -> str
     sizes = tapped.sizes.get(who, {})
     if cell.name.endswith("self_attn.attention") and (scale := _scale(place, cell, sizes)):
         return scale
-    heads = heads_of(cell.name, sizes)
-    return looks(cell.ours, cell.right, rows=cell.rows, heads=heads, others=cell.right, allowed=max(cell.allowed, 1e-6))
+    heads, allowed = heads_of(cell.name, sizes), max(cell.allowed, 1e-6)
+    if cell.values_of is not None:
+        return looks(cell.ours, cell.right, rows=cell.rows, tokens=cell.values_of, allowed=allowed)
+    return looks(cell.ours, cell.right, rows=cell.rows, heads=heads, others=cell.right, allowed=allowed)
 
 
 def _numbers(cell: HeldRows) -> str:

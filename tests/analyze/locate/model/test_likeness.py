@@ -145,6 +145,16 @@ def test_which_channels_differ():
     assert "channels are permuted" in looks(right[:, torch.randperm(128)], right, rows=fed(37))
 
 
+def test_values_of_tokens_are_told_by_the_tokens_and_not_by_their_places():
+    right, ours = right_values(4, 12, 32)
+    tokens = torch.stack([torch.randperm(49152)[:32] for _ in range(12)])
+    phrase = looks(torch.where(tokens >= 30000, ours * 0.9, ours), right, rows=fed(12), tokens=tokens)
+    first = int(tokens[tokens >= 30000].min())
+    assert phrase.startswith(f"only tokens from {first:,} on: ")
+    assert looks(ours * 0.9, right, rows=fed(12), tokens=tokens).startswith("a factor of 0.9 at 12 of 12 rows")
+    assert "channel" not in looks(ours + torch.randn_like(ours), right, rows=fed(12), tokens=tokens)
+
+
 @given(SEEDS, SHAPES)
 @settings(max_examples=15)
 def test_known_vectors_and_rows_of_others(seed, shape):
