@@ -115,37 +115,39 @@ def _linear(cross: Tensor, positions: Tensor, speeds: Tensor) -> bool:
 
 
 def _grown(speeds: Tensor, positions: Tensor) -> str:
-    """The words of angles that are the position times a speed: standard rotary has speed 1 in its first pair."""
+    """The words of angles that are the position times a speed: what is left of rotary's own, and of which base that is.
+
+    Rotary of base b has the speed b^(-k / pairs) in pair k. Whatever is added to it, the logarithm of the whole over it
+    is a line in k for the right b: level where all angles are scaled, through 0 where they are of another base.
+    """
     pairs = len(speeds)
     numbers = torch.arange(pairs, dtype=torch.float64)
     clear = speeds.abs() * positions.max() > 1e-2
-    first = float(speeds[0])
-    if bool(clear[0]) and int(clear.sum()) >= 2:
-        slope = torch.log((speeds / first).abs().clamp_min(1e-30))[clear] / -numbers[clear].clamp_min(1)
-        slope, same_sign = slope[1:], bool((speeds[clear] * first > 0).all())
-        if same_sign and float(slope.max() - slope.min()) < 0.02 * float(slope.mean()):
-            base = f" (base {_base(float(slope.mean()), pairs):g})"
-            if abs(first + 1) < 1e-3:
-                return f"no rotary is applied{base}"
-            if abs(first - 1) < 1e-3:
-                return f"rotary is applied twice{base}"
-            return f"rotary angles are scaled by {figure(1 + first)}{base}"
-    if not bool(clear[0]):
-        for usual in BASES:
-            other = usual ** (-numbers / pairs) + speeds
-            slope = torch.log(other.clamp_min(1e-30))[1:] / -numbers[1:]
-            if bool((other > 0).all()) and float(slope.max() - slope.min()) < 0.01 * abs(float(slope.mean())):
-                return f"rotary of base {_base(float(slope.mean()), pairs):g} in place of {usual:g}"
-        changed = clear.nonzero()[:, 0]
-        if len(changed):
-            low, high = int(changed[0]), int(changed[-1])
-            return f"rotary angles of pairs {low} to {high} of {pairs} are off by amounts that grow with the position"
-    return "rotary angles are off by amounts that grow with the position"
+    for base in BASES if int(clear.sum()) >= 2 else ():
+        own = base ** (-numbers / pairs)
+        left = ((own + speeds) / own)[clear]
+        if bool((left.abs() < 1e-3).all()):
+            return f"no rotary is applied (base {base:g})"
+        if bool((left <= 0).any()):
+            continue
+        line, x = left.log(), numbers[clear]
+        slope = float(((x - x.mean()) * (line - line.mean())).sum() / (x - x.mean()).pow(2).sum())
+        level = float(line.mean() - slope * x.mean())
+        if float((line - level - slope * x).abs().max()) > 0.01 * max(abs(slope) * pairs, abs(level)):
+            continue
+        if abs(slope) * pairs < 0.02:
+            return f"rotary angles are scaled by {figure(math.exp(level))} (base {base:g})"
+        if abs(level) < 0.02:
+            return f"rotary of base {_usual(base * math.exp(-slope * pairs)):g} in place of {base:g}"
+    changed = clear.nonzero()[:, 0]
+    of = (
+        f" of pairs {int(changed[0])} to {int(changed[-1])} of {pairs}" if len(changed) < pairs and len(changed) else ""
+    )
+    return f"rotary angles{of} are off by amounts that grow with the position"
 
 
-def _base(slope: float, pairs: int) -> float:
-    """The base of frequencies whose logs fall by `slope` from pair to pair; a usual one where it is near."""
-    base = math.exp(min(slope * pairs, 100.0))
+def _usual(base: float) -> float:
+    """A usual base where it is near; else three digits of it."""
     usual = min(BASES, key=lambda known: abs(known / base - 1))
     return usual if abs(usual / base - 1) < 0.03 else float(f"{base:.3g}")
 
