@@ -24,7 +24,7 @@ from specscope.trace.record.records import FinalKind
 from specscope.trace.record.rules import STANDARD
 from specscope.trace.record.tree import ROOT, Drawn
 
-STEPS = 48  # whose draws are made again
+STEPS = 24  # of each kind, whose draws are made again
 ENOUGH = 4  # draws that an explanation must explain
 NEARLY, MOST = 0.96, 0.9  # of the draws that are wrong, and of all
 FINE = 0.01  # of log odds: what float32 may be off by
@@ -73,10 +73,22 @@ def located_finals(case: Case, audit: Audit, models: Models) -> list[Located]:
     ours = run is not None and run.is_ours
     clear = [step for step in steps if ours and (audit.slack <= FINE or not _truncates(step))]
     asked = steps if failed & {*OF_FINALS} else clear
-    recovered = [step for step in asked if step.rejected_last]
-    others = [step for step in clear if step.verdict.kind is not FinalKind.RECOVERED]
+    c, wrong = case.evidence, set[Key]()
+    for check in (case.checks[name] for name in OF_FINALS if name in failed):
+        wheres = [c.at_step(step) for step in check.wrong.tolist() if check.unit == c.steps.name]
+        wrong |= {(where.request, where.index) for where in wheres}
+    every = [step for step in asked if step.rejected_last]
+    recovered = [
+        *_some([step for step in every if step.key in wrong]),
+        *_some([s for s in every if s.key not in wrong]),
+    ]
+    others = _some([step for step in clear if step.verdict.kind is not FinalKind.RECOVERED])
     located = [_located(case, audit, models, some, by_coin=ours) for some in (recovered, others)]
     return [one for one in located if one is not None]
+
+
+def _some(steps: Sequence[Step]) -> Sequence[Step]:
+    return steps[:: max(1, len(steps) // STEPS)][:STEPS]
 
 
 def _truncates(step: Step) -> bool:
@@ -86,7 +98,7 @@ def _truncates(step: Step) -> bool:
 
 def _located(case: Case, audit: Audit, models: Models, steps: Sequence[Step], *, by_coin: bool) -> Located | None:
     """The same of some steps of one kind."""
-    left = [*_left(case, models, steps[:: max(1, len(steps) // STEPS)][:STEPS])]
+    left = [*_left(case, models, steps)]
     names = list(dict.fromkeys(name for one in left for name in (*one.drawn_from, *one.coins)))
     fits = {name: np.array([one.fits(name, audit.slack, by_coin=by_coin) for one in left]) for name in names}
     if len(names) < 2:
@@ -96,7 +108,8 @@ def _located(case: Case, audit: Audit, models: Models, steps: Sequence[Step], *,
     total = int(wrong.sum())
     best, second = sorted(rest, key=lambda name: -int(fits[name].sum()))[:2]
     explained = int((fits[best] & wrong).sum())
-    if total < ENOUGH or explained < NEARLY * total or fits[best].sum() < MOST * len(left):
+    everywhere = fits[best].sum() >= MOST * len(left)
+    if total < ENOUGH or explained < NEARLY * total or not (everywhere or audit.slack <= FINE):
         return None
     example = left[int(np.flatnonzero(wrong)[0])]
     verdict = example.step.verdict
@@ -109,8 +122,8 @@ def _located(case: Case, audit: Audit, models: Models, steps: Sequence[Step], *,
     return Located(
         Operation(Stage.VERDICT, "final draw", f"what {kind} are drawn from", code_of(case.history.run, "final draw")),
         f"{kind} are drawn {how} {best}, not {how} {'their own coin' if how == 'by' else right}: {explained:,} of "
-        f"{plural(total, 'token')} whose p or coin does not fit {right} fit it, and {int(fits[best].sum()):,} of all "
-        f"{len(left):,} ({plural(len(fits), 'way')} tried)",
+        f"{plural(total, 'token')} whose p or coin does not fit {right} fit it, and {int(fits[right].sum()):,} of all "
+        f"{len(left):,} fit {right} ({plural(len(fits), 'way')} tried)",
         looks=best,
         smallest=f"token {token} at {example.step.reference()}: p {verdict.final_p:.6g} recorded, {of_right:.6g} in "
         f"{right}, {of_best:.6g} in this; coin {verdict.final_coin:.6g}",
@@ -119,7 +132,6 @@ def _located(case: Case, audit: Audit, models: Models, steps: Sequence[Step], *,
         differing=total,
         unit="token",
         runner_up=f"{second} leaves {total - int((fits[second] & wrong).sum()):,} of {total:,}",
-        spoiled=int((~fits[best] & ~wrong).sum()),
         proof=Proof.ROWS,
     )
 
