@@ -77,7 +77,7 @@ def _path_before(c: Columns) -> Doubles:
     return c.by_rule.parent
 
 
-ACCEPTANCE, RESIDUAL, FINAL = "acceptance", "residual", "final draw"
+ACCEPTANCE, RESIDUAL, FINAL, ORDER = "acceptance", "residual", "final draw", "trial order"
 FORMULAS: Mapping[str, Formula] = {  # by the check of verify that fails where a figure is not its formula's
     "accept probability": Formula(
         ACCEPTANCE,
@@ -150,7 +150,7 @@ FORMULAS: Mapping[str, Formula] = {  # by the check of verify that fails where a
     "outcomes": Formula(ACCEPTANCE, "whether a draft is accepted"),
     "greedy acceptance": Formula(ACCEPTANCE, "whether a draft is accepted at temperature 0"),
     "greedy tokens": Formula(FINAL, "what comes out at temperature 0"),
-    "trial order": Formula("trial order", "the order in which siblings are tried"),
+    "trial order": Formula(ORDER, "the order in which siblings are tried"),
     "paths": Formula("path", "the path that is committed"),
     "kind of final token": Formula("path", "where the final token stands"),
     "coins": Formula("coin", "the coins of the verdict"),
@@ -166,6 +166,9 @@ def located_formulas(case: Case) -> list[Located]:
             made, best = _located(case, check, formula), clearest.get(formula.operation)
             if best is None or (bool(made.looks), made.explained) > (bool(best.looks), best.explained):
                 clearest[formula.operation] = made
+    order = clearest.get(ORDER)
+    if order is not None and not any(item.looks for item in clearest.values()):
+        return [order]  # what is tried out of turn is tried by other figures than its own
     return list(clearest.values())
 
 

@@ -1,5 +1,6 @@
 """Sampling rules and verdicts: what is planted is located at its operation; where nothing is, nothing is."""
 
+import dataclasses
 from collections import Counter
 
 import pytest
@@ -19,6 +20,7 @@ from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.rerun.models import Models
 from specscope.analyze.diagnose.rerun.rows import of_model
+from specscope.analyze.locate.formulas import located_formulas
 from specscope.analyze.locate.located import Stage
 from specscope.analyze.locate.model.other_rows import Places
 from specscope.analyze.locate.model.rules import located_sampling
@@ -29,7 +31,8 @@ from tests.analyze.locate import planted
 from tests.faults.fault import Fault
 from tests.faults.healthy import HEALTHY
 from tests.faults.models import TARGET, tokens_of
-from tests.faults.settings import DRAFTERS, Setting, history, record
+from tests.faults.planted.trials import FAULTS as TRIALS
+from tests.faults.settings import DRAFTERS, SETTINGS, Setting, history, record
 
 WARM = {"temperature": 0.9}
 BIASED = {**WARM, "logit_bias": {tokens_of(letter)[0]: 2.0 for letter in "aeiou"}}
@@ -137,6 +140,14 @@ def test_what_a_verdict_reads_in_place_of_its_own_is_located(tmp_path, install, 
     assert found.operation.name == operation
     assert looks in found.looks, found.sentence
     assert found.explained >= 0.9 * found.differing
+
+
+def test_siblings_that_are_tried_out_of_turn_have_their_place_and_what_follows_has_none(tmp_path):
+    setting = dataclasses.replace(SETTINGS["early tree warm"], requests=6, tokens=40)
+    fault = next(fault for fault in TRIALS if fault.name == "siblings backwards")
+    (found,) = located_formulas(Case.of(history(record(setting, tmp_path / "run.jsonl", fault))))
+    assert found.operation.name == "trial order"
+    assert "was tried out of turn" in found.smallest
 
 
 @pytest.mark.every(2)

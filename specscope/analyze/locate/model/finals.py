@@ -25,7 +25,7 @@ from specscope.trace.record.rules import STANDARD
 from specscope.trace.record.tree import ROOT, Drawn
 
 STEPS = 24  # of each kind, whose draws are made again
-ENOUGH = 4  # draws that an explanation must explain
+ENOUGH, SOME = 4, 10  # draws that an explanation must explain; and of which it may leave one
 NEARLY, MOST = 0.96, 0.9  # of the draws that are wrong, and of all
 FINE = 0.01  # of log odds: what float32 may be off by
 BORDER = 2e-3  # a coin so near to another token's part of the sum may have drawn that token
@@ -109,7 +109,12 @@ def _located(case: Case, audit: Audit, models: Models, steps: Sequence[Step], *,
     best, second = sorted(rest, key=lambda name: -int(fits[name].sum()))[:2]
     explained = int((fits[best] & wrong).sum())
     everywhere = fits[best].sum() >= MOST * len(left)
-    if total < ENOUGH or explained < NEARLY * total or not (everywhere or audit.slack <= FINE):
+    left_over = total - explained
+    if (
+        total < ENOUGH
+        or left_over > max((1 - NEARLY) * total, total >= SOME)
+        or not (everywhere or audit.slack <= FINE)
+    ):
         return None
     example = left[int(np.flatnonzero(wrong)[0])]
     verdict = example.step.verdict
