@@ -134,7 +134,8 @@ def test_a_rule_that_is_applied_wrongly_is_located(name, tmp_path):
     ids=["rows of the next request", "q one step old", "a is p", "another coin"],
 )
 def test_what_a_verdict_reads_in_place_of_its_own_is_located(tmp_path, install, operation, looks):
-    found = located(tmp_path, "early chain", {"temperature": 1.2}, install, requests=9)
+    heat = 2.0 if operation == "final draw" else 1.2  # of a cold model most coins draw the same token
+    found = located(tmp_path, "early chain", {"temperature": heat}, install, requests=9)
     found, *others = [one for one in found if one.operation.stage is Stage.VERDICT]
     assert not others or operation == "final draw"  # of recovered and of bonus tokens
     assert found.operation.name == operation

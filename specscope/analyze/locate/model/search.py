@@ -362,11 +362,15 @@ class Search:
         error = min(score.error for score in near)
         near = [score for score in near if score.error <= 1.5 * error + 0.1 * float(np.median(self.slack))]
         best = min(near, key=lambda score: (round(score.variant.cost, 3), -score.gain))
-        alike = [score for score in good if score is not best and self._same(score, best, among)]
-        other = [score for score in scores if score is not best and not self._same(score, best, among)]
-        runner_up = max(other, key=lambda score: (score.gain, -score.variant.cost), default=None)
-        fits = self.fits(best.predicted)
-        example, alone = int(np.flatnonzero(bad & fits)[0]), not among.all()
+        return self._told(best, scores, among, alone=mixed or not among.all())
+
+    def _told(self, best: Score, scores: Sequence[Score], among: Bools, *, alone: bool) -> BestVariant:
+        """The best of some variants, with what stands beside it."""
+        bad, fits = self.wrong & ~self.fits_right & among, self.fits(best.predicted)
+        wrong, example = int(bad.sum()), int(np.flatnonzero(bad & fits)[0])
+        others = [score for score in scores if score is not best]
+        alike = [score for score in others if self._same(score, best, among)]
+        other = [score for score in others if not any(score is one for one in alike)]
         return BestVariant(
             best,
             wrong,
@@ -375,11 +379,15 @@ class Search:
             self.items[example],
             float(self.right[example]),
             float(best.predicted[example]),
-            runner_up,
-            tuple(score for score in alike if score.variant.cost <= best.variant.cost + 0.2),
-            alone or mixed,
-            tuple(self.items[i] for i in np.flatnonzero(bad & fits)) if alone or mixed else (),
-            tuple(self.items[i] for i in np.flatnonzero(~self.wrong & ~fits)) if alone or mixed else (),
+            max(other, key=lambda score: (score.gain, -score.variant.cost), default=None),
+            tuple(
+                score
+                for score in alike
+                if score.gain > self._least(score) * wrong and score.variant.cost <= best.variant.cost + 0.2
+            ),
+            alone,
+            tuple(self.items[i] for i in np.flatnonzero(bad & fits)) if alone else (),
+            tuple(self.items[i] for i in np.flatnonzero(~self.wrong & ~fits)) if alone else (),
         )
 
     def _is_no_chance(self, score: Score, among: Bools) -> bool:

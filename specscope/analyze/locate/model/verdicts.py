@@ -73,8 +73,7 @@ def located_verdicts(case: Case, audit: Audit, models: Models) -> list[Located]:
     located = [*_reads(trials)]
     located += _outcomes(trials)
     located = located or located_finals(case, audit, models)
-    known = {item.operation.name for item in located}
-    return located + [item for item in located_formulas(case) if item.looks and item.operation.name not in known]
+    return located or [item for item in located_formulas(case) if item.looks]
 
 
 # What trials read
