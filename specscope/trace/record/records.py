@@ -42,7 +42,7 @@ from specscope.trace.record.notes import FormNotes, Logprobs, MethodNotes
 from specscope.trace.record.notes import ParentNotes as ParentNotes
 from specscope.trace.record.params import EngineWays, SamplingParams, kept_labels, kept_params, ways_of
 from specscope.trace.record.privacy import IDS, Privacy, TokenId, TokenIds, Withheld, Written, marked
-from specscope.trace.record.rules import MATCH, OUTCOME_ALONE, ROUNDING, STANDARD, is_lossy, looks_ahead, margins
+from specscope.trace.record.rules import MATCH, OUTCOME_ALONE, STANDARD, is_lossy, looks_ahead, margins, near, near_draw
 from specscope.trace.record.tree import Doubles, DraftTree, Floats, Ints
 from specscope.trace.record.vocabulary import Vocabulary, stop_begins
 
@@ -182,8 +182,12 @@ class Verdict(ArrayEq):
 
     def near_ties(self, dtype: str) -> list[int]:
         """The decisions that rounding in this dtype could flip: nodes, and n for the draw of the final token."""
-        least = ROUNDING.get(dtype, 0.0)
-        return np.flatnonzero(np.append(self.margin, self.final_margin) < least).tolist()
+        ahead = looks_ahead(self.rule)
+        p, border = (self.accept_prob, self.coin) if ahead else (self.p_trial, self.coin * self.q_trial)
+        nodes = (self.margin < 1) & near(p.astype(np.float64), border, dtype)
+        coin = 0.0 if self.rule == MATCH else self.final_coin  # the margin is the least of several draws
+        final = near_draw(np.array([coin]), np.array([self.final_margin]), dtype)
+        return np.flatnonzero(np.concatenate([nodes, final])).tolist()
 
     def origins(self) -> list[Origin]:
         """The origin of each token that the step committed: accepted ones, then the final one."""
@@ -287,7 +291,8 @@ class RequestStep(ArrayEq):
         """The nodes whose draws rounding in this dtype could make of another token: see Verdict.near_ties."""
         if self.notes is None:
             return []
-        return np.flatnonzero(self.notes.draw_margin < ROUNDING.get(dtype, 0.0)).tolist()
+        margin, coin = self.notes.draw_margin, self.notes.coin
+        return np.flatnonzero(near_draw(coin if len(coin) else np.zeros(len(margin)), margin, dtype)).tolist()
 
     def tokens(self) -> list[int]:
         """The tokens the verifier committed: the accepted path, then the final token."""

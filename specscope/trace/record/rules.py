@@ -63,6 +63,35 @@ def margins(
     return np.where(match | ~decided | (sure == 0) | (sure == 1), 1.0, away)
 
 
+def log_odds(p: NDArray[Any]) -> NDArray[Any]:
+    """Of probabilities."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        odds: NDArray[Any] = np.log(p) - np.log1p(-p)
+    return odds
+
+
+def near(p: NDArray[Any], border: NDArray[Any], dtype: str) -> NDArray[np.bool_]:
+    """Whether rounding could move p over the border: also in log odds, so that 4e-12 is far from 0.03.
+
+    A probability moves by at most a quarter of what its log odds do; those of unlikely tokens move up to twice as far.
+    """
+    least = ROUNDING.get(dtype, 0.0)
+    with np.errstate(invalid="ignore"):  # of what is 0 on both sides there is no distance
+        close: NDArray[np.bool_] = (np.abs(p - border) < least) & (np.abs(log_odds(p) - log_odds(border)) < 8 * least)
+    return close
+
+
+def near_draw(coin: NDArray[Any], margin: NDArray[Any], dtype: str) -> NDArray[np.bool_]:
+    """The same of a draw: whether a coin is near the next token's interval, which is so far away on one of its sides.
+
+    Where the coin is not known, it is taken for 1/2, where log odds move least.
+    """
+    known = np.where((coin > 0) & (coin < 1), coin, 0.5)
+    sides = [np.clip(known + way * margin, 0, 1) for way in (-1, 1)]
+    close: NDArray[np.bool_] = (margin < 1) & np.any([near(side, known, dtype) for side in sides], axis=0)
+    return close
+
+
 def sound(values: NDArray[Any]) -> NDArray[Any]:
     """The values that can be probabilities, NaN elsewhere: means and curves skip NaN, and `verify` reports it."""
     masked: NDArray[Any] = np.where((values >= 0) & (values <= 1 + SUM_ROUNDING), values, np.nan)
