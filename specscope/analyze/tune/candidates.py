@@ -29,8 +29,8 @@ from specscope.tree_shape import TreeShape, parse_tree
 #
 # best(v, n) = rho(v) + max over a + b = n - 1 of best(first child of v, a) + best(next sibling of v, b).
 #
-# Sequoia's rho is a product of one rate per rank. Here it is measured at each position that the record holds; only
-# beyond these is it a product of rates (judged.Rates).
+# Sequoia's rho is a product of one rate per rank. Here it is measured at each position; where a step does not hold the
+# position, a rate takes its place (judged.Rates).
 
 LEAST = 1e-4  # rho: a position below it is not extended
 
@@ -98,7 +98,6 @@ def _shape(best: Mapping[Path, Doubles], rho: Mapping[Path, float], nodes: int) 
 
 BUDGETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256)
 TOPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, MAX_TOP)
-BEYOND = 2  # levels beyond the record's depth at which positions are considered
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,6 @@ class Space:
     max_nodes: int
     top: bool  # whether static trees are written `top:`
     chains: bool = False  # whether only chains are allowed
-    deepest: int | None = None  # levels, where no deeper tree could be run
     recorded: TreePlan | None = None  # the run's own
 
     def static(self, shape: TreeShape) -> StaticPlan:
@@ -146,22 +144,26 @@ def candidates(judge: Judge, space: Space, costs: Costs | None) -> list[Candidat
 
 def asked(judge: Judge, plan: TreePlan, space: Space) -> Candidate:
     """A tree that the user named. Raises UserError where it cannot be judged from the capture."""
-    evidence = judge.evidence
-    if isinstance(plan, DynamicPlan):
-        if not evidence.ranked:
-            what = "its drafts were sampled" if evidence.sampled else "its drafter gave no scores"
-            raise UserError(f"the capture cannot tell of {plan}: {what}; record with --tree dynamic:32 to judge it")
-        if plan.top > evidence.max_looked:
-            raise UserError(f"the capture cannot tell of {plan}: it looked at {evidence.max_looked} children of a node")
-        if plan.depth > evidence.max_depth:
-            raise UserError(f"the capture cannot tell of {plan}: its trees are {evidence.max_depth} deep")
-    elif evidence.lookup and isinstance(space.recorded, StaticPlan) and _looks_further(plan, space.recorded):
-        raise UserError(f"the capture cannot tell of {plan}: its drafter looked for less; record with --tree {plan}")
+    evidence, again, why = judge.evidence, "dynamic:32", ""
+    if evidence.whole and str(plan) != str(space.recorded):
+        why = "its drafts were sampled"
+    elif isinstance(plan, DynamicPlan) and not evidence.ranked:
+        why = "its drafter gave no scores"
+    elif isinstance(plan, DynamicPlan) and plan.top > evidence.max_looked:
+        why = f"it looked at {evidence.max_looked} children of a node"
+    elif evidence.lookup and isinstance(plan, StaticPlan) and _looks_further(plan, space.recorded):
+        why, again = "its drafter looked for less", str(plan)
+    elif plan.max_depth > evidence.max_depth and (isinstance(plan, DynamicPlan) or str(plan) != str(space.recorded)):
+        why, again = f"its trees are {evidence.max_depth} deep", str(plan)
+    if why:
+        raise UserError(f"the capture cannot tell of {plan}: {why}; record with --tree {again} to judge it")
     return Candidate(plan, "asked", plan.max_nodes, judge.plan(plan))
 
 
-def _looks_further(plan: StaticPlan, other: StaticPlan) -> bool:
+def _looks_further(plan: StaticPlan, other: TreePlan | None) -> bool:
     """Whether prompt lookup would look for more, or longer, continuations."""
+    if not isinstance(other, StaticPlan):
+        return False
     width, other_width = (sum(above < 0 for above in tree_plan.shape.parent) for tree_plan in (plan, other))
     return plan.max_depth > other.max_depth or width > other_width
 
@@ -188,7 +190,7 @@ def _budgets(space: Space) -> list[int]:
 
 def _statics(judge: Judge, space: Space) -> Iterable[Candidate]:
     """For each depth the best shape of every budget."""
-    deepest = judge.evidence.max_depth + BEYOND if space.deepest is None else space.deepest
+    deepest = judge.evidence.max_depth
     width = 1 if space.chains else judge.evidence.max_rank
     if space.chains:
         for depth in range(1, min(deepest, space.max_nodes) + 1):

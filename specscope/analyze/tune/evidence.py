@@ -13,10 +13,8 @@ coins are averaged out). Block and traversal verification accept as many from de
 accept a path more often than the target generates it, and the standard rule already does. Token matching accepts a
 child with probability p(child) however it was drawn.
 
-For sampled drafts the standard rule's probabilities depend on q, and the reach is the outcome, 0 or 1: a smaller tree
-that is closed under parents and elder siblings is verified alike, with the same coins, as far as it goes. Block and
-traversal verification look ahead, so a tree that is cut short is verified differently: only the whole tree can be
-judged then.
+Of sampled drafts the reach is the outcome, 0 or 1, and only the whole tree is judged: what other trees would have drawn
+is not known.
 
 For greedy requests the reach is 0 or 1, and known for left-out candidates too: the path is what the target generated,
 or it is not. The rank of the target's choice in the drafter's distribution (ParentNotes.choice_rank) covers even ranks
@@ -30,13 +28,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from specscope.analyze.evidence.arrays import Indices, levels, places, siblings
+from specscope.analyze.evidence.columns import Columns
+from specscope.analyze.evidence.fields import holding, joined, lengths
 from specscope.errors import UserError
-from specscope.plans.plan import MAX_DEPTH
 from specscope.trace.history.history import History, RequestHistory
-from specscope.trace.record.records import Outcome, RequestStep
-from specscope.trace.record.rules import MATCH, SUM_ROUNDING, looks_ahead, sound
-from specscope.trace.record.tree import ROOT, Bools, Doubles, Ints
+from specscope.trace.record.records import RequestStep
+from specscope.trace.record.rules import SUM_ROUNDING, sound
+from specscope.trace.record.tree import Bools, Doubles, Ints
 
 MOST_STEPS = 4000  # that are judged, evenly spread over the run
 MOST_CANDIDATES = 1_000_000  # over all steps: with huge trees fewer steps are judged
@@ -67,8 +68,7 @@ class RecordedCandidates:
     committed: int  # tokens of those steps
     ranked: bool  # whether candidates have scores, so that dynamic trees can be judged
     lookup: bool  # the drafter is prompt lookup: what is not drafted does not exist
-    whole: bool  # only the whole tree can be judged
-    sampled: bool  # some drafts were sampled: static trees only
+    whole: bool  # some drafts were sampled: only the whole tree can be judged
 
     @property
     def requests(self) -> int:
@@ -123,19 +123,16 @@ def evidence(histories: Sequence[History]) -> RecordedCandidates:
     count = min(len(steps), MOST_STEPS, max(MOST_CANDIDATES // widest, 20))
     chosen = [steps[i * len(steps) // count] for i in range(count)]
     parts = [request.steps[place] for request, place, _ in chosen]
-    sampled = [part.tree.is_sampled for part in parts]
-    texts = _Texts()
-    return _pad(
-        [_candidates(request.steps[place], texts.after(request, place)) for request, place, _ in chosen],
+    return RecordedCandidates(
+        **_laid(Columns(parts), *_texts(chosen)),
         request=np.array([number for _, _, number in chosen], np.int32),
         tokens=np.array([len(part.tokens()) for part in parts], np.int32),
         undrafted=np.array(undrafted, np.int32),
         drafts=len(steps),
         committed=sum(len(request.steps[place].tokens()) for request, place, _ in steps),
-        ranked=all(part.notes is not None for part in parts) and not any(sampled),
+        ranked=all(part.notes is not None for part in parts),
         lookup=all(part.drafter == "ngram" for part in parts),
-        whole=any(s and looks_ahead(part.rule) for s, part in zip(sampled, parts, strict=True)),
-        sampled=any(sampled),
+        whole=any(part.tree.is_sampled for part in parts),
     )
 
 
@@ -163,161 +160,112 @@ def _why_nothing(histories: Sequence[History]) -> str:
     )
 
 
-@dataclass
-class _Candidates:
-    """One step's candidates as lists: nodes of the tree, those that re-ranking left out, those known by rank alone."""
-
-    parent: list[int]
-    rank: list[int]
-    depth: list[int]
-    made: list[int]  # place in the order in which the drafter made them
-    score: list[float]  # log probability of the path
-    q: list[float]
-    reach: list[float]
-    known: list[int]  # ranks of children that are known; the root's last
-    nodes: int  # of the tree
-    looked: int  # `nodes` and what re-ranking left out
-
-    def add(self, above: int, rank: int, q: float) -> None:
-        """Add a child that the drafter did not consider and the target chose."""
-        self.parent.append(above)
-        self.rank.append(rank)
-        self.depth.append(1 if above == ROOT else self.depth[above] + 1)
-        self.made.append(len(self.made))
-        self.score.append((0.0 if above == ROOT else self.score[above]) + float(np.log(max(q, 1e-12))))
-        self.q.append(q)
-        self.reach.append(1.0)
-        self.known.insert(len(self.known) - 1, 0)
-
-
-def _candidates(part: RequestStep, future: Sequence[int] | None) -> _Candidates:
-    """The candidates of one step. `future`: what a greedy target generated after the root; None if not greedy."""
-    notes, tree = part.notes, part.tree
-    parent, token = tree.parent.tolist(), tree.token.tolist()
-    score = [0.0] * len(parent)
-    if notes is not None:
-        parent, token = [*parent, *notes.dropped_parent.tolist()], [*token, *notes.dropped_token.tolist()]
-        score = [*notes.score.tolist(), *notes.dropped_score.tolist()]
-    known = [0] * (len(parent) + 1)
-    for above in parent:
-        known[above] += 1  # ROOT is the last
-    rank, depth, made = _as_made(parent)
-    q = _q(score, parent) if notes is not None else [float("nan")] * len(parent)
-    reach = _reach(part, parent, token, depth, made, future)
-    candidates = _Candidates(parent, rank, depth, made, score, q, reach, known, len(tree), len(parent))
-    if part.drafter == "ngram":
-        candidates.known = [ALL_RANKS] * len(known)
-    elif future is not None:
-        _beyond(part, candidates)
-    return candidates
-
-
-def _as_made(parent: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
-    """Each candidate's rank among its siblings and depth, and its place in the order in which the drafter made them.
-
-    Level by level, parents in their order, children as listed: what re-ranking left out comes after what it kept under
-    the same parent, because a parent's likelier children have the higher score.
-    """
-    children: dict[int, list[int]] = {}
-    for node, above in enumerate(parent):
-        children.setdefault(above, []).append(node)
-    rank, depth, made = [0] * len(parent), [0] * len(parent), [0] * len(parent)
-    level, deep, count = [ROOT], 0, 0
-    while level:
-        deep += 1
-        below: list[int] = []
-        for above in level:
-            for place, node in enumerate(children.get(above, ())):
-                rank[node], depth[node], made[node], count = place, deep, count, count + 1
-                below.append(node)
-        level = below
-    return rank, depth, made
-
-
-def _q(score: Sequence[float], parent: Sequence[int]) -> list[float]:
-    """The drafter's probability of each candidate at its parent, from the log probabilities of their paths."""
-    above = np.array([0.0 if up == ROOT else score[up] for up in parent])
-    q: list[float] = np.exp(np.minimum(np.array(score) - above, 0)).tolist()
-    return q
-
-
-def _reach(
-    part: RequestStep,
-    parent: Sequence[int],
-    token: Sequence[int],
-    depth: Sequence[int],
-    made: Sequence[int],
-    future: Sequence[int] | None,
-) -> list[float]:
-    """The reach of every candidate; see the head of this file."""
-    verdict, n = part.verdict, len(part.tree)
-    assert verdict is not None
-    by_outcome = part.rule != MATCH and part.tree.is_sampled
-    chances = (verdict.outcome == Outcome.ACCEPTED if by_outcome else verdict.p).astype(float).tolist()
-    reach = [0.0] * len(parent)
-    for node in sorted(range(len(parent)), key=made.__getitem__):
-        above = 1.0 if parent[node] == ROOT else reach[parent[node]]
-        if node < n:
-            reach[node] = above * chances[node]
-        elif above and (future is None or depth[node] > len(future)):
-            reach[node] = float("nan")
-        else:
-            reach[node] = above * (future is not None and above != 0 and token[node] == future[depth[node] - 1])
-    return reach
-
-
-def _beyond(part: RequestStep, candidates: _Candidates) -> None:
-    """Add a greedy request's choices that the drafter did not consider; tried parents record their rank."""
-    notes = part.parents
-    if notes is None:
-        return
-    for row, node in enumerate(notes.node.tolist()):
-        if int(notes.choice[row]) != int(notes.top[row, 0]):
-            continue  # penalties or a bias decided, and the ranks are of raw logits
-        looked_at, choice = candidates.known[node], int(notes.choice_rank[row])
-        candidates.known[node] = ALL_RANKS
-        if looked_at < choice <= MOST_RANK:
-            candidates.add(node, choice - 1, float(notes.choice_q[row]))
-
-
-class _Texts:
-    """What greedy targets generated; caches the text of the request that was last asked for."""
-
-    def __init__(self) -> None:
-        self._of: RequestHistory | None = None
-        self._text: list[int] = []
-        self._starts: list[int] = []
-
-    def after(self, request: RequestHistory, place: int) -> list[int] | None:
-        """The text after the root of a step; None where the request is not greedy."""
+def _texts(chosen: Sequence[tuple[RequestHistory, int, int]]) -> tuple[Indices, Indices, Indices]:
+    """(What greedy targets generated; of each step, where the text after its root begins there, and where it ends)."""
+    text: list[int] = []
+    bounds: list[tuple[int, int]] = []
+    begins: dict[int, list[int]] = {}  # of each request's steps
+    for request, place, number in chosen:
         if request.info is None or not request.info.params.greedy:
-            return None
-        if self._of is not request:
-            self._of, self._text, self._starts = request, [], []
+            bounds.append((0, 0))
+            continue
+        if number not in begins:
+            begins[number] = [len(text)]
             for step in request.steps:
-                self._starts.append(len(self._text))
-                self._text += step.tokens()
-        return self._text[self._starts[place] : self._starts[place] + MAX_DEPTH]
+                text += step.tokens()
+                begins[number].append(len(text))
+        bounds.append((begins[number][place], begins[number][-1]))
+    start, end = np.array(bounds, np.int64).T
+    return np.array(text, np.int64), start, end
 
 
-def _pad(steps: Sequence[_Candidates], **rest: Any) -> RecordedCandidates:  # noqa: ANN401
-    """Steps as arrays, each in the drafter's order: by score, equal scores in the order in which they were made."""
-    rows, width = len(steps), max(len(step.parent) for step in steps)
-    parent = np.full((rows, width), width, np.int32)
-    depth, rank = np.zeros((2, rows, width), np.int32)
-    reach, q = np.zeros((2, rows, width))
-    in_tree, looked = np.zeros((2, rows, width), np.bool_)
-    known = np.zeros((rows, width + 1), np.int32)
-    for row, step in enumerate(steps):
-        order = sorted(range(len(step.parent)), key=lambda i: (-step.score[i], step.made[i]))
-        place = {node: index for index, node in enumerate(order)} | {ROOT: width}
-        count = len(order)
-        parent[row, :count] = [place[step.parent[i]] for i in order]
-        for array, values in ((depth, step.depth), (rank, step.rank), (reach, step.reach), (q, step.q)):
-            array[row, :count] = [values[i] for i in order]
-        in_tree[row, :count] = [i < step.nodes for i in order]
-        looked[row, :count] = [i < step.looked for i in order]
-        known[row, :count], known[row, width] = [step.known[i] for i in order], step.known[-1]
-    return RecordedCandidates(
-        parent=parent, depth=depth, rank=rank, reach=reach, q=q, in_tree=in_tree, known=known, looked=looked, **rest
+def _laid(c: Columns, text: Indices, start: Indices, end: Indices) -> dict[str, Any]:
+    """The candidates of all steps: nodes of the tree, what re-ranking left out, and choices known by rank alone."""
+    noted, steps = holding(c.picked, "notes")[c.step], np.arange(len(c))
+    counts = lengths(c.picked, "notes", "dropped_token")
+    parents, tokens, scores = (
+        joined(c.picked, "notes", f"dropped_{name}", kind)
+        for name, kind in (("parent", np.int64), ("token", np.int64), ("score", np.float64))
     )
+    of, nodes = np.repeat(steps, counts), len(c.token)
+    size, first = np.diff(c.start)[of], (nodes + np.cumsum(counts) - counts)[of]
+    over = np.where(parents < size, c.start[of] + parents, first + parents - size)
+    step, above = np.concatenate([c.step, of]), np.concatenate([c.above, np.where(parents < 0, -1, over)])
+    score = np.concatenate([np.where(noted, c.score, 0.0), scores])
+    chance = np.where((np.bincount(c.step, c.sampled, len(c)) > 0)[c.step], c.accepted, c.p)
+    rank, depth = siblings(np.where(above < 0, -1 - step, above)), levels(above)
+    q = np.exp(np.minimum(score - np.where(above < 0, 0.0, score[above]), 0))
+    q[:nodes][~noted] = np.nan
+    made, reach = np.zeros(len(above), np.int64), np.zeros(len(above))
+    after = start[step] + depth - 1  # the token of a greedy target at that place
+    told, same = after < end[step], np.zeros(len(above), np.bool_)
+    same[told] = text[after[told]] == np.concatenate([c.token, tokens])[told]
+    for level in range(1, int(depth.max(initial=0)) + 1):
+        here = np.flatnonzero(depth == level)
+        up = above[here]
+        order = np.lexsort((here, np.where(up < 0, 0, made[up]), step[here]))  # as a drafter makes them
+        made[here[order]] = int(made.max(initial=0)) + 1 + np.arange(len(here))
+        over_reach = np.where(up < 0, 1.0, reach[up])
+        guess = np.where(told[here], same[here], np.where(over_reach == 0, 0.0, np.nan))
+        reach[here] = over_reach * np.where(here < nodes, chance[np.minimum(here, nodes - 1)], guess)
+    known = np.bincount(above[above >= 0], minlength=len(above))
+    of_root = np.bincount(step[above < 0], minlength=len(c))
+    looks_up = np.array([part.drafter == "ngram" for part in c.parts])
+    known[looks_up[step]], of_root[looks_up] = ALL_RANKS, ALL_RANKS
+    beyond = _beyond(c, (start < end) & ~looks_up, known, of_root)
+    columns = {
+        "depth": np.concatenate([depth, np.where(beyond.above < 0, 0, depth[beyond.above]) + 1]),
+        "rank": np.concatenate([rank, beyond.rank]),
+        "reach": np.concatenate([reach, np.ones(len(beyond.step))]),
+        "q": np.concatenate([q, beyond.q]),
+        "in_tree": np.arange(len(above) + len(beyond.step)) < nodes,
+        "looked": np.arange(len(above) + len(beyond.step)) < len(above),
+    }
+    score = np.concatenate(
+        [score, np.where(beyond.above < 0, 0.0, score[beyond.above]) + np.log(np.maximum(beyond.q, 1e-12))]
+    )
+    made = np.concatenate([made, made.max(initial=0) + 1 + np.arange(len(beyond.step))])
+    step, above = np.concatenate([step, beyond.step]), np.concatenate([above, beyond.above])
+    return _padded(step, above, np.lexsort((made, -score, step)), known, of_root, columns)
+
+
+@dataclass(frozen=True)
+class _Beyond:
+    """A greedy target's choices that the drafter did not consider."""
+
+    step: Indices
+    above: Indices  # as a number over all candidates; -1 for the root
+    rank: Indices
+    q: Doubles
+
+
+def _beyond(c: Columns, greedy: Bools, known: Indices, of_root: Indices) -> _Beyond:
+    """Those below parents that were tried, of which the rank is recorded; `known` and `of_root` then have all ranks."""
+    e = c.parents
+    rows = np.flatnonzero(greedy[e.step] & (e.choice == e.top[:, 0])) if len(e) else np.zeros(0, np.int64)
+    # where penalties or a bias decided, ranks are of raw logits, and say nothing
+    step, root = e.step[rows], e.node[rows] < 0
+    above = np.where(root, -1, c.start[step] + e.node[rows])
+    looked = np.where(root, of_root[step], known[above])
+    known[above[~root]], of_root[step[root]] = ALL_RANKS, ALL_RANKS
+    rank = e.choice_rank[rows]
+    new = (looked < rank) & (rank <= MOST_RANK)
+    return _Beyond(step[new], above[new], rank[new] - 1, e.choice_q[rows][new])
+
+
+def _padded(
+    step: Indices, above: Indices, order: Indices, known: Indices, of_root: Indices, columns: dict[str, NDArray[Any]]
+) -> dict[str, Any]:
+    """The candidates of each step in a row, in this order: by score, equal scores as they were made."""
+    rows, place = len(of_root), np.zeros(len(step), np.int64)
+    place[order] = places(step[order])
+    width = int(place.max(initial=-1)) + 1
+    parent = np.full((rows, width), width, np.int32)
+    parent[step, place] = np.where(above < 0, width, place[above])
+    every = np.zeros((rows, width + 1), np.int32)
+    every[step[: len(known)], place[: len(known)]], every[:, width] = known, of_root
+    kinds = {"depth": np.int32, "rank": np.int32}
+    laid = {name: np.zeros((rows, width), kinds.get(name, column.dtype)) for name, column in columns.items()}
+    for name, column in columns.items():
+        laid[name][step, place] = column
+    return {"parent": parent, "known": every, **laid}

@@ -42,7 +42,7 @@ class Rates:
     """How often a child is accepted, given that its parent is, by depth and rank (Sequoia's acceptance vector).
 
     Chen et al. 2024 (arXiv 2402.12374, section 3.1) assume that it depends on the rank alone. Here it is taken by depth
-    as well where enough is recorded; beyond the recorded depth, the deepest level's rate is used.
+    as well where enough is recorded; else the rate of a level above is used.
     """
 
     def __init__(self, evidence: RecordedCandidates) -> None:
@@ -62,7 +62,7 @@ class Rates:
         """The rate of a child of this rank at this depth; 0 where no such child was ever recorded."""
         if rank >= self._got.shape[1]:
             return 0.0
-        for level in range(min(depth, len(self._got) - 1), 0, -1):
+        for level in range(depth, 0, -1):
             if self._tried[level, rank] >= FEWEST:
                 return float(self._got[level, rank] / self._tried[level, rank])
         got, tried = self._pooled[0][rank], self._pooled[1][rank]
@@ -108,7 +108,7 @@ class Judge:
     # Static trees
 
     def static(self, shape: TreeShape) -> TreeOutcome:
-        """A static tree of the likeliest tokens, or of sampled ones where the capture has such."""
+        """A static tree of the likeliest tokens."""
         values = [self.position(path) for path in shape.paths]
         return TreeOutcome(
             accepted=np.sum([value for value, _ in values], axis=0),

@@ -73,16 +73,15 @@ def tune(
     plan = data.plan()
     if candidates.whole and plan is None:
         raise UserError("only the recorded tree could be told of, and its string cannot be read")
-    if candidates.sampled and isinstance(plan, DynamicPlan):
+    if candidates.whole and isinstance(plan, DynamicPlan):
         raise UserError(
             "the run's sampled requests had as many draws a step as were expected to pay: tune cannot tell what other "
             "trees would have held. Record with --tree dynamic:32"
         )
     space = Space(
         max_nodes=limit,
-        top=not candidates.sampled and not data.greedy and not candidates.lookup,
+        top=not data.greedy and not candidates.lookup,
         chains=run.rule == BLOCK or not run.is_ours,
-        deepest=None if run.is_ours else candidates.max_depth,
         recorded=plan,
     )
     wanted: dict[str, TreePlan] = {} if plan is None else {"recorded": plan}
@@ -125,13 +124,8 @@ def _notes(data: Recorded, plan: TreePlan | None, costs: Costs | None) -> list[s
         lines.append(f"{plural(candidates.judged_steps, 'step')} of {candidates.drafts:,} were judged, spread evenly")
     if candidates.whole:
         lines.append(
-            f"under {data.run.rule} a sampled draft is judged from its end, so that a tree cut short would have been "
-            "judged otherwise: only the recorded tree can be told; record with --tree top:... or dynamic:32"
-        )
-    elif candidates.sampled:
-        lines.append(
-            "the drafts were sampled: smaller static trees are told from outcomes, dynamic ones cannot be; record with "
-            "--tree dynamic:32 to judge both"
+            "the drafts were sampled: only the recorded tree can be told; record with --tree top:... or dynamic:32 to "
+            "judge others"
         )
     elif not data.run.is_ours:
         lines.append("another engine's capture: shorter chains are told; costs are measured on our own engine alone")

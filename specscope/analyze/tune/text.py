@@ -12,9 +12,6 @@ from specscope.trace.history.wording import plural
 from specscope.trace.record.vocabulary import printable
 
 NAMED = "Trees"
-BAR = 24  # characters
-WIDE = 118  # columns of the terminal from which on everything fits
-NARROW = 94  # below it the intervals of tokens/s do not fit
 
 
 def render_tuning(tuning: Tuning, console: Console) -> None:
@@ -22,7 +19,7 @@ def render_tuning(tuning: Tuning, console: Console) -> None:
     console.print(header_block(header(tuning)))
     for warning in tuning.warnings:
         console.print(Text(f"! {printable(warning)}", style="yellow"))
-    for table in tables(tuning, console.width):
+    for table in tables(tuning):
         console.print(table_block(table))
     for note in tuning.notes:
         console.print(Text(f"– {printable(note)}", style="dim"))
@@ -43,8 +40,8 @@ def header(tuning: Tuning) -> list[tuple[str, str]]:
     return [(name, value) for name, value in lines if value]
 
 
-def tables(tuning: Tuning, width: int = 200) -> list[Table]:
-    """Named trees, and the best of each size; in a narrow terminal without bars and intervals."""
+def tables(tuning: Tuning) -> list[Table]:
+    """Named trees, and the best of each size."""
     named = [row for row in tuning.rows if row.names or row.family == "asked"]
     named.sort(key=lambda row: -_value(row))
     note = f"The run itself had {number(tuning.recorded_length)}. Intervals are at 95 %."
@@ -55,34 +52,23 @@ def tables(tuning: Tuning, width: int = 200) -> list[Table]:
     groups = [(NAMED, named)]
     groups += [(f"The best {family} tree of each size", tuning.family(family)) for family in ("static", "dynamic")]
     groups = [(title, rows) for title, rows in groups if rows]  # the recorded tree may be none that can be read
+    made = [(title, [_cells(row, tuning, title) for row in rows]) for title, rows in groups]
     notes = [note, *[""] * len(groups)]
     return [
-        _table(title, rows, tuning, width, table_note) for (title, rows), table_note in zip(groups, notes, strict=False)
+        Table(title, tuple(cells[0]), [tuple(each.values()) for each in cells], about)
+        for (title, cells), about in zip(made, notes, strict=False)
     ]
 
 
-def _table(title: str, rows: list[TreeRow], tuning: Tuning, width: int, note: str) -> Table:
-    checked = bool(tuning.checked) and title == NAMED
-    largest = max(map(_value, tuning.rows))
-    made = [_cells(row, tuning, width, checked=checked) for row in rows]
-    if width >= WIDE and not checked:
-        made = [cells | {"": "▇" * round(BAR * _value(row) / largest)} for cells, row in zip(made, rows, strict=True)]
-    values = [tuple(cells.values()) for cells in made]
-    return Table(title, tuple(made[0]), values, note, words=frozenset({""}))
-
-
-def _cells(row: TreeRow, tuning: Tuning, width: int, *, checked: bool) -> dict[str, str]:
+def _cells(row: TreeRow, tuning: Tuning, title: str) -> dict[str, str]:
     """By column."""
     mark = "~" if row.untold > TOLD else ""
     cells = {"tree": _title(row), "nodes": number(row.nodes, 1), "depth": str(row.depth)}
-    cells["length"] = mark + number(row.length.value)
-    if width >= WIDE or row.speed is None:
-        cells["95 %"] = interval(row.length, 2)
+    cells |= {"length": mark + number(row.length.value), "95 %": interval(row.length, 2)}
     if row.speed is not None:
         cells["ms/step"], cells["tok/s"] = number((row.step or 0) * 1e3, 1), mark + number(row.speed.value, 1)
-        if width >= NARROW:
-            cells["95 % "] = interval(row.speed, 1)
-    if checked:
+        cells["95 % "] = interval(row.speed, 1)
+    if tuning.checked and title == NAMED:
         error = tuning.error(row)
         cells["expected"], cells["measured"] = number(row.expected, 1), number(row.measured, 1)
         cells["length "] = number(row.measured_length)

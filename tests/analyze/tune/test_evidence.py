@@ -127,8 +127,6 @@ def test_greedy_it_accepts_at_each_place_what_is_judged(drafter, tree):
         ("model", LARGE, "dynamic:6,depth=3,top=3", 0.8, "standard"),
         ("model", f"top:{WIDE}", "top:2x2", 0.8, "standard"),
         pytest.param("model", f"top:{WIDE}", "top:2x2", 0.8, "traversal", marks=pytest.mark.slow),
-        ("model", WIDE, "[(0,), (1,), (0, 0)]", 0.8, "standard"),
-        pytest.param("model", WIDE, "2x2", 0.8, "match", marks=pytest.mark.slow),
     ],
 )
 def test_a_run_with_the_smaller_tree_has_the_length_that_is_judged(drafter, large, tree, temperature, rule):
