@@ -56,6 +56,10 @@ LISTED = re.compile(
     r"|diagnose\.json\.captures\[0\]\.(builds|when|would_see|.*\.(grade|explained|of|spoiled)): nothing -> "
     r"|diagnose\.json\.captures\[0\]\.(suspects|remarks)\[\d\]\.score: "
     r"|locate\[6\]: : .* -> \[.*, \"audit: head's features\"\]$"  # zeros were fed: audit says so
+    # near, unlikely and nonsense, groups that other tables have, and the report's timeline are gone
+    r"|report\.json\.captures\[0\]\.(timeline|answers\.rejections\.(groups|misses|tokens\[\d+\]\.\w+)): .* -> nothing$"
+    r"|(report\.json\.captures\[0\]|compare\.json)\.levels: nothing -> "  # they are new
+    r"|file: tune\.json\.(trees|notes)"  # no tree deeper than the record; of sampled drafts the recorded tree alone
 )
 SINCE = ("log-probabilities", "head's features")  # checks that were added: they convict only what has a fault
 SHARED = "suffix_shared"  # what searched other requests' texts again is gone too

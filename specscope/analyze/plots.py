@@ -43,13 +43,11 @@ def plots(report: Report, salt: str = "") -> list[tuple[str, str]]:
     """(title, SVG) of each plot that the report has figures for. `salt` keeps two reports of one page apart."""
     counted = report.pooled.acceptance
     by_depth = counted.by_depth and counted.knows("accepted")
-    lengths = sum(part.mean_acceptance_length is not None for part in report.timeline)
     drafted = [request for request in report.requests if request.figures.acceptance.drafts]
     curves = () if report.answers is None else report.answers.calibration.curves
     wanted = [
         ("Acceptance by depth", _by_depth, by_depth),
         ("Accepted tokens per draft", _per_draft, by_depth),
-        ("Mean acceptance length over the run", _over_time, lengths > 0),
         ("Mean acceptance length by request, worst first", _by_request, len(drafted) > 1),
         ("The drafter's probability against acceptance", _calibration, bool(curves)),
         ("Time by phase", _by_phase, len(report.phases) > 0 and not report.intervals),
@@ -95,19 +93,6 @@ def _per_draft(axes: Axes, report: Report) -> None:
     whole_ticks(axes)
     axes.set_xlabel("accepted tokens")
     axes.set_ylabel("drafts")
-
-
-def _over_time(axes: Axes, report: Report) -> None:
-    points = [
-        ((part.first_step + part.last_step) / 2, tau)
-        for part in report.timeline
-        if (tau := part.mean_acceptance_length) is not None
-    ]
-    axes.plot([step for step, _ in points], [tau for _, tau in points], color=BLUE, marker=".", linewidth=1.5)
-    axes.axhline(report.pooled.acceptance.tau or 1.0, color=GREY, linestyle="--", linewidth=1, label="pooled")
-    axes.set_ylim(bottom=1)
-    axes.set_xlabel("engine step")
-    legend(axes)
 
 
 def _by_request(axes: Axes, report: Report) -> None:

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 
 from specscope.analyze.figures import Figures, Means
+from specscope.analyze.levels import Levels, levels
+from specscope.analyze.plain import fields, plain
 from specscope.analyze.questions.answers import Answers, answer
 from specscope.trace.history.history import History, RequestHistory
 from specscope.trace.history.interval import cells, counts, definitions, missing_text, notes
@@ -26,7 +28,7 @@ from specscope.trace.history.wording import plural
 from specscope.trace.record.aggregate import Aggregate
 from specscope.trace.record.notes import SOURCES
 from specscope.trace.record.privacy import NO_TOKEN, told_ids
-from specscope.trace.record.records import PHASES, RequestStep, RunInfo, StepRecord
+from specscope.trace.record.records import PHASES, RequestInfo, RequestStep, RunInfo, StepRecord
 from specscope.trace.record.vocabulary import Detokenizer, Vocabulary
 
 # What a reader of a report's figures must know: what is missing, forced, lossy or worked out.
@@ -71,12 +73,26 @@ def notes_of(history: History, ended: Sequence[bool], missing: Sequence[int]) ->
             f"{forced} of {plural(len(parts), 'verdict')} forced (a synthetic drafter, or what-if): their "
             "acceptance measures nothing, and the output is not the target's"
         )
+    notes += _seed_notes([request.info for request in history.requests.values() if request.info is not None])
     notes += _method_notes(parts)
     notes += _form_notes([part for part in parts if part.form is not None])
     if any(missing):
         of = plural(sum(map(bool, missing)), "request")
         notes.append(f"{plural(sum(missing), 'output token')} of {of} in steps that are missing")
     return notes
+
+
+def _seed_notes(infos: Sequence[RequestInfo]) -> list[str]:
+    """A note on sampled requests that have their seed in common: they toss the same coins."""
+    sampled = [info for info in infos if info.params.is_known and not info.params.greedy]
+    seeds = Counter(info.params.seed for info in sampled if info.labels.get("seed") != "none")
+    shared = sum(count for count in seeds.values() if count > 1)
+    if not shared:
+        return []
+    return [
+        f"{shared} of {plural(len(sampled), 'sampled request')} share their seed with another (it may have been asked "
+        "for): they toss the same coins at the same positions, and are no independent samples"
+    ]
 
 
 def _method_notes(parts: Sequence[RequestStep]) -> list[str]:
@@ -147,9 +163,6 @@ def _source_notes(parts: Sequence[RequestStep]) -> list[str]:
     return [f"accepted nodes by source: {', '.join(texts)}"] if texts else []
 
 
-TIMELINE_BINS = 60
-
-
 @dataclass(frozen=True)
 class PhaseTime:
     """Time in one phase over the engine steps that had it."""
@@ -182,17 +195,6 @@ class EngineFigures:
 
 
 @dataclass(frozen=True)
-class TimelineBin:
-    """Consecutive engine steps taken together."""
-
-    first_step: int
-    last_step: int
-    drafts: int
-    accepted: int
-    mean_acceptance_length: float | None
-
-
-@dataclass(frozen=True)
 class IntervalReport:
     """An interval, or a request, of an engine that reports counts only. What it does not report is None or empty."""
 
@@ -204,6 +206,10 @@ class IntervalReport:
     told: dict[str, Any]  # Aggregate's fields
     cells: dict[str, str]  # as tables show it
     notes: list[str]  # what else is to be said of it
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return fields(self, "cells", "notes")
 
 
 @dataclass(frozen=True)
@@ -233,8 +239,7 @@ class RequestReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("figures", "loops")}
-        return values | {"acceptance": self.figures.to_dict(), "loops": self.loops.to_dict()}
+        return fields(self, "figures") | {"acceptance": self.figures.to_dict()}
 
 
 @dataclass(frozen=True)
@@ -271,48 +276,31 @@ class Report:
     adaptive: bool  # trees follow step costs
     undrafted: Counter[Undrafted]  # decode steps that drafted nothing, by the reason
     phases: list[PhaseTime]
-    timeline: list[TimelineBin]
     groups: dict[str, list[LabelGroup]]  # by label, worst acceptance first
     requests: list[RequestReport] = field(default_factory=list)  # worst acceptance first
     other_params: int = 0  # requests whose params, the seed aside, are not the run's
     intervals: list[IntervalReport] = field(default_factory=list)  # of an engine that tells counts only
+    levels: Levels = field(default_factory=Levels)  # likewise
     answers: Answers | None = None  # over many steps; None where there are no steps, counts only
     vocabulary: Vocabulary = field(default_factory=Vocabulary)  # of the tokens in the answers
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON: all that text and page show, and every request in full."""
-        plain = [
-            {n: v for n, v in vars(interval).items() if n not in ("cells", "notes")} for interval in self.intervals
-        ]
+        told = ("source", "run", "warnings", "lost", "engine", "pooled", "adaptive", "phases", "groups", "requests")
+        looped = {"share": self.means.looped, "mean_acceptance_length_without": self.means.tau_without}
         return {
-            **({"intervals": plain} if plain else {}),
-            "source": self.source,
-            "run": self.run,
-            "warnings": self.warnings,
-            "lost": self.lost,
-            "engine": dataclasses.asdict(self.engine),
-            "pooled": self.pooled.to_dict(),
-            "per_request_mean": self.means.to_dict(),
-            "loops": self.loops.to_dict()
-            | {
-                "per_request_mean": {
-                    "share": self.means.looped,
-                    "mean_acceptance_length_without": self.means.tau_without,
-                }
-            },
-            "adaptive": self.adaptive,
+            **({"intervals": plain(self.intervals), "levels": plain(self.levels)} if self.intervals else {}),
+            **{name: plain(getattr(self, name)) for name in told},
+            "per_request_mean": plain(self.means),
+            "loops": plain(self.loops) | {"per_request_mean": looped},
             "undrafted": [
                 {"reason": reason.value, "steps": self.undrafted[reason], "share": share}
                 for reason, share in shares(self.undrafted)
             ],
-            "positions": [dataclasses.asdict(position) for position in self.pooled.positions],
-            "phases": [dataclasses.asdict(phase) for phase in self.phases],
-            "timeline": [dataclasses.asdict(part) for part in self.timeline],
-            "groups": {label: [group.to_dict() for group in groups] for label, groups in self.groups.items()},
+            "positions": plain(self.pooled.positions),
             "request_count": len(self.requests),
             "requests_with_other_params": self.other_params,
-            **({} if self.answers is None else {"answers": self.answers.to_dict()}),
-            "requests": [request.to_dict() for request in self.requests],
+            **({} if self.answers is None else {"answers": plain(self.answers)}),
         }
 
 
@@ -343,10 +331,10 @@ def build_report(history: History, *, source: str, warnings: Sequence[str] = ())
         means=Means.over([request.figures for request in requests], loops),
         loops=looped,
         phases=_phases([step for step in history.steps if step.is_timed]),
-        timeline=_timeline(history),
         groups=grouped(requests),
         requests=requests,
         intervals=[_interval(step, step.aggregate) for step in history.steps if step.aggregate is not None],
+        levels=levels(history.steps),
         other_params=sum(1 for request in requests if run and _differ(request.params, run["params"])),
         answers=None if history.counts_only or history.figures_only else answer(history),
         vocabulary=history.vocabulary,
@@ -483,20 +471,6 @@ def _phases(steps: Sequence[StepRecord]) -> list[PhaseTime]:
         if name == "draft":
             times += [time(f"draft, {label}", ns) for label, ns in passes.items()]
     return times
-
-
-def _timeline(history: History) -> list[TimelineBin]:
-    steps = history.steps
-    size = -(-len(steps) // TIMELINE_BINS) or 1
-    bins = []
-    for begin in range(0, len(steps), size):
-        part = Acceptance()
-        for step in steps[begin : begin + size]:
-            for counted in history.counted(step):
-                part.add(counted)
-        last = min(begin + size, len(steps)) - 1
-        bins.append(TimelineBin(steps[begin].step, steps[last].step, part.drafts, part.accepted, part.tau))
-    return bins
 
 
 def grouped(requests: Sequence[RequestReport]) -> dict[str, list[LabelGroup]]:

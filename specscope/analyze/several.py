@@ -6,10 +6,11 @@ Each capture has a report of its own; request names are unique only within a cap
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from specscope.analyze.figures import Figures, Means
+from specscope.analyze.plain import plain
 from specscope.analyze.report import LabelGroup, Report, grouped
 from specscope.trace.history.stats import Acceptance
 
@@ -34,10 +35,10 @@ class Several:
     def to_dict(self) -> dict[str, Any]:
         """The pooled figures as plain values: named as in each report."""
         return {
-            "pooled": self.pooled.to_dict(),
-            "per_request_mean": self.means.to_dict(),
-            "positions": [asdict(position) for position in self.pooled.positions],
-            "groups": {label: [group.to_dict() for group in groups] for label, groups in self.groups.items()},
+            "pooled": plain(self.pooled),
+            "per_request_mean": plain(self.means),
+            "positions": plain(self.pooled.positions),
+            "groups": plain(self.groups),
             "request_count": self.requests,
         }
 

@@ -16,7 +16,7 @@ def holm(p_values: Sequence[float], alpha: float) -> list[bool]:
     return rejected
 
 
-def t_two_sided(t: float, degrees: int) -> float:
+def t_two_sided(t: float, degrees: float) -> float:
     """The probability that Student's t is at least so far from 0."""
     return _incomplete_beta(degrees / 2, 0.5, degrees / (degrees + t * t))
 

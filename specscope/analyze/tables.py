@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from os.path import commonprefix
 from typing import Any
 
 from specscope.analyze.figures import Figures, Means
+from specscope.analyze.levels import ELSEWHERE, Level, Levels
 from specscope.analyze.questions.grids import grids
 from specscope.analyze.report import Report, RequestReport
 from specscope.analyze.several import Several
 from specscope.analyze.table import GAP, NONE, Table, count, number, one_line, percent, share, told
-from specscope.trace.history.interval import IntervalMeans, covered
+from specscope.trace.history.interval import IntervalMeans, clock, covered
 from specscope.trace.history.loops import LONGEST, TIMES
 from specscope.trace.history.totals import ABOUT, shares
 from specscope.trace.history.wording import ending, plural
@@ -23,6 +25,7 @@ from specscope.trace.record.vocabulary import printable
 
 MOST_SHOWN = 200  # characters of a parameter, a name or a prompt: a schema may be long
 INTERVALS = 40  # that are listed
+STRETCHES = 5  # in which a condition holds, likewise
 SUMS = {"drafts": "drafts", "drafted tokens": "drafted", "accepted tokens": "accepted", "output tokens": "emitted"}
 COMMON_START = 16  # a beginning that all prompts share is left out of the table when it is longer than this
 MAX_GROUPS = 40  # a label with more values than this is an identifier, not a grouping
@@ -76,7 +79,7 @@ def tables(report: Report) -> list[Table]:
     """All tables but that of the requests, in the order of reading."""
     if report.intervals and not report.requests:
         by_depth = [positions(report)] if report.pooled.positions else []
-        return [summed(report), *by_depth, intervals(report)]
+        return [summed(report), *levels(report.levels), *by_depth, intervals(report)]
     figures = [acceptance(report), *undrafted(report), positions(report), finals(report)]
     timed = [] if report.engine.peak_running is None else [phases(report), engine(report)]
     return [*figures, *timed, *groups(report)]
@@ -223,6 +226,69 @@ def intervals(report: Report) -> Table:
     note += f" The newest {count(len(shown))}; the JSON has all." if left else ""
     words = frozenset(["by position", "about"])
     return Table("By interval", (*names, "by position", "about"), rows, note, words)
+
+
+def levels(found: Levels) -> list[Table]:
+    """When the level changed, and what tells low intervals from the others; no table where nothing does."""
+    columns = ("τ", "95 % interval", f"{found.unit}s", "drafts")
+    tables = []
+    if found.changes:
+        rows = [
+            (_when(level.start_ns), _when(level.end_ns), *_level(level), _chance(level.p_value), _where(level) or NONE)
+            for level in found.changes
+        ]
+        note = "p: the chance of such a change where the level never changes; changes below 0.001 are told. "
+        note += "Where τ goes from one figure to another, it drifts."
+        names = ("from", "to", *columns, "p", "engine")
+        tables.append(Table("When the level changed", names, rows, note, frozenset(["to", "engine"])))
+    if found.condition is not None:
+        rows = [(_where(level), *_level(level)) for level in found.groups]
+        note = f"{low_intervals(found)}."
+        if shares := _such(found):
+            note += f" Such are {' and '.join(shares)}."
+        tables.append(Table(f"Low {found.unit}s and the others", ("where", *columns), rows, note))
+    return tables
+
+
+def low_intervals(found: Levels) -> str:
+    """`67 of 67 intervals where running requests >= 2 are low, 0 of 233 others: 09:16:00 to 09:23:30`."""
+    condition = found.condition
+    assert condition is not None
+    inside = f"{condition.hits_in:,} of {plural(condition.total_in, found.unit)} where {printable(condition.text)}"
+    line = f"{inside} are low, {condition.hits_out:,} of {condition.total_out:,} others"
+    times = [f"{_when(start)} to {_when(end)}" for start, end in found.stretches[:STRETCHES]]
+    more = len(found.stretches) - len(times)
+    return f"{line}: {', '.join(times)}{f' and {more} times more' if more else ''}" if times else line
+
+
+def _where(level: Level) -> str:
+    """Its engine or condition, and of two runs which."""
+    return printable(f"{level.side}: {level.where}".strip(": ") if level.side else level.where)
+
+
+def _such(found: Levels) -> list[str]:
+    """`7.0% of A's intervals`: of two runs, how often the condition holds in each."""
+    texts = []
+    for side in sorted({level.side for level in found.groups} - {""}):
+        parts = [level for level in found.groups if level.side == side]
+        holds = sum(level.intervals for level in parts if level.where != ELSEWHERE)
+        texts.append(f"{percent(holds / sum(level.intervals for level in parts))} of {side}'s {found.unit}s")
+    return texts
+
+
+def _when(ns: int) -> str:
+    """With the date: a log may be of days."""
+    return f"{datetime.fromtimestamp(ns // 10**9):%m-%d} {clock(ns)}" if clock(ns) != NONE else NONE
+
+
+def _level(level: Level) -> tuple[str, ...]:
+    """Its length, interval and n."""
+    length = number(level.length) + ("" if level.until is None else f" to {number(level.until)}")
+    return length, f"{number(level.low)}–{number(level.high)}", count(level.intervals), told(level.drafts)
+
+
+def _chance(p: float | None) -> str:
+    return NONE if p is None else f"{p:.0e}" if p >= 1e-99 else "<1e-99"
 
 
 def finals(report: Report) -> Table:

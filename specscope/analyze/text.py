@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from rich import box
-from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType, RenderResult
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -16,7 +16,6 @@ from specscope.analyze.findings import Exit
 from specscope.analyze.report import Report
 from specscope.analyze.several import Several
 from specscope.analyze.table import GAP, Table
-from specscope.terminal import UNBOUNDED
 from specscope.trace.record.vocabulary import printable
 
 VERDICT = {Exit.CONSISTENT: "bold green", Exit.INCONSISTENT: "bold red", Exit.NOT_JUDGED: "bold yellow"}
@@ -25,7 +24,6 @@ TOP = 10  # rows of each question over many steps
 LEAST_WORDS, LEAST_PROSE, LEAST_CUT = 16, 28, 6  # characters that columns of names keep, of sentences, of cut texts
 PROSE = 48  # characters from which words are sentences
 NO_STYLES: Mapping[str, str] = MappingProxyType({})
-BESIDE = 4  # columns between two tables side by side
 
 
 def render_text(report: Report, console: Console, top: int = TOP) -> None:
@@ -33,15 +31,7 @@ def render_text(report: Report, console: Console, top: int = TOP) -> None:
     console.print(header_block(tables.header(report)))
     for warning in report.warnings:
         console.print(Text(f"! {printable(warning)}", style="yellow"))
-    shown = tables.tables(report)
-    blocks = [table_block(table) for table in shown]
-    half = (console.width - BESIDE) // 2
-    if console.width < UNBOUNDED and max(table.width for table in shown) <= half:
-        console.print(_two_columns(blocks, half))
-    else:
-        for block in blocks:
-            console.print(block)
-    for table in tables.questions(report, top, console.width):
+    for table in (*tables.tables(report), *tables.questions(report, top, console.width)):
         console.print(table_block(table))
     if report.requests or not report.intervals:
         console.print(table_block(tables.requests(report, REQUESTS_SHOWN)))
@@ -65,15 +55,6 @@ def header_block(lines: Iterable[tuple[str, str]]) -> RichTable:
     grid.add_column(overflow="fold")
     for name, value in lines:
         grid.add_row(name, Text(printable(value)))
-    return grid
-
-
-def _two_columns(blocks: list[RenderableType], half: int) -> RichTable:
-    grid = RichTable.grid(padding=(0, BESIDE), expand=False)
-    grid.add_column(width=half)
-    grid.add_column(width=half)
-    middle = -(-len(blocks) // 2)
-    grid.add_row(Group(*blocks[:middle]), Group(*blocks[middle:]))
     return grid
 
 

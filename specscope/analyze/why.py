@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specscope.analyze.findings import Reference
+from specscope.analyze.plain import fields
 from specscope.analyze.questions.evidence import Evidence
 from specscope.analyze.questions.kinds import RejectionKind, RejectionKinds
 from specscope.analyze.questions.missed import ChoicePlace
@@ -75,9 +76,7 @@ class RunAnswer:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        kinds = [kind.to_dict() for kind in self.kinds]
-        counts = {"steps": self.steps, "rejections": self.rejections, "undrafted": dict(self.undrafted)}
-        return {**counts, "kinds": kinds, "notes": list(self.notes)}
+        return fields(self)
 
     def lines(self) -> list[str]:
         """As text: a paragraph a kind."""
@@ -142,8 +141,8 @@ class Typical:
         sentences = []
         token = int(part.tree.token[node]) if node < len(part.tree) else NO_TOKEN
         if token != NO_TOKEN:
-            counts = kinds.counts(token)
-            times = f"drafted {plural(counts.drafted, 'time')}, tried {counts.tried:,} and accepted {counts.accepted:,}"
+            drafted, tried, accepted = kinds.counts(token)
+            times = f"drafted {plural(drafted, 'time')}, tried {tried:,} and accepted {accepted:,}"
             sentences.append(f"In this run {quoted(self._history().vocabulary, token)} was {times}.")
         kind = kinds.of(part.request, part.index) if node in (*deciding(part), len(part.tree)) else None
         if kind is not None:

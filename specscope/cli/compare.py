@@ -159,6 +159,7 @@ def _counts(a: list[str], b: list[str], asked: Sequence[Threshold], *, as_json: 
         _print_json(counts.to_dict(), (counts.a, counts.b), code, counts.warnings)
         return code
     from specscope.analyze.compare.tables import conditions
+    from specscope.analyze.tables import levels
     from specscope.analyze.text import table_block
 
     console = text_console()
@@ -166,7 +167,8 @@ def _counts(a: list[str], b: list[str], asked: Sequence[Threshold], *, as_json: 
     for name, lines in counts.defined():
         for line in (f"{name}  {', '.join(sources.get(name, ()))}".rstrip(), *(f"   {line}" for line in lines)):
             console.print(line, highlight=False, markup=False)
-    console.print(table_block(counts.table()))
+    for table in (counts.table(), *levels(counts.levels)):
+        console.print(table_block(table))
     if counts.conditions:
         console.print(table_block(conditions(counts.conditions, INTERVALS)))
     for warning in (*counts.warnings, *counts.a.warnings, *counts.b.warnings):

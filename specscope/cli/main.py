@@ -325,7 +325,8 @@ def report(captures: tuple[str, ...], as_json: bool, html: str | None, branch: i
 
     Pooled, by position and by request, the worst requests first; then questions over many steps: which tokens are
     rejected most, how well the drafter's probability tells acceptance, when drafts are accepted, and where the target's
-    choice was. Each row names a step to look at: specscope replay CAPTURE#REQUEST@STEP opens it.
+    choice was. Each row names a step to look at: specscope replay CAPTURE#REQUEST@STEP opens it. Of counts (watch):
+    when the level changed, and what the low intervals have in common.
     """
     from specscope.analyze.report import build_report
     from specscope.analyze.several import several

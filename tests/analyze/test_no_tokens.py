@@ -110,7 +110,7 @@ def test_why_and_questions_name_no_token_and_say_why(nameless):
     answers = answer(read_capture(nameless["sampled"]).history)
     whole = answer(read_capture(TRACES / "sampled.jsonl").history)
     assert not answers.rejections.tokens
-    assert answers.rejections.groups
+    assert answers.rejections.rejected.count
     assert {choice.place for choice in answers.missed.choices} == {
         ChoicePlace.ACCEPTED,
         ChoicePlace.BEYOND,

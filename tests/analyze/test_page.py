@@ -108,7 +108,7 @@ def test_it_shows_what_the_text_shows(html: str) -> None:
     for part in ("mean acceptance length", "1.88", "58.2%", "recovered", "forward", "SmolLM2-135M-Instruct", "By kind"):
         assert part in words
     assert "torn & <cut>" in words
-    assert Page(html).tags["svg"] == 5
+    assert Page(html).tags["svg"] == 4
     assert Page(html).tags["details"] == 12
 
 
@@ -187,7 +187,6 @@ def test_plots_draw_the_figures() -> None:
     assert list(drawn) == [
         "Acceptance by depth",
         "Accepted tokens per draft",
-        "Mean acceptance length over the run",
         "Mean acceptance length by request, worst first",
         "Time by phase",
     ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from itertools import pairwise
 
 import orjson
 import pytest
@@ -166,6 +165,19 @@ def test_requests_without_drafts_come_last() -> None:
     assert [one.id for one in build_report(whole, source="x").requests] == ["bad", "good", "plain"]
 
 
+def test_requests_of_one_seed_are_a_remark() -> None:
+    def warned(*seeds: int, temperature: float = 0.5) -> list[str]:
+        infos = [info(f"r{n}", "Say", temperature=temperature, seed=seed) for n, seed in enumerate(seeds)]
+        steps = [step(one.id, "2", (0,)) for one in infos]
+        report = build_report(history([record(0, steps, admitted=tuple(infos))]), source="x")
+        return [line for line in report.warnings if "seed" in line]
+
+    (line,) = warned(7, 7, 8)
+    assert line.startswith("2 of 3 sampled requests share their seed with another (it may have been asked for)")
+    assert not warned(7, 8, 9)
+    assert not warned(7, 7, temperature=0.0)
+
+
 def test_groups_by_label() -> None:
     groups = build_report(small(), source="x").groups
     assert list(groups) == ["kind", "lang"]
@@ -194,7 +206,7 @@ def test_an_empty_run() -> None:
     report = build_report(History(), source="nothing.jsonl")
     assert report.pooled.acceptance == Acceptance()
     assert report.engine.tokens_per_s is None
-    assert (report.phases, report.timeline, report.requests, report.groups) == ([], [], [], {})
+    assert (report.phases, report.requests, report.groups) == ([], [], {})
     assert report.means.tau is None
     assert report.run is None
     assert report.warnings == ["the run's header is missing: its model and settings are unknown"]
@@ -249,15 +261,6 @@ def test_a_character_split_over_tokens_stands_where_it_was_completed() -> None:
     assert one.output == "\u4f60\ufffd"
 
 
-def test_the_timeline_covers_every_draft_in_few_bins() -> None:
-    whole = history([record(10 + n, [step("a", "2", (0,) if n % 2 else ())]) for n in range(130)])
-    bins = build_report(whole, source="x").timeline
-    assert len(bins) <= 60
-    assert (bins[0].first_step, bins[-1].last_step) == (10, 139)
-    assert all(b.first_step == a.last_step + 1 for a, b in pairwise(bins))
-    assert (sum(part.drafts for part in bins), sum(part.accepted for part in bins)) == (130, 65)
-
-
 def test_strings_that_are_no_unicode_reach_json() -> None:
     odd = info("a\ud800", "prompt \udcff", {"kind\ud801": "v\ud802"})
     report = build_report(history([record(0, [], admitted=(odd,))]), source="dir/\udcff.jsonl", warnings=["\ud800"])
@@ -308,7 +311,6 @@ def test_the_parts_add_up(steps: list[list[tuple[str, int, int]]]) -> None:
         assert total == pooled
     assert report.means.tau == mean_tau([one.figures.acceptance for one in report.requests])
     assert sum(p.accepted for p in report.pooled.positions) == pooled.accepted
-    assert sum(part.drafts for part in report.timeline) == pooled.drafts
     assert sum(len(one.token_ids) for one in report.requests) == pooled.emitted
     taus = [one.figures.acceptance.tau for one in report.requests]
     known = [tau for tau in taus if tau is not None]

@@ -128,7 +128,7 @@ def test_report_replays_the_figures(captured, tmp_path):
     assert told["pooled"]["kinds"] is None
     page = tmp_path / "page.html"
     assert run_here(["report", captured, "--html", str(page)])[0] == 0
-    assert "Mean acceptance length over the run" in page.read_text()
+    assert "Acceptance by depth" in page.read_text()
 
 
 @pytest.mark.parametrize("verb", [["verify"], ["audit"], ["diagnose"], ["diagnose", "--no-audit"], ["debug", "--over"]])

@@ -40,7 +40,6 @@ async def test_the_questions_are_answered_one_key_each():
         answers = answer(app.viewer.history)
         rows = [
             len(answers.rejections.tokens),
-            len(answers.rejections.groups),
             sum(len(curve.bins) for curve in answers.calibration.curves),
             len(answers.conditions.buckets),
             len(answers.missed.choices),
@@ -83,7 +82,7 @@ async def test_enter_opens_the_clearest_example_and_esc_comes_back():
 async def test_an_example_without_a_node_opens_at_the_final_token():
     async with running(over("eagle")) as (app, pilot):
         panel = await opened(app, pilot)
-        await pilot.press("4", "enter")
+        await pilot.press("3", "enter")
         await until(pilot, lambda: isinstance(app.screen, StepScreen))
         await pilot.pause()
         assert panel.example.clearest.node is None
@@ -101,7 +100,7 @@ async def test_rows_are_sorted_and_filtered_and_each_question_keeps_its_order():
             await pilot.press("O")
             values = [panel.grid.values[row][at] for row in panel.shown]
             assert values == sorted(values, reverse=True)
-        await pilot.press("4", "slash", *"batch", "enter")
+        await pilot.press("3", "slash", *"batch", "enter")
         assert {panel.grid.rows[row][0] for row in panel.shown} == {"batch"}
         assert f"{len(panel.shown)} of {len(panel.grid.rows)}" in str(panel.border_title)
         await pilot.press("1")

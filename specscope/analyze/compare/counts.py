@@ -6,17 +6,21 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from specscope.analyze.compare.distributions import FEWEST_DRAFTS
 from specscope.analyze.compare.failif import counted, judge
 from specscope.analyze.compare.result import Estimate, FailCondition
+from specscope.analyze.levels import Levels, levels
+from specscope.analyze.plain import plain
 from specscope.analyze.table import NONE, Table, number, one_line, percent, share, told
 from specscope.errors import UserError
 from specscope.trace.history.conditions import COUNTED, RATE, TAU, Threshold, depth_rate
 from specscope.trace.history.interval import IntervalMeans, definitions, made_up
 from specscope.trace.history.stats import Acceptance
 from specscope.trace.record.aggregate import Aggregate
+from specscope.trace.record.records import StepRecord
 from specscope.trace.record.vocabulary import printable
 from specscope.trace.wire.reading import read_capture
 
@@ -44,6 +48,7 @@ class CountsSide:
     requests: int | None = None
     definitions: tuple[str, ...] = ()  # of its figures, where they are not as everywhere
     made_up: bool = False  # its verdicts, for a benchmark
+    intervals: tuple[StepRecord, ...] = ()
 
     @property
     def counts(self) -> dict[str, int | None]:
@@ -60,6 +65,11 @@ class CountsComparison:
     a: CountsSide
     b: CountsSide
     conditions: tuple[FailCondition, ...] = ()  # of --fail-if
+
+    @cached_property
+    def levels(self) -> Levels:
+        """When the level of a side changed, and what tells the low intervals of both from the others."""
+        return levels(self.a.intervals, self.b.intervals)
 
     def table(self) -> Table:
         """Figure, A, B and B - A."""
@@ -115,7 +125,7 @@ class CountsComparison:
         met = (
             {"conditions": [dataclasses.asdict(condition) for condition in self.conditions]} if self.conditions else {}
         )
-        return {"counts_only": True, "note": NOTE, **sides, **met}
+        return {"counts_only": True, "note": NOTE, **sides, "levels": plain(self.levels), **met}
 
 
 def compare_counts(a: Sequence[str], b: Sequence[str], limits: Sequence[Threshold] = ()) -> CountsComparison | None:
@@ -182,6 +192,7 @@ def _side(paths: Sequence[str]) -> CountsSide:
     total, warnings, counts_only = Acceptance(), [], False
     averages: dict[str, float] = {}
     intervals: list[Aggregate] = []
+    steps: list[StepRecord] = []
     rules: set[str] = set()
     requests: list[int | None] = []
     for path in paths:
@@ -193,6 +204,7 @@ def _side(paths: Sequence[str]) -> CountsSide:
         averages |= next((step.aggregate.averages for step in reader.history.steps[-1:] if step.aggregate), {})
         told = [step.aggregate for step in reader.history.steps if step.aggregate is not None]
         intervals += told
+        steps += reader.history.steps
         requests += [_requests(each) for each in told] or [len(reader.history.requests)]
         rules |= {part.rule for step in reader.history.steps for part in step.requests}
         warnings += [*reader.warnings, *filter(None, [reader.history.figures_note])]
@@ -210,6 +222,7 @@ def _side(paths: Sequence[str]) -> CountsSide:
         requests=sum(known) if len(known) == len(requests) else None,
         definitions=tuple(dict.fromkeys(line for each in intervals for line in definitions(each))),
         made_up=made_up(intervals, rules),
+        intervals=tuple(step for step in steps if step.aggregate is not None),
     )
 
 

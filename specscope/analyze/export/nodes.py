@@ -54,41 +54,35 @@ def node_columns(c: Columns, pieces: Pieces) -> dict[str, pa.Array]:
         "confidence": _floats(c.confidence, c.tells_confidence),
         "module": _ints(c.module, c.module >= 0),
         "source": _coded(SOURCES, c.source, c.source >= 0),
-        **_parent_columns(c),
+        **_of_parents(c),
     }
 
 
-def _parent_columns(c: Columns) -> dict[str, pa.Array]:
+def _of_parents(c: Columns) -> dict[str, pa.Array]:
     """[N] each: what target and drafter gave at each node's parent."""
     e = c.parents
-    places = e.at_node
-    given, drawn = places >= 0, c.sampled
-    row = np.where(given, places, 0)
-    # Whether the drafter is a model that ran at the parent: beside text lookup it may not have
-    of_model = given & _of(np.any(e.draft_top_p > 0, axis=1), row) if len(e) else given
-    choice = _of(e.choice, row)
-    columns = {
-        "choice": _ints(choice, given & (choice != NO_TOKEN)),
-        **{name: _floats(_of(getattr(e, name), row), given) for name in ("choice_p", "entropy", "varentropy")},
-        **{name: _floats(_of(getattr(e, name), row), given & drawn) for name in ("q_entropy", "q_varentropy")},
-        "choice_rank": _ints(_of(e.choice_rank, row), of_model),
-        **{name: _floats(_of(getattr(e, name), row), of_model) for name in ("choice_q", "outside")},
-        **_tops(c, row, given, of_model),
-    }
+    given = e.at_node >= 0
+    tried, drawn = (pa.array(e.at_node, mask=~known) for known in (given, given & c.sampled))
+    columns = {name: column for name, column in parent_columns(c).items() if name not in ("node", "depth")}
     return {
         "raw_p": _floats(e.raw_p, given),
         "rank": _ints(e.rank, given & (e.rank > 0)),
         "q_rank": _ints(e.q_rank, given & (e.q_rank > 0)),
-        **{f"parent_{name}": column for name, column in columns.items()},
+        **{
+            f"parent_{name}": column.take(drawn if name.startswith("q_") else tried) for name, column in columns.items()
+        },
     }
 
 
 def parent_columns(c: Columns) -> dict[str, pa.Array]:
     """[K] each: the columns of schema.PARENTS besides the keys."""
-    e, row = c.parents, np.arange(len(c.parents))
+    e = c.parents
     depth = np.concatenate([[0], c.depth])[np.where(e.node < 0, 0, c.start[e.step] + e.node + 1)]
+    # Whether the drafter is a model that ran at the parent: beside text lookup it may not have
     looked = np.any(e.draft_top_p > 0, axis=1) if len(e) else np.zeros(0, np.bool_)
     of_target = ("choice_p", "entropy", "varentropy", "q_entropy", "q_varentropy")
+    top, top_p = _lists(e.top, e.top_p, e.tops, np.ones(len(e), np.bool_))
+    draft_top, draft_top_p = _lists(e.draft_top, e.draft_top_p, e.draft_tops, looked)
     return {
         "node": _ints(e.node),
         "depth": _ints(depth),
@@ -96,7 +90,10 @@ def parent_columns(c: Columns) -> dict[str, pa.Array]:
         **{name: _floats(getattr(e, name)) for name in of_target},
         "choice_rank": _ints(e.choice_rank, looked),
         **{name: _floats(getattr(e, name), looked) for name in ("choice_q", "outside")},
-        **_tops(c, row, np.ones(len(e), np.bool_), looked),
+        "top": top,
+        "top_p": top_p,
+        "draft_top": draft_top,
+        "draft_top_p": draft_top_p,
     }
 
 
@@ -117,26 +114,13 @@ def final_columns(c: Columns, pieces: Pieces) -> dict[str, Any]:
     }
 
 
-def _tops(c: Columns, row: Array, given: Bools, looked: Bools) -> dict[str, pa.Array]:
-    """The likeliest tokens, and their probabilities: the target's, and the drafter's where a model looked."""
-    e = c.parents
-    top, top_p = _lists(e.top, e.top_p, e.tops, row, given)
-    draft_top, draft_top_p = _lists(e.draft_top, e.draft_top_p, e.draft_tops, row, looked)
-    return {"top": top, "top_p": top_p, "draft_top": draft_top, "draft_top_p": draft_top_p}
-
-
-def _of(values: Array, rows: Array) -> Array:
-    """Values over parents at these rows; zeros where there are no parents."""
-    return values[rows] if len(values) else np.zeros(len(rows), values.dtype)
-
-
-def _lists(tokens: Array, shares: Array, widths: Array, row: Array, given: Bools) -> tuple[pa.Array, pa.Array]:
-    """[N] lists of the nodes' parents: the likeliest tokens, where they are recorded, and their probabilities."""
+def _lists(tokens: Array, shares: Array, widths: Array, given: Bools) -> tuple[pa.Array, pa.Array]:
+    """[K] lists: the likeliest tokens, where they are recorded, and their probabilities."""
     listed = np.arange(tokens.shape[1]) < widths[:, None]
     ends = pa.array(np.concatenate([np.zeros(1, np.int64), np.cumsum(widths)]).astype(np.int32))
     with_ids = given & ~np.any(tokens[listed] == NO_TOKEN)
     return tuple(
-        pa.ListArray.from_arrays(ends, pa.array(values[listed].astype(kind))).take(pa.array(row, mask=~known))
+        pa.ListArray.from_arrays(ends, pa.array(values[listed].astype(kind)), mask=pa.array(~known))
         for values, kind, known in ((tokens, np.int32, with_ids), (shares, np.float32, given))
     )
 

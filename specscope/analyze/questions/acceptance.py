@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from specscope.analyze.compare.bootstrap import FEWEST
 from specscope.analyze.evidence.arrays import Indices
+from specscope.analyze.plain import fields
 from specscope.analyze.questions.evidence import POSITIONS, Evidence
 from specscope.analyze.questions.groups import Buckets, Examples, Grouping, Share, by_value, doubling
 from specscope.analyze.significance import t_quantile
@@ -51,6 +53,10 @@ class Bucket:
     def rate(self) -> float:
         """Draft acceptance rate."""
         return self.accepted / self.drafted
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {**fields(self), "mean_acceptance_length": self.tau, "draft_acceptance_rate": self.rate}
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,13 @@
-"""All questions asked of one history, and the answers as plain values."""
+"""All questions asked of one history."""
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any
 
-from specscope.analyze.findings import Reference
-from specscope.analyze.questions.acceptance import Bucket, ByCondition, by_condition
+from specscope.analyze.questions.acceptance import ByCondition, by_condition
 from specscope.analyze.questions.calibration import Calibration, calibration
 from specscope.analyze.questions.cells import TreeCells, by_cell
 from specscope.analyze.questions.evidence import Evidence
-from specscope.analyze.questions.groups import Share
 from specscope.analyze.questions.missed import Missed, missed
 from specscope.analyze.questions.rejections import Rejections, rejections
 from specscope.trace.history.history import History
@@ -32,11 +26,6 @@ class Answers:
     missed: Missed
     tree: TreeCells
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        values: dict[str, Any] = plain(self)
-        return values
-
 
 def answer(history: History, request: str | None = None) -> Answers:
     """Answer every question over all requests on the path, or over one."""
@@ -49,28 +38,3 @@ def answer(history: History, request: str | None = None) -> Answers:
         missed=missed(evidence),
         tree=by_cell(evidence),
     )
-
-
-def plain(value: Any) -> Any:  # noqa: ANN401
-    """A value as JSON has it: a share with its interval, a reference as `replay` reads it, no infinity."""
-    match value:
-        case Reference():
-            return str(value)
-        case Share():
-            interval = None if value.interval is None else list(value.interval)
-            return {"count": value.count, "total": value.total, "share": value.value, "interval": interval}
-        case Bucket():
-            return {**_fields(value), "mean_acceptance_length": value.tau, "draft_acceptance_rate": value.rate}
-        case StrEnum():
-            return value.value
-        case dict():
-            return {str(plain(key)): plain(item) for key, item in value.items()}
-        case tuple() | list():
-            return [plain(item) for item in value]
-        case float():
-            return value if math.isfinite(value) else None
-    return _fields(value) if dataclasses.is_dataclass(value) else value
-
-
-def _fields(value: Any) -> dict[str, Any]:  # noqa: ANN401
-    return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}

@@ -20,7 +20,6 @@ from specscope.trace.record.rules import sound
 from specscope.trace.record.tree import Bools, Doubles
 
 POSITIONS = doubling(16)  # of the output
-NO_LABEL = "none"
 COUNTS_ONLY = "this capture holds counts of intervals only: there are no steps to look at"
 ALL_FORCED = "nothing was judged: every outcome was forced"
 NO_DRAFTS = "nothing was drafted"
@@ -101,12 +100,6 @@ class Evidence:
         return np.where(self.noted, self.columns.parents.raw_p, np.nan)
 
     @cached_property
-    def top_p(self) -> Doubles:
-        """[N] the target's raw probability of its likeliest token there; NaN where it is not known."""
-        parents = self.columns.parents
-        return parents.of_rows(parents.top_p[:, 0] if parents.top_p.size else np.zeros(0), self.columns.row)
-
-    @cached_property
     def rank(self) -> Doubles:
         """[N] the token's rank for the target: among its likeliest tokens by raw p; below these its rank in p.
 
@@ -122,11 +115,6 @@ class Evidence:
         listed = np.where(same.any(axis=1), same.argmax(axis=1) + 1 if top.size else 0, lower)
         ranks[nodes] = np.where(named, listed, by_p)
         return ranks
-
-    @cached_property
-    def position(self) -> Doubles:
-        """[N] the node's place in the output, from 0; NaN where the prompt is not known."""
-        return self.output[self.columns.step] + self.columns.depth - 1
 
     # Steps
 
@@ -161,26 +149,6 @@ class Evidence:
         numbers: dict[str, int] = {}
         visits = self.columns.visits
         return np.array([numbers.setdefault(visit.part.request, len(numbers)) for visit in visits], np.int64)
-
-    @cached_property
-    def _labels(self) -> tuple[tuple[str, ...], Indices]:
-        numbers: dict[str, int] = {}
-        of_step = []
-        for visit in self.columns.visits:
-            info = visit.request.info
-            label = NO_LABEL if info is None else str(info.labels.get("kind", NO_LABEL))
-            of_step.append(numbers.setdefault(label, len(numbers)))
-        return tuple(numbers), np.array(of_step, np.int64)
-
-    @property
-    def label_names(self) -> tuple[str, ...]:
-        """The different values of the requests' label `kind`."""
-        return self._labels[0]
-
-    @property
-    def label(self) -> Indices:
-        """[S] the label of the step's request, as its place in `label_names`."""
-        return self._labels[1]
 
     def of_root(self, values: Doubles) -> Doubles:
         """[S] the value [K] of the step's root; NaN where the evidence has none."""

@@ -6,68 +6,37 @@ The report prints them as tables; the screen lists them. Worded and formatted on
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 from specscope.analyze.questions.acceptance import Bucket
 from specscope.analyze.questions.answers import Answers
 from specscope.analyze.questions.calibration import ABOUT as PLOTTED
 from specscope.analyze.questions.calibration import Bin
-from specscope.analyze.questions.cells import TreeCell
-from specscope.analyze.questions.groups import Examples, Share
+from specscope.analyze.questions.groups import Share
 from specscope.analyze.questions.missed import ABOUT as PLACES
-from specscope.analyze.questions.missed import Choice
-from specscope.analyze.questions.rejections import Count, Miss, RejectedToken, RejectionGroup
+from specscope.analyze.questions.rejections import RejectedToken
 from specscope.analyze.table import NONE, Table
 from specscope.trace.record.vocabulary import Vocabulary, printable
 
-TOKEN, LABEL, BAR = 14, 20, 16  # characters of a cell at most
+TOKEN, BAR = 14, 16  # characters of a cell at most
 EIGHTHS = " ▏▎▍▌▋▊▉█"
+Cell = tuple[str, float | str | None]  # what is shown, and what it is sorted by
 
 
 class Column(NamedTuple):
     """A column. Where room is short, those of the highest rank go first; rank 0 stays."""
 
     name: str
+    cell: Callable[[Any], Cell]  # of a row of the answer
     rank: int = 0
     words: bool = False  # flush left
-
-
-Cell = tuple[str, float | str | None]  # what is shown, and what it is sorted by
-AnswerRow = tuple[Sequence[Cell], Examples]
-
-
-def _table(
-    title: str,
-    columns: Sequence[Column],
-    rows: Iterable[AnswerRow],
-    about: str,
-    notes: tuple[str, ...],
-    summary: str,
-    *,
-    ranked: bool = False,
-) -> Table:
-    every = list(rows)
-    return Table(
-        title,
-        tuple(column.name for column in columns),
-        tuple(tuple(text for text, _ in cells) for cells, _ in every),
-        about,
-        words=frozenset(column.name for column in columns if column.words),
-        ranks={column.name: column.rank for column in columns},
-        values=[tuple(value for _, value in cells) for cells, _ in every],
-        examples=[examples for _, examples in every],
-        notes=notes,
-        summary=summary,
-        ranked=ranked,
-    )
 
 
 def grids(answers: Answers, vocabulary: Vocabulary) -> tuple[Table, ...]:
     """All tables of answers, in the order of reading."""
     return (
         _tokens(answers, vocabulary),
-        _groups(answers, vocabulary),
         _calibration(answers),
         _conditions(answers),
         _missed(answers),
@@ -75,179 +44,104 @@ def grids(answers: Answers, vocabulary: Vocabulary) -> tuple[Table, ...]:
     )
 
 
+def _table(
+    title: str,
+    columns: Sequence[Column],
+    rows: Iterable[Any],
+    about: str,
+    notes: tuple[str, ...],
+    summary: str = "",
+    *,
+    ranked: bool = False,
+) -> Table:
+    every = list(rows)
+    cells = [[column.cell(row) for column in columns] for row in every]
+    return Table(
+        title,
+        tuple(column.name for column in columns),
+        tuple(tuple(text for text, _ in row) for row in cells),
+        about,
+        words=frozenset(column.name for column in columns if column.words),
+        ranks={column.name: column.rank for column in columns},
+        values=[tuple(value for _, value in row) for row in cells],
+        examples=[row.examples for row in every],
+        notes=notes,
+        summary=summary,
+        ranked=ranked,
+    )
+
+
 def _tokens(answers: Answers, vocabulary: Vocabulary) -> Table:
-    rejections = answers.rejections
-
-    def row(entry: RejectedToken) -> AnswerRow:
-        return (
-            (
-                _token(vocabulary, entry.token),
-                _count(entry.rejected.count),
-                _count(entry.rejected.total),
-                *_share(entry.rejected),
-                _taken(vocabulary, entry.taken),
-                _miss(entry.misses, Miss.NEAR),
-                _miss(entry.misses, Miss.NONSENSE),
-                (_p(entry.raw_p), entry.raw_p),
-                _rank(entry.rank),
-                _count(entry.depth),
-                (_label(entry.kind), entry.kind),
-                (NONE if entry.position is None else f"{entry.position:,.0f}", entry.position),
-            ),
-            entry.examples,
-        )
+    def taken(row: RejectedToken) -> Cell:
+        texts = [_token(vocabulary, entry.token, entry.count)[0] for entry in row.taken]
+        return "  ".join(texts) or NONE, _token(vocabulary, row.taken[0].token)[0] if row.taken else None
 
     columns = (
-        Column("token", words=True),
-        Column("rejected"),
-        Column("tried", 4),
-        Column("share", 2),
-        Column("interval", 7),
-        Column("the target took", 1, words=True),
-        Column("near", 2),
-        Column("nonsense", 3),
-        Column("raw p", 5),
-        Column("rank", 6),
-        Column("depth", 7),
-        Column("kind", 8, words=True),
-        Column("position", 9),
+        Column("token", lambda row: _token(vocabulary, row.token), words=True),
+        Column("rejected", lambda row: _count(row.rejected.count)),
+        Column("tried", lambda row: _count(row.rejected.total), 4),
+        Column("share", lambda row: _share(row.rejected), 2),
+        Column("interval", lambda row: _interval(row.rejected.interval), 5),
+        Column("the target took", taken, 1, words=True),
+        Column("raw p", lambda row: (_p(row.raw_p), row.raw_p), 3),
+        Column("rank", lambda row: _rank(row.rank), 6),
+        Column("depth", lambda row: _count(row.depth), 7),
     )
-    about = (
-        "share: rejected / tried. near: rejections whose raw p is at least a tenth of the target's likeliest token's, "
-        "or that rank up to 3 with raw p of at least 0.01. nonsense: raw p below 0.001. raw p, rank and position: "
-        "medians; depth and kind: the commonest."
-    )
+    about = "share: rejected / tried. raw p, rank: medians of the token's for the target; depth: the commonest."
+    found = answers.rejections
+    summary = f"{found.rejected.count:,} of {found.rejected.total:,} nodes tried were rejected"
     title = "Drafted tokens rejected most, and what the target took"
-    rows = map(row, rejections.tokens)
-    return _table(title, columns, rows, about, rejections.notes, _rejected(answers), ranked=True)
-
-
-def _rejected(answers: Answers) -> str:
-    rejections = answers.rejections
-    if not rejections.rejected.total:
-        return ""
-    known = rejections.rejected.count - rejections.misses[Miss.UNKNOWN]
-    parts = [f"{rejections.rejected.count:,} of {rejections.rejected.total:,} nodes tried were rejected"]
-    if known:
-        near, nonsense = rejections.misses[Miss.NEAR] / known, rejections.misses[Miss.NONSENSE] / known
-        parts.append(f"{near:.1%} were near misses, {nonsense:.1%} nonsense")
-    return "; ".join(parts)
-
-
-def _groups(answers: Answers, vocabulary: Vocabulary) -> Table:
-    rejections = answers.rejections
-
-    def row(group: RejectionGroup) -> AnswerRow:
-        return (
-            (
-                (group.by, group.by),
-                (_label(group.value), _natural(group.value)),
-                _count(group.rejected.count),
-                _count(group.rejected.total),
-                *_share(group.rejected),
-                _miss(group.misses, Miss.NEAR),
-                _miss(group.misses, Miss.NONSENSE),
-                _taken(vocabulary, (group.token,) if group.token else ()),
-                _taken(vocabulary, (group.taken,) if group.taken else ()),
-            ),
-            group.examples,
-        )
-
-    columns = (
-        Column("by", words=True),
-        Column("value", words=True),
-        Column("rejected"),
-        Column("tried", 4),
-        Column("share"),
-        Column("interval", 5),
-        Column("near", 2),
-        Column("nonsense", 2),
-        Column("rejected most", 3, words=True),
-        Column("taken most", 6, words=True),
-    )
-    about = (
-        "share: rejected / tried; by miss: of all rejections. position: in the output. final: the step's final token."
-    )
-    title = "Rejections by depth, kind, final token, position, miss"
-    rows = map(row, rejections.groups)
-    return _table(title, columns, rows, about, rejections.notes, _rejected(answers))
+    summary = summary if found.rejected.total else ""
+    return _table(title, columns, found.tokens, about, found.notes, summary, ranked=True)
 
 
 def _calibration(answers: Answers) -> Table:
-    calibration = answers.calibration
+    curves = answers.calibration.curves
 
-    def row(entry: Bin) -> AnswerRow:
-        return (
-            (
-                (entry.plotted.value, entry.plotted.value),
-                (f"{entry.low:.1f}–{entry.high:.1f}", entry.low),
-                _count(entry.accepted.total),
-                (f"{entry.mean:.3f}", entry.mean),
-                (f"{entry.target_p:.3f}", entry.target_p),
-                *_share(entry.accepted),
-                (NONE if entry.expected is None else f"{entry.expected:.1%}", entry.expected),
-                (_bar(entry.accepted.value or 0), entry.accepted.value),
-            ),
-            entry.examples,
-        )
+    def expected(row: Bin) -> Cell:
+        return (NONE, None) if row.expected is None else (f"{row.expected:.1%}", row.expected)
 
     columns = (
-        Column("of", 1, words=True),
-        Column("bin", words=True),
-        Column("nodes", 2),
-        Column("q, draft p"),
-        Column("p", 5),
-        Column("accepted"),
-        Column("interval", 6),
-        Column("expected", 4),
-        Column("bar", 3, words=True),
+        Column("of", lambda row: (row.plotted.value, row.plotted.value), 1, words=True),
+        Column("bin", lambda row: (f"{row.low:.1f}–{row.high:.1f}", row.low), words=True),
+        Column("nodes", lambda row: _count(row.accepted.total), 2),
+        Column("q, draft p", lambda row: (f"{row.mean:.3f}", row.mean)),
+        Column("p", lambda row: (f"{row.target_p:.3f}", row.target_p), 5),
+        Column("accepted", lambda row: _share(row.accepted)),
+        Column("interval", lambda row: _interval(row.accepted.interval), 6),
+        Column("expected", expected, 4),
+        Column("bar", lambda row: _bar(row.accepted.value or 0), 3, words=True),
     )
+    which = PLOTTED[curves[0].plotted] if len(curves) == 1 else "q of sampled nodes, else draft p"
     about = (
-        f"of: {PLOTTED[calibration.curves[0].plotted]}. "
-        if len(calibration.curves) == 1
-        else "of: q of sampled nodes, else draft p. "
-    ) + (
-        "q, draft p, p: means. expected: mean acceptance probability. Error: how far the two "
-        "means are apart, averaged over the bins. bar: the accepted share."
+        f"of: {which}. q, draft p, p: means. expected: mean acceptance probability. Error: how far the two means are "
+        "apart, averaged over the bins. bar: the accepted share."
     )
     lines = [
         f"{curve.plotted.value}: expected calibration error {curve.error:.3f}, accepted {curve.accepted.value or 0:.1%}"
-        for curve in calibration.curves
+        for curve in curves
     ]
-    rows = tuple(row(entry) for curve in calibration.curves for entry in curve.bins)
+    rows = [entry for curve in curves for entry in curve.bins]
     title = "The drafter's probability against acceptance"
-    return _table(title, columns, rows, about, calibration.notes, "; ".join(lines))
+    return _table(title, columns, rows, about, answers.calibration.notes, "; ".join(lines))
 
 
 def _conditions(answers: Answers) -> Table:
-    conditions = answers.conditions
+    found = answers.conditions
+    largest = max((bucket.tau - 1 for bucket in found.buckets), default=0) or 1
 
-    def row(bucket: Bucket) -> AnswerRow:
-        low_high = NONE if bucket.interval is None else f"{bucket.interval[0]:.2f}–{bucket.interval[1]:.2f}"
-        return (
-            (
-                (bucket.by, bucket.by),
-                (bucket.value, _natural(bucket.value)),
-                _count(bucket.drafts),
-                (f"{bucket.tau:.2f}", bucket.tau),
-                (low_high, None if bucket.interval is None else bucket.interval[0]),
-                (f"{bucket.rate:.1%}", bucket.rate),
-                (f"{bucket.first.value or 0:.1%}", bucket.first.value),
-                (_bar((bucket.tau - 1) / largest), bucket.tau),
-            ),
-            bucket.examples,
-        )
+    def interval(row: Bucket) -> Cell:
+        return (NONE, None) if row.interval is None else ("{:.2f}–{:.2f}".format(*row.interval), row.interval[0])
 
-    largest = max((bucket.tau - 1 for bucket in conditions.buckets), default=0) or 1
     columns = (
-        Column("by", words=True),
-        Column("value", words=True),
-        Column("drafts"),
-        Column("τ"),
-        Column("interval", 2),
-        Column("rate", 1),
-        Column("depth 1", 3),
-        Column("bar", 4, words=True),
+        Column("by", lambda row: (row.by, row.by), words=True),
+        Column("value", lambda row: (row.value, _natural(row.value)), words=True),
+        Column("drafts", lambda row: _count(row.drafts)),
+        Column("τ", lambda row: (f"{row.tau:.2f}", row.tau)),
+        Column("interval", interval, 2),
+        Column("rate", lambda row: (f"{row.rate:.1%}", row.rate), 1),
+        Column("depth 1", lambda row: _share(row.first), 3),
+        Column("bar", lambda row: _bar((row.tau - 1) / largest), 4, words=True),
     )
     about = (
         "τ: mean acceptance length, its interval over requests. rate: draft acceptance rate. depth 1: drafts whose "
@@ -255,87 +149,53 @@ def _conditions(answers: Answers) -> Table:
         "the target's raw top p: at the root. bar: accepted tokens per draft."
     )
     title = "Acceptance by position, context, certainty, batch size"
-    return _table(title, columns, map(row, conditions.buckets), about, conditions.notes, "")
+    return _table(title, columns, found.buckets, about, found.notes)
 
 
 def _missed(answers: Answers) -> Table:
-    missed = answers.missed
-
-    def row(choice: Choice) -> AnswerRow:
-        return (
-            (
-                (choice.place.value, choice.place.value),
-                (PLACES[choice.place], PLACES[choice.place]),
-                _count(choice.decisions.count),
-                *_share(choice.decisions),
-                (f"{choice.per_draft:.2f}", choice.per_draft),
-                (_p(choice.draft_p), choice.draft_p),
-            ),
-            choice.examples,
-        )
-
-    columns = (
-        Column("place", words=True),
-        Column("meaning", 1, words=True),
-        Column("decisions"),
-        Column("share"),
-        Column("interval", 4),
-        Column("per draft", 2),
-        Column("draft p", 3),
+    columns: tuple[Column, ...] = (
+        Column("place", lambda row: (row.place.value, row.place.value), words=True),
+        Column("meaning", lambda row: (PLACES[row.place], PLACES[row.place]), 1, words=True),
+        Column("decisions", lambda row: _count(row.decisions.count)),
+        Column("share", lambda row: _share(row.decisions)),
+        Column("interval", lambda row: _interval(row.decisions.interval), 4),
+        Column("per draft", lambda row: (f"{row.per_draft:.2f}", row.per_draft), 2),
+        Column("draft p", lambda row: (_p(row.draft_p), row.draft_p), 3),
     )
     about = (
         "Each token that a draft's step commits is a decision. per draft: what τ would gain by one more accepted token "
         "at each. draft p: mean of the drafter's probability of the token, where it is known."
     )
-    title = "Where the target's choice was"
-    return _table(title, columns, map(row, missed.choices), about, missed.notes, "")
+    return _table("Where the target's choice was", columns, answers.missed.choices, about, answers.missed.notes)
 
 
 def _cells(answers: Answers) -> Table:
-    tree = answers.tree
-
-    def row(cell: TreeCell) -> AnswerRow:
-        tried = Share(cell.accepted.count, cell.tried)
-        return (
-            (
-                _count(cell.depth),
-                _count(cell.sibling),
-                _count(cell.accepted.total),
-                _count(cell.tried),
-                _count(cell.accepted.count),
-                *_share(cell.accepted),
-                (NONE if tried.value is None else f"{tried.value:.1%}", tried.value),
-                (_p(cell.draft_p), cell.draft_p),
-                (_bar(cell.accepted.value or 0), cell.accepted.value),
-            ),
-            cell.examples,
-        )
-
-    columns = (
-        Column("depth"),
-        Column("sibling"),
-        Column("drafted"),
-        Column("tried", 4),
-        Column("accepted"),
-        Column("per row"),
-        Column("interval", 1),
-        Column("of tried", 2),
-        Column("draft p", 3),
-        Column("bar", 5, words=True),
+    columns: tuple[Column, ...] = (
+        Column("depth", lambda cell: _count(cell.depth)),
+        Column("sibling", lambda cell: _count(cell.sibling)),
+        Column("drafted", lambda cell: _count(cell.accepted.total)),
+        Column("tried", lambda cell: _count(cell.tried), 4),
+        Column("accepted", lambda cell: _count(cell.accepted.count)),
+        Column("per row", lambda cell: _share(cell.accepted)),
+        Column("interval", lambda cell: _interval(cell.accepted.interval), 1),
+        Column("of tried", lambda cell: _share(Share(cell.accepted.count, cell.tried)), 2),
+        Column("draft p", lambda cell: (_p(cell.draft_p), cell.draft_p), 3),
+        Column("bar", lambda cell: _bar(cell.accepted.value or 0), 5, words=True),
     )
     about = (
         "sibling: place among its siblings in draw order, from 1. per row: accepted / drafted, the tokens that a row "
         "of the target's pass brought there. of tried: accepted / tried. draft p: mean of the drafter's probability. "
         "The least worth first, by the upper end of the interval; a node goes with all below it."
     )
-    title = "Nodes by depth and sibling: which is not worth its row"
+    tree = answers.tree
     named = [
         f"depth {cell.depth} sibling {cell.sibling} ({cell.accepted.count:,} of {cell.accepted.total:,} accepted)"
         for cell in tree.worst
     ]
     few = "too few rows to name the least worth" if len(tree.cells) > 1 else ""
     summary = f"least worth their rows: {', '.join(named)}" if named else few
-    return _table(title, columns, map(row, tree.cells), about, tree.notes, summary, ranked=True)
+    title = "Nodes by depth and sibling: which is not worth its row"
+    return _table(title, columns, tree.cells, about, tree.notes, summary, ranked=True)
 
 
 # Cells
@@ -345,16 +205,12 @@ def _count(value: int) -> Cell:
     return f"{value:,}", value
 
 
-def _share(share: Share) -> Iterator[Cell]:
-    """The share, and its interval."""
-    value, interval = share.value, share.interval
-    yield (NONE, None) if value is None else (f"{value:.1%}", value)
-    yield (NONE, None) if interval is None else (f"{interval[0]:.1%}–{interval[1]:.1%}", interval[0])
+def _share(share: Share) -> Cell:
+    return (NONE, None) if share.value is None else (f"{share.value:.1%}", share.value)
 
 
-def _miss(misses: dict[Miss, int], which: Miss) -> Cell:
-    """A dash where nothing is known of any of them."""
-    return (NONE, None) if misses[Miss.UNKNOWN] == sum(misses.values()) else _count(misses[which])
+def _interval(interval: tuple[float, float] | None) -> Cell:
+    return (NONE, None) if interval is None else (f"{interval[0]:.1%}–{interval[1]:.1%}", interval[0])
 
 
 def _token(vocabulary: Vocabulary, token: int, count: int | None = None) -> Cell:
@@ -363,12 +219,6 @@ def _token(vocabulary: Vocabulary, token: int, count: int | None = None) -> Cell
     shown = shown if len(shown) <= TOKEN else shown[: TOKEN - 1] + "…"
     text = f"{printable(shown)} #{token}" if known else f"#{token}"
     return (text if count is None else f"{text} ×{count:,}"), text
-
-
-def _taken(vocabulary: Vocabulary, taken: Sequence[Count]) -> Cell:
-    return ("  ".join(_token(vocabulary, entry.token, entry.count)[0] for entry in taken) or NONE), (
-        _token(vocabulary, taken[0].token)[0] if taken else None
-    )
 
 
 def _p(value: float | None) -> str:
@@ -384,11 +234,6 @@ def _rank(value: float | None) -> Cell:
     return (">4", value) if math.isinf(value) else (f"{value:.0f}", value)
 
 
-def _label(text: str) -> str:
-    line = printable(" ".join(text.split()))
-    return line if len(line) <= LABEL else line[: LABEL - 1] + "…"
-
-
 def _natural(text: str) -> str:
     """A sort key: 16–31 before 128–255."""
     head = text.replace(",", "").split("–")[0].split("+")[0].split(" ")[0]
@@ -398,6 +243,6 @@ def _natural(text: str) -> str:
         return text
 
 
-def _bar(share: float) -> str:
+def _bar(share: float) -> Cell:
     eighths = round(max(0.0, min(1.0, share)) * BAR * 8)
-    return "█" * (eighths // 8) + (EIGHTHS[eighths % 8] if eighths % 8 else "")
+    return "█" * (eighths // 8) + (EIGHTHS[eighths % 8] if eighths % 8 else ""), share

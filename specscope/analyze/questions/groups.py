@@ -41,6 +41,11 @@ class Share:
         half = Z * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n)) / (1 + z2 / n)
         return max(middle - half, 0.0), min(middle + half, 1.0)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        interval = None if self.interval is None else list(self.interval)
+        return {"count": self.count, "total": self.total, "share": self.value, "interval": interval}
+
 
 @dataclass(frozen=True)
 class Examples:

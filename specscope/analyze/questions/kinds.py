@@ -55,15 +55,6 @@ class RejectionKind:
         return f"at depth {self.depth}, {AFTER[self.preceded]}, the target wanted {wanted}"
 
 
-@dataclass(frozen=True)
-class DraftedCounts:
-    """How often a token was drafted in a run, and what became of it."""
-
-    drafted: int
-    tried: int
-    accepted: int
-
-
 class RejectionKinds:
     """The kinds of rejection in the steps of a run; forced steps are left out."""
 
@@ -138,8 +129,8 @@ class RejectionKinds:
             tuple(self._evidence.columns.at_step(step) for step in others),
         )
 
-    def counts(self, token: int) -> DraftedCounts:
-        """How often a token was drafted over all steps, and what became of it."""
+    def counts(self, token: int) -> tuple[int, int, int]:
+        """How often a token was drafted over all steps, tried, and accepted."""
         c = self._evidence.columns
         same = c.token == token
-        return DraftedCounts(int(same.sum()), int((same & c.tried).sum()), int((same & c.accepted).sum()))
+        return int(same.sum()), int((same & c.tried).sum()), int((same & c.accepted).sum())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from specscope.analyze.questions.answers import plain
+from specscope.analyze.plain import plain
 from specscope.analyze.questions.evidence import Evidence
-from specscope.analyze.questions.rejections import Count, Miss, rejections
+from specscope.analyze.questions.rejections import Count, rejections
 
 from .made import decode, noted, run_of
 
@@ -27,31 +27,17 @@ def answered(history, request=None):
     return rejections(Evidence.of(history, request))
 
 
-def by(found, dimension):
-    return {row.value: row for row in found.groups if row.by == dimension}
-
-
 def test_what_is_rejected_where_and_what_was_taken():
     found = answered(planted())
     assert (found.rejected.count, found.rejected.total) == (3, 5)  # the third X was not tried
     x, good = found.tokens
     assert (x.token, x.rejected.count, x.rejected.total) == (X, 2, 2)
     assert x.taken == (Count(Y, 2),)
-    assert (x.depth, x.position) == (2, 1)
+    assert x.depth == 2
     assert (good.token, good.rejected.count, good.rejected.total) == (GOOD, 1, 3)
     assert good.taken == (Count(7, 1),)
     assert str(x.examples.first) == "a@0/1"
     assert str(x.examples.clearest) == "b@0/1"  # the drafter was surer
-    depth = by(found, "depth")
-    assert {d: (row.rejected.count, row.rejected.total) for d, row in depth.items()} == {"1": (1, 3), "2": (2, 2)}
-    assert depth["2"].token == Count(X, 2)
-    assert depth["2"].taken == Count(Y, 2)
-    kind = by(found, "kind")
-    assert {k: (row.rejected.count, row.rejected.total) for k, row in kind.items()} == {"code": (1, 2), "chat": (2, 3)}
-    position = by(found, "position")
-    assert {k: row.rejected.count for k, row in position.items()} == {"0–15": 1, "16–31": 1, "32–63": 1}
-    assert by(found, "final")["recovered"].rejected.count == 3
-    assert found.misses[Miss.UNKNOWN] == 3
     assert any("need full evidence" in note for note in found.notes)
 
 
@@ -68,25 +54,20 @@ def test_the_accepted_sibling_is_what_was_taken():
 
 
 @pytest.mark.parametrize(
-    ("raw_p", "top", "top_p", "rank", "miss", "shown"),
+    ("raw_p", "top", "top_p", "rank", "shown"),
     [
-        (0.2, [Y, 1, 2, 3], [0.6, 0.1, 0.1, 0.05], 0, Miss.NEAR, None),
-        (0.05, [Y, 1, 2, 3], [0.45, 0.1, 0.1, 0.05], 9, Miss.NEAR, 9),  # a tenth of the likeliest
-        (0.02, [Y, X, 2, 3], [0.9, 0.02, 0.01, 0.01], 0, Miss.NEAR, 2),  # second of all
-        (0.0095, [Y, X, 2, 3], [0.9, 0.0095, 0.001, 0.001], 0, Miss.UNLIKELY, 2),
-        (0.02, [Y, 1, 2, 3], [0.9, 0.03, 0.03, 0.03], 3, Miss.UNLIKELY, 5),  # a rank in p after rules is not raw
-        (0.0009, [Y, 1, 2, 3], [0.9, 0.03, 0.03, 0.03], 0, Miss.NONSENSE, None),
-        (0.0009, [Y, 1, 2, 3], [0.005, 0.004, 0.004, 0.004], 0, Miss.NEAR, None),  # all tokens are as unlikely
+        (0.2, [Y, 1, 2, 3], [0.6, 0.1, 0.1, 0.05], 0, None),  # None: somewhere below the likeliest four
+        (0.05, [Y, 1, 2, 3], [0.45, 0.1, 0.1, 0.05], 9, 9),
+        (0.02, [Y, X, 2, 3], [0.9, 0.02, 0.01, 0.01], 0, 2),  # second of all
+        (0.02, [Y, 1, 2, 3], [0.9, 0.03, 0.03, 0.03], 3, 5),  # a rank in p after rules is not raw
     ],
 )
-def test_a_near_miss_is_told_from_nonsense(raw_p, top, top_p, rank, miss, shown):
+def test_a_rejected_token_has_its_raw_p_and_rank(raw_p, top, top_p, rank, shown):
     notes = noted([-1], 1, [top], [top_p], [raw_p], rank=[rank])
     found = answered(run_of([decode([X], rejected=[0], final=Y, parents=notes)]))
-    assert {kind for kind, count in found.misses.items() if count} == {miss}
     (row,) = found.tokens
     assert row.raw_p == pytest.approx(raw_p)
-    assert plain(row)["rank"] == shown  # None: somewhere below the likeliest four
-    assert [one.rejected.count for one in found.groups if (one.by, one.value) == ("miss", miss.value)] == [1]
+    assert plain(row)["rank"] == shown
     assert not found.notes
 
 
