@@ -14,7 +14,7 @@ MOST_LINES, FEWEST_LINES = 600, 60
 MOST_FILES = 15  # of a folder
 SLACK = 50  # what may be gained before a bound is lowered
 BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
-    "trace": (11429, 9300),
+    "trace": (11420, 9300),
     "remote": (1907, 1700),
     "watch": (1994, 1850),
     "analyze": (27853, 15700),
@@ -33,7 +33,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "page": (700, 700),
     "bench, train": (1492, 0),
     "top level": (897, 600),
-    "all": (89384, 64500),
+    "all": (89375, 64500),
     "benchmarks": (3300, 3300),
 }
 TESTS_BUDGET = 40_500
