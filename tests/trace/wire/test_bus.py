@@ -45,6 +45,7 @@ def test_a_lossless_sink_gets_everything_and_the_wait_is_counted():
     opener.start()
     for item in steps(50):
         bus.publish(item)
+        assert len(subscription._queue) <= 4
     bus.close()
     opener.join()
     assert seen == list(range(50))
