@@ -7,16 +7,18 @@ what people think of first comes first.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
+from specscope.analyze.evidence.arrays import siblings
 from specscope.analyze.evidence.visits import Visit, visits
 from specscope.analyze.findings import Reference
 from specscope.trace.history.history import History
 from specscope.trace.record.params import SamplingParams
-from specscope.trace.record.records import Outcome, RequestStep, StepRecord, Verdict
-from specscope.trace.record.tree import ROOT, DraftTree, Drawn
+from specscope.trace.record.records import Outcome, Preceded, RequestStep, StepRecord, Verdict
+from specscope.trace.record.tree import ROOT, Drawn
 from specscope.trace.words import DRAWN
 
 BLOCK = 16  # tokens of a KV block, where the capture does not say
@@ -25,15 +27,15 @@ MOST_REQUESTS = 200  # with more of them, the request is not used as a fact
 
 def facts_table(history: History, items: Sequence[Reference]) -> dict[str, list[Any]]:
     """The facts of steps, or of nodes where all references have one, as columns in the order of `items`."""
-    wanted = {(item.request, item.index) for item in items}
-    steps: dict[tuple[str, int], _Step] = {}
-    for step in _steps(history):
-        key = (step.visit.request.id, step.visit.part.index)
-        if key in wanted:
-            steps[key] = step
-    rows = [steps[item.request, item.index].facts(item.node) for item in items]
-    least = min(rows, key=len, default={})
-    table = {name: [row[name] for row in rows] for name in least}
+    wanted: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for place, item in enumerate(items):
+        wanted[item.request, item.index].append(place)
+    rows: dict[int, dict[str, Any]] = {}
+    for step in _steps(history, wanted):
+        for place in wanted[step.visit.request.id, step.visit.part.index]:
+            rows[place] = step.facts(items[place].node)
+    least = min(rows.values(), key=len, default={})
+    table = {name: [rows[place][name] for place in range(len(items))] for name in least}
     if "request" in table and len(set(table["request"])) > MOST_REQUESTS:
         del table["request"]
     return table
@@ -43,27 +45,35 @@ def facts_table(history: History, items: Sequence[Reference]) -> dict[str, list[
 class _Known:
     """What is known of a request between its steps."""
 
+    prompt: frozenset[int] = frozenset()
     chunks: int = 0  # passes that fed its prompt
     cached: int = 0  # tokens of its prompt that the prefix cache held
     preempted: int = 0
     lost: bool = False  # whether its KV was taken since its last decode step
     output: int = 0
+    refused: int = 0  # drafted tokens that were rejected
     decoded: int = 0  # decode steps so far
     row: int = -1  # its place in the batch then
     step: int = -1  # the engine's step
-    seen: Counter[int] = field(default_factory=Counter)  # tokens of its output
+    seen: set[int] = field(default_factory=set)  # tokens of its output
 
 
 @dataclass(frozen=True)
 class _Step:
-    """A decode step with its context."""
+    """A decode step with its context, while it is looked at."""
 
     visit: Visit
     here: Mapping[str, Any]  # facts of the step
     block_size: int
     special: frozenset[int]
     prompt: frozenset[int]
-    output: frozenset[int]  # different tokens of the output before the step
+    output: set[int]  # different tokens of the output before the step
+
+    @cached_property
+    def ranks(self) -> list[int]:
+        """The rank of each node among its siblings, from 0."""
+        ranks: list[int] = siblings(self.visit.part.tree.parent).tolist()
+        return ranks
 
     def facts(self, node: int | None) -> dict[str, Any]:
         """The facts of the step, or of a node in it."""
@@ -74,7 +84,7 @@ class _Step:
         tree, verdict = part.tree, part.verdict
         assert verdict is not None
         token, above = int(tree.token[node]), int(tree.parent[node])
-        path, ranks = tree.path_to(node), _ranks(tree)
+        path, ranks = tree.path_to(node), self.ranks
         before = [int(tree.token[i]) for i in path[:-1]]
         position = part.position + len(path)
         return {
@@ -104,23 +114,13 @@ class _Step:
         }
 
 
-def _ranks(tree: DraftTree) -> list[int]:
-    """The rank of each node among its siblings, from 0."""
-    seen: Counter[int] = Counter()
-    ranks = []
-    for above in tree.parent.tolist():
-        ranks.append(seen[above])
-        seen[above] += 1
-    return ranks
-
-
 def _outcome(verdict: Verdict, node: int) -> str:
     return Outcome(int(verdict.outcome[node])).name.lower()
 
 
-def _steps(history: History) -> Iterator[_Step]:
-    """Every decode step on the path, in the engine's order."""
-    known: dict[str, _Known] = defaultdict(_Known)
+def _steps(history: History, wanted: Container[tuple[str, int]]) -> Iterator[_Step]:
+    """The decode steps on the path that are wanted, in the engine's order."""
+    known: dict[str, _Known] = {}
     labels = sorted({name for request in history.requests.values() if request.info for name in request.info.labels})
     special = frozenset(history.vocabulary.special) | frozenset(history.run.eos_tokens if history.run else ())
     block_size = (history.run.block_size if history.run else 0) or BLOCK
@@ -128,30 +128,32 @@ def _steps(history: History) -> Iterator[_Step]:
     record: StepRecord | None = None
     last: StepRecord | None = None
     for visit in visits(history):
-        now = known[visit.request.id]
+        name, info = visit.request.id, visit.request.info
+        now = known.setdefault(name, _Known(frozenset(info.prompt_tokens.tolist() if info else ())))
         if visit.record is not record:
             last, record = record, visit.record
             shared = _shared_blocks(record)
         now.preempted += visit.preempted
         now.lost |= visit.preempted
-        part, info = visit.part, visit.request.info
+        part = visit.part
         now.cached += part.found or (0 if part.index else part.context_len)
         now.chunks += part.prefill_tokens > 0
-        if part.verdict is not None:
+        if part.verdict is not None and (name, part.index) in wanted:
             here = {
                 **_request_facts(visit, now),
                 **_batch_facts(visit, now, last, shared),
                 **_param_facts(info.params if info else SamplingParams()),
-                **{f"label {name}": str((info.labels if info else {}).get(name, "")) for name in labels},
+                **{f"label {label}": str((info.labels if info else {}).get(label, "")) for label in labels},
                 "position of the root in its block": part.position % block_size,
                 "request": visit.request.id,
             }
-            prompt = frozenset(info.prompt_tokens.tolist() if info else ())
-            yield _Step(visit, here, block_size, special, prompt, frozenset(now.seen))
+            yield _Step(visit, here, block_size, special, now.prompt, now.seen)
+        if part.verdict is not None:
             now.decoded += 1
             now.lost = False
             now.seen.update(part.output())
             now.output += part.emitted
+            now.refused += int((part.verdict.outcome == Outcome.REJECTED).sum())
         now.row, now.step = visit.row, visit.record.step
 
 
@@ -162,9 +164,10 @@ def _request_facts(visit: Visit, now: _Known) -> dict[str, Any]:
     drafted = len(before.tree) if before is not None else 0
     info = visit.request.info
     return {
+        "the step before was accepted as a whole": visit.preceded is Preceded.FULL,
+        "drafted tokens rejected before": now.refused,
         "the step before": visit.preceded.value,
         "accepted in the step before": accepted,
-        "the step before was accepted as a whole": 0 < accepted == (before.tree.max_depth if before else 0),
         "the path of the step before was moved": before is not None and _moves(before),
         "nodes of the step before": drafted,
         "the request was preempted just before": now.lost,

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specscope.analyze.conditions import Condition
+from specscope.trace.history.wording import plural
 from specscope.trace.record.vocabulary import shell_word
 
 
@@ -79,8 +81,22 @@ def _none() -> NDArray[np.int64]:
 
 
 @dataclass(frozen=True)
-class Check:
-    """One check and its result. Filled by analyze/verify/ and analyze/audit/."""
+class Example:
+    """One item that differs from what a model says."""
+
+    where: Reference
+    recorded: float
+    judged: float
+    text: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, for --json."""
+        return {"where": str(self.where), "recorded": self.recorded, "judged": self.judged, "text": self.text}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One check and its result: rows that are wrong, or a sum that is off. Filled by verify and audit."""
 
     name: str  # short, stable, lower case: "accept probability", "emitted surprisal"
     result: CheckResult
@@ -94,26 +110,56 @@ class Check:
     # Which failed, as their unit is numbered: nodes, decode steps and parents as verify's Columns has them, request
     # steps as `evidence.visits` gives them. What explains a failure starts from these and measures nothing again.
     wrong: NDArray[np.int64] = field(default_factory=_none, compare=False, repr=False)
-    # Statistical checks alone
+    # Of sums over chance alone
     statistic: float | None = None  # z: the sum over its standard deviation
     p_value: float | None = None  # before Holm's correction
     bias: float | None = None  # mean excess per observation
     least_bias: float | None = None  # the smallest one that this many observations show with 95 % power
+    # Of what models judged alone
+    condition: Condition | None = None  # None where all agree, or none separates those that differ
+    examples: tuple[Example, ...] = ()  # the first that differ
+    first_only: bool = False  # whether the condition is of each request up to its first step that differs
+    items: tuple[Reference, ...] = ()  # all that were compared, where some differ
+    differs: tuple[bool, ...] = ()  # of each item
+    rarest: str = ""  # what the few that differ have in common, where no condition is certain
+
+    @property
+    def check(self) -> Finding:
+        """Itself."""
+        return self
+
+    @property
+    def sentence(self) -> str:
+        """The condition with its figures; "" where nothing differs."""
+        if self.condition is not None:
+            sentence = self.condition.sentence(f"{self.name} differs", self.unit)
+            return sentence + (" (in each request up to the first step that differs)" if self.first_only else "")
+        figures = f"{self.failed:,} of {plural(self.tested, self.unit)}"
+        like = f": {self.rarest}" if self.rarest else ""
+        return f"{self.name} differs at {figures}; no condition tells which{like}" if self.failed else ""
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for --json."""
+        names = ("about", "unit", "tested", "failed")
+        more = ("detail", "note", "statistic", "p_value", "bias", "least_bias")
         return {
             "name": self.name,
             "result": self.result.value,
-            "about": self.about,
-            "unit": self.unit,
-            "tested": self.tested,
-            "failed": self.failed,
+            **{name: getattr(self, name) for name in names},
             "example": None if self.example is None else str(self.example),
-            "detail": self.detail,
-            "note": self.note,
-            "statistic": self.statistic,
-            "p_value": self.p_value,
-            "bias": self.bias,
-            "least_bias": self.least_bias,
+            **{name: getattr(self, name) for name in more},
         }
+
+    def compared(self) -> dict[str, Any]:
+        """The same of what models judged."""
+        return {
+            **self.to_dict(),
+            "noun": self.unit,
+            "condition": None if self.condition is None else self.condition.to_dict(),
+            "sentence": self.sentence,
+            "first_only": self.first_only,
+            "examples": [example.to_dict() for example in self.examples],
+        }
+
+
+Check = Finding

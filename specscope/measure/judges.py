@@ -17,7 +17,7 @@ from specscope.errors import UserError, not_loaded
 from specscope.model.bundled import NAME
 from specscope.model.places import check_model, head_place, model_place, on_disk
 from specscope.model.quiet import hush
-from specscope.plans.heads import check_kind, is_head, unread_layers
+from specscope.plans.heads import check_kind, is_head, runs_head, unread_layers
 from specscope.plans.model_digest import model_digest, shown
 from specscope.plans.plan import DynamicPlan, read_plan
 from specscope.trace.history.history import History
@@ -38,7 +38,7 @@ def audit_options(history: History, target: str | None, draft_model: str | None,
         raise UserError(f"{run.privacy.lack}: models cannot be fed what was decided")
     if target is not None:
         check_model(target)  # before torch is imported
-    if draft_model is not None and model_part(run.drafter) == "eagle":
+    if draft_model is not None and runs_head(model_part(run.drafter)):
         head_place(draft_model)
     hush(gguf=True)
     notes: list[str] = []
@@ -134,7 +134,7 @@ def _differs(what: str, recorded: str, place: str, then: str, now: str, flag: st
 def _draft(run: RunInfo, target: ModelSource, given: str | None, notes: list[str]) -> tuple[ModelSource | None, str]:
     """Where the drafter's model is, or why it is not known. Raises UserError where it was given and is not there."""
     part, name = model_part(run.drafter), draft_named(run, given)
-    if part == "eagle":
+    if runs_head(part):
         return _head(run, given, notes)
     if part != "draft_model":
         if given is not None:

@@ -18,6 +18,7 @@ from specscope.whole_file import read_object
 Holds = Callable[[Any], bool]
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # in the order in which they are looked for
 INDEX = ".index.json"  # behind the name: weights in several files, and which tensor lies in which
+KINDS = frozenset(("eagle",))  # drafters whose model is a head, fed with the target's hidden states
 ALGORITHMS = ("eagle", "eagle3", "peagle")  # of vLLM's speculators that run here
 # Heads of other kinds, by a word in the name of their model or algorithm (the first that fits), or by a key
 OTHERS = {
@@ -54,6 +55,11 @@ HARMLESS = """
     temperature top_k top_p typical_p num_beams num_beam_groups num_return_sequences max_length min_length
     length_penalty repetition_penalty diversity_penalty do_sample
 """
+
+
+def runs_head(kind: str) -> bool:
+    """Whether a drafter of this kind runs a head over the target, and no model of its own."""
+    return kind in KINDS
 
 
 def _is(*values: object) -> Holds:

@@ -6,6 +6,7 @@ from specscope import Engine, SamplingParams
 from specscope.analyze.facts import facts_table
 from specscope.analyze.findings import Reference
 from specscope.trace.history.history import History
+from specscope.trace.record.records import Outcome
 from specscope.trace.record.tree import ROOT
 
 TREE = "top:[(0,), (1,), (0, 0), (1, 0), (0, 0, 0)]"
@@ -78,6 +79,10 @@ def test_facts_of_steps(history):
         assert table["batch size"][at] == len(record.requests)
         assert record.requests[table["place in the batch"][at]] is part
         assert table["the step before"][at] == part.preceded.value
+        assert table["the step before was accepted as a whole"][at] == (part.preceded.value == "full")
+        assert table["drafted tokens rejected before"][at] == sum(
+            int((one.verdict.outcome == Outcome.REJECTED).sum()) for one in request.steps[:place] if one.verdict
+        )
         assert table["position of the root in its block"][at] == part.position % 16
         assert table["output tokens before"][at] == part.position + 1 - len(request.info.prompt_tokens)
         assert table["label kind"][at] == request.info.labels["kind"]

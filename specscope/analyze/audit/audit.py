@@ -9,12 +9,12 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from specscope.analyze.audit.contexts import AuditedStep, Contexts, contexts_of
-from specscope.analyze.audit.ngram import judge_ngram
+from specscope.analyze.audit.lookup import judge_ngram, judge_text
 from specscope.analyze.audit.options import Options, Progress
-from specscope.analyze.audit.suffix import judge_text
-from specscope.analyze.audit.tally import Finding, Tally, skipped
-from specscope.analyze.findings import Check, CheckResult, Exit
+from specscope.analyze.audit.tally import Tally, skipped
+from specscope.analyze.findings import CheckResult, Exit, Finding
 from specscope.errors import UserError
+from specscope.plans.heads import runs_head
 from specscope.plans.plan import DynamicPlan, TreePlan, read_plan
 from specscope.trace.checked import short
 from specscope.trace.history.history import History
@@ -34,12 +34,12 @@ def verdict(findings: Sequence[Finding], steps: int, unjudged: Sequence[str]) ->
     """`steps`: those that were audited. `unjudged`: what was asked for and could not be judged, a sentence each."""
     parts: dict[str, list[Finding]] = {}
     for finding in findings:
-        parts.setdefault(_part(finding.check.name), []).append(finding)
+        parts.setdefault(_part(finding.name), []).append(finding)
     sentences = [_sentence(part, of_part, steps) for part, of_part in parts.items()]
     skipped = [
-        f"The drafter was not judged: {finding.check.note}."
+        f"The drafter was not judged: {finding.note}."
         for finding in parts.get("drafter", [])
-        if finding.check.result is CheckResult.SKIPPED and not any("drafter" in sentence for sentence in unjudged)
+        if finding.result is CheckResult.SKIPPED and not any("drafter" in sentence for sentence in unjudged)
     ]
     lines = [sentence for sentence in (*sentences, *dict.fromkeys(skipped), *unjudged) if sentence]
     return " ".join(lines) or "Nothing could be judged."
@@ -55,24 +55,24 @@ def _part(name: str) -> str:
 
 
 def _sentence(part: str, findings: Sequence[Finding], steps: int) -> str:
-    tested = [finding for finding in findings if finding.check.result is not CheckResult.SKIPPED]
-    failed = [finding for finding in tested if finding.check.failed]
+    tested = [finding for finding in findings if finding.result is not CheckResult.SKIPPED]
+    failed = [finding for finding in tested if finding.failed]
     if part == "context":
         return "".join(
-            f"{check.failed:,} of {plural(check.tested, 'step')} cannot follow from what was committed before."
-            for check in (finding.check for finding in failed)
+            f"{finding.failed:,} of {plural(finding.tested, 'step')} cannot follow from what was committed before."
+            for finding in failed
         )
     if not tested:
         return ""
     whole, verb = ("The committed tokens", "come") if part == "committed tokens" else (f"The {part}", "agrees")
     if failed:
         differ = "; ".join(
-            f"{finding.check.name} differs at {finding.check.failed:,} of {plural(finding.check.tested, finding.noun)}"
+            f"{finding.name} differs at {finding.failed:,} of {plural(finding.tested, finding.unit)}"
             for finding in failed
         )
         return f"{whole} {'do' if verb == 'come' else 'does'} not agree: {differ}."
-    nodes = max((finding.check.tested for finding in tested if finding.noun == "node"), default=0)
-    count = max(finding.check.tested for finding in tested) if not nodes else steps
+    nodes = max((finding.tested for finding in tested if finding.unit == "node"), default=0)
+    count = max(finding.tested for finding in tested) if not nodes else steps
     where = f"{plural(nodes, 'node')} of {plural(count, 'step')}" if nodes else plural(count, "step")
     return f"{whole} {'come out again' if verb == 'come' else verb} at {where}."
 
@@ -123,13 +123,18 @@ class Audit:
     @property
     def exit(self) -> Exit:
         """What the command exits with."""
-        results = {finding.check.result for finding in self.findings}
+        results = {finding.result for finding in self.findings}
         unjudged = bool(self.unjudged) or CheckResult.PASSED not in results
         return Exit.of(wrong=CheckResult.FAILED in results, unjudged=unjudged)
 
+    @property
+    def judged(self) -> bool:
+        """Whether anything of target or drafter was compared at all."""
+        return any(finding.tested for finding in self.findings if finding.name != CONTEXT[0])
+
     def finding(self, name: str) -> Finding | None:
         """The finding of that name."""
-        return next((finding for finding in self.findings if finding.check.name == name), None)
+        return next((finding for finding in self.findings if finding.name == name), None)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for --json."""
@@ -151,7 +156,7 @@ class Audit:
             "warnings": list(self.notes),
             "verdict": verdict(self.findings, self.audited, self.unjudged),
             "unjudged": list(self.unjudged),
-            "findings": [finding.to_dict() for finding in self.findings],
+            "findings": [finding.compared() for finding in self.findings],
         }
 
 
@@ -214,7 +219,7 @@ class _Judging:
         from specscope.analyze.audit.model.run import FAULTS, Lost, failure, judge_target
 
         part, draft = model_part(self.run.drafter), self.options.draft
-        lost, head, of_target = Lost(), draft if part == "eagle" else None, None
+        lost, head, of_target = Lost(), draft if runs_head(part) else None, None
         self.bar.begin("target")
         more = (self.run, self.options.device, self.plans, self.target, self.bar.done, lost)
         try:
@@ -242,7 +247,7 @@ class _Judging:
         top = self.plan.top if isinstance(self.plan, DynamicPlan) else 0
         if not part or draft is None:
             return self.options.why_no_draft
-        if part == "eagle":
+        if runs_head(part):
             if of_target is None or of_target.features is None:
                 return "the target's features are not known" if of_target is None else of_target.why_no_head
             self._embedding(of_target.features.head)
@@ -264,8 +269,7 @@ class _Judging:
         mean = float(likeness.mean())
         result = CheckResult.FAILED if strange > len(likeness) / 2 else CheckResult.PASSED
         detail = f"mean cosine {mean:.2f} over {plural(len(likeness), 'token')} of the texts"
-        check = Check(EMBEDDING[0], result, EMBEDDING[1], len(likeness), strange, None, detail, unit="token")
-        self.embedding = Finding(check, "token")
+        self.embedding = Finding(EMBEDDING[0], result, EMBEDDING[1], len(likeness), strange, None, detail, "", "token")
 
     def drafted(self) -> list[Finding]:
         """The findings on the drafter: on its model, and on its text lookup."""
@@ -380,7 +384,7 @@ def _context(plans: Sequence[Contexts]) -> Finding:
     detail = f"{first.why}: it cannot be judged" if first else ""
     result = CheckResult.FAILED if unknown else CheckResult.PASSED
     where = first.where if first else None
-    return Finding(Check(CONTEXT[0], result, CONTEXT[1], tested, len(unknown), where, detail), "step")
+    return Finding(CONTEXT[0], result, CONTEXT[1], tested, len(unknown), where, detail, unit="step")
 
 
 def _text(history: History, run: RunInfo, plan: TreePlan, plans: Sequence[Contexts]) -> Finding:

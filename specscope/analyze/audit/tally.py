@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from specscope.analyze.conditions import Condition, find, rarest
 from specscope.analyze.facts import facts_table
-from specscope.analyze.findings import Check, CheckResult, Reference
+from specscope.analyze.findings import CheckResult, Example, Finding, Reference
 from specscope.trace.history.history import History
 from specscope.trace.history.wording import plural
 
@@ -22,58 +22,6 @@ EXAMPLES = 5
 NEAR_TIE = "at near ties"  # where rounding allows either outcome
 NO_P = "whose p was not recorded"
 DEARER = 0.1  # the price of a test where steps differ because an earlier one did: such conditions are long
-
-
-@dataclass(frozen=True)
-class DifferingItem:
-    """One item that differs."""
-
-    where: Reference
-    recorded: float
-    judged: float
-    text: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain values, for --json."""
-        return {"where": str(self.where), "recorded": self.recorded, "judged": self.judged, "text": self.text}
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One quantity that was judged: the check, the condition under which items differ, and examples."""
-
-    check: Check
-    noun: str  # what an item is: node, step
-    condition: Condition | None = None  # None where all agree, or no condition separates those that differ
-    examples: tuple[DifferingItem, ...] = ()  # the first that differ
-    first_only: bool = False  # whether the condition is of each request up to its first step that differs
-    items: tuple[Reference, ...] = ()  # all that were compared, where some differ
-    differs: tuple[bool, ...] = ()  # of each item
-    rarest: str = ""  # what the few that differ have in common, where no condition is certain
-
-    @property
-    def sentence(self) -> str:
-        """The condition with its figures; "" where there is none."""
-        if self.condition is not None:
-            sentence = self.condition.sentence(f"{self.check.name} differs", self.noun)
-            return sentence + (" (in each request up to the first step that differs)" if self.first_only else "")
-        check = self.check
-        if not check.failed:
-            return ""
-        figures = f"{check.failed:,} of {plural(check.tested, self.noun)}"
-        like = f": {self.rarest}" if self.rarest else ""
-        return f"{check.name} differs at {figures}; no condition tells which{like}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain values, for --json."""
-        return {
-            **self.check.to_dict(),
-            "noun": self.noun,
-            "condition": None if self.condition is None else self.condition.to_dict(),
-            "sentence": self.sentence,
-            "first_only": self.first_only,
-            "examples": [example.to_dict() for example in self.examples],
-        }
 
 
 @dataclass
@@ -86,7 +34,7 @@ class Tally:
     show: Callable[[int], str] = str  # a token for people
     items: list[Reference] = field(default_factory=list)
     differs: list[bool] = field(default_factory=list)
-    examples: list[DifferingItem] = field(default_factory=list)
+    examples: list[Example] = field(default_factory=list)
     left: Counter[str] = field(default_factory=Counter)  # items that cannot be judged, by what they are
     gives: str = ""  # the name of `judged` as a fact that conditions may use; "" where it is not used as one
     judged: list[float] = field(default_factory=list)  # the model's value for each item
@@ -97,13 +45,13 @@ class Tally:
         self.differs.append(differs)
         self.judged.append(judged)
         if differs and len(self.examples) < EXAMPLES:
-            self.examples.append(DifferingItem(where, recorded, judged, text or f"{recorded:.4g}, not {judged:.4g}"))
+            self.examples.append(Example(where, recorded, judged, text or f"{recorded:.4g}, not {judged:.4g}"))
 
     def finding(self, history: History) -> Finding:
         """The finding on all items; the condition is searched for over all of them."""
         failed = sum(self.differs)
         note = "; ".join(f"{plural(count, self.noun)} {what} left out" for what, count in self.left.items() if count)
-        check = Check(
+        found = Finding(
             name=self.name,
             result=CheckResult.SKIPPED if not self.items else CheckResult.FAILED if failed else CheckResult.PASSED,
             about=self.about,
@@ -115,12 +63,13 @@ class Tally:
             unit=self.noun,
         )
         if not failed:
-            return Finding(check, self.noun)
+            return found
         facts = self._facts(history)
         condition, first_only = self._condition(facts)
-        items, differs = tuple(self.items), tuple(self.differs)
+        items, differs, examples = tuple(self.items), tuple(self.differs), tuple(self.examples)
+        found = replace(found, items=items, differs=differs, examples=examples)
         like = "" if condition is not None else rarest(facts, differs)
-        return Finding(check, self.noun, condition, tuple(self.examples), first_only, items, differs, like)
+        return replace(found, condition=condition, first_only=first_only, rarest=like)
 
     def _facts(self, history: History) -> dict[str, list[Any]]:
         """Of all items."""
@@ -159,7 +108,7 @@ def _dearer(condition: Condition) -> float:
 
 def skipped(name: str, about: str, note: str) -> Finding:
     """A quantity that could not be judged, and why."""
-    return Finding(Check(name, CheckResult.SKIPPED, about, note=note), "node")
+    return Finding(name, CheckResult.SKIPPED, about, note=note, unit="node")
 
 
 def span(p: float, slack: float) -> tuple[float, float]:

@@ -6,8 +6,7 @@ from rich.console import Console
 from rich.text import Text
 
 from specscope.analyze.audit.audit import Audit, of_drafter, verdict
-from specscope.analyze.audit.tally import Finding
-from specscope.analyze.findings import CheckResult
+from specscope.analyze.findings import CheckResult, Finding
 from specscope.analyze.table import Table, count
 from specscope.analyze.text import VERDICT, header_block, table_block
 from specscope.trace.history.wording import plural
@@ -24,14 +23,14 @@ def render_audit(audit: Audit, console: Console) -> None:
         console.print(Text(f"! {printable(note)}", style="yellow"))
     console.print(table_block(_table(audit), {result.value: style for result, style in STYLE.items()}))
     for finding in audit.findings:
-        if finding.check.failed:
+        if finding.failed:
             _differences(finding, audit, console)
     sentence = printable(verdict(audit.findings, audit.audited, audit.unjudged))
     console.print(Text(f"\n{sentence}", style=VERDICT[audit.exit]))
 
 
 def _header(audit: Audit) -> tuple[tuple[str, str], ...]:
-    drafted = any(of_drafter(check.name) and check.tested for check in (f.check for f in audit.findings))
+    drafted = any(of_drafter(finding.name) and finding.tested for finding in audit.findings)
     models = audit.target + (f", drafter {audit.draft_model}" if audit.draft_model and drafted else "")
     steps = plural(audit.steps, "decode step")
     audited = steps if audit.audited == audit.steps else f"{audit.audited:,} of {steps}"
@@ -49,21 +48,20 @@ def _header(audit: Audit) -> tuple[tuple[str, str], ...]:
 def _table(audit: Audit) -> Table:
     rows = []
     for finding in audit.findings:
-        check = finding.check
-        about = printable(check.about + (f" ({check.note})" if check.note else ""))
-        rows.append((check.name, check.result.value, count(check.tested), count(check.failed), about))
+        about = printable(finding.about + (f" ({finding.note})" if finding.note else ""))
+        rows.append((finding.name, finding.result.value, count(finding.tested), count(finding.failed), about))
     columns = ("judged", "result", "compared", "differ", "what is checked")
     return Table("", columns, rows, words=frozenset(["result", "what is checked"]))
 
 
 def _differences(finding: Finding, audit: Audit, console: Console) -> None:
     """Print the condition under which items differ, and the first of these."""
-    console.print(Text(f"\n{finding.check.name}", style="bold cyan"))
+    console.print(Text(f"\n{finding.name}", style="bold cyan"))
     if finding.sentence:
         console.print(Text(printable(finding.sentence)))
-    if finding.check.detail and not finding.examples:
-        console.print(Text(f"  {finding.check.example}: {printable(finding.check.detail)}", style="dim"))
+    if finding.detail and not finding.examples:
+        console.print(Text(f"  {finding.example}: {printable(finding.detail)}", style="dim"))
     for example in finding.examples[:SHOWN]:
         console.print(Text(f"  {example.where}: {printable(example.text)}", style="dim"))
-    if finding.check.example is not None:
-        console.print(Text(f"  {finding.check.example.command(audit.source)}", style="dim"), soft_wrap=True)
+    if finding.example is not None:
+        console.print(Text(f"  {finding.example.command(audit.source)}", style="dim"), soft_wrap=True)

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specscope.analyze.audit.audit import Audit
-from specscope.analyze.audit.tally import Finding
+from specscope.analyze.audit.audit import FED, Audit
 from specscope.analyze.conditions import log_fisher, phi
 from specscope.analyze.diagnose.by_text import tail_of_binomial
 from specscope.analyze.diagnose.case import Case, Step
@@ -20,7 +19,8 @@ from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import LOG_CHANCE, Proof, Suspect
 from specscope.analyze.diagnose.together import DRAFTER, LOGPROBS, TARGET
 from specscope.analyze.facts import facts_table
-from specscope.analyze.findings import CheckResult, Reference
+from specscope.analyze.findings import CheckResult, Finding, Reference
+from specscope.plans.heads import runs_head
 from specscope.trace.history.wording import plural
 from specscope.trace.record.notes import model_part
 from specscope.trace.record.tree import ROOT
@@ -33,6 +33,7 @@ LEAST = 0.35  # correlation between a prediction and the differences
 
 FINAL = ("final token", "final p")
 DRAWS = "draft draws"
+ALIKE = "; it looks like "  # before what the audit says of the rows that fed a head
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,9 @@ def _over(name: str, least: float) -> Callable[[Facts], Bools]:
 OF_TARGET = (
     Prediction(
         Cause.KV_NOT_MOVED, "the step before moved its path", _eq("the path of the step before was moved", True)
+    ),
+    Prediction(
+        Cause.CACHE_NOT_CROPPED, "the step before rejected a draft", _in("the step before", "nothing", "partial")
     ),
     Prediction(Cause.BLOCKS_SHARED, "a block is held by two requests", _eq("a block is held by two requests", True)),
     Prediction(Cause.KV_RECOMPUTED, "the prompt came in several chunks", _over("prefill chunks", 1)),
@@ -101,12 +105,12 @@ def from_audit(case: Case, audit: Audit) -> list[Suspect]:
         suspects.append(_decay(case, target))
     if drafter is not None:
         facts, differs, items = onset(case, drafter)
-        eagle = case.history.run is not None and model_part(case.history.run.drafter) == "eagle"
+        eagle = case.history.run is not None and runs_head(model_part(case.history.run.drafter))
         predictions = OF_HEAD if eagle else OF_DRAFT_MODEL
         suspects += [_predicted(drafter, prediction, facts, differs, items, "drafter") for prediction in predictions]
         suspects.append(_beyond(case, drafter))
         suspects += [_odd_token(case, drafter), _at_another_place(case, drafter)]
-    suspects += [_embedding(audit), _draws(case, audit), _logprobs(audit) if target is None else None]
+    suspects += [_embedding(audit), _fed(audit), _draws(case, audit), _logprobs(audit) if target is None else None]
     return [suspect for suspect in suspects if suspect is not None]
 
 
@@ -119,13 +123,26 @@ def _embedding(audit: Audit) -> Suspect | None:
     return Suspect(Cause.HEAD_EMBEDDING, Proof.ROWS, (line,))
 
 
+def _fed(audit: Audit) -> Suspect | None:
+    """Rows that fed the head, where the audit says whose hidden states they are."""
+    finding = audit.finding(FED)
+    if finding is None or not finding.failed or ALIKE not in finding.about:
+        return None
+    looks = finding.about.rpartition(ALIKE)[2]
+    cause = Cause.FEATURES_STALE if "position" in looks else Cause.FEATURES_LAYERS
+    line = (
+        f"in {finding.failed:,} of {plural(finding.tested, finding.unit)} the rows that fed the head look like {looks}"
+    )
+    return Suspect(cause, Proof.ROWS, (line,), example=finding.example)
+
+
 def _logprobs(audit: Audit) -> Suspect | None:
     """Log-probabilities that are not the model's, where its other figures are."""
     finding = audit.finding(LOGPROBS)
     if finding is None or finding.check.result is not CheckResult.FAILED:
         return None
     check = finding.check
-    line = f"{check.failed:,} of {plural(check.tested, finding.noun)}: {check.detail}"
+    line = f"{check.failed:,} of {plural(check.tested, finding.unit)}: {check.detail}"
     return Suspect(Cause.LOGPROBS, Proof.ROWS, (line,), example=check.example)
 
 

@@ -122,7 +122,8 @@ def diagnose(
     if location is not None:  # figures of another build, for one: unless a fault explains them
         (unexplained if unexplained or not failures else agrees).extend(location.unexplained)
     problems += () if location is None else (f"locate: {line}" for line in location.left_out)
-    looked_at = ["capture", "verify"] + ["audit"] * (audit is not None) + ["locate"] * (location is not None)
+    by_models = audit is not None and audit.judged
+    looked_at = ["capture", "verify"] + ["audit"] * by_models + ["locate"] * (location is not None)
     return Diagnosis(
         suspects=tuple(faults),
         unexplained=tuple(dict.fromkeys(unexplained)),

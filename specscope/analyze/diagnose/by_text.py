@@ -7,7 +7,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from specscope.analyze.audit.ngram import SIZES, Rule, lookup, told_rules
+from specscope.analyze.audit.lookup import SIZES, Rule, lookup, told_rules
 from specscope.analyze.diagnose.case import Case, Step, path_of_firsts
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import CHANCE, Proof, Suspect

@@ -127,6 +127,12 @@ class Cause(Enum):
         "the aux layers: whether j means the input or the output of layer j, and the order of the layers",
         (*DRAFTER,),
     )
+    FEATURES_NORMALISED = (
+        "features_normalised",
+        "the drafter is fed features that were normalised",
+        "where features are taken: what enters a layer, before its norm, as the head saw it in training",
+        (*DRAFTER, "features fed"),
+    )
     DRAFTER_KV_FULL = (
         "drafter_kv_full",
         "the drafter's KV is stale after a full acceptance",
@@ -417,6 +423,11 @@ class Cause(Enum):
         "the drafter is weak here",
         "another drafter, or a head trained on text like this",
     )
+    DRAFTER_AT_CHANCE = (
+        "drafter_at_chance",
+        "the drafter guesses no better than chance",
+        "another vocabulary map, tokenizer or target than it was trained for, or weights that were not read",
+    )
     HARD_TEXT = (
         "hard_text",
         "the text is hard here: the target itself is unsure",
@@ -436,4 +447,5 @@ class Cause(Enum):
     @property
     def is_fault(self) -> bool:
         """Whether something is wrong where it is named."""
-        return self not in (Cause.WEAK_DRAFTER, Cause.HARD_TEXT, Cause.HIGH_TEMPERATURE, Cause.TREE_TOO_SMALL)
+        remarks = (Cause.HARD_TEXT, Cause.HIGH_TEMPERATURE, Cause.TREE_TOO_SMALL)
+        return self not in (Cause.WEAK_DRAFTER, Cause.DRAFTER_AT_CHANCE, *remarks)

@@ -14,10 +14,10 @@ from specscope.analyze.diagnose.verdicts import MOSTLY, counted
 from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.findings import Check
-from specscope.analyze.verify.drafted import most_cached
+from specscope.analyze.verify.chance import Chances
+from specscope.analyze.verify.drafts import most_cached
 from specscope.analyze.verify.parameters import Nodes, q_bounds
 from specscope.analyze.verify.parents import NATS
-from specscope.analyze.verify.statistical import Chances
 from specscope.trace.history.wording import plural
 from specscope.trace.record.records import Preceded
 from specscope.trace.record.tree import Bools, Doubles
@@ -115,12 +115,11 @@ def _all_falling(c: Columns) -> bool:
 
 
 def fed_features(case: Case, check: Check) -> list[Suspect]:
-    """Rows that fed the head: zeros, or those of the position before."""
-    zeros = "zero" in check.detail
+    """Rows that fed the head: zeros, normalised, or those of another position."""
+    said = {"zero": Cause.FEATURES_MISSING, "normalised": Cause.FEATURES_NORMALISED}
+    cause = next((cause for word, cause in said.items() if word in check.detail), Cause.FEATURES_STALE)
     line = f"{check.detail}, and so with {counted(check)} that fed the head"
-    return [
-        Suspect(Cause.FEATURES_MISSING if zeros else Cause.FEATURES_STALE, Proof.ROWS, (line,), example=check.example)
-    ]
+    return [Suspect(cause, Proof.ROWS, (line,), example=check.example)]
 
 
 def drafters_cache(case: Case, check: Check) -> list[Suspect]:
@@ -143,6 +142,7 @@ def drafters_cache(case: Case, check: Check) -> list[Suspect]:
         Cause.DRAFTER_KV_FULL: "the drafter counts the last accepted token as cached, though no pass fed it",
         Cause.DRAFTER_KV_PREEMPTION: "the drafter counts tokens as cached right after a preemption",
         Cause.DRAFTER_KV_REWOUND: "the drafter counts tokens as cached that were rejected",
+        Cause.DRAFTER_KV_PREFIX: "the drafter counts tokens as cached before any pass fed it",
         Cause.ROWS_SWAPPED: "the drafter counts far more tokens as cached than it was fed",
     }[cause]
     line = f"{about} in {count:,} of the {check.failed:,} steps in which it is wrong, of {check.tested:,}"
@@ -154,6 +154,8 @@ def _which_cache(c: Columns, step: int, excess: int) -> Cause:
     part, before = c.visits[step].part, c.visits[step].before
     if part.preceded is Preceded.PREEMPTION:
         return Cause.DRAFTER_KV_PREEMPTION
+    if part.preceded is Preceded.PREFILL:
+        return Cause.DRAFTER_KV_PREFIX
     if part.preceded is Preceded.FULL and excess == 1:
         return Cause.DRAFTER_KV_FULL
     drafted = 0 if before is None else len(before.tree)

@@ -13,6 +13,8 @@ from specscope.analyze.diagnose.diagnosis import Proof, Suspect
 from specscope.trace.history.wording import plural
 
 WEAK = 0.5  # of the first drafted tokens accepted
+BY_CHANCE = 0.03  # likewise: with so few a drafter does not know this text, its target or its tokens
+FEW_TOKENS = 50  # of a vocabulary: chance alone ranks a token high
 HARD = 1.0  # nats: about as unsure as between three equal tokens
 EASY = 0.75  # conditional acceptance at the deepest level: one more level would gain about as much
 WIDEST = 2**18  # tokens: no vocabulary is larger
@@ -39,7 +41,17 @@ def weak_drafter(case: Case, entropy: Entropy | None) -> Suspect | None:
         lines.append(f"the target itself is sure there: its own entropy is {entropy.words}")
     elif entropy is not None:
         lines.append(f"whether the text is hard is not known: the target's own entropy is {entropy.words}")
-    return Suspect(Cause.WEAK_DRAFTER, Proof.SUM, tuple(lines))
+    ranks = case.evidence.parents.choice_rank
+    ranks = ranks[ranks > 0]
+    by_chance = len(ranks) >= FEWEST and ranks.max() > FEW_TOKENS and np.median(ranks) > ranks.max() / 4
+    if first > BY_CHANCE or (len(ranks) and not by_chance):
+        return Suspect(Cause.WEAK_DRAFTER, Proof.SUM, tuple(lines))
+    if by_chance:
+        lines.append(
+            f"to the drafter the token that the target wants is the {round(np.median(ranks)):,}th likeliest at the "
+            f"median, of {ranks.max():,} or more: as by chance"
+        )
+    return Suspect(Cause.DRAFTER_AT_CHANCE, Proof.SUM, tuple(lines))
 
 
 def hard_text(entropy: Entropy | None) -> Suspect | None:

@@ -48,6 +48,7 @@ PLACES: Mapping[Cause, Places] = {
     Cause.FEATURES_STALE: {D: FED},
     Cause.FEATURES_MISSING: {D: FED},
     Cause.FEATURES_LAYERS: {D: FED},
+    Cause.FEATURES_NORMALISED: {D: FED},
     Cause.DRAFTER_KV_FULL: {D: SEEN},
     Cause.DRAFTER_KV_PREEMPTION: {D: SEEN},
     Cause.DRAFTER_KV_NOT_MOVED: {D: SEEN},

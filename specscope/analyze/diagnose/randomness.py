@@ -14,7 +14,7 @@ from specscope.analyze.diagnose.diagnosis import LOG_CHANCE, Proof, Suspect
 from specscope.analyze.diagnose.verdicts import MOSTLY, counted
 from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.findings import Check, CheckResult
-from specscope.analyze.verify.drafts_drawn import draw_numbers
+from specscope.analyze.verify.drafts import draw_numbers
 from specscope.trace.history.wording import plural
 from specscope.trace.record.coins import Stream, coins
 from specscope.trace.record.tree import Doubles

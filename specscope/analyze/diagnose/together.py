@@ -8,7 +8,7 @@ DRAFTER = ("drafter top tokens", "draft p", "drafter tokens", "drafter tree", "d
 # Where what comes out is not distributed as the target's
 LOSSLESS = ("emitted surprisal", "target's choice emitted")
 # Where drafts are accepted more or less often than their figures say
-ACCEPTANCE = ("acceptance", "acceptance by depth", "acceptance by sibling", "acceptance by size")
+ACCEPTANCE = ("acceptance", "acceptance by place")
 # Where the last token of a step is drawn from something else
 OF_FINALS = (
     "final tokens",

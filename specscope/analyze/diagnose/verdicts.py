@@ -16,10 +16,10 @@ from specscope.analyze.diagnose.diagnosis import CHANCE, Proof, Suspect
 from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.findings import Check, Reference
+from specscope.analyze.verify.chance import surprisal
 from specscope.analyze.verify.exact import residual_p
 from specscope.analyze.verify.parents import of_all_p
-from specscope.analyze.verify.statistical import nats, surprisal
-from specscope.analyze.verify.sums import Sum
+from specscope.analyze.verify.sums import Sum, nats
 from specscope.trace.history.wording import plural
 from specscope.trace.record.privacy import NO_TOKEN
 from specscope.trace.record.tree import Bools

@@ -276,6 +276,12 @@ class Columns:
         return len(self.token) + len(self)
 
     @cached_property
+    def seeds(self) -> list[object]:
+        """[S] the seed that its coins follow from; the request's name where no other request shares its coins."""
+        infos = [(visit.request.id, visit.request.info) for visit in self.visits]
+        return [name if i is None or i.labels.get("seed") == "none" else i.params.seed for name, i in infos]
+
+    @cached_property
     def fresh(self) -> Bools:
         """[S] False where an earlier step of another request had the same seed and position, and so the same coins.
 
@@ -291,9 +297,7 @@ class Columns:
             if greedy:
                 fresh.append(True)
                 continue
-            info = visit.request.info
-            own_coins = info is None or info.labels.get("seed") == "none"  # no other request shares them
-            seed = visit.request.id if own_coins or info is None else info.params.seed
+            seed = self.seeds[step]
             keys: list[object] = [(seed, position)]
             known = (seed, position) in seen
             name = visit.request.id
@@ -304,6 +308,11 @@ class Columns:
             fresh.append(not known and all(seen.get(key, name) == name for key in keys))
             seen.update((key, seen.get(key, name)) for key in keys)
         return np.array(fresh, np.bool_)
+
+    @cached_property
+    def recomputed(self) -> Bools:
+        """[S] whether its coins follow from a seed and positions that are known: each is checked by itself."""
+        return self.known & self.ours
 
     # Nodes
 

@@ -13,11 +13,13 @@ import numpy as np
 
 from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.evidence.columns import KINDS, Columns, in_range, rows_in_range
-from specscope.analyze.findings import Check, CheckResult, Unit
+from specscope.analyze.evidence.fields import lengths
+from specscope.analyze.findings import CheckResult, Finding, Unit
+from specscope.trace.history.wording import plural
 from specscope.trace.record.coins import Stream, coins_at
 from specscope.trace.record.privacy import NO_TOKEN
-from specscope.trace.record.records import FinalKind, Outcome, RunInfo
-from specscope.trace.record.tree import Bools, Doubles, Drawn
+from specscope.trace.record.records import FinalKind, Outcome, RequestStep, RunInfo
+from specscope.trace.record.tree import ROOT, Bools, Doubles, Drawn
 
 # Whether the recorded figures are probabilities at all, and whether every step was judged by the run's rule.
 #
@@ -25,9 +27,9 @@ from specscope.trace.record.tree import Bools, Doubles, Drawn
 # so the other checks leave its step out.
 
 
-def probabilities(c: Columns) -> Check:
-    """Every step with a figure that is not a number, or not a probability."""
-    details = {int(step): text for step, text in _wrong(c)}
+def probabilities(c: Columns, *, planned: bool = False) -> Finding:
+    """Every step with a figure that is not a number, or not a probability. `planned`: the trees have one shape."""
+    details = {int(step): text for step, text in (*_wrong(c), *(_nothing_drafted(c) if planned else ()))}
     bad = np.isin(np.arange(len(c)), list(details))
     return check_each(
         "probabilities",
@@ -59,7 +61,27 @@ def _wrong(c: Columns) -> Iterator[tuple[int, str]]:
             yield int(e.step[parent]), f"{name} of a parent is {values[parent]:.6g}"
 
 
-def rule_of_the_run(c: Columns, run: RunInfo | None, *, edited: bool) -> Check:
+def _nothing_drafted(c: Columns) -> Iterator[tuple[int, str]]:
+    """Steps in which a model was fed nodes of its tree and gave no token behind them, though every token may come."""
+    for step in np.flatnonzero(lengths(c.picked, "notes", "rows") > 1).tolist():
+        part, free = c.visits[step].part, c.known[step] and not c.params[step].limited
+        if free and not part.sizing and not part.is_ranked_with_text and (rows := childless(part)):
+            yield step, f"{plural(rows, 'node')} fed to the drafter gave no token: its logits are no numbers"
+
+
+def with_children(part: RequestStep) -> set[int]:
+    """The nodes of a drafted tree with children, of which some may have been dropped."""
+    dropped = [] if part.notes is None else part.notes.dropped_parent.tolist()
+    return {*part.tree.parent.tolist(), *dropped} - {ROOT}
+
+
+def childless(part: RequestStep) -> int:
+    """How many nodes a drafter's later passes fed that have no children."""
+    rows = part.told("notes", "rows")
+    return 0 if rows is None else max(int(rows[1:].sum()) - len(with_children(part)), 0)
+
+
+def rule_of_the_run(c: Columns, run: RunInfo | None, *, edited: bool) -> Finding:
     """Each step's rule is the one that the header names. `edited`: a debugger may have changed it on the way."""
     known = run is not None and run.is_ours and not edited
     bad = np.array([run is not None and visit.part.rule != run.rule for visit in c.visits], np.bool_)
@@ -81,8 +103,8 @@ HOPELESS = 0.05  # where rounding alone may move a probability by more, nothing 
 BONUS, RECOVERED, TARGET = (KINDS.index(kind) for kind in (FinalKind.BONUS, FinalKind.RECOVERED, FinalKind.TARGET))
 
 
-def exact_checks(columns: Columns, *, ours: bool, filler: int | None) -> list[Check]:
-    """All checks of steps by themselves. `ours`: whether our own engine drew the coins; `filler`: EngineWays'."""
+def exact_checks(columns: Columns, *, filler: int | None) -> list[Finding]:
+    """All checks of steps by themselves. `filler`: EngineWays'."""
     return [
         accept_probability(columns),
         outcomes(columns),
@@ -94,7 +116,7 @@ def exact_checks(columns: Columns, *, ours: bool, filler: int | None) -> list[Ch
         paths(columns),
         final_kinds(columns),
         final_tokens(columns),
-        recomputed_coins(columns, ours=ours),
+        recomputed_coins(columns),
     ]
 
 
@@ -107,19 +129,19 @@ def check_each(
     detail: Callable[[int], str],
     *,
     note: str = "",
-) -> Check:
+) -> Finding:
     """A check over nodes, steps or parents, each right or wrong by itself; the first wrong one is shown."""
     count, wrong = int(tested.sum()), np.flatnonzero(bad & tested)
     if not count:
-        return Check(name, CheckResult.SKIPPED, about, note=note or "nothing to test", unit=unit.name)
+        return Finding(name, CheckResult.SKIPPED, about, note=note or "nothing to test", unit=unit.name)
     if not len(wrong):
-        return Check(name, CheckResult.PASSED, about, count, note=note, unit=unit.name)
+        return Finding(name, CheckResult.PASSED, about, count, note=note, unit=unit.name)
     first = int(wrong[0])
     where, text = unit.where(first), detail(first)
-    return Check(name, CheckResult.FAILED, about, count, len(wrong), where, text, note, unit.name, wrong)
+    return Finding(name, CheckResult.FAILED, about, count, len(wrong), where, text, note, unit.name, wrong)
 
 
-def accept_probability(c: Columns) -> Check:
+def accept_probability(c: Columns) -> Finding:
     """min(1, p / q) at the trial; under rules that look ahead, what is left of the path's ratio."""
     with np.errstate(divide="ignore", invalid="ignore"):
         expected = np.where(c.q_trial > 0, np.minimum(1.0, c.p_trial / c.q_trial), 0.0)
@@ -140,24 +162,22 @@ def accept_probability(c: Columns) -> Check:
     )
 
 
-def outcomes(c: Columns) -> Check:
+def outcomes(c: Columns) -> Finding:
     """Accepted where the coin is below a."""
-    name, about = "outcomes", "accepted where coin < a, rejected elsewhere"
-    if not c.has_coins:
-        return Check(name, CheckResult.SKIPPED, about, note="the capture has no coins")
     near = np.abs(c.coin - c.accept_prob) < 1e-7  # rounding in another engine
     bad = (c.accepted != (c.coin < c.accept_prob)) & ~near
     return check_each(
-        name,
-        about,
+        "outcomes",
+        "accepted where coin < a, rejected elsewhere",
         bad,
-        c.by_rule.judged & ~c.forced & (c.told & ~c.by_rule.match)[c.step],
+        c.by_rule.judged & ~c.forced & (c.told & ~c.by_rule.match)[c.step] & c.has_coins,
         c.nodes,
         lambda i: f"{Outcome(c.outcome[i]).name.lower()} with coin {c.coin[i]:.6g} and a = {c.accept_prob[i]:.6g}",
+        note="" if c.has_coins else "the capture has no coins",
     )
 
 
-def trial_order(c: Columns) -> Check:
+def trial_order(c: Columns) -> Finding:
     """Siblings are tried one after the other until one is accepted, below the root or an accepted node only."""
     reached = (c.above < 0) | np.where(c.by_rule.ahead[c.step], c.by_rule.open, c.accepted)[c.above]
     turn = (c.elder < 0) | c.rejected[c.elder]
@@ -174,7 +194,7 @@ def trial_order(c: Columns) -> Check:
     )
 
 
-def target_at_trial(c: Columns) -> Check:
+def target_at_trial(c: Columns) -> Finding:
     """p_1 = p; p_(i+1) = max(p_i - q_i, 0) / mass, or p_i without the token."""
     expected, error = residual_p(c)
     clear = error < HOPELESS
@@ -214,7 +234,7 @@ def residual_p(c: Columns) -> tuple[Doubles, Doubles]:
     return expected, np.nan_to_num(error, nan=1.0)
 
 
-def draft_at_trial(c: Columns) -> Check:
+def draft_at_trial(c: Columns) -> Finding:
     """q at the trial follows from q as drawn: 1 for a point mass, renormalised where nothing was put back."""
     left = np.maximum(c.q_left, 1e-12)
     error = RELATIVE + WHOLE / left
@@ -230,7 +250,7 @@ def draft_at_trial(c: Columns) -> Check:
     )
 
 
-def residual_mass(c: Columns) -> Check:
+def residual_mass(c: Columns) -> Finding:
     """Exactly 1 - p after a point mass; after a sampled node between what its token shows and 1 - p.
 
     Under rules that look ahead, 1 and p are scaled by what is left of the parent's ratio.
@@ -254,7 +274,7 @@ def residual_mass(c: Columns) -> Check:
     )
 
 
-def siblings(c: Columns, filler: int | None) -> Check:
+def siblings(c: Columns, filler: int | None) -> Finding:
     """Distinct where nothing is put back; their p sum to at most 1.
 
     Filler of a greedy tree changes no output. A sampled one is drawn once for each node that holds it.
@@ -277,7 +297,7 @@ def siblings(c: Columns, filler: int | None) -> Check:
     )
 
 
-def paths(c: Columns) -> Check:
+def paths(c: Columns) -> Finding:
     """The path is all accepted nodes, each the child of the one before."""
     bad = np.zeros(len(c), np.bool_)
     bad[c.step[c.on_path != c.accepted]] = True
@@ -293,7 +313,7 @@ def paths(c: Columns) -> Check:
     )
 
 
-def final_kinds(c: Columns) -> Check:
+def final_kinds(c: Columns) -> Finding:
     """Bonus at a leaf, recovered where all children were rejected, target where nothing was drafted."""
     expected = np.full(len(c), BONUS)
     expected[np.diff(c.start) == 0] = TARGET
@@ -309,7 +329,7 @@ def final_kinds(c: Columns) -> Check:
     )
 
 
-def final_tokens(c: Columns) -> Check:
+def final_tokens(c: Columns) -> Finding:
     """Drawn with a probability above 0; never a token that was rejected just before: the residual has none of it."""
     bad = ~((c.final_p > 0) & (c.final_p <= 1 + 1e-4))
     again = np.zeros(len(c), np.bool_)
@@ -332,11 +352,8 @@ def final_tokens(c: Columns) -> Check:
     )
 
 
-def recomputed_coins(c: Columns, *, ours: bool) -> Check:
+def recomputed_coins(c: Columns) -> Finding:
     """Each coin, computed again from its key."""
-    name, about = "coins", "every coin follows from the request's seed, the stream and the root's position"
-    if not ours:
-        return Check(name, CheckResult.SKIPPED, about, note="the coins are another engine's")
     known: Indices = np.flatnonzero(c.known)
     count = np.diff(c.start)[known] + 1
     seeds = np.array([c.params[s].seed for s in known], np.uint64)
@@ -351,14 +368,15 @@ def recomputed_coins(c: Columns, *, ours: bool) -> Check:
     bad[known] = c.final_coin[known] != final
     nodes = np.flatnonzero(c.known[c.step])
     bad[c.step[nodes[c.coin[nodes] != of_node[nodes]]]] = True
+    by_hand = "a coin that was set by hand in the debugger also fails this check" if bad.any() else ""
     return check_each(
-        name,
-        about,
+        "coins",
+        "every coin follows from the request's seed, the stream and the root's position",
         bad,
-        c.known,
+        c.recomputed,
         c.steps,
         lambda s: f"not the coins of seed {c.params[s].seed} at position {c.position[s]}",
-        note="a coin that was set by hand in the debugger also fails this check" if bad.any() else "",
+        note=by_hand if c.ours else "the coins are another engine's",
     )
 
 

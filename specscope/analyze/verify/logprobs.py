@@ -9,7 +9,7 @@ import numpy as np
 from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.evidence.fields import holding, joined, lengths, padded
-from specscope.analyze.findings import Check, Unit
+from specscope.analyze.findings import Finding, Unit
 from specscope.analyze.verify.exact import check_each
 from specscope.trace.record.privacy import NO_TOKEN
 from specscope.trace.record.tree import Bools, Doubles
@@ -18,7 +18,7 @@ ERROR = 1e-3  # of a log-probability in float32 over a whole vocabulary
 TINY = 1e-6  # a raw probability below is stored with few digits
 
 
-def log_probabilities(c: Columns) -> Check:
+def log_probabilities(c: Columns) -> Finding:
     """Each is that of its token among the likeliest, and of the raw p that was recorded where it was tried or drawn."""
     counts = lengths(c.picked, "logprobs", "logprob")
     step = np.repeat(np.arange(len(c)), counts)

@@ -15,7 +15,7 @@ import numpy as np
 
 from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.evidence.columns import Columns
-from specscope.analyze.findings import Check
+from specscope.analyze.findings import Finding
 from specscope.analyze.verify.exact import LEAST, check_each
 from specscope.analyze.verify.parents import LACKING
 from specscope.trace.record.params import SamplingParams
@@ -27,7 +27,7 @@ TIES = 8  # tokens that may share a probability at top-p's border
 FAINT = 1e-30  # raw probabilities below it have lost their digits
 
 
-def parameter_checks(c: Columns) -> list[Check]:
+def parameter_checks(c: Columns) -> list[Finding]:
     """All checks of p and q against the sampling parameters."""
     node = Nodes.of(c)
     return [top_k(c, node), min_p(c, node), top_p(c, node), temperature(c, node), draft_temperature(c, node)]
@@ -80,7 +80,7 @@ def _note(c: Columns, what: str, asked: Bools) -> str:
     return "" if len(c.parents) else LACKING
 
 
-def top_k(c: Columns, n: Nodes) -> Check:
+def top_k(c: Columns, n: Nodes) -> Finding:
     """A token that is kept has fewer than k above it."""
     asked = n.top_k > 0
     bad = (c.p > 0) & (c.parents.rank > n.top_k)
@@ -95,7 +95,7 @@ def top_k(c: Columns, n: Nodes) -> Check:
     )
 
 
-def min_p(c: Columns, n: Nodes) -> Check:
+def min_p(c: Columns, n: Nodes) -> Finding:
     """A token that is kept has at least min_p times the likeliest one's p."""
     asked = n.min_p > 0
     bad = (c.p > 0) & (c.p < n.min_p * n.choice_p * (1 - 1e-3) - LEAST)
@@ -120,7 +120,7 @@ def _raw_choice(c: Columns) -> Doubles:
     return np.where(same.any(axis=1), np.where(same, e.top_p, 0).sum(axis=1), np.nan)
 
 
-def top_p(c: Columns, n: Nodes) -> Check:
+def top_p(c: Columns, n: Nodes) -> Finding:
     """At temperature 1, raw p over p is the mass that was kept: at least top_p, and less without its last token."""
     asked = (n.top_p < 1) & (n.temperature == 1) & ~n.shaped & ~n.limited & (n.top_k == 0) & (n.min_p == 0)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -141,7 +141,7 @@ def top_p(c: Columns, n: Nodes) -> Check:
     )
 
 
-def temperature(c: Columns, n: Nodes) -> Check:
+def temperature(c: Columns, n: Nodes) -> Finding:
     """log(p / p of the choice) times the temperature is the raw tokens' log ratio, after bias and penalties."""
     e = c.parents
     raw = _raw_choice(c)[n.parent] if len(e) else np.full(len(n.parent), np.nan)
@@ -169,7 +169,7 @@ def temperature(c: Columns, n: Nodes) -> Check:
     )
 
 
-def draft_temperature(c: Columns, n: Nodes) -> Check:
+def draft_temperature(c: Columns, n: Nodes) -> Finding:
     """q is the drafter's raw distribution to the power 1 / temperature; its likeliest tokens bound the sum of powers.
 
     No other token is likelier than the last of those, so the sum over the others is bounded too: from above at

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from specscope.analyze.evidence.columns import Columns
-from specscope.analyze.findings import Check
+from specscope.analyze.findings import Finding
 from specscope.analyze.verify.exact import HOPELESS, LEAST, RECOVERED, RELATIVE, WHOLE, check_each
 from specscope.trace.record.tree import Bools, Doubles
 
@@ -14,7 +14,7 @@ SURE = 0.99  # a token with more of p has nearly all of the residual too, whatev
 LACKING = "the capture has no evidence on the parents that were tried"
 
 
-def parent_checks(c: Columns) -> list[Check]:
+def parent_checks(c: Columns) -> list[Finding]:
     """All checks of the tried parents; skipped where the capture has no such evidence."""
     return [
         likeliest_tokens(c),
@@ -29,7 +29,7 @@ def parent_checks(c: Columns) -> list[Check]:
     ]
 
 
-def likeliest_tokens(c: Columns) -> Check:
+def likeliest_tokens(c: Columns) -> Finding:
     """No drafted token has more than the target's choice; the choice, where it was drafted, has exactly that."""
     parent = c.parents.at_node
     has_parent = parent >= 0
@@ -48,7 +48,7 @@ def likeliest_tokens(c: Columns) -> Check:
     )
 
 
-def ranks(c: Columns) -> Check:
+def ranks(c: Columns) -> Finding:
     """A token of rank r has at most 1 / r; rank 1 is the likeliest; no rank where p is 0."""
     parent, rank = c.parents.at_node, c.parents.rank
     has_parent = parent >= 0
@@ -67,7 +67,7 @@ def ranks(c: Columns) -> Check:
     )
 
 
-def raw_probabilities(c: Columns) -> Check:
+def raw_probabilities(c: Columns) -> Finding:
     """The likeliest tokens in falling order, with a sum of 1 at most; a drafted one among them has their raw p."""
     e = c.parents
     parent = e.at_node
@@ -91,7 +91,7 @@ def raw_probabilities(c: Columns) -> Check:
     )
 
 
-def drafters_own(c: Columns) -> Check:
+def drafters_own(c: Columns) -> Finding:
     """The drafter's likeliest tokens in falling order; its p of the target's choice and of drafted tokens agrees."""
     e = c.parents
     bad = np.zeros(len(e), np.bool_)
@@ -125,7 +125,7 @@ def _listed(tokens: np.ndarray, probs: np.ndarray) -> str:
     return ", ".join(f"{token}: {p:.4g}" for token, p in zip(tokens.tolist(), probs.tolist(), strict=True))
 
 
-def entropies(c: Columns) -> Check:
+def entropies(c: Columns) -> Finding:
     """An entropy is at least that of the choice's share against one other token, and 0 where the choice has all."""
     e = c.parents
     certain = e.choice_p >= 1
@@ -148,7 +148,7 @@ def least_entropy(p: Doubles) -> Doubles:
     return -(p * np.log(p) + rest * np.log(rest))
 
 
-def greedy_acceptance(c: Columns) -> Check:
+def greedy_acceptance(c: Columns) -> Finding:
     """At temperature 0 coins decide nothing: the token whose p is 1 is accepted, and nothing else.
 
     Rules that look ahead are left out: they also reject such a token below one whose p is not 1.
@@ -165,7 +165,7 @@ def greedy_acceptance(c: Columns) -> Check:
     )
 
 
-def greedy_tokens(c: Columns) -> Check:
+def greedy_tokens(c: Columns) -> Finding:
     """At temperature 0 every p is 0 or 1, and what comes out is the target's choice."""
     e = c.parents
     bad = np.zeros(len(c), np.bool_)
@@ -186,7 +186,7 @@ def greedy_tokens(c: Columns) -> Check:
     )
 
 
-def final_entropies(c: Columns) -> Check:
+def final_entropies(c: Columns) -> Finding:
     """The final token's share bounds the entropy of what it was drawn from."""
     e = c.parents
     bad = e.final_entropy < least_entropy(np.minimum(c.final_p, 1.0)) - NATS
@@ -201,7 +201,7 @@ def final_entropies(c: Columns) -> Check:
     )
 
 
-def final_shares(c: Columns) -> Check:
+def final_shares(c: Columns) -> Finding:
     """What the final token was drawn with, from its p: over the mass that rejections left, less what q took."""
     e = c.parents
     left = _left(c)

@@ -1,4 +1,4 @@
-"""Sums that are 0 on average whatever the text was, and what they prove; and shares with their variance, by request.
+"""Sums that are 0 on average whatever the text was, what they prove, and the checks that they make.
 
 A martingale difference is a number whose mean is 0 given all that came before it, with a known variance. Sums of them
 are judged by Bernstein's inequality as Freedman has it: for differences below b with a total variance V,
@@ -12,11 +12,14 @@ approximation it costs a sixth of the power.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from specscope.analyze.evidence.arrays import Indices
+from specscope.analyze.findings import CheckResult, Finding, Unit
 from specscope.trace.record.tree import Bools, Doubles
 
 POWER = 1.645  # standard deviations by which a bias must lie beyond the limit to be seen in 95 % of runs
@@ -199,6 +202,106 @@ class Distance:
     def least_bias(self, alpha: float) -> float:
         """The smallest distance that a test at this level would have seen with 95 % power, roughly."""
         return (math.sqrt(math.log(2 / alpha) / 2) + POWER / 2) / math.sqrt(self.count)
+
+
+Scale = Callable[[float], str]
+FEW = "too few to judge"
+LOOSE = 1e-3  # about the level of each of a dozen checks
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One sum of a check: over everything, or over one depth, place or size."""
+
+    name: str  # "" where there is only one
+    sum: Sum | Distance | DrawsFromQ
+    more: str = ""  # what else it is judged by, in words
+
+
+@dataclass(frozen=True)
+class Family:
+    """A check before it is judged: one sum, or several of which the worst counts (Bonferroni's correction)."""
+
+    name: str
+    about: str
+    cells: Sequence[Cell]
+    unit: Scale
+    of: Unit  # what the sums number
+    lacking: str = FEW  # why it is skipped, where it is
+
+    @cached_property
+    def judged(self) -> list[Cell]:
+        """The cells with enough in them to show a bias of a possible size."""
+        largest = math.inf if self.unit is nats else 1.0
+        return [cell for cell in self.cells if cell.sum.judged and cell.sum.least_bias(LOOSE) < largest]
+
+    @property
+    def worst(self) -> Cell:
+        """The cell with the smallest p-value."""
+        return min(self.judged, key=lambda cell: cell.sum.p_value)
+
+    @property
+    def p_value(self) -> float:
+        """The p-value of the whole check."""
+        return min(1.0, len(self.judged) * self.worst.sum.p_value)
+
+    def skipped(self) -> Finding:
+        """The check, where it could not be judged."""
+        return Finding(self.name, CheckResult.SKIPPED, self.about, note=self.lacking, unit=self.counted)
+
+    @property
+    def counted(self) -> str:
+        """What the sums count: coins in themselves, or what chance decided or drew."""
+        return "coin" if self.name.startswith("coins") else "decision" if self.name.startswith("acceptance") else "draw"
+
+    def check(self, level: float, *, failed: bool) -> Finding:
+        """The check, where it was judged. `level`: that of the first step of Holm's procedure."""
+        worst, cells = self.worst, self.judged
+        measured = worst.sum
+        least = max(cell.sum.least_bias(level / len(cells)) for cell in _large(cells))
+        here = f"{worst.name}: " if worst.name else ""
+        detail = f"{here}off by {self.unit(measured.bias)} on average, z = {measured.z:.2f} over {measured.count:,}"
+        detail += f"; {worst.more}" if worst.more else ""
+        return Finding(
+            self.name,
+            CheckResult.FAILED if failed else CheckResult.PASSED,
+            self.about,
+            tested=sum(cell.sum.count for cell in cells),
+            example=self.of.where(measured.worst) if failed and measured.worst >= 0 else None,
+            detail=detail if failed else "",
+            note="" if failed else f"would have seen {self.unit(least)} with 95 % power",
+            statistic=measured.z,
+            p_value=self.p_value,
+            bias=measured.bias,
+            least_bias=least,
+            unit=self.counted,
+        )
+
+
+def _large(cells: Sequence[Cell]) -> list[Cell]:
+    """Cells with at least a tenth of the largest one's observations: that a smaller one passes says little."""
+    largest = max(cell.sum.count for cell in cells)
+    return [cell for cell in cells if cell.sum.count >= largest / 10]
+
+
+def share(value: float) -> str:
+    """A bias of a probability, in words."""
+    return f"{100 * value:.2g} %"
+
+
+def nats(value: float) -> str:
+    """A bias of a surprisal, in words."""
+    return f"{value:.2g} nats a token"
+
+
+def correlation(value: float) -> str:
+    """A correlation of two numbers, in words."""
+    return f"a correlation of {value:.2g}"
+
+
+def distance(value: float) -> str:
+    """A distance from the uniform distribution, in words."""
+    return f"a distance of {value:.2g}"
 
 
 def share_of(hits: Doubles, total: Doubles) -> tuple[float, float]:

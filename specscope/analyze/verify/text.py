@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from specscope.analyze.findings import Check, CheckResult, Exit
+from specscope.analyze.findings import CheckResult, Exit, Finding
 from specscope.analyze.verify.trial import IN_PART, Trial
 from specscope.trace.history.wording import plural
 from specscope.trace.record.vocabulary import printable
@@ -42,7 +42,7 @@ def verdict(trial: Trial) -> str:
     return f"consistent: {rest}, over {plural(trial.steps, 'decode step')}{untested}"
 
 
-def _check(check: Check, source: str, console: Console) -> None:
+def _check(check: Finding, source: str, console: Console) -> None:
     mark, style = MARKS[check.result]
     line = Text(f"{mark} {check.name:<{NAME}}", style=style if check.result is not CheckResult.PASSED else "")
     line.append(f" {_figures(check)}")
@@ -56,7 +56,7 @@ def _check(check: Check, source: str, console: Console) -> None:
         console.print(Text(f"    {check.example}: {check.example.command(source)}"), soft_wrap=True)
 
 
-def _figures(check: Check) -> str:
+def _figures(check: Finding) -> str:
     if check.result is CheckResult.SKIPPED:
         return f"skipped: {check.note}"
     if check.statistic is not None:

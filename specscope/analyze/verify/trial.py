@@ -10,16 +10,14 @@ import numpy as np
 
 from specscope.analyze.evidence.columns import Columns, left_out
 from specscope.analyze.evidence.visits import visits
-from specscope.analyze.findings import Check, CheckResult, Exit
-from specscope.analyze.verify.accounting import accounting_checks
-from specscope.analyze.verify.coins import of_requests, over_steps, unequal
-from specscope.analyze.verify.drafted import draft_checks
-from specscope.analyze.verify.drafts_drawn import drawn_checks
+from specscope.analyze.findings import CheckResult, Exit, Finding
+from specscope.analyze.verify.chance import coin_checks, statistical_checks
+from specscope.analyze.verify.drafts import draft_checks, plan_of
 from specscope.analyze.verify.exact import exact_checks, probabilities, rule_of_the_run
 from specscope.analyze.verify.logprobs import log_probabilities
 from specscope.analyze.verify.parameters import parameter_checks
 from specscope.analyze.verify.parents import parent_checks
-from specscope.analyze.verify.statistical import statistical_checks
+from specscope.analyze.verify.steps import step_checks
 from specscope.trace.history.history import History
 from specscope.trace.history.wording import plural
 from specscope.trace.record.privacy import Privacy
@@ -61,7 +59,7 @@ class Group:
     """Checks of one kind."""
 
     title: str
-    checks: tuple[Check, ...]
+    checks: tuple[Finding, ...]
 
 
 @dataclass(frozen=True)
@@ -74,15 +72,15 @@ class Trial:
     tokens: int  # committed
     alpha: float
     notes: tuple[str, ...]  # what a reader must know
-    evidence: Columns = field(compare=False, repr=False)  # what the checks looked at: `Check.wrong` numbers its rows
+    evidence: Columns = field(compare=False, repr=False)  # what the checks looked at: `Finding.wrong` numbers its rows
 
     @property
-    def checks(self) -> list[Check]:
+    def checks(self) -> list[Finding]:
         """The checks of all groups."""
         return [check for group in self.groups for check in group.checks]
 
     @property
-    def failed(self) -> list[Check]:
+    def failed(self) -> list[Finding]:
         """The checks that failed."""
         return [check for check in self.checks if check.result is CheckResult.FAILED]
 
@@ -136,13 +134,19 @@ def _judge(history: History, source: str, alpha: float, warnings: Sequence[str])
     if history.in_part:
         sums = [_conditional(check) for check in sums]
     groups: tuple[Group, ...] = (
-        Group("What was recorded", (probabilities(columns), rule_of_the_run(columns, run, edited=edited))),
-        Group("Each step", tuple(exact_checks(columns, ours=ours, filler=None if run is None else run.ways.filler))),
+        Group(
+            "What was recorded",
+            (
+                probabilities(columns, planned=ours and plan_of(run) is not None),
+                rule_of_the_run(columns, run, edited=edited),
+            ),
+        ),
+        Group("Each step", tuple(exact_checks(columns, filler=None if run is None else run.ways.filler))),
         Group("The evidence", (*parent_checks(columns), log_probabilities(columns))),
         Group("The sampling parameters", tuple(parameter_checks(columns))),
-        Group("The drafts", (*draft_checks(columns, run), *drawn_checks(columns, run))),
-        Group("From step to step", tuple(accounting_checks(history, every, ours=ours))),
-        Group("Over the run", (unequal(columns), over_steps(columns), of_requests(columns), *sums)),
+        Group("The drafts", tuple(draft_checks(columns, run))),
+        Group("From step to step", tuple(step_checks(history, every, ours=ours))),
+        Group("Over the run", (*coin_checks(columns), *sums)),
     )
     if len(columns) and not columns.known.any():
         groups = tuple(Group(group.title, tuple(map(_unasked, group.checks))) for group in groups)
@@ -154,7 +158,7 @@ def _judge(history: History, source: str, alpha: float, warnings: Sequence[str])
     return Trial(source, groups, len(columns), tokens, alpha, (*warnings, *_notes(history, columns)), columns)
 
 
-def _conditional(check: Check) -> Check:
+def _conditional(check: Finding) -> Finding:
     """A check over chance of a part of a run. Somebody may have chosen it for its outcome: so it convicts nobody."""
     if check.result is CheckResult.SKIPPED:
         return check
@@ -164,17 +168,17 @@ def _conditional(check: Check) -> Check:
     return replace(check, result=CheckResult.SKIPPED, note=f"would fail{z}: {CONDITION}")
 
 
-def _unasked(check: Check) -> Check:
+def _unasked(check: Finding) -> Finding:
     """A check of a file that does not tell what any request asked: it does not say that none was of a kind."""
     if check.result is CheckResult.SKIPPED and check.note.startswith("no request was"):
         return replace(check, note="what the requests asked is not in this file")
     return check
 
 
-def _unnamed(check: Check, privacy: Privacy) -> Check:
+def _unnamed(check: Finding, privacy: Privacy) -> Finding:
     """A check of a run without token ids: it does not pass on what it could not look at."""
     if check.name in BY_TOKENS:
-        return Check(check.name, CheckResult.SKIPPED, check.about, note=privacy.lack, unit=check.unit)
+        return Finding(check.name, CheckResult.SKIPPED, check.about, note=privacy.lack, unit=check.unit)
     if check.name in IN_PART and check.result is not CheckResult.SKIPPED:
         return replace(check, note=IN_PART[check.name])
     return check

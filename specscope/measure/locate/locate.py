@@ -16,6 +16,7 @@ from specscope.analyze.locate.located import Located, Location, Operation, Stage
 from specscope.errors import UserError, first_line
 from specscope.live.start import start_engine
 from specscope.measure.locate.drive import Drive, MakeEngine, located_config
+from specscope.plans.heads import runs_head
 from specscope.trace.history.history import History, PlaceName
 from specscope.trace.history.wording import plural
 from specscope.trace.record.notes import model_part, text_part
@@ -209,7 +210,7 @@ def _drafter(ask: Question, findings: Findings) -> None:
     if not model_part(history.run.drafter):
         return
     of_target = any(item.operation.stage is Stage.TARGET for item in findings.located)
-    if of_target and model_part(history.run.drafter) == "eagle":
+    if of_target and runs_head(model_part(history.run.drafter)):
         findings.ruled_out.append("the drafter was not walked: it is fed the target's features, which differ")
         return
     if draft is None:

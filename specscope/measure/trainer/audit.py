@@ -26,6 +26,7 @@ from specscope.measure.trainer.folders import (
 from specscope.model.heads.head_loader import load_head
 from specscope.model.loader import load_model
 from specscope.model.places import head_place
+from specscope.plans.heads import runs_head
 from specscope.trace.history.history import History
 from specscope.trace.history.wording import plural
 from specscope.trace.record.notes import model_part
@@ -77,7 +78,7 @@ def audit_trainer(
 ) -> TrainerAudit:
     """Compare a head in training with the head that served a capture. Raises UserError."""
     run = history.run
-    if run is not None and model_part(run.drafter) != "eagle":
+    if run is not None and not runs_head(model_part(run.drafter)):
         raise UserError(f"the capture's drafter is {run.drafter}: --trainer compares EAGLE heads")
     head_place(folder)
     options = audit_options(history, target, draft_model, None)

@@ -101,4 +101,4 @@ def run(engine, rule, tokens=24, prompts=PROMPTS):
 
 def failed(found):
     """The names of the checks that failed."""
-    return {finding.check.name for finding in found.findings if finding.check.failed}
+    return {finding.name for finding in found.findings if finding.failed}

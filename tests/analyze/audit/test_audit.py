@@ -30,15 +30,15 @@ def test_a_healthy_run_has_no_difference(bench, name, rule):
     drafted = sum(len(part.tree) for record in history.steps for part in record.requests)
     greedy = found.finding("final token") is not None
     assert found.audited == sum(one.acceptance.steps for one in history.requests.values())
-    assert (found.finding("final token" if greedy else "final p").check.tested) >= 0.9 * found.audited
+    assert (found.finding("final token" if greedy else "final p").tested) >= 0.9 * found.audited
     if drafted:
         p = found.finding("target p")
         assert p.check.tested + (p.check.note != "") >= 0.9 * drafted
         if engine.config.drafter in TEXTS:
-            tree = found.finding("drafter tree").check
+            tree = found.finding("drafter tree")
             assert (tree.result, tree.tested) == (CheckResult.PASSED, found.audited)
         else:
-            p = found.finding("draft p").check
+            p = found.finding("draft p")
             assert (p.result, p.tested) == (CheckResult.PASSED, drafted)
 
 
@@ -61,7 +61,7 @@ def test_a_capture_is_judged_as_the_run_was(bench, tmp_path):
     writer.close()
     read = read_capture(path).history
     one, other = bench.audit(engine, history), bench.audit(engine, read)
-    tested = lambda found: [(f.check.name, f.check.tested, f.check.failed) for f in found.findings]  # noqa: E731
+    tested = lambda found: [(f.name, f.tested, f.failed) for f in found.findings]  # noqa: E731
     assert tested(one) == tested(other)
     assert failed(other) == set()
 
@@ -92,7 +92,7 @@ def test_another_target_differs_everywhere(bench, tiny):
 
     found = audit(history, "run.jsonl", Options(ModelSource(str(tiny), "another")))
     assert found.exit is Exit.INCONSISTENT
-    assert found.finding("final p").check.failed > 0.9 * found.finding("final p").check.tested
+    assert found.finding("final p").failed > 0.9 * found.finding("final p").tested
     assert "final p" in found.finding("final p").sentence
 
 

@@ -62,7 +62,7 @@ def test_a_flag_that_the_judge_does_not_know_is_named_and_the_target_is_judged(b
     assert found.unjudged == (f"The drafter was not judged: {said}.",)
     assert found.exit is Exit.NOT_JUDGED
     assert failed(found) == set()
-    assert found.finding("target p").check.result is CheckResult.PASSED
+    assert found.finding("target p").result is CheckResult.PASSED
     assert found.finding("draft p") is None
     said_in_full = verdict(found.findings, found.audited, found.unjudged)
     assert said_in_full.startswith(
@@ -93,7 +93,7 @@ def test_what_is_off_or_changes_nothing_is_no_reason_to_skip(bench, drafted, tmp
     }
     found = judged(bench, drafted, with_config(bench, tmp_path / "head", **harmless))
     assert (found.exit, found.unjudged) == (Exit.CONSISTENT, ())
-    assert found.finding("draft p").check.result is CheckResult.PASSED
+    assert found.finding("draft p").result is CheckResult.PASSED
     assert "The drafter agrees at" in found.to_dict()["verdict"]
 
 
@@ -120,7 +120,7 @@ def test_a_head_that_cannot_be_loaded_leaves_the_target_judged(bench, drafted, t
     found = judged(bench, drafted, ModelSource(str(tmp_path / "nothing"), "head"))
     assert found.exit is Exit.NOT_JUDGED
     assert "The drafter was not judged: cannot load the head head: cannot read " in found.unjudged[0]
-    assert found.finding("target p").check.result is CheckResult.PASSED
+    assert found.finding("target p").result is CheckResult.PASSED
 
 
 def test_a_head_of_another_size_leaves_the_target_judged(bench, drafted, tmp_path):
@@ -201,7 +201,7 @@ def test_the_drafters_of_vllm_do_not_see_penalties(bench, name):
     drafter = {"draft p", "drafter tokens", "drafter top tokens"}
     of_vllm = audit(as_vllm(history, params=penalties), "run.jsonl", bench.options(engine))
     assert not failed(of_vllm) & drafter
-    assert of_vllm.finding("drafter tokens").check.tested > 0
+    assert of_vllm.finding("drafter tokens").tested > 0
     ours = as_vllm(history, params=penalties)
     ours.run = history.run
     assert failed(audit(ours, "run.jsonl", bench.options(engine))) & drafter
@@ -243,7 +243,7 @@ def test_a_label_of_that_name_is_the_users_own_in_a_run_of_ours(bench):
     request.info = dataclasses.replace(request.info, labels={"min_tokens": "mine"})
     assert contexts_of(request, [], [], history.run).limits == ()
     found = audit(history, "run.jsonl", bench.options(engine))
-    assert found.finding("target p").check.tested
+    assert found.finding("target p").tested
 
 
 @pytest.mark.parametrize("name", ["eagle", "draft tree"])
@@ -256,8 +256,8 @@ def test_a_bias_that_was_left_out_is_held_against_nobody(bench, name):
         request.info = dataclasses.replace(request.info, params=kept)
     found = audit(history, "run.jsonl", bench.options(engine))
     assert not failed(found)
-    assert {"target p", "draft p"}.isdisjoint(one.check.name for one in found.findings if one.check.tested)
-    assert found.finding("target raw p").check.tested
+    assert {"target p", "draft p"}.isdisjoint(one.name for one in found.findings if one.tested)
+    assert found.finding("target raw p").tested
     said = "2 requests: the target's p and the drafter's were not compared, as logit_bias limit the tokens"
     assert any(note.startswith(said) for note in found.notes)
 

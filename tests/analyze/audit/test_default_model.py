@@ -23,4 +23,4 @@ def test_no_false_difference(dtype):
         history.append(engine.step())
     found = audit(history, "run.jsonl", audit_options(history, None, None, None))
     assert found.nodes > 2000
-    assert failed(found) == set(), [(one.sentence, one.examples) for one in found.findings if one.check.failed]
+    assert failed(found) == set(), [(one.sentence, one.examples) for one in found.findings if one.failed]

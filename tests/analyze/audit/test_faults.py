@@ -216,7 +216,7 @@ def test_a_fault_is_found_where_it_is(bench, monkeypatch, plant, name, rule, che
         with torch.inference_mode():
             history = run(engine, RULES[rule], prompts=MANY if plant in BEGIN_LATE else PROMPTS)
     found = bench.audit(engine, history)
-    assert check in failed(found), [(f.check.name, f.check.tested, f.check.failed) for f in found.findings]
+    assert check in failed(found), [(f.name, f.tested, f.failed) for f in found.findings]
     said = found.finding(check).sentence
     print(plant.__name__, "|", said)
     assert any(word in said for word in words), said

@@ -26,7 +26,7 @@ def healthy(tmp_path_factory):
 
 
 def test_a_healthy_run_was_fed_what_the_text_gives(healthy):
-    check = fed(healthy).check
+    check = fed(healthy)
     drafted = sum(part.notes is not None for record in healthy.steps for part in record.requests)
     assert (check.result, check.failed) == (CheckResult.PASSED, 0)
     assert 20 < check.tested <= drafted
@@ -42,14 +42,14 @@ def test_an_engine_that_fed_other_layers(change, looks, tmp_path):
         aux.close()
         engine.runner._aux = AuxHiddenStates(engine.runner.loaded.model, change(aux.aux_layers))
 
-    check = fed(read_capture(served(tmp_path / "run.jsonl", HEAD, install=install)).history).check
+    check = fed(read_capture(served(tmp_path / "run.jsonl", HEAD, install=install)).history)
     assert check.failed == check.tested > 20
     assert check.about.endswith(f"it looks like layers {looks} instead of 2, 3, 4")
 
 
 def test_an_engine_that_fed_features_one_late(tmp_path, monkeypatch):
     path = served(tmp_path / "run.jsonl", HEAD, install=lambda engine: one_late(monkeypatch, engine))
-    check = fed(read_capture(path).history).check
+    check = fed(read_capture(path).history)
     assert check.failed == check.tested
     assert check.about.endswith("it looks like the hidden states of the position before")
 

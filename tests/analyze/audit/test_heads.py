@@ -46,7 +46,7 @@ def test_a_healthy_run_agrees(bench, name):
     history = run(engine, RULES["temperature"], tokens=12, prompts=PROMPTS[:3])
     found = bench.audit(engine, history)
     assert (found.exit, found.unjudged) == (Exit.CONSISTENT, ())
-    p = found.finding("draft p").check
+    p = found.finding("draft p")
     drafted = sum(len(part.tree) for record in history.steps for part in record.requests)
     assert (p.result, p.tested) == (CheckResult.PASSED, drafted)
     assert drafted > 100

@@ -27,7 +27,7 @@ def bench(deep, tmp_path_factory):
 
 def tree_check(bench, engine, prompts=PROMPTS):
     history = run(engine, RULES["temperature"], tokens=16, prompts=prompts)
-    return bench.audit(engine, history).finding("drafter tree").check
+    return bench.audit(engine, history).finding("drafter tree")
 
 
 def test_where_other_requests_texts_were_searched_too_nothing_is_accused(bench):
@@ -36,7 +36,7 @@ def test_where_other_requests_texts_were_searched_too_nothing_is_accused(bench):
     history = run(engine, RULES["temperature"], tokens=4)
     history.run = replace(history.run, speculation={"suffix_shared": 600})
     found = bench.audit(engine, history)
-    check = found.finding("drafter tree").check
+    check = found.finding("drafter tree")
     assert (check.result, check.tested) == (CheckResult.SKIPPED, 0)
     assert "The drafter was not judged: its lookups went through the texts of other requests too." in found.unjudged
 
@@ -80,6 +80,6 @@ def test_text_beside_a_model_is_drawn_again_in_older_captures(name, change):
     if change is not None:
         history = changed(history, change)
     found = audit(history, "run.jsonl", Options(target=ModelSource(str(TARGET), "target")))
-    check = found.finding("drafter tree").check
+    check = found.finding("drafter tree")
     assert check.tested > 20
     assert (check.failed > 0) == (change is not None)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from itertools import count
 
 import pytest
 
@@ -16,7 +17,9 @@ from specscope.analyze.diagnose.diagnosis import Diagnosis, Grade, Proof, Suspec
 from specscope.analyze.diagnose.rates import Rate, ScoreSum, z_between
 from specscope.analyze.findings import CheckResult, Exit
 from specscope.model.batch import Segment
+from specscope.speculate.drafters.draft_model import DraftModel
 from specscope.speculate.drafters.eagle import Eagle
+from specscope.speculate.drafters.model_drafter import ModelDrafter
 from specscope.trace.history.history import History
 from tests.faults.fault import Fault
 from tests.faults.judged import diagnosed
@@ -151,6 +154,57 @@ def repeated(patch, engine):
     patch.setattr(Eagle, "observe", stale)
 
 
+def a_step_late(patch, engine):
+    """Accepted tokens get the features that the step before made."""
+    observe, last = Eagle.observe, {}
+
+    def late(self, request, start, features, tokens):
+        before = last.get(request, features)
+        last[request] = features
+        observe(self, request, start, before[-len(features) :] if len(before) >= len(features) else features, tokens)
+
+    patch.setattr(Eagle, "observe", late)
+
+
+def counted(patch, engine):
+    """A request's first draft takes 69 tokens of its prompt for cached that no pass was given."""
+    begin = ModelDrafter._begin
+
+    def late(self, context):
+        drafting = begin(self, context)
+        if drafting is not None and not drafting.cached and len(context.tokens) > 69:
+            drafting.state.computed = drafting.cached = 69
+        return drafting
+
+    patch.setattr(ModelDrafter, "_begin", late)
+
+
+def no_numbers(patch, engine):
+    """One row in seven passes of the drafter is NaN."""
+    level, passes = DraftModel._level, count(1)
+
+    def spoiled(self, logits):
+        made = level(self, logits)
+        if next(passes) % 7 == 0:
+            made.logits[0] = float("nan")
+        return made
+
+    patch.setattr(DraftModel, "_level", spoiled)
+
+
+OF_STATE = (
+    Fault("a step late", Cause.FEATURES_STALE, a_step_late, "eagle chain", ""),
+    Fault("counted", Cause.DRAFTER_KV_PREFIX, counted, "model chain", ""),
+    Fault("no numbers", Cause.NOT_A_NUMBER, no_numbers, "model chain", ""),
+)
+
+
+@pytest.mark.parametrize("fault", OF_STATE, ids=lambda fault: fault.name)
+def test_a_drafters_state_is_named_from_the_capture_alone(fault, tmp_path):
+    found = diagnose(history(record(short(fault.setting), tmp_path / "capture.jsonl", fault)))
+    assert [suspect.cause for suspect in found.suspects] == [fault.cause]
+
+
 def short(name):
     return dataclasses.replace(SETTINGS[name], requests=4, tokens=40)
 
@@ -158,7 +212,7 @@ def short(name):
 def test_what_fed_the_head_names_features_that_are_zero_or_repeated(tmp_path):
     """From the capture alone, without a model."""
     stale = Fault("features repeated", Cause.FEATURES_STALE, repeated, "eagle chain", "")
-    for one in (FAULTS["features of roots only"], FAULTS["no features"], stale):
+    for one in (FAULTS["features of roots only"], FAULTS["no features"], FAULTS["features normalised"], stale):
         found = diagnose(history(record(short(one.setting), tmp_path / "capture.jsonl", one)))
         assert found.suspects[0].cause is one.cause
         assert "fed the head" in found.suspects[0].for_[0]

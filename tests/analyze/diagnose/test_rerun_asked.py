@@ -6,10 +6,9 @@ import pytest
 
 from specscope.analyze.audit import audit as audits
 from specscope.analyze.audit.options import ModelSource, Options
-from specscope.analyze.audit.tally import Finding
 from specscope.analyze.diagnose.run import rerun
 from specscope.analyze.diagnose.together import DRAFTER, LOGPROBS, TARGET
-from specscope.analyze.findings import Check, CheckResult
+from specscope.analyze.findings import CheckResult, Finding
 from specscope.analyze.verify.trial import judge
 from tests.analyze.compare.runs import Made, make
 
@@ -27,7 +26,7 @@ def test_one_check_that_fails_alone_has_its_model_asked(name):
     history = make(Made(requests=2, tokens=8))
     audited = dataclasses.replace(
         audits.Audit("run", "target", "drafter", "float32", 8, 8, 24, 0.0, 0.0, 0.0, ()),
-        findings=(Finding(Check(name, CheckResult.FAILED, "", tested=24, failed=3), "node"),),
+        findings=(Finding(name, CheckResult.FAILED, "", tested=24, failed=3, unit="node"),),
     )
     problems: list[str] = []
     assert rerun(history, judge(history, source="run"), audited, NOWHERE, lambda *_: None, problems) == []

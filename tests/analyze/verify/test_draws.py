@@ -8,7 +8,7 @@ import pytest
 from specscope.analyze.diagnose.by_check import diagnose
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.findings import CheckResult
-from specscope.analyze.verify.statistical import Chances
+from specscope.analyze.verify.chance import Chances
 from specscope.analyze.verify.sums import DrawsFromQ, Likeliest, Sum
 from specscope.analyze.verify.trial import judge
 from specscope.trace.record.notes import ParentsBuilder

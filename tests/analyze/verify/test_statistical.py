@@ -8,11 +8,15 @@ import pytest
 from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.evidence.visits import visits
 from specscope.analyze.findings import CheckResult
-from specscope.analyze.verify.statistical import BY_OUTCOME
+from specscope.analyze.verify.chance import BY_OUTCOME, uniform
 from specscope.analyze.verify.trial import judge
 from specscope.trace.history.history import History
-from specscope.trace.record.tree import Drawn
+from specscope.trace.record.coins import Stream, coins_at
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.records import FinalKind, Outcome, RequestInfo, RequestStep, Verdict
+from specscope.trace.record.tree import ROOT, DraftTree, Drawn
 from specscope.trace.wire.sampling import Sampler, sampling_text
+from tests.analyze import histories
 from tests.analyze.judges.edits import sample, with_verdict
 from tests.analyze.synthetic import FAULTS, Synthetic
 from tests.analyze.verify.edits import check, failed, passed
@@ -21,7 +25,7 @@ WITHOUT, DETERMINISTIC = Drawn.WITHOUT_REPLACEMENT, Drawn.DETERMINISTIC
 SHAPES = [("2x2", WITHOUT), ("3", WITHOUT), ("[(0,),(1,),(0,0)]", DETERMINISTIC), ("3x1", Drawn.WITH_REPLACEMENT)]
 SEEN = [  # the mistake, the tree, and a check that must see it
     ("accepts more", "2x2", DETERMINISTIC, "acceptance"),
-    ("ratio by p", "2", WITHOUT, "acceptance by size"),
+    ("ratio by p", "2", WITHOUT, "acceptance by place"),
     ("ratio by p", "2x2", WITHOUT, "emitted surprisal"),
     ("not renormalised", "2x2", WITHOUT, "p at later trials"),
     ("not renormalised", "2x2", DETERMINISTIC, "share of the final token"),
@@ -32,7 +36,7 @@ SEEN = [  # the mistake, the tree, and a check that must see it
     ("sorted", "2x2", WITHOUT, "emitted surprisal"),
     ("pruned", "2", WITHOUT, "drafted surprisal"),
     ("coins shared", "2x2", WITHOUT, "coins unequal"),
-    ("coins shared", "2x2", DETERMINISTIC, "acceptance by sibling"),
+    ("coins shared", "2x2", DETERMINISTIC, "acceptance by place"),
     ("coin twice", "2", WITHOUT, "coins and draws"),
     ("coins low", "2x2", WITHOUT, "coins uniform"),
     ("coins low", "2x2", WITHOUT, "acceptance"),
@@ -235,6 +239,38 @@ def test_another_engines_coins_may_follow_from_the_position_of_each_token(versio
             parts[parts.index(second)] = with_verdict(second, coin=coin)
         history.append(dataclasses.replace(record, admitted=admitted, requests=tuple(parts)))
     assert check(history, "coins of requests").result is result
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_server_whose_clients_use_few_seeds_is_not_accused(ours):
+    """Prompts of seven lengths under each of 60 seeds: what follows from a seed and a position is no new chance."""
+    run = dataclasses.replace(histories.RUN, versions=histories.RUN.versions if ours else {"vllm": "0.32.0"})
+    history, ones = History(run=run), np.ones(2, np.float32)
+    tree = DraftTree(np.ones(2, np.int32), np.array([ROOT, 0], np.int32), ones, np.zeros(2, np.uint8))
+    of_seed = np.random.default_rng(0).random((60, 100))  # another engine's: by the position of the token
+    for number in range(690):
+        seed, prompt = number % 60, np.ones(10 + 3 * (number // 60 % 7), np.int32)
+        params = SamplingParams(temperature=1.0, seed=seed, max_tokens=5)
+        info = RequestInfo(f"r{number}", 0, 1, "", prompt, params, {})
+        for index in range(5):
+            root = len(prompt) - 1 + index
+            coins = coins_at(np.array([seed], np.uint64), Stream.VERIFY, np.array([root]), np.array([3]))
+            final, *nodes = coins if ours else of_seed[seed, root : root + 3]
+            half, none = np.full(2, 0.5, np.float32), np.zeros(2)
+            outcome, path = np.array([Outcome.REJECTED, Outcome.UNTRIED], np.uint8), np.zeros(0, np.int32)
+            verdict = Verdict(outcome, half, half, half, half, np.array(nodes), none, path, 1, FinalKind.RECOVERED,
+                              0.5, float(final))  # fmt: skip
+            part = RequestStep(info.id, index, root, 0, "", tree, verdict, 1, preceded=None)
+            history.append(histories.record(5 * number + index, [part], admitted=() if index else (info,)))
+    c = Columns.of(list(visits(history)), ours=ours)
+    steps = np.unique([(c.params[s].seed, c.position[s]) for s in range(len(c))], axis=0)
+    assert len(c) > 9 * len(steps) / 5
+    assert (0.8 if ours else 0.3) * len(steps) < c.fresh.sum() <= len(steps)
+    of_nodes, finals, _ = uniform(c)
+    distinct = 0 if ours else len(np.unique(c.coin))  # ours are computed again, each by itself
+    assert 0.8 * distinct <= of_nodes.count <= distinct
+    assert finals.count <= len(np.unique(c.final_coin))
+    assert not {"coins uniform", "coins in series", "coins of requests"} & set(failed(history))
 
 
 def test_a_coin_that_came_before_counts_once_whichever_token_it_drew():

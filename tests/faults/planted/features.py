@@ -53,6 +53,17 @@ def nothing(patch, engine):
     patch.setattr(Eagle, "observe", zeros)
 
 
+def normalised(patch, engine):
+    """Each layer's features are brought to one norm."""
+    observe = Eagle.observe
+
+    def even(self, request, start, features, tokens):
+        layers = features.unflatten(-1, (len(self.aux_layers), -1))
+        observe(self, request, start, torch.nn.functional.normalize(layers, dim=-1).flatten(-2), tokens)
+
+    patch.setattr(Eagle, "observe", even)
+
+
 def other_layers(change):
     """Features of the layers that `change` makes of the right ones."""
 
@@ -75,6 +86,7 @@ FAULTS = [
         "features of the tree's first nodes instead of the accepted ones",
     ),
     Fault("features of roots only", Cause.FEATURES_MISSING, root_only, "eagle chain", "zeros for accepted tokens"),
+    Fault("features normalised", Cause.FEATURES_NORMALISED, normalised, "eagle chain", "of one norm, whatever the row"),
     Fault("no features", Cause.FEATURES_MISSING, nothing, "eagle dynamic", "zeros for every token"),
     Fault(
         "layers one lower",

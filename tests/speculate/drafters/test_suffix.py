@@ -174,7 +174,7 @@ def test_memory_is_bounded_by_the_tokens():
 @given(texts)
 def test_pruned_lengths_could_not_have_been_better(tokens):
     """The tree is the one of the most expected tokens over all lengths, as a search of every length finds it."""
-    from specscope.analyze.audit.suffix import redraw
+    from specscope.analyze.audit.lookup import redraw
 
     (draft,) = SuffixDrafter(6, 4).propose([context(tokens)]) if tokens else [NO_DRAFT]
     drawn = redraw(tokens, 6, 4)

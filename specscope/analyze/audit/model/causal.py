@@ -2,13 +2,17 @@
 
 No paging, no tree kernels, nothing of the engine: AutoModelForCausalLM with its own attention and DynamicCache. The
 text is fed in pieces, in order. A mask lets a branch row see the text up to where it leaves it, its own ancestors and
-itself; the cache is cropped after each piece. `alone` runs a context by itself, as the reference for rounding.
+itself; the cache is cropped after each piece. A model with a running state (convolutions, Mamba, linear attention) has
+no mask for that: the text is fed up to where a branch leaves it, and the branch with a copy of the cache. `alone` runs
+a context by itself, as the reference for rounding.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -20,6 +24,7 @@ from specscope.analyze.audit.options import ModelSource
 from specscope.errors import not_loaded
 
 PIECE = 256  # rows of a pass
+ATTENTION = frozenset(("full_attention", "sliding_attention", "chunked_attention"))  # layers with keys of each token
 
 Rows = tuple[list[int], Tensor]  # row numbers, and the logits there, float32 [rows, V]
 
@@ -67,6 +72,12 @@ class Causal:
         """Where it runs."""
         return self.model.device
 
+    @property
+    def runs_on(self) -> bool:
+        """Whether some layer keeps a running state, from which no token can be taken back."""
+        kinds = frozenset(getattr(self.config, "layer_types", None) or ())
+        return bool(kinds - ATTENTION) or getattr(self.model, "_is_stateful", False)
+
     def exact(self) -> None:
         """Continue in float32: the weights keep their loaded values, and sums are no longer rounded."""
         self.model = self.model.float()
@@ -89,6 +100,9 @@ class Causal:
         asked = contexts.asked()
         text = contexts.text[: max((r for r in asked if r < len(contexts.text)), default=-1) + 1]
         text = contexts.text if contexts.token else text
+        if self.runs_on:
+            yield from self._in_order(contexts, text, asked, layers)
+            return
         cache = DynamicCache()
         kept = cached(self.model, cache)
         for start in range(0, len(text), PIECE):
@@ -108,6 +122,31 @@ class Causal:
             )
             cache.crop(-len(rows))
             yield (here, out[0]), None
+
+    def _in_order(
+        self, contexts: Contexts, text: Sequence[int], asked: Sequence[int], layers: Sequence[int | str]
+    ) -> Iterator[tuple[Rows, Tensor | None]]:
+        """The same for a model with a running state: each branch continues a copy of what the text left."""
+        from transformers import DynamicCache
+
+        length, cache = len(contexts.text), DynamicCache(config=self.model.config)
+        leaving, done = defaultdict[int, list[list[int]]](list), set[int]()
+        for leaf in sorted({*range(length, length + len(contexts.token))} - {*contexts.parent}):
+            path = [leaf]
+            while (above := contexts.parent[path[0] - length]) >= length:
+                path.insert(0, above)
+            leaving[above].append(path)
+        ends, start = sorted({*(row + 1 for row in leaving), *range(PIECE, len(text), PIECE), len(text)}), 0
+        for end in ends:
+            here = [row for row in asked if start <= row < end]
+            out = self._pass(text[start:end], [r - start for r in here], layers, **cached(self.model, cache))
+            yield (here, out[0]), out[1]
+            for path in leaving[end - 1]:
+                new = [row for row in path if row not in done]
+                done.update(new)
+                tokens, keep = [contexts.token[row - length] for row in path], [path.index(row) for row in new]
+                yield (new, self._pass(tokens, keep, (), **cached(self.model, deepcopy(cache)))[0]), None
+            start = end
 
     def _pass(
         self,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from specscope.analyze.audit.contexts import AuditedStep, Contexts
@@ -22,25 +23,25 @@ from specscope.trace.record.tree import ROOT, Drawn
 FORM = "structured_outputs"
 
 
-@dataclass(frozen=True)
-class Interval:
-    """Of coins."""
-
-    low: float
-    high: float
-
-    def __contains__(self, coin: float) -> bool:
-        return self.low <= coin <= self.high
-
-
+Tops = tuple[NDArray[Any], NDArray[Any]]  # tokens, and the probabilities recorded for them
 Ask = tuple[AuditedStep, int]  # a step, and the parent whose children's probabilities are asked for
 
 
 class _Judge:
     """Judges one request. `slack`: how far rounding may move a logit against the others. `params`: what shapes them."""
 
-    def __init__(self, contexts: Contexts, slack: float, forms: RequestForms | None, params: SamplingParams) -> None:
+    says = "p {:.4g}, the model says {:.4g}"
+
+    def __init__(
+        self,
+        contexts: Contexts,
+        slack: float,
+        tallies: dict[str, Tally],
+        forms: RequestForms | None,
+        params: SamplingParams,
+    ) -> None:
         self.contexts = contexts
+        self.tallies = tallies
         self.params = params
         self.rules = Rules(params, contexts.text[: contexts.prompt_len], forms)
         self.raw_slack = slack
@@ -62,6 +63,27 @@ class _Judge:
         ends = [span(float(x[token]), self.sampled_slack) for x in (low, high)]
         return ends[0][0], ends[1][1]
 
+    def compare(
+        self,
+        name: str,
+        step: AuditedStep,
+        node: int | None,
+        recorded: float,
+        judged: float,
+        allowed: tuple[float, float],
+    ) -> None:
+        """Count a recorded figure, and whether rounding allows it."""
+        differs, text = not within(recorded, allowed), self.says.format(recorded, judged)
+        self.tallies[name].add(step.at(node), differs=differs, recorded=recorded, judged=judged, text=text)
+
+    def tops(self, name: str, step: AuditedStep, child: int, top: Tops, raw: Tensor) -> None:
+        """Count the likeliest tokens of a row: by the first that rounding does not allow, else the last."""
+        for token, recorded in zip(*(values.tolist() for values in top), strict=True):
+            judged = _of(raw, token)
+            if not within(recorded, span(judged, self.raw_slack)):
+                break
+        self.compare(name, step, child, recorded, judged, span(judged, self.raw_slack))
+
 
 class TargetJudge(_Judge):
     """The target's part."""
@@ -69,8 +91,7 @@ class TargetJudge(_Judge):
     def __init__(
         self, contexts: Contexts, slack: float, tallies: dict[str, Tally], forms: RequestForms | None = None
     ) -> None:
-        super().__init__(contexts, slack, forms, contexts.params)
-        self.tallies = tallies
+        super().__init__(contexts, slack, tallies, forms, contexts.params)
         shaped = contexts.shaped
         form = contexts.params.structured_outputs is not None or FORM in contexts.limits
         self.has_raw = not (shaped is not None and shaped.raw_is_masked and form)
@@ -175,7 +196,7 @@ class TargetJudge(_Judge):
             token, recorded = int(tree.token[child]), float(verdict.p[child])
             allowed = self.bounds(shaped, p, token, recorded)
             taken.append(allowed)
-            self._p("target p", step, child, recorded, float(p[token]), allowed)
+            self.compare("target p", step, child, recorded, float(p[token]), allowed)
         if verdict.tells_outcome_alone:
             self.tallies["final p"].left[NO_P] += parent == step.leaf
             return
@@ -183,7 +204,7 @@ class TargetJudge(_Judge):
         if parent == step.leaf and notes is not None:
             recorded, judged = notes.final_target_p, float(p[verdict.token])
             allowed = self.bounds(shaped, p, verdict.token, recorded)
-            self._p("final p", step, None, recorded, judged, allowed)
+            self.compare("final p", step, None, recorded, judged, allowed)
             return
         known = verdict.kind is not FinalKind.RECOVERED or all(tree.drawn[c] == Drawn.DETERMINISTIC for c in children)
         if parent == step.leaf and known and len(tree) not in verdict.forced:
@@ -200,20 +221,7 @@ class TargetJudge(_Judge):
         left = 1 - sum(float(p[t]) for t in rejected)
         allowed = self.bounds(shaped, p, token, recorded)
         judged = float(p[token]) / left if left > 0 else 0.0
-        self._p("final p", step, None, recorded, judged, conditional(allowed, list(rejected.values())))
-
-    def _p(
-        self,
-        name: str,
-        step: AuditedStep,
-        node: int | None,
-        recorded: float,
-        judged: float,
-        allowed: tuple[float, float],
-    ) -> None:
-        differs = not within(recorded, allowed)
-        text = f"p {recorded:.4g}, the model says {judged:.4g}"
-        self.tallies[name].add(step.at(node), differs=differs, recorded=recorded, judged=judged, text=text)
+        self.compare("final p", step, None, recorded, judged, conditional(allowed, list(rejected.values())))
 
     def _raw(self, step: AuditedStep, parent: int, raw: Tensor, notes: ParentNotes) -> None:
         """Raw p of each child and of the target's likeliest tokens, where the parent was tried."""
@@ -223,15 +231,10 @@ class TargetJudge(_Judge):
             return
         for child in children:
             judged = _of(raw, int(step.part.tree.token[child]))
-            self._p("target raw p", step, child, float(notes.raw_p[child]), judged, span(judged, self.raw_slack))
-        if not notes.top.shape[1]:
-            return
-        row = int(place[0])
-        for token, recorded in zip(notes.top[row].tolist(), notes.top_p[row].tolist(), strict=True):
-            judged = _of(raw, token)
-            if not within(recorded, span(judged, self.raw_slack)):
-                break
-        self._p("target top tokens", step, children[0], recorded, judged, span(judged, self.raw_slack))
+            self.compare("target raw p", step, child, float(notes.raw_p[child]), judged, span(judged, self.raw_slack))
+        if notes.top.shape[1]:
+            row = int(place[0])
+            self.tops("target top tokens", step, children[0], (notes.top[row], notes.top_p[row]), raw)
 
 
 def _of(row: Tensor, token: int) -> float:
@@ -250,6 +253,8 @@ def drafted_by_model(part: RequestStep, parent: int) -> list[int]:
 class DrafterJudge(_Judge):
     """The drafter's part, where it is a model: its tokens and their probabilities."""
 
+    says = "{:.4g}, the drafter run afresh says {:.4g}"
+
     def __init__(
         self,
         contexts: Contexts,
@@ -259,8 +264,8 @@ class DrafterJudge(_Judge):
         forms: RequestForms | None = None,
     ) -> None:
         """`top`: beside text lookup, how many of the likeliest tokens the model drafts at a node."""
-        super().__init__(contexts, slack, forms, contexts.drafter_params)
-        self.tallies, self.top = tallies, top
+        super().__init__(contexts, slack, tallies, forms, contexts.drafter_params)
+        self.top = top
 
     def asks(self) -> dict[int, list[Ask]]:
         """By row, the parents whose children are asked for."""
@@ -297,7 +302,7 @@ class DrafterJudge(_Judge):
         taken: list[int] = []
         for child in tree.children(parent):
             token, recorded = int(tree.token[child]), float(tree.q[child])
-            self._add("draft p", step, child, recorded, float(q[token]), self.bounds(shaped, q, token, recorded))
+            self.compare("draft p", step, child, recorded, float(q[token]), self.bounds(shaped, q, token, recorded))
             if notes is not None and len(notes.coin) and notes.coin[child] > 0:
                 self._draw(step, child, float(notes.coin[child]), shaped, q, taken)
             if tree.drawn[child] == Drawn.WITHOUT_REPLACEMENT:
@@ -312,7 +317,7 @@ class DrafterJudge(_Judge):
         if not ends[-1] > 0:
             return
         drawn = min(int(torch.searchsorted(ends, coin * ends[-1], right=True)), len(ends) - 1)
-        if drawn != token and coin in self._reach(shaped, left, taken, token):
+        if drawn != token and within(coin, self._reach(shaped, left, taken, token)):
             tally.left[NEAR_TIE] += 1
             return
         text = f"coin {coin:.4g} draws {tally.show(drawn)} from the q of the drafter run afresh"
@@ -320,20 +325,19 @@ class DrafterJudge(_Judge):
         recorded, judged = float(token), float(drawn)
         tally.add(step.at(node), differs=drawn != token, recorded=recorded, judged=judged, text=text)
 
-    def _reach(self, shaped: Tensor, left: Tensor, taken: Sequence[int], token: int) -> Interval:
+    def _reach(self, shaped: Tensor, left: Tensor, taken: Sequence[int], token: int) -> tuple[float, float]:
         """The coins that may draw a token when logits are off by rounding; borders of top-k and the like included."""
         borders = (float(left[:token].sum() / left.sum()), float(left[: token + 1].sum() / left.sum()))
         slack = 2 * self.sampled_slack  # a border has logits on both sides of it
         low, high = (span(border, slack) for border in borders)
-        reach = Interval(low[0], high[1])
         if not self.rules.truncates:
-            return reach
+            return low[0], high[1]
         least, most = (x.double() for x in self.rules.bounds(shaped, self.slack))
         least[taken], most[taken] = 0, 0
         below, above = float(least[:token].sum()), float(most[token:].sum())
         first = span(below / max(below + above, 1e-30), slack)[0]
         below, above = float(most[: token + 1].sum()), float(least[token + 1 :].sum())
-        return Interval(min(reach.low, first), max(reach.high, span(below / max(below + above, 1e-30), slack)[1]))
+        return min(low[0], first), max(high[1], span(below / max(below + above, 1e-30), slack)[1])
 
     def _likeliest(self, step: AuditedStep, parent: int, shaped: Tensor, thought: Tensor) -> None:
         """Siblings are the likeliest tokens, the best first; at a near tie either order is right."""
@@ -349,7 +353,7 @@ class DrafterJudge(_Judge):
             token = int(tree.token[child])
             if notes is not None:
                 judged = float(thought[token])
-                self._add("draft p", step, child, float(notes.prob[child]), judged, span(judged, self.slack))
+                self.compare("draft p", step, child, float(notes.prob[child]), judged, span(judged, self.slack))
             tally = self.tallies["drafter tokens"]
             behind = values[rank] - float(shaped[token])
             differs = not (behind if beside else abs(behind)) <= self.slack  # also where both are least
@@ -369,17 +373,6 @@ class DrafterJudge(_Judge):
         place = np.flatnonzero(notes.node == parent)
         if not len(place):
             return
-        row, raw = int(place[0]), logits.softmax(-1)
-        for token, recorded in zip(notes.draft_top[row].tolist(), notes.draft_top_p[row].tolist(), strict=True):
-            judged = _of(raw, token)
-            if not within(recorded, span(judged, self.raw_slack)):
-                break
-        child = drafted_by_model(step.part, parent)[0]
-        self._add("drafter top tokens", step, child, recorded, judged, span(judged, self.raw_slack))
-
-    def _add(
-        self, name: str, step: AuditedStep, node: int, recorded: float, judged: float, allowed: tuple[float, float]
-    ) -> None:
-        differs = not within(recorded, allowed)
-        text = f"{recorded:.4g}, the drafter run afresh says {judged:.4g}"
-        self.tallies[name].add(step.at(node), differs=differs, recorded=recorded, judged=judged, text=text)
+        row, child = int(place[0]), drafted_by_model(step.part, parent)[0]
+        top = notes.draft_top[row], notes.draft_top_p[row]
+        self.tops("drafter top tokens", step, child, top, logits.softmax(-1))

@@ -25,6 +25,7 @@ from specscope.analyze.locate.model.rules import OF_OTHERS, Elsewhere, SampledFa
 from specscope.analyze.locate.model.sampling import TEMPERATURE
 from specscope.analyze.locate.model.variants import BELOW, ROWS
 from specscope.analyze.locate.model.verdicts import located_verdicts
+from specscope.plans.heads import runs_head
 from specscope.trace.record.notes import model_part
 from specscope.trace.record.tree import ROOT, DraftTree
 
@@ -47,6 +48,8 @@ Parts = Sequence[Sequence[Step]]  # the first steps of some requests
 
 def target_mistakes(case: Case, models: Models, audit: Audit) -> list[Suspect]:
     """Masks, positions and KV of the target; the sampling parameters where its raw probabilities are right."""
+    if models.target.runs_on:  # these mistakes are attention's
+        return []
     rows = of_model(models.target)
     if suspects := origins(case, audit, rows) or (_ruled(case, models, audit) if _is_ruled(audit) else []):
         return suspects
@@ -116,7 +119,9 @@ def _is_drawn(audit: Audit) -> bool:
 def drafter_mistakes(case: Case, models: Models, audit: Audit) -> list[Suspect]:
     """What a drafter that is a model is fed, and what becomes of its probabilities."""
     run = case.history.run
-    eagle = run is not None and model_part(run.drafter) == "eagle"
+    eagle = run is not None and runs_head(model_part(run.drafter))
+    if not eagle and models.draft.runs_on:
+        return []
     rows = of_head(models.head, models.target) if eagle else of_model(models.draft)
     if _is_drawn(audit) and (suspects := _ruled(case, models, audit, drafter=True)):
         return suspects

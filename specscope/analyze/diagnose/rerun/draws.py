@@ -24,6 +24,7 @@ from specscope.analyze.diagnose.diagnosis import Proof, Suspect
 from specscope.analyze.diagnose.rates import ScoreSum
 from specscope.analyze.diagnose.rerun.models import Models
 from specscope.analyze.findings import Reference
+from specscope.plans.heads import runs_head
 from specscope.trace.history.wording import plural
 from specscope.trace.record.notes import model_part
 from specscope.trace.record.params import SamplingParams
@@ -79,7 +80,7 @@ def shared_noise(case: Case, models: Models) -> list[Suspect]:
 
 def _draws(case: Case, models: Models, names: Sequence[str]) -> Draws:
     run, target = case.history.run, models.target
-    eagle = run is not None and model_part(run.drafter) == "eagle"
+    eagle = run is not None and runs_head(model_part(run.drafter))
     head = models.head if eagle else None
     draft = None if eagle else models.draft
     draws = Draws()

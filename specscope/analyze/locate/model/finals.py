@@ -18,6 +18,7 @@ from specscope.analyze.locate.code import code_of
 from specscope.analyze.locate.located import Located, Operation, Proof, Stage
 from specscope.analyze.locate.model.other_rows import Places
 from specscope.analyze.locate.model.sampling import RIGHT, RuledRows
+from specscope.plans.heads import runs_head
 from specscope.trace.history.wording import plural
 from specscope.trace.record.notes import model_part
 from specscope.trace.record.records import FinalKind
@@ -148,7 +149,7 @@ def rows_of(case: Case, models: Models, what: str, steps: Sequence[Step]) -> lis
         return of_model(models.target)(case, steps)
     if models.options.draft is None or run is None:
         return []
-    is_head = model_part(run.drafter) == "eagle"
+    is_head = runs_head(model_part(run.drafter))
     return of_head(models.head, models.target)(case, steps) if is_head else of_model(models.draft)(case, steps)
 
 

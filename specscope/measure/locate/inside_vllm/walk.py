@@ -17,7 +17,9 @@ from specscope.measure.locate.inside_vllm.fed import Fed, FedText, fed_rows, joi
 from specscope.measure.locate.inside_vllm.references import HeadText, NamedHead, over_text
 from specscope.measure.locate.inside_vllm.sheet import ComparisonSheet
 from specscope.measure.locate.inside_vllm.tapped import DRAFTER, TARGET, Tapped
+from specscope.plans.heads import runs_head
 from specscope.trace.history.history import History
+from specscope.trace.record.notes import model_part
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import RunInfo
 
@@ -53,7 +55,7 @@ class WalkedModels:
         """Raises UserError."""
         sampled = run.speculation.get("draft_sample_method") == "probabilistic"
         models = WalkedModels(ModelReference(target), samples_drafts=sampled)
-        if draft is not None and run.drafter.startswith("eagle"):
+        if draft is not None and runs_head(model_part(run.drafter)):
             models.head = NamedHead(draft, models.target.causal.model)
         elif draft is not None:
             models.draft = ModelReference(draft)

@@ -1,15 +1,17 @@
-"""From step to step: positions, tokens and requests. Nothing is lost, emitted twice, or mixed up between requests."""
+"""From step to step: positions, tokens, requests and their KV blocks. Nothing is lost, or mixed up between requests."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
 
 import numpy as np
 
 from specscope.analyze.evidence.visits import Visit
-from specscope.analyze.findings import Check, CheckResult
-from specscope.analyze.verify.blocks import UNIT, blocks_kept, blocks_shared
+from specscope.analyze.findings import Finding, Unit
+from specscope.analyze.verify.exact import check_each
 from specscope.trace.history.history import History
 from specscope.trace.record.privacy import told_ids
 from specscope.trace.record.records import FinishReason, RequestEnd
@@ -58,35 +60,29 @@ class Account:
             before = visit
 
 
-def accounting_checks(history: History, every: Sequence[Visit], *, ours: bool) -> list[Check]:
+def step_checks(history: History, every: Sequence[Visit], *, ours: bool) -> list[Finding]:
     """All checks, over every step of every request."""
     by_request: dict[str, list[Visit]] = {}
     for visit in every:
         by_request.setdefault(visit.part.request, []).append(visit)
     accounts = [Account(visits, history, ours) for visits in by_request.values()]
     number = {id(visit): place for place, visit in enumerate(every)}
-    checks = [_check(*what, accounts, number) for what in CHECKS]
-    return [*checks, blocks_shared(history), blocks_kept(history)]
+    looked = [(name, about, [seen for account in accounts for seen in look(account)]) for name, about, look in CHECKS]
+    looked += [(name, about, list(look(history, every))) for name, about, look in OF_BLOCKS]
+    return [_check(name, about, seen, every, number) for name, about, seen in looked]
 
 
 def _check(
-    name: str, about: str, look: Callable[[Account], Looked], accounts: Sequence[Account], number: dict[int, int]
-) -> Check:
+    name: str, about: str, looked: Sequence[tuple[Visit, str]], every: Sequence[Visit], number: dict[int, int]
+) -> Finding:
     """`number`: each visit's number, by its `id()`."""
-    unit = "request" if name in OF_REQUESTS else UNIT
-    tested, problems = 0, dict[int, tuple[Visit, str]]()
-    for account in accounts:
-        for visit, problem in look(account):
-            tested += 1
-            if problem:
-                problems[number[id(visit)]] = visit, problem
-    if not tested:
-        return Check(name, CheckResult.SKIPPED, about, note="nothing to test", unit=unit)
-    if not problems:
-        return Check(name, CheckResult.PASSED, about, tested, unit=unit)
-    wrong = np.array(sorted(problems), np.int64)
-    first, detail = problems[int(wrong[0])]
-    return Check(name, CheckResult.FAILED, about, tested, len(wrong), first.reference(), detail, unit=unit, wrong=wrong)
+    problems = {number[id(visit)]: problem for visit, problem in looked if problem}
+    tested, bad = np.zeros((2, len(every)), np.bool_)
+    tested[[number[id(visit)] for visit, _ in looked]] = True
+    bad[list(problems)] = True
+    unit = Unit("request" if name in OF_REQUESTS else "request step", lambda place: every[place].reference())
+    note = "" if looked or not name.startswith("blocks") else LACKING
+    return check_each(name, about, bad, tested, unit, problems.__getitem__, note=note)
 
 
 def step_numbers(account: Account) -> Looked:
@@ -254,6 +250,90 @@ def moved(account: Account) -> Looked:
             yield visit, "" if fine else f"moved the KV of nodes {moved}, the accepted path is {path.tolist()}"
 
 
+LACKING = "the capture does not tell which blocks were written"
+
+
+def blocks_written(history: History, every: Sequence[Visit]) -> Looked:
+    """In one step no block is written by two requests."""
+    for _, visits in groupby(every, key=lambda visit: id(visit.record)):
+        owner: dict[int, str] = {}
+        for visit in visits:
+            part = visit.part
+            shared = [block for block in part.blocks.tolist() if owner.setdefault(block, part.request) != part.request]
+            if len(part.blocks):
+                yield visit, f"block {shared[0]} is written by {owner[shared[0]]} too" if shared else ""
+
+
+def blocks_kept(history: History, every: Sequence[Visit]) -> Looked:
+    """A request's tokens stay in the blocks that they were written to, and nobody else writes there."""
+    size = history.run.block_size if history.run is not None else 0
+    tables: dict[str, _Table] = {}
+    owner: dict[int, str] = {}  # of each block in them
+    gap = False  # something of the step before is not in the file
+    visits = iter(every)
+    for record in history.steps if size else ():
+        if record.after is not None or record.rewound or gap or record.absent is not None:
+            tables, owner = {}, {}  # which block holds what is no longer known
+        gap = record.absent is not None
+        here = {part.request for part in record.requests}
+        for name in (*record.preempted, *(end.info.id for end in record.finished if end.info.id not in here)):
+            _release(tables.pop(name, _Table()).block, owner)
+        for _ in range(len(record.requests)):
+            visit = next(visits)
+            part = visit.part
+            blocks = part.blocks.tolist()
+            first, table = part.context_len // size, tables.setdefault(part.request, _Table())
+            behind = table.cut(first)
+            if blocks:
+                yield visit, _problem(part.request, blocks, first, behind, table, owner)
+            committed = part.position + len(part.tokens())
+            _release(behind.values(), owner)
+            held = blocks[: max(-(-committed // size) - first, 0)]
+            table.extend(first, held)
+            owner.update((block, part.request) for block in held)
+        for end in record.finished:
+            _release(tables.pop(end.info.id, _Table()).block, owner)
+
+
+@dataclass(frozen=True)
+class _Table:
+    """A request's blocks with committed tokens, and which entries of its block table they are: some are not known."""
+
+    entry: list[int] = field(default_factory=list)  # rising
+    block: list[int] = field(default_factory=list)  # of each
+
+    def cut(self, first: int) -> dict[int, int]:
+        """Take out the entries from `first` on, and return their blocks by entry."""
+        start = bisect_left(self.entry, first)
+        behind = dict(zip(self.entry[start:], self.block[start:], strict=True))
+        del self.entry[start:], self.block[start:]
+        return behind
+
+    def extend(self, first: int, blocks: list[int]) -> None:
+        """Append blocks, the first at entry `first`."""
+        self.entry.extend(range(first, first + len(blocks)))
+        self.block.extend(blocks)
+
+
+def _problem(
+    request: str, blocks: list[int], first: int, behind: dict[int, int], table: _Table, owner: dict[int, str]
+) -> str:
+    """`behind`: what the table held from entry `first` on; `table`: what it holds before."""
+    for entry, block in enumerate(blocks, first):
+        if owner.get(block, request) != request:
+            return f"writes to block {block}, which holds tokens of {owner[block]}"
+        if behind.get(entry, block) != block:
+            return f"entry {entry} of its block table is block {behind[entry]}, but it writes to block {block}"
+        if block in table.block:
+            return f"block {block} is in its table twice"
+    return "" if len(set(blocks)) == len(blocks) else "a block is in its table twice"
+
+
+def _release(blocks: Iterable[int], owner: dict[int, str]) -> None:
+    for block in blocks:
+        owner.pop(block, None)
+
+
 OF_REQUESTS = ("prompt fed", "outputs", "ends")  # one look at each request; what is wrong is numbered by its step
 CHECKS = (
     ("step numbers", "a request's steps are numbered one by one", step_numbers),
@@ -266,4 +346,8 @@ CHECKS = (
     ("ends", "a request ends where its reason says, and no sooner", ends),
     ("what preceded", "each step says what its request did before", preceded),
     ("accepted KV moved", "accepted nodes that lay elsewhere are moved behind the root", moved),
+)
+OF_BLOCKS = (
+    ("blocks written", "no block is written by two requests in one step", blocks_written),
+    ("blocks kept", "a request's blocks stay its own, in their order, until it ends or is preempted", blocks_kept),
 )

@@ -1,0 +1,453 @@
+"""One edit of a real record: each check passes over the run, and convicts the step that was edited."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from specscope import SamplingParams
+from specscope.analyze.findings import CheckResult
+from specscope.trace.history.history import History
+from specscope.trace.record.draft_vocabulary import draft_tokens
+from specscope.trace.record.records import FinalKind, FinishReason, Outcome, Preceded
+from specscope.trace.record.tree import Drawn
+from tests.analyze.synthetic import Synthetic
+from tests.analyze.verify.conftest import run
+from tests.analyze.verify.edits import check, edited, elder, failed, node, passed, put, replaced
+from tests.engines import PROMPTS, fresh
+from tests.heads import DRAFT_VOCAB
+
+ACCEPTED, REJECTED, UNTRIED = Outcome.ACCEPTED, Outcome.REJECTED, Outcome.UNTRIED
+
+
+def valued(value, *where):
+    return value(*where) if callable(value) else value
+
+
+def at(outcome, where=lambda part, i: True, **values):
+    """An edit of the first such node of a step; values of its arrays, or what gives them of step and node."""
+
+    def change(part):
+        i = node(part, outcome, where)
+        if i is None:
+            return None
+        arrays = {name: getattr(getattr(part, name.split("__")[0]), name.split("__")[1]) for name in values}
+        return replaced(part, **{name: put(arrays[name], i, valued(values[name], part, i)) for name in values})
+
+    return change
+
+
+def of(where=lambda part: True, **values):
+    """An edit of the first such step: fields, or what gives them of the step."""
+    return lambda part: replaced(part, **{k: valued(v, part) for k, v in values.items()}) if where(part) else None
+
+
+def second_p(part):
+    i = node(part, None, lambda p, i: p.verdict.outcome[i] and elder(p, i) and p.verdict.p_trial[i] > 0.001)
+    if i is None:
+        return None
+    p = part.verdict.p_trial[i] * 1.1
+    ratio = min(1.0, float(p) / float(part.verdict.q_trial[i]))
+    arrays = part.verdict.p_trial, part.verdict.accept_prob
+    return replaced(part, verdict__p_trial=put(arrays[0], i, p), verdict__accept_prob=put(arrays[1], i, ratio))
+
+
+def rejected_came_out(part):
+    last = part.verdict.path[-1] if part.verdict.accepted else -1
+    i = node(part, REJECTED, lambda p, i: p.tree.parent[i] == last and p.verdict.residual_mass[i] > 0.01)
+    return None if i is None else replaced(part, verdict__token=int(part.tree.token[i]))
+
+
+def first_parent(where=lambda part: True, **values):
+    """An edit of the evidence on a step's first parent."""
+    arrays = {name: lambda part, name=name, v=v: put(getattr(part.parents, name), 0, v) for name, v in values.items()}
+    there = lambda part: len(part.parents.node) and where(part)  # noqa: E731
+    return of(there, **{f"parents__{name}": value for name, value in arrays.items()})
+
+
+COIN_ABOVE = at(ACCEPTED, lambda p, i: p.verdict.accept_prob[i] < 0.9, verdict__coin=0.95)
+ANOTHER_COIN = at(UNTRIED, verdict__coin=0.123)
+MASS = at(REJECTED, verdict__residual_mass=1.01)
+TWIN = at(None, lambda p, i: elder(p, i), tree__token=lambda p, i: p.tree.token[p.tree.parent == p.tree.parent[i]][0])
+UNSURE = lambda part: 0.01 < part.parents.choice_p[0] < 0.99  # noqa: E731
+SHIFTED = of(lambda part: part.index == 4, context_len=lambda part: part.context_len + 1)
+NOT_ALL_EMITTED = of(lambda part: part.emitted > 1 and part.index < 10, emitted=lambda part: part.emitted - 1)
+EDITS = [
+    (
+        "accept probability",
+        "sampled",
+        at(REJECTED, lambda p, i: p.verdict.accept_prob[i] > 0.01, verdict__accept_prob=0.0),
+    ),
+    ("outcomes", "sampled", COIN_ABOVE),
+    ("trial order", "sampled", at(UNTRIED, lambda p, i: p.tree.parent[i] >= 0, verdict__outcome=REJECTED)),
+    ("p at later trials", "sampled", second_p),
+    ("p at later trials", "deterministic", second_p),
+    (
+        "q at trials",  # as it was before the first draw
+        "sampled",
+        at(
+            None,
+            lambda p, i: p.verdict.outcome[i] and elder(p, i) and p.verdict.q_trial[i] > p.tree.q[i] * 1.01,
+            verdict__q_trial=lambda p, i: p.tree.q[i],
+        ),
+    ),
+    ("q at trials", "deterministic", at(REJECTED, verdict__q_trial=0.5)),
+    ("residual mass", "sampled", MASS),
+    ("residual mass", "deterministic", MASS),
+    ("siblings", "sampled", TWIN),
+    ("paths", "sampled", of(lambda p: p.verdict.accepted, verdict__path=lambda p: p.verdict.path[:-1])),
+    (
+        "kind of final token",
+        "sampled",
+        of(lambda p: p.verdict.kind is FinalKind.RECOVERED, verdict__kind=FinalKind.BONUS),
+    ),
+    ("final tokens", "sampled", rejected_came_out),
+    ("final tokens", "deterministic", rejected_came_out),
+    ("coins", "greedy", ANOTHER_COIN),
+    ("coins unequal", "sampled", at(UNTRIED, lambda p, i: i > 0, verdict__coin=lambda p, i: p.verdict.coin[i - 1])),
+    ("target's choice", "sampled", first_parent(lambda p: p.parents.choice_p[0] >= 0.01, choice_p=0.0)),
+    ("ranks", "sampled", at(REJECTED, lambda p, i: p.verdict.p[i] > 0.02, parents__rank=100)),
+    ("raw probabilities", "sampled", at(REJECTED, parents__raw_p=1.0)),
+    ("drafter's likeliest", "sampled", first_parent(choice_q=1.0, choice_rank=2)),
+    (
+        "drafter's likeliest",  # a first child's, which is the likeliest token of its parent
+        "deterministic",
+        of(lambda p: p.notes is not None and len(p.tree), notes__prob=lambda p: put(p.notes.prob, 0, 0.5)),
+    ),
+    ("entropies", "sampled", first_parent(UNSURE, entropy=0.0)),
+    ("greedy tokens", "greedy", at(REJECTED, verdict__p=0.3)),
+    (
+        "greedy tokens",
+        "greedy",
+        of(
+            lambda p: p.verdict.kind is FinalKind.RECOVERED,
+            verdict__token=lambda p: (p.verdict.token + 1) % 256,
+        ),
+    ),
+    ("entropy of the final draw", "sampled", of(lambda p: 0.01 < p.verdict.final_p < 0.9, parents__final_entropy=0.0)),
+    (
+        "share of the final token",
+        "deterministic",
+        of(
+            lambda p: p.verdict.kind is FinalKind.RECOVERED and p.verdict.final_p > 1e-3,
+            verdict__final_p=lambda p: p.verdict.final_p / 2,
+        ),
+    ),
+    ("step numbers", "sampled", of(lambda p: p.index == 4, index=5)),
+    ("tokens in the cache", "sampled", SHIFTED),
+    ("positions", "sampled", SHIFTED),
+    ("tokens emitted", "sampled", NOT_ALL_EMITTED),
+    ("outputs", "sampled", NOT_ALL_EMITTED),
+    ("what preceded", "sampled", of(lambda p: p.preceded is Preceded.NOTHING, preceded=Preceded.PREEMPTION)),
+    ("accepted KV moved", "moved", of(lambda p: len(p.moved), moved=np.zeros(0, np.int32))),
+    (
+        "blocks kept",  # not the block that its request's tokens lie in already
+        "sampled",
+        of(lambda p: p.context_len % 16 and p.index > 1, blocks=lambda p: p.blocks + 50),
+    ),
+]
+
+
+LATER = ("outputs", "step numbers", "positions", "tokens in the cache")  # seen where the request goes on, or ends
+
+
+@pytest.mark.parametrize(("name", "run", "change"), EDITS, ids=lambda value: value if isinstance(value, str) else "")
+def test_one_edit_is_convicted(runs, name, run, change):
+    assert passed(runs[run], name)
+    history = edited(runs[run], change)
+    found = check(history, name)
+    assert found.result is CheckResult.FAILED
+    assert found.failed >= 1
+    assert found.detail
+    assert f"#{found.example}'" in found.example.command("run.jsonl")
+    before, after = ([part for record in each.steps for part in record.requests] for each in (runs[run], history))
+    (wrong,) = [b for a, b in zip(before, after, strict=True) if a != b]
+    assert wrong.request == found.example.request
+    assert name in LATER or wrong.index == found.example.index
+
+
+def rebuilt(history, change):
+    """Every record through `change`, which gives the record that stands in its place, or None for none."""
+    out = History(run=history.run, vocabulary=history.vocabulary, lost=history.lost)
+    for record in history.steps:
+        if (new := change(record)) is not None:
+            out.append(new)
+    return out
+
+
+def parts_of(change):
+    """A record's requests through `change`, which gives all of them."""
+    return lambda record: dataclasses.replace(record, requests=tuple(change(record)))
+
+
+def taken():
+    """A block of a request that does not run in a step is written to by one that does."""
+    held = {}
+
+    def change(record):
+        parts = list(record.requests)
+        for part in parts:
+            held.setdefault(part.request, part.blocks[0])
+        if record.step == 6:
+            other = next(block for name, block in held.items() if name not in (parts[0].request, parts[1].request))
+            parts = [dataclasses.replace(parts[0], blocks=np.array([other], np.int32)), parts[1]]
+        return parts
+
+    return parts_of(change)
+
+
+def shared(record):
+    first, *rest = record.requests
+    return (first, *(dataclasses.replace(part, blocks=first.blocks) for part in rest[:1]), *rest[1:])
+
+
+def unfed(record):
+    return (part if part.index else replaced(part, prefill_tokens=part.prefill_tokens - 1) for part in record.requests)
+
+
+def first_end(history):
+    return next(end for record in history.steps for end in record.finished)
+
+
+def ending(change):
+    """The first end with these fields, which `change` gives of it."""
+
+    def of_history(history):
+        first = first_end(history)
+        new = dataclasses.replace(first, **change(first))
+        return lambda record: dataclasses.replace(
+            record, finished=tuple(new if end is first else end for end in record.finished)
+        )
+
+    return of_history
+
+
+def allowed(count):
+    """The first end's request was allowed so many tokens."""
+    params = lambda end: dataclasses.replace(end.info.params, max_tokens=count)  # noqa: E731
+    return ending(lambda end: {"info": dataclasses.replace(end.info, params=params(end))})
+
+
+def no_such(reason):
+    return ending(lambda end: {"reason": reason, "stop": "no such text"})
+
+
+RECORDS = [  # check, run, what becomes of each record of a history, words
+    ("requests in a batch", "sampled", parts_of(lambda r: (*r.requests, *r.requests[:1])), "twice in one step"),
+    ("prompt fed", "sampled", parts_of(unfed), "were due"),
+    ("blocks written", "sampled", parts_of(shared), "is written by"),
+    ("blocks kept", "sampled", taken(), "holds tokens of"),
+    ("outputs", "sampled", ending(lambda end: {"output": np.arange(3, dtype=np.int32)}), "the output has 3"),
+    ("outputs", "sampled", allowed(2), "where 2 were allowed"),
+    ("ends", "sampled", allowed(1000), "of 1000 tokens"),
+    ("ends", "sampled", no_such(FinishReason.EOS), "which is not in the output"),
+    ("ends", "sampled", no_such(FinishReason.STOP), "which is not in the output"),
+    (
+        "tokens in the cache",
+        "preempted",
+        lambda record: dataclasses.replace(record, preempted=()),
+        "tokens in the cache",
+    ),
+    ("what preceded", "preempted", lambda record: dataclasses.replace(record, preempted=()), "says `preemption`"),
+]
+
+
+@pytest.mark.parametrize(("name", "run", "change", "words"), RECORDS, ids=lambda x: x if isinstance(x, str) else "")
+def test_one_edit_of_a_record_is_convicted(runs, name, run, change, words):
+    history = runs[run]
+    assert failed(history) == []
+    assert passed(history, name)
+    if name in ("outputs", "ends"):  # the end that is changed is one of this history
+        change = change(history)
+    found = check(rebuilt(history, change), name)
+    assert found.result is CheckResult.FAILED
+    assert words in found.detail
+
+
+def test_tokens_after_the_end_of_sequence(runs):
+    history = runs["sampled"]
+    first = int(next(iter(history.requests.values())).end.output[0])
+    history = rebuilt(history, lambda record: record)
+    history.run = dataclasses.replace(history.run, eos_tokens=(first,))
+    assert "after the end of sequence" in check(history, "ends").detail
+
+
+def test_a_token_lost_at_a_preemption(runs):
+    """What comes back has one token less than was committed."""
+    lost = {name for record in runs["preempted"].steps for name in record.preempted}
+
+    def less(record):
+        parts = []
+        for part in record.requests:
+            back = part.request in lost and part.preceded is Preceded.PREEMPTION and part.prefill_tokens
+            parts.append(dataclasses.replace(part, prefill_tokens=part.prefill_tokens - 1) if back else part)
+        return dataclasses.replace(record, requests=tuple(parts))
+
+    assert "positions" in failed(rebuilt(runs["preempted"], less))
+
+
+def test_steps_that_are_known_to_be_missing_are_no_fault(runs):
+    def gap(record):
+        return None if record.step == 9 else record
+
+    history = rebuilt(runs["sampled"], gap)
+    assert "step numbers" in failed(history)
+    history.lost = 1
+    assert failed(history) == []
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "eagle dynamic"])
+def test_a_run_that_went_back_is_consistent(engines, drafter):
+    """KV that was computed again may lie in other blocks than the record of the first time says."""
+    engine = engines[drafter]
+    fresh(engine, 60)
+    for seed, prompt in enumerate(PROMPTS):
+        engine.add(prompt, SamplingParams(max_tokens=40, seed=seed, temperature=1.0))
+    found = {}
+    for back, steps in ((None, 10), (4, 9), (6, 500)):
+        if back is not None:
+            engine.rewind(back)
+        while engine.busy and steps:
+            record = engine.step()
+            found[record.step] = record
+            steps -= 1
+    history = History(run=engine.run_info, vocabulary=engine.vocabulary)
+    for step in sorted(found):
+        history.append(found[step])
+    assert [record.step for record in history.steps if record.rewound] == [10, 13]
+    assert failed(history) == []
+
+
+def test_a_branch_is_judged_by_itself(runs):
+    """An engine that went back and went on otherwise: tokens of the branch it left are not counted twice."""
+    history = rebuilt(runs["greedy"], lambda record: record)
+    last = history.steps[-1].step
+    fork = [r for r in runs["greedy"].steps if r.step > 5]
+    for offset, record in enumerate(fork, 1):
+        after = 5 if offset == 1 else None
+        history.append(dataclasses.replace(record, step=last + offset, branch=1, after=after))
+    assert len(history.branches) == 2
+    assert failed(history) == []
+
+
+LEFT_OUT = {  # edits that convict no more: a node that was forced against its coin, a rule that is not lossless
+    "forced": lambda part: {"verdict__forced": np.flatnonzero(part.verdict.coin == 0.95).astype(np.int32)},
+    "another rule": lambda part: {"verdict__rule": "lossy:typical"},
+}
+
+
+@pytest.mark.parametrize("why", LEFT_OUT)
+def test_what_follows_from_force_or_another_rule_is_left_out(runs, why):
+    def change(part):
+        new = COIN_ABOVE(part)
+        return None if new is None else replaced(new, **LEFT_OUT[why](new))
+
+    assert "outcomes" in failed(edited(runs["sampled"], COIN_ABOVE))
+    assert "outcomes" not in failed(edited(runs["sampled"], change))
+
+
+def test_a_step_without_drafts_is_judged(engines):
+    history = run(engines["none"], temperature=1.0)
+    assert failed(history) == []
+    assert passed(history, "share of the final token")
+
+
+def test_with_replacement_q_stays(runs):
+    """Where tokens are put back, q at later trials is q."""
+    history = Synthetic(1, "3x1", Drawn.WITH_REPLACEMENT).run(1, 200)
+    assert failed(history) == []
+    again = edited(history, lambda part: replaced(part, tree__drawn=np.full(3, Drawn.WITHOUT_REPLACEMENT, np.uint8))
+                   if part.verdict.outcome[1] else None)  # fmt: skip
+    assert "q at trials" in failed(again)
+
+
+def test_coins_of_another_engine_are_not_recomputed(runs):
+    history = edited(runs["sampled"], ANOTHER_COIN)
+    history.run = dataclasses.replace(history.run, versions={"vllm": "0.33"})
+    assert check(history, "coins").result is CheckResult.SKIPPED
+
+
+def test_coins_that_are_recomputed_are_not_judged_by_their_distribution(runs):
+    """Each was computed again from its key, which says more; another engine's are held to be random."""
+    history = edited(runs["sampled"], lambda part: None if part.index else part)
+    for name in ("coins uniform", "coins in series"):
+        assert check(history, name).note == "every coin was computed again from its key"
+    assert passed(history, "coins and draws")
+    history.run = dataclasses.replace(history.run, versions={"vllm": "0.33"})
+    assert passed(history, "coins uniform")
+
+
+NAME = "draft vocabulary"
+
+
+def test_a_token_outside_the_draft_vocabulary_is_found(runs):
+    good = check(runs["deterministic"], NAME)  # of an EAGLE head with a reduced vocabulary
+    assert good.result is CheckResult.PASSED
+    assert good.tested > 100
+    assert good.note == f"{DRAFT_VOCAB} tokens of the target"
+
+    def outside(part):
+        unknown = next(t for t in range(300) if t not in known)
+        return replaced(part, tree__token=put(part.tree.token, 0, unknown)) if len(part.tree) else None
+
+    known = set(draft_tokens(runs["deterministic"].run).tolist())
+    bad = check(edited(runs["deterministic"], outside), NAME)
+    assert bad.result is CheckResult.FAILED
+    assert "is not among them" in bad.detail
+
+
+def test_it_is_skipped_with_its_reason(runs):
+    assert check(runs["sampled"], NAME).note == "the drafter's vocabulary is not reduced"
+    history = runs["deterministic"]
+    before, history.run = history.run, dataclasses.replace(history.run, draft_tokens="", evidence="")
+    try:
+        assert check(history, NAME).result is CheckResult.SKIPPED
+        assert check(history, NAME).note == "the capture does not tell what the drafter knows"
+    finally:
+        history.run = before
+
+
+def test_an_engine_that_verifies_a_part_of_a_chain_is_not_accused(runs):
+    """vLLM's scheduler cuts chains: by a form, by the step's budget, where a request is about to end."""
+
+    def cut(part):
+        n = len(part.tree) - 1
+        if n < 1 or part.verdict.outcome[n] or not part.tree.is_sampled:
+            return None
+        arrays = ("outcome", "p", "p_trial", "q_trial", "accept_prob", "coin", "residual_mass")
+        verdict = {f"verdict__{name}": getattr(part.verdict, name)[:n] for name in arrays}
+        tree = {f"tree__{name}": getattr(part.tree, name)[:n] for name in ("token", "parent", "q", "drawn")}
+        return replaced(part, **verdict, **tree, notes=None, parents=None)
+
+    def planned(run):
+        history = edited(runs["sampled"], cut)
+        history.run = run
+        return check(history, "drafts as planned")
+
+    ours = runs["sampled"].run
+    assert planned(ours).result is CheckResult.FAILED
+    assert planned(dataclasses.replace(ours, versions={"vllm": "0.32.0"})).result is CheckResult.PASSED
+
+
+def test_what_an_n_gram_is_filled_with_is_no_draft_in_another_place(runs):
+    """vLLM's V2 runner fills the chain with the root's token where the text holds nothing more."""
+    before = runs["sampled"]
+    assert before.run is not None
+    history = History(run=before.run, vocabulary=before.vocabulary)
+    roots: dict[str, int] = {}
+    for record in before.steps:
+        roots |= {info.id: int(info.prompt_tokens[-1]) for info in record.admitted}
+        parts = []
+        for part in record.requests:
+            filled = np.full(len(part.tree), roots[part.request], np.int32)
+            rejected = {} if part.verdict is None else {"verdict__path": np.zeros(0, np.int32), "emitted": 1}
+            parts.append(replaced(part, tree__token=filled, **rejected))
+            roots[part.request] = roots[part.request] if part.verdict is None else part.verdict.token
+        history.append(dataclasses.replace(record, requests=tuple(parts)))
+
+    def in_place(**changed):
+        history.run = dataclasses.replace(before.run, versions={"vllm": "0.32.0"}, **changed)
+        return check(history, "drafts in place").result
+
+    assert in_place(drafter="eagle") is CheckResult.FAILED
+    assert in_place(drafter="ngram") is CheckResult.SKIPPED  # nothing else was drafted
