@@ -56,6 +56,7 @@ LISTED = re.compile(
     r"|diagnose\.json\.captures\[0\]\.(builds|when|would_see|.*\.(grade|explained|of|spoiled)): nothing -> "
     r"|diagnose\.json\.captures\[0\]\.(suspects|remarks)\[\d\]\.score: "
     r"|checks\[\d+\]\.(least_bias: |note: \"would have seen )"  # fewer checks share the level
+    r"|verify\.json\.captures\[0\]\.groups\[4\]\.checks\[6\]\.tested: "  # the drafter's cache before its first draft
     r"|checks\[5\]\.note: \"the capture tells of no features that fed a head\" -> \"\"$"  # where it tells of them
     r"|locate\[6\]: : .* -> \[.*, \"audit: head's features\"\]$"  # zeros were fed: audit says so
     # near, unlikely and nonsense, groups that other tables have, and the report's timeline are gone

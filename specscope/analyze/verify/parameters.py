@@ -16,11 +16,10 @@ import numpy as np
 from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.findings import Finding
+from specscope.analyze.verify.drafts import Follows
 from specscope.analyze.verify.exact import LEAST, check_each
 from specscope.analyze.verify.parents import LACKING
 from specscope.trace.record.params import SamplingParams
-from specscope.trace.record.privacy import told_ids
-from specscope.trace.record.records import RequestStep
 from specscope.trace.record.tree import Bools, Doubles
 
 TIES = 8  # tokens that may share a probability at top-p's border
@@ -224,14 +223,17 @@ def _range(low: float, high: float) -> str:
 
 def _shape(c: Columns, n: Nodes, tested: Bools, low: Doubles, high: Doubles) -> None:
     """Fill in, from low to high, what bias and penalties add to the log ratio of each node's token and the choice."""
-    seen = _Seen(c)
-    for i in np.flatnonzero(tested & n.shaped).tolist():
+    nodes = np.flatnonzero(tested & n.shaped)
+    if not len(nodes):
+        return
+    texts = Follows.of(c)
+    for i in nodes.tolist():
         s = int(c.step[i])
-        counts, path = seen.before(s), Counter(_path(c.visits[s].part, int(c.parent[i])))
-        params = c.params[s]
-        prompt = seen.prompt(s)
+        number = texts.request[s]
+        prompt = set(texts.text[texts.begins[number] : texts.outputs[number]].tolist())
+        output = Counter([*texts.text[texts.outputs[number] : texts.behind[s]].tolist(), *_path(c, i)])
         tokens = int(c.token[i]), int(c.parents.choice[n.parent[i]])
-        (a, b), (x, y) = (_moved(token, params, counts + path, prompt) for token in tokens)
+        (a, b), (x, y) = (_moved(token, c.params[s], output, prompt) for token in tokens)
         low[i], high[i] = a - y, b - x
 
 
@@ -244,29 +246,9 @@ def _moved(token: int, params: SamplingParams, output: Counter[int], prompt: set
     return by, by
 
 
-def _path(part: RequestStep, parent: int) -> list[int]:
-    return part.tree.token[part.tree.path_to(parent)].tolist() if parent >= 0 else []
-
-
-class _Seen:
-    """How often each token is in a request's output before a step; steps must be asked for in their order."""
-
-    def __init__(self, c: Columns) -> None:
-        self.c = c
-        self._counts: dict[str, tuple[int, Counter[int]]] = {}  # by request: its steps counted, and its tokens
-        self._prompts: dict[str, set[int]] = {}
-
-    def before(self, s: int) -> Counter[int]:
-        visit = self.c.visits[s]
-        done, counts = self._counts.get(visit.request.id, (0, Counter()))
-        while visit.request.steps[done].index < visit.part.index:
-            counts.update(visit.request.steps[done].output())
-            done += 1
-        self._counts[visit.request.id] = done, counts
-        return counts
-
-    def prompt(self, s: int) -> set[int]:
-        request = self.c.visits[s].request
-        if request.id not in self._prompts:
-            self._prompts[request.id] = set(() if request.info is None else told_ids(request.info.prompt_tokens) or ())
-        return self._prompts[request.id]
+def _path(c: Columns, node: int) -> list[int]:
+    """The drafted tokens above a node."""
+    path = []
+    while (node := int(c.above[node])) >= 0:
+        path.append(int(c.token[node]))
+    return path

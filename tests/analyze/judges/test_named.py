@@ -318,7 +318,7 @@ def guessing(rank):
 )
 def test_a_drafter_at_the_level_of_chance_is_more_than_weak(rank, cause):
     """Nothing is accepted: ranks spread evenly over the vocabulary are no weak drafter's."""
-    found = healthy.weak_drafter(Case.of(changed(sample("eagle"), guessing(rank))))
+    found = healthy.weak_drafter(Case.of(changed(sample("eagle"), guessing(rank))), None)
     assert found.cause is cause
     assert ("as by chance" in found.for_[-1]) is (cause is Cause.DRAFTER_AT_CHANCE)
     assert not cause.is_fault
