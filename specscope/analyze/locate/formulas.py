@@ -64,6 +64,15 @@ def _q_tried(c: Columns) -> Doubles:
     return c.q_trial
 
 
+def _alone(c: Columns) -> Doubles:
+    """A draft's own ratio, without its path's; under rules that look ahead what rejections below leave of it."""
+    left = _over(_tried, _q_tried)(c)
+    for node in np.flatnonzero(c.rejected & (c.above >= 0) & c.by_rule.ahead[c.step]).tolist():
+        above, mass = c.above[node], c.residual_mass[node]
+        left[above] = mass / (mass + 1 - left[above]) if mass > 0 else float(left[above] == 1)
+    return left
+
+
 def _mass_before(c: Columns) -> Doubles:
     """What the elder sibling's rejection left."""
     return np.where(c.elder >= 0, c.residual_mass[c.elder], 1.0) if len(c.elder) else c.residual_mass
@@ -84,7 +93,7 @@ FORMULAS: Mapping[str, Formula] = {  # by the check of verify that fails where a
         "how likely a draft is accepted",
         lambda c: c.accept_prob,
         {
-            "the ratio of the draft alone, without its path's": _over(_tried, _q_tried),
+            "the ratio of the draft alone, without its path's": _alone,
             "p / q that is not capped at 1": _over(_tried, _q_tried, np.inf),
             "p before any sibling was rejected, over q": _over(_p, _q_tried),
             "p over q as drawn, not over what is left of it": _over(_tried, _q),

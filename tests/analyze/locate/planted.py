@@ -11,7 +11,7 @@ import torch
 from specscope.speculate import sampling
 from specscope.speculate.drafters import tree_builder
 from specscope.speculate.drafters.base import Context
-from specscope.speculate.verify import host, inputs, verifier
+from specscope.speculate.verify import host, inputs, traversal, verifier
 
 
 def softmax(change):
@@ -178,3 +178,21 @@ def drawn_by_the_other_side(patch, engine):
     """The final token is drawn by 1 less its coin."""
     right = host.Residual.draw
     patch.setattr(host.Residual, "draw", lambda self, coin: right(self, 1 - coin))
+
+
+def ratios_without_their_path(patch, engine):
+    """Under block a draft goes by its own ratio, not by that times its path's."""
+    right, below = traversal._Walk.below, []
+
+    def without(self, row, ratio, *, root=False):
+        if below and self.batch.trees.parent[row] >= 0:
+            ratio = min(1.0, below[-1])
+        return right(self, row, ratio, root=root)
+
+    def alone(self, row, outcome, p, q, accept):
+        below[:] = [p / q if q > 0 else 0.0]
+        return trial(self, row, outcome, p, q, min(1.0, below[-1]))
+
+    trial = host.BatchEvidence.trial
+    patch.setattr(host.BatchEvidence, "trial", alone)
+    patch.setattr(traversal._Walk, "below", without)
