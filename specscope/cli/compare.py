@@ -29,7 +29,7 @@ from specscope.trace.record.vocabulary import shell_word
 from specscope.trace.stored import as_runs, every_run
 
 if TYPE_CHECKING:
-    from specscope.analyze.compare.columns import Side
+    from specscope.analyze.compare.side import Side
     from specscope.analyze.compare.counts import CountsSide
     from specscope.analyze.compare.result import Comparison, Pair, SideFacts
     from specscope.trace.history.conditions import Threshold
@@ -201,7 +201,7 @@ def compared(a: Side, b: Side, comparison: Comparison) -> Compared:
 
     def steps(pair: ComparedPair) -> tuple[list[RequestStep], list[RequestStep]]:
         matched = comparison.pairs[pair.number]
-        return a.decode_steps(a.requests[matched.a]), b.decode_steps(b.requests[matched.b])
+        return a.steps(a.requests[matched.a]), b.steps(b.requests[matched.b])
 
     return Compared(
         sources=(", ".join(comparison.a.sources), ", ".join(comparison.b.sources)),

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.analyze.compare.runs import Made, make
-from tests.analyze.compare.test_columns import write
+from tests.analyze.compare.runs import Made, make, write
 from tests.support.commands import run_here
 
 TRACES = Path(__file__).parents[2] / "traces"
@@ -38,19 +37,19 @@ def test_a_capture_is_the_same_as_itself(tmp_path):
     copy.write_bytes(Path(SAMPLED).read_bytes())
     code, out, err = compare(SAMPLED, copy)
     assert (code, err) == (0, "")
-    assert "the same: 3 pairs made exactly the same decisions" in out
+    assert "The runs are the same: all 3 pairs of requests made exactly the same decisions." in out
 
 
 def test_differences_are_exit_code_1(runs):
     code, out, _ = compare(runs / "a1.jsonl", runs / "worse.jsonl")
     assert code == 1
-    assert "different: acceptance length is lower in B" in out
+    assert "B gets fewer tokens out of a draft than A: " in out
 
 
 def test_other_seeds_are_exit_code_0(runs):
     code, out, _ = compare(runs / "a1.jsonl", runs / "a2.jsonl")
     assert code == 0
-    assert "no difference beyond error" in out
+    assert "The runs do not differ beyond error." in out or "No difference is seen" in out
 
 
 def test_several_captures_on_a_side(runs):
@@ -105,7 +104,7 @@ def test_an_older_kind_of_run_is_compared_by_what_both_have():
     code, out, _ = compare(EAGLE, NGRAM)
     assert code == 0
     assert "B does not record the drafter's probabilities" in out
-    assert "different as configured" in out
+    assert "The runs differ only as configured (drafter, draft model, tree)." in " ".join(out.split())
     assert "draft tree differs at 46 of 49 equal contexts, as configured: drafter, draft model, tree" in " ".join(
         out.split()
     )

@@ -1,9 +1,10 @@
 """Differences of ratios with intervals: a cluster bootstrap over requests, seeded.
 
 Steps of one request are alike, so whole requests are drawn, not steps. Both requests of a pair are drawn together,
-which takes the variation between prompts out of the difference. The interval is the difference +- t * s, where s is
-the bootstrap's standard error times sqrt(n / (n - 1)): with a dozen requests, plain percentiles cover less than their
-nominal level.
+which takes the variation between prompts out of the difference. The interval is log(B / A) +- t * s, where s is the
+bootstrap's standard error times sqrt(n / (n - 1)): with a dozen requests, plain percentiles cover less than their
+nominal level. So no figure can drop by more than all of it. Where a side is 0, or a figure may be negative, the
+difference takes the logarithm's place, and ends where the figure does.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ LEVEL = 0.95  # of the intervals
 POWER = 0.95  # of Estimate.visible, "would have seen"
 FEWEST = 3  # clusters; with fewer there is no interval
 SEED = 20_260_101
+SAME = ROUNDING["float32"]  # rounding alone moves two engines' q by as much
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Ratio:
     bottom: tuple[Doubles, Doubles]
     percent: bool = False
     offset: float = 0.0  # added to the ratio
+    signed: bool = False  # whether it may be below 0
 
 
 def estimates(ratios: Sequence[Ratio], clusters: int, alpha: float = 1 - LEVEL) -> list[Estimate]:
@@ -78,21 +81,34 @@ def _estimate(ratio: Ratio, drawn: Doubles) -> Estimate:
     if n < FEWEST:
         return bare
     with np.errstate(divide="ignore", invalid="ignore"):
-        spread = drawn[:, 1] / drawn[:, 3] - drawn[:, 0] / drawn[:, 2]
-    error = float(np.std(spread[np.isfinite(spread)], ddof=1)) * math.sqrt(n / (n - 1))
+        sides = drawn[:, :2] / drawn[:, 2:] + ratio.offset
+    sides = sides[np.isfinite(sides).all(axis=1)]
+    of_logs = a > 0 and b > 0 and bool((sides > 0).all())
+    spread = np.diff(np.log(sides) if of_logs else sides, axis=1)
+    error = float(np.std(spread, ddof=1)) * math.sqrt(n / (n - 1))
     error = error if error > 1e-12 else 0.0
-    difference = b - a if abs(b - a) > ROUNDING["float32"] else 0.0  # rounding alone moves two engines' q by as much
+    change = (math.log(b / a) if of_logs else b - a) if abs(b - a) > SAME else 0.0
     t = t_quantile((1 + LEVEL) / 2, n - 1)
-    p_value = (1.0 if difference == 0 else 0.0) if error == 0 else t_two_sided(difference / error, n - 1)
+    p_value = (1.0 if change == 0 else 0.0) if error == 0 else t_two_sided(change / error, n - 1)
+    seen = (t + NormalDist().inv_cdf(POWER)) * error
+    low, high = interval(a, b, change, t * error, of_logs=of_logs, percent=ratio.percent, signed=ratio.signed)
     return replace(
         bare,
-        difference=difference,
-        low=difference - t * error,
-        high=difference + t * error,
+        difference=b - a if change else 0.0,
+        low=low,
+        high=high,
         p_value=p_value,
-        visible=(t + NormalDist().inv_cdf(POWER)) * error,
-        standard_error=error,
+        visible=a * math.expm1(seen) if of_logs else seen,
+        standard_error=b * error if of_logs else error,
     )
+
+
+def interval(
+    a: float, b: float, change: float, half: float, *, of_logs: bool, percent: bool, signed: bool = False
+) -> tuple[float, float]:
+    """B - A, from its change +- `half`. A figure that is not `signed` ends at 0, and a share at 1."""
+    low, high = (a * math.expm1(end) if of_logs else end for end in (change - half, change + half))
+    return low if signed else max(low, -a), min(high, max(1 - a, b - a)) if percent else high
 
 
 def marked(estimates: Sequence[Estimate], alpha: float) -> list[Estimate]:

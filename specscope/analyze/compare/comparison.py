@@ -6,20 +6,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specscope.analyze.compare.columns import Side, SideRequest
-from specscope.analyze.compare.configuration import differences, explained, models
-from specscope.analyze.compare.contexts import align
-from specscope.analyze.compare.distributions import believed, calibration, clustered, figures, groups
-from specscope.analyze.compare.evidence import fields
-from specscope.analyze.compare.failif import counted, judge
-from specscope.analyze.compare.pairing import hint, match, unpaired
+from specscope.analyze.compare.align import Matched, align, hint, match, unpaired
+from specscope.analyze.compare.config import differences, explained, models
+from specscope.analyze.compare.failif import GROUPED, counted, judge
+from specscope.analyze.compare.fields import fields
+from specscope.analyze.compare.figures import believed, calibration, clustered, figures, groups
 from specscope.analyze.compare.parting import Partings
 from specscope.analyze.compare.result import NOT_KNOWN, Comparison, Pair, PairedBy, SideFacts
+from specscope.analyze.compare.side import Side, SideRequest
+from specscope.analyze.compare.trees import trees
 from specscope.analyze.compare.verdict import verdict
 from specscope.trace.history.conditions import Threshold
 from specscope.trace.history.wording import plural
 from specscope.trace.record.rules import MADE_UP
-from specscope.trace.record.tree import Bools, Drawn
 from specscope.trace.record.vocabulary import printable
 
 TITLE = 200  # characters
@@ -31,9 +30,10 @@ def compare(a: Side, b: Side, limits: Sequence[Threshold] = ()) -> Comparison:
     matched = match(a, b) if a.tells_tokens and b.tells_tokens else []
     aligned = align(a, b, matched)
     counts = clustered(a, b, matched)
-    pairs, estimates, grouped = _pairs(a, b, matched), tuple(figures(*counts)), groups(*counts)
+    asked = {limit.figure.removeprefix(GROUPED).split(" is ")[0] for limit in limits}
+    pairs, estimates, grouped = _pairs(a, b, matched), tuple(figures(*counts)), groups(*counts, asked)
     other = tuple(differences(a, b, matched))
-    evidence = tuple(explained(fields(aligned), other, alike=aligned.some_alike))
+    evidence = tuple(explained(fields(aligned, trees(aligned)), other, alike=aligned.some_alike))
     judged = verdict(pairs, evidence, estimates, grouped, other)
     names = models(a, b)
     return Comparison(
@@ -46,7 +46,7 @@ def compare(a: Side, b: Side, limits: Sequence[Threshold] = ()) -> Comparison:
         differences=other,
         missing=tuple(_missing(a, b, matched)),
         pairs=pairs,
-        nodes=len(aligned.given.places[0]),
+        nodes=len(aligned.tokens[0]),
         steps=len(aligned.steps[0]),
         fields=evidence,
         figures=estimates,
@@ -57,7 +57,7 @@ def compare(a: Side, b: Side, limits: Sequence[Threshold] = ()) -> Comparison:
     )
 
 
-def _pairs(a: Side, b: Side, matched: Sequence[tuple[int, int, PairedBy]]) -> tuple[Pair, ...]:
+def _pairs(a: Side, b: Side, matched: Matched) -> tuple[Pair, ...]:
     finder = Partings(a, b)
     pairs = []
     for first, second, kind in matched:
@@ -73,7 +73,7 @@ def _pairs(a: Side, b: Side, matched: Sequence[tuple[int, int, PairedBy]]) -> tu
                 match=kind,
                 tokens=(len(a.tokens(mine)), len(b.tokens(theirs))),
                 tau=(_tau(a, mine), _tau(b, theirs)),
-                drafts=(int(_drafts(a, mine).sum()), int(_drafts(b, theirs).sum())),
+                drafts=(int(a.drafts[a.rows(mine)].sum()), int(b.drafts[b.rows(theirs)].sum())),
                 parting=parting,
                 first=earlier,
             )
@@ -83,12 +83,12 @@ def _pairs(a: Side, b: Side, matched: Sequence[tuple[int, int, PairedBy]]) -> tu
 
 def _counts(side: Side) -> dict[str, int | None]:
     """What a --fail-if may ask for beside the figures."""
-    steps = side.steps[side.steps["judged"]]
+    c = side.columns
     return {
-        "drafts": int((steps["nodes"] > 0).sum()),
-        "drafted": int(steps["nodes"].sum()),
-        "accepted": int(steps["accepted"].sum()),
-        "output tokens": len(side.output),
+        "drafts": int(side.drafts.sum()),
+        "drafted": len(c.token),
+        "accepted": int(c.depth_reached.sum()),
+        "output tokens": len(c.output),
         "requests": len(side.requests),
     }
 
@@ -98,16 +98,10 @@ def _title(request: SideRequest) -> str:
     return "" if info is None else printable(" ".join((info.title or info.prompt)[: TITLE * 2].split()))[:TITLE]
 
 
-def _drafts(side: Side, request: SideRequest) -> Bools:
-    """Which of a request's steps drafted."""
-    steps = side.steps[side.rows(request)]
-    drafts: Bools = steps["judged"] & (steps["nodes"] > 0)
-    return drafts
-
-
 def _tau(side: Side, request: SideRequest) -> float | None:
-    accepted, drafts = side.steps["accepted"][side.rows(request)], _drafts(side, request)
-    return 1 + float(accepted[drafts].sum()) / int(drafts.sum()) if drafts.any() else None
+    rows = side.rows(request)
+    drafts = side.drafts[rows]
+    return 1 + float(side.columns.depth_reached[rows][drafts].mean()) if drafts.any() else None
 
 
 def _facts(side: Side, target: str, matched: int) -> SideFacts:
@@ -120,40 +114,40 @@ def _facts(side: Side, target: str, matched: int) -> SideFacts:
         requests=len(side.requests),
         unmatched=len(side.requests) - matched,
         engine_steps=sum(capture.engine_steps for capture in side.captures),
-        decode_steps=int(side.steps["judged"].sum()),
-        tokens=len(side.output),
+        decode_steps=len(side),
+        tokens=len(side.columns.output),
     )
 
 
-def _missing(a: Side, b: Side, matched: Sequence[tuple[int, int, PairedBy]]) -> list[str]:
+def _missing(a: Side, b: Side, matched: Matched) -> list[str]:
     """What a side lacks, and what was therefore left out."""
     lines = []
     for name, side in (("A", a), ("B", b)):
-        nodes = side.nodes
+        c = side.columns
         if not side.tells_tokens:
             lines.append(f"{name} was recorded with --no-tokens: requests, contexts and outputs are not compared")
-        if not len(nodes["token"]):
+        if not len(c.token):
             lines.append(f"{name} has no drafts: acceptance is not compared")
             continue
         if np.isnan(believed(side)).all():
             lines.append(
                 f"{name} does not record the drafter's probabilities: calibration is not compared, nor are they"
             )
-        elif (nodes["drawn"] == Drawn.DETERMINISTIC).all():
+        elif not c.sampled.any():
             lines.append(f"{name} drafts without sampling: its q is the drafter's own probability")
         if not side.has_coins:
             lines.append(f"{name} records no coins: coins are not compared, and near ties not known")
         if not side.has_p:
             lines.append(f"{name} records no p: the target's probabilities are not compared")
-        if np.isnan(nodes["raw_p"][side.tried]).all():
+        if np.isnan(side.raw_p[c.tried]).all():
             lines.append(
                 f"{name} has no raw probabilities (--evidence full): near ties of greedy requests are not known"
             )
-        if side.steps["varies"].any():
+        if side.varies.any():
             lines.append(f"{name} has trees that follow costs, load, a threshold or other requests: so tau may differ")
-        if side.steps["forced"].any():
+        if side.forced.any():
             lines.append(f"{name} has forced verdicts: its acceptance measures nothing")
-        if made_up := {side.names[rule] for rule in np.unique(side.steps["rule"])} & set(MADE_UP):
+        if made_up := set(side.rules) & set(MADE_UP):
             lines.append(f"{name} has made-up verdicts ({', '.join(sorted(made_up))}): its acceptance measures nothing")
     if matched and all(kind is PairedBy.ORDER for _, _, kind in matched):
         lines.append("prompts are not recorded: requests are paired by their order")

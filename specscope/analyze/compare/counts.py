@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from specscope.analyze.compare.distributions import FEWEST_DRAFTS
+from specscope.analyze.compare.bootstrap import interval
 from specscope.analyze.compare.failif import counted, judge
+from specscope.analyze.compare.figures import FEWEST_DRAFTS
 from specscope.analyze.compare.result import Estimate, FailCondition
 from specscope.analyze.levels import Levels, levels
 from specscope.analyze.plain import plain
@@ -182,10 +183,13 @@ def _estimate(
     if a_error is None or b_error is None:
         why = "a side reports no counts by position, from which an interval follows"
         return replace(estimate, without_interval=why)
-    if difference is None or drafts < FEWEST_DRAFTS:
+    if a is None or b is None or drafts < FEWEST_DRAFTS:
         return estimate
-    half = SIGMAS * math.hypot(a_error, b_error)
-    return replace(estimate, low=difference - half, high=difference + half)
+    of_logs = a > 0 and b > 0  # error(log x) = error(x) / x
+    change = math.log(b / a) if of_logs else b - a
+    half = SIGMAS * (math.hypot(a_error / a, b_error / b) if of_logs else math.hypot(a_error, b_error))
+    low, high = interval(a, b, change, half, of_logs=of_logs, percent=estimate.percent)
+    return replace(estimate, low=low, high=high)
 
 
 def _side(paths: Sequence[str]) -> CountsSide:

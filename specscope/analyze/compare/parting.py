@@ -2,53 +2,51 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
-from specscope.analyze.compare.columns import Side, SideRequest
+from specscope.analyze.compare.align import Hashes, mix, other_rules, rounding
 from specscope.analyze.compare.result import Decision, Half, PairedBy, Parting, PartingCause
-from specscope.analyze.evidence.columns import KINDS
+from specscope.analyze.compare.side import Side, SideRequest
 from specscope.analyze.findings import Reference
 from specscope.trace.history.place import at, end
-from specscope.trace.record.params import PARAM_NAMES
-from specscope.trace.record.records import Outcome
-from specscope.trace.record.rules import ROUNDING, looks_ahead
+from specscope.trace.record.records import Outcome, RequestStep, Verdict
+from specscope.trace.record.rules import looks_ahead
 from specscope.trace.record.tree import ROOT, Drawn
 
 BEYOND = 3.0  # rounding has no sharp bound: a difference of more than this many tolerances is not rounding
 ENTROPY = 20.0  # an entropy moves by so many times a p's change: -log p of a token near 0, many tokens at once
-WIDEST = max(ROUNDING.values())  # for a dtype that is not known
-LENGTH = {"seed", "max_tokens", "stop", "ignore_eos", "logprobs"}  # parameters that shape no distribution
-_ODD = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
-def rounding(*dtypes: str) -> float:
-    """How far apart probabilities computed in these dtypes may be by rounding alone."""
-    return max(ROUNDING.get(dtype, WIDEST) for dtype in dtypes)
+def heat(request: SideRequest) -> float:
+    """How much the temperature magnifies a change of the logits; 1 from temperature 1 on."""
+    params = None if request.info is None else request.info.params
+    return 1.0 if params is None or params.greedy else max(1.0, 1 / params.temperature)
 
 
-def mix(values: NDArray[np.integer]) -> NDArray[np.uint64]:
-    """Numbers hashed to well spread 64-bit ones (splitmix64)."""
-    x = values.astype(np.uint64) + _ODD[0]
-    x = (x ^ (x >> np.uint64(30))) * _ODD[1]
-    x = (x ^ (x >> np.uint64(27))) * _ODD[2]
-    return x ^ (x >> np.uint64(31))
+def is_cut(request: SideRequest) -> bool:
+    """Whether top-k, top-p or min-p cut the target's distribution: at the edge, rounding decides which tokens stay."""
+    params = None if request.info is None else request.info.params
+    return params is not None and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
 
 
-def decided(side: Side) -> NDArray[np.uint64]:
+def _greedy(request: SideRequest) -> bool:
+    return request.info is None or request.info.params.greedy
+
+
+def decided(side: Side) -> Hashes:
     """[output tokens] a hash of what was decided at each place of the outputs: tokens tried, outcomes, kind of draw."""
-    rows = side.node_step
-    place = side.steps["first_output"][rows] + side.depth - 1
-    ends = side.steps["first_output"] + side.steps["emitted"]
-    mine = side.tried & (place < ends[rows])
-    what = mix(side.nodes["token"][mine].astype(np.int64) * 4 + side.nodes["outcome"][mine])
-    hashed = what * (mix(side.sibling[mine].astype(np.int64)) | np.uint64(1))
-    out = np.zeros(len(side.output), np.uint64)
-    np.add.at(out, place[mine], hashed)
-    final = side.steps["first_output"] + side.steps["accepted"]
-    drawn = side.steps["judged"] & (final < ends)
-    kinds = side.steps["kind"][drawn].astype(np.int64) + (side.steps["token"][drawn].astype(np.int64) << 3)
-    np.add.at(out, final[drawn], mix(kinds + (1 << 40)))
+    c = side.columns
+    place, ends = side.begins[c.step] + c.depth - 1, side.begins[1:]
+    mine = c.tried & (place < ends[c.step])
+    what = mix(c.token[mine] * 4 + c.outcome[mine])
+    out = np.zeros(len(c.output), np.uint64)
+    np.add.at(out, place[mine], what * (mix(c.sibling[mine]) | np.uint64(1)))
+    final = side.begins[:-1] + c.depth_reached
+    drawn = final < ends
+    np.add.at(out, final[drawn], mix(c.kind[drawn].astype(np.int64) + (c.final[drawn] << 3) + (1 << 40)))
     return out
 
 
@@ -75,7 +73,7 @@ class Partings:
         place = first_difference(*outputs)
         hashes = []
         for side, request, every, output in zip(self.sides, (a, b), self._decided, outputs, strict=True):
-            begin = int(side.steps["first_output"][request.first]) if request.count else 0
+            begin = int(side.begins[request.first])
             hashes.append(every[begin : begin + len(output)])
         before = first_difference(*hashes)
         parting = None if place is None else self._parting(a, b, place, match)
@@ -97,31 +95,30 @@ class Partings:
             return PartingCause.PARAMETERS
         if x.token is None or y.token is None:
             return PartingCause.END
-        greedy = all(request.info is None or request.info.params.greedy for request in (a, b))
+        greedy = _greedy(a) and _greedy(b)
         if not greedy and _seed(a) != _seed(b):
             return PartingCause.SEED
         coins = all(side.has_coins for side in self.sides)
         certain = _certain(x, y) if match is PairedBy.EXACT and coins else None
         if certain is not None:
             return certain
-        asked = None if greedy else self._asked(x, y)  # a greedy output hangs neither on the drafts nor on the rule
-        if asked is not None:
-            return asked
-        if any(decision.near_tie for decision in (*x.decisions, *y.decisions)):
-            return PartingCause.ROUNDING
-        if (
-            greedy
-            and x.token != y.token
-            and not any(decision.gap is not None for decision in (*x.decisions, *y.decisions))
-        ):
-            return PartingCause.CHOICE
         given = [known_p(side, part) for side, part in zip(self.sides, (x, y), strict=True)]
         raw, p = (_unlike(given[0], given[1], kinds, BEYOND * tolerance) for kinds in (("raw",), ("p", "H")))
+        cut = is_cut(a) or is_cut(b)
+        decisions = (*x.decisions, *y.decisions)
+        near = any(decision.near_tie for decision in decisions)
+        asked = None if greedy else self._asked(x, y)  # a greedy output hangs neither on the drafts nor on the rule
+        if asked is not None and (near or not (raw or (p and not cut))):  # they do not excuse another target
+            return asked
+        if near:
+            return PartingCause.ROUNDING
+        if greedy and x.token != y.token and all(decision.gap is None for decision in decisions):
+            return PartingCause.CHOICE
         if raw or (greedy and x.token != y.token):
             return PartingCause.TARGET
         if p:
-            return PartingCause.CUT if any(is_cut(request) for request in (a, b)) else PartingCause.TARGET
-        return _mechanical(x, y, tolerance, coins=coins, cut=any(is_cut(request) for request in (a, b)))
+            return PartingCause.CUT if cut else PartingCause.TARGET
+        return _mechanical(x, y, tolerance, coins=coins, cut=cut)
 
     def _asked(self, x: Half, y: Half) -> PartingCause | None:
         """What is configured differently and decides which coins are used: it takes precedence over rounding."""
@@ -194,26 +191,6 @@ def _mechanical(x: Half, y: Half, tolerance: float, *, coins: bool, cut: bool) -
     return PartingCause.UNKNOWN
 
 
-def other_rules(a: SideRequest, b: SideRequest) -> bool:
-    """Whether the parameters shape another distribution; how long an output may be does not."""
-    if a.info is None or b.info is None:
-        return False
-    mine, theirs = a.info.params, b.info.params
-    return any(getattr(mine, name) != getattr(theirs, name) for name in PARAM_NAMES - LENGTH)
-
-
-def heat(request: SideRequest) -> float:
-    """How much the temperature magnifies a change of the logits; 1 from temperature 1 on."""
-    params = None if request.info is None else request.info.params
-    return 1.0 if params is None or params.greedy else max(1.0, 1 / params.temperature)
-
-
-def is_cut(request: SideRequest) -> bool:
-    """Whether top-k, top-p or min-p cut the target's distribution: at the edge, rounding decides which tokens stay."""
-    params = None if request.info is None else request.info.params
-    return params is not None and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
-
-
 Known = dict[tuple[str, int], float]
 
 
@@ -224,50 +201,34 @@ def _unlike(a: Known, b: Known, kinds: tuple[str, ...], tolerance: float) -> boo
 
 
 def known_p(side: Side, half: Half) -> Known:
-    """The target's probabilities at the context: (p or raw, token) to its value."""
+    """The target's probabilities at the context: (p or raw, token) to its value; its entropy under H."""
     known: Known = {}
     if half.row < 0 or not side.has_p:
         return known
-    above = _parent(side, half.row, half)
-    known |= _given(side, half.row, above)
-    for node in _children(side, half.row, above):
-        token = int(side.nodes["token"][node])
-        known["p", token] = float(side.nodes["p"][node])
-        if not np.isnan(side.nodes["raw_p"][node]):
-            known["raw", token] = float(side.nodes["raw_p"][node])
-    step = side.steps[half.row]
-    if half.decisions and half.decisions[-1].node is None and not np.isnan(step["final_whole"]):
-        known["p", int(step["token"])] = float(step["final_whole"])
+    c = side.columns
+    part, verdict = _judged(side, half.row)
+    above = int(verdict.path[half.deep - 1]) if half.deep else ROOT
+    given = part.parents
+    if given is not None and given.top.shape[1] and len(at_parent := np.flatnonzero(given.node == above)):
+        first = at_parent[0]
+        known["p", int(given.choice[first])] = float(given.choice_p[first])
+        known["raw", int(given.top[first, 0])] = float(given.top_p[first, 0])
+        known["H", 0] = float(given.entropy[first])
+    for child in part.tree.children(above):
+        node = int(c.start[half.row]) + child
+        known["p", int(c.token[node])] = float(c.p[node])
+        if not np.isnan(side.raw_p[node]):
+            known["raw", int(c.token[node])] = float(side.raw_p[node])
+    whole = float(side.final_whole[half.row])
+    if half.decisions and half.decisions[-1].node is None and not np.isnan(whole):
+        known["p", int(c.final[half.row])] = whole
     return known
 
 
-def _given(side: Side, row: int, above: int) -> Known:
-    """Of the target's first token at a parent and its entropy, where they are recorded."""
-    step = side.steps[row]
-    first, count = int(step["first_parent"]), int(step["parents"])
-    node = above - int(step["first_node"]) if above >= 0 else ROOT
-    rows = first + np.flatnonzero(side.parents["node"][first : first + count] == node)
-    if not len(rows):
-        return {}
-    given = {name: values[rows[0]] for name, values in side.parents.items()}
-    choice, top = int(given["choice"]), int(given["top"])
-    return {
-        ("p", choice): float(given["choice_p"]),
-        ("raw", top): float(given["top_p"]),
-        ("H", 0): float(given["entropy"]),
-    }
-
-
-def _parent(side: Side, row: int, half: Half) -> int:
-    """The node of the side under which the half's token was decided; -1 for the root."""
-    step = side.steps[row]
-    return int(side.path[step["first_path"] + half.deep - 1] + step["first_node"]) if half.deep else -1
-
-
-def _children(side: Side, row: int, above: int) -> NDArray[np.int64]:
-    step = side.steps[row]
-    first, count = int(step["first_node"]), int(step["nodes"])
-    return first + np.flatnonzero(side.above[first : first + count] == above)
+def _judged(side: Side, row: int) -> tuple[RequestStep, Verdict]:
+    part = side.columns.parts[row]
+    assert part.verdict is not None
+    return part, part.verdict
 
 
 def half(side: Side, request: SideRequest, index: int, tolerance: float) -> Half:
@@ -277,75 +238,79 @@ def half(side: Side, request: SideRequest, index: int, tolerance: float) -> Half
         return Half(None, len(output), (), None)
     rows = side.rows(request)
     row = rows.start + int(np.searchsorted(side.place[rows], index, "right")) - 1
-    while not side.steps["emitted"][row]:  # prefill chunks have the same place
-        row -= 1
-    step, place = side.steps[row], int(side.place[row])
+    part, verdict = _judged(side, row)
+    place = int(side.place[row])
     deep = index - place
-    above = int(side.path[step["first_path"] + deep - 1] + step["first_node"]) if deep else -1
-    decisions = [_trial(side, row, int(node), tolerance) for node in _children(side, row, above) if side.tried[node]]
-    if deep == step["accepted"]:
-        decisions.append(_final(side, row, tolerance))
-    where = Reference(request.id, int(step["index"]), int(step["step"]))
-    tree = side.part(row).tree
-    drafted = tuple(zip(tree.token.tolist(), tree.parent.tolist(), strict=True))
-    return Half(where, place, tuple(decisions), int(output[index]), row, deep, side.names[step["rule"]], drafted)
+    children = part.tree.children(int(verdict.path[deep - 1]) if deep else ROOT)
+    near = _Near(side, row, tolerance, greedy=_greedy(request))
+    decisions = [_trial(near, int(node)) for node in children if verdict.outcome[node] != Outcome.UNTRIED]
+    if deep == verdict.accepted:
+        decisions.append(_final(near))
+    where = Reference(request.id, part.index, int(side.step[row]))
+    drafted = tuple(zip(part.tree.token.tolist(), part.tree.parent.tolist(), strict=True))
+    return Half(where, place, tuple(decisions), int(output[index]), row, deep, side.rules[row], drafted)
+
+
+@dataclass(frozen=True)
+class _Near:
+    """A step, and what rounding could flip in it."""
+
+    side: Side
+    row: int
+    tolerance: float
+    greedy: bool
+
+    def tie(self, margin: float, gap: float | None) -> bool:
+        """Whether a decision. A greedy p is 0 or 1, so the raw probabilities decide, both of which move."""
+        return margin < self.tolerance or (self.greedy and gap is not None and gap < 2 * self.tolerance)
 
 
 def _gap(value: float) -> float | None:
     return None if np.isnan(value) else float(value)
 
 
-def _trial(side: Side, row: int, node: int, tolerance: float) -> Decision:
-    nodes = {name: values[node] for name, values in side.nodes.items()}
-    coin, place = float(nodes["coin"]), node - int(side.steps["first_node"][row])
-    part = side.part(row)
-    verdict, there = part.verdict, at(part, place)
-    margin = float(verdict.margin[place]) if verdict is not None and side.has_coins and side.has_p else 1.0
-    gap = _gap(nodes["gap"])
+def _trial(near: _Near, place: int) -> Decision:
+    side, c = near.side, near.side.columns
+    part, verdict = _judged(side, near.row)
+    node = int(c.start[near.row]) + place
+    there, gap = at(part, place), _gap(side.gap[node])
+    margin = float(verdict.margin[place]) if side.has_coins and side.has_p else 1.0
     return Decision(
         node=place,
-        token=int(nodes["token"]),
-        text=side.vocabulary.show(int(nodes["token"])),
-        what="accepted" if nodes["outcome"] == Outcome.ACCEPTED else "rejected",
-        p=float(nodes["p"]),
-        q=None if nodes["drawn"] == Drawn.DETERMINISTIC else float(nodes["q"]),
-        coin=coin,
-        accept_prob=float(nodes["accept_prob"]),
+        token=int(c.token[node]),
+        text=side.vocabulary.show(int(c.token[node])),
+        what="accepted" if verdict.outcome[place] == Outcome.ACCEPTED else "rejected",
+        p=float(c.p[node]),
+        q=None if c.drawn[node] == Drawn.DETERMINISTIC else float(c.q[node]),
+        coin=float(c.coin[node]),
+        accept_prob=float(c.accept_prob[node]),
         margin=margin,
         gap=gap,
-        near_tie=_near(side, row, margin, gap, tolerance),
+        near_tie=near.tie(margin, gap),
         raw_p=there.raw_p,
         draft_p=there.draft_p,
-        greedy=verdict is not None and verdict.is_greedy,
-        near_draw=bool(nodes["draw_margin"] < tolerance),
+        greedy=verdict.is_greedy,
+        near_draw=bool(side.draw_margin[node] < near.tolerance),
     )
 
 
-def _final(side: Side, row: int, tolerance: float) -> Decision:
-    step = side.steps[row]
-    margin, gap = float(step["final_margin"]), _gap(step["final_gap"])
-    part = side.part(row)
-    there = end(part)
+def _final(near: _Near) -> Decision:
+    side, c, row = near.side, near.side.columns, near.row
+    part, verdict = _judged(side, row)
+    margin, gap, there = float(c.final_margin[row]), _gap(side.final_gap[row]), end(part)
     return Decision(
         node=None,
-        token=int(step["token"]),
-        text=side.vocabulary.show(int(step["token"])),
-        what=KINDS[step["kind"]].value,
-        p=float(step["final_p"]),
+        token=int(c.final[row]),
+        text=side.vocabulary.show(int(c.final[row])),
+        what=verdict.kind.value,
+        p=float(c.final_p[row]),
         q=None,
-        coin=float(step["final_coin"]),
+        coin=float(c.final_coin[row]),
         accept_prob=None,
         margin=margin,
         gap=gap,
-        near_tie=_near(side, row, margin, gap, tolerance),
+        near_tie=near.tie(margin, gap),
         raw_p=there.raw_p,
         draft_p=there.draft_p,
-        greedy=part.verdict is not None and part.verdict.is_greedy,
+        greedy=verdict.is_greedy,
     )
-
-
-def _near(side: Side, row: int, margin: float, gap: float | None, tolerance: float) -> bool:
-    """Whether rounding could flip it. A greedy p is 0 or 1, so the raw probabilities decide, both of which move."""
-    info = side.requests[side.steps["request"][row]].info
-    greedy = info is None or info.params.greedy
-    return margin < tolerance or (greedy and gap is not None and gap < 2 * tolerance)

@@ -6,8 +6,8 @@ from functools import partial
 
 from matplotlib.axes import Axes
 
-from specscope.analyze.compare.changes import is_depth
 from specscope.analyze.compare.result import Comparison, Estimate
+from specscope.analyze.compare.tables import is_depth
 from specscope.analyze.plots import BLUE, GREY, ORANGE, legend, svg
 from specscope.analyze.table import one_line
 

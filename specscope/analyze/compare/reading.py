@@ -8,12 +8,11 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 
-from specscope.analyze.compare.collect import BranchedError, CollectingHistory, from_history
-from specscope.analyze.compare.columns import Side, joined
+from specscope.analyze.compare.side import Side, from_history, joined
 from specscope.errors import UserError
 from specscope.interrupt import ignore_terminal
 from specscope.lifetime import end_with_parent
-from specscope.trace.wire.reading import CaptureReader, read_capture, without_gc
+from specscope.trace.wire.reading import read_capture
 
 LARGE = 16 * 2**20  # bytes: a smaller file is read sooner than a process starts
 Progress = Callable[[float], None]
@@ -25,17 +24,8 @@ class NoStepsError(UserError):
 
 def read_side(path: str, progress: Progress | None = None) -> Side:
     """One capture. Raises UserError."""
-    history = CollectingHistory()
-    try:
-        reader = CaptureReader(path, history)
-        with without_gc():
-            while reader.read(0.2 if progress else None):
-                if progress:
-                    progress(reader.progress)
-    except BranchedError:
-        whole = read_capture(path, progress)
-        return from_history(whole.history, path, whole.warnings)
-    return history.collector.finish(path, history.run, history.vocabulary, reader.warnings)
+    read = read_capture(path, progress)
+    return from_history(read.history, path, read.warnings)
 
 
 def read_sides(a: Sequence[str], b: Sequence[str], progress: Progress | None = None) -> tuple[Side, Side]:
@@ -54,7 +44,7 @@ def read_sides(a: Sequence[str], b: Sequence[str], progress: Progress | None = N
 
 def need_decode_steps(side: Side, name: str) -> None:
     """Raises NoStepsError where there are none."""
-    if not side.steps["judged"].any():
+    if not len(side):
         raise NoStepsError(f"{name} holds no decode steps: there is nothing to compare")
 
 

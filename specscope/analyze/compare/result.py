@@ -31,6 +31,18 @@ RATES_FROM = {source: f"rate from {source}" for source in SOURCES}
 FIGURES = (TAU, RATE, PER_STEP, WHOLE_PATHS, LOOPS, WITHOUT_LOOPS, *RATES_FROM.values(), Q_ABOVE, Q_ERROR)
 
 
+class Stage(StrEnum):
+    """A stage of a step: where a setting enters, and where evidence comes from."""
+
+    TARGET = "target"
+    SAMPLING = "sampling"  # temperature and rules, which shape p, and q with it
+    FEATURES = "features"  # of the target, that feed a drafter
+    DRAFTER = "drafter"
+    COINS = "coins"
+    TREE = "tree"
+    VERDICT = "verdict"
+
+
 class PairedBy(StrEnum):
     """What two requests have in common."""
 
@@ -98,6 +110,7 @@ class Difference:
     a: str
     b: str
     note: str = ""  # what it leads to
+    enters: Stage | None = None  # it explains what differs from there on; None: nothing
 
 
 @dataclass(frozen=True)
@@ -129,7 +142,7 @@ class Half:
     position: int  # output tokens before the step
     decisions: tuple[Decision, ...]  # in the order of trial
     token: int | None  # that came out there; None where the output had ended
-    row: int = -1  # in Side.steps
+    row: int = -1  # its step in Side
     deep: int = 0  # output tokens of that step before this one
     rule: str = "standard"  # of verification
     drafted: tuple[tuple[int, int], ...] = ()  # (token, parent) of all nodes of the step
@@ -194,6 +207,7 @@ class Field:
     judged: bool = False  # whether it may be suspect or unsure; else it follows from other fields, or from the load
     note: str = ""
     condition: str = ""  # the condition that best says where it differs, with its counts
+    stage: Stage | None = None  # None: it follows from other fields, or from the load
 
     @property
     def share(self) -> float:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Sequence
+from dataclasses import replace
 
-from specscope.analyze.compare.changes import Change, changed, is_depth
+from specscope.analyze.compare.failif import LABEL
 from specscope.analyze.compare.result import (
     ABOUT,
     HARMLESS,
@@ -24,6 +25,7 @@ from specscope.analyze.compare.result import (
 from specscope.analyze.compare.verdict import accused
 from specscope.analyze.table import NONE, Table, count, number, one_line, percent
 from specscope.analyze.tables import MOST_SHOWN
+from specscope.trace.history.conditions import depth_rate
 from specscope.trace.history.loops import LONGEST, TIMES
 from specscope.trace.history.wording import plural
 from specscope.trace.record.vocabulary import printable
@@ -32,6 +34,7 @@ PARTINGS_SHOWN = 20
 DETAILED = 3  # partings whose decisions are shown
 WHERE_SHOWN = 12  # lines of where a field differs
 GROUPS_SHOWN = 40
+CHANGED = 8  # requests, labels and depths that changed most
 VALUE_SHOWN = 2000  # characters of a value of the configuration: a tree is whole, a schema may be cut
 
 
@@ -255,52 +258,59 @@ def _drafts_by_depth(comparison: Comparison) -> str:
     return f" ({sides[0]} of A; {sides[1]} of B)" if weights else ""
 
 
-def _estimate(figure: Estimate) -> tuple[str, ...]:
+def _estimate(figure: Estimate, digits: int = 3) -> tuple[str, ...]:
     return (
         figure.name,
-        value_text(figure.a, figure),
-        value_text(figure.b, figure),
-        change_text(figure.difference, figure),
-        interval_text(figure),
+        value_text(figure.a, figure, digits),
+        value_text(figure.b, figure, digits),
+        change_text(figure.difference, figure, digits),
+        interval_text(figure, digits),
         value_text(figure.visible, figure),
         count(figure.clusters),
         "*" if figure.significant else "",
     )
 
 
-def interval_text(figure: Estimate) -> str:
+def interval_text(figure: Estimate, digits: int = 3) -> str:
     """The 95 % interval of the difference."""
-    return NONE if figure.low is None else f"{change_text(figure.low, figure)} to {change_text(figure.high, figure)}"
+    low, high = (change_text(end, figure, digits) for end in (figure.low, figure.high))
+    return NONE if figure.low is None else f"{low} to {high}"
 
 
-def value_text(value: float | None, figure: Estimate) -> str:
+def value_text(value: float | None, figure: Estimate, digits: int = 3) -> str:
     """A figure in its own unit."""
-    return percent(value) if figure.percent else number(value, 3)
+    return percent(value) if figure.percent else number(value, digits)
 
 
-def change_text(value: float | None, figure: Estimate) -> str:
+def change_text(value: float | None, figure: Estimate, digits: int = 3) -> str:
     """A difference in the figure's unit, with its sign."""
     if value is None:
         return NONE
-    return f"{value * 100:+.1f}%" if figure.percent else f"{value:+.3f}"
+    return f"{value * 100:+.1f}%" if figure.percent else f"{value:+.{digits}f}"
 
 
 def changes(comparison: Comparison) -> Table:
-    """The requests, labels and depths that changed most."""
+    """The requests, labels and depths that changed most: the largest changes of each kind first."""
+    requests = [
+        Estimate(f"request {pair.id_a}", a, b, b - a, weight=pair.drafts)
+        for pair in comparison.pairs
+        for a, b in [pair.tau]
+        if a is not None and b is not None
+    ]
+    labels = [
+        replace(figure, name=f"{title}: {figure.name}")
+        for title, each in comparison.groups.items()
+        if title.startswith(LABEL)
+        for figure in each
+    ]
+    depths = [replace(each, name=each.name.removesuffix(" rate")) for each in comparison.figures if is_depth(each)]
     rows = []
-    for change in changed(comparison):
-        interval = NONE if change.low is None else f"{_signed(change.low, change)} to {_signed(change.high, change)}"
-        values = _value(change.a, change), _value(change.b, change), _signed(change.difference, change)
-        drafts = " / ".join(dict.fromkeys(map(count, change.drafts)))
-        rows.append(
-            (
-                f"{change.kind} {one_line(change.name, MOST_SHOWN)}",
-                *values,
-                interval,
-                drafts,
-                "*" if change.significant else "",
-            )
-        )
+    for kind in (requests, labels, depths):
+        changed = sorted((each for each in kind if each.difference), key=lambda each: -abs(each.difference or 0.0))
+        for each in changed[:CHANGED]:
+            name, a, b, difference, interval, _, _, star = _estimate(each, 2)
+            drafts = " / ".join(dict.fromkeys(count(int(n)) for n in each.weight))
+            rows.append((one_line(name, MOST_SHOWN), a, b, difference, interval, drafts, star))
     note = (
         "Requests and labels by acceptance length in tokens a draft, depths by what was accepted of the drafts that "
         "went so deep; the largest change first. drafts: of A / of B. A request alone has no interval. *: as in the "
@@ -310,14 +320,10 @@ def changes(comparison: Comparison) -> Table:
     return Table("What changed most", columns, rows, note if rows else "", frozenset([""]))
 
 
-def _value(value: float, change: Change) -> str:
-    return percent(value) if change.percent else number(value, 2)
-
-
-def _signed(value: float | None, change: Change) -> str:
-    if value is None:
-        return NONE
-    return f"{value * 100:+.1f}%" if change.percent else f"{value:+.2f}"
+def is_depth(figure: Estimate) -> bool:
+    """Whether the figure is the acceptance rate of one depth."""
+    words = figure.name.split()
+    return len(words) == 3 and words[1].isdecimal() and figure.name == depth_rate(int(words[1]))
 
 
 def groups(comparison: Comparison) -> Table:

@@ -12,16 +12,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specscope.analyze.compare.columns import Side
-from specscope.analyze.compare.contexts import Aligned, Hashes
-from specscope.analyze.compare.parting import BEYOND, heat, mix
-from specscope.analyze.compare.places import COMMON, RARE, many, of_steps, other, per_request
-from specscope.analyze.compare.result import Field
+from specscope.analyze.compare.align import Aligned
+from specscope.analyze.compare.fields import COMMON, RARE, Places, many, other, tree_hash
+from specscope.analyze.compare.parting import BEYOND
+from specscope.analyze.compare.result import Field, Stage
+from specscope.analyze.compare.side import Side
 from specscope.trace.record.notes import model_part, text_part
 from specscope.trace.record.rules import ROUNDING
-from specscope.trace.record.tree import ROOT, Bools, Drawn
+from specscope.trace.record.tree import ROOT, Bools
 
-COLUMNS = ("token", "parent", "drawn", "draw_margin", "score", "prob")
 TREE, FREE = "draft tree", "draft tree, not judged"
 UNTOLD = "whether at near ties is not recorded"
 # d log p = dp / p: what moves a p of 1/4 by the tolerance moves its logarithm by four times that
@@ -39,69 +38,42 @@ class Why(IntEnum):
 
 def trees(aligned: Aligned) -> list[Field]:
     """Trees that must be the same, and those that need not be."""
-    here = of_steps(aligned)
-    hashes = [tree_hash(side)[rows] for side, rows in zip((aligned.a, aligned.b), aligned.steps, strict=True)]
+    here = Places(aligned, "steps", aligned.steps)
+    hashes = [tree_hash(side)[at] for side, at in zip(here.sides, here.at, strict=True)]
     differ: Bools = np.asarray(hashes[0] != hashes[1], np.bool_)
-    judged = _judged(aligned)
+    judged = _judged(here)
     why = np.zeros(len(differ), np.int8)
-    hot = per_request(here, heat)
+    hot = here.hottest()
     for index in np.flatnonzero(differ & judged).tolist():
-        rows = int(aligned.steps[0][index]), int(aligned.steps[1][index])
-        why[index] = _why((aligned.a, aligned.b), rows, aligned.tolerance * float(hot[index]))
-    made = other(here, TREE, differ, judged, note="its tokens or its shape; near ties among them")
+        rows = int(here.at[0][index]), int(here.at[1][index])
+        why[index] = _why(here.sides, rows, aligned.tolerance * float(hot[index]))
+    made = other(here, TREE, Stage.TREE, differ, judged, note="its tokens or its shape; near ties among them")
     rare = RARE if aligned.tolerance <= NARROW else COMMON
     far, unknown = (int((why == kind).sum()) for kind in (Why.FAR, Why.UNKNOWN))
     suspect = many(far, made.compared, rare)
     unsure = not suspect and many(far + unknown, made.compared, rare)
-    made = replace(made, judged=True, suspect=suspect, unsure=unsure, note=UNTOLD if unsure else made.note)
+    made = replace(made, suspect=suspect, unsure=unsure, note=UNTOLD if unsure else made.note)
     note = "of other seeds, costs, load, shared texts, or an engine that drafts nothing behind a prompt"
-    return [field for field in (made, other(here, FREE, differ, ~judged, note=note)) if field.compared]
+    return [made, other(here, FREE, None, differ, ~judged, note=note)]
 
 
-def _judged(aligned: Aligned) -> Bools:
+def _judged(here: Places) -> Bools:
     """[steps] whether the context alone decides what is drafted; where drafts are sampled, with the same coins."""
-    fixed = ~_waits(aligned)
-    drawn = np.zeros(len(fixed), np.bool_)
-    for side, rows in zip((aligned.a, aligned.b), aligned.steps, strict=True):
-        fixed &= ~_varying(side)[rows]
-        draws = np.zeros(len(side.steps), np.bool_)
-        draws[side.node_step[side.nodes["drawn"] != Drawn.DETERMINISTIC]] = True
+    free, drawn = _waits(here), np.zeros(len(here.at[0]), np.bool_)
+    for side, rows in zip(here.sides, here.at, strict=True):
+        free |= side.varies[rows]
+        draws = np.zeros(len(side), np.bool_)
+        draws[side.columns.step[side.columns.sampled]] = True
         drawn |= draws[rows]
-    request = aligned.a.steps["request"][aligned.steps[0]]
-    judged: Bools = fixed & aligned.alike[request] & (aligned.exact[request] | ~drawn)
-    return judged
+    return np.asarray(~free & here.alike & (here.exact | ~drawn))
 
 
-def _waits(aligned: Aligned) -> Bools:
+def _waits(here: Places) -> Bools:
     """[steps] whether one of two engines drafted nothing behind a prompt, as it never does."""
-    sides = (aligned.a, aligned.b)
-    engines = [{"" if run.is_ours else run.backend for run in side.runs} for side in sides]
-    if engines[0] == engines[1]:
-        return np.zeros(len(aligned.steps[0]), np.bool_)
-    steps = [side.steps[rows] for side, rows in zip(sides, aligned.steps, strict=True)]
-    waits: Bools = ((steps[0]["nodes"] == 0) != (steps[1]["nodes"] == 0)) & (
-        (steps[0]["prefill"] > 0) | (steps[1]["prefill"] > 0)
-    )
-    return waits
-
-
-def _varying(side: Side) -> Bools:
-    """[S] steps whose drafts vary; where a suffix tree is shared, all steps that use it."""
-    varies: Bools = side.steps["varies"].copy()
-    suffix = np.array([text_part(name) == "suffix" for name in side.names] or [False])[side.steps["drafter"]]
-    if (varies & suffix).any():
-        varies |= suffix
-    return varies
-
-
-def tree_hash(side: Side) -> Hashes:
-    """[S] a hash of the tokens and the shape of each step's tree, in draw order."""
-    place = np.arange(len(side.node_step)) - side.steps["first_node"][side.node_step]
-    token, parent = side.nodes["token"].astype(np.int64), side.nodes["parent"].astype(np.int64)
-    each = mix((token << 20) ^ ((parent + 1) << 9) ^ place)
-    out = np.zeros(len(side.steps), np.uint64)
-    np.add.at(out, side.node_step, each * (mix(place) | np.uint64(1)))
-    return out
+    engines = [{"" if run.is_ours else run.backend for run in side.runs} for side in here.sides]
+    drafts, prefill = here.of_steps("drafts"), here.of_steps("prefill")
+    behind = (drafts[0] != drafts[1]) & ((prefill[0] > 0) | (prefill[1] > 0))
+    return np.asarray(behind & (engines[0] != engines[1]))
 
 
 Path = tuple[int, ...]  # drafted tokens down to a node
@@ -112,15 +84,15 @@ class _Tree:
     """The nodes of a step, by column."""
 
     drafter: str
-    columns: Mapping[str, NDArray[Any]]  # of Side.nodes, and their depth
+    columns: Mapping[str, NDArray[Any]]
 
     @staticmethod
     def of(side: Side, row: int) -> _Tree:
-        """The tree of a row of `steps`."""
-        first, count = int(side.steps["first_node"][row]), int(side.steps["nodes"][row])
-        span = slice(first, first + count)
-        columns = {name: side.nodes[name][span] for name in COLUMNS}
-        return _Tree(side.names[side.steps["drafter"][row]], {**columns, "depth": side.depth[span]})
+        """The tree of a step."""
+        c = side.columns
+        span = slice(c.start[row], c.start[row + 1])
+        held = {name: getattr(c, name)[span] for name in ("token", "parent", "sampled", "score", "depth")}
+        return _Tree(c.parts[row].drafter, {**held, "draw_margin": side.draw_margin[span], "prob": c.draft_prob[span]})
 
     def __len__(self) -> int:
         return len(self.columns["token"])
@@ -128,7 +100,7 @@ class _Tree:
     @property
     def drawn(self) -> bool:
         """Whether any node is a draw."""
-        return bool((self.columns["drawn"] != Drawn.DETERMINISTIC).any())
+        return bool(self.columns["sampled"].any())
 
     @property
     def looked_up(self) -> bool:

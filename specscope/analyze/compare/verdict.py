@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from specscope.analyze.compare.bootstrap import FEWEST
-from specscope.analyze.compare.configuration import of_cause
+from specscope.analyze.compare.config import explaining
 from specscope.analyze.compare.failif import change, named
 from specscope.analyze.compare.result import (
     ABOUT,
@@ -23,6 +23,7 @@ from specscope.analyze.compare.result import (
     Pair,
     PartingCause,
     Sameness,
+    Stage,
 )
 from specscope.trace.history.conditions import TAU
 from specscope.trace.history.wording import plural
@@ -31,6 +32,14 @@ RARE = 0.01  # of the pairs; up to that share may be rounding, which has no shar
 ENOUGH = 0.05  # of A's acceptance length: where so small a change would have been seen, no difference means the same
 LOOPS_DIFFER = 0.05  # of the output: from there on a difference in loops is named
 NAMED = 6  # kinds of evidence that a verdict names
+STAGES = {
+    PartingCause.TARGET: Stage.TARGET,
+    PartingCause.DRAFTER: Stage.DRAFTER,
+    PartingCause.COIN: Stage.COINS,
+    PartingCause.VERDICT: Stage.VERDICT,
+    PartingCause.PARAMETERS: Stage.SAMPLING,
+    PartingCause.RULE: Stage.COINS,
+}
 
 
 @dataclass(frozen=True)
@@ -52,12 +61,22 @@ def verdict(
 ) -> ComparisonVerdict:
     """The verdict on a comparison's pairs, fields, figures and groups."""
     tau = next((figure for figure in figures if figure.name == TAU), None)
-    reasons = [*_evidence(fields), *_partings(pairs, differences), *_figures(figures, groups)]
+    evidence = [*_evidence(fields), *_partings(pairs, differences)]
+    reasons = [*evidence, *_figures(figures, groups)]
     loops = _loops(figures)  # before anything else is blamed
     if reasons:
-        return ComparisonVerdict(Sameness.DIFFERENT, _different(tau), (*loops, *reasons), headline(tau))
+        return ComparisonVerdict(Sameness.DIFFERENT, _different(tau, reasons), (*loops, *reasons), headline(tau))
     answer, summary, grounds = _without_reasons(pairs, fields, differences, tau)
     return ComparisonVerdict(answer, summary, (*loops, *grounds), headline(tau))
+
+
+def _different(tau: Estimate | None, reasons: Sequence[str]) -> str:
+    if tau is None or tau.difference is None or not tau.significant:
+        return f"The runs differ, and nothing in the configuration explains it: {reasons[0]}."
+    more = len(reasons) - 1
+    beside = f" {plural(more, 'other difference')} {'is' if more == 1 else 'are'} listed below." if more else ""
+    way = "fewer" if tau.difference < 0 else "more"
+    return f"B gets {way} tokens out of a draft than A: {tau.b:.2f} instead of {tau.a:.2f}.{beside}"
 
 
 def _without_reasons(
@@ -66,19 +85,23 @@ def _without_reasons(
     configured = [*_configured(fields), *_asked(pairs, differences)]
     untold = [*_untold(pairs), *_unsure(fields)]
     if untold:
-        return Sameness.UNKNOWN, f"cannot be told: {untold[0]}", [*untold[1:], *configured]
+        return Sameness.UNKNOWN, f"It cannot be told whether the runs differ: {untold[0]}.", [*untold[1:], *configured]
+    seen = _covered(fields, tau)
     if configured:
-        covered = _covered(fields, tau)
-        rest = f"nothing else differs beyond error in {covered}" if covered else "nothing else could be compared"
-        return Sameness.CONFIGURED, f"different as configured; {rest}", configured
+        why = ", ".join(dict.fromkeys(name for field in fields for name in field.explained))
+        rest = f"nothing else differs beyond error in {seen}" if seen else "nothing else could be compared"
+        summary = f"The runs differ only as configured{f' ({why})' if why else ''}."
+        return Sameness.CONFIGURED, summary, [*configured, rest]
     if pairs and all(pair.same and pair.first is None for pair in pairs):
-        return Sameness.SAME, f"the same: {plural(len(pairs), 'pair')} made exactly the same decisions", []
+        of = "the pair of requests" if len(pairs) == 1 else f"all {len(pairs):,} pairs of requests"
+        return Sameness.SAME, f"The runs are the same: {of} made exactly the same decisions.", []
     if tau is None or tau.a is None or tau.visible is None:
-        return Sameness.UNKNOWN, f"cannot be told: {_too_little(tau)}", []
+        return Sameness.UNKNOWN, f"It cannot be told whether the runs differ: {_too_little(tau)}.", []
+    covered = [f"compared: {seen}"]
     if tau.visible <= ENOUGH * tau.a:
-        return Sameness.SAME, f"no difference beyond error in {_covered(fields, tau)}", []
+        return Sameness.SAME, "The runs do not differ beyond error.", covered
     unseen = f"a change of tau below {100 * tau.visible / tau.a:.1f} % would not have been seen"
-    return Sameness.UNKNOWN, f"cannot be told: no difference beyond error in {_covered(fields, tau)}; {unseen}", []
+    return Sameness.UNKNOWN, f"No difference is seen, but too little was recorded to rule one out: {unseen}.", covered
 
 
 def accused(pairs: Sequence[Pair], differences: Iterable[Difference]) -> dict[PartingCause, list[Pair]]:
@@ -87,9 +110,16 @@ def accused(pairs: Sequence[Pair], differences: Iterable[Difference]) -> dict[Pa
     suspects = {}
     for cause in SUSPECT:
         mine = [pair for pair in pairs if cause in _causes(pair)]
-        if mine and not of_cause(cause, listed) and (cause in EXACT or len(mine) > RARE * len(pairs)):
+        if mine and not _explained(cause, listed) and (cause in EXACT or len(mine) > RARE * len(pairs)):
             suspects[cause] = mine
     return suspects
+
+
+def _explained(cause: PartingCause, differences: Iterable[Difference]) -> tuple[str, ...]:
+    """What in the configuration explains a parting; what was asked for has its own settings alone."""
+    if cause in SUSPECT:
+        return explaining(STAGES[cause], differences, alike=True)
+    return tuple(difference.name for difference in differences if difference.enters is STAGES[cause])
 
 
 def _causes(pair: Pair) -> list[PartingCause]:
@@ -154,7 +184,7 @@ def _asked(pairs: Sequence[Pair], differences: Sequence[Difference]) -> list[str
     lines = []
     for cause in (*SUSPECT, PartingCause.PARAMETERS, PartingCause.RULE):
         mine = [pair for pair in pairs if cause in _causes(pair)]
-        names = of_cause(cause, differences)
+        names = _explained(cause, differences)
         if mine and names:
             lines.append(f"{_parted(len(mine), len(pairs))}: {ABOUT[cause]}, as configured: {', '.join(names)}")
     return lines
@@ -184,12 +214,6 @@ def _covered(fields: Iterable[Field], tau: Estimate | None) -> str:
     acceptance = [] if tau is None or not tau.clusters else [f"acceptance over {plural(tau.clusters, 'request')}"]
     contexts = [f"{', '.join(names)} equal contexts"] if names else []
     return " and ".join([*acceptance, *contexts])
-
-
-def _different(tau: Estimate | None) -> str:
-    if tau is None or tau.difference is None or not tau.significant:
-        return "different"
-    return f"different: acceptance length is {'lower' if tau.difference < 0 else 'higher'} in B"
 
 
 def headline(tau: Estimate | None) -> str:

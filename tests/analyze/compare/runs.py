@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from specscope.analyze.compare.collect import from_history
-from specscope.analyze.compare.columns import Side
+from specscope.analyze.compare.side import Side, from_history
 from specscope.trace.history.history import History
 from specscope.trace.record.coins import Stream, coins
 from specscope.trace.record.params import SamplingParams
@@ -33,6 +32,7 @@ from specscope.trace.record.records import (
 )
 from specscope.trace.record.tree import ROOT, DraftTree, Drawn
 from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.wire.capture import CaptureWriter
 from tests.analyze.histories import RUN
 
 WORDS = 12
@@ -253,3 +253,11 @@ def make(made: Made) -> History:
 def side(made: Made | None = None, **how: object) -> Side:
     """The run as a side of a comparison."""
     return from_history(make(made or Made(**how)), "made.jsonl")
+
+
+def write(history, path):
+    """The capture of a history."""
+    writer = CaptureWriter(path, history.run, history.vocabulary)
+    for record in sorted(history._known.values(), key=lambda record: record.step):
+        writer(record)
+    writer.close()

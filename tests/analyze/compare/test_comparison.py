@@ -8,11 +8,10 @@ import numpy as np
 import orjson
 import pytest
 
-from specscope.analyze.compare.collect import from_history
-from specscope.analyze.compare.columns import joined
 from specscope.analyze.compare.comparison import compare
 from specscope.analyze.compare.failif import parse
 from specscope.analyze.compare.result import SUSPECT, PairedBy, PartingCause, Sameness
+from specscope.analyze.compare.side import from_history, joined
 from specscope.trace.history.history import History
 from specscope.trace.record.records import Absent, RunInfo
 from tests.analyze.histories import RUN, info, record, step
@@ -38,7 +37,7 @@ def begins(one, request: int, number: int) -> int:
 def test_a_run_is_the_same_as_itself(recorded):
     found = compare(recorded, side(seed=1, evidence=True))
     assert found.answer is Sameness.SAME
-    assert found.summary == "the same: 24 pairs made exactly the same decisions"
+    assert found.summary == "The runs are the same: all 24 pairs of requests made exactly the same decisions."
     assert all(pair.match is PairedBy.EXACT and pair.same and pair.first is None for pair in found.pairs)
     assert not found.differences
     assert not found.reasons
@@ -74,7 +73,7 @@ def test_a_parting_shows_p_q_coin_and_margin_of_both(plain):
     found = compare(plain, side(seed=1, plant={("r3", at): "verdict"}))
     parting = next(pair.parting for pair in found.pairs if not pair.same)
     for one, half in ((plain, parting.a), (side(seed=1, plant={("r3", at): "verdict"}), parting.b)):
-        step = one.part(half.row)
+        step = one.columns.parts[half.row]
         first = half.decisions[0]
         assert (first.node, first.token) == (0, step.tree.token[0])
         assert first.p == pytest.approx(step.verdict.p[0])
@@ -158,7 +157,7 @@ def test_a_worse_drafter_differs_in_q_and_not_in_p():
     assert by_name["target p"].differ == by_name["verdict"].differ == by_name["coin"].differ == 0
     assert by_name["drafter q"].differ > 0
     assert set(found.partings) & set(SUSPECT) <= {PartingCause.DRAFTER}
-    assert found.summary.startswith("different: acceptance length is lower in B")
+    assert found.summary.startswith("B gets fewer tokens out of a draft than A: ")
 
 
 def test_what_differs_is_laid_out_by_depth_and_by_what_came_before(recorded):
@@ -199,7 +198,7 @@ def test_how_much_of_p_must_differ_to_be_suspect(dtype, cut, share, by, suspect)
         for request in (request for one in sides for request in one.requests):
             params = dataclasses.replace(request.info.params, top_p=0.9)
             request.info = dataclasses.replace(request.info, params=params)
-    p = sides[1].nodes["p"]
+    p = sides[1].columns.p
     moved = np.random.default_rng(1).permutation(len(p))[: max(1, int(share * len(p)))]
     p[moved] += np.where(p[moved] < 0.5, by, -by).astype(np.float32)
     found = compare(*sides)
@@ -265,13 +264,13 @@ def test_the_contents_of_models_decide_and_not_where_they_lie(plain):
 
 
 def test_every_field_of_a_run_is_compared_or_left_out_on_purpose():
-    from specscope.analyze.compare import configuration
+    from specscope.analyze.compare import config
 
     # Its id, compared apart (the rule: of the steps), or said with the blocks; where models lie; said as the revision
     left_out = {"run_id", "params", "versions", "speculation", "settings", "privacy", "block_size", "rule"}
     left_out |= {"target_path", "draft_path", "target_digest"}
     every = {field.name for field in dataclasses.fields(RunInfo)} - left_out
-    assert len(configuration._RUN) == len(every)
+    assert len(config._RUN) == len(every)
 
 
 def test_several_captures_on_a_side_are_one(plain):
@@ -319,8 +318,8 @@ def test_other_prompts_make_no_pair_and_distributions_are_compared(plain):
 def test_a_side_without_coins_or_p_is_compared_by_the_rest(plain):
     bare = side(seed=1)
     for name in ("coin", "p", "p_trial"):
-        bare.nodes[name][:] = 0
-    bare.steps["final_p"] = bare.steps["final_coin"] = 0
+        getattr(bare.columns, name)[:] = 0
+    bare.columns.final_p[:] = bare.columns.final_coin[:] = 0
     found = compare(plain, bare)
     said = "\n".join(found.missing)
     assert "B records no coins" in said
@@ -331,8 +330,7 @@ def test_a_side_without_coins_or_p_is_compared_by_the_rest(plain):
 
 def test_verdicts_that_are_made_up_are_named(plain):
     other = side(seed=1)
-    other.names.append("lossy:synthetic")
-    other.steps["rule"] = len(other.names) - 1
+    other.rules[:] = ["lossy:synthetic"] * len(other)
     assert any("B has made-up verdicts (lossy:synthetic)" in line for line in compare(plain, other).missing)
     assert not any("made-up" in line for line in compare(plain, plain).missing)
 
@@ -425,10 +423,9 @@ def test_a_final_draw_from_what_a_cut_left_is_the_cuts(plain, cut):
     for request in (request for one in sides for request in one.requests):
         params = dataclasses.replace(request.info.params, top_k=5 if cut else 0)
         request.info = dataclasses.replace(request.info, params=params)
-    step = sides[1].steps[sides[1].requests[3].first + 4]
-    place = step["first_output"] + step["accepted"]
-    other = (int(step["token"]) + 1) % 12
-    sides[1].steps["token"][sides[1].requests[3].first + 4] = sides[1].output[place] = other
+    c, row = sides[1].columns, sides[1].requests[3].first + 4
+    place = sides[1].begins[row] + c.depth_reached[row]
+    c.output[place] = c.final[row] = (c.final[row] + 1) % 12
     found = compare(*sides)
     (pair,) = (pair for pair in found.pairs if not pair.same)
     assert pair.parting.position >= at
@@ -441,7 +438,7 @@ def test_another_rule_or_drafter_explains_more_than_a_near_tie_does():
     how = {"seed": 1, "dtype": "bfloat16"}
     plain, other = side(**how), side(**how, noise=0.004)
     assert compare(plain, other).partings.keys() == {PartingCause.ROUNDING}
-    other.names = ["block" if name == "standard" else name for name in other.names]
+    other.rules[:] = ["block"] * len(other)
     assert compare(plain, other).partings.keys() == {PartingCause.RULE}
     run = dataclasses.replace(plain.captures[0].run, drafter="another")
     found = compare(plain, side(Made(**how, blur=0.6, run=run)))
@@ -470,7 +467,9 @@ def test_preemptions_that_one_side_does_not_tell_are_no_difference():
     without = [*history.steps[:-1], dataclasses.replace(last, absent=Absent(engine=True))]
 
     def told(steps):
-        other = History(run=history.run, steps=steps)
+        other = History(run=history.run)
+        for one in steps:
+            other.append(one)
         found = compare(from_history(history, "a"), from_history(other, "b"))
         return [(one.a, one.b) for one in found.differences if one.name == "preemptions"]
 

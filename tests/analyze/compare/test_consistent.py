@@ -62,10 +62,12 @@ def check(found: Comparison) -> None:
         assert not any(field.suspect or field.unsure or field.explained for field in found.fields)
         assert not any(one.significant for one in found.figures)
     tau = found.tau
-    for word in ("lower", "higher"):
-        assert (f"is {word} in B" in found.summary) == (
-            tau is not None and tau.significant and (tau.difference < 0) == (word == "lower")
+    for word in ("fewer", "more"):
+        assert (f"B gets {word} tokens" in found.summary) == (
+            tau is not None and tau.significant and (tau.difference < 0) == (word == "fewer")
         )
+    assert found.summary[0].isupper()
+    assert found.summary[-1] == "."
     if tau is None or tau.low is None:
         return
     assert tau.significant == tau.nonzero
@@ -120,9 +122,9 @@ def test_tau_is_judged_by_its_own_interval():
 
 def probable(one, *, moved: float = 0.0, from_depth: int = 2):
     """A side whose drafter's own probabilities are recorded; at this depth and below they may be moved."""
-    prob = np.where(one.nodes["drawn"] == 0, 0.5, one.nodes["q"]).astype(np.float32)
-    prob[one.depth >= from_depth] *= np.float32(1 - moved)
-    one.nodes["prob"] = prob
+    c = one.columns
+    c.draft_prob[:] = np.where(c.sampled, c.q, 0.5)
+    c.draft_prob[c.depth >= from_depth] *= 1 - moved
     return one
 
 
@@ -140,7 +142,7 @@ def test_a_drafter_that_differs_where_no_verdict_does_is_different():
 
 def test_a_value_that_is_no_number_is_no_rounding():
     plain, other = side(seed=1), side(seed=1)
-    other.nodes["p"][np.flatnonzero(other.tried)[::100]] = np.nan
+    other.columns.p[np.flatnonzero(other.columns.tried)[::100]] = np.nan
     found = compare(plain, other)
     assert found.answer is Sameness.DIFFERENT
     assert next(one for one in found.fields if one.name == "target p").suspect
@@ -160,7 +162,7 @@ def test_another_draft_model_explains_the_drafters_probabilities():
     assert not field.suspect
     assert field.explained == ("draft model",)
     assert found.answer is Sameness.CONFIGURED
-    assert found.summary.startswith("different as configured")
+    assert found.summary == "The runs differ only as configured (draft model)."
     assert any("as configured: draft model" in line for line in found.reasons)
     row = next(row for row in tables.contexts(found).rows if row[0] == "draft p")
     assert "draft model" in row[-1]
@@ -188,8 +190,8 @@ def test_where_some_pairs_have_the_same_parameters_these_are_compared():
         request.info = dataclasses.replace(request.info, params=SamplingParams(temperature=0.9, max_tokens=40))
     assert compare(*sides).answer is not Sameness.DIFFERENT
     rows = sides[1].rows(sides[1].requests[20])
-    mine = (sides[1].node_step >= rows.start) & (sides[1].node_step < rows.stop)
-    sides[1].nodes["p"][mine] *= np.float32(0.5)
+    c = sides[1].columns
+    c.p[(c.step >= rows.start) & (c.step < rows.stop)] *= 0.5
     assert compare(*sides).answer is Sameness.DIFFERENT
 
 
@@ -201,7 +203,7 @@ def test_other_drafts_at_the_same_context_are_far_or_not_known(margin):
     sides = [plain, side(seed=1, plant=plant)]
     if margin is not None:
         for one in sides:
-            one.nodes["draw_margin"][:] = margin
+            one.draw_margin[:] = margin
     found = compare(*sides)
     field = next(one for one in found.fields if one.name == "draft tree")
     assert field.differ == 20
@@ -214,12 +216,13 @@ def test_other_drafts_at_the_same_context_are_far_or_not_known(margin):
 def test_two_likeliest_tokens_are_a_tie_only_where_both_can_be_so_likely(prob, suspect):
     """Each draft token was mapped as its neighbour: with the same scores on both sides, and each above one half."""
     sides = [side(seed=1, sampled=False), side(seed=1, sampled=False)]
-    last = np.flatnonzero(~np.isin(np.arange(len(sides[0].above)), sides[0].above))  # leaves: what is below stays
-    leaves = last[~sides[0].tried[last]][:40]
-    sides[1].nodes["token"][leaves] = (sides[1].nodes["token"][leaves] + 1) % 12
-    for one in sides:
-        one.nodes["prob"][:] = prob
-        one.nodes["score"][:] = np.log(prob) * one.depth
+    a, b = (one.columns for one in sides)
+    last = np.flatnonzero(~np.isin(np.arange(len(a.above)), a.above))  # leaves: what is below stays
+    leaves = last[~a.tried[last]][:40]
+    b.token[leaves] = (b.token[leaves] + 1) % 12
+    for c in (a, b):
+        c.draft_prob[:] = prob
+        c.score[:] = np.log(prob) * c.depth
     found = compare(*sides)
     field = next(one for one in found.fields if one.name == "draft tree")
     assert field.differ == 40
@@ -250,7 +253,7 @@ def test_another_engine_may_draft_nothing_behind_a_prompt(backend, place, suspec
 def test_adaptive_trees_follow_costs_and_load():
     plain, other = side(seed=1), side(seed=1, chain=4)
     for one in (plain, other):
-        one.steps["varies"] = True
+        one.varies[:] = True
     found = compare(plain, other)
     assert not any(field.suspect or field.unsure for field in found.fields)
     assert sum("follow costs, load, a threshold or other requests" in line for line in found.missing) == 2

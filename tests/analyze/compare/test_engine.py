@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from specscope.analyze.compare.collect import from_history
 from specscope.analyze.compare.comparison import compare
 from specscope.analyze.compare.result import SUSPECT, Sameness
+from specscope.analyze.compare.side import from_history
 from specscope.trace.history.history import History
 from specscope.trace.record.params import SamplingParams
 from tests.engines import DRAFTERS, PROMPTS, SMALL, build_engines, each_drafter, fresh

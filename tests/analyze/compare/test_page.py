@@ -10,10 +10,10 @@ from urllib.parse import urlsplit
 import pytest
 from rich.console import Console
 
-from specscope.analyze.compare.collect import from_history
 from specscope.analyze.compare.comparison import compare
 from specscope.analyze.compare.failif import parse
 from specscope.analyze.compare.page import render_html
+from specscope.analyze.compare.side import from_history
 from specscope.analyze.compare.text import render_text
 from tests.analyze.test_page import Page
 

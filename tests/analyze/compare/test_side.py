@@ -1,4 +1,4 @@
-"""Columns hold what the records held: steps come back, and figures agree with trace/history/stats.py."""
+"""A side holds each request's decode steps, from one capture or several, and figures agree with the report."""
 
 from __future__ import annotations
 
@@ -8,65 +8,36 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specscope.analyze.compare.collect import from_history
-from specscope.analyze.compare.columns import joined
 from specscope.analyze.compare.comparison import compare
-from specscope.analyze.compare.distributions import clustered, figures
+from specscope.analyze.compare.figures import clustered, figures
 from specscope.analyze.compare.reading import read_side, read_sides
+from specscope.analyze.compare.side import from_history, joined
 from specscope.analyze.compare.tables import details
 from specscope.analyze.evidence.arrays import places
 from specscope.analyze.table import NONE
 from specscope.errors import UserError
 from specscope.trace.history.history import History
-from specscope.trace.history.place import at, draft_ps, end
-from specscope.trace.history.stats import measure
 from specscope.trace.run.packed import slices
 from specscope.trace.wire.reading import read_capture
 
-from .runs import Made, make, side
+from .runs import Made, make, side, write
 
 TRACES = Path(__file__).parents[3] / "traces"
 CAPTURES = [TRACES / f"{name}.jsonl" for name in ("eagle", "ngram", "sampled", "planted")]
 
 
 @pytest.mark.parametrize("path", CAPTURES, ids=lambda path: path.stem)
-def test_every_step_comes_back(path):
+def test_requests_are_read_one_by_one(path):
     one, history = read_side(str(path)), read_capture(path).history
     assert [request.id for request in one.requests] == list(history.requests)
     for request, known in zip(one.requests, history.requests.values(), strict=True):
-        rows = one.rows(request)
+        steps = [step for step in known.steps if step.verdict is not None]
+        assert one.steps(request) == steps
         assert one.tokens(request).tolist() == [token for token, _ in known.output()]
-        assert (request.info, request.reason) == (known.info, known.end and known.end.reason)
-        for row, step in zip(range(rows.start, rows.stop), known.steps, strict=True):
-            back = one.part(row)
-            assert back.preceded is not None or step.verdict is None
-            if step.verdict is not None:
-                raw_ps = ([at(of, node).raw_p for node in range(len(step.tree))] for of in (back, step))
-                assert (next(raw_ps), draft_ps(back)) == (next(raw_ps), draft_ps(step))
-                assert end(back).choice == end(step).choice
-                assert end(back).likeliest == end(step).likeliest[:1]
-                assert end(back).drafters_likeliest == end(step).drafters_likeliest[:1]
-            bare = {"notes": None, "parents": None, "sizing": "", "preceded": None, "method": None}
-            empty = np.zeros(0, np.int32)
-            forced = {} if step.verdict is None else {"verdict": dataclasses.replace(step.verdict, forced=empty)}
-            first = dataclasses.replace(step, blocks=empty, moved=empty, **bare, **forced)
-            assert dataclasses.replace(back, **bare) == first
-
-
-@pytest.mark.parametrize("path", CAPTURES, ids=lambda path: path.stem)
-def test_depths_siblings_and_places_are_those_of_the_trees(path):
-    one = read_side(str(path))
-    for request in one.requests:
-        done = 0
-        for row in range(one.rows(request).start, one.rows(request).stop):
-            step, begin = one.part(row), int(one.steps["first_node"][row])
-            span = slice(begin, begin + len(step.tree))
-            assert one.depth[span].tolist() == step.tree.depth.tolist()
-            assert one.tree_depth[row] == step.tree.max_depth
-            ranks = [step.tree.children(int(above)).index(node) for node, above in enumerate(step.tree.parent)]
-            assert one.sibling[span].tolist() == ranks
-            assert one.place[row] == done
-            done += step.emitted
+        begins = [sum(step.emitted for step in steps[:number]) for number in range(len(steps))]
+        assert one.place[one.rows(request)].tolist() == begins
+        mine = one.columns.depth_reached[one.rows(request)]
+        assert (request.info, int(mine.sum())) == (known.info, known.acceptance.accepted)
 
 
 @pytest.mark.parametrize("path", CAPTURES, ids=lambda path: path.stem)
@@ -83,17 +54,6 @@ def test_figures_agree_with_the_report(path):
             assert told[f"depth {depth} rate"] == pytest.approx(rate)
 
 
-def test_interleaved_requests_come_out_one_by_one():
-    history = make(Made(requests=7, batch=3))
-    one = from_history(history, "made")
-    for request in one.requests:
-        steps = history.requests[request.id].steps
-        assert one.steps["index"][one.rows(request)].tolist() == [step.index for step in steps]
-        total = measure(steps)
-        mine = one.steps[one.rows(request)]
-        assert (int(mine["accepted"].sum()), int(mine["nodes"].sum())) == (total.accepted, total.drafted)
-
-
 def test_joined_sides_keep_every_row():
     parts = [side(seed=seed, requests=5) for seed in (1, 2, 3)]
     whole = joined(parts)
@@ -103,8 +63,7 @@ def test_joined_sides_keep_every_row():
         for request in part.requests:
             mine = whole.requests[at]
             assert whole.tokens(mine).tolist() == part.tokens(request).tolist()
-            for row in range(request.count):
-                assert whole.part(mine.first + row) == part.part(request.first + row)
+            assert whole.steps(mine) == part.steps(request)
             at += 1
 
 
@@ -131,23 +90,13 @@ def test_large_captures_are_read_in_processes_of_their_own(tmp_path, monkeypatch
     shares: list[float] = []
     apart = read_sides(names[:2], names[2:], shares.append)
     for one, other in zip(here, apart, strict=True):
-        assert one.steps.tobytes() == other.steps.tobytes()  # some are NaN
-        assert np.array_equal(one.output, other.output)
+        assert one.columns.parts == other.columns.parts
+        assert np.array_equal(one.batch, other.batch)
         assert [capture.source for capture in one.captures] == [capture.source for capture in other.captures]
         assert one.vocabulary.pieces == other.vocabulary.pieces
     (tmp_path / "2.jsonl").write_text("nothing\n")
     with pytest.raises(UserError, match="not a capture"):
         read_sides(names[:2], names[2:])
-
-
-def write(history, path):
-    """The capture of a history."""
-    from specscope.trace.wire.capture import CaptureWriter
-
-    writer = CaptureWriter(path, history.run, history.vocabulary)
-    for record in sorted(history._known.values(), key=lambda record: record.step):
-        writer(record)
-    writer.close()
 
 
 def test_places_and_spans():
