@@ -108,7 +108,7 @@ def interval(
 ) -> tuple[float, float]:
     """B - A, from its change +- `half`. A figure that is not `signed` ends at 0, and a share at 1."""
     low, high = (a * math.expm1(end) if of_logs else end for end in (change - half, change + half))
-    return low if signed else max(low, -a), min(high, max(1 - a, b - a)) if percent else high
+    return low if signed else max(low, 0.0 - a), min(high, max(1 - a, b - a)) if percent else high
 
 
 def marked(estimates: Sequence[Estimate], alpha: float) -> list[Estimate]:

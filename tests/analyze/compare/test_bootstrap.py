@@ -91,3 +91,14 @@ def test_it_is_the_same_each_time():
     rng = np.random.default_rng(5)
     one = ratio(rng, 12)
     assert estimates([one], 12) == estimates([one], 12)
+
+
+@pytest.mark.parametrize("clusters", [3, 5])
+def test_nothing_drops_by_more_than_all_of_it(clusters):
+    """Three requests of very different acceptance: a rate was said to change by -149 to +63 %."""
+    rng = np.random.default_rng(clusters)
+    drafts = np.full(clusters, 40.0)
+    for _ in range(40):
+        tops = [rng.integers(0, 41, clusters).astype(float) * (rng.random(clusters) < 0.6) for _ in range(2)]
+        (one,) = estimates([Ratio("rate", (tops[0], tops[1]), (drafts, drafts), percent=True)], clusters)
+        assert -one.a <= one.low <= one.difference <= one.high <= 1 - one.a + 1e-12

@@ -9,8 +9,9 @@ import orjson
 import pytest
 
 from specscope.analyze.compare.comparison import compare
+from specscope.analyze.compare.config import explaining
 from specscope.analyze.compare.failif import parse
-from specscope.analyze.compare.result import SUSPECT, PairedBy, PartingCause, Sameness
+from specscope.analyze.compare.result import SUSPECT, Difference, PairedBy, PartingCause, Sameness, Stage
 from specscope.analyze.compare.side import from_history, joined
 from specscope.trace.history.history import History
 from specscope.trace.record.records import Absent, RunInfo
@@ -476,3 +477,29 @@ def test_preemptions_that_one_side_does_not_tell_are_no_difference():
     assert told(preempted) == [("0", "1")]
     assert told(without) == []
     assert told([dataclasses.replace(without[0], preempted=("r0",)), *without[1:]]) == []
+
+
+def test_another_drafter_does_not_excuse_another_target():
+    """With other drafts, sampling uses other coins: so the one place where p was wrong was "other drafts"."""
+    plain = side(seed=1, evidence=True)
+    run = dataclasses.replace(plain.captures[0].run, drafter="another")
+    other = side(Made(seed=1, evidence=True, blur=0.31, run=run))
+    parted = {pair.id_a for pair in compare(plain, other).pairs if not pair.same}
+    plant = {(f"r{at}", 0): "p" for at in range(24)}
+    found = compare(plain, side(Made(seed=1, evidence=True, blur=0.31, run=run, plant=plant)))
+    assert len(parted) < 24
+    assert PartingCause.TARGET in found.partings
+    assert found.answer is Sameness.DIFFERENT
+    assert not any("target" in reason and "as configured" in reason for reason in found.reasons)
+    assert {line.name: line.enters for line in found.differences}["drafter"] == "drafter"
+
+
+def test_a_setting_explains_what_is_computed_from_it_and_nothing_else():
+    def names(setting, stage):
+        return explaining(stage, [Difference(setting.value, "1", "2", enters=setting)])
+
+    explained = {(setting, stage) for setting in Stage for stage in Stage if names(setting, stage)}
+    assert {stage for setting, stage in explained if setting is Stage.DRAFTER} == {Stage.DRAFTER, Stage.TREE}
+    assert {stage for setting, stage in explained if setting is Stage.COINS} == {Stage.COINS, Stage.TREE, Stage.VERDICT}
+    assert {setting for setting, stage in explained if stage is Stage.TARGET} == {Stage.TARGET}
+    assert explaining(None, [Difference("model", "1", "2", enters=Stage.TARGET)]) == ()

@@ -148,10 +148,51 @@ def test_a_value_that_is_no_number_is_no_rounding():
     assert next(one for one in found.fields if one.name == "target p").suspect
 
 
-def test_a_drafters_rounding_grows_with_the_depth():
-    plain = probable(side(seed=1, dtype="bfloat16"))
-    found = compare(plain, probable(side(seed=1, dtype="bfloat16"), moved=0.15))
-    assert found.answer is Sameness.SAME, found.reasons
+def rounded(spread: float, dtype: str, *, from_depth: int = 1):
+    """A side whose drafter's log odds moved by so much, at this depth and below; a few of them by 0.15."""
+    one, rng = probable(side(seed=1, dtype=dtype)), np.random.default_rng(7)
+    c = one.columns
+    by = rng.normal(0, spread, len(c.token)) + 0.15 * (rng.random(len(c.token)) < 0.02) * (spread > 0)
+    odds = c.draft_prob / (1 - c.draft_prob) * np.exp(np.where(c.depth >= from_depth, by, 0))
+    c.draft_prob[:] = odds / (1 + odds)
+    return one
+
+
+@pytest.mark.parametrize(
+    ("dtype", "spread", "from_depth", "differs"),
+    [
+        ("bfloat16", 0.025, 1, False),  # a healthy repeat of the default model in another batch
+        ("bfloat16", 0.08, 2, True),  # its head's nodes one position too far
+        ("bfloat16", 0.08, 1, True),
+        ("float32", 0.0, 1, False),
+        ("float32", 0.08, 2, True),
+    ],
+)
+def test_a_drafter_that_moves_further_than_its_dtype_as_a_rule_differs(dtype, spread, from_depth, differs):
+    """No single node is beyond the bound of bfloat16: the runs were "no difference"."""
+    found = compare(rounded(0.0, dtype), rounded(spread, dtype, from_depth=from_depth))
+    assert found.answer is (Sameness.DIFFERENT if differs else Sameness.SAME), found.reasons
+    names = {field.name for field in found.fields if field.suspect}
+    assert names <= {"draft p", "draft p, on the whole, at the root", "draft p, on the whole, below the root"}
+    assert ("draft p, on the whole, at the root" in names) is (differs and dtype == "bfloat16" and from_depth == 1)
+
+
+@pytest.mark.parametrize(("dtype", "apart", "differs"), [("bfloat16", 0.03, False), ("bfloat16", 0.25, True)])
+def test_other_trees_are_near_ties_only_where_most_of_them_are_near(dtype, apart, differs):
+    """Each tree alone may be a near tie of bfloat16; thirty that are all so far apart are none."""
+    sides = [side(seed=1, sampled=False, dtype=dtype) for _ in range(2)]
+    a, b = (one.columns for one in sides)
+    last = np.flatnonzero(~np.isin(np.arange(len(a.above)), a.above))
+    leaves = last[~a.tried[last]][:30]
+    b.token[leaves] = (b.token[leaves] + 1) % 12
+    for c in (a, b):
+        c.draft_prob[:] = 0.4
+        c.score[:] = np.log(0.4) * c.depth
+    b.score[leaves] += apart
+    found = compare(*sides)
+    field = next(one for one in found.fields if one.name == "draft tree")
+    assert (field.differ, field.suspect) == (30, differs)
+    assert (found.answer is Sameness.DIFFERENT) is differs, found.reasons
 
 
 def test_another_draft_model_explains_the_drafters_probabilities():
