@@ -63,6 +63,13 @@ LISTED = re.compile(
     r"|report\.json\.captures\[0\]\.(timeline|answers\.rejections\.(groups|misses|tokens\[\d+\]\.\w+)): .* -> nothing$"
     r"|(report\.json\.captures\[0\]|compare\.json)\.levels: nothing -> "  # they are new
     r"|file: tune\.json\.(trees|notes)"  # no tree deeper than the record; of sampled drafts the recorded tree alone
+    # `compare`: a setting names the stage where it enters, evidence its own; intervals are of logarithms; sentences
+    r"|compare\.json\.(differences\[\d+\]\.enters|fields\[\d+\]\.stage): nothing -> "
+    r"|compare\.json\.figures\[\d+\]\.(low|high|p_value|visible|standard_error): "
+    r"|compare\.json\.figures\[11\]\.significant: false -> true$"  # 21.6 to 61.3 %, in six requests
+    r"|compare\.json\.(headline|summary|reasons(\[\d\])?): "
+    r"|compare\.json\.fields\[5\]\.explained: .* -> .*\"draft revision\""
+    r"|compare\.json\.pairs\[\d\]\.parting\.[ab]\.decisions\[\d\]\.(draft_p|raw_p): null -> 0\.\d+$"
 )
 # Checks that were added: they convict only what has a fault
 SINCE = ("log-probabilities", "head's features", "acceptance by place")

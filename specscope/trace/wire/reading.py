@@ -47,7 +47,7 @@ class CaptureReader:
     """
 
     def __init__(self, path: str | os.PathLike[str], history: History | None = None) -> None:
-        """`history` is filled, a new one by default: analyze/compare gives one that keeps columns, not records."""
+        """`history` is filled, a new one by default: export gives one that keeps nothing."""
         self.source = CaptureSource.of(path)
         self.name = printable(str(self.source))
         self._other_runs: Counter[str] = Counter()  # that are left out, with their spans

@@ -6,10 +6,10 @@ from itertools import count
 
 import pytest
 
-from specscope.analyze.compare.side import from_history
 from specscope.analyze.compare.comparison import compare
 from specscope.analyze.compare.fields import FEATURES
 from specscope.analyze.compare.result import Sameness
+from specscope.analyze.compare.side import from_history
 from specscope.analyze.diagnose.by_check import diagnose, merged
 from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.causes import Cause

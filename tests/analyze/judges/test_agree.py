@@ -7,9 +7,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specscope.analyze.audit.audit import Audit
-from specscope.analyze.compare.side import from_history
 from specscope.analyze.compare.comparison import compare
 from specscope.analyze.compare.result import Sameness
+from specscope.analyze.compare.side import from_history
 from specscope.analyze.diagnose.by_check import diagnose
 from specscope.analyze.findings import CheckResult, Exit
 from specscope.analyze.verify.trial import judge

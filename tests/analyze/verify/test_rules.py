@@ -5,8 +5,8 @@ import pytest
 
 from specscope import Engine
 from specscope.analyze.compare import result as compared
-from specscope.analyze.compare.side import from_history
 from specscope.analyze.compare.comparison import compare
+from specscope.analyze.compare.side import from_history
 from specscope.analyze.diagnose.run import examine
 from specscope.analyze.findings import CheckResult
 from specscope.speculate.changes import Changes
