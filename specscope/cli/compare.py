@@ -29,9 +29,9 @@ from specscope.trace.record.vocabulary import shell_word
 from specscope.trace.stored import as_runs, every_run
 
 if TYPE_CHECKING:
-    from specscope.analyze.compare.side import Side
     from specscope.analyze.compare.counts import CountsSide
     from specscope.analyze.compare.result import Comparison, Pair, SideFacts
+    from specscope.analyze.compare.side import Side
     from specscope.trace.history.conditions import Threshold
     from specscope.trace.record.records import RequestStep
     from specscope.tui.compared import Compared, ComparedPair
