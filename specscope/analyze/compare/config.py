@@ -14,7 +14,7 @@ from itertools import chain
 import numpy as np
 
 from specscope.analyze.compare.align import LENGTH, Matched
-from specscope.analyze.compare.result import NOT_KNOWN, Difference, Field, Stage
+from specscope.analyze.compare.result import NOT_KNOWN, Difference, Field, StepStage
 from specscope.analyze.compare.side import Side
 from specscope.trace.history.wording import plural, shared_beginning
 from specscope.trace.record.draft_vocabulary import DIGEST, digest, is_old_digest, old_digest
@@ -26,42 +26,44 @@ NONE = "–"
 SHOWN = 4  # values of a side
 LONGEST = 200  # characters of a value
 BEFORE = 10  # of them before what differs, where a value's beginning does not
-FROM: dict[Stage, tuple[Stage, ...]] = {  # what each is computed from; a coin and a verdict are judged for themselves
-    Stage.TARGET: (),
-    Stage.SAMPLING: (Stage.TARGET,),
-    Stage.FEATURES: (Stage.TARGET,),
-    Stage.DRAFTER: (Stage.FEATURES, Stage.SAMPLING),
-    Stage.COINS: (),
-    Stage.TREE: (Stage.DRAFTER, Stage.COINS),
-    Stage.VERDICT: (Stage.COINS,),
+FROM: dict[
+    StepStage, tuple[StepStage, ...]
+] = {  # what each is computed from; a coin and a verdict are judged for themselves
+    StepStage.TARGET: (),
+    StepStage.SAMPLING: (StepStage.TARGET,),
+    StepStage.FEATURES: (StepStage.TARGET,),
+    StepStage.DRAFTER: (StepStage.FEATURES, StepStage.SAMPLING),
+    StepStage.COINS: (),
+    StepStage.TREE: (StepStage.DRAFTER, StepStage.COINS),
+    StepStage.VERDICT: (StepStage.COINS,),
 }
 # Of a run: its name, its value, the stage where it enters, and what it leads to. A version, a device or the load enters
 # nowhere: whether these change the evidence is the question asked. A dtype explains differences by its rounding, which
 # the tolerances allow for.
-_RUN: tuple[tuple[str, Callable[[RunInfo], object], Stage | None, str], ...] = (
-    ("model", lambda run: run.target, Stage.TARGET, "other probabilities everywhere"),
+_RUN: tuple[tuple[str, Callable[[RunInfo], object], StepStage | None, str], ...] = (
+    ("model", lambda run: run.target, StepStage.TARGET, "other probabilities everywhere"),
     (
         "revision",
         lambda run: run.revision,
-        Stage.TARGET,
+        StepStage.TARGET,
         "the weights or the configuration of the model differ",
     ),
-    ("drafter", lambda run: run.drafter, Stage.DRAFTER, ""),
-    ("draft model", lambda run: run.draft_model, Stage.DRAFTER, "other drafts"),
+    ("drafter", lambda run: run.drafter, StepStage.DRAFTER, ""),
+    ("draft model", lambda run: run.draft_model, StepStage.DRAFTER, "other drafts"),
     (
         "draft revision",
         lambda run: run.draft_digest,
-        Stage.DRAFTER,
+        StepStage.DRAFTER,
         "the weights or the configuration of the draft model differ",
     ),
-    ("tree", lambda run: run.tree, Stage.TREE, "acceptance length depends on it; compare by depth"),
-    ("step costs", lambda run: run.costs, Stage.TREE, "adaptive trees follow from them"),
-    ("aux layers", lambda run: ", ".join(run.aux_layers), Stage.FEATURES, "the head is fed other hidden states"),
-    ("draft vocabulary", lambda run: run.draft_vocab or "", Stage.DRAFTER, "tokens outside it cannot be drafted"),
+    ("tree", lambda run: run.tree, StepStage.TREE, "acceptance length depends on it; compare by depth"),
+    ("step costs", lambda run: run.costs, StepStage.TREE, "adaptive trees follow from them"),
+    ("aux layers", lambda run: ", ".join(run.aux_layers), StepStage.FEATURES, "the head is fed other hidden states"),
+    ("draft vocabulary", lambda run: run.draft_vocab or "", StepStage.DRAFTER, "tokens outside it cannot be drafted"),
     (
         "draft tokens",
         lambda run: digest(run.draft_tokens).removeprefix(DIGEST),
-        Stage.DRAFTER,
+        StepStage.DRAFTER,
         "the drafter knows other tokens, or has them in another order",
     ),
     ("dtype", lambda run: run.dtype, None, "probabilities differ by rounding"),
@@ -101,7 +103,7 @@ def differences(a: Side, b: Side, pairs: Matched) -> list[Difference]:
     lines = [_template(a, b), _observed_q(a, b), *(_of_runs(a, b) if both else [])]
     if any(line.name == "seed" for line in params):  # the run's seed says the same
         lines = [line for line in lines if line is None or line.name != "seed"]
-    lines += [_unlike("rule", a.rules, b.rules, note="of verification", enters=Stage.COINS), *params, *_load(a, b)]
+    lines += [_unlike("rule", a.rules, b.rules, note="of verification", enters=StepStage.COINS), *params, *_load(a, b)]
     if both:
         lines += [*_named(a, b, "speculation"), *_named(a, b, "settings"), *_named(a, b, "versions")]
     return [line for line in lines if line is not None]
@@ -133,8 +135,8 @@ def _renamed(line: Difference, runs: Sequence[Sequence[RunInfo]]) -> Difference:
 
 
 # Of what a run holds by name: how the name of a line begins, and the stage where it enters
-_NAMED: dict[str, tuple[str, Stage | None]] = {
-    "speculation": ("speculative config: ", Stage.DRAFTER),  # of another engine
+_NAMED: dict[str, tuple[str, StepStage | None]] = {
+    "speculation": ("speculative config: ", StepStage.DRAFTER),  # of another engine
     "settings": ("engine setting: ", None),
     "versions": ("version of ", None),
 }
@@ -151,14 +153,14 @@ def _named(a: Side, b: Side, what: str) -> list[Difference | None]:
         _unlike(
             f"{prefix}{name}",
             *([own.get(name, "") for own in side] for side in (first, second)),
-            enters=Stage.TREE if name in _PLAN and enters else enters,
+            enters=StepStage.TREE if name in _PLAN and enters else enters,
         )
         for name in dict.fromkeys(chain.from_iterable((*first, *second)))
     ]
 
 
 def _unlike(
-    name: str, a: Iterable[object], b: Iterable[object], *, note: str = "", enters: Stage | None = None
+    name: str, a: Iterable[object], b: Iterable[object], *, note: str = "", enters: StepStage | None = None
 ) -> Difference | None:
     first, second = (list(dict.fromkeys(map(str, side))) for side in (a, b))
     return None if set(first) == set(second) else Difference(printable(name), *_both(first, second), note, enters)
@@ -191,7 +193,7 @@ def _observed_q(a: Side, b: Side) -> Difference | None:
     first, second = (_how_drawn(side) for side in (a, b))
     lost = "with q" in first + second and "without q" in first + second
     note = "without q a draft is accepted with probability p alone" if lost else ""
-    return None if first == second else Difference("drafts", first, second, note, Stage.DRAFTER)
+    return None if first == second else Difference("drafts", first, second, note, StepStage.DRAFTER)
 
 
 def _how_drawn(side: Side) -> str:
@@ -223,7 +225,7 @@ def _params(a: Side, b: Side, pairs: Matched) -> list[Difference]:
         if name == "seed" and sampled:
             note += "; sampled outputs part, so only distributions can be compared"
         shapes = name in PARAM_NAMES - LENGTH  # p, and q with it
-        enters = Stage.SAMPLING if shapes else None
+        enters = StepStage.SAMPLING if shapes else None
         lines.append(Difference(name, _some(values[0]), _some(values[1]), note, enters))
     return sorted(lines, key=lambda line: (line.name == "seed", line.name))
 
@@ -243,18 +245,18 @@ def _load(a: Side, b: Side) -> list[Difference | None]:
         _unlike("requests in a step, mean", *batch, note=notes[1]),
         _unlike("prefill steps of a request, mean", *chunks),
         _unlike("steps with drafts", *drafting),
-        _unlike("forced verdicts", *forced, note=notes[2], enters=Stage.VERDICT),
+        _unlike("forced verdicts", *forced, note=notes[2], enters=StepStage.VERDICT),
     ]
 
 
-def explaining(stage: Stage | None, differences: Iterable[Difference], *, alike: bool = False) -> tuple[str, ...]:
+def explaining(stage: StepStage | None, differences: Iterable[Difference], *, alike: bool = False) -> tuple[str, ...]:
     """The settings that explain a difference at a stage. `alike`: it is of pairs with the same parameters alone."""
-    reached: set[Stage | None] = set()
+    reached: set[StepStage | None] = set()
     ahead = [] if stage is None else [stage]
     while ahead:
         reached.add(here := ahead.pop())
         ahead += FROM[here]
-    reached -= {Stage.SAMPLING} if alike else set()
+    reached -= {StepStage.SAMPLING} if alike else set()
     return tuple(difference.name for difference in differences if difference.enters in reached)
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from specscope.analyze.compare.align import Aligned, Hashes, mix
 from specscope.analyze.compare.parting import BEYOND, ENTROPY, heat, is_cut
-from specscope.analyze.compare.result import Field, Stage, Where
+from specscope.analyze.compare.result import Field, StepStage, Where
 from specscope.analyze.compare.side import Longs, Side
 from specscope.analyze.conditions import find
 from specscope.analyze.evidence.columns import PRECEDED
@@ -33,7 +33,7 @@ Both = tuple[Doubles, Doubles]  # of A and B
 
 
 @dataclass(frozen=True)
-class Places:
+class ContextRows:
     """Where compared values are, on both sides: at steps, at parents, or at tokens (nodes, and final tokens behind)."""
 
     aligned: Aligned
@@ -132,9 +132,9 @@ class Places:
         return Reference(side.requests[side.request[row]].id, int(side.index[row]), int(side.step[row]), node)
 
 
-def nodes(aligned: Aligned) -> Places:
+def nodes(aligned: Aligned) -> ContextRows:
     """The nodes at equal contexts."""
-    return Places(aligned, "tokens", aligned.nodes)
+    return ContextRows(aligned, "tokens", aligned.nodes)
 
 
 def many(count: int, compared: int, rare: float) -> bool:
@@ -143,9 +143,9 @@ def many(count: int, compared: int, rare: float) -> bool:
 
 
 def number(
-    here: Places,
+    here: ContextRows,
     name: str,
-    stage: Stage,
+    stage: StepStage,
     values: Both,
     where: Bools,
     tolerance: float | Doubles,
@@ -168,9 +168,9 @@ def number(
 
 
 def other(
-    here: Places,
+    here: ContextRows,
     name: str,
-    stage: Stage | None,
+    stage: StepStage | None,
     differ: Bools,
     where: Bools,
     *,
@@ -202,7 +202,7 @@ def other(
     )
 
 
-def _condition(here: Places, differ: Bools, chosen: Longs) -> str:
+def _condition(here: ContextRows, differ: Bools, chosen: Longs) -> str:
     """The shortest condition that says where it differs, with its counts; "" where chance would find one as good."""
     side, rows, beside = here.sides[1], here.rows[1][chosen], here.rows[0][chosen]
     run = side.captures[0].run
@@ -227,7 +227,7 @@ def _condition(here: Places, differ: Bools, chosen: Longs) -> str:
     return f"{best.text}: {inside}; elsewhere {outside}"
 
 
-def _where(here: Places, differ: Bools, where: Bools) -> tuple[Where, ...]:
+def _where(here: ContextRows, differ: Bools, where: Bools) -> tuple[Where, ...]:
     """By depth, by rank among siblings, by what came before the step (of B), and by its batch."""
     rows, side = here.rows[1], here.sides[1]
     groups: list[tuple[str, Longs]] = [("after", side.preceded[rows]), ("requests in the step", side.batch[rows])]
@@ -253,7 +253,7 @@ def fields(aligned: Aligned, trees: Sequence[Field]) -> list[Field]:
 def _target(aligned: Aligned) -> list[Field]:
     """p wherever both sides have it. Where the first two tokens are nearly equal, rounding turns a greedy 0 into 1."""
     sides = aligned.a, aligned.b
-    here = Places(aligned, "tokens", aligned.tokens)
+    here = ContextRows(aligned, "tokens", aligned.tokens)
 
     def known(of_node: str, of_final: str | None) -> Both:
         held = []
@@ -271,17 +271,17 @@ def _target(aligned: Aligned) -> list[Field]:
     # A greedy p without raw probabilities: whether a 0 that became 1 was a near tie cannot be known.
     near |= np.isnan(gap[0]) & np.isnan(gap[1]) & np.isin(p[0], (0, 1)) & np.isin(p[1], (0, 1)) & (p[0] != p[1])
     where, hot, cut = ~near & here.alike, here.hottest(), here.cut()
-    note, shaped = f"rounding of the dtypes is {tolerance:g}", Stage.SAMPLING
+    note, shaped = f"rounding of the dtypes is {tolerance:g}", StepStage.SAMPLING
     return [
         number(here, "target p", shaped, p, where & ~cut, tolerance * hot, note=note),
         number(here, "target p, cut", shaped, p, where & cut, tolerance * hot, note=EDGE_NOTE, rare=EDGE),
-        number(here, "target p, raw", Stage.TARGET, raw, ~np.isnan(raw[0] + raw[1]), tolerance, note=note),
+        number(here, "target p, raw", StepStage.TARGET, raw, ~np.isnan(raw[0] + raw[1]), tolerance, note=note),
     ]
 
 
 def _whole(aligned: Aligned) -> list[Field]:
     """Whole distributions: first token and entropy, which compare even where neither side tried the other's tokens."""
-    here = Places(aligned, "parents", aligned.parents)
+    here = ContextRows(aligned, "parents", aligned.parents)
     if not len(here.at[0]):
         return []
     tolerance = aligned.tolerance
@@ -293,9 +293,9 @@ def _whole(aligned: Aligned) -> list[Field]:
     wide, note = ENTROPY * tolerance * here.hottest(), "raw; near ties among them"
     same, every = np.asarray(first[0] == first[1], np.bool_), np.ones(len(far), np.bool_)
     return [
-        number(here, "target p, first token", Stage.TARGET, here.values(top_p), same, tolerance),
-        number(here, "target entropy", Stage.SAMPLING, here.column("entropy"), drawn, wide),
-        other(here, FIRST, Stage.TARGET, ~same, every, note=note, far=far),
+        number(here, "target p, first token", StepStage.TARGET, here.values(top_p), same, tolerance),
+        number(here, "target entropy", StepStage.SAMPLING, here.column("entropy"), drawn, wide),
+        other(here, FIRST, StepStage.TARGET, ~same, every, note=note, far=far),
     ]
 
 
@@ -306,7 +306,7 @@ def _drafter(aligned: Aligned) -> list[Field]:
     it, so the same text at another depth may have another probability. A head runs once per level, on its output at
     the level above: its rounding grows with the depth.
     """
-    here, stage = nodes(aligned), Stage.DRAFTER
+    here, stage = nodes(aligned), StepStage.DRAFTER
     sampled = np.logical_and(*(values != Drawn.DETERMINISTIC for values in here.column("drawn")))
     comparable = (here.depth[0] == here.depth[1]) & _same_elders(here) & here.alike
     tolerance = aligned.tolerance * here.hottest() * here.depth[0]
@@ -318,7 +318,7 @@ def _drafter(aligned: Aligned) -> list[Field]:
         number(here, "drafter q, cut", stage, q, comparable & cut, tolerance, note=EDGE_NOTE, rare=EDGE),
         number(here, "draft p", stage, prob, known, tolerance, note="its own, of the token"),
     ]
-    above = Places(aligned, "parents", aligned.parents)
+    above = ContextRows(aligned, "parents", aligned.parents)
     if len(above.at[0]):
         entropy, depth = above.column("q_entropy"), above.depth
         where = (entropy[0] > 0) & (entropy[1] > 0) & (depth[0] == depth[1]) & above.alike & ~above.cut()
@@ -327,7 +327,7 @@ def _drafter(aligned: Aligned) -> list[Field]:
     return found
 
 
-def _same_elders(here: Places) -> Bools:
+def _same_elders(here: ContextRows) -> Bools:
     """[nodes] whether the same elder siblings were drawn before the node.
 
     They matter only to a draw without replacement, which is from what they left of q.
@@ -353,7 +353,7 @@ def _elders(side: Side) -> Hashes:
 
 def _features(aligned: Aligned) -> list[Field]:
     """What fed an EAGLE head: the norms of the target's hidden states, row by row, as relative differences."""
-    here = Places(aligned, "fed", aligned.fed)
+    here = ContextRows(aligned, "fed", aligned.fed)
     layers = min(side.fed_norms.shape[1] for side in here.sides)
     a, b = (side.fed_norms[at, :layers] for side, at in zip(here.sides, here.at, strict=True))
     known = ~np.isnan(a + b)
@@ -365,7 +365,7 @@ def _features(aligned: Aligned) -> list[Field]:
     tolerance = max(NORM_ROUNDING.get(dtype, max(NORM_ROUNDING.values())) for dtype in dtypes)
     note = "the norms of the rows that fed the head, relative to the norm"
     where, none = np.asarray(known.any(axis=1), np.bool_), np.zeros(len(apart))
-    return [number(here, FEATURES, Stage.FEATURES, (apart, none), where, tolerance, note=note)]
+    return [number(here, FEATURES, StepStage.FEATURES, (apart, none), where, tolerance, note=note)]
 
 
 def _decisions(aligned: Aligned) -> list[Field]:
@@ -384,13 +384,13 @@ def _decisions(aligned: Aligned) -> list[Field]:
         equal &= np.abs(x - y) <= 1e-7
     differ, of_coin = outcome[0] != outcome[1], "of the same seed, position and number in the tree"
     return [
-        number(here, "coin", Stage.COINS, coin, same_coin & tried, 1e-12, note=of_coin),
-        other(here, "verdict", Stage.VERDICT, differ, equal, note="p, q and coin are the same there"),
+        number(here, "coin", StepStage.COINS, coin, same_coin & tried, 1e-12, note=of_coin),
+        other(here, "verdict", StepStage.VERDICT, differ, equal, note="p, q and coin are the same there"),
         other(here, "outcome", None, differ, judged, note="follows from p, q, coin and verdict"),
     ]
 
 
-def _same_below(here: Places) -> Bools:
+def _same_below(here: ContextRows) -> Bools:
     """[nodes] False where the rule judges what is drafted below a node first, and that is not the same."""
     ahead, trees = [], []
     for side, rows in zip(here.sides, here.rows, strict=True):
@@ -410,7 +410,7 @@ def tree_hash(side: Side) -> Hashes:
 
 def _steps(aligned: Aligned) -> list[Field]:
     """Whole steps: what follows from all that was judged before, and the load."""
-    here = Places(aligned, "steps", aligned.steps)
+    here = ContextRows(aligned, "steps", aligned.steps)
     every = np.ones(len(here.at[0]), np.bool_)
     trees = [tree_hash(side)[at] for side, at in zip(here.sides, here.at, strict=True)]
     same, depth, final = trees[0] == trees[1], here.column("depth_reached"), here.column("final")

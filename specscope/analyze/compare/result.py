@@ -31,7 +31,7 @@ RATES_FROM = {source: f"rate from {source}" for source in SOURCES}
 FIGURES = (TAU, RATE, PER_STEP, WHOLE_PATHS, LOOPS, WITHOUT_LOOPS, *RATES_FROM.values(), Q_ABOVE, Q_ERROR)
 
 
-class Stage(StrEnum):
+class StepStage(StrEnum):
     """A stage of a step: where a setting enters, and where evidence comes from."""
 
     TARGET = "target"
@@ -110,7 +110,7 @@ class Difference:
     a: str
     b: str
     note: str = ""  # what it leads to
-    enters: Stage | None = None  # it explains what differs from there on; None: nothing
+    enters: StepStage | None = None  # it explains what differs from there on; None: nothing
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ class Field:
     judged: bool = False  # whether it may be suspect or unsure; else it follows from other fields, or from the load
     note: str = ""
     condition: str = ""  # the condition that best says where it differs, with its counts
-    stage: Stage | None = None  # None: it follows from other fields, or from the load
+    stage: StepStage | None = None  # None: it follows from other fields, or from the load
 
     @property
     def share(self) -> float:

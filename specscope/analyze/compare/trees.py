@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specscope.analyze.compare.align import Aligned
-from specscope.analyze.compare.fields import COMMON, FEWEST, RARE, Places, many, nodes, other, tree_hash
+from specscope.analyze.compare.fields import COMMON, FEWEST, RARE, ContextRows, many, nodes, other, tree_hash
 from specscope.analyze.compare.parting import BEYOND
-from specscope.analyze.compare.result import Field, Stage
+from specscope.analyze.compare.result import Field, StepStage
 from specscope.analyze.compare.side import Side
 from specscope.trace.record.notes import model_part, text_part
 from specscope.trace.record.rules import ROUNDING
@@ -49,7 +49,7 @@ class Why(IntEnum):
 
 def trees(aligned: Aligned) -> list[Field]:
     """Trees that must be the same, and those that need not be; and the drafter's p where it moves on the whole."""
-    here = Places(aligned, "steps", aligned.steps)
+    here = ContextRows(aligned, "steps", aligned.steps)
     hashes = [tree_hash(side)[at] for side, at in zip(here.sides, here.at, strict=True)]
     differ: Bools = np.asarray(hashes[0] != hashes[1], np.bool_)
     judged, hot, usual = _judged(here), here.hottest(), _usual(aligned)
@@ -57,7 +57,7 @@ def trees(aligned: Aligned) -> list[Field]:
     for index in np.flatnonzero(differ & judged).tolist():
         rows = int(here.at[0][index]), int(here.at[1][index])
         why.append(_why(here.sides, rows, aligned.tolerance * float(hot[index]), usual))
-    made = other(here, TREE, Stage.TREE, differ, judged, note="its tokens or its shape; near ties among them")
+    made = other(here, TREE, StepStage.TREE, differ, judged, note="its tokens or its shape; near ties among them")
     narrow = aligned.tolerance <= NARROW
     far, unknown, seldom = why.count(Why.FAR), why.count(Why.UNKNOWN), why.count(Why.SELDOM)
     further, known = seldom + far, len(why) - unknown
@@ -87,7 +87,7 @@ def _drift(aligned: Aligned, usual: float) -> list[Field]:
         medians = [float(np.median(apart[mine & (request == one)])) for one in np.unique(request[mine])]
         median = float(np.median(medians)) if len(medians) >= FEWEST else 0.0
         if median > DRIFTED * usual:
-            made = other(here, f"{DRIFT}, {level}", Stage.DRAFTER, apart > 2 * usual, mine)
+            made = other(here, f"{DRIFT}, {level}", StepStage.DRAFTER, apart > 2 * usual, mine)
             says = f"log odds move by {median:.2g} at the median request, where rounding moves them by {usual:.2g}"
             found.append(replace(made, suspect=True, condition=says, note=says))
     return found
@@ -99,7 +99,7 @@ def _usual(aligned: Aligned) -> float:
     As the dtype does, or more where both the target and the drafter at the root moved more: a fault of the drafter
     moves no target.
     """
-    here, above = nodes(aligned), Places(aligned, "parents", aligned.parents)
+    here, above = nodes(aligned), ContextRows(aligned, "parents", aligned.parents)
     root = _moved(here, "draft_prob")[(here.depth[0] == 1) & (here.depth[1] == 1)]
     moved: list[Doubles] = [root]
     if len(above.at[0]):
@@ -110,17 +110,17 @@ def _usual(aligned: Aligned) -> float:
     return max(USUAL * aligned.tolerance, min(known) if len(known) > 1 else 0.0)
 
 
-def _moved(here: Places, name: str) -> Doubles:
+def _moved(here: ContextRows, name: str) -> Doubles:
     return _apart(*here.column(name))
 
 
 def _apart(a: Doubles, b: Doubles) -> Doubles:
     """How far the log odds of two probabilities are apart."""
     x, y = (np.clip(p, SMALLEST, 1 - SMALLEST) for p in (a, b))
-    return np.abs(np.log(x / (1 - x)) - np.log(y / (1 - y)))
+    return np.asarray(np.abs(np.log(x / (1 - x)) - np.log(y / (1 - y))), np.float64)
 
 
-def _judged(here: Places) -> Bools:
+def _judged(here: ContextRows) -> Bools:
     """[steps] whether the context alone decides what is drafted; where drafts are sampled, with the same coins."""
     free, drawn = _waits(here), np.zeros(len(here.at[0]), np.bool_)
     for side, rows in zip(here.sides, here.at, strict=True):
@@ -131,7 +131,7 @@ def _judged(here: Places) -> Bools:
     return np.asarray(~free & here.alike & (here.exact | ~drawn))
 
 
-def _waits(here: Places) -> Bools:
+def _waits(here: ContextRows) -> Bools:
     """[steps] whether one of two engines drafted nothing behind a prompt, as it never does."""
     engines = [{"" if run.is_ours else run.backend for run in side.runs} for side in here.sides]
     drafts, prefill = here.of_steps("drafts"), here.of_steps("prefill")

@@ -23,7 +23,7 @@ from specscope.analyze.compare.result import (
     Pair,
     PartingCause,
     Sameness,
-    Stage,
+    StepStage,
 )
 from specscope.trace.history.conditions import TAU
 from specscope.trace.history.wording import plural
@@ -33,12 +33,12 @@ ENOUGH = 0.05  # of A's acceptance length: where so small a change would have be
 LOOPS_DIFFER = 0.05  # of the output: from there on a difference in loops is named
 NAMED = 6  # kinds of evidence that a verdict names
 STAGES = {
-    PartingCause.TARGET: Stage.TARGET,
-    PartingCause.DRAFTER: Stage.DRAFTER,
-    PartingCause.COIN: Stage.COINS,
-    PartingCause.VERDICT: Stage.VERDICT,
-    PartingCause.PARAMETERS: Stage.SAMPLING,
-    PartingCause.RULE: Stage.COINS,
+    PartingCause.TARGET: StepStage.TARGET,
+    PartingCause.DRAFTER: StepStage.DRAFTER,
+    PartingCause.COIN: StepStage.COINS,
+    PartingCause.VERDICT: StepStage.VERDICT,
+    PartingCause.PARAMETERS: StepStage.SAMPLING,
+    PartingCause.RULE: StepStage.COINS,
 }
 
 

@@ -11,7 +11,7 @@ import pytest
 from specscope.analyze.compare.comparison import compare
 from specscope.analyze.compare.config import explaining
 from specscope.analyze.compare.failif import parse
-from specscope.analyze.compare.result import SUSPECT, Difference, PairedBy, PartingCause, Sameness, Stage
+from specscope.analyze.compare.result import SUSPECT, Difference, PairedBy, PartingCause, Sameness, StepStage
 from specscope.analyze.compare.side import from_history, joined
 from specscope.trace.history.history import History
 from specscope.trace.record.records import Absent, RunInfo
@@ -498,8 +498,15 @@ def test_a_setting_explains_what_is_computed_from_it_and_nothing_else():
     def names(setting, stage):
         return explaining(stage, [Difference(setting.value, "1", "2", enters=setting)])
 
-    explained = {(setting, stage) for setting in Stage for stage in Stage if names(setting, stage)}
-    assert {stage for setting, stage in explained if setting is Stage.DRAFTER} == {Stage.DRAFTER, Stage.TREE}
-    assert {stage for setting, stage in explained if setting is Stage.COINS} == {Stage.COINS, Stage.TREE, Stage.VERDICT}
-    assert {setting for setting, stage in explained if stage is Stage.TARGET} == {Stage.TARGET}
-    assert explaining(None, [Difference("model", "1", "2", enters=Stage.TARGET)]) == ()
+    explained = {(setting, stage) for setting in StepStage for stage in StepStage if names(setting, stage)}
+    assert {stage for setting, stage in explained if setting is StepStage.DRAFTER} == {
+        StepStage.DRAFTER,
+        StepStage.TREE,
+    }
+    assert {stage for setting, stage in explained if setting is StepStage.COINS} == {
+        StepStage.COINS,
+        StepStage.TREE,
+        StepStage.VERDICT,
+    }
+    assert {setting for setting, stage in explained if stage is StepStage.TARGET} == {StepStage.TARGET}
+    assert explaining(None, [Difference("model", "1", "2", enters=StepStage.TARGET)]) == ()
