@@ -233,7 +233,7 @@ def _decisions(c: Columns) -> list[Family]:
     about = "the same at each depth, at each place among siblings, and for small and large a"
     return [
         Family("acceptance", "nodes are accepted as often as a says", every, share, c.nodes, lacking),
-        Family("acceptance by place", about, places, share, c.nodes, lacking),
+        Family("acceptance by place", about, places, share, c.nodes, lacking, len(nodes)),
     ]
 
 

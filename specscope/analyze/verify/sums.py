@@ -228,6 +228,7 @@ class Family:
     unit: Scale
     of: Unit  # what the sums number
     lacking: str = FEW  # why it is skipped, where it is
+    looked: int | None = None  # how many its cells are of, where they overlap
 
     @cached_property
     def judged(self) -> list[Cell]:
@@ -266,7 +267,7 @@ class Family:
             self.name,
             CheckResult.FAILED if failed else CheckResult.PASSED,
             self.about,
-            tested=sum(cell.sum.count for cell in cells),
+            tested=sum(cell.sum.count for cell in cells) if self.looked is None else self.looked,
             example=self.of.where(measured.worst) if failed and measured.worst >= 0 else None,
             detail=detail if failed else "",
             note="" if failed else f"would have seen {self.unit(least)} with 95 % power",

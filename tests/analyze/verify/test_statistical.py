@@ -131,6 +131,7 @@ def test_few_draws_are_not_judged():
 def test_a_pass_says_what_it_would_have_seen():
     short, long = (check(Synthetic(3).run(1, steps), "acceptance") for steps in (60, 960))
     assert short.result is long.result is CheckResult.PASSED
+    assert check(Synthetic(3).run(1, 960), "acceptance by place").tested == long.tested
     assert "with 95 % power" in long.note
     assert 3 < short.least_bias / long.least_bias < 6  # sixteen times as many: a quarter, or a little less
 
