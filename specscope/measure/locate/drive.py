@@ -13,16 +13,18 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from specscope.measure.judges import engine_config_of
 from specscope.trace.history.history import History
 from specscope.trace.record.notes import text_part
 from specscope.trace.record.records import RequestEnd, RequestStep, StepRecord
-from specscope.trace.record.tree import ROOT, DraftTree, Ints
+from specscope.trace.record.tree import ROOT, DraftTree, Drawn
 
 if TYPE_CHECKING:
     from specscope.engine.config import EngineConfig
     from specscope.engine.engine import Engine
+    from specscope.engine.phases import Phases
     from specscope.engine.request import Request
     from specscope.engine.state import StepState
     from specscope.speculate.drafters.base import Draft
@@ -51,20 +53,29 @@ class Drive:
     engine: Engine
     history: History
     fed: tuple[RequestStep, ...] = ()  # whose rows are computed by the forward pass that runs now, in their order
+    # Where there is one, each step is verified for real too, and shown to it before the recorded verdicts are taken
+    decided: Callable[[StepState, tuple[RequestStep, ...]], None] | None = None
+    drafted: dict[str, Draft] = field(default_factory=dict)  # by request, what the drafter drafted in this step
+    unlike: set[str] = field(default_factory=set)  # requests whose recorded tree has nodes that it did not draft so
     _requests: dict[str, Request] = field(default_factory=dict)
     _record: StepRecord | None = None  # of the step that runs
     _parts: tuple[RequestStep, ...] = ()  # those of it that are run: whose prompts are known
 
     def __post_init__(self) -> None:
         phases = self.engine.phases
-        forward = vars(phases).get("forward")  # replaced in this engine alone
+        forward, self._verified = (self._own(phases, name) for name in ("forward", "verify"))
 
         def watched(now: StepState) -> None:
             with self._watched():
-                (forward or type(phases).forward.__get__(phases))(now)
+                forward(now)
 
         taken = {"schedule": self._schedule, "draft": self._draft, "forward": watched, "verify": self._verify}
         vars(phases).update(taken)
+
+    def _own(self, phases: Phases, name: str) -> Callable[[StepState], None]:
+        """A phase as the engine runs it, also where it was replaced in this engine alone."""
+        replaced: Callable[[StepState], None] | None = vars(phases).get(name)
+        return lambda now: (replaced or getattr(type(phases), name).__get__(phases))(now)
 
     def steps(self, last: int) -> Iterator[StepRecord]:
         """Run the steps up to the one at this place of the history; gives each when it has run."""
@@ -113,15 +124,20 @@ class Drive:
         pairs = [pair for pair in zip(now.plan.parts, self._parts, strict=True) if len(pair[1].tree)]
         now.contexts = {share.request.id: share.request.context for share, _ in pairs}
         asked = [part.request for _, part in pairs if part.notes is not None or not text_part(part.drafter)]
-        drafted = dict(zip(asked, self.engine.drafter.propose([now.contexts[name] for name in asked]), strict=True))
+        proposed = self.engine.drafter.propose([now.contexts[name] for name in asked])
+        self.drafted, self.unlike = dict(zip(asked, proposed, strict=True)), set()
         now.drafts = [
-            self._as_recorded(part, drafted.get(part.request, Draft(part.tree))) if len(part.tree) else NO_DRAFT
+            self._as_recorded(part, self.drafted.get(part.request, Draft(part.tree))) if len(part.tree) else NO_DRAFT
             for part in self._parts
         ]
 
     def _verify(self, now: StepState) -> None:
-        """The recorded verdicts."""
+        """The recorded verdicts, after the engine's own were shown."""
+        if self.decided is not None and now.logits:
+            self._verified(now)
+            self.decided(now, self._parts)
         now.verdicts, now.parents = [part.verdict for part in self._parts], [None] * len(self._parts)
+        now.judged = None
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
@@ -158,14 +174,25 @@ class Drive:
 
     def _as_recorded(self, part: RequestStep, draft: Draft) -> Draft:
         """The draft with the recorded tree."""
+        from specscope.speculate.verify.distribution import Dense
+
         same = draft.tree.token.tolist() == part.tree.token.tolist()
         if same and draft.tree.parent.tolist() == part.tree.parent.tolist():
             return draft
-        model = self.engine.scheduler.room.model
+        model, place = self.engine.scheduler.room.model, _places(part.tree, draft.tree)
         state = None if model is None else model.states.get(part.request)
         if state is not None and len(state.fed) == len(draft.tree):
-            state.fed = _fed_of(part.tree, draft.tree, state.fed)
-        return replace(draft, tree=part.tree)
+            fed = [-1 if (node := place[own]) is None else int(state.fed[node]) for own in range(len(part.tree))]
+            state.fed = np.array(fed, np.int32)
+        tree, q = part.tree, dict[int, Dense]()
+        for parent in {int(above) for above in tree.parent[tree.drawn != Drawn.DETERMINISTIC]}:
+            drawn = None if (above := place[parent]) is None else draft.q.get(above)
+            if drawn is None:  # anything will do: the request is not judged in this step
+                self.unlike.add(part.request)
+                vocab = self.engine.runner.loaded.vocab_size
+                drawn = Dense(torch.full((vocab,), 1 / vocab))
+            q[parent] = drawn
+        return replace(draft, tree=tree, q=q)
 
     def _end(self, end: RequestEnd) -> None:
         request = self._requests.pop(end.info.id, None)
@@ -173,8 +200,8 @@ class Drive:
             self.engine.intake.retire(request)
 
 
-def _fed_of(tree: DraftTree, drafted: DraftTree, fed: Ints) -> Ints:
-    """Where the nodes of another tree lie among the rows that a drafter fed, by their paths; -1: it fed no such row."""
+def _places(tree: DraftTree, drafted: DraftTree) -> dict[int, int | None]:
+    """Which node of another tree each node of this one is, by their paths; None: there is none."""
     child = {
         (parent, token): node
         for node, (parent, token) in enumerate(zip(drafted.parent.tolist(), drafted.token.tolist(), strict=True))
@@ -183,8 +210,7 @@ def _fed_of(tree: DraftTree, drafted: DraftTree, fed: Ints) -> Ints:
     for node, (parent, token) in enumerate(zip(tree.parent.tolist(), tree.token.tolist(), strict=True)):
         above = place[parent]
         place[node] = None if above is None else child.get((above, token))
-    same = [place[node] for node in range(len(tree))]
-    return np.array([-1 if node is None else int(fed[node]) for node in same], np.int32)
+    return place
 
 
 def _rows(part: RequestStep) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from specscope.analyze.audit.audit import Audit, audit, of_drafter, step_numbers
 from specscope.analyze.audit.contexts import Contexts, contexts_of
+from specscope.analyze.audit.model.form import RequestForms
 from specscope.analyze.audit.options import ModelSource, Options, Progress
 from specscope.analyze.diagnose.case import Case
 from specscope.analyze.findings import CheckResult
@@ -30,6 +31,7 @@ FAULTS = (UserError, RuntimeError, ValueError, LookupError, TypeError, Arithmeti
 
 
 if TYPE_CHECKING:
+    from specscope.measure.locate.decisions import DecisionWatch
     from specscope.analyze.diagnose.rerun.models import Models
 
 
@@ -42,7 +44,19 @@ class Findings:
     ruled_out: list[str] = field(default_factory=list)
     unexplained: list[str] = field(default_factory=list)
     unplaced: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    driven: list[Located] = field(default_factory=list)  # of sampling and verdict, as the engine had them run again
+
+    def merge(self) -> None:
+        """Take what was driven where the evidence has no place of that stage and side."""
+        known = {_side(item) for item in self.located}
+        self.located += [item for item in self.driven if _side(item) not in known]
+
+
+def _side(item: Located) -> tuple[Stage, str]:
+    """The stage; of sampling whose p or q it is."""
+    return item.operation.stage, item.operation.words.partition(":")[0] if item.operation.stage is Stage.SAMPLING else ""
 
 
 @dataclass(frozen=True)
@@ -87,6 +101,7 @@ def locate(
             except FAULTS as error:
                 why = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"
                 findings.left_out.append(f"{stage.value}: {why}")
+    findings.merge()
     if tuple(stages) == tuple(Stage):
         findings.unplaced += _without_place(ask, findings)
     return Location(
@@ -125,15 +140,17 @@ def _target(ask: Question, findings: Findings) -> None:
     reference = ModelReference(ask.options.target, ask.options.device)
     engine = ask.make(located_config(history, _named(ask.options.target), _draft_named(ask)))
     drive = Drive(engine, history)
-    watch = TargetWatch(drive, reference, plans)
+    watch, decisions = TargetWatch(drive, reference, plans), _decisions(ask, drive, until)
     try:
         for number, _ in enumerate(drive.steps(until), 1):
             progress("walking the target", number, until + 1)
-            if watch.difference is not None:
-                break
     finally:
         watch.close()
         engine.close()
+    findings.driven += decisions.located()
+    findings.ruled_out += decisions.ruled_out()
+    findings.notes += decisions.notes()
+    findings.walks += filter(None, [decisions.walk()])
     if watch.difference is not None:
         located, walk = answer(watch, reference, history)
         findings.located.append(located)
@@ -153,6 +170,20 @@ def _target(ask: Question, findings: Findings) -> None:
             f"the target's recorded figures differ from the model's in {count}, and the engine, run again, agrees with "
             "the model: what was recorded came from another build, other weights, or after the logits"
         )
+
+
+def _decisions(ask: Question, drive: Drive, until: int) -> DecisionWatch:
+    """Watches sampling and verdicts of every request whose text is known."""
+    from specscope.measure.locate.decisions import DecisionWatch
+
+    history = ask.history
+    assert history.run is not None
+    names = dict.fromkeys(part.request for record in history.steps[: until + 1] for part in record.requests)
+    contexts = {name: known for name in names if (known := _contexts(history, name, until)) is not None}
+    limited = any(each.params.limited for each in contexts.values())
+    vocab = drive.engine.runner.loaded.vocab_size
+    forms = RequestForms(ask.options.target, vocab, history.run.eos_tokens) if limited else None
+    return DecisionWatch(drive, Case.of(history), contexts, forms)
 
 
 def _without_place(ask: Question, findings: Findings) -> list[str]:

@@ -1,0 +1,271 @@
+"""A step's decisions computed again from p, q and coins, by the formulas of each rule, in float64 over whole rows.
+
+Independent of the engine. Siblings x_1..x_k below a node have p_1 = p and q_1 = q; r is 1, under block and traversal
+what is left of the path's ratio:
+
+    standard, match:   a = min(1, p_i / q_i), accepted where coin < a (match: q = 1, and one coin draws the token)
+    block, traversal:  a = min(1, r p_i / q_i), judged when nothing below was accepted, by what is then left of it
+    rejected:          S = sum(max(r p_i - q_i, 0)); p_(i+1) = max(r p_i - q_i, 0) / S; r' = S / (S + 1 - r)
+    drawn without replacement: q_(i+1) = q_i without x_i, renormalised; a point mass where nothing is drawn
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from specscope.trace.record.records import FinalKind, Outcome
+from specscope.trace.record.rules import LOOK_AHEAD, MATCH, STANDARD
+from specscope.trace.record.tree import ROOT, Doubles, DraftTree, Drawn
+
+ROW = 2e-7  # by which float32 rounds a row of probabilities, in sum
+SUM = 2e-6  # by which a sum of float32 over a vocabulary may be off
+HOPELESS = 0.02  # where a row may be off by more, what follows from it is not judged
+P, Q, ACCEPTANCE, RESIDUAL, FINAL = "p", "q", "acceptance", "residual", "final draw"
+
+
+@dataclass(frozen=True)
+class GivenStep:
+    """What a step is decided by."""
+
+    rule: str
+    tree: DraftTree
+    p: Mapping[int, Doubles]  # [V] below ROOT and below each node
+    q: Mapping[int, Doubles]  # [V] by parent, where its children were drawn
+    coin: Doubles  # [n]
+    final_coin: float
+
+    def children(self, node: int) -> list[int]:
+        """A node's children in draw order."""
+        return self.tree.children(node)
+
+
+@dataclass(frozen=True)
+class DecisionRecipe:
+    """How a step is decided: right as it is here, or changed."""
+
+    name: str = ""
+    operation: str = ACCEPTANCE
+    # a of (what is left of the path's ratio, p and q as tried, p and q at the parent before any trial)
+    ratio: Callable[[float, float, float, float, float], float] = lambda r, p, q, p_1, q_1: r * p / q
+    # what a rejection leaves, not normalised, of (r, p_i, q_i, the token, p_1)
+    left: Callable[[float, Doubles, Doubles | None, int, Doubles], Doubles] | None = None
+    keeps_q: bool = False  # q is not renormalised where nothing is put back
+    drawn_from: Callable[[Doubles, Doubles, Doubles | None], Doubles] = lambda left, p, q: left
+    final_coin: Callable[[GivenStep], float] = lambda given: given.final_coin
+
+
+RIGHT = DecisionRecipe()
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of a decision: what it must be, and how far rounding may move it."""
+
+    operation: str  # P, Q, ...
+    field: str  # of Verdict: "p_trial", "outcome", ...
+    node: int | None  # None: of the final token
+    right: float
+    allowed: float
+
+
+@dataclass
+class Row:
+    """What is left of a distribution, and the sum of all by which rounding may have moved it."""
+
+    value: Doubles
+    error: float = 0.0
+
+
+@dataclass
+class Decided:
+    """The figures of a step in the order of deciding."""
+
+    figures: list[Figure] = field(default_factory=list)
+    accepted: int = ROOT  # the last node of the path
+    left: Row | None = None  # what is left of p there; None where that is not known
+    drawn_from: Doubles | None = None  # what the final coin draws from: the same, but under match, where it is p
+    final_coin: float = 0.0
+    kind: FinalKind = FinalKind.TARGET
+
+
+class HopelessError(Exception):
+    """Rounding may have moved the figures by more than can be judged."""
+
+
+@dataclass
+class _Deciding:
+    """One step while it is decided. `outcome`: the engine's, which is taken where rounding may turn the decision."""
+
+    given: GivenStep
+    outcome: Sequence[int]
+    recipe: DecisionRecipe
+    out: Decided = field(default_factory=Decided)
+
+    def tell(self, operation: str, name: str, node: int | None, right: float, allowed: float) -> None:
+        self.out.figures.append(Figure(operation, name, node, right, allowed))
+
+    def trial(self, child: int, r: float, p: Row, q: Row | None, p_1: Doubles, q_1: Doubles | None) -> tuple[float, float]:
+        """(The ratio of the path down to a child, how far it may be off) when the child is tried."""
+        token = int(self.given.tree.token[child])
+        p_x, q_x = float(p.value[token]), 1.0 if q is None else float(q.value[token])
+        off_p, off_q = p.error + 1e-6 * p_x, 0.0 if q is None else q.error + 1e-6 * q_x
+        self.tell(P if p.value is p_1 else RESIDUAL, "p_trial", child, p_x, off_p + 1e-9)
+        self.tell(Q, "q_trial", child, q_x, off_q + 1e-9)
+        if max(p.error, 0.0 if q is None else q.error) > HOPELESS:
+            raise HopelessError
+        if q_x <= 0:
+            return 0.0, off_q
+        own_q = 1.0 if q_1 is None else float(q_1[token])
+        a = min(1.0, self.recipe.ratio(r, p_x, q_x, float(p_1[token]), own_q))
+        return a, (r * off_p + a * off_q) / q_x + 1e-6 * a
+
+    def accepts(self, child: int, a: float, off: float) -> bool:
+        """Whether the child's coin accepts it; near the border as the engine has it."""
+        coin = float(self.given.coin[child])
+        near = abs(coin - a) <= off + 1e-12
+        accepted = self.outcome[child] == Outcome.ACCEPTED if near else coin < a
+        self.tell(ACCEPTANCE, "outcome", child, Outcome.ACCEPTED if accepted else Outcome.REJECTED, 0.0)
+        return accepted
+
+    def reject(self, child: int, r: float, p: Row, q: Row | None, p_1: Doubles, *, last: bool) -> tuple[Row, Row | None, float]:
+        """What is left of p and q, and the mass before it was normalised."""
+        token = int(self.given.tree.token[child])
+        if self.recipe.left is not None:
+            left = self.recipe.left(r, p.value, None if q is None else q.value, token, p_1)
+        elif q is None:
+            left = r * p.value
+            left[token] = 0
+        else:
+            left = np.maximum(r * p.value - q.value, 0)
+        mass = float(left.sum())
+        off = r * p.error + (0.0 if q is None else q.error) + ROW
+        self.tell(RESIDUAL, "residual_mass", child, mass, off + SUM)
+        after = Row(left / mass, (off + ROW) / mass + SUM) if mass > 0 else p
+        if mass <= off + SUM:
+            after = Row(after.value, 1.0)  # all of it may be rounding
+        gone = self.given.tree.drawn[child] == Drawn.WITHOUT_REPLACEMENT and not last and not self.recipe.keeps_q
+        return after, _without(q, token) if gone and q is not None else q, mass
+
+    def rows(self, node: int) -> tuple[Row, Row | None]:
+        """p below a node, and q that its children were drawn from; None where they were not drawn."""
+        children = self.given.children(node)
+        drawn = children and self.given.tree.drawn[children[0]] != Drawn.DETERMINISTIC
+        return Row(self.given.p[node]), Row(self.given.q[node]) if drawn else None
+
+    # The rules
+
+    def standard(self) -> None:
+        node, kind = ROOT, FinalKind.TARGET
+        p, q = self.rows(node)
+        while children := self.given.children(node):
+            p_1, q_1 = p.value, None if q is None else q.value
+            for child in children:
+                a, off = self.trial(child, 1.0, p, q, p_1, q_1)
+                self.tell(ACCEPTANCE, "accept_prob", child, a, off + 1e-9)
+                if self.accepts(child, a, off):
+                    node, kind = child, FinalKind.BONUS
+                    p, q = self.rows(node)
+                    break
+                p, q, _ = self.reject(child, 1.0, p, q, p_1, last=child == children[-1])
+            else:
+                kind = FinalKind.RECOVERED
+                break
+        self.end(node, kind, p)
+
+    def ahead(self) -> None:
+        node, p, kind = self._below(ROOT, 1.0, 0.0) or (ROOT, Row(self.given.p[ROOT]), FinalKind.TARGET)
+        self.end(node, kind, p)
+
+    def _below(self, node: int, r: float, off: float) -> tuple[int, Row, FinalKind] | None:
+        """What is accepted at a node or below it: the node, what is left of p there, the kind of final token."""
+        p, q = self.rows(node)
+        p_1, q_1 = p.value, None if q is None else q.value
+        children = self.given.children(node)
+        for child in children:
+            a, off_a = self.trial(child, r, p, q, p_1, q_1)
+            off_a += off * a / max(r, 1e-9)
+            found = self._below(child, a, off_a) if a > 0 else None
+            if a <= 0 or (found is not None and found[0] != child):
+                self.tell(ACCEPTANCE, "accept_prob", child, a, off_a + 1e-9)
+                self.tell(ACCEPTANCE, "outcome", child, Outcome.REJECTED if found is None else Outcome.ACCEPTED, 0.0)
+            if found is not None:
+                return found
+            p, q, mass = self.reject(child, r, p, q, p_1, last=child == children[-1])
+            left = mass / (mass + 1 - r) if mass > 0 else float(r == 1)
+            off = (off + ROW + SUM + (0.0 if q is None else q.error)) / max(mass + 1 - r, 1e-9)
+            r = left
+            if off > HOPELESS:
+                raise HopelessError
+        kind = FinalKind.RECOVERED if children else FinalKind.TARGET if node == ROOT else FinalKind.BONUS
+        if node == ROOT:
+            return node, p, kind
+        self.tell(ACCEPTANCE, "accept_prob", node, r, off + 1e-9)
+        return (node, p, kind) if self.accepts(node, r, off) else None
+
+    def match(self) -> None:
+        node, kind, coin = ROOT, FinalKind.TARGET, None
+        p = Row(self.given.p[ROOT])
+        while children := self.given.children(node):
+            coin = float(self.given.coin[children[0]])
+            p_1 = p.value
+            low, high = _interval(p_1, [int(self.given.tree.token[child]) for child in children])
+            for place, child in enumerate(children):
+                self.tell(P, "p_trial", child, float(p.value[self.given.tree.token[child]]), p.error + 1e-6)
+                border = min(abs(coin - low[place]), abs(coin - high[place]))
+                drawn = low[place] <= coin < high[place]
+                accepted = self.outcome[child] == Outcome.ACCEPTED if border <= SUM else drawn
+                self.tell(ACCEPTANCE, "outcome", child, Outcome.ACCEPTED if accepted else Outcome.REJECTED, 0.0)
+                if accepted:
+                    node, kind, p = child, FinalKind.BONUS, Row(self.given.p[child])
+                    break
+                p, _, _ = self.reject(child, 1.0, p, None, p_1, last=True)
+            else:
+                self.end(node, FinalKind.RECOVERED, p)  # one coin drew the token from the whole of p
+                self.out.drawn_from, self.out.final_coin = p_1, coin
+                return
+        self.end(node, kind, p)
+
+    def end(self, node: int, kind: FinalKind, p: Row) -> None:
+        """What the final token is drawn from."""
+        q = self.rows(node)[1]
+        value = self.recipe.drawn_from(p.value, self.given.p[node], None if q is None else q.value)
+        self.out.accepted, self.out.kind, self.out.left, self.out.drawn_from = node, kind, Row(value, p.error), value
+        self.out.final_coin = self.recipe.final_coin(self.given)
+        self.tell(FINAL, "kind", None, 1.0, 0.0)
+
+
+def decide(given: GivenStep, outcome: Sequence[int], recipe: DecisionRecipe = RIGHT) -> Decided:
+    """The figures of a step, up to where rounding may have moved them too far. `outcome`: the engine's."""
+    deciding = _Deciding(given, outcome, recipe)
+    try:
+        if given.rule == STANDARD:
+            deciding.standard()
+        elif given.rule == MATCH:
+            deciding.match()
+        elif given.rule in LOOK_AHEAD:
+            deciding.ahead()
+    except HopelessError:
+        deciding.out.left = None
+    return deciding.out
+
+
+def interval_of(row: Doubles, token: int) -> tuple[float, float]:
+    """The ends of a token's part of a row's distribution function, as shares of its sum."""
+    whole = float(row.sum())
+    low = float(row[:token].sum()) / whole
+    return low, low + float(row[token]) / whole
+
+
+def _interval(row: Doubles, tokens: Sequence[int]) -> tuple[list[float], list[float]]:
+    both = [interval_of(row, token) for token in tokens]
+    return [low for low, _ in both], [high for _, high in both]
+
+
+def _without(q: Row, token: int) -> Row:
+    value = q.value.copy()
+    value[token] = 0
+    mass = float(value.sum())
+    return Row(value / mass, (q.error + ROW) / mass + SUM) if mass > 0 else q

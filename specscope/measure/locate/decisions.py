@@ -1,0 +1,533 @@
+"""The walk goes on behind the logits: the engine's own sampling and verdict, over what it has computed there and then.
+
+Every figure is held against rules and formulas that share nothing with the engine's: p and q against the rules over the
+very logits; p and q as tried, a, outcomes, residuals, the final token and the entropies against the formulas of the
+rule, over the engine's own p, q and coins. So the first that differs is where it breaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specscope.analyze.audit.contexts import AuditedStep, Contexts
+from specscope.analyze.audit.model.form import RequestForms
+from specscope.analyze.diagnose.case import Case
+from specscope.analyze.diagnose.rerun.rows import Asked
+from specscope.analyze.findings import Reference as Where
+from specscope.analyze.locate.decided import (
+    ACCEPTANCE,
+    FINAL,
+    RESIDUAL,
+    RIGHT,
+    SUM,
+    Decided,
+    GivenStep,
+    P,
+    Q,
+    decide,
+    interval_of,
+)
+from specscope.analyze.locate.located import FedRow, Held, Located, Operation, Stage, Walk
+from specscope.analyze.locate.model import sampling
+from specscope.analyze.locate.model.other_rows import Places
+from specscope.analyze.locate.model.rules import search_rows
+from specscope.analyze.locate.model.sampling import RuledRows, RuleRecipe
+from specscope.analyze.locate.model.search import Item
+from specscope.analyze.locate.model.variants import BONUS, NODE, TARGET
+from specscope.measure.locate.drive import Drive
+from specscope.measure.locate.layer_taps import code_of
+from specscope.trace.history.wording import plural
+from specscope.trace.record.coins import Stream, coins_at
+from specscope.trace.record.notes import spread
+from specscope.trace.record.records import FinalKind, Outcome, ParentNotes, RequestStep, Verdict
+from specscope.trace.record.rules import LOOK_AHEAD, MATCH
+from specscope.trace.record.tree import ROOT, Doubles, Drawn
+
+if TYPE_CHECKING:
+    from specscope.engine.state import StepState
+    from specscope.speculate.drafters.base import Draft
+    from specscope.speculate.verify.inputs import VerifyBatch
+
+ROWS = 600  # of p and q that are looked at in all
+KEPT = 12  # steps whose rows are kept to be searched
+SHARE = 2e-5  # of a row's mass that rounding may move
+BORDER = 1e-5  # by which a border of top-p or min-p may be off, relative
+SLACK = 1e-3  # of log odds
+COIN, ENTROPY = "coin", "entropy"
+WORDS = {
+    P: "the p that a draft is judged by",
+    Q: "the q that a draft is judged by",
+    ACCEPTANCE: "whether a draft is accepted",
+    RESIDUAL: "what a rejection leaves of p",
+    FINAL: "what the final token is drawn from",
+    COIN: "the coins that decide",
+    ENTROPY: "the entropies beside the verdict",
+}
+UNIT = {P: "trial", Q: "trial", ACCEPTANCE: "trial", RESIDUAL: "rejection", FINAL: "final token"}
+SHOWN = {
+    "p": "p",
+    "p_trial": "p as tried",
+    "q_trial": "q as tried",
+    "accept_prob": "a",
+    "outcome": "the outcome",
+    "residual_mass": "the residual's mass",
+    "kind": "the end of the path",
+    "final_p": "the p of the final token",
+    "token": "how far the coin lies from the token's interval",
+}
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One figure of both sides."""
+
+    where: Where
+    row: FedRow
+    what: str
+    ours: float
+    right: float
+    allowed: float
+
+    @property
+    def error(self) -> float:
+        """How far ours is off; a number that is none is off by all."""
+        off = abs(self.ours - self.right)
+        return off if off == off else 1.0
+
+    @property
+    def differs(self) -> bool:
+        """Whether by more than rounding explains."""
+        return self.error > self.allowed
+
+
+@dataclass
+class RuledSide:
+    """p, or q: the rows of both sides that differ, kept to be searched."""
+
+    what: str
+    figures: list[Compared] = field(default_factory=list)
+    asked: list[Asked] = field(default_factory=list)
+    ours: dict[tuple[str, int, int], Tensor] = field(default_factory=dict)  # [V] by request, step and node
+    wrong: set[tuple[str, int, int]] = field(default_factory=set)
+    before: list[tuple[list[Asked], dict[tuple[str, int, int], Tensor]]] = field(default_factory=list)  # the last step
+
+    def keep(self, asked: list[Asked], ours: dict[tuple[str, int, int], Tensor], wrong: set[tuple[str, int, int]]) -> None:
+        """A step's rows: kept where some differ, with those of the step before."""
+        if wrong and len(self.asked) < KEPT:
+            known = {one.step.key for one in self.asked}
+            for some, rows in (*self.before, (asked, ours)):
+                self.asked += [one for one in some if one.step.key not in known]
+                self.ours |= rows
+            self.wrong |= wrong
+        self.before = [(asked, ours)]
+
+
+class DecisionWatch:
+    """Holds what the engine decides against rules and formulas, step by step."""
+
+    def __init__(
+        self, drive: Drive, case: Case, contexts: Mapping[str, Contexts], forms: RequestForms | None
+    ) -> None:
+        self.drive, self.case, self.contexts, self.forms = drive, case, contexts, forms
+        self.sides = {"p": RuledSide("p"), "q": RuledSide("q")}
+        self.held: dict[str, list[Compared]] = {}
+        self.left_out: dict[str, int] = {}  # steps that were not judged, by why
+        self.rows = self.steps = 0
+        drive.decided = self.see
+
+    @torch.inference_mode()
+    def see(self, now: StepState, parts: tuple[RequestStep, ...]) -> None:
+        """A step that the engine has verified by itself."""
+        if now.judged is None or self.rows > ROWS:
+            return
+        batch, number, sampled, greedy = now.judged.batch, 0, 0, 0
+        asked: dict[str, list[tuple[Asked, dict[int, Tensor]]]] = {"p": [], "q": []}
+        for place, part in enumerate(parts):
+            verdict = now.verdicts[place]
+            if verdict is None:
+                continue
+            draft, is_greedy = now.drafts[place], batch.inputs[number].greedy
+            count = len(draft.tree) + 1
+            if is_greedy:
+                rows, greedy = _chosen(batch, greedy, count), greedy + count
+            else:
+                rows = batch.target.p[sampled : sampled + count].float().cpu().clone()  # its memory is used again
+                sampled += count
+            number += 1
+            judged = self._judged(part)
+            if judged is None:
+                continue
+            self.rows += count
+            logits = now.logits[place].float().cpu().clone()
+            step = self.case.by_key[part.request, part.index]
+            contexts = self.contexts[part.request]
+            if not contexts.limits:
+                one = Asked(step, judged, contexts, {node: logits[node + 1] for node in judged.rows})
+                asked["p"].append((one, {node: rows[node + 1] for node in judged.rows}))
+            if draft.q:
+                asked["q"].append(self._drawn(step, judged, contexts, draft))
+            self._decide(part, judged, draft, rows, verdict, now.parents[place], logits)
+            self.steps += 1
+        for what, some in asked.items():
+            self._ruled(self.sides[what], some)
+
+    def _judged(self, part: RequestStep) -> AuditedStep | None:
+        """The step with the rows of its contexts; None where it is not judged."""
+        contexts = self.contexts.get(part.request)
+        why = ""
+        judged = None if contexts is None else next((s for s in contexts.steps if s.part.index == part.index), None)
+        if judged is None:
+            why = "the text before them is not known"
+        elif (part.request, part.index) not in self.case.by_key:
+            why = "something was forced in them"
+        elif part.request in self.drive.unlike:
+            why = "their drafts were not drawn again"
+        if why:
+            self.left_out[why] = self.left_out.get(why, 0) + 1
+        return None if why else judged
+
+    # From logits to p and q
+
+    def _drawn(self, step: Any, judged: AuditedStep, contexts: Contexts, draft: Draft) -> tuple[Asked, dict[int, Tensor]]:  # noqa: ANN401
+        """The drafter's logits where it drew, and the q that it drew from."""
+        tree, logits, ours = draft.tree, dict[int, Tensor](), dict[int, Tensor]()
+        for node in judged.rows:
+            path = [] if node == ROOT else tree.token[tree.path_to(node)].tolist()
+            row = draft.row(path) if node in draft.q else None
+            if row is not None:
+                logits[node], ours[node] = row.full().cpu(), draft.q[node].probs.float().cpu()
+        return Asked(step, judged, contexts, logits), ours
+
+    def _ruled(self, side: RuledSide, some: Sequence[tuple[Asked, dict[int, Tensor]]]) -> None:
+        """p or q of a step's requests against the rules over the same logits."""
+        asked = [one for one, _ in some if one.logits]
+        if not asked:
+            return
+        places = Places(asked)
+        by_key = {(*one.step.key, node): row for one, rows in some for node, row in rows.items()}
+        ours = torch.stack([by_key[_key(place)] for place in places.every])
+        rows = RuledRows(places, side.what, self.forms)
+        every = range(len(places.every))
+        errors, allowed = _apart(rows, ours, side.what, every)
+        wrong = set[tuple[str, int, int]]()
+        for number, place in enumerate(places.every):
+            step, node = place.asked.step, place.node
+            row = FedRow(_position(step.part, node), _token(step.part, node), None if node == ROOT else node)
+            compared = Compared(step.reference(None if node == ROOT else node), row, side.what, errors[number], 0.0, allowed[number])
+            side.figures.append(compared)
+            if compared.differs:
+                wrong.add(_key(place))
+        side.keep(asked, by_key, wrong)
+
+    def _sampled(self, side: RuledSide) -> Located | None:
+        """The rule by which p or q differs."""
+        wrong = [figure for figure in side.figures if figure.differs]
+        if not wrong:
+            return None
+        rows = RuledRows(Places(side.asked), side.what, self.forms)
+        found = search_rows(self.case, rows, [*_items(rows, side)], logits_right=True)
+        code = _code_of("rules")
+        whose = "the target" if side.what == "p" else "the drafter"
+        counts = f"{side.what} of {len(wrong):,} of {plural(len(side.figures), 'row')} is not what the rules make of the very logits"
+        if found is None:
+            first = wrong[0]
+            return Located(
+                Operation(Stage.SAMPLING, "rules", f"{whose}: the sampling rules", code),
+                f"{counts}: up to {max(figure.error for figure in wrong):.2g} of a row's mass lies elsewhere",
+                smallest=f"{first.where}: {first.error:.2g} of its mass lies elsewhere",
+                where=first.where,
+                explained=len(wrong),
+                differing=len(wrong),
+                certain=False,
+            )
+        located = found.located
+        operation = Operation(Stage.SAMPLING, located.operation.name, located.operation.words, code)
+        sentence = f"{counts}; {located.sentence.replace('as recorded', 'as the engine has it')}"
+        smallest = located.smallest.replace("recorded", "in the engine")
+        return Located(
+            operation,
+            sentence,
+            located.looks,
+            smallest,
+            located.where,
+            located.explained,
+            located.differing,
+            located.unit,
+            located.certain,
+            located.runner_up,
+        )
+
+    # From p, q and coins to what is committed
+
+    def _decide(
+        self,
+        part: RequestStep,
+        judged: AuditedStep,
+        draft: Draft,
+        rows: Tensor,
+        verdict: Verdict,
+        notes: ParentNotes | None,
+        logits: Tensor,
+    ) -> None:
+        given = GivenStep(
+            verdict.rule,
+            draft.tree,
+            _LazyRows(lambda node: rows[node + 1]),
+            _LazyRows(lambda node: draft.q[node].probs),
+            verdict.coin,
+            verdict.final_coin,
+        )
+        row = lambda node: FedRow(_position(part, node), _token(part, node), node)  # noqa: E731
+        final = FedRow(part.position + 1 + len(verdict.path), verdict.token)
+        for operation, figure in _figures(given, verdict, self.contexts[part.request].params.seed, part.position, notes):
+            node = figure[1]
+            where = judged.at(node)
+            compared = Compared(where, final if node is None else row(node), figure[0], *figure[2:])
+            self.held.setdefault(operation, []).append(compared)
+            if compared.differs:
+                return
+
+    # What was found
+
+    def located(self) -> list[Located]:
+        """What differs, with its place."""
+        found = [located for side in self.sides.values() if (located := self._sampled(side)) is not None]
+        return [*found, *(self._located(name, figures) for name, figures in self.held.items() if _wrong(figures))]
+
+    def _located(self, name: str, figures: Sequence[Compared]) -> Located:
+        wrong = _wrong(figures)
+        first = wrong[0]
+        unit = UNIT.get(name, "step")
+        counted = [figure for figure in figures if figure.what == first.what]
+        count = f"{len([f for f in wrong if f.what == first.what]):,} of {plural(len(counted), unit)}"
+        shown = SHOWN.get(first.what, first.what)
+        text = f"{shown} is {first.ours:.6g} in the engine and {first.right:.6g} by the formula"
+        return Located(
+            Operation(Stage.VERDICT, name, WORDS[name], _code_of(name, self.drive.history.run.rule if self.drive.history.run else "")),
+            f"{WORDS[name]}: {count} differ, over the engine's own p, q and coins",
+            smallest=f"{first.where}: {text}",
+            where=first.where,
+            explained=len(wrong),
+            differing=len(wrong),
+            unit=unit,
+        )
+
+    def walk(self) -> Walk | None:
+        """All that was compared, by operation."""
+        held = [
+            _held(Stage.SAMPLING, "rules", f"{side.what} by the sampling rules", side.figures)
+            for side in self.sides.values()
+            if side.figures
+        ]
+        held += [_held(Stage.VERDICT, name, WORDS[name], figures) for name, figures in self.held.items()]
+        first = next(iter(self.sides["p"].figures or [f for some in self.held.values() for f in some]), None)
+        if first is None:
+            return None
+        return Walk(Stage.VERDICT, first.where, (), tuple(held), "specscope's sampling and verdict", "rules and formulas")
+
+    def ruled_out(self) -> list[str]:
+        """What agrees, a sentence each."""
+        lines = [
+            f"the sampling rules: {side.what} of {plural(len(side.figures), 'row')} is what they make of the engine's own logits"
+            for side in self.sides.values()
+            if side.figures and not _wrong(side.figures)
+        ]
+        figures = [figure for some in self.held.values() for figure in some]
+        if figures and not _wrong(figures):
+            lines.append(f"the verdict: {plural(len(figures), 'figure')} of {plural(self.steps, 'step')} follow from p, q and coins")
+        return lines
+
+    def notes(self) -> list[str]:
+        """What was not judged, and why."""
+        return [f"the walk's verdicts: {plural(count, 'step')} left out: {why}" for why, count in self.left_out.items()]
+
+
+class _LazyRows(dict[int, Doubles]):
+    """Rows in float64, made when they are asked for."""
+
+    def __init__(self, of: Callable[[int], Tensor]) -> None:
+        super().__init__()
+        self._of = of
+
+    def __missing__(self, node: int) -> Doubles:
+        self[node] = row = self._of(node).double().cpu().numpy()
+        return row
+
+
+def _figures(
+    given: GivenStep, verdict: Verdict, seed: int, position: int, notes: ParentNotes | None
+) -> Iterator[tuple[str, tuple[str, int | None, float, float, float]]]:
+    """(Operation, (what, node, ours, right, allowed)) of a step in the order of deciding."""
+    tree = given.tree
+    due = coins_at(np.array([seed], np.uint64), Stream.VERIFY, np.array([position]), np.array([len(tree) + 1]))
+    recovered = verdict.kind is FinalKind.RECOVERED
+    for node in range(len(tree)):
+        first = tree.children(int(tree.parent[node]))[0] if given.rule == MATCH and verdict.outcome[node] else node
+        yield COIN, ("the coin", node, float(verdict.coin[node]), float(due[first + 1]), 0.0)
+    if not (given.rule == MATCH and recovered):
+        yield COIN, ("the final coin", None, verdict.final_coin, float(due[0]), 0.0)
+    for node, above in enumerate(tree.parent.tolist()):
+        right = float(given.p[above][tree.token[node]])
+        yield P, ("p", node, float(verdict.p[node]), right, 1e-6 * right + 1e-12)
+    decided = decide(given, verdict.outcome)
+    for figure in decided.figures:
+        if figure.field == "kind":
+            same = verdict.kind is decided.kind and (int(verdict.path[-1]) if len(verdict.path) else ROOT) == decided.accepted
+            yield figure.operation, ("kind", None, float(same), 1.0, 0.0)
+        else:
+            ours = float(getattr(verdict, figure.field)[figure.node])
+            yield figure.operation, (figure.field, figure.node, ours, figure.right, figure.allowed)
+    if decided.left is not None and decided.drawn_from is not None:
+        yield from _final(decided, verdict)
+        if notes is not None:
+            yield from _spreads(given, decided, notes)
+
+
+def _final(decided: Decided, verdict: Verdict) -> Iterator[tuple[str, tuple[str, int | None, float, float, float]]]:
+    """The final token: its coin lies in its interval, and its p is what is left of p there."""
+    assert decided.left is not None
+    assert decided.drawn_from is not None
+    left, off = decided.left.value, decided.left.error
+    low, high = interval_of(decided.drawn_from, verdict.token)
+    away = max(low - decided.final_coin, decided.final_coin - high, 0.0) if high > low else 1.0
+    yield FINAL, ("token", None, away, 0.0, off + SUM)
+    right = float(left[verdict.token]) / float(left.sum())
+    yield FINAL, ("final_p", None, verdict.final_p, right, off + SUM * right + 1e-9)
+
+
+def _spreads(
+    given: GivenStep, decided: Decided, notes: ParentNotes
+) -> Iterator[tuple[str, tuple[str, int | None, float, float, float]]]:
+    """Entropies of what was sampled from, at the parents that were tried and of the final token."""
+    assert decided.left is not None
+    for place, node in enumerate(notes.node.tolist()):
+        right = _entropy(given.p[node])
+        yield ENTROPY, ("the entropy of p", None if node == ROOT else node, float(notes.entropy[place]), right, 2e-4 * (1 + right))
+        children = given.children(node)
+        if given.tree.drawn[children[0]] != Drawn.DETERMINISTIC:
+            right = _entropy(given.q[node])
+            yield (
+                ENTROPY,
+                ("the entropy of q", None if node == ROOT else node, float(notes.q_entropy[place]), right, 2e-4 * (1 + right)),
+            )
+    right = _entropy(decided.left.value)
+    allowed = 2e-4 * (1 + right) + 40 * decided.left.error
+    yield ENTROPY, ("the entropy of what the final token is drawn from", None, notes.final_entropy, right, allowed)
+
+
+def _entropy(row: Doubles) -> float:
+    some = row[row > 0]
+    return float(-(some * np.log(some)).sum())
+
+
+def _chosen(batch: VerifyBatch, start: int, count: int) -> Tensor:
+    """[count, V] a greedy target's choices as rows."""
+    choices = batch.target.choices[start : start + count].cpu()
+    vocab = batch.target.p.shape[1]
+    return torch.nn.functional.one_hot(choices, vocab).float()
+
+
+def _apart(rows: RuledRows, ours: Tensor, what: str, every: Sequence[int]) -> tuple[list[float], list[float]]:
+    """Of each row how much of its mass lies elsewhere than by the rules, and how much of that rounding explains."""
+    allowed = [SHARE + 1e-6 / max(rows.params[i].temperature, 1e-3) if not rows.params[i].greedy else 0.0 for i in every]
+    errors = _moved(rows, ours, what, sampling.RIGHT, every)
+    at_border = [i for i in every if errors[i] > allowed[i]]
+    for by in (1 + BORDER, 1 - BORDER) if at_border else ():
+        recipe = RuleRecipe(knobs=(("top_p", _times(by)), ("min_p", _times(1 / by))))
+        for i, error in zip(at_border, _moved(rows, ours, what, recipe, at_border), strict=True):
+            errors[i] = min(errors[i], error)
+    return errors, allowed
+
+
+def _times(by: float) -> Callable[[Tensor], Tensor]:
+    return lambda value: torch.where(value < 1, value * by, value)
+
+
+def _moved(rows: RuledRows, ours: Tensor, what: str, recipe: RuleRecipe, some: Sequence[int]) -> list[float]:
+    right = rows.distributions(recipe, some)
+    errors = []
+    for number, i in enumerate(some):
+        own, due = ours[i], right[number]
+        if what == "p" and rows.params[i].greedy:
+            # how far the choice lies below the likeliest, in log odds that rounding does not explain
+            below = float(due.max().log() - due[int(own.argmax())].log())
+            errors.append(below if below > SHARE else 0.0)
+        elif bool(due.isnan().any()) or not bool(due.isfinite().all()):
+            errors.append(0.0)  # nothing may come there
+        else:
+            moved = float((own - due).abs().sum())
+            kept = bool((((own > 0) != (due > 0)) & (torch.maximum(own, due) > 1e-30)).any())
+            errors.append(1.0 if moved != moved else max(moved, SHARE * 100 if kept else 0.0))
+    return errors
+
+
+def _items(rows: RuledRows, side: RuledSide) -> Iterator[Item]:
+    """The engine's p, or q, of the tokens that tell the most at the rows that are kept."""
+    right = rows.distributions(sampling.RIGHT, range(len(rows.places.every)))
+    for number, place in enumerate(rows.places.every):
+        key, params = _key(place), rows.params[number]
+        own, due = side.ours.get(key), right[number]
+        if own is None or bool(due.isnan().any()):
+            continue
+        is_greedy = params.greedy and side.what == "p"
+        off = (own.clamp(min=1e-5).log() - due.clamp(min=1e-5).log()).abs()
+        tokens = {*own.topk(2).indices.tolist()}
+        if key in side.wrong:
+            tokens |= {*off.topk(3).indices.tolist(), *(own - due).abs().topk(2).indices.tolist()}
+        children = place.asked.step.tree.children(place.node)
+        kind = NODE if children else TARGET if place.node == ROOT else BONUS
+        for token in [int(own.argmax())] if is_greedy else sorted(tokens):
+            wrong = key in side.wrong and (is_greedy or float(off[token]) > SLACK)
+            if key in side.wrong and not wrong:
+                continue
+            where = place.asked.step.reference(None if place.node == ROOT else place.node)
+            child = children[0] if children else None
+            yield Item(number, token, float(own[token]), kind, where, wrong, SLACK, place.node, child, is_greedy)
+
+
+def _key(place: Any) -> tuple[str, int, int]:  # noqa: ANN401
+    return (*place.asked.step.key, place.node)
+
+
+def _position(part: RequestStep, node: int) -> int:
+    return part.position + (0 if node == ROOT else int(part.tree.depth[node]))
+
+
+def _token(part: RequestStep, node: int) -> int:
+    return -1 if node == ROOT else int(part.tree.token[node])
+
+
+def _wrong(figures: Sequence[Compared]) -> list[Compared]:
+    return [figure for figure in figures if figure.differs]
+
+
+def _held(stage: Stage, name: str, words: str, figures: Sequence[Compared]) -> Held:
+    worst = max(figures, key=lambda figure: figure.error - figure.allowed)
+    errors = np.array([[figure.error] for figure in figures], np.float32)
+    return Held(Operation(stage, name, words, _code_of(name)), worst.allowed, worst.error, len(figures), len(_wrong(figures)), errors)
+
+
+def _code_of(name: str, rule: str = "") -> str:
+    """Where the engine computes it."""
+    from specscope.speculate import draws
+    from specscope.speculate import sampling as shaping
+    from specscope.speculate.verify import host, inputs, left, match, parents, traversal
+
+    judging = traversal._Walk.below if rule in LOOK_AHEAD else match._draw if rule == MATCH else host._try
+    made: dict[str, object] = {
+        "rules": shaping.all_probabilities,
+        P: judging,
+        Q: judging,
+        ACCEPTANCE: judging,
+        RESIDUAL: left.rejected,
+        FINAL: draws.draw,
+        COIN: inputs.step_batch,
+        ENTROPY: parents.parent_notes,
+    }
+    return code_of(made.get(name, shaping.all_probabilities))
