@@ -26,8 +26,8 @@ def diagnosed(path: Path, setting: Setting, *, place: bool = False) -> Diagnosis
     draft = DRAFTERS[setting.drafter].get("draft_model")
     options = audit_options(reader.history, str(TARGET), draft, SAMPLE)
 
-    def located(history: History, trial: Trial, audited: Audit) -> Location:
-        return locate(history, str(path), options, audited=audited)
+    def located(history: History, trial: Trial, audited: Audit, little: bool) -> Location:
+        return locate(history, str(path), options, audited=audited, little=little)
 
     return examine(reader.history, str(path), options, warnings=reader.warnings, locate=located if place else None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from specscope.analyze.audit.audit import Audit, audit
 from specscope.analyze.audit.options import Options, Progress
@@ -18,7 +19,7 @@ from specscope.trace.history.history import History
 
 DECISIONS = ("outcomes", "greedy acceptance")  # the checks of verify that fail where another p decided
 SAMPLE = 1000  # steps that are audited, where nothing else is asked for
-Locate = Callable[[History, Trial, Audit], Location]
+Locate = Callable[[History, Trial, Audit, bool], Location]  # the last: nothing is wrong, a little is walked
 
 
 def examine(
@@ -36,7 +37,8 @@ def examine(
     """Verify, audit where models are at hand, rerun the models, and rank the causes.
 
     `left_out`: what was asked for and cannot be judged; `declined`: what the user told it to leave out; `known`:
-    whether causes are named; `locate`: finds the place of what audit or verify find wrong.
+    whether causes are named; `locate`: finds the place of what audit or verify find wrong, and walks a few steps where
+    they find nothing.
     """
     progress("verify", 0, 1)
     trial = judge(history, source=source, warnings=warnings)
@@ -51,12 +53,18 @@ def examine(
         else:
             problems += [f"audit: {sentence}" for sentence in audited.unjudged]
             again = rerun(history, trial, audited, options, progress, problems) if known else []
-    location = None
-    if locate is not None and audited is not None and is_wrong(trial, audited):
+    location, declined = None, list(declined)
+    if locate is not None and audited is not None:
+        wrong = is_wrong(trial, audited)
         try:
-            location = locate(history, trial, audited)
+            location = locate(history, trial, audited, not wrong)
         except UserError as error:
-            problems.append(f"locate: {error}")
+            (problems if wrong else declined).append(f"locate: {error}")
+        else:
+            declined += location.notes
+            if not wrong:  # nobody asked for this walk: where it cannot run the exit code stays
+                declined += [f"the walk over a few steps: {line}" for line in location.left_out]
+                location = replace(location, left_out=())
     return diagnose(
         history,
         verify=trial,

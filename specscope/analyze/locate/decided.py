@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specscope.trace.record.records import FinalKind, Outcome
 from specscope.trace.record.rules import LOOK_AHEAD, MATCH, STANDARD
@@ -100,14 +101,16 @@ class _Deciding:
     """One step while it is decided. `outcome`: the engine's, which is taken where rounding may turn the decision."""
 
     given: GivenStep
-    outcome: Sequence[int]
+    outcome: NDArray[np.uint8]
     recipe: DecisionRecipe
     out: Decided = field(default_factory=Decided)
 
     def tell(self, operation: str, name: str, node: int | None, right: float, allowed: float) -> None:
         self.out.figures.append(Figure(operation, name, node, right, allowed))
 
-    def trial(self, child: int, r: float, p: Row, q: Row | None, p_1: Doubles, q_1: Doubles | None) -> tuple[float, float]:
+    def trial(
+        self, child: int, r: float, p: Row, q: Row | None, p_1: Doubles, q_1: Doubles | None
+    ) -> tuple[float, float]:
         """(The ratio of the path down to a child, how far it may be off) when the child is tried."""
         token = int(self.given.tree.token[child])
         p_x, q_x = float(p.value[token]), 1.0 if q is None else float(q.value[token])
@@ -130,7 +133,9 @@ class _Deciding:
         self.tell(ACCEPTANCE, "outcome", child, Outcome.ACCEPTED if accepted else Outcome.REJECTED, 0.0)
         return accepted
 
-    def reject(self, child: int, r: float, p: Row, q: Row | None, p_1: Doubles, *, last: bool) -> tuple[Row, Row | None, float]:
+    def reject(
+        self, child: int, r: float, p: Row, q: Row | None, p_1: Doubles, *, last: bool
+    ) -> tuple[Row, Row | None, float]:
         """What is left of p and q, and the mass before it was normalised."""
         token = int(self.given.tree.token[child])
         if self.recipe.left is not None:
@@ -237,7 +242,7 @@ class _Deciding:
         self.tell(FINAL, "kind", None, 1.0, 0.0)
 
 
-def decide(given: GivenStep, outcome: Sequence[int], recipe: DecisionRecipe = RIGHT) -> Decided:
+def decide(given: GivenStep, outcome: NDArray[np.uint8], recipe: DecisionRecipe = RIGHT) -> Decided:
     """The figures of a step, up to where rounding may have moved them too far. `outcome`: the engine's."""
     deciding = _Deciding(given, outcome, recipe)
     try:

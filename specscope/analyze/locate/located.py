@@ -173,6 +173,7 @@ class Location:
     unexplained: tuple[str, ...] = ()  # what differs and has no place, besides failed checks
     unplaced: tuple[str, ...] = ()  # checks of audit and verify that failed and have none
     left_out: tuple[str, ...] = ()  # what could not be walked or searched, and why
+    notes: tuple[str, ...] = ()  # steps that were not judged, and why; nobody asked for them by name
     seconds: float = 0.0
 
     @property
@@ -194,6 +195,7 @@ class Location:
             "ruled_out": list(self.ruled_out),
             "unexplained": list(self.without_place),
             "left_out": list(self.left_out),
+            "notes": list(self.notes),
             "walks": [walk.to_dict() for walk in self.walks],
             "seconds": round(self.seconds, 3),
         }

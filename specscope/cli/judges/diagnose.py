@@ -102,11 +102,11 @@ def _examine(
 
     with progress_bar() as progress:
 
-        def place_of(history: History, trial: Trial, audited: Audit) -> Location:
+        def place_of(history: History, trial: Trial, audited: Audit, little: bool) -> Location:
             from specscope.measure.locate.locate import locate
 
             assert options is not None  # audit needs them
-            return locate(history, file, options, progress=progress, audited=audited)
+            return locate(history, file, options, progress=progress, audited=audited, little=little)
 
         diagnosis = examine(
             reader.history,

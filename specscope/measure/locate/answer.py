@@ -14,9 +14,9 @@ from specscope.analyze.locate.model.likeness import looks
 from specscope.analyze.locate.model.reference import Inside, ModelReference
 from specscope.analyze.locate.model.score_likeness import looks_of_scores
 from specscope.analyze.locate.model.taps import relative
-from specscope.measure.locate.inside import AMPLIFIED, BothSides, first_wrong
+from specscope.measure.locate.inside import BothSides, first_wrong
 from specscope.measure.locate.layer_taps import FUSED, code_of
-from specscope.measure.locate.target import TARGET, FirstDifference, TargetWatch, hold
+from specscope.measure.locate.target import AMPLIFIED, TARGET, FirstDifference, TargetWatch, hold
 from specscope.model.fast.decoder import FusedLayer
 from specscope.model.kv_cache import KVCache
 from specscope.trace.history.history import History

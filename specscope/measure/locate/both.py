@@ -12,8 +12,7 @@ from torch import Tensor
 from specscope.analyze.locate.located import FedRow, Held, Stage
 from specscope.analyze.locate.model.reference import FLOOR
 from specscope.analyze.locate.model.taps import relative
-from specscope.measure.locate.inside import AMPLIFIED
-from specscope.measure.locate.target import hold
+from specscope.measure.locate.target import AMPLIFIED, hold
 
 LAYERS = re.compile(r"(midlayer|layers\.\d+)$")
 LAYER = 100.0  # by how much a whole layer may magnify what its input is off; 70 was seen in a head of random weights

@@ -17,14 +17,13 @@ from torch import Tensor
 
 from specscope.analyze.audit.contexts import AuditedStep, Contexts
 from specscope.analyze.audit.model.form import RequestForms
-from specscope.analyze.diagnose.case import Case
+from specscope.analyze.diagnose.case import Case, Step
 from specscope.analyze.diagnose.rerun.rows import Asked
 from specscope.analyze.findings import Reference as Where
 from specscope.analyze.locate.decided import (
     ACCEPTANCE,
     FINAL,
     RESIDUAL,
-    RIGHT,
     SUM,
     Decided,
     GivenStep,
@@ -44,8 +43,7 @@ from specscope.measure.locate.drive import Drive
 from specscope.measure.locate.layer_taps import code_of
 from specscope.trace.history.wording import plural
 from specscope.trace.record.coins import Stream, coins_at
-from specscope.trace.record.notes import spread
-from specscope.trace.record.records import FinalKind, Outcome, ParentNotes, RequestStep, Verdict
+from specscope.trace.record.records import FinalKind, ParentNotes, RequestStep, Verdict
 from specscope.trace.record.rules import LOOK_AHEAD, MATCH
 from specscope.trace.record.tree import ROOT, Doubles, Drawn
 
@@ -117,7 +115,9 @@ class RuledSide:
     wrong: set[tuple[str, int, int]] = field(default_factory=set)
     before: list[tuple[list[Asked], dict[tuple[str, int, int], Tensor]]] = field(default_factory=list)  # the last step
 
-    def keep(self, asked: list[Asked], ours: dict[tuple[str, int, int], Tensor], wrong: set[tuple[str, int, int]]) -> None:
+    def keep(
+        self, asked: list[Asked], ours: dict[tuple[str, int, int], Tensor], wrong: set[tuple[str, int, int]]
+    ) -> None:
         """A step's rows: kept where some differ, with those of the step before."""
         if wrong and len(self.asked) < KEPT:
             known = {one.step.key for one in self.asked}
@@ -131,9 +131,7 @@ class RuledSide:
 class DecisionWatch:
     """Holds what the engine decides against rules and formulas, step by step."""
 
-    def __init__(
-        self, drive: Drive, case: Case, contexts: Mapping[str, Contexts], forms: RequestForms | None
-    ) -> None:
+    def __init__(self, drive: Drive, case: Case, contexts: Mapping[str, Contexts], forms: RequestForms | None) -> None:
         self.drive, self.case, self.contexts, self.forms = drive, case, contexts, forms
         self.sides = {"p": RuledSide("p"), "q": RuledSide("q")}
         self.held: dict[str, list[Compared]] = {}
@@ -194,7 +192,9 @@ class DecisionWatch:
 
     # From logits to p and q
 
-    def _drawn(self, step: Any, judged: AuditedStep, contexts: Contexts, draft: Draft) -> tuple[Asked, dict[int, Tensor]]:  # noqa: ANN401
+    def _drawn(
+        self, step: Step, judged: AuditedStep, contexts: Contexts, draft: Draft
+    ) -> tuple[Asked, dict[int, Tensor]]:
         """The drafter's logits where it drew, and the q that it drew from."""
         tree, logits, ours = draft.tree, dict[int, Tensor](), dict[int, Tensor]()
         for node in judged.rows:
@@ -219,7 +219,9 @@ class DecisionWatch:
         for number, place in enumerate(places.every):
             step, node = place.asked.step, place.node
             row = FedRow(_position(step.part, node), _token(step.part, node), None if node == ROOT else node)
-            compared = Compared(step.reference(None if node == ROOT else node), row, side.what, errors[number], 0.0, allowed[number])
+            compared = Compared(
+                step.reference(None if node == ROOT else node), row, side.what, errors[number], 0.0, allowed[number]
+            )
             side.figures.append(compared)
             if compared.differs:
                 wrong.add(_key(place))
@@ -234,7 +236,8 @@ class DecisionWatch:
         found = search_rows(self.case, rows, [*_items(rows, side)], logits_right=True)
         code = _code_of("rules")
         whose = "the target" if side.what == "p" else "the drafter"
-        counts = f"{side.what} of {len(wrong):,} of {plural(len(side.figures), 'row')} is not what the rules make of the very logits"
+        of_rows = f"{len(wrong):,} of {plural(len(side.figures), 'row')}"
+        counts = f"{side.what} of {of_rows} is not what the rules make of the engine's own logits"
         if found is None:
             first = wrong[0]
             return Located(
@@ -285,7 +288,9 @@ class DecisionWatch:
         )
         row = lambda node: FedRow(_position(part, node), _token(part, node), node)  # noqa: E731
         final = FedRow(part.position + 1 + len(verdict.path), verdict.token)
-        for operation, figure in _figures(given, verdict, self.contexts[part.request].params.seed, part.position, notes):
+        for operation, figure in _figures(
+            given, verdict, self.contexts[part.request].params.seed, part.position, notes
+        ):
             node = figure[1]
             where = judged.at(node)
             compared = Compared(where, final if node is None else row(node), figure[0], *figure[2:])
@@ -309,7 +314,12 @@ class DecisionWatch:
         shown = SHOWN.get(first.what, first.what)
         text = f"{shown} is {first.ours:.6g} in the engine and {first.right:.6g} by the formula"
         return Located(
-            Operation(Stage.VERDICT, name, WORDS[name], _code_of(name, self.drive.history.run.rule if self.drive.history.run else "")),
+            Operation(
+                Stage.VERDICT,
+                name,
+                WORDS[name],
+                _code_of(name, self.drive.history.run.rule if self.drive.history.run else ""),
+            ),
             f"{WORDS[name]}: {count} differ, over the engine's own p, q and coins",
             smallest=f"{first.where}: {text}",
             where=first.where,
@@ -329,18 +339,24 @@ class DecisionWatch:
         first = next(iter(self.sides["p"].figures or [f for some in self.held.values() for f in some]), None)
         if first is None:
             return None
-        return Walk(Stage.VERDICT, first.where, (), tuple(held), "specscope's sampling and verdict", "rules and formulas")
+        return Walk(
+            Stage.VERDICT, first.where, (), tuple(held), "specscope's sampling and verdict", "rules and formulas"
+        )
 
     def ruled_out(self) -> list[str]:
         """What agrees, a sentence each."""
         lines = [
-            f"the sampling rules: {side.what} of {plural(len(side.figures), 'row')} is what they make of the engine's own logits"
+            f"the sampling rules: {side.what} of {plural(len(side.figures), 'row')}, run again, is what they make "
+            "of the engine's own logits"
             for side in self.sides.values()
             if side.figures and not _wrong(side.figures)
         ]
         figures = [figure for some in self.held.values() for figure in some]
         if figures and not _wrong(figures):
-            lines.append(f"the verdict: {plural(len(figures), 'figure')} of {plural(self.steps, 'step')} follow from p, q and coins")
+            steps = plural(self.steps, "step")
+            lines.append(
+                f"the verdict: {plural(len(figures), 'figure')} of {steps}, run again, follow from p, q and coins"
+            )
         return lines
 
     def notes(self) -> list[str]:
@@ -378,7 +394,10 @@ def _figures(
     decided = decide(given, verdict.outcome)
     for figure in decided.figures:
         if figure.field == "kind":
-            same = verdict.kind is decided.kind and (int(verdict.path[-1]) if len(verdict.path) else ROOT) == decided.accepted
+            same = (
+                verdict.kind is decided.kind
+                and (int(verdict.path[-1]) if len(verdict.path) else ROOT) == decided.accepted
+            )
             yield figure.operation, ("kind", None, float(same), 1.0, 0.0)
         else:
             ours = float(getattr(verdict, figure.field)[figure.node])
@@ -408,13 +427,28 @@ def _spreads(
     assert decided.left is not None
     for place, node in enumerate(notes.node.tolist()):
         right = _entropy(given.p[node])
-        yield ENTROPY, ("the entropy of p", None if node == ROOT else node, float(notes.entropy[place]), right, 2e-4 * (1 + right))
+        yield (
+            ENTROPY,
+            (
+                "the entropy of p",
+                None if node == ROOT else node,
+                float(notes.entropy[place]),
+                right,
+                2e-4 * (1 + right),
+            ),
+        )
         children = given.children(node)
         if given.tree.drawn[children[0]] != Drawn.DETERMINISTIC:
             right = _entropy(given.q[node])
             yield (
                 ENTROPY,
-                ("the entropy of q", None if node == ROOT else node, float(notes.q_entropy[place]), right, 2e-4 * (1 + right)),
+                (
+                    "the entropy of q",
+                    None if node == ROOT else node,
+                    float(notes.q_entropy[place]),
+                    right,
+                    2e-4 * (1 + right),
+                ),
             )
     right = _entropy(decided.left.value)
     allowed = 2e-4 * (1 + right) + 40 * decided.left.error
@@ -435,7 +469,9 @@ def _chosen(batch: VerifyBatch, start: int, count: int) -> Tensor:
 
 def _apart(rows: RuledRows, ours: Tensor, what: str, every: Sequence[int]) -> tuple[list[float], list[float]]:
     """Of each row how much of its mass lies elsewhere than by the rules, and how much of that rounding explains."""
-    allowed = [SHARE + 1e-6 / max(rows.params[i].temperature, 1e-3) if not rows.params[i].greedy else 0.0 for i in every]
+    allowed = [
+        SHARE + 1e-6 / max(rows.params[i].temperature, 1e-3) if not rows.params[i].greedy else 0.0 for i in every
+    ]
     errors = _moved(rows, ours, what, sampling.RIGHT, every)
     at_border = [i for i in every if errors[i] > allowed[i]]
     for by in (1 + BORDER, 1 - BORDER) if at_border else ():
@@ -510,7 +546,14 @@ def _wrong(figures: Sequence[Compared]) -> list[Compared]:
 def _held(stage: Stage, name: str, words: str, figures: Sequence[Compared]) -> Held:
     worst = max(figures, key=lambda figure: figure.error - figure.allowed)
     errors = np.array([[figure.error] for figure in figures], np.float32)
-    return Held(Operation(stage, name, words, _code_of(name)), worst.allowed, worst.error, len(figures), len(_wrong(figures)), errors)
+    return Held(
+        Operation(stage, name, words, _code_of(name)),
+        worst.allowed,
+        worst.error,
+        len(figures),
+        len(_wrong(figures)),
+        errors,
+    )
 
 
 def _code_of(name: str, rule: str = "") -> str:

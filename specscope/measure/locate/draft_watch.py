@@ -24,9 +24,9 @@ from specscope.analyze.locate.operations import operation
 from specscope.measure.locate.both import COMPILED, Both, PassCompared
 from specscope.measure.locate.choices import Choices
 from specscope.measure.locate.drive import Drive
-from specscope.measure.locate.inside import AMPLIFIED, BothSides, first_wrong
+from specscope.measure.locate.inside import BothSides, first_wrong
 from specscope.measure.locate.layer_taps import code_of
-from specscope.measure.locate.target import FirstDifference, PartRows, TargetWatch
+from specscope.measure.locate.target import AMPLIFIED, FirstDifference, PartRows, TargetWatch
 from specscope.model.batch import Segment
 from specscope.speculate.drafters.draft_model import DraftModel
 from specscope.speculate.drafters.level import Level

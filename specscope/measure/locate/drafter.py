@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from specscope.analyze.audit.contexts import Contexts
@@ -17,15 +16,15 @@ from specscope.errors import UserError
 from specscope.measure.locate.both import PassCompared
 from specscope.measure.locate.draft_watch import DraftPlan, DraftWatch
 from specscope.measure.locate.drafter_answer import located_in
-from specscope.measure.locate.drive import Drive, MakeEngine, located_config
+from specscope.measure.locate.drive import Drive
 from specscope.measure.locate.features import TrueFeatures
 from specscope.measure.locate.head_watch import HeadWatch
 from specscope.speculate.drafters.draft_model import DraftModel
 from specscope.speculate.drafters.eagle import Eagle
-from specscope.trace.history.history import History
+from specscope.trace.record.records import StepRecord
 
 if TYPE_CHECKING:
-    from specscope.analyze.audit.options import ModelSource, Progress
+    from specscope.analyze.audit.options import ModelSource
 
 HEAD = "the head's published layout in plain torch, float32"
 MODEL = "plain transformers, float32"
@@ -48,109 +47,78 @@ class Watching(Protocol):
         """TargetWatch meanwhile."""
 
 
-@dataclass(frozen=True)
-class DrafterModels:
-    """Where the models are, and what builds the engine."""
+class DrafterWalk:
+    """Watches the drafter of a drive for the requests of `plans`."""
 
-    target: ModelSource
-    draft: ModelSource
-    make: MakeEngine
-    target_name: str | None = None  # as --target and --draft-model take them
-    draft_name: str | None = None
-
-
-@dataclass(frozen=True)
-class DrafterWalked:
-    """What a walk over a drafter's passes came to."""
-
-    walks: tuple[Walk, ...]  # one a pass of the last step: up to the pass that differs
-    located: Located | None
-    passes: int  # that were compared
-
-
-def walk_drafter(
-    history: History,
-    plans: Mapping[str, Contexts],
-    until: int,
-    models: DrafterModels,
-    progress: Progress = lambda *_: None,
-) -> DrafterWalked:
-    """Walk the drafter over the steps up to a place of the history, for the requests of `plans`. Raises UserError."""
-    drive = _drive(history, models)
-    try:
+    def __init__(
+        self,
+        drive: Drive,
+        plans: Mapping[str, Contexts],
+        target: ModelReference,
+        draft: ModelSource,
+        planned: Sequence[DraftPlan] | None = None,
+    ) -> None:
+        """`planned`: what a draft model feeds, from a drive before. Raises UserError."""
+        self.drive, self.plans, self.planned = drive, plans, list(planned or ())
+        self.watches: dict[str, Watching] = {}
+        self.located: Located | None = None
+        self._last: dict[str, tuple[Walk, ...]] = {}  # by request, one a pass of the last step
         drafter = drive.engine.drafter
         if isinstance(drafter, Eagle):
-            watches = _of_head(drive, drafter, plans, models)
-        elif isinstance(drafter, DraftModel):
-            planned = _planned(drive, drafter, plans, until, progress)
-            drive.engine.close()
-            drive = _drive(history, models)
-            watches = _of_model(drive, planned, models)
+            head = Head(draft, target.causal.model)
+            for name, contexts in plans.items():
+                features = TrueFeatures(drive, name, target, contexts.text, head.layers)
+                self.watches[name] = HeadWatch(drafter, name, HeadPasses(head, contexts.text, features.along), features)
+        elif not isinstance(drafter, DraftModel):
+            raise UserError(f"the drafter {drafter.name} is no model")
+        elif planned is None:
+            self.planned = [DraftPlan(drive, drafter, contexts) for contexts in plans.values()]
         else:
-            raise UserError(f"the drafter {drive.engine.drafter.name} is no model")
-        return _walked(drive, watches, plans, until, progress)
-    finally:
-        drive.engine.close()
+            reference = ModelReference(draft)
+            self.watches |= {
+                plan.request: DraftWatch(drive, drafter, reference, plan) for plan in planned if plan.passes
+            }
 
+    @property
+    def again(self) -> bool:
+        """Whether this drive only showed what the drafter feeds."""
+        return bool(self.planned) and not self.watches
 
-def _drive(history: History, models: DrafterModels) -> Drive:
-    return Drive(models.make(located_config(history, models.target_name, models.draft_name)), history)
+    @property
+    def passes(self) -> int:
+        """That were compared."""
+        return sum(watch.compared for watch in self.watches.values())
 
+    @property
+    def walks(self) -> tuple[Walk, ...]:
+        """One a pass of the last step: up to the pass that differs."""
+        return tuple(walk for each in self._last.values() for walk in each)
 
-def _of_head(
-    drive: Drive, drafter: Eagle, plans: Mapping[str, Contexts], models: DrafterModels
-) -> Mapping[str, Watching]:
-    reference = ModelReference(models.target)
-    head, watches = Head(models.draft, reference.causal.model), dict[str, HeadWatch]()
-    for name, contexts in plans.items():
-        features = TrueFeatures(drive, name, reference, contexts.text, head.layers)
-        watches[name] = HeadWatch(drafter, name, HeadPasses(head, contexts.text, features.along), features)
-    return watches
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """Watch meanwhile."""
+        with ExitStack() as stack:
+            for watch in self.watches.values() or self.planned:
+                stack.enter_context(watch.on())
+            yield
 
+    def begin(self) -> None:
+        """A step begins."""
+        for watch in self.watches.values():
+            watch.begin()
 
-def _planned(
-    drive: Drive, drafter: DraftModel, plans: Mapping[str, Contexts], until: int, progress: Progress
-) -> list[DraftPlan]:
-    """What a draft model feeds in each of its passes."""
-    planned = [DraftPlan(drive, drafter, contexts) for contexts in plans.values()]
-    with ExitStack() as stack:
-        for plan in planned:
-            stack.enter_context(plan.on())
-        for number, _ in enumerate(drive.steps(until), 1):
-            progress("running the drafter", number, until + 1)
-    return planned
-
-
-def _of_model(drive: Drive, planned: Sequence[DraftPlan], models: DrafterModels) -> Mapping[str, Watching]:
-    reference, drafter = ModelReference(models.draft), drive.engine.drafter
-    assert isinstance(drafter, DraftModel)
-    return {plan.request: DraftWatch(drive, drafter, reference, plan) for plan in planned if plan.passes}
-
-
-def _walked(
-    drive: Drive, watches: Mapping[str, Watching], plans: Mapping[str, Contexts], until: int, progress: Progress
-) -> DrafterWalked:
-    history, last = drive.history, dict[str, tuple[Walk, ...]]()
-    reference = HEAD if isinstance(drive.engine.drafter, Eagle) else MODEL
-    steps = drive.steps(until)
-    with ExitStack() as stack:
-        for watch in watches.values():
-            stack.enter_context(watch.on())
-        for number in range(until + 1):
-            for watch in watches.values():
-                watch.begin()
-            record = next(steps)
-            progress("walking the drafter", number + 1, until + 1)
-            index = {part.request: part.index for part in record.requests}
-            for name, watch in watches.items():
-                where = Where(name, index.get(name, 0), record.step)
-                if watch.passes:
-                    last[name] = _walks(watch.passes, where, reference)
-                if watch.wrong is not None:
-                    located = located_in(watch.wrong, where, plans[name], history.vocabulary)
-                    return DrafterWalked(last[name], located, watch.compared)
-    walks = tuple(walk for each in last.values() for walk in each)
-    return DrafterWalked(walks, None, sum(watch.compared for watch in watches.values()))
+    def end(self, record: StepRecord) -> None:
+        """A step has run."""
+        index = {part.request: part.index for part in record.requests}
+        reference = HEAD if isinstance(self.drive.engine.drafter, Eagle) else MODEL
+        for name, watch in self.watches.items() if self.located is None else ():
+            where = Where(name, index.get(name, 0), record.step)
+            if watch.passes:
+                self._last[name] = _walks(watch.passes, where, reference)
+            if watch.wrong is not None:
+                self.located = located_in(watch.wrong, where, self.plans[name], self.drive.history.vocabulary)
+                self._last = {name: self._last[name]}
+                return
 
 
 def _walks(passes: list[PassCompared], where: Where, reference: str) -> tuple[Walk, ...]:

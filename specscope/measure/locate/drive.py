@@ -52,6 +52,7 @@ class Drive:
 
     engine: Engine
     history: History
+    only: frozenset[str] | None = None  # the requests that are run; None: all
     fed: tuple[RequestStep, ...] = ()  # whose rows are computed by the forward pass that runs now, in their order
     # Where there is one, each step is verified for real too, and shown to it before the recorded verdicts are taken
     decided: Callable[[StepState, tuple[RequestStep, ...]], None] | None = None
@@ -108,7 +109,7 @@ class Drive:
         now.plan = Schedule(sum(_rows(part) for part in record.requests))
         self._parts = ()
         for part in record.requests:
-            request = self._request(part)
+            request = self._request(part) if self.only is None or part.request in self.only else None
             if request is None:
                 continue
             nodes = max(len(part.tree), engine.drafter.most_nodes(request.context) if part.verdict is not None else 0)

@@ -15,8 +15,6 @@ from specscope.analyze.locate.model.taps import relative
 from specscope.measure.locate.layer_taps import code_of
 from specscope.measure.locate.target import FirstDifference, hold
 
-AMPLIFIED = 10.0  # by how much an operation may magnify what its input is off; 7 was seen in logits
-
 
 @dataclass(frozen=True)
 class BothSides:

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from specscope.analyze.audit.audit import Audit, audit, of_drafter, step_numbers
-from specscope.analyze.audit.contexts import Contexts, contexts_of
-from specscope.analyze.audit.model.form import RequestForms
-from specscope.analyze.audit.options import ModelSource, Options, Progress
+from specscope.analyze.audit.audit import Audit, audit, of_drafter
+from specscope.analyze.audit.options import Options, Progress
 from specscope.analyze.diagnose.case import Case
 from specscope.analyze.findings import CheckResult
-from specscope.analyze.locate.located import Located, Location, Operation, Stage, Walk, ranked
+from specscope.analyze.locate.located import Located, Location, Operation, Stage, ranked
 from specscope.errors import UserError, first_line
 from specscope.live.start import start_engine
-from specscope.measure.locate.drive import Drive, MakeEngine, located_config
-from specscope.plans.heads import runs_head
+from specscope.measure.locate.drive import MakeEngine
+from specscope.measure.locate.question import Findings, Question
 from specscope.trace.history.history import History, PlaceName
 from specscope.trace.history.wording import plural
-from specscope.trace.record.notes import model_part, text_part
+from specscope.trace.record.notes import text_part
 from specscope.trace.record.records import RunInfo
 
 REQUESTS = 4  # that are watched where the models disagree, and where nothing says where to look
@@ -31,44 +28,7 @@ FAULTS = (UserError, RuntimeError, ValueError, LookupError, TypeError, Arithmeti
 
 
 if TYPE_CHECKING:
-    from specscope.measure.locate.decisions import DecisionWatch
     from specscope.analyze.diagnose.rerun.models import Models
-
-
-@dataclass
-class Findings:
-    """What is found stage by stage."""
-
-    located: list[Located] = field(default_factory=list)
-    walks: list[Walk] = field(default_factory=list)
-    ruled_out: list[str] = field(default_factory=list)
-    unexplained: list[str] = field(default_factory=list)
-    unplaced: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
-    driven: list[Located] = field(default_factory=list)  # of sampling and verdict, as the engine had them run again
-
-    def merge(self) -> None:
-        """Take what was driven where the evidence has no place of that stage and side."""
-        known = {_side(item) for item in self.located}
-        self.located += [item for item in self.driven if _side(item) not in known]
-
-
-def _side(item: Located) -> tuple[Stage, str]:
-    """The stage; of sampling whose p or q it is."""
-    return item.operation.stage, item.operation.words.partition(":")[0] if item.operation.stage is Stage.SAMPLING else ""
-
-
-@dataclass(frozen=True)
-class Question:
-    """What is located: a run, the models that judge, and where to look."""
-
-    history: History
-    options: Options
-    audited: Audit
-    place: PlaceName | None
-    make: MakeEngine
-    progress: Progress
 
 
 def locate(
@@ -81,10 +41,12 @@ def locate(
     progress: Progress = lambda *_: None,
     audited: Audit | None = None,
     make: MakeEngine | None = None,
+    little: bool = False,
 ) -> Location:
     """Walk both sides to the first operation that differs. Raises UserError where nothing can be looked at.
 
-    `audited`: an audit of the same run, where there is one; `make`: what builds the engine.
+    `audited`: an audit of the same run, where there is one; `make`: what builds the engine; `little`: nothing is known
+    to be wrong, and a few steps of one request are walked.
     """
     began = time.perf_counter()
     run = history.run
@@ -92,17 +54,18 @@ def locate(
         raise UserError(f"{source} does not say what ran (its header is missing)")
     audited = audit(history, source, options, progress) if audited is None else audited
     build = make or (lambda config: start_engine(config, lambda what: progress(what, 0, 0)))
-    ask, findings = Question(history, options, audited, place, build, progress), Findings()
-    for stage, look in _looks(run).items():
-        if stage in stages:
-            progress(f"looking at the {stage.value}", 0, 0)
-            try:
-                look(ask, findings)
-            except FAULTS as error:
-                why = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"
-                findings.left_out.append(f"{stage.value}: {why}")
+    ask, findings = Question(history, options, audited, place, build, progress, little), Findings()
+    for name, look in _looks(run, stages, little=little).items():
+        progress(f"looking at the {name}", 0, 0)
+        try:
+            look(ask, findings)
+        except FAULTS as error:
+            why = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"
+            findings.left_out.append(f"{name}: {why}")
     findings.merge()
-    if tuple(stages) == tuple(Stage):
+    if little and findings.located:  # now something is known to be wrong
+        return locate(history, source, options, progress=progress, audited=audited, make=make)
+    if tuple(stages) == tuple(Stage) and not little:
         findings.unplaced += _without_place(ask, findings)
     return Location(
         source,
@@ -112,78 +75,27 @@ def locate(
         tuple(findings.unexplained),
         tuple(findings.unplaced),
         tuple(findings.left_out),
+        tuple(findings.notes),
         time.perf_counter() - began,
     )
 
 
-def _looks(run: RunInfo) -> dict[Stage, Callable[[Question, Findings], None]]:
-    """What looks at each stage of a run: an engine that cannot be run again is judged by its evidence alone."""
-    by_evidence = {Stage.SAMPLING: _sampling, Stage.VERDICT: _verdicts, Stage.DRAWS: _draws}
+def _looks(run: RunInfo, stages: Sequence[Stage], *, little: bool) -> dict[str, Callable[[Question, Findings], None]]:
+    """What looks at a run, by name: an engine that cannot be run again is judged by its evidence alone."""
+    looks: dict[str, Callable[[Question, Findings], None]] = {}
     if run.is_ours:
-        return {Stage.TARGET: _target, Stage.DRAFTER: _drafter, **by_evidence}
-    return {Stage.TARGET: _inside_vllm if run.backend == "vllm" else _elsewhere, **by_evidence}
+        from specscope.measure.locate.walk import walk
 
-
-def _target(ask: Question, findings: Findings) -> None:
-    """The target's walk."""
-    from specscope.analyze.locate.model.reference import ModelReference
-    from specscope.measure.locate.answer import answer
-    from specscope.measure.locate.target import TargetWatch
-
-    history, progress = ask.history, ask.progress
-    differs = _differing(ask.audited, drafter=False)
-    names, until = _chosen(history, ask.place, differs)
-    plans = {name: contexts for name in names if (contexts := _contexts(history, name, until)) is not None}
-    if not plans:
-        raise UserError("no request's whole text is in the capture: there is nothing to feed")
-    progress("loading the reference", 0, 0)
-    reference = ModelReference(ask.options.target, ask.options.device)
-    engine = ask.make(located_config(history, _named(ask.options.target), _draft_named(ask)))
-    drive = Drive(engine, history)
-    watch, decisions = TargetWatch(drive, reference, plans), _decisions(ask, drive, until)
-    try:
-        for number, _ in enumerate(drive.steps(until), 1):
-            progress("walking the target", number, until + 1)
-    finally:
-        watch.close()
-        engine.close()
-    findings.driven += decisions.located()
-    findings.ruled_out += decisions.ruled_out()
-    findings.notes += decisions.notes()
-    findings.walks += filter(None, [decisions.walk()])
-    if watch.difference is not None:
-        located, walk = answer(watch, reference, history)
-        findings.located.append(located)
-        findings.walks.append(walk)
-        return
-    steps = plural(until + 1, "engine step")
-    findings.ruled_out.append(
-        f"the target: {watch.compared:,} rows at the borders of {plural(len(reference.layers), 'layer')} agree over "
-        f"{steps} of {plural(len(plans), 'request')}, to {watch.largest:.0%} of what rounding explains"
-    )
-    if watch.passed:
-        at, held = watch.passed[-1]
-        findings.walks.append(Walk(Stage.TARGET, at.where, at.rows, tuple(held), "specscope", "plain transformers"))
-    if differs:
-        count = plural(len(differs), "request")
-        findings.unexplained.append(
-            f"the target's recorded figures differ from the model's in {count}, and the engine, run again, agrees with "
-            "the model: what was recorded came from another build, other weights, or after the logits"
-        )
-
-
-def _decisions(ask: Question, drive: Drive, until: int) -> DecisionWatch:
-    """Watches sampling and verdicts of every request whose text is known."""
-    from specscope.measure.locate.decisions import DecisionWatch
-
-    history = ask.history
-    assert history.run is not None
-    names = dict.fromkeys(part.request for record in history.steps[: until + 1] for part in record.requests)
-    contexts = {name: known for name in names if (known := _contexts(history, name, until)) is not None}
-    limited = any(each.params.limited for each in contexts.values())
-    vocab = drive.engine.runner.loaded.vocab_size
-    forms = RequestForms(ask.options.target, vocab, history.run.eos_tokens) if limited else None
-    return DecisionWatch(drive, Case.of(history), contexts, forms)
+        looks["walk"] = lambda ask, findings: walk(ask, findings, stages)
+    elif Stage.TARGET in stages:
+        looks["target"] = _inside_vllm if run.backend == "vllm" else _elsewhere
+    by_evidence = {
+        Stage.DRAFTER: _lookup,
+        Stage.SAMPLING: _sampling,
+        Stage.VERDICT: _verdicts,
+        Stage.DRAWS: _draws,
+    }
+    return looks | {stage.value: look for stage, look in by_evidence.items() if stage in stages and not little}
 
 
 def _without_place(ask: Question, findings: Findings) -> list[str]:
@@ -195,7 +107,7 @@ def _without_place(ask: Question, findings: Findings) -> list[str]:
         if finding.check.failed and not located & {*sides, Stage.TARGET, Stage.SAMPLING, Stage.VERDICT}:
             lines.append(f"audit: {finding.sentence}")
     if not located and not lines:
-        failed = [check for check in Case.of(ask.history).checks.values() if check.result is CheckResult.FAILED]
+        failed = [check for check in ask.case.checks.values() if check.result is CheckResult.FAILED]
         lines += [f"verify: {check.name}: {check.detail or check.about}" for check in failed]
     return lines
 
@@ -203,7 +115,7 @@ def _without_place(ask: Question, findings: Findings) -> list[str]:
 def _lookup(ask: Question, findings: Findings) -> None:
     """Text lookup as a drafter: audit searches the text again."""
     finding = ask.audited.finding(LOOKUP)
-    if finding is None or not finding.check.tested:
+    if finding is None or not finding.check.tested or (ask.history.run and not text_part(ask.history.run.drafter)):
         return
     check = finding.check
     if not check.failed:
@@ -230,44 +142,12 @@ def _lookup(ask: Question, findings: Findings) -> None:
     )
 
 
-def _drafter(ask: Question, findings: Findings) -> None:
-    """The drafter's walk, where it is a model."""
-    from specscope.measure.locate.drafter import DrafterModels, walk_drafter
-
-    history, draft = ask.history, ask.options.draft
-    assert history.run is not None
-    if text_part(history.run.drafter):
-        _lookup(ask, findings)
-    if not model_part(history.run.drafter):
-        return
-    of_target = any(item.operation.stage is Stage.TARGET for item in findings.located)
-    if of_target and runs_head(model_part(history.run.drafter)):
-        findings.ruled_out.append("the drafter was not walked: it is fed the target's features, which differ")
-        return
-    if draft is None:
-        raise UserError(ask.options.why_no_draft or "the drafter's model is not at hand")
-    names, until = _chosen(history, ask.place, _differing(ask.audited, drafter=True))
-    plans = {name: contexts for name in names if (contexts := _contexts(history, name, until)) is not None}
-    if not plans:
-        raise UserError("no request's whole text is in the capture: there is nothing to feed")
-    models = DrafterModels(ask.options.target, draft, ask.make, _named(ask.options.target), _draft_named(ask))
-    walked = walk_drafter(history, plans, until, models, ask.progress)
-    findings.walks += walked.walks[-1:]
-    if walked.located is not None:
-        findings.located.append(walked.located)
-    elif walked.passes:
-        findings.ruled_out.append(
-            f"the drafter: {plural(walked.passes, 'pass', 'passes')} over {plural(until + 1, 'engine step')} of "
-            f"{plural(len(plans), 'request')} agree, from what they are fed to the tokens that are chosen"
-        )
-
-
 def _inside_vllm(ask: Question, findings: Findings) -> None:
     """Target and drafter inside vLLM, which runs again in its own Python."""
     from specscope.measure.locate.inside_vllm.again import Again
     from specscope.measure.locate.vllm import VllmCase, locate_vllm
 
-    differs = {**_differing(ask.audited, drafter=False), **_differing(ask.audited, drafter=True)}
+    differs = {**ask.differing(drafter=False), **ask.differing(drafter=True)}
     names = (ask.place.request,) if ask.place is not None else tuple(sorted(differs, key=lambda name: differs[name]))
     vllm = VllmCase(ask.history, ask.options.target, ask.options.draft, names=names)
     found = locate_vllm(vllm, Again.found(), ask.progress)
@@ -286,7 +166,7 @@ def _elsewhere(ask: Question, findings: Findings) -> None:
 def _evidence(ask: Question) -> tuple[Case, Models]:
     from specscope.analyze.diagnose.rerun.models import Models
 
-    return Case.of(ask.history), Models(ask.options)
+    return ask.case, Models(ask.options)
 
 
 def _sampling(ask: Question, findings: Findings) -> None:
@@ -333,70 +213,3 @@ def _draws(ask: Question, findings: Findings) -> None:
         findings.ruled_out.append(
             f"the draws: {plural(interval.tested, 'draft coin')} lie in the interval of their token"
         )
-
-
-def _differing(audited: Audit, *, drafter: bool) -> dict[str, int]:
-    """By request, the first engine step in which target (or drafter) differs."""
-    first: dict[str, int] = {}
-    for finding in audited.findings:
-        name = finding.check.name
-        if name in ("context", "committed tokens") or of_drafter(name) != drafter:
-            continue
-        if finding.check.result is not CheckResult.FAILED or not (drafter or "raw" in name or "top" in name):
-            continue
-        for item, wrong in zip(finding.items, finding.differs, strict=True):
-            if wrong:
-                first[item.request] = min(first.get(item.request, item.step), item.step)
-    return first
-
-
-def _chosen(history: History, place: PlaceName | None, differs: dict[str, int]) -> tuple[list[str], int]:
-    """The requests to watch, and the place in the history of the last step to run."""
-    if place is not None:
-        request = history.requests[place.request]
-        index = len(request.steps) - 1
-        if place.index is not None:
-            index = next(i for i, part in enumerate(request.steps) if part.index == place.index)
-        return [place.request], request.engine_steps[index]
-    if differs:
-        names = sorted(differs, key=lambda name: differs[name])[:REQUESTS]
-        last = max(differs[name] for name in names)
-        return names, max(i for i, record in enumerate(history.steps) if record.step <= last)
-    names, rows, until = list[str](), 0, 0
-    for number, record in enumerate(history.steps):
-        until = number
-        rows += sum(part.prefill_tokens + 1 + len(part.tree) for part in record.requests)
-        names += [part.request for part in record.requests if part.request not in names and len(names) < REQUESTS]
-        if rows > ROWS:
-            break
-    return names, until
-
-
-def _contexts(history: History, name: str, until: int) -> Contexts | None:
-    """A request's contexts in the steps up to a place of the history; its text no longer than these need."""
-    request = history.requests[name]
-    places = [
-        i for i, step in enumerate(request.engine_steps) if step <= until and request.steps[i].verdict is not None
-    ]
-    whole = contexts_of(request, places, step_numbers(history, name), history.run)
-    if whole is None or not whole.steps:
-        return None
-    last = max(step.part.position + len(step.part.verdict.path) + 1 for step in whole.steps if step.part.verdict)
-    contexts = Contexts(name, whole.params, whole.text[: last + 1], whole.prompt_len, shaped=whole.shaped)
-    for step in whole.steps:
-        contexts.add(step.part, step.where, step.part.position)
-    return contexts
-
-
-def _named(source: ModelSource) -> str:
-    """A model as --target takes it."""
-    file = source.arguments.get("gguf_file")
-    return source.path if file is None else f"{source.path}/{file}"
-
-
-def _draft_named(ask: Question) -> str | None:
-    draft = ask.options.draft
-    if draft is None:
-        return None
-    layers = draft.arguments.get("num_hidden_layers")
-    return _named(draft) if layers is None else f"self:{layers}"

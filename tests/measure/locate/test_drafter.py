@@ -3,15 +3,16 @@
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from specscope import Engine, SamplingParams
-from specscope.analyze.audit.options import ModelSource
-from specscope.measure.locate.drafter import DrafterModels, walk_drafter
-from specscope.measure.locate.locate import _chosen, _contexts
+from specscope.analyze.audit.options import ModelSource, Options
+from specscope.analyze.locate.located import Stage
+from specscope.measure.locate.locate import locate
 from specscope.model.fast import decoder
 from specscope.model.fast.decoder import FusedLayer
 from specscope.model.heads.eagle_head import EagleHead
@@ -35,6 +36,7 @@ from tests.heads import CONFIG, head_tensors, write_head, write_parallel_head
 from tests.tiny import write_tiny_model
 
 WARM = {"temperature": 0.8}
+NOTHING = SimpleNamespace(findings=(), finding=lambda name: None)  # an audit that found nothing
 
 
 def walked(capture, drafter, install=None):
@@ -45,8 +47,12 @@ def walked(capture, drafter, install=None):
 def walk_of(capture, target, draft, install):
     """The same, of any models."""
     run = history(capture)
-    names, until = _chosen(run, None, {})
-    plans = {name: contexts for name in names if (contexts := _contexts(run, name, until)) is not None}
+    first = draft.removeprefix("self:")
+    source = (
+        ModelSource(draft, "draft")
+        if first == draft
+        else ModelSource(target, "draft", {"num_hidden_layers": int(first)})
+    )
     with pytest.MonkeyPatch.context() as patch:
 
         def make(config):
@@ -56,14 +62,8 @@ def walk_of(capture, target, draft, install):
                 install(patch, engine)
             return engine
 
-        first = draft.removeprefix("self:")
-        source = (
-            ModelSource(draft, "draft")
-            if first == draft
-            else ModelSource(target, "draft", {"num_hidden_layers": int(first)})
-        )
-        models = DrafterModels(ModelSource(target, "target"), source, make, target, draft)
-        return walk_drafter(run, plans, until, models)
+        options = Options(ModelSource(target, "target"), source)
+        return locate(run, "run", options, stages=(Stage.DRAFTER,), audited=NOTHING, make=make)
 
 
 def random_heads(folder):
@@ -326,10 +326,10 @@ FAULTS = [
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_located_at_its_operation(fault, captures):
     result = walked(captures(fault.drafter), fault.drafter, fault.install)
-    assert result.located is not None
-    assert result.located.operation.name == fault.place
-    assert fault.looks in result.located.looks
-    assert result.located.certain
+    located = result.located[0]
+    assert located.operation.name == fault.place
+    assert fault.looks in located.looks
+    assert located.certain
 
 
 HEALTHY = ["eagle chain", "eagle tree", "eagle dynamic", "model chain", "model tree", "model dynamic", "early tree"]
@@ -343,8 +343,8 @@ HEALTHY += ["p-eagle", "p-eagle chain", "eagle 1", "eagle 3.1", "window", "parti
 )
 def test_nothing_is_located_in_a_healthy_drafter(drafter, params, captures):
     result = walked(captures(drafter, params.items()), drafter)
-    assert result.located is None
-    assert result.passes > 10
+    assert result.located == ()
+    assert "agree, from what they are fed" in result.ruled_out[-1]
 
 
 @pytest.mark.slow
@@ -355,7 +355,7 @@ def test_nothing_is_located_in_a_healthy_drafter(drafter, params, captures):
 def test_nothing_is_located_where_requests_wait(drafter, crowded, captures, tmp_path):
     captures(drafter)  # makes the random heads
     setting = Setting(drafter, WARM, requests=3, tokens=40, **crowded)
-    assert walked(record(setting, tmp_path / "capture.jsonl"), drafter).located is None
+    assert walked(record(setting, tmp_path / "capture.jsonl"), drafter).located == ()
 
 
 @pytest.mark.slow
@@ -367,7 +367,7 @@ def test_nothing_is_located_in_a_run_of_bfloat16(drafter, tmp_path):
         patch.setattr(settings, "Engine", lambda **how: Engine(**how | {"dtype": "bfloat16"}))
         capture = record(setting, tmp_path / "capture.jsonl")
     assert history(capture).run.dtype == "bfloat16"
-    assert walked(capture, drafter).located is None
+    assert walked(capture, drafter).located == ()
 
 
 def test_a_compiled_layer_that_differs_is_named(tmp_path):
@@ -390,8 +390,7 @@ def test_a_compiled_layer_that_differs_is_named(tmp_path):
         compiled = layer.compiled
         patch.setattr(layer, "compiled", lambda *given: tuple(x * 1.01 for x in compiled(*given)))
 
-    assert walk_of(tmp_path / "capture.jsonl", str(target), str(head), None).located is None
-    located = walk_of(tmp_path / "capture.jsonl", str(target), str(head), louder).located
-    assert located is not None
+    assert walk_of(tmp_path / "capture.jsonl", str(target), str(head), None).located == ()
+    located = walk_of(tmp_path / "capture.jsonl", str(target), str(head), louder).located[0]
     assert located.operation.name == "midlayer"
     assert "compiled" in located.looks

@@ -1,0 +1,183 @@
+"""What `locate` is asked, and what it has found so far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from specscope.analyze.audit.audit import Audit, of_drafter, step_numbers
+from specscope.analyze.audit.contexts import Contexts, contexts_of
+from specscope.analyze.audit.options import ModelSource, Options, Progress
+from specscope.analyze.diagnose.case import Case
+from specscope.analyze.findings import CheckResult
+from specscope.analyze.locate.located import Located, Stage, Walk
+from specscope.errors import UserError
+from specscope.measure.locate.drive import MakeEngine
+from specscope.trace.history.history import History, PlaceName
+
+REQUESTS = 4  # that are watched where the models disagree, and where nothing says where to look
+ROWS = 3000  # that are compared at most, unless a place is named
+LITTLE = 6  # decode steps of one request, where nothing is known to be wrong
+
+
+@dataclass
+class Findings:
+    """What is found stage by stage."""
+
+    located: list[Located] = field(default_factory=list)
+    walks: list[Walk] = field(default_factory=list)
+    ruled_out: list[str] = field(default_factory=list)
+    unexplained: list[str] = field(default_factory=list)
+    unplaced: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    driven: list[Located] = field(default_factory=list)  # of sampling and verdict, as the engine had them run again
+
+    def merge(self) -> None:
+        """Take what was driven where the evidence has no place of that stage and side."""
+        known = {_side(item) for item in self.located}
+        self.located += [item for item in self.driven if _side(item) not in known]
+
+
+def _side(item: Located) -> tuple[Stage, str]:
+    """The stage; of sampling whose p or q it is."""
+    return item.operation.stage, item.operation.words.partition(":")[
+        0
+    ] if item.operation.stage is Stage.SAMPLING else ""
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Whom a walk watches, and how far it goes."""
+
+    plans: Mapping[str, Contexts]  # by request
+    until: int  # the place in the history of the last step to run
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is located: a run, the models that judge, and where to look. `little`: nothing is known to be wrong."""
+
+    history: History
+    options: Options
+    audited: Audit
+    place: PlaceName | None
+    make: MakeEngine
+    progress: Progress
+    little: bool = False
+
+    @cached_property
+    def case(self) -> Case:
+        """The run laid out."""
+        return Case.of(self.history)
+
+    @property
+    def target_named(self) -> str:
+        """The target as --target takes it."""
+        return _named(self.options.target)
+
+    @property
+    def draft_named(self) -> str | None:
+        """The drafter's model as --draft-model takes it."""
+        draft = self.options.draft
+        if draft is None:
+            return None
+        layers = draft.arguments.get("num_hidden_layers")
+        return _named(draft) if layers is None else f"self:{layers}"
+
+    def differing(self, *, drafter: bool) -> dict[str, int]:
+        """By request, the first engine step in which target (or drafter) differs."""
+        return _differing(self.audited, drafter=drafter)
+
+    def watched(self, *, drafter: bool) -> Watched:
+        """Whom to watch. Raises UserError where no text is known."""
+        if self.little and self.place is None:
+            names, until = _little(self.history)
+        else:
+            names, until = chosen(self.history, self.place, self.differing(drafter=drafter))
+        plans = {
+            name: contexts for name in names if (contexts := contexts_until(self.history, name, until)) is not None
+        }
+        if not plans:
+            raise UserError("no request's whole text is in the capture: there is nothing to feed")
+        return Watched(plans, until)
+
+
+def _differing(audited: Audit, *, drafter: bool) -> dict[str, int]:
+    """By request, the first engine step in which target (or drafter) differs."""
+    first: dict[str, int] = {}
+    for finding in audited.findings:
+        name = finding.check.name
+        if name in ("context", "committed tokens") or of_drafter(name) != drafter:
+            continue
+        if finding.check.result is not CheckResult.FAILED or not (drafter or "raw" in name or "top" in name):
+            continue
+        for item, wrong in zip(finding.items, finding.differs, strict=True):
+            if wrong:
+                first[item.request] = min(first.get(item.request, item.step), item.step)
+    return first
+
+
+def chosen(history: History, place: PlaceName | None, differs: dict[str, int]) -> tuple[list[str], int]:
+    """The requests to watch, and the place in the history of the last step to run."""
+    if place is not None:
+        request = history.requests[place.request]
+        index = len(request.steps) - 1
+        if place.index is not None:
+            index = next(i for i, part in enumerate(request.steps) if part.index == place.index)
+        return [place.request], request.engine_steps[index]
+    if differs:
+        names = sorted(differs, key=lambda name: differs[name])[:REQUESTS]
+        last = max(differs[name] for name in names)
+        return names, max(i for i, record in enumerate(history.steps) if record.step <= last)
+    names, rows, until = list[str](), 0, 0
+    for number, record in enumerate(history.steps):
+        until = number
+        rows += sum(part.prefill_tokens + 1 + len(part.tree) for part in record.requests)
+        names += [part.request for part in record.requests if part.request not in names and len(names) < REQUESTS]
+        if rows > ROWS:
+            break
+    return names, until
+
+
+def _little(history: History) -> tuple[list[str], int]:
+    """The first few decode steps of one request: with as many drafts, then rules, and then as short a prompt as there is."""
+
+    def rank(name: str) -> tuple[int, int, int]:
+        request = history.requests[name]
+        assert request.info is not None
+        params = request.info.params
+        cuts = [params.top_k > 0, params.top_p < 1, params.min_p > 0, params.temperature != 1, params.penalised]
+        rules = sum((not params.greedy, *cuts, params.limited, bool(params.logit_bias)))
+        drafted = sum(len(request.steps[i].tree) > 0 for i in decoded(name))
+        return -drafted, -rules, len(request.info.prompt_tokens)
+
+    def decoded(name: str) -> list[int]:
+        return [i for i, part in enumerate(history.requests[name].steps) if part.verdict is not None][:LITTLE]
+
+    whole = [name for name, each in history.requests.items() if each.info and each.steps and not each.steps[0].index]
+    best = min((name for name in whole if decoded(name)), key=rank, default=None)
+    return ([], 0) if best is None else ([best], history.requests[best].engine_steps[decoded(best)[-1]])
+
+
+def contexts_until(history: History, name: str, until: int) -> Contexts | None:
+    """A request's contexts in the steps up to a place of the history; its text no longer than these need."""
+    request = history.requests[name]
+    places = [
+        i for i, step in enumerate(request.engine_steps) if step <= until and request.steps[i].verdict is not None
+    ]
+    whole = contexts_of(request, places, step_numbers(history, name), history.run)
+    if whole is None or not whole.steps:
+        return None
+    last = max(step.part.position + len(step.part.verdict.path) + 1 for step in whole.steps if step.part.verdict)
+    contexts = Contexts(name, whole.params, whole.text[: last + 1], whole.prompt_len, shaped=whole.shaped)
+    for step in whole.steps:
+        contexts.add(step.part, step.where, step.part.position)
+    return contexts
+
+
+def _named(source: ModelSource) -> str:
+    """A model as --target takes it."""
+    file = source.arguments.get("gguf_file")
+    return source.path if file is None else f"{source.path}/{file}"
