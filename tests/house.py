@@ -45,6 +45,7 @@ CROWDED: dict[str, int] = {
     "specscope/analyze/locate/model": 17,
     "specscope/cli": 18,
     "specscope/engine": 18,
+    "specscope/measure/locate": 17,
     "specscope/model": 18,
     "specscope/tui/widgets": 17,
     "specscope/vllm": 16,

@@ -102,11 +102,12 @@ def diagnose(
     declined: Sequence[str] = (),
     location: Location | None = None,
     known: bool = True,
+    notes: Sequence[str] = (),
 ) -> Diagnosis:
     """Name and rank the causes of what is wrong in a run.
 
     `again`: what the models say, run again under named mistakes; `location`: where what is wrong was located; `known`:
-    whether causes are named.
+    whether causes are named; `notes`: of how far was looked.
     """
     case = Case.of(history, verify)
     problems = list(left_out)
@@ -137,6 +138,7 @@ def diagnose(
         when=conditions(case, failures),
         would_see=_would_see(case.trial),
         builds=_builds(history),
+        notes=tuple(notes),
     )
 
 

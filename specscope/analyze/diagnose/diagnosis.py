@@ -113,6 +113,7 @@ class Diagnosis:
     when: tuple[str, ...] = ()  # the conditions under which checks fail, the clearest first
     would_see: tuple[str, ...] = ()  # how large an error each check of chance that passed would have seen
     builds: str = ""  # which build recorded the run, and which judged it
+    notes: tuple[str, ...] = ()  # how far was looked, where nobody asked for more
 
     @property
     def faults(self) -> tuple[Suspect, ...]:
@@ -141,4 +142,5 @@ class Diagnosis:
             "when": list(self.when),
             "would_see": list(self.would_see),
             "builds": self.builds,
+            "notes": list(self.notes),
         }

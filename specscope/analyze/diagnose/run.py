@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from specscope.analyze.audit.audit import Audit, audit
@@ -18,7 +18,6 @@ from specscope.errors import UserError, first_line
 from specscope.trace.history.history import History
 
 DECISIONS = ("outcomes", "greedy acceptance")  # the checks of verify that fail where another p decided
-SAMPLE = 1000  # steps that are audited, where nothing else is asked for
 Locate = Callable[[History, Trial, Audit, bool], Location]  # the last: nothing is wrong, a little is walked
 
 
@@ -53,18 +52,19 @@ def examine(
         else:
             problems += [f"audit: {sentence}" for sentence in audited.unjudged]
             again = rerun(history, trial, audited, options, progress, problems) if known else []
-    location, declined = None, list(declined)
+    location, notes = None, list[str]()
     if locate is not None and audited is not None:
         wrong = is_wrong(trial, audited)
         try:
             location = locate(history, trial, audited, not wrong)
         except UserError as error:
-            (problems if wrong else declined).append(f"locate: {error}")
+            (problems if wrong else notes).append(f"locate: {error}")
         else:
-            declined += location.notes
+            notes += location.notes
             if not wrong:  # nobody asked for this walk: where it cannot run the exit code stays
-                declined += [f"the walk over a few steps: {line}" for line in location.left_out]
+                notes += [f"a few steps were to be run again, but {line}" for line in location.left_out]
                 location = replace(location, left_out=())
+        notes += _unseen(history, audited)
     return diagnose(
         history,
         verify=trial,
@@ -74,7 +74,18 @@ def examine(
         declined=declined,
         location=location,
         known=known,
+        notes=notes,
     )
+
+
+def _unseen(history: History, audited: Audit) -> Iterator[str]:
+    """What could not be seen at the run's dtype."""
+    dtype = "" if history.run is None else history.run.dtype
+    if dtype not in ("", "float32") and audited.slack:
+        yield (
+            f"in {dtype} rounding may move a p of 0.5 by {audited.slack / 4:.2g}: smaller errors of the recorded p "
+            "were not seen; to see them, record with --dtype float32"
+        )
 
 
 def is_wrong(trial: Trial, audited: Audit) -> bool:

@@ -51,6 +51,8 @@ def render_diagnosis(diagnosis: Diagnosis, source: str, console: Console) -> Non
         console.print(Text("\nRemarks", style="bold cyan"))
         for remark in diagnosis.remarks:
             _remark(remark, console)
+    for line in diagnosis.notes:
+        console.print(Text(f"\nnote: {printable(line)}", style="dim"))
     console.print(_verdict(diagnosis))
 
 

@@ -73,7 +73,7 @@ class Figure:
 
 
 @dataclass
-class Row:
+class LeftRow:
     """What is left of a distribution, and the sum of all by which rounding may have moved it."""
 
     value: Doubles
@@ -86,7 +86,7 @@ class Decided:
 
     figures: list[Figure] = field(default_factory=list)
     accepted: int = ROOT  # the last node of the path
-    left: Row | None = None  # what is left of p there; None where that is not known
+    left: LeftRow | None = None  # what is left of p there; None where that is not known
     drawn_from: Doubles | None = None  # what the final coin draws from: the same, but under match, where it is p
     final_coin: float = 0.0
     kind: FinalKind = FinalKind.TARGET
@@ -109,7 +109,7 @@ class _Deciding:
         self.out.figures.append(Figure(operation, name, node, right, allowed))
 
     def trial(
-        self, child: int, r: float, p: Row, q: Row | None, p_1: Doubles, q_1: Doubles | None
+        self, child: int, r: float, p: LeftRow, q: LeftRow | None, p_1: Doubles, q_1: Doubles | None
     ) -> tuple[float, float]:
         """(The ratio of the path down to a child, how far it may be off) when the child is tried."""
         token = int(self.given.tree.token[child])
@@ -134,8 +134,8 @@ class _Deciding:
         return accepted
 
     def reject(
-        self, child: int, r: float, p: Row, q: Row | None, p_1: Doubles, *, last: bool
-    ) -> tuple[Row, Row | None, float]:
+        self, child: int, r: float, p: LeftRow, q: LeftRow | None, p_1: Doubles, *, last: bool
+    ) -> tuple[LeftRow, LeftRow | None, float]:
         """What is left of p and q, and the mass before it was normalised."""
         token = int(self.given.tree.token[child])
         if self.recipe.left is not None:
@@ -148,17 +148,17 @@ class _Deciding:
         mass = float(left.sum())
         off = r * p.error + (0.0 if q is None else q.error) + ROW
         self.tell(RESIDUAL, "residual_mass", child, mass, off + SUM)
-        after = Row(left / mass, (off + ROW) / mass + SUM) if mass > 0 else p
+        after = LeftRow(left / mass, (off + ROW) / mass + SUM) if mass > 0 else p
         if mass <= off + SUM:
-            after = Row(after.value, 1.0)  # all of it may be rounding
+            after = LeftRow(after.value, 1.0)  # all of it may be rounding
         gone = self.given.tree.drawn[child] == Drawn.WITHOUT_REPLACEMENT and not last and not self.recipe.keeps_q
         return after, _without(q, token) if gone and q is not None else q, mass
 
-    def rows(self, node: int) -> tuple[Row, Row | None]:
+    def rows(self, node: int) -> tuple[LeftRow, LeftRow | None]:
         """p below a node, and q that its children were drawn from; None where they were not drawn."""
         children = self.given.children(node)
         drawn = children and self.given.tree.drawn[children[0]] != Drawn.DETERMINISTIC
-        return Row(self.given.p[node]), Row(self.given.q[node]) if drawn else None
+        return LeftRow(self.given.p[node]), LeftRow(self.given.q[node]) if drawn else None
 
     # The rules
 
@@ -181,10 +181,10 @@ class _Deciding:
         self.end(node, kind, p)
 
     def ahead(self) -> None:
-        node, p, kind = self._below(ROOT, 1.0, 0.0) or (ROOT, Row(self.given.p[ROOT]), FinalKind.TARGET)
+        node, p, kind = self._below(ROOT, 1.0, 0.0) or (ROOT, LeftRow(self.given.p[ROOT]), FinalKind.TARGET)
         self.end(node, kind, p)
 
-    def _below(self, node: int, r: float, off: float) -> tuple[int, Row, FinalKind] | None:
+    def _below(self, node: int, r: float, off: float) -> tuple[int, LeftRow, FinalKind] | None:
         """What is accepted at a node or below it: the node, what is left of p there, the kind of final token."""
         p, q = self.rows(node)
         p_1, q_1 = p.value, None if q is None else q.value
@@ -212,7 +212,7 @@ class _Deciding:
 
     def match(self) -> None:
         node, kind, coin = ROOT, FinalKind.TARGET, None
-        p = Row(self.given.p[ROOT])
+        p = LeftRow(self.given.p[ROOT])
         while children := self.given.children(node):
             coin = float(self.given.coin[children[0]])
             p_1 = p.value
@@ -224,7 +224,7 @@ class _Deciding:
                 accepted = self.outcome[child] == Outcome.ACCEPTED if border <= SUM else drawn
                 self.tell(ACCEPTANCE, "outcome", child, Outcome.ACCEPTED if accepted else Outcome.REJECTED, 0.0)
                 if accepted:
-                    node, kind, p = child, FinalKind.BONUS, Row(self.given.p[child])
+                    node, kind, p = child, FinalKind.BONUS, LeftRow(self.given.p[child])
                     break
                 p, _, _ = self.reject(child, 1.0, p, None, p_1, last=True)
             else:
@@ -233,11 +233,16 @@ class _Deciding:
                 return
         self.end(node, kind, p)
 
-    def end(self, node: int, kind: FinalKind, p: Row) -> None:
+    def end(self, node: int, kind: FinalKind, p: LeftRow) -> None:
         """What the final token is drawn from."""
         q = self.rows(node)[1]
         value = self.recipe.drawn_from(p.value, self.given.p[node], None if q is None else q.value)
-        self.out.accepted, self.out.kind, self.out.left, self.out.drawn_from = node, kind, Row(value, p.error), value
+        self.out.accepted, self.out.kind, self.out.left, self.out.drawn_from = (
+            node,
+            kind,
+            LeftRow(value, p.error),
+            value,
+        )
         self.out.final_coin = self.recipe.final_coin(self.given)
         self.tell(FINAL, "kind", None, 1.0, 0.0)
 
@@ -269,8 +274,8 @@ def _interval(row: Doubles, tokens: Sequence[int]) -> tuple[list[float], list[fl
     return [low for low, _ in both], [high for _, high in both]
 
 
-def _without(q: Row, token: int) -> Row:
+def _without(q: LeftRow, token: int) -> LeftRow:
     value = q.value.copy()
     value[token] = 0
     mass = float(value.sum())
-    return Row(value / mass, (q.error + ROW) / mass + SUM) if mass > 0 else q
+    return LeftRow(value / mass, (q.error + ROW) / mass + SUM) if mass > 0 else q

@@ -82,7 +82,7 @@ SHOWN = {
 
 
 @dataclass(frozen=True)
-class Compared:
+class TwoFigures:
     """One figure of both sides."""
 
     where: Where
@@ -109,7 +109,7 @@ class RuledSide:
     """p, or q: the rows of both sides that differ, kept to be searched."""
 
     what: str
-    figures: list[Compared] = field(default_factory=list)
+    figures: list[TwoFigures] = field(default_factory=list)
     asked: list[Asked] = field(default_factory=list)
     ours: dict[tuple[str, int, int], Tensor] = field(default_factory=dict)  # [V] by request, step and node
     wrong: set[tuple[str, int, int]] = field(default_factory=set)
@@ -134,7 +134,7 @@ class DecisionWatch:
     def __init__(self, drive: Drive, case: Case, contexts: Mapping[str, Contexts], forms: RequestForms | None) -> None:
         self.drive, self.case, self.contexts, self.forms = drive, case, contexts, forms
         self.sides = {"p": RuledSide("p"), "q": RuledSide("q")}
-        self.held: dict[str, list[Compared]] = {}
+        self.held: dict[str, list[TwoFigures]] = {}
         self.left_out: dict[str, int] = {}  # steps that were not judged, by why
         self.rows = self.steps = 0
         drive.decided = self.see
@@ -219,7 +219,7 @@ class DecisionWatch:
         for number, place in enumerate(places.every):
             step, node = place.asked.step, place.node
             row = FedRow(_position(step.part, node), _token(step.part, node), None if node == ROOT else node)
-            compared = Compared(
+            compared = TwoFigures(
                 step.reference(None if node == ROOT else node), row, side.what, errors[number], 0.0, allowed[number]
             )
             side.figures.append(compared)
@@ -293,7 +293,7 @@ class DecisionWatch:
         ):
             node = figure[1]
             where = judged.at(node)
-            compared = Compared(where, final if node is None else row(node), figure[0], *figure[2:])
+            compared = TwoFigures(where, final if node is None else row(node), figure[0], *figure[2:])
             self.held.setdefault(operation, []).append(compared)
             if compared.differs:
                 return
@@ -305,7 +305,7 @@ class DecisionWatch:
         found = [located for side in self.sides.values() if (located := self._sampled(side)) is not None]
         return [*found, *(self._located(name, figures) for name, figures in self.held.items() if _wrong(figures))]
 
-    def _located(self, name: str, figures: Sequence[Compared]) -> Located:
+    def _located(self, name: str, figures: Sequence[TwoFigures]) -> Located:
         wrong = _wrong(figures)
         first = wrong[0]
         unit = UNIT.get(name, "step")
@@ -539,11 +539,11 @@ def _token(part: RequestStep, node: int) -> int:
     return -1 if node == ROOT else int(part.tree.token[node])
 
 
-def _wrong(figures: Sequence[Compared]) -> list[Compared]:
+def _wrong(figures: Sequence[TwoFigures]) -> list[TwoFigures]:
     return [figure for figure in figures if figure.differs]
 
 
-def _held(stage: Stage, name: str, words: str, figures: Sequence[Compared]) -> Held:
+def _held(stage: Stage, name: str, words: str, figures: Sequence[TwoFigures]) -> Held:
     worst = max(figures, key=lambda figure: figure.error - figure.allowed)
     errors = np.array([[figure.error] for figure in figures], np.float32)
     return Held(

@@ -13,9 +13,9 @@ from specscope.analyze.locate.located import Located, Stage, Walk
 from specscope.analyze.locate.model.head_passes import HeadPasses
 from specscope.analyze.locate.model.reference import ModelReference
 from specscope.errors import UserError
+from specscope.measure.locate.answer import located_in
 from specscope.measure.locate.both import PassCompared
 from specscope.measure.locate.draft_watch import DraftPlan, DraftWatch
-from specscope.measure.locate.drafter_answer import located_in
 from specscope.measure.locate.drive import Drive
 from specscope.measure.locate.features import TrueFeatures
 from specscope.measure.locate.head_watch import HeadWatch

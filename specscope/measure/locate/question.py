@@ -48,7 +48,7 @@ def _side(item: Located) -> tuple[Stage, str]:
 
 
 @dataclass(frozen=True)
-class Watched:
+class WalkPlan:
     """Whom a walk watches, and how far it goes."""
 
     plans: Mapping[str, Contexts]  # by request
@@ -90,7 +90,7 @@ class Question:
         """By request, the first engine step in which target (or drafter) differs."""
         return _differing(self.audited, drafter=drafter)
 
-    def watched(self, *, drafter: bool) -> Watched:
+    def watched(self, *, drafter: bool) -> WalkPlan:
         """Whom to watch. Raises UserError where no text is known."""
         if self.little and self.place is None:
             names, until = _little(self.history)
@@ -101,7 +101,7 @@ class Question:
         }
         if not plans:
             raise UserError("no request's whole text is in the capture: there is nothing to feed")
-        return Watched(plans, until)
+        return WalkPlan(plans, until)
 
 
 def _differing(audited: Audit, *, drafter: bool) -> dict[str, int]:
@@ -142,7 +142,7 @@ def chosen(history: History, place: PlaceName | None, differs: dict[str, int]) -
 
 
 def _little(history: History) -> tuple[list[str], int]:
-    """The first few decode steps of one request: with as many drafts, then rules, and then as short a prompt as there is."""
+    """The first decode steps of a request: with the most drafts there, then the most rules, then a short prompt."""
 
     def rank(name: str) -> tuple[int, int, int]:
         request = history.requests[name]

@@ -12,7 +12,7 @@ from specscope.measure.locate.answer import answer
 from specscope.measure.locate.decisions import DecisionWatch
 from specscope.measure.locate.drafter import DrafterWalk
 from specscope.measure.locate.drive import Drive, located_config
-from specscope.measure.locate.question import Findings, Question, Watched, contexts_until
+from specscope.measure.locate.question import Findings, Question, WalkPlan, contexts_until
 from specscope.measure.locate.target import TargetWatch
 from specscope.trace.history.wording import plural
 from specscope.trace.record.notes import model_part
@@ -72,7 +72,7 @@ def _drive(ask: Question, stack: ExitStack) -> Drive:
     return Drive(engine, ask.history, only)
 
 
-def _again(ask: Question, first: DrafterWalk, drafted: Watched, reference: ModelReference) -> DrafterWalk:
+def _again(ask: Question, first: DrafterWalk, drafted: WalkPlan, reference: ModelReference) -> DrafterWalk:
     """A draft model's passes are known now: the engine runs once more, and they are compared."""
     assert ask.options.draft is not None
     with ExitStack() as stack:
@@ -103,7 +103,7 @@ def _decisions(ask: Question, drive: Drive, until: int) -> DecisionWatch:
 
 
 def _of_target(
-    ask: Question, findings: Findings, watch: TargetWatch, reference: ModelReference, watched: Watched
+    ask: Question, findings: Findings, watch: TargetWatch, reference: ModelReference, watched: WalkPlan
 ) -> None:
     if watch.difference is not None:
         located, walk = answer(watch, reference, ask.history)
@@ -126,7 +126,7 @@ def _of_target(
         )
 
 
-def _of_drafter(ask: Question, findings: Findings, drafter: DrafterWalk, watched: Watched) -> None:
+def _of_drafter(ask: Question, findings: Findings, drafter: DrafterWalk, watched: WalkPlan) -> None:
     assert ask.history.run is not None
     of_target = any(item.operation.stage is Stage.TARGET for item in findings.located)
     if of_target and model_part(ask.history.run.drafter) == "eagle":
