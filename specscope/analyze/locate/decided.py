@@ -48,7 +48,6 @@ class DecisionRecipe:
     """How a step is decided: right as it is here, or changed."""
 
     name: str = ""
-    operation: str = ACCEPTANCE
     # a of (what is left of the path's ratio, p and q as tried, p and q at the parent before any trial)
     ratio: Callable[[float, float, float, float, float], float] = lambda r, p, q, p_1, q_1: r * p / q
     # what a rejection leaves, not normalised, of (r, p_i, q_i, the token, p_1)
@@ -58,7 +57,34 @@ class DecisionRecipe:
     final_coin: Callable[[GivenStep], float] = lambda given: given.final_coin
 
 
+def _token_alone(r: float, p: Doubles, q: Doubles | None, token: int, p_1: Doubles) -> Doubles:
+    left = r * p
+    left[token] = 0
+    return left
+
+
 RIGHT = DecisionRecipe()
+MISTAKES = (
+    DecisionRecipe("a = p, not divided by q", ratio=lambda r, p, q, p_1, q_1: r * p),
+    DecisionRecipe("a = p / q, without what the path leaves of its ratio", ratio=lambda r, p, q, p_1, q_1: p / q),
+    DecisionRecipe("a by p as it is before its siblings are rejected", ratio=lambda r, p, q, p_1, q_1: r * p_1 / q),
+    DecisionRecipe("a by q as it was drawn", ratio=lambda r, p, q, p_1, q_1: r * p / q_1 if q_1 > 0 else 0.0),
+    DecisionRecipe("the residual is p without the rejected token", left=_token_alone),
+    DecisionRecipe("the residual is p as it is", left=lambda r, p, q, token, p_1: r * p),
+    DecisionRecipe(
+        "the residual is made of p before any rejection",
+        left=lambda r, p, q, token, p_1: (
+            _token_alone(r, p_1, q, token, p_1) if q is None else np.maximum(r * p_1 - q, 0)
+        ),
+    ),
+    DecisionRecipe("q keeps the siblings that were tried", keeps_q=True),
+    DecisionRecipe("the final token is drawn from p, whatever was rejected", drawn_from=lambda left, p, q: p),
+    DecisionRecipe("the final token is drawn from q", drawn_from=lambda left, p, q: left if q is None else q),
+    DecisionRecipe(
+        "the final token's coin is that of the first draft",
+        final_coin=lambda given: float(given.coin[0]) if len(given.coin) else given.final_coin,
+    ),
+)
 
 
 @dataclass(frozen=True)

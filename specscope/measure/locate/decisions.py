@@ -23,6 +23,7 @@ from specscope.analyze.findings import Reference as Where
 from specscope.analyze.locate.decided import (
     ACCEPTANCE,
     FINAL,
+    MISTAKES,
     RESIDUAL,
     SUM,
     Decided,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from specscope.speculate.verify.inputs import VerifyBatch
 
 ROWS = 600  # of p and q that are looked at in all
+MOST = 0.8  # of the steps that differ, that a mistake must explain
 KEPT = 12  # steps whose rows are kept to be searched
 SHARE = 2e-5  # of a row's mass that rounding may move
 BORDER = 1e-5  # by which a border of top-p or min-p may be off, relative
@@ -135,6 +137,7 @@ class DecisionWatch:
         self.drive, self.case, self.contexts, self.forms = drive, case, contexts, forms
         self.sides = {"p": RuledSide("p"), "q": RuledSide("q")}
         self.held: dict[str, list[TwoFigures]] = {}
+        self.wrong: dict[str, list[tuple[GivenStep, Verdict]]] = {}  # by operation, steps in which it differs first
         self.left_out: dict[str, int] = {}  # steps that were not judged, by why
         self.rows = self.steps = 0
         drive.decided = self.see
@@ -296,6 +299,8 @@ class DecisionWatch:
             compared = TwoFigures(where, final if node is None else row(node), figure[0], *figure[2:])
             self.held.setdefault(operation, []).append(compared)
             if compared.differs:
+                if len(steps := self.wrong.setdefault(operation, [])) < KEPT:
+                    steps.append((given, verdict))
                 return
 
     # What was found
@@ -321,6 +326,7 @@ class DecisionWatch:
                 _code_of(name, self.drive.history.run.rule if self.drive.history.run else ""),
             ),
             f"{WORDS[name]}: {count} differ, over the engine's own p, q and coins",
+            looks=_looks(self.wrong.get(name, [])),
             smallest=f"{first.where}: {text}",
             where=first.where,
             explained=len(wrong),
@@ -364,6 +370,18 @@ class DecisionWatch:
         return [f"the walk's verdicts: {plural(count, 'step')} left out: {why}" for why, count in self.left_out.items()]
 
 
+def _looks(steps: Sequence[tuple[GivenStep, Verdict]]) -> str:
+    """The mistake under which nearly all of these steps come out as the engine has them; "" for none known."""
+    for mistake in MISTAKES:
+        same = 0
+        for given, verdict in steps:
+            figures = _decided(given, verdict, decide(given, verdict.outcome, mistake))
+            same += all(abs(ours - right) <= allowed for _, (_, _, ours, right, allowed) in figures)
+        if steps and same >= MOST * len(steps):
+            return mistake.name
+    return ""
+
+
 class _LazyRows(dict[int, Doubles]):
     """Rows in float64, made when they are asked for."""
 
@@ -391,7 +409,15 @@ def _figures(
     for node, above in enumerate(tree.parent.tolist()):
         right = float(given.p[above][tree.token[node]])
         yield P, ("p", node, float(verdict.p[node]), right, 1e-6 * right + 1e-12)
-    decided = decide(given, verdict.outcome)
+    yield from _decided(given, verdict, decided := decide(given, verdict.outcome))
+    if notes is not None and decided.left is not None:
+        yield from _spreads(given, decided, notes)
+
+
+def _decided(
+    given: GivenStep, verdict: Verdict, decided: Decided
+) -> Iterator[tuple[str, tuple[str, int | None, float, float, float]]]:
+    """The same of the verdict alone, beside what the formulas give."""
     for figure in decided.figures:
         if figure.field == "kind":
             same = (
@@ -404,8 +430,6 @@ def _figures(
             yield figure.operation, (figure.field, figure.node, ours, figure.right, figure.allowed)
     if decided.left is not None and decided.drawn_from is not None:
         yield from _final(decided, verdict)
-        if notes is not None:
-            yield from _spreads(given, decided, notes)
 
 
 def _final(decided: Decided, verdict: Verdict) -> Iterator[tuple[str, tuple[str, int | None, float, float, float]]]:
