@@ -60,10 +60,10 @@ def examine(
         except UserError as error:
             (problems if wrong else notes).append(f"locate: {error}")
         else:
-            notes += location.notes
+            notes += list(location.notes)
             if not wrong:  # nobody asked for this walk: where it cannot run the exit code stays
-                notes += [f"a few steps were to be run again, but {line}" for line in location.left_out]
-                location = replace(location, left_out=())
+                notes += [f"a few steps were not run again: {line}" for line in location.left_out]
+                location = replace(location, left_out=()) if location.walks else None
         notes += _unseen(history, audited)
     return diagnose(
         history,

@@ -16,6 +16,7 @@ from specscope.analyze.locate.model.reference import Inside, ModelReference
 from specscope.analyze.locate.model.score_likeness import looks_of_scores
 from specscope.analyze.locate.model.taps import relative
 from specscope.measure.locate.both import Both, PassCompared
+from specscope.measure.locate.drive import KVOverwritten
 from specscope.measure.locate.inside import BothSides, first_wrong
 from specscope.measure.locate.layer_taps import FUSED, code_of
 from specscope.measure.locate.target import AMPLIFIED, TARGET, FirstDifference, TargetWatch, hold
@@ -45,7 +46,8 @@ def answer(watch: TargetWatch, reference: ModelReference, history: History) -> t
         held += inner
     if step is None:
         held.append(difference.held)
-    located = _located(difference, held, step, inside, contexts, history)
+    overwritten = [each for each in watch.drive.overwritten if each.request == contexts.request]
+    located = _located(difference, held, step, inside, contexts, history, overwritten)
     how = "" if difference.inner is None else f", {difference.inner.how}"
     walk = Walk(TARGET, difference.at.where, difference.at.rows, tuple(held), f"specscope{how}", REFERENCE)
     return located, walk
@@ -58,6 +60,7 @@ def _located(
     inside: Inside | None,
     contexts: Contexts,
     history: History,
+    overwritten: Sequence[KVOverwritten],
 ) -> Located:
     wrong, agree = held[-1], [item for item in held[:-1] if item.rows]
     rows = difference.at.rows if step is None else step.rows
@@ -69,6 +72,9 @@ def _located(
         parts = history.requests[contexts.request].steps
         bad = [row for row, off in zip(step.rows, (step.off > wrong.allowed).any(1).tolist(), strict=True) if off]
         story, code = _written(bad, difference.at.part, parts)
+        places = {row.position for row in bad}
+        if (when := next((each.when for each in overwritten if places & {*each.positions}), "")) and "since" in story:
+            story += f", {when}"
         text, operation = f"{text}; {story}", _with_code(operation, code)
     elif step is None and difference.inner is not None and difference.call is not None:
         certain = difference.inner.same

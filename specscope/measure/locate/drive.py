@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from specscope.measure.judges import engine_config_of
 from specscope.trace.history.history import History
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from specscope.engine.phases import Phases
     from specscope.engine.request import Request
     from specscope.engine.state import StepState
+    from specscope.model.kv_cache import KVCache
     from specscope.speculate.drafters.base import Draft
 
 MakeEngine = Callable[["EngineConfig"], "Engine"]
@@ -46,6 +48,49 @@ def located_config(history: History, target: str | None, draft_model: str | None
     )
 
 
+@dataclass(frozen=True)
+class KVStamp:
+    """What a request's committed KV was when a step had run: a sum over each slot's bits."""
+
+    index: int  # of the request's step
+    slots: Tensor  # [n]
+    sums: Tensor  # [layers, n]
+
+    @staticmethod
+    def of(cache: KVCache, slots: Tensor, index: int) -> KVStamp:
+        """The slots as they are now."""
+        sums = []
+        for key, value in zip(cache.key, cache.value, strict=True):
+            rows = torch.cat([x[:, slots].transpose(0, 1).flatten(1).float() for x in (key, value)], dim=1)
+            bits = rows.view(torch.int32).long()  # whole numbers: their sum is exact in any order
+            sums.append((bits * torch.arange(1, bits.shape[1] + 1, device=bits.device)).sum(1))
+        return KVStamp(index, slots, torch.stack(sums))
+
+    def changed(self, later: KVStamp) -> tuple[int, list[int]] | None:
+        """The first layer and the positions that have changed since; None where none has, or it lies elsewhere now."""
+        count = len(later.slots)
+        if not torch.equal(self.slots[:count], later.slots):
+            return None
+        off = self.sums[:, :count] != later.sums
+        layers = off.any(1).nonzero()[:, 0].tolist()
+        return (layers[0], off.any(0).nonzero()[:, 0].tolist()) if layers else None
+
+
+@dataclass(frozen=True)
+class KVOverwritten:
+    """Committed KV of a request that changed while no step of it ran."""
+
+    request: str
+    before: int  # the request's step after which it was still right
+    layer: int  # the first in which it changed
+    positions: list[int]
+
+    @property
+    def when(self) -> str:
+        """In words."""
+        return f"between steps {self.request}@{self.before} and @{self.before + 1}"
+
+
 @dataclass
 class Drive:
     """One engine on its way through a history."""
@@ -56,6 +101,9 @@ class Drive:
     fed: tuple[RequestStep, ...] = ()  # whose rows are computed by the forward pass that runs now, in their order
     # Where there is one, each step is verified for real too, and shown to it before the recorded verdicts are taken
     decided: Callable[[StepState, tuple[RequestStep, ...]], None] | None = None
+    stamped: frozenset[str] = frozenset()  # requests whose KV is compared again at their next step
+    overwritten: list[KVOverwritten] = field(default_factory=list)
+    _stamps: dict[str, KVStamp] = field(default_factory=dict)
     drafted: dict[str, Draft] = field(default_factory=dict)  # by request, what the drafter drafted in this step
     unlike: set[str] = field(default_factory=set)  # requests whose recorded tree has nodes that it did not draft so
     _requests: dict[str, Request] = field(default_factory=dict)
@@ -67,6 +115,7 @@ class Drive:
         forward, self._verified = (self._own(phases, name) for name in ("forward", "verify"))
 
         def watched(now: StepState) -> None:
+            self._compare_stamps()
             with self._watched():
                 forward(now)
 
@@ -83,6 +132,9 @@ class Drive:
         for record in self.history.steps[: last + 1]:
             self._record = record
             self.engine.step()
+            for part in self._parts:
+                if part.request in self.stamped and (request := self._requests.get(part.request)) is not None:
+                    self._stamps[part.request] = self._stamp(part, request.computed)
             for end in record.finished:
                 self._end(end)
             yield record
@@ -90,6 +142,19 @@ class Drive:
     def table_of(self, request: str) -> list[int]:
         """The KV blocks of a request, in order."""
         return self._requests[request].table.blocks
+
+    def _stamp(self, part: RequestStep, count: int) -> KVStamp:
+        slots = torch.from_numpy(self._requests[part.request].table.slots(0, count))
+        return KVStamp.of(self.engine.runner.cache, slots, part.index)
+
+    def _compare_stamps(self) -> None:
+        """Whether committed KV is still what it was when the request's last step had run."""
+        for part in self._parts:
+            before = self._stamps.pop(part.request, None)
+            if before is not None:
+                count = min(part.context_len, len(before.slots))
+                if (found := before.changed(self._stamp(part, count))) is not None:
+                    self.overwritten.append(KVOverwritten(part.request, before.index, *found))
 
     def _schedule(self, now: StepState) -> None:
         """The recorded schedule, with real KV blocks."""
@@ -169,6 +234,7 @@ class Drive:
             self._requests[part.request] = engine.requests[part.request] = request
             scheduler.running.append(request)
         if request.computed != part.context_len:  # it is new, came back from the queue, or its first steps are unknown
+            self._stamps.pop(part.request, None)
             room.restore([(request, part.context_len)])
             request.computed = part.context_len
         return request

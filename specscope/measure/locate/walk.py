@@ -6,14 +6,18 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 
 from specscope.analyze.audit.model.form import RequestForms
-from specscope.analyze.locate.located import Stage, Walk
+from specscope.analyze.findings import Reference as Where
+from specscope.analyze.locate.located import Located, Stage, Walk
 from specscope.analyze.locate.model.reference import ModelReference
+from specscope.analyze.locate.operations import operation
 from specscope.measure.locate.answer import answer
 from specscope.measure.locate.decisions import DecisionWatch
 from specscope.measure.locate.drafter import DrafterWalk
-from specscope.measure.locate.drive import Drive, located_config
+from specscope.measure.locate.drive import Drive, KVOverwritten, located_config
+from specscope.measure.locate.layer_taps import code_of
 from specscope.measure.locate.question import Findings, Question, WalkPlan, contexts_until
 from specscope.measure.locate.target import TargetWatch
+from specscope.model.kv_cache import KVCache
 from specscope.trace.history.wording import plural
 from specscope.trace.record.notes import model_part
 
@@ -35,6 +39,7 @@ def walk(ask: Question, findings: Findings, stages: Iterable[Stage]) -> None:
     reference = ModelReference(ask.options.target, ask.options.device)
     with ExitStack() as stack:
         drive = _drive(ask, stack)
+        drive.stamped = frozenset(target.plans) if Stage.TARGET in wanted else frozenset()
         watch = TargetWatch(drive, reference, target.plans) if Stage.TARGET in wanted else None
         decisions = _decisions(ask, drive, until) if DECIDED & wanted else None
         drafter = (
@@ -110,6 +115,8 @@ def _of_target(
         findings.located.append(located)
         findings.walks.append(walk)
         return
+    for each in watch.drive.overwritten[:1]:
+        findings.located.append(_overwritten(each))
     steps = plural(watched.until + 1, "engine step")
     findings.ruled_out.append(
         f"the target: {watch.compared:,} rows at the borders of {plural(len(reference.layers), 'layer')} agree over "
@@ -124,6 +131,20 @@ def _of_target(
             f"the target's recorded figures differ from the model's in {count}, and the engine, run again, agrees with "
             "the model: what was recorded came from another build, other weights, or after the logits"
         )
+
+
+def _overwritten(found: KVOverwritten) -> Located:
+    """KV that changed while no step of its request ran, and that no row has read yet."""
+    places, first = plural(len(found.positions), "position"), found.positions[0]
+    return Located(
+        operation(Stage.TARGET, f"layers.{found.layer}.self_attn.keys read", code_of(KVCache.reserve)),
+        f"the KV of {places} of {found.request}, the first {first}, has changed {found.when}",
+        smallest=f"{found.request}, position {first}",
+        where=Where(found.request, found.before, found.before),
+        explained=len(found.positions),
+        differing=len(found.positions),
+        unit="position",
+    )
 
 
 def _of_drafter(ask: Question, findings: Findings, drafter: DrafterWalk, watched: WalkPlan) -> None:

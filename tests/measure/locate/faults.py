@@ -33,6 +33,7 @@ class TargetFault:
     looks: str = ""  # a part of what it must look like
     setting: str = "plain"
     family: str = "llama"
+    says: str = ""  # a part of the sentence
 
 
 @contextlib.contextmanager
@@ -214,6 +215,20 @@ def not_moved(engine: Engine) -> None:
     engine.runner.cache.move = lambda paths: None
 
 
+def overwritten(engine: Engine) -> None:
+    """Before every fifth step the KV of a position that was committed long ago is written over."""
+    right, count = engine.step, [0]
+
+    def step():
+        count[0] += 1
+        for request in engine.scheduler.running if count[0] % 5 == 0 else ():
+            if request.computed > 20:
+                engine.runner.cache.key[1][:, request.table.slots(3, 4)] += 1
+        return right()
+
+    replaced(engine, "step", step)
+
+
 FAULTS = {
     "attention scale": TargetFault(scaled_attention, "layers.2.self_attn.scores", "1/sqrt(3)"),
     "no norm": TargetFault(no_norm, "layers.1.input_layernorm"),
@@ -230,6 +245,7 @@ FAULTS = {
     "expert": TargetFault(wrong_expert, "layers.1.mlp", "expert 2", family="qwen3_moe"),
     "siblings seen": TargetFault(siblings_seen, "layers.0.self_attn.scores", "own path"),
     "not moved": TargetFault(not_moved, "layers.0.self_attn.keys read"),
+    "overwritten": TargetFault(overwritten, "layers.1.self_attn.keys read", says="between steps r0@"),
 }
 
 

@@ -16,7 +16,7 @@ from tests.faults.settings import TREE
 from tests.measure.locate.faults import FAULTS, planted, write_family
 from tests.model.test_architectures import CONFIGS
 
-QUICK = ("attention scale", "KV in fp8", "chunks from 0", "head zeroed", "not moved")
+QUICK = ("attention scale", "KV in fp8", "chunks from 0", "head zeroed", "not moved", "overwritten")
 
 
 def recorded(path, target, setting="plain", dtype="float32"):
@@ -60,6 +60,7 @@ def test_a_fault_is_located_at_its_operation(tmp_path, name):
     first = answer.located[0]
     assert first.operation.name.startswith(fault.operation), (first.operation, first.sentence, first.looks)
     assert fault.looks in first.looks, (first.looks, first.sentence)
+    assert fault.says in first.sentence
     assert first.smallest
 
 
