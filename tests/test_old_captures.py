@@ -58,6 +58,10 @@ LISTED = re.compile(
     r"|checks\[\d+\]\.(least_bias: |note: \"would have seen )"  # fewer checks share the level
     r"|verify\.json\.captures\[0\]\.groups\[4\]\.checks\[6\]\.tested: "  # the drafter's cache before its first draft
     r"|checks\[5\]\.note: \"the capture tells of no features that fed a head\" -> \"\"$"  # where it tells of them
+    r"|diagnose\.json\.captures\[0\]\.(builds|when|would_see|notes): nothing -> "  # they are new
+    # A few steps are walked where nothing is wrong
+    r"|diagnose\[3\]: : \[\"capture\", \"verify\", \"audit\"\] -> \[\"capture\", \"verify\", \"audit\", \"locate\"\]$"
+    r"|diagnose\[7\]: : \[\] -> \[\"the (drafter|target|sampling|verdict)"
     r"|locate\[6\]: : .* -> \[.*, \"audit: head's features\"\]$"  # zeros were fed: audit says so
     # near, unlikely and nonsense, groups that other tables have, and the report's timeline are gone
     r"|report\.json\.captures\[0\]\.(timeline|answers\.rejections\.(groups|misses|tokens\[\d+\]\.\w+)): .* -> nothing$"

@@ -133,7 +133,8 @@ class Drive:
             self._record = record
             self.engine.step()
             for part in self._parts:
-                if part.request in self.stamped and (request := self._requests.get(part.request)) is not None:
+                request = self._requests.get(part.request) if part.request in self.stamped else None
+                if request is not None and request.table.capacity >= request.computed:  # else it has ended
                     self._stamps[part.request] = self._stamp(part, request.computed)
             for end in record.finished:
                 self._end(end)

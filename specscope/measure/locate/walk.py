@@ -10,6 +10,7 @@ from specscope.analyze.findings import Reference as Where
 from specscope.analyze.locate.located import Located, Stage, Walk
 from specscope.analyze.locate.model.reference import ModelReference
 from specscope.analyze.locate.operations import operation
+from specscope.errors import UserError
 from specscope.measure.locate.answer import answer
 from specscope.measure.locate.decisions import DecisionWatch
 from specscope.measure.locate.drafter import DrafterWalk
@@ -18,6 +19,7 @@ from specscope.measure.locate.layer_taps import code_of
 from specscope.measure.locate.question import Findings, Question, WalkPlan, contexts_until
 from specscope.measure.locate.target import TargetWatch
 from specscope.model.kv_cache import KVCache
+from specscope.plans.plan import read_plan
 from specscope.trace.history.wording import plural
 from specscope.trace.record.notes import model_part
 
@@ -28,6 +30,8 @@ def walk(ask: Question, findings: Findings, stages: Iterable[Stage]) -> None:
     """Walk what is asked for, in one run of the engine. Raises UserError."""
     wanted, run = {*stages}, ask.history.run
     assert run is not None
+    if ask.little and run.drafter != "none" and read_plan(run.tree) is None:
+        raise UserError("the capture names no tree that can be read")
     target, drafted = ask.watched(drafter=False), ask.watched(drafter=True)
     drafts = Stage.DRAFTER in wanted and bool(model_part(run.drafter))
     if drafts and ask.options.draft is None:
@@ -47,15 +51,18 @@ def walk(ask: Question, findings: Findings, stages: Iterable[Stage]) -> None:
         )
         if watch is not None:
             stack.callback(watch.close)
+        drafting = stack.enter_context(ExitStack())
         if drafter is not None:
-            stack.enter_context(drafter.on())
+            drafting.enter_context(drafter.on())
         steps = drive.steps(until)
         for number in range(until + 1):
-            if drafter is not None:
+            if drafter is not None and number <= drafted.until:
                 drafter.begin()
+            else:
+                drafting.close()
             record = next(steps)
             ask.progress("walking the run", number + 1, until + 1)
-            if drafter is not None:
+            if drafter is not None and number <= drafted.until:
                 drafter.end(record)
     if decisions is not None:
         findings.driven += [item for item in decisions.located() if item.operation.stage in wanted]
