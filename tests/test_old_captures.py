@@ -58,7 +58,7 @@ LISTED = re.compile(
     r"|checks\[\d+\]\.(least_bias: |note: \"would have seen )"  # fewer checks share the level
     r"|verify\.json\.captures\[0\]\.groups\[4\]\.checks\[6\]\.tested: "  # the drafter's cache before its first draft
     r"|checks\[5\]\.note: \"the capture tells of no features that fed a head\" -> \"\"$"  # where it tells of them
-    r"|diagnose\.json\.captures\[0\]\.(builds|when|would_see|notes): nothing -> "  # they are new
+    r"|diagnose\.json\.captures\[0\]\.notes: nothing -> "
     # A few steps are walked where nothing is wrong
     r"|diagnose\[3\]: : \[\"capture\", \"verify\", \"audit\"\] -> \[\"capture\", \"verify\", \"audit\", \"locate\"\]$"
     r"|diagnose\[7\]: : \[\] -> \[\"the (drafter|target|sampling|verdict)"
