@@ -142,7 +142,8 @@ def locate(name):
 
 def _reworded(told):
     """What is ruled out and what has no place, without figures of the machine or of the engine that ran again."""
-    ruled_out = [FIGURE.sub("N", line) if AGAIN.search(line) else line for line in told["ruled_out"]]
+    known = [line for line in told["ruled_out"] if "run again" not in line]  # sampling and verdict of the walk are new
+    ruled_out = [FIGURE.sub("N", line) if AGAIN.search(line) else line for line in known]
     return [sorted(ruled_out), [line.partition(" differs")[0] for line in told["unexplained"]]]
 
 

@@ -81,7 +81,7 @@ def test_a_header_that_names_no_tree_or_drafter_of_ours_says_what_was_not_judged
     file = tmp_path / "header.jsonl"
     file.write_text(re.sub(rf'("specscope\.run\.{name}","value":{{"stringValue":)"[^"]*"', rf'\1"{value}"', text))
     result = run(file, "--json", "--sample", 2)
-    (found,) = json.loads(result.output)["captures"]
+    (found,) = json.loads(result.stdout)["captures"]
     assert result.exit_code == 2
     assert found["looked_at"] == ["capture", "verify", "audit"]
     assert found["left_out"] == [f"audit: {says}"]
