@@ -19,6 +19,7 @@ from specscope.measure.locate.layer_taps import code_of
 from specscope.measure.locate.question import Findings, Question, WalkPlan, contexts_until
 from specscope.measure.locate.target import TargetWatch
 from specscope.model.kv_cache import KVCache
+from specscope.plans.heads import runs_head
 from specscope.plans.plan import read_plan
 from specscope.trace.history.wording import plural
 from specscope.trace.record.notes import model_part
@@ -157,7 +158,7 @@ def _overwritten(found: KVOverwritten) -> Located:
 def _of_drafter(ask: Question, findings: Findings, drafter: DrafterWalk, watched: WalkPlan) -> None:
     assert ask.history.run is not None
     of_target = any(item.operation.stage is Stage.TARGET for item in findings.located)
-    if of_target and model_part(ask.history.run.drafter) == "eagle":
+    if of_target and runs_head(model_part(ask.history.run.drafter)):
         findings.ruled_out.append("the drafter was not walked: it is fed the target's features, which differ")
         return
     findings.walks += drafter.walks[-1:]
