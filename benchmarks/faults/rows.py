@@ -20,6 +20,7 @@ from specscope.analyze.locate.located import Location
 from specscope.errors import UserError
 
 SLOWER = 1.2  # from here on a row has got worse: in processor time, which other programs disturb least
+RENAMED: Mapping[str, str] = json.loads((Path(__file__).parents[1] / "notes/house/causes.json").read_text())  # old: new
 Row = dict[str, Any]
 Key = tuple[str, str]  # the fault or healthy run, and how it was planted
 
@@ -90,7 +91,13 @@ def read_rows(file: Path) -> dict[Key, Row]:
         rows = [json.loads(line) for line in text.splitlines()]
     except (OSError, EOFError, ValueError) as error:
         raise UserError(f"cannot read {file}: {error}") from error
-    return {(row["fault"], row["how"]): row for row in rows if "fault" in row}
+    return {(row["fault"], row["how"]): _renamed(row) for row in rows if "fault" in row}
+
+
+def _renamed(row: Row) -> Row:
+    """A row with the names that its causes have today."""
+    expected = row["expected"] and [RENAMED.get(name, name) for name in row["expected"]]
+    return {**row, "expected": expected, "named": RENAMED.get(row["named"], row["named"])}
 
 
 def compare(rows: Mapping[Key, Row], old: Mapping[Key, Row]) -> int:

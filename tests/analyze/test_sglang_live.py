@@ -89,12 +89,12 @@ def test_penalties_are_relaxed_by_design_and_the_drafter_takes_none():
 @pytest.mark.parametrize(
     ("name", "cause"),
     [
-        ("tree_sampled", Cause.DRAFTER_OTHER_BRANCH),
-        ("tree_greedy", Cause.DRAFTER_OTHER_BRANCH),
-        ("standalone_cached", Cause.DRAFTER_KV_PREFIX),
-        ("faults/other_layers", Cause.FEATURES_LAYERS),
-        ("faults/row_before", Cause.FEATURES_STALE),
-        ("faults/kv_not_moved", Cause.KV_NOT_MOVED),
+        ("tree_sampled", Cause.DRAFTER_KV),
+        ("tree_greedy", Cause.DRAFTER_KV),
+        ("standalone_cached", Cause.DRAFTER_KV),
+        ("faults/other_layers", Cause.DRAFTER_FED),
+        ("faults/row_before", Cause.DRAFTER_FED),
+        ("faults/kv_not_moved", Cause.TARGET_KV),
     ],
 )
 def test_what_is_wrong_with_it_is_named_first(name, cause):

@@ -77,7 +77,7 @@ def test_mask_rows_at_wrong_positions_are_named(tmp_path, monkeypatch):
     )
     setting = Setting("one pass", {}, tokens=60, requests=9)
     found = diagnosed(record(setting, tmp_path / "moved.jsonl"), setting)
-    assert Cause.DRAFTER_ROTARY in [one.cause for one in found.faults]
+    assert Cause.POSITIONS in [one.cause for one in found.faults]
 
 
 def one_pass(folder):

@@ -36,10 +36,10 @@ SPECULATION = {
     "tree": TREE | EAGLE,
 }
 FAULTS = {
-    "other_layers": ("chain", Cause.FEATURES_LAYERS),
-    "row_before": ("chain", Cause.FEATURES_STALE),
-    "positions_high": ("chain", Cause.DRAFTER_ROTARY),
-    "kv_not_moved": ("tree", Cause.KV_NOT_MOVED),
+    "other_layers": ("chain", Cause.DRAFTER_FED),
+    "row_before": ("chain", Cause.DRAFTER_FED),
+    "positions_high": ("chain", Cause.POSITIONS),
+    "kv_not_moved": ("tree", Cause.TARGET_KV),
 }
 
 

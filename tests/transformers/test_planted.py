@@ -94,10 +94,10 @@ def cache_not_cropped(monkeypatch):
 # The mistake, what is generated with it, checks that must fail, and the cause that must be named
 PLANTED = [
     (greedy_drafter, CASES["assistant, plain"], {"drafted surprisal", "emitted surprisal"}, Cause.Q_NOT_DRAWN),
-    (raw_q, Case(RAW), {"drafted surprisal"}, Cause.Q_UNPROCESSED),
+    (raw_q, Case(RAW), {"drafted surprisal"}, Cause.Q_TEMPERATURE),
     (softmaxed_residual, SURE, {"final tokens"}, Cause.FINAL_NOT_RESIDUAL),
     (past_the_end, CASES["assistant, greedy"], {"ends"}, Cause.PAST_THE_END),
-    (cache_not_cropped, CASES["lookup, greedy"], {"tokens in the cache"}, Cause.CACHE_NOT_CROPPED),
+    (cache_not_cropped, CASES["lookup, greedy"], {"tokens in the cache"}, Cause.TARGET_KV),
 ]
 
 

@@ -90,14 +90,14 @@ FAULTY = (
         "eagle",
         "one draft more is accepted than is the target's choice",
         "accepted_count",
-        "against_coin",
+        "ratio_test",
     ),
     fault(
         "one_more_sampled",
         "model sampled",
         "one draft more is accepted than its coin says",
         "accepted_count",
-        "against_coin",
+        "ratio_test",
         params=HOT,
     ),
     fault(
@@ -105,12 +105,12 @@ FAULTY = (
         "model",
         "the first draft is accepted whatever the target's choice is",
         "p_not_used",
-        "against_coin",
+        "ratio_test",
     ),
     fault(
-        "counts_of_others", "eagle", "each request gets the count of accepted drafts of the next one", "counts_swapped"
+        "counts_of_others", "eagle", "each request gets the count of accepted drafts of the next one", "rows_swapped"
     ),
-    fault("counts_of_others sampled", "model sampled", "likewise, sampled", "counts_swapped", params=HOT),
+    fault("counts_of_others sampled", "model sampled", "likewise, sampled", "rows_swapped", params=HOT),
     fault(
         "decided_by_another_p",
         "model sampled",
@@ -122,16 +122,25 @@ FAULTY = (
         "against_coins",
         "model sampled",
         "a draft is accepted where its coin is a little above the ratio",
-        "against_coin",
+        "ratio_test",
         params=HOT,
     ),
     fault(
-        "final_from_p", "model sampled", "the recovered token is drawn from p", "final_from_p", params=HOT, requests=12
+        "final_not_residual",
+        "model sampled",
+        "the recovered token is drawn from p",
+        "final_not_residual",
+        params=HOT,
+        requests=12,
     ),
     fault(
-        "final_from_p deterministic", "eagle", "likewise, of drafts that were not sampled", "final_from_p", params=HOT
+        "final_from_p deterministic",
+        "eagle",
+        "likewise, of drafts that were not sampled",
+        "final_not_residual",
+        params=HOT,
     ),
-    fault("final_from_p default", "default", "likewise, of the default model", "final_from_p", params=WARM),
+    fault("final_from_p default", "default", "likewise, of the default model", "final_not_residual", params=WARM),
     fault(
         "final_from_q",
         "model sampled",
@@ -152,7 +161,7 @@ FAULTY = (
         "eagle",
         "every fourth step the first two requests get each other's tokens",
         "rows_swapped",
-        "counts_swapped",
+        "rows_swapped",
     ),
     # Rows of p and q
     fault(
@@ -176,14 +185,14 @@ FAULTY = (
         "penalties_without_drafts",
         "model sampled",
         "penalties do not count the drafts before a row",
-        "rules_off_path",
+        "rules_wrong",
         params={"temperature": 1.2, "repetition_penalty": 1.3, "frequency_penalty": 0.5},
     ),
     fault(
         "penalties_without_drafts greedy",
         "eagle",
         "likewise, greedy",
-        "rules_off_path",
+        "rules_wrong",
         params={"repetition_penalty": 1.3, "frequency_penalty": 0.5},
     ),
     fault(
@@ -245,21 +254,21 @@ FAULTY = (
         "coins_of_a_request_shared",
         "model sampled",
         "all drafts of a request have one coin",
-        "coins_shared",
+        "coins",
         params=HOT,
     ),
     fault(
         "coins_of_requests_shared",
         "model sampled",
         "all requests of a step have the same coins",
-        "coins_shared",
+        "coins",
         params=HOT,
     ),
     fault(
         "noise_reused",
         "model sampled",
         "the residual is drawn with the noise that drew the rejected draft",
-        "noise_shared",
+        "coins",
         params=HOTTEST,
         requests=48,
         tokens=96,
@@ -272,30 +281,32 @@ FAULTY = (
         "first_tokens_only",
         "eagle",
         "the drafter chooses among the first tokens of the vocabulary only",
-        "draft_tokens_cut",
+        "draft_vocabulary",
     ),
     fault(
         "placeholders", "ngram", "short drafts are padded with token 0, and the padding is judged", "draft_placeholders"
     ),
     fault("placeholders eagle", "eagle", "the second half of each draft is token 0", "draft_placeholders"),
     # Features, positions and KV
-    fault("features_missing", "eagle", "the head is fed zeros", "features_missing"),
-    fault("features_shifted", "eagle", "the head is fed the features of the position before", "features_stale"),
-    fault("features_of_the_step_before", "eagle", "the head is fed the features of the step before", "features_stale"),
-    fault("layers_one_lower", "eagle", "the head is fed what enters its layers", "features_layers"),
-    fault("positions_high_in_decode", "eagle", "the head's positions are one high while it decodes", "drafter_rotary"),
-    fault("positions_high_in_decode model", "model", "likewise, of a draft model", "drafter_rotary"),
+    fault("drafter_fed", "eagle", "the head is fed zeros", "drafter_fed"),
+    fault("features_shifted", "eagle", "the head is fed the features of the position before", "drafter_fed"),
+    fault("features_of_the_step_before", "eagle", "the head is fed the features of the step before", "drafter_fed"),
+    fault("layers_one_lower", "eagle", "the head is fed what enters its layers", "drafter_fed"),
+    fault(
+        "positions_high_in_decode", "eagle", "the head's positions are one high while it decodes", "rotary_positions"
+    ),
+    fault("positions_high_in_decode model", "model", "likewise, of a draft model", "rotary_positions"),
     fault(
         "kv_stale_after_rejection",
         "eagle",
         "after a rejection the head's KV of the last position stays the rejected draft's",
-        "drafter_kv_rewound",
+        "drafter_kv",
     ),
     fault(
         "kv_stale_after_full",
         "eagle",
         "after a full acceptance the head's KV of the last position is not written",
-        "drafter_kv_full",
+        "drafter_kv",
     ),
     fault(
         "slots_one_block_off",
@@ -307,7 +318,7 @@ FAULTY = (
         "target_positions_high_after_rejection",
         "eagle",
         "after a rejection the target's positions are one high",
-        "position_by_index",
+        "rotary_positions",
         proposed="target_positions",
     ),
     fault("token_lost", "eagle", "every sixth step the first request's last token is lost", "token_lost"),
@@ -315,14 +326,14 @@ FAULTY = (
         "chunk_ends",
         "eagle chunks",
         "vLLM's own: behind a chunk of a prompt the head is fed the prompt's last token",
-        ("drafter_chunks",),
+        ("drafter_fed",),
         prompt=150,
     ),
     Run(
         "min_tokens",
         "eagle",
         "vLLM's own: behind drafts that reach min_tokens stop tokens are still refused",
-        ("rules_off_path", "rules_wrong"),
+        ("rules_wrong", "rules_wrong"),
         params={"min_tokens": 40, "stop_token_ids": STOPS, "ignore_eos": False},
         requests=24,
     ),
@@ -330,7 +341,7 @@ FAULTY = (
         "min_tokens sampled",
         "model sampled",
         "likewise, sampled",
-        ("rules_off_path", "rules_wrong"),
+        ("rules_wrong", "rules_wrong"),
         params=WARM | {"min_tokens": 40, "stop_token_ids": STOPS, "ignore_eos": False},
         requests=24,
     ),
@@ -339,16 +350,14 @@ FAULTY = (
         "one_more_greedy default", "default", "one draft more is accepted than is the target's choice", "accepted_count"
     ),
     fault(
-        "first_tokens_only default", "default", "the drafter chooses among the first 2,000 tokens", "draft_tokens_cut"
+        "first_tokens_only default", "default", "the drafter chooses among the first 2,000 tokens", "draft_vocabulary"
     ),
-    fault(
-        "features_shifted default", "default", "the head is fed the features of the position before", "features_stale"
-    ),
+    fault("features_shifted default", "default", "the head is fed the features of the position before", "drafter_fed"),
     fault(
         "positions_high_in_decode default",
         "default",
         "the head's positions are one high while it decodes",
-        "drafter_rotary",
+        "rotary_positions",
     ),
     fault(
         "q_with_a_bias default",
@@ -369,7 +378,7 @@ FAULTY = (
         "chunk_ends default",
         "default chunks",
         "vLLM's own: behind a chunk of a prompt the head is fed the prompt's last token",
-        ("drafter_chunks",),
+        ("drafter_fed",),
     ),
 )
 

@@ -100,11 +100,11 @@ def diagnosed(reader, method):
 @pytest.mark.parametrize(
     ("fault", "method", "temperature", "cause"),
     [
-        ("final_from_p", "eagle3", 0.8, Cause.FINAL_FROM_P),
+        ("final_from_p", "eagle3", 0.8, Cause.FINAL_NOT_RESIDUAL),
         ("q_dropped", "draft_model", 0.8, Cause.Q_DROPPED),
         ("one_late", "ngram", 0, Cause.DRAFT_POSITION),
-        ("layers_one_lower", "eagle3", 0, Cause.FEATURES_LAYERS),
-        ("features_missing", "eagle3", 0, Cause.FEATURES_MISSING),
+        ("layers_one_lower", "eagle3", 0, Cause.DRAFTER_FED),
+        ("features_missing", "eagle3", 0, Cause.DRAFTER_FED),
     ],
 )
 def test_diagnose_names_a_fault_from_the_plugin_s_capture(tmp_path, fault, method, temperature, cause):

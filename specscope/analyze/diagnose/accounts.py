@@ -23,10 +23,10 @@ def token_lost(case: Case, check: Check) -> list[Suspect]:
         lengths = Counter(map(_gap, wrong))
         text = ", ".join(f"{size:+d} ({count:,})" for size, count in lengths.most_common(3))
         line = f"the cache is too long behind a rejection in {counted(check)}, by no more than was rejected: {text}"
-        return [Suspect(Cause.CACHE_NOT_CROPPED, Proof.ROWS, (line,), example=check.example)]
+        return [Suspect(Cause.TARGET_KV, Proof.ROWS, (line,), example=check.example)]
     if line := _of_anothers_count(case, wrong):
-        lines = (f"{check.name}: {check.detail}, and so in {counted(check)}", line)
-        return [Suspect(Cause.COUNTS_SWAPPED, Proof.ROWS, lines, example=check.example)]
+        also = (f"{check.name}: {check.detail}, and so in {counted(check)}", line)
+        return [Suspect(Cause.ROWS_SWAPPED, Proof.ROWS, also, example=check.example)]
     gaps = Counter[tuple[str, int]]()
     for visit in wrong:
         gaps[_when(visit), _gap(visit)] += 1
@@ -122,7 +122,7 @@ def ends(case: Case, check: Check) -> list[Suspect]:
 def not_moved(case: Case, check: Check) -> list[Suspect]:
     """Accepted nodes whose KV stays where it lay."""
     line = f"{check.detail}, and so in {counted(check)}"
-    return [Suspect(Cause.KV_NOT_MOVED, Proof.ROWS, (line,), example=check.example)]
+    return [Suspect(Cause.TARGET_KV, Proof.ROWS, (line,), example=check.example)]
 
 
 def blocks(case: Case, check: Check) -> list[Suspect]:

@@ -58,38 +58,30 @@ def _over(name: str, least: float) -> Callable[[Facts], Bools]:
 
 
 OF_TARGET = (
-    Prediction(
-        Cause.KV_NOT_MOVED, "the step before moved its path", _eq("the path of the step before was moved", True)
-    ),
-    Prediction(
-        Cause.CACHE_NOT_CROPPED, "the step before rejected a draft", _in("the step before", "nothing", "partial")
-    ),
+    Prediction(Cause.TARGET_KV, "the step before moved its path", _eq("the path of the step before was moved", True)),
+    Prediction(Cause.TARGET_KV, "the step before rejected a draft", _in("the step before", "nothing", "partial")),
     Prediction(Cause.BLOCKS_SHARED, "a block is held by two requests", _eq("a block is held by two requests", True)),
-    Prediction(Cause.KV_RECOMPUTED, "the prompt came in several chunks", _over("prefill chunks", 1)),
-    Prediction(Cause.KV_RECOMPUTED, "the request was preempted before", _over("preemptions of the request", 0)),
+    Prediction(Cause.TARGET_KV, "the prompt came in several chunks", _over("prefill chunks", 1)),
+    Prediction(Cause.TARGET_KV, "the request was preempted before", _over("preemptions of the request", 0)),
 )
 MOVED = ("the path of the step before was moved", _eq("the path of the step before was moved", True))
 OF_DRAFTER = (
-    Prediction(Cause.DRAFTER_KV_FULL, "the step before was accepted in full", _eq("the step before", "full")),
-    Prediction(Cause.DRAFTER_KV_PREEMPTION, "the request was preempted before", _over("preemptions of the request", 0)),
+    Prediction(Cause.DRAFTER_KV, "the step before was accepted in full", _eq("the step before", "full")),
+    Prediction(Cause.DRAFTER_KV, "the request was preempted before", _over("preemptions of the request", 0)),
+    Prediction(Cause.DRAFTER_KV, "the step before rejected a draft", _in("the step before", "nothing", "partial")),
     Prediction(
-        Cause.DRAFTER_KV_REWOUND, "the step before rejected a draft", _in("the step before", "nothing", "partial")
-    ),
-    Prediction(
-        Cause.DRAFTER_KV_PREFIX,
+        Cause.DRAFTER_KV,
         "the beginning of the prompt was found in the prefix cache",
         _over("tokens found in the prefix cache", 0),
     ),
-    Prediction(Cause.DRAFTER_CHUNKS, "the prompt came in several chunks", _over("prefill chunks", 1)),
+    Prediction(Cause.DRAFTER_FED, "the prompt came in several chunks", _over("prefill chunks", 1)),
 )
 OF_HEAD = (
-    Prediction(Cause.FEATURES_STALE, *MOVED),
-    Prediction(
-        Cause.FEATURES_STALE, "the step before accepted drafted tokens", _over("accepted in the step before", 0)
-    ),
+    Prediction(Cause.DRAFTER_FED, *MOVED),
+    Prediction(Cause.DRAFTER_FED, "the step before accepted drafted tokens", _over("accepted in the step before", 0)),
     *OF_DRAFTER,
 )
-OF_DRAFT_MODEL = (*OF_DRAFTER, Prediction(Cause.DRAFTER_KV_NOT_MOVED, *MOVED))
+OF_DRAFT_MODEL = (*OF_DRAFTER, Prediction(Cause.DRAFTER_KV, *MOVED))
 
 
 def from_audit(case: Case, audit: Audit) -> list[Suspect]:
@@ -129,11 +121,10 @@ def _fed(audit: Audit) -> Suspect | None:
     if finding is None or not finding.failed or ALIKE not in finding.about:
         return None
     looks = finding.about.rpartition(ALIKE)[2]
-    cause = Cause.FEATURES_STALE if "position" in looks else Cause.FEATURES_LAYERS
     line = (
         f"in {finding.failed:,} of {plural(finding.tested, finding.unit)} the rows that fed the head look like {looks}"
     )
-    return Suspect(cause, Proof.ROWS, (line,), example=finding.example)
+    return Suspect(Cause.DRAFTER_FED, Proof.ROWS, (line,), example=finding.example)
 
 
 def _logprobs(audit: Audit) -> Suspect | None:
@@ -165,7 +156,7 @@ def _draws(case: Case, audit: Audit) -> Suspect | None:
         f"the drafter's q is the model's at all {plural(q.check.tested, 'node')}, but the recorded coin draws another "
         f"token from it at {draws.check.failed:,} of {draws.check.tested:,}"
     )
-    return Suspect(Cause.DRAW_BESIDE, Proof.CONDITION, (line,), example=draws.check.example)
+    return Suspect(Cause.Q_NOT_DRAWN, Proof.CONDITION, (line,), example=draws.check.example)
 
 
 def _first(audit: Audit, names: Sequence[str]) -> Finding | None:
@@ -248,8 +239,9 @@ def _rules(case: Case, audit: Audit, target: Finding) -> Suspect | None:
         for item, wrong in zip(target.items, target.differs, strict=True)
         if (item.request, item.index) in case.by_key
     )
-    cause = Cause.RULES_WRONG if at_root else Cause.RULES_OFF_PATH
-    return Suspect(cause, Proof.CONDITION, tuple(lines), example=target.check.example)
+    if not at_root:
+        lines.append("so only below the root's children: the rules must follow a node's own path")
+    return Suspect(Cause.RULES_WRONG, Proof.CONDITION, tuple(lines), example=target.check.example)
 
 
 def _final(case: Case, audit: Audit) -> Suspect | None:
@@ -269,7 +261,7 @@ def _final(case: Case, audit: Audit) -> Suspect | None:
         lines.append(f"it is the target's choice at another node that was tried in {above:,} of these")
     if not above and all(step is not None and _is_off_its_path(step) for step in wrong):
         lines.append("it comes behind accepted drafts there, in requests whose rules look at the output")
-        return Suspect(Cause.RULES_OFF_PATH, Proof.CONDITION, tuple(lines), example=final.check.example)
+        return Suspect(Cause.RULES_WRONG, Proof.CONDITION, tuple(lines), example=final.check.example)
     return Suspect(Cause.FINAL_OTHER_NODE, Proof.CONDITION, tuple(lines), example=final.check.example)
 
 
@@ -374,7 +366,7 @@ def _beyond(case: Case, finding: Finding) -> Suspect | None:
     )
     example = next(item for item, yes in zip(items, held & wrongs, strict=True) if yes)
     proof = Proof.CONDITION if against else Proof.ROWS
-    return Suspect(Cause.DRAFTER_ROTARY, proof, (line,), against, example, explained=a, of=a + c, spoiled=b - a)
+    return Suspect(Cause.POSITIONS, proof, (line,), against, example, explained=a, of=a + c, spoiled=b - a)
 
 
 def _begins_at_one_place(items: Sequence[Reference], positions: NDArray[np.int_], wrong: Bools) -> bool:
@@ -428,4 +420,4 @@ def _decay(case: Case, finding: Finding) -> Suspect | None:
         "later do not"
     )
     chance = math.exp(log_fisher(a, b, 0, d))
-    return Suspect(Cause.KV_DECAY, Proof.CONDITION, (line,), example=first[names[edge]], chance=chance)
+    return Suspect(Cause.TARGET_KV, Proof.CONDITION, (line,), example=first[names[edge]], chance=chance)

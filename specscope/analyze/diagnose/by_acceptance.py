@@ -40,7 +40,7 @@ def drafter_kv_full(case: Case) -> Suspect | None:
     partial = _joined(table, Preceded.PARTIAL, Preceded.NOTHING)
     full = table[Preceded.FULL]
     line = f"first level accepted {full} after a full acceptance, {partial} after less"
-    return _fell(case, Cause.DRAFTER_KV_FULL, Preceded.FULL, partial, full, line)
+    return _fell(case, Cause.DRAFTER_KV, Preceded.FULL, partial, full, line)
 
 
 def drafter_kv_preemption(case: Case) -> Suspect | None:
@@ -54,7 +54,7 @@ def drafter_kv_preemption(case: Case) -> Suspect | None:
             lost.add(step.request)
         (since if step.request in lost else before).add(step.request, first_level(step))
     line = f"first level accepted {since} after a preemption, {before} before any"
-    return _fell(case, Cause.DRAFTER_KV_PREEMPTION, Preceded.PREEMPTION, before, since, line)
+    return _fell(case, Cause.DRAFTER_KV, Preceded.PREEMPTION, before, since, line)
 
 
 def drafter_rotary(case: Case) -> Suspect | None:
@@ -76,7 +76,7 @@ def drafter_rotary(case: Case) -> Suspect | None:
     if best < SIGMAS + 2:
         return None
     lines = (line, f"{best:.0f} standard errors apart")
-    return Suspect(Cause.DRAFTER_ROTARY, Proof.SUM, lines, example=example, chance=EDGES * chance_of(best))
+    return Suspect(Cause.POSITIONS, Proof.SUM, lines, example=example, chance=EDGES * chance_of(best))
 
 
 def kv_decay(case: Case) -> Suspect | None:
@@ -98,7 +98,7 @@ def kv_decay(case: Case) -> Suspect | None:
     if best < SIGMAS + 2:
         return None
     lines = (line, f"{best:.0f} standard errors apart")
-    return Suspect(Cause.KV_DECAY, Proof.SUM, lines, example=example, chance=len(cuts) * chance_of(best))
+    return Suspect(Cause.TARGET_KV, Proof.SUM, lines, example=example, chance=len(cuts) * chance_of(best))
 
 
 def _joined(table: dict[Preceded, Rate], *kinds: Preceded) -> Rate:

@@ -25,8 +25,8 @@ from specscope.analyze.verify.trial import Trial
 from specscope.trace.history.history import History
 from specscope.trace.history.wording import plural
 
-OF_THE_DRAFTER = (Cause.DRAFTER_KV_FULL, Cause.DRAFTER_KV_PREEMPTION, Cause.DRAFTER_ROTARY, Cause.VOCABULARY_MAP)
-OF_THE_TARGET = (Cause.KV_DECAY, Cause.KV_NOT_MOVED)
+OF_THE_DRAFTER = (Cause.DRAFTER_KV, Cause.POSITIONS, Cause.DRAFT_VOCABULARY)
+OF_THE_TARGET = (Cause.TARGET_KV,)
 WHOLE = 0.995  # of a failed check: so much explained counts as all of it
 
 Explanation = Callable[[Case, Check], list[Suspect]]
@@ -174,8 +174,8 @@ def _asked(case: Case, audit: Audit | None, problems: list[str]) -> list[Suspect
         problems.append(f"{run.privacy.lack}: drafts were not held against the text")
         hypotheses = BY_ACCEPTANCE
     for ask in hypotheses if case.steps else ():
-        suspect = ask(case)
-        suspects += [] if suspect is None else [suspect]
+        found = ask(case)
+        suspects += [] if found is None else [found]
     return suspects if audit is None else [*suspects, *from_audit(case, audit)]
 
 

@@ -65,7 +65,7 @@ def vocabulary_map(case: Case) -> Suspect | None:
         f"{as_map} of the other half, as it is in {as_is}",
         f"{len({a for a, b in known.items() if a != b}):,} of {len(known):,} drafted tokens stand for another",
     )
-    return Suspect(Cause.VOCABULARY_MAP, Proof.CONDITION, lines, example=example, chance=chance_of(z))
+    return Suspect(Cause.DRAFT_VOCABULARY, Proof.CONDITION, lines, example=example, chance=chance_of(z))
 
 
 def other_requests_text(case: Case) -> Suspect | None:

@@ -23,6 +23,7 @@ from specscope.trace.record.records import Preceded
 from specscope.trace.record.tree import Bools, Doubles
 
 GRID = np.exp(np.linspace(math.log(0.2), math.log(5.0), 322))  # temperatures, 1 % apart
+FAR_MORE = "the drafter counts far more tokens as cached than it was fed"
 MOST = 2000  # nodes whose q is looked at
 
 
@@ -46,7 +47,7 @@ def outside_vocabulary(case: Case, check: Check) -> list[Suspect]:
     if count > MOSTLY * check.failed and check.failed > 2:
         lines.append(f"token {token} at {count:,} of these")
         return [Suspect(Cause.DRAFT_PLACEHOLDERS, Proof.ROWS, tuple(lines), example=check.example)]
-    return [Suspect(Cause.VOCABULARY_MAP, Proof.ROWS, tuple(lines), example=check.example)]
+    return [Suspect(Cause.DRAFT_VOCABULARY, Proof.ROWS, tuple(lines), example=check.example)]
 
 
 def planned(case: Case, check: Check) -> list[Suspect]:
@@ -67,7 +68,7 @@ def planned(case: Case, check: Check) -> list[Suspect]:
         line = f"{len(pruned):,} of {check.tested:,} sampled trees lack nodes of the plan "
         line += f"{'' if run is None else run.tree}, though q had tokens left"
         example = c.at_step(int(pruned[0]))
-        suspects.append(Suspect(Cause.SIBLINGS_PRUNED, Proof.ROWS, (line,), example=example, explained=len(pruned)))
+        suspects.append(Suspect(Cause.SIBLINGS_CHANGED, Proof.ROWS, (line,), example=example, explained=len(pruned)))
     return suspects
 
 
@@ -98,7 +99,7 @@ def _first_tokens(c: Columns, check: Check) -> Suspect | None:
         f"only the first {known:,} tokens are drafted, and the likeliest lies beyond them at all {check.failed:,} "
         f"{check.unit}s where another was taken, at {others:,} of {check.tested - check.failed:,} others"
     )
-    return Suspect(Cause.DRAFT_TOKENS_CUT, Proof.ROWS, (line,), example=check.example)
+    return Suspect(Cause.DRAFT_VOCABULARY, Proof.ROWS, (line,), example=check.example)
 
 
 def sorted_siblings(case: Case, check: Check) -> list[Suspect]:
@@ -106,7 +107,7 @@ def sorted_siblings(case: Case, check: Check) -> list[Suspect]:
     more = (check.bias or 0.0) > 0
     lines = (f"of two siblings the likelier one comes first {'more' if more else 'less'} often: {check.detail}",)
     proof = Proof.ROWS if more and _all_falling(case.evidence) else Proof.SUM
-    return [Suspect(Cause.SIBLINGS_SORTED, proof, lines, example=check.example)]
+    return [Suspect(Cause.SIBLINGS_CHANGED, proof, lines, example=check.example)]
 
 
 def _all_falling(c: Columns) -> bool:
@@ -116,10 +117,8 @@ def _all_falling(c: Columns) -> bool:
 
 def fed_features(case: Case, check: Check) -> list[Suspect]:
     """Rows that fed the head: zeros, normalised, or those of another position."""
-    said = {"zero": Cause.FEATURES_MISSING, "normalised": Cause.FEATURES_NORMALISED}
-    cause = next((cause for word, cause in said.items() if word in check.detail), Cause.FEATURES_STALE)
     line = f"{check.detail}, and so with {counted(check)} that fed the head"
-    return [Suspect(cause, Proof.ROWS, (line,), example=check.example)]
+    return [Suspect(Cause.DRAFTER_FED, Proof.ROWS, (line,), example=check.example)]
 
 
 def drafters_cache(case: Case, check: Check) -> list[Suspect]:
@@ -134,32 +133,25 @@ def drafters_cache(case: Case, check: Check) -> list[Suspect]:
     if others > MOSTLY * check.failed and check.failed > 2:
         line = f"{others:,} of the {check.failed:,} caches that are wrong are as long as another request's of that step"
         return [Suspect(Cause.ROWS_SWAPPED, Proof.ROWS, (line,), example=check.example)]
-    causes = Counter[Cause]()
-    for step in check.wrong.tolist():
-        causes[_which_cache(c, step, int(cached[step] - limit[step]))] += 1
-    cause, count = causes.most_common(1)[0]
-    about = {
-        Cause.DRAFTER_KV_FULL: "the drafter counts the last accepted token as cached, though no pass fed it",
-        Cause.DRAFTER_KV_PREEMPTION: "the drafter counts tokens as cached right after a preemption",
-        Cause.DRAFTER_KV_REWOUND: "the drafter counts tokens as cached that were rejected",
-        Cause.DRAFTER_KV_PREFIX: "the drafter counts tokens as cached before any pass fed it",
-        Cause.ROWS_SWAPPED: "the drafter counts far more tokens as cached than it was fed",
-    }[cause]
+    kinds = Counter(_which_cache(c, step, int(cached[step] - limit[step])) for step in check.wrong.tolist())
+    about, count = kinds.most_common(1)[0]
     line = f"{about} in {count:,} of the {check.failed:,} steps in which it is wrong, of {check.tested:,}"
-    proof = Proof.CONDITION if cause is Cause.ROWS_SWAPPED else Proof.ROWS
-    return [Suspect(cause, proof, (line,), example=check.example, explained=count)]
+    if about == FAR_MORE:
+        return [Suspect(Cause.ROWS_SWAPPED, Proof.CONDITION, (line,), example=check.example, explained=count)]
+    return [Suspect(Cause.DRAFTER_KV, Proof.ROWS, (line,), example=check.example, explained=count)]
 
 
-def _which_cache(c: Columns, step: int, excess: int) -> Cause:
+def _which_cache(c: Columns, step: int, excess: int) -> str:
+    """What it counts as cached that it was not fed."""
     part, before = c.visits[step].part, c.visits[step].before
     if part.preceded is Preceded.PREEMPTION:
-        return Cause.DRAFTER_KV_PREEMPTION
+        return "the drafter counts tokens as cached right after a preemption"
     if part.preceded is Preceded.PREFILL:
-        return Cause.DRAFTER_KV_PREFIX
+        return "the drafter counts tokens as cached before any pass fed it"
     if part.preceded is Preceded.FULL and excess == 1:
-        return Cause.DRAFTER_KV_FULL
+        return "the drafter counts the last accepted token as cached, though no pass fed it"
     drafted = 0 if before is None else len(before.tree)
-    return Cause.DRAFTER_KV_REWOUND if excess <= drafted else Cause.ROWS_SWAPPED
+    return "the drafter counts tokens as cached that were rejected" if excess <= drafted else FAR_MORE
 
 
 def other_q(case: Case, check: Check) -> list[Suspect]:
@@ -200,7 +192,7 @@ def other_draws(case: Case, check: Check) -> list[Suspect]:
     line = f"drafts are {side} than draws from their q: {check.detail}"
     if not always and draws.bias < 0 and (more := _drawn_within_top_k(c)):
         return [
-            Suspect(Cause.Q_UNPROCESSED, Proof.CONDITION, (line, more), example=check.example, chance=check.p_value)
+            Suspect(Cause.Q_TEMPERATURE, Proof.CONDITION, (line, more), example=check.example, chance=check.p_value)
         ]
     if draws.takes_likeliest:
         lines, proof = (likeliest.words,), Proof.ROWS if always else Proof.SUM

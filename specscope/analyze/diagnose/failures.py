@@ -109,5 +109,5 @@ def _steps(case: Case, check: Check) -> list[int]:
         keys = [(case.visits[place].request.id, case.visits[place].part.index) for place in check.wrong.tolist()]
         return [number[key] for key in keys if key in number]
     if check.unit == "parent":
-        return np.unique(c.parents.step[check.wrong]).tolist()
-    return check.wrong.tolist() if check.unit in ("step", "draw") else []
+        return [int(step) for step in np.unique(c.parents.step[check.wrong])]
+    return [int(step) for step in check.wrong] if check.unit in ("step", "draw") else []

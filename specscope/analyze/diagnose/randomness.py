@@ -35,18 +35,18 @@ def coins_unequal(case: Case, check: Check) -> list[Suspect]:
             continue
         line = f"the coin that {verb} a draft also draws the final token in {len(shared):,} of "
         line += plural(check.tested, "step")
-        suspects.append(Suspect(Cause.NOISE_SHARED, Proof.ROWS, (line,), example=check.example, explained=len(shared)))
+        suspects.append(Suspect(Cause.COINS, Proof.ROWS, (line,), example=check.example, explained=len(shared)))
         left[shared], rest = False, rest - len(shared)
     if rest:
         line = f"two coins of a step are the same number in {rest:,} of {plural(check.tested, 'step')}"
-        suspects.append(Suspect(Cause.COINS_SHARED, Proof.ROWS, (line,), example=check.example, explained=rest))
+        suspects.append(Suspect(Cause.COINS, Proof.ROWS, (line,), example=check.example, explained=rest))
     return suspects
 
 
 def coins_shared(case: Case, check: Check) -> list[Suspect]:
     """Coins that another step or request has too."""
     line = f"{counted(check)}: {check.detail}"
-    return [Suspect(Cause.COINS_SHARED, Proof.ROWS, (line,), example=check.example)]
+    return [Suspect(Cause.COINS, Proof.ROWS, (line,), example=check.example)]
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class CoinsOf:
 
     def keys(self, first: int) -> dict[str, tuple[Cause, Key]]:
         """The keys that they may follow from by mistake. `first`: the seed of the first request."""
-        by_batch, shared, right = Cause.COINS_BY_BATCH, Cause.COINS_SHARED, self.right
+        by_batch, shared, right = Cause.COINS, Cause.COINS, self.right
         late = Cause.VERDICT_LATE if self.stream is Stream.VERIFY else shared
         other = Stream.DRAFT if self.stream is Stream.VERIFY else Stream.VERIFY
         return {
@@ -79,7 +79,7 @@ class CoinsOf:
             "those of its position plus its row": (by_batch, lambda s: (*right(s)[:2], s.part.position + s.visit.row)),
             "those of the engine's step": (by_batch, lambda s: (*right(s)[:2], s.visit.record.step)),
             "those of the request's step": (by_batch, lambda s: (*right(s)[:2], s.part.index)),
-            self.other: (Cause.NOISE_SHARED, lambda s: (right(s)[0], other, s.part.position)),
+            self.other: (Cause.COINS, lambda s: (right(s)[0], other, s.part.position)),
             "those of seed 0": (shared, lambda s: (0, *right(s)[1:])),
             "those of the first request's seed": (shared, lambda s: (first, *right(s)[1:])),
             "those of the seed at another place": (shared, lambda s: (*right(s)[:2], 0)),
@@ -168,7 +168,7 @@ def outside_intervals(case: Case, check: Check) -> list[Suspect]:
         return []
     below = int((c.draft_coin[wrong] < c.draft_low[wrong]).sum())  # another q moves only the upper ends
     line = f"{counted(check)} were drawn by a coin outside of their interval: {check.detail}"
-    return [Suspect(Cause.DRAW_BESIDE, Proof.CONDITION if below else Proof.SUM, (line,), example=check.example)]
+    return [Suspect(Cause.Q_NOT_DRAWN, Proof.CONDITION if below else Proof.SUM, (line,), example=check.example)]
 
 
 def _by_row(case: Case, check: Check, line: str) -> list[Suspect]:
@@ -182,7 +182,7 @@ def _by_row(case: Case, check: Check, line: str) -> list[Suspect]:
     detail = (
         f"{a:,} of {plural(a + b, 'step')} beyond the first row of their batch, {others:,} of {others + right:,} in it"
     )
-    return [Suspect(Cause.COINS_BY_BATCH, Proof.CONDITION, (line, detail), example=check.example, chance=0.0)]
+    return [Suspect(Cause.COINS, Proof.CONDITION, (line, detail), example=check.example, chance=0.0)]
 
 
 def _from_elsewhere(case: Case, check: Check, line: str, every: Doubles, wrong: Doubles) -> list[Suspect]:
@@ -191,7 +191,7 @@ def _from_elsewhere(case: Case, check: Check, line: str, every: Doubles, wrong: 
     shared = int(np.isin(wrong, values[(counts > 1) & (values > 0)]).sum())
     if shared > MOSTLY * check.failed:
         detail = f"{shared:,} of these have the coin of another {check.unit}"
-        return [Suspect(Cause.COINS_SHARED, Proof.ROWS, (line, detail), example=check.example)]
+        return [Suspect(Cause.COINS, Proof.ROWS, (line, detail), example=check.example)]
     return []
 
 
@@ -204,16 +204,16 @@ def biased_draws(case: Case, check: Check) -> list[Suspect]:
             f"other final tokens follow theirs (z = {other.statistic:+.1f} over {plural(other.tested, 'draw')})"
         )
     lines.append("every verdict can be recomputed: only the draws are wrong")
-    return [Suspect(Cause.NOISE_SHARED, Proof.SUM, tuple(lines), example=check.example)]
+    return [Suspect(Cause.COINS, Proof.SUM, tuple(lines), example=check.example)]
 
 
 def coins_and_draws(case: Case, check: Check) -> list[Suspect]:
     """Coins that are correlated with what was drafted."""
     line = f"{check.name}: {check.detail}"
-    return [Suspect(Cause.NOISE_SHARED, Proof.SUM, (line,), example=check.example)]
+    return [Suspect(Cause.COINS, Proof.SUM, (line,), example=check.example)]
 
 
 def accepted_otherwise(case: Case, check: Check) -> list[Suspect]:
     """Drafts that are accepted more often, or less, than their acceptance probabilities say."""
     line = f"{check.name}: {check.detail}"
-    return [Suspect(Cause.AGAINST_COIN, Proof.SUM, (line,), example=check.example)]
+    return [Suspect(Cause.RATIO_TEST, Proof.SUM, (line,), example=check.example)]

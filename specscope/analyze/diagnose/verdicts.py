@@ -36,7 +36,7 @@ def ratio(case: Case, check: Check) -> list[Suspect]:
     by_p = int((np.abs(c.accept_prob[wrong] - c.p_trial[wrong]) < CLOSE).sum())
     if by_p > MOSTLY * len(wrong):
         lines.append(f"it is p itself at {by_p:,} of these")
-    return [Suspect(Cause.RATIO_BY_P, Proof.ROWS, tuple(lines), example=check.example)]
+    return [Suspect(Cause.RATIO_TEST, Proof.ROWS, tuple(lines), example=check.example)]
 
 
 def outcomes(case: Case, check: Check) -> list[Suspect]:
@@ -55,7 +55,7 @@ def outcomes(case: Case, check: Check) -> list[Suspect]:
     name, fits = max(tests.items(), key=lambda item: int((item[1] == accepted).sum()))
     if len(wrong) >= ENOUGH and bool((fits == accepted).all()):
         lines.append(f"the test {name} gives the outcome of all of these")
-    return [Suspect(Cause.AGAINST_COIN, Proof.ROWS, tuple(lines), example=check.example)]
+    return [Suspect(Cause.RATIO_TEST, Proof.ROWS, tuple(lines), example=check.example)]
 
 
 def greedy_acceptance(case: Case, check: Check) -> list[Suspect]:
@@ -68,7 +68,7 @@ def greedy_acceptance(case: Case, check: Check) -> list[Suspect]:
         f"greedy drafts are accepted that are not the target's choice, or rejected that are, at {counted(check)}",
         f"{accepted:,} of these were accepted, {len(wrong) - accepted:,} rejected",
     )
-    return [Suspect(Cause.AGAINST_COIN, Proof.ROWS, lines, example=check.example)]
+    return [Suspect(Cause.RATIO_TEST, Proof.ROWS, lines, example=check.example)]
 
 
 def log_probabilities(case: Case, check: Check) -> list[Suspect]:
@@ -136,7 +136,7 @@ def other_counts(case: Case, check: Check) -> list[Suspect]:
         if swapped := _with_its_final(c, due, steps, by_record):
             more = f"and the final token is what that request's own target chooses in {swapped:,}"
             return [Suspect(Cause.ROWS_SWAPPED, Proof.ROWS, (*lines, more), example=example)]
-        return [Suspect(Cause.COUNTS_SWAPPED, Proof.ROWS, lines, example=example)]
+        return [Suspect(Cause.ROWS_SWAPPED, Proof.ROWS, lines, example=example)]
     off = Counter((committed[steps] - due[steps]).tolist())
     by, count = off.most_common(1)[0]
     if count == len(steps) and len(steps) >= ENOUGH and _is_a_count(c, due, steps, by):
@@ -267,8 +267,8 @@ def trial_q(case: Case, check: Check) -> list[Suspect]:
             examples.setdefault(cause, c.at_node(node))
     cause, count = causes.most_common(1)[0]
     about = {
-        Cause.SIBLINGS_SWAPPED: "it is the q of another sibling",
-        Cause.Q_NOT_RENORMALISED: "it is q as drawn, without division by what was left",
+        Cause.SIBLINGS_CHANGED: "it is the q of another sibling",
+        Cause.RESIDUAL: "it is q as drawn, without division by what was left",
         Cause.Q_OTHER_ROW: "it is the q of no sibling, and not 1 where the draft is deterministic",
     }
     lines = (
@@ -283,10 +283,10 @@ def _which_q(c: Columns, node: int) -> Cause:
     if not c.sampled[node]:
         return Cause.Q_OTHER_ROW
     if left < 1 - CLOSE and abs(tried - float(c.q[node])) <= CLOSE:
-        return Cause.Q_NOT_RENORMALISED
+        return Cause.RESIDUAL
     others = np.flatnonzero((c.row == c.row[node]) & (np.arange(len(c.row)) != node))
     swapped = bool((np.abs(tried * left - c.q[others]) <= CLOSE).any())
-    return Cause.SIBLINGS_SWAPPED if swapped else Cause.Q_OTHER_ROW
+    return Cause.SIBLINGS_CHANGED if swapped else Cause.Q_OTHER_ROW
 
 
 def final_tokens(case: Case, check: Check) -> list[Suspect]:
@@ -301,17 +301,15 @@ def final_tokens(case: Case, check: Check) -> list[Suspect]:
     count, recovered = len(np.unique(c.step[again])), _recovered(c)
     if count or recovered[steps].all():
         by_p, by_q = float(c.p[at_end].sum()), float(c.q[at_end & c.sampled].sum())
-        from_q = count > 0 and abs(count - by_q) / max(by_q, 1) ** 0.5 < abs(count - by_p) / max(by_p, 1) ** 0.5
         against_p = _against_p(c)
         is_far = against_p.judged and against_p.p_value < CHANCE
-        cause = Cause.FINAL_NOT_RESIDUAL if from_q or is_far else Cause.FINAL_FROM_P
         lines = [f"after a rejection the final token has no place in what is left of p in {counted(check)}"]
         if is_far:
             lines.append(f"nor does it follow p: off by {nats(against_p.bias)}, z = {against_p.z:.1f}")
         if count:
             expected = f"drawn from p that comes in {by_p:.1f} steps, from q in {by_q:.1f}"
             lines.append(f"it had just been rejected in {plural(count, 'step')}: {expected}")
-        return [Suspect(cause, Proof.ROWS, tuple(lines), example=check.example)]
+        return [Suspect(Cause.FINAL_NOT_RESIDUAL, Proof.ROWS, tuple(lines), example=check.example)]
     line = f"the final token had no probability in {counted(check)}"
     return [Suspect(Cause.FINAL_OTHER_NODE, Proof.CONDITION, (line,), example=check.example)]
 
@@ -344,17 +342,17 @@ def final_shares(case: Case, check: Check) -> list[Suspect]:
         )
     if recovered.any():
         whole = of_all_p(c)[steps] & recovered
-        cause = Cause.FINAL_FROM_P if whole.sum() > 0.5 * recovered.sum() else Cause.FINAL_NOT_RESIDUAL
-        about = {
-            Cause.FINAL_FROM_P: "with its whole p, as if nothing had been rejected",
-            Cause.FINAL_NOT_RESIDUAL: "with another probability than the residual of p gives it",
-        }
+        of_all = whole.sum() > 0.5 * recovered.sum()
+        about = (
+            "its whole p, as if nothing had been rejected" if of_all else "another probability than the residual of p"
+        )
         line = (
-            f"after a rejection the final token was drawn {about[cause]}, in {int(recovered.sum()):,} of "
+            f"after a rejection the final token was drawn with {about}, in {int(recovered.sum()):,} of "
             f"{plural(check.tested, 'draw')}"
         )
         example = c.at_step(int(steps[recovered][0]))
-        suspects.append(Suspect(cause, Proof.ROWS, (line,), example=example, explained=int(recovered.sum())))
+        count = int(recovered.sum())
+        suspects.append(Suspect(Cause.FINAL_NOT_RESIDUAL, Proof.ROWS, (line,), example=example, explained=count))
     return suspects
 
 
@@ -379,10 +377,9 @@ def parameters(case: Case, check: Check) -> list[Suspect]:
     c = case.evidence
     depths = c.depth[check.wrong]
     at_root = bool((depths == 1).any())
-    cause = Cause.RULES_WRONG if at_root else Cause.RULES_OFF_PATH
     where = "" if at_root else ", all of them below the root's children"
     line = f"{check.name}: p is not what the sampling parameters give at {counted(check)}{where}"
-    return [Suspect(cause, Proof.CONDITION, (line,), example=check.example)]
+    return [Suspect(Cause.RULES_WRONG, Proof.CONDITION, (line,), example=check.example)]
 
 
 def probabilities(case: Case, check: Check) -> list[Suspect]:

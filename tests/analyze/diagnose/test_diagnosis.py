@@ -30,12 +30,12 @@ from tests.faults.settings import SETTINGS, history, record
 def test_the_best_comes_first_and_explanations_without_a_fault_last():
     some = [
         Suspect(Cause.WEAK_DRAFTER, Proof.ROWS, ("weak",)),
-        Suspect(Cause.COINS_SHARED, Proof.SUM, ("some coins",)),
+        Suspect(Cause.COINS, Proof.SUM, ("some coins",)),
         Suspect(Cause.TOKEN_LOST, Proof.CONDITION, ("a gap",)),
-        Suspect(Cause.COINS_SHARED, Proof.ROWS, ("coins",)),
+        Suspect(Cause.COINS, Proof.ROWS, ("coins",)),
     ]
     found = merged(some)
-    assert [one.cause for one in found] == [Cause.COINS_SHARED, Cause.TOKEN_LOST, Cause.WEAK_DRAFTER]
+    assert [one.cause for one in found] == [Cause.COINS, Cause.TOKEN_LOST, Cause.WEAK_DRAFTER]
     assert found[0].for_ == ("coins", "some coins")
     assert found[0].proof is Proof.ROWS
 
@@ -193,8 +193,8 @@ def no_numbers(patch, engine):
 
 
 OF_STATE = (
-    Fault("a step late", Cause.FEATURES_STALE, a_step_late, "eagle chain", ""),
-    Fault("counted", Cause.DRAFTER_KV_PREFIX, counted, "model chain", ""),
+    Fault("a step late", Cause.DRAFTER_FED, a_step_late, "eagle chain", ""),
+    Fault("counted", Cause.DRAFTER_KV, counted, "model chain", ""),
     Fault("no numbers", Cause.NOT_A_NUMBER, no_numbers, "model chain", ""),
 )
 
@@ -211,7 +211,7 @@ def short(name):
 
 def test_what_fed_the_head_names_features_that_are_zero_or_repeated(tmp_path):
     """From the capture alone, without a model."""
-    stale = Fault("features repeated", Cause.FEATURES_STALE, repeated, "eagle chain", "")
+    stale = Fault("features repeated", Cause.DRAFTER_FED, repeated, "eagle chain", "")
     for one in (FAULTS["features of roots only"], FAULTS["no features"], FAULTS["features normalised"], stale):
         found = diagnose(history(record(short(one.setting), tmp_path / "capture.jsonl", one)))
         assert found.suspects[0].cause is one.cause

@@ -114,12 +114,8 @@ def test_every_fault_can_be_planted(tmp_path):
 def test_every_cause_has_a_fault():
     planted_causes = {fault.cause for fault in FAULTS.values()}
     in_checkpoints = {Cause.HEAD_EMBEDDING}  # tests/analyze/judges/test_heads.py
-    in_transformers = {Cause.Q_UNPROCESSED, Cause.CACHE_NOT_CROPPED}  # tests/transformers/test_planted.py
-    in_old_captures = {Cause.DRAFTER_KV_PREFIX}  # below
     handed_out = {Cause.LOGPROBS}  # tests/analyze/verify/test_logprobs.py
-    assert planted_causes | in_checkpoints | in_transformers | in_old_captures | handed_out == {
-        cause for cause in Cause if cause.is_fault
-    }
+    assert planted_causes | in_checkpoints | handed_out == {cause for cause in Cause if cause.is_fault}
     assert len(FAULTS) >= 84
 
 
@@ -129,7 +125,7 @@ def test_a_fault_of_the_prefix_cache_that_was_is_named(tmp_path):
     path.write_bytes(gzip.decompress((OLD / "prefix_without_kv.jsonl.gz").read_bytes()))
     found = diagnosed(path, SETTINGS["model chain"])
     assert found.exit is Exit.INCONSISTENT
-    assert found.suspects[0].cause is Cause.DRAFTER_KV_PREFIX
+    assert found.suspects[0].cause is Cause.DRAFTER_KV
 
 
 def test_every_cause_says_which_checks_follow_from_it():

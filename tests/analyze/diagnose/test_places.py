@@ -8,7 +8,7 @@ from rich.console import Console
 
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import Diagnosis, Proof, Suspect
-from specscope.analyze.diagnose.places import CHECKS, PLACES, explains, fits, placed
+from specscope.analyze.diagnose.places import CHECKS, explains, fits, placed
 from specscope.analyze.diagnose.run import examine
 from specscope.analyze.diagnose.text import render_diagnosis
 from specscope.analyze.findings import Exit
@@ -41,10 +41,6 @@ def shown(diagnosis):
     return " ".join(out.getvalue().split())
 
 
-def test_every_fault_says_where_it_shows():
-    assert set(PLACES) == {cause for cause in Cause if cause.is_fault}
-
-
 def test_the_checks_of_a_stage_are_checks():
     trial = judge(History(run=RUN), source="x")
     known = {check.name for check in trial.checks} | {name for cause in Cause for name in cause.follows}
@@ -54,13 +50,13 @@ def test_the_checks_of_a_stage_are_checks():
 @pytest.mark.parametrize(
     ("cause", "place", "fitting"),
     [
-        (Cause.DRAFTER_ROTARY, at(Stage.DRAFTER, "layers.0.self_attn.query"), True),
-        (Cause.DRAFTER_ROTARY, at(Stage.DRAFTER, "layers.0.mlp.down_proj"), False),
-        (Cause.DRAFTER_ROTARY, at(Stage.DRAFTER, "layers.0.self_attn.q_proj"), False),
-        (Cause.DRAFTER_ROTARY, at(Stage.TARGET, "layers.0.self_attn.query"), False),
-        (Cause.KV_NOT_MOVED, at(Stage.TARGET, "layers.3.self_attn.keys read"), True),
-        (Cause.KV_NOT_MOVED, at(Stage.TARGET, "layers.3.post_attention_layernorm"), False),
-        (Cause.KV_NOT_MOVED, at(Stage.TARGET, "layers.3", certain=False), True),
+        (Cause.POSITIONS, at(Stage.DRAFTER, "layers.0.self_attn.query"), True),
+        (Cause.POSITIONS, at(Stage.DRAFTER, "layers.0.mlp.down_proj"), False),
+        (Cause.POSITIONS, at(Stage.DRAFTER, "layers.0.self_attn.q_proj"), False),
+        (Cause.POSITIONS, at(Stage.TARGET, "layers.0.self_attn.query"), False),
+        (Cause.TARGET_KV, at(Stage.TARGET, "layers.3.self_attn.keys read"), True),
+        (Cause.TARGET_KV, at(Stage.TARGET, "layers.3.post_attention_layernorm"), False),
+        (Cause.TARGET_KV, at(Stage.TARGET, "layers.3", certain=False), True),
         (Cause.RULES_WRONG, at(Stage.SAMPLING, "top-p"), True),
         (Cause.PAST_THE_END, at(Stage.VERDICT, "ratio"), False),
     ],
@@ -70,10 +66,10 @@ def test_a_cause_fits_where_it_shows_first(cause, place, fitting):
 
 
 def test_a_place_takes_the_likeliest_name_that_fits_and_the_others_of_its_stage_follow():
-    faults = [suspect(Cause.FEATURES_STALE), suspect(Cause.MASK_SIBLINGS), suspect(Cause.COINS_SHARED)]
+    faults = [suspect(Cause.DRAFTER_FED), suspect(Cause.MASK_SIBLINGS), suspect(Cause.COINS)]
     first, second = placed([LOCATED], faults)
     assert (first.place, first.cause.cause) == (LOCATED, Cause.MASK_SIBLINGS)
-    assert (second.place, second.cause.cause) == (None, Cause.COINS_SHARED)
+    assert (second.place, second.cause.cause) == (None, Cause.COINS)
 
 
 def test_a_name_is_given_once():

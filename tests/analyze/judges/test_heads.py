@@ -86,4 +86,4 @@ def test_a_choice_among_the_first_tokens_is_told_by_what_the_drafter_would_choos
     assert "token id that the drafter would choose >= " in finding.sentence
     assert finding.condition is not None
     assert finding.condition.hits_in == finding.condition.total_in
-    assert diagnosed(path, short).faults[0].cause is Cause.DRAFT_TOKENS_CUT
+    assert diagnosed(path, short).faults[0].cause is Cause.DRAFT_VOCABULARY

@@ -47,7 +47,7 @@ def test_two_steps_of_many_are_enough():
     able = [n for n, part in enumerate(decode_steps(history)) if untried_pair(part) is not None][:2]
     failed, found = judged(changed(history, untried_pair, able))
     assert "coins unequal" in failed
-    assert found.faults[0].cause is Cause.COINS_SHARED
+    assert found.faults[0].cause is Cause.COINS
     assert "2 of 41 steps" in found.faults[0].for_[0]
     assert not found.unexplained
 
@@ -101,12 +101,12 @@ def q_as_drawn(part):
 
 
 EDITS = [
-    ("accepted KV moved", not_moved, "sampled", Cause.KV_NOT_MOVED),
-    ("accept probability", accepted_by_p, "sampled", Cause.RATIO_BY_P),
+    ("accepted KV moved", not_moved, "sampled", Cause.TARGET_KV),
+    ("accept probability", accepted_by_p, "sampled", Cause.RATIO_TEST),
     ("probabilities", nan_p, "sampled", Cause.NOT_A_NUMBER),
     ("probabilities", minus_p, "eagle", Cause.NOT_A_NUMBER),
-    ("q at trials", q_as_drawn, "sampled", Cause.Q_NOT_RENORMALISED),
-    ("outcomes", against_coin, "sampled", Cause.AGAINST_COIN),
+    ("q at trials", q_as_drawn, "sampled", Cause.RESIDUAL),
+    ("outcomes", against_coin, "sampled", Cause.RATIO_TEST),
 ]
 
 
@@ -209,18 +209,18 @@ def test_the_cause_that_explains_more_comes_first():
 def test_what_two_of_two_show_stands_below_what_112_of_112_show():
     """And what a sum suggests below what rows prove, however much follows from it."""
     failures = [failure("accept probability", 2, 2), failure("target p", 112, 112), failure("trial order", 9, 300)]
-    two = Suspect(Cause.RATIO_BY_P, Proof.ROWS, ("2 of 2",), explained=2, of=2)
+    two = Suspect(Cause.RATIO_TEST, Proof.ROWS, ("2 of 2",), explained=2, of=2)
     many = Suspect(Cause.RULES_WRONG, Proof.ROWS, ("112 of 112",), explained=112, of=112)
     spoils = Suspect(Cause.TRIAL_ORDER, Proof.ROWS, ("9 of 9",), explained=9, of=9, spoiled=9)
     summed = Suspect(Cause.VERDICT_LATE, Proof.SUM, ("z",))
     faults, _ = settled([summed, two, spoils, many], failures, None)
-    assert [fault.cause for fault in faults] == [Cause.RULES_WRONG, Cause.RATIO_BY_P, Cause.TRIAL_ORDER]
+    assert [fault.cause for fault in faults] == [Cause.RULES_WRONG, Cause.RATIO_TEST, Cause.TRIAL_ORDER]
 
 
 def test_what_chance_gives_is_not_named():
     """Item 18: and what is named says how often chance gives it."""
     failures = [failure("draft p", 5, 100)]
-    by_chance = Suspect(Cause.DRAFTER_KV_FULL, Proof.CONDITION, ("perhaps",), chance=0.01)
+    by_chance = Suspect(Cause.DRAFTER_KV, Proof.CONDITION, ("perhaps",), chance=0.01)
     assert settled([by_chance], failures, None) == ([], [])
     faults, _ = settled([dataclasses.replace(by_chance, chance=1e-9)], failures, None)
     assert faults[0].to_dict("x")["chance"] == 1e-9
@@ -398,6 +398,6 @@ def test_a_request_that_goes_on_by_the_count_of_another_lost_no_token():
 
     failed, found = judged(changed(history, drifted))
     assert "tokens in the cache" in failed
-    assert found.faults[0].cause is Cause.COUNTS_SWAPPED
+    assert found.faults[0].cause is Cause.ROWS_SWAPPED
     assert Cause.TOKEN_LOST not in [fault.cause for fault in found.faults]
     assert "the count of another request of the same batch" in str(found.faults[0].for_)

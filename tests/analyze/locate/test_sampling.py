@@ -154,7 +154,7 @@ def test_siblings_that_are_tried_out_of_turn_have_their_place_and_what_follows_h
 def test_a_ratio_without_its_paths_product_is_told_under_block(tmp_path, monkeypatch):
     monkeypatch.setitem(DRAFTERS, "block", {**DRAFTERS["early chain"], "rule": "block"})
     setting = Setting("block", {"temperature": 1.2}, requests=6, tokens=40)
-    fault = Fault("planted", Cause.RATIO_BY_P, planted.ratios_without_their_path, "", "")
+    fault = Fault("planted", Cause.RATIO_TEST, planted.ratios_without_their_path, "", "")
     found = located_formulas(Case.of(history(record(setting, tmp_path / "run.jsonl", fault))))
     assert [one.looks for one in found if one.operation.name == "acceptance"] == [
         "the ratio of the draft alone, without its path's"

@@ -194,32 +194,30 @@ def other_base(base: float):
 FAULTS = [
     Fault(
         "drafter's KV not moved",
-        Cause.DRAFTER_KV_NOT_MOVED,
+        Cause.DRAFTER_KV,
         not_moved,
         "model tree",
         "the drafter's KV of the accepted path stays where it lay",
     ),
-    Fault(
-        "drafter's KV not moved, sampled", Cause.DRAFTER_KV_NOT_MOVED, not_moved, "model tree warm", "the same, sampled"
-    ),
-    Fault("another rotary base", Cause.DRAFTER_ROTARY, other_base(500.0), "eagle chain", "500 for 10,000"),
+    Fault("drafter's KV not moved, sampled", Cause.DRAFTER_KV, not_moved, "model tree warm", "the same, sampled"),
+    Fault("another rotary base", Cause.POSITIONS, other_base(500.0), "eagle chain", "500 for 10,000"),
     Fault(
         "leaf taken for run",
-        Cause.DRAFTER_KV_FULL,
+        Cause.DRAFTER_KV,
         leaf_taken_for_run,
         "model chain",
         "the last token of a fully accepted draft has no KV in the drafter",
     ),
     Fault(
         "leaf taken for run, sampled",
-        Cause.DRAFTER_KV_FULL,
+        Cause.DRAFTER_KV,
         leaf_taken_for_run,
         "model chain warm",
         "the same at a temperature",
     ),
     Fault(
         "drafter remembers too much",
-        Cause.DRAFTER_KV_PREEMPTION,
+        Cause.DRAFTER_KV,
         keeps_its_count,
         "model chain crowded",
         "after a preemption the drafter's KV is garbage",
@@ -227,14 +225,14 @@ FAULTS = [
     ),
     Fault(
         "nodes one position further",
-        Cause.DRAFTER_ROTARY,
+        Cause.POSITIONS,
         nodes_one_further,
         "eagle chain",
         "drafted nodes have the position of their children",
     ),
     Fault(
         "spoiled after rejections",
-        Cause.DRAFTER_KV_REWOUND,
+        Cause.DRAFTER_KV,
         spoiled_after_rejections,
         "model chain",
         "after a rejection the drafter's KV of its last two tokens is gone",
@@ -242,7 +240,7 @@ FAULTS = [
     ),
     Fault(
         "prompt's last token behind chunks",
-        Cause.DRAFTER_CHUNKS,
+        Cause.DRAFTER_FED,
         prompts_last_token,
         "eagle chain chunks",
         "behind each prefill chunk the head is fed the prompt's last token",
@@ -250,14 +248,14 @@ FAULTS = [
     ),
     Fault(
         "own slots",
-        Cause.DRAFTER_OTHER_BRANCH,
+        Cause.DRAFTER_KV,
         own_slots,
         "eagle wide",
         "a branch that begins at another's node attends to its own place's KV",
     ),
     Fault(
         "high while decoding",
-        Cause.DRAFTER_ROTARY,
+        Cause.POSITIONS,
         high_while_decoding,
         "eagle chain",
         "behind the prompt the head's positions are one too high",
@@ -265,14 +263,14 @@ FAULTS = [
     ),
     Fault(
         "first tokens only",
-        Cause.DRAFT_TOKENS_CUT,
+        Cause.DRAFT_VOCABULARY,
         first_tokens_only(75),
         "model chain",
         "the drafter chooses among the first 75 tokens",
     ),
     Fault(
         "rotary table too short",
-        Cause.DRAFTER_ROTARY,
+        Cause.POSITIONS,
         short_table(128),
         "eagle chain long",
         "past position 128 every position is 127",

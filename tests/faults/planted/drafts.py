@@ -173,14 +173,14 @@ FAULTS = [
     Fault("padding judged", Cause.DRAFT_PLACEHOLDERS, placeholders, "ngram", "drafts padded with token 0"),
     Fault(
         "map off by a row",
-        Cause.VOCABULARY_MAP,
+        Cause.DRAFT_VOCABULARY,
         other_map(lambda d2t: d2t.roll(1)),
         "eagle chain",
         "each draft token is mapped as its neighbour",
     ),
     Fault(
         "map left out",
-        Cause.VOCABULARY_MAP,
+        Cause.DRAFT_VOCABULARY,
         other_map(lambda d2t: torch.arange(len(d2t))),
         "eagle tree warm",
         "draft tokens are taken for the target's own",
@@ -210,14 +210,14 @@ FAULTS = [
     Fault("q lost", Cause.Q_DROPPED, without_q, "early tree warm", "sampled drafts are judged as deterministic"),
     Fault(
         "draws one token early",
-        Cause.DRAW_BESIDE,
+        Cause.Q_NOT_DRAWN,
         draws_beside,
         "early chain warm",
         "the draw from q ends one token too early",
     ),
     Fault(
         "siblings by q",
-        Cause.SIBLINGS_SORTED,
+        Cause.SIBLINGS_CHANGED,
         sorted_siblings,
         "early tree warm",
         "sampled siblings are sorted by q",
@@ -225,7 +225,7 @@ FAULTS = [
     ),
     Fault(
         "unlikely siblings dropped",
-        Cause.SIBLINGS_PRUNED,
+        Cause.SIBLINGS_CHANGED,
         pruned_siblings,
         "early tree warm",
         "sampled leaves with q of 0.15 and less are dropped",

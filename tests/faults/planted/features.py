@@ -77,20 +77,20 @@ def other_layers(change):
 
 
 FAULTS = [
-    Fault("features one late", Cause.FEATURES_STALE, one_late, "eagle chain warm", "features of the position before"),
+    Fault("features one late", Cause.DRAFTER_FED, one_late, "eagle chain warm", "features of the position before"),
     Fault(
         "features by index",
-        Cause.FEATURES_STALE,
+        Cause.DRAFTER_FED,
         rows_by_index,
         "eagle tree",
         "features of the tree's first nodes instead of the accepted ones",
     ),
-    Fault("features of roots only", Cause.FEATURES_MISSING, root_only, "eagle chain", "zeros for accepted tokens"),
-    Fault("features normalised", Cause.FEATURES_NORMALISED, normalised, "eagle chain", "of one norm, whatever the row"),
-    Fault("no features", Cause.FEATURES_MISSING, nothing, "eagle dynamic", "zeros for every token"),
+    Fault("features of roots only", Cause.DRAFTER_FED, root_only, "eagle chain", "zeros for accepted tokens"),
+    Fault("features normalised", Cause.DRAFTER_FED, normalised, "eagle chain", "of one norm, whatever the row"),
+    Fault("no features", Cause.DRAFTER_FED, nothing, "eagle dynamic", "zeros for every token"),
     Fault(
         "layers one lower",
-        Cause.FEATURES_LAYERS,
+        Cause.DRAFTER_FED,
         other_layers(lambda layers: tuple(layer - 1 for layer in layers)),
         "eagle chain",
         "what leaves a layer is taken for what enters it",
@@ -98,7 +98,7 @@ FAULTS = [
     ),
     Fault(
         "layers in another order",
-        Cause.FEATURES_LAYERS,
+        Cause.DRAFTER_FED,
         other_layers(lambda layers: tuple(reversed(layers))),
         "eagle dynamic",
         "the highest layer first",

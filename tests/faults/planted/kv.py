@@ -155,7 +155,7 @@ def astray_after_preemption(patch, engine):
 FAULTS = [
     Fault(
         "positions after a preemption",
-        Cause.KV_RECOMPUTED,
+        Cause.TARGET_KV,
         astray_after_preemption,
         "model chain crowded",
         "tokens that are computed again lie too far on",
@@ -176,24 +176,20 @@ FAULTS = [
         "eagle tree warm",
         "all nodes before it are seen",
     ),
-    Fault(
-        "positions by index", Cause.POSITION_BY_INDEX, changed_segment(by_index), "model tree warm", "root + 1 + index"
-    ),
-    Fault(
-        "positions all alike", Cause.POSITION_BY_INDEX, changed_segment(at_the_root), "eagle chain", "root + 1 for all"
-    ),
+    Fault("positions by index", Cause.POSITIONS, changed_segment(by_index), "model tree warm", "root + 1 + index"),
+    Fault("positions all alike", Cause.POSITIONS, changed_segment(at_the_root), "eagle chain", "root + 1 for all"),
     Fault(
         "chunks from zero",
-        Cause.KV_RECOMPUTED,
+        Cause.TARGET_KV,
         chunks_from_zero,
         "model chain chunks",
         "a prompt's later chunks lie at positions from 0",
         rare=0,
     ),
-    Fault("KV not moved", Cause.KV_NOT_MOVED, left_where_it_lay, "model tree", "the accepted path stays where it lay"),
+    Fault("KV not moved", Cause.TARGET_KV, left_where_it_lay, "model tree", "the accepted path stays where it lay"),
     Fault(
         "KV not moved, sampled",
-        Cause.KV_NOT_MOVED,
+        Cause.TARGET_KV,
         left_where_it_lay,
         "eagle tree warm",
         "the same at a temperature",
@@ -209,7 +205,7 @@ FAULTS = [
     Fault("block freed early", Cause.BLOCKS_SHARED, freed_early, "ngram", "a block is free while it is used", rare=0),
     Fault(
         "worse with time",
-        Cause.KV_DECAY,
+        Cause.TARGET_KV,
         worse_with_time,
         "model chain",
         "prompts' blocks are not what they hold",

@@ -147,7 +147,7 @@ FAULTS = [
     ),
     Fault(
         "penalties of the root",
-        Cause.RULES_OFF_PATH,
+        Cause.RULES_WRONG,
         penalties_of_the_root,
         "model tree rules",
         "drafted tokens on a node's path are not counted",
@@ -155,14 +155,14 @@ FAULTS = [
     ),
     Fault(
         "top-p at the root",
-        Cause.RULES_OFF_PATH,
+        Cause.RULES_WRONG,
         cut_at_the_root(top_p=1.0),
         "model tree top-p",
         "below the root top-p is not applied",
     ),
     Fault(
         "top-k at the root",
-        Cause.RULES_OFF_PATH,
+        Cause.RULES_WRONG,
         cut_at_the_root(top_k=0),
         "eagle tree top-k",
         "below the root top-k is not applied",

@@ -155,7 +155,7 @@ FAULTS = [
         "a prompt's token is never fed",
     ),
     Fault(
-        "counts swapped", Cause.COUNTS_SWAPPED, swapped_counts, "model chain", "the neighbour's accepted count", rare=10
+        "counts swapped", Cause.ROWS_SWAPPED, swapped_counts, "model chain", "the neighbour's accepted count", rare=10
     ),
     Fault("verdicts late", Cause.VERDICT_LATE, late_verdicts, "model chain", "the verdict of the step before", rare=0),
 ]

@@ -158,17 +158,17 @@ def decided_by_the_root(patch, engine):
 WARM_TREE, CHAIN = "early tree warm", "model chain"
 FAULTS = [
     Fault("q of the next row", Cause.Q_OTHER_ROW, next_row_of_q, "early chain warm", "the q of the batch's next row"),
-    Fault("q not divided", Cause.Q_NOT_RENORMALISED, not_divided, WARM_TREE, "what is left of q is not renormalised"),
+    Fault("q not divided", Cause.RESIDUAL, not_divided, WARM_TREE, "what is left of q is not renormalised"),
     Fault(
         "coin against q",
-        Cause.AGAINST_COIN,
+        Cause.RATIO_TEST,
         tried(accept=lambda coin, ratio, q: coin <= q),
         WARM_TREE,
         "accepted where the coin is at most q",
     ),
     Fault(
         "accepted by majority",
-        Cause.AGAINST_COIN,
+        Cause.RATIO_TEST,
         tried(accept=lambda coin, ratio, q: ratio > 0.5),
         WARM_TREE,
         "accepted where p / q is above 1/2, whatever the coin",
@@ -207,9 +207,9 @@ FAULTS = [
         rare=10,
     ),
     Fault(
-        "siblings swapped", Cause.SIBLINGS_SWAPPED, youngest_swapped, WARM_TREE, "two siblings' tokens change places"
+        "siblings swapped", Cause.SIBLINGS_CHANGED, youngest_swapped, WARM_TREE, "two siblings' tokens change places"
     ),
-    Fault("one seed for all", Cause.COINS_SHARED, one_seed, WARM_TREE, "every request's coins are those of seed 0"),
+    Fault("one seed for all", Cause.COINS, one_seed, WARM_TREE, "every request's coins are those of seed 0"),
     Fault(
         "decided by the root",
         Cause.P_NOT_USED,

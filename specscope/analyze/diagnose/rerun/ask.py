@@ -23,7 +23,7 @@ from specscope.analyze.locate.located import Located
 from specscope.analyze.locate.model.other_rows import OF_REQUESTS
 from specscope.analyze.locate.model.rules import OF_OTHERS, Elsewhere, SampledFault, search_sampling
 from specscope.analyze.locate.model.sampling import TEMPERATURE
-from specscope.analyze.locate.model.variants import BELOW, ROWS
+from specscope.analyze.locate.model.variants import ROWS
 from specscope.analyze.locate.model.verdicts import located_verdicts
 from specscope.plans.heads import runs_head
 from specscope.trace.record.notes import model_part
@@ -35,11 +35,7 @@ MOSTLY = 0.8  # of parents: where fewer are right, a mistake under which all are
 FEW = 2  # requests that every mistake is asked about
 NEAR = 0.2  # below the best gain there: a mistake that comes so near is asked about all requests
 GAIN = 0.3  # of the parents that differ, how many a mistake must explain
-AS_DRAFTER: dict[Cause | None, Cause] = {
-    Cause.POSITION_BY_INDEX: Cause.DRAFTER_ROTARY,
-    Cause.KV_NOT_MOVED: Cause.DRAFTER_KV_NOT_MOVED,
-    Cause.KV_RECOMPUTED: Cause.DRAFTER_ROTARY,
-}
+AS_DRAFTER: dict[Cause | None, Cause] = {Cause.TARGET_KV: Cause.DRAFTER_KV}
 TARGETS, DRAFTERS = "the target's probabilities", "the drafter's probabilities"
 M = TypeVar("M", targets.TreeMistake, heads.HeadMistake)
 Asked = tuple[str, Cause | None, Match]  # a mistake, and how well it agrees
@@ -91,8 +87,7 @@ def _cause(sampled: SampledFault) -> Cause:
         return Cause.ROWS_SWAPPED if not is_q and changed[0][0].name in of_requests else other
     if is_q and any(change.operation == TEMPERATURE for change, _ in changed):
         return Cause.Q_TEMPERATURE
-    off_path = any(change.off_path or scope is BELOW for change, scope in changed)
-    return Cause.RULES_OFF_PATH if off_path and not is_q else Cause.RULES_WRONG
+    return Cause.RULES_WRONG
 
 
 def other_decisions(case: Case, models: Models, audit: Audit) -> list[Suspect]:
@@ -137,7 +132,7 @@ def _head_mistakes(case: Case, models: Models, begins: Sequence[seldom.Begin]) -
     again = heads.HeadRerun(models, case, STEPS)
     right, *mistakes = heads.MISTAKES
     cut, cut_there = (
-        [heads.HeadMistake(name, Cause.DRAFT_TOKENS_CUT, known=known) for name, known in _first_tokens(some)]
+        [heads.HeadMistake(name, Cause.DRAFT_VOCABULARY, known=known) for name, known in _first_tokens(some)]
         for some in (case.drafting, [begin[-1] for begin in begins])
     )
     mistakes += cut
@@ -152,7 +147,7 @@ def _draft_model_mistakes(case: Case, models: Models, begins: Sequence[seldom.Be
     parts = beginnings(case.steps, REQUESTS, STEPS)
     model = models.draft
     cut, cut_there = (
-        [targets.TreeMistake(name, Cause.DRAFT_TOKENS_CUT, known=known) for name, known in _first_tokens(some)]
+        [targets.TreeMistake(name, Cause.DRAFT_VOCABULARY, known=known) for name, known in _first_tokens(some)]
         for some in (case.drafting, [begin[-1] for begin in begins])
     )
     of_trees = (targets.RIGHT, *targets.MISTAKES, *cut)
@@ -235,9 +230,7 @@ def _first_run(path: Sequence[int], tree: DraftTree) -> list[int]:
 
 
 OF_ITS_KV = (
-    targets.TreeMistake(
-        "the first nodes that it ran kept, not the path's", Cause.DRAFTER_KV_NOT_MOVED, keep=_first_run
-    ),
+    targets.TreeMistake("the first nodes that it ran kept, not the path's", Cause.DRAFTER_KV, keep=_first_run),
 )
 
 
@@ -257,7 +250,7 @@ def _behind_a_cached_prefix(case: Case) -> targets.TreeMistake:
             fed[name] = [*text[:cached], alike[cached], *text[cached + 1 :]]
     return targets.TreeMistake(
         "the token behind a cached prefix of the request that filled the cache, and without the first token",
-        Cause.DRAFTER_KV_PREFIX,
+        Cause.DRAFTER_KV,
         fed=lambda step: fed.get(step.request, step.text),
         unseen=1,
     )
@@ -311,6 +304,6 @@ def _suspects(asked: Sequence[Asked], what: str, parts: Parts) -> list[Suspect]:
     if right.permuted > 0.5 * (right.total - right.same):
         line = f"{what} are right, but at other tokens, at {right.permuted:,} of {right.total:,} parents"
         suspects.append(
-            Suspect.rerun_of(Cause.VOCABULARY_MAP, line, example, (right.permuted, right.total - right.same))
+            Suspect.rerun_of(Cause.DRAFT_VOCABULARY, line, example, (right.permuted, right.total - right.same))
         )
     return suspects

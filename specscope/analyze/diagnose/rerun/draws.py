@@ -75,7 +75,7 @@ def shared_noise(case: Case, models: Models) -> list[Suspect]:
     if not lines:
         return []
     proof = Proof.ROWS if ours and draws.other else Proof.SUM
-    return [Suspect(Cause.NOISE_SHARED, proof, tuple(lines), example=draws.example, rerun=True)]
+    return [Suspect(Cause.COINS, proof, tuple(lines), example=draws.example, rerun=True)]
 
 
 def _draws(case: Case, models: Models, names: Sequence[str]) -> Draws:

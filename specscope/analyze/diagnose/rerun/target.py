@@ -100,7 +100,7 @@ def _other_parents(by: int) -> Mask:
     return mask
 
 
-MASK, PLACE = Cause.MASK_SIBLINGS, Cause.POSITION_BY_INDEX
+MASK, PLACE = Cause.MASK_SIBLINGS, Cause.POSITIONS
 RIGHT = TreeMistake("as it should be", None)
 MISTAKES = (
     TreeMistake("a mask that shows elder siblings of all ancestors", MASK, mask=_elder),
@@ -130,8 +130,8 @@ MISTAKES = (
         text=lambda step, begin, end: range(begin + _decoding_for_long(step), end + _decoding_for_long(step)),
         further=_decoding_for_long,
     ),
-    TreeMistake("later prefill chunks at positions from 0", Cause.KV_RECOMPUTED, text=_from_its_chunk),
-    TreeMistake("the first slots kept, not the path's", Cause.KV_NOT_MOVED, keep=lambda path, tree: range(len(path))),
+    TreeMistake("later prefill chunks at positions from 0", Cause.TARGET_KV, text=_from_its_chunk),
+    TreeMistake("the first slots kept, not the path's", Cause.TARGET_KV, keep=lambda path, tree: range(len(path))),
 )
 
 
