@@ -139,7 +139,7 @@ class Cause(Enum):
         "the rows and layers of the target's hidden states that go to the head, one of each committed "
         "position, and the token behind each",
         (*DRAFTER, "features fed"),
-        {D: f"{FED}|{SEEN}"},
+        {D: FED},
     )
     DRAFTER_KV = (
         "drafter_kv",

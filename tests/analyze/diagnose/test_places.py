@@ -53,7 +53,7 @@ def test_the_checks_of_a_stage_are_checks():
         (Cause.POSITIONS, at(Stage.DRAFTER, "layers.0.self_attn.query"), True),
         (Cause.POSITIONS, at(Stage.DRAFTER, "layers.0.mlp.down_proj"), False),
         (Cause.POSITIONS, at(Stage.DRAFTER, "layers.0.self_attn.q_proj"), False),
-        (Cause.POSITIONS, at(Stage.TARGET, "layers.0.self_attn.query"), False),
+        (Cause.DRAFTER_KV, at(Stage.TARGET, "layers.0.self_attn.query"), False),
         (Cause.TARGET_KV, at(Stage.TARGET, "layers.3.self_attn.keys read"), True),
         (Cause.TARGET_KV, at(Stage.TARGET, "layers.3.post_attention_layernorm"), False),
         (Cause.TARGET_KV, at(Stage.TARGET, "layers.3", certain=False), True),
