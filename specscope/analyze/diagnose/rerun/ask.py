@@ -19,7 +19,6 @@ from specscope.analyze.diagnose.rerun.models import Models
 from specscope.analyze.diagnose.rerun.origin import origins
 from specscope.analyze.diagnose.rerun.rows import of_head, of_model
 from specscope.analyze.findings import CheckResult
-from specscope.analyze.locate.located import Located
 from specscope.analyze.locate.model.other_rows import OF_REQUESTS
 from specscope.analyze.locate.model.rules import OF_OTHERS, Elsewhere, SampledFault, search_sampling
 from specscope.analyze.locate.model.sampling import TEMPERATURE
@@ -67,12 +66,8 @@ def _ruled(case: Case, models: Models, audit: Audit, *, drafter: bool = False) -
     sampled = search_sampling(case, audit, models, drafter=drafter)
     if sampled is None:
         return []
-    return [_of_search(_cause(sampled), sampled.located)]
-
-
-def _of_search(cause: Cause, located: Located) -> Suspect:
-    """A cause that has its place."""
-    return Suspect.rerun_of(cause, located.sentence, located.where, (located.explained, located.differing))
+    at = sampled.located
+    return [Suspect.rerun_of(_cause(sampled), at.sentence, at.where, (at.explained, at.differing))]
 
 
 def _cause(sampled: SampledFault) -> Cause:
@@ -93,9 +88,9 @@ def _cause(sampled: SampledFault) -> Cause:
 def other_decisions(case: Case, models: Models, audit: Audit) -> list[Suspect]:
     """Another row's p, or p at another temperature, that gives the outcomes of drafts decided against their own."""
     return [
-        _of_search(Cause.P_NOT_USED, located)
-        for located in located_verdicts(case, audit, models)
-        if located.operation.name == "p" and located.unit == "draft"
+        Suspect.rerun_of(Cause.P_NOT_USED, at.sentence, at.where, (at.explained, at.differing))
+        for at in located_verdicts(case, audit, models)
+        if at.operation.name == "p" and at.unit == "draft"
     ]
 
 
