@@ -85,7 +85,7 @@ def test_what_a_rejected_draft_left_in_the_state_is_found_where_it_begins(models
     assert "drafted tokens rejected before >= 1, at 0 of" in tops.sentence
     monkeypatch.undo()
     diagnosis = examine(history, "run.jsonl", models[2])
-    assert diagnosis.faults[0].cause.label == "cache_not_cropped"
+    assert diagnosis.faults[0].cause.label == "target_kv"
     assert diagnosis.left_out == ()
 
 
