@@ -15,11 +15,17 @@ from specscope.analyze.findings import Check
 from specscope.trace.history.wording import plural
 from specscope.trace.record.records import RequestStep
 
+CACHED = "tokens in the cache"
+
 
 def token_lost(case: Case, check: Check) -> list[Suspect]:
     """Steps that do not begin where the one before ended: by how much, and after what."""
     wrong = [case.visits[place] for place in check.wrong.tolist()]
-    if check.name == "tokens in the cache" and all(map(_keeps_rejected, wrong)):
+    cached = case.checks.get(CACHED)
+    longer = [] if cached is None else [_keeps_rejected(case.visits[place]) for place in cached.wrong.tolist()]
+    if check.name == "positions" and longer and all(longer):
+        return []  # a cache that is too long puts the root too far: said of the cache
+    if check.name == CACHED and all(longer):
         lengths = Counter(map(_gap, wrong))
         text = ", ".join(f"{size:+d} ({count:,})" for size, count in lengths.most_common(3))
         line = f"the cache is too long behind a rejection in {counted(check)}, by no more than was rejected: {text}"

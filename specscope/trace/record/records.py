@@ -183,8 +183,9 @@ class Verdict(ArrayEq):
     def near_ties(self, dtype: str) -> list[int]:
         """The decisions that rounding in this dtype could flip: nodes, and n for the draw of the final token."""
         ahead = looks_ahead(self.rule)
-        p, border = (self.accept_prob, self.coin) if ahead else (self.p_trial, self.coin * self.q_trial)
-        nodes = (self.margin < 1) & near(p.astype(np.float64), border, dtype)
+        with np.errstate(all="ignore"):  # what an engine computed may be no number
+            p, border = (self.accept_prob, self.coin) if ahead else (self.p_trial, self.coin * self.q_trial)
+            nodes = (self.margin < 1) & near(p.astype(np.float64), border, dtype)
         coin = 0.0 if self.rule == MATCH else self.final_coin  # the margin is the least of several draws
         final = near_draw(np.array([coin]), np.array([self.final_margin]), dtype)
         return np.flatnonzero(np.concatenate([nodes, final])).tolist()
