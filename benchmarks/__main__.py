@@ -142,12 +142,10 @@ def bench_gpu(json_file: str | None) -> None:
 @bench.command("debug")
 @paired
 def bench_debug(rounds: int, json_file: str | None, **flags: Any) -> None:  # noqa: ANN401
-    """Measure the cost of a debugging session and of breakpoints.
+    """Measure the cost of a debugging session and of twenty conditional breakpoints that never hit.
 
     \b
       python -m benchmarks debug
-
-    The breakpoints are twenty conditional ones that never hit.
     """
     config = checked(flags)
     from benchmarks.debug import run_debug
@@ -161,12 +159,10 @@ def bench_debug(rounds: int, json_file: str | None, **flags: Any) -> None:  # no
     "--seconds", type=whole_from(5, 3600), metavar="N", default=60, show_default=True, help="How long to send steps."
 )
 def bench_attach(sample: str, seconds: int) -> None:
-    """Test whether an attached screen keeps up with 200 steps/s.
+    """Test whether an attached screen keeps up with 200 steps/s, taken from CAPTURE, and how fast it answers keys.
 
     \b
       python -m benchmarks attach run.jsonl --seconds 20
-
-    The steps are taken from CAPTURE. Also measures how fast the screen answers keys.
     """
     from benchmarks.attach import run_attach
 
@@ -177,12 +173,10 @@ def bench_attach(sample: str, seconds: int) -> None:
 @paired
 @click.option("--screen/--no-screen", default=True, help="Measure the live screen too.")
 def bench_observe(rounds: int, json_file: str | None, screen: bool, **flags: Any) -> None:  # noqa: ANN401
-    """Measure the cost of capture, metrics and the screen.
+    """Measure the cost of capture, metrics and the screen: tokens/s with them over tokens/s without.
 
     \b
       python -m benchmarks observe --no-screen
-
-    Tokens/s with them over tokens/s with everything off.
     """
     config = checked(flags)
     from benchmarks.observe import run_observe

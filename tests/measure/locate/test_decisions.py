@@ -11,10 +11,11 @@ import torch
 
 from specscope.analyze.findings import Exit
 from specscope.speculate import sampling
-from specscope.speculate.verify import evidence, host, left, match, parents, traversal
+from specscope.speculate.verify import host, left, match, parents, traversal
 from tests.faults import settings
 from tests.faults.fault import in_every_engine
 from tests.faults.judged import diagnosed
+from tests.faults.planted.rules import cut_first
 from tests.faults.settings import DRAFTERS, RULES, WARM, Setting, record
 
 HOT = {"temperature": 1.2}
@@ -24,20 +25,6 @@ def one_token_more(patch, engine):
     """Top-k keeps one token too many."""
     right = sampling.likeliest
     patch.setattr(sampling, "likeliest", lambda rows, count: right(rows, min(count + 1, rows.shape[-1])))
-
-
-def cuts_first(patch, engine):
-    """Top-p is taken before the temperature."""
-
-    def probabilities(parts, memory=None):
-        rows = []
-        for part in parts:
-            shaped = part.shaped().float()
-            cut = sampling._beyond_top_p(shaped, part.params)
-            rows.append((shaped / part.params.temperature).masked_fill(cut, -torch.inf).softmax(-1))
-        return torch.cat(rows)
-
-    patch.setattr(sampling, "all_probabilities", probabilities)
 
 
 def louder_now_and_then(patch, engine):
@@ -107,8 +94,6 @@ def entropy_in_bits(patch, engine):
 
 def coin_of_another(patch, engine):
     """The final token's coin is that of the first node."""
-    right = evidence.BatchEvidence.empty
-    del right
     build = host.verify
 
     def verify(batch):
@@ -133,7 +118,7 @@ class Planted:
 
 FAULTS = {
     "top-k": Planted(one_token_more, "model tree", "sampling: top-k", "one token more", {**HOT, "top_k": 4}),
-    "top-p": Planted(cuts_first, "model tree", "sampling: top-p", "before", {**HOT, "top_p": 0.8}),
+    "top-p": Planted(cut_first, "model tree", "sampling: top-p", "before", {**HOT, "top_p": 0.8}),
     "head": Planted(louder_now_and_then, "eagle tree", "drafter: lm_head", "1.05"),
     "block": Planted(without_the_path, "early chain", "verdict: acceptance", rule="block"),
     "residual": Planted(nothing_taken, "ngram tree", "verdict: residual"),
