@@ -93,6 +93,7 @@ DRAFTER = {
     "drafter top tokens": ("the drafter's likeliest tokens have the p of the drafter run afresh", "node"),
     FED: ("the head was fed the text's tokens and the target's hidden states", "step"),
 }
+HALF = ("bfloat16", "float16")
 GIVES = {"drafter tokens": "token id that the drafter would choose"}  # a model's answer as a fact for conditions
 TREE = ("drafter tree", "the tree is what the text gives")
 EMBEDDING = ("head's embedding", "the head's embedding of a token points where the target's does")
@@ -409,8 +410,11 @@ def _is_pruned(step: AuditedStep) -> bool:
 
 
 def _tallies(history: History, names: dict[str, tuple[str, str]]) -> dict[str, Tally]:
-    show = history.vocabulary.show
-    return {name: Tally(name, about, noun, show, gives=GIVES.get(name, "")) for name, (about, noun) in names.items()}
+    show, tails = history.vocabulary.show, history.run is not None and history.run.dtype in HALF
+    return {
+        name: Tally(name, about, noun, show, has_tails=tails, gives=GIVES.get(name, ""))
+        for name, (about, noun) in names.items()
+    }
 
 
 def _findings(history: History, tallies: dict[str, Tally]) -> list[Finding]:

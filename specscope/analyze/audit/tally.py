@@ -17,10 +17,12 @@ from specscope.trace.history.history import History
 from specscope.trace.history.wording import plural
 
 LEAST = 2e-6  # probabilities closer than this are the same whatever the dtype: they are stored as float32
+SMALLEST, EPSILON = 2.0**-126, 2.0**-24  # of float32: the least probability, and by what one below 1 misses it
 SUMMED = 4e-5  # relative error of a softmax in float32: its sum is over the whole vocabulary
 EXAMPLES = 5
 NEAR_TIE = "at near ties"  # where rounding allows either outcome
 NO_P = "whose p was not recorded"
+TAIL, FAR = 0.005, 4.0  # share of a half precision's items that may be off by more than was seen, and by how much
 DEARER = 0.1  # the price of a test where steps differ because an earlier one did: such conditions are long
 
 
@@ -36,13 +38,18 @@ class Tally:
     differs: list[bool] = field(default_factory=list)
     examples: list[Example] = field(default_factory=list)
     left: Counter[str] = field(default_factory=Counter)  # items that cannot be judged, by what they are
+    has_tails: bool = False  # whether the capture's dtype rounds so that a few items may be off by more than was seen
+    far: int = 0  # items that differ by more than such tails
     gives: str = ""  # the name of `judged` as a fact that conditions may use; "" where it is not used as one
     judged: list[float] = field(default_factory=list)  # the model's value for each item
 
-    def add(self, where: Reference, *, differs: bool, recorded: float, judged: float, text: str = "") -> None:
-        """One more item."""
+    def add(
+        self, where: Reference, *, differs: bool, recorded: float, judged: float, text: str = "", is_far: bool = True
+    ) -> None:
+        """One more item. `is_far`: whether one that differs does so by more than the tails of rounding."""
         self.items.append(where)
         self.differs.append(differs)
+        self.far += differs and (is_far or not self.has_tails)
         self.judged.append(judged)
         if differs and len(self.examples) < EXAMPLES:
             self.examples.append(Example(where, recorded, judged, text or f"{recorded:.4g}, not {judged:.4g}"))
@@ -50,15 +57,21 @@ class Tally:
     def finding(self, history: History) -> Finding:
         """The finding on all items; the condition is searched for over all of them."""
         failed = sum(self.differs)
-        note = "; ".join(f"{plural(count, self.noun)} {what} left out" for what, count in self.left.items() if count)
+        notes = [f"{plural(count, self.noun)} {what} left out" for what, count in self.left.items() if count]
+        if failed and not self.far and failed <= max(1, TAIL * len(self.items)):
+            notes.append(
+                f"{failed:,} of {plural(len(self.items), self.noun)} off by up to {FAR:g} times the usual rounding"
+            )
+            failed = 0
+        note = "; ".join(notes)
         found = Finding(
             name=self.name,
             result=CheckResult.SKIPPED if not self.items else CheckResult.FAILED if failed else CheckResult.PASSED,
             about=self.about,
             tested=len(self.items),
             failed=failed,
-            example=self.examples[0].where if self.examples else None,
-            detail=self.examples[0].text if self.examples else "",
+            example=self.examples[0].where if failed else None,
+            detail=self.examples[0].text if failed else "",
             note=note,
             unit=self.noun,
         )
@@ -114,11 +127,21 @@ def skipped(name: str, about: str, note: str) -> Finding:
 def span(p: float, slack: float) -> tuple[float, float]:
     """The least and the largest probability whose log odds lie within `slack` of those of `p`."""
     near = LEAST + SUMMED * p
-    if p <= 0 or p >= 1:
-        return max(p - near, 0.0), min(p + near, 1.0)
-    odds = math.log(p) - math.log1p(-p)
+    odds = log_odds(p)
     low, high = (1 / (1 + math.exp(-min(max(odds + off, -700), 700))) for off in (-slack, slack))
     return max(low - near, 0.0), min(high + near, 1.0)
+
+
+def log_odds(p: float) -> float:
+    """Of 0 and 1 those that float32 rounds to them, at a low temperature for one."""
+    return math.log(max(p, SMALLEST)) - math.log(max(1 - p, EPSILON))
+
+
+def is_far(recorded: float, judged: float, allowed: tuple[float, float]) -> bool:
+    """Whether a figure that rounding does not allow is off by more than FAR times what it does."""
+    bound = log_odds(allowed[0] if recorded < judged else allowed[1])
+    off = abs(log_odds(recorded) - log_odds(judged)) if 0 <= recorded <= 1 else math.inf
+    return off > FAR * abs(bound - log_odds(judged))
 
 
 def within(value: float, bounds: tuple[float, float]) -> bool:

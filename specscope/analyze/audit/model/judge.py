@@ -14,7 +14,7 @@ from torch import Tensor
 from specscope.analyze.audit.contexts import AuditedStep, Contexts
 from specscope.analyze.audit.model.form import RequestForms
 from specscope.analyze.audit.model.rules import Rules
-from specscope.analyze.audit.tally import NEAR_TIE, NO_P, SUMMED, Tally, conditional, span, within
+from specscope.analyze.audit.tally import NEAR_TIE, NO_P, SUMMED, Tally, conditional, is_far, span, within
 from specscope.trace.record.notes import TEXT
 from specscope.trace.record.params import UNREAD, SamplingParams, untold_limits
 from specscope.trace.record.records import FinalKind, ParentNotes, RequestStep
@@ -74,7 +74,8 @@ class _Judge:
     ) -> None:
         """Count a recorded figure, and whether rounding allows it."""
         differs, text = not within(recorded, allowed), self.says.format(recorded, judged)
-        self.tallies[name].add(step.at(node), differs=differs, recorded=recorded, judged=judged, text=text)
+        far = differs and is_far(recorded, judged, allowed)
+        self.tallies[name].add(step.at(node), differs=differs, recorded=recorded, judged=judged, text=text, is_far=far)
 
     def tops(self, name: str, step: AuditedStep, child: int, top: Tops, raw: Tensor) -> None:
         """Count the likeliest tokens of a row: by the first that rounding does not allow, else the last."""

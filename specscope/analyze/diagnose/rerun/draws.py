@@ -29,7 +29,7 @@ from specscope.trace.history.wording import plural
 from specscope.trace.record.notes import model_part
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import FinalKind
-from specscope.trace.record.rules import ROUNDING
+from specscope.trace.record.rules import ROUNDING, STANDARD
 from specscope.trace.record.tree import Drawn
 
 REQUESTS = 12  # whose draws are done again
@@ -112,7 +112,8 @@ def _contexts(case: Case, name: str) -> Contexts | None:
 def _recovered(step: AuditedStep) -> bool:
     """Whether its final token was drawn after sampled drafts were rejected."""
     verdict, tree = step.part.verdict, step.part.tree
-    if verdict is None or verdict.kind is not FinalKind.RECOVERED or len(verdict.forced):
+    is_recovered = verdict is not None and verdict.kind is FinalKind.RECOVERED and verdict.rule == STANDARD
+    if verdict is None or not is_recovered or len(verdict.forced):  # other rules leave something else of p
         return False
     children = tree.children(step.leaf)
     return bool(children) and tree.drawn[children[0]] != Drawn.DETERMINISTIC
