@@ -54,7 +54,7 @@ def examine(
             again = rerun(history, trial, audited, options, progress, problems) if known else []
     location, notes = None, list[str]()
     if locate is not None and audited is not None:
-        wrong = is_wrong(trial, audited)
+        wrong = is_wrong(trial, audited) or any(suspect.cause.is_fault for suspect in again)
         try:
             location = locate(history, trial, audited, not wrong)
         except UserError as error:
