@@ -58,7 +58,7 @@ class Tally:
         """The finding on all items; the condition is searched for over all of them."""
         failed = sum(self.differs)
         notes = [f"{plural(count, self.noun)} {what} left out" for what, count in self.left.items() if count]
-        if failed and not self.far and failed <= max(1, TAIL * len(self.items)):
+        if failed and not self.far and failed <= 1 + TAIL * len(self.items):
             notes.append(
                 f"{failed:,} of {plural(len(self.items), self.noun)} off by up to {FAR:g} times the usual rounding"
             )

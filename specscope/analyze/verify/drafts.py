@@ -411,7 +411,8 @@ def interval(c: Columns) -> tuple[Doubles, Doubles, Doubles]:
     width, share = c.q / left, RELATIVE + WHOLE / left
     drawn = c.draft_low[c.drawn_by_coin]
     single = bool((drawn == drawn.astype(np.float32)).all())  # sums over a vocabulary in float32
-    return c.draft_low, c.draft_low + width, share * width + (WHOLE if single else LEAST)
+    high = c.draft_low + width  # both ends are over what was left, whose error so moves them
+    return c.draft_low, high, share * high + (WHOLE if single else LEAST)
 
 
 def in_intervals(c: Columns) -> Finding:

@@ -74,7 +74,8 @@ class _Judge:
     ) -> None:
         """Count a recorded figure, and whether rounding allows it."""
         differs, text = not within(recorded, allowed), self.says.format(recorded, judged)
-        far = differs and is_far(recorded, judged, allowed)
+        # at a border of top-k, top-p or min-p rounding takes a token in or out, and that moves all others
+        far = differs and not self.rules.truncates and is_far(recorded, judged, allowed)
         self.tallies[name].add(step.at(node), differs=differs, recorded=recorded, judged=judged, text=text, is_far=far)
 
     def tops(self, name: str, step: AuditedStep, child: int, top: Tops, raw: Tensor) -> None:
