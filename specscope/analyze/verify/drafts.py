@@ -412,7 +412,8 @@ def interval(c: Columns) -> tuple[Doubles, Doubles, Doubles]:
     drawn = c.draft_low[c.drawn_by_coin]
     single = bool((drawn == drawn.astype(np.float32)).all())  # sums over a vocabulary in float32
     high = c.draft_low + width  # both ends are over what was left, whose error so moves them
-    return c.draft_low, high, share * high + (WHOLE if single else LEAST)
+    slack = share * high + (WHOLE if single else LEAST)
+    return c.draft_low, high, np.where(share < HOPELESS, slack, 1.0)  # of so little left, all may be rounding
 
 
 def in_intervals(c: Columns) -> Finding:
