@@ -199,11 +199,12 @@ def settled(
     return _without_followers(ranked, failures), remarks
 
 
-def rank(suspect: Suspect, failures: Sequence[Failure]) -> tuple[int, float, int]:
+def rank(suspect: Suspect, failures: Sequence[Failure]) -> tuple[int, float, int, int]:
     """The order of causes: rows before conditions before sums; then by what they explain of all that failed, less what
-    they spoil; then by the order of a step, in which causes.py lists them: what comes first explains what follows."""
+    they spoil, and by how many that are; then by the order of a step, in which causes.py lists them: what comes first
+    explains what follows."""
     share = explained_share(suspect, failures) * suspect.net
-    return suspect.proof, -round(share, 2), list(Cause).index(suspect.cause)
+    return suspect.proof, -round(share, 2), -suspect.of, list(Cause).index(suspect.cause)
 
 
 def explained_share(suspect: Suspect, failures: Sequence[Failure]) -> float:

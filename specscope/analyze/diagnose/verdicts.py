@@ -365,7 +365,7 @@ def greedy_tokens(case: Case, check: Check) -> list[Suspect]:
         line = f"at temperature 0 p is neither 0 nor 1 in {counted(check)}"
         return [Suspect(Cause.RULES_WRONG, Proof.CONDITION, (line,), example=check.example)]
     line = f"the final token is not the target's first choice in {counted(check)}"
-    return [Suspect(Cause.FINAL_OTHER_NODE, Proof.CONDITION, (line,), example=check.example)]
+    return [Suspect(Cause.FINAL_OTHER_NODE, Proof.ROWS, (line,), example=check.example)]
 
 
 def _recovered(c: Columns) -> Bools:
