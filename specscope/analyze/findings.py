@@ -124,11 +124,6 @@ class Finding:
     rarest: str = ""  # what the few that differ have in common, where no condition is certain
 
     @property
-    def check(self) -> Finding:
-        """Itself."""
-        return self
-
-    @property
     def sentence(self) -> str:
         """The condition with its figures; "" where nothing differs."""
         if self.condition is not None:
@@ -160,6 +155,3 @@ class Finding:
             "first_only": self.first_only,
             "examples": [example.to_dict() for example in self.examples],
         }
-
-
-Check = Finding

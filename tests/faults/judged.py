@@ -27,7 +27,7 @@ def diagnosed(path: Path, setting: Setting, *, place: bool = False) -> Diagnosis
     options = audit_options(reader.history, str(TARGET), draft, SAMPLE)
 
     def located(history: History, trial: Trial, audited: Audit, little: bool) -> Location:
-        return locate(history, str(path), options, audited=audited, little=little)
+        return locate(history, str(path), options, audited=audited, trial=trial, little=little)
 
     return examine(reader.history, str(path), options, warnings=reader.warnings, locate=located if place else None)
 

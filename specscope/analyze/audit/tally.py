@@ -15,6 +15,7 @@ from specscope.analyze.facts import facts_table
 from specscope.analyze.findings import CheckResult, Example, Finding, Reference
 from specscope.trace.history.history import History
 from specscope.trace.history.wording import plural
+from specscope.trace.record.rules import log_odds
 
 LEAST = 2e-6  # probabilities closer than this are the same whatever the dtype: they are stored as float32
 SMALLEST, EPSILON = 2.0**-126, 2.0**-24  # of float32: the least probability, and by what one below 1 misses it
@@ -127,21 +128,21 @@ def skipped(name: str, about: str, note: str) -> Finding:
 def span(p: float, slack: float) -> tuple[float, float]:
     """The least and the largest probability whose log odds lie within `slack` of those of `p`."""
     near = LEAST + SUMMED * p
-    odds = log_odds(p)
+    odds = _odds(p)
     low, high = (1 / (1 + math.exp(-min(max(odds + off, -700), 700))) for off in (-slack, slack))
     return max(low - near, 0.0), min(high + near, 1.0)
 
 
-def log_odds(p: float) -> float:
-    """Of 0 and 1 those that float32 rounds to them, at a low temperature for one."""
-    return math.log(max(p, SMALLEST)) - math.log(max(1 - p, EPSILON))
+def _odds(p: float) -> float:
+    """Log odds; of 0 and 1 those that float32 rounds to them, at a low temperature for one."""
+    return float(log_odds(np.asarray(p), SMALLEST, 1 - EPSILON))
 
 
 def is_far(recorded: float, judged: float, allowed: tuple[float, float]) -> bool:
     """Whether a figure that rounding does not allow is off by more than FAR times what it does."""
-    bound = log_odds(allowed[0] if recorded < judged else allowed[1])
-    off = abs(log_odds(recorded) - log_odds(judged)) if 0 <= recorded <= 1 else math.inf
-    return off > FAR * abs(bound - log_odds(judged))
+    bound = _odds(allowed[0] if recorded < judged else allowed[1])
+    off = abs(_odds(recorded) - _odds(judged)) if 0 <= recorded <= 1 else math.inf
+    return off > FAR * abs(bound - _odds(judged))
 
 
 def within(value: float, bounds: tuple[float, float]) -> bool:

@@ -11,14 +11,14 @@ from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import LOG_CHANCE, Proof, Suspect
 from specscope.analyze.diagnose.verdicts import counted
 from specscope.analyze.evidence.visits import Visit
-from specscope.analyze.findings import Check
+from specscope.analyze.findings import Finding
 from specscope.trace.history.wording import plural
 from specscope.trace.record.records import RequestStep
 
 CACHED = "tokens in the cache"
 
 
-def token_lost(case: Case, check: Check) -> list[Suspect]:
+def token_lost(case: Case, check: Finding) -> list[Suspect]:
     """Steps that do not begin where the one before ended: by how much, and after what."""
     wrong = [case.visits[place] for place in check.wrong.tolist()]
     cached = case.checks.get(CACHED)
@@ -102,7 +102,7 @@ def _added_kv(part: RequestStep) -> int:
     return part.prefill_tokens + (0 if part.verdict is None else 1 + len(part.verdict.path))
 
 
-def outputs(case: Case, check: Check) -> list[Suspect]:
+def outputs(case: Case, check: Finding) -> list[Suspect]:
     """Outputs that are not what the steps emitted: another request's, or with tokens missing."""
     made = {name: [token for token, _ in request.output()] for name, request in case.history.requests.items()}
     swapped = 0
@@ -117,7 +117,7 @@ def outputs(case: Case, check: Check) -> list[Suspect]:
     return [Suspect(Cause.TOKEN_LOST, Proof.ROWS, tuple(lines), example=check.example)]
 
 
-def ends(case: Case, check: Check) -> list[Suspect]:
+def ends(case: Case, check: Finding) -> list[Suspect]:
     """Output that goes on past what ends it. One that ends too soon has no cause of its own."""
     if "after" in check.detail or "went on" in check.detail:
         line = f"{check.detail}, and so in {counted(check)}"
@@ -125,13 +125,13 @@ def ends(case: Case, check: Check) -> list[Suspect]:
     return []
 
 
-def not_moved(case: Case, check: Check) -> list[Suspect]:
+def not_moved(case: Case, check: Finding) -> list[Suspect]:
     """Accepted nodes whose KV stays where it lay."""
     line = f"{check.detail}, and so in {counted(check)}"
     return [Suspect(Cause.TARGET_KV, Proof.ROWS, (line,), example=check.example)]
 
 
-def blocks(case: Case, check: Check) -> list[Suspect]:
+def blocks(case: Case, check: Finding) -> list[Suspect]:
     """KV blocks that two requests write to, or that change under a request's tokens."""
     line = f"{check.name}: {check.detail}, and so in {counted(check)}"
     few = check.failed <= 0.02 * len(case.visits)  # wrongly recorded positions also give so few

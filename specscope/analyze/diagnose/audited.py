@@ -109,9 +109,9 @@ def from_audit(case: Case, audit: Audit) -> list[Suspect]:
 def _embedding(audit: Audit) -> Suspect | None:
     """A head's embedding that has nothing in common with the target's: not loaded, or another model's."""
     finding = audit.finding("head's embedding")
-    if finding is None or finding.check.result is not CheckResult.FAILED:
+    if finding is None or finding.result is not CheckResult.FAILED:
         return None
-    line = f"the head's embedding and the target's have {finding.check.detail}"
+    line = f"the head's embedding and the target's have {finding.detail}"
     return Suspect(Cause.HEAD_EMBEDDING, Proof.ROWS, (line,))
 
 
@@ -130,11 +130,10 @@ def _fed(audit: Audit) -> Suspect | None:
 def _logprobs(audit: Audit) -> Suspect | None:
     """Log-probabilities that are not the model's, where its other figures are."""
     finding = audit.finding(LOGPROBS)
-    if finding is None or finding.check.result is not CheckResult.FAILED:
+    if finding is None or finding.result is not CheckResult.FAILED:
         return None
-    check = finding.check
-    line = f"{check.failed:,} of {plural(check.tested, finding.unit)}: {check.detail}"
-    return Suspect(Cause.LOGPROBS, Proof.ROWS, (line,), example=check.example)
+    line = f"{finding.failed:,} of {plural(finding.tested, finding.unit)}: {finding.detail}"
+    return Suspect(Cause.LOGPROBS, Proof.ROWS, (line,), example=finding.example)
 
 
 def _draws(case: Case, audit: Audit) -> Suspect | None:
@@ -143,27 +142,27 @@ def _draws(case: Case, audit: Audit) -> Suspect | None:
     What moves or drops siblings leaves a node that has none as it was drawn.
     """
     draws, q = audit.finding(DRAWS), audit.finding("draft p")
-    if draws is None or q is None or draws.check.result is not CheckResult.FAILED:
+    if draws is None or q is None or draws.result is not CheckResult.FAILED:
         return None
     alone = [
         step
         for step, node in _drafted(case, draws, wrong=True)
         if len(step.tree.children(int(step.tree.parent[node]))) == 1
     ]
-    if q.check.result is not CheckResult.PASSED or not alone:
+    if q.result is not CheckResult.PASSED or not alone:
         return None
     line = (
-        f"the drafter's q is the model's at all {plural(q.check.tested, 'node')}, but the recorded coin draws another "
-        f"token from it at {draws.check.failed:,} of {draws.check.tested:,}"
+        f"the drafter's q is the model's at all {plural(q.tested, 'node')}, but the recorded coin draws another "
+        f"token from it at {draws.failed:,} of {draws.tested:,}"
     )
-    return Suspect(Cause.Q_NOT_DRAWN, Proof.CONDITION, (line,), example=draws.check.example)
+    return Suspect(Cause.Q_NOT_DRAWN, Proof.CONDITION, (line,), example=draws.example)
 
 
 def _first(audit: Audit, names: Sequence[str]) -> Finding | None:
     """The first of these quantities that differs."""
     for name in names:
         finding = audit.finding(name)
-        if finding is not None and finding.check.result is CheckResult.FAILED and finding.items:
+        if finding is not None and finding.result is CheckResult.FAILED and finding.items:
             return finding
     return None
 
@@ -207,7 +206,7 @@ def _predicted(
         f"the {what} differs from the model for the first time in {a:,} of {a + b:,} steps where {prediction.where}, "
         f"in {c:,} of {c + d:,} others"
     )
-    example = next((item for item, yes in zip(items, held & differs, strict=True) if yes), finding.check.example)
+    example = next((item for item, yes in zip(items, held & differs, strict=True) if yes), finding.example)
     return Suspect(
         prediction.cause,
         Proof.CONDITION,
@@ -225,12 +224,12 @@ def _rules(case: Case, audit: Audit, target: Finding) -> Suspect | None:
     if not any(ruled):
         return None
     raw = [audit.finding(name) for name in ("target raw p", "target top tokens")]
-    known = [finding for finding in raw if finding is not None and finding.check.tested]
-    if not known or any(finding.check.result is CheckResult.FAILED for finding in known):
+    known = [finding for finding in raw if finding is not None and finding.tested]
+    if not known or any(finding.result is CheckResult.FAILED for finding in known):
         return None
     lines = [
-        f"p after the sampling rules differs from the model's at {target.check.failed:,} of {target.check.tested:,}, "
-        f"p before them at none of {known[0].check.tested:,}"
+        f"p after the sampling rules differs from the model's at {target.failed:,} of {target.tested:,}, "
+        f"p before them at none of {known[0].tested:,}"
     ]
     if target.sentence:
         lines.append(target.sentence)
@@ -241,28 +240,28 @@ def _rules(case: Case, audit: Audit, target: Finding) -> Suspect | None:
     )
     if not at_root:
         lines.append("so only below the root's children: the rules must follow a node's own path")
-    return Suspect(Cause.RULES_WRONG, Proof.CONDITION, tuple(lines), example=target.check.example)
+    return Suspect(Cause.RULES_WRONG, Proof.CONDITION, tuple(lines), example=target.example)
 
 
 def _final(case: Case, audit: Audit) -> Suspect | None:
     """The final token is not the model's choice, though p of every drafted token is."""
     p = audit.finding("target p")
     final = _first(audit, FINAL)
-    if final is None or p is None or p.check.result is not CheckResult.PASSED:
+    if final is None or p is None or p.result is not CheckResult.PASSED:
         return None
     items = zip(final.items, final.differs, strict=True)
     wrong = [case.by_key.get((item.request, item.index)) for item, differs in items if differs]
     lines = [
-        f"the final token is not the model's in {final.check.failed:,} of {plural(final.check.tested, 'step')}, p of "
-        f"all {p.check.tested:,} drafted tokens is"
+        f"the final token is not the model's in {final.failed:,} of {plural(final.tested, 'step')}, p of "
+        f"all {p.tested:,} drafted tokens is"
     ]
     above = sum(step is not None and step.part.parents is not None and _is_choice(step) for step in wrong)
     if above > 1:
         lines.append(f"it is the target's choice at another node that was tried in {above:,} of these")
     if not above and all(step is not None and _is_off_its_path(step) for step in wrong):
         lines.append("it comes behind accepted drafts there, in requests whose rules look at the output")
-        return Suspect(Cause.RULES_WRONG, Proof.CONDITION, tuple(lines), example=final.check.example)
-    return Suspect(Cause.FINAL_OTHER_NODE, Proof.CONDITION, tuple(lines), example=final.check.example)
+        return Suspect(Cause.RULES_WRONG, Proof.CONDITION, tuple(lines), example=final.example)
+    return Suspect(Cause.FINAL_OTHER_NODE, Proof.CONDITION, tuple(lines), example=final.example)
 
 
 def _is_off_its_path(step: Step) -> bool:

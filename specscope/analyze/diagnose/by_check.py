@@ -19,7 +19,7 @@ from specscope.analyze.diagnose.diagnosis import CHANCE, Diagnosis, Proof, Suspe
 from specscope.analyze.diagnose.failures import Failure, conditions, failures_of
 from specscope.analyze.diagnose.places import explains
 from specscope.analyze.diagnose.together import LOGPROBS
-from specscope.analyze.findings import Check, CheckResult
+from specscope.analyze.findings import CheckResult, Finding
 from specscope.analyze.locate.located import Location
 from specscope.analyze.verify.trial import Trial
 from specscope.trace.history.history import History
@@ -29,7 +29,7 @@ OF_THE_DRAFTER = (Cause.DRAFTER_KV, Cause.POSITIONS, Cause.DRAFT_VOCABULARY)
 OF_THE_TARGET = (Cause.TARGET_KV,)
 WHOLE = 0.995  # of a failed check: so much explained counts as all of it
 
-Explanation = Callable[[Case, Check], list[Suspect]]
+Explanation = Callable[[Case, Finding], list[Suspect]]
 EXPLAINS: Mapping[str, Explanation] = {  # by check of verify
     "probabilities": verdicts.probabilities,
     "rule of verification": verdicts.other_rule,
@@ -238,7 +238,7 @@ def _refuted(suspect: Suspect, audit: Audit | None) -> bool:
 
 def _agrees(audit: Audit, what: str) -> bool:
     """Whether all that was compared of the target or the drafter is the model's."""
-    checks = [finding.check for finding in audit.findings if finding.check.name.startswith(what)]
+    checks = [finding for finding in audit.findings if finding.name.startswith(what)]
     checks = [check for check in checks if check.tested]
     return bool(checks) and all(check.result is CheckResult.PASSED for check in checks)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.evidence.visits import Visit, visits
-from specscope.analyze.findings import Check, Reference
+from specscope.analyze.findings import Finding, Reference
 from specscope.analyze.verify.trial import Trial, judge
 from specscope.plans.plan import TreePlan, read_plan
 from specscope.trace.history.history import History
@@ -113,11 +113,11 @@ class Case:
 
     @property
     def evidence(self) -> Columns:
-        """The decode steps as arrays: what `Check.wrong` numbers."""
+        """The decode steps as arrays: what `Finding.wrong` numbers."""
         return self.trial.evidence
 
     @cached_property
-    def checks(self) -> dict[str, Check]:
+    def checks(self) -> dict[str, Finding]:
         """The checks of verify, by name."""
         return {check.name: check for check in self.trial.checks}
 

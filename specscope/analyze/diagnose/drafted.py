@@ -13,7 +13,7 @@ from specscope.analyze.diagnose.diagnosis import Proof, Suspect
 from specscope.analyze.diagnose.verdicts import MOSTLY, counted
 from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.evidence.columns import Columns
-from specscope.analyze.findings import Check
+from specscope.analyze.findings import Finding
 from specscope.analyze.verify.chance import Chances
 from specscope.analyze.verify.drafts import most_cached
 from specscope.analyze.verify.parameters import Nodes, q_bounds
@@ -27,19 +27,19 @@ FAR_MORE = "the drafter counts far more tokens as cached than it was fed"
 MOST = 2000  # nodes whose q is looked at
 
 
-def in_place(case: Case, check: Check) -> list[Suspect]:
+def in_place(case: Case, check: Finding) -> list[Suspect]:
     """Drafts that are right, but at another place than their own."""
     z = check.statistic or 0.0
     lines = (check.detail, f"{z:.0f} standard errors apart")
     return [Suspect(Cause.DRAFT_POSITION, Proof.CONDITION, lines, example=check.example, explained=check.failed)]
 
 
-def placeholders(case: Case, check: Check) -> list[Suspect]:
+def placeholders(case: Case, check: Finding) -> list[Suspect]:
     """One token that is drafted over and over, by no drafter's choice."""
     return [Suspect(Cause.DRAFT_PLACEHOLDERS, Proof.ROWS, (check.detail,), example=check.example)]
 
 
-def outside_vocabulary(case: Case, check: Check) -> list[Suspect]:
+def outside_vocabulary(case: Case, check: Finding) -> list[Suspect]:
     """Tokens that the drafter does not know: a wrong map, or padding where it is one token over and over."""
     c = case.evidence
     token, count = Counter(c.token[check.wrong].tolist()).most_common(1)[0]
@@ -50,7 +50,7 @@ def outside_vocabulary(case: Case, check: Check) -> list[Suspect]:
     return [Suspect(Cause.DRAFT_VOCABULARY, Proof.ROWS, tuple(lines), example=check.example)]
 
 
-def planned(case: Case, check: Check) -> list[Suspect]:
+def planned(case: Case, check: Finding) -> list[Suspect]:
     """Trees that were to be sampled and were not, or that lack nodes of the plan."""
     c = case.evidence
     drawn = np.zeros(len(c), np.bool_)
@@ -72,7 +72,7 @@ def planned(case: Case, check: Check) -> list[Suspect]:
     return suspects
 
 
-def likeliest_first(case: Case, check: Check) -> list[Suspect]:
+def likeliest_first(case: Case, check: Finding) -> list[Suspect]:
     """First children that are not their drafter's likeliest tokens: cut off, or drawn and recorded as deterministic."""
     c = case.evidence
     if cut := _first_tokens(c, check):
@@ -84,7 +84,7 @@ def likeliest_first(case: Case, check: Check) -> list[Suspect]:
     return []
 
 
-def _first_tokens(c: Columns, check: Check) -> Suspect | None:
+def _first_tokens(c: Columns, check: Finding) -> Suspect | None:
     """Whether only the first tokens are drafted, and wherever a draft is wrong the likeliest token lies beyond them."""
     e = c.parents
     parent = e.at_node
@@ -102,7 +102,7 @@ def _first_tokens(c: Columns, check: Check) -> Suspect | None:
     return Suspect(Cause.DRAFT_VOCABULARY, Proof.ROWS, (line,), example=check.example)
 
 
-def sorted_siblings(case: Case, check: Check) -> list[Suspect]:
+def sorted_siblings(case: Case, check: Finding) -> list[Suspect]:
     """Siblings drawn without replacement that are in falling order of q more often than chance puts them so."""
     more = (check.bias or 0.0) > 0
     lines = (f"of two siblings the likelier one comes first {'more' if more else 'less'} often: {check.detail}",)
@@ -115,13 +115,13 @@ def _all_falling(c: Columns) -> bool:
     return bool((c.q[c.elder[nodes]] >= c.q[nodes]).all())
 
 
-def fed_features(case: Case, check: Check) -> list[Suspect]:
+def fed_features(case: Case, check: Finding) -> list[Suspect]:
     """Rows that fed the head: zeros, normalised, or those of another position."""
     line = f"{check.detail}, and so with {counted(check)} that fed the head"
     return [Suspect(Cause.DRAFTER_FED, Proof.ROWS, (line,), example=check.example)]
 
 
-def drafters_cache(case: Case, check: Check) -> list[Suspect]:
+def drafters_cache(case: Case, check: Finding) -> list[Suspect]:
     """A draft model that counts tokens as cached that it was not fed: how many too many, and after what."""
     c = case.evidence
     limit = most_cached(c)
@@ -154,7 +154,7 @@ def _which_cache(c: Columns, step: int, excess: int) -> str:
     return "the drafter counts tokens as cached that were rejected" if excess <= drafted else FAR_MORE
 
 
-def other_q(case: Case, check: Check) -> list[Suspect]:
+def other_q(case: Case, check: Finding) -> list[Suspect]:
     """q that does not follow from the drafter's raw probability at its own parent.
 
     Another row is tried first: of the same step, or of the request's step before. Then one temperature that explains
@@ -182,7 +182,7 @@ def other_q(case: Case, check: Check) -> list[Suspect]:
     return [Suspect(Cause.Q_TEMPERATURE, Proof.ROWS, (line,), example=check.example, explained=explained)]
 
 
-def other_draws(case: Case, check: Check) -> list[Suspect]:
+def other_draws(case: Case, check: Finding) -> list[Suspect]:
     """Sampled drafts that do not follow their q: its likeliest tokens, or drawn from another distribution."""
     c, (draws, _) = case.evidence, Chances(case.evidence).drafted()
     likeliest, always = draws.likeliest, draws.likeliest.hits == draws.likeliest.count

@@ -12,7 +12,7 @@ from specscope.analyze.conditions import Condition, find
 from specscope.analyze.diagnose.case import Case
 from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.facts import facts_table
-from specscope.analyze.findings import Check, CheckResult, Reference
+from specscope.analyze.findings import CheckResult, Finding, Reference
 
 MOST = 2000  # items of either kind that a condition is looked for in
 CLEAR = 0.5  # the correlation from which on a condition is told
@@ -35,7 +35,7 @@ class Failure:
     """A check that failed, of verify or audit: what any fault that is named must account for."""
 
     judge: str
-    check: Check
+    check: Finding
     line: str  # what it found, in words
     condition: Condition | None = None  # of audit's; verify looks for none
 
@@ -51,10 +51,8 @@ def failures_of(case: Case, audit: Audit | None) -> list[Failure]:
         Failure("verify", check, f"verify, {check.name}: {check.detail or check.about}") for check in case.trial.failed
     ]
     if audit is not None:
-        wrong = [finding for finding in audit.findings if finding.check.result is CheckResult.FAILED]
-        failures += [
-            Failure("audit", finding.check, f"audit: {finding.sentence}", finding.condition) for finding in wrong
-        ]
+        wrong = [finding for finding in audit.findings if finding.result is CheckResult.FAILED]
+        failures += [Failure("audit", finding, f"audit: {finding.sentence}", finding.condition) for finding in wrong]
     return failures
 
 
@@ -72,7 +70,7 @@ def conditions(case: Case, failures: Sequence[Failure]) -> tuple[str, ...]:
     return tuple(sentences.values())[:SHOWN]
 
 
-def _condition(case: Case, check: Check) -> Condition | None:
+def _condition(case: Case, check: Finding) -> Condition | None:
     """The shortest rule over the facts of decode steps, or of tried nodes, that tells those that failed from others."""
     c = case.evidence
     if not len(check.wrong) or not len(c) or check.failed > ALWAYS * check.tested:
@@ -101,7 +99,7 @@ def _some(every: Indices, wrong: Indices) -> list[int]:
     return [int(item) for part in kept for item in part]
 
 
-def _steps(case: Case, check: Check) -> list[int]:
+def _steps(case: Case, check: Finding) -> list[int]:
     """The decode steps in which it failed, as the evidence numbers them."""
     c = case.evidence
     if check.unit == "request step":

@@ -13,7 +13,7 @@ from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import LOG_CHANCE, Proof, Suspect
 from specscope.analyze.diagnose.verdicts import MOSTLY, counted
 from specscope.analyze.evidence.arrays import Indices
-from specscope.analyze.findings import Check, CheckResult
+from specscope.analyze.findings import CheckResult, Finding
 from specscope.analyze.verify.drafts import draw_numbers
 from specscope.trace.history.wording import plural
 from specscope.trace.record.coins import Stream, coins
@@ -23,7 +23,7 @@ LOOKED_AT = 4000  # steps whose coins are computed again
 Key = Callable[[Step], tuple[int, Stream, int]]  # seed, stream, position
 
 
-def coins_unequal(case: Case, check: Check) -> list[Suspect]:
+def coins_unequal(case: Case, check: Finding) -> list[Suspect]:
     """Steps in which a coin comes twice: among nodes, or one that drew or judged a draft and the final token too."""
     c, suspects, rest = case.evidence, [], check.failed
     final = c.final_coin[c.step]
@@ -43,7 +43,7 @@ def coins_unequal(case: Case, check: Check) -> list[Suspect]:
     return suspects
 
 
-def coins_shared(case: Case, check: Check) -> list[Suspect]:
+def coins_shared(case: Case, check: Finding) -> list[Suspect]:
     """Coins that another step or request has too."""
     line = f"{counted(check)}: {check.detail}"
     return [Suspect(Cause.COINS, Proof.ROWS, (line,), example=check.example)]
@@ -112,7 +112,7 @@ def of_drafts(case: Case) -> CoinsOf:
     return CoinsOf(Stream.DRAFT, "those of the verdict on them", of)
 
 
-def wrong_key(case: Case, check: Check) -> list[Suspect]:
+def wrong_key(case: Case, check: Finding) -> list[Suspect]:
     """Coins that do not follow from seed and position: computed again from other keys."""
     line = f"the coins are not those of seed and position in {counted(check)}"
     suspects = _of_another_key(case, check.wrong, OF_VERDICTS, line)
@@ -122,7 +122,7 @@ def wrong_key(case: Case, check: Check) -> list[Suspect]:
     return _by_row(case, check, line) or _from_elsewhere(case, check, line, c.final_coin, c.final_coin[check.wrong])
 
 
-def wrong_draft_key(case: Case, check: Check) -> list[Suspect]:
+def wrong_draft_key(case: Case, check: Finding) -> list[Suspect]:
     """The same of coins that drew drafts."""
     c, line = case.evidence, f"the coins that drew drafts are not those of seed, position and draw at {counted(check)}"
     suspects = _of_another_key(case, np.unique(c.step[check.wrong]), of_drafts(case), line)
@@ -160,7 +160,7 @@ def _first_seed(case: Case) -> int:
     return next((step.params.seed for step in case.steps if step.params is not None), 0)
 
 
-def outside_intervals(case: Case, check: Check) -> list[Suspect]:
+def outside_intervals(case: Case, check: Finding) -> list[Suspect]:
     """Coins outside of their drafts' intervals, also where no sibling could have been moved or dropped."""
     c, wrong = case.evidence, check.wrong
     alone = wrong[np.bincount(c.row, minlength=c.rows)[c.row[wrong]] == 1]
@@ -171,7 +171,7 @@ def outside_intervals(case: Case, check: Check) -> list[Suspect]:
     return [Suspect(Cause.Q_NOT_DRAWN, Proof.CONDITION if below else Proof.SUM, (line,), example=check.example)]
 
 
-def _by_row(case: Case, check: Check, line: str) -> list[Suspect]:
+def _by_row(case: Case, check: Finding, line: str) -> list[Suspect]:
     """Whether wrong coins lie beyond the first row of a batch more often than by chance."""
     c, wrong = case.evidence, np.isin(np.arange(len(case.evidence)), check.wrong)
     rows = np.array([visit.row > 0 for visit in c.visits], np.bool_)
@@ -185,7 +185,7 @@ def _by_row(case: Case, check: Check, line: str) -> list[Suspect]:
     return [Suspect(Cause.COINS, Proof.CONDITION, (line, detail), example=check.example, chance=0.0)]
 
 
-def _from_elsewhere(case: Case, check: Check, line: str, every: Doubles, wrong: Doubles) -> list[Suspect]:
+def _from_elsewhere(case: Case, check: Finding, line: str, every: Doubles, wrong: Doubles) -> list[Suspect]:
     """Whether the wrong coins come more than once among all of their kind: shared between draws, steps or requests."""
     values, counts = np.unique(every, return_counts=True)
     shared = int(np.isin(wrong, values[(counts > 1) & (values > 0)]).sum())
@@ -195,7 +195,7 @@ def _from_elsewhere(case: Case, check: Check, line: str, every: Doubles, wrong: 
     return []
 
 
-def biased_draws(case: Case, check: Check) -> list[Suspect]:
+def biased_draws(case: Case, check: Finding) -> list[Suspect]:
     """Recovered tokens that do not follow the residual, where other final tokens follow p."""
     other = case.checks.get("other final draws")
     lines = [f"tokens drawn from residuals: {check.detail}"]
@@ -207,13 +207,13 @@ def biased_draws(case: Case, check: Check) -> list[Suspect]:
     return [Suspect(Cause.COINS, Proof.SUM, tuple(lines), example=check.example)]
 
 
-def coins_and_draws(case: Case, check: Check) -> list[Suspect]:
+def coins_and_draws(case: Case, check: Finding) -> list[Suspect]:
     """Coins that are correlated with what was drafted."""
     line = f"{check.name}: {check.detail}"
     return [Suspect(Cause.COINS, Proof.SUM, (line,), example=check.example)]
 
 
-def accepted_otherwise(case: Case, check: Check) -> list[Suspect]:
+def accepted_otherwise(case: Case, check: Finding) -> list[Suspect]:
     """Drafts that are accepted more often, or less, than their acceptance probabilities say."""
     line = f"{check.name}: {check.detail}"
     return [Suspect(Cause.RATIO_TEST, Proof.SUM, (line,), example=check.example)]

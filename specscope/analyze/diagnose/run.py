@@ -90,7 +90,7 @@ def _unseen(history: History, audited: Audit) -> Iterator[str]:
 
 def is_wrong(trial: Trial, audited: Audit) -> bool:
     """Whether verify or audit found something that has a place."""
-    return bool(trial.failed) or any(finding.check.result is CheckResult.FAILED for finding in audited.findings)
+    return bool(trial.failed) or any(finding.result is CheckResult.FAILED for finding in audited.findings)
 
 
 def rerun(
@@ -102,7 +102,7 @@ def rerun(
     from specscope.analyze.diagnose.rerun.models import Models
 
     case, models = Case.of(history, trial), Models(options)
-    failed = {finding.check.name for finding in audited.findings if finding.check.result is CheckResult.FAILED}
+    failed = {finding.name for finding in audited.findings if finding.result is CheckResult.FAILED}
     drafter = failed & {*DRAFTER}
     target = {name for name in failed if name.split()[0] in ("target", "final")}
     asked: list[tuple[str, Callable[[], list[Suspect]]]] = []

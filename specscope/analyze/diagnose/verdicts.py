@@ -15,7 +15,7 @@ from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import CHANCE, Proof, Suspect
 from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.evidence.columns import Columns
-from specscope.analyze.findings import Check, Reference
+from specscope.analyze.findings import Finding, Reference
 from specscope.analyze.verify.chance import surprisal
 from specscope.analyze.verify.exact import residual_p
 from specscope.analyze.verify.parents import of_all_p
@@ -29,7 +29,7 @@ MOSTLY = 0.8  # of what is wrong: what holds less often is no pattern
 ENOUGH = 3  # wrong places: fewer show no pattern
 
 
-def ratio(case: Case, check: Check) -> list[Suspect]:
+def ratio(case: Case, check: Finding) -> list[Suspect]:
     """Acceptance probabilities that are not min(1, p / q) of the p and q recorded beside them."""
     c, wrong = case.evidence, check.wrong
     lines = [f"the acceptance probability is not min(1, p / q) at {counted(check)}"]
@@ -39,7 +39,7 @@ def ratio(case: Case, check: Check) -> list[Suspect]:
     return [Suspect(Cause.RATIO_TEST, Proof.ROWS, tuple(lines), example=check.example)]
 
 
-def outcomes(case: Case, check: Check) -> list[Suspect]:
+def outcomes(case: Case, check: Finding) -> list[Suspect]:
     """Accepted where the coin is not below a, or rejected where it is: a wrong count, or another test."""
     if suspects := _of_the_step_before(case, check) or other_counts(case, check):
         return suspects
@@ -58,7 +58,7 @@ def outcomes(case: Case, check: Check) -> list[Suspect]:
     return [Suspect(Cause.RATIO_TEST, Proof.ROWS, tuple(lines), example=check.example)]
 
 
-def greedy_acceptance(case: Case, check: Check) -> list[Suspect]:
+def greedy_acceptance(case: Case, check: Finding) -> list[Suspect]:
     """A greedy draft that is accepted and is not the target's choice, or the other way round."""
     if suspects := _of_the_step_before(case, check) or other_counts(case, check):
         return suspects
@@ -71,18 +71,18 @@ def greedy_acceptance(case: Case, check: Check) -> list[Suspect]:
     return [Suspect(Cause.RATIO_TEST, Proof.ROWS, lines, example=check.example)]
 
 
-def log_probabilities(case: Case, check: Check) -> list[Suspect]:
+def log_probabilities(case: Case, check: Finding) -> list[Suspect]:
     """Log-probabilities that are not their tokens' own."""
     line = f"{counted(check)} have another log-probability than the evidence: {check.detail}"
     return [Suspect(Cause.LOGPROBS, Proof.ROWS, (line,), example=check.example)]
 
 
-def paths(case: Case, check: Check) -> list[Suspect]:
+def paths(case: Case, check: Finding) -> list[Suspect]:
     """Committed paths that are not the accepted nodes."""
     return other_counts(case, check)
 
 
-def _of_the_step_before(case: Case, check: Check) -> list[Suspect]:
+def _of_the_step_before(case: Case, check: Finding) -> list[Suspect]:
     """Wrong steps with the count and the final token of their request's step before, more often than other steps."""
     c = case.evidence
     wrong = set(np.unique(c.step[check.wrong]).tolist())
@@ -111,7 +111,7 @@ def _of_the_step_before(case: Case, check: Check) -> list[Suspect]:
     return [Suspect(Cause.VERDICT_LATE, Proof.ROWS, (line,), example=check.example, chance=chance)]
 
 
-def other_counts(case: Case, check: Check) -> list[Suspect]:
+def other_counts(case: Case, check: Finding) -> list[Suspect]:
     """How many drafts each wrong step committed, against how many its figures accept: another request's, or one off."""
     c = case.evidence
     due, committed = judged_right(c), c.depth_reached
@@ -206,7 +206,7 @@ def _as_long_by_chance(c: Columns, due: Indices, steps: Indices, by_record: dict
     return chance
 
 
-def trial_order(case: Case, check: Check) -> list[Suspect]:
+def trial_order(case: Case, check: Finding) -> list[Suspect]:
     """Siblings that were tried out of turn, or not at all."""
     c = case.evidence
     rows = np.unique(c.row[check.wrong])
@@ -224,7 +224,7 @@ def trial_order(case: Case, check: Check) -> list[Suspect]:
     return [Suspect(Cause.TRIAL_ORDER, Proof.ROWS, tuple(lines), example=check.example)]
 
 
-def later_p(case: Case, check: Check) -> list[Suspect]:
+def later_p(case: Case, check: Finding) -> list[Suspect]:
     """p at the second and later siblings, which does not follow from what was rejected before them."""
     c, wrong = case.evidence, check.wrong
     expected, _ = residual_p(c)
@@ -247,13 +247,13 @@ def _masses(c: Columns, node: int) -> float:
     return product
 
 
-def masses(case: Case, check: Check) -> list[Suspect]:
+def masses(case: Case, check: Finding) -> list[Suspect]:
     """Masses of residuals that p and q do not allow."""
     line = f"the mass of the residual is not what p and q leave at {counted(check)}"
     return [Suspect(Cause.RESIDUAL, Proof.ROWS, (line,), example=check.example)]
 
 
-def trial_q(case: Case, check: Check) -> list[Suspect]:
+def trial_q(case: Case, check: Finding) -> list[Suspect]:
     """q as tried is not q as drawn, over what earlier siblings left of it."""
     c = case.evidence
     causes, examples = Counter[Cause](), dict[Cause, Reference]()
@@ -289,7 +289,7 @@ def _which_q(c: Columns, node: int) -> Cause:
     return Cause.SIBLINGS_CHANGED if swapped else Cause.Q_OTHER_ROW
 
 
-def final_tokens(case: Case, check: Check) -> list[Suspect]:
+def final_tokens(case: Case, check: Finding) -> list[Suspect]:
     """Final tokens that were rejected just before, or that had no probability in what was left of p.
 
     Drawn from p, a rejected token comes out with probability p; drawn from q, with probability q. The one that better
@@ -322,7 +322,7 @@ def _against_p(c: Columns) -> Sum:
     return surprisal(e.final_p[steps], e.entropy[parent[steps]], e.varentropy[parent[steps]], steps)
 
 
-def final_shares(case: Case, check: Check) -> list[Suspect]:
+def final_shares(case: Case, check: Finding) -> list[Suspect]:
     """Final tokens that were not drawn with their p, over the mass that rejections left."""
     c, steps = case.evidence, check.wrong
     recovered, suspects = _recovered(c)[steps], list[Suspect]()
@@ -356,7 +356,7 @@ def final_shares(case: Case, check: Check) -> list[Suspect]:
     return suspects
 
 
-def greedy_tokens(case: Case, check: Check) -> list[Suspect]:
+def greedy_tokens(case: Case, check: Finding) -> list[Suspect]:
     """Greedy steps whose final token is not the target's choice, or whose p are not 0 and 1."""
     c, steps = case.evidence, check.wrong
     uncertain = np.zeros(len(c), np.bool_)
@@ -372,7 +372,7 @@ def _recovered(c: Columns) -> Bools:
     return c.children_at(c.rejected)[c.final_row] if len(c.token) else np.zeros(len(c), np.bool_)
 
 
-def parameters(case: Case, check: Check) -> list[Suspect]:
+def parameters(case: Case, check: Finding) -> list[Suspect]:
     """p that the sampling parameters cannot give: everywhere, or only below the root's children."""
     c = case.evidence
     depths = c.depth[check.wrong]
@@ -382,17 +382,17 @@ def parameters(case: Case, check: Check) -> list[Suspect]:
     return [Suspect(Cause.RULES_WRONG, Proof.CONDITION, (line,), example=check.example)]
 
 
-def probabilities(case: Case, check: Check) -> list[Suspect]:
+def probabilities(case: Case, check: Finding) -> list[Suspect]:
     """Figures that no probability can have."""
     line = f"figures are not numbers, or lie outside 0 to 1, in {counted(check)}: {check.detail}"
     return [Suspect(Cause.NOT_A_NUMBER, Proof.ROWS, (line,), example=check.example)]
 
 
-def other_rule(case: Case, check: Check) -> list[Suspect]:
+def other_rule(case: Case, check: Finding) -> list[Suspect]:
     """Steps under another rule than the run's."""
     return [Suspect(Cause.OTHER_RULE, Proof.ROWS, (f"{counted(check)}: {check.detail}",), example=check.example)]
 
 
-def counted(check: Check) -> str:
+def counted(check: Finding) -> str:
     """`3 of 41 steps`."""
     return f"{check.failed:,} of {plural(check.tested, check.unit)}"

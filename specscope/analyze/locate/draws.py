@@ -159,19 +159,18 @@ def _draws(case: Case, audit: Audit | None) -> Located | None:
     redrawn = None if audit is None else audit.finding(DRAWS)
     q = None if audit is None else audit.finding(OF_MODEL)
     operation = _operation(case, "draft draw", "the token that a coin draws from q")
-    if redrawn is not None and q is not None and q.check.result is CheckResult.FAILED:
+    if redrawn is not None and q is not None and q.result is CheckResult.FAILED:
         return None  # q itself differs: what is wrong lies before the draw, or q is recorded otherwise
-    if redrawn is not None and redrawn.check.result is CheckResult.FAILED:
-        differ = redrawn.check
-        agree = "" if q is None else f"q is the model's at all {plural(q.check.tested, 'node')}, but "
+    if redrawn is not None and redrawn.result is CheckResult.FAILED:
+        agree = "" if q is None else f"q is the model's at all {plural(q.tested, 'node')}, but "
         return Located(
             operation,
-            sentence=f"{agree}the coin draws another token at {differ.failed:,} of {plural(differ.tested, 'draw')}",
+            sentence=f"{agree}the coin draws another token at {redrawn.failed:,} of {plural(redrawn.tested, 'draw')}",
             looks=_beside(c, check.wrong) if check is not None and len(check.wrong) else "",
-            smallest=differ.detail,
-            where=differ.example,
-            explained=differ.failed,
-            differing=differ.failed,
+            smallest=redrawn.detail,
+            where=redrawn.example,
+            explained=redrawn.failed,
+            differing=redrawn.failed,
             unit="draw",
             proof=Proof.ROWS,
         )
@@ -187,7 +186,7 @@ def _draws(case: Case, audit: Audit | None) -> Located | None:
         differing=check.failed,
         unit="draw",
         proof=Proof.ROWS,
-        certain=redrawn is not None and redrawn.check.result is CheckResult.PASSED,
+        certain=redrawn is not None and redrawn.result is CheckResult.PASSED,
     )
 
 

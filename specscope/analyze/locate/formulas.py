@@ -13,8 +13,9 @@ import numpy as np
 
 from specscope.analyze.diagnose.case import Case
 from specscope.analyze.evidence.columns import Columns
-from specscope.analyze.findings import Check, CheckResult
+from specscope.analyze.findings import CheckResult, Finding
 from specscope.analyze.locate.code import code_of
+from specscope.analyze.locate.decided import ACCEPTANCE, FINAL, RESIDUAL, Q
 from specscope.analyze.locate.located import Located, Operation, Proof, Stage
 from specscope.trace.history.wording import plural
 from specscope.trace.record.tree import Doubles
@@ -86,7 +87,7 @@ def _path_before(c: Columns) -> Doubles:
     return c.by_rule.parent
 
 
-ACCEPTANCE, RESIDUAL, FINAL, ORDER = "acceptance", "residual", "final draw", "trial order"
+ORDER = "trial order"
 FORMULAS: Mapping[str, Formula] = {  # by the check of verify that fails where a figure is not its formula's
     "accept probability": Formula(
         ACCEPTANCE,
@@ -116,7 +117,7 @@ FORMULAS: Mapping[str, Formula] = {  # by the check of verify that fails where a
         },
     ),
     "q at trials": Formula(
-        "q",
+        Q,
         "q as a draft is tried",
         _q_tried,
         {
@@ -181,7 +182,7 @@ def located_formulas(case: Case) -> list[Located]:
     return list(clearest.values())
 
 
-def _located(case: Case, check: Check, formula: Formula) -> Located:
+def _located(case: Case, check: Finding, formula: Formula) -> Located:
     looks, count = _instead(case.evidence, check, formula)
     figures = f"{check.failed:,} of {plural(check.tested, check.unit or 'step')}"
     explained = f"; with {looks} it comes out as recorded at {count:,} of these" if looks else ""
@@ -198,7 +199,7 @@ def _located(case: Case, check: Check, formula: Formula) -> Located:
     )
 
 
-def _instead(c: Columns, check: Check, formula: Formula) -> tuple[str, int]:
+def _instead(c: Columns, check: Finding, formula: Formula) -> tuple[str, int]:
     """What stands in place of the right figure, and at how many wrong items; "" where nothing known does."""
     if formula.recorded is None or not len(check.wrong):
         return "", 0

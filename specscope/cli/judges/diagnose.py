@@ -107,7 +107,7 @@ def _examine(
             from specscope.measure.locate.locate import locate
 
             assert options is not None  # audit needs them
-            return locate(history, file, options, progress=progress, audited=audited, little=little)
+            return locate(history, file, options, progress=progress, audited=audited, trial=trial, little=little)
 
         diagnosis = examine(
             reader.history,

@@ -8,8 +8,8 @@ rule, over the engine's own p, q and coins. So the first that differs is where i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ from specscope.analyze.locate.decided import (
     decide,
     interval_of,
 )
-from specscope.analyze.locate.located import FedRow, Held, Located, Operation, Stage, Walk
+from specscope.analyze.locate.located import FedRow, Held, Located, Operation, Proof, Stage, Walk
 from specscope.analyze.locate.model import sampling
 from specscope.analyze.locate.model.other_rows import Places
 from specscope.analyze.locate.model.rules import search_rows
@@ -81,6 +81,17 @@ SHOWN = {
     "final_p": "the p of the final token",
     "token": "how far the coin lies from the token's interval",
 }
+
+
+class DecidedFigure(NamedTuple):
+    """One figure of a step: the engine's, beside what the formulas give."""
+
+    operation: str
+    what: str
+    node: int | None
+    ours: float
+    right: float
+    allowed: float
 
 
 @dataclass(frozen=True)
@@ -173,7 +184,7 @@ class DecisionWatch:
                 asked["p"].append((one, {node: rows[node + 1] for node in judged.rows}))
             if draft.q:
                 asked["q"].append(self._drawn(step, judged, contexts, draft))
-            self._decide(part, judged, draft, rows, verdict, now.parents[place], logits)
+            self._decide(part, judged, draft, rows, verdict, now.parents[place])
             self.steps += 1
         for what, some in asked.items():
             self._ruled(self.sides[what], some)
@@ -253,20 +264,13 @@ class DecisionWatch:
                 certain=False,
             )
         located = found.located
-        operation = Operation(Stage.SAMPLING, located.operation.name, located.operation.words, code)
-        sentence = f"{counts}; {located.sentence.replace('as recorded', 'as the engine has it')}"
-        smallest = located.smallest.replace("recorded", "in the engine")
-        return Located(
-            operation,
-            sentence,
-            located.looks,
-            smallest,
-            located.where,
-            located.explained,
-            located.differing,
-            located.unit,
-            located.certain,
-            located.runner_up,
+        return replace(
+            located,
+            operation=replace(located.operation, stage=Stage.SAMPLING, code=code),
+            sentence=f"{counts}; {located.sentence.replace('as recorded', 'as the engine has it')}",
+            smallest=located.smallest.replace("recorded", "in the engine"),
+            proof=Proof.PLACE,
+            spoiled=0,
         )
 
     # From p, q and coins to what is committed
@@ -279,7 +283,6 @@ class DecisionWatch:
         rows: Tensor,
         verdict: Verdict,
         notes: ParentNotes | None,
-        logits: Tensor,
     ) -> None:
         given = GivenStep(
             verdict.rule,
@@ -291,12 +294,9 @@ class DecisionWatch:
         )
         row = lambda node: FedRow(_position(part, node), _token(part, node), node)  # noqa: E731
         final = FedRow(part.position + 1 + len(verdict.path), verdict.token)
-        for operation, figure in _figures(
-            given, verdict, self.contexts[part.request].params.seed, part.position, notes
-        ):
-            node = figure[1]
-            where = judged.at(node)
-            compared = TwoFigures(where, final if node is None else row(node), figure[0], *figure[2:])
+        seed = self.contexts[part.request].params.seed
+        for operation, what, node, *figures in _figures(given, verdict, seed, part.position, notes):
+            compared = TwoFigures(judged.at(node), final if node is None else row(node), what, *figures)
             self.held.setdefault(operation, []).append(compared)
             if compared.differs:
                 if len(steps := self.wrong.setdefault(operation, [])) < KEPT:
@@ -376,7 +376,7 @@ def _looks(steps: Sequence[tuple[GivenStep, Verdict]]) -> str:
         same = 0
         for given, verdict in steps:
             figures = _decided(given, verdict, decide(given, verdict.outcome, mistake))
-            same += all(abs(ours - right) <= allowed for _, (_, _, ours, right, allowed) in figures)
+            same += all(abs(each.ours - each.right) <= each.allowed for each in figures)
         if steps and same >= MOST * len(steps):
             return mistake.name
     return ""
@@ -396,27 +396,25 @@ class _LazyRows(dict[int, Doubles]):
 
 def _figures(
     given: GivenStep, verdict: Verdict, seed: int, position: int, notes: ParentNotes | None
-) -> Iterator[tuple[str, tuple[str, int | None, float, float, float]]]:
+) -> Iterator[DecidedFigure]:
     """(Operation, (what, node, ours, right, allowed)) of a step in the order of deciding."""
     tree = given.tree
     due = coins_at(np.array([seed], np.uint64), Stream.VERIFY, np.array([position]), np.array([len(tree) + 1]))
     recovered = verdict.kind is FinalKind.RECOVERED
     for node in range(len(tree)):
         first = tree.children(int(tree.parent[node]))[0] if given.rule == MATCH and verdict.outcome[node] else node
-        yield COIN, ("the coin", node, float(verdict.coin[node]), float(due[first + 1]), 0.0)
+        yield DecidedFigure(COIN, "the coin", node, float(verdict.coin[node]), float(due[first + 1]), 0.0)
     if not (given.rule == MATCH and recovered):
-        yield COIN, ("the final coin", None, verdict.final_coin, float(due[0]), 0.0)
+        yield DecidedFigure(COIN, "the final coin", None, verdict.final_coin, float(due[0]), 0.0)
     for node, above in enumerate(tree.parent.tolist()):
         right = float(given.p[above][tree.token[node]])
-        yield P, ("p", node, float(verdict.p[node]), right, 1e-6 * right + 1e-12)
+        yield DecidedFigure(P, "p", node, float(verdict.p[node]), right, 1e-6 * right + 1e-12)
     yield from _decided(given, verdict, decided := decide(given, verdict.outcome))
     if notes is not None and decided.left is not None:
         yield from _spreads(given, decided, notes)
 
 
-def _decided(
-    given: GivenStep, verdict: Verdict, decided: Decided
-) -> Iterator[tuple[str, tuple[str, int | None, float, float, float]]]:
+def _decided(given: GivenStep, verdict: Verdict, decided: Decided) -> Iterator[DecidedFigure]:
     """The same of the verdict alone, beside what the formulas give."""
     for figure in decided.figures:
         if figure.field == "kind":
@@ -424,59 +422,43 @@ def _decided(
                 verdict.kind is decided.kind
                 and (int(verdict.path[-1]) if len(verdict.path) else ROOT) == decided.accepted
             )
-            yield figure.operation, ("kind", None, float(same), 1.0, 0.0)
+            yield DecidedFigure(figure.operation, "kind", None, float(same), 1.0, 0.0)
         else:
             ours = float(getattr(verdict, figure.field)[figure.node])
-            yield figure.operation, (figure.field, figure.node, ours, figure.right, figure.allowed)
+            yield DecidedFigure(figure.operation, figure.field, figure.node, ours, figure.right, figure.allowed)
     if decided.left is not None and decided.drawn_from is not None:
         yield from _final(decided, verdict)
 
 
-def _final(decided: Decided, verdict: Verdict) -> Iterator[tuple[str, tuple[str, int | None, float, float, float]]]:
+def _final(decided: Decided, verdict: Verdict) -> Iterator[DecidedFigure]:
     """The final token: its coin lies in its interval, and its p is what is left of p there."""
     assert decided.left is not None
     assert decided.drawn_from is not None
     left, off = decided.left.value, decided.left.error
     low, high = interval_of(decided.drawn_from, verdict.token)
     away = max(low - decided.final_coin, decided.final_coin - high, 0.0) if high > low else 1.0
-    yield FINAL, ("token", None, away, 0.0, off + SUM)
+    yield DecidedFigure(FINAL, "token", None, away, 0.0, off + SUM)
     right = float(left[verdict.token]) / float(left.sum())
-    yield FINAL, ("final_p", None, verdict.final_p, right, off + SUM * right + 1e-9)
+    yield DecidedFigure(FINAL, "final_p", None, verdict.final_p, right, off + SUM * right + 1e-9)
 
 
-def _spreads(
-    given: GivenStep, decided: Decided, notes: ParentNotes
-) -> Iterator[tuple[str, tuple[str, int | None, float, float, float]]]:
+def _spreads(given: GivenStep, decided: Decided, notes: ParentNotes) -> Iterator[DecidedFigure]:
     """Entropies of what was sampled from, at the parents that were tried and of the final token."""
     assert decided.left is not None
     for place, node in enumerate(notes.node.tolist()):
-        right = _entropy(given.p[node])
-        yield (
-            ENTROPY,
-            (
-                "the entropy of p",
-                None if node == ROOT else node,
-                float(notes.entropy[place]),
-                right,
-                2e-4 * (1 + right),
-            ),
-        )
-        children = given.children(node)
-        if given.tree.drawn[children[0]] != Drawn.DETERMINISTIC:
-            right = _entropy(given.q[node])
-            yield (
-                ENTROPY,
-                (
-                    "the entropy of q",
-                    None if node == ROOT else node,
-                    float(notes.q_entropy[place]),
-                    right,
-                    2e-4 * (1 + right),
-                ),
-            )
-    right = _entropy(decided.left.value)
-    allowed = 2e-4 * (1 + right) + 40 * decided.left.error
-    yield ENTROPY, ("the entropy of what the final token is drawn from", None, notes.final_entropy, right, allowed)
+        of_node = None if node == ROOT else node
+        yield _spread("the entropy of p", of_node, notes.entropy[place], given.p[node])
+        if given.tree.drawn[given.children(node)[0]] != Drawn.DETERMINISTIC:
+            yield _spread("the entropy of q", of_node, notes.q_entropy[place], given.q[node])
+    left = decided.left
+    yield _spread(
+        "the entropy of what the final token is drawn from", None, notes.final_entropy, left.value, 40 * left.error
+    )
+
+
+def _spread(what: str, node: int | None, ours: float, row: Doubles, off: float = 0.0) -> DecidedFigure:
+    right = _entropy(row)
+    return DecidedFigure(ENTROPY, what, node, float(ours), right, 2e-4 * (1 + right) + off)
 
 
 def _entropy(row: Doubles) -> float:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from specscope.analyze.audit.audit import Audit, audit, of_drafter
 from specscope.analyze.audit.options import Options, Progress
-from specscope.analyze.diagnose.case import Case
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.locate.located import Located, Location, Operation, Stage, ranked
+from specscope.analyze.verify.trial import Trial
 from specscope.errors import UserError, first_line
 from specscope.live.start import start_engine
 from specscope.measure.locate.drive import MakeEngine
@@ -20,15 +19,9 @@ from specscope.trace.history.wording import plural
 from specscope.trace.record.notes import text_part
 from specscope.trace.record.records import RunInfo
 
-REQUESTS = 4  # that are watched where the models disagree, and where nothing says where to look
-ROWS = 3000  # that are compared at most, unless a place is named
 LOOKUP = "drafter tree"  # the finding of audit on text lookup
 OF_RULES = {"p": ("target p", "final p"), "q": ("draft p",)}  # what the sampling rules make
 FAULTS = (UserError, RuntimeError, ValueError, LookupError, TypeError, ArithmeticError, AssertionError, AttributeError)
-
-
-if TYPE_CHECKING:
-    from specscope.analyze.diagnose.rerun.models import Models
 
 
 def locate(
@@ -40,13 +33,14 @@ def locate(
     stages: Sequence[Stage] = tuple(Stage),
     progress: Progress = lambda *_: None,
     audited: Audit | None = None,
+    trial: Trial | None = None,
     make: MakeEngine | None = None,
     little: bool = False,
 ) -> Location:
     """Walk both sides to the first operation that differs. Raises UserError where nothing can be looked at.
 
-    `audited`: an audit of the same run, where there is one; `make`: what builds the engine; `little`: nothing is known
-    to be wrong, and a few steps of one request are walked.
+    `audited`, `trial`: what audit and verify gave of the same run, where that is known; `make`: what builds the engine;
+    `little`: nothing is known to be wrong, and a few steps of one request are walked.
     """
     began = time.perf_counter()
     run = history.run
@@ -54,7 +48,7 @@ def locate(
         raise UserError(f"{source} does not say what ran (its header is missing)")
     audited = audit(history, source, options, progress) if audited is None else audited
     build = make or (lambda config: start_engine(config, lambda what: progress(what, 0, 0)))
-    ask, findings = Question(history, options, audited, place, build, progress, little), Findings()
+    ask, findings = Question(history, options, audited, place, build, progress, little, trial), Findings()
     for name, look in _looks(run, stages, little=little).items():
         progress(f"looking at the {name}", 0, 0)
         try:
@@ -64,7 +58,7 @@ def locate(
             findings.left_out.append(f"{name}: {why}")
     findings.merge()
     if little and findings.located:  # now something is known to be wrong
-        return locate(history, source, options, progress=progress, audited=audited, make=make)
+        return locate(history, source, options, progress=progress, audited=audited, trial=ask.case.trial, make=make)
     if tuple(stages) == tuple(Stage) and not little:
         findings.unplaced += _without_place(ask, findings)
     return Location(
@@ -103,8 +97,8 @@ def _without_place(ask: Question, findings: Findings) -> list[str]:
     located = {item.operation.stage for item in findings.located}
     lines = []
     for finding in ask.audited.findings:
-        sides = {Stage.DRAFTER, Stage.DRAWS} if of_drafter(finding.check.name) else {Stage.TARGET}
-        if finding.check.failed and not located & {*sides, Stage.TARGET, Stage.SAMPLING, Stage.VERDICT}:
+        sides = {Stage.DRAFTER, Stage.DRAWS} if of_drafter(finding.name) else {Stage.TARGET}
+        if finding.failed and not located & {*sides, Stage.TARGET, Stage.SAMPLING, Stage.VERDICT}:
             lines.append(f"audit: {finding.sentence}")
     if not located and not lines:
         failed = [check for check in ask.case.checks.values() if check.result is CheckResult.FAILED]
@@ -115,11 +109,10 @@ def _without_place(ask: Question, findings: Findings) -> list[str]:
 def _lookup(ask: Question, findings: Findings) -> None:
     """Text lookup as a drafter: audit searches the text again."""
     finding = ask.audited.finding(LOOKUP)
-    if finding is None or not finding.check.tested or (ask.history.run and not text_part(ask.history.run.drafter)):
+    if finding is None or not finding.tested or (ask.history.run and not text_part(ask.history.run.drafter)):
         return
-    check = finding.check
-    if not check.failed:
-        findings.ruled_out.append(f"the drafter: its tree is what the text gives in {plural(check.tested, 'step')}")
+    if not finding.failed:
+        findings.ruled_out.append(f"the drafter: its tree is what the text gives in {plural(finding.tested, 'step')}")
         return
     run = ask.history.run
     file = (
@@ -130,12 +123,12 @@ def _lookup(ask: Question, findings: Findings) -> None:
     findings.located.append(
         Located(
             Operation(Stage.DRAFTER, "lookup", "the lookup in the text", f"specscope/speculate/drafters/{file}"),
-            f"the drafted tree is not what the text gives in {check.failed:,} of {plural(check.tested, 'step')}",
+            f"the drafted tree is not what the text gives in {finding.failed:,} of {plural(finding.tested, 'step')}",
             finding.sentence if finding.condition is not None else "",
-            check.detail,
-            check.example,
-            explained=check.failed,
-            differing=check.failed,
+            finding.detail,
+            finding.example,
+            explained=finding.failed,
+            differing=finding.failed,
             unit="step",
             certain=False,
         )
@@ -163,20 +156,14 @@ def _elsewhere(ask: Question, findings: Findings) -> None:
     raise UserError(f"{engine} is not run again here: its evidence is searched alone")
 
 
-def _evidence(ask: Question) -> tuple[Case, Models]:
-    from specscope.analyze.diagnose.rerun.models import Models
-
-    return ask.case, Models(ask.options)
-
-
 def _sampling(ask: Question, findings: Findings) -> None:
     """From logits to p and q."""
     from specscope.analyze.locate.model.rules import located_sampling
 
-    case, models = _evidence(ask)
+    case, models = ask.case, ask.models
     sides = [("p", False)] + ([("q", True)] if ask.options.draft is not None else [])
     for name, drafter in sides:
-        checks = [item.check for item in ask.audited.findings if item.check.name in OF_RULES[name]]
+        checks = [item for item in ask.audited.findings if item.name in OF_RULES[name]]
         located = located_sampling(case, ask.audited, models, drafter=drafter)
         findings.located += located
         tested = sum(check.tested for check in checks)
@@ -191,7 +178,7 @@ def _verdicts(ask: Question, findings: Findings) -> None:
     from specscope.analyze.locate.formulas import located_formulas
     from specscope.analyze.locate.model.verdicts import located_verdicts
 
-    case, models = _evidence(ask)
+    case, models = ask.case, ask.models
     located = located_verdicts(case, ask.audited, models)
     located = located or ([] if findings.located else located_formulas(case))
     findings.located += located
@@ -205,7 +192,7 @@ def _draws(ask: Question, findings: Findings) -> None:
     """From coins to drafted tokens."""
     from specscope.analyze.locate.draws import located_draws
 
-    case, _ = _evidence(ask)
+    case = ask.case
     located = located_draws(case, ask.audited)
     findings.located += located
     interval = case.checks.get("draft coins in their intervals")

@@ -10,8 +10,10 @@ from specscope.analyze.audit.audit import Audit, of_drafter, step_numbers
 from specscope.analyze.audit.contexts import Contexts, contexts_of
 from specscope.analyze.audit.options import ModelSource, Options, Progress
 from specscope.analyze.diagnose.case import Case
+from specscope.analyze.diagnose.rerun.models import Models
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.locate.located import Located, Stage, Walk
+from specscope.analyze.verify.trial import Trial
 from specscope.errors import UserError
 from specscope.measure.locate.drive import MakeEngine
 from specscope.trace.history.history import History, PlaceName
@@ -66,11 +68,17 @@ class Question:
     make: MakeEngine
     progress: Progress
     little: bool = False
+    trial: Trial | None = None  # what verify gave, where it has run
 
     @cached_property
     def case(self) -> Case:
         """The run laid out."""
-        return Case.of(self.history)
+        return Case.of(self.history, self.trial)
+
+    @cached_property
+    def models(self) -> Models:
+        """The models, each loaded once for all that searches the evidence."""
+        return Models(self.options)
 
     @property
     def target_named(self) -> str:
@@ -108,10 +116,10 @@ def _differing(audited: Audit, *, drafter: bool) -> dict[str, int]:
     """By request, the first engine step in which target (or drafter) differs."""
     first: dict[str, int] = {}
     for finding in audited.findings:
-        name = finding.check.name
+        name = finding.name
         if name in ("context", "committed tokens") or of_drafter(name) != drafter:
             continue
-        if finding.check.result is not CheckResult.FAILED or not (drafter or "raw" in name or "top" in name):
+        if finding.result is not CheckResult.FAILED or not (drafter or "raw" in name or "top" in name):
             continue
         for item, wrong in zip(finding.items, finding.differs, strict=True):
             if wrong:

@@ -63,11 +63,11 @@ def margins(
     return np.where(match | ~decided | (sure == 0) | (sure == 1), 1.0, away)
 
 
-def log_odds(p: NDArray[Any]) -> NDArray[Any]:
-    """Of probabilities."""
+def log_odds(p: NDArray[Any], low: float = 0.0, high: float = 1.0) -> NDArray[Any]:
+    """Of probabilities; of those beyond `low` and `high`, of these."""
+    kept = np.clip(p, low, high)
     with np.errstate(divide="ignore", invalid="ignore"):
-        odds: NDArray[Any] = np.log(p) - np.log1p(-p)
-    return odds
+        return np.asarray(np.log(kept) - np.log1p(-kept))
 
 
 def near(p: NDArray[Any], border: NDArray[Any], dtype: str) -> NDArray[np.bool_]:

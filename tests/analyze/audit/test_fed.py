@@ -64,6 +64,6 @@ def test_one_token_that_is_not_the_texts_is_named_with_its_step(healthy):
         parts = tuple(other if part == step else part for part in record.requests)
         changed.append(dataclasses.replace(record, requests=parts))
     found = fed(changed)
-    assert found.check.failed == 1
-    assert (found.check.example.request, found.check.example.index) == ("r1", step.index)
-    assert f"at position {step.notes.fed_position[0]}, the text has" in found.check.detail
+    assert found.failed == 1
+    assert (found.example.request, found.example.index) == ("r1", step.index)
+    assert f"at position {step.notes.fed_position[0]}, the text has" in found.detail

@@ -81,7 +81,7 @@ def test_what_a_rejected_draft_left_in_the_state_is_found_where_it_begins(models
     history = recorded(length=1, calls=6)
     found = audit(history, "run.jsonl", models[2])
     tops = found.finding("target top tokens")
-    assert tops.check.failed > 20
+    assert tops.failed > 20
     assert "drafted tokens rejected before >= 1, at 0 of" in tops.sentence
     monkeypatch.undo()
     diagnosis = examine(history, "run.jsonl", models[2])

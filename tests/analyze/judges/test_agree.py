@@ -27,7 +27,7 @@ def contradictions(history, audited: Audit | None = None):
     failed = {check.name for check in trial.failed}
     differing = set()
     if audited is not None:
-        differing = {one.check.name for one in audited.findings if one.check.result is CheckResult.FAILED}
+        differing = {one.name for one in audited.findings if one.result is CheckResult.FAILED}
     lines = [f"{line}" for line in found.left_out if "could not be asked" in line]
     # What verify convicts, diagnose reports: by a fault from which it follows, or as unexplained
     for name in failed | differing:

@@ -82,7 +82,7 @@ def test_a_choice_among_the_first_tokens_is_told_by_what_the_drafter_would_choos
     options = audit_options(history, str(TARGET), str(DRAFT), 100)
     finding = audit(history, str(path), options).finding("drafter tokens")
     assert finding is not None
-    assert finding.check.failed > 20
+    assert finding.failed > 20
     assert "token id that the drafter would choose >= " in finding.sentence
     assert finding.condition is not None
     assert finding.condition.hits_in == finding.condition.total_in

@@ -16,7 +16,7 @@ from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import Proof, Suspect
 from specscope.analyze.diagnose.failures import Failure
 from specscope.analyze.diagnose.text import render_diagnosis
-from specscope.analyze.findings import Check, CheckResult, Exit
+from specscope.analyze.findings import CheckResult, Exit, Finding
 from specscope.analyze.verify.trial import judge
 from specscope.trace.record.records import Outcome, Preceded
 from tests.analyze.compare.runs import Made, make
@@ -193,7 +193,7 @@ def test_when_it_happens_is_said_by_recorded_facts():
 
 
 def failure(name, failed, tested):
-    return Failure("audit", Check(name, CheckResult.FAILED, "", tested, failed, unit="node"), f"{name} differs")
+    return Failure("audit", Finding(name, CheckResult.FAILED, "", tested, failed, unit="node"), f"{name} differs")
 
 
 def test_the_cause_that_explains_more_comes_first():

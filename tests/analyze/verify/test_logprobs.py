@@ -32,7 +32,7 @@ def ran(bench, name, rule, count=3):
 def test_a_healthy_run_passes_whatever_shapes_its_tokens(bench, name, rule, count):
     engine, history = ran(bench, name, rule, count)
     emitted = sum(part.emitted for record in history.steps for part in record.requests)
-    for found in (check(history, NAME), bench.audit(engine, history).finding(NAME).check):
+    for found in (check(history, NAME), bench.audit(engine, history).finding(NAME)):
         assert (found.result, found.tested, found.unit) == (CheckResult.PASSED, emitted, "token")
 
 
@@ -73,7 +73,7 @@ def test_a_fault_is_named_by_verify_and_by_audit_alone(bench, fault):
     history = edited(healthy, FAULTS[fault])
     trial, audited = judge(history, source="run"), bench.audit(engine, history)
     assert [failed.name for failed in trial.failed] == [NAME]
-    assert [finding.check.name for finding in audited.findings if finding.check.failed] == [NAME]
+    assert [finding.name for finding in audited.findings if finding.failed] == [NAME]
     for judges in ({"verify": trial}, {"verify": judge(healthy, source="run"), "audit": audited}):
         found = diagnose(history, **judges)
         assert [suspect.cause for suspect in found.faults] == [Cause.LOGPROBS]

@@ -97,13 +97,13 @@ def other_decisions(case: Case, models: Models, audit: Audit) -> list[Suspect]:
 def _is_ruled(audit: Audit) -> bool:
     """Whether p is wrong and what it is made of is right."""
     raw, p = audit.finding("target raw p"), audit.finding("target p")
-    return raw is not None and raw.check.result is CheckResult.PASSED and p is not None and p.check.failed > 0
+    return raw is not None and raw.result is CheckResult.PASSED and p is not None and p.failed > 0
 
 
 def _is_drawn(audit: Audit) -> bool:
     """Whether q is wrong, and the drafter's raw probabilities are right, or not recorded."""
     raw, q = audit.finding("drafter top tokens"), audit.finding("draft p")
-    return (raw is None or raw.check.result is not CheckResult.FAILED) and q is not None and q.check.failed > 0
+    return (raw is None or raw.result is not CheckResult.FAILED) and q is not None and q.failed > 0
 
 
 def drafter_mistakes(case: Case, models: Models, audit: Audit) -> list[Suspect]:

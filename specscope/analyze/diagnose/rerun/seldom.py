@@ -37,7 +37,7 @@ def onsets(case: Case, audit: Audit, names: Sequence[str]) -> list[Begin]:
     first: dict[str, int] = {}
     for name in names:
         finding = audit.finding(name)
-        if finding is None or finding.check.result is not CheckResult.FAILED:
+        if finding is None or finding.result is not CheckResult.FAILED:
             continue
         for item, differs in zip(finding.items, finding.differs, strict=True):
             if differs:

@@ -83,7 +83,7 @@ def located_sampling(case: Case, audit: Audit, models: Models, *, drafter: bool)
 def search_sampling(case: Case, audit: Audit, models: Models, *, drafter: bool) -> SampledFault | None:
     """The same, with the search behind it."""
     what, raw = ("q", "raw q") if drafter else ("p", "raw p")
-    failed = {finding.check.name for finding in audit.findings if finding.check.result is CheckResult.FAILED}
+    failed = {finding.name for finding in audit.findings if finding.result is CheckResult.FAILED}
     if failed & {*RULED[raw]}:
         what = raw  # what follows differs too: only what makes the logits differ is asked about
     elif not failed & {*RULED[what]} and not (what == "p" and (_other_finals(case) or _from_nothing(case))):
@@ -97,7 +97,7 @@ def search_sampling(case: Case, audit: Audit, models: Models, *, drafter: bool) 
     if not places.every:
         return None
     items = [*_items(case, audit, places, rows, what)]
-    known = {finding.check.name for finding in audit.findings if finding.check.result is CheckResult.PASSED}
+    known = {finding.name for finding in audit.findings if finding.result is CheckResult.PASSED}
     return search_rows(case, rows, items, logits_right=what != raw and bool(known & {*RULED[raw]}))
 
 

@@ -31,6 +31,7 @@ from specscope.analyze.locate.model.variants import (
     cut,
     dials,
 )
+from specscope.trace.record.rules import log_odds
 
 FEW = 10  # tokens that differ, on which every change is tried first
 FULL = 14  # changes that are tried on all tokens
@@ -418,8 +419,7 @@ def _apart(off: Array) -> float:
 
 def _odds(p: Array) -> Array:
     """Log odds of probabilities; those of 0 and 1 are far away."""
-    clipped = np.clip(p, 1e-12, 1 - 1e-12)
-    return np.asarray(np.log(clipped) - np.log1p(-clipped))
+    return log_odds(p, 1e-12, 1 - 1e-12)
 
 
 def _pieces(places: Sequence[int], vocab: int) -> Iterable[Sequence[int]]:
