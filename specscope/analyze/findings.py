@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any
@@ -66,14 +66,6 @@ class Reference:
     def command(self, source: str) -> str:
         """The command that shows it."""
         return f"specscope replay {shell_word(f'{source}#{self}')}"
-
-
-@dataclass(frozen=True)
-class Unit:
-    """What a check tests one by one: its name in the singular, and where each of them is."""
-
-    name: str
-    where: Callable[[int], Reference]
 
 
 def _none() -> NDArray[np.int64]:

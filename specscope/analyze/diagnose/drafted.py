@@ -14,9 +14,9 @@ from specscope.analyze.diagnose.verdicts import MOSTLY, counted
 from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.findings import Finding
-from specscope.analyze.verify.chance import Chances
+from specscope.analyze.verify.chance import drafted
 from specscope.analyze.verify.drafts import most_cached
-from specscope.analyze.verify.parameters import Nodes, q_bounds
+from specscope.analyze.verify.parameters import q_bounds
 from specscope.analyze.verify.parents import NATS
 from specscope.trace.history.wording import plural
 from specscope.trace.record.records import Preceded
@@ -173,7 +173,7 @@ def other_q(case: Case, check: Finding) -> list[Suspect]:
     temperature, fits = _one_temperature(c, nodes)
     if fits < MOSTLY * len(nodes):
         return []
-    wanted = float(np.median(Nodes.of(c).temperature[nodes]))
+    wanted = float(np.median(c.parameter("temperature")[nodes]))
     line = (
         f"q is the drafter's at temperature {temperature:.2g}, the requests' is {wanted:g}: so at {fits:,} of "
         f"{plural(len(nodes), 'node')} whose q does not follow from the requests' temperature"
@@ -184,8 +184,10 @@ def other_q(case: Case, check: Finding) -> list[Suspect]:
 
 def other_draws(case: Case, check: Finding) -> list[Suspect]:
     """Sampled drafts that do not follow their q: its likeliest tokens, or drawn from another distribution."""
-    c, (draws, _) = case.evidence, Chances(case.evidence).drafted()
-    likeliest, always = draws.likeliest, draws.likeliest.hits == draws.likeliest.count
+    c, (draws, _) = case.evidence, drafted(case.evidence)
+    likeliest = draws.likeliest
+    assert likeliest is not None
+    always = likeliest.hits == likeliest.count
     if (c.sibling > 0).any() and not always:  # siblings that are sorted, pruned or swapped are another matter
         return []
     side = "likelier" if draws.bias < 0 else "less likely"
@@ -225,10 +227,9 @@ def _one_temperature(c: Columns, nodes: Indices) -> tuple[float, int]:
 
 def _within(c: Columns, nodes: Indices, temperature: float) -> Bools:
     """Which nodes' q follow from their drafter's likeliest tokens at a temperature, 1 % to either side."""
-    n = Nodes.of(c)
-    inside = np.zeros(len(nodes), np.bool_)
+    inside, parent = np.zeros(len(nodes), np.bool_), c.parents.at_node[nodes]
     for near in (temperature * 0.99, temperature, temperature * 1.01):
-        low, high = q_bounds(c, n, n.parent[nodes], c.token[nodes], np.full(len(nodes), near), nodes)
+        low, high = q_bounds(c, parent, c.token[nodes], np.full(len(nodes), near), nodes)
         inside |= _between(c.q[nodes], low, high)
     return inside
 
@@ -240,7 +241,7 @@ def _between(q: Doubles | float, low: Doubles, high: Doubles) -> Bools:
 
 def _of_another_row(c: Columns, nodes: Indices) -> tuple[int, int]:
     """At how many nodes q is what another parent gives the token, out of those where another parent lists it."""
-    n, e = Nodes.of(c), c.parents
+    e, temperature = c.parents, c.parameter("temperature")
     record = np.array([visit.record.step for visit in c.visits], np.int64)
     by_record: dict[int, list[int]] = {}
     for parent in range(len(e)):
@@ -252,14 +253,14 @@ def _of_another_row(c: Columns, nodes: Indices) -> tuple[int, int]:
         others = [*by_record.get(int(record[step]), ())]
         if before[step] >= 0:
             others += by_record.get(int(record[before[step]]), [])
-        parents = np.array([other for other in others if other != n.parent[node]], np.int64)
+        parents = np.array([other for other in others if other != e.at_node[node]], np.int64)
         token = np.full(len(parents), c.token[node])
         listed = parents[np.isfinite(e.drafters(parents, token))] if len(parents) else parents
         if not len(listed):
             continue
         known += 1
-        warm = np.full(len(listed), n.temperature[node])
-        low, high = q_bounds(c, n, listed, token[: len(listed)], warm, np.full(len(listed), node))
+        warm = np.full(len(listed), temperature[node])
+        low, high = q_bounds(c, listed, token[: len(listed)], warm, np.full(len(listed), node))
         fits += bool(_between(c.q[node], low, high).any())
     return fits, known
 

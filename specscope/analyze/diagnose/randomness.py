@@ -101,7 +101,7 @@ OF_VERDICTS = CoinsOf(Stream.VERIFY, "those that drew the drafts", _of_verdict)
 
 def of_drafts(case: Case) -> CoinsOf:
     """The coins that drew drafts."""
-    c, number = case.evidence, draw_numbers(case.evidence, case.history.run)
+    c, number = case.evidence, draw_numbers(case.evidence)
     place = {key: step for step, key in enumerate((visit.request.id, visit.part.index) for visit in c.visits)}
 
     def of(step: Step) -> tuple[Indices, Doubles]:

@@ -1,12 +1,12 @@
 """Decode steps laid out as arrays: the one place where records become columns, for every judge and every table.
 
 Steps, nodes and parents are each a table of columns. A tree of n nodes has n + 1 rows: one for its root, then one for
-each node; the children of a root or node are tried at its row. TreeRows numbers the rows of all trees end to end.
+each node; the children of a root or node are tried at its row. The rows of all trees are numbered end to end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,31 +15,36 @@ from numpy.typing import NDArray
 
 from specscope.analyze.evidence.arrays import Indices, levels, siblings
 from specscope.analyze.evidence.fields import (
-    holding,
+    column,
+    doubles,
+    fitting,
+    flags,
+    indices,
     joined,
     lengths,
+    number_of,
     numbers,
-    of_finals_of_verdicts,
-    of_methods,
-    of_notes,
-    of_trees,
-    of_verdicts,
-    tells_method,
     words,
 )
-from specscope.analyze.evidence.parents import TreeRows, TriedParents
-from specscope.analyze.evidence.visits import Visit
-from specscope.analyze.findings import Reference, Unit
+from specscope.analyze.evidence.parents import TriedParents
+from specscope.analyze.evidence.visits import Texts, Visit
+from specscope.analyze.findings import Reference
+from specscope.trace.history.history import History
 from specscope.trace.history.place import ratios
 from specscope.trace.record.notes import TEXT
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.privacy import NO_TOKEN
-from specscope.trace.record.records import FinalKind, Outcome, Preceded, RequestStep, Verdict
+from specscope.trace.record.records import FinalKind, Outcome, Preceded, RequestStep, RunInfo, Verdict
 from specscope.trace.record.rules import BLOCK, MATCH, STANDARD, TRAVERSAL, looks_ahead, margins
 from specscope.trace.record.tree import Bools, Doubles, Drawn
 from specscope.trace.run.packed import Picked
 
 # What the checks need to know of the rule of each step: ratios of paths, and whose coin decided.
+
+
+def is_known(visit: Visit) -> bool:
+    """Whether its request's parameters are known."""
+    return visit.request.info is not None and visit.request.info.params.is_known
 
 
 @dataclass(frozen=True)
@@ -107,56 +112,112 @@ class Columns:
 
     parts: list[RequestStep]  # [S] each has a verdict
     visits: Sequence[Visit] = ()  # [S] the same with what lies around them; empty where only their figures matter
-    ours: bool = True  # whether our own engine made the run: then coins follow from seed and position
-
-    # [N] fields of DraftTree and Verdict
-    token = of_trees("token", np.int64)
-    parent = of_trees("parent", np.int64)
-    q = of_trees("q", np.float64)
-    drawn = of_trees("drawn", np.uint8)
-    outcome = of_verdicts("outcome", np.uint8)
-    p = of_verdicts("p", np.float64)
-    p_trial = of_verdicts("p_trial", np.float64)
-    q_trial = of_verdicts("q_trial", np.float64)
-    accept_prob = of_verdicts("accept_prob", np.float64)
-    coin = of_verdicts("coin", np.float64)
-    residual_mass = of_verdicts("residual_mass", np.float64)
-    prob = of_notes("prob", np.float64, np.nan)  # the drafter's own; draft_prob leaves out tokens taken from a text
-    draw_margin = of_notes("draw_margin", np.float64, np.nan)  # of the drafter's draw
-    draft_coin = of_notes("coin", np.float64, 0.0)  # that drew it; 0 where it is no draw, or it is not recorded
-    draft_low = of_notes("low", np.float64, 0.0)  # the lower end of its interval, likewise
-    score = of_notes("score", np.float64, np.nan)  # log probability of the path, by which trees are ranked
-    source = of_methods("source", np.int32, -1)  # who drafted it: a number of method.SOURCES; -1 where only one drafts
-    confidence = of_methods("confidence", np.float64, np.nan)
-    tells_confidence = tells_method("confidence")
-    module = of_methods("module", np.int32, -1)
+    history: History | None = None  # the run, where all of it is judged
 
     @staticmethod
-    def of(every: Sequence[Visit], *, ours: bool = True) -> Columns:
+    def of(every: Sequence[Visit], history: History | None = None) -> Columns:
         """The columns of the decode steps among these visits."""
         visits = [visit for visit in every if visit.part.is_judged]
-        return Columns([visit.part for visit in visits], visits, ours)
+        return Columns([visit.part for visit in visits], visits, history)
 
-    # [S] of the final token: itself, its probability, the coin that drew it, its margin
-    final = of_finals_of_verdicts("token")
-    final_p = of_finals_of_verdicts("final_p")
-    final_coin = of_finals_of_verdicts("final_coin")
-    final_margin = of_finals_of_verdicts("final_margin")
+    @property
+    def run(self) -> RunInfo | None:
+        """The header of the run."""
+        return None if self.history is None else self.history.run
 
-    # Steps
+    @property
+    def ours(self) -> bool:
+        """Whether our own engine made the run, as far as is known: then coins follow from seed and position."""
+        return self.history is None or (self.run is not None and self.run.is_ours)
+
+    # [N] fields of DraftTree and Verdict
+    token = column("tree", "token", np.int64)
+    parent = column("tree", "parent", np.int64)
+    q = column("tree", "q", np.float64)
+    drawn = column("tree", "drawn", np.uint8)
+    outcome = column("verdict", "outcome", np.uint8)
+    p = column("verdict", "p", np.float64)
+    p_trial = column("verdict", "p_trial", np.float64)
+    q_trial = column("verdict", "q_trial", np.float64)
+    accept_prob = column("verdict", "accept_prob", np.float64)
+    coin = column("verdict", "coin", np.float64)
+    residual_mass = column("verdict", "residual_mass", np.float64)
+    # [N] fields of notes
+    prob = column("notes", "prob", np.float64, np.nan)  # the drafter's own
+    draft_prob = doubles(lambda c: np.where(c.source == TEXT, np.nan, c.prob))  # without tokens taken from a text
+    draw_margin = column("notes", "draw_margin", np.float64, np.nan)  # of the drafter's draw
+    draft_coin = column("notes", "coin", np.float64, 0.0)  # that drew it; 0 where it is no draw, or it is not recorded
+    draft_low = column("notes", "low", np.float64, 0.0)  # the lower end of its interval, likewise
+    score = column("notes", "score", np.float64, np.nan)  # log probability of the path, by which trees are ranked
+    source = column("method", "source", np.int32, -1)  # who drafted it: a number of SOURCES; -1 where only one drafts
+    confidence = column("method", "confidence", np.float64, np.nan)
+    tells_confidence = flags(lambda c: fitting(c, "method", "confidence")[0][c.step])
+    module = column("method", "module", np.int32, -1)
+
+    # [N] where each node is: its step, its number in its own tree, the row of its parent, which siblings share, its own
+    # row, at which its children are tried; its parent as a number over all nodes, -1 for the root; its place among its
+    # siblings, from 0; its depth, 1 for the root's children
+    step = indices(lambda c: np.repeat(np.arange(len(c)), np.diff(c.start)))
+    node = indices(lambda c: np.arange(len(c.token)) - c.start[c.step])
+    row = indices(lambda c: c.root_row[c.step] + 1 + c.parent)
+    own_row = indices(lambda c: np.arange(len(c.token)) + c.step + 1)
+    above = indices(lambda c: np.where(c.parent < 0, -1, c.start[c.step] + c.parent))
+    sibling = indices(lambda c: siblings(c.row).astype(np.int64))
+    depth = indices(lambda c: levels(c.above))
+
+    # [N] whether its token id is recorded; it was tried, accepted, rejected; it was drawn from q, by a coin that is
+    # recorded; its own coin decided, see Verdict.judged
+    named = flags(lambda c: c.token != NO_TOKEN)
+    tried = flags(lambda c: c.outcome != Outcome.UNTRIED)
+    accepted = flags(lambda c: c.outcome == Outcome.ACCEPTED)
+    rejected = flags(lambda c: c.outcome == Outcome.REJECTED)
+    sampled = flags(lambda c: c.drawn != Drawn.DETERMINISTIC)
+    drawn_by_coin = flags(lambda c: c.sampled & (c.draft_coin != 0))
+    by_own_coin = flags(
+        lambda c: c.tried & ~(c.looks_ahead[c.step] & c.on_path & (np.arange(len(c.token)) != c.last[c.step]))
+    )
+
+    # [S] of the final token: itself, its probability, the coin that drew it, its margin; the row at which it was drawn
+    final = number_of("verdict", "token")
+    final_p = number_of("verdict", "final_p")
+    final_coin = number_of("verdict", "final_coin")
+    final_margin = number_of("verdict", "final_margin")
+    final_row = indices(lambda c: np.where(c.last < 0, c.root_row, c.last + np.arange(len(c)) + 1))
+
+    # [S + 1] the first node of each step. [S] the position of the root and its row; accepted nodes
+    start = indices(lambda c: np.concatenate([[0], np.cumsum(lengths(c.picked, "tree", "token"))]).astype(np.int64))
+    position = indices(
+        lambda c: (numbers(c.picked, "", "context_len") + numbers(c.picked, "", "prefill_tokens")).astype(np.int64)
+    )
+    root_row = indices(lambda c: c.start[:-1] + np.arange(len(c)))
+    depth_reached = indices(lambda c: lengths(c.picked, "verdict", "path"))
+    path = column("verdict", "path", np.int64)  # the accepted nodes of all steps, end to end, each within its tree
+
+    # [S] whether p was recorded; a node may be accepted for one below it; the request's parameters are known, it is
+    # known to be greedy, its tokens are limited, its rules cut tokens off; the step's coins follow from a seed and
+    # positions that are known, so that each is checked by itself
+    tells_p = flags(lambda c: (c.final_p != 0) | c.forced_final)
+    looks_ahead = flags(lambda c: np.array(list(map(looks_ahead, words(c.picked, "verdict", "rule"))), np.bool_))
+    known = flags(lambda c: np.array([is_known(visit) for visit in c.visits], np.bool_))
+    greedy = flags(lambda c: c.asked(lambda params: params.greedy) & c.known)
+    limited = flags(lambda c: c.asked(lambda params: params.limited))
+    cut = flags(lambda c: c.limited | c.asked(lambda asked: asked.top_k > 0 or asked.top_p < 1 or asked.min_p > 0))
+    recomputed = flags(lambda c: c.known & c.ours)
+    # [S] whether it can be checked: its rule is lossless and has the evidence it needs, and all is in range
+    told = flags(lambda c: c.by_rule.told & c.sound)
 
     def __len__(self) -> int:
         return len(self.parts)
 
-    @cached_property
-    def picked(self) -> list[Picked]:
-        """The columns in which they lie."""
-        return Picked.of(self.parts)
+    @property
+    def rows(self) -> int:
+        """How many rows all trees have."""
+        return len(self.token) + len(self)
 
     @cached_property
-    def start(self) -> Indices:
-        """[S + 1] the first node of each step."""
-        return np.concatenate([[0], np.cumsum(lengths(self.picked, "tree", "token"))]).astype(np.int64)
+    def picked(self) -> list[Picked]:
+        """The columns in which the steps lie."""
+        return Picked.of(self.parts)
 
     @cached_property
     def verdicts(self) -> list[Verdict]:
@@ -170,59 +231,47 @@ class Columns:
         return np.array([place[kind] for kind in words(self.picked, "verdict", "kind")], np.uint8)
 
     @cached_property
-    def tells_p(self) -> Bools:
-        """[S] whether p was recorded."""
-        return np.asarray((self.final_p != 0) | self.forced_final)
-
-    @cached_property
-    def looks_ahead(self) -> Bools:
-        """[S] whether a node may be accepted for one below it."""
-        return np.array(list(map(looks_ahead, words(self.picked, "verdict", "rule"))), np.bool_)
-
-    @cached_property
-    def by_own_coin(self) -> Bools:
-        """[N] Verdict.judged: whether its own coin decided."""
-        above_last = self.on_path & (np.arange(len(self.token)) != self.last[self.step])
-        return np.asarray(self.tried & ~(self.looks_ahead[self.step] & above_last))
-
-    @cached_property
-    def margin(self) -> Doubles:
-        """[N] Verdict.margin."""
-        rule, of_step = self.by_rule, self.step
-        given = (self.accept_prob, self.coin, self.p_trial, self.q_trial)
-        decided = self.by_own_coin & ~self.forced
-        return margins(*given, decided, ahead=self.looks_ahead[of_step], match=rule.match[of_step])
-
-    @cached_property
     def by_rule(self) -> ByRule:
         """What the rule of each step makes of its coins and ratios."""
         return ByRule.of(self.parts, self.picked, ours=self.ours)
 
     @cached_property
-    def told(self) -> Bools:
-        """[S] whether it can be checked: its rule is lossless and has the evidence it needs, and all is in range."""
-        return self.by_rule.told & self.sound
+    def parents(self) -> TriedParents:
+        """What the evidence says about the parents that were tried."""
+        return TriedParents(self)
+
+    @cached_property
+    def texts(self) -> Texts:
+        """The requests' texts."""
+        return Texts.of(self.visits)
+
+    @cached_property
+    def margin(self) -> Doubles:
+        """[N] Verdict.margin."""
+        given = (self.accept_prob, self.coin, self.p_trial, self.q_trial, self.by_own_coin & ~self.forced)
+        return margins(*given, ahead=self.looks_ahead[self.step], match=self.by_rule.match[self.step])
 
     @cached_property
     def sound(self) -> Bools:
         """[S] whether all its figures are in range: if one is not, nothing can be computed from them."""
-        sound: Bools = np.all([in_range(values) for values in self.figures_of_finals().values()], axis=0)
-        for values in self.figures_of_nodes().values():
-            sound[self.step[~in_range(values)]] = False
-        for values in (self.accept_prob, self.residual_mass):  # checks of their own compare these with p and q
-            sound[self.step[~np.isfinite(values)]] = False
         e = self.parents
-        for table in e.shares().values():
-            sound[e.step[~rows_in_range(table)]] = False
-        for values in e.nats().values():
-            sound[e.step[~np.isfinite(values)]] = False
-        return sound
+        sound: Bools = np.all([in_range(values) for values in self.figures_of_finals().values()], axis=0)
+        nodes = [~in_range(values) for values in self.figures_of_nodes().values()]
+        nodes += [~np.isfinite(values) for values in self.unbounded().values()]
+        parents = [~rows_in_range(table) for table in e.shares().values()]
+        parents += [~np.isfinite(values) for values in e.nats().values()]
+        sound[e.step[np.any(parents, axis=0)]] = False
+        return sound & ~self.any_in_step(np.any(nodes, axis=0))
 
     def figures_of_nodes(self) -> dict[str, Doubles]:
         """[N] each, by name: all that is a probability or a coin."""
         names = ("p", "q", "p_trial", "q_trial", "coin")
         of_draws = {"draft coin": self.draft_coin, "lower end of the draw": self.draft_low}
         return {**{name: getattr(self, name) for name in names}, **of_draws, "raw p": self.parents.raw_p}
+
+    def unbounded(self) -> dict[str, Doubles]:
+        """[N] each, by name: what checks of their own compare with p and q."""
+        return {"a": self.accept_prob, "residual mass": self.residual_mass}
 
     def figures_of_finals(self) -> dict[str, Doubles]:
         """[S] each, by name: the final token's."""
@@ -234,23 +283,13 @@ class Columns:
         infos = [visit.request.info for visit in self.visits]
         return [PLAIN if info is None or not info.params.is_known else info.params for info in infos]
 
-    @cached_property
-    def known(self) -> Bools:
-        """[S] whether the request's parameters are known."""
-        infos = [visit.request.info for visit in self.visits]
-        return np.array([info is not None and info.params.is_known for info in infos], np.bool_)
+    def asked(self, what: Callable[[SamplingParams], bool]) -> Bools:
+        """[S] whether the request asked for something."""
+        return np.array(list(map(what, self.params)), np.bool_)
 
-    @cached_property
-    def greedy(self) -> Bools:
-        """[S] whether the request is known to be greedy."""
-        return np.array([params.greedy for params in self.params], np.bool_) & self.known
-
-    @cached_property
-    def position(self) -> Indices:
-        """[S] the position of the root."""
-        return np.asarray(
-            numbers(self.picked, "", "context_len") + numbers(self.picked, "", "prefill_tokens"), np.int64
-        )
+    def parameter(self, name: str) -> Doubles:
+        """[N] a sampling parameter of each node's request."""
+        return np.array([getattr(params, name) for params in self.params], np.float64)[self.step]
 
     @cached_property
     def last(self) -> Indices:
@@ -260,20 +299,10 @@ class Columns:
         return np.where(last < 0, -1, self.start[:-1] + last)
 
     @cached_property
-    def final_row(self) -> Indices:
-        """[S] the row at which the final token was drawn."""
-        root = self.root_row
-        return np.where(self.last < 0, root, self.last + np.arange(len(self)) + 1)
-
-    @cached_property
-    def root_row(self) -> Indices:
-        """[S] the row of the root."""
-        return self.start[:-1] + np.arange(len(self))
-
-    @cached_property
-    def rows(self) -> int:
-        """How many rows all trees have."""
-        return len(self.token) + len(self)
+    def request(self) -> Indices:
+        """[S] a number for each request."""
+        known: dict[str, int] = {}
+        return np.array([known.setdefault(visit.request.id, len(known)) for visit in self.visits], np.int64)
 
     @cached_property
     def seeds(self) -> list[object]:
@@ -310,43 +339,6 @@ class Columns:
         return np.array(fresh, np.bool_)
 
     @cached_property
-    def recomputed(self) -> Bools:
-        """[S] whether its coins follow from a seed and positions that are known: each is checked by itself."""
-        return self.known & self.ours
-
-    # Nodes
-
-    @cached_property
-    def named(self) -> Bools:
-        """[N] whether its token id is recorded."""
-        return np.not_equal(self.token, NO_TOKEN)
-
-    @cached_property
-    def step(self) -> Indices:
-        """[N] the step of each node."""
-        return np.repeat(np.arange(len(self)), np.diff(self.start))
-
-    @cached_property
-    def node(self) -> Indices:
-        """[N] its number in its own tree."""
-        return np.arange(len(self.token)) - self.start[self.step]
-
-    @cached_property
-    def row(self) -> Indices:
-        """[N] the row of its parent, which siblings share."""
-        return self.root_row[self.step] + 1 + self.parent
-
-    @cached_property
-    def own_row(self) -> Indices:
-        """[N] the node's own row, at which its children are tried."""
-        return np.arange(len(self.token)) + self.step + 1
-
-    @cached_property
-    def above(self) -> Indices:
-        """[N] its parent as a number over all nodes; -1 for the root."""
-        return np.where(self.parent < 0, -1, self.start[self.step] + self.parent)
-
-    @cached_property
     def elder(self) -> Indices:
         """[N] the sibling that was drawn just before it, as a number over all nodes; -1 for the first."""
         order = np.argsort(self.row, kind="stable")
@@ -354,11 +346,6 @@ class Columns:
         same = np.flatnonzero(row[1:] == row[:-1])
         elder[order[same + 1]] = order[same]
         return elder
-
-    @cached_property
-    def sibling(self) -> Indices:
-        """[N] its place among its siblings, from 0."""
-        return siblings(self.row).astype(np.int64)
 
     @cached_property
     def q_left(self) -> Doubles:
@@ -371,11 +358,6 @@ class Columns:
         return left
 
     @cached_property
-    def depth(self) -> Indices:
-        """[N] 1 for the root's children."""
-        return levels(self.above)
-
-    @cached_property
     def tree_depth(self) -> Indices:
         """[S] levels of each step's tree."""
         deepest = np.zeros(len(self), np.int64)
@@ -383,41 +365,11 @@ class Columns:
         return deepest
 
     @cached_property
-    def tried(self) -> Bools:
-        """[N] whether it was tried."""
-        return np.not_equal(self.outcome, Outcome.UNTRIED)
-
-    @cached_property
-    def accepted(self) -> Bools:
-        """[N] whether it was accepted."""
-        return np.equal(self.outcome, Outcome.ACCEPTED)
-
-    @cached_property
-    def rejected(self) -> Bools:
-        """[N] whether it was rejected."""
-        return np.equal(self.outcome, Outcome.REJECTED)
-
-    @cached_property
-    def sampled(self) -> Bools:
-        """[N] whether its token was drawn from q."""
-        return np.not_equal(self.drawn, Drawn.DETERMINISTIC)
-
-    @cached_property
     def on_path(self) -> Bools:
         """[N] whether it is on the accepted path."""
         mask = np.zeros(len(self.token), np.bool_)
         mask[self.path + np.repeat(self.start[:-1], self.depth_reached)] = True
         return mask
-
-    @cached_property
-    def path(self) -> Indices:
-        """The accepted nodes of all steps, each within its tree."""
-        return joined(self.picked, "verdict", "path", np.int64)
-
-    @cached_property
-    def depth_reached(self) -> Indices:
-        """[S] how many accepted nodes each step has."""
-        return lengths(self.picked, "verdict", "path")
 
     @cached_property
     def output(self) -> Indices:
@@ -453,53 +405,27 @@ class Columns:
         return nodes, finals
 
     @cached_property
-    def draft_prob(self) -> Doubles:
-        """[N] the drafter's own probability of each token; NaN where no model drafted it."""
-        return np.where(self.source == TEXT, np.nan, self.prob)
-
-    @cached_property
     def has_coins(self) -> bool:
         """Whether coins are recorded: another engine may not record them."""
         return bool(len(self)) and not (np.all(self.coin == 0) and np.all(self.final_coin == 0))
 
     @cached_property
-    def drawn_by_coin(self) -> Bools:
-        """[N] whether it was drawn from q by a coin that is recorded."""
-        drawn: Bools = self.sampled & (self.draft_coin != 0)
-        return drawn
+    def filler(self) -> Bools:
+        """[N] whether it holds the token with which the engine fills its trees; false where it has none."""
+        token = None if self.run is None else self.run.ways.filler
+        return np.equal(self.token, -2 if token is None else token)
 
-    def holds(self, token: int | None) -> Bools:
-        """[N] the nodes with this token; none where it is None."""
-        holding: Bools = self.token == (-2 if token is None else token)
-        return holding
+    def any_in_step(self, nodes: Bools) -> Bools:
+        """[S] whether a step has any of these nodes."""
+        has_node = np.zeros(len(self), np.bool_)
+        has_node[self.step[nodes]] = True
+        return has_node
 
     def children_at(self, nodes: Bools) -> Bools:
         """[rows] whether any of these nodes is a child of the row."""
         has_child = np.zeros(self.rows, np.bool_)
         has_child[self.row[nodes]] = True
         return has_child
-
-    @cached_property
-    def parents(self) -> TriedParents:
-        """What the evidence says about the parents that were tried."""
-        there = holding(self.picked, "parents")
-        rows = TreeRows(self.step, self.row, self.root_row, self.rows)
-        return TriedParents(self.picked, there, rows)
-
-    @property
-    def nodes(self) -> Unit:
-        """What a check over nodes looks at."""
-        return Unit("node", self.at_node)
-
-    @property
-    def steps(self) -> Unit:
-        """What a check over decode steps looks at."""
-        return Unit("step", self.at_step)
-
-    @property
-    def tried_parents(self) -> Unit:
-        """What a check over parents looks at: each is shown at its step."""
-        return Unit("parent", lambda parent: self.at_step(int(self.parents.step[parent])))
 
     def at_node(self, node: int) -> Reference:
         """Where to look at a node."""
@@ -508,3 +434,7 @@ class Columns:
     def at_step(self, step: int) -> Reference:
         """Where to look at a step."""
         return self.visits[step].reference()
+
+    def at_parent(self, parent: int) -> Reference:
+        """Where to look at a parent: its step."""
+        return self.at_step(int(self.parents.step[parent]))

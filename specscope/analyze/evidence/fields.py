@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -47,52 +47,44 @@ def words(picked: Sequence[Picked], held: str, name: str) -> list[Any]:
     return [None if place < 0 else known[place] for known, places in each_of for place in places]
 
 
-def of_trees(name: str, kind: type[T]) -> cached_property[NDArray[T]]:
-    """[N] a field of DraftTree, laid out when it is first asked for."""
-    return cached_property(lambda columns: joined(columns.picked, "tree", name, kind))
+def flags(of: Callable[[Any], Any]) -> cached_property[Bools]:
+    """A column that follows from others, computed when it is first asked for."""
+    return cached_property(of)
 
 
-def of_verdicts(name: str, kind: type[T]) -> cached_property[NDArray[T]]:
-    """[N] a field of Verdict, likewise."""
-    return cached_property(lambda columns: joined(columns.picked, "verdict", name, kind))
+def indices(of: Callable[[Any], Any]) -> cached_property[Indices]:
+    """Likewise."""
+    return cached_property(of)
 
 
-def of_finals_of_verdicts(name: str) -> cached_property[NDArray[Any]]:
-    """[S] a number of Verdict, likewise."""
-    return cached_property(lambda columns: numbers(columns.picked, "verdict", name))
+def doubles(of: Callable[[Any], Any]) -> cached_property[Doubles]:
+    """Likewise."""
+    return cached_property(of)
 
 
-def of_notes(name: str, kind: type[T], missing: float) -> cached_property[NDArray[T]]:
-    """[N] a field of DraftNotes, likewise; `missing` where the step has none."""
-    return cached_property(lambda columns: _where_told(columns, "notes", name, kind, missing))
+def column(held: str, name: str, kind: type[T], missing: float | None = None) -> cached_property[NDArray[T]]:
+    """A field of what the steps hold, end to end; over the nodes, with `missing` where notes do not tell it."""
+    if missing is None:
+        return cached_property(lambda table: joined(table.picked, held, name, kind))
+    return cached_property(lambda columns: where_told(columns, held, name, kind, missing))
 
 
-def of_methods(name: str, kind: type[T], missing: float) -> cached_property[NDArray[T]]:
-    """[N] a field of MethodNotes, likewise."""
-    return cached_property(lambda columns: _where_told(columns, "method", name, kind, missing))
+def number_of(held: str, name: str) -> cached_property[NDArray[Any]]:
+    """[S] a number of what each step holds, likewise."""
+    return cached_property(lambda table: numbers(table.picked, held, name))
 
 
-def tells_method(name: str) -> cached_property[Bools]:
-    """[N] whether the step's MethodNotes have a value of this field for each node."""
-    return cached_property(lambda columns: _fitting(columns, "method", name)[0][columns.step])
-
-
-def _where_told(columns: Any, held: str, name: str, kind: type[T], missing: float) -> NDArray[T]:  # noqa: ANN401
+def where_told(columns: Any, held: str, name: str, kind: type[T], missing: float) -> NDArray[T]:  # noqa: ANN401
     """[N] a field of notes over the nodes; `missing` where they tell nothing."""
-    column, (fits, counts) = np.full(len(columns.token), missing, kind), _fitting(columns, held, name)
-    column[fits[columns.step]] = joined(columns.picked, held, name, kind)[np.repeat(fits, counts)]
-    return column
+    values, (fits, counts) = np.full(len(columns.token), missing, kind), fitting(columns, held, name)
+    values[fits[columns.step]] = joined(columns.picked, held, name, kind)[np.repeat(fits, counts)]
+    return values
 
 
-def _fitting(columns: Any, held: str, name: str) -> tuple[Bools, Indices]:  # noqa: ANN401
+def fitting(columns: Any, held: str, name: str) -> tuple[Bools, Indices]:  # noqa: ANN401
     """[S] which steps' notes have a value of this field for each node, and how many they have."""
     counts = lengths(columns.picked, held, name)
     return holding(columns.picked, held) & (counts == np.diff(columns.start)), counts
-
-
-def of_parents(name: str, kind: type[T]) -> cached_property[NDArray[T]]:
-    """[K] a field of ParentNotes, likewise."""
-    return cached_property(lambda parents: joined(parents.picked, "parents", name, kind))
 
 
 def stacked(name: str, kind: type[T]) -> cached_property[NDArray[T]]:
@@ -114,24 +106,3 @@ def widths(picked: Sequence[Picked], held: str, name: str) -> Indices:
     shapes = [each.table(held).shapes[name][each.there(held)] for each in picked]
     every = np.concatenate(shapes) if shapes else np.zeros((0, 2), np.int64)
     return np.repeat(every[:, 1], every[:, 0])
-
-
-def width_of(name: str) -> cached_property[Indices]:
-    """[K] how many columns of a field of [K, t] each parent's own step has."""
-    return cached_property(lambda parents: widths(parents.picked, "parents", name))
-
-
-def of_their_nodes(name: str, kind: type[T]) -> cached_property[NDArray[T]]:
-    """[N] a field of ParentNotes that is over the nodes, likewise; 0 where there are no notes."""
-
-    def laid(parents: Any) -> NDArray[T]:  # noqa: ANN401
-        column = np.zeros(len(parents.rows.steps), kind)
-        column[parents.there[parents.rows.steps]] = joined(parents.picked, "parents", name, kind)
-        return column
-
-    return cached_property(laid)
-
-
-def of_finals(name: str) -> cached_property[Doubles]:
-    """[S] a figure of ParentNotes about the final token, likewise."""
-    return cached_property(lambda parents: numbers(parents.picked, "parents", name))

@@ -2,84 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from specscope.analyze.evidence.arrays import Indices
-from specscope.analyze.evidence.fields import lengths, of_finals, of_parents, of_their_nodes, stacked, width_of
-from specscope.trace.record.tree import Bools, Doubles
+from specscope.analyze.evidence.fields import (
+    column,
+    doubles,
+    flags,
+    holding,
+    indices,
+    lengths,
+    number_of,
+    stacked,
+    where_told,
+    widths,
+)
+from specscope.trace.record.tree import Doubles
 from specscope.trace.run.packed import Picked
 
-
-@dataclass(frozen=True)
-class TreeRows:
-    """The rows of S trees with N nodes, see columns.py."""
-
-    steps: Indices  # [N] the step of each node
-    of_nodes: Indices  # [N] the row of each node's parent
-    of_roots: Indices  # [S] the row of each root
-    count: int  # of them all
+if TYPE_CHECKING:
+    from specscope.analyze.evidence.columns import Columns
 
 
 @dataclass(frozen=True)
 class TriedParents:
     """K parents that were tried, of the steps whose evidence has them; with what it says of nodes and final tokens."""
 
-    picked: Sequence[Picked]  # all steps
-    there: Bools  # [S] whether the step's evidence has parents
-    rows: TreeRows
+    columns: Columns  # of all steps
 
     # [K] fields of ParentNotes
-    node = of_parents("node", np.int64)  # within its tree; ROOT
-    choice = of_parents("choice", np.int64)
-    choice_p = of_parents("choice_p", np.float64)
-    entropy = of_parents("entropy", np.float64)
-    varentropy = of_parents("varentropy", np.float64)
-    q_entropy = of_parents("q_entropy", np.float64)
-    q_varentropy = of_parents("q_varentropy", np.float64)
-    choice_rank = of_parents("choice_rank", np.int64)
-    choice_q = of_parents("choice_q", np.float64)
-    outside = of_parents("outside", np.float64)
+    node = column("parents", "node", np.int64)  # within its tree; ROOT
+    choice = column("parents", "choice", np.int64)
+    choice_p = column("parents", "choice_p", np.float64)
+    entropy = column("parents", "entropy", np.float64)
+    varentropy = column("parents", "varentropy", np.float64)
+    q_entropy = column("parents", "q_entropy", np.float64)
+    q_varentropy = column("parents", "q_varentropy", np.float64)
+    choice_rank = column("parents", "choice_rank", np.int64)
+    choice_q = column("parents", "choice_q", np.float64)
+    outside = column("parents", "outside", np.float64)
     # [K, t] the target's likeliest tokens, raw; [K, m] the drafter's; -1 where there are none, and probability 0
     top = stacked("top", np.int64)
     top_p = stacked("top_p", np.float64)
     draft_top = stacked("draft_top", np.int64)
     draft_top_p = stacked("draft_top_p", np.float64)
-    tops, draft_tops = width_of("top_p"), width_of("draft_top_p")  # [K] how many of the t and m are recorded
+    tops = indices(lambda e: widths(e.picked, "parents", "top_p"))  # [K] how many of the t are recorded
+    draft_tops = indices(lambda e: widths(e.picked, "parents", "draft_top_p"))  # and of the m
     # [N] of each node; 0 where there are no notes
-    raw_p = of_their_nodes("raw_p", np.float64)
-    rank = of_their_nodes("rank", np.int64)
-    q_rank = of_their_nodes("q_rank", np.int64)
-    # [S] of the final token: of what it was drawn from, and its p before any rejection
-    final_entropy = of_finals("final_entropy")
-    final_varentropy = of_finals("final_varentropy")
-    final_p = of_finals("final_target_p")
+    raw_p = doubles(lambda e: where_told(e.columns, "parents", "raw_p", np.float64, 0))
+    rank = indices(lambda e: where_told(e.columns, "parents", "rank", np.int64, 0))
+    q_rank = indices(lambda e: where_told(e.columns, "parents", "q_rank", np.int64, 0))
+    # [S] whether the step's evidence has parents; of the final token: of what it was drawn from, and its p before any
+    # rejection
+    there = flags(lambda e: holding(e.picked, "parents"))
+    final_entropy = number_of("parents", "final_entropy")
+    final_varentropy = number_of("parents", "final_varentropy")
+    final_p = number_of("parents", "final_target_p")
+    # [K] the step and the row of each
+    step = indices(lambda e: np.repeat(np.arange(len(e.columns)), lengths(e.picked, "parents", "node")))
+    row = indices(lambda e: e.columns.root_row[e.step] + 1 + e.node)
+    # [N] the parent under which each node was tried, -1 where there is none
+    at_node = indices(lambda e: e.at_row[e.columns.row])
 
-    @cached_property
-    def step(self) -> Indices:
-        """[K] the step of each."""
-        counts = lengths(self.picked, "parents", "node")
-        return np.repeat(np.arange(len(counts)), counts)
-
-    @cached_property
-    def row(self) -> Indices:
-        """[K] the row of each."""
-        return self.rows.of_roots[self.step] + 1 + self.node
+    @property
+    def picked(self) -> list[Picked]:
+        """The columns in which the steps lie."""
+        return self.columns.picked
 
     @cached_property
     def at_row(self) -> Indices:
         """[rows] the parent at each row, -1 where there is none."""
-        parents = np.full(self.rows.count, -1)
+        parents = np.full(self.columns.rows, -1)
         parents[self.row] = np.arange(len(self.row))
         return parents
-
-    @cached_property
-    def at_node(self) -> Indices:
-        """[N] the parent under which each node was tried, -1 where there is none."""
-        return self.at_row[self.rows.of_nodes]
 
     def of_rows(self, values: Doubles, rows: Indices) -> Doubles:
         """The values [K] of the parents at these rows; NaN where there is none."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.findings import Reference
 from specscope.trace.history.history import History, RequestHistory
 from specscope.trace.history.stats import StepCounts
+from specscope.trace.record.privacy import told_ids
 from specscope.trace.record.records import Preceded, RequestStep, StepRecord, followed_by
+from specscope.trace.record.tree import Bools, Doubles
 
 
 @dataclass(frozen=True)
@@ -61,3 +66,53 @@ def _began_anew(before: RequestStep | None, part: RequestStep) -> bool:
     if before.verdict is None:  # once more, while its tokens were fed again
         return part.prefill_tokens > 0 and part.context_len == part.found
     return part.verdict is None or part.preceded is Preceded.PREEMPTION
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The texts of R requests end to end, prompts and outputs, and where each step's root is in them."""
+
+    request: Indices  # [S] the number of its request
+    text: Indices  # [T] all tokens
+    begins: Indices  # [R] where each request's text begins
+    ends: Indices  # [R] and where it ends
+    outputs: Indices  # [R] where its output begins
+    behind: Indices  # [S] the place of the token after the root
+
+    @staticmethod
+    def of(visits: Sequence[Visit]) -> Texts:
+        """The texts of all requests among these visits."""
+        numbers: dict[str, int] = {}
+        texts: list[list[int]] = []
+        prompts, made = list[int](), list[int]()  # of each request: tokens of its prompt, and output tokens so far
+        request, before = list[int](), list[int]()  # of each step: its request's number, and output tokens before it
+        for visit in visits:
+            asked, number = visit.request, numbers.setdefault(visit.request.id, len(texts))
+            if number == len(texts):
+                prompt = [] if asked.info is None else told_ids(asked.info.prompt_tokens) or []
+                earlier, known = asked.earlier() or [], asked.steps[: asked.place_of(visit.part.index)]
+                texts.append([*prompt, *earlier, *(token for token, _ in asked.output())])
+                prompts.append(len(prompt))
+                made.append(len(earlier) + sum(part.emitted for part in known))
+            request.append(number)
+            before.append(made[number])
+            made[number] += visit.part.emitted
+        sizes, numbered = np.array([len(text) for text in texts], np.int64), np.array(request, np.int64)
+        ends = np.cumsum(sizes)
+        outputs = ends - sizes + np.array(prompts, np.int64)
+        text = np.array([token for text in texts for token in text], np.int64)
+        behind = outputs[numbered] + np.array(before, np.int64)
+        return Texts(numbered, text, ends - sizes, ends, outputs, behind)
+
+    def token_at(self, step: Indices, depth: Indices) -> Indices:
+        """The text's token at a depth below the root of each step, the first at 1; -1 outside of its text."""
+        place = self.behind[step] + depth - 1
+        number = self.request[step]
+        inside = (place >= self.begins[number]) & (place < self.ends[number])
+        return np.where(inside, self.text[np.where(inside, place, 0)] if len(self.text) else -1, -1)
+
+    def by_request(self, hits: Bools, step: Indices) -> tuple[Doubles, Doubles]:
+        """[R] hits and totals, of items in these steps."""
+        number, requests = self.request[step], len(self.begins)
+        total = np.bincount(number, minlength=requests).astype(np.float64)
+        return np.bincount(number, hits, requests).astype(np.float64), total

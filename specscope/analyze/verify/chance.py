@@ -8,22 +8,19 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from specscope.analyze.evidence.arrays import Indices
-from specscope.analyze.evidence.columns import KINDS, Columns
+from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.findings import Finding
 from specscope.analyze.significance import holm
 from specscope.analyze.verify.drafts import undrawn
-from specscope.analyze.verify.exact import BONUS, RECOVERED, TARGET, check_each
+from specscope.analyze.verify.exact import NO_COINS, RECOVERED, Checks, Seen
 from specscope.analyze.verify.parents import LACKING
 from specscope.analyze.verify.sums import (
     FEW,
-    Cell,
     Distance,
-    DrawsFromQ,
     Family,
     Likeliest,
     Scale,
@@ -33,7 +30,7 @@ from specscope.analyze.verify.sums import (
     nats,
     share,
 )
-from specscope.trace.record.records import FinalKind, FinishReason
+from specscope.trace.record.records import FinishReason
 from specscope.trace.record.tree import Bools, Doubles, Drawn
 
 # The sums over a run: what verification decided and drew, against the chances that it recorded.
@@ -41,154 +38,7 @@ from specscope.trace.record.tree import Bools, Doubles, Drawn
 FLAT = 1e-4  # nats^2: a distribution of less varentropy is nearly all one token, and rounding outweighs chance
 WHOLE = (FinishReason.EOS, FinishReason.STOP, FinishReason.LENGTH)  # an output that ended by itself
 SPENT = 0.01  # of q: where less is left, figures of the rest are mostly rounding
-
-
-@dataclass(frozen=True)
-class Chances:
-    """The chances that were recorded, and sums over a run of how they fell."""
-
-    c: Columns
-
-    def free(self) -> Bools:
-        """[S] steps whose coins were not known before."""
-        return self.c.fresh & self.c.told
-
-    def acceptance(self) -> tuple[Indices, Doubles, Doubles]:
-        """Nodes that chance decided: which, accepted minus a, and a (1 - a)."""
-        c = self.c
-        a = c.accept_prob
-        nodes = np.flatnonzero(c.by_rule.judged & ~c.forced & self.free()[c.step] & (a > 0) & (a < 1))
-        return nodes, c.accepted[nodes] - a[nodes], a[nodes] * (1 - a[nodes])
-
-    def final_draws(self, recovered: bool) -> Sum:
-        """Surprisal of final tokens against the entropy of what they were drawn from; numbered by step."""
-        c, e = self.c, self.c.parents
-        of_kind = (c.kind == RECOVERED) if recovered else (c.kind == BONUS) | (c.kind == TARGET)
-        steps = np.flatnonzero(of_kind & self.free() & e.there & ~c.forced_final & (e.final_varentropy > FLAT))
-        return surprisal(c.final_p[steps], e.final_entropy[steps], e.final_varentropy[steps], steps)
-
-    def _output(self) -> tuple[Bools, Bools]:
-        """[N] accepted nodes and [S] final tokens that a sum over what came out may count.
-
-        Under rules that look ahead, how many tokens a step gives depends on which they are. There only whole outputs
-        count, up to where they ended by themselves: no token that was cut off, and no request that has not ended.
-        """
-        c = self.c
-        finals, nodes = np.ones(len(c), np.bool_), c.accepted.copy()
-        for s in np.flatnonzero(c.by_rule.ahead).tolist():
-            visit = c.visits[s]
-            end, emitted = visit.request.end, visit.part.emitted
-            if end is None or end.reason not in WHOLE:
-                emitted = 0
-            path = c.start[s] + c.verdicts[s].path
-            nodes[path[emitted:]] = False
-            finals[s] = emitted > len(path)
-        return nodes, finals
-
-    def _untouched(self) -> Bools:
-        """[rows] of free steps, where neither a child nor the final token was forced."""
-        c = self.c
-        rows = np.zeros(c.rows, np.bool_)
-        rows[c.root_row] = self.free()
-        rows[c.own_row] = self.free()[c.step]
-        rows[c.row[c.forced]] = False
-        # Whether a final token counts depends on what was accepted before it, and under rules that look ahead on the
-        # whole tree: then a step in which anything was forced is left out as a whole
-        gone = c.forced_final.copy()
-        gone[c.step[c.forced]] |= c.by_rule.ahead[c.step[c.forced]]
-        rows[c.root_row[gone]] = False
-        rows[c.own_row[gone[c.step]]] = False
-        return rows
-
-    def emitted(self) -> Sum:
-        """Surprisal of every committed token in the target's p at its place, whatever drew it; numbered by step."""
-        c, e = self.c, self.c.parents
-        rows, (out, finals) = self._untouched() & (e.at_row >= 0), self._output()
-        nodes = np.flatnonzero(out & rows[c.row])
-        ends = np.flatnonzero((c.kind == RECOVERED) & rows[c.final_row] & finals)
-        others = np.flatnonzero((c.kind != RECOVERED) & e.there & self._untouched()[c.final_row] & finals)
-        parent = np.concatenate([e.at_row[c.row[nodes]], e.at_row[c.final_row[ends]]])
-        p = np.concatenate([c.p[nodes], e.final_p[ends], e.final_p[others]])
-        entropy = np.concatenate([e.entropy[parent], e.final_entropy[others]])
-        varentropy = np.concatenate([e.varentropy[parent], e.final_varentropy[others]])
-        steps = np.concatenate([c.step[nodes], ends, others])
-        usable = varentropy > FLAT
-        return surprisal(p[usable], entropy[usable], varentropy[usable], steps[usable])
-
-    def top_token(self) -> Sum:
-        """Whether the target's first choice came out, against its p; numbered by step."""
-        c, e = self.c, self.c.parents
-        rows, (out, finals) = self._untouched() & (e.at_row >= 0), self._output()
-        nodes = np.flatnonzero(out & rows[c.row])
-        ends = np.flatnonzero((c.kind == RECOVERED) & rows[c.final_row] & finals)
-        parent = np.concatenate([e.at_row[c.row[nodes]], e.at_row[c.final_row[ends]]])
-        token = np.concatenate([c.token[nodes], c.final[ends]])
-        steps = np.concatenate([c.step[nodes], ends])
-        chance = e.choice_p[parent]
-        usable = (chance > 0) & (chance < 1)
-        difference, variance = (e.choice[parent] == token) - chance, chance * (1 - chance)
-        return Sum.of(difference[usable], variance[usable], 1.0, steps[usable])
-
-    def drafted(self) -> tuple[DrawsFromQ, Sum]:
-        """Sampled drafts against q: first siblings, and the surprisal of later ones; numbered by node."""
-        parts = list(self._draws())
-        nodes, q, entropy, varentropy = (np.concatenate(column) for column in zip(*parts, strict=True))
-        first = self.c.sibling[nodes] == 0
-        sums = [surprisal(q[m], entropy[m], varentropy[m], nodes[m]) for m in (first, ~first)]
-        return DrawsFromQ(sums[0], Likeliest.of(q[first], self.c.parents.q_rank[nodes[first]] == 1)), sums[1]
-
-    def _draws(self) -> Iterator[tuple[Indices, Doubles, Doubles, Doubles]]:
-        """By place among siblings: nodes, q as drawn, entropy and varentropy of what they were drawn from.
-
-        Without replacement the sums of q log q and q log^2 q lose one term with each draw; both figures follow.
-        """
-        c, e = self.c, self.c.parents
-        parent = e.at_node
-        sums = np.zeros((2, c.rows))
-        rows = np.flatnonzero(e.at_row >= 0)
-        k = e.at_row[rows]
-        sums[0, rows], sums[1, rows] = -e.q_entropy[k], e.q_varentropy[k] + e.q_entropy[k] ** 2
-        usable = c.sampled & (parent >= 0) & self.free()[c.step] & (c.q > 0)
-        # Under rules that look ahead what is drawn below an inner node has a part in whether that node is accepted, and
-        # so in whether its children are seen here
-        usable &= c.by_rule.walks[c.step] | (c.depth == 1)
-        for place in range(int(c.sibling[usable].max(initial=0)) + 1):
-            nodes = np.flatnonzero(usable & (c.sibling == place))
-            left, (first, second) = c.q_left[nodes], sums[:, c.row[nodes]]
-            with np.errstate(divide="ignore", invalid="ignore"):
-                log = np.log(left)
-                entropy = log - first / left
-                varentropy = second / left - 2 * log * first / left + log**2 - entropy**2
-            fine = (left > SPENT) & (varentropy > 10 * FLAT)
-            yield nodes[fine], c.q[nodes[fine]] / left[fine], entropy[fine], varentropy[fine]
-            gone = nodes[c.drawn[nodes] == Drawn.WITHOUT_REPLACEMENT]
-            q = c.q[gone]
-            sums[:, c.row[gone]] -= np.stack([q * np.log(q), q * np.log(q) ** 2])
-
-    def draw_order(self) -> Sum:
-        """Whether the likelier of two neighbours came first, against its chance of that; numbered by node.
-
-        Of two tokens drawn one after the other without replacement, with shares a and b of what was left of q, a comes
-        first with probability a b / (1 - a), b with a b / (1 - b).
-        """
-        c = self.c
-        nodes = np.flatnonzero((c.elder >= 0) & c.sampled & self.free()[c.step])
-        nodes = nodes[(c.drawn[c.elder[nodes]] == Drawn.WITHOUT_REPLACEMENT)]
-        left = np.maximum(c.q_left[c.elder[nodes]], 1e-6)
-        first, second = np.minimum(c.q[c.elder[nodes]] / left, 1.0), np.minimum(c.q[nodes] / left, 1.0)
-        usable = (second > 0) & (first > 0) & (first + second < 1 - 1e-4) & (first != second)
-        nodes, first, second = nodes[usable], first[usable], second[usable]
-        larger, smaller = np.maximum(first, second), np.minimum(first, second)
-        chance = (1 - smaller) / ((1 - larger) + (1 - smaller))
-        return Sum.of((first > second) - chance, chance * (1 - chance), 1.0, nodes)
-
-
-def surprisal(p: Doubles, entropy: Doubles, varentropy: Doubles, places: Indices) -> Sum:
-    """The sum over tokens drawn with these probabilities. Its bound is the largest difference that was seen."""
-    difference = -np.log(np.maximum(p, 1e-45)) - entropy
-    return Sum.of(difference, varentropy, float(np.abs(difference).max(initial=1.0)), places)
-
-
+BY_OUTCOME = "requests were kept for their outcome (--keep): they are no fair sample"
 OF = ("those of nodes", "those of final tokens", "those that drew drafts")
 NEXT = ("", "those that drew drafts", "those that drew drafts, from step to step")
 AGAINST = (
@@ -200,80 +50,65 @@ AGAINST = (
 )
 
 
-BY_OUTCOME = "requests were kept for their outcome (--keep): they are no fair sample"
-
-
-def statistical_checks(c: Columns, alpha: float, *, by_outcome: bool = False) -> list[Finding]:
+def statistical_checks(c: Columns, alpha: float) -> list[Finding]:
     """All checks, with a family-wise error of alpha over those that can be judged.
 
-    `by_outcome`: the capture holds requests that were kept for their outcome, and so says nothing about chance: where
-    requests with poor acceptance were kept, acceptance is poor.
+    A capture may hold requests that were kept for their outcome. It says nothing about chance: where requests with poor
+    acceptance were kept, acceptance is poor.
     """
     families = [*_decisions(c), *_draws(c), *_coins(c)]
-    if by_outcome:
-        return [dataclasses.replace(family, lacking=BY_OUTCOME).skipped() for family in families]
+    if c.run is not None and c.run.by_outcome:
+        families = [dataclasses.replace(family, lacking=BY_OUTCOME, sums={}) for family in families]
     judged = [family for family in families if family.judged]
     failed = iter(holm([family.p_value for family in judged], alpha))
     level = alpha / max(len(judged), 1)
-    return [f.check(level, failed=next(failed)) if f.judged else f.skipped() for f in families]
+    return [family.finding(level, failed=bool(family.judged) and next(failed)) for family in families]
 
 
 def _decisions(c: Columns) -> list[Family]:
-    """Outcomes against the acceptance probability."""
-    nodes, difference, variance = Chances(c).acceptance()
-    lacking = FEW if len(nodes) else "every acceptance probability was 0 or 1" if len(c.token) else "nothing drafted"
-    size = np.minimum((c.accept_prob[nodes] * 10).astype(np.int64), 9)
+    """Outcomes against the acceptance probability, at nodes that chance decided."""
+    a = c.accept_prob
+    nodes = np.flatnonzero(c.by_rule.judged & ~c.forced & _free(c)[c.step] & (a > 0) & (a < 1))
+    a = a[nodes]
+    size = np.minimum((a * 10).astype(np.int64), 9)
     by = ((c.depth[nodes], "depth {}"), (c.sibling[nodes] + 1, "sibling {}"), (size, "a from 0.{}"))
+    lacking = FEW if len(nodes) else "every acceptance probability was 0 or 1" if len(c.token) else "nothing drafted"
 
-    def cell(name: str, mine: Bools) -> Cell:
-        return Cell(name, Sum.of(difference[mine], variance[mine], 1.0, nodes[mine]))
+    def of(mine: Bools) -> Sum:
+        return Sum.of((c.accepted[nodes] - a)[mine], (a * (1 - a))[mine], 1.0, nodes[mine])
 
-    every = [cell("", np.ones(len(nodes), np.bool_))]
-    places = [cell(name.format(value), of == value) for of, name in by for value in np.unique(of).tolist()]
+    every = {"": of(np.ones(len(nodes), np.bool_))}
+    places = {name.format(value): of(where == value) for where, name in by for value in np.unique(where).tolist()}
     about = "the same at each depth, at each place among siblings, and for small and large a"
     return [
-        Family("acceptance", "nodes are accepted as often as a says", every, share, c.nodes, lacking),
-        Family("acceptance by place", about, places, share, c.nodes, lacking, len(nodes)),
+        Family("acceptance", "nodes are accepted as often as a says", every, share, c.at_node, lacking),
+        Family("acceptance by place", about, places, share, c.at_node, lacking, len(nodes)),
     ]
 
 
 def _draws(c: Columns) -> list[Family]:
     """Tokens against the distributions that they were drawn from."""
-    chances = Chances(c)
-    first, later = chances.drafted()
     lacking = FEW if c.parents.there.any() else LACKING
     no_draws = lacking if c.sampled.any() else "no draft was sampled"
-
-    def family(name: str, about: str, total: Sum, unit: Scale = nats, why: str = lacking) -> Family:
-        return Family(name, about, [Cell("", total)], unit, c.nodes if total is later else c.steps, why)
-
+    first, later = drafted(c)
+    emitted, top_token = _emitted(c)
+    choice = "the target's likeliest token is emitted as often as its p says"
+    siblings = "first siblings follow q, and are its likeliest token no more often than draws are"
+    order = "of two sampled siblings the likelier one comes first as often as draws give"
+    rows: list[tuple[str, str, Sum, Scale]] = [
+        ("recovered draws", "recovered tokens follow the residual", _final_draws(c, c.kind == RECOVERED), nats),
+        ("other final draws", "bonus and target tokens follow p", _final_draws(c, c.kind != RECOVERED), nats),
+        ("emitted surprisal", "emitted tokens follow the target's p: lossless", emitted, nats),
+        ("target's choice emitted", choice, top_token, share),
+    ]
+    of_drafts: list[tuple[str, str, Sum, Scale]] = [
+        ("drafted surprisal", siblings, first, nats),
+        ("later siblings", "siblings drawn after the first follow what is left of q", later, nats),
+        ("order of siblings", order, _draw_order(c), share),
+    ]
     return [
-        family("recovered draws", "recovered tokens follow the residual", chances.final_draws(recovered=True)),
-        family("other final draws", "bonus and target tokens follow p", chances.final_draws(recovered=False)),
-        family("emitted surprisal", "emitted tokens follow the target's p: lossless", chances.emitted()),
-        family(
-            "target's choice emitted",
-            "the target's likeliest token is emitted as often as its p says",
-            chances.top_token(),
-            share,
-        ),
-        Family(
-            "drafted surprisal",
-            "first siblings follow q, and are its likeliest token no more often than draws are",
-            [Cell("", first, first.likeliest.words)],
-            nats,
-            c.nodes,
-            no_draws,
-        ),
-        family("later siblings", "siblings drawn after the first follow what is left of q", later, why=no_draws),
-        Family(
-            "order of siblings",
-            "of two sampled siblings the likelier one comes first as often as draws give",
-            [Cell("", chances.draw_order())],
-            share,
-            c.nodes,
-            no_draws,
-        ),
+        *(Family(name, about, {"": sum_}, unit, c.at_step, lacking) for name, about, sum_, unit in rows),
+        *(Family(name, about, {"": sum_}, unit, c.at_node, no_draws) for name, about, sum_, unit in of_drafts),
     ]
 
 
@@ -285,43 +120,150 @@ def _coins(c: Columns) -> list[Family]:
     def family(
         name: str, about: str, of: Sequence[str], sums: Sequence[Sum | Distance], unit: Scale, why: str = lacking
     ) -> Family:
-        cells = [Cell(*each) for each in zip(of, sums, strict=True)] if c.has_coins else []
-        return Family(name, about, cells, unit, c.steps, why if c.has_coins else NO_COINS)
+        named = dict(zip(of, sums, strict=True)) if c.has_coins else {}
+        return Family(name, about, named, unit, c.at_step, why if c.has_coins else NO_COINS)
 
     independent = "coins are not correlated with what was drafted"
     return [
         family("coins uniform", "coins are spread evenly over 0 to 1", OF, uniform(c), distance),
-        family("coins in series", "a coin is not correlated with the next one", NEXT, serial(c), correlation),
-        family("coins and draws", independent, AGAINST, against_draws(c), correlation, no_draws),
+        family("coins in series", "a coin is not correlated with the next one", NEXT, _serial(c), correlation),
+        family("coins and draws", independent, AGAINST, _against_draws(c), correlation, no_draws),
     ]
 
 
-NO_COINS = "the capture has no coins"
+def _free(c: Columns) -> Bools:
+    """[S] steps whose coins were not known before."""
+    return c.fresh & c.told
+
+
+def surprisal(p: Doubles, entropy: Doubles, varentropy: Doubles, places: Indices) -> Sum:
+    """The sum over tokens drawn with these probabilities. Its bound is the largest difference that was seen."""
+    difference = -np.log(np.maximum(p, 1e-45)) - entropy
+    return Sum.of(difference, varentropy, float(np.abs(difference).max(initial=1.0)), places)
+
+
+def _final_draws(c: Columns, of_kind: Bools) -> Sum:
+    """Surprisal of final tokens against the entropy of what they were drawn from; numbered by step."""
+    e = c.parents
+    steps = np.flatnonzero(of_kind & _free(c) & e.there & ~c.forced_final & (e.final_varentropy > FLAT))
+    return surprisal(c.final_p[steps], e.final_entropy[steps], e.final_varentropy[steps], steps)
+
+
+def _output(c: Columns) -> tuple[Bools, Bools]:
+    """[N] accepted nodes and [S] final tokens that a sum over what came out may count.
+
+    Under rules that look ahead, how many tokens a step gives depends on which they are. There only whole outputs count,
+    up to where they ended by themselves: no token that was cut off, and no request that has not ended.
+    """
+    finals, nodes = np.ones(len(c), np.bool_), c.accepted.copy()
+    for s in np.flatnonzero(c.by_rule.ahead).tolist():
+        visit = c.visits[s]
+        end, emitted = visit.request.end, visit.part.emitted
+        if end is None or end.reason not in WHOLE:
+            emitted = 0
+        path = c.start[s] + c.verdicts[s].path
+        nodes[path[emitted:]] = False
+        finals[s] = emitted > len(path)
+    return nodes, finals
+
+
+def _untouched(c: Columns) -> Bools:
+    """[rows] of free steps, where neither a child nor the final token was forced."""
+    # Whether a final token counts depends on what was accepted before it, and under rules that look ahead on the
+    # whole tree: then a step in which anything was forced is left out as a whole
+    free = _free(c) & ~c.forced_final & ~(c.any_in_step(c.forced) & c.by_rule.ahead)
+    rows = np.zeros(c.rows, np.bool_)
+    rows[c.root_row] = free
+    rows[c.own_row] = free[c.step]
+    rows[c.row[c.forced]] = False
+    return rows
+
+
+def _emitted(c: Columns) -> tuple[Sum, Sum]:
+    """Of every committed token, whatever drew it: its surprisal in the target's p at its place, and whether it is the
+    target's first choice, against the choice's p. Numbered by step."""
+    e = c.parents
+    untouched, (out, finals) = _untouched(c), _output(c)
+    rows = untouched & (e.at_row >= 0)
+    nodes = np.flatnonzero(out & rows[c.row])
+    ends = np.flatnonzero((c.kind == RECOVERED) & rows[c.final_row] & finals)
+    others = np.flatnonzero((c.kind != RECOVERED) & e.there & untouched[c.final_row] & finals)
+    parent = np.concatenate([e.at_row[c.row[nodes]], e.at_row[c.final_row[ends]]])
+    p = np.concatenate([c.p[nodes], e.final_p[ends], e.final_p[others]])
+    entropy = np.concatenate([e.entropy[parent], e.final_entropy[others]])
+    varentropy = np.concatenate([e.varentropy[parent], e.final_varentropy[others]])
+    steps = np.concatenate([c.step[nodes], ends, others])
+    usable = varentropy > FLAT
+    of_all = surprisal(p[usable], entropy[usable], varentropy[usable], steps[usable])
+    chance, token = e.choice_p[parent], np.concatenate([c.token[nodes], c.final[ends]])
+    usable = (chance > 0) & (chance < 1)
+    difference, variance = (e.choice[parent] == token) - chance, chance * (1 - chance)
+    return of_all, Sum.of(difference[usable], variance[usable], 1.0, steps[: len(parent)][usable])
+
+
+def drafted(c: Columns) -> tuple[Sum, Sum]:
+    """Sampled drafts against q: first siblings, and the surprisal of later ones; numbered by node."""
+    nodes, q, entropy, varentropy = (np.concatenate(column) for column in zip(*_by_place(c), strict=True))
+    first = c.sibling[nodes] == 0
+    sums = [surprisal(q[m], entropy[m], varentropy[m], nodes[m]) for m in (first, ~first)]
+    likeliest = Likeliest.of(q[first], c.parents.q_rank[nodes[first]] == 1)
+    return dataclasses.replace(sums[0], likeliest=likeliest), sums[1]
+
+
+def _by_place(c: Columns) -> Iterator[tuple[Indices, Doubles, Doubles, Doubles]]:
+    """By place among siblings: nodes, q as drawn, entropy and varentropy of what they were drawn from.
+
+    Without replacement the sums of q log q and q log^2 q lose one term with each draw; both figures follow.
+    """
+    e = c.parents
+    sums = np.zeros((2, c.rows))
+    rows = np.flatnonzero(e.at_row >= 0)
+    k = e.at_row[rows]
+    sums[0, rows], sums[1, rows] = -e.q_entropy[k], e.q_varentropy[k] + e.q_entropy[k] ** 2
+    usable = c.sampled & (e.at_node >= 0) & _free(c)[c.step] & (c.q > 0)
+    # Under rules that look ahead what is drawn below an inner node has a part in whether that node is accepted, and
+    # so in whether its children are seen here
+    usable &= c.by_rule.walks[c.step] | (c.depth == 1)
+    for place in range(int(c.sibling[usable].max(initial=0)) + 1):
+        nodes = np.flatnonzero(usable & (c.sibling == place))
+        left, (first, second) = c.q_left[nodes], sums[:, c.row[nodes]]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            log = np.log(left)
+            entropy = log - first / left
+            varentropy = second / left - 2 * log * first / left + log**2 - entropy**2
+        fine = (left > SPENT) & (varentropy > 10 * FLAT)
+        yield nodes[fine], c.q[nodes[fine]] / left[fine], entropy[fine], varentropy[fine]
+        gone = nodes[c.drawn[nodes] == Drawn.WITHOUT_REPLACEMENT]
+        q = c.q[gone]
+        sums[:, c.row[gone]] -= np.stack([q * np.log(q), q * np.log(q) ** 2])
+
+
+def _draw_order(c: Columns) -> Sum:
+    """Whether the likelier of two neighbours came first, against its chance of that; numbered by node.
+
+    Of two tokens drawn one after the other without replacement, with shares a and b of what was left of q, a comes
+    first with probability a b / (1 - a), b with a b / (1 - b).
+    """
+    nodes = np.flatnonzero((c.elder >= 0) & c.sampled & _free(c)[c.step])
+    nodes = nodes[(c.drawn[c.elder[nodes]] == Drawn.WITHOUT_REPLACEMENT)]
+    left = np.maximum(c.q_left[c.elder[nodes]], 1e-6)
+    first, second = np.minimum(c.q[c.elder[nodes]] / left, 1.0), np.minimum(c.q[nodes] / left, 1.0)
+    usable = (second > 0) & (first > 0) & (first + second < 1 - 1e-4) & (first != second)
+    nodes, first, second = nodes[usable], first[usable], second[usable]
+    larger, smaller = np.maximum(first, second), np.minimum(first, second)
+    chance = (1 - smaller) / ((1 - larger) + (1 - smaller))
+    return Sum.of((first > second) - chance, chance * (1 - chance), 1.0, nodes)
+
+
+COINS = Checks("Over the run")
 ROOT_3 = math.sqrt(3)
 
 
-def coin_checks(c: Columns) -> list[Finding]:
-    """Whether a coin came twice where each must be its own."""
-    return [unequal(c), over_steps(c), of_requests(c)]
-
-
-def unequal(c: Columns) -> Finding:
-    """No two coins of a step are the same number, beyond what their resolution brings about."""
-    coin, step, draws = _tossed(c)
-    single_use = draws | ~c.by_rule.match[step]  # under match siblings are judged by one coin
-    coin, step = coin[single_use], step[single_use]
-    order = np.lexsort((coin, step))
-    same = np.flatnonzero((np.diff(coin[order]) == 0) & (np.diff(step[order]) == 0))
-    tested, bad = np.full(len(c), c.has_coins and len(np.unique(step)) < len(step)), np.zeros(len(c), np.bool_)
-    if len(same) > _by_accident(coin, step):
-        bad[step[order[same]]] = True
-
-    def detail(s: int) -> str:
-        found, times = np.unique(coin[step == s], return_counts=True)
-        return f"coin {found[times.argmax()]:.6g} came {times.max()} times"
-
-    about, why = "no two coins of a step are the same", "no step has two coins" if c.has_coins else NO_COINS
-    return check_each("coins unequal", about, bad, tested, c.steps, detail, note="" if tested.any() else why)
+def _equal(coin: Doubles, group: Indices) -> tuple[Indices, Indices]:
+    """Pairs of equal coins of one group: the places of neighbours in order."""
+    order = np.lexsort((coin, group))
+    same = np.flatnonzero((np.diff(coin[order]) == 0) & (np.diff(group[order]) == 0))
+    return order[same], order[same + 1]
 
 
 def _by_accident(coin: Doubles, group: Indices) -> float:
@@ -333,68 +275,73 @@ def _by_accident(coin: Doubles, group: Indices) -> float:
     return expected + 5 * math.sqrt(expected)
 
 
-def over_steps(c: Columns) -> Finding:
-    """No coin that drew a draft comes again at another step of its request: not in a draw, and not in a verdict."""
+@COINS.add("coins unequal", "no two coins of a step are the same", "step")
+def _unequal(c: Columns) -> Seen:
+    """Beyond what their resolution brings about."""
     coin, step, draws = _tossed(c)
-    looked = draws if not c.ours else np.ones(len(draws), np.bool_)  # another engine's verdicts may use one again
-    coin, step, draws = coin[looked], step[looked], draws[looked]
-    request = _requests(c)[step]
-    order = np.lexsort((~draws, coin, request))  # of equal ones the draws first: each pair has one
-    coin, step, draws, request = coin[order], step[order], draws[order], request[order]
-    again = (np.diff(coin) == 0) & (np.diff(request) == 0) & (np.diff(step) != 0) & draws[:-1]
-    first = np.flatnonzero(again)
-    tested, bad = np.zeros((2, len(c)), np.bool_)
-    tested[step[draws]] = True
-    if len(first) > _by_accident(coin, request):
-        bad[step[first + 1]] = tested[step[first + 1]] = True
+    single_use = draws | ~c.by_rule.match[step]  # under match siblings are judged by one coin
+    coin, step = coin[single_use], step[single_use]
+    same, _ = _equal(coin, step)
+    tested, bad = np.full(len(c), c.has_coins and len(np.unique(step)) < len(step)), np.zeros(len(c), np.bool_)
+    bad[step[same]] = len(same) > _by_accident(coin, step)
 
     def detail(s: int) -> str:
-        pair = first[np.argmax(step[first + 1] == s)]
-        steps, shared = sorted((int(step[pair]), int(step[pair + 1]))), coin[pair]
-        times = int(((coin == shared) & (request == request[pair])).sum())
+        found, times = np.unique(coin[step == s], return_counts=True)
+        return f"coin {found[times.argmax()]:.6g} came {times.max()} times"
+
+    why = "no step has two coins" if c.has_coins else NO_COINS
+    return Seen(bad, tested, detail, "" if tested.any() else why)
+
+
+@COINS.add("coins over steps", "no coin that drew a draft comes again at another step of its request", "step")
+def _over_steps(c: Columns) -> Seen:
+    """Not in a draw, and not in a verdict."""
+    coin, step, draws = _tossed(c)
+    looked = draws | c.ours  # another engine's verdicts may use one again
+    coin, step, draws = coin[looked], step[looked], draws[looked]
+    first = np.argsort(~draws, kind="stable")  # of equal ones the draws first: each pair has one
+    coin, step, draws = coin[first], step[first], draws[first]
+    request = c.request[step]
+    before, after = _equal(coin, request)
+    pairs = (step[before] != step[after]) & draws[before]
+    before, after = before[pairs], after[pairs]
+    tested, bad = np.zeros((2, len(c)), np.bool_)
+    tested[step[draws]] = True
+    if len(after) > _by_accident(coin, request):
+        bad[step[after]] = tested[step[after]] = True
+
+    def detail(s: int) -> str:
+        pair = np.argmax(step[after] == s)
+        steps, shared = sorted((int(step[before[pair]]), s)), coin[before[pair]]
+        times = int(((coin == shared) & (request == c.request[s])).sum())
         return f"coin {shared:.6g} came at {' and at '.join(str(c.at_step(s)) for s in steps)}, {times} times in all"
 
-    about = "no coin that drew a draft comes again at another step of its request"
-    return check_each("coins over steps", about, bad, tested, c.steps, detail, note=undrawn(c))
+    return Seen(bad, tested, detail, undrawn(c))
 
 
-def _requests(c: Columns) -> Indices:
-    """[S] the number of each step's request."""
-    names: dict[str, int] = {}
-    return np.array([names.setdefault(visit.request.id, len(names)) for visit in c.visits], np.int64)
-
-
-def of_requests(c: Columns) -> Finding:
-    """No two requests of an engine step have the same coin, except where they have one seed and position.
-
-    Coins of our own drafts are compared over all steps: whatever runs beside it, a draw has its own.
-    """
+@COINS.add("coins of requests", "no two requests of a step have the same coin, but with one seed and position", "step")
+def _of_requests(c: Columns) -> Seen:
+    """Coins of our own drafts are compared over all steps: whatever runs beside it, a draw has its own."""
     record = np.array([visit.record.step for visit in c.visits], np.int64)
     nodes, drafts = np.flatnonzero((c.coin > 0) & ~c.by_rule.match[c.step]), np.flatnonzero(c.drawn_by_coin)
     coin = np.concatenate([c.coin[nodes], c.draft_coin[drafts]])
     step = np.concatenate([c.step[nodes], c.step[drafts]])
     apart = -1 if c.ours else -2 - record[c.step[drafts]]
     group = np.concatenate([record[c.step[nodes]], np.broadcast_to(apart, len(drafts))])
-    order = np.lexsort((coin, group))
-    same = np.flatnonzero((np.diff(coin[order]) == 0) & (np.diff(group[order]) == 0))
-    pairs = np.stack([step[order[same]], step[order[same + 1]]], axis=1)
-    request = _requests(c)
-    pairs = pairs[request[pairs[:, 0]] != request[pairs[:, 1]]]
-    strange = np.array([not _share_seed(c, int(a), int(b)) for a, b in pairs], np.bool_)
-    pairs = pairs[strange]
+    pairs = np.stack([step[places] for places in _equal(coin, group)], axis=1)
+    pairs = pairs[c.request[pairs[:, 0]] != c.request[pairs[:, 1]]]
+    pairs = pairs[np.array([not _share_seed(c, int(a), int(b)) for a, b in pairs], np.bool_)]
     batch = np.bincount(np.unique(record, return_inverse=True)[1])
-    meet = (batch > 1).any() or bool(c.ours and len(drafts) and request.max() > 0)
+    meet = (batch > 1).any() or bool(c.ours and len(drafts) and c.request.max() > 0)
     tested, bad = np.full(len(c), c.has_coins and meet), np.zeros(len(c), np.bool_)
-    if len(pairs) > _by_accident(coin, group):
-        bad[pairs] = True
+    bad[pairs] = len(pairs) > _by_accident(coin, group)
 
     def detail(s: int) -> str:
         first, second = pairs[np.argmax((pairs == s).any(axis=1))].tolist()
         return f"{c.at_step(first)} and {c.at_step(second)} have a coin in common"
 
-    about = "no two requests of a step have the same coin, but with one seed and position"
     why = "no step has two requests" if c.has_coins else NO_COINS
-    return check_each("coins of requests", about, bad, tested, c.steps, detail, note="" if tested.any() else why)
+    return Seen(bad, tested, detail, "" if tested.any() else why)
 
 
 def _share_seed(c: Columns, first: int, second: int) -> bool:
@@ -406,15 +353,14 @@ def _share_seed(c: Columns, first: int, second: int) -> bool:
     return seeded and c.params[first].seed == c.params[second].seed
 
 
-def of_nodes(c: Columns) -> Bools:
+def _of_nodes(c: Columns) -> Bools:
     """[N] whether a coin was tossed for the node; under match all siblings share the first one's."""
     return (c.coin > 0) & ~(c.by_rule.match[c.step] & (c.sibling > 0))
 
 
-def of_finals(c: Columns) -> Bools:
+def _of_finals(c: Columns) -> Bools:
     """[S] likewise for the final token; under match a recovered token shares the coin of the rejected siblings."""
-    shared: Bools = c.by_rule.match & (c.kind == KINDS.index(FinalKind.RECOVERED))
-    return (c.final_coin > 0) & ~shared
+    return (c.final_coin > 0) & ~(c.by_rule.match & (c.kind == RECOVERED))
 
 
 def _untold(c: Columns) -> Bools:
@@ -443,21 +389,19 @@ def _once(c: Columns, coin: Doubles, step: Indices) -> Indices:
     """The first of each coin among those of one seed: another engine may note one at two nodes that hold its token."""
     number = {seed: place for place, seed in enumerate(dict.fromkeys(c.seeds))}
     seed = np.array([number[seed] for seed in c.seeds], np.int64)[step]
-    order = np.lexsort((coin, seed))
-    again = (np.diff(coin[order]) == 0) & (np.diff(seed[order]) == 0)
-    return np.sort(np.delete(order, np.flatnonzero(again) + 1))
+    return np.delete(np.arange(len(coin)), _equal(coin, seed)[1])
 
 
 def uniform(c: Columns) -> list[Distance]:
     """How far from uniform the coins of nodes are, those that drew final tokens, and those that drew drafts."""
     by_chance = _untold(c)
-    nodes, finals = np.flatnonzero(by_chance[c.step] & of_nodes(c)), np.flatnonzero(by_chance & of_finals(c))
+    nodes, finals = np.flatnonzero(by_chance[c.step] & _of_nodes(c)), np.flatnonzero(by_chance & _of_finals(c))
     of_drafts = c.draft_coin[(by_chance & c.fresh)[c.step] & c.drawn_by_coin]
     kinds = (c.coin[nodes], c.step[nodes]), (c.final_coin[finals], finals)
     return [*(Distance.of(coin[_once(c, coin, step)]) for coin, step in kinds), Distance.of(of_drafts)]
 
 
-def serial(c: Columns) -> list[Sum]:
+def _serial(c: Columns) -> list[Sum]:
     """As correlations: each coin of a verdict with the next of its step, each that drew a draft with the next likewise,
     and with that of the same draw in the request's step before. Numbered by step."""
     drafts = np.flatnonzero(c.drawn_by_coin & (_untold(c) & c.fresh)[c.step])
@@ -477,7 +421,7 @@ def _product(coin: Doubles, other: Doubles, places: Indices) -> Sum:
 
 def _one_step_apart(c: Columns, nodes: Indices) -> tuple[Indices, Indices]:
     """Of these nodes those that are there in the request's step before too, by their number; and these."""
-    request, index = _requests(c), np.array([part.index for part in c.parts], np.int64)
+    request, index = c.request, np.array([part.index for part in c.parts], np.int64)
     order = nodes[np.lexsort((index[c.step[nodes]], c.node[nodes], request[c.step[nodes]]))]
     step, node = c.step[order], c.node[order]
     next_ = (np.diff(request[step]) == 0) & (np.diff(node) == 0) & (np.diff(index[step]) == 1)
@@ -493,7 +437,7 @@ def _of_verdicts(c: Columns) -> Sum:
     return _product(coin[pair], coin[pair + 1], step[pair])
 
 
-def against_draws(c: Columns) -> list[Sum]:
+def _against_draws(c: Columns) -> list[Sum]:
     """As correlations: a node's coin with its token's q and with its id, the final coin with the first draft's id; and
     both with the coin that drew the draft, where that is recorded.
 
@@ -501,9 +445,9 @@ def against_draws(c: Columns) -> list[Sum]:
     used twice. Numbered by step.
     """
     by_chance = (c.sound & c.fresh)[c.step]
-    nodes = np.flatnonzero(c.sampled & by_chance & of_nodes(c))
+    nodes = np.flatnonzero(c.sampled & by_chance & _of_nodes(c))
     nodes = nodes[_once(c, c.coin[nodes], c.step[nodes])]
-    first = np.flatnonzero(c.sampled & (c.sibling == 0) & by_chance & of_finals(c)[c.step])
+    first = np.flatnonzero(c.sampled & (c.sibling == 0) & by_chance & _of_finals(c)[c.step])
     first = first[c.row[first] == c.final_row[c.step[first]]]
     own, firsts = nodes[c.drawn_by_coin[nodes]], first[c.drawn_by_coin[first]]
     return [

@@ -9,106 +9,64 @@ was seen before, only its direction is known.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 
 import numpy as np
 
 from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.evidence.columns import Columns
-from specscope.analyze.findings import Finding
-from specscope.analyze.verify.drafts import Follows
-from specscope.analyze.verify.exact import LEAST, check_each
-from specscope.analyze.verify.parents import LACKING
+from specscope.analyze.verify.exact import LEAST, Checks, Seen
+from specscope.analyze.verify.parents import lacking
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.tree import Bools, Doubles
 
+PARAMETERS = Checks("The sampling parameters")
 TIES = 8  # tokens that may share a probability at top-p's border
 FAINT = 1e-30  # raw probabilities below it have lost their digits
 
 
-def parameter_checks(c: Columns) -> list[Finding]:
-    """All checks of p and q against the sampling parameters."""
-    node = Nodes.of(c)
-    return [top_k(c, node), min_p(c, node), top_p(c, node), temperature(c, node), draft_temperature(c, node)]
+def _judged(c: Columns) -> Bools:
+    """[N] nodes of sampled requests of known parameters, at parents that the evidence has."""
+    return (c.parents.at_node >= 0) & (c.known & ~c.greedy & c.told)[c.step]
 
 
-@dataclass(frozen=True)
-class Nodes:
-    """The parameters of each node's request, by name; and the parent at which the node was tried."""
+def _shaped(c: Columns) -> Bools:
+    """[N] whether bias or penalties move logits."""
+    return c.asked(lambda params: params.penalised or params.has("logit_bias"))[c.step]
 
-    temperature: Doubles  # [N]
-    top_k: Indices
-    top_p: Doubles
-    min_p: Doubles
-    shaped: Bools  # whether bias or penalties move logits
-    limited: Bools  # whether a grammar, or a least length, may refuse tokens: the others keep their shares
-    judged: Bools  # sampled requests of known parameters, at parents that the evidence has
-    parent: Indices  # its parent among Columns.parents, -1 for none
-    choice_p: Doubles  # the likeliest token's p there
 
-    @staticmethod
-    def of(c: Columns) -> Nodes:
-        """The parameters and the parent of each node."""
-
-        def each(name: str, kind: type) -> np.ndarray:
-            return np.array([getattr(params, name) for params in c.params], kind)[c.step]
-
-        shaped = np.array([params.penalised or params.has("logit_bias") for params in c.params], np.bool_)[c.step]
-        parent = c.parents.at_node
-        judged = (parent >= 0) & (c.known & ~c.greedy)[c.step] & c.told[c.step]
-        choice_p = c.parents.choice_p[parent] if len(c.parents) else np.zeros(len(parent))
-        return Nodes(
-            each("temperature", np.float64),
-            each("top_k", np.int64),
-            each("top_p", np.float64),
-            each("min_p", np.float64),
-            shaped,
-            np.array([params.limited for params in c.params], np.bool_)[c.step],
-            judged,
-            parent,
-            choice_p,
-        )
+def _at_parent(c: Columns, values: Doubles) -> Doubles:
+    """[N] a figure [K] of each node's parent. What is given where there is none means nothing."""
+    return values[c.parents.at_node] if len(c.parents) else np.full(len(c.token), np.nan)
 
 
 def _note(c: Columns, what: str, asked: Bools) -> str:
     """Why nothing was tested."""
     if not (c.known & ~c.greedy).any():
         return "no request was sampled"
-    if not asked.any():
-        return f"no request has {what}"
-    return "" if len(c.parents) else LACKING
+    return lacking(c) if asked.any() else f"no request has {what}"
 
 
-def top_k(c: Columns, n: Nodes) -> Finding:
-    """A token that is kept has fewer than k above it."""
-    asked = n.top_k > 0
-    bad = (c.p > 0) & (c.parents.rank > n.top_k)
-    return check_each(
-        "top-k",
-        "no token beyond the k likeliest has a probability, at any depth",
-        bad,
-        asked & n.judged,
-        c.nodes,
-        lambda i: f"p = {c.p[i]:.6g} at rank {c.parents.rank[i]}, with top_k {n.top_k[i]}, at depth {c.depth[i]}",
-        note=_note(c, "top_k", asked),
+@PARAMETERS.add("top-k", "no token beyond the k likeliest has a probability, at any depth")
+def _top_k(c: Columns) -> Seen:
+    top_k, rank = c.parameter("top_k"), c.parents.rank
+    return Seen(
+        (c.p > 0) & (rank > top_k),
+        (top_k > 0) & _judged(c),
+        lambda i: f"p = {c.p[i]:.6g} at rank {rank[i]}, with top_k {top_k[i]:g}, at depth {c.depth[i]}",
+        _note(c, "top_k", top_k > 0),
     )
 
 
-def min_p(c: Columns, n: Nodes) -> Finding:
-    """A token that is kept has at least min_p times the likeliest one's p."""
-    asked = n.min_p > 0
-    bad = (c.p > 0) & (c.p < n.min_p * n.choice_p * (1 - 1e-3) - LEAST)
-    return check_each(
-        "min-p",
-        "no token below its share of the likeliest has a probability, at any depth",
-        bad,
-        asked & n.judged,
-        c.nodes,
+@PARAMETERS.add("min-p", "no token below its share of the likeliest has a probability, at any depth")
+def _min_p(c: Columns) -> Seen:
+    min_p, choice_p = c.parameter("min_p"), _at_parent(c, c.parents.choice_p)
+    return Seen(
+        (c.p > 0) & (c.p < min_p * choice_p * (1 - 1e-3) - LEAST),
+        (min_p > 0) & _judged(c),
         lambda i: (
-            f"p = {c.p[i]:.6g} where the likeliest has {n.choice_p[i]:.6g}, with min_p {n.min_p[i]}, "
-            f"at depth {c.depth[i]}"
+            f"p = {c.p[i]:.6g} where the likeliest has {choice_p[i]:.6g}, with min_p {min_p[i]}, at depth {c.depth[i]}"
         ),
-        note=_note(c, "min_p", asked),
+        _note(c, "min_p", min_p > 0),
     )
 
 
@@ -119,101 +77,86 @@ def _raw_choice(c: Columns) -> Doubles:
     return np.where(same.any(axis=1), np.where(same, e.top_p, 0).sum(axis=1), np.nan)
 
 
-def top_p(c: Columns, n: Nodes) -> Finding:
+@PARAMETERS.add("top-p", "the tokens with a probability are the fewest that reach top_p, at any depth")
+def _top_p(c: Columns) -> Seen:
     """At temperature 1, raw p over p is the mass that was kept: at least top_p, and less without its last token."""
-    asked = (n.top_p < 1) & (n.temperature == 1) & ~n.shaped & ~n.limited & (n.top_k == 0) & (n.min_p == 0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        kept_mass = (_raw_choice(c) / c.parents.choice_p)[n.parent] if len(c.parents) else np.ones(len(n.parent))
-    short = kept_mass < n.top_p - 1e-3
-    beyond = (c.p > 0) & (kept_mass - TIES * c.parents.raw_p > n.top_p + 1e-3)
-    return check_each(
-        "top-p",
-        "the tokens with a probability are the fewest that reach top_p, at any depth",
-        short | beyond,
-        asked & n.judged & np.isfinite(kept_mass),
-        c.nodes,
+    top_p, raw_p = c.parameter("top_p"), c.parents.raw_p
+    asked = (top_p < 1) & (c.parameter("temperature") == 1) & ~_shaped(c)
+    asked &= ~c.asked(lambda params: params.limited or params.top_k > 0 or params.min_p > 0)[c.step]
+    kept_mass = _at_parent(c, _raw_choice(c) / c.parents.choice_p)
+    return Seen(
+        (kept_mass < top_p - 1e-3) | ((c.p > 0) & (kept_mass - TIES * raw_p > top_p + 1e-3)),
+        asked & _judged(c) & np.isfinite(kept_mass),
         lambda i: (
-            f"the tokens kept have {kept_mass[i]:.6g} of the raw mass, with top_p {n.top_p[i]}, at depth {c.depth[i]}; "
-            f"this one has {c.parents.raw_p[i]:.3g}"
+            f"the tokens kept have {kept_mass[i]:.6g} of the raw mass, with top_p {top_p[i]}, at depth {c.depth[i]}; "
+            f"this one has {raw_p[i]:.3g}"
         ),
-        note=_note(c, "top_p alone at temperature 1", asked),
+        _note(c, "top_p alone at temperature 1", asked),
     )
 
 
-def temperature(c: Columns, n: Nodes) -> Finding:
+@PARAMETERS.add(
+    "temperature and penalties", "p follows from the raw p by temperature, bias and penalties, at any depth"
+)
+def _temperature(c: Columns) -> Seen:
     """log(p / p of the choice) times the temperature is the raw tokens' log ratio, after bias and penalties."""
-    e = c.parents
-    raw = _raw_choice(c)[n.parent] if len(e) else np.full(len(n.parent), np.nan)
-    tested = n.judged & (c.p > 0) & (e.raw_p > FAINT) & np.isfinite(raw) & (raw > FAINT) & (c.p > FAINT)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = n.temperature * np.log(c.p / n.choice_p)
-        expected = np.log(e.raw_p / raw)
-    low, high = np.zeros(len(n.parent)), np.zeros(len(n.parent))
-    _shape(c, n, tested, low, high)
-    slack = 2e-3 + 1e-4 * np.abs(expected) + 1e-3 * n.temperature
-    with np.errstate(invalid="ignore"):
-        bad = (ratio < expected + low - slack) | (ratio > expected + high + slack)
-    asked = (c.known & ~c.greedy)[c.step]
-    return check_each(
-        "temperature and penalties",
-        "p follows from the raw p by temperature, bias and penalties, at any depth",
-        bad,
+    raw_p, raw, temperature = c.parents.raw_p, _at_parent(c, _raw_choice(c)), c.parameter("temperature")
+    tested = _judged(c) & (c.p > 0) & (raw_p > FAINT) & np.isfinite(raw) & (raw > FAINT) & (c.p > FAINT)
+    ratio = temperature * np.log(c.p / _at_parent(c, c.parents.choice_p))
+    expected = np.log(raw_p / raw)
+    low, high = _moves(c, tested)
+    slack = 2e-3 + 1e-4 * np.abs(expected) + 1e-3 * temperature
+    return Seen(
+        (ratio < expected + low - slack) | (ratio > expected + high + slack),
         tested,
-        c.nodes,
         lambda i: (
-            f"log p / p of the choice, times temperature {n.temperature[i]:g}: {ratio[i]:.4g}; raw {expected[i]:.4g}, "
+            f"log p / p of the choice, times temperature {temperature[i]:g}: {ratio[i]:.4g}; raw {expected[i]:.4g}, "
             f"after bias and penalties {_range(expected[i] + low[i], expected[i] + high[i])}; at depth {c.depth[i]}"
         ),
-        note=_note(c, "parameters", asked),
+        _note(c, "parameters", (c.known & ~c.greedy)[c.step]),
     )
 
 
-def draft_temperature(c: Columns, n: Nodes) -> Finding:
-    """q is the drafter's raw distribution to the power 1 / temperature; its likeliest tokens bound the sum of powers.
-
-    No other token is likelier than the last of those, so the sum over the others is bounded too: from above at
-    temperatures below 1, from below at temperatures above 1. Where rules cut tokens off, q can only be larger.
-    """
-    e = c.parents
-    raw = e.drafters(n.parent, c.token)
-    asked = c.sampled & n.judged & ~n.shaped
+@PARAMETERS.add("draft's temperature", "q follows from the drafter's raw probability by the request's temperature")
+def _draft_temperature(c: Columns) -> Seen:
+    parent, temperature = c.parents.at_node, c.parameter("temperature")
+    raw = c.parents.drafters(parent, c.token)
+    asked = c.sampled & _judged(c) & ~_shaped(c)
     tested = asked & (raw > FAINT)
     low, high = np.zeros(len(raw)), np.ones(len(raw))
     if tested.any():
-        low, high = q_bounds(c, n, n.parent, c.token, n.temperature, np.arange(len(raw)))
-    bad = (c.q < low * (1 - 2e-3) - LEAST) | (c.q > high * (1 + 2e-3) + LEAST)
-    return check_each(
-        "draft's temperature",
-        "q follows from the drafter's raw probability by the request's temperature",
-        bad,
+        low, high = q_bounds(c, parent, c.token, temperature, np.arange(len(raw)))
+    return Seen(
+        (c.q < low * (1 - 2e-3) - LEAST) | (c.q > high * (1 + 2e-3) + LEAST),
         tested,
-        c.nodes,
         lambda i: (
-            f"q = {c.q[i]:.6g}; the drafter's {raw[i]:.6g} at temperature {n.temperature[i]:g} allows "
+            f"q = {c.q[i]:.6g}; the drafter's {raw[i]:.6g} at temperature {temperature[i]:g} allows "
             f"{low[i]:.6g} to {high[i]:.6g}; at depth {c.depth[i]}"
         ),
-        note="no draft was sampled from a model" if not asked.any() else "",
+        "" if asked.any() else "no draft was sampled from a model",
     )
 
 
 def q_bounds(
-    c: Columns, n: Nodes, parent: Indices, token: Indices, temperature: Doubles, node: Indices
+    c: Columns, parent: Indices, token: Indices, temperature: Doubles, node: Indices
 ) -> tuple[Doubles, Doubles]:
     """(low, high) of what q of tokens can be, drawn at these parents and temperatures by the nodes' requests' rules.
 
-    NaN where a parent does not list the token.
+    q is the drafter's raw distribution to the power 1 / temperature; its likeliest tokens bound the sum of powers. No
+    other token is likelier than the last of those, so the sum over the others is bounded too: from above at
+    temperatures below 1, from below at temperatures above 1. Where rules cut tokens off, q can only be larger. NaN
+    where a parent does not list the token.
     """
     e = c.parents
     raw, top, power = e.drafters(parent, token), e.draft_top_p[parent], 1 / temperature
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         listed = (top ** power[:, None]).sum(axis=1)
         rest = np.maximum(1 - top.sum(axis=1), 0) * np.maximum(top[:, -1], FAINT) ** (power - 1)
-        cut = ((n.top_k > 0) | (n.top_p < 1) | (n.min_p > 0) | n.limited)[node]
         # Above temperature 1 the rest weighs most where it is spread evenly over all of the vocabulary
         size = 1.1 * (1 + max(int(e.draft_top.max(initial=0)), int(e.top.max(initial=0)), int(c.token.max(initial=0))))
         spread = np.maximum(1 - top.sum(axis=1), 0) ** power * size ** (1 - power)
         low = raw**power / (listed + np.where(power >= 1, rest, spread))
-        high = np.where(cut, 1, raw**power / (listed + np.where(power <= 1, rest, 0)))
+        high = np.where(c.cut[c.step[node]], 1, raw**power / (listed + np.where(power <= 1, rest, 0)))
     return low, high
 
 
@@ -221,20 +164,21 @@ def _range(low: float, high: float) -> str:
     return f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
 
 
-def _shape(c: Columns, n: Nodes, tested: Bools, low: Doubles, high: Doubles) -> None:
-    """Fill in, from low to high, what bias and penalties add to the log ratio of each node's token and the choice."""
-    nodes = np.flatnonzero(tested & n.shaped)
-    if not len(nodes):
-        return
-    texts = Follows.of(c)
-    for i in nodes.tolist():
-        s = int(c.step[i])
+def _moves(c: Columns, tested: Bools) -> tuple[Doubles, Doubles]:
+    """(low, high) [N] of what bias and penalties add to the log ratio of each node's token and the choice."""
+    low, high = np.zeros((2, len(tested)))
+    for i in np.flatnonzero(tested & _shaped(c)).tolist():
+        s, texts = int(c.step[i]), c.texts
         number = texts.request[s]
         prompt = set(texts.text[texts.begins[number] : texts.outputs[number]].tolist())
-        output = Counter([*texts.text[texts.outputs[number] : texts.behind[s]].tolist(), *_path(c, i)])
-        tokens = int(c.token[i]), int(c.parents.choice[n.parent[i]])
+        output = Counter(texts.text[texts.outputs[number] : texts.behind[s]].tolist())
+        above = i
+        while (above := int(c.above[above])) >= 0:
+            output[int(c.token[above])] += 1
+        tokens = int(c.token[i]), int(c.parents.choice[c.parents.at_node[i]])
         (a, b), (x, y) = (_moved(token, c.params[s], output, prompt) for token in tokens)
         low[i], high[i] = a - y, b - x
+    return low, high
 
 
 def _moved(token: int, params: SamplingParams, output: Counter[int], prompt: set[int]) -> tuple[float, float]:
@@ -244,11 +188,3 @@ def _moved(token: int, params: SamplingParams, output: Counter[int], prompt: set
     if params.repetition_penalty != 1 and (times or token in prompt):
         return (-np.inf, by) if params.repetition_penalty > 1 else (by, np.inf)
     return by, by
-
-
-def _path(c: Columns, node: int) -> list[int]:
-    """The drafted tokens above a node."""
-    path = []
-    while (node := int(c.above[node])) >= 0:
-        path.append(int(c.token[node]))
-    return path

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
 
 from specscope.analyze.evidence.visits import Visit
-from specscope.analyze.findings import Finding, Unit
-from specscope.analyze.verify.exact import check_each
+from specscope.analyze.findings import Finding
+from specscope.analyze.verify.exact import Seen, found
 from specscope.trace.history.history import History
 from specscope.trace.record.privacy import told_ids
 from specscope.trace.record.records import FinishReason, RequestEnd
@@ -69,39 +68,34 @@ def step_checks(history: History, every: Sequence[Visit], *, ours: bool) -> list
     number = {id(visit): place for place, visit in enumerate(every)}
     looked = [(name, about, [seen for account in accounts for seen in look(account)]) for name, about, look in CHECKS]
     looked += [(name, about, list(look(history, every))) for name, about, look in OF_BLOCKS]
-    return [_check(name, about, seen, every, number) for name, about, seen in looked]
+    findings = []
+    for name, about, places in looked:
+        problems = {number[id(visit)]: problem for visit, problem in places if problem}
+        tested, bad = np.zeros((2, len(every)), np.bool_)
+        tested[[number[id(visit)] for visit, _ in places]] = True
+        bad[list(problems)] = True
+        note = "" if places or not name.startswith("blocks") else "the capture does not tell which blocks were written"
+        unit = "request" if name in OF_REQUESTS else "request step"
+        seen = Seen(bad, tested, problems.__getitem__, note)
+        findings.append(found(name, about, unit, seen, lambda place: every[place].reference()))
+    return findings
 
 
-def _check(
-    name: str, about: str, looked: Sequence[tuple[Visit, str]], every: Sequence[Visit], number: dict[int, int]
-) -> Finding:
-    """`number`: each visit's number, by its `id()`."""
-    problems = {number[id(visit)]: problem for visit, problem in looked if problem}
-    tested, bad = np.zeros((2, len(every)), np.bool_)
-    tested[[number[id(visit)] for visit, _ in looked]] = True
-    bad[list(problems)] = True
-    unit = Unit("request" if name in OF_REQUESTS else "request step", lambda place: every[place].reference())
-    note = "" if looked or not name.startswith("blocks") else LACKING
-    return check_each(name, about, bad, tested, unit, problems.__getitem__, note=note)
-
-
-def step_numbers(account: Account) -> Looked:
-    """A request's steps are numbered one by one."""
+def _step_numbers(account: Account) -> Looked:
     for before, visit in account.pairs():
         if before is not None:
             due = before.part.index + 1
             yield visit, "" if visit.part.index == due else f"step {visit.part.index} where {due} was due"
 
 
-def once_in_a_batch(account: Account) -> Looked:
-    """A request has one part in a step."""
+def _once_in_a_batch(account: Account) -> Looked:
     last = -1
     for visit in account.visits:
         yield visit, "twice in one step" if visit.record.step == last else ""
         last = visit.record.step
 
 
-def cached(account: Account) -> Looked:
+def _cached(account: Account) -> Looked:
     """A step begins with the KV that the one before left; the first, or after a preemption, with what was found."""
     for before, visit in account.pairs():
         here = visit.part.context_len
@@ -116,7 +110,7 @@ def cached(account: Account) -> Looked:
             yield visit, "" if here == left else f"begins with {here} tokens in the cache, the step before left {left}"
 
 
-def positions(account: Account) -> Looked:
+def _positions(account: Account) -> Looked:
     """The root is the last token: of the prompt at first, then of what the steps committed."""
     info = account.visits[0].request.info
     due: int | None = None
@@ -132,8 +126,7 @@ def positions(account: Account) -> Looked:
             due = here + 1 + visit.part.verdict.accepted
 
 
-def emitted(account: Account) -> Looked:
-    """Every committed token is emitted, except those past the request's end."""
+def _emitted(account: Account) -> Looked:
     last, end = account.visits[-1], account.visits[-1].request.end
     dropped = end is not None and end.reason in (FinishReason.CANCELLED, FinishReason.ERROR)  # while its step ran
     for visit in account.visits:
@@ -145,8 +138,7 @@ def emitted(account: Account) -> Looked:
         yield visit, "" if fine else f"{count} of {committed} committed tokens emitted, and the request went on"
 
 
-def outputs(account: Account) -> Looked:
-    """The output is what the steps emitted, one after the other; no longer than was asked for."""
+def _outputs(account: Account) -> Looked:
     end, last = account.ended, account.visits[-1]
     if end is None or not account.tells(end):
         return
@@ -165,8 +157,7 @@ def outputs(account: Account) -> Looked:
         yield last, f"{len(output)} tokens where {allowed} were allowed" if len(output) > allowed else ""
 
 
-def ends(account: Account) -> Looked:
-    """A request ends where its reason says, and no sooner: at EOS, a stop string or a length."""
+def _ends(account: Account) -> Looked:
     end, run = account.ended, account.history.run
     if end is None or run is None or not account.tells(end) or not end.info.params.is_known:
         return
@@ -206,8 +197,7 @@ def _wrong_end(account: Account, end: RequestEnd) -> str:
     return ""
 
 
-def prefill(account: Account) -> Looked:
-    """What is fed before a request's first token is its prompt, each token once."""
+def _prefill(account: Account) -> Looked:
     info = account.visits[0].request.info
     if not account.whole or account.gaps or info is None or not len(info.prompt_tokens):
         return
@@ -223,8 +213,7 @@ def prefill(account: Account) -> Looked:
             return
 
 
-def preceded(account: Account) -> Looked:
-    """Each step says what its request did before."""
+def _preceded(account: Account) -> Looked:
     gap = False  # steps before are not known
     for before, visit in account.pairs():
         gap |= before is None and visit.part.index > 0
@@ -236,7 +225,7 @@ def preceded(account: Account) -> Looked:
         gap = False
 
 
-def moved(account: Account) -> Looked:
+def _moved(account: Account) -> Looked:
     """Accepted nodes whose KV lay elsewhere are moved to the slots after the root."""
     for visit in account.visits:
         part = visit.part
@@ -250,11 +239,7 @@ def moved(account: Account) -> Looked:
             yield visit, "" if fine else f"moved the KV of nodes {moved}, the accepted path is {path.tolist()}"
 
 
-LACKING = "the capture does not tell which blocks were written"
-
-
-def blocks_written(history: History, every: Sequence[Visit]) -> Looked:
-    """In one step no block is written by two requests."""
+def _blocks_written(history: History, every: Sequence[Visit]) -> Looked:
     for _, visits in groupby(every, key=lambda visit: id(visit.record)):
         owner: dict[int, str] = {}
         for visit in visits:
@@ -264,10 +249,9 @@ def blocks_written(history: History, every: Sequence[Visit]) -> Looked:
                 yield visit, f"block {shared[0]} is written by {owner[shared[0]]} too" if shared else ""
 
 
-def blocks_kept(history: History, every: Sequence[Visit]) -> Looked:
-    """A request's tokens stay in the blocks that they were written to, and nobody else writes there."""
+def _blocks_kept(history: History, every: Sequence[Visit]) -> Looked:
     size = history.run.block_size if history.run is not None else 0
-    tables: dict[str, _Table] = {}
+    tables: dict[str, dict[int, int]] = {}  # of each request the blocks with committed tokens, by entry: some not known
     owner: dict[int, str] = {}  # of each block in them
     gap = False  # something of the step before is not in the file
     visits = iter(every)
@@ -277,46 +261,34 @@ def blocks_kept(history: History, every: Sequence[Visit]) -> Looked:
         gap = record.absent is not None
         here = {part.request for part in record.requests}
         for name in (*record.preempted, *(end.info.id for end in record.finished if end.info.id not in here)):
-            _release(tables.pop(name, _Table()).block, owner)
+            _release(tables.pop(name, {}).values(), owner)
         for _ in range(len(record.requests)):
             visit = next(visits)
             part = visit.part
             blocks = part.blocks.tolist()
-            first, table = part.context_len // size, tables.setdefault(part.request, _Table())
-            behind = table.cut(first)
+            first, table = part.context_len // size, tables.setdefault(part.request, {})
+            behind = _cut(table, first)
             if blocks:
                 yield visit, _problem(part.request, blocks, first, behind, table, owner)
             committed = part.position + len(part.tokens())
             _release(behind.values(), owner)
             held = blocks[: max(-(-committed // size) - first, 0)]
-            table.extend(first, held)
+            table.update(enumerate(held, first))
             owner.update((block, part.request) for block in held)
         for end in record.finished:
-            _release(tables.pop(end.info.id, _Table()).block, owner)
+            _release(tables.pop(end.info.id, {}).values(), owner)
 
 
-@dataclass(frozen=True)
-class _Table:
-    """A request's blocks with committed tokens, and which entries of its block table they are: some are not known."""
-
-    entry: list[int] = field(default_factory=list)  # rising
-    block: list[int] = field(default_factory=list)  # of each
-
-    def cut(self, first: int) -> dict[int, int]:
-        """Take out the entries from `first` on, and return their blocks by entry."""
-        start = bisect_left(self.entry, first)
-        behind = dict(zip(self.entry[start:], self.block[start:], strict=True))
-        del self.entry[start:], self.block[start:]
-        return behind
-
-    def extend(self, first: int, blocks: list[int]) -> None:
-        """Append blocks, the first at entry `first`."""
-        self.entry.extend(range(first, first + len(blocks)))
-        self.block.extend(blocks)
+def _cut(table: dict[int, int], first: int) -> dict[int, int]:
+    """Take out the entries from `first` on: they are in rising order."""
+    behind = {}
+    while table and (last := next(reversed(table))) >= first:
+        behind[last] = table.pop(last)
+    return behind
 
 
 def _problem(
-    request: str, blocks: list[int], first: int, behind: dict[int, int], table: _Table, owner: dict[int, str]
+    request: str, blocks: list[int], first: int, behind: dict[int, int], table: dict[int, int], owner: dict[int, str]
 ) -> str:
     """`behind`: what the table held from entry `first` on; `table`: what it holds before."""
     for entry, block in enumerate(blocks, first):
@@ -324,7 +296,7 @@ def _problem(
             return f"writes to block {block}, which holds tokens of {owner[block]}"
         if behind.get(entry, block) != block:
             return f"entry {entry} of its block table is block {behind[entry]}, but it writes to block {block}"
-        if block in table.block:
+        if block in table.values():
             return f"block {block} is in its table twice"
     return "" if len(set(blocks)) == len(blocks) else "a block is in its table twice"
 
@@ -336,18 +308,18 @@ def _release(blocks: Iterable[int], owner: dict[int, str]) -> None:
 
 OF_REQUESTS = ("prompt fed", "outputs", "ends")  # one look at each request; what is wrong is numbered by its step
 CHECKS = (
-    ("step numbers", "a request's steps are numbered one by one", step_numbers),
-    ("requests in a batch", "a request has one part in a step", once_in_a_batch),
-    ("tokens in the cache", "a step begins with the KV that the one before left, or that it found at first", cached),
-    ("positions", "the root lies where the tokens before it put it", positions),
-    ("prompt fed", "before the first token the prompt is fed, each token once", prefill),
-    ("tokens emitted", "every committed token is emitted, except those past the request's end", emitted),
-    ("outputs", "the output is what the steps emitted, and no longer than allowed", outputs),
-    ("ends", "a request ends where its reason says, and no sooner", ends),
-    ("what preceded", "each step says what its request did before", preceded),
-    ("accepted KV moved", "accepted nodes that lay elsewhere are moved behind the root", moved),
+    ("step numbers", "a request's steps are numbered one by one", _step_numbers),
+    ("requests in a batch", "a request has one part in a step", _once_in_a_batch),
+    ("tokens in the cache", "a step begins with the KV that the one before left, or that it found at first", _cached),
+    ("positions", "the root lies where the tokens before it put it", _positions),
+    ("prompt fed", "before the first token the prompt is fed, each token once", _prefill),
+    ("tokens emitted", "every committed token is emitted, except those past the request's end", _emitted),
+    ("outputs", "the output is what the steps emitted, and no longer than allowed", _outputs),
+    ("ends", "a request ends where its reason says, and no sooner", _ends),
+    ("what preceded", "each step says what its request did before", _preceded),
+    ("accepted KV moved", "accepted nodes that lay elsewhere are moved behind the root", _moved),
 )
 OF_BLOCKS = (
-    ("blocks written", "no block is written by two requests in one step", blocks_written),
-    ("blocks kept", "a request's blocks stay its own, in their order, until it ends or is preempted", blocks_kept),
+    ("blocks written", "no block is written by two requests in one step", _blocks_written),
+    ("blocks kept", "a request's blocks stay its own, in their order, until it ends or is preempted", _blocks_kept),
 )

@@ -12,14 +12,14 @@ approximation it costs a sixth of the power.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from specscope.analyze.evidence.arrays import Indices
-from specscope.analyze.findings import CheckResult, Finding, Unit
+from specscope.analyze.findings import CheckResult, Finding, Reference
 from specscope.trace.record.tree import Bools, Doubles
 
 POWER = 1.645  # standard deviations by which a bias must lie beyond the limit to be seen in 95 % of runs
@@ -37,6 +37,7 @@ class Sum:
     count: int
     bound: float  # on each of them
     worst: int = -1  # the one that adds most in the direction of the sum, as the caller numbers them
+    likeliest: Likeliest | None = None  # of draws: how often they are the likeliest token, by which they are judged too
 
     @staticmethod
     def of(difference: Doubles, variance: Doubles, bound: float, places: Indices) -> Sum:
@@ -67,13 +68,20 @@ class Sum:
         return min(0.0, math.log(2) - t * t / (2 * (self.variance + self.bound * t / 3)))
 
     @property
+    def takes_likeliest(self) -> bool:
+        """Whether chance explains this worst: another temperature shows in the sum first."""
+        return self.likeliest is not None and self.likeliest.log_chance < self.log_chance
+
+    @property
     def p_value(self) -> float:
-        """The bound."""
-        return math.exp(self.log_chance)
+        """The bound; of two the rarer one (Bonferroni's correction)."""
+        if self.likeliest is None:
+            return math.exp(self.log_chance)
+        return min(1.0, 2 * math.exp(min(self.log_chance, self.likeliest.log_chance)))
 
     def least_bias(self, alpha: float) -> float:
         """The smallest mean that a test at this level would have seen with 95 % power."""
-        log = math.log(2 / alpha)
+        log = math.log((2 if self.likeliest is None else 4) / alpha)
         limit = self.bound * log / 3
         limit += math.sqrt(limit * limit + 2 * self.variance * log)
         return (limit + POWER * math.sqrt(self.variance)) / self.count
@@ -121,53 +129,6 @@ class Likeliest:
 
 
 @dataclass(frozen=True)
-class DrawsFromQ:
-    """Tokens against what they are said to be drawn from: their surprisal, and how often they are the likeliest."""
-
-    surprisal: Sum
-    likeliest: Likeliest
-
-    @property
-    def judged(self) -> bool:
-        """Whether there are enough to say anything."""
-        return self.surprisal.judged
-
-    @property
-    def count(self) -> int:
-        """How many."""
-        return self.surprisal.count
-
-    @property
-    def worst(self) -> int:
-        """The draw that adds most to the surprisal's sum."""
-        return self.surprisal.worst
-
-    @property
-    def z(self) -> float:
-        """The surprisal's sum in standard deviations."""
-        return self.surprisal.z
-
-    @property
-    def bias(self) -> float:
-        """The surprisal's mean difference."""
-        return self.surprisal.bias
-
-    @property
-    def takes_likeliest(self) -> bool:
-        """Whether chance explains this worst: another temperature shows in surprisals first."""
-        return self.likeliest.log_chance < self.surprisal.log_chance
-
-    @property
-    def p_value(self) -> float:
-        """An upper bound on the chance of the rarer of the two (Bonferroni's correction)."""
-        return min(1.0, 2 * min(self.surprisal.p_value, self.likeliest.p_value))
-
-    def least_bias(self, alpha: float) -> float:
-        """The smallest mean of surprisals that a test at this level would have seen with 95 % power."""
-        return self.surprisal.least_bias(alpha / 2)
-
-
-@dataclass(frozen=True)
 class Distance:
     """How far numbers are from uniform on (0, 1): Kolmogorov's distance, judged by Massart's bound 2 exp(-2 n d^2)."""
 
@@ -210,79 +171,62 @@ LOOSE = 1e-3  # about the level of each of a dozen checks
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One sum of a check: over everything, or over one depth, place or size."""
-
-    name: str  # "" where there is only one
-    sum: Sum | Distance | DrawsFromQ
-    more: str = ""  # what else it is judged by, in words
-
-
-@dataclass(frozen=True)
 class Family:
     """A check before it is judged: one sum, or several of which the worst counts (Bonferroni's correction)."""
 
     name: str
     about: str
-    cells: Sequence[Cell]
+    sums: Mapping[str, Sum | Distance]  # by what they are over: one depth, place or size; "" for everything
     unit: Scale
-    of: Unit  # what the sums number
+    where: Callable[[int], Reference]  # of what the sums number
     lacking: str = FEW  # why it is skipped, where it is
-    looked: int | None = None  # how many its cells are of, where they overlap
+    looked: int | None = None  # how many its sums are of, where they overlap
 
     @cached_property
-    def judged(self) -> list[Cell]:
-        """The cells with enough in them to show a bias of a possible size."""
+    def judged(self) -> dict[str, Sum | Distance]:
+        """The sums with enough in them to show a bias of a possible size."""
         largest = math.inf if self.unit is nats else 1.0
-        return [cell for cell in self.cells if cell.sum.judged and cell.sum.least_bias(LOOSE) < largest]
+        return {name: sum_ for name, sum_ in self.sums.items() if sum_.judged and sum_.least_bias(LOOSE) < largest}
 
     @property
-    def worst(self) -> Cell:
-        """The cell with the smallest p-value."""
-        return min(self.judged, key=lambda cell: cell.sum.p_value)
+    def worst(self) -> str:
+        """The sum with the smallest p-value."""
+        return min(self.judged, key=lambda name: self.judged[name].p_value)
 
     @property
     def p_value(self) -> float:
         """The p-value of the whole check."""
-        return min(1.0, len(self.judged) * self.worst.sum.p_value)
+        return min(1.0, len(self.judged) * self.judged[self.worst].p_value)
 
-    def skipped(self) -> Finding:
-        """The check, where it could not be judged."""
-        return Finding(self.name, CheckResult.SKIPPED, self.about, note=self.lacking, unit=self.counted)
-
-    @property
-    def counted(self) -> str:
-        """What the sums count: coins in themselves, or what chance decided or drew."""
-        return "coin" if self.name.startswith("coins") else "decision" if self.name.startswith("acceptance") else "draw"
-
-    def check(self, level: float, *, failed: bool) -> Finding:
-        """The check, where it was judged. `level`: that of the first step of Holm's procedure."""
-        worst, cells = self.worst, self.judged
-        measured = worst.sum
-        least = max(cell.sum.least_bias(level / len(cells)) for cell in _large(cells))
-        here = f"{worst.name}: " if worst.name else ""
-        detail = f"{here}off by {self.unit(measured.bias)} on average, z = {measured.z:.2f} over {measured.count:,}"
-        detail += f"; {worst.more}" if worst.more else ""
-        return Finding(
-            self.name,
-            CheckResult.FAILED if failed else CheckResult.PASSED,
-            self.about,
-            tested=sum(cell.sum.count for cell in cells) if self.looked is None else self.looked,
-            example=self.of.where(measured.worst) if failed and measured.worst >= 0 else None,
-            detail=detail if failed else "",
-            note="" if failed else f"would have seen {self.unit(least)} with 95 % power",
-            statistic=measured.z,
+    def finding(self, level: float, *, failed: bool) -> Finding:
+        """The check. `level`: that of the first step of Holm's procedure."""
+        # What the sums count: coins in themselves, or what chance decided or drew
+        counted = "coin" if self.name.startswith("coins") else "decision" if "acceptance" in self.name else "draw"
+        found = Finding(self.name, CheckResult.SKIPPED, self.about, note=self.lacking, unit=counted)
+        if not self.judged:
+            return found
+        worst, counts = self.judged[self.worst], [sum_.count for sum_ in self.judged.values()]
+        # Of those with a tenth of the largest one's observations at least: that a smaller one passes says little
+        large = [sum_ for sum_ in self.judged.values() if sum_.count >= max(counts) / 10]
+        least = max(sum_.least_bias(level / len(counts)) for sum_ in large)
+        found = replace(
+            found,
+            result=CheckResult.PASSED,
+            tested=sum(counts) if self.looked is None else self.looked,
+            note=f"would have seen {self.unit(least)} with 95 % power",
+            statistic=worst.z,
             p_value=self.p_value,
-            bias=measured.bias,
+            bias=worst.bias,
             least_bias=least,
-            unit=self.counted,
         )
-
-
-def _large(cells: Sequence[Cell]) -> list[Cell]:
-    """Cells with at least a tenth of the largest one's observations: that a smaller one passes says little."""
-    largest = max(cell.sum.count for cell in cells)
-    return [cell for cell in cells if cell.sum.count >= largest / 10]
+        if not failed:
+            return found
+        here = f"{self.worst}: " if self.worst else ""
+        detail = f"{here}off by {self.unit(worst.bias)} on average, z = {worst.z:.2f} over {worst.count:,}"
+        if isinstance(worst, Sum) and worst.likeliest is not None:
+            detail += f"; {worst.likeliest.words}"
+        example = self.where(worst.worst) if worst.worst >= 0 else None
+        return replace(found, result=CheckResult.FAILED, note="", detail=detail, example=example)
 
 
 def share(value: float) -> str:

@@ -11,16 +11,14 @@ import numpy as np
 from specscope.analyze.evidence.columns import Columns, left_out
 from specscope.analyze.evidence.visits import visits
 from specscope.analyze.findings import CheckResult, Exit, Finding
-from specscope.analyze.verify.chance import coin_checks, statistical_checks
-from specscope.analyze.verify.drafts import draft_checks, plan_of
-from specscope.analyze.verify.exact import exact_checks, probabilities, rule_of_the_run
-from specscope.analyze.verify.logprobs import log_probabilities
-from specscope.analyze.verify.parameters import parameter_checks
-from specscope.analyze.verify.parents import parent_checks
+from specscope.analyze.verify.chance import COINS, statistical_checks
+from specscope.analyze.verify.drafts import DRAFTS
+from specscope.analyze.verify.exact import EACH_STEP, RECORDED, Checks
+from specscope.analyze.verify.parameters import PARAMETERS
+from specscope.analyze.verify.parents import EVIDENCE
 from specscope.analyze.verify.steps import step_checks
 from specscope.trace.history.history import History
 from specscope.trace.history.wording import plural
-from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.rules import is_lossy
 
 # The checks of whether drawn tokens are distributed as the target's
@@ -120,42 +118,20 @@ class Trial:
 def judge(history: History, *, source: str, alpha: float = ALPHA, warnings: Sequence[str] = ()) -> Trial:
     """Every check over the path on which the history stands. `alpha`: the family-wise error of the statistical ones."""
     with np.errstate(all="ignore"):  # what is not to be judged is computed along with the rest
-        return _judge(history, source, alpha, warnings)
+        every = list(visits(history))
+        c = Columns.of(every, history)
+        sums = statistical_checks(c, alpha)
+        groups = [
+            *(_group(checks, c) for checks in (RECORDED, EACH_STEP, EVIDENCE, PARAMETERS, DRAFTS)),
+            Group("From step to step", tuple(_told(check, c) for check in step_checks(history, every, ours=c.ours))),
+            _group(COINS, c, [_conditional(check) for check in sums] if history.in_part else sums),
+        ]
+        tokens, notes = int((c.depth_reached + 1).sum()), (*warnings, *_notes(history, c))
+    return Trial(source, tuple(groups), len(c), tokens, alpha, notes, c)
 
 
-def _judge(history: History, source: str, alpha: float, warnings: Sequence[str]) -> Trial:
-    run = history.run
-    ours = run is not None and run.is_ours
-    by_outcome = run is not None and run.by_outcome
-    every = list(visits(history))
-    columns = Columns.of(every, ours=ours)
-    edited = len(history.branches) > 1
-    sums = statistical_checks(columns, alpha, by_outcome=by_outcome)
-    if history.in_part:
-        sums = [_conditional(check) for check in sums]
-    groups: tuple[Group, ...] = (
-        Group(
-            "What was recorded",
-            (
-                probabilities(columns, planned=ours and plan_of(run) is not None),
-                rule_of_the_run(columns, run, edited=edited),
-            ),
-        ),
-        Group("Each step", tuple(exact_checks(columns, filler=None if run is None else run.ways.filler))),
-        Group("The evidence", (*parent_checks(columns), log_probabilities(columns))),
-        Group("The sampling parameters", tuple(parameter_checks(columns))),
-        Group("The drafts", tuple(draft_checks(columns, run))),
-        Group("From step to step", tuple(step_checks(history, every, ours=ours))),
-        Group("Over the run", (*coin_checks(columns), *sums)),
-    )
-    if len(columns) and not columns.known.any():
-        groups = tuple(Group(group.title, tuple(map(_unasked, group.checks))) for group in groups)
-    if run is not None and not run.tells_tokens:
-        groups = tuple(
-            Group(group.title, tuple(_unnamed(check, run.privacy) for check in group.checks)) for group in groups
-        )
-    tokens = int((columns.depth_reached + 1).sum())
-    return Trial(source, groups, len(columns), tokens, alpha, (*warnings, *_notes(history, columns)), columns)
+def _group(checks: Checks, c: Columns, more: Sequence[Finding] = ()) -> Group:
+    return Group(checks.title, tuple(_told(check, c) for check in (*checks.findings(c), *more)))
 
 
 def _conditional(check: Finding) -> Finding:
@@ -168,17 +144,17 @@ def _conditional(check: Finding) -> Finding:
     return replace(check, result=CheckResult.SKIPPED, note=f"would fail{z}: {CONDITION}")
 
 
-def _unasked(check: Finding) -> Finding:
-    """A check of a file that does not tell what any request asked: it does not say that none was of a kind."""
-    if check.result is CheckResult.SKIPPED and check.note.startswith("no request was"):
-        return replace(check, note="what the requests asked is not in this file")
-    return check
+def _told(check: Finding, c: Columns) -> Finding:
+    """A check of a file that leaves something out: it does not pass on what it could not look at.
 
-
-def _unnamed(check: Finding, privacy: Privacy) -> Finding:
-    """A check of a run without token ids: it does not pass on what it could not look at."""
+    Where the file does not tell what any request asked, it does not say that none was of a kind.
+    """
+    if check.result is CheckResult.SKIPPED and check.note.startswith("no request was") and not c.known.any():
+        check = replace(check, note="what the requests asked is not in this file")
+    if c.run is None or c.run.tells_tokens:
+        return check
     if check.name in BY_TOKENS:
-        return Finding(check.name, CheckResult.SKIPPED, check.about, note=privacy.lack, unit=check.unit)
+        return Finding(check.name, CheckResult.SKIPPED, check.about, note=c.run.privacy.lack, unit=check.unit)
     if check.name in IN_PART and check.result is not CheckResult.SKIPPED:
         return replace(check, note=IN_PART[check.name])
     return check
@@ -199,7 +175,7 @@ def _notes(history: History, c: Columns) -> list[str]:
         notes.append(f"{plural(count, 'step')} under a rule that cannot be checked here ({names}) left out")
     if any(map(is_lossy, others)):
         notes.append("a lossy rule's output is not distributed as the target's: it is not judged")
-    filled = int(c.holds(None if history.run is None else history.run.ways.filler).sum())
+    filled = int(c.filler.sum())
     if filled:
         notes.append(
             f"this engine fills its trees with a token that nobody drafted: {filled:,} of "
@@ -208,7 +184,7 @@ def _notes(history: History, c: Columns) -> list[str]:
     unsound = int((~c.sound).sum())
     if unsound:
         notes.append(f"{plural(unsound, 'step')} with figures that are no probabilities: other checks leave them out")
-    forced = int(len(set(c.step[c.forced].tolist())) + c.forced_final.sum())
+    forced = int(c.any_in_step(c.forced).sum() + c.forced_final.sum())
     if forced:
         notes.append(f"forced outcomes in {plural(forced, 'step')}: what follows from them is left out")
     again = int((~c.fresh & c.known & ~c.greedy).sum())

@@ -1,5 +1,6 @@
 """Whether drafts follow their stated q: how seldom a healthy drafter is convicted, and what is seen."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -8,8 +9,8 @@ import pytest
 from specscope.analyze.diagnose.by_check import diagnose
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.findings import CheckResult
-from specscope.analyze.verify.chance import Chances
-from specscope.analyze.verify.sums import DrawsFromQ, Likeliest, Sum
+from specscope.analyze.verify.chance import drafted
+from specscope.analyze.verify.sums import Likeliest, Sum
 from specscope.analyze.verify.trial import judge
 from specscope.trace.record.notes import ParentsBuilder
 from tests.analyze.synthetic import Synthetic
@@ -41,7 +42,7 @@ def draws(q, token):
     varentropy = (q * logs**2).sum(1) - entropy**2
     difference = -np.log(here) - entropy
     surprisal = Sum.of(difference, varentropy, float(np.abs(difference).max(initial=1.0)), np.arange(len(q)))
-    return DrawsFromQ(surprisal, Likeliest.of(here, q.argmax(1) == token))
+    return dataclasses.replace(surprisal, likeliest=Likeliest.of(here, q.argmax(1) == token))
 
 
 def run(rng, n, kind, *, stated=1.0, taken=1.0, likeliest=0.0):
@@ -136,8 +137,8 @@ def test_a_drafter_that_takes_the_likeliest_is_convicted_and_named():
 def test_under_a_rule_that_looks_ahead_only_the_roots_children_count():
     """Which inner nodes are accepted depends there on what is drawn below them: their children are no fair sample."""
     c = judge(Synthetic(2, "2x2").run(1, 50), source="x").evidence
-    every = Chances(c).drafted()[0].count
+    every = drafted(c)[0].count
     ahead = np.ones(len(c), bool)
     changed = type(c.by_rule)(**{**vars(c.by_rule), "ahead": ahead, "walks": ~ahead})
     c.__dict__["by_rule"] = changed
-    assert 0 < Chances(c).drafted()[0].count < every
+    assert 0 < drafted(c)[0].count < every

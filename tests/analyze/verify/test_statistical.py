@@ -263,7 +263,7 @@ def test_a_server_whose_clients_use_few_seeds_is_not_accused(ours):
                               0.5, float(final))  # fmt: skip
             part = RequestStep(info.id, index, root, 0, "", tree, verdict, 1, preceded=None)
             history.append(histories.record(5 * number + index, [part], admitted=() if index else (info,)))
-    c = Columns.of(list(visits(history)), ours=ours)
+    c = Columns.of(list(visits(history)), history)
     steps = np.unique([(c.params[s].seed, c.position[s]) for s in range(len(c))], axis=0)
     assert len(c) > 9 * len(steps) / 5
     assert (0.8 if ours else 0.3) * len(steps) < c.fresh.sum() <= len(steps)
@@ -287,6 +287,6 @@ def test_a_coin_that_came_before_counts_once_whichever_token_it_drew():
             for part in record.requests
         ]
         history.append(dataclasses.replace(record, admitted=admitted, requests=tuple(parts)))
-    c = Columns.of(list(visits(history)), ours=False)
+    c = Columns.of(list(visits(history)), history)
     fresh = c.final_coin[c.fresh]
     assert 10 < len(fresh) == len(np.unique(fresh)) < len(c)

@@ -76,7 +76,7 @@ def located_finals(case: Case, audit: Audit, models: Models) -> list[Located]:
     asked = steps if failed & {*OF_FINALS} else clear
     c, wrong = case.evidence, set[Key]()
     for check in (case.checks[name] for name in OF_FINALS if name in failed):
-        wheres = [c.at_step(step) for step in check.wrong.tolist() if check.unit == c.steps.name]
+        wheres = [c.at_step(step) for step in check.wrong.tolist() if check.unit == "step"]
         wrong |= {(where.request, where.index) for where in wheres}
     every = [step for step in asked if step.rejected_last]
     recovered = [
