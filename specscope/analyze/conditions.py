@@ -62,6 +62,16 @@ def _negated(fact: str) -> str:
     return f"not: {fact}"
 
 
+def _hold(tests: Sequence[Test], joins: Sequence[str], facts: Facts) -> Bools:
+    """[items] where joined tests hold; everywhere without any."""
+    if not tests:
+        return np.ones(len(next(iter(facts.values()))), np.bool_)
+    passing = tests[0].holds(facts)
+    for join, test in zip(joins, tests[1:], strict=True):
+        passing = passing & test.holds(facts) if join == "and" else passing | test.holds(facts)
+    return passing
+
+
 @dataclass(frozen=True)
 class Condition:
     """What separates the items that differ from the rest. Filled by `find`."""
@@ -101,12 +111,7 @@ class Condition:
 
     def holds(self, facts: Facts) -> Bools:
         """[items] where it holds."""
-        if not self.tests:
-            return np.ones(len(next(iter(facts.values()))), np.bool_)
-        passing = self.tests[0].holds(facts)
-        for join, test in zip(self.joins, self.tests[1:], strict=True):
-            passing = passing & test.holds(facts) if join == "and" else passing | test.holds(facts)
-        return passing
+        return _hold(self.tests, self.joins, facts)
 
     def sentence(self, what: str = "differs", noun: str = "node") -> str:
         """`p differs at 212 of 212 nodes where depth >= 2, at 0 of 1,904 others`."""
@@ -127,11 +132,6 @@ class Condition:
         }
 
 
-def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Rows of facts as columns by name. All rows must have the same names."""
-    return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
-
-
 def find(
     facts: Facts, differs: Sequence[bool] | Bools, clusters: Sequence[Any] | NDArray[Any] | None = None
 ) -> Condition | None:
@@ -144,10 +144,10 @@ def find(
         return None
     if label.all():
         return Condition((), (), len(label), len(label), 0, 0, 0.0)
-    table = {name: column for name, values in facts.items() if (column := _Column.of(name, values)) is not None}
+    table = [column for name, values in facts.items() if (column := _Column.of(name, values)) is not None]
     if not table:
         return None
-    search = _Search(list(table.values()), label)
+    search = _Search(table, label)
     groups = np.arange(len(label)) if clusters is None else np.unique(np.asarray(clusters), return_inverse=True)[1]
     best: Condition | None = None
     for rules in search.by_length():
@@ -239,7 +239,7 @@ class _Search:
         self.items = len(self.label)
         self.differ = int(self.label.sum())
         self.tried = sum(len(c.values) * len(c.operators) for c in table)
-        self._code = {c.name: c for c in self.table}
+        self.facts = {c.name: np.asarray(c.values)[c.code] for c in self.table}
 
     def by_length(self) -> Iterator[list[_Rule]]:
         """The best rules of one test, of two, of three; best first."""
@@ -256,7 +256,7 @@ class _Search:
         """The best rules that extend `base` by one test: with `and` where it holds, with `or` where it does not."""
         if base is None:
             return self._best(None, "", np.arange(self.items), 0, 0)
-        held = self._holds(base)
+        held = _hold(base.tests, base.joins, self.facts)
         inside, outside = np.flatnonzero(held), np.flatnonzero(~held)
         hits = int(self.label[inside].sum())
         return [*self._best(base, "and", inside, 0, 0), *self._best(base, "or", outside, hits, len(inside))]
@@ -273,19 +273,6 @@ class _Search:
                 joins = () if base is None else (*base.joins, join)
                 rules.append(_Rule(tests, joins, float(score[index])))
         return sorted(rules, key=lambda rule: -round(rule.score, 9))[: BEAM if base is not None else 4 * BEAM]
-
-    def _holds(self, rule: _Rule) -> Bools:
-        passing = self._passes(rule.tests[0])
-        for join, test in zip(rule.joins, rule.tests[1:], strict=True):
-            passing = passing & self._passes(test) if join == "and" else passing | self._passes(test)
-        return passing
-
-    def _passes(self, test: Test) -> Bools:
-        column = self._code[test.fact]
-        rank = column.values.index(test.value)
-        code = column.code
-        passing: Bools = {">=": code >= rank, "<=": code <= rank, "==": code == rank, "!=": code != rank}[test.operator]
-        return passing
 
 
 def _sampled(label: Bools) -> NDArray[Any]:
@@ -311,7 +298,7 @@ def phi(hits: NDArray[Any], held: NDArray[Any], differ: int, items: int) -> NDAr
 
 def _judged(rule: _Rule, facts: Facts, label: Bools, groups: NDArray[Any], tried: int) -> Condition:
     """The rule with its figures over all items, and the probability that noise gives one as good."""
-    holds = Condition(rule.tests, rule.joins, 0, 0, 0, 0, 0.0).holds(facts)
+    holds = _hold(rule.tests, rule.joins, facts)
     cells = [len(np.unique(groups[a & b])) for a in (holds, ~holds) for b in (label, ~label)]
     choices = len(rule.tests) * math.log(max(tried, 1))
     chance = min(0.0, log_fisher(*cells) + choices)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specscope.analyze.conditions import columns, find, log_fisher, rarest
+from specscope.analyze.conditions import find, log_fisher, rarest
 
 
 def random_facts(seed, items=2000, extra=8):
@@ -103,11 +103,6 @@ def test_nothing_and_everything():
     everywhere = find(facts, np.ones(30, bool))
     assert everywhere.sentence("p differs") == "p differs at all 30 nodes"
     assert find({"same": [1] * 30}, np.arange(30) < 10) is None
-
-
-def test_facts_by_item():
-    assert columns([{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]) == {"a": [1, 2], "b": ["x", "y"]}
-    assert columns([]) == {}
 
 
 def test_fishers_exact_test():

@@ -360,7 +360,7 @@ def _of_nodes(c: Columns) -> Bools:
 
 def _of_finals(c: Columns) -> Bools:
     """[S] likewise for the final token; under match a recovered token shares the coin of the rejected siblings."""
-    return (c.final_coin > 0) & ~(c.by_rule.match & (c.kind == RECOVERED))
+    return np.asarray((c.final_coin > 0) & ~(c.by_rule.match & (c.kind == RECOVERED)))
 
 
 def _untold(c: Columns) -> Bools:
