@@ -11,7 +11,7 @@ what is left of the path's ratio:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -41,50 +41,6 @@ class GivenStep:
     def children(self, node: int) -> list[int]:
         """A node's children in draw order."""
         return self.tree.children(node)
-
-
-@dataclass(frozen=True)
-class DecisionRecipe:
-    """How a step is decided: right as it is here, or changed."""
-
-    name: str = ""
-    # a of (what is left of the path's ratio, p and q as tried, p and q at the parent before any trial)
-    ratio: Callable[[float, float, float, float, float], float] = lambda r, p, q, p_1, q_1: r * p / q
-    # what a rejection leaves, not normalised, of (r, p_i, q_i, the token, p_1)
-    left: Callable[[float, Doubles, Doubles | None, int, Doubles], Doubles] | None = None
-    keeps_q: bool = False  # q is not renormalised where nothing is put back
-    drawn_from: Callable[[Doubles, Doubles, Doubles | None], Doubles] = lambda left, p, q: left
-    final_coin: Callable[[GivenStep], float] = lambda given: given.final_coin
-
-
-def _token_alone(r: float, p: Doubles, q: Doubles | None, token: int, p_1: Doubles) -> Doubles:
-    left = r * p
-    left[token] = 0
-    return left
-
-
-RIGHT = DecisionRecipe()
-MISTAKES = (
-    DecisionRecipe("a = p, not divided by q", ratio=lambda r, p, q, p_1, q_1: r * p),
-    DecisionRecipe("a = p / q, without what the path leaves of its ratio", ratio=lambda r, p, q, p_1, q_1: p / q),
-    DecisionRecipe("a by p as it is before its siblings are rejected", ratio=lambda r, p, q, p_1, q_1: r * p_1 / q),
-    DecisionRecipe("a by q as it was drawn", ratio=lambda r, p, q, p_1, q_1: r * p / q_1 if q_1 > 0 else 0.0),
-    DecisionRecipe("the residual is p without the rejected token", left=_token_alone),
-    DecisionRecipe("the residual is p as it is", left=lambda r, p, q, token, p_1: r * p),
-    DecisionRecipe(
-        "the residual is made of p before any rejection",
-        left=lambda r, p, q, token, p_1: (
-            _token_alone(r, p_1, q, token, p_1) if q is None else np.maximum(r * p_1 - q, 0)
-        ),
-    ),
-    DecisionRecipe("q keeps the siblings that were tried", keeps_q=True),
-    DecisionRecipe("the final token is drawn from p, whatever was rejected", drawn_from=lambda left, p, q: p),
-    DecisionRecipe("the final token is drawn from q", drawn_from=lambda left, p, q: left if q is None else q),
-    DecisionRecipe(
-        "the final token's coin is that of the first draft",
-        final_coin=lambda given: float(given.coin[0]) if len(given.coin) else given.final_coin,
-    ),
-)
 
 
 @dataclass(frozen=True)
@@ -128,15 +84,12 @@ class _Deciding:
 
     given: GivenStep
     outcome: NDArray[np.uint8]
-    recipe: DecisionRecipe
     out: Decided = field(default_factory=Decided)
 
     def tell(self, operation: str, name: str, node: int | None, right: float, allowed: float) -> None:
         self.out.figures.append(Figure(operation, name, node, right, allowed))
 
-    def trial(
-        self, child: int, r: float, p: LeftRow, q: LeftRow | None, p_1: Doubles, q_1: Doubles | None
-    ) -> tuple[float, float]:
+    def trial(self, child: int, r: float, p: LeftRow, q: LeftRow | None, p_1: Doubles) -> tuple[float, float]:
         """(The ratio of the path down to a child, how far it may be off) when the child is tried."""
         token = int(self.given.tree.token[child])
         p_x, q_x = float(p.value[token]), 1.0 if q is None else float(q.value[token])
@@ -147,8 +100,7 @@ class _Deciding:
             raise HopelessError
         if q_x <= 0:
             return 0.0, off_q
-        own_q = 1.0 if q_1 is None else float(q_1[token])
-        a = min(1.0, self.recipe.ratio(r, p_x, q_x, float(p_1[token]), own_q))
+        a = min(1.0, r * p_x / q_x)
         return a, (r * off_p + a * off_q) / q_x + 1e-6 * a
 
     def accepts(self, child: int, a: float, off: float) -> bool:
@@ -160,13 +112,11 @@ class _Deciding:
         return accepted
 
     def reject(
-        self, child: int, r: float, p: LeftRow, q: LeftRow | None, p_1: Doubles, *, last: bool
+        self, child: int, r: float, p: LeftRow, q: LeftRow | None, *, last: bool
     ) -> tuple[LeftRow, LeftRow | None, float]:
         """What is left of p and q, and the mass before it was normalised."""
         token = int(self.given.tree.token[child])
-        if self.recipe.left is not None:
-            left = self.recipe.left(r, p.value, None if q is None else q.value, token, p_1)
-        elif q is None:
+        if q is None:
             left = r * p.value
             left[token] = 0
         else:
@@ -177,7 +127,7 @@ class _Deciding:
         after = LeftRow(left / mass, (off + ROW) / mass + SUM) if mass > 0 else p
         if mass <= off + SUM:
             after = LeftRow(after.value, 1.0)  # all of it may be rounding
-        gone = self.given.tree.drawn[child] == Drawn.WITHOUT_REPLACEMENT and not last and not self.recipe.keeps_q
+        gone = self.given.tree.drawn[child] == Drawn.WITHOUT_REPLACEMENT and not last
         return after, _without(q, token) if gone and q is not None else q, mass
 
     def rows(self, node: int) -> tuple[LeftRow, LeftRow | None]:
@@ -192,15 +142,15 @@ class _Deciding:
         node, kind = ROOT, FinalKind.TARGET
         p, q = self.rows(node)
         while children := self.given.children(node):
-            p_1, q_1 = p.value, None if q is None else q.value
+            p_1 = p.value
             for child in children:
-                a, off = self.trial(child, 1.0, p, q, p_1, q_1)
+                a, off = self.trial(child, 1.0, p, q, p_1)
                 self.tell(ACCEPTANCE, "accept_prob", child, a, off + 1e-9)
                 if self.accepts(child, a, off):
                     node, kind = child, FinalKind.BONUS
                     p, q = self.rows(node)
                     break
-                p, q, _ = self.reject(child, 1.0, p, q, p_1, last=child == children[-1])
+                p, q, _ = self.reject(child, 1.0, p, q, last=child == children[-1])
             else:
                 kind = FinalKind.RECOVERED
                 break
@@ -213,10 +163,9 @@ class _Deciding:
     def _below(self, node: int, r: float, off: float) -> tuple[int, LeftRow, FinalKind] | None:
         """What is accepted at a node or below it: the node, what is left of p there, the kind of final token."""
         p, q = self.rows(node)
-        p_1, q_1 = p.value, None if q is None else q.value
-        children = self.given.children(node)
+        p_1, children = p.value, self.given.children(node)
         for child in children:
-            a, off_a = self.trial(child, r, p, q, p_1, q_1)
+            a, off_a = self.trial(child, r, p, q, p_1)
             off_a += off * a / max(r, 1e-9)
             found = self._below(child, a, off_a) if a > 0 else None
             if a <= 0 or (found is not None and found[0] != child):
@@ -224,7 +173,7 @@ class _Deciding:
                 self.tell(ACCEPTANCE, "outcome", child, Outcome.REJECTED if found is None else Outcome.ACCEPTED, 0.0)
             if found is not None:
                 return found
-            p, q, mass = self.reject(child, r, p, q, p_1, last=child == children[-1])
+            p, q, mass = self.reject(child, r, p, q, last=child == children[-1])
             left = mass / (mass + 1 - r) if mass > 0 else float(r == 1)
             off = (off + ROW + SUM + (0.0 if q is None else q.error)) / max(mass + 1 - r, 1e-9)
             r = left
@@ -252,7 +201,7 @@ class _Deciding:
                 if accepted:
                     node, kind, p = child, FinalKind.BONUS, LeftRow(self.given.p[child])
                     break
-                p, _, _ = self.reject(child, 1.0, p, None, p_1, last=True)
+                p, _, _ = self.reject(child, 1.0, p, None, last=True)
             else:
                 self.end(node, FinalKind.RECOVERED, p)  # one coin drew the token from the whole of p
                 self.out.drawn_from, self.out.final_coin = p_1, coin
@@ -261,21 +210,14 @@ class _Deciding:
 
     def end(self, node: int, kind: FinalKind, p: LeftRow) -> None:
         """What the final token is drawn from."""
-        q = self.rows(node)[1]
-        value = self.recipe.drawn_from(p.value, self.given.p[node], None if q is None else q.value)
-        self.out.accepted, self.out.kind, self.out.left, self.out.drawn_from = (
-            node,
-            kind,
-            LeftRow(value, p.error),
-            value,
-        )
-        self.out.final_coin = self.recipe.final_coin(self.given)
+        self.out.accepted, self.out.kind, self.out.left, self.out.drawn_from = node, kind, p, p.value
+        self.out.final_coin = self.given.final_coin
         self.tell(FINAL, "kind", None, 1.0, 0.0)
 
 
-def decide(given: GivenStep, outcome: NDArray[np.uint8], recipe: DecisionRecipe = RIGHT) -> Decided:
+def decide(given: GivenStep, outcome: NDArray[np.uint8]) -> Decided:
     """The figures of a step, up to where rounding may have moved them too far. `outcome`: the engine's."""
-    deciding = _Deciding(given, outcome, recipe)
+    deciding = _Deciding(given, outcome)
     try:
         if given.rule == STANDARD:
             deciding.standard()

@@ -8,21 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 import numpy as np
 
 from specscope.analyze.diagnose.case import Case
+from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.findings import CheckResult, Finding
-from specscope.analyze.locate.code import code_of
 from specscope.analyze.locate.decided import ACCEPTANCE, FINAL, RESIDUAL, Q
-from specscope.analyze.locate.located import Located, Operation, Proof, Stage
+from specscope.analyze.locate.located import Located, Proof, Stage
+from specscope.analyze.locate.operations import our_operation
 from specscope.trace.history.wording import plural
 from specscope.trace.record.tree import Doubles
 
 Made = Callable[[Columns], Doubles]  # a figure of every item, numbered as its check numbers them
 NEARLY = 0.96  # of the figures that are wrong: rounding may hide one
 NEAR, LEAST = 1e-4, 1e-6  # relative, and of any figure
+P, RAW_P, P_TRIED, Q_DRAWN, Q_TRIED, MASS, FINAL_P = (
+    attrgetter(name) for name in ("p", "parents.raw_p", "p_trial", "q", "q_trial", "residual_mass", "final_p")
+)
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,17 @@ class Formula:
     words: str
     recorded: Made | None = None
     instead: Mapping[str, Made] = field(default_factory=dict)  # by what may stand in place of the right figure
+
+    def looks(self, c: Columns, wrong: Indices) -> tuple[str, int]:
+        """What stands in place of the right figure, and at how many wrong items; "" where nothing known does."""
+        if self.recorded is None or not len(wrong):
+            return "", 0
+        recorded, counts = self.recorded(c)[wrong], dict[str, int]()
+        for name, made in self.instead.items():
+            values = np.broadcast_to(made(c), len(self.recorded(c)))[wrong]
+            counts[name] = int((np.abs(values - recorded) <= LEAST + NEAR * np.abs(recorded)).sum())
+        name = max(counts, key=lambda name: counts[name], default="")
+        return (name, counts[name]) if name and counts[name] >= NEARLY * len(wrong) else ("", 0)
 
 
 def _over(above: Made, below: Made, most: float = 1.0) -> Made:
@@ -45,29 +61,9 @@ def _over(above: Made, below: Made, most: float = 1.0) -> Made:
     return ratio
 
 
-def _p(c: Columns) -> Doubles:
-    return c.p
-
-
-def _raw(c: Columns) -> Doubles:
-    return c.parents.raw_p
-
-
-def _tried(c: Columns) -> Doubles:
-    return c.p_trial
-
-
-def _q(c: Columns) -> Doubles:
-    return c.q
-
-
-def _q_tried(c: Columns) -> Doubles:
-    return c.q_trial
-
-
 def _alone(c: Columns) -> Doubles:
     """A draft's own ratio, without its path's; under rules that look ahead what rejections below leave of it."""
-    left = _over(_tried, _q_tried)(c)
+    left = _over(P_TRIED, Q_TRIED)(c)
     for node in np.flatnonzero(c.rejected & (c.above >= 0) & c.by_rule.ahead[c.step]).tolist():
         above, mass = c.above[node], c.residual_mass[node]
         left[above] = mass / (mass + 1 - left[above]) if mass > 0 else float(left[above] == 1)
@@ -79,12 +75,8 @@ def _mass_before(c: Columns) -> Doubles:
     return np.where(c.elder >= 0, c.residual_mass[c.elder], 1.0) if len(c.elder) else c.residual_mass
 
 
-def _whole_p(c: Columns) -> Doubles:
-    return c.parents.final_p
-
-
-def _path_before(c: Columns) -> Doubles:
-    return c.by_rule.parent
+def _one(c: Columns) -> Doubles:
+    return np.ones(1)
 
 
 ORDER = "trial order"
@@ -92,69 +84,64 @@ FORMULAS: Mapping[str, Formula] = {  # by the check of verify that fails where a
     "accept probability": Formula(
         ACCEPTANCE,
         "how likely a draft is accepted",
-        lambda c: c.accept_prob,
+        attrgetter("accept_prob"),
         {
             "the ratio of the draft alone, without its path's": _alone,
-            "p / q that is not capped at 1": _over(_tried, _q_tried, np.inf),
-            "p before any sibling was rejected, over q": _over(_p, _q_tried),
-            "p over q as drawn, not over what is left of it": _over(_tried, _q),
-            "the raw p over q": _over(_raw, _q_tried),
-            "p in place of p / q": _tried,
-            "q / p": _over(_q_tried, _tried),
-            "what was left of the path above it": _path_before,
+            "p / q that is not capped at 1": _over(P_TRIED, Q_TRIED, np.inf),
+            "p before any sibling was rejected, over q": _over(P, Q_TRIED),
+            "p over q as drawn, not over what is left of it": _over(P_TRIED, Q_DRAWN),
+            "the raw p over q": _over(RAW_P, Q_TRIED),
+            "p in place of p / q": P_TRIED,
+            "q / p": _over(Q_TRIED, P_TRIED),
+            "what was left of the path above it": attrgetter("by_rule.parent"),
         },
     ),
     "p at later trials": Formula(
         RESIDUAL,
         "p as a draft is tried",
-        _tried,
+        P_TRIED,
         {
-            "p as it was before any rejection": _p,
-            "p, nothing subtracted, over the mass that is left": _over(_p, _mass_before, np.inf),
-            "the raw p": _raw,
-            "what is left of the raw p": _over(_raw, _mass_before, np.inf),
-            "1": lambda c: np.ones(len(c.p)),
+            "p as it was before any rejection": P,
+            "p, nothing subtracted, over the mass that is left": _over(P, _mass_before, np.inf),
+            "the raw p": RAW_P,
+            "what is left of the raw p": _over(RAW_P, _mass_before, np.inf),
+            "1": _one,
         },
     ),
     "q at trials": Formula(
         Q,
         "q as a draft is tried",
-        _q_tried,
+        Q_TRIED,
         {
-            "q as drawn, not over what earlier siblings left of it": _q,
-            "1 in place of it": lambda c: np.ones(len(c.q)),
-            "the drafter's own probability, before its sampling rules": lambda c: c.draft_prob,
+            "q as drawn, not over what earlier siblings left of it": Q_DRAWN,
+            "1 in place of it": _one,
+            "the drafter's own probability, before its sampling rules": attrgetter("draft_prob"),
         },
     ),
     "residual mass": Formula(
         RESIDUAL,
         "the mass of p that a rejection leaves",
-        lambda c: c.residual_mass,
+        MASS,
         {
             "1 - raw p": lambda c: 1 - c.parents.raw_p,
             "1 - p, p as before any rejection": lambda c: 1 - c.p,
             "1 - p, as after a point mass and a whole path": lambda c: 1 - c.p_trial,
-            "p, not what is left of it": _tried,
-            "1": lambda c: np.ones(len(c.p)),
+            "p, not what is left of it": P_TRIED,
+            "1": _one,
         },
     ),
     "share of the final token": Formula(
         FINAL,
         "what the final token is drawn with",
-        lambda c: c.final_p,
-        {
-            "its whole p, as if nothing had been rejected": _whole_p,
-            "1": lambda c: np.ones(len(c.final_p)),
-        },
+        FINAL_P,
+        {"its whole p, as if nothing had been rejected": attrgetter("parents.final_p"), "1": _one},
     ),
-    "entropy of the final draw": Formula(
-        FINAL, "the entropy of what the final token is drawn from", lambda c: c.parents.final_entropy
-    ),
+    "entropy of the final draw": Formula(FINAL, "the entropy of what the final token is drawn from"),
     "entropies": Formula(
         "entropy",
         "the entropy of p",
-        lambda c: c.parents.entropy,
-        {"the drafter's entropy": lambda c: c.parents.q_entropy},
+        attrgetter("parents.entropy"),
+        {"the drafter's entropy": attrgetter("parents.q_entropy")},
     ),
     "final tokens": Formula(FINAL, "the final token"),
     "outcomes": Formula(ACCEPTANCE, "whether a draft is accepted"),
@@ -183,29 +170,10 @@ def located_formulas(case: Case) -> list[Located]:
 
 
 def _located(case: Case, check: Finding, formula: Formula) -> Located:
-    looks, count = _instead(case.evidence, check, formula)
-    figures = f"{check.failed:,} of {plural(check.tested, check.unit or 'step')}"
-    explained = f"; with {looks} it comes out as recorded at {count:,} of these" if looks else ""
-    return Located(
-        Operation(Stage.VERDICT, formula.operation, formula.words, code_of(case.history.run, formula.operation)),
-        f"{formula.words} is not what the recorded figures give at {figures} ({check.about}){explained}",
-        looks=looks,
-        smallest=f"{check.example}: {check.detail}",
-        where=check.example,
-        explained=count if looks else check.failed,
-        differing=check.failed,
-        unit=check.unit or "step",
-        proof=Proof.ROWS,
-    )
-
-
-def _instead(c: Columns, check: Finding, formula: Formula) -> tuple[str, int]:
-    """What stands in place of the right figure, and at how many wrong items; "" where nothing known does."""
-    if formula.recorded is None or not len(check.wrong):
-        return "", 0
-    recorded, counts = formula.recorded(c)[check.wrong], dict[str, int]()
-    for name, made in formula.instead.items():
-        values = made(c)[check.wrong]
-        counts[name] = int((np.abs(values - recorded) <= LEAST + NEAR * np.abs(recorded)).sum())
-    name = max(counts, key=lambda name: counts[name], default="")
-    return (name, counts[name]) if name and counts[name] >= NEARLY * len(check.wrong) else ("", 0)
+    operation = our_operation(case.history.run, Stage.VERDICT, formula.operation, formula.words)
+    unit, smallest = check.unit or "step", f"{check.example}: {check.detail}"
+    looks, count = formula.looks(case.evidence, check.wrong)
+    text = f"{formula.words} is not what the recorded figures give at {check.failed:,} of {plural(check.tested, unit)}"
+    text += f" ({check.about})" + (f"; with {looks} it comes out as recorded at {count:,} of these" if looks else "")
+    explained = count if looks else check.failed
+    return Located(operation, text, looks, smallest, check.example, explained, check.failed, unit, proof=Proof.ROWS)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specscope.analyze.findings import Exit, Reference
+from specscope.analyze.plain import fields
 
 Floats = NDArray[np.float32]
 
@@ -33,6 +34,11 @@ class Operation:
     name: str  # "layers.3.self_attn.q_proj", "top-p"; the name of a module is the model's own
     words: str  # "layer 3: the queries' projection"
     code: str = ""  # where it is computed: "specscope/model/attention.py:88 attend", or an engine's class and method
+
+    @property
+    def told(self) -> dict[str, str]:
+        """As plain values, for --json."""
+        return {"stage": self.stage.value, "operation": self.name, "words": self.words, "code": self.code}
 
 
 @dataclass(frozen=True)
@@ -63,17 +69,8 @@ class Held:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for --json; the errors of rows and parts are rounded to 3 digits."""
-        return {
-            "stage": self.operation.stage.value,
-            "operation": self.operation.name,
-            "words": self.operation.words,
-            "code": self.operation.code,
-            "allowed": self.allowed,
-            "error": self.error,
-            "rows": self.rows,
-            "differing": self.differing,
-            "errors": [[float(f"{value:.3g}") for value in row] for row in self.errors.tolist()],
-        }
+        errors = [[float(f"{value:.3g}") for value in row] for row in self.errors.tolist()]
+        return self.operation.told | fields(self, "operation", "errors") | {"errors": errors}
 
 
 @dataclass(frozen=True)
@@ -97,17 +94,6 @@ class Walk:
         """What was walked and against what, in words."""
         return self.engine + (f" against {self.reference}" if self.reference else "")
 
-    def to_dict(self) -> dict[str, Any]:
-        """As plain values, for --json."""
-        return {
-            "stage": self.stage.value,
-            "where": str(self.where),
-            "engine": self.engine,
-            "reference": self.reference,
-            "rows": [{"position": row.position, "token": row.token, "node": row.node} for row in self.rows],
-            "operations": [held.to_dict() for held in self.operations],
-        }
-
 
 class Proof(IntEnum):
     """How a fault was found, the surest first."""
@@ -123,9 +109,7 @@ class Located:
 
     operation: Operation
     sentence: str  # what agrees before it and how it differs, with figures, n and unit
-    looks: str = (
-        ""  # what the difference looks like: "a factor of 0.577 at every position"; "" where like nothing known
-    )
+    looks: str = ""  # what the difference is like: "a factor of 0.577 at every position"; "" where like nothing known
     smallest: str = ""  # the smallest input that shows it, in a line
     where: Reference | None = None  # a step, or node, that shows it
     explained: int = 0  # how many of what differs it explains
@@ -143,23 +127,7 @@ class Located:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for --json."""
-        return {
-            "stage": self.operation.stage.value,
-            "operation": self.operation.name,
-            "words": self.operation.words,
-            "code": self.operation.code,
-            "certain": self.certain,
-            "sentence": self.sentence,
-            "looks": self.looks,
-            "smallest": self.smallest,
-            "where": None if self.where is None else str(self.where),
-            "explained": self.explained,
-            "differing": self.differing,
-            "unit": self.unit,
-            "runner_up": self.runner_up,
-            "spoiled": self.spoiled,
-            "proof": self.proof.name.lower(),
-        }
+        return self.operation.told | fields(self, "operation", "proof") | {"proof": self.proof.name.lower()}
 
 
 @dataclass(frozen=True)
@@ -188,17 +156,8 @@ class Location:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for --json."""
-        return {
-            "source": self.source,
-            "exit": int(self.exit),
-            "located": [located.to_dict() for located in self.located],
-            "ruled_out": list(self.ruled_out),
-            "unexplained": list(self.without_place),
-            "left_out": list(self.left_out),
-            "notes": list(self.notes),
-            "walks": [walk.to_dict() for walk in self.walks],
-            "seconds": round(self.seconds, 3),
-        }
+        more = {"exit": int(self.exit), "unexplained": list(self.without_place), "seconds": round(self.seconds, 3)}
+        return fields(self, "unplaced") | more
 
 
 def ranked(located: Sequence[Located]) -> tuple[Located, ...]:

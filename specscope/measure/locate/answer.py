@@ -11,9 +11,8 @@ from torch import Tensor
 from specscope.analyze.audit.contexts import Contexts
 from specscope.analyze.findings import Reference as Where
 from specscope.analyze.locate.located import FedRow, Held, Located, Operation, Walk
-from specscope.analyze.locate.model.likeness import looks
+from specscope.analyze.locate.model.likeness import looks, looks_of_scores
 from specscope.analyze.locate.model.reference import Inside, ModelReference
-from specscope.analyze.locate.model.score_likeness import looks_of_scores
 from specscope.analyze.locate.model.taps import relative
 from specscope.measure.locate.both import Both, PassCompared
 from specscope.measure.locate.drive import KVOverwritten
@@ -116,8 +115,7 @@ def _looks(difference: FirstDifference, step: BothSides, inside: Inside | None, 
         elsewhere = step.ours.unflatten(1, (step.heads, -1))[..., -1]
         beyond = int((elsewhere > allowed).any(1).sum())
         keys = [FedRow(place, -1) for place in step.keys[:-1]]
-        size = 0 if difference.call is None else difference.call.cache.layers[difference.call.layer].key_size
-        phrase = looks_of_scores(ours, right, rows=step.rows, keys=keys, size=size, allowed=max(allowed, 1e-3))
+        phrase = looks_of_scores(ours, right, rows=step.rows, keys=keys, allowed=max(allowed, 1e-3))
         seen = f"{plural(beyond, 'row')} attend to slots that are not on their own path" if beyond else ""
         return "; ".join(part for part in (phrase, seen) if part)
     groups = {} if inside is None else _experts(inside, difference)
@@ -245,7 +243,7 @@ def likeness(both: Both, allowed: float, vocabulary: Vocabulary) -> str:
         return both.looks
     if both.keys:
         ours, right = both.ours.clamp(min=0).log(), both.right.log()
-        return looks_of_scores(ours, right, rows=both.rows, keys=both.keys, size=both.size, allowed=max(allowed, LOG))
+        return looks_of_scores(ours, right, rows=both.rows, keys=both.keys, allowed=max(allowed, LOG))
     if both.name == "positions":
         return _shifted(both)
     if both.name in ("d2t", "vocabulary"):

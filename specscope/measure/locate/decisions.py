@@ -19,11 +19,11 @@ from specscope.analyze.audit.contexts import AuditedStep, Contexts
 from specscope.analyze.audit.model.form import RequestForms
 from specscope.analyze.diagnose.case import Case, Step
 from specscope.analyze.diagnose.rerun.rows import Asked
+from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.findings import Reference as Where
 from specscope.analyze.locate.decided import (
     ACCEPTANCE,
     FINAL,
-    MISTAKES,
     RESIDUAL,
     SUM,
     Decided,
@@ -33,6 +33,7 @@ from specscope.analyze.locate.decided import (
     decide,
     interval_of,
 )
+from specscope.analyze.locate.formulas import FORMULAS
 from specscope.analyze.locate.located import FedRow, Held, Located, Operation, Proof, Stage, Walk
 from specscope.analyze.locate.model import sampling
 from specscope.analyze.locate.model.other_rows import Places
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
     from specscope.speculate.verify.inputs import VerifyBatch
 
 ROWS = 600  # of p and q that are looked at in all
-MOST = 0.8  # of the steps that differ, that a mistake must explain
 KEPT = 12  # steps whose rows are kept to be searched
 SHARE = 2e-5  # of a row's mass that rounding may move
 BORDER = 1e-5  # by which a border of top-p or min-p may be off, relative
@@ -148,7 +148,7 @@ class DecisionWatch:
         self.drive, self.case, self.contexts, self.forms = drive, case, contexts, forms
         self.sides = {"p": RuledSide("p"), "q": RuledSide("q")}
         self.held: dict[str, list[TwoFigures]] = {}
-        self.wrong: dict[str, list[tuple[GivenStep, Verdict]]] = {}  # by operation, steps in which it differs first
+        self.wrong: dict[str, list[tuple[RequestStep, int | None]]] = {}  # by operation, where a step differs first
         self.left_out: dict[str, int] = {}  # steps that were not judged, by why
         self.rows = self.steps = 0
         drive.decided = self.see
@@ -300,7 +300,7 @@ class DecisionWatch:
             self.held.setdefault(operation, []).append(compared)
             if compared.differs:
                 if len(steps := self.wrong.setdefault(operation, [])) < KEPT:
-                    steps.append((given, verdict))
+                    steps.append((replace(part, verdict=verdict, parents=notes), node))
                 return
 
     # What was found
@@ -326,7 +326,7 @@ class DecisionWatch:
                 _code_of(name, self.drive.history.run.rule if self.drive.history.run else ""),
             ),
             f"{WORDS[name]}: {count} differ, over the engine's own p, q and coins",
-            looks=_looks(self.wrong.get(name, [])),
+            looks=_looks(name, self.wrong.get(name, [])),
             smallest=f"{first.where}: {text}",
             where=first.where,
             explained=len(wrong),
@@ -370,16 +370,13 @@ class DecisionWatch:
         return [f"the walk's verdicts: {plural(count, 'step')} left out: {why}" for why, count in self.left_out.items()]
 
 
-def _looks(steps: Sequence[tuple[GivenStep, Verdict]]) -> str:
-    """The mistake under which nearly all of these steps come out as the engine has them; "" for none known."""
-    for mistake in MISTAKES:
-        same = 0
-        for given, verdict in steps:
-            figures = _decided(given, verdict, decide(given, verdict.outcome, mistake))
-            same += all(abs(each.ours - each.right) <= each.allowed for each in figures)
-        if steps and same >= MOST * len(steps):
-            return mistake.name
-    return ""
+def _looks(name: str, wrong: Sequence[tuple[RequestStep, int | None]]) -> str:
+    """What stands in place of a figure of an operation in these steps, by the columns of them; "" for nothing known."""
+    c, nodes = Columns([part for part, _ in wrong]), [node for _, node in wrong]
+    of_steps = None in nodes
+    at = np.arange(len(nodes)) if of_steps else c.start[:-1] + np.array(nodes, np.int64)
+    formulas = (formula for formula in FORMULAS.values() if formula.operation == name and of_steps == (name == FINAL))
+    return next((looks for formula in formulas if (looks := formula.looks(c, at)[0])), "")
 
 
 class _LazyRows(dict[int, Doubles]):

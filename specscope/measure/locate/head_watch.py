@@ -350,7 +350,6 @@ class HeadWatch:
             right.rows,
             code=code.get("self_attn.scores", ""),
             keys=right.keys,
-            size=self.reference.head.size,
         )
 
 

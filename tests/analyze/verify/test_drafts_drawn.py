@@ -89,12 +89,12 @@ PLANTED = {  # the coins of drafts, what fails for certain, the operation, and w
     "of the verdict": (
         lambda seed, stream, position, count: coins(seed, Stream.VERIFY, position, count),
         {"draft coins", "coins unequal"},
-        "of a trial, or of the final token, of the same step",
+        "the coin of another draw or trial of the same step",
     ),
     "of a step": (
         lambda seed, stream, position, count: np.full(count, coins(seed, stream, position, 1)[0]),
         {"draft coins", "coins unequal"},
-        "the coin of another draw of the same step",
+        "the coin of another draw or trial of the same step",
     ),
     "of one seed, whatever the position": (
         lambda seed, stream, position, count: coins(3, stream, 0, count),

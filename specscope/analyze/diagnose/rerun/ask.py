@@ -20,7 +20,7 @@ from specscope.analyze.diagnose.rerun.origin import origins
 from specscope.analyze.diagnose.rerun.rows import of_head, of_model
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.locate.model.other_rows import OF_REQUESTS
-from specscope.analyze.locate.model.rules import OF_OTHERS, Elsewhere, SampledFault, search_sampling
+from specscope.analyze.locate.model.rules import OF_OTHERS, SampledFault, search_sampling
 from specscope.analyze.locate.model.sampling import TEMPERATURE
 from specscope.analyze.locate.model.variants import ROWS
 from specscope.analyze.locate.model.verdicts import located_verdicts
@@ -74,13 +74,12 @@ def _cause(sampled: SampledFault) -> Cause:
     """The familiar name of what was found."""
     is_q = sampled.what.endswith("q")
     other = Cause.Q_OTHER_ROW if is_q else Cause.P_OTHER_ROW
-    if isinstance(sampled.found, Elsewhere):
-        return other if is_q or sampled.found.whose != OF_OTHERS else Cause.ROWS_SWAPPED
-    changed = sampled.found.best.variant.changes
-    if any(change.operation == ROWS for change, _ in changed):
+    if sampled.whose:
+        return other if is_q or sampled.whose != OF_OTHERS else Cause.ROWS_SWAPPED
+    if any(change.operation == ROWS for change in sampled.changes):
         of_requests = {f"the row of {relation.name}" for relation in OF_REQUESTS}
-        return Cause.ROWS_SWAPPED if not is_q and changed[0][0].name in of_requests else other
-    if is_q and any(change.operation == TEMPERATURE for change, _ in changed):
+        return Cause.ROWS_SWAPPED if not is_q and sampled.changes[0].name in of_requests else other
+    if is_q and any(change.operation == TEMPERATURE for change in sampled.changes):
         return Cause.Q_TEMPERATURE
     return Cause.RULES_WRONG
 

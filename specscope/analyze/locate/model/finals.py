@@ -14,10 +14,11 @@ from specscope.analyze.diagnose.rerun.models import Models
 from specscope.analyze.diagnose.rerun.rows import Asked, of_head, of_model
 from specscope.analyze.diagnose.together import OF_FINALS
 from specscope.analyze.findings import CheckResult
-from specscope.analyze.locate.code import code_of
-from specscope.analyze.locate.located import Located, Operation, Proof, Stage
-from specscope.analyze.locate.model.other_rows import Places
+from specscope.analyze.locate.decided import FINAL
+from specscope.analyze.locate.located import Located, Proof, Stage
+from specscope.analyze.locate.model.other_rows import Places, some
 from specscope.analyze.locate.model.sampling import RIGHT, RuledRows
+from specscope.analyze.locate.operations import our_operation
 from specscope.plans.heads import runs_head
 from specscope.trace.history.wording import plural
 from specscope.trace.record.notes import model_part
@@ -25,7 +26,6 @@ from specscope.trace.record.records import FinalKind
 from specscope.trace.record.rules import STANDARD
 from specscope.trace.record.tree import ROOT, Drawn
 
-STEPS = 24  # of each kind, whose draws are made again
 ENOUGH, SOME = 4, 10  # draws that an explanation must explain; and of which it may leave one
 NEARLY, MOST = 0.96, 0.9  # of the draws that are wrong, and of all
 FINE = 0.01  # of log odds: what float32 may be off by
@@ -43,18 +43,19 @@ class DrawnFrom:
     drawn_from: dict[str, Tensor]  # [V] each
     coins: dict[str, float]
 
+    def p(self, name: str) -> Tensor:
+        """[V] what it is drawn from under a name; the right ones under that of a coin."""
+        return self.drawn_from.get(name, next(iter(self.drawn_from.values())))
+
     def fits(self, name: str, slack: float, *, by_coin: bool) -> bool:
         """Whether the recorded p of the token, and its coin where that decides, fit a distribution, or another coin."""
-        verdict = self.step.verdict
-        p = self.drawn_from.get(name, next(iter(self.drawn_from.values())))
-        coin = self.coins.get(name, verdict.final_coin)
-        if name and name not in self.drawn_from and name not in self.coins:
+        if name not in self.drawn_from and name not in self.coins:
             return False
+        verdict, p = self.step.verdict, self.p(name)
         value, mass = float(p[verdict.token]), max(self.mass, 1e-3)
-        allowed = 4e-6 + (slack + 4e-5) / mass * max(value, verdict.final_p)
-        if abs(value - verdict.final_p) > allowed:
+        if abs(value - verdict.final_p) > 4e-6 + (slack + 4e-5) / mass * max(value, verdict.final_p):
             return False
-        above = float(p[: verdict.token + 1].sum())
+        above, coin = float(p[: verdict.token + 1].sum()), self.coins.get(name, verdict.final_coin)
         border = max(BORDER, slack / mass)
         return not by_coin or above - value - border <= coin <= above + border
 
@@ -70,8 +71,8 @@ def located_finals(case: Case, audit: Audit, models: Models) -> list[Located]:
         for step in case.drafting
         if step.part.rule == STANDARD and step.params is not None and not step.params.greedy and step.verdict.tells_p
     ]
-    run, failed = case.history.run, {name for name, check in case.checks.items() if check.result is CheckResult.FAILED}
-    ours = run is not None and run.is_ours
+    failed = {name for name, check in case.checks.items() if check.result is CheckResult.FAILED}
+    ours = case.history.run is not None and case.history.run.is_ours
     clear = [step for step in steps if ours and (audit.slack <= FINE or not _truncates(step))]
     asked = steps if failed & {*OF_FINALS} else clear
     c, wrong = case.evidence, set[Key]()
@@ -79,17 +80,10 @@ def located_finals(case: Case, audit: Audit, models: Models) -> list[Located]:
         wheres = [c.at_step(step) for step in check.wrong.tolist() if check.unit == "step"]
         wrong |= {(where.request, where.index) for where in wheres}
     every = [step for step in asked if step.rejected_last]
-    recovered = [
-        *_some([step for step in every if step.key in wrong]),
-        *_some([s for s in every if s.key not in wrong]),
-    ]
-    others = _some([step for step in clear if step.verdict.kind is not FinalKind.RECOVERED])
-    located = [_located(case, audit, models, some, by_coin=ours) for some in (recovered, others)]
+    recovered = [*some([s for s in every if s.key in wrong]), *some([s for s in every if s.key not in wrong])]
+    others = some([step for step in clear if step.verdict.kind is not FinalKind.RECOVERED])
+    located = [_located(case, audit, models, each, by_coin=ours) for each in (recovered, others)]
     return [one for one in located if one is not None]
-
-
-def _some(steps: Sequence[Step]) -> Sequence[Step]:
-    return steps[:: max(1, len(steps) // STEPS)][:STEPS]
 
 
 def _truncates(step: Step) -> bool:
@@ -109,37 +103,27 @@ def _located(case: Case, audit: Audit, models: Models, steps: Sequence[Step], *,
     total = int(wrong.sum())
     best, second = sorted(rest, key=lambda name: -int(fits[name].sum()))[:2]
     explained = int((fits[best] & wrong).sum())
-    everywhere = fits[best].sum() >= MOST * len(left)
-    left_over = total - explained
-    if (
-        total < ENOUGH
-        or left_over > max((1 - NEARLY) * total, total >= SOME)
-        or not (everywhere or audit.slack <= FINE)
-    ):
+    everywhere = fits[best].sum() >= MOST * len(left) or audit.slack <= FINE
+    if total < ENOUGH or total - explained > max((1 - NEARLY) * total, total >= SOME) or not everywhere:
         return None
     example = left[int(np.flatnonzero(wrong)[0])]
-    verdict = example.step.verdict
-    token = verdict.token
-    of_right, of_best = (
-        float(example.drawn_from.get(name, example.drawn_from[right])[token]) for name in (right, best)
-    )
+    verdict, where = example.step.verdict, example.step.reference()
+    of_right, of_best = (float(example.p(name)[verdict.token]) for name in (right, best))
     kind = "recovered tokens" if right == RESIDUAL else "bonus tokens"
-    how = "by" if best in example.coins else "from"
-    return Located(
-        Operation(Stage.VERDICT, "final draw", f"what {kind} are drawn from", code_of(case.history.run, "final draw")),
-        f"{kind} are drawn {how} {best}, not {how} {'their own coin' if how == 'by' else right}: {explained:,} of "
-        f"{plural(total, 'token')} whose p or coin does not fit {right} fit it, and {int(fits[right].sum()):,} of all "
-        f"{len(left):,} fit {right} ({plural(len(fits), 'way')} tried)",
-        looks=best,
-        smallest=f"token {token} at {example.step.reference()}: p {verdict.final_p:.6g} recorded, {of_right:.6g} in "
-        f"{right}, {of_best:.6g} in this; coin {verdict.final_coin:.6g}",
-        where=example.step.reference(),
-        explained=explained,
-        differing=total,
-        unit="token",
-        runner_up=f"{second} leaves {total - int((fits[second] & wrong).sum()):,} of {total:,}",
-        proof=Proof.ROWS,
+    how, own = ("by", "their own coin") if best in example.coins else ("from", right)
+    operation = our_operation(case.history.run, Stage.VERDICT, FINAL, f"what {kind} are drawn from")
+    sentence = (
+        f"{kind} are drawn {how} {best}, not {how} {own}: {explained:,} of {plural(total, 'token')} whose p or coin "
+        f"does not fit {right} fit it, and {int(fits[right].sum()):,} of all {len(left):,} fit {right} "
+        f"({plural(len(fits), 'way')} tried)"
     )
+    smallest = (
+        f"token {verdict.token} at {where}: p {verdict.final_p:.6g} recorded, {of_right:.6g} in {right}, {of_best:.6g} "
+        f"in this; coin {verdict.final_coin:.6g}"
+    )
+    next_best = f"{second} leaves {total - int((fits[second] & wrong).sum()):,} of {total:,}"
+    counts = explained, total, "token", True, next_best
+    return Located(operation, sentence, best, smallest, where, *counts, proof=Proof.ROWS)
 
 
 def rows_of(case: Case, models: Models, what: str, steps: Sequence[Step]) -> list[Asked]:
@@ -160,8 +144,7 @@ def _left(case: Case, models: Models, steps: Sequence[Step]) -> Iterator[DrawnFr
     sampled = any(step.is_sampled and step.rejected_last for step in steps)
     of_q = _made(rows_of(case, models, "q", steps), "q") if sampled else {}
     for step in steps:
-        path = step.verdict.path
-        leaf = int(path[-1]) if len(path) else ROOT
+        leaf = int(step.verdict.path[-1]) if len(step.verdict.path) else ROOT
         p, q = of_p.get((step.key, leaf)), of_q.get((step.key, leaf))
         if p is None:
             continue
@@ -170,7 +153,8 @@ def _left(case: Case, models: Models, steps: Sequence[Step]) -> Iterator[DrawnFr
             if q is None and step.tree.drawn[step.rejected_last[0]] != Drawn.DETERMINISTIC:
                 continue
             names, mass = _after_rejections(step, p, q, of_raw[step.key, leaf])
-        for name, node in (("p of the root", ROOT), ("p of the row above", _above(step, leaf))):
+        above = ROOT if leaf == ROOT else int(step.tree.parent[leaf])
+        for name, node in (("p of the root", ROOT), ("p of the row above", above)):
             other = of_p.get((step.key, node))
             if node != leaf and other is not None:
                 names[name] = other
@@ -179,8 +163,7 @@ def _left(case: Case, models: Models, steps: Sequence[Step]) -> Iterator[DrawnFr
 
 def _coins(step: Step) -> Iterator[tuple[str, float]]:
     """Other coins that may have drawn it."""
-    coin = step.verdict.final_coin
-    yield "1 less their coin", 1 - coin
+    yield "1 less their coin", 1 - step.verdict.final_coin
     if step.trials:
         yield "the coin of the last trial", float(step.verdict.coin[step.trials[-1].nodes[-1]])
     if step.last is not None:
@@ -189,8 +172,7 @@ def _coins(step: Step) -> Iterator[tuple[str, float]]:
 
 def _after_rejections(step: Step, p: Tensor, q: Tensor | None, raw: Tensor) -> tuple[dict[str, Tensor], float]:
     """What is left of p once the last siblings are rejected, what may stand in its place, and its mass."""
-    rest, of_raw, once, mass, own_q, left_q = p, raw, p, 1.0, q, q
-    without = p.clone()
+    rest, of_raw, once, mass, own_q, left_q, without = p, raw, p, 1.0, q, q, p.clone()
     for place, child in enumerate(step.rejected_last):
         token = int(step.tree.token[child])
         without[token] = 0
@@ -213,16 +195,10 @@ def _after_rejections(step: Step, p: Tensor, q: Tensor | None, raw: Tensor) -> t
     return names, mass
 
 
-def _above(step: Step, leaf: int) -> int:
-    return ROOT if leaf == ROOT else int(step.tree.parent[leaf])
-
-
 def _rejected(p: Tensor, q: Tensor | None, token: int) -> tuple[Tensor, float]:
-    left = p.clone()
+    left = p.clone() if q is None else (p - q).clamp(min=0)
     if q is None:
         left[token] = 0
-    else:
-        left = (p - q).clamp(min=0)
     mass = float(left.sum())
     return (left / mass, mass) if mass > 0 else (p, 1.0)
 

@@ -2,21 +2,43 @@
 
 First which rows differ, then which heads or channels of these, then how what is left relates to the right values. Every
 relation must explain nearly all of the difference at nearly all of the rows, so that noise is not taken for structure.
-The relations themselves stand in `relations`, `rotation` and `rounding`; scores of attention have `score_likeness`.
+
+Scores of attention are known up to what all keys of a row share: they are held against their median over the keys that
+both sides see. Who sees which key is one question, the scores of keys that both see another: the answer may name both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from specscope.analyze.locate.located import FedRow
-from specscope.analyze.locate.model.block import Block, relative_errors
-from specscope.analyze.locate.model.places import place_of_channels, place_of_heads, place_of_rows, place_of_tokens
-from specscope.analyze.locate.model.relations import RELATIONS, added, factor, not_finite, other_rows
+from specscope.analyze.locate.model.block import MOST, Block, figure
+from specscope.analyze.locate.model.places import (
+    differing,
+    numbers,
+    place_of_channels,
+    place_of_heads,
+    place_of_rows,
+    place_of_tokens,
+)
+from specscope.analyze.locate.model.relations import (
+    added,
+    factor,
+    noise,
+    not_finite,
+    other_channels,
+    other_rows,
+    rounded,
+    zero,
+)
 from specscope.analyze.locate.model.rotation import rotated
-from specscope.analyze.locate.model.rounding import noise, rounded
+from specscope.analyze.locate.model.taps import relative
+
+UNSEEN = -87.0  # float32 has no smaller weight
+DEEP = -30.0  # where a row's weights go below this, the smallest may have become 0 by rounding
 
 
 def looks(
@@ -39,55 +61,148 @@ def looks(
     bias", "the input"), which may be missing, added twice, or stand in the place of the output. allowed: the relative
     error of a row that rounding explains. Shapes that do not fit give "".
     """
-    if not _usable(ours, right, rows):
+    fits = ours.dim() == 2 and ours.shape == right.shape and ours.numel() > 0 and len(ours) == len(rows)
+    if not fits or not bool(right.isfinite().all()):
         return ""
     ours, right = ours.detach().float(), right.detach().float()
     heads = heads if heads > 0 and ours.shape[1] % heads == 0 else 1
-    wrong = (relative_errors(ours, right, heads) > allowed).any(1)
+    wrong = (relative(ours, right, heads) > allowed).any(1)
     if not bool(wrong.any()):
         return ""
-    place = place_of_rows(wrong, rows, groups or {})
-    bad = ours[wrong]
+    place, bad = place_of_rows(wrong, rows, groups or {}), ours[wrong]
     if not bool(bad.isfinite().all()):
         return _joined(place, not_finite(bad))
+    known = right
+    if others is not None and others.dim() == 2 and others.shape[1] == ours.shape[1]:
+        known = torch.cat([right, others.float()])
+    wide = {name: vector.float().expand_as(right)[wrong] for name, vector in (vectors or {}).items()}
+    some = [row for row, off in zip(rows, wrong.tolist(), strict=True) if off]
+    block = Block(bad, right[wrong], some, heads, allowed, known, rows, wide)
     if tokens is not None:
         which = place_of_tokens(bad, right[wrong], tokens[wrong], allowed)
-        of_rows = Block.of_rows(ours, right, wrong, rows, 1, None, {}, allowed)
-        return _joined(place, which or _first(of_rows, factor, added))
-    block = Block.of_rows(ours, right, wrong, rows, heads, others, vectors or {}, allowed)
-    # rounding and rotation leave some channels nearly as they were: they are asked for before channels are chosen
-    rule, columns, left = place_of_heads(block.ours, block.right, heads, allowed)
+        return _joined(place, which or factor(block) or added(block))
+    return _joined(place, _inside(block))
+
+
+def _inside(block: Block, noun: str = "channel") -> str:
+    """Which heads and channels differ, and how."""
+    differs = differing(block.ours, block.right, block.allowed)
+    # rounding, another order and rotation leave some channels nearly as they were: they are asked for first
+    rule, columns, left = place_of_heads(differs, block.heads)
     by_heads = block.narrowed(columns, left)
-    whole = rounded(by_heads) or _first(by_heads, rotated)
-    if whole:
-        return _joined(place, rule, whole)
-    channels, columns, left = place_of_channels(block.ours, block.right, heads, allowed)
+    if whole := rounded(by_heads.ours, by_heads.right) or other_channels(by_heads) or rotated(by_heads):
+        return _joined(rule, whole)
+    channels, columns, left = place_of_channels(differs, block.heads, noun)
     narrow = block.narrowed(columns, left)
-    relation = _first(narrow, *RELATIONS)
-    if not relation and len(columns) < ours.shape[1]:
-        # rows that share channels (a row of another position with the same first half) differ in some only
-        relation = _first(block, other_rows)
-        channels = "" if relation else channels
-    return _joined(place, channels, rounded(narrow) or relation or noise(narrow))
-
-
-def _first(block: Block, *relations: Callable[[Block], str]) -> str:
-    """The phrase of the first relation that holds; most are ruled out by a few rows."""
-    sample = block.sampled()
-    phrases = (relation(block) for relation in relations if relation(sample))
-    return next((phrase for phrase in phrases if phrase), "")
-
-
-def _usable(ours: Tensor, right: Tensor, rows: Sequence[FedRow]) -> bool:
-    return (
-        ours.dim() == 2
-        and ours.shape == right.shape
-        and ours.numel() > 0
-        and ours.shape[0] == len(rows)
-        and bool(right.isfinite().all())
-    )
+    if relation := zero(narrow) or factor(narrow) or added(narrow) or other_rows(narrow):
+        return _joined(channels, relation)
+    # rows that share channels (a row of another position with the same first half) differ in some only
+    return other_rows(block) or _joined(channels, rounded(narrow.ours, narrow.right) or noise(narrow))
 
 
 def _joined(*phrases: str) -> str:
     """From the place to the relation: "only in head 2 of 9: all zero at 37 of 37 rows"."""
-    return ": ".join(phrase for phrase in phrases if phrase)
+    return ": ".join(filter(None, phrases))
+
+
+def looks_of_scores(
+    ours: Tensor, right: Tensor, *, rows: Sequence[FedRow], keys: Sequence[FedRow], allowed: float = 1e-4
+) -> str:
+    """The same of attention's scores.
+
+    ours, right: float32 [rows, heads, keys] logs of attention weights, -inf where a key is unseen. keys: what each key
+    is of. allowed: relative error of a log that rounding explains.
+    """
+    fits = ours.dim() == 3 and ours.shape == right.shape and ours.numel() > 0
+    if not fits or ours.shape[0] != len(rows) or ours.shape[2] != len(keys):
+        return ""
+    ours, right = ours.detach().float(), right.detach().float()
+    if bool(right.isnan().any()) or bool((right == torch.inf).any()):
+        return ""
+    seen, meant = ~(ours <= UNSEEN), right > UNSEEN
+    both = seen & meant
+    missing = _masked(meant & ~seen, both, ours, right)
+    extra = _masked(seen & ~meant, both, right, ours)
+    off = torch.where(both, ours - right, torch.nan)
+    slack = allowed * (1 + right.abs())
+    centred = off - off.nanquantile(0.5, 2, keepdim=True)
+    # a key that one side lacks changes the sum by which all are divided: only what is left then is a difference
+    masked = (missing | extra).any(2)
+    wrong = masked | ~((torch.where(masked[..., None], centred, off).abs() <= slack) | ~both).all(2)
+    if not bool(wrong.any()):
+        return ""
+    bad, heads = wrong.any(1), wrong.any(0)
+    place = place_of_rows(bad, rows, {})
+    rule, _, _ = place_of_heads(heads, len(heads))
+    some = [row for row, is_bad in zip(rows, bad.tolist(), strict=True) if is_bad]
+    ours, right, both, missing, extra, centred, slack = (
+        x[bad][:, heads] for x in (ours, right, both, missing, extra, centred, slack)
+    )
+    if bool(ours.isnan().any()):
+        return _joined(place, rule, f"NaN at {int(ours.isnan().any(2).any(1).sum())} rows")
+    sides = (
+        (missing.any(1), "weight 0 at {}, where the reference has weight"),
+        (extra.any(1), "weight at {}, where the reference has none"),
+    )
+    phrases = [words.format(_which(cells, some, keys)) for cells, words in sides if bool(cells.any())]
+    if bool((centred.abs() > slack).any()):
+        phrases.append(_values(ours, right, both, centred, some, allowed))
+    elif not phrases:
+        phrases.append(_sums(ours, right))
+    return _joined(place, rule, "; ".join(filter(None, phrases)))
+
+
+def _masked(lacking: Tensor, both: Tensor, shallow: Tensor, seeing: Tensor) -> Tensor:
+    """Of keys that one side lacks, those that are masked: not the smallest of a row whose weights reach far down."""
+    deep = torch.where(both, shallow, torch.inf).amin(2, keepdim=True) < DEEP
+    smallest = torch.where(both, seeing, torch.inf).amin(2, keepdim=True)
+    return lacking & ~(deep & (seeing <= smallest))
+
+
+def _values(ours: Tensor, right: Tensor, both: Tensor, centred: Tensor, rows: Sequence[FedRow], allowed: float) -> str:
+    """How the scores of keys that both sides see differ."""
+    if words := rounded(ours.exp()[both][None], right.exp()[both][None]):
+        return f"the weights are {words}"
+    meant = torch.where(both, right, torch.nan)
+    meant = (meant - meant.nanquantile(0.5, 2, keepdim=True)).nan_to_num().flatten(1)
+    given = meant + centred.nan_to_num().flatten(1)
+    words = _inside(Block(given, meant, rows, ours.shape[1], allowed, meant, rows), "key")
+    return words and f"scores differ: {words}"
+
+
+def _sums(ours: Tensor, right: Tensor) -> str:
+    """Weights in the same proportions that add up to something else: a sink takes a part of the sum."""
+    total, meant = (float(side.exp().sum(2).median()) for side in (ours, right))
+    why = ""
+    if abs(total - 1) < 1e-3 and meant < 1 - 1e-3:
+        why = " (as where a sink is left out)"
+    elif abs(meant - 1) < 1e-3 and total < 1 - 1e-3:
+        why = " (as of a sink that the reference has not)"
+    return f"the weights of a row sum to {figure(total)} where the reference's sum to {figure(meant)}{why}"
+
+
+def _which(cells: Tensor, rows: Sequence[FedRow], keys: Sequence[FedRow]) -> str:
+    """The rule of which keys [rows, keys] are meant, and of how many rows."""
+    bad = cells.any(1)
+    counts = f"({int(bad.sum())} of {len(rows)} rows)"
+    positions = torch.tensor([key.position for key in keys])
+    distances = torch.tensor([row.position for row in rows])[:, None] - positions
+    off = distances[cells].unique()
+    nodes = torch.tensor([key.node is not None for key in keys])
+    itself = torch.tensor([[row.node == key.node for key in keys] for row in rows]) & nodes
+    if bool(nodes[cells.any(0)].all()) and all(row.node is not None for row in rows):
+        if bool((itself == cells)[bad].all()):
+            return f"each node itself {counts}"
+        where = "the same depth" if off.tolist() == [0] else "other depths" if 0 not in off.tolist() else "any depth"
+        return f"other tree nodes, of {where} {counts}"
+    if int(off[-1]) < 0:
+        return f"later positions {counts}"
+    if off.tolist() == [0]:
+        return f"each row's own position {counts}"
+    fixed = (cells == cells[int(cells.sum(1).argmax())]).all(1)
+    if len(off) == 1:
+        return f"the position {int(off[0])} before {counts}"
+    where = f"{rule} before" if (rule := numbers("position", off)) else f"{int(cells.sum())} keys"
+    if int(bad.sum()) > 1 and int(fixed.sum()) >= MOST * int(bad.sum()):
+        where = numbers("position", positions[cells.any(0)]) or where
+    return f"{where} {counts}"

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from torch import Tensor
 
 from specscope.analyze.diagnose.rerun.rows import Asked
 from specscope.trace.record.tree import ROOT
+
+STEPS = 24  # that are asked about, of each kind
+T = TypeVar("T")
+
+
+def some(items: Sequence[T]) -> Sequence[T]:
+    """A few of them, spread over the run."""
+    return items[:: max(1, len(items) // STEPS)][:STEPS]
 
 
 @dataclass(frozen=True)
@@ -35,7 +44,7 @@ class Relation:
     """Another place than a row's own, by what it is to it."""
 
     name: str  # "the next request of the batch"
-    of: Callable[[Places, RowPlace, int | None], RowPlace | None]  # of a place, and its child where one is asked about
+    of: Callable[[Places, RowPlace, int | None], int]  # of a place, and its child where one is asked about; -1: none
 
 
 class Places:
@@ -44,34 +53,29 @@ class Places:
     def __init__(
         self, asked: Sequence[Asked], *, plain: Callable[[Asked, int], bool] = lambda asked, node: False
     ) -> None:
-        self.asked = list(asked)
         self.every = [RowPlace(one, node, plain(one, node)) for one in asked for node in sorted(one.logits)]
         self._number = {(*place.asked.step.key, place.node): row for row, place in enumerate(self.every)}
+        self._by_key = {one.step.key: one for one in asked}
         self._batch: dict[int, list[Asked]] = {}
         for one in sorted(asked, key=lambda one: one.step.visit.row):
             self._batch.setdefault(one.step.visit.record.step, []).append(one)
         self._others: dict[tuple[str, int, int | None], int] = {}
 
-    def number(self, place: RowPlace) -> int:
-        """Its number."""
-        return self._number[(*place.asked.step.key, place.node)]
+    def at(self, asked: Asked, node: int) -> int:
+        """The number of the place there; -1 where the model was not asked."""
+        return self._number.get((*asked.step.key, node), -1)
 
-    def at(self, asked: Asked, node: int) -> RowPlace | None:
-        """The place there; None where the model was not asked."""
-        row = self._number.get((*asked.step.key, node))
-        return None if row is None else self.every[row]
-
-    def other(self, relation: Relation, row: int) -> int:
-        """The number of the related place; its own where there is none."""
-        return self.related(relation, row, None, row)
-
-    def related(self, relation: Relation, row: int, child: int | None, default: int = -1) -> int:
-        """The same for a child that is asked about; `default` where there is none."""
+    def related(self, relation: Relation, row: int, child: int | None = None) -> int:
+        """The number of the related place, of a child that is asked about; -1 where there is none."""
         key = relation.name, row, child
         if key not in self._others:
-            place = relation.of(self, self.every[row], child)
-            self._others[key] = -1 if place is None else self.number(place)
-        return default if self._others[key] < 0 else self._others[key]
+            self._others[key] = relation.of(self, self.every[row], child)
+        return self._others[key]
+
+    def other(self, relation: Relation, row: int, child: int | None = None) -> int:
+        """The same; its own where there is none."""
+        there = self.related(relation, row, child)
+        return row if there < 0 else there
 
     def beside(self, place: RowPlace) -> list[Asked]:
         """The requests of its engine step, in the order of the batch."""
@@ -80,62 +84,54 @@ class Places:
     def before(self, place: RowPlace) -> Asked | None:
         """The request's step before."""
         last = place.asked.step.last
-        key = None if last is None else last.key
-        return next((one for one in self.asked if one.step.key == key), None)
+        return None if last is None else self._by_key.get(last.key)
 
 
-def _neighbour(by: int) -> Callable[[Places, RowPlace, int | None], RowPlace | None]:
+def _neighbour(by: int) -> Callable[[Places, RowPlace, int | None], int]:
     """At the same node of the request `by` places further on."""
 
-    def of(places: Places, place: RowPlace, child: int | None) -> RowPlace | None:
+    def of(places: Places, place: RowPlace, child: int | None) -> int:
         batch = places.beside(place)
-        if len(batch) < 2:
-            return None
         own = next(index for index, one in enumerate(batch) if one is place.asked)
-        return places.at(batch[(own + by) % len(batch)], place.node)
+        other = batch[(own + by) % len(batch)]
+        return -1 if other is place.asked else places.at(other, place.node)
 
     return of
 
 
-def _first_of_batch(places: Places, place: RowPlace, child: int | None) -> RowPlace | None:
+def _first_of_batch(places: Places, place: RowPlace, child: int | None) -> int:
     first = places.beside(place)[0]
     return places.at(first, min(first.logits, default=ROOT))
 
 
-def _above(places: Places, place: RowPlace, child: int | None) -> RowPlace | None:
-    return None if place.node == ROOT else places.at(place.asked, int(place.asked.step.tree.parent[place.node]))
+def _above(places: Places, place: RowPlace, child: int | None) -> int:
+    return -1 if place.node == ROOT else places.at(place.asked, int(place.asked.step.tree.parent[place.node]))
 
 
-def _before(places: Places, place: RowPlace, child: int | None) -> RowPlace | None:
+def _before(places: Places, place: RowPlace, child: int | None) -> int:
     before = places.before(place)
-    return None if before is None else places.at(before, place.node)
+    return -1 if before is None else places.at(before, place.node)
 
 
-def _row_further(by: int) -> Callable[[Places, RowPlace, int | None], RowPlace | None]:
+def _row_further(by: int) -> Callable[[Places, RowPlace, int | None], int]:
     """The row of the batch that lies `by` rows further on, of those that are known."""
 
-    def of(places: Places, place: RowPlace, child: int | None) -> RowPlace | None:
-        batch = [(one, node) for one in places.beside(place) for node in sorted(one.logits)]
-        own = next(i for i, (one, node) in enumerate(batch) if one is place.asked and node == place.node)
-        return places.at(*batch[(own + by) % len(batch)])
+    def of(places: Places, place: RowPlace, child: int | None) -> int:
+        batch = [places.at(one, node) for one in places.beside(place) for node in sorted(one.logits)]
+        return batch[(batch.index(places.at(place.asked, place.node)) + by) % len(batch)]
 
     return of
 
 
-ROOT_ROW = Relation(
-    "the root", lambda places, place, child: None if place.node == ROOT else places.at(place.asked, ROOT)
-)
-PARENT = Relation("the row above its own", _above)
-NEXT = Relation("the next request of the batch", _neighbour(1))
-PREVIOUS = Relation("the request before it in the batch", _neighbour(-1))
-FIRST = Relation("the batch's first row", _first_of_batch)
-BEFORE = Relation("the request's step before", _before)
-CHILD = Relation(
-    "the draft itself", lambda places, place, child: None if child is None else places.at(place.asked, child)
-)
-LATER_ROW, EARLIER_ROW = (
+OTHERS = PARENT, ROOT_ROW, NEXT, PREVIOUS, BEFORE, FIRST, CHILD, LATER_ROW, EARLIER_ROW = (
+    Relation("the row above its own", _above),
+    Relation("the root", lambda places, place, child: -1 if place.node == ROOT else places.at(place.asked, ROOT)),
+    Relation("the next request of the batch", _neighbour(1)),
+    Relation("the request before it in the batch", _neighbour(-1)),
+    Relation("the request's step before", _before),
+    Relation("the batch's first row", _first_of_batch),
+    Relation("the draft itself", lambda places, place, child: -1 if child is None else places.at(place.asked, child)),
     Relation("the next row of the batch", _row_further(1)),
     Relation("the row before it in the batch", _row_further(-1)),
 )
-OTHERS = (PARENT, ROOT_ROW, NEXT, PREVIOUS, BEFORE, FIRST, CHILD, LATER_ROW, EARLIER_ROW)
 OF_REQUESTS = (NEXT, PREVIOUS, FIRST)  # those whose parameters may be mixed up

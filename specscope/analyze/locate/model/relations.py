@@ -1,4 +1,4 @@
-"""How wrong values relate to right ones: zero, a factor, a vector too many, other rows, other channels."""
+"""How wrong values relate to right ones: zero, a factor, a vector too many, other rows, other channels, rounding."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from itertools import permutations
 import torch
 from torch import Tensor
 
-from specscope.analyze.locate.model.block import MOST, Block, figure, names_of
+from specscope.analyze.locate.model.block import FEWEST_CHANNELS, FEWEST_ROWS, MOST, Block, figure, name_of
 
-FEWEST_CHANNELS = 8  # that one number must explain before it is taken for a rule
-FEWEST_ROWS = 4
 LISTED = 3
-PARTS = (2, 3, 4)  # equal parts of a row that may stand in another order: the layers of a head's features
+PARTS = (2, 3)  # equal parts of a row that may stand in another order: the layers of a head's features
+WIDEST = 8192  # channels of which any order is looked for
+REPEATED = 8  # an operation in a dtype of few bits rounds its inputs and what it sums, not its output alone
 
 
 def not_finite(bad: Tensor) -> str:
@@ -31,31 +31,26 @@ def zero(block: Block) -> str:
 
 
 def factor(block: Block) -> str:
-    """One factor, one of each head, row, row and head, or channel: the simplest that holds."""
+    """One factor, one of each head, row, or channel: the simplest that holds."""
     number, width, heads = *block.ours.shape, block.heads
-    size = width // heads if width % heads == 0 else width
-    sizes = (width, block.size, 32, 64, 128, 256, 512, len(block.whole[0]))
-    exact = max(block.allowed, 2e-5)
-    wrong, meant = block.ours.reshape(number, -1, size), block.right.reshape(number, -1, size)
-    many = number >= FEWEST_ROWS and number * width >= 4 * FEWEST_CHANNELS and size == width
-    tries = (  # over which dimensions one factor holds, whose it is, and where there are values enough to tell
-        ((0, 1, 2), "", number * width >= FEWEST_CHANNELS),
-        ((0, 2), "head", heads > 1 and number * size >= FEWEST_CHANNELS),
-        ((1, 2), "row", number > 1 and width >= FEWEST_CHANNELS),
-        ((2,), "row and head", heads > 1 and size >= FEWEST_CHANNELS),
-        ((0,), "channel", many),
+    wrong, meant = (side.reshape(number, heads, -1) for side in (block.ours, block.right))
+    tries = (  # over which dimensions one factor holds, whose it is, and how many values tell it
+        ((0, 1, 2), "", number * width),
+        ((0, 2), "head", number * width // heads * (heads > 1)),
+        ((1, 2), "row", width * (number > 1)),
+        ((0,), "channel", number * width // 4 * (number >= FEWEST_ROWS)),
     )
-    for dims, whose, _ in (one for one in tries if one[2]):
+    for dims, whose, telling in tries:
         factors = (wrong * meant).sum(dims, keepdim=True) / meant.pow(2).sum(dims, keepdim=True).clamp_min(1e-30)
-        phrase = block.counted(block.explained((factors * meant).reshape(number, width)))
+        phrase = telling >= FEWEST_CHANNELS and block.explained((factors * meant).reshape(number, width))
         if not phrase:
             continue
         value, low, high = (float(x) for x in (factors.flatten()[0], factors.min(), factors.max()))
-        if not whose:
-            flipped = abs(value + 1) < exact
-            name = "the sign is flipped" if flipped else f"a factor of {figure(value)}{names_of(value, sizes, exact)}"
-            return f"{name} {phrase}"
-        return f"a factor of its own in each {whose} ({figure(low)} to {figure(high)}) {phrase}"
+        if whose:
+            return f"a factor of its own in each {whose} ({figure(low)} to {figure(high)}) {phrase}"
+        exact = max(block.allowed, 2e-5)
+        words = f"a factor of {figure(value)}{name_of(value, exact)}"
+        return f"{'the sign is flipped' if abs(value + 1) < exact else words} {phrase}"
     return ""
 
 
@@ -66,120 +61,94 @@ def added(block: Block) -> str:
     if width < FEWEST_CHANNELS:
         return ""
     for name, vector in block.vectors.items():
-        if phrase := block.counted(block.explained(vector)):
+        if phrase := block.explained(vector):
             return f"equal to {name} {phrase}"
         times = float((difference * vector).sum() / vector.pow(2).sum().clamp_min(1e-30))
-        if phrase := block.counted(block.explained(block.right + times * vector)):
-            much = {1: f"{name} is added once more", -1: f"{name} is missing"}
-            fits = abs(times - round(times)) < 0.01
-            text = much.get(round(times), "") if fits else ""
-            return f"{text or f'{figure(times)} times {name} is added'} {phrase}"
-    if number < FEWEST_ROWS:
-        return ""
+        if phrase := block.explained(block.right + times * vector):
+            much = {"1": f"{name} is added once more", "-1": f"{name} is missing"}
+            return f"{much.get(f'{times:.2g}', f'{figure(times)} times {name} is added')} {phrase}"
     mean = difference.mean(0)
-    if phrase := block.counted(block.explained(block.right + mean)):
+    if number >= FEWEST_ROWS and (phrase := block.explained(block.right + mean)):
         share = float(mean.norm() / block.right.norm(dim=1).median().clamp_min(1e-30))
         return f"the same vector is added {phrase} (its size is {figure(share)} of a row's)"
     return ""
 
 
 def other_rows(block: Block) -> str:
-    """Rows of other positions: one for all, a shift, a permutation, rows of the others."""
+    """Rows of other positions: one for all, those a shift away, any; or rows of the others."""
     number, width = block.ours.shape
-    if width < FEWEST_CHANNELS or len(block.known) < 2:
+    if width < FEWEST_CHANNELS:
         return ""
-    distances = torch.cdist(block.ours, block.known, compute_mode="use_mm_for_euclid_dist_if_necessary")
-    near = distances.min(1).values
-    # a product of matrices is exact to some digits only: the nearest is held against the row again
-    candidates = distances <= (near + 0.01 * block.ours.norm(dim=1))[:, None]
-    nearest = block.known[distances.argmin(1)]
-    same = (block.ours - nearest).norm(dim=1) <= block.tolerance
-    if not block.counted(int(same.sum()), 0.5):
+    same = torch.cdist(block.ours, block.known, compute_mode="donot_use_mm_for_euclid_dist") <= block.tolerance[:, None]
+    phrase = block.counted(int(same.any(1).sum()), 0.5)
+    if not phrase:
         return ""
-    candidates &= same[:, None]
-    fed = candidates[:, : len(block.fed)]
-    matches = fed.sum(0)
-    if number >= 3 and (phrase := block.counted(int(matches.max()))):
-        return f"the row of position {block.fed[int(matches.argmax())].position} stands {phrase}"
-    return _shifted(block, fed) or _elsewhere(block, candidates, int(same.sum()))
+    fed = same[:, : len(block.fed)]
+    if number >= 3 and (alike := block.counted(int(fed.sum(0).max()))):
+        return f"the row of position {block.fed[int(fed.sum(0).argmax())].position} stands {alike}"
+    if shifted := _shifted(block, fed):
+        return shifted
+    whose = [
+        f"position {row.position} has that of {block.fed[int(matches.float().argmax())].position}"
+        for row, matches in zip(block.rows, fed, strict=True)
+        if bool(matches.any())
+    ]
+    return (
+        f"rows of other positions stand {phrase} ({_listed(whose)})"
+        if whose
+        else f"rows of the others given stand {phrase}"
+    )
 
 
 def _shifted(block: Block, fed: Tensor) -> str:
     """Each row is that of the position k before; rows that have none there say nothing."""
-    rows = torch.tensor([row.position for row in block.rows])
-    places = torch.tensor([row.position for row in block.fed])
+    rows, places = (torch.tensor([row.position for row in some]) for some in (block.rows, block.fed))
     offsets = rows[:, None] - places[None, :]
     distances, counts = offsets[fed].unique(return_counts=True)
     for offset in distances[counts.argsort(descending=True)][:4].tolist():
-        possible = (offsets == offset).any(1)
-        held = ((offsets == offset) & fed).any(1)
-        if offset and int(held.sum()) >= max(2, MOST * int(possible.sum()), 0.5 * len(rows)):
+        possible, held = (int(some.any(1).sum()) for some in (offsets == offset, (offsets == offset) & fed))
+        if offset and held >= max(2, MOST * possible, 0.5 * len(rows)):
             side = f"{abs(offset)} {'before' if offset > 0 else 'after'}"
-            having = " that have one" if int(possible.sum()) < len(rows) else ""
-            return (
-                f"each row is that of the position {side}, at {int(held.sum())} of {int(possible.sum())} rows{having}"
-            )
+            having = " that have one" if possible < len(rows) else ""
+            return f"each row is that of the position {side}, at {held} of {possible} rows{having}"
     return ""
-
-
-def _elsewhere(block: Block, candidates: Tensor, count: int) -> str:
-    chosen = candidates.float().argmax(1)
-    matched = candidates.any(1)
-    inside = int((chosen[matched] < len(block.fed)).sum())
-    distinct = len(chosen[matched].unique()) == count
-    phrase = block.counted(count, 0.5)
-    if not inside:
-        return f"rows of the others given stand {phrase}"
-    examples = [
-        f"position {row.position} has that of {block.fed[place].position}"
-        for row, place, match in zip(block.rows, chosen.tolist(), matched.tolist(), strict=True)
-        if match and place < len(block.fed)
-    ]
-    outside = f", {count - inside} of them of the others given" if inside < count else ""
-    noun = "rows are permuted" if distinct and inside == count == len(block.rows) else "rows of other positions stand"
-    return f"{noun} {phrase}{outside} ({_listed(examples)})"
 
 
 def other_channels(block: Block) -> str:
     """Channels, parts, or whole heads, of other places: an order that has a name, or one that each channel tells."""
     number, width = block.ours.shape
-    total = block.whole.shape[1]
     if width < FEWEST_CHANNELS:
         return ""
-    for words, order in _orders(block.size, total):
-        if phrase := block.counted(block.explained(block.whole[:, order[block.columns]])):
+    size = width // block.heads
+    for words, order in _orders(size, width):
+        if phrase := block.explained(block.right[:, order]):
             return f"{words} {phrase}"
-    if number < FEWEST_ROWS:
+    if number < FEWEST_ROWS or width > WIDEST:
         return ""
-    scale = block.whole.norm(dim=0).clamp_min(1e-30)
-    source = torch.cdist(block.ours.T.contiguous(), block.whole.T.contiguous()).argmin(1)
-    off = (block.ours - block.whole[:, source]).norm(dim=0) / scale[source]
-    if float((off <= max(block.allowed, 2e-5)).float().mean()) < MOST:
+    source = torch.cdist(block.ours.T.contiguous(), block.right.T.contiguous()).argmin(1)
+    phrase, own = block.explained(block.right[:, source]), torch.arange(width)
+    if not phrase:
         return ""
-    phrase, size = f"at {number} of {number} rows", block.size
-    if size < total and bool(((source % size) == (block.columns % size)).all()):
-        heads = sorted({(int(a), int(b)) for a, b in zip(block.columns // size, source // size, strict=True)})
-        pairs = [f"head {mine} has that of head {theirs}" for mine, theirs in heads if mine != theirs]
+    if size < width and bool((source % size == own % size).all()):
+        pairs = [
+            f"head {mine} has that of head {theirs}" for mine, theirs in enumerate((source // size)[::size].tolist())
+        ]
         return f"heads are of other places {phrase} ({_listed(pairs)})"
-    shifts = ((block.columns - source) % total).unique()
-    if len(shifts) == 1:
-        return f"channels are shifted by {int(shifts)} {phrase}"
-    return f"channels are permuted {phrase} ({int((source != block.columns).sum())} of {width} moved)"
+    return f"channels are permuted {phrase} ({int((source != own).sum())} of {width} moved)"
 
 
 def _orders(size: int, total: int) -> Iterator[tuple[str, Tensor]]:
     """Orders of channels that have a name: within each head, and of equal parts of the whole width."""
-    every = torch.arange(total)
-    inner, half, of_each = every % size, size // 2, " in each head" if size < total else ""
+    every, of_each = torch.arange(total), " in each head" if size < total else ""
+    inner, half = every % size, size // 2
     if size % 2 == 0:
         for words, order in (
             ("the halves are swapped", (inner + half) % size),
-            ("the order is reversed", size - 1 - inner),
             ("channels lie in pairs in place of halves", (inner % 2) * half + inner // 2),
-            ("channels lie in halves in place of pairs", (inner % max(half, 1)) * 2 + inner // max(half, 1)),
+            ("channels lie in halves in place of pairs", (inner % half) * 2 + inner // half),
         ):
             yield f"{words}{of_each}", every - inner + order
-    for parts in (part for part in PARTS if size == total and total % part == 0 and total // part > 1):
+    for parts in (part for part in PARTS if size == total and total % part == 0):
         for places in list(permutations(range(parts)))[1:]:
             words = f"the {parts} parts of {total // parts} channels stand in the order {', '.join(map(str, places))}"
             yield words, every.reshape(parts, -1)[list(places)].flatten()
@@ -189,4 +158,57 @@ def _listed(items: list[str]) -> str:
     return ", ".join(items[:LISTED]) + (", ..." if len(items) > LISTED else "")
 
 
-RELATIONS: tuple[Callable[[Block], str], ...] = (zero, factor, added, other_rows, other_channels)
+def _int8(values: Tensor) -> Tensor:
+    scale = values.abs().amax(1, keepdim=True).clamp_min(1e-30) / 127
+    return (values / scale).round() * scale
+
+
+def _to(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    return lambda values: values.to(dtype).float()
+
+
+# By their bits of mantissa: what has few of them is found among the values of what has more
+ROUNDED: dict[str, Callable[[Tensor], Tensor]] = {
+    "float8_e5m2": _to(torch.float8_e5m2),
+    "float8_e4m3fn": _to(torch.float8_e4m3fn),
+    "int8 with a scale of each row": _int8,
+    "bfloat16": _to(torch.bfloat16),
+    "float16": _to(torch.float16),
+}
+
+
+def rounded(ours: Tensor, right: Tensor) -> str:
+    """Ours holds values of a dtype only, the right values are others, and the error has the size of its rounding."""
+    if ours.shape[1] < FEWEST_CHANNELS or not bool(ours.any()):
+        return ""
+    error = float((ours - right).norm() / right.norm().clamp_min(1e-30))
+    for name, to in ROUNDED.items():
+        ours_held, right_held = (float(((x - to(x)).abs() <= 2e-6 * x.abs()).float().mean()) for x in (ours, right))
+        if ours_held >= MOST and right_held < 0.5 and error <= REPEATED * _error(right, to):
+            return f"rounded to {name}: ours holds only values of it (relative error {figure(error)})"
+    return ""
+
+
+def _error(values: Tensor, to: Callable[[Tensor], Tensor]) -> float:
+    """The relative error of rounding values once; those beyond its largest are left out."""
+    return float((to(values) - values).nan_to_num(posinf=0, neginf=0).norm() / values.norm().clamp_min(1e-30))
+
+
+def noise(block: Block) -> str:
+    """A relative error of every row of the size of a dtype's rounding, in all channels; "" where it varies."""
+    number, width = block.ours.shape
+    if number * width < 64 or width < FEWEST_CHANNELS:
+        return ""
+    difference, sizes = block.ours - block.right, block.right.norm(dim=1)
+    errors = difference.norm(dim=1) / sizes.clamp_min(1e-30)
+    channels = difference.pow(2).mean(0).sqrt() / block.right.pow(2).mean().sqrt().clamp_min(1e-30)
+    for spread in (errors, channels if number >= FEWEST_CHANNELS else errors):
+        low, high = torch.quantile(spread[:4096], torch.tensor([0.05, 0.95])).tolist()
+        if high > 8 * low:
+            return ""
+    error = float(errors.median())
+    off = {name: size / error for name, to in ROUNDED.items() if 0.4 < (size := _error(block.right, to)) / error < 2}
+    if not off:
+        return ""
+    name = min(off, key=lambda known: abs(off[known] - 1))
+    return f"noise of the size of {name}'s rounding (relative error {figure(error)}) at {number} of {number} rows"

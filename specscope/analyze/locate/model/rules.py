@@ -18,24 +18,26 @@ from specscope.analyze.diagnose.rerun.models import Models
 from specscope.analyze.diagnose.rerun.rows import Asked, around, differing
 from specscope.analyze.facts import facts_table
 from specscope.analyze.findings import CheckResult
-from specscope.analyze.locate.code import code_of
-from specscope.analyze.locate.located import Located, Operation, Proof, Stage
+from specscope.analyze.locate.located import Located, Proof, Stage
 from specscope.analyze.locate.model.finals import rows_of
-from specscope.analyze.locate.model.other_rows import Places
+from specscope.analyze.locate.model.other_rows import STEPS, Places, some
 from specscope.analyze.locate.model.sampling import RIGHT, RuledRows
-from specscope.analyze.locate.model.search import TELLING, BestVariant, Item, Search
-from specscope.analyze.locate.model.variants import BONUS, NODE, RECOVERED, ROWS, TARGET
+from specscope.analyze.locate.model.search import TELLING, BestVariant, Item, Search, item_at
+from specscope.analyze.locate.model.variants import BONUS, NODE, RECOVERED, ROWS, TARGET, RuleChange
+from specscope.analyze.locate.operations import our_operation
 from specscope.trace.history.wording import plural
 from specscope.trace.record.params import UNREAD, untold_limits
 from specscope.trace.record.records import FinalKind
 from specscope.trace.record.tree import Drawn
 
-STEPS = 24  # that differ, and as many others
 LEAST = 3  # tokens that tell whose row it is
 KIND_NAMES = {NODE: "drafted", BONUS: "bonus", RECOVERED: "recovered", TARGET: "the target's"}
 KINDS = {FinalKind.BONUS: BONUS, FinalKind.RECOVERED: RECOVERED, FinalKind.TARGET: TARGET}
-OF_OTHERS = "another request of the same step"
-GROUPS = (OF_OTHERS, "another node of the same tree", "the request's step before")
+GROUPS = OF_OTHERS, OF_NODES, OF_BEFORE = (
+    "another request of the same step",
+    "another node of the same tree",
+    "the request's step before",
+)
 RULED = {
     "p": ("target p", "final p", "final token"),
     "q": ("draft p",),
@@ -46,28 +48,13 @@ WORDS = {"logits": "the logits", "softmax": "the softmax", "rows": "which row of
 
 
 @dataclass(frozen=True)
-class Elsewhere:
-    """Rows that are none of their own, and whose they are."""
-
-    whose: str  # of GROUPS
-    count: int
-    known: int  # tokens that tell whose row it is
-    wrong: int
-    example: Item
-
-    @property
-    def share(self) -> float:
-        """Of those that tell, how many are of `whose`."""
-        return self.count / self.known
-
-
-@dataclass(frozen=True)
 class SampledFault:
     """What was found about p, or q: a variant of the rules, or rows of elsewhere."""
 
     what: str  # "p", "q"; "raw p", "raw q": before any rule
-    found: BestVariant | Elsewhere
     located: Located
+    changes: tuple[RuleChange, ...] = ()  # of the variant
+    whose: str = ""  # whose rows they are, of GROUPS
 
 
 def located_sampling(case: Case, audit: Audit, models: Models, *, drafter: bool) -> list[Located]:
@@ -102,16 +89,17 @@ def search_sampling(case: Case, audit: Audit, models: Models, *, drafter: bool) 
 
 
 def search_rows(case: Case, rows: RuledRows, items: Sequence[Item], *, logits_right: bool) -> SampledFault | None:
-    """The change of the rules that gives these items of some rows."""
-    what, places = rows.what, rows.places
+    """The change of the rules that gives these items of some rows, or the other rows that they are of."""
     search = Search(rows, items, logits_right=logits_right, first=_first_tokens(items))
     answer = search.answer()
-    if answer is not None and answer.certain:
-        return SampledFault(what, answer, _located(case, what, answer))
-    elsewhere = _elsewhere(search, places)
-    if elsewhere is not None and (answer is None or elsewhere.share > answer.best.gain / answer.wrong):
-        return SampledFault(what, elsewhere, _located_elsewhere(case, what, elsewhere))
-    return None if answer is None else SampledFault(what, answer, _located(case, what, answer))
+    if answer is None or not answer.certain:
+        share, elsewhere = _elsewhere(case, search)
+        if elsewhere is not None and (answer is None or share > answer.best.gain / answer.wrong):
+            return elsewhere
+    if answer is None:
+        return None
+    changes = tuple(change for change, _ in answer.best.variant.changes)
+    return SampledFault(rows.what, _located(case, rows.what, answer), changes)
 
 
 def _other_finals(case: Case) -> list[tuple[str, int]]:
@@ -139,16 +127,12 @@ def _asked(case: Case, audit: Audit, models: Models, what: str) -> list[Asked]:
     keys = differing(audit, RULED[what], STEPS)
     if what == "p":
         others = [*_other_finals(case), *_from_nothing(case)]
-        keys += [key for key in others[:: max(1, len(others) // STEPS)][:STEPS] if key not in keys]
+        keys += [key for key in some(others) if key not in keys]
     wrong = set(keys)
     right = [step for step in case.steps if step.key not in wrong]
-    steps = [*around(case, keys), *_some(right)]
+    steps = [*around(case, keys), *some(right)]
     asked = rows_of(case, models, what, list({step.key: step for step in steps}.values()))
     return [one for one in asked if one.logits and _is_computable(one, what)]
-
-
-def _some(steps: Sequence[Step]) -> Sequence[Step]:
-    return steps[:: max(1, len(steps) // STEPS)][:STEPS]
 
 
 def _is_computable(asked: Asked, what: str) -> bool:
@@ -184,14 +168,9 @@ def _items(case: Case, audit: Audit, places: Places, rows: RuledRows, what: str)
         for item, differs in zip(finding.items, finding.differs, strict=True)
         if differs
     }
-    slack = audit.slack if what.endswith("p") else audit.draft_slack
     for number, place in enumerate(places.every):
-        asked, node, params = place.asked, place.node, rows.params[number]
-        spread = 1.0 if params.greedy else params.temperature
-        allowed = slack * max(params.repetition_penalty, 1 / params.repetition_penalty) / spread
-        item = Item(
-            number, 0, 0.0, NODE, asked.step.reference(), False, allowed, node, greedy=params.greedy and what == "p"
-        )
+        asked, node = place.asked, place.node
+        item = item_at(rows, number, audit, asked.step.reference())
         if what.startswith("raw"):
             yield from _likeliest(asked, item, wrong, drafter=what == "raw q")
             continue
@@ -248,28 +227,40 @@ def _first_tokens(items: Sequence[Item]) -> int:
     return max((item.token + 1 for item in items if item.recorded > 0), default=0)
 
 
-def _elsewhere(search: Search, places: Places) -> Elsewhere | None:
-    """Whether what differs is what some other row gives: of another request, another node, or the step before."""
+def _elsewhere(case: Case, search: Search) -> tuple[float, SampledFault | None]:
+    """Whether what differs is what some other row gives: of another request, another node, or the step before.
+
+    With the share of those tokens that tell whose row they are of.
+    """
+    what, places = search.rows.what, search.rows.places
     bad = [i for i in np.flatnonzero(search.wrong & ~search.fits_right).tolist() if _is_telling(search.items[i])]
     if len(bad) < LEAST:
-        return None
-    near: dict[int, dict[int, str]] = {i: _near(places, search.items[i]) for i in bad}
-    found: dict[str, list[int]] = {name: [] for name in GROUPS}
-    needed = sorted({row for rows in near.values() for row in rows})
-    for start in range(0, len(needed), 64):
-        piece = needed[start : start + 64]
-        p = search.rows.distributions(RIGHT, piece)
-        for i in bad:
-            for row, name in near[i].items():
-                if row in piece and i not in found[name]:
-                    value = search._values(p, [piece.index(row)], [i])
-                    if bool(search.fits(value, [i])[0]):
-                        found[name].append(i)
-    name, indices = max(found.items(), key=lambda pair: len(pair[1]))
-    count = len({i for some in found.values() for i in some})
-    if len(indices) < LEAST or count <= 0.5 * len(bad):
-        return None
-    return Elsewhere(name, len(indices), len(bad), int(search.wrong.sum()), search.items[indices[0]])
+        return 0.0, None
+    p, found = search.rows.distributions(RIGHT, range(len(places.every))), {name: list[int]() for name in GROUPS}
+    for i in bad:
+        for name, rows in _near(places, search.items[i]).items():
+            same = [i] * len(rows)
+            if search.fits(search.values(p, rows, same), same).any():
+                found[name].append(i)
+    whose, same = max(found.items(), key=lambda pair: len(pair[1]))
+    count, known, wrong = len(same), len(bad), int(search.wrong.sum())
+    if count < LEAST or len({i for some in found.values() for i in some}) <= 0.5 * known:
+        return 0.0, None
+    item = search.items[same[0]]
+    located = Located(
+        our_operation(case.history.run, Stage.SAMPLING, ROWS, WORDS[ROWS]),
+        f"{what} is not that of its own row at {plural(wrong, 'token')}; {known:,} of them tell whose it is; it is "
+        f"that of {whose} at {count:,} of these",
+        f"{what} of {whose}",
+        f"token {item.token} at {item.where}: {what} {item.recorded:.6g} recorded",
+        item.where,
+        count,
+        known,
+        "token",
+        count >= math.ceil(0.8 * known),
+        proof=Proof.ROWS,
+    )
+    return count / known, SampledFault(what, located, whose=whose)
 
 
 def _is_telling(item: Item) -> bool:
@@ -277,29 +268,23 @@ def _is_telling(item: Item) -> bool:
     return item.recorded == 1 if item.greedy else 1e-4 < item.recorded < TELLING
 
 
-def _near(places: Places, item: Item) -> dict[int, str]:
-    """The rows that it may be mistaken for, and what they are to it."""
-    place, rows = places.every[item.row], {}
-    before = places.before(place)
-    for number, other in enumerate(places.every):
-        if number == item.row:
-            continue
-        if other.asked is place.asked:
-            rows[number] = GROUPS[1]
-        elif other.engine_step == place.engine_step:
-            rows[number] = GROUPS[0]
-        elif before is not None and other.asked is before:
-            rows[number] = GROUPS[2]
-    return rows
+def _near(places: Places, item: Item) -> dict[str, list[int]]:
+    """The rows that it may be mistaken for, by what they are to it."""
+    own = places.every[item.row]
+    before, others = places.before(own), [(i, other) for i, other in enumerate(places.every) if i != item.row]
+    step = [(i, other) for i, other in others if other.engine_step == own.engine_step]
+    return {
+        OF_OTHERS: [i for i, other in step if other.asked is not own.asked],
+        OF_NODES: [i for i, other in step if other.asked is own.asked],
+        OF_BEFORE: [i for i, other in others if before is not None and other.asked is before],
+    }
 
 
 # In words
 
 
 def _located(case: Case, what: str, answer: BestVariant) -> Located:
-    best, item, run = answer.best, answer.example, case.history.run
-    operations = best.variant.operations
-    name = " and ".join(operations)
+    best, item, name = answer.best, answer.example, " and ".join(answer.best.variant.operations)
     sentence = (
         f"with {best.variant.name} {what} comes out as recorded at {best.explained:,} of "
         f"{plural(answer.wrong, 'token')} at which it differs"
@@ -316,24 +301,20 @@ def _located(case: Case, what: str, answer: BestVariant) -> Located:
     if (second := answer.runner_up) is not None:
         runner_up = f"{second.variant.name} leaves {answer.wrong - second.explained:,} of {answer.wrong:,}"
         runner_up += f" and spoils {second.spoiled:,} others" if second.spoiled else ""
+    words = f"{'the target' if what.endswith('p') else 'the drafter'}: {WORDS.get(name, name)}"
     return Located(
-        Operation(
-            Stage.SAMPLING,
-            name,
-            f"{'the target' if what.endswith('p') else 'the drafter'}: {WORDS.get(name, name)}",
-            "; ".join(filter(None, dict.fromkeys(code_of(run, operation) for operation in operations))),
-        ),
+        our_operation(case.history.run, Stage.SAMPLING, name, words),
         sentence,
-        looks=best.variant.name,
-        smallest=_smallest(item, what, answer),
-        where=item.where,
-        explained=best.explained,
-        differing=answer.wrong,
-        unit="token",
-        certain=answer.certain,
-        runner_up=runner_up,
-        spoiled=best.spoiled,
-        proof=Proof.ROWS,
+        best.variant.name,
+        _smallest(item, what, answer),
+        item.where,
+        best.explained,
+        answer.wrong,
+        "token",
+        answer.certain,
+        runner_up,
+        best.spoiled,
+        Proof.ROWS,
     )
 
 
@@ -362,20 +343,3 @@ def _smallest(item: Item, what: str, answer: BestVariant) -> str:
             f"{where} {chosen}: its log p is {answer.right:+.3g} against the best other, under this {answer.under:+.3g}"
         )
     return f"{where}: {what} {item.recorded:.6g} recorded, {answer.right:.6g} right, {answer.under:.6g} under this"
-
-
-def _located_elsewhere(case: Case, what: str, found: Elsewhere) -> Located:
-    item = found.example
-    return Located(
-        Operation(Stage.SAMPLING, ROWS, WORDS[ROWS], code_of(case.history.run, ROWS)),
-        f"{what} is not that of its own row at {plural(found.wrong, 'token')}; {found.known:,} of them tell whose it "
-        f"is; it is that of {found.whose} at {found.count:,} of these",
-        looks=f"{what} of {found.whose}",
-        smallest=f"token {item.token} at {item.where}: {what} {item.recorded:.6g} recorded",
-        where=item.where,
-        explained=found.count,
-        differing=found.known,
-        unit="token",
-        certain=found.count >= math.ceil(0.8 * found.known),
-        proof=Proof.ROWS,
-    )

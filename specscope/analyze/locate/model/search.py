@@ -16,12 +16,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specscope.analyze.audit.audit import Audit
 from specscope.analyze.audit.tally import LEAST, SUMMED
 from specscope.analyze.findings import Reference
 from specscope.analyze.locate.model.other_rows import Relation
 from specscope.analyze.locate.model.sampling import RIGHT, RuledRows
 from specscope.analyze.locate.model.variants import (
     EVERYWHERE,
+    NODE,
     ROWS,
     SCOPES,
     Dial,
@@ -69,6 +71,16 @@ class Item:
     child: int | None = None  # the token's node
     greedy: bool = False  # then `recorded` is 1 at the choice and 0 elsewhere
     drawn: bool = False  # `recorded` is nothing, but it was drawn: it had some p
+
+
+def item_at(rows: RuledRows, number: int, audit: Audit, where: Reference) -> Item:
+    """An item at a place, of which nothing is recorded yet."""
+    params, of_p = rows.params[number], rows.what.endswith("p")
+    slack = audit.slack if of_p else audit.draft_slack
+    slack *= max(params.repetition_penalty, 1 / params.repetition_penalty)
+    slack /= 1.0 if params.greedy else params.temperature
+    is_greedy = params.greedy and rows.what == "p"
+    return Item(number, 0, 0.0, NODE, where, False, slack, rows.places.every[number].node, greedy=is_greedy)
 
 
 @dataclass(frozen=True)
@@ -184,20 +196,21 @@ class Search:
             p = self.rows.distributions(recipe, piece)
             here = {row: number for number, row in enumerate(piece)}
             mine = [number for number, row in enumerate(at) if row in here]
-            out[mine] = self._values(p, [here[at[number]] for number in mine], [wanted[number] for number in mine])
+            out[mine] = self.values(p, [here[at[number]] for number in mine], [wanted[number] for number in mine])
         return out
 
     def _place(self, item: Item, relation: Relation | None) -> int:
-        return item.row if relation is None else self.rows.places.related(relation, item.row, item.child, item.row)
+        return item.row if relation is None else self.rows.places.other(relation, item.row, item.child)
 
-    def _values(self, p: torch.Tensor, rows: Sequence[int], indices: Sequence[int]) -> Array:
+    def values(self, p: torch.Tensor, rows: Sequence[int], indices: Sequence[int]) -> Array:
+        """Of items, by their numbers, what rows of p give."""
         tokens = torch.tensor([min(self.items[index].token, p.shape[1] - 1) for index in indices])
         values = p[list(rows), tokens].double().numpy()
         greedy = self.greedy[list(indices)]
         if greedy.any():
-            best = p.topk(2)
-            own = best.indices[list(rows), 0] == tokens
-            rest = torch.where(own, best.values[list(rows), 1], best.values[list(rows), 0]).double().numpy()
+            picked, place = torch.tensor(rows).unique(return_inverse=True)
+            largest, best = p[picked].topk(2)
+            rest = torch.where(best[place, 0] == tokens, largest[place, 1], largest[place, 0]).double().numpy()
             margin = np.log(np.maximum(values, 1e-30)) - np.log(np.maximum(rest, 1e-30))
             values = np.where(greedy, margin, values)
         return np.asarray(values)

@@ -78,10 +78,11 @@ def relative(ours: Tensor, right: Tensor, heads: int = 1) -> Tensor:
     """[rows, heads] |ours - right| / |right| of each row and head, both [rows, width].
 
     A row that is small beside the others is measured by the usual size of a row: it is no more exact than they are.
+    Equal values differ by nothing, infinite ones too; NaN on our side only is infinitely off.
     """
     heads = heads if right.shape[1] % max(heads, 1) == 0 else 1
     a, b = (x.double().unflatten(1, (heads, -1)) for x in (ours, right))
     size = b.norm(dim=-1)
     floor = size.median().clamp(min=1e-30)
-    off: Tensor = (a - b).norm(dim=-1) / size.clamp(min=float(floor))
+    off: Tensor = torch.where(a == b, 0.0, a - b).norm(dim=-1) / size.clamp(min=float(floor))
     return off.nan_to_num(nan=torch.inf).float()

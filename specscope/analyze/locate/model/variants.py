@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,6 +39,7 @@ from specscope.analyze.locate.model.sampling import (
 )
 from specscope.trace.record.tree import ROOT
 
+Changed = Callable[[RuleRecipe], RuleRecipe]
 ROWS = "rows"  # the operation of taking another row
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 NODE, BONUS, RECOVERED, TARGET = "node", "bonus", "recovered", "target"  # kinds of items
@@ -49,9 +51,8 @@ class RuleChange:
 
     name: str  # "top-p left out"
     operation: str  # "top-p"
-    of: Callable[[RuleRecipe], RuleRecipe] = lambda recipe: recipe
+    of: Changed = lambda recipe: recipe
     row: Relation | None = None  # whose p it is
-    off_path: bool = False  # whether it forgets the tokens on a node's path
     fitted: bool = False  # whether a number in it was fitted: then it must explain nearly all
 
 
@@ -64,27 +65,36 @@ class Scope:
 
 
 EVERYWHERE = Scope("", lambda kind, node: True)
-BELOW = Scope("below the root alone", lambda kind, node: node != ROOT)
 SCOPES = (
     EVERYWHERE,
     Scope("for the bonus token alone", lambda kind, node: kind == BONUS),
     Scope("for the recovered token alone", lambda kind, node: kind == RECOVERED),
     Scope("for final tokens alone", lambda kind, node: kind != NODE),
     Scope("for drafted tokens alone", lambda kind, node: kind == NODE),
-    BELOW,
+    Scope("below the root alone", lambda kind, node: node != ROOT),
     Scope("at the root alone", lambda kind, node: node == ROOT),
 )
 
 
-def _steps(change: Callable[[Sequence[str]], Sequence[str]]) -> Callable[[RuleRecipe], RuleRecipe]:
+def _set(**fields: Any) -> Changed:  # noqa: ANN401
+    """Fields of a recipe in another way."""
+    return lambda recipe: replace(recipe, **fields)
+
+
+def _more(name: str, *items: tuple[str, Any]) -> Changed:
+    """Entries of a recipe beside those that it has."""
+    return lambda recipe: replace(recipe, **{name: (*getattr(recipe, name), *items)})  # type: ignore[arg-type]
+
+
+def _steps(change: Callable[[Sequence[str]], Sequence[str]]) -> Changed:
     return lambda recipe: replace(recipe, steps=tuple(change(recipe.steps)))
 
 
-def _without(*rules: str) -> Callable[[RuleRecipe], RuleRecipe]:
+def _without(*rules: str) -> Changed:
     return _steps(lambda steps: [step for step in steps if step not in rules])
 
 
-def _twice(*rules: str) -> Callable[[RuleRecipe], RuleRecipe]:
+def _twice(*rules: str) -> Changed:
     """The rules again, all of them behind the last one."""
 
     def again(steps: Sequence[str]) -> Sequence[str]:
@@ -95,7 +105,7 @@ def _twice(*rules: str) -> Callable[[RuleRecipe], RuleRecipe]:
     return _steps(again)
 
 
-def _moved(rule: str, to: str, *, behind: bool) -> Callable[[RuleRecipe], RuleRecipe]:
+def _moved(rule: str, to: str, *, behind: bool) -> Changed:
     """A rule moved to before another, or behind it."""
 
     def move(steps: Sequence[str]) -> Sequence[str]:
@@ -108,67 +118,60 @@ def _moved(rule: str, to: str, *, behind: bool) -> Callable[[RuleRecipe], RuleRe
     return _steps(move)
 
 
-def _counting(count: Count) -> Callable[[RuleRecipe], RuleRecipe]:
-    return lambda recipe: replace(recipe, count=count)
-
-
-def knob(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[RuleRecipe], RuleRecipe]:
+def knob(name: str, change: Callable[[Tensor], Tensor]) -> Changed:
     """A parameter's value changed at every row."""
-    return lambda recipe: replace(recipe, knobs=(*recipe.knobs, (name, change)))
+    return _more("knobs", (name, change))
 
 
-def _knobs_of(relation: Relation, *names: str) -> Callable[[RuleRecipe], RuleRecipe]:
-    return lambda recipe: replace(recipe, knobs_of=(*recipe.knobs_of, *((name, relation) for name in names)))
-
-
-def _rounded(what: str, dtype: torch.dtype) -> Callable[[RuleRecipe], RuleRecipe]:
-    return lambda recipe: replace(recipe, rounded=(*recipe.rounded, (what, dtype)))
+def times(by: float) -> Callable[[Tensor], Tensor]:
+    """A value scaled."""
+    return lambda value: value * by
 
 
 def _whole(c: Counted) -> tuple[int, ...]:
     return (*c.output, *c.path)
 
 
-COUNTS: tuple[tuple[str, Count, bool], ...] = (  # and whether it forgets the path
-    ("that count the prompt as output", lambda c: (c.prompt, (*c.prompt, *_whole(c))), False),
-    ("that count each token of the output once", lambda c: (c.prompt, tuple(set(_whole(c)))), False),
-    ("that count only the last token of each step", lambda c: (c.prompt, (*c.final, *c.path)), False),
-    ("that do not count the drafted tokens on the path", lambda c: (c.prompt, c.output), True),
-    ("that count the drafted tokens on the path twice", lambda c: (c.prompt, (*_whole(c), *c.path)), False),
-    ("that count accepted tokens twice", lambda c: (c.prompt, (*_whole(c), *c.accepted)), False),
-    ("that count accepted tokens and the path twice", lambda c: (c.prompt, (*_whole(c), *c.accepted, *c.path)), False),
-    ("that do not count the last committed token", lambda c: (c.prompt, (*c.output[:-1], *c.path)), False),
-    ("that do not count the last token before the row", lambda c: (c.prompt, _whole(c)[:-1]), False),
-    ("that count only the drafted tokens on the path", lambda c: (c.prompt, c.path), False),
-    ("that do not count the prompt", lambda c: ((), _whole(c)), False),
-    ("that do not count the output", lambda c: (c.prompt, ()), False),
+COUNTS: tuple[tuple[str, Count], ...] = (  # what penalties count
+    ("count the prompt as output", lambda c: (c.prompt, (*c.prompt, *_whole(c)))),
+    ("count each token of the output once", lambda c: (c.prompt, tuple(set(_whole(c))))),
+    ("count only the last token of each step", lambda c: (c.prompt, (*c.final, *c.path))),
+    ("do not count the drafted tokens on the path", lambda c: (c.prompt, c.output)),
+    ("count the drafted tokens on the path twice", lambda c: (c.prompt, (*_whole(c), *c.path))),
+    ("count accepted tokens twice", lambda c: (c.prompt, (*_whole(c), *c.accepted))),
+    ("count accepted tokens and the path twice", lambda c: (c.prompt, (*_whole(c), *c.accepted, *c.path))),
+    ("do not count the last committed token", lambda c: (c.prompt, (*c.output[:-1], *c.path))),
+    ("do not count the last token before the row", lambda c: (c.prompt, _whole(c)[:-1])),
+    ("count only the drafted tokens on the path", lambda c: (c.prompt, c.path)),
+    ("do not count the prompt", lambda c: ((), _whole(c))),
+    ("do not count the output", lambda c: (c.prompt, ())),
 )
 
 
-def _left_out(active: Sequence[str]) -> Iterator[RuleChange]:
-    for rule in active:
-        yield RuleChange(f"{rule} left out", rule, _without(rule))
+def _together(active: Sequence[str]) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """Rules that may go wrong together: in words, the operation, and they themselves."""
     penalties, cuts = ([rule for rule in active if rule in group] for group in (PENALTIES, CUTS))
+    for rule in active:
+        yield rule, rule, (rule,)
     if len(penalties) > 1:
-        yield RuleChange("the penalties left out", "penalties", _without(*penalties))
+        yield "the penalties", "penalties", tuple(penalties)
     if penalties and BIAS in active:
-        yield RuleChange("the penalties and the logit bias left out", "penalties", _without(BIAS, *penalties))
+        yield "the logit bias and the penalties", "penalties", (BIAS, *penalties)
     if len(cuts) > 1:
-        yield RuleChange(f"{', '.join(cuts)} left out", cuts[-1], _without(*cuts))
+        yield ", ".join(cuts), cuts[-1], tuple(cuts)
+
+
+def _left_out_or_doubled(active: Sequence[str]) -> Iterator[RuleChange]:
+    for words, operation, rules in _together(active):
+        yield RuleChange(f"{words} left out", operation, _without(*rules))
+    cuts = [rule for rule in active if rule in CUTS]
     if cuts and TEMPERATURE in active:
         yield RuleChange("the temperature and what follows left out", TEMPERATURE, _without(TEMPERATURE, *CUTS))
     if len(active) > 1:
         yield RuleChange("all rules left out", "rules", _without(*ORDER))
-
-
-def _doubled(active: Sequence[str]) -> Iterator[RuleChange]:
-    for rule in active:
-        yield RuleChange(f"{rule} applied twice", rule, _twice(rule))
-    if len(penalties := [rule for rule in active if rule in PENALTIES]) > 1:
-        yield RuleChange("the penalties applied twice", "penalties", _twice(*penalties))
-    if penalties and BIAS in active:
-        yield RuleChange("the logit bias and the penalties applied twice", "penalties", _twice(BIAS, *penalties))
-    if cuts := [rule for rule in active if rule in CUTS]:
+    for words, operation, rules in _together(active):
+        yield RuleChange(f"{words} applied twice", operation, _twice(*rules))
+    if cuts:
         yield RuleChange(
             f"{', '.join(cuts)} applied before the temperature and again after it",
             cuts[-1],
@@ -203,102 +206,62 @@ def _values(rows: RuledRows, active: Sequence[str]) -> Iterator[RuleChange]:
         for words, by in (("one token more", 1), ("one token less", -1)):
             yield RuleChange(f"top-k with {words}", TOP_K, knob("top_k", _shifted(by)))
     if TOP_P in active:
-        yield RuleChange("top-p without the token that reaches it", TOP_P, lambda r: replace(r, exclusive=True))
-    if MIN_P in active:
-        for relation in (FIRST, ROOT_ROW, PARENT, *OF_REQUESTS[:2], BEFORE):
-            yield RuleChange(f"min-p by the largest p of {relation.name}", MIN_P, _largest_of(relation))
+        yield RuleChange("top-p without the token that reaches it", TOP_P, _set(exclusive=True))
+    for relation in (FIRST, ROOT_ROW, PARENT, *OF_REQUESTS[:2], BEFORE) if MIN_P in active else ():
+        yield RuleChange(f"min-p by the largest p of {relation.name}", MIN_P, _set(largest_of=relation))
     names = [name for name, values in rows.knobs.items() if bool((values != values[0]).any())]
     for relation in OF_REQUESTS if names else ():
-        yield RuleChange(f"the parameters of {relation.name}", "parameters", _knobs_of(relation, *names))
+        every = _more("knobs_of", *((name, relation) for name in names))
+        yield RuleChange(f"the parameters of {relation.name}", "parameters", every)
         for name in names if len(names) > 1 else ():
             words = name.replace("_p", "-p").replace("top_k", TOP_K).replace("_penalty", " penalty").replace("_", " ")
-            yield RuleChange(f"the {words} of {relation.name}", words, _knobs_of(relation, name))
+            yield RuleChange(f"the {words} of {relation.name}", words, _more("knobs_of", (name, relation)))
 
 
 def _shifted(by: int) -> Callable[[Tensor], Tensor]:
     return lambda k: torch.where(k > 0, (k + by).clamp(min=1), k)
 
 
-def _largest_of(relation: Relation) -> Callable[[RuleRecipe], RuleRecipe]:
-    return lambda recipe: replace(recipe, largest_of=relation)
-
-
-def _logits_of(relation: Relation) -> Callable[[RuleRecipe], RuleRecipe]:
-    return lambda recipe: replace(recipe, logits_of=relation)
-
-
-def _counted(active: Sequence[str]) -> Iterator[RuleChange]:
-    penalties = [rule for rule in active if rule in PENALTIES]
-    if not penalties and FORM not in active:
-        return
-    what, operation = ("penalties", "penalties") if len(penalties) != 1 else (f"a {penalties[0]}", penalties[0])
-    for name, count, off_path in COUNTS:
-        verb = (
-            name
-            if len(penalties) != 1
-            else name.replace("count", "counts", 1).replace("do not counts", "does not count")
-        )
-        yield RuleChange(f"{what} {verb}", operation, _counting(count), off_path=off_path)
-
-
 def changes(rows: RuledRows) -> list[RuleChange]:
     """All changes of one kind that can matter to these rows; the simplest first."""
     active = [] if rows.what.startswith("raw") else [rule for rule in ORDER if rows.active(rule)]
-    of_rules = [*_left_out(active), *_doubled(active), *_values(rows, active), *_counted(active), *_reordered(active)]
-    others = [RuleChange(f"the row of {relation.name}", ROWS, row=relation) for relation in OTHERS]
-    if of_rules:
-        others += [
-            RuleChange(f"the logits of {relation.name} under its own rules", ROWS, _logits_of(relation))
-            for relation in OTHERS
-            if relation is not CHILD
-        ]
-    return [*of_rules, *others, *_of_dtypes(rows)]
-
-
-def _of_dtypes(rows: RuledRows) -> Iterator[RuleChange]:
+    made = [*_left_out_or_doubled(active), *_values(rows, active)]
+    penalties = [rule for rule in active if rule in PENALTIES]
+    for name, count in COUNTS if penalties or FORM in active else ():
+        operation = penalties[0] if len(penalties) == 1 else "penalties"
+        made.append(RuleChange(f"penalties that {name}", operation, _set(count=count)))
+    made += _reordered(active)
+    has_rules = bool(made)
+    made += [RuleChange(f"the row of {relation.name}", ROWS, row=relation) for relation in OTHERS]
+    for relation in OTHERS if has_rules else ():
+        if relation is not CHILD:
+            name = f"the logits of {relation.name} under its own rules"
+            made.append(RuleChange(name, ROWS, _set(logits_of=relation)))
     words = {LOGITS: "the logits", "scores": "the scores before the softmax", SOFTMAX: "the softmax", "p": rows.what}
     for name, dtype in DTYPES.items():
         for what, named in words.items():
             operation = LOGITS if what == LOGITS else SOFTMAX
-            yield RuleChange(f"{named} in {name}", operation, _rounded(what, dtype))
+            made.append(RuleChange(f"{named} in {name}", operation, _more("rounded", (what, dtype))))
+    return made
 
 
 @dataclass(frozen=True)
 class Dial:
     """A change with a number that is fitted to what was recorded."""
 
+    words: str
     operation: str
-    change: Callable[[float], RuleChange]
+    of: Callable[[float], Changed]
     values: Sequence[float]  # that are tried first, ascending
-    fine: bool = True  # whether values between them make sense
 
-
-def _scaled(factor: float) -> RuleChange:
-    return RuleChange(
-        f"the logits times {factor:.3g}", LOGITS, lambda recipe: replace(recipe, scale=factor), fitted=True
-    )
-
-
-def _heated(factor: float) -> RuleChange:
-    name = f"the temperature times {factor:.3g}"
-    return RuleChange(name, TEMPERATURE, knob("temperature", lambda t: t * factor), fitted=True)
-
-
-def _at(value: float) -> RuleChange:
-    name = f"a temperature of {value:.3g}"
-    return RuleChange(name, TEMPERATURE, knob("temperature", lambda t: torch.full_like(t, value)), fitted=True)
-
-
-def _capped(cap: float) -> RuleChange:
-    return RuleChange(
-        f"a soft cap of {cap:.3g} on the logits", LOGITS, lambda recipe: replace(recipe, cap=cap), fitted=True
-    )
+    def change(self, value: float) -> RuleChange:
+        """It with a number."""
+        return RuleChange(self.words.format(value), self.operation, self.of(value), fitted=True)
 
 
 def cut(first: int) -> RuleChange:
     """A choice among the first tokens only."""
-    name = f"a choice among the first {first:,} tokens only"
-    return RuleChange(name, LOGITS, lambda recipe: replace(recipe, first=first))
+    return RuleChange(f"a choice among the first {first:,} tokens only", LOGITS, _set(first=first))
 
 
 def _spaced(low: float, high: float, count: int) -> list[float]:
@@ -307,9 +270,15 @@ def _spaced(low: float, high: float, count: int) -> list[float]:
 
 def dials(rows: RuledRows) -> list[Dial]:
     """What has a number in it. One temperature for all requests is another thing where these have several."""
-    raw = Dial(LOGITS, _scaled, _spaced(0.1, 10.0, 41)), Dial(LOGITS, _capped, _spaced(1.0, 100.0, 31))
+    made = [
+        Dial("the logits times {:.3g}", LOGITS, lambda x: _set(scale=x), _spaced(0.1, 10.0, 41)),
+        Dial("a soft cap of {:.3g} on the logits", LOGITS, lambda x: _set(cap=x), _spaced(1.0, 100.0, 31)),
+    ]
     if rows.what.startswith("raw"):
-        return [*raw]
-    warm = bool((rows.knobs["temperature"] != rows.knobs["temperature"][0]).any())
-    heats = [Dial(TEMPERATURE, _heated, _spaced(0.1, 10.0, 41))]
-    return [*heats, *([Dial(TEMPERATURE, _at, _spaced(0.05, 5.0, 41))] if warm else []), *raw]
+        return made
+    heats = rows.knobs["temperature"]
+    if bool((heats != heats[0]).any()):
+        at: Callable[[float], Changed] = lambda x: knob("temperature", lambda t: torch.full_like(t, x))  # noqa: E731
+        made.insert(0, Dial("a temperature of {:.3g}", TEMPERATURE, at, _spaced(0.05, 5.0, 41)))
+    scaled: Callable[[float], Changed] = lambda x: knob("temperature", times(x))  # noqa: E731
+    return [Dial("the temperature times {:.3g}", TEMPERATURE, scaled, _spaced(0.1, 10.0, 41)), *made]
