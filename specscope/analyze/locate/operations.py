@@ -105,7 +105,7 @@ OURS = {
     "p": "specscope/speculate/verify/left.py target_rows",
     "q": "specscope/speculate/verify/left.py drafter_row",
     "coin": "specscope/speculate/verify/inputs.py step_batch; specscope/trace/record/coins.py coins",
-    "acceptance": "specscope/speculate/verify/host.py _try",
+    "acceptance": "specscope/speculate/verify/host.py _try; traversal.py _Walk.below; match.py _draw",
     "residual": "specscope/speculate/verify/left.py",
     "trial order": "specscope/speculate/verify/host.py _try",
     "path": "specscope/speculate/verify/host.py verify",
@@ -117,10 +117,12 @@ OURS = {
 }
 
 
-def our_operation(run: RunInfo | None, stage: Stage, name: str, words: str) -> Operation:
-    """An operation behind the logits, or several joined by "and"; its code where the engine is ours.
-
-    Another engine has more than one way, and does not tell which.
-    """
+def code_of(run: RunInfo | None, name: str) -> str:
+    """Where operations behind the logits are computed; "" in another engine, which has more than one way."""
     known = [OURS.get(part, "") for part in name.split(" and ")] if run is not None and run.is_ours else []
-    return Operation(stage, name, words, "; ".join(filter(None, dict.fromkeys(known))))
+    return "; ".join(filter(None, dict.fromkeys(known)))
+
+
+def our_operation(run: RunInfo | None, stage: Stage, name: str, words: str) -> Operation:
+    """An operation behind the logits, or several joined by "and", with its code."""
+    return Operation(stage, name, words, code_of(run, name))

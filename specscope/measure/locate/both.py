@@ -33,6 +33,7 @@ class Both:
     exact: bool = False  # whether no rounding is allowed
     looks: str = ""  # what the difference looks like, where the operation itself can say it
     certain: bool = True  # False: a region of several operations
+    size: int = 0  # of attention's weights: channels of a head
     others: Tensor | None = field(default=None, repr=False)  # [m, width] right values at other positions
 
     @property

@@ -326,7 +326,9 @@ def _both(step: BothSides, held: Held, inside: Inside, difference: FirstDifferen
     """An operation inside a layer, of both sides."""
     name, ours, right = held.operation.name, step.ours, step.right
     keys = tuple(FedRow(position, -1) for position in step.keys[:-1])
-    if keys:
+    size = 0
+    if keys and difference.call is not None:
         ours, right = (x.unflatten(1, (step.heads, -1))[..., :-1] for x in (ours, right))
+        size = difference.call.cache.layers[difference.call.layer].key_size
     plain = step.name.removesuffix(" read").removesuffix("s") if step.name.endswith(" read") else step.name
-    return Both(name, ours, right, step.rows, step.heads, keys=keys, others=inside.taps.get(plain))
+    return Both(name, ours, right, step.rows, step.heads, keys=keys, size=size, others=inside.taps.get(plain))

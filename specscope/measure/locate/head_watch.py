@@ -350,6 +350,7 @@ class HeadWatch:
             right.rows,
             code=code.get("self_attn.scores", ""),
             keys=right.keys,
+            size=self.reference.head.size,
         )
 
 

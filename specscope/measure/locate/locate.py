@@ -21,7 +21,7 @@ from specscope.trace.record.records import RunInfo
 
 LOOKUP = "drafter tree"  # the finding of audit on text lookup
 OF_RULES = {"p": ("target p", "final p"), "q": ("draft p",)}  # what the sampling rules make
-FAULTS = (UserError, RuntimeError, ValueError, LookupError, TypeError, ArithmeticError, AssertionError, AttributeError)
+FAULTS = (UserError, RuntimeError, ValueError)  # of loading and running models; anything else is a bug of ours
 
 
 def locate(
@@ -158,13 +158,14 @@ def _elsewhere(ask: Question, findings: Findings) -> None:
 
 def _sampling(ask: Question, findings: Findings) -> None:
     """From logits to p and q."""
-    from specscope.analyze.locate.model.rules import located_sampling
+    from specscope.analyze.locate.model.rules import search_sampling
 
     case, models = ask.case, ask.models
     sides = [("p", False)] + ([("q", True)] if ask.options.draft is not None else [])
     for name, drafter in sides:
         checks = [item for item in ask.audited.findings if item.name in OF_RULES[name]]
-        located = located_sampling(case, ask.audited, models, drafter=drafter)
+        sampled = search_sampling(case, ask.audited, models, drafter=drafter)
+        located = [] if sampled is None else [sampled.located]
         findings.located += located
         tested = sum(check.tested for check in checks)
         if not located and tested and not any(check.failed for check in checks):

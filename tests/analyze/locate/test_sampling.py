@@ -23,7 +23,7 @@ from specscope.analyze.diagnose.rerun.rows import of_model
 from specscope.analyze.locate.formulas import located_formulas
 from specscope.analyze.locate.located import Stage
 from specscope.analyze.locate.model.other_rows import Places
-from specscope.analyze.locate.model.rules import located_sampling
+from specscope.analyze.locate.model.rules import search_sampling
 from specscope.analyze.locate.model.sampling import RIGHT, RuledRows
 from specscope.analyze.locate.model.verdicts import located_verdicts
 from specscope.measure.judges import audit_options
@@ -57,11 +57,8 @@ def located(folder, drafter, params, install=None, **more):
     run = history(record(setting, folder / "run.jsonl", fault))
     options = audit_options(run, str(TARGET), DRAFTERS[drafter].get("draft_model"), 400)
     case, judged, models = Case.of(run), audit(run, "run", options), Models(options)
-    return [
-        *located_sampling(case, judged, models, drafter=False),
-        *located_sampling(case, judged, models, drafter=True),
-        *located_verdicts(case, judged, models),
-    ]
+    sampled = [search_sampling(case, judged, models, drafter=drafter) for drafter in (False, True)]
+    return [*(one.located for one in sampled if one is not None), *located_verdicts(case, judged, models)]
 
 
 PLANTED = {  # drafter, parameters, what is planted; the operation, and words of the variant

@@ -57,18 +57,12 @@ class SampledFault:
     whose: str = ""  # whose rows they are, of GROUPS
 
 
-def located_sampling(case: Case, audit: Audit, models: Models, *, drafter: bool) -> list[Located]:
+def search_sampling(case: Case, audit: Audit, models: Models, *, drafter: bool) -> SampledFault | None:
     """The rule that is applied wrongly, where p or q differs and the logits that they are made of are right.
 
-    Empty where nothing differs, where the logits differ too and no change of these explains it, and where no variant
+    None where nothing differs, where the logits differ too and no change of these explains it, and where no variant
     explains most of what differs. Raises UserError where a model cannot be loaded.
     """
-    sampled = search_sampling(case, audit, models, drafter=drafter)
-    return [] if sampled is None else [sampled.located]
-
-
-def search_sampling(case: Case, audit: Audit, models: Models, *, drafter: bool) -> SampledFault | None:
-    """The same, with the search behind it."""
     what, raw = ("q", "raw q") if drafter else ("p", "raw p")
     failed = {finding.name for finding in audit.findings if finding.result is CheckResult.FAILED}
     if failed & {*RULED[raw]}:
@@ -88,18 +82,23 @@ def search_sampling(case: Case, audit: Audit, models: Models, *, drafter: bool) 
     return search_rows(case, rows, items, logits_right=what != raw and bool(known & {*RULED[raw]}))
 
 
-def search_rows(case: Case, rows: RuledRows, items: Sequence[Item], *, logits_right: bool) -> SampledFault | None:
-    """The change of the rules that gives these items of some rows, or the other rows that they are of."""
+def search_rows(
+    case: Case, rows: RuledRows, items: Sequence[Item], *, logits_right: bool, side: str = "recorded"
+) -> SampledFault | None:
+    """The change of the rules that gives these items of some rows, or the other rows that they are of.
+
+    `side`: where the figures that differ stand.
+    """
     search = Search(rows, items, logits_right=logits_right, first=_first_tokens(items))
     answer = search.answer()
     if answer is None or not answer.certain:
-        share, elsewhere = _elsewhere(case, search)
+        share, elsewhere = _elsewhere(case, search, side)
         if elsewhere is not None and (answer is None or share > answer.best.gain / answer.wrong):
             return elsewhere
     if answer is None:
         return None
     changes = tuple(change for change, _ in answer.best.variant.changes)
-    return SampledFault(rows.what, _located(case, rows.what, answer), changes)
+    return SampledFault(rows.what, _located(case, rows.what, answer, side), changes)
 
 
 def _other_finals(case: Case) -> list[tuple[str, int]]:
@@ -227,7 +226,7 @@ def _first_tokens(items: Sequence[Item]) -> int:
     return max((item.token + 1 for item in items if item.recorded > 0), default=0)
 
 
-def _elsewhere(case: Case, search: Search) -> tuple[float, SampledFault | None]:
+def _elsewhere(case: Case, search: Search, side: str) -> tuple[float, SampledFault | None]:
     """Whether what differs is what some other row gives: of another request, another node, or the step before.
 
     With the share of those tokens that tell whose row they are of.
@@ -252,7 +251,7 @@ def _elsewhere(case: Case, search: Search) -> tuple[float, SampledFault | None]:
         f"{what} is not that of its own row at {plural(wrong, 'token')}; {known:,} of them tell whose it is; it is "
         f"that of {whose} at {count:,} of these",
         f"{what} of {whose}",
-        f"token {item.token} at {item.where}: {what} {item.recorded:.6g} recorded",
+        f"token {item.token} at {item.where}: {what} {item.recorded:.6g} {side}",
         item.where,
         count,
         known,
@@ -283,10 +282,10 @@ def _near(places: Places, item: Item) -> dict[str, list[int]]:
 # In words
 
 
-def _located(case: Case, what: str, answer: BestVariant) -> Located:
+def _located(case: Case, what: str, answer: BestVariant, side: str) -> Located:
     best, item, name = answer.best, answer.example, " and ".join(answer.best.variant.operations)
     sentence = (
-        f"with {best.variant.name} {what} comes out as recorded at {best.explained:,} of "
+        f"with {best.variant.name} {what} comes out as {side} at {best.explained:,} of "
         f"{plural(answer.wrong, 'token')} at which it differs"
     )
     if answer.alone:
@@ -306,7 +305,7 @@ def _located(case: Case, what: str, answer: BestVariant) -> Located:
         our_operation(case.history.run, Stage.SAMPLING, name, words),
         sentence,
         best.variant.name,
-        _smallest(item, what, answer),
+        _smallest(item, what, answer, side),
         item.where,
         best.explained,
         answer.wrong,
@@ -335,11 +334,11 @@ def _where_at_work(case: Case, answer: BestVariant) -> str:
     return f"{rest}{': those that differ have ' + like if like else ''}"
 
 
-def _smallest(item: Item, what: str, answer: BestVariant) -> str:
+def _smallest(item: Item, what: str, answer: BestVariant, side: str) -> str:
     where = f"token {item.token} at {item.where}"
     if item.greedy:
-        chosen = "is recorded as the choice" if item.recorded else "is recorded as not the choice"
+        chosen = f"is {side} as the choice" if item.recorded else f"is {side} as not the choice"
         return (
             f"{where} {chosen}: its log p is {answer.right:+.3g} against the best other, under this {answer.under:+.3g}"
         )
-    return f"{where}: {what} {item.recorded:.6g} recorded, {answer.right:.6g} right, {answer.under:.6g} under this"
+    return f"{where}: {what} {item.recorded:.6g} {side}, {answer.right:.6g} right, {answer.under:.6g} under this"
