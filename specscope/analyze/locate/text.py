@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.padding import Padding
@@ -31,7 +31,7 @@ def render_location(location: Location, console: Console) -> None:
         render_located(located, location.source, console)
     for walk in location.walks:
         _walk(walk, console)
-    _lines("Differs, and has no place", location.without_place, "bold red", console)
+    render_lines("Differs, and has no place", location.without_place, console, "bold red")
     render_lines("Ruled out", location.ruled_out, console)
     console.print(Text(f"\n{printable(verdict(location))}", style=VERDICT[location.exit]))
 
@@ -56,9 +56,12 @@ def render_located(located: Located, source: str, console: Console) -> None:
         console.print(Padding.indent(Text(located.where.command(source), style="dim"), INDENT), soft_wrap=True)
 
 
-def render_lines(title: str, lines: Iterable[str], console: Console) -> None:
+def render_lines(title: str, lines: Sequence[str], console: Console, style: str = "bold cyan") -> None:
     """What agrees, for one: a line each under a title; nothing where there are none."""
-    _lines(title, lines, "bold cyan", console)
+    if lines:
+        console.print(Text(f"\n{title}", style=style))
+    for line in lines:
+        _line(line, "", console)
 
 
 def explained(located: Located) -> str:
@@ -124,15 +127,6 @@ def _cells(held: Held) -> tuple[str, ...]:
         error_text(held.allowed),
         f"{count(held.differing)} of {plural(held.rows, 'row')}",
     )
-
-
-def _lines(title: str, lines: Iterable[str], style: str, console: Console) -> None:
-    """Lines under a title; nothing where there are none."""
-    shown = list(lines)
-    if shown:
-        console.print(Text(f"\n{title}", style=style))
-    for line in shown:
-        _line(line, "", console)
 
 
 def _line(text: str, style: str, console: Console) -> None:

@@ -20,7 +20,7 @@ from specscope.analyze.audit.audit import Audit
 from specscope.analyze.audit.tally import LEAST, SUMMED
 from specscope.analyze.findings import Reference
 from specscope.analyze.locate.model.other_rows import Relation
-from specscope.analyze.locate.model.sampling import RIGHT, RuledRows
+from specscope.analyze.locate.model.sampling import LOGITS, RIGHT, RuledRows
 from specscope.analyze.locate.model.variants import (
     EVERYWHERE,
     NODE,
@@ -163,17 +163,20 @@ class Search:
         self.slack = np.array([item.slack for item in items])
         self.greedy = np.array([item.greedy for item in items])
         self.drawn = np.array([item.drawn for item in items])
+        self.at_work = {
+            scope: np.array([scope.holds(item.kind, item.node) for item in items], np.bool_) for scope in SCOPES
+        }
         self.right = self.predicted(())
         self.fits_right = self.fits(self.right)
+        self.differ, self.agree = self.wrong & ~self.fits_right, ~self.wrong & self.fits_right
         self.few = self._few()
         self.logits_right, self.first = logits_right, first
         self._cache: dict[tuple[str, ...], Array] = {}
 
     def _few(self) -> list[int]:
         """Some that differ, of different rows, of each kind, spread over the run."""
-        bad = np.flatnonzero(self.wrong & ~self.fits_right).tolist()
         by_kind: dict[tuple[str, bool], dict[int, int]] = {}
-        for index in bad:
+        for index in np.flatnonzero(self.differ).tolist():
             item = self.items[index]
             by_kind.setdefault((item.kind, item.node < 0), {}).setdefault(item.row, index)
         share = max(1, FEW // max(1, len(by_kind)))
@@ -239,20 +242,21 @@ class Search:
         """Every change, with those whose numbers were fitted."""
         made = changes(self.rows)
         if self.logits_right:
-            made = [change for change in made if change.operation != "logits"]
+            made = [change for change in made if change.operation != LOGITS]
         cuts = {self.first, *(self.rows.vocab // parts for parts in (2, 3, 4, 8) if self.first)}
         made += [cut(first) for first in sorted(cuts) if self.first <= first < self.rows.vocab and first]
-        return [*made, *(self._fitted(dial) for dial in dials(self.rows) if not self._is_out(dial))]
-
-    def _is_out(self, dial: Dial) -> bool:
-        return not self.few or bool(self.greedy[self.few].all()) or (self.logits_right and dial.operation == "logits")
+        if not self.few or bool(self.greedy[self.few].all()):
+            return made
+        fitting = (dial for dial in dials(self.rows) if not (self.logits_right and dial.operation == LOGITS))
+        return [*made, *map(self._fitted, fitting)]
 
     def _fitted(self, dial: Dial) -> RuleChange:
         """The change with the number that comes nearest to what was recorded of the few."""
         values, best = list(dial.values), dial.values[0]
-        without = _apart(self.off(self.right[self.few], self.few, least=FINE))
+        without = self._apart(self.right[self.few], FINE)
         for _ in range(ROUNDS):
-            errors = [self._distance(dial.change(value)) for value in values]
+            errors = [self._apart(self.predicted((dial.change(value),), self.few), FINE) for value in values]
+            self.tried += len(values)
             place = int(np.argmin(errors))
             best, low, high = values[place], values[max(place - 1, 0)], values[min(place + 1, len(values) - 1)]
             if errors[place] > 0.8 * without:
@@ -262,19 +266,16 @@ class Search:
         counts = [self.on_few([(dial.change(value),)])[0][0] for value in (*rounded, best)]
         return dial.change((*rounded, best)[int(np.argmax(counts))])
 
-    def _distance(self, change: RuleChange) -> float:
-        self.tried += 1
-        return _apart(self.off(self.predicted((change,), self.few), self.few, least=FINE))
+    def _apart(self, values: Array, least: float = LEAST) -> float:
+        """How far off what is predicted of the few is, on average; a fifth of them may be anything."""
+        off = self.off(values, self.few, least=least)
+        return float(np.sort(np.minimum(off, FARTHEST))[: max(1, round(0.8 * len(off)))].mean())
 
     def on_few(self, made: Sequence[Sequence[RuleChange]]) -> list[tuple[int, float, Array]]:
         """For each variant: how many of the few come out, how far off they are, and what it gives."""
-        results = []
-        for variant in made:
-            self.tried += 1
-            values = self.predicted(variant, self.few)
-            off = self.off(values, self.few)
-            results.append((int(self.fits(values, self.few).sum()), _apart(off), values))
-        return results
+        self.tried += len(made)
+        given = [self.predicted(variant, self.few) for variant in made]
+        return [(int(self.fits(values, self.few).sum()), self._apart(values), values) for values in given]
 
     # On all tokens
 
@@ -287,28 +288,26 @@ class Search:
 
     def score(self, variant: RuleVariant, among: Bools) -> Score:
         """A variant over the items `among`."""
-        at_work = np.array(
-            [[scope.holds(item.kind, item.node) for item in self.items] for _, scope in variant.changes]
-        ).reshape(len(variant.changes), len(self.items))
         values = self.right.copy()
-        for pattern in {tuple(column) for column in at_work.T.tolist()}:
-            here = (np.array(pattern) == at_work.T).all(axis=1)
-            made = tuple(change for (change, _), holds in zip(variant.changes, pattern, strict=True) if holds)
-            values[here] = self.whole(made)[here]
-        fits = self.fits(values)
-        bad = self.wrong & ~self.fits_right & among
-        good = ~self.wrong & self.fits_right & among
+        for pattern in product((False, True), repeat=len(variant.changes)):
+            each = [
+                (change, holds, self.at_work[scope])
+                for (change, scope), holds in zip(variant.changes, pattern, strict=True)
+            ]
+            here = np.all([at_work == holds for _, holds, at_work in each], axis=0)
+            if here.any():
+                values[here] = self.whole(tuple(change for change, holds, _ in each if holds))[here]
+        fits, bad = self.fits(values), self.differ & among
         error = float(np.minimum(self.off(values)[bad], FARTHEST).mean()) if bad.any() else 0.0
-        return Score(variant, int(fits[bad].sum()), int((good & ~fits).sum()), error, values)
+        return Score(variant, int(fits[bad].sum()), int((self.agree & among & ~fits).sum()), error, values)
 
     def answer(self) -> BestVariant | None:
         """The variant that explains the most; None where none explains enough."""
         if not self.few:
             return None
-        bad = self.wrong & ~self.fits_right
-        everything = np.ones(len(self.items), np.bool_)
-        steps = {(self.items[i].where.request, self.items[i].where.index) for i in np.flatnonzero(bad)}
-        at_work = np.array([(item.where.request, item.where.index) in steps for item in self.items])
+        everything, keys = np.ones(len(self.items), np.bool_), [(i.where.request, i.where.index) for i in self.items]
+        steps = {keys[i] for i in np.flatnonzero(self.differ)}
+        at_work = np.array([key in steps for key in keys])
         singles = self.singles()
         results = self.on_few([(change,) for change in singles])
         promising = [i for i, (count, _, _) in enumerate(results) if count]
@@ -363,8 +362,7 @@ class Search:
             least = {score.variant: score.spoiled for score in scores}
             scores = [replace(score, spoiled=0) for score in scores if self._is_no_chance(score, among)]
         self.tried += len(scores)
-        bad = self.wrong & ~self.fits_right & among
-        wrong = int(bad.sum())
+        wrong = int((self.differ & among).sum())
         good = [score for score in scores if score.gain > self._least(score) * wrong]
         if not good:
             return None
@@ -380,7 +378,7 @@ class Search:
 
     def _told(self, best: Score, scores: Sequence[Score], among: Bools, *, alone: bool) -> BestVariant:
         """The best of some variants, with what stands beside it."""
-        bad, fits = self.wrong & ~self.fits_right & among, self.fits(best.predicted)
+        bad, fits = self.differ & among, self.fits(best.predicted)
         wrong, example = int(bad.sum()), int(np.flatnonzero(bad & fits)[0])
         others = [score for score in scores if score is not best]
         alike = [score for score in others if self._same(score, best, among)]
@@ -388,7 +386,7 @@ class Search:
         return BestVariant(
             best,
             wrong,
-            int((~self.wrong & self.fits_right & among).sum()),
+            int((self.agree & among).sum()),
             self.tried,
             self.items[example],
             float(self.right[example]),
@@ -410,7 +408,7 @@ class Search:
         A probability is met by chance about as often as its slack is of the span of log odds; 0 and 1 are met by many.
         """
         middling = np.where(self.greedy, self.recorded == 1, (self.recorded > 1e-4) & (self.recorded < TELLING))
-        hits = self.wrong & ~self.fits_right & among & self.fits(score.predicted) & middling & ~self.drawn
+        hits = self.differ & among & self.fits(score.predicted) & middling & ~self.drawn
         chance = np.where(self.greedy, OF_CHOICE, np.minimum(self.slack / SPAN, 1))[hits]
         return bool(np.log(chance).sum() + np.log(max(self.tried, 1)) < np.log(CHANCE))
 
@@ -423,11 +421,6 @@ class Search:
         away[np.abs(score.predicted - other.predicted) <= LEAST + SUMMED * np.abs(other.predicted)] = 0
         away = np.where(self.greedy, (score.predicted > 0) != (other.predicted > 0), away > self.slack)
         return not bool(away[among].any())
-
-
-def _apart(off: Array) -> float:
-    """How far off a few values are on average; a fifth of them may be anything."""
-    return float(np.sort(np.minimum(off, FARTHEST))[: max(1, round(0.8 * len(off)))].mean())
 
 
 def _odds(p: Array) -> Array:
