@@ -3,8 +3,9 @@
 First which rows differ, then which heads or channels of these, then how what is left relates to the right values. Every
 relation must explain nearly all of the difference at nearly all of the rows, so that noise is not taken for structure.
 
-Scores of attention are known up to what all keys of a row share: they are held against their median over the keys that
-both sides see. Who sees which key is one question, the scores of keys that both see another: the answer may name both.
+Scores of attention are known up to what all keys of a row share: they are held against those of one key, the median of
+those that both sides see. Who sees which key is one question, the scores of keys that both see another: the answer may
+name both.
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ def _inside(block: Block, noun: str = "channel") -> str:
     if relation := zero(narrow) or factor(narrow) or added(narrow) or other_rows(narrow):
         return _joined(channels, relation)
     # rows that share channels (a row of another position with the same first half) differ in some only
-    return other_rows(block) or _joined(channels, rounded(narrow.ours, narrow.right) or noise(narrow))
+    coarse = rounded(narrow.ours, narrow.right) or noise(narrow) if noun == "channel" else ""
+    return other_rows(block) or _joined(channels, coarse)
 
 
 def _joined(*phrases: str) -> str:
@@ -125,7 +127,8 @@ def looks_of_scores(
     extra = _masked(seen & ~meant, both, right, ours)
     off = torch.where(both, ours - right, torch.nan)
     slack = allowed * (1 + right.abs())
-    centred = off - off.nanquantile(0.5, 2, keepdim=True)
+    middle = off.nanmedian(2, keepdim=True)
+    centred, level = off - middle.values, right.gather(2, middle.indices)
     # a key that one side lacks changes the sum by which all are divided: only what is left then is a difference
     masked = (missing | extra).any(2)
     wrong = masked | ~((torch.where(masked[..., None], centred, off).abs() <= slack) | ~both).all(2)
@@ -135,8 +138,8 @@ def looks_of_scores(
     place = place_of_rows(bad, rows, {})
     rule, _, _ = place_of_heads(heads, len(heads))
     some = [row for row, is_bad in zip(rows, bad.tolist(), strict=True) if is_bad]
-    ours, right, both, missing, extra, centred, slack = (
-        x[bad][:, heads] for x in (ours, right, both, missing, extra, centred, slack)
+    ours, right, level, both, missing, extra, centred, slack = (
+        x[bad][:, heads] for x in (ours, right, level, both, missing, extra, centred, slack)
     )
     if bool(ours.isnan().any()):
         return _joined(place, rule, f"NaN at {int(ours.isnan().any(2).any(1).sum())} rows")
@@ -146,10 +149,16 @@ def looks_of_scores(
     )
     phrases = [words.format(_which(cells, some, keys)) for cells, words in sides if bool(cells.any())]
     if bool((centred.abs() > slack).any()):
-        phrases.append(_values(ours, right, both, centred, some, allowed))
+        if words := rounded(ours.exp()[both][None], right.exp()[both][None]):
+            phrases.append(f"the weights are {words}")
+        else:
+            meant, off = (torch.where(both, x, 0.0).flatten(1) for x in (right - level, centred))
+            block = Block(meant + off, meant, some, int(heads.sum()), allowed, meant, some)
+            words = _inside(block, "key")
+            phrases += [f"scores differ: {words}"] if words else []
     elif not phrases:
         phrases.append(_sums(ours, right))
-    return _joined(place, rule, "; ".join(filter(None, phrases)))
+    return _joined(place, rule, "; ".join(phrases))
 
 
 def _masked(lacking: Tensor, both: Tensor, shallow: Tensor, seeing: Tensor) -> Tensor:
@@ -157,17 +166,6 @@ def _masked(lacking: Tensor, both: Tensor, shallow: Tensor, seeing: Tensor) -> T
     deep = torch.where(both, shallow, torch.inf).amin(2, keepdim=True) < DEEP
     smallest = torch.where(both, seeing, torch.inf).amin(2, keepdim=True)
     return lacking & ~(deep & (seeing <= smallest))
-
-
-def _values(ours: Tensor, right: Tensor, both: Tensor, centred: Tensor, rows: Sequence[FedRow], allowed: float) -> str:
-    """How the scores of keys that both sides see differ."""
-    if words := rounded(ours.exp()[both][None], right.exp()[both][None]):
-        return f"the weights are {words}"
-    meant = torch.where(both, right, torch.nan)
-    meant = (meant - meant.nanquantile(0.5, 2, keepdim=True)).nan_to_num().flatten(1)
-    given = meant + centred.nan_to_num().flatten(1)
-    words = _inside(Block(given, meant, rows, ours.shape[1], allowed, meant, rows), "key")
-    return words and f"scores differ: {words}"
 
 
 def _sums(ours: Tensor, right: Tensor) -> str:

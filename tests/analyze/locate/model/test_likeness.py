@@ -288,7 +288,7 @@ def test_scores(name, seed, shape):
         ours = logs(scores, mask & (torch.arange(count + 20) // 4 != 1))
         begins = "weight 0 at positions 4 to 7 ({n} of {n} rows)"
     phrase = looks_of_scores(ours, right, rows=fed(count, 20), keys=fed(count + 20))
-    assert phrase.startswith(begins.format(n=count, h=heads)), phrase
+    assert begins.format(n=count, h=heads) in phrase, phrase
     assert begins or not phrase, phrase
 
 
