@@ -372,10 +372,11 @@ class DecisionWatch:
 
 def _looks(name: str, wrong: Sequence[tuple[RequestStep, int | None]]) -> str:
     """What stands in place of a figure of an operation in these steps, by the columns of them; "" for nothing known."""
-    c, nodes = Columns([part for part, _ in wrong]), [node for _, node in wrong]
-    of_steps = None in nodes
-    at = np.arange(len(nodes)) if of_steps else c.start[:-1] + np.array(nodes, np.int64)
-    formulas = (formula for formula in FORMULAS.values() if formula.operation == name and of_steps == (name == FINAL))
+    if name in (COIN, ENTROPY):
+        return ""
+    c, nodes = Columns([part for part, _ in wrong]), [node or 0 for _, node in wrong]  # of final tokens: of the step
+    at = np.arange(len(nodes)) if name == FINAL else c.start[:-1] + np.array(nodes, np.int64)
+    formulas = (formula for formula in FORMULAS.values() if formula.operation == name)
     return next((looks for formula in formulas if (looks := formula.looks(c, at)[0])), "")
 
 
