@@ -11,7 +11,7 @@ what is left of the path's ratio:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -103,11 +103,10 @@ class _Deciding:
         a = min(1.0, r * p_x / q_x)
         return a, (r * off_p + a * off_q) / q_x + 1e-6 * a
 
-    def accepts(self, child: int, a: float, off: float) -> bool:
-        """Whether the child's coin accepts it; near the border as the engine has it."""
-        coin = float(self.given.coin[child])
-        near = abs(coin - a) <= off + 1e-12
-        accepted = self.outcome[child] == Outcome.ACCEPTED if near else coin < a
+    def accepts(self, child: int, coin: float, low: float, high: float, off: float) -> bool:
+        """Whether a child's coin lies where it is accepted; near a border as the engine has it."""
+        near = min(abs(coin - low), abs(coin - high)) <= off
+        accepted = self.outcome[child] == Outcome.ACCEPTED if near else low <= coin < high
         self.tell(ACCEPTANCE, "outcome", child, Outcome.ACCEPTED if accepted else Outcome.REJECTED, 0.0)
         return accepted
 
@@ -146,7 +145,7 @@ class _Deciding:
             for child in children:
                 a, off = self.trial(child, 1.0, p, q, p_1)
                 self.tell(ACCEPTANCE, "accept_prob", child, a, off + 1e-9)
-                if self.accepts(child, a, off):
+                if self.accepts(child, float(self.given.coin[child]), -np.inf, a, off + 1e-12):
                     node, kind = child, FinalKind.BONUS
                     p, q = self.rows(node)
                     break
@@ -183,7 +182,8 @@ class _Deciding:
         if node == ROOT:
             return node, p, kind
         self.tell(ACCEPTANCE, "accept_prob", node, r, off + 1e-9)
-        return (node, p, kind) if self.accepts(node, r, off) else None
+        is_accepted = self.accepts(node, float(self.given.coin[node]), -np.inf, r, off + 1e-12)
+        return (node, p, kind) if is_accepted else None
 
     def match(self) -> None:
         node, kind, coin = ROOT, FinalKind.TARGET, None
@@ -191,14 +191,10 @@ class _Deciding:
         while children := self.given.children(node):
             coin = float(self.given.coin[children[0]])
             p_1 = p.value
-            low, high = _interval(p_1, [int(self.given.tree.token[child]) for child in children])
-            for place, child in enumerate(children):
-                self.tell(P, "p_trial", child, float(p.value[self.given.tree.token[child]]), p.error + 1e-6)
-                border = min(abs(coin - low[place]), abs(coin - high[place]))
-                drawn = low[place] <= coin < high[place]
-                accepted = self.outcome[child] == Outcome.ACCEPTED if border <= SUM else drawn
-                self.tell(ACCEPTANCE, "outcome", child, Outcome.ACCEPTED if accepted else Outcome.REJECTED, 0.0)
-                if accepted:
+            for child in children:
+                token = int(self.given.tree.token[child])
+                self.tell(P, "p_trial", child, float(p.value[token]), p.error + 1e-6)
+                if self.accepts(child, coin, *interval_of(p_1, token), SUM):
                     node, kind, p = child, FinalKind.BONUS, LeftRow(self.given.p[child])
                     break
                 p, _, _ = self.reject(child, 1.0, p, None, last=True)
@@ -235,11 +231,6 @@ def interval_of(row: Doubles, token: int) -> tuple[float, float]:
     whole = float(row.sum())
     low = float(row[:token].sum()) / whole
     return low, low + float(row[token]) / whole
-
-
-def _interval(row: Doubles, tokens: Sequence[int]) -> tuple[list[float], list[float]]:
-    both = [interval_of(row, token) for token in tokens]
-    return [low for low, _ in both], [high for _, high in both]
 
 
 def _without(q: LeftRow, token: int) -> LeftRow:

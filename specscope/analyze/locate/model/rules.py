@@ -67,7 +67,7 @@ def search_sampling(case: Case, audit: Audit, models: Models, *, drafter: bool) 
     failed = {finding.name for finding in audit.findings if finding.result is CheckResult.FAILED}
     if failed & {*RULED[raw]}:
         what = raw  # what follows differs too: only what makes the logits differ is asked about
-    elif not failed & {*RULED[what]} and not (what == "p" and (_other_finals(case) or _from_nothing(case))):
+    elif not failed & {*RULED[what]} and not (what == "p" and _odd_finals(case)):
         return None
     asked = _asked(case, audit, models, what)
     if not asked:
@@ -101,20 +101,18 @@ def search_rows(
     return SampledFault(rows.what, _located(case, rows.what, answer, side), changes)
 
 
-def _other_finals(case: Case) -> list[tuple[str, int]]:
-    """Steps whose final token was drawn from p, but from another p than the one that is noted."""
+def _odd_finals(case: Case) -> list[tuple[str, int]]:
+    """Steps whose final token was drawn from another p than the one that is noted, or with a probability of 0."""
     return [
         step.key
         for step in case.steps
-        if step.verdict.kind is not FinalKind.RECOVERED
-        and step.part.parents is not None
-        and _apart(step.verdict.final_p, step.part.parents.final_target_p)
+        if (step.verdict.tells_p and step.verdict.final_p <= 0)
+        or (
+            step.verdict.kind is not FinalKind.RECOVERED
+            and step.part.parents is not None
+            and _apart(step.verdict.final_p, step.part.parents.final_target_p)
+        )
     ]
-
-
-def _from_nothing(case: Case) -> list[tuple[str, int]]:
-    """Steps whose final token was drawn with a probability of 0, as the capture itself has it."""
-    return [step.key for step in case.steps if step.verdict.tells_p and step.verdict.final_p <= 0]
 
 
 def _apart(one: float, other: float) -> bool:
@@ -125,8 +123,7 @@ def _asked(case: Case, audit: Audit, models: Models, what: str) -> list[Asked]:
     """The rows of steps that differ, of those around them, and of some others."""
     keys = differing(audit, RULED[what], STEPS)
     if what == "p":
-        others = [*_other_finals(case), *_from_nothing(case)]
-        keys += [key for key in some(others) if key not in keys]
+        keys += [key for key in some(_odd_finals(case)) if key not in keys]
     wrong = set(keys)
     right = [step for step in case.steps if step.key not in wrong]
     steps = [*around(case, keys), *some(right)]
