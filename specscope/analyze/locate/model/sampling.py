@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specscope.analyze.audit.contexts import Contexts
 from specscope.analyze.audit.model.form import RequestForms
-from specscope.analyze.audit.model.rules import PENALTIES, REPETITION, biased, first_k, first_p, least_p, penalised
+from specscope.analyze.audit.model.rules import PENALTIES, biased, first_k, first_p, least_p, penalised
 from specscope.analyze.diagnose.rerun.rows import Asked
 from specscope.analyze.locate.model.other_rows import Places, Relation, RowPlace
 from specscope.trace.record.params import SamplingParams
@@ -26,7 +26,8 @@ LOGITS, SOFTMAX = "logits", "softmax"
 CUTS = (MIN_P, TOP_K, TOP_P)
 ORDER = (BIAS, *PENALTIES, FORM, TEMPERATURE, *CUTS)
 COLD, TINY = 1e-3, 2.0**-126  # a temperature below which all is moved to 0 first; the least that float32 divides by
-KNOBS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+OF_DRAWS = {"temperature": 1.0, "top_k": 0.0, "top_p": 1.0, "min_p": 0.0}  # and the value that does nothing
+KNOBS = {**OF_DRAWS, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 Knobs = dict[str, Tensor]  # [R, 1] each
 
 
@@ -105,9 +106,7 @@ class RuledRows:
         """Each parameter's value at every place; a greedy request has no temperature and cuts nothing."""
         values = {name: torch.tensor([[float(getattr(p, name))] for p in self.params]) for name in KNOBS}
         greedy = torch.tensor([[p.greedy] for p in self.params])
-        for name, none in (("temperature", 1.0), ("top_k", 0.0), ("top_p", 1.0), ("min_p", 0.0)):
-            values[name] = torch.where(greedy, none, values[name])
-        return values
+        return values | {name: torch.where(greedy, none, values[name]) for name, none in OF_DRAWS.items()}
 
     @cached_property
     def counted(self) -> list[Counted]:
@@ -116,7 +115,10 @@ class RuledRows:
 
     def active(self, rule: str) -> bool:
         """Whether any request has this rule."""
-        return any(_has(params, rule) for params in self.params)
+        if rule in (BIAS, FORM):
+            return any(bool(params.logit_bias) if rule == BIAS else params.limited for params in self.params)
+        name = rule.replace(" ", "_").replace("-", "_")
+        return bool((self.knobs[name] != KNOBS[name]).any())
 
     @torch.inference_mode()
     def distributions(self, recipe: RuleRecipe, wanted: Sequence[int]) -> Tensor:
@@ -204,23 +206,6 @@ def _params(asked: Asked, plain: bool, what: str) -> SamplingParams:
     contexts: Contexts = asked.contexts
     params = contexts.drafter_params if what == "q" else contexts.params
     return replace(params, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) if plain else params
-
-
-def _has(params: SamplingParams, rule: str) -> bool:
-    if rule == BIAS:
-        return bool(params.logit_bias)
-    if rule == FORM:
-        return params.limited
-    if rule in PENALTIES:
-        return bool(getattr(params, rule.replace(" ", "_")) != (1 if rule == REPETITION else 0))
-    if params.greedy:
-        return False
-    return {
-        TEMPERATURE: params.temperature != 1,
-        MIN_P: params.min_p > 0,
-        TOP_K: params.top_k > 0,
-        TOP_P: params.top_p < 1,
-    }[rule]
 
 
 def _counted(place: RowPlace) -> Counted:
