@@ -20,6 +20,7 @@ from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.rerun.models import Models
 from specscope.analyze.diagnose.rerun.rows import of_model
+from specscope.analyze.locate.draws import located_draws
 from specscope.analyze.locate.formulas import located_formulas
 from specscope.analyze.locate.located import Stage
 from specscope.analyze.locate.model.other_rows import Places
@@ -31,6 +32,7 @@ from tests.analyze.locate import planted
 from tests.faults.fault import Fault
 from tests.faults.healthy import HEALTHY
 from tests.faults.models import TARGET, tokens_of
+from tests.faults.planted.drafts import FAULTS as DRAFTS
 from tests.faults.planted.trials import FAULTS as TRIALS
 from tests.faults.settings import DRAFTERS, SETTINGS, Setting, history, record
 
@@ -146,6 +148,14 @@ def test_siblings_that_are_tried_out_of_turn_have_their_place_and_what_follows_h
     (found,) = located_formulas(Case.of(history(record(setting, tmp_path / "run.jsonl", fault))))
     assert found.operation.name == "trial order"
     assert "was tried out of turn" in found.smallest
+
+
+@pytest.mark.slow
+def test_a_draw_beside_its_coin_is_located(tmp_path):
+    setting = dataclasses.replace(SETTINGS["early chain warm"], requests=6, tokens=40)
+    fault = next(fault for fault in DRAFTS if fault.name == "draws one token early")
+    found = located_draws(Case.of(history(record(setting, tmp_path / "run.jsonl", fault))))
+    assert found[0].operation.name == "draft draw"
 
 
 def test_a_ratio_without_its_paths_product_is_told_under_block(tmp_path, monkeypatch):
