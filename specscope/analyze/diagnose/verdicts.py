@@ -182,7 +182,7 @@ def _is_a_count(c: Columns, due: Indices, steps: Indices, by: int) -> bool:
 def judged_right(c: Columns) -> Indices:
     """[S] how many drafts in a row, from the root down, each step's own figures accept."""
     greedy = c.greedy[c.step]
-    q = np.where(c.sampled & ~c.by_rule.match[c.step], c.q, 1.0)
+    q = np.where(c.sampled & ~c.match[c.step], c.q, 1.0)
     with np.errstate(divide="ignore", invalid="ignore"):
         first = (c.sibling == 0) & (q > 0) & (c.coin < c.p / q)  # known for untried nodes too
     by_coin = np.where(c.tried, c.coin < c.accept_prob, first)

@@ -38,59 +38,9 @@ from specscope.trace.record.notes import TEXT
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.privacy import NO_TOKEN
 from specscope.trace.record.records import FinalKind, Outcome, Preceded, RequestStep, RunInfo, Verdict
-from specscope.trace.record.rules import BLOCK, MATCH, STANDARD, TRAVERSAL, looks_ahead, margins
+from specscope.trace.record.rules import LOOK_AHEAD, MATCH, STANDARD, margins
 from specscope.trace.record.tree import Bools, Doubles, Drawn
 from specscope.trace.run.packed import Picked
-
-# What the checks need to know of the rule of each step: ratios of paths, and whose coin decided.
-
-
-def is_known(visit: Visit) -> bool:
-    """Whether its request's parameters are known."""
-    return visit.request.info is not None and visit.request.info.params.is_known
-
-
-@dataclass(frozen=True)
-class ByRule:
-    """What its rule makes of each of S steps with N nodes. Ratios are 1 under rules that do not use them."""
-
-    walks: Bools  # [S] from the root down, sibling after sibling: standard and match
-    ahead: Bools  # [S] block and traversal
-    match: Bools  # [S]
-    judged: Bools  # [N] whether the node's own coin decided
-    parent: Doubles  # [N] what was left of the parent's ratio when the node was tried
-    left: Doubles  # [N] what was left of the node's own ratio when its coin decided
-    open: Bools  # [N] whether what lies below a tried node could be accepted
-
-    @property
-    def told(self) -> Bools:
-        """[S] whether the step's rule can be checked."""
-        return self.walks | self.ahead
-
-    @staticmethod
-    def of(parts: Sequence[RequestStep], picked: Sequence[Picked], *, ours: bool) -> ByRule:
-        """`ours`: whether our own engine made the run; block verification by another engine records less."""
-        rule = np.array(words(picked, "verdict", "rule"), np.str_)
-        match = rule == MATCH
-        ahead = np.isin(rule, (BLOCK, TRAVERSAL)) & ours
-        outcome = joined(picked, "verdict", "outcome", np.uint8)
-        judged, open_ = outcome != Outcome.UNTRIED, outcome == Outcome.ACCEPTED
-        parent, left = np.ones((2, len(outcome)))
-        ends = np.cumsum(lengths(picked, "tree", "token"))
-        for step in np.flatnonzero(ahead).tolist():
-            part, end = parts[step], int(ends[step])
-            assert part.verdict is not None
-            mine, path_ratios = slice(end - len(part.tree), end), ratios(part.tree, part.verdict)
-            judged[mine], open_[mine] = part.verdict.judged, path_ratios.own > 0
-            parent[mine], left[mine] = path_ratios.parent, path_ratios.left
-        walks = (rule == STANDARD) | match
-        return ByRule(walks, ahead, match, judged, parent, left, open_)
-
-
-def left_out(parts: Sequence[RequestStep], checked: Bools) -> list[str]:
-    """The rules of the steps that are not checked."""
-    return sorted({part.rule for part, yes in zip(parts, checked.tolist(), strict=True) if not yes})
-
 
 KINDS = tuple(FinalKind)
 PRECEDED = tuple(Preceded)
@@ -288,14 +238,24 @@ class Columns:
     # known to be greedy, its tokens are limited, its rules cut tokens off; the step's coins follow from a seed and
     # positions that are known, so that each is checked by itself
     tells_p = flags(lambda c: (c.final_p != 0) | c.forced_final)
-    looks_ahead = flags(lambda c: np.array(list(map(looks_ahead, words(c.picked, "verdict", "rule"))), np.bool_))
-    known = flags(lambda c: np.array([is_known(visit) for visit in c.visits], np.bool_))
+    looks_ahead = flags(lambda c: np.isin(c.rule, LOOK_AHEAD))
+    known = flags(lambda c: np.array([visit.params is not None for visit in c.visits], np.bool_))
     greedy = flags(lambda c: c.asked(lambda params: params.greedy) & c.known)
     limited = flags(lambda c: c.asked(lambda params: params.limited))
     cut = flags(lambda c: c.limited | c.asked(lambda asked: asked.top_k > 0 or asked.top_p < 1 or asked.min_p > 0))
     recomputed = flags(lambda c: c.known & c.ours)
-    # [S] whether it can be checked: its rule is lossless and has the evidence it needs, and all is in range
-    told = flags(lambda c: c.by_rule.told & c.sound)
+    # [S] by its rule: it walks from the root down, sibling after sibling; all siblings share a coin; it looks ahead and
+    # our own engine made the run (another's block verification records less). Whether it can be checked: its rule is
+    # one of these, and all its figures are in range
+    walks = flags(lambda c: np.isin(c.rule, (STANDARD, MATCH)))
+    match = flags(lambda c: c.rule == MATCH)
+    ahead = flags(lambda c: c.looks_ahead & c.ours)
+    told = flags(lambda c: (c.walks | c.ahead) & c.sound)
+    # [N] what was left of the parent's ratio when the node was tried, and of its own when its coin decided: 1 under
+    # rules that do not use ratios. Whether what lies below a tried node could be accepted
+    parent_ratio = doubles(lambda c: c._ratios[0])
+    own_ratio = doubles(lambda c: c._ratios[1])
+    open = flags(lambda c: c._ratios[2])
 
     def __len__(self) -> int:
         return len(self.parts)
@@ -322,9 +282,18 @@ class Columns:
         return np.array([place[kind] for kind in words(self.picked, "verdict", "kind")], np.uint8)
 
     @cached_property
-    def by_rule(self) -> ByRule:
-        """What the rule of each step makes of its coins and ratios."""
-        return ByRule.of(self.parts, self.picked, ours=self.ours)
+    def rule(self) -> NDArray[np.str_]:
+        """[S] the rule of verification."""
+        return np.array(words(self.picked, "verdict", "rule"), np.str_)
+
+    @cached_property
+    def _ratios(self) -> tuple[Doubles, Doubles, Bools]:
+        parent, own = np.ones((2, len(self.token)))
+        open_ = self.accepted.copy()
+        for step in np.flatnonzero(self.ahead).tolist():
+            mine, of_path = slice(*self.start[step : step + 2]), ratios(self.parts[step].tree, self.verdicts[step])
+            parent[mine], own[mine], open_[mine] = of_path.parent, of_path.left, of_path.own > 0
+        return parent, own, open_
 
     @cached_property
     def parents(self) -> TriedParents:
@@ -340,7 +309,7 @@ class Columns:
     def margin(self) -> Doubles:
         """[N] Verdict.margin."""
         given = (self.accept_prob, self.coin, self.p_trial, self.q_trial, self.by_own_coin & ~self.forced)
-        return margins(*given, ahead=self.looks_ahead[self.step], match=self.by_rule.match[self.step])
+        return margins(*given, ahead=self.looks_ahead[self.step], match=self.match[self.step])
 
     @cached_property
     def sound(self) -> Bools:
@@ -371,8 +340,7 @@ class Columns:
     @cached_property
     def params(self) -> list[SamplingParams]:
         """[S] the sampling parameters of the request; PLAIN where they are not known."""
-        infos = [visit.request.info for visit in self.visits]
-        return [PLAIN if info is None or not info.params.is_known else info.params for info in infos]
+        return [visit.params or PLAIN for visit in self.visits]
 
     def asked(self, what: Callable[[SamplingParams], bool]) -> Bools:
         """[S] whether the request asked for something."""

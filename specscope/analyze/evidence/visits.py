@@ -11,6 +11,7 @@ from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.findings import Reference
 from specscope.trace.history.history import History, RequestHistory
 from specscope.trace.history.stats import StepCounts
+from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.privacy import told_ids
 from specscope.trace.record.records import Preceded, RequestStep, StepRecord, followed_by
 from specscope.trace.record.tree import Bools, Doubles
@@ -32,6 +33,12 @@ class Visit:
     def preceded(self) -> Preceded:
         """What came before a decode step, as recorded; in older captures, as it follows from the steps."""
         return self.due if self.part.preceded is None else self.part.preceded
+
+    @property
+    def params(self) -> SamplingParams | None:
+        """The request's sampling parameters; None where they are not known."""
+        info = self.request.info
+        return None if info is None or not info.params.is_known else info.params
 
     def reference(self, node: int | None = None) -> Reference:
         """Where to look."""

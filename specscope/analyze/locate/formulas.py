@@ -64,7 +64,7 @@ def _over(above: Made, below: Made, most: float = 1.0) -> Made:
 def _alone(c: Columns) -> Doubles:
     """A draft's own ratio, without its path's; under rules that look ahead what rejections below leave of it."""
     left = _over(P_TRIED, Q_TRIED)(c)
-    for node in np.flatnonzero(c.rejected & (c.above >= 0) & c.by_rule.ahead[c.step]).tolist():
+    for node in np.flatnonzero(c.rejected & (c.above >= 0) & c.ahead[c.step]).tolist():
         above, mass = c.above[node], c.residual_mass[node]
         left[above] = mass / (mass + 1 - left[above]) if mass > 0 else float(left[above] == 1)
     return left
@@ -93,7 +93,7 @@ FORMULAS: Mapping[str, Formula] = {  # by the check of verify that fails where a
             "the raw p over q": _over(RAW_P, Q_TRIED),
             "p in place of p / q": P_TRIED,
             "q / p": _over(Q_TRIED, P_TRIED),
-            "what was left of the path above it": attrgetter("by_rule.parent"),
+            "what was left of the path above it": attrgetter("parent_ratio"),
         },
     ),
     "p at later trials": Formula(

@@ -80,7 +80,7 @@ def calibration(evidence: Evidence) -> Calibration:
     if unknown.any():
         left_out = plural(int(unknown.sum()), "deterministic node")
         notes.append(f"left out: {left_out} whose drafter gives no probability")
-    if not evidence.columns.by_rule.walks[evidence.columns.step[judged]].all():
+    if not evidence.columns.walks[evidence.columns.step[judged]].all():
         notes.append("expected acceptance is known for standard and match only: other rules look at more than one node")
     curves = []
     for plotted, chosen in ((Plotted.Q, judged & sampled & ~unknown), (Plotted.OWN, judged & ~sampled & ~unknown)):
@@ -102,7 +102,7 @@ def _bins(evidence: Evidence, plotted: Plotted, nodes: Indices) -> Iterator[Bin]
     filled, groups = by_value(places)
     total, accepted = groups.counts(), groups.counts(c.accepted[nodes])
     mean, target_p = groups.means(values), groups.means(c.p[nodes])
-    walked = np.where(c.by_rule.walks[c.step[nodes]], 0.0, np.nan)
+    walked = np.where(c.walks[c.step[nodes]], 0.0, np.nan)
     expected = groups.means(c.accept_prob[nodes] + walked)
     mixed = groups.counts(np.isnan(walked))
     examples = groups.examples(c, nodes, values + 2 * c.rejected[nodes], nodes=True)

@@ -62,7 +62,7 @@ class Evidence:
         """
         c = self.columns
         reached = (c.above < 0) | c.on_path[c.above] if len(c.token) else c.tried
-        return c.tried & ~c.forced & (~c.by_rule.ahead[c.step] | reached)
+        return c.tried & ~c.forced & (~c.ahead[c.step] | reached)
 
     @cached_property
     def taken(self) -> Indices:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -39,15 +39,6 @@ FLAT = 1e-4  # nats^2: a distribution of less varentropy is nearly all one token
 WHOLE = (FinishReason.EOS, FinishReason.STOP, FinishReason.LENGTH)  # an output that ended by itself
 SPENT = 0.01  # of q: where less is left, figures of the rest are mostly rounding
 BY_OUTCOME = "requests were kept for their outcome (--keep): they are no fair sample"
-OF = ("those of nodes", "those of final tokens", "those that drew drafts")
-NEXT = ("", "those that drew drafts", "those that drew drafts, from step to step")
-AGAINST = (
-    "a node's coin and its q",
-    "a node's coin and its token id",
-    "the final coin and the draft's token id",
-    "a node's coin and the one that drew it",
-    "the final coin and the one that drew the draft",
-)
 
 
 def statistical_checks(c: Columns, alpha: float) -> list[Finding]:
@@ -68,7 +59,7 @@ def statistical_checks(c: Columns, alpha: float) -> list[Finding]:
 def _decisions(c: Columns) -> list[Family]:
     """Outcomes against the acceptance probability, at nodes that chance decided."""
     a = c.accept_prob
-    nodes = np.flatnonzero(c.by_rule.judged & ~c.forced & _free(c)[c.step] & (a > 0) & (a < 1))
+    nodes = np.flatnonzero(c.by_own_coin & ~c.forced & _free(c)[c.step] & (a > 0) & (a < 1))
     a = a[nodes]
     size = np.minimum((a * 10).astype(np.int64), 9)
     by = ((c.depth[nodes], "depth {}"), (c.sibling[nodes] + 1, "sibling {}"), (size, "a from 0.{}"))
@@ -116,18 +107,15 @@ def _coins(c: Columns) -> list[Family]:
     """Coins against uniform, independent random numbers; those that were computed again are no chance."""
     lacking = "every coin was computed again from its key" if len(c) and c.recomputed.all() else FEW
     no_draws = FEW if c.sampled.any() else "no draft was sampled"
-
-    def family(
-        name: str, about: str, of: Sequence[str], sums: Sequence[Sum | Distance], unit: Scale, why: str = lacking
-    ) -> Family:
-        named = dict(zip(of, sums, strict=True)) if c.has_coins else {}
-        return Family(name, about, named, unit, c.at_step, why if c.has_coins else NO_COINS)
-
-    independent = "coins are not correlated with what was drafted"
+    rows: list[tuple[str, str, Mapping[str, Sum | Distance], Scale, str]] = [
+        ("coins uniform", "coins are spread evenly over 0 to 1", uniform(c), distance, lacking),
+        ("coins in series", "a coin is not correlated with the next one", _serial(c), correlation, lacking),
+        ("coins and draws", "coins are not correlated with what was drafted", _against_draws(c), correlation, no_draws),
+    ]
+    told = bool(c.has_coins)
     return [
-        family("coins uniform", "coins are spread evenly over 0 to 1", OF, uniform(c), distance),
-        family("coins in series", "a coin is not correlated with the next one", NEXT, _serial(c), correlation),
-        family("coins and draws", independent, AGAINST, _against_draws(c), correlation, no_draws),
+        Family(name, about, sums if told else {}, unit, c.at_step, why if told else NO_COINS)
+        for name, about, sums, unit, why in rows
     ]
 
 
@@ -156,7 +144,7 @@ def _output(c: Columns) -> tuple[Bools, Bools]:
     up to where they ended by themselves: no token that was cut off, and no request that has not ended.
     """
     finals, nodes = np.ones(len(c), np.bool_), c.accepted.copy()
-    for s in np.flatnonzero(c.by_rule.ahead).tolist():
+    for s in np.flatnonzero(c.ahead).tolist():
         visit = c.visits[s]
         end, emitted = visit.request.end, visit.part.emitted
         if end is None or end.reason not in WHOLE:
@@ -171,7 +159,7 @@ def _untouched(c: Columns) -> Bools:
     """[rows] of free steps, where neither a child nor the final token was forced."""
     # Whether a final token counts depends on what was accepted before it, and under rules that look ahead on the
     # whole tree: then a step in which anything was forced is left out as a whole
-    free = _free(c) & ~c.forced_final & ~(c.any_in_step(c.forced) & c.by_rule.ahead)
+    free = _free(c) & ~c.forced_final & ~(c.any_in_step(c.forced) & c.ahead)
     rows = np.zeros(c.rows, np.bool_)
     rows[c.root_row] = free
     rows[c.own_row] = free[c.step]
@@ -223,7 +211,7 @@ def _by_place(c: Columns) -> Iterator[tuple[Indices, Doubles, Doubles, Doubles]]
     usable = c.sampled & (e.at_node >= 0) & _free(c)[c.step] & (c.q > 0)
     # Under rules that look ahead what is drawn below an inner node has a part in whether that node is accepted, and
     # so in whether its children are seen here
-    usable &= c.by_rule.walks[c.step] | (c.depth == 1)
+    usable &= c.walks[c.step] | (c.depth == 1)
     for place in range(int(c.sibling[usable].max(initial=0)) + 1):
         nodes = np.flatnonzero(usable & (c.sibling == place))
         left, (first, second) = c.q_left[nodes], sums[:, c.row[nodes]]
@@ -279,7 +267,7 @@ def _by_accident(coin: Doubles, group: Indices) -> float:
 def _unequal(c: Columns) -> Seen:
     """Beyond what their resolution brings about."""
     coin, step, draws = _tossed(c)
-    single_use = draws | ~c.by_rule.match[step]  # under match siblings are judged by one coin
+    single_use = draws | ~c.match[step]  # under match siblings are judged by one coin
     coin, step = coin[single_use], step[single_use]
     same, _ = _equal(coin, step)
     tested, bad = np.full(len(c), c.has_coins and len(np.unique(step)) < len(step)), np.zeros(len(c), np.bool_)
@@ -323,7 +311,7 @@ def _over_steps(c: Columns) -> Seen:
 def _of_requests(c: Columns) -> Seen:
     """Coins of our own drafts are compared over all steps: whatever runs beside it, a draw has its own."""
     record = np.array([visit.record.step for visit in c.visits], np.int64)
-    nodes, drafts = np.flatnonzero((c.coin > 0) & ~c.by_rule.match[c.step]), np.flatnonzero(c.drawn_by_coin)
+    nodes, drafts = np.flatnonzero((c.coin > 0) & ~c.match[c.step]), np.flatnonzero(c.drawn_by_coin)
     coin = np.concatenate([c.coin[nodes], c.draft_coin[drafts]])
     step = np.concatenate([c.step[nodes], c.step[drafts]])
     apart = -1 if c.ours else -2 - record[c.step[drafts]]
@@ -355,12 +343,12 @@ def _share_seed(c: Columns, first: int, second: int) -> bool:
 
 def _of_nodes(c: Columns) -> Bools:
     """[N] whether a coin was tossed for the node; under match all siblings share the first one's."""
-    return (c.coin > 0) & ~(c.by_rule.match[c.step] & (c.sibling > 0))
+    return (c.coin > 0) & ~(c.match[c.step] & (c.sibling > 0))
 
 
 def _of_finals(c: Columns) -> Bools:
     """[S] likewise for the final token; under match a recovered token shares the coin of the rejected siblings."""
-    return np.asarray((c.final_coin > 0) & ~(c.by_rule.match & (c.kind == RECOVERED)))
+    return np.asarray((c.final_coin > 0) & ~(c.match & (c.kind == RECOVERED)))
 
 
 def _untold(c: Columns) -> Bools:
@@ -392,26 +380,31 @@ def _once(c: Columns, coin: Doubles, step: Indices) -> Indices:
     return np.delete(np.arange(len(coin)), _equal(coin, seed)[1])
 
 
-def uniform(c: Columns) -> list[Distance]:
-    """How far from uniform the coins of nodes are, those that drew final tokens, and those that drew drafts."""
+def uniform(c: Columns) -> dict[str, Distance]:
+    """How far coins are from uniform."""
     by_chance = _untold(c)
     nodes, finals = np.flatnonzero(by_chance[c.step] & _of_nodes(c)), np.flatnonzero(by_chance & _of_finals(c))
     of_drafts = c.draft_coin[(by_chance & c.fresh)[c.step] & c.drawn_by_coin]
-    kinds = (c.coin[nodes], c.step[nodes]), (c.final_coin[finals], finals)
-    return [*(Distance.of(coin[_once(c, coin, step)]) for coin, step in kinds), Distance.of(of_drafts)]
+    coins = c.coin[nodes][_once(c, c.coin[nodes], c.step[nodes])]
+    return {
+        "those of nodes": Distance.of(coins),
+        "those of final tokens": Distance.of(c.final_coin[finals][_once(c, c.final_coin[finals], finals)]),
+        "those that drew drafts": Distance.of(of_drafts),
+    }
 
 
-def _serial(c: Columns) -> list[Sum]:
+def _serial(c: Columns) -> dict[str, Sum]:
     """As correlations: each coin of a verdict with the next of its step, each that drew a draft with the next likewise,
     and with that of the same draw in the request's step before. Numbered by step."""
     drafts = np.flatnonzero(c.drawn_by_coin & (_untold(c) & c.fresh)[c.step])
     follows = drafts[1:][(np.diff(drafts) == 1) & (np.diff(c.step[drafts]) == 0)]
     later, before = _one_step_apart(c, drafts)
-    return [
-        _of_verdicts(c),
-        _product(c.draft_coin[follows - 1], c.draft_coin[follows], c.step[follows]),
-        _product(c.draft_coin[before], c.draft_coin[later], c.step[later]),
-    ]
+    drew, again = c.draft_coin[follows - 1], c.draft_coin[follows]
+    return {
+        "": _of_verdicts(c),
+        "those that drew drafts": _product(drew, again, c.step[follows]),
+        "those that drew drafts, from step to step": _product(c.draft_coin[before], c.draft_coin[later], c.step[later]),
+    }
 
 
 def _product(coin: Doubles, other: Doubles, places: Indices) -> Sum:
@@ -431,15 +424,14 @@ def _one_step_apart(c: Columns, nodes: Indices) -> tuple[Indices, Indices]:
 def _of_verdicts(c: Columns) -> Sum:
     """Each coin of a verdict with the next of its step."""
     coin, step = _all(c)
-    free = _untold(c) & ~c.by_rule.match
+    free = _untold(c) & ~c.match
     pair = np.flatnonzero((np.diff(step) == 0) & free[step[:-1]] & (coin[:-1] > 0) & (coin[1:] > 0))
     pair = pair[_once(c, coin[pair + 1], step[pair])]
     return _product(coin[pair], coin[pair + 1], step[pair])
 
 
-def _against_draws(c: Columns) -> list[Sum]:
-    """As correlations: a node's coin with its token's q and with its id, the final coin with the first draft's id; and
-    both with the coin that drew the draft, where that is recorded.
+def _against_draws(c: Columns) -> dict[str, Sum]:
+    """As correlations, with the coin that drew a draft where that is recorded.
 
     The id of a token drawn by inverting a cumulative sum rises with the coin that drew it, and so shows where a coin is
     used twice. Numbered by step.
@@ -450,13 +442,16 @@ def _against_draws(c: Columns) -> list[Sum]:
     first = np.flatnonzero(c.sampled & (c.sibling == 0) & by_chance & _of_finals(c)[c.step])
     first = first[c.row[first] == c.final_row[c.step[first]]]
     own, firsts = nodes[c.drawn_by_coin[nodes]], first[c.drawn_by_coin[first]]
-    return [
-        _correlation(c.coin[nodes], c.q[nodes], c.step[nodes]),
-        _correlation(c.coin[nodes], c.token[nodes].astype(np.float64), c.step[nodes]),
-        _correlation(c.final_coin[c.step[first]], c.token[first].astype(np.float64), c.step[first]),
-        _product(c.draft_coin[own], c.coin[own], c.step[own]),
-        _product(c.draft_coin[firsts], c.final_coin[c.step[firsts]], c.step[firsts]),
-    ]
+    ids, ends = c.token.astype(np.float64), c.step[first]
+    return {
+        "a node's coin and its q": _correlation(c.coin[nodes], c.q[nodes], c.step[nodes]),
+        "a node's coin and its token id": _correlation(c.coin[nodes], ids[nodes], c.step[nodes]),
+        "the final coin and the draft's token id": _correlation(c.final_coin[ends], ids[first], ends),
+        "a node's coin and the one that drew it": _product(c.draft_coin[own], c.coin[own], c.step[own]),
+        "the final coin and the one that drew the draft": _product(
+            c.draft_coin[firsts], c.final_coin[c.step[firsts]], c.step[firsts]
+        ),
+    }
 
 
 def _correlation(coin: Doubles, other: Doubles, places: Indices) -> Sum:

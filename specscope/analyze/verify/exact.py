@@ -166,11 +166,11 @@ def _rule_of_the_run(c: Columns) -> Seen:
 )
 def _accept_probability(c: Columns) -> Seen:
     expected = np.where(c.q_trial > 0, np.minimum(1.0, c.p_trial / c.q_trial), 0.0)
-    ahead = c.by_rule.ahead[c.step]
-    expected = np.where(ahead, c.by_rule.left, expected)
+    ahead = c.ahead[c.step]
+    expected = np.where(ahead, c.own_ratio, expected)
     return Seen(
         ~np.isclose(c.accept_prob, expected, rtol=RELATIVE, atol=LEAST),
-        np.where(ahead, c.by_rule.judged, c.tried) & _unforced_ratios(c),
+        np.where(ahead, c.by_own_coin, c.tried) & _unforced_ratios(c),
         lambda i: (
             f"a = {c.accept_prob[i]:.6g}, but the ratio of its path comes to {expected[i]:.6g}"
             if ahead[i]
@@ -184,7 +184,7 @@ def _outcomes(c: Columns) -> Seen:
     near = np.abs(c.coin - c.accept_prob) < 1e-7  # rounding in another engine
     return Seen(
         (c.accepted != (c.coin < c.accept_prob)) & ~near,
-        c.by_rule.judged & ~c.forced & (c.told & ~c.by_rule.match)[c.step] & c.has_coins,
+        c.by_own_coin & ~c.forced & (c.told & ~c.match)[c.step] & c.has_coins,
         lambda i: f"{Outcome(c.outcome[i]).name.lower()} with coin {c.coin[i]:.6g} and a = {c.accept_prob[i]:.6g}",
         "" if c.has_coins else NO_COINS,
     )
@@ -192,7 +192,7 @@ def _outcomes(c: Columns) -> Seen:
 
 @EACH_STEP.add("trial order", "siblings are tried in draw order until one is accepted, and only below accepted nodes")
 def _trial_order(c: Columns) -> Seen:
-    reached = (c.above < 0) | np.where(c.by_rule.ahead[c.step], c.by_rule.open, c.accepted)[c.above]
+    reached = (c.above < 0) | np.where(c.ahead[c.step], c.open, c.accepted)[c.above]
     due = reached & ((c.elder < 0) | c.rejected[c.elder])
     if not len(c.token):
         due = np.zeros(0, np.bool_)
@@ -230,8 +230,8 @@ def residual_p(c: Columns) -> tuple[Doubles, Doubles]:
             with np.errstate(divide="ignore", invalid="ignore"):
                 q = np.where(c.sampled[elder], c.q[mine] / left, 0.0)
                 off = np.where(c.sampled[elder], q * (RELATIVE + WHOLE / left), 0.0)
-                scaled = c.by_rule.parent[elder] * p
-                lower = np.where(c.sampled[elder] & ~c.by_rule.match[c.step[elder]], np.maximum(scaled - q, 0), scaled)
+                scaled = c.parent_ratio[elder] * p
+                lower = np.where(c.sampled[elder] & ~c.match[c.step[elder]], np.maximum(scaled - q, 0), scaled)
                 p, slack = np.where(some, lower / mass, p), np.where(some, (slack + off + LEAST) / mass, slack)
             same = (c.token[elder] == c.token[mine]) & some & c.named[mine]
             p, slack = np.where(same, 0.0, p), np.where(same, LEAST, slack)
@@ -245,7 +245,7 @@ def residual_p(c: Columns) -> tuple[Doubles, Doubles]:
 def _draft_at_trial(c: Columns) -> Seen:
     left = np.maximum(c.q_left, 1e-12)
     error = RELATIVE + WHOLE / left
-    expected = np.where(c.sampled & ~c.by_rule.match[c.step], c.q / left, 1.0)
+    expected = np.where(c.sampled & ~c.match[c.step], c.q / left, 1.0)
     return Seen(
         (np.abs(c.q_trial - expected) > error * expected + LEAST) | (c.q_trial <= 0) | (c.q_trial > 1 + 1e-4),
         c.tried & (error < HOPELESS) & c.told[c.step],
@@ -259,9 +259,9 @@ def _residual_mass(c: Columns) -> Seen:
 
     Under rules that look ahead, 1 and p are scaled by what is left of the parent's ratio.
     """
-    ratio = c.by_rule.parent
+    ratio = c.parent_ratio
     mass, p, q = c.residual_mass, ratio * c.p_trial, c.q_trial
-    by_q = c.sampled & ~c.by_rule.match[c.step]
+    by_q = c.sampled & ~c.match[c.step]
     high = ratio - p + np.where(by_q, np.maximum(p - q, 0), 0)
     low = np.where(by_q, ratio - 1 + np.maximum(q - p, 0), high)
     return Seen(
@@ -324,7 +324,7 @@ def _final_tokens(c: Columns) -> Seen:
     same = c.rejected & (c.row == c.final_row[c.step]) & (c.token == c.final[c.step]) & (c.residual_mass > LEAST)
     same &= c.named & ~c.forced  # a token that was rejected by force alone may have a share of the residual
     # Under rules that look ahead a node of ratio 1 may be rejected with all below it: its token has a share of it too
-    same &= ~(c.by_rule.ahead[c.step] & c.sampled & (c.by_rule.parent * c.p_trial > c.q_trial))
+    same &= ~(c.ahead[c.step] & c.sampled & (c.parent_ratio * c.p_trial > c.q_trial))
     again = c.any_in_step(same)
     return Seen(
         ~((c.final_p > 0) & (c.final_p <= 1 + 1e-4)) | again,
@@ -362,15 +362,15 @@ def _recomputed_coins(c: Columns) -> Seen:
 
 def _share_coins(c: Columns, known: Indices, of_node: Doubles, final: Doubles) -> None:
     """Under match tried siblings share the first one's coin, and so does a token recovered after them. In place."""
-    first = np.flatnonzero((c.sibling == 0) & c.by_rule.match[c.step])
+    first = np.flatnonzero((c.sibling == 0) & c.match[c.step])
     of_row = np.zeros(c.rows)
     of_row[c.row[first]] = of_node[first]
-    shared = c.by_rule.match[c.step] & c.tried
+    shared = c.match[c.step] & c.tried
     of_node[shared] = of_row[c.row[shared]]
-    recovered = c.by_rule.match[known] & (c.kind[known] == RECOVERED)
+    recovered = c.match[known] & (c.kind[known] == RECOVERED)
     final[recovered] = of_row[c.final_row[known[recovered]]]
 
 
 def _unforced_ratios(c: Columns) -> Bools:
     """[N] whether the node's step can be checked and, where its rule goes by ratios, nothing in it was forced."""
-    return (c.told & ~(c.by_rule.ahead & c.any_in_step(c.forced)))[c.step]
+    return (c.told & ~(c.ahead & c.any_in_step(c.forced)))[c.step]

@@ -141,7 +141,7 @@ def _least_entropy(p: Doubles) -> Doubles:
 )
 def _greedy_acceptance(c: Columns) -> Seen:
     """Rules that look ahead are left out: they also reject such a token below one whose p is not 1."""
-    greedy = c.greedy & c.told & c.by_rule.walks
+    greedy = c.greedy & c.told & c.walks
     return Seen(
         c.accepted != (c.p == 1),
         c.tried & greedy[c.step] & ~c.forced,
@@ -198,8 +198,8 @@ def _final_shares(c: Columns) -> Seen:
 def _left(c: Columns) -> tuple[Doubles, Doubles]:
     """[S] the mass that rejections left of the p that the final token was drawn from, and its p over that."""
     left = np.ones(c.rows)
-    gone = c.rejected & (c.residual_mass > 0) & (c.by_rule.parent > 0)
-    np.multiply.at(left, c.row[gone], c.residual_mass[gone] / c.by_rule.parent[gone])
+    gone = c.rejected & (c.residual_mass > 0) & (c.parent_ratio > 0)
+    np.multiply.at(left, c.row[gone], c.residual_mass[gone] / c.parent_ratio[gone])
     left = left[c.final_row]
     return left, np.where(c.greedy, c.parents.final_p, c.parents.final_p / left)
 

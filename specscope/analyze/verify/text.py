@@ -20,9 +20,9 @@ def render_trial(trial: Trial, console: Console) -> None:
     console.print(Text(f"{printable(trial.source)}: {counts}"))
     for note in trial.notes:
         console.print(Text(f"! {printable(note)}", style="yellow"), soft_wrap=True)
-    for group in trial.groups:
-        console.print(Text(f"\n{group.title}", style="bold cyan"))
-        for check in group.checks:
+    for title, checks in trial.groups:
+        console.print(Text(f"\n{title}", style="bold cyan"))
+        for check in checks:
             _check(check, trial.source, console)
     console.print(Text(f"\n{verdict(trial)}", style="bold red" if trial.failed else "bold"), soft_wrap=True)
 

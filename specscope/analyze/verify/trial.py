@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from specscope.analyze.evidence.columns import Columns, left_out
+from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.evidence.visits import visits
 from specscope.analyze.findings import CheckResult, Exit, Finding
 from specscope.analyze.verify.chance import COINS, statistical_checks
 from specscope.analyze.verify.drafts import DRAFTS
-from specscope.analyze.verify.exact import EACH_STEP, RECORDED, Checks
+from specscope.analyze.verify.exact import EACH_STEP, RECORDED
 from specscope.analyze.verify.parameters import PARAMETERS
 from specscope.analyze.verify.parents import EVIDENCE
 from specscope.analyze.verify.steps import step_checks
@@ -53,19 +53,11 @@ ALPHA = 0.01  # how often a healthy run may be found guilty by chance
 
 
 @dataclass(frozen=True)
-class Group:
-    """Checks of one kind."""
-
-    title: str
-    checks: tuple[Finding, ...]
-
-
-@dataclass(frozen=True)
 class Trial:
     """All checks of a capture. Made by `judge`."""
 
     source: str
-    groups: tuple[Group, ...]
+    groups: tuple[tuple[str, tuple[Finding, ...]], ...]  # checks of one kind, under their title
     steps: int  # decode steps
     tokens: int  # committed
     alpha: float
@@ -75,7 +67,7 @@ class Trial:
     @property
     def checks(self) -> list[Finding]:
         """The checks of all groups."""
-        return [check for group in self.groups for check in group.checks]
+        return [check for _, checks in self.groups for check in checks]
 
     @property
     def failed(self) -> list[Finding]:
@@ -110,7 +102,7 @@ class Trial:
             "tokens": self.tokens,
             "alpha": self.alpha,
             "groups": [
-                {"title": group.title, "checks": [check.to_dict() for check in group.checks]} for group in self.groups
+                {"title": title, "checks": [check.to_dict() for check in checks]} for title, checks in self.groups
             ],
         }
 
@@ -121,17 +113,13 @@ def judge(history: History, *, source: str, alpha: float = ALPHA, warnings: Sequ
         every = list(visits(history))
         c = Columns.of(every, history)
         sums = statistical_checks(c, alpha)
-        groups = [
-            *(_group(checks, c) for checks in (RECORDED, EACH_STEP, EVIDENCE, PARAMETERS, DRAFTS)),
-            Group("From step to step", tuple(_told(check, c) for check in step_checks(history, every, ours=c.ours))),
-            _group(COINS, c, [_conditional(check) for check in sums] if history.in_part else sums),
-        ]
+        over_run = [_conditional(check) for check in sums] if history.in_part else sums
+        found = [(checks.title, checks.findings(c)) for checks in (RECORDED, EACH_STEP, EVIDENCE, PARAMETERS, DRAFTS)]
+        found.append(("From step to step", step_checks(history, every, ours=c.ours)))
+        found.append((COINS.title, [*COINS.findings(c), *over_run]))
+        groups = tuple((title, tuple(_told(check, c) for check in checks)) for title, checks in found)
         tokens, notes = int((c.depth_reached + 1).sum()), (*warnings, *_notes(history, c))
-    return Trial(source, tuple(groups), len(c), tokens, alpha, notes, c)
-
-
-def _group(checks: Checks, c: Columns, more: Sequence[Finding] = ()) -> Group:
-    return Group(checks.title, tuple(_told(check, c) for check in (*checks.findings(c), *more)))
+    return Trial(source, groups, len(c), tokens, alpha, notes, c)
 
 
 def _conditional(check: Finding) -> Finding:
@@ -169,9 +157,10 @@ def _notes(history: History, c: Columns) -> list[str]:
             "the capture does not tell what target and drafter gave at the parents that were tried (an older one, or "
             "made with --evidence lean): much is skipped"
         )
-    others = left_out([visit.part for visit in c.visits], c.by_rule.told)
+    unchecked = ~(c.walks | c.ahead)
+    others: list[str] = sorted(set(c.rule[unchecked].tolist()))
     if others:
-        count, names = int((~c.by_rule.told).sum()), ", ".join(others)
+        count, names = int(unchecked.sum()), ", ".join(others)
         notes.append(f"{plural(count, 'step')} under a rule that cannot be checked here ({names}) left out")
     if any(map(is_lossy, others)):
         notes.append("a lossy rule's output is not distributed as the target's: it is not judged")

@@ -7,7 +7,7 @@ import numpy as np
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.verify.trial import judge
 from specscope.trace.history.history import History
-from specscope.trace.record.records import Outcome
+from specscope.trace.record.records import FinalKind
 
 
 def replaced(part, **change):
@@ -72,4 +72,27 @@ def elder(part, i):
     return bool(np.any(part.tree.parent[:i] == part.tree.parent[i]))
 
 
-TRIED = (Outcome.ACCEPTED, Outcome.REJECTED)
+def valued(value, *where):
+    return value(*where) if callable(value) else value
+
+
+def at(outcome, where=lambda part, i: True, **values):
+    """An edit of the first such node of a step; values of its arrays, or what gives them of step and node."""
+
+    def change(part):
+        i = node(part, outcome, where)
+        if i is None:
+            return None
+        arrays = {name: getattr(getattr(part, name.split("__")[0]), name.split("__")[1]) for name in values}
+        return replaced(part, **{name: put(arrays[name], i, valued(values[name], part, i)) for name in values})
+
+    return change
+
+
+def of(where=lambda part: True, **values):
+    """An edit of the first such step: fields, or what gives them of the step."""
+    return lambda part: replaced(part, **{k: valued(v, part) for k, v in values.items()}) if where(part) else None
+
+
+def recovered(part):
+    return part.verdict.kind is FinalKind.RECOVERED

@@ -1,7 +1,5 @@
 """The coins that drew drafts: what a verdict on them sees, and how seldom it sees what is not there."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,9 +12,10 @@ from specscope.analyze.verify.trial import judge
 from specscope.speculate.drafters import tree_builder
 from specscope.trace.record.coins import Stream, coins
 from specscope.trace.record.tree import Drawn
+from tests.analyze.judges.edits import changed
 from tests.analyze.synthetic import Synthetic
 from tests.analyze.verify.conftest import HOT, run
-from tests.analyze.verify.edits import check, edited, failed, put, replaced
+from tests.analyze.verify.edits import check, edited, failed, of, put, replaced
 
 OF_DRAWS = ("draft coins", "draft coins in their intervals", "coins over steps", "coins unequal", "coins of requests")
 
@@ -38,7 +37,7 @@ def test_captures_of_before_are_not_judged(runs):
     def without(part):
         return None if part.notes is None else replaced(part, notes__coin=np.zeros(0), notes__low=np.zeros(0))
 
-    history = every(runs["sampled"], without)
+    history = changed(runs["sampled"], without)
     for name in OF_DRAWS[:3]:
         found = check(history, name)
         assert (found.result, found.note) == (
@@ -48,33 +47,20 @@ def test_captures_of_before_are_not_judged(runs):
     assert not failed(history)
 
 
-def every(history, change):
-    """The history with all parts changed that `change` gives something for."""
-    out = type(history)(run=history.run, vocabulary=history.vocabulary)
-    for record in history.steps:
-        parts = [change(part) or part for part in record.requests]
-        out.append(dataclasses.replace(record, requests=tuple(parts)))
-    return out
+def with_coins(part):
+    return part.notes is not None and len(part.notes.coin)
 
 
-def test_an_interval_that_is_another_tokens_is_seen(runs):
+@pytest.mark.parametrize("move", [-1.0, 1.0])
+def test_an_interval_that_is_another_tokens_is_seen(runs, move):
     """Off by one: the interval of the token before, or of the one behind."""
-    for move in (-1.0, 1.0):
-
-        def beside(part, move=move):
-            if part.notes is None or not len(part.notes.coin) or part.tree.q[0] < 0.01:
-                return None
-            return replaced(part, notes__low=put(part.notes.low, 0, part.notes.low[0] + move * part.tree.q[0]))
-
-        assert failed(edited(runs["sampled"], beside)) == ["draft coins in their intervals"]
+    there = lambda p: with_coins(p) and p.tree.q[0] >= 0.01  # noqa: E731
+    beside = of(there, notes__low=lambda p: put(p.notes.low, 0, p.notes.low[0] + move * p.tree.q[0]))
+    assert failed(edited(runs["sampled"], beside)) == ["draft coins in their intervals"]
 
 
 def test_another_coin_of_the_interval_is_seen(runs):
-    def nudged(part):
-        if part.notes is None or not len(part.notes.coin):
-            return None
-        return replaced(part, notes__coin=put(part.notes.coin, 0, part.notes.low[0] + 1e-3 * part.tree.q[0]))
-
+    nudged = of(with_coins, notes__coin=lambda p: put(p.notes.coin, 0, p.notes.low[0] + 1e-3 * p.tree.q[0]))
     found = edited(runs["sampled"], nudged)
     assert failed(found) == ["draft coins"]
     assert check(found, "draft coins").failed == 1

@@ -13,33 +13,11 @@ from specscope.trace.record.records import FinalKind, FinishReason, Outcome, Pre
 from specscope.trace.record.tree import Drawn
 from tests.analyze.synthetic import Synthetic
 from tests.analyze.verify.conftest import run
-from tests.analyze.verify.edits import check, edited, elder, failed, node, passed, put, replaced
+from tests.analyze.verify.edits import at, check, edited, elder, failed, node, of, passed, put, recovered, replaced
 from tests.engines import PROMPTS, fresh
 from tests.heads import DRAFT_VOCAB
 
 ACCEPTED, REJECTED, UNTRIED = Outcome.ACCEPTED, Outcome.REJECTED, Outcome.UNTRIED
-
-
-def valued(value, *where):
-    return value(*where) if callable(value) else value
-
-
-def at(outcome, where=lambda part, i: True, **values):
-    """An edit of the first such node of a step; values of its arrays, or what gives them of step and node."""
-
-    def change(part):
-        i = node(part, outcome, where)
-        if i is None:
-            return None
-        arrays = {name: getattr(getattr(part, name.split("__")[0]), name.split("__")[1]) for name in values}
-        return replaced(part, **{name: put(arrays[name], i, valued(values[name], part, i)) for name in values})
-
-    return change
-
-
-def of(where=lambda part: True, **values):
-    """An edit of the first such step: fields, or what gives them of the step."""
-    return lambda part: replaced(part, **{k: valued(v, part) for k, v in values.items()}) if where(part) else None
 
 
 def second_p(part):
@@ -65,6 +43,19 @@ def first_parent(where=lambda part: True, **values):
     return of(there, **{f"parents__{name}": value for name, value in arrays.items()})
 
 
+def renormalised(part, i):
+    """Whether a later sibling's q is another than it was before the first draw."""
+    return part.verdict.outcome[i] and elder(part, i) and part.verdict.q_trial[i] > part.tree.q[i] * 1.01
+
+
+def noted(part):
+    return part.notes is not None and len(part.tree)
+
+
+def known_share(part):
+    return recovered(part) and part.verdict.final_p > 1e-3
+
+
 COIN_ABOVE = at(ACCEPTED, lambda p, i: p.verdict.accept_prob[i] < 0.9, verdict__coin=0.95)
 ANOTHER_COIN = at(UNTRIED, verdict__coin=0.123)
 MASS = at(REJECTED, verdict__residual_mass=1.01)
@@ -76,31 +67,19 @@ EDITS = [
     (
         "accept probability",
         "sampled",
-        at(REJECTED, lambda p, i: p.verdict.accept_prob[i] > 0.01, verdict__accept_prob=0.0),
+        at(REJECTED, lambda p, i: p.verdict.accept_prob[i] > 0.01, verdict__accept_prob=0),
     ),
     ("outcomes", "sampled", COIN_ABOVE),
     ("trial order", "sampled", at(UNTRIED, lambda p, i: p.tree.parent[i] >= 0, verdict__outcome=REJECTED)),
     ("p at later trials", "sampled", second_p),
     ("p at later trials", "deterministic", second_p),
-    (
-        "q at trials",  # as it was before the first draw
-        "sampled",
-        at(
-            None,
-            lambda p, i: p.verdict.outcome[i] and elder(p, i) and p.verdict.q_trial[i] > p.tree.q[i] * 1.01,
-            verdict__q_trial=lambda p, i: p.tree.q[i],
-        ),
-    ),
+    ("q at trials", "sampled", at(None, renormalised, verdict__q_trial=lambda p, i: p.tree.q[i])),
     ("q at trials", "deterministic", at(REJECTED, verdict__q_trial=0.5)),
     ("residual mass", "sampled", MASS),
     ("residual mass", "deterministic", MASS),
     ("siblings", "sampled", TWIN),
     ("paths", "sampled", of(lambda p: p.verdict.accepted, verdict__path=lambda p: p.verdict.path[:-1])),
-    (
-        "kind of final token",
-        "sampled",
-        of(lambda p: p.verdict.kind is FinalKind.RECOVERED, verdict__kind=FinalKind.BONUS),
-    ),
+    ("kind of final token", "sampled", of(recovered, verdict__kind=FinalKind.BONUS)),
     ("final tokens", "sampled", rejected_came_out),
     ("final tokens", "deterministic", rejected_came_out),
     ("coins", "greedy", ANOTHER_COIN),
@@ -110,29 +89,15 @@ EDITS = [
     ("raw probabilities", "sampled", at(REJECTED, parents__raw_p=1.0)),
     ("drafter's likeliest", "sampled", first_parent(choice_q=1.0, choice_rank=2)),
     (
-        "drafter's likeliest",  # a first child's, which is the likeliest token of its parent
+        "drafter's likeliest",
         "deterministic",
-        of(lambda p: p.notes is not None and len(p.tree), notes__prob=lambda p: put(p.notes.prob, 0, 0.5)),
-    ),
+        of(noted, notes__prob=lambda p: put(p.notes.prob, 0, 0.5)),
+    ),  # a first child's
     ("entropies", "sampled", first_parent(UNSURE, entropy=0.0)),
     ("greedy tokens", "greedy", at(REJECTED, verdict__p=0.3)),
-    (
-        "greedy tokens",
-        "greedy",
-        of(
-            lambda p: p.verdict.kind is FinalKind.RECOVERED,
-            verdict__token=lambda p: (p.verdict.token + 1) % 256,
-        ),
-    ),
+    ("greedy tokens", "greedy", of(recovered, verdict__token=lambda p: (p.verdict.token + 1) % 256)),
     ("entropy of the final draw", "sampled", of(lambda p: 0.01 < p.verdict.final_p < 0.9, parents__final_entropy=0.0)),
-    (
-        "share of the final token",
-        "deterministic",
-        of(
-            lambda p: p.verdict.kind is FinalKind.RECOVERED and p.verdict.final_p > 1e-3,
-            verdict__final_p=lambda p: p.verdict.final_p / 2,
-        ),
-    ),
+    ("share of the final token", "deterministic", of(known_share, verdict__final_p=lambda p: p.verdict.final_p / 2)),
     ("step numbers", "sampled", of(lambda p: p.index == 4, index=5)),
     ("tokens in the cache", "sampled", SHIFTED),
     ("positions", "sampled", SHIFTED),
@@ -140,11 +105,7 @@ EDITS = [
     ("outputs", "sampled", NOT_ALL_EMITTED),
     ("what preceded", "sampled", of(lambda p: p.preceded is Preceded.NOTHING, preceded=Preceded.PREEMPTION)),
     ("accepted KV moved", "moved", of(lambda p: len(p.moved), moved=np.zeros(0, np.int32))),
-    (
-        "blocks kept",  # not the block that its request's tokens lie in already
-        "sampled",
-        of(lambda p: p.context_len % 16 and p.index > 1, blocks=lambda p: p.blocks + 50),
-    ),
+    ("blocks kept", "sampled", of(lambda p: p.context_len % 16 and p.index > 1, blocks=lambda p: p.blocks + 50)),
 ]
 
 
@@ -232,6 +193,10 @@ def no_such(reason):
     return ending(lambda end: {"reason": reason, "stop": "no such text"})
 
 
+def untold(record):
+    return dataclasses.replace(record, preempted=())
+
+
 RECORDS = [  # check, run, what becomes of each record of a history, words
     ("requests in a batch", "sampled", parts_of(lambda r: (*r.requests, *r.requests[:1])), "twice in one step"),
     ("prompt fed", "sampled", parts_of(unfed), "were due"),
@@ -242,13 +207,8 @@ RECORDS = [  # check, run, what becomes of each record of a history, words
     ("ends", "sampled", allowed(1000), "of 1000 tokens"),
     ("ends", "sampled", no_such(FinishReason.EOS), "which is not in the output"),
     ("ends", "sampled", no_such(FinishReason.STOP), "which is not in the output"),
-    (
-        "tokens in the cache",
-        "preempted",
-        lambda record: dataclasses.replace(record, preempted=()),
-        "tokens in the cache",
-    ),
-    ("what preceded", "preempted", lambda record: dataclasses.replace(record, preempted=()), "says `preemption`"),
+    ("tokens in the cache", "preempted", untold, "tokens in the cache"),
+    ("what preceded", "preempted", untold, "says `preemption`"),
 ]
 
 
@@ -377,34 +337,22 @@ def test_coins_that_are_recomputed_are_not_judged_by_their_distribution(runs):
     assert passed(history, "coins uniform")
 
 
-NAME = "draft vocabulary"
-
-
-def test_a_token_outside_the_draft_vocabulary_is_found(runs):
-    good = check(runs["deterministic"], NAME)  # of an EAGLE head with a reduced vocabulary
-    assert good.result is CheckResult.PASSED
+def test_a_token_outside_the_draft_vocabulary_is_found(runs, monkeypatch):
+    name, history = "draft vocabulary", runs["deterministic"]  # of an EAGLE head with a reduced vocabulary
+    good, known = check(history, name), set(draft_tokens(history.run).tolist())
+    assert (good.result, good.note) == (CheckResult.PASSED, f"{DRAFT_VOCAB} tokens of the target")
     assert good.tested > 100
-    assert good.note == f"{DRAFT_VOCAB} tokens of the target"
-
-    def outside(part):
-        unknown = next(t for t in range(300) if t not in known)
-        return replaced(part, tree__token=put(part.tree.token, 0, unknown)) if len(part.tree) else None
-
-    known = set(draft_tokens(runs["deterministic"].run).tolist())
-    bad = check(edited(runs["deterministic"], outside), NAME)
+    unknown = next(token for token in range(300) if token not in known)
+    bad = check(edited(history, at(None, tree__token=unknown)), name)
     assert bad.result is CheckResult.FAILED
     assert "is not among them" in bad.detail
-
-
-def test_it_is_skipped_with_its_reason(runs):
-    assert check(runs["sampled"], NAME).note == "the drafter's vocabulary is not reduced"
-    history = runs["deterministic"]
-    before, history.run = history.run, dataclasses.replace(history.run, draft_tokens="", evidence="")
-    try:
-        assert check(history, NAME).result is CheckResult.SKIPPED
-        assert check(history, NAME).note == "the capture does not tell what the drafter knows"
-    finally:
-        history.run = before
+    assert check(runs["sampled"], name).note == "the drafter's vocabulary is not reduced"
+    monkeypatch.setattr(history, "run", dataclasses.replace(history.run, draft_tokens="", evidence=""))
+    untold = check(history, name)
+    assert (untold.result, untold.note) == (
+        CheckResult.SKIPPED,
+        "the capture does not tell what the drafter knows",
+    )
 
 
 def test_an_engine_that_verifies_a_part_of_a_chain_is_not_accused(runs):

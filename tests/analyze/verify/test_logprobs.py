@@ -9,8 +9,8 @@ from specscope.analyze.diagnose.by_check import diagnose
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.verify.trial import judge
-from specscope.trace.history.history import History
 from tests.analyze.audit.runs import RULES, Bench, run
+from tests.analyze.judges.edits import changed
 from tests.analyze.verify.edits import check
 
 NAME = "log-probabilities"
@@ -40,18 +40,6 @@ def test_a_run_that_asked_for_none_is_not_judged(runs):
     assert check(runs["greedy"], NAME).result is CheckResult.SKIPPED
 
 
-def edited(history, change):
-    """Each step's Logprobs as `change` makes them."""
-    out = History(run=history.run, vocabulary=history.vocabulary)
-    for record in history.steps:
-        parts = tuple(
-            part if part.logprobs is None else dataclasses.replace(part, logprobs=change(part.logprobs))
-            for part in record.requests
-        )
-        out.append(dataclasses.replace(record, requests=parts))
-    return out
-
-
 def without_lists(logprobs):
     """None of the likeliest are handed out: only what was recorded beside can show a fault."""
     nothing = np.zeros((len(logprobs.logprob), 0))
@@ -70,7 +58,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_named_by_verify_and_by_audit_alone(bench, fault):
     engine, healthy = ran(bench, "eagle dynamic", "temperature")
-    history = edited(healthy, FAULTS[fault])
+    history = changed(healthy, lambda part: dataclasses.replace(part, logprobs=FAULTS[fault](part.logprobs)))
     trial, audited = judge(history, source="run"), bench.audit(engine, history)
     assert [failed.name for failed in trial.failed] == [NAME]
     assert [finding.name for finding in audited.findings if finding.failed] == [NAME]

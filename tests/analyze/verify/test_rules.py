@@ -1,6 +1,5 @@
 """A run under each rule passes every check, and edits of its records are convicted by that rule."""
 
-import numpy as np
 import pytest
 
 from specscope import Engine
@@ -14,7 +13,7 @@ from specscope.speculate.verify import traversal
 from specscope.trace.record.records import FinalKind, Outcome
 from specscope.trace.record.rules import BLOCK, MATCH, STANDARD, TRAVERSAL
 from tests.analyze.verify.conftest import HOT, run
-from tests.analyze.verify.edits import check, edited, failed, node, put, replaced
+from tests.analyze.verify.edits import at, check, edited, elder, failed, of, put, recovered
 from tests.speculate.verify.test_rules import TRAVERSAL_MISTAKES, mutant
 
 TREES = {
@@ -53,38 +52,18 @@ def test_a_healthy_run_passes_every_check(judged):
     assert (check(history, "outcomes").result is CheckResult.PASSED) is (rule != MATCH)
 
 
-def accept_probability(part):
-    i = node(part, Outcome.REJECTED, lambda p, i: p.verdict.accept_prob[i] > 0.01)
-    return None if i is None else replaced(part, verdict__accept_prob=put(part.verdict.accept_prob, i, 0.0))
+REJECTED, ACCEPT_PROB = Outcome.REJECTED, lambda part, i: part.verdict.accept_prob[i]
+EDITS = {
+    "accept probability": at(REJECTED, lambda p, i: ACCEPT_PROB(p, i) > 0.01, verdict__accept_prob=0.0),
+    "residual mass": at(REJECTED, verdict__residual_mass=1.01),
+    "coins": at(REJECTED, lambda p, i: ACCEPT_PROB(p, i) < 0.9, verdict__coin=0.95),
+    "kind of final token": of(recovered, verdict__kind=FinalKind.BONUS),
+}
 
 
-def residual_mass(part):
-    i = node(part, Outcome.REJECTED)
-    return None if i is None else replaced(part, verdict__residual_mass=put(part.verdict.residual_mass, i, 1.01))
-
-
-def coins(part):
-    i = node(part, Outcome.REJECTED, lambda p, i: p.verdict.accept_prob[i] < 0.9)
-    return None if i is None else replaced(part, verdict__coin=put(part.verdict.coin, i, 0.95))
-
-
-def kind(part):
-    return replaced(part, verdict__kind=FinalKind.BONUS) if part.verdict.kind is FinalKind.RECOVERED else None
-
-
-@pytest.mark.parametrize(
-    ("edit", "name"),
-    [
-        (accept_probability, "accept probability"),
-        (residual_mass, "residual mass"),
-        (coins, "coins"),
-        (kind, "kind of final token"),
-    ],
-    ids=lambda x: x if isinstance(x, str) else "",
-)
-def test_an_edit_is_convicted(judged, edit, name):
-    _, history = judged
-    assert name in failed(edited(history, edit))
+@pytest.mark.parametrize("name", EDITS)
+def test_an_edit_is_convicted(judged, name):
+    assert name in failed(edited(judged[1], EDITS[name]))
 
 
 def test_a_coin_that_failed_rejects_unless_one_below_it_fell(judged):
@@ -93,16 +72,12 @@ def test_a_coin_that_failed_rejects_unless_one_below_it_fell(judged):
     if rule == MATCH:
         pytest.skip("its coins are held against no probability")
 
-    def last(part):
-        path = part.verdict.path
-        return replaced(part, verdict__coin=put(part.verdict.coin, path[-1], 0.9999)) if len(path) > 1 else None
+    def coin_at(place):
+        at_node = lambda p: put(p.verdict.coin, p.verdict.path[place], 0.9999)  # noqa: E731
+        return of(lambda p: len(p.verdict.path) > 1, verdict__coin=at_node)
 
-    def above(part):
-        path = part.verdict.path
-        return replaced(part, verdict__coin=put(part.verdict.coin, path[0], 0.9999)) if len(path) > 1 else None
-
-    assert "outcomes" in failed(edited(history, last))
-    assert "outcomes" not in failed(edited(history, above))
+    assert "outcomes" in failed(edited(history, coin_at(-1)))
+    assert "outcomes" not in failed(edited(history, coin_at(0)))
 
 
 def test_a_ratio_that_was_not_capped_is_seen(judged):
@@ -110,12 +85,9 @@ def test_a_ratio_that_was_not_capped_is_seen(judged):
     if rule == MATCH:
         pytest.skip("it has no ratios")
 
-    def uncapped(part):
-        i = node(part, Outcome.REJECTED, lambda p, i: p.verdict.p_trial[i] > p.verdict.q_trial[i] > 0)
-        ratio = None if i is None else part.verdict.p_trial[i] / part.verdict.q_trial[i]
-        return None if i is None else replaced(part, verdict__accept_prob=put(part.verdict.accept_prob, i, ratio))
-
-    assert "accept probability" in failed(edited(history, uncapped))
+    more = lambda p, i: p.verdict.p_trial[i] > p.verdict.q_trial[i] > 0  # noqa: E731
+    ratio = lambda p, i: p.verdict.p_trial[i] / p.verdict.q_trial[i]  # noqa: E731
+    assert "accept probability" in failed(edited(history, at(REJECTED, more, verdict__accept_prob=ratio)))
 
 
 def test_siblings_that_each_had_a_coin_are_seen_under_match(judged):
@@ -123,11 +95,7 @@ def test_siblings_that_each_had_a_coin_are_seen_under_match(judged):
     if rule != MATCH:
         pytest.skip("each of its nodes has a coin")
 
-    def own(part):
-        i = node(part, Outcome.REJECTED, lambda p, i: np.any(p.tree.parent[:i] == p.tree.parent[i]))
-        return None if i is None else replaced(part, verdict__coin=put(part.verdict.coin, i, 0.123))
-
-    assert "coins" in failed(edited(history, own))
+    assert "coins" in failed(edited(history, at(REJECTED, elder, verdict__coin=0.123)))
 
 
 def test_diagnose_accuses_nobody(judged):
