@@ -38,9 +38,8 @@ from specscope.analyze.locate.located import FedRow, Held, Located, Operation, P
 from specscope.analyze.locate.model import sampling
 from specscope.analyze.locate.model.other_rows import Places
 from specscope.analyze.locate.model.rules import search_rows
-from specscope.analyze.locate.model.sampling import RuledRows, RuleRecipe
+from specscope.analyze.locate.model.sampling import BONUS, NODE, TARGET, RuledRows, RuleRecipe
 from specscope.analyze.locate.model.search import Item
-from specscope.analyze.locate.model.variants import BONUS, NODE, TARGET
 from specscope.measure.locate.drive import Drive
 from specscope.measure.locate.layer_taps import code_of
 from specscope.trace.history.wording import plural

@@ -21,8 +21,7 @@ from specscope.analyze.diagnose.rerun.rows import of_head, of_model
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.locate.model.other_rows import OF_REQUESTS
 from specscope.analyze.locate.model.rules import OF_OTHERS, SampledFault, search_sampling
-from specscope.analyze.locate.model.sampling import TEMPERATURE
-from specscope.analyze.locate.model.variants import ROWS
+from specscope.analyze.locate.model.sampling import ROWS, TEMPERATURE
 from specscope.analyze.locate.model.verdicts import located_verdicts
 from specscope.plans.heads import runs_head
 from specscope.trace.record.notes import model_part

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from specscope.analyze.locate.located import FedRow
-from specscope.analyze.locate.model.block import MOST, Block, figure
 from specscope.analyze.locate.model.places import (
     differing,
     numbers,
@@ -26,8 +25,11 @@ from specscope.analyze.locate.model.places import (
     place_of_tokens,
 )
 from specscope.analyze.locate.model.relations import (
+    MOST,
+    Block,
     added,
     factor,
+    figure,
     noise,
     not_finite,
     other_channels,

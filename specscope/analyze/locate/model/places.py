@@ -67,12 +67,10 @@ def _named(wrong: Tensor, rows: Sequence[FedRow], groups: Mapping[str, Tensor]) 
     positions = torch.tensor([row.position for row in rows])
     low, high = int(positions[wrong].min()), int(positions[wrong].max())
     stretch = (positions >= low) & (positions <= high)
-    if high == int(positions.max()):
-        yield f"from position {low} on", stretch
-    elif low == int(positions.min()):
-        yield f"up to position {high}", stretch
-    else:
-        yield f"at positions {low} to {high}", stretch
+    where = f"at positions {low} to {high}" if low > int(positions.min()) else f"up to position {high}"
+    if low > int(positions.min()) and high == int(positions.max()):
+        where = f"behind position {int(positions[positions < low].max())}"
+    yield where, stretch
     step = math.gcd(*(positions[wrong] - low).tolist())
     if step > 1 and int(wrong.sum()) >= 4:  # three points lie on a line by chance
         yield f"at {every(step)} position ({low}, {low + step}, ...)", (positions - low) % step == 0

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from specscope.analyze.locate.model.block import MOST, Block, figure
+from specscope.analyze.locate.model.relations import MOST, Block, figure
 
 BASES = (10000.0, 500000.0, 1000000.0, 100000.0, 150000.0, 1000.0, 5000000.0, 10000000.0)
 FARTHEST = 4096  # the largest distance of positions that is looked for

@@ -21,9 +21,8 @@ from specscope.analyze.findings import CheckResult
 from specscope.analyze.locate.located import Located, Proof, Stage
 from specscope.analyze.locate.model.finals import rows_of
 from specscope.analyze.locate.model.other_rows import STEPS, Places, some
-from specscope.analyze.locate.model.sampling import RIGHT, RuledRows
+from specscope.analyze.locate.model.sampling import BONUS, NODE, RECOVERED, RIGHT, ROWS, TARGET, RuleChange, RuledRows
 from specscope.analyze.locate.model.search import TELLING, BestVariant, Item, Search, item_at
-from specscope.analyze.locate.model.variants import BONUS, NODE, RECOVERED, ROWS, TARGET, RuleChange
 from specscope.analyze.locate.operations import our_operation
 from specscope.trace.history.wording import plural
 from specscope.trace.record.params import UNREAD, untold_limits

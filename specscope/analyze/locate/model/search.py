@@ -20,14 +20,16 @@ from specscope.analyze.audit.audit import Audit
 from specscope.analyze.audit.tally import LEAST, SUMMED
 from specscope.analyze.findings import Reference
 from specscope.analyze.locate.model.other_rows import Relation
-from specscope.analyze.locate.model.sampling import LOGITS, RIGHT, RuledRows
-from specscope.analyze.locate.model.variants import (
+from specscope.analyze.locate.model.sampling import (
     EVERYWHERE,
+    LOGITS,
     NODE,
+    RIGHT,
     ROWS,
     SCOPES,
     Dial,
     RuleChange,
+    RuledRows,
     Scope,
     changes,
     cut,

@@ -25,9 +25,8 @@ from specscope.analyze.locate.formulas import located_formulas
 from specscope.analyze.locate.located import Located, Proof, Stage
 from specscope.analyze.locate.model.finals import located_finals, rows_of
 from specscope.analyze.locate.model.other_rows import OTHERS, Places, some
-from specscope.analyze.locate.model.sampling import RuledRows
+from specscope.analyze.locate.model.sampling import ROWS, RuleChange, RuledRows, knob, times
 from specscope.analyze.locate.model.search import Item, Search, item_at
-from specscope.analyze.locate.model.variants import ROWS, RuleChange, knob, times
 from specscope.analyze.locate.operations import our_operation
 from specscope.trace.history.wording import plural
 from specscope.trace.record.records import Outcome

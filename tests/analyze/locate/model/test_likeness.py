@@ -139,7 +139,7 @@ def rows_of(wrong, **named):
 
 
 def test_which_rows_differ():
-    assert rows_of(slice(12, None)) == "only from position 12 on: 28 of 28 rows, 0 of 12 others"
+    assert rows_of(slice(12, None)) == "only behind position 11: 28 of 28 rows, 0 of 12 others"
     assert rows_of(slice(16, 32)) == "only at positions 16 to 31: 16 of 16 rows, 0 of 24 others"
     assert rows_of(slice(0, None, 8)) == "only at every 8th position (0, 8, ...): 5 of 5 rows, 0 of 35 others"
     assert rows_of([7]) == "only at position 7 (1 of 40 rows)"
@@ -206,7 +206,7 @@ def test_a_product_in_bfloat16_and_values_that_are_not_finite():
     right, ours = right_values(1, 20, 32)
     ours[12:, 3] = torch.nan
     phrase = looks(ours, right, rows=fed(20))
-    assert phrase == "only from position 12 on: 8 of 8 rows, 0 of 12 others: NaN at 8 of 8 rows (3% of their values)"
+    assert phrase == "only behind position 11: 8 of 8 rows, 0 of 12 others: NaN at 8 of 8 rows (3% of their values)"
 
 
 def test_rows_near_zero_are_measured_by_the_usual_size_of_a_row():
