@@ -284,7 +284,7 @@ def _located(case: Case, what: str, answer: BestVariant, side: str) -> Located:
         f"with {best.variant.name} {what} comes out as {side} at {best.explained:,} of "
         f"{plural(answer.wrong, 'token')} at which it differs"
     )
-    if answer.alone:
+    if answer.hits:
         sentence += _where_at_work(case, answer)
     else:
         sentence += f", and stays right at {answer.others - best.spoiled:,} of {answer.others:,} others"

@@ -142,8 +142,8 @@ class BestVariant:
     under: float  # its p under the variant
     runner_up: Score | None
     alike: tuple[Score, ...]  # that cannot be told from it
-    alone: bool = False  # whether it was found in the steps that differ alone
-    hits: tuple[Item, ...] = ()  # then the tokens that are as it has them and not as they should be
+    # Where it was found in the steps that differ alone: the tokens that are as it has them and not as they should be
+    hits: tuple[Item, ...] = ()
     misses: tuple[Item, ...] = ()  # and those that are as they should be and not as it has them
 
     @property
@@ -399,7 +399,6 @@ class Search:
                 for score in alike
                 if score.gain > self._least(score) * wrong and score.variant.cost <= best.variant.cost + 0.2
             ),
-            alone,
             tuple(self.items[i] for i in np.flatnonzero(bad & fits)) if alone else (),
             tuple(self.items[i] for i in np.flatnonzero(~self.wrong & ~fits)) if alone else (),
         )
