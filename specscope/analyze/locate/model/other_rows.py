@@ -26,7 +26,6 @@ class RowPlace:
 
     asked: Asked
     node: int
-    plain: bool = False  # whether its distribution is noted before temperature and cuts
 
     @property
     def logits(self) -> Tensor:
@@ -50,10 +49,8 @@ class Relation:
 class Places:
     """All places of some steps, by number."""
 
-    def __init__(
-        self, asked: Sequence[Asked], *, plain: Callable[[Asked, int], bool] = lambda asked, node: False
-    ) -> None:
-        self.every = [RowPlace(one, node, plain(one, node)) for one in asked for node in sorted(one.logits)]
+    def __init__(self, asked: Sequence[Asked]) -> None:
+        self.every = [RowPlace(one, node) for one in asked for node in sorted(one.logits)]
         self._number = {(*place.asked.step.key, place.node): row for row, place in enumerate(self.every)}
         self._by_key = {one.step.key: one for one in asked}
         self._batch: dict[int, list[Asked]] = {}

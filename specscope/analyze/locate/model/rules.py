@@ -72,7 +72,7 @@ def search_sampling(case: Case, audit: Audit, models: Models, *, drafter: bool) 
     if not asked:
         return None
     forms = _forms(case, models, asked)
-    places = Places(asked, plain=_is_plain) if what == "q" else Places(asked)
+    places = Places(asked)
     rows = RuledRows(places, what, forms)
     if not places.every:
         return None
@@ -145,13 +145,6 @@ def _forms(case: Case, models: Models, asked: Sequence[Asked]) -> RequestForms |
     if run is None or not any(one.contexts.params.limited for one in asked):
         return None
     return RequestForms(models.options.target, len(next(iter(asked[0].logits.values()))), run.eos_tokens)
-
-
-def _is_plain(asked: Asked, node: int) -> bool:
-    """Whether the drafter's choice there was the likeliest, whose probability is noted before the temperature."""
-    tree = asked.step.tree
-    children = tree.children(node)
-    return bool(children) and tree.drawn[children[0]] == Drawn.DETERMINISTIC
 
 
 def _items(case: Case, audit: Audit, places: Places, rows: RuledRows, what: str) -> Iterator[Item]:

@@ -13,10 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specscope.analyze.audit.contexts import Contexts
 from specscope.analyze.audit.model.form import RequestForms
 from specscope.analyze.audit.model.rules import PENALTIES, biased, first_k, first_p, least_p, penalised
-from specscope.analyze.diagnose.rerun.rows import Asked
 from specscope.analyze.locate.model.other_rows import (
     BEFORE,
     CHILD,
@@ -30,7 +28,7 @@ from specscope.analyze.locate.model.other_rows import (
     RowPlace,
 )
 from specscope.trace.record.params import SamplingParams
-from specscope.trace.record.tree import ROOT
+from specscope.trace.record.tree import ROOT, Drawn
 
 BIAS = "logit bias"
 FORM, TEMPERATURE, MIN_P, TOP_K, TOP_P = "form", "temperature", "min-p", "top-k", "top-p"
@@ -105,7 +103,7 @@ class RuledRows:
 
     def __init__(self, places: Places, what: str, forms: RequestForms | None) -> None:
         self.places, self.what, self.forms = places, what, forms
-        self.params = [_params(place.asked, place.plain, what) for place in places.every]
+        self.params = [_params(place, what) for place in places.every]
         self._refused: dict[tuple[int, tuple[int, ...]], Tensor | None] = {}
 
     @property
@@ -211,12 +209,15 @@ class RuledRows:
         return rows
 
 
-def _params(asked: Asked, plain: bool, what: str) -> SamplingParams:
-    """The parameters by which a row is shaped. `plain`: it is thought of, not drawn from."""
+def _params(place: RowPlace, what: str) -> SamplingParams:
+    """The parameters by which a row is shaped. What is drafted for being the likeliest is noted before temperature."""
     if what.startswith("raw"):
         return SamplingParams(temperature=1.0)
-    contexts: Contexts = asked.contexts
-    params = contexts.drafter_params if what == "q" else contexts.params
+    contexts, tree = place.asked.contexts, place.asked.step.tree
+    if what != "q":
+        return contexts.params
+    params, children = contexts.drafter_params, tree.children(place.node)
+    plain = bool(children) and tree.drawn[children[0]] == Drawn.DETERMINISTIC
     return replace(params, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) if plain else params
 
 
