@@ -71,12 +71,8 @@ def search_sampling(case: Case, audit: Audit, models: Models, *, drafter: bool) 
     asked = _asked(case, audit, models, what)
     if not asked:
         return None
-    forms = _forms(case, models, asked)
-    places = Places(asked)
-    rows = RuledRows(places, what, forms)
-    if not places.every:
-        return None
-    items = [*_items(case, audit, places, rows, what)]
+    rows = RuledRows(Places(asked), what, _forms(case, models, asked))
+    items = [*_items(audit, rows)]
     known = {finding.name for finding in audit.findings if finding.result is CheckResult.PASSED}
     return search_rows(case, rows, items, logits_right=what != raw and bool(known & {*RULED[raw]}))
 
@@ -147,8 +143,9 @@ def _forms(case: Case, models: Models, asked: Sequence[Asked]) -> RequestForms |
     return RequestForms(models.options.target, len(next(iter(asked[0].logits.values()))), run.eos_tokens)
 
 
-def _items(case: Case, audit: Audit, places: Places, rows: RuledRows, what: str) -> Iterator[Item]:
+def _items(audit: Audit, rows: RuledRows) -> Iterator[Item]:
     """What was recorded of the tokens after these places."""
+    what = rows.what
     wrong = {
         (item.request, item.index, item.node)
         for name in RULED[what]
@@ -156,7 +153,7 @@ def _items(case: Case, audit: Audit, places: Places, rows: RuledRows, what: str)
         for item, differs in zip(finding.items, finding.differs, strict=True)
         if differs
     }
-    for number, place in enumerate(places.every):
+    for number, place in enumerate(rows.places.every):
         asked, node = place.asked, place.node
         item = item_at(rows, number, audit, asked.step.reference())
         if what.startswith("raw"):
@@ -197,13 +194,11 @@ def _finals(asked: Asked, item: Item, wrong: set[tuple[str, int, int | None]]) -
     """The final token: as noted before any rejection, and where nothing was rejected as it was drawn."""
     verdict, notes = asked.step.verdict, asked.step.part.parents
     kind, is_wrong = KINDS[verdict.kind], (*asked.step.key, None) in wrong
-    values = [] if verdict.kind is FinalKind.RECOVERED else [verdict.final_p]
-    if notes is not None and (not values or _apart(values[0], notes.final_target_p)):
-        if values:  # what it was drawn from is another p than what is noted: one of them is right
-            is_wrong = True
-        else:
-            values = [notes.final_target_p]
-    for value in values if verdict.tells_p else ():
+    noted = None if notes is None else notes.final_target_p
+    value = noted if kind == RECOVERED else verdict.final_p
+    if noted is not None and value is not None and _apart(value, noted):  # one of them is right
+        is_wrong = True
+    if verdict.tells_p and value is not None:
         recorded = 1.0 if item.greedy else float(value)
         yield replace(item, token=verdict.token, recorded=recorded, kind=kind, wrong=is_wrong)
     if verdict.tells_p and verdict.final_p <= 0 and not item.greedy:
