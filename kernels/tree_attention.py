@@ -158,7 +158,9 @@ def tree_attention_reference(
         if sinks is not None:
             score = torch.cat([score, sinks.cpu().double()[:, None, None].expand(-1, r1 - r0, 1)], dim=2)
         weight = score.softmax(-1)[..., : len(index)]
-        out[r0:r1] = torch.einsum("hmk,khd->mhd", weight, value)
+        whole = (key.isfinite().all(-1) & value.isfinite().all(-1)).all(1)  # what is not finite reaches who sees it
+        out[r0:r1] = torch.einsum("hmk,khd->mhd", weight, value.masked_fill(~whole[:, None, None], 0.0))
+        out[r0:r1][(seen & ~whole).any(-1)] = torch.nan
     return out
 
 
@@ -251,6 +253,10 @@ def _attend(  # type: ignore[no-untyped-def]
             other=0.0,
         )
         total = total * faded + tl.sum(weight, 1)
+        if begin >= plain or WINDOW > 0:  # 0 x NaN is NaN: what is not finite must reach only the rows that see it
+            broken = tl.max(tl.where(tl.abs(v.to(tl.float32)) < float("inf"), 0, 1), 1) > 0
+            v = tl.where(broken[:, None], tl.zeros_like(v), v)
+            total += tl.sum(tl.where(seen & broken[None, :], float("nan"), 0.0), 1)
         rounded = weight.to(v.dtype)
         if WIDEN:
             rounded, v = rounded.to(tl.float32), v.to(tl.float32)

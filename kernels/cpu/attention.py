@@ -35,6 +35,7 @@ from specscope.kernels.tree_batch import BLOCK_SIZE
 QUERIES = 24  # of one head of keys that read a part together: their scores stay in the fastest cache
 NEVER = np.float32(-1e30)  # the score of a slot that a query does not see
 LOG2E, LN2_HIGH, LN2_LOW = np.float32(1.44269504), np.float32(0.693359375), np.float32(-2.12194440e-4)
+NO_NUMBER, INFINITE = np.float32(np.nan), np.float32(np.inf)
 HALF, ONE, LEAST, ZERO = np.float32(0.5), np.float32(1), np.float32(-87), np.float32(0)
 # Of exp on [-ln 2 / 2, ln 2 / 2] (Cephes, S. Moshier: expf)
 C5, C4, C3 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3), np.float32(8.3334519073e-3)
@@ -100,13 +101,13 @@ def _softmax(row, count, scale):
     largest = NEVER
     for t in range(PART):
         largest = max(largest, row[t])
-    total, wrong = ZERO, ZERO
+    total, finite = ZERO, True
     for t in range(PART):
-        wrong += row[t] - row[t]
+        finite &= abs(row[t]) < INFINITE
         weight = exp(scale * (row[t] - largest)) if row[t] > NEVER else ZERO
         row[t] = weight
         total += weight
-    return scale * largest, total + wrong
+    return scale * largest, total if finite else NO_NUMBER
 
 
 @jit
@@ -121,7 +122,6 @@ def attend_part(
     `keys` and `values`: addresses of this head's slots. `outputs` [.., size], `tops`, `sums`:
     of this part and head, a line for each row and query head. `scratch`: floats of this thread.
     """
-    number = size_of(kind)
     segment, start, end, _ = cut
     first, rows, context, wide, block_at, position_at, mask_at, _ = segments[segment]
     blocks = carray(integers(block_at), (end - 1) // BLOCK_SIZE + 1)
@@ -152,16 +152,39 @@ def attend_part(
             _hide(scores, count, start, end, context, seen, positions, window, begin, rows, fold)
         for j in range(count):
             top[begin + j], divisor[begin + j] = _softmax(scores[j], end - start, scale)
-        slot = start
-        while slot < end:  # runs of blocks that lie side by side
-            run = _run_end(blocks, slot, end)
-            value = values + number * size * (blocks[slot // BLOCK_SIZE] * BLOCK_SIZE)
-            weights, line = scores_at + 4 * (slot - start), outputs + 4 * begin * size
-            call_product(
-                multiply, kind, 0, size // PANEL, value, size, number * PANEL, weights, PART, line, size, line, size,
-                count, run - slot,
-            )  # fmt: skip
-            slot = run
+        line = outputs + 4 * begin * size
+        _add_values(multiply, kind, blocks, start, end, values, size, scores, 0, count, scores_at, line)
+        for j in range(count):
+            if not np.isfinite(out[begin + j].sum()):
+                out[begin + j, :] = ZERO
+                at = scores_at + 4 * PART * j
+                _add_values(multiply, kind, blocks, start, end, values, size, scores, j, 1, at, line + 4 * size * j)
+
+
+@jit
+def _add_values(multiply, kind, blocks, start, end, values, size, scores, first, count, weights, out):
+    """Add to `count` lines of `out` the values of slots start..end-1, by their weights, rows of `scores` from `first`.
+
+    Of one row alone, what has no weight is not read: 0 times what is not finite is no number.
+    """
+    number = size_of(kind)
+    slot = start
+    while slot < end:
+        run = _run_end(blocks, slot, end)  # blocks that lie side by side
+        if count == 1:
+            if scores[first, slot - start] == ZERO:
+                slot += 1
+                continue
+            last = slot + 1
+            while last < run and scores[first, last - start] != ZERO:
+                last += 1
+            run = last
+        value = values + number * size * (blocks[slot // BLOCK_SIZE] * BLOCK_SIZE + slot % BLOCK_SIZE)
+        call_product(
+            multiply, kind, 0, size // PANEL, value, size, number * PANEL, weights + 4 * (slot - start), PART,
+            out, size, out, size, count, run - slot,
+        )  # fmt: skip
+        slot = run
 
 
 @jit

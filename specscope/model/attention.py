@@ -6,18 +6,23 @@ AttentionInterface under BACKEND; the batch and the cache arrive as keyword argu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import AttentionInterface
 
+from specscope.kernels.place import put
 from specscope.model.batch import Batch
 from specscope.model.fast.fast_paths import has_bfloat16
 from specscope.model.groups import AttentionGroup, Masks
 from specscope.model.kv_cache import KVCache
+from specscope.model.segment import Segment
 
 if TYPE_CHECKING:
     from specscope.kernels.tree_batch import TreeBatch
@@ -167,11 +172,38 @@ def paged_attention(query: Tensor, layer: int, cache: KVCache, batch: Batch, var
         return _kernel_attention(query, layer, cache, batch.tree, variant)
     parts = [_group_attention(query, layer, cache, group, variant) for group in batch.groups]
     if len(parts) == 1 and isinstance(batch.groups[0].into, slice):
-        return parts[0]
-    out = parts[0].new_empty(query.shape[0], *parts[0].shape[1:])
-    for group, part in zip(batch.groups, parts, strict=True):
-        out[group.into] = part
-    return out
+        out = parts[0]
+    else:
+        out = parts[0].new_empty(query.shape[0], *parts[0].shape[1:])
+        for group, part in zip(batch.groups, parts, strict=True):
+            out[group.into] = part
+    if math.isfinite(out.sum(dtype=torch.float32)):  # weights of 0 do not keep out what is not finite: 0 x NaN is NaN
+        return out
+    starts = np.cumsum([0] + [len(s.tokens) for s in batch.segments])
+    rows = [query[start:end] for start, end in pairwise(starts)]
+    return torch.cat([_strict_attention(*own, layer, cache, variant) for own in zip(rows, batch.segments, strict=True)])
+
+
+def _strict_attention(query: Tensor, segment: Segment, layer: int, cache: KVCache, variant: Variant) -> Tensor:
+    """One sequence's rows [M, H, D] where something is not finite: a row reads only what it sees."""
+    seen = np.concatenate([np.ones((len(query), segment.context), np.bool_), segment.mask], axis=1)
+    if variant.window is not None:
+        positions = np.concatenate([np.arange(segment.context), segment.positions])
+        seen &= segment.positions[-len(query) :, None] - positions < variant.window
+    slots, sees = put(segment.table.slots(0, segment.length), query.device), put(seen, query.device)
+    key, value = (store[layer][:, slots].float() for store in (cache.key, cache.value))  # [Hkv, K, D]
+    rows = query.float().unflatten(1, (len(key), -1)).permute(1, 2, 0, 3)  # [Hkv, fold, M, D]
+    scores = rows @ key[:, None].transpose(2, 3) * variant.scale
+    if variant.softcap is not None:
+        scores = torch.tanh(scores / variant.softcap) * variant.softcap
+    scores = scores.masked_fill(~sees, -torch.inf)
+    if variant.sinks is not None:
+        sinks = variant.sinks.float().view(len(key), -1, 1, 1)
+        scores = torch.cat([scores, sinks.expand(-1, -1, len(query), -1)], dim=-1)
+    whole = key.isfinite().all(-1) & value.isfinite().all(-1)
+    out = scores.softmax(-1)[..., : segment.length] @ value.masked_fill(~whole[..., None], 0.0)[:, None]
+    spoiled = (sees & ~whole[:, None]).any(-1)[:, None, :, None]
+    return out.masked_fill(spoiled, torch.nan).permute(2, 0, 1, 3).flatten(1, 2).to(query.dtype)
 
 
 def _kernel_attention(query: Tensor, layer: int, cache: KVCache, batch: TreeBatch, variant: Variant) -> Tensor:

@@ -69,8 +69,10 @@ def random_parts(rng, most_context, most_nodes, requests):
     return [part(rng, *shape, blocks) for shape in shapes], (used + 2) * BLOCK_SIZE
 
 
-def check_attention(module, rng, dtype=torch.float32, *, size=64, most_context=70, most_nodes=12, requests=3, **how):
-    """One random batch through tree_attention."""
+def check_attention(
+    module, rng, dtype=torch.float32, *, size=64, most_context=70, most_nodes=12, requests=3, wrong=None, **how
+):
+    """One random batch through tree_attention; `wrong`: what stands in slots of nobody and in one of a window."""
     heads = module.Heads(int(rng.integers(1, 3)), size, int(how.pop("value_size", size)))
     fold = int(how.pop("fold", rng.integers(1, 5)))
     parts, slots = random_parts(rng, most_context, most_nodes, requests)
@@ -79,6 +81,11 @@ def check_attention(module, rng, dtype=torch.float32, *, size=64, most_context=7
     make = lambda *shape: torch.randn(*shape, generator=seed).to(dtype).to(DEVICE)  # noqa: E731
     query = make(sum(len(p.mask) for p in parts), heads.count * fold, size)
     rows = make(slots, heads.count * (heads.key_size + heads.value_size))
+    if wrong is not None:
+        of = [np.array(p.blocks)[:, None] * BLOCK_SIZE + np.arange(BLOCK_SIZE) for p in parts]  # slots
+        own = [each.ravel()[: p.context + p.mask.shape[1]] for p, each in zip(parts, of, strict=True)]
+        rows[np.setdiff1d(np.arange(slots), np.concatenate(own))] = wrong
+        rows[rng.choice(own[0][parts[0].context :])] = wrong
     named = {key: how[key] for key in ("window", "softcap") if how.get(key) is not None}
     if how.get("sinks"):
         named["sinks"] = make(heads.count * fold)
@@ -94,7 +101,10 @@ def check_attention(module, rng, dtype=torch.float32, *, size=64, most_context=7
         **named,
     )
     assert got.dtype is dtype
-    near(got, module.tree_attention_reference(query, rows, heads, batch, scale=size**-0.5, **named), BOUND[dtype])
+    wanted = module.tree_attention_reference(query, rows, heads, batch, scale=size**-0.5, **named)
+    sees_it = wanted.isnan().flatten(1).any(1)
+    assert not got[sees_it].isfinite().any()
+    near(got[~sees_it], wanted[~sees_it], BOUND[dtype])
 
 
 def random_trees(rng, vocabulary, requests, most_nodes, drawn, *, greedy=0.0, forced=0.0):

@@ -23,6 +23,7 @@ SEEDS = st.integers(0, 2**32 - 1).map(np.random.default_rng)
     sinks=st.booleans(),
     splits=st.sampled_from([1, 1, 2, 4]),
     keys=st.sampled_from([16, 32, 64]),
+    wrong=st.sampled_from([None, float("nan"), float("inf")]),
 )
 def test_any_batch(rng, requests, **how):
     check_attention(tree_attention, rng, requests=requests, **how)

@@ -327,3 +327,20 @@ def test_a_root_is_the_same_with_drafts_behind_it_and_alone():
         whole.store,
     )  # fmt: skip
     assert torch.equal(one.run()[0], whole.run()[0][rows])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("window", "place"), [(None, 131), (9, 127)])
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_what_is_not_finite_reaches_only_the_rows_that_see_it(dtype, window, place, wrong):
+    """A node's key and value are there for its siblings too, and a window's first for the row behind it."""
+    case = make(0, sequences=((6, 130, 3), (2, 20, 1)), window=window, dtype=dtype, size=32)
+    part = case.batch[0]
+    whole = case.run()[0]
+    case.store[:, part.blocks[place // BLOCK_SIZE] * BLOCK_SIZE + place % BLOCK_SIZE] = wrong
+    sees = part.mask[:, place - 130] if place >= 130 else part.positions[3:] - place < window
+    sees = torch.from_numpy(np.append(sees, [False, False]))
+    assert 0 < sees.sum() < 6
+    out = case.run()[0]
+    assert not out[sees].isfinite().any()
+    assert torch.allclose(out[~sees].float(), whole[~sees].float(), atol=2e-2 if dtype is torch.bfloat16 else 1e-5)
