@@ -32,6 +32,7 @@ _SAYS_NOTHING = {
     *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "discriminator"),
     *("$schema", "$id", "$comment", "$anchor", "$defs", "definitions", "nullable"),
 }
+MOST_NESTED = 10_000  # repetitions within each other: what may come next then takes seconds to work out
 _ESCAPES = set("dDwWsSnrtfvxucbBpPk")  # of letters; for another one xgrammar takes the letter itself
 
 
@@ -117,9 +118,31 @@ def _unheld_regex(text: str, *, in_schema: bool = False) -> str:
     body = plain.strip("^$") if plain.startswith("^") or plain.endswith("$") else plain
     if "^" in body or "$" in body:
         return "^ and $ can stand at the ends alone: the expression matches the whole text anyway"
+    if (most := _repetitions(plain)) > MOST_NESTED:
+        return f"repetitions within each other come to {most:,}; the limit is {MOST_NESTED:,}: make it simpler"
     odd = next((m[1] for m in re.finditer(r"\\([A-Za-z])", text.replace("\\\\", "  ")) if m[1] not in _ESCAPES), "")
     if odd:
         return f"\\{odd} is not known"
     if in_schema and (special := re.search(r"\(\?(?!:|<[A-Za-z])|\\[bBpPk1-9]", text)):
         return f"{short(special[0])} cannot be enforced: leave it out"
     return ""
+
+
+def _repetitions(plain: str) -> int:
+    """How often the innermost part may stand at most where counted groups stand in counted groups; else 1.
+
+    `plain`: the expression, its classes and escapes blanked.
+    """
+    inside, most = [1], 1  # of each open group, how often a part of it may stand at most
+    group, end = 1, -1  # the same of the group that closed last, and where it did
+    for match in re.finditer(r"\{(\d*),?(\d*)\}|[()]", plain):
+        if match[0] == "(":
+            inside.append(1)
+        elif match[0] == ")" and len(inside) > 1:
+            group, end = inside.pop(), match.end()
+            inside[-1] = max(inside[-1], group)
+        elif count := match[2] or match[1]:
+            within = group if match.start() == end else 1
+            inside[-1] = max(inside[-1], within * int(count))
+            most = max(most, within * int(count)) if within > 1 else most
+    return most

@@ -9,11 +9,16 @@ from __future__ import annotations
 import os
 import pickle
 import resource
+import time
 from typing import Any
+
+import numpy as np
 
 SECONDS = 5  # of processor time, for one grammar
 MEMORY = 3 * 2**30  # bytes
 LARGEST = 64 * 2**20  # of a compiled grammar, as text
+MASK_SECONDS = 0.25  # of processor time, for what may come next: others wait for it, and nothing can interrupt it
+WALKED = 64  # tokens of each output that is tried
 MAX_WHITESPACE = 8  # spaces and line ends in a row between JSON's tokens: without a bound models loop on them
 
 
@@ -41,16 +46,33 @@ def _answer(xgr: Any, info: Any, kind: str, value: Any) -> tuple[str, str]:  # n
     """("ok", the grammar as text) or ("refused", why)."""
     try:
         grammar = compiled(xgr, info, kind, value)
-        row = xgr.allocate_token_bitmask(1, info.vocab_size)
-        xgr.GrammarMatcher(grammar).fill_next_token_bitmask(row)
-        if not bool((row != 0).any()):
-            return "refused", "the form allows no first token"
+        if why := _unusable(xgr, grammar, info.vocab_size):
+            return "refused", why
         text = grammar.serialize_json()
     except MemoryError:
         return "refused", "it takes too much memory"
     except Exception as error:
         return "refused", str(error)
     return ("ok", text) if len(text) <= LARGEST else ("refused", "its compiled form is too large: make it smaller")
+
+
+def _unusable(xgr: Any, grammar: Any, tokens: int) -> str:  # noqa: ANN401
+    """Why nothing can be written by a grammar, or not in time; "" where it can. Three outputs of it are tried."""
+    row = np.zeros((1, (tokens + 31) // 32), np.int32)
+    for rank in (0.0, 0.5, 1.0):  # of the allowed tokens, in order of their ids, the one that is taken
+        matcher = xgr.GrammarMatcher(grammar)
+        for place in range(WALKED):
+            start = time.process_time()
+            matcher.fill_next_token_bitmask(row, 0)
+            allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")[:tokens])
+            if not place and not len(allowed):
+                return "the form allows no first token"
+            accepted = len(allowed) and matcher.accept_token(int(allowed[round(rank * (len(allowed) - 1))]))
+            if time.process_time() - start > MASK_SECONDS:
+                return f"what may follow {place + 1} tokens takes over {MASK_SECONDS:g} s to work out: make it simpler"
+            if not accepted or matcher.is_terminated():
+                break
+    return ""
 
 
 def main() -> None:

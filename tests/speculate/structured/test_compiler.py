@@ -28,6 +28,14 @@ def grammars():
     return Grammars(VOCABULARY, SIZE, (EOS,))
 
 
+@pytest.fixture(scope="module")
+def long_tokens():
+    """Of many more tokens, each of four letters."""
+    words = ("".join(word).encode() for word in itertools.product("abcdefghijklmnopqrstuvwxyzäöüß", repeat=4))
+    pieces = VOCABULARY.pieces | dict(enumerate(words, BYTES))
+    return Grammars(Vocabulary(pieces, {0, 1, 2}), max(pieces) + 1, (EOS,))
+
+
 def ids(text):
     return [byte + BYTES for byte in text.encode()]
 
@@ -111,14 +119,9 @@ def test_regexes_that_ruin_backtracking_engines_are_ordinary_here(grammars, rege
 
 
 @pytest.mark.parametrize("regex", ["[\\s\\S]{0,100000}"])
-def test_a_hostile_regex_is_ended_by_its_limit_and_others_go_on(grammars, regex):
+def test_a_hostile_regex_is_ended_by_its_limit_and_others_go_on(grammars, long_tokens, regex):
     """It is hostile to a vocabulary of many long tokens."""
-    words = {
-        i + BYTES: "".join(word).encode()
-        for i, word in enumerate(itertools.product("abcdefghijklmnopqrstuvwxyzäöüß", repeat=4))
-    }
-    many = Grammars(Vocabulary(VOCABULARY.pieces | words, {0, 1, 2}), BYTES + len(words), (EOS,))
-    future = many.submit(StructuredOutputs(regex=regex))
+    future = long_tokens.submit(StructuredOutputs(regex=regex))
     assert not future.done()  # nobody waits for the seconds that it takes
     with pytest.raises(UserError, match="takes more than 5 s or too much memory"):
         future.result(timeout=120)
@@ -164,3 +167,23 @@ def test_stop_tokens_that_are_text_are_text_to_the_grammar(grammars):
 
 def test_choices_are_escaped():
     assert escaped('a"\\\n\x7f') == 'a\\"\\\\\\u000a\\u007f'
+
+
+@pytest.mark.parametrize(
+    ("form", "why"),
+    [
+        ({"regex": "(([a-z]{1,50}){1,50}){1,50}"}, "within each other come to 125,000; the limit is 10,000"),
+        ({"regex": "x((([ab]{9}|c){0,90})y){200}"}, "within each other come to 162,000"),
+        ({"json": '{"type": "string", "pattern": "^((a{0,90}){0,90}){0,90}$"}'}, "pattern: .* come to 729,000"),
+        ({"regex": "(([a-z]?){40}){40}"}, "takes (over 0.25 s to work out|more than 5 s)"),
+        ({"grammar": "root ::= (x{0,40}){40}\nx ::= [a-z]?"}, "takes (over 0.25 s to work out|more than 5 s)"),
+    ],
+)
+def test_a_form_whose_masks_hold_up_every_request_is_refused(long_tokens, form, why):
+    with pytest.raises(UserError, match=why):
+        long_tokens.compile(StructuredOutputs(**form))
+
+
+@pytest.mark.parametrize("regex", ["([a-z]{1,50} ?){1,50}", "a{1,30000}", "([0-9]{3}){2}(b{9}c){99}"])
+def test_long_repetitions_beside_each_other_are_used(grammars, regex):
+    assert grammars.compile(StructuredOutputs(regex=regex))
