@@ -79,6 +79,7 @@ class Engine:
             verifier=self.verifier,
             commits=StepCommit(parts, full),
             gate=self.gate,
+            device=self.runner.loaded.device,
             changes=changes,
             clock=DeviceClock() if self.runner.loaded.device.type == "cuda" else None,
         )
@@ -248,10 +249,9 @@ class Engine:
 
     def _finish(self, now: StepState) -> None:
         """End a step that has run. The next one may begin before this one is accounted for."""
-        pool, clock = self.runner.cache.pool, self.phases.clock
+        pool = self.runner.cache.pool
         with self.intake.lock:
             now.number, now.blocks = self.steps, (pool.used, pool.free)
-            now.device_ns = () if clock is None else clock.turn()
             self.current = None
             self.steps += 1
             while self._cancel_later:

@@ -29,7 +29,7 @@ LOCKED = ("schedule", "commit")  # phases that nobody may add or cancel a reques
 
 @dataclass
 class Phases:
-    """Schedule, draft, forward, verify, commit. Each fills its part of a StepState."""
+    """Schedule, draft, forward, verify, commit. Each fills its part of a StepState, on any one thread at a time."""
 
     parts: Parts
     intake: Intake
@@ -37,19 +37,24 @@ class Phases:
     verifier: Verifier
     commits: StepCommit
     gate: SpeculationGate
+    device: torch.device  # of whatever thread runs a phase: Triton's launches and events go by it
     changes: Changes | None = None  # what is forced, in a fork
     clock: DeviceClock | None = None
 
     def run_next(self, now: StepState) -> bool:
         """Run the next phase of a step; whether it was the last."""
         name = PHASES[len(now.phases)]
-        if self.clock is not None:
-            self.clock.mark()
-        start = time.time_ns()
-        with self.intake.lock if name in LOCKED else nullcontext():
-            getattr(self, name)(now)
-        now.phases.append(Phase(name, start, max(time.time_ns(), start)))
-        return len(now.phases) == len(PHASES)
+        is_last = name == PHASES[-1]
+        with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
+            if self.clock is not None:
+                self.clock.mark()
+            start = time.time_ns()
+            with self.intake.lock if name in LOCKED else nullcontext():
+                getattr(self, name)(now)
+            now.phases.append(Phase(name, start, max(time.time_ns(), start)))
+            if is_last and self.clock is not None:
+                now.device_ns = self.clock.turn()
+        return is_last
 
     def schedule(self, now: StepState) -> None:
         """Which requests run, what they feed, and how much each may draft."""

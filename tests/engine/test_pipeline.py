@@ -2,9 +2,11 @@
 
 import dataclasses
 import threading
+from contextlib import contextmanager
 from itertools import count, pairwise
 
 import pytest
+import torch
 
 from specscope import Engine, SamplingParams
 from specscope.engine.pipeline import Owner, Slot
@@ -281,3 +283,33 @@ def test_a_name_is_given_once(make):
         engine.add("abc", name="one")
     run(engine)
     engine.close()
+
+
+def test_each_thread_that_runs_a_phase_uses_the_engines_device(make, monkeypatch):
+    """Triton launches on the current device, which is one of each thread; a step's phases may run on several."""
+    entered, current = [], threading.local()
+
+    @contextmanager
+    def device(index):
+        before, current.device = getattr(current, "device", None), index
+        yield
+        current.device = before
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    engine = make("none", async_scheduling=True)
+    forward = type(engine.phases).forward
+
+    def watched(phases, now):
+        entered.append((threading.current_thread().name, current.device))
+        forward(phases, now)
+
+    monkeypatch.setattr(type(engine.phases), "forward", watched)
+    engine.phases.device = torch.device("cuda", 1)
+    fill(engine, 4)
+    run(engine)
+    assert set(entered) == {("specscope-steps", torch.device("cuda", 1))}
+    engine.close()
+    engine.keep_timeline()
+    fill(engine, 4)
+    engine.step()
+    assert entered[-1] == (threading.current_thread().name, torch.device("cuda", 1))
