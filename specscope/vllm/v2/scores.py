@@ -72,4 +72,5 @@ class DraftLogits:
         if size > MOST and logits.device.type != "cpu":
             log.warning("specscope: the drafter's scores are left out: they would take %d MiB", size >> 20)
             return
-        self.tensor = torch.zeros(shape, dtype=logits.dtype, device=logits.device)
+        # Not zeros: where this is first reached in a graph's capture, each replay would write them over the scores.
+        self.tensor = torch.empty(shape, dtype=logits.dtype, device=logits.device)
