@@ -14,7 +14,7 @@ from specscope.trace.history.place import why as why_node
 from specscope.trace.history.wording import about_method, accepted_text, plural, probability
 from specscope.trace.record.aggregate import LeftOut
 from specscope.trace.record.draft_vocabulary import NOT_TOLD, draft_tokens, lacks_draft_tokens
-from specscope.trace.record.records import DraftNotes, RequestStep, RunInfo, StepRecord
+from specscope.trace.record.records import PHASES, DraftNotes, RequestStep, RunInfo, StepRecord
 from specscope.trace.record.vocabulary import printable
 from specscope.trace.words import FLIPS, NEAR_TIE, NODE, about_likeliest, draw_tree, likeliest, node_rows, request_row
 
@@ -100,14 +100,14 @@ def begun(session: Session) -> str:
     current = None if session.engine is None else session.engine.current
     if current is None:
         return ""
-    lines = []
-    for part, draft in zip(current.plan.parts, current.drafts, strict=False):
-        tokens = " ".join(session.history.vocabulary.show(int(t)) for t in draft.tree.token)
-        lines.append(f"{part.request.id}: {plural(len(draft.tree), 'node')} drafted{': ' + tokens if tokens else ''}")
-    if not current.drafts:
-        lines = [f"{part.request.id}: {plural(part.feed, 'token')} to feed" for part in current.plan.parts]
-    if current.logits:
-        lines.append("logits of " + ", ".join(plural(len(x), "row") for x in current.logits))
+    lines, has_drafted = [], len(current.phases) > PHASES.index("draft")
+    for turn in current.turns:
+        tokens = " ".join(session.history.vocabulary.show(int(t)) for t in turn.draft.tree.token)
+        drafted = f"{plural(len(turn.draft.tree), 'node')} drafted{': ' + tokens if tokens else ''}"
+        lines.append(f"{turn.request.id}: " + (drafted if has_drafted else f"{plural(turn.feed, 'token')} to feed"))
+    rows = [plural(len(turn.logits), "row") for turn in current.turns if turn.logits is not None]
+    if rows:
+        lines.append("logits of " + ", ".join(rows))
     return "\n".join(lines)
 
 

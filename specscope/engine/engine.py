@@ -62,7 +62,7 @@ class Engine:
         longest = max(map(len, self.vocabulary.pieces.values()), default=1)
         self.encoder = PromptEncoder(self.tokenizer, self.runner.loaded.vocab_size, parts.max_context, longest)
         self.scheduler = Scheduler(
-            Room(self.runner, parts.drafter),
+            Room(self.runner, parts.drafter, parts.max_context),
             self.config.max_batch,
             self.config.max_step_tokens,
             root_alone=bool(parts.drafter.aux_layers),
@@ -124,7 +124,7 @@ class Engine:
         labels = {**template_label(template), **(labels or {})}
         self.encoder.check(tokens)
         params = params or SamplingParams()
-        self.scheduler.room.check(len(tokens), params.max_tokens, self.max_context)
+        self.scheduler.room.check(len(tokens), params.max_tokens)
         self.forms.check(params)
         now, title = time.time_ns(), title_of(prompt)
         request = Request(name or "", text, tokens, params, labels, now, title, traceparent, served)
@@ -259,10 +259,7 @@ class Engine:
 
     def _account(self, now: StepState, launched_ns: int = 0, read_ns: int = 0) -> StepRecord:
         """Number the step and publish its record, or say that it came out as it is known. Changes no request."""
-        if now.apart and self.verifier.notes:
-            now.note()
-            now.parts = [replace(part, parents=notes) for part, notes in zip(now.parts, now.parents, strict=True)]
-        record, is_new = now.record(), True
+        record, is_new = now.record(notes=self.verifier.notes), True
         if self.timeline is not None:
             record, is_new = self.timeline.settle(record)
             self.last = LastStep(record, now)

@@ -9,13 +9,11 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from specscope.engine.build import Parts
 from specscope.engine.intake import Intake
-from specscope.engine.request import Request
-from specscope.engine.scheduler import Scheduled, Scheduler, SpeculationGate
-from specscope.engine.state import NO_NODES, StepState
+from specscope.engine.scheduler import Scheduler, SpeculationGate
+from specscope.engine.state import StepState, Turn
 from specscope.model.batch import Segment
 from specscope.speculate.changes import Changes
 from specscope.speculate.drafters.base import NO_DRAFT
@@ -24,6 +22,7 @@ from specscope.speculate.raw_rows import logprobs as raw_logprobs
 from specscope.speculate.verify.verifier import Verifier
 from specscope.trace.record.records import PHASES, Phase, RequestStep, Verdict, followed_by
 
+NO_NODES = np.zeros(0, np.int32)
 LOCKED = ("schedule", "commit")  # phases that nobody may add or cancel a request meanwhile
 
 
@@ -57,10 +56,10 @@ class Phases:
         return is_last
 
     def schedule(self, now: StepState) -> None:
-        """Which requests run, what they feed, and how much each may draft."""
+        """Which requests run, what they feed, and the room that each is given for a draft. No drafter is asked."""
         drafts = self.parts.drafter.max_nodes > 0
         now.off = self.gate.why_off(self.scheduler.decoding) if drafts else "the drafter is none"
-        now.plan = self.scheduler.schedule(time.time_ns(), lambda request: self._most_nodes(now, request))
+        now.plan = self.scheduler.schedule(time.time_ns(), drafts=not now.off)
         now.waiting = len(self.scheduler.waiting)
         for request in now.plan.preempted:
             self.parts.drafter.release(request.id)
@@ -70,64 +69,52 @@ class Phases:
         self.intake.ended.clear()
 
     def draft(self, now: StepState) -> None:
-        """Trees for the requests that decode in this step and have room for one in their context."""
-        fits = [part.decodes and part.request.id in now.contexts for part in now.plan.parts]
-        able = [now.contexts[part.request.id] for part, fit in zip(now.plan.parts, fits, strict=True) if fit]
-        proposed = iter(self.parts.drafter.propose(able)) if able else iter(())
-        now.passes = self.parts.drafter.passes if able else ()
-        now.drafts = [next(proposed) if fit else NO_DRAFT for fit in fits]
+        """Trees for the requests that have room for one; what they leave of it is given back."""
+        drafting = [turn for turn in now.turns if turn.nodes]
+        proposed = self.parts.drafter.propose([turn.context for turn in drafting]) if drafting else []
+        now.passes = self.parts.drafter.passes if drafting else ()
+        for turn, draft in zip(drafting, proposed, strict=True):
+            turn.draft = draft
+            self.scheduler.room.keep(turn)
 
     def forward(self, now: StepState) -> None:
         """Root and drafts of every request, and prefill chunks, as one ragged batch."""
-        segments = [
-            Segment.of_tree(
-                part.request.table,
-                part.request.computed,
-                part.request.tokens[part.request.computed : part.request.computed + part.feed],
-                draft.tree,
-                logits=part.decodes,
-            )
-            for part, draft in zip(now.plan.parts, now.drafts, strict=True)
-        ]
-        if segments:
-            now.logits, now.features = self.parts.runner.forward_with_features(segments)
+        segments = []
+        for turn in now.turns:
+            table, start = turn.request.table, turn.request.computed
+            fed = turn.request.tokens[start : start + turn.feed]
+            segments.append(Segment.of_tree(table, start, fed, turn.draft.tree, logits=turn.decodes))
+        if not segments:
+            return
+        logits, features = self.parts.runner.forward_with_features(segments)
+        for turn, rows in zip(now.turns, logits, strict=True):
+            turn.logits = rows
+        for turn, rows in zip(now.turns, features, strict=False):  # none where the drafter wants none
+            turn.features = rows
 
     def verify(self, now: StepState) -> None:
         """A verdict for each request that decodes."""
-        parts = zip(now.plan.parts, now.drafts, now.logits, strict=True)
-        asked = [(part.request.context, draft, logits) for part, draft, logits in parts if part.decodes]
+        asked = [(turn.context, turn.draft, turn.logits) for turn in now.decoding if turn.logits is not None]
         now.judged = self.verifier.judge(asked, now.memory, self.changes)
-        verdicts = iter(() if now.judged is None else now.judged.verdicts)
-        now.verdicts = [next(verdicts) if part.decodes else None for part in now.plan.parts]
-        now.parents = [None] * len(now.verdicts)
-        if self.verifier.notes and not now.apart:
-            now.note()
+        if now.judged is not None:
+            for turn, verdict in zip(now.decoding, now.judged.verdicts, strict=True):
+                turn.verdict = verdict
 
     def commit(self, now: StepState) -> None:
         """Tokens and KV of the accepted paths; requests that ended leave."""
-        if now.features and any(len(draft.tree) for draft in now.drafts):  # a view would keep what others drafted
-            rows = zip(now.features, now.drafts, strict=True)
-            now.features = [features if len(draft.tree) else features.clone() for features, draft in rows]
-        for i, (part, verdict) in enumerate(zip(now.plan.parts, now.verdicts, strict=True)):
+        if any(len(turn.draft.tree) for turn in now.turns):
+            for turn in now.turns:
+                if turn.features is not None and not len(turn.draft.tree):  # a view would keep what others drafted
+                    turn.features = turn.features.clone()
+        for turn in now.turns:
             if self.parts.drafter.aux_layers:
-                self.commits.show_features(part, verdict, now.features[i])
-            now.parts.append(self.commits.commit(now, i))
-        if now.moves:
-            self.parts.runner.cache.move(list(now.moves.values()))
-        for request in (part.request for part in now.plan.parts if part.request.finish is not None):
+                self.commits.show_features(turn)
+            self.commits.commit(turn)
+        if moves := [turn.moves for turn in now.turns if turn.moves is not None]:
+            self.parts.runner.cache.move(moves)
+        for request in (turn.request for turn in now.turns if turn.request.finish is not None):
             self.intake.retire(request)
             now.finished.append(request)
-
-    def _has_room(self, request: Request) -> bool:
-        """Whether the longest draft fits into the request's context."""
-        return len(request.tokens) + self.parts.drafter.max_depth < self.parts.max_context
-
-    def _most_nodes(self, now: StepState, request: Request) -> int:
-        """Nodes that the request's draft may have in this step."""
-        if now.off or not self._has_room(request):
-            return 0
-        context = now.contexts[request.id] = request.context
-        return self.parts.drafter.most_nodes(context)
 
 
 @dataclass
@@ -137,59 +124,59 @@ class StepCommit:
     parts: Parts
     full: bool  # whether all is noted
 
-    def show_features(self, part: Scheduled, verdict: Verdict | None, features: Tensor) -> None:
+    def show_features(self, turn: Turn) -> None:
         """Hand the drafter the features of what is committed: the fed tokens and the accepted path."""
-        if verdict is None or not len(verdict.path):
-            committed = features[: part.feed].clone() if len(features) > part.feed else features
+        assert turn.features is not None
+        request, features, path = turn.request, turn.features, NO_NODES if turn.verdict is None else turn.verdict.path
+        if len(path):
+            committed = features[[*range(turn.feed), *(turn.feed + path).tolist()]]
         else:
-            committed = features[[*range(part.feed), *(part.feed + verdict.path).tolist()]]
-        self.parts.drafter.observe(part.request.id, part.request.computed, committed, part.request.tokens)
+            committed = features[: turn.feed].clone() if len(features) > turn.feed else features
+        self.parts.drafter.observe(request.id, request.computed, committed, request.tokens)
 
-    def commit(self, now: StepState, place: int) -> RequestStep:
-        """Keep the accepted path's KV, append what was committed, and write the record."""
-        part, draft, verdict = now.plan.parts[place], now.drafts[place], now.verdicts[place]
-        request, start = part.request, part.request.computed
+    def commit(self, turn: Turn) -> None:
+        """Keep the accepted path's KV, append what was committed, and say what became of the turn."""
+        request, draft, verdict, start = turn.request, turn.draft, turn.verdict, turn.request.computed
         emitted, preceded, form, logprobs = 0, request.preceded, None, None
-        request.computed += part.feed
+        request.computed += turn.feed
         if verdict is not None:
+            assert turn.logits is not None
             if draft is not NO_DRAFT:
-                self.parts.drafter.commit(now.contexts[request.id], draft.tree, verdict)
-            self._keep_path(now, request, verdict)
-            form = form_notes(request.context, draft, now.logits[place], verdict, full=self.full)
+                self.parts.drafter.commit(turn.context, draft.tree, verdict)
+            self._keep_path(turn, verdict)
+            form = form_notes(turn.context, draft, turn.logits, verdict, full=self.full)
             tokens = [*draft.tree.token[verdict.path].tolist(), verdict.token]
             eos = self.parts.run_info.eos_tokens
             emitted = request.accept(tokens, eos, self.parts.max_context, self.parts.vocabulary)
             request.preceded = followed_by(verdict.kind, len(verdict.outcome), verdict.accepted)
             if request.params.logprobs is not None:
-                logprobs = raw_logprobs(now.logits[place], verdict, tokens[:emitted], request.params.logprobs)
-        step = RequestStep(
+                logprobs = raw_logprobs(turn.logits, verdict, tokens[:emitted], request.params.logprobs)
+        turn.step = RequestStep(
             request=request.id,
             index=request.steps,
             context_len=start,
-            prefill_tokens=part.feed - (1 if part.decodes else 0),
+            prefill_tokens=turn.feed - turn.decodes,
             drafter=self.parts.drafter.name if len(draft.tree) else "none",
             tree=draft.tree,
             verdict=verdict,
             emitted=emitted,
             notes=draft.notes,
             preceded=None if verdict is None else preceded,
-            blocks=request.table.written(start, start + part.feed + len(draft.tree)),
-            moved=NO_NODES if verdict is None or request.id not in now.moves else verdict.path,
-            parents=now.parents[place],
+            blocks=request.table.written(start, start + turn.feed + len(draft.tree)),
+            moved=NO_NODES if verdict is None or turn.moves is None else verdict.path,
             method=draft.method,
             form=form,
             logprobs=logprobs,
         )
         request.steps += 1
-        return step
 
-    def _keep_path(self, now: StepState, request: Request, verdict: Verdict) -> None:
+    def _keep_path(self, turn: Turn, verdict: Verdict) -> None:
         """The accepted path moves from where the tree lay to the slots after the root."""
-        path, base = verdict.path, request.computed
+        path, base = verdict.path, turn.request.computed
         if len(path) and not np.array_equal(path, np.arange(len(path))):
-            slots = request.table.slots(base, base + int(path.max()) + 1)
-            now.moves[request.id] = (slots[path], slots[: len(path)])
-        request.computed = base + len(path)
+            slots = turn.request.table.slots(base, base + int(path.max()) + 1)
+            turn.moves = slots[path], slots[: len(path)]
+        turn.request.computed = base + len(path)
 
 
 class DeviceClock:

@@ -6,24 +6,29 @@ from collections.abc import Sequence
 
 from specscope.engine.prompt_encoder import TooLargeError
 from specscope.engine.request import Request
+from specscope.engine.state import Turn
 from specscope.model.kv_cache import BLOCK_SIZE, KVCache, OutOfBlocksError
 from specscope.model.runner import ModelRunner
-from specscope.speculate.drafters.base import Drafter
+from specscope.speculate.drafters.base import Context, Drafter
 from specscope.speculate.drafters.model_drafter import ModelDrafter
 
 
 class Room:
     """The KV caches of the target and of a drafter that is a model, as the scheduler hands them out."""
 
-    def __init__(self, runner: ModelRunner, drafter: Drafter) -> None:
+    def __init__(self, runner: ModelRunner, drafter: Drafter, max_context: int) -> None:
         self.runner = runner
         self.cache: KVCache = runner.cache
         self.model = drafter if isinstance(drafter, ModelDrafter) else None
-        self.max_nodes = drafter.max_nodes
+        self.max_nodes, self.max_depth, self.max_context = drafter.max_nodes, drafter.max_depth, max_context
 
-    def check(self, prompt: int, max_tokens: int, max_context: int) -> None:
+    def nodes(self, context: Context) -> int:
+        """What is kept for a request's draft: the largest, where the longest fits into its context; else 0."""
+        return self.max_nodes if len(context.tokens) + self.max_depth < self.max_context else 0
+
+    def check(self, prompt: int, max_tokens: int) -> None:
         """Raise TooLargeError for a request that would not fit even alone."""
-        total = min(prompt + max_tokens, max_context)
+        total = min(prompt + max_tokens, self.max_context)
         needed, pool = total - 1 + self.max_nodes, self.cache.pool  # the last token is never fed
         if _blocks(needed) > pool.blocks:
             raise TooLargeError(_too_large(prompt, total, self.max_nodes, _blocks(needed), pool.blocks, "the KV cache"))
@@ -33,19 +38,24 @@ class Room:
                 of = "the drafter's KV cache"
                 raise TooLargeError(_too_large(prompt, total, max_fed, _blocks(total - 1 + max_fed), blocks, of))
 
-    def reserve(self, request: Request, rows: int, *, drafts: bool) -> bool:
-        """Room for so many rows after what is computed, and for the drafter where the request `drafts`.
+    def reserve(self, turn: Turn, *, drafts: bool = True) -> bool:
+        """Room for a turn's rows behind what is computed, and for the drafter where the turn `drafts`.
 
         False where there are too few blocks; nothing is held then but what was.
         """
+        request = turn.request
         try:
-            self.cache.reserve(request.table, request.computed + rows, request.computed)
+            self.cache.reserve(request.table, request.computed + turn.cost, request.computed)
         except OutOfBlocksError:
             return False
-        if drafts and self.model is not None and not self.model.make_room(request.context):
+        if drafts and turn.nodes and self.model is not None and not self.model.make_room(turn.context):
             self.give_back(request)
             return False
         return True
+
+    def keep(self, turn: Turn) -> None:
+        """Give back the rows that its draft left free."""
+        self.cache.truncate(turn.request.table, turn.request.computed + turn.feed + len(turn.draft.tree))
 
     def give_back(self, request: Request) -> None:
         """Give back what is kept for drafts: all behind the committed tokens."""

@@ -3,60 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from specscope.engine.request import Request
 from specscope.engine.room import Room
+from specscope.engine.state import Schedule, Turn
 from specscope.trace.record.records import FinishReason, Preceded
 
 SHARE = 4  # one in so many tokens of a step: kept for who waits while the batch has a place; a prefill's turn, at least
 QUIETER = 4  # drafting is on again when a quarter fewer requests decode than where it goes off
 
 TOO_SMALL = "the KV cache is too small for this request alone: raise --kv-memory"
-
-Nodes = Callable[[Request], int]
-
-
-@dataclass
-class Scheduled:
-    """One request's share of a step."""
-
-    request: Request
-    feed: int  # pending tokens to feed
-    nodes: int  # of its draft, at most; 0 where it only prefills
-    decodes: bool  # whether the feed reaches the root, so that a token is drawn
-
-    @property
-    def cost(self) -> int:
-        """Rows of the step that it may take."""
-        return self.feed + self.nodes
-
-
-@dataclass
-class Schedule:
-    """What one step will do. Filled by Scheduler.schedule."""
-
-    budget: int = 0  # tokens that are left
-    parts: list[Scheduled] = field(default_factory=list)
-    admitted: list[Request] = field(default_factory=list)  # joined the batch for the first time
-    preempted: list[Request] = field(default_factory=list)
-    held_back: list[Request] = field(default_factory=list)  # keep their KV, and wait for the next step
-    failed: list[Request] = field(default_factory=list)  # cannot run at all: their KV does not fit
-
-    def add(self, part: Scheduled) -> None:
-        """Give a request its share."""
-        self.parts.append(part)
-        self.budget -= part.cost
-
-    def drop(self, request: Request) -> None:
-        """Take a request's share back, where it has one."""
-        self.budget += sum(part.cost for part in self.parts if part.request is request)
-        self.parts = [part for part in self.parts if part.request is not request]
-
-    def has(self, request: Request) -> bool:
-        """Whether a request has a share."""
-        return any(part.request is request for part in self.parts)
 
 
 class Scheduler:
@@ -84,10 +40,10 @@ class Scheduler:
         """Running requests that will draw a token in the next step, if there is room for it."""
         return sum(request.pending == 1 for request in self.running)
 
-    def schedule(self, now_ns: int, nodes: Nodes) -> Schedule:
-        """Choose this step's requests and reserve KV room for all that they may write.
+    def schedule(self, now_ns: int, *, drafts: bool) -> Schedule:
+        """Choose this step's requests and reserve KV room for all that they may write, and for the largest draft.
 
-        `nodes`: how many nodes the next draft of a request may have.
+        `drafts`: whether the step drafts.
         """
         plan = Schedule(self.max_step_tokens)
         has_place = self.waiting and len(self.running) < self.max_batch
@@ -96,21 +52,21 @@ class Scheduler:
             self.room.give_back(request)
         for request in list(self.running):
             if request in self.running and plan.budget > reserved:
-                self._plan(request, nodes, plan, plan.budget - reserved)
+                self._plan(request, plan, plan.budget - reserved, drafts=drafts)
         self._take_turns(plan)
         while self.waiting and len(self.running) < self.max_batch and plan.budget > 0:
-            if plan.preempted or plan.held_back or not self._admit(nodes, plan, now_ns):
+            if plan.preempted or plan.held_back or not self._admit(plan, now_ns, drafts=drafts):
                 break
         return plan
 
-    def _admit(self, nodes: Nodes, plan: Schedule, now_ns: int) -> bool:
+    def _admit(self, plan: Schedule, now_ns: int, *, drafts: bool) -> bool:
         """Take the first of the queue in, or out where it cannot run at all; False where it has to wait."""
         request = self.waiting[0]
         if request.refused:
             self._fail(self.waiting.popleft(), plan, request.refused)
             return True
-        part = self._part(request, nodes, plan.budget)
-        fits = self._reserve(part) or (not self.running and self._reserve(part, drafts=False))
+        turn = self._turn(request, plan.budget, drafts=drafts)
+        fits = self.room.reserve(turn) or (not self.running and self.room.reserve(turn, drafts=False))
         if not fits:
             if not self.running:
                 self._fail(self.waiting.popleft(), plan)
@@ -120,13 +76,13 @@ class Scheduler:
         if request.admitted_ns == 0:
             request.admitted_ns = now_ns
             plan.admitted.append(request)
-        plan.add(part)
+        plan.add(turn)
         return True
 
-    def _plan(self, request: Request, nodes: Nodes, plan: Schedule, budget: int) -> None:
+    def _plan(self, request: Request, plan: Schedule, budget: int, *, drafts: bool) -> None:
         """Schedule a running request; later arrivals make room for it."""
-        part = self._part(request, nodes, budget)
-        while not self._reserve(part):
+        turn = self._turn(request, budget, drafts=drafts)
+        while not self.room.reserve(turn):
             later = sorted((other for other in self.running if _age(other) > _age(request)), key=_age, reverse=True)
             if victim := next((other for other in later if plan.has(other)), None):
                 plan.drop(victim)
@@ -137,30 +93,28 @@ class Scheduler:
             elif len(later) < len(self.running) - 1:
                 plan.held_back.append(request)  # an earlier one goes on
                 return
-            elif self._reserve(part, drafts=False):
+            elif self.room.reserve(turn, drafts=False):
                 break  # the drafter alone has no room, and never will
             else:
                 self.running.remove(request)
                 self._fail(request, plan)
                 return
-        plan.add(part)
+        plan.add(turn)
 
     def _take_turns(self, plan: Schedule) -> None:
         """Those that got nothing, or a scrap of a prefill, come first the next time."""
-        turn = self.max_step_tokens // SHARE
-        served = {part.request.id for part in plan.parts if part.decodes or part.feed >= turn}
+        least = self.max_step_tokens // SHARE
+        served = {turn.request.id for turn in plan.turns if turn.decodes or turn.feed >= least}
         self.running.sort(key=lambda request: request.id in served)
 
-    def _part(self, request: Request, nodes: Nodes, budget: int) -> Scheduled:
-        pending = request.pending
+    def _turn(self, request: Request, budget: int, *, drafts: bool) -> Turn:
+        pending, context = request.pending, request.context
         if self.root_alone and pending > 1 and len(request.tokens) > len(request.prompt_tokens):
             pending -= 1  # a request that comes back drafts again from the very step in which it would have
         feed = max(min(pending, budget), 1)
         decodes = feed == request.pending
-        return Scheduled(request, feed, nodes(request) if decodes else 0, decodes)
-
-    def _reserve(self, part: Scheduled, *, drafts: bool = True) -> bool:
-        return self.room.reserve(part.request, part.cost, drafts=drafts and part.nodes > 0)
+        drafts &= decodes and (feed == 1 or not self.root_alone)
+        return Turn(request, context, feed, decodes, self.room.nodes(context) if drafts else 0)
 
     def _preempt(self, victim: Request, plan: Schedule) -> None:
         """Take a request's KV; it goes to the head of the queue and is computed again from its tokens."""

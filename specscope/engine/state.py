@@ -2,21 +2,67 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from specscope.engine.request import Request
-from specscope.engine.scheduler import Schedule
-from specscope.speculate.drafters.base import Context, Draft
+from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft
 from specscope.speculate.sampling import Memory
 from specscope.speculate.verify.verifier import JudgedStep
-from specscope.trace.record.records import ParentNotes, Phase, RequestStep, StepRecord, Verdict
+from specscope.trace.record.records import Phase, RequestStep, StepRecord, Verdict
 
-NO_NODES = np.zeros(0, np.int32)
 Slots = NDArray[np.int64]
+
+
+@dataclass
+class Turn:
+    """One request's turn in a step. The scheduler makes it, and each phase fills its part."""
+
+    request: Request
+    context: Context  # before the step: its tokens grow in commit
+    feed: int  # pending tokens to feed
+    decodes: bool  # whether the feed reaches the root, so that a token is drawn
+    nodes: int = 0  # room for a draft; 0 where it does not draft
+    draft: Draft = NO_DRAFT
+    logits: Tensor | None = None  # [n + 1, V] of root and nodes; [0, V] where it only prefills
+    features: Tensor | None = None  # [feed + n, F] where the drafter wants them
+    verdict: Verdict | None = None
+    moves: tuple[Slots, Slots] | None = None  # of the accepted path's KV, from and to, where it does not lie there
+    step: RequestStep | None = None  # what became of it
+
+    @property
+    def cost(self) -> int:
+        """Rows of the step that it may take."""
+        return self.feed + self.nodes
+
+
+@dataclass
+class Schedule:
+    """What one step will do. Filled by Scheduler.schedule."""
+
+    budget: int = 0  # tokens that are left
+    turns: list[Turn] = field(default_factory=list)
+    admitted: list[Request] = field(default_factory=list)  # joined the batch for the first time
+    preempted: list[Request] = field(default_factory=list)
+    held_back: list[Request] = field(default_factory=list)  # keep their KV, and wait for the next step
+    failed: list[Request] = field(default_factory=list)  # cannot run at all: their KV does not fit
+
+    def add(self, turn: Turn) -> None:
+        """Give a request its turn."""
+        self.turns.append(turn)
+        self.budget -= turn.cost
+
+    def drop(self, request: Request) -> None:
+        """Take a request's turn back, where it has one."""
+        self.budget += sum(turn.cost for turn in self.turns if turn.request is request)
+        self.turns = [turn for turn in self.turns if turn.request is not request]
+
+    def has(self, request: Request) -> bool:
+        """Whether a request has a turn."""
+        return any(turn.request is request for turn in self.turns)
 
 
 @dataclass
@@ -24,20 +70,12 @@ class StepState:
     """An engine step while it happens; each phase fills its part."""
 
     memory: Memory  # where the target's probabilities are put; another step's once this one was accounted for
-    apart: bool = False  # whether it is accounted for while the next one runs, with what is noted beside verdicts
+    apart: bool = False  # whether it is accounted for while the next one runs
     plan: Schedule = field(default_factory=Schedule)
-    drafts: list[Draft] = field(default_factory=list)  # one for each scheduled part
-    logits: list[Tensor] = field(default_factory=list)
-    features: list[Tensor] = field(default_factory=list)  # empty where the drafter wants none
-    verdicts: list[Verdict | None] = field(default_factory=list)
-    judged: JudgedStep | None = None  # what they were judged by
-    parents: list[ParentNotes | None] = field(default_factory=list)  # what was noted beside each verdict
-    parts: list[RequestStep] = field(default_factory=list)
-    moves: dict[str, tuple[Slots, Slots]] = field(default_factory=dict)  # of accepted paths, by request: from, to
+    judged: JudgedStep | None = None  # what the verdicts follow from
     finished: list[Request] = field(default_factory=list)
     phases: list[Phase] = field(default_factory=list)
     passes: tuple[Phase, ...] = ()  # the drafter's
-    contexts: dict[str, Context] = field(default_factory=dict)  # of the requests that may draft, as they were told it
     waiting: int = 0  # requests that were left in the queue
     off: str = ""  # why it does not draft, "" where it does
     # When it has run
@@ -45,25 +83,38 @@ class StepState:
     blocks: tuple[int, int] = (0, 0)  # KV blocks of the target: used and free
     device_ns: tuple[int, ...] = ()
 
-    def note(self) -> None:
-        """Note what target and drafter gave beside the verdicts."""
-        noted = iter(() if self.judged is None else self.judged.notes())
-        self.parents = [None if verdict is None else next(noted) for verdict in self.verdicts]
+    @property
+    def turns(self) -> list[Turn]:
+        """Of the requests that run, in the order of the batch."""
+        return self.plan.turns
 
-    def record(self) -> StepRecord:
+    @property
+    def decoding(self) -> list[Turn]:
+        """Those that draw a token, in the order in which they are judged."""
+        return [turn for turn in self.turns if turn.decodes]
+
+    def requests(self, *, notes: bool) -> tuple[RequestStep, ...]:
+        """What became of each turn; `notes`: with what target and drafter gave beside the verdicts."""
+        steps = [turn.step for turn in self.turns if turn.step is not None]
+        if not notes or self.judged is None:
+            return tuple(steps)
+        noted = iter(self.judged.notes())
+        return tuple(step if step.verdict is None else replace(step, parents=next(noted)) for step in steps)
+
+    def record(self, *, notes: bool) -> StepRecord:
         """The record of the step, when it has run. Changes nothing."""
         end_ns = self.phases[-1].end_ns
         return StepRecord(
             step=self.number,
             phases=tuple(self.phases),
-            running=len(self.plan.parts),
+            running=len(self.turns),
             waiting=self.waiting,
             blocks_used=self.blocks[0],
             blocks_free=self.blocks[1],
             speculation=not self.off,
             speculation_off=self.off,
             admitted=tuple(request.info for request in self.plan.admitted),
-            requests=tuple(self.parts),
+            requests=self.requests(notes=notes),
             preempted=tuple(request.id for request in self.plan.preempted),
             finished=tuple(request.end(end_ns) for request in self.finished),
             passes=self.passes,

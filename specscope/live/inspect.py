@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specscope.debug.views import NodeView, Probs, Removed, TopToken, ViewedPlace, contradiction
 from specscope.engine.engine import Engine
-from specscope.engine.state import StepState
+from specscope.engine.state import Turn
 from specscope.errors import UserError
 from specscope.live.again import run_again
 from specscope.speculate.allowed import Allowed, mask_
@@ -76,18 +76,18 @@ def view_last(engine: Engine, part: RequestStep, node: int | None) -> NodeView:
     places, asked = [(other.request, other.index) for other in last.record.requests], (part.request, part.index)
     if asked not in places:
         raise UserError(f"{part.request} was not in step {last.record.step}: use goto to reach one of its steps")
-    return _view(engine, _of_state(engine, last.state, places.index(asked), last.record.step, part), node)
+    return _view(engine, _of_turn(engine, last.state.turns[places.index(asked)], last.record.step, part), node)
 
 
 def view_begun(engine: Engine, request: str, node: int | None) -> NodeView:
     """A view of the step that the engine is in. Raises UserError before its forward phase."""
     now = engine.current
-    if now is None or not now.logits:
+    if now is None or not any(turn.logits is not None for turn in now.turns):
         raise UserError("the engine holds no logits yet: they are there after the forward phase")
-    row = next((i for i, part in enumerate(now.plan.parts) if part.request.id == request), None)
-    if row is None or not now.plan.parts[row].decodes:
+    turn = next((turn for turn in now.decoding if turn.request.id == request), None)
+    if turn is None:
         raise UserError(f"{request} draws no token in this step")
-    return _view(engine, _of_state(engine, now, row, engine.steps, None), node)
+    return _view(engine, _of_turn(engine, turn, engine.steps, None), node)
 
 
 def view_earlier(engine: Engine, history: RequestHistory, step: int, part: RequestStep, node: int | None) -> NodeView:
@@ -118,9 +118,9 @@ def view_earlier(engine: Engine, history: RequestHistory, step: int, part: Reque
     return _view(engine, tensors, node)
 
 
-def _of_state(engine: Engine, state: StepState, row: int, step: int, part: RequestStep | None) -> PartTensors:
-    scheduled = state.plan.parts[row]
-    request = scheduled.request
+def _of_turn(engine: Engine, turn: Turn, step: int, part: RequestStep | None) -> PartTensors:
+    request = turn.request
+    assert turn.logits is not None
     before = len(request.tokens) if part is None else part.context_len + part.prefill_tokens + 1
     return PartTensors(
         request=request.id,
@@ -129,8 +129,8 @@ def _of_state(engine: Engine, state: StepState, row: int, step: int, part: Reque
         tokens=request.tokens[:before],
         prompt_len=len(request.prompt_tokens),
         params=request.params,
-        draft=state.drafts[row],
-        logits=state.logits[row],
+        draft=turn.draft,
+        logits=turn.logits,
         verdict=None if part is None else part.verdict,
         computed=False,
         allowed=engine.forms.allowed(request.params),

@@ -19,6 +19,7 @@ from statistics import fmean, median
 import torch
 
 from specscope.engine.engine import Engine
+from specscope.engine.room import Room
 from specscope.measure.lanes import Lane, Rounds, Timed, Work, in_turn, lanes, middle, pace, scaled
 from specscope.plans.costs import CostPoint, Costs, about_run
 from specscope.plans.plan import DynamicPlan
@@ -47,10 +48,6 @@ class Filler(NoDrafter):
         self.max_nodes = self.max_depth = nodes
         self._draw = random.Random(nodes)
         self._vocab_size = vocab_size
-
-    def most_nodes(self, context: Context) -> int:
-        """Always the same number."""
-        return self.max_nodes
 
     def propose(self, contexts: Sequence[Context]) -> list[Draft]:
         """A chain for each context."""
@@ -99,7 +96,7 @@ def cost_lanes(engine: Engine, work: Sequence[Work], batch: int, most_nodes: int
         for lane in run[1:] if not has_model else ():
             filler = Filler(int(lane.name), engine.runner.loaded.vocab_size)
             lane.engine.parts.drafter = filler
-            lane.engine.scheduler.room.max_nodes = filler.max_nodes
+            lane.engine.scheduler.room = Room(lane.engine.runner, filler, lane.engine.max_context)
         yield CostLanes(engine, run, plans, work)
 
 

@@ -63,14 +63,15 @@ def test_the_drafter_s_cache_is_asked_too(small):
 
 def test_a_request_ends_at_the_context_s_limit_and_needs_no_room_behind_it(small, engines):
     engine = small("none", blocks=12)
-    before, engine.parts.max_context = engine.max_context, 64
+    before, room = engine.max_context, engine.scheduler.room
+    engine.parts.max_context = room.max_context = 64
     try:
         name = engine.add([40] * 50, params(100_000))
         while engine.busy:
             ends = engine.step().finished
         assert [(end.info.id, len(end.output)) for end in ends] == [(name, 14)]
     finally:
-        engine.parts.max_context = before
+        engine.parts.max_context = room.max_context = before
 
 
 @pytest.mark.parametrize("name", ["none", "ngram", "draft tree", "eagle dynamic"])
@@ -115,9 +116,9 @@ class Toy:
 
     def __init__(self, cache, **how):
         runner = type("Runner", (), {"cache": cache})()
-        self.room = Room(runner, NoDrafter())
+        self.room = Room(runner, NoDrafter(), 4096)
         self.scheduler = Scheduler(self.room, how.pop("max_batch", 4), how.pop("tokens", 512))
-        self.nodes, self.count = 0, 0
+        self.count = 0
 
     def add(self, tokens, at=None):
         self.count += 1
@@ -128,11 +129,11 @@ class Toy:
 
     def step(self):
         """Schedule, and commit one token for everyone who decodes."""
-        plan = self.scheduler.schedule(1, lambda _: self.nodes)
-        for part in plan.parts:
-            part.request.computed += part.feed
-            if part.decodes:
-                part.request.tokens.append(7)
+        plan = self.scheduler.schedule(1, drafts=True)
+        for turn in plan.turns:
+            turn.request.computed += turn.feed
+            if turn.decodes:
+                turn.request.tokens.append(7)
         return plan
 
 
@@ -151,16 +152,16 @@ def toy():
 def test_slots_for_drafts_are_given_back_before_anyone_loses_kv(toy):
     made = toy(6)
     first, second = made.add(range(30)), made.add(range(100, 130))
-    made.nodes = NODES
+    made.room.max_nodes = NODES
     made.step()
     assert made.room.cache.pool.free == 0  # two blocks of tokens, and one of drafts, for each
     for _ in range(3):  # 33 tokens: the first one's tree needs a fourth block
         plan = made.step()
-    assert [part.request for part in plan.parts] == [first]
+    assert [turn.request for turn in plan.turns] == [first]
     assert plan.held_back == [second]
     assert not plan.preempted
     assert second.computed >= 30
-    assert [part.nodes for part in plan.parts] == [NODES]  # nobody's tree is cut
+    assert [turn.nodes for turn in plan.turns] == [NODES]  # nobody's tree is cut
 
 
 def test_kv_is_taken_where_waiting_does_not_help(toy):
@@ -180,10 +181,10 @@ def test_those_who_wait_come_in_the_order_of_arrival(toy):
     order = []
     for _ in range(400):
         plan = made.step()
-        for part in plan.parts:
-            if len(part.request.tokens) >= 60:
-                order.append(part.request)
-                made.scheduler.retire(part.request)
+        for turn in plan.turns:
+            if len(turn.request.tokens) >= 60:
+                order.append(turn.request)
+                made.scheduler.retire(turn.request)
         if len(order) == 6:
             break
     assert order == every

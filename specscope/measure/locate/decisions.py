@@ -157,13 +157,13 @@ class DecisionWatch:
         """A step that the engine has verified by itself."""
         if now.judged is None or self.rows > ROWS:
             return
-        batch, number, sampled, greedy = now.judged.batch, 0, 0, 0
+        batch, noted, number, sampled, greedy = now.judged.batch, now.judged.notes(), 0, 0, 0
         asked: dict[str, list[tuple[Asked, dict[int, Tensor]]]] = {"p": [], "q": []}
-        for place, part in enumerate(parts):
-            verdict = now.verdicts[place]
-            if verdict is None:
+        for turn, part in zip(now.turns, parts, strict=True):
+            verdict, draft = turn.verdict, turn.draft
+            if verdict is None or turn.logits is None:
                 continue
-            draft, is_greedy = now.drafts[place], batch.inputs[number].greedy
+            is_greedy, parents = batch.inputs[number].greedy, noted[number]
             count = len(draft.tree) + 1
             if is_greedy:
                 rows, greedy = _chosen(batch, greedy, count), greedy + count
@@ -175,7 +175,7 @@ class DecisionWatch:
             if judged is None:
                 continue
             self.rows += count
-            logits = now.logits[place].float().cpu().clone()
+            logits = turn.logits.float().cpu().clone()
             step = self.case.by_key[part.request, part.index]
             contexts = self.contexts[part.request]
             if not contexts.limits:
@@ -183,7 +183,7 @@ class DecisionWatch:
                 asked["p"].append((one, {node: rows[node + 1] for node in judged.rows}))
             if draft.q:
                 asked["q"].append(self._drawn(step, judged, contexts, draft))
-            self._decide(part, judged, draft, rows, verdict, now.parents[place])
+            self._decide(part, judged, draft, rows, verdict, parents)
             self.steps += 1
         for what, some in asked.items():
             self._ruled(self.sides[what], some)

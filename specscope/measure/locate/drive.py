@@ -159,7 +159,7 @@ class Drive:
 
     def _schedule(self, now: StepState) -> None:
         """The recorded schedule, with real KV blocks."""
-        from specscope.engine.scheduler import Schedule, Scheduled
+        from specscope.engine.state import Schedule, Turn
 
         engine, record = self.engine, self._record
         assert record is not None
@@ -178,32 +178,32 @@ class Drive:
             request = self._request(part) if self.only is None or part.request in self.only else None
             if request is None:
                 continue
-            nodes = max(len(part.tree), engine.drafter.most_nodes(request.context) if part.verdict is not None else 0)
-            feed = part.prefill_tokens + (part.verdict is not None)
-            room.reserve(request, feed + nodes, drafts=part.verdict is not None)
-            now.plan.add(Scheduled(request, feed, nodes, part.verdict is not None))
+            decodes, context = part.verdict is not None, request.context
+            turn = Turn(request, context, part.prefill_tokens + decodes, decodes)
+            turn.nodes = max(len(part.tree), room.nodes(context) if decodes else 0)
+            room.reserve(turn, drafts=decodes)
+            now.plan.add(turn)
             self._parts += (part,)
 
     def _draft(self, now: StepState) -> None:
         """What the drafter drafts now, with the recorded trees."""
-        from specscope.speculate.drafters.base import NO_DRAFT, Draft
+        from specscope.speculate.drafters.base import Draft
 
-        pairs = [pair for pair in zip(now.plan.parts, self._parts, strict=True) if len(pair[1].tree)]
-        now.contexts = {share.request.id: share.request.context for share, _ in pairs}
-        asked = [part.request for _, part in pairs if part.notes is not None or not text_part(part.drafter)]
-        proposed = self.engine.drafter.propose([now.contexts[name] for name in asked])
-        self.drafted, self.unlike = dict(zip(asked, proposed, strict=True)), set()
-        now.drafts = [
-            self._as_recorded(part, self.drafted.get(part.request, Draft(part.tree))) if len(part.tree) else NO_DRAFT
-            for part in self._parts
-        ]
+        pairs = [pair for pair in zip(now.turns, self._parts, strict=True) if len(pair[1].tree)]
+        asked = [turn for turn, part in pairs if part.notes is not None or not text_part(part.drafter)]
+        proposed = self.engine.drafter.propose([turn.context for turn in asked])
+        self.drafted = {turn.request.id: draft for turn, draft in zip(asked, proposed, strict=True)}
+        self.unlike = set()
+        for turn, part in pairs:
+            turn.draft = self._as_recorded(part, self.drafted.get(part.request, Draft(part.tree)))
 
     def _verify(self, now: StepState) -> None:
         """The recorded verdicts, after the engine's own were shown."""
-        if self.decided is not None and now.logits:
+        if self.decided is not None and now.turns:
             self._verified(now)
             self.decided(now, self._parts)
-        now.verdicts, now.parents = [part.verdict for part in self._parts], [None] * len(self._parts)
+        for turn, part in zip(now.turns, self._parts, strict=True):
+            turn.verdict = part.verdict
         now.judged = None
 
     @contextmanager

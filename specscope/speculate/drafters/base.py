@@ -94,13 +94,10 @@ class Drafter(Protocol):
     """Guesses the next tokens of requests. A new drafter implements this in a file of its own."""
 
     name: str
-    max_nodes: int  # the largest tree it may propose
+    max_nodes: int  # the largest tree it may propose: so many rows and KV slots are kept for it
     max_depth: int
     aux_layers: tuple[AuxLayer, ...]  # the target's features that it wants to observe; () for none
     passes: tuple[Phase, ...]  # the model passes of the last `propose`; () for a drafter that is no model
-
-    def most_nodes(self, context: Context) -> int:
-        """Nodes that the next draft of a request has at most: so many rows and KV slots are kept for it."""
 
     def propose(self, contexts: Sequence[Context]) -> list[Draft]:
         """A draft for each request; NO_DRAFT where it has nothing to say."""
@@ -132,10 +129,6 @@ class NoDrafter:
     max_depth = 0
     aux_layers: tuple[AuxLayer, ...] = ()
     passes: tuple[Phase, ...] = ()
-
-    def most_nodes(self, context: Context) -> int:
-        """Always 0."""
-        return 0
 
     def propose(self, contexts: Sequence[Context]) -> list[Draft]:
         """No draft for any request."""

@@ -86,11 +86,6 @@ class ModelDrafter(ABC):
     def feed_frontier(self, drafting: Sequence[Drafting]) -> Level:
         """Feed every tree's frontier; a row of logits for each of its nodes."""
 
-    def most_nodes(self, context: Context) -> int:
-        """0 where the request cannot draft (yet, or any more), else the plan's nodes."""
-        base = self.known(context, self.states.get(context.request, State()))
-        return 0 if base < 0 or base + self.plan.max_fed > self.max_context else self.max_nodes
-
     def propose(self, contexts: Sequence[Context]) -> list[Draft]:
         """One tree for each request; none for a request for which the drafter's cache has no room."""
         self.passes = ()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
 from torch import Tensor
 
 from specscope.model.features import AuxLayer
 from specscope.speculate.allowed import allows
-from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft
+from specscope.speculate.drafters.base import Context, Draft
 from specscope.trace.record.records import Phase, Verdict
 from specscope.trace.record.tree import ROOT, DraftTree
 
@@ -49,15 +49,6 @@ class TextIndex(Protocol):
 Index = TypeVar("Index", bound=TextIndex)
 
 
-@dataclass
-class _Seen(Generic[Index]):
-    """A request's text as it was seen last."""
-
-    index: Index
-    length: int = -1  # of the text that `draft` continues; -1 before the first
-    draft: Draft = NO_DRAFT
-
-
 class TextDrafter(ABC, Generic[Index]):
     """Drafts what followed when the text's end occurred before. Deterministic: q is a point mass."""
 
@@ -66,7 +57,7 @@ class TextDrafter(ABC, Generic[Index]):
 
     def __init__(self, nodes: int, depth: int) -> None:
         self.max_nodes, self.max_depth = nodes, depth
-        self._seen: dict[str, _Seen[Index]] = {}
+        self._indices: dict[str, Index] = {}  # by request, of its text as it was seen last
 
     @abstractmethod
     def _new_index(self) -> Index:
@@ -76,22 +67,14 @@ class TextDrafter(ABC, Generic[Index]):
     def _continue(self, context: Context, index: Index) -> Draft:
         """What followed the end of a text that the index has taken in."""
 
-    def most_nodes(self, context: Context) -> int:
-        """As many as it will propose: the draft is made here, and kept until `propose`."""
-        return len(self._draft(context).tree)
-
     def propose(self, contexts: Sequence[Context]) -> list[Draft]:
         """A tree of continuations for each request."""
         return [self._draft(context) for context in contexts]
 
     def _draft(self, context: Context) -> Draft:
-        seen = self._seen.get(context.request)
-        if seen is None:
-            self._seen[context.request] = seen = _Seen(self._new_index())
-        if seen.length != len(context.tokens):
-            seen.index.grow(context.tokens)
-            seen.length, seen.draft = len(context.tokens), pruned(self._continue(context, seen.index), context)
-        return seen.draft
+        index = self._indices.setdefault(context.request, self._new_index())
+        index.grow(context.tokens)
+        return pruned(self._continue(context, index), context)
 
     def commit(self, context: Context, tree: DraftTree, verdict: Verdict) -> None:
         """What was committed is seen when the request comes again."""
@@ -101,12 +84,10 @@ class TextDrafter(ABC, Generic[Index]):
 
     def rewind(self, request: str, tokens: int) -> bool:
         """Forget the end of a request's text."""
-        seen = self._seen.get(request)
-        if seen is not None:
-            seen.index.cut(tokens)
-            seen.length = -1
+        if request in self._indices:
+            self._indices[request].cut(tokens)
         return True
 
     def release(self, request: str) -> None:
         """Forget a request's text."""
-        self._seen.pop(request, None)
+        self._indices.pop(request, None)

@@ -94,10 +94,10 @@ def stale_features(engine, patch):
     commits = engine.phases.commits
     real = commits.show_features
 
-    def show(part, verdict, features):
-        features = features.clone()
-        features[part.feed :] = features[part.feed - 1]
-        real(part, verdict, features)
+    def show(turn):
+        turn.features = turn.features.clone()
+        turn.features[turn.feed :] = turn.features[turn.feed - 1]
+        real(turn)
 
     patch.setattr(commits, "show_features", show)
 

@@ -26,10 +26,10 @@ def one_late(patch, engine):
 def rows_by_index(patch, engine):
     """The accepted tokens' features are taken from the tree's first rows, not from the path's."""
 
-    def show(self, part, verdict, features):
-        accepted = 0 if verdict is None else len(verdict.path)
-        rows = features[: part.feed + accepted]
-        self.parts.drafter.observe(part.request.id, part.request.computed, rows, part.request.tokens)
+    def show(self, turn):
+        accepted = 0 if turn.verdict is None else len(turn.verdict.path)
+        rows, request = turn.features[: turn.feed + accepted], turn.request
+        self.parts.drafter.observe(request.id, request.computed, rows, request.tokens)
 
     patch.setattr(StepCommit, "show_features", show)
 

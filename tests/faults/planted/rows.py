@@ -13,10 +13,10 @@ def logits_swapped(patch, engine):
     verify = Phases.verify
 
     def swapped(self, now):
-        pairs = _drafting(now)[:2]
-        if len(pairs) == 2 and engine.steps % 3 == 0 and len({len(now.logits[i]) for i in pairs}) == 1:
-            one, other = pairs
-            now.logits[one], now.logits[other] = now.logits[other], now.logits[one]
+        pair = _drafting(now)[:2]
+        if len(pair) == 2 and engine.steps % 3 == 0 and len({len(turn.logits) for turn in pair}) == 1:
+            one, other = pair
+            one.logits, other.logits = other.logits, one.logits
         verify(self, now)
 
     patch.setattr(Phases, "verify", swapped)
@@ -28,16 +28,16 @@ def drafts_swapped(patch, engine):
 
     def swapped(self, now):
         draft(self, now)
-        pairs = _drafting(now)[:2]
-        if len(pairs) == 2 and len({len(now.drafts[i].tree) for i in pairs}) == 1:
-            one, other = pairs
-            now.drafts[one], now.drafts[other] = now.drafts[other], now.drafts[one]
+        pair = _drafting(now)[:2]
+        if len(pair) == 2 and len({len(turn.draft.tree) for turn in pair}) == 1:
+            one, other = pair
+            one.draft, other.draft = other.draft, one.draft
 
     patch.setattr(Phases, "draft", swapped)
 
 
 def _drafting(now):
-    return [i for i, draft in enumerate(now.drafts) if len(draft.tree)]
+    return [turn for turn in now.turns if len(turn.draft.tree)]
 
 
 def target_scaled(factor):
@@ -47,7 +47,8 @@ def target_scaled(factor):
         verify = Phases.verify
 
         def scaled(self, now):
-            now.logits = [logits * factor for logits in now.logits]
+            for turn in now.turns:
+                turn.logits = turn.logits * factor
             verify(self, now)
 
         patch.setattr(Phases, "verify", scaled)

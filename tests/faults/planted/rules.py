@@ -97,9 +97,9 @@ def last_of_each_step(patch, engine):
 
     def noted(self, now):
         commit(self, now)
-        for part in now.plan.parts:
-            if part.request.output:
-                last.setdefault(part.request.id, []).append(part.request.output[-1])
+        for turn in now.turns:
+            if turn.request.output:
+                last.setdefault(turn.request.id, []).append(turn.request.output[-1])
 
     def rows(context, draft, logits):
         made = right(context, draft, logits)

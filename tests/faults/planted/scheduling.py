@@ -31,9 +31,9 @@ def lost_at_a_border(patch, engine):
 
     def skip(self, now):
         commit(self, now)
-        for part in now.plan.parts:
-            if not part.decodes and part.request.pending > 2:
-                part.request.computed += 1
+        for turn in now.turns:
+            if not turn.decodes and turn.request.pending > 2:
+                turn.request.computed += 1
 
     patch.setattr(Phases, "commit", skip)
 
@@ -44,11 +44,11 @@ def swapped_counts(patch, engine):
 
     def swapped(self, now):
         verify(self, now)
-        judged = [i for i, verdict in enumerate(now.verdicts) if verdict is not None and len(now.drafts[i].tree)]
-        counts = [len(now.verdicts[i].path) for i in judged]
-        for i, count in zip(judged, counts[1:] + counts[:1], strict=True):
-            path = np.arange(min(count, len(now.drafts[i].tree)), dtype=np.int32)
-            now.verdicts[i] = dataclasses.replace(now.verdicts[i], path=path)
+        judged = [turn for turn in now.decoding if len(turn.draft.tree)]
+        counts = [len(turn.verdict.path) for turn in judged]
+        for turn, count in zip(judged, counts[1:] + counts[:1], strict=True):
+            path = np.arange(min(count, len(turn.draft.tree)), dtype=np.int32)
+            turn.verdict = dataclasses.replace(turn.verdict, path=path)
 
     patch.setattr(Phases, "verify", swapped)
 
@@ -59,14 +59,11 @@ def late_verdicts(patch, engine):
 
     def late(self, now):
         verify(self, now)
-        for i, part in enumerate(now.plan.parts):
-            right = now.verdicts[i]
-            if right is None:
-                continue
-            old = last.get(part.request.id)
-            last[part.request.id] = right
+        for turn in now.decoding:
+            right, old = turn.verdict, last.get(turn.request.id)
+            last[turn.request.id] = right
             if old is not None and len(old.outcome) == len(right.outcome):
-                now.verdicts[i] = old
+                turn.verdict = old
 
     patch.setattr(Phases, "verify", late)
 
@@ -97,9 +94,9 @@ def not_a_number(patch, engine):
 
     def spoiled(self, now):
         verify(self, now)
-        for i, verdict in enumerate(now.verdicts):
-            if verdict is not None and len(verdict.p):
-                now.verdicts[i] = dataclasses.replace(verdict, p=verdict.p * np.float32("nan"))
+        for turn in now.decoding:
+            if len(turn.verdict.p):
+                turn.verdict = dataclasses.replace(turn.verdict, p=turn.verdict.p * np.float32("nan"))
                 return
 
     patch.setattr(Phases, "verify", spoiled)
@@ -111,16 +108,14 @@ def one_more(patch, engine):
 
     def longer(self, now):
         verify(self, now)
-        for i, verdict in enumerate(now.verdicts):
-            if verdict is None or not len(now.drafts[i].tree):
-                continue
-            tree, path = now.drafts[i].tree, verdict.path
+        for turn in now.decoding:
+            tree, path = turn.draft.tree, turn.verdict.path
             children = tree.children(int(path[-1]) if len(path) else -1)
             if children:
-                outcome = verdict.outcome.copy()
+                outcome = turn.verdict.outcome.copy()
                 outcome[children[0]] = 1
                 longer_path = np.append(path, children[0]).astype(np.int32)
-                now.verdicts[i] = dataclasses.replace(verdict, path=longer_path, outcome=outcome)
+                turn.verdict = dataclasses.replace(turn.verdict, path=longer_path, outcome=outcome)
 
     patch.setattr(Phases, "verify", longer)
 

@@ -106,7 +106,6 @@ def test_the_index_gives_what_a_search_gives_whatever_becomes_of_the_text(steps,
             drafter.release(name)
         context = Context(name, tokens, 1, SamplingParams())
         wanted = searched(drafter, tokens)
-        assert drafter.most_nodes(context) == len(wanted)
         tree = drafter.propose([context])[0].tree
         assert tree.token.tolist() == wanted.token.tolist()
         assert tree.parent.tolist() == wanted.parent.tolist()

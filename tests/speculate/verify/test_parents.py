@@ -33,12 +33,10 @@ def test_the_notes_are_those_of_the_distributions(engines, name, params):
     while engine.busy:
         record = engine.step()
         state = engine.last.state
-        for part, scheduled, draft, logits in zip(
-            record.requests, state.plan.parts, state.drafts, state.logits, strict=True
-        ):
+        for part, turn in zip(record.requests, state.turns, strict=True):
             if part.verdict is not None:
-                tokens = scheduled.request.tokens[: part.position + 1]
-                check(part, draft, logits, params, tokens, len(scheduled.request.prompt_tokens))
+                tokens = turn.request.tokens[: part.position + 1]
+                check(part, turn.draft, turn.logits, params, tokens, len(turn.request.prompt_tokens))
                 seen += len(part.parents.node)
     assert seen > 1 or name == "none"
 
