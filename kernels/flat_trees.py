@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specscope.kernels.place import Packed
+from specscope.kernels.tree_batch import Packed
 
 NOBODY = -1
 DETERMINISTIC, WITHOUT_REPLACEMENT, WITH_REPLACEMENT = 0, 1, 2

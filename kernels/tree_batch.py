@@ -11,8 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specscope.kernels.place import Packed
-
 BLOCK_SIZE = 16  # slots of a block of the cache
 WORD = 64  # slots of the window that one word of the mask tells of
 
@@ -95,3 +93,40 @@ def _reach(part: Part) -> NDArray[np.int64]:
     """One past the last slot that each row sees: itself at least."""
     reach: NDArray[np.int64] = part.context + part.mask.shape[1] - part.mask[:, ::-1].argmax(1)
     return reach
+
+
+ALIGNED = 16  # bytes: what a kernel's loads may rely on
+
+
+def put(array: NDArray[Any], device: torch.device) -> Tensor:
+    """The array as a tensor on the device; a GPU copies it from pinned memory while the host goes on."""
+    host = torch.from_numpy(np.ascontiguousarray(array))
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
+
+
+class Packed:
+    """Arrays side by side in one buffer on the host, pinned for a GPU: one copy takes all of them to the device.
+
+    torch hands out pinned memory again only when the copies from it are done, so a buffer may be dropped at once.
+    """
+
+    def __init__(self, arrays: Mapping[str, NDArray[Any]], device: torch.device) -> None:
+        self.device = device
+        self._places: dict[str, tuple[slice, torch.dtype, tuple[int, ...]]] = {}
+        end = 0
+        for name, array in arrays.items():
+            kind = torch.from_numpy(array[:0]).dtype
+            self._places[name] = slice(end, end + array.nbytes), kind, array.shape
+            end += -(-array.nbytes // ALIGNED) * ALIGNED
+        self.host = torch.empty(end, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        whole = self.host.numpy()
+        for name, array in arrays.items():
+            whole[self._places[name][0]].view(array.dtype)[:] = array.ravel()
+
+    def put(self) -> dict[str, Tensor]:
+        """The arrays on the device."""
+        return self.views(self.host.to(self.device, non_blocking=True))
+
+    def views(self, buffer: Tensor) -> dict[str, Tensor]:
+        """The arrays in a buffer of the same size."""
+        return {name: buffer[part].view(kind).view(shape) for name, (part, kind, shape) in self._places.items()}

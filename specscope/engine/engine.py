@@ -12,7 +12,7 @@ from specscope.engine.build import Parts, build_parts
 from specscope.engine.config import EngineConfig
 from specscope.engine.generate import Chunk, Params, Prompts, Result
 from specscope.engine.intake import Intake
-from specscope.engine.phases import DeviceClock, Phases, StepCommit
+from specscope.engine.phases import DeviceClock, Phases
 from specscope.engine.pipeline import Pipeline
 from specscope.engine.prompt_encoder import Encoded, Prompt, PromptEncoder, title_of
 from specscope.engine.prompts import NO_KWARGS, PromptSpec, template_label
@@ -69,15 +69,14 @@ class Engine:
         )
         self.intake = Intake(parts, self.scheduler, self._note_input)
         self.requests, self.ended, self.forms = self.intake.requests, self.intake.ended, self.intake.forms
-        full = self.run_info.evidence == "full"
-        self.verifier = Verifier(self.runner.cache.backend, notes=full, rule=self.config.rule)
+        notes = self.run_info.evidence == "full"
+        self.verifier = Verifier(self.runner.cache.backend, notes=notes, rule=self.config.rule)
         self.gate = SpeculationGate(chosen=self.config.speculation != "off", disable_above=self.config.disable_above)
         self.phases = Phases(
             parts=parts,
             intake=self.intake,
             scheduler=self.scheduler,
             verifier=self.verifier,
-            commits=StepCommit(parts, full),
             gate=self.gate,
             device=self.runner.loaded.device,
             changes=changes,
@@ -213,16 +212,11 @@ class Engine:
             self.intake.await_forms()
             if self.timeline is not None:
                 self.timeline.note(self)
-            now = self._begin(self._memory)
+            self.current = now = StepState(self._memory)
         if not self.phases.run_next(now):
             return None
         self._finish(now)
         return self._account(now)
-
-    def _begin(self, memory: Memory, *, apart: bool = False) -> StepState:
-        """Begin a step."""
-        self.current = now = StepState(memory, apart=apart)
-        return now
 
     def _begun(self) -> StepState | None:
         """The step that was begun phase by phase, and not by the pipeline."""
@@ -240,7 +234,7 @@ class Engine:
         with self.intake.lock:
             if not (even_idle or self.requests or self.ended):
                 return None
-            now = self._begin(memory, apart=True)
+            self.current = now = StepState(memory, apart=True)
             self._unread += 1
         while not self.phases.run_next(now):
             pass

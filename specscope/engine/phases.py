@@ -17,8 +17,8 @@ from specscope.engine.state import StepState, Turn
 from specscope.model.batch import Segment
 from specscope.speculate.changes import Changes
 from specscope.speculate.drafters.base import NO_DRAFT
-from specscope.speculate.raw_rows import form_notes
-from specscope.speculate.raw_rows import logprobs as raw_logprobs
+from specscope.speculate.verify.notes import form_notes
+from specscope.speculate.verify.notes import logprobs as raw_logprobs
 from specscope.speculate.verify.verifier import Verifier
 from specscope.trace.record.records import PHASES, Phase, RequestStep, Verdict, followed_by
 
@@ -34,7 +34,6 @@ class Phases:
     intake: Intake
     scheduler: Scheduler
     verifier: Verifier
-    commits: StepCommit
     gate: SpeculationGate
     device: torch.device  # of whatever thread runs a phase: Triton's launches and events go by it
     changes: Changes | None = None  # what is forced, in a fork
@@ -108,21 +107,13 @@ class Phases:
                     turn.features = turn.features.clone()
         for turn in now.turns:
             if self.parts.drafter.aux_layers:
-                self.commits.show_features(turn)
-            self.commits.commit(turn)
+                self.show_features(turn)
+            self._keep(turn)
         if moves := [turn.moves for turn in now.turns if turn.moves is not None]:
             self.parts.runner.cache.move(moves)
         for request in (turn.request for turn in now.turns if turn.request.finish is not None):
             self.intake.retire(request)
             now.finished.append(request)
-
-
-@dataclass
-class StepCommit:
-    """What a commit does with each request."""
-
-    parts: Parts
-    full: bool  # whether all is noted
 
     def show_features(self, turn: Turn) -> None:
         """Hand the drafter the features of what is committed: the fed tokens and the accepted path."""
@@ -134,7 +125,7 @@ class StepCommit:
             committed = features[: turn.feed].clone() if len(features) > turn.feed else features
         self.parts.drafter.observe(request.id, request.computed, committed, request.tokens)
 
-    def commit(self, turn: Turn) -> None:
+    def _keep(self, turn: Turn) -> None:
         """Keep the accepted path's KV, append what was committed, and say what became of the turn."""
         request, draft, verdict, start = turn.request, turn.draft, turn.verdict, turn.request.computed
         emitted, preceded, form, logprobs = 0, request.preceded, None, None
@@ -144,7 +135,7 @@ class StepCommit:
             if draft is not NO_DRAFT:
                 self.parts.drafter.commit(turn.context, draft.tree, verdict)
             self._keep_path(turn, verdict)
-            form = form_notes(turn.context, draft, turn.logits, verdict, full=self.full)
+            form = form_notes(turn.context, draft, turn.logits, verdict, full=self.verifier.notes)
             tokens = [*draft.tree.token[verdict.path].tolist(), verdict.token]
             eos = self.parts.run_info.eos_tokens
             emitted = request.accept(tokens, eos, self.parts.max_context, self.parts.vocabulary)

@@ -19,9 +19,9 @@ from specscope.engine.state import Turn
 from specscope.errors import UserError
 from specscope.live.again import run_again
 from specscope.speculate.allowed import Allowed, mask_
-from specscope.speculate.counts import TokenCounts
 from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.sampling import distributions, probabilities, scaled, shaped
+from specscope.speculate.tokens import TokenCounts
 from specscope.speculate.verify.distribution import Dense, Distribution, OneHot
 from specscope.speculate.verify.left import Chosen, DrafterRow, Left, Residual, rejected
 from specscope.trace.history.history import RequestHistory

@@ -15,8 +15,8 @@ from specscope.analyze.audit.options import ModelSource, Options
 from specscope.engine.config import DEFAULT_HEAD, EngineConfig, given_digest
 from specscope.errors import UserError, not_loaded
 from specscope.model.bundled import NAME
+from specscope.model.hub import hush
 from specscope.model.places import check_model, head_place, model_place, on_disk
-from specscope.model.quiet import hush
 from specscope.plans.heads import check_kind, is_head, runs_head, unread_layers
 from specscope.plans.model_digest import model_digest, shown
 from specscope.plans.plan import DynamicPlan, read_plan

@@ -17,12 +17,11 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import AttentionInterface
 
-from specscope.kernels.place import put
-from specscope.model.batch import Batch
+from specscope.kernels.tree_batch import put
+from specscope.model.batch import Batch, Segment
 from specscope.model.fast.fast_paths import has_bfloat16
 from specscope.model.groups import AttentionGroup, Masks
 from specscope.model.kv_cache import KVCache
-from specscope.model.segment import Segment
 
 if TYPE_CHECKING:
     from specscope.kernels.tree_batch import TreeBatch
@@ -203,7 +202,8 @@ def _strict_attention(query: Tensor, segment: Segment, layer: int, cache: KVCach
     whole = key.isfinite().all(-1) & value.isfinite().all(-1)
     out = scores.softmax(-1)[..., : segment.length] @ value.masked_fill(~whole[..., None], 0.0)[:, None]
     spoiled = (sees & ~whole[:, None]).any(-1)[:, None, :, None]
-    return out.masked_fill(spoiled, torch.nan).permute(2, 0, 1, 3).flatten(1, 2).to(query.dtype)
+    by_row: Tensor = out.masked_fill(spoiled, torch.nan).permute(2, 0, 1, 3).flatten(1, 2)
+    return by_row.to(query.dtype)
 
 
 def _kernel_attention(query: Tensor, layer: int, cache: KVCache, batch: TreeBatch, variant: Variant) -> Tensor:

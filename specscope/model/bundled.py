@@ -130,7 +130,7 @@ def convert_gguf(source: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    from specscope.model.quiet import hush
+    from specscope.model.hub import hush
 
     hush(gguf=True)
     model = AutoModelForCausalLM.from_pretrained(

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specscope.kernels.place import put
+from specscope.kernels.tree_batch import put
 from specscope.model.backend import Backend
 
 BLOCK_SIZE = 16

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch.nn import init
 
 from specscope.errors import UserError, first_line, not_loaded
 from specscope.model import attention
@@ -20,11 +23,9 @@ from specscope.model.bundled import NAME, bundled_model
 from specscope.model.checkpoint import check_config, check_names, check_numbers
 from specscope.model.fast.fast_paths import must_compile
 from specscope.model.fast.fuse import fuse
-from specscope.model.hub import hub_arguments
+from specscope.model.hub import hub_arguments, hush
 from specscope.model.kv_cache import BlockTable, KVCache, LayerShape
-from specscope.model.meta import quick_meta
 from specscope.model.places import model_place
-from specscope.model.quiet import hush
 from specscope.trace.record.tree import DraftTree
 
 
@@ -225,3 +226,35 @@ def _revision(model: Any, folder: Path | None) -> str:  # noqa: ANN401
     sizes = sorted((f.name, f.stat().st_size) for f in folder.iterdir() if f.is_file()) if folder else []
     text = json.dumps([model.config.to_dict(), sizes], sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+INITIAL = ("normal_", "uniform_", "zeros_", "ones_", "constant_", "trunc_normal_", "kaiming_uniform_")
+
+
+@contextmanager
+def quick_meta() -> Iterator[None]:
+    """Inside, tensors on the meta device get no initial values, and numbers in a row come from the CPU.
+
+    The outcome is the same: such a tensor holds no values. But torch makes these in Python, through its compiler, whose
+    import is a second and a half of a start.
+    """
+    arange = torch.arange
+
+    def skip(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        @wraps(function)
+        def skipping(tensor: Tensor, *given: Any, **named: Any) -> Tensor:  # noqa: ANN401
+            return tensor if tensor.is_meta else function(tensor, *given, **named)
+
+        return skipping
+
+    def row(*given: Any, device: Any = None, **named: Any) -> Tensor:  # noqa: ANN401
+        wanted = torch.device(device) if device is not None else torch.get_default_device()
+        if wanted.type != "meta":
+            return arange(*given, device=device, **named)
+        return arange(*given, device="cpu", **named)
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(torch, "arange", row))
+        for name in INITIAL:
+            stack.enter_context(patch.object(init, name, skip(getattr(init, name))))
+        yield

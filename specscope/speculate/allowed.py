@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specscope.kernels.place import put
+from specscope.kernels.tree_batch import put
 from specscope.speculate.structured.matcher import GrammarState
 from specscope.trace.record.tree import Ints
 

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specscope.kernels.place import put
+from specscope.kernels.tree_batch import put
 from specscope.trace.record.tree import Doubles
 
 SLACK = 1e-12  # of a sum of float64: so near to an end is at it

@@ -11,11 +11,10 @@ from specscope import Engine, SamplingParams
 from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable
 from specscope.plans.plan import parse_plan
-from specscope.speculate.counts import TokenCounts
 from specscope.speculate.drafters.base import Context
-from specscope.speculate.drafters.level import Level
-from specscope.speculate.drafters.tree_builder import StaticTreeBuilder
+from specscope.speculate.drafters.tree_builder import Level, StaticTreeBuilder
 from specscope.speculate.sampling import distributions
+from specscope.speculate.tokens import TokenCounts
 from specscope.speculate.verify.distribution import Dense
 from specscope.trace.record.coins import Stream, coins
 from specscope.trace.record.tree import DraftTree, Drawn

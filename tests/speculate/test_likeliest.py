@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specscope.speculate.likeliest import BLOCK, LONG, likeliest
+from specscope.speculate.sampling import BLOCK, LONG, likeliest
 
 
 @given(

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specscope.speculate import sampling
-from specscope.speculate.counts import TokenCounts
 from specscope.speculate.drafters.base import Context
 from specscope.speculate.sampling import (
     LogitRows,
@@ -21,7 +20,7 @@ from specscope.speculate.sampling import (
     shaped,
     target_rows,
 )
-from specscope.speculate.tokens import Tokens
+from specscope.speculate.tokens import TokenCounts, Tokens
 from specscope.speculate.verify.distribution import Dense, OneHot
 from specscope.trace.record.params import SamplingParams
 

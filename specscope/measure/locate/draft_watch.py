@@ -29,9 +29,8 @@ from specscope.measure.locate.layer_taps import code_of
 from specscope.measure.locate.target import AMPLIFIED, FirstDifference, PartRows, TargetWatch
 from specscope.model.batch import Segment
 from specscope.speculate.drafters.draft_model import DraftModel
-from specscope.speculate.drafters.level import Level
 from specscope.speculate.drafters.model_drafter import Drafting
-from specscope.speculate.drafters.tree_builder import TreeBuilder
+from specscope.speculate.drafters.tree_builder import Level, TreeBuilder
 from specscope.trace.record.records import RequestStep
 from specscope.trace.record.tree import ROOT, DraftTree
 

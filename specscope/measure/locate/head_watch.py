@@ -25,9 +25,8 @@ from specscope.model.fast.decoder import FusedLayer
 from specscope.model.heads.eagle_head import EagleHead, in_halves
 from specscope.model.kv_cache import KVCache
 from specscope.speculate.drafters.eagle import Eagle
-from specscope.speculate.drafters.level import Level
 from specscope.speculate.drafters.model_drafter import Drafting
-from specscope.speculate.drafters.tree_builder import TreeBuilder
+from specscope.speculate.drafters.tree_builder import Level, TreeBuilder
 
 OF_QUERIES, OF_KEYS = ("q_proj", ".query", ".attention", "o_proj:in"), ("k_proj", "v_proj", ".key", " read")
 STEEP = 32.0  # nats between scores, from which on rounding grows with them

@@ -14,8 +14,7 @@ from specscope.errors import UserError, first_line
 from specscope.model.checkpoint import check_numbers
 from specscope.model.heads.eagle_head import EagleHead, in_halves, rotary_of
 from specscope.model.heads.head_config import HeadConfig, read_config
-from specscope.model.loader import LoadedModel
-from specscope.model.meta import quick_meta
+from specscope.model.loader import LoadedModel, quick_meta
 from specscope.model.places import head_place
 from specscope.plans.heads import WEIGHTS, weight_files
 

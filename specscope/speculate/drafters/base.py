@@ -11,9 +11,8 @@ from torch import Tensor
 
 from specscope.model.features import AuxLayer
 from specscope.speculate.allowed import Allowed
-from specscope.speculate.counts import TokenCounts
 from specscope.speculate.sampling import LogitRows
-from specscope.speculate.tokens import Tokens
+from specscope.speculate.tokens import TokenCounts, Tokens
 from specscope.speculate.verify.distribution import Dense
 from specscope.trace.record.notes import MethodNotes
 from specscope.trace.record.params import SamplingParams

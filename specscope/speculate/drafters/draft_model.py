@@ -11,8 +11,8 @@ from specscope.model.batch import Segment
 from specscope.model.runner import ModelRunner
 from specscope.plans.plan import TreePlan
 from specscope.speculate.drafters.base import Context
-from specscope.speculate.drafters.level import Level
 from specscope.speculate.drafters.model_drafter import PREFILL_CHUNK, Drafting, ModelDrafter, State
+from specscope.speculate.drafters.tree_builder import Level
 from specscope.trace.record.records import Verdict
 from specscope.trace.record.tree import DraftTree
 

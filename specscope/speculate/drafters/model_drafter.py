@@ -16,8 +16,7 @@ from specscope.model.features import AuxLayer
 from specscope.model.kv_cache import BlockTable, KVCache, OutOfBlocksError
 from specscope.plans.plan import TreePlan
 from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft, DraftRow
-from specscope.speculate.drafters.level import Level
-from specscope.speculate.drafters.tree_builder import TreeBuilder, grow_trees, start_tree
+from specscope.speculate.drafters.tree_builder import Level, TreeBuilder, grow_trees, start_tree
 from specscope.trace.record.records import Phase, Verdict
 from specscope.trace.record.tree import DraftTree, Floats, Ints
 

@@ -24,9 +24,8 @@ from specscope.model.heads.head_runner import HeadRunner
 from specscope.plans.plan import TreePlan
 from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft
 from specscope.speculate.drafters.eagle import Eagle
-from specscope.speculate.drafters.level import Level
 from specscope.speculate.drafters.model_drafter import Drafting
-from specscope.speculate.drafters.tree_builder import grow_trees
+from specscope.speculate.drafters.tree_builder import Level, grow_trees
 from specscope.trace.record.notes import MethodNotes
 from specscope.trace.record.tree import DraftTree
 

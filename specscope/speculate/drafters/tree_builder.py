@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from specscope.model.backend import Backend
 from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable
 from specscope.plans.plan import DynamicPlan, StaticPlan, TreePlan
 from specscope.speculate.drafters.base import Context, Draft
-from specscope.speculate.drafters.level import Level
 from specscope.speculate.draws import Draw, draw_siblings
-from specscope.speculate.sampling import LogitRows, all_probabilities
+from specscope.speculate.sampling import LogitRows, all_probabilities, likeliest
 from specscope.speculate.verify.distribution import Dense
 from specscope.trace.record.coins import Stream, coins
 from specscope.trace.record.records import DraftNotes
@@ -251,3 +251,36 @@ class DynamicTreeBuilder(TreeBuilder):
 def start_tree(context: Context, plan: TreePlan) -> TreeBuilder:
     """An empty tree for a request, to be grown as the plan says."""
     return StaticTreeBuilder(context, plan) if isinstance(plan, StaticPlan) else DynamicTreeBuilder(context, plan)
+
+
+@dataclass
+class Level:
+    """The logits of a drafting pass, of every request's nodes; what all need is computed once."""
+
+    logits: Tensor  # [R, draft vocabulary]
+    vocab_size: int  # the target's
+    d2t: Tensor | None = None  # int64 [draft vocabulary] the target's token behind each; None where they are the same
+    backend: Backend = Backend.TORCH
+    compiles: bool = False  # whether our own kernel for processors looks for them
+    _top: dict[int, tuple[list[list[int]], list[list[float]]]] = field(default_factory=dict)
+
+    def top(self, count: int) -> tuple[list[list[int]], list[list[float]]]:
+        """The likeliest `count` tokens of every row, as the target knows them, and their log probabilities."""
+        if count not in self._top and self.compiles and self.backend is Backend.TORCH:
+            from specscope.kernels.cpu.rows import likeliest as compiled  # numba is imported only where it runs
+
+            columns, logs = compiled(self.logits.float(), count)
+            self._top[count] = (columns if self.d2t is None else self.d2t.numpy()[columns]).tolist(), logs.tolist()
+        elif count not in self._top:
+            values, best = likeliest(self.logits.float().log_softmax(-1), min(count, self.logits.shape[-1]))
+            tokens = best if self.d2t is None else self.d2t[best]
+            both = torch.stack([tokens.double(), values.double()]).cpu()  # the pass's one read
+            self._top[count] = both[0].long().tolist(), both[1].tolist()
+        return self._top[count]
+
+    def full(self, rows: slice) -> Tensor:
+        """Rows as logits over the target's vocabulary, float32; least where the drafter does not know a token."""
+        logits = self.logits[rows].float()
+        if self.d2t is None:
+            return logits
+        return logits.new_full((len(logits), self.vocab_size), -torch.inf).index_copy_(1, self.d2t, logits)

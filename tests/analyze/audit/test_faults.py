@@ -91,15 +91,15 @@ def other_layers(engine, patch):
 
 def stale_features(engine, patch):
     """The accepted path's features are those of the root."""
-    commits = engine.phases.commits
-    real = commits.show_features
+    phases = engine.phases
+    real = phases.show_features
 
     def show(turn):
         turn.features = turn.features.clone()
         turn.features[turn.feed :] = turn.features[turn.feed - 1]
         real(turn)
 
-    patch.setattr(commits, "show_features", show)
+    patch.setattr(phases, "show_features", show)
 
 
 def short_rotary_table(engine, patch):

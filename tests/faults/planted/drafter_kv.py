@@ -12,9 +12,8 @@ from specscope.model.batch import Segment
 from specscope.model.fast.decoder import Rotary
 from specscope.speculate.drafters.draft_model import DraftModel
 from specscope.speculate.drafters.eagle import Eagle
-from specscope.speculate.drafters.level import Level
 from specscope.speculate.drafters.model_drafter import ModelDrafter, State
-from specscope.speculate.drafters.tree_builder import TreeBuilder
+from specscope.speculate.drafters.tree_builder import Level, TreeBuilder
 from tests.faults.fault import Fault
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from specscope.analyze.diagnose.causes import Cause
-from specscope.engine.phases import StepCommit
+from specscope.engine.phases import Phases
 from specscope.model.features import AuxHiddenStates
 from specscope.speculate.drafters.eagle import Eagle
 from tests.faults.fault import Fault
@@ -31,7 +31,7 @@ def rows_by_index(patch, engine):
         rows, request = turn.features[: turn.feed + accepted], turn.request
         self.parts.drafter.observe(request.id, request.computed, rows, request.tokens)
 
-    patch.setattr(StepCommit, "show_features", show)
+    patch.setattr(Phases, "show_features", show)
 
 
 def root_only(patch, engine):

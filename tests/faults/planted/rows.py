@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specscope.analyze.diagnose.causes import Cause
 from specscope.engine.phases import Phases
-from specscope.speculate.drafters.level import Level
+from specscope.speculate.drafters.tree_builder import Level
 from tests.faults.fault import Fault
 
 

@@ -17,7 +17,7 @@ from specscope.model.fast import decoder
 from specscope.model.fast.decoder import FusedLayer
 from specscope.model.heads.eagle_head import EagleHead
 from specscope.speculate.drafters.eagle import Eagle
-from specscope.speculate.drafters.level import Level
+from specscope.speculate.drafters.tree_builder import Level
 from specscope.trace.wire.capture import CaptureWriter
 from tests.faults import settings
 from tests.faults.models import TARGET

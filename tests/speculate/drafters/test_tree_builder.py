@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from specscope.model.kv_cache import BlockTable
 from specscope.plans.plan import DynamicPlan, StaticPlan, parse_plan
 from specscope.speculate.drafters.base import Context
-from specscope.speculate.drafters.level import Level
-from specscope.speculate.drafters.tree_builder import start_tree
+from specscope.speculate.drafters.tree_builder import Level, start_tree
 from specscope.trace.record.coins import Stream, coins
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.tree import ROOT, Drawn
