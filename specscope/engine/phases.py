@@ -14,6 +14,7 @@ from specscope.engine.build import Parts
 from specscope.engine.intake import Intake
 from specscope.engine.scheduler import Scheduler, SpeculationGate
 from specscope.engine.state import StepState, Turn
+from specscope.kernels.tree_batch import pick
 from specscope.model.batch import Segment
 from specscope.speculate.changes import Changes
 from specscope.speculate.drafters.base import NO_DRAFT
@@ -120,7 +121,7 @@ class Phases:
         assert turn.features is not None
         request, features, path = turn.request, turn.features, NO_NODES if turn.verdict is None else turn.verdict.path
         if len(path):
-            committed = features[[*range(turn.feed), *(turn.feed + path).tolist()]]
+            committed = pick(features, [*range(turn.feed), *(turn.feed + path).tolist()])
         else:
             committed = features[: turn.feed].clone() if len(features) > turn.feed else features
         self.parts.drafter.observe(request.id, request.computed, committed, request.tokens)

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import specscope
 from specscope import Engine, SamplingParams
 from specscope.speculate import draws, sampling
-from tests.heads import head_tensors, write_head
+from tests.heads import head_tensors, write_head, write_parallel_head
 
 HOME = str(Path(specscope.__file__).parent)
 METHODS = ("cpu", "tolist", "item", "numpy", "__float__", "__int__", "__bool__", "__index__", "__array__")
@@ -26,9 +26,10 @@ DRAFTERS = {
     "draft_model": {"drafter": "draft_model", "draft_model": "self:2", "tree": "[(0,), (1,), (1, 0)]"},
     "dynamic": {"drafter": "draft_model", "draft_model": "self:2", "tree": "dynamic:4,depth=3,top=2"},
     "eagle": {"drafter": "eagle", "tree": "dynamic:3,depth=2,top=2"},
+    "p-eagle": {"drafter": "eagle", "tree": "dynamic:3,depth=2,top=2"},
 }
-HOST = "place.__init__"  # fills the buffer on the host that one copy takes to the device
-VERDICTS, PASS = "flat_trees.to_host", ("level.top", "draws.draw_siblings")
+HOST = "tree_batch.__init__"  # fills the buffer on the host that one copy takes to the device
+VERDICTS, PASS = "flat_trees.to_host", ("tree_builder.top", "draws.draw_siblings")
 
 
 class Reads(TorchDispatchMode):
@@ -39,6 +40,15 @@ class Reads(TorchDispatchMode):
         self.calls = {}  # by frame: kept, so that no other takes its place in memory
         for name in METHODS:
             monkeypatch.setattr(torch.Tensor, name, self.watched(getattr(torch.Tensor, name)))
+        monkeypatch.setattr(torch, "tensor", self.watched(torch.tensor))  # a copy to a device, from pageable memory
+        taken = torch.Tensor.__getitem__
+
+        def take(tensor, index):
+            if isinstance(index, list):  # likewise
+                self.note()
+            return taken(tensor, index)
+
+        monkeypatch.setattr(torch.Tensor, "__getitem__", take)
 
     def watched(self, method):
         def call(tensor, *args, **kwargs):
@@ -88,8 +98,9 @@ def test_a_step_reads_its_verdicts_and_each_draft_pass_its_tokens(
     deep, tmp_path, monkeypatch, as_on_a_device, name, temperature
 ):
     how = dict(DRAFTERS[name])
-    if name == "eagle":
-        how["draft_model"] = str(write_head(tmp_path / "head", head_tensors()))
+    if name.endswith("eagle"):
+        head = tmp_path / "head"
+        how["draft_model"] = str(write_head(head, head_tensors()) if name == "eagle" else write_parallel_head(head))
     engine = Engine(
         target=str(deep), dtype="float32", kv_memory=0.01, backend="triton", device="cpu", evidence="lean", **how
     )

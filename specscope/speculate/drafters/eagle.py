@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specscope.kernels.tree_batch import pick
 from specscope.model.batch import Segment
 from specscope.model.heads.head_runner import HeadRunner
 from specscope.model.kv_cache import OutOfBlocksError
@@ -158,8 +159,7 @@ class Eagle(ModelDrafter):
 
     def feed_frontier(self, drafting: Sequence[Drafting]) -> Level:
         """Each node's token with the hidden state made at its parent."""
-        rows = [g.rows.start + row for g in drafting for row in g.builder.origin]
-        hidden = self._hidden[torch.tensor(rows, device=self._hidden.device)]
+        hidden = pick(self._hidden, [g.rows.start + row for g in drafting for row in g.builder.origin])
         return self._level([g.builder.segment(g.state.table, g.base) for g in drafting], hidden)
 
     def _level(self, segments: list[Segment], hidden: Tensor) -> Level:

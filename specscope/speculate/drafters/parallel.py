@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specscope.kernels.tree_batch import pick
 from specscope.model.batch import Segment
 from specscope.model.heads.head_runner import HeadRunner
 from specscope.plans.plan import TreePlan
@@ -40,7 +41,7 @@ class Shared(Level):
     @staticmethod
     def of(whole: Level, rows: Sequence[int]) -> Shared:
         """These rows of a level, in this order."""
-        logits = whole.logits[torch.tensor(rows, device=whole.logits.device)]
+        logits = pick(whole.logits, rows)
         return Shared(logits, whole.vocab_size, whole.d2t, whole.backend, whole=whole, rows=rows)
 
     def top(self, count: int) -> tuple[list[list[int]], list[list[float]]]:

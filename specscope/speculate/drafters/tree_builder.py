@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specscope.kernels.tree_batch import put
 from specscope.model.backend import Backend
 from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable
@@ -214,7 +215,7 @@ def _with_nothing(q: Tensor, parts: Sequence[LogitRows]) -> Tensor:
     """q [F, V] with zeros in rows that nothing may be drawn from: no token may come, or none that the drafter knows."""
     starts = np.cumsum([0, *(len(part.logits) for part in parts)]).tolist()
     dead = [start + row for start, part in zip(starts, parts, strict=False) for row in part.dead]
-    q[dead] = 0
+    q.index_fill_(0, put(np.array(dead, np.int64), q.device), 0)
     return q.nan_to_num_(nan=0.0)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specscope.kernels.tree_batch import pick, put
 from specscope.speculate.allowed import unpacked
 from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.verify import host
@@ -115,8 +116,8 @@ def logprobs(logits: Tensor, verdict: Verdict, tokens: list[int], count: int) ->
     A token's row is its parent's on the accepted path: the row that it was accepted or drawn from.
     """
     behind = [0, *(verdict.path + 1).tolist()][: len(tokens)]
-    rows = logits[behind].float().log_softmax(-1)
-    emitted = rows.gather(1, torch.tensor(tokens, dtype=torch.int64, device=rows.device)[:, None])[:, 0]
+    rows = pick(logits, behind).float().log_softmax(-1)
+    emitted = rows.gather(1, put(np.array(tokens, np.int64), rows.device)[:, None])[:, 0]
     top = rows.topk(min(count, rows.shape[1]))
     parts = (emitted, top.indices.to(torch.int32), top.values)
     del rows  # before the copies: what stays for long must not lie behind it, for the heap could never shrink again
@@ -140,5 +141,6 @@ def form_notes(context: Context, draft: Draft, logits: Tensor, verdict: Verdict,
         return FormNotes(pruned=draft.pruned)
     open_rows = [index for index, row in enumerate(rows) if row.any()]  # behind an end nothing was drawn that was kept
     refused = torch.from_numpy(~unpacked(np.ascontiguousarray(rows[open_rows]), logits.shape[1]))
-    mass = logits[[nodes[index] + 1 for index in open_rows]].float().softmax(-1).cpu().masked_fill_(~refused, 0).sum(-1)
+    mass = pick(logits, [nodes[index] + 1 for index in open_rows]).float().softmax(-1).cpu()
+    mass = mass.masked_fill_(~refused, 0).sum(-1)
     return FormNotes(np.array(nodes, np.int32)[open_rows], mass.numpy().copy(), draft.pruned)
