@@ -16,7 +16,7 @@ from specscope.engine.engine import Engine
 from specscope.kernels import launch, tree_attention, tree_verify
 from specscope.kernels.flat_trees import DETERMINISTIC, NOBODY, WITHOUT_REPLACEMENT, FlatTrees, Tree
 from specscope.kernels.tree_batch import Part, TreeBatch
-from specscope.kernels.tree_verify_reference import tree_verify_reference
+from specscope.kernels.tree_verify import tree_verify_reference
 from specscope.measure.device import copy_bandwidth, random_model
 from specscope.model.backend import Backend
 from specscope.model.batch import Segment

@@ -8,7 +8,7 @@ import torch
 
 from specscope.kernels.flat_trees import NOBODY, WITH_REPLACEMENT, FlatTrees, Tree
 from specscope.kernels.tree_batch import Part, TreeBatch
-from specscope.kernels.tree_verify_reference import tree_verify_reference
+from specscope.kernels.tree_verify import tree_verify_reference
 from tests.kernels import DEVICE
 
 BLOCK_SIZE = 16

@@ -18,7 +18,7 @@ from specscope.kernels.flat_trees import (
     Tree,
 )
 from specscope.kernels.launch import H100
-from specscope.kernels.tree_verify_reference import tree_verify_reference
+from specscope.kernels.tree_verify import tree_verify_reference
 from specscope.trace.record.records import Outcome
 from specscope.trace.record.tree import ROOT, Drawn
 from tests.kernels import DEVICE

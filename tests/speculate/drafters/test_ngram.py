@@ -115,7 +115,7 @@ def test_nothing_is_left_of_a_text_that_is_cut_to_its_start():
     drafter = NgramDrafter(2, 2, longest=3, shortest=1)
     tokens = [1, 2, 3, 1, 2, 3, 1, 2, 4, 1]
     draft(drafter, tokens)
-    index = drafter._seen["r"].index
+    index = drafter._indices["r"]
     assert index._ends
     drafter.rewind("r", 1)
     assert (index._ends, index._grams, index._before) == ({}, [], [])
@@ -128,7 +128,7 @@ def test_a_look_costs_the_same_however_long_the_text_is():
         drafter = NgramDrafter(5, 3)
         tokens = [1, 2, 3] * count
         draft(drafter, tokens)
-        index = drafter._seen["r"].index
+        index = drafter._indices["r"]
         tokens.append(1)
         index.grow(tokens)
         looked.append(len(list(index.ends(4))))
