@@ -14,11 +14,11 @@ from rich.table import Table
 from benchmarks.kernels import need_gpu
 from benchmarks.paired import write_figures
 from specscope.measure.device import copy_bandwidth, device_info, random_model, seconds
-from specscope.model.backend import Backend
 from specscope.model.batch import Segment
 from specscope.model.graphs import Capture, CudaCapture, Shape
 from specscope.model.kv_cache import BLOCK_SIZE, BlockTable
 from specscope.model.loader import adopt
+from specscope.model.places import Backend
 from specscope.model.runner import ModelRunner
 from specscope.terminal import text_console
 from specscope.trace.record.tree import ROOT, DraftTree

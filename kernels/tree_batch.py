@@ -98,11 +98,6 @@ def _reach(part: Part) -> NDArray[np.int64]:
 ALIGNED = 16  # bytes: what a kernel's loads may rely on
 
 
-def pick(rows: Tensor, index: Sequence[int]) -> Tensor:
-    """Rows [n, ...] of these numbers. An index as a list would make the host wait for its copy to a GPU."""
-    return rows.index_select(0, put(np.asarray(index, np.int64), rows.device))
-
-
 def put(array: NDArray[Any], device: torch.device) -> Tensor:
     """The array as a tensor on the device; a GPU copies it from pinned memory while the host goes on."""
     host = torch.from_numpy(np.ascontiguousarray(array))

@@ -86,7 +86,7 @@ def examine_gpu(device: str | None = None, target: str | None = None) -> Iterato
     import torch
 
     from specscope.errors import UserError
-    from specscope.model.backend import pick_backend
+    from specscope.model.places import pick_backend
 
     where = torch.device(device or "cuda")
     if where.type == "cuda" and not torch.cuda.is_available():

@@ -18,7 +18,6 @@ import specscope
 from specscope.engine.config import EngineConfig, ModelsGiven, models_given
 from specscope.engine.warm_up import capture_graphs, warm_up
 from specscope.errors import UserError
-from specscope.model.backend import Backend, pick_backend
 from specscope.model.device import pick_device, pick_dtype
 from specscope.model.fast.fast_paths import disabled
 from specscope.model.graphs import CudaCapture
@@ -26,7 +25,7 @@ from specscope.model.heads.head_loader import load_head
 from specscope.model.heads.head_runner import HeadRunner
 from specscope.model.kv_cache import BLOCK_SIZE, KVCache
 from specscope.model.loader import LoadedModel, find_model, load_model, load_tokenizer
-from specscope.model.places import check_context, check_layers
+from specscope.model.places import Backend, check_context, check_layers, pick_backend
 from specscope.model.runner import ModelRunner
 from specscope.speculate.drafters.base import Drafter, NoDrafter
 from specscope.speculate.drafters.draft_model import DraftModel

@@ -91,7 +91,7 @@ class EngineConfig:
         Flag("Number format of the models.  [default: auto]", choices=("auto", "float32", "bfloat16", "float16")),
     ] = "auto"
     device: Annotated[str, Flag("Where to run: cpu, cuda or auto.  [default: auto]", "DEVICE")] = "auto"
-    # model/backend.py
+    # model/places.py
     backend: Annotated[
         str, Flag("Kernels; triton needs a GPU.  [default: auto]", choices=("auto", "torch", "triton"))
     ] = "auto"

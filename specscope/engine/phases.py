@@ -14,8 +14,7 @@ from specscope.engine.build import Parts
 from specscope.engine.intake import Intake
 from specscope.engine.scheduler import Scheduler, SpeculationGate
 from specscope.engine.state import StepState, Turn
-from specscope.kernels.tree_batch import pick
-from specscope.model.batch import Segment
+from specscope.model.batch import Segment, pick
 from specscope.speculate.changes import Changes
 from specscope.speculate.drafters.base import NO_DRAFT
 from specscope.speculate.verify.notes import form_notes

@@ -18,11 +18,11 @@ from specscope.kernels.flat_trees import DETERMINISTIC, NOBODY, WITHOUT_REPLACEM
 from specscope.kernels.tree_batch import Part, TreeBatch
 from specscope.kernels.tree_verify import tree_verify_reference
 from specscope.measure.device import copy_bandwidth, random_model
-from specscope.model.backend import Backend
 from specscope.model.batch import Segment
 from specscope.model.graphs import CudaCapture, Outputs, Shape
 from specscope.model.kv_cache import BLOCK_SIZE, BlockTable
 from specscope.model.loader import adopt
+from specscope.model.places import Backend
 from specscope.model.runner import ModelRunner
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.tree import ROOT, DraftTree

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,10 +17,11 @@ from torch import Tensor, nn
 from transformers.modeling_utils import AttentionInterface
 
 from specscope.kernels.tree_batch import put
-from specscope.model.batch import Batch, Segment
+from specscope.model.batch import Batch
 from specscope.model.fast.fast_paths import has_bfloat16
 from specscope.model.groups import AttentionGroup, Masks
 from specscope.model.kv_cache import KVCache
+from specscope.model.segment import Segment
 
 if TYPE_CHECKING:
     from specscope.kernels.tree_batch import TreeBatch
@@ -73,19 +73,11 @@ def attend(
     return (scores - sums[..., None]).exp().to(value.dtype) @ value, sums
 
 
-def parts_of(units: int, slots: int) -> int:
-    """In how many parts a sequence's keys are best read, so that no thread is idle while others work.
-
-    `units`: pieces of work that the fused attention has without that.
-    """
-    threads = torch.get_num_threads()
+def parts_of(kv_heads: int, rows: int, slots: int) -> int:
+    """In how many parts a sequence's keys are best read, so that no thread is idle while others work."""
+    threads, units = torch.get_num_threads(), kv_heads * -(-rows // UNIT)  # that the fused attention has without that
     idle = -units % threads
     return threads if slots >= max(SPLIT, threads) and idle > IDLE * (units + idle) else 1
-
-
-def _units(kv_heads: int, rows: int) -> int:
-    """Pieces of work that the fused attention makes of a sequence's rows."""
-    return kv_heads * -(-rows // UNIT)
 
 
 def _attend_in_parts(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, variant: Variant) -> Parts:
@@ -97,7 +89,7 @@ def _attend_in_parts(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | N
 
 def _attend_in_place(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, variant: Variant) -> Parts:
     """`attend` of one segment's rows [Hkv, 1, M, D] on keys [Hkv, 1, K, D] where they lie."""
-    parts = parts_of(_units(len(key), query.shape[2]), key.shape[2]) if key.device.type == "cpu" else 1
+    parts = parts_of(len(key), query.shape[2], key.shape[2]) if key.device.type == "cpu" else 1
     if bias is not None or parts == 1 or key.shape[2] % parts:
         return attend(query, key, value, bias, variant.scale, variant.softcap)
     key, value = (x.unflatten(2, (parts, -1)).squeeze(1) for x in (key, value))
@@ -117,7 +109,7 @@ def _group_attention(query: Tensor, layer: int, cache: KVCache, group: Attention
     else:
         q = rows.view(group.size, -1, kv_heads, fold, size).permute(2, 0, 3, 1, 4).flatten(2, 3)
     masks = (variant.window, fold, query.dtype)
-    parts = parts_of(_units(kv_heads, q.shape[2]), group.width(variant.window)) if group.can_be_cut else 1
+    parts = parts_of(kv_heads, q.shape[2], group.width(variant.window)) if group.can_be_cut else 1
     key, value = group.context(cache, layer, variant.window, parts)
     if _suits_products(query, group, variant):
         scores = (q * variant.scale) @ key.transpose(2, 3)
@@ -178,8 +170,7 @@ def paged_attention(query: Tensor, layer: int, cache: KVCache, batch: Batch, var
             out[group.into] = part
     if math.isfinite(out.sum(dtype=torch.float32)):  # weights of 0 do not keep out what is not finite: 0 x NaN is NaN
         return out
-    starts = np.cumsum([0] + [len(s.tokens) for s in batch.segments])
-    rows = [query[start:end] for start, end in pairwise(starts)]
+    rows = query.split([len(segment.tokens) for segment in batch.segments])
     return torch.cat([_strict_attention(*own, layer, cache, variant) for own in zip(rows, batch.segments, strict=True)])
 
 

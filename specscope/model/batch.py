@@ -13,16 +13,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specscope.kernels.tree_batch import FixedShape, Packed, Part, TreeBatch, put
-from specscope.model.backend import Backend
 from specscope.model.groups import AttentionGroup, build_groups
-from specscope.model.kv_cache import BlockTable
-from specscope.trace.record.tree import Bools, DraftTree
+from specscope.model.places import Backend
+from specscope.model.segment import Segment
 
 if TYPE_CHECKING:
     from specscope.kernels.cpu.flat_batch import FlatBatch
 
 __all__ = ["FED", "WANTED", "Batch", "PackedBatch", "Segment"]
 FED, WANTED = "fed_index", "wanted_index"  # further arrays of a PackedBatch: which rows of a graph's outputs count
+
+
+def pick(rows: Tensor, index: Sequence[int]) -> Tensor:
+    """Rows [n, ...] of these numbers. An index as a list would make the host wait for its copy to a GPU."""
+    return rows.index_select(0, put(np.asarray(index, np.int64), rows.device))
 
 
 @dataclass
@@ -132,45 +136,3 @@ class PackedBatch:
         tree = {name.removeprefix("tree "): view for name, view in views.items() if name.startswith("tree ")}
         tokens, positions, slots, wanted = (views[name] for name in ("tokens", "positions", "slots", "wanted"))
         return Batch(tokens, positions, slots, wanted, TreeBatch.of(tree, self.sizes))
-
-
-@dataclass
-class Segment:
-    """One sequence's part of a forward pass. Filled by the engine or a drafter.
-
-    The sequence's first `context` slots are seen by every row. The window is what follows them: slots that
-    rows see only where `mask` says so. The fed tokens are the window's last rows, and their KV is written there.
-    """
-
-    table: BlockTable
-    tokens: list[int]  # [m] token ids to feed
-    context: int
-    positions: NDArray[np.int64]  # [w] rotary position of each slot of the window
-    mask: Bools  # [m, w] True where a fed row sees a slot of the window
-    wanted: Sequence[int]  # rows among the m whose logits are needed
-
-    @property
-    def length(self) -> int:
-        """Slots in use when the pass has run."""
-        return self.context + len(self.positions)
-
-    @staticmethod
-    def of_tree(table: BlockTable, context: int, tokens: list[int], tree: DraftTree, *, logits: bool) -> Segment:
-        """Pending tokens (the last is the root) and the drafts below it: causal, then by ancestry.
-
-        `logits`: whether the rows of root and nodes are wanted; False for a prefill chunk.
-        """
-        c, n = len(tokens), len(tree)
-        mask = np.zeros((c + n, c + n), dtype=np.bool_)
-        mask[:c, :c] = np.tri(c, dtype=np.bool_)
-        mask[c:, :c] = True
-        mask[c:, c:] = tree.ancestors
-        chain = context + np.arange(c, dtype=np.int64)
-        return Segment(
-            table=table,
-            tokens=tokens + tree.token.tolist(),
-            context=context,
-            positions=np.concatenate([chain, context + c - 1 + tree.depth]),
-            mask=mask,
-            wanted=range(c - 1, c + n) if logits else (),
-        )

@@ -22,7 +22,7 @@ from specscope.model.kv_cache import BLOCK_SIZE, KVCache, LayerShape
 from specscope.trace.record.tree import Bools, Ints
 
 if TYPE_CHECKING:
-    from specscope.model.batch import Segment
+    from specscope.model.segment import Segment
 
 GATHER = 5  # what a slot of padding takes, in rows that attend to it
 GATHERED = 13  # and what it takes to gather a slot

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specscope.kernels.tree_batch import put
-from specscope.model.backend import Backend
+from specscope.model.places import Backend
 
 BLOCK_SIZE = 16
 PAGE = 4096  # bytes that a system hands out at least

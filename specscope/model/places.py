@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specscope.errors import UserError
 from specscope.plans.heads import check_head, check_kind
 from specscope.whole_file import read_object
+
+if TYPE_CHECKING:
+    import torch
 
 DEVICE = re.compile(r"auto|(cpu|cuda)(:\d{1,3})?")
 
@@ -102,3 +107,24 @@ def check_device(name: str) -> None:
     """Raises UserError for an unsupported device; whether it is present shows once torch is imported."""
     if not DEVICE.fullmatch(name):
         raise UserError(f"device {name!r} is not supported: use auto, cpu or cuda")
+
+
+BACKENDS = ("auto", "torch", "triton")
+
+
+class Backend(StrEnum):
+    """torch runs everywhere and is the reference; triton is for GPUs."""
+
+    TORCH = "torch"
+    TRITON = "triton"
+
+
+def pick_backend(name: str, device: torch.device) -> Backend:
+    """A name of BACKENDS as a backend; auto is triton on a CUDA GPU. Raises UserError where it cannot run."""
+    if name == "auto":
+        return Backend.TRITON if device.type == "cuda" else Backend.TORCH
+    backend = Backend(name)
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if backend is Backend.TRITON and device.type != "cuda" and not interpreted:
+        raise UserError("the triton backend needs a CUDA GPU (TRITON_INTERPRET=1 emulates one, slowly, for tests)")
+    return backend

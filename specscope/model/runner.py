@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from specscope.model.backend import Backend
 from specscope.model.batch import Batch, Segment
 from specscope.model.features import AuxHiddenStates, AuxLayer
 from specscope.model.graphs import Capture, Graphs, Shape
 from specscope.model.kv_cache import BlockTable, KVCache
 from specscope.model.loader import LoadedModel
+from specscope.model.places import Backend
 from specscope.trace.record.tree import DraftTree
 
 CHUNK = 512  # tokens that `compute` feeds in one pass

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from specscope.model.backend import Backend
 from specscope.model.batch import Batch, Segment
 from specscope.model.heads.head_runner import HeadRunner
 from specscope.model.kv_cache import BLOCK_SIZE, BlockTable
+from specscope.model.places import Backend
 from specscope.model.runner import ModelRunner
 
 

@@ -9,7 +9,7 @@ from benchmarks.gpu import SHAPES, measure, random_model
 from benchmarks.kernels import Measured, Work, need_gpu, run_kernels
 from specscope.errors import UserError
 from specscope.measure import device as device_module
-from specscope.model.backend import Backend
+from specscope.model.places import Backend
 
 CPU = torch.device("cpu")
 SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 70, "head_dim": 16}

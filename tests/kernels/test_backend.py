@@ -8,8 +8,8 @@ from specscope import Engine, SamplingParams
 from specscope.errors import UserError
 from specscope.kernels.flat_trees import Verdicts
 from specscope.live.check_kv import check_kv
-from specscope.model.backend import Backend, pick_backend
 from specscope.model.kv_cache import KVCache
+from specscope.model.places import Backend, pick_backend
 from specscope.speculate.changes import Changes
 from specscope.speculate.verify import host
 from tests.kernels import DEVICE

@@ -202,7 +202,7 @@ def test_few_rows_read_all_that_lies_side_by_side_as_one():
 )
 def test_idle_threads_take_parts_of_the_keys(units, slots, threads, parts, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    assert attention.parts_of(units, slots) == parts
+    assert attention.parts_of(units, 1, slots) == parts
 
 
 def test_contexts_that_begin_equally_far_apart_are_read_in_place_together():

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from specscope.model.backend import Backend
 from specscope.model.kv_cache import BLOCK_SIZE, BlockTable, KVCache, LayerShape, OutOfBlocksError
+from specscope.model.places import Backend
 
 LAYERS = [LayerShape(2, 4, 4), LayerShape(1, 4, 6)]
 
@@ -172,7 +172,7 @@ def test_an_accepted_path_moves_safely_onto_itself(backend, path):
 # In a process of its own: one that has freed as much already holds the memory that a new cache gets.
 TOUCHED = """
 import psutil, torch
-from specscope.model.backend import Backend
+from specscope.model.places import Backend
 from specscope.model.kv_cache import KVCache, LayerShape
 cache = KVCache([LayerShape(4, 64, 64)] * 4, 4096, torch.float32, torch.device("cpu"), Backend.TORCH)
 before = psutil.Process().memory_info().rss

@@ -563,7 +563,7 @@ def _code_of(name: str, rule: str = "") -> str:
     """Where the engine computes it."""
     from specscope.speculate import draws
     from specscope.speculate import sampling as shaping
-    from specscope.speculate.verify import host, inputs, left, match, parents, traversal
+    from specscope.speculate.verify import host, inputs, left, match, notes, traversal
 
     judging = traversal._Walk.below if rule in LOOK_AHEAD else match._draw if rule == MATCH else host._try
     made: dict[str, object] = {
@@ -574,6 +574,6 @@ def _code_of(name: str, rule: str = "") -> str:
         RESIDUAL: left.rejected,
         FINAL: draws.draw,
         COIN: inputs.step_batch,
-        ENTROPY: parents.parent_notes,
+        ENTROPY: notes.parent_notes,
     }
     return code_of(made.get(name, shaping.all_probabilities))

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from specscope.model.attention import Variant
-from specscope.model.backend import Backend
 from specscope.model.batch import Batch, Segment
 from specscope.model.fast.decoder import FusedLayer, Rotary
 from specscope.model.fast.fast_paths import same_numbers
@@ -18,6 +17,7 @@ from specscope.model.fast.linear import PackedLinear, compiled_rows, may_pack
 from specscope.model.graphs import Capture, Graphs, Shape
 from specscope.model.heads.head_loader import LoadedHead
 from specscope.model.kv_cache import BLOCK_SIZE, BlockTable, KVCache, LayerShape
+from specscope.model.places import Backend
 
 TRIAL_ROWS = 5
 

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specscope.kernels.tree_batch import pick
-from specscope.model.batch import Segment
+from specscope.model.batch import Segment, pick
 from specscope.model.heads.head_runner import HeadRunner
 from specscope.model.kv_cache import OutOfBlocksError
 from specscope.plans.plan import TreePlan

@@ -19,8 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specscope.kernels.tree_batch import pick
-from specscope.model.batch import Segment
+from specscope.model.batch import Segment, pick
 from specscope.model.heads.head_runner import HeadRunner
 from specscope.plans.plan import TreePlan
 from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from specscope.kernels.tree_batch import put
-from specscope.model.backend import Backend
 from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable
+from specscope.model.places import Backend
 from specscope.plans.plan import DynamicPlan, StaticPlan, TreePlan
 from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.draws import Draw, draw_siblings

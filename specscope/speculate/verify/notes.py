@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specscope.kernels.tree_batch import pick, put
+from specscope.kernels.tree_batch import put
+from specscope.model.batch import pick
 from specscope.speculate.allowed import unpacked
 from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.verify import host

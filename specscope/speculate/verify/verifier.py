@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specscope.model.backend import Backend
+from specscope.model.places import Backend
 from specscope.speculate.changes import Changes
 from specscope.speculate.sampling import Memory
 from specscope.speculate.verify import host, match, traversal

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specscope.model.backend import Backend
+from specscope.model.places import Backend
 from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.sampling import Memory, TargetRows
 from specscope.speculate.verify import host, inputs, match, traversal

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specscope.model.backend import Backend
+from specscope.model.places import Backend
 from specscope.speculate import sampling
 from specscope.speculate.changes import Changes
 from specscope.speculate.drafters.base import Context, Draft
