@@ -23,9 +23,9 @@ from specscope.engine.config import DEFAULT_TREES
 from specscope.trace.wire.reading import CaptureReader
 from specscope.tui.app import ScopeApp
 from specscope.tui.widgets.lines import Panel
+from tests.faults.fault import in_every_engine
 from tests.faults.models import DRAFT, HEAD, TARGET
 from tests.faults.planted import FAULTS
-from tests.measure.locate.faults import planted, replaced
 
 FOLDER = Path(__file__).parent / "data" / "before_deletion"
 EXPECTED = FOLDER / "expected.json.xz"
@@ -193,11 +193,11 @@ def located_fault():
     """Of the combined drafter, where the engine that runs again has the fault too."""
     fault = FAULTS["another rotary base"]
 
-    def install(engine):
+    def install(patch, engine):
         drafter = getattr(engine.drafter, "model", engine.drafter)
-        fault.install(SimpleNamespace(setattr=replaced), SimpleNamespace(drafter=drafter))
+        fault.install(patch, SimpleNamespace(drafter=drafter))
 
-    with planted(install):
+    with in_every_engine(install):
         return locate("combined_fault")
 
 

@@ -198,7 +198,7 @@ def _engine(data: Recorded, target: str | None, draft_model: str | None, batch: 
 def _measure_costs(engine: Any, data: Recorded, batch: int, nodes: int) -> Costs:  # noqa: ANN401
     from specscope.cli.judges.audit import progress_bar
     from specscope.measure.step_costs import measure_costs
-    from specscope.measure.tune_work import work_of
+    from specscope.measure.tune import work_of
 
     with progress_bar() as progress:
         return measure_costs(engine, work_of(data, batch), batch, nodes, progress)
@@ -206,7 +206,7 @@ def _measure_costs(engine: Any, data: Recorded, batch: int, nodes: int) -> Costs
 
 def _check(tuning: Tuning, data: Recorded, engine: Any, batch: int, nodes: int, prompts: str | None) -> Tuning:  # noqa: ANN401
     from specscope.cli.judges.audit import progress_bar
-    from specscope.measure.tune_work import checked
+    from specscope.measure.tune import checked
 
     with progress_bar() as progress:
         return checked(tuning, data, engine, batch, nodes, prompts, progress)

@@ -134,19 +134,19 @@ def _differs(what: str, recorded: str, place: str, then: str, now: str, flag: st
 def _draft(run: RunInfo, target: ModelSource, given: str | None, notes: list[str]) -> tuple[ModelSource | None, str]:
     """Where the drafter's model is, or why it is not known. Raises UserError where it was given and is not there."""
     part, name = model_part(run.drafter), draft_named(run, given)
-    if runs_head(part):
-        return _head(run, given, notes)
-    if part != "draft_model":
+    if part != "draft_model" and not runs_head(part):
         if given is not None:
             raise UserError(f"--draft-model is given, but the capture's drafter is {run.drafter}")
         return None, ""
-    if name is not None and name.startswith("self:"):
-        count = name.removeprefix("self:")
-        if not count.isdigit():
-            raise UserError(f"--draft-model {name}: write self:N, for the target's first N layers")
-        arguments = {**target.arguments, "num_hidden_layers": int(count)}
-        return ModelSource(target.path, f"{target.name}, first {count} layers", arguments), ""
     try:
+        if runs_head(part):
+            return _head(run, name, notes, given=given is not None), ""
+        if name is not None and name.startswith("self:"):
+            count = name.removeprefix("self:")
+            if not count.isdigit():
+                raise UserError(f"--draft-model {name}: write self:N, for the target's first N layers")
+            arguments = {**target.arguments, "num_hidden_layers": int(count)}
+            return ModelSource(target.path, f"{target.name}, first {count} layers", arguments), ""
         return _source(name, run.draft_model, run.draft_digest, "--draft-model", notes, given=given is not None), ""
     except UserError as error:
         if given is not None:
@@ -154,26 +154,19 @@ def _draft(run: RunInfo, target: ModelSource, given: str | None, notes: list[str
         return None, str(error)
 
 
-def _head(run: RunInfo, given: str | None, notes: list[str]) -> tuple[ModelSource | None, str]:
-    """The same for an EAGLE head."""
-    name, flag = draft_named(run, given), "--draft-model HEAD"
-    missing = f"the head {run.draft_model} is not at hand: give {flag}"
-    if name is None and run.draft_model != DEFAULT_HEAD.name:
-        return None, missing
+def _head(run: RunInfo, name: str | None, notes: list[str], *, given: bool) -> ModelSource:
+    """The same for an EAGLE head. Raises UserError."""
+    flag = "--draft-model HEAD"
     folder = Path(name).expanduser() if name is not None else DEFAULT_HEAD
-    if not (folder / "config.json").is_file() or (name is None and not is_head(folder)):
-        if given is None:
-            return None, missing
+    there = (folder / "config.json").is_file() and (name is not None or is_head(folder))
+    if not there and given:
         raise UserError(f"no EAGLE head at {folder}: give {flag}, a folder with its config.json")
-    try:
-        check_kind(folder, read_object(folder / "config.json"), "audit judges EAGLE, EAGLE-3 and P-EAGLE heads")
-    except UserError as error:
-        if given is not None:
-            raise
-        return None, str(error)
-    digest = model_digest(folder)
-    other = _differs("head", run.draft_model, str(folder), run.draft_digest, digest, flag, given=given is not None)
-    if other and given is None:
-        return None, other
-    notes += filter(None, (other, unread_layers(read_object(folder / "config.json"))))
-    return ModelSource(str(folder), folder.resolve().name), ""
+    if not there or (name is None and run.draft_model != DEFAULT_HEAD.name):
+        raise UserError(f"the head {run.draft_model} is not at hand: give {flag}")
+    config = read_object(folder / "config.json")
+    check_kind(folder, config, "audit judges EAGLE, EAGLE-3 and P-EAGLE heads")
+    other = _differs("head", run.draft_model, str(folder), run.draft_digest, model_digest(folder), flag, given=given)
+    if other and not given:
+        raise UserError(other)
+    notes += filter(None, (other, unread_layers(config)))
+    return ModelSource(str(folder), folder.resolve().name)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import random
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-
-import numpy as np
+from dataclasses import dataclass
+from statistics import fmean
 
 from specscope.engine.engine import Engine
 from specscope.engine.prompt_encoder import Prompt
@@ -19,7 +17,6 @@ from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import StepRecord
 
 Work = tuple[Prompt, SamplingParams]
-TURNS = 20  # of the median polish: with steps missing it needs a few
 
 
 @dataclass(frozen=True)
@@ -31,7 +28,6 @@ class Timed:
     rows: int  # that the target ran
     tokens: int  # committed
     drafts: int  # requests for which something was drafted
-    nodes: int  # drafted
     accepted: int
 
 
@@ -74,7 +70,6 @@ class Lane:
             rows=sum(1 + len(part.tree) for part in parts),
             tokens=sum(len(part.tokens()) for part in parts),
             drafts=sum(len(part.tree) > 0 for part in parts),
-            nodes=sum(len(part.tree) for part in parts),
             accepted=sum(part.verdict.accepted for part in parts if part.verdict is not None),
         )
 
@@ -115,32 +110,7 @@ def in_turn(run: Sequence[Lane], rounds: Rounds, more: Callable[[], bool]) -> No
         rounds.append(steps)
 
 
-def pace(rounds: Sequence[Sequence[Timed | None]]) -> list[float]:
-    """How slow the machine was in each round: 1.1 where steps took a tenth longer than in the median round.
-
-    log(seconds) is modelled as a term of the lane plus a term of the round (Tukey's median polish).
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a round in which nothing counted has no median
-        logs = np.log([[np.nan if step is None else step.seconds for step in steps] for steps in rounds])
-        slow = np.zeros(len(logs))
-        for _ in range(TURNS):
-            lane = np.nanmedian(logs - slow[:, None], axis=0)
-            slow = np.nan_to_num(np.nanmedian(logs - lane, axis=1))
-    paces: list[float] = np.exp(slow - np.median(slow)).tolist()
-    return paces
-
-
 def middle(seconds: Sequence[float]) -> float:
     """The mean without the fastest and the slowest tenth: a step in which something else ran has no weight."""
     out = len(seconds) // 10
-    return float(np.mean(sorted(seconds)[out : len(seconds) - out]))
-
-
-def scaled(steps: Sequence[Timed | None], paces: Sequence[float]) -> list[Timed]:
-    """A lane's steps at the pace of the median round."""
-    return [
-        replace(step, seconds=step.seconds / slow, drafting=step.drafting / slow)
-        for step, slow in zip(steps, paces, strict=True)
-        if step is not None
-    ]
+    return fmean(sorted(seconds)[out : len(seconds) - out])

@@ -20,7 +20,7 @@ import torch
 
 from specscope.engine.engine import Engine
 from specscope.engine.room import Room
-from specscope.measure.lanes import Lane, Rounds, Timed, Work, in_turn, lanes, middle, pace, scaled
+from specscope.measure.lanes import Lane, Rounds, Timed, Work, in_turn, lanes, middle
 from specscope.plans.costs import CostPoint, Costs, about_run
 from specscope.plans.plan import DynamicPlan
 from specscope.speculate.drafters.base import Context, Draft, NoDrafter
@@ -66,17 +66,15 @@ class CostLanes:
         for lane in run:
             lane.give(itertools.cycle(work))
 
-    def counted(self, rounds: Rounds) -> Rounds:
-        """The rounds without steps in which some request of a drafting lane had no drafts."""
+    def counted(self, rounds: Rounds) -> list[list[Timed]]:
+        """Each lane's steps, without those in which some request of a drafting lane had no drafts."""
         drafts = [lane.batch if lane.engine.drafter.max_nodes else 0 for lane in self.run]
-        return [
-            [step if step and step.drafts == wanted else None for step, wanted in zip(steps, drafts, strict=True)]
-            for steps in rounds
-        ]
+        by_lane = zip(zip(*rounds, strict=True), drafts, strict=True)
+        return [[step for step in steps if step and step.drafts == wanted] for steps, wanted in by_lane]
 
-    def costs(self, rounds: Rounds, paces: Sequence[float]) -> Costs:
-        """The costs, from the rounds of these lanes and how slow the machine was in each."""
-        counted = [scaled(steps, paces) for steps in zip(*self.counted(rounds), strict=True)]
+    def costs(self, rounds: Rounds) -> Costs:
+        """The costs, from the rounds of these lanes."""
+        counted = self.counted(rounds)
         info, batch = self.engine.run_info, self.run[0].batch
         first, passes = _passes(self.plans, counted[1:], batch) if self.plans else ((), ())
         plain = _point(batch, [step.seconds for step in counted[0]])
@@ -103,8 +101,7 @@ def cost_lanes(engine: Engine, work: Sequence[Work], batch: int, most_nodes: int
 def measure_costs(engine: Engine, work: Sequence[Work], batch: int, most_nodes: int, progress: Progress) -> Costs:
     """Measure the costs, in a few seconds; longer where the machine is busy."""
     with cost_lanes(engine, work, batch, most_nodes) as measuring:
-        rounds = _measure(measuring, progress)[WARM:]
-        return measuring.costs(rounds, pace(measuring.counted(rounds)))
+        return measuring.costs(_measure(measuring, progress)[WARM:])
 
 
 def _measure(measuring: CostLanes, progress: Progress) -> Rounds:
@@ -115,8 +112,7 @@ def _measure(measuring: CostLanes, progress: Progress) -> Rounds:
         progress("measuring what a step costs", min(len(rounds), ROUNDS + WARM), ROUNDS + WARM)
         if len(rounds) < ROUNDS + WARM:
             return True
-        some = measuring.counted(rounds[WARM:])
-        counted = [scaled(steps, pace(some)) for steps in zip(*some, strict=True)]
+        counted = measuring.counted(rounds[WARM:])
         if min(map(len, counted)) < ROUNDS // 2:
             return True
         error = max(_error([step.seconds for step in steps]) for steps in counted)

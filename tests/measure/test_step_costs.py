@@ -1,15 +1,15 @@
-"""Costs and trees measured in turn: what is counted, the pace of a round, and a whole measurement of a tiny engine."""
+"""Costs and trees measured in turn: what is counted, and a whole measurement of a tiny engine."""
 
+import itertools
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from specscope import Engine, SamplingParams
 from specscope.measure import step_costs
-from specscope.measure.lanes import Lane, Timed, lanes, pace, scaled
+from specscope.measure.lanes import Lane, in_turn, lanes
 from specscope.measure.step_costs import measure_costs, rising
-from specscope.measure.tune_check import measure_trees, other_prompts
+from specscope.measure.tune import measure_trees, other_prompts
 from specscope.plans.costs import CostPoint
 from specscope.trace.history.stats import measure
 from tests.faults.models import HEAD, TARGET, story
@@ -93,22 +93,35 @@ def test_only_full_batches_of_decoding_count(eagle):
     assert {step.rows for step in counted} == {2}
 
 
-def step(seconds, drafting=0.0):
-    return Timed(seconds, drafting, 1, 1, 0, 0, 0)
+def test_each_engine_keeps_to_a_part_of_the_cache_as_requests_come_and_go():
+    """Else an engine's contexts would lie between the others', and reading them would take longer than on its own."""
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    work = [(story(900 + i, 40), replace(params, seed=i, max_tokens=8 + 5 * (i % 3))) for i in range(7)]
+    engine = Engine(target=str(TARGET), dtype="float32", kv_memory=0.05, drafter="eagle", draft_model=str(HEAD))
+    pool = engine.runner.cache.pool
+    width = pool.blocks // (3 * 4)  # three engines, four requests each
+    seen = set()
 
+    def more():
+        for at, lane in enumerate(run):
+            for request in lane.engine.requests.values():
+                if blocks := request.table.blocks:
+                    start, in_part = blocks[0], divmod(blocks[0], 4 * width)
+                    assert blocks == [*range(start, start + len(blocks))]
+                    assert in_part[0] == at
+                    assert in_part[1] % width == 0
+                    seen.add((at, request.id))
+        return len(rounds) < 40
 
-def test_the_pace_of_a_round_is_found_although_steps_are_missing():
-    drawn = np.random.default_rng(0)
-    own, slow = [0.02, 0.05, 0.11], [1.0, 1.0, 3.0, 1.0, 0.5, 2.0, 1.0]
-    rounds = [
-        [None if drawn.random() < 0.2 else step(seconds * pace_, seconds * pace_ / 4) for seconds in own]
-        for pace_ in slow
-    ]
-    assert pace(rounds) == pytest.approx(slow)
-    for lane, seconds in zip(zip(*rounds, strict=True), own, strict=True):
-        for one in scaled(lane, pace(rounds)):
-            assert one.seconds == pytest.approx(seconds)
-            assert one.drafting == pytest.approx(seconds / 4)
+    rounds = []
+    with lanes(engine, {"plain": step_costs.PLAIN, "head": {}, "again": {"tree": "2"}}, 4) as run:
+        for lane in run:
+            lane.give(itertools.cycle(work))
+        in_turn(run, rounds, more)
+    assert len(seen) > 20
+    assert pool.used == 0
+    assert pool.take(1) == [0]
+    assert pool.take(1) == [pool.blocks // engine.config.max_batch]  # apart again as the engine alone has it
 
 
 def test_more_rows_never_take_less():

@@ -20,7 +20,7 @@ from specscope.analyze.findings import Exit
 from specscope.analyze.locate.located import Stage
 from specscope.errors import UserError
 from specscope.measure.locate.inside_vllm.again import Again
-from specscope.measure.locate.vllm import VllmCase, locate_vllm
+from specscope.measure.locate.vllm import locate_vllm
 from specscope.trace.history.history import History
 from specscope.trace.inside.settings import CAPTURE
 from specscope.trace.record.params import SamplingParams
@@ -168,9 +168,9 @@ def recorded(name: str, folder: Path) -> History:
     return read_capture(capture).history
 
 
-def located(captures, name: str, faults: list[str]):
-    case = VllmCase(captures(name), ModelSource(str(TARGET), "target"), ENGINES[name].draft, "run.jsonl")
-    return locate_vllm(case, again(faults))
+def located(captures, name: str, faults: list[str], vllm: Again | None = None):
+    target = ModelSource(str(TARGET), "target")
+    return locate_vllm(captures(name), target, ENGINES[name].draft, vllm or again(faults))
 
 
 @pytest.mark.parametrize(
@@ -201,8 +201,7 @@ def test_the_token_behind_a_prefill_chunk_is_located_where_vllm_makes_it(capture
 
 def test_the_parameters_of_drafted_rows_are_located_where_vllm_leaves_them_unwritten(captures):
     """vLLM's own in 0.32.0 on a CPU: its operator writes them into a copy."""
-    case = VllmCase(captures("model top-p"), ModelSource(str(TARGET), "target"), ENGINES["model top-p"].draft)
-    first = locate_vllm(case, again([], mend=False)).located[0]
+    first = located(captures, "model top-p", [], again([], mend=False)).located[0]
     assert (first.operation.stage, first.operation.name) == (Stage.SAMPLING, "parameters")
     assert first.operation.code == "vllm.v1.sample.rejection_sampler.expand_batch_to_tokens"
     assert first.explained == first.differing > 0
@@ -216,8 +215,7 @@ def test_a_healthy_vllm_has_nothing_located(captures, name):
 
 
 def test_what_is_said_where_vllm_does_not_run(captures, tmp_path):
-    case = VllmCase(captures("eagle"), ModelSource(str(TARGET), "target"), ENGINES["eagle"].draft)
     with pytest.raises(UserError, match=r"vLLM did not run again: .*No module named"):
-        locate_vllm(case, Again((PYTHON, "-P", "-m", "no_such_module"), QUIET))
+        located(captures, "eagle", [], Again((PYTHON, "-P", "-m", "no_such_module"), QUIET))
     with pytest.raises(UserError, match="cannot start /no/such/python: No such file"):
-        locate_vllm(case, Again(("/no/such/python",), {CAPTURE: str(tmp_path)}))
+        located(captures, "eagle", [], Again(("/no/such/python",), {CAPTURE: str(tmp_path)}))

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from specscope.analyze.audit.options import ModelSource
-from specscope.analyze.locate.model.reference import ModelReference
+from specscope.analyze.locate.model.reference import ModelPasses, ModelReference
 from specscope.analyze.locate.model.taps import relative
 from specscope.errors import UserError
-from specscope.measure.locate.inside_vllm.references import over_text
 from specscope.measure.locate.inside_vllm.tapped import read_taps
 from specscope.trace.inside.hooking import ErrorGuard
 from specscope.trace.inside.settings import PluginSettings, TapSettings
@@ -58,7 +57,7 @@ def tapped(runner, folder, **bounds):
 
 def right_of(model):
     names = {f"layers.{i}.{name}" for i in range(3) for name in (*INNER, "self_attn.value")}
-    return over_text(ModelReference(model[1]), PROMPT + NEXT, names)
+    return ModelPasses(ModelReference(model[1]), PROMPT + NEXT, names).feed(0, 7, wanted=range(7)).taps
 
 
 def test_every_operation_of_the_table_is_the_models_own(model, runner, tmp_path):

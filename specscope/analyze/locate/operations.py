@@ -8,12 +8,26 @@ from specscope.analyze.locate.located import Operation, Stage
 from specscope.trace.record.records import RunInfo
 
 IN = ":in"
-# By the name of a module or, inside attention, of what it does. A name that is not here stands for itself.
+# In the order of computing; by the name of a module or, inside attention, of what it does. A name that is not here
+# stands for itself.
 WORDS = {
     "tokens": "the tokens that are fed",
+    "last token": "the token that was sampled, fed last",
     "positions": "the positions of the rows",
+    "later positions": "the positions of the drafter's later passes",
+    "block table": "the block table that attention is told",
+    "slots": "the slots that keys and values are written to",
+    "keys seen": "how many keys each row sees",
+    "later keys seen": "how many keys the drafter's later passes see",
+    "features": "the target's features, as the head is fed them",
+    "input_norm": "the norm of the features",
+    "fc": "the projection of the features",
+    "mask_hidden": "the learned feature of the mask rows",
+    "fed back": "the state fed back from the parent",
+    "state": "the state fed back to the next pass",
     "embedding": "the embedding",
     "input_layernorm": "the norm before attention",
+    "hidden_norm": "the norm of the features or of the state",
     "self_attn.q_proj": "the queries' projection",
     "self_attn.k_proj": "the keys' projection",
     "self_attn.v_proj": "the values' projection",
@@ -41,27 +55,12 @@ WORDS = {
     "mlp": "the MLP",
     "norm": "the final norm",
     "lm_head": "the logits",
-    # of a drafter
-    "features": "the target's features, as the head is fed them",
-    "input_norm": "the norm of the features",
-    "fc": "the projection of the features",
-    "mask_hidden": "the learned feature of the mask rows",
-    "hidden_norm": "the norm of the features or of the state",
-    "fed back": "the state fed back from the parent",
-    "state": "the state fed back to the next pass",
     "d2t": "the logits by the target's tokens (d2t)",
     "vocabulary": "the logits by the target's tokens",
     "chosen tokens": "the tokens chosen by their logits",
-    # inside vLLM: what a forward is fed, and what is chosen behind it
-    "last token": "the token that was sampled, fed last",
-    "block table": "the block table that attention is told",
-    "slots": "the slots that keys and values are written to",
-    "keys seen": "how many keys each row sees",
-    "later positions": "the positions of the drafter's later passes",
-    "later keys seen": "how many keys the drafter's later passes see",
     "parameters": "temperature, top-k and top-p of drafted rows",
-    "choice": "the tokens chosen by the target's logits",
     "draft": "the token drafted by the drafter's logits",
+    "choice": "the tokens chosen by the target's logits",
 }
 
 

@@ -61,14 +61,14 @@ def audit_captures(
         return of_capture(file, result.to_dict(), code=result.exit, warnings=(*reader.warnings, *result.notes))
 
     def beside_training(reader: CaptureReader, file: str, folder: str) -> Mapping[str, Any]:
-        from specscope.measure.trainer.audit import audit_trainer, render_trainer
+        from specscope.measure.trainer import audit_trainer, render_trainer
 
         compared = audit_trainer(reader.history, file, folder, target, draft_model)
         if not as_json:
             render_trainer(compared, text_console())
         for warning in reader.warnings:
             warn(warning)
-        return of_capture(file, compared.to_dict(), code=compared.exit, warnings=(*reader.warnings, *compared.notes))
+        return of_capture(file, compared.to_dict(), code=compared.exit, warnings=(*reader.warnings, *compared.warnings))
 
     with ends_at_once():
         return judge_each("audit", captures, audited, as_json=as_json)

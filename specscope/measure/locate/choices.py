@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specscope.analyze.locate.located import FedRow
-from specscope.measure.locate.both import Both
+from specscope.measure.locate.pairs import HeldPair
 from specscope.speculate.drafters.model_drafter import Drafting
 from specscope.speculate.drafters.tree_builder import TreeBuilder
 from specscope.trace.record.tree import ROOT
@@ -34,7 +34,7 @@ class Choices:
         else:
             self.logits |= zip(drafting.builder.frontier, logits, strict=True)
 
-    def compared(self, code: str) -> Iterator[Both]:
+    def compared(self, code: str) -> Iterator[HeldPair]:
         """How far each chosen token lies below the least likely of those that ought to be chosen."""
         tree = self.builder
         if tree is None or tree.sampled or _shaped(tree):
@@ -56,7 +56,7 @@ class Choices:
                     below.append((max(chosen), missed))
         gap = torch.tensor(short)[:, None]
         ours, zeros = torch.where(gap > TIE, gap, 0.0), torch.zeros(len(rows), 1)
-        yield Both("chosen tokens", ours, zeros, tuple(rows), code=code, exact=True, looks=_looks(below))
+        yield HeldPair("chosen tokens", ours, zeros, tuple(rows), code=code, exact=True, looks=_looks(below))
 
     def _logits(self, node: int) -> Tensor | None:
         if self.depths is None:

@@ -7,9 +7,10 @@ rule, over the engine's own p, q and coins. So the first that differs is where i
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -34,18 +35,18 @@ from specscope.analyze.locate.decided import (
     interval_of,
 )
 from specscope.analyze.locate.formulas import FORMULAS
-from specscope.analyze.locate.located import FedRow, Held, Located, Operation, Proof, Stage, Walk
+from specscope.analyze.locate.located import Held, Located, Operation, Proof, Stage, Walk
 from specscope.analyze.locate.model import sampling
 from specscope.analyze.locate.model.other_rows import Places
 from specscope.analyze.locate.model.rules import search_rows
 from specscope.analyze.locate.model.sampling import BONUS, NODE, TARGET, RuledRows, RuleRecipe
 from specscope.analyze.locate.model.search import Item
+from specscope.analyze.locate.operations import code_of, our_operation
 from specscope.measure.locate.drive import Drive
-from specscope.measure.locate.layer_taps import code_of
 from specscope.trace.history.wording import plural
 from specscope.trace.record.coins import Stream, coins_at
 from specscope.trace.record.records import FinalKind, ParentNotes, RequestStep, Verdict
-from specscope.trace.record.rules import LOOK_AHEAD, MATCH
+from specscope.trace.record.rules import MATCH
 from specscope.trace.record.tree import ROOT, Doubles, Drawn
 
 if TYPE_CHECKING:
@@ -82,8 +83,8 @@ SHOWN = {
 }
 
 
-class DecidedFigure(NamedTuple):
-    """One figure of a step: the engine's, beside what the formulas give."""
+class TwoFigures(NamedTuple):
+    """One figure of both sides: the engine's, beside what rules or formulas give."""
 
     operation: str
     what: str
@@ -91,18 +92,7 @@ class DecidedFigure(NamedTuple):
     ours: float
     right: float
     allowed: float
-
-
-@dataclass(frozen=True)
-class TwoFigures:
-    """One figure of both sides."""
-
-    where: Where
-    row: FedRow
-    what: str
-    ours: float
-    right: float
-    allowed: float
+    where: Where | None = None
 
     @property
     def error(self) -> float:
@@ -116,28 +106,29 @@ class TwoFigures:
         return self.error > self.allowed
 
 
+@dataclass(eq=False)
+class RuledStep:
+    """The p, or q, of a step: the engine's rows beside the logits that they are made of."""
+
+    asked: Asked
+    ours: dict[int, Tensor]  # [V] by node
+    wrong: set[int] = field(default_factory=set)  # nodes
+
+
 @dataclass
 class RuledSide:
-    """p, or q: the rows of both sides that differ, kept to be searched."""
+    """p, or q: what was compared, and steps that are kept to be searched."""
 
     what: str
     figures: list[TwoFigures] = field(default_factory=list)
-    asked: list[Asked] = field(default_factory=list)
-    ours: dict[tuple[str, int, int], Tensor] = field(default_factory=dict)  # [V] by request, step and node
-    wrong: set[tuple[str, int, int]] = field(default_factory=set)
-    before: list[tuple[list[Asked], dict[tuple[str, int, int], Tensor]]] = field(default_factory=list)  # the last step
+    kept: list[RuledStep] = field(default_factory=list)
+    before: Sequence[RuledStep] = ()  # of the engine's step before
 
-    def keep(
-        self, asked: list[Asked], ours: dict[tuple[str, int, int], Tensor], wrong: set[tuple[str, int, int]]
-    ) -> None:
-        """A step's rows: kept where some differ, with those of the step before."""
-        if wrong and len(self.asked) < KEPT:
-            known = {one.step.key for one in self.asked}
-            for some, rows in (*self.before, (asked, ours)):
-                self.asked += [one for one in some if one.step.key not in known]
-                self.ours |= rows
-            self.wrong |= wrong
-        self.before = [(asked, ours)]
+    def keep(self, some: Sequence[RuledStep]) -> None:
+        """A step of the engine: kept where some rows differ, with those of the step before."""
+        if any(step.wrong for step in some) and len(self.kept) < KEPT:
+            self.kept += [step for step in (*self.before, *some) if step not in self.kept]
+        self.before = some
 
 
 class DecisionWatch:
@@ -148,7 +139,7 @@ class DecisionWatch:
         self.sides = {"p": RuledSide("p"), "q": RuledSide("q")}
         self.held: dict[str, list[TwoFigures]] = {}
         self.wrong: dict[str, list[tuple[RequestStep, int | None]]] = {}  # by operation, where a step differs first
-        self.left_out: dict[str, int] = {}  # steps that were not judged, by why
+        self.left_out = Counter[str]()  # steps that were not judged, by why
         self.rows = self.steps = 0
         drive.decided = self.see
 
@@ -157,119 +148,84 @@ class DecisionWatch:
         """A step that the engine has verified by itself."""
         if now.judged is None or self.rows > ROWS:
             return
-        batch, noted, number, sampled, greedy = now.judged.batch, now.judged.notes(), 0, 0, 0
-        asked: dict[str, list[tuple[Asked, dict[int, Tensor]]]] = {"p": [], "q": []}
+        batch, noted, number, sampled, greedy = now.judged.batch, now.judged.notes(), -1, 0, 0
+        ruled: dict[str, list[RuledStep]] = {"p": [], "q": []}
         for turn, part in zip(now.turns, parts, strict=True):
             verdict, draft = turn.verdict, turn.draft
             if verdict is None or turn.logits is None:
                 continue
-            is_greedy, parents = batch.inputs[number].greedy, noted[number]
+            number += 1
             count = len(draft.tree) + 1
-            if is_greedy:
+            if batch.inputs[number].greedy:
                 rows, greedy = _chosen(batch, greedy, count), greedy + count
             else:
                 rows = batch.target.p[sampled : sampled + count].float().cpu().clone()  # its memory is used again
                 sampled += count
-            number += 1
             judged = self._judged(part)
             if judged is None:
                 continue
-            self.rows += count
+            self.rows, self.steps = self.rows + count, self.steps + 1
             logits = turn.logits.float().cpu().clone()
-            step = self.case.by_key[part.request, part.index]
-            contexts = self.contexts[part.request]
+            step, contexts = self.case.by_key[part.request, part.index], self.contexts[part.request]
             if not contexts.limits:
-                one = Asked(step, judged, contexts, {node: logits[node + 1] for node in judged.rows})
-                asked["p"].append((one, {node: rows[node + 1] for node in judged.rows}))
+                asked = Asked(step, judged, contexts, {node: logits[node + 1] for node in judged.rows})
+                ruled["p"].append(RuledStep(asked, {node: rows[node + 1] for node in judged.rows}))
             if draft.q:
-                asked["q"].append(self._drawn(step, judged, contexts, draft))
-            self._decide(part, judged, draft, rows, verdict, parents)
-            self.steps += 1
-        for what, some in asked.items():
-            self._ruled(self.sides[what], some)
+                ruled["q"].append(_drawn(step, judged, contexts, draft))
+            self._decide(part, judged, draft, rows, verdict, noted[number])
+        for what, some in ruled.items():
+            self._ruled(self.sides[what], [step for step in some if step.asked.logits])
 
     def _judged(self, part: RequestStep) -> AuditedStep | None:
         """The step with the rows of its contexts; None where it is not judged."""
         contexts = self.contexts.get(part.request)
-        why = ""
         judged = None if contexts is None else next((s for s in contexts.steps if s.part.index == part.index), None)
         if judged is None:
-            why = "the text before them is not known"
+            self.left_out["the text before them is not known"] += 1
         elif (part.request, part.index) not in self.case.by_key:
-            why = "something was forced in them"
+            self.left_out["something was forced in them"] += 1
         elif part.request in self.drive.unlike:
-            why = "their drafts were not drawn again"
-        if why:
-            self.left_out[why] = self.left_out.get(why, 0) + 1
-        return None if why else judged
+            self.left_out["their drafts were not drawn again"] += 1
+        else:
+            return judged
+        return None
 
-    # From logits to p and q
-
-    def _drawn(
-        self, step: Step, judged: AuditedStep, contexts: Contexts, draft: Draft
-    ) -> tuple[Asked, dict[int, Tensor]]:
-        """The drafter's logits where it drew, and the q that it drew from."""
-        tree, logits, ours = draft.tree, dict[int, Tensor](), dict[int, Tensor]()
-        for node in judged.rows:
-            path = [] if node == ROOT else tree.token[tree.path_to(node)].tolist()
-            row = draft.row(path) if node in draft.q else None
-            if row is not None:
-                logits[node], ours[node] = row.full().cpu(), draft.q[node].probs.float().cpu()
-        return Asked(step, judged, contexts, logits), ours
-
-    def _ruled(self, side: RuledSide, some: Sequence[tuple[Asked, dict[int, Tensor]]]) -> None:
+    def _ruled(self, side: RuledSide, some: Sequence[RuledStep]) -> None:
         """p or q of a step's requests against the rules over the same logits."""
-        asked = [one for one, _ in some if one.logits]
-        if not asked:
-            return
-        places = Places(asked)
-        by_key = {(*one.step.key, node): row for one, rows in some for node, row in rows.items()}
-        ours = torch.stack([by_key[_key(place)] for place in places.every])
-        rows = RuledRows(places, side.what, self.forms)
-        every = range(len(places.every))
-        errors, allowed = _apart(rows, ours, side.what, every)
-        wrong = set[tuple[str, int, int]]()
-        for number, place in enumerate(places.every):
-            step, node = place.asked.step, place.node
-            row = FedRow(_position(step.part, node), _token(step.part, node), None if node == ROOT else node)
-            compared = TwoFigures(
-                step.reference(None if node == ROOT else node), row, side.what, errors[number], 0.0, allowed[number]
-            )
-            side.figures.append(compared)
-            if compared.differs:
-                wrong.add(_key(place))
-        side.keep(asked, by_key, wrong)
+        if some:
+            rows = RuledRows(Places([step.asked for step in some]), side.what, self.forms)
+            by_key = {step.asked.step.key: step for step in some}
+            steps = [by_key[place.asked.step.key] for place in rows.places.every]
+            ours = torch.stack([step.ours[p.node] for step, p in zip(steps, rows.places.every, strict=True)])
+            for step, place, *both in zip(steps, rows.places.every, *_apart(rows, ours, side.what), strict=True):
+                where = place.asked.step.reference(None if place.node == ROOT else place.node)
+                figure = TwoFigures("rules", side.what, place.node, both[0], 0.0, both[1], where)
+                side.figures.append(figure)
+                step.wrong |= {place.node} if figure.differs else set()
+        side.keep(some)
 
     def _sampled(self, side: RuledSide) -> Located | None:
         """The rule by which p or q differs."""
-        wrong = [figure for figure in side.figures if figure.differs]
-        if not wrong:
+        if not (wrong := _wrong(side.figures)):
             return None
-        rows = RuledRows(Places(side.asked), side.what, self.forms)
-        found = search_rows(self.case, rows, [*_items(rows, side)], logits_right=True)
-        code = _code_of("rules")
+        rows = RuledRows(Places([step.asked for step in side.kept]), side.what, self.forms)
+        found = search_rows(self.case, rows, [*_items(rows, side)], logits_right=True, side="in the engine")
+        run, first = self.drive.history.run, wrong[0]
         whose = "the target" if side.what == "p" else "the drafter"
         of_rows = f"{len(wrong):,} of {plural(len(side.figures), 'row')}"
         counts = f"{side.what} of {of_rows} is not what the rules make of the engine's own logits"
-        if found is None:
-            first = wrong[0]
-            return Located(
-                Operation(Stage.SAMPLING, "rules", f"{whose}: the sampling rules", code),
-                f"{counts}: up to {max(figure.error for figure in wrong):.2g} of a row's mass lies elsewhere",
-                smallest=f"{first.where}: {first.error:.2g} of its mass lies elsewhere",
-                where=first.where,
-                explained=len(wrong),
-                differing=len(wrong),
-                certain=False,
-            )
-        located = found.located
-        return replace(
-            located,
-            operation=replace(located.operation, stage=Stage.SAMPLING, code=code),
-            sentence=f"{counts}; {located.sentence.replace('as recorded', 'as the engine has it')}",
-            smallest=located.smallest.replace("recorded", "in the engine"),
-            proof=Proof.PLACE,
-            spoiled=0,
+        if found is not None:
+            operation = replace(found.located.operation, stage=Stage.SAMPLING, code=code_of(run, "rules"))
+            text = f"{counts}; {found.located.sentence}"
+            return replace(found.located, operation=operation, sentence=text, proof=Proof.PLACE, spoiled=0)
+        return Located(
+            our_operation(run, Stage.SAMPLING, "rules", f"{whose}: the sampling rules"),
+            f"{counts}: up to {max(figure.error for figure in wrong):.2g} of a row's mass lies elsewhere",
+            smallest=f"{first.where}: {first.error:.2g} of its mass lies elsewhere",
+            where=first.where,
+            explained=len(wrong),
+            differing=len(wrong),
+            certain=False,
         )
 
     # From p, q and coins to what is committed
@@ -291,15 +247,12 @@ class DecisionWatch:
             verdict.coin,
             verdict.final_coin,
         )
-        row = lambda node: FedRow(_position(part, node), _token(part, node), node)  # noqa: E731
-        final = FedRow(part.position + 1 + len(verdict.path), verdict.token)
         seed = self.contexts[part.request].params.seed
-        for operation, what, node, *figures in _figures(given, verdict, seed, part.position, notes):
-            compared = TwoFigures(judged.at(node), final if node is None else row(node), what, *figures)
-            self.held.setdefault(operation, []).append(compared)
-            if compared.differs:
-                if len(steps := self.wrong.setdefault(operation, [])) < KEPT:
-                    steps.append((replace(part, verdict=verdict, parents=notes), node))
+        for figure in _figures(given, verdict, seed, part.position, notes):
+            self.held.setdefault(figure.operation, []).append(figure._replace(where=judged.at(figure.node)))
+            if figure.differs:
+                if len(steps := self.wrong.setdefault(figure.operation, [])) < KEPT:
+                    steps.append((replace(part, verdict=verdict, parents=notes), figure.node))
                 return
 
     # What was found
@@ -310,20 +263,14 @@ class DecisionWatch:
         return [*found, *(self._located(name, figures) for name, figures in self.held.items() if _wrong(figures))]
 
     def _located(self, name: str, figures: Sequence[TwoFigures]) -> Located:
-        wrong = _wrong(figures)
+        wrong, unit = _wrong(figures), UNIT.get(name, "step")
         first = wrong[0]
-        unit = UNIT.get(name, "step")
         counted = [figure for figure in figures if figure.what == first.what]
-        count = f"{len([f for f in wrong if f.what == first.what]):,} of {plural(len(counted), unit)}"
+        count = f"{len(_wrong(counted)):,} of {plural(len(counted), unit)}"
         shown = SHOWN.get(first.what, first.what)
         text = f"{shown} is {first.ours:.6g} in the engine and {first.right:.6g} by the formula"
         return Located(
-            Operation(
-                Stage.VERDICT,
-                name,
-                WORDS[name],
-                _code_of(name, self.drive.history.run.rule if self.drive.history.run else ""),
-            ),
+            our_operation(self.drive.history.run, Stage.VERDICT, name, WORDS[name]),
             f"{WORDS[name]}: {count} differ, over the engine's own p, q and coins",
             looks=_looks(name, self.wrong.get(name, [])),
             smallest=f"{first.where}: {text}",
@@ -335,18 +282,18 @@ class DecisionWatch:
 
     def walk(self) -> Walk | None:
         """All that was compared, by operation."""
-        held = [
-            _held(Stage.SAMPLING, "rules", f"{side.what} by the sampling rules", side.figures)
-            for side in self.sides.values()
-            if side.figures
+        run, sides = self.drive.history.run, [side for side in self.sides.values() if side.figures]
+        told = [
+            (our_operation(run, Stage.SAMPLING, "rules", f"{side.what} by the sampling rules"), side.figures)
+            for side in sides
         ]
-        held += [_held(Stage.VERDICT, name, WORDS[name], figures) for name, figures in self.held.items()]
-        first = next(iter(self.sides["p"].figures or [f for some in self.held.values() for f in some]), None)
-        if first is None:
+        for name, figures in self.held.items():
+            told.append((our_operation(run, Stage.VERDICT, name, WORDS[name]), figures))
+        held, first = [_held(*each) for each in told], next((figures[0] for _, figures in told), None)
+        if first is None or first.where is None:
             return None
-        return Walk(
-            Stage.VERDICT, first.where, (), tuple(held), "specscope's sampling and verdict", "rules and formulas"
-        )
+        engine = "specscope's sampling and verdict"
+        return Walk(Stage.VERDICT, first.where, (), tuple(held), engine, "rules and formulas")
 
     def ruled_out(self) -> list[str]:
         """What agrees, a sentence each."""
@@ -393,25 +340,25 @@ class _LazyRows(dict[int, Doubles]):
 
 def _figures(
     given: GivenStep, verdict: Verdict, seed: int, position: int, notes: ParentNotes | None
-) -> Iterator[DecidedFigure]:
+) -> Iterator[TwoFigures]:
     """(Operation, (what, node, ours, right, allowed)) of a step in the order of deciding."""
     tree = given.tree
     due = coins_at(np.array([seed], np.uint64), Stream.VERIFY, np.array([position]), np.array([len(tree) + 1]))
     recovered = verdict.kind is FinalKind.RECOVERED
     for node in range(len(tree)):
         first = tree.children(int(tree.parent[node]))[0] if given.rule == MATCH and verdict.outcome[node] else node
-        yield DecidedFigure(COIN, "the coin", node, float(verdict.coin[node]), float(due[first + 1]), 0.0)
+        yield TwoFigures(COIN, "the coin", node, float(verdict.coin[node]), float(due[first + 1]), 0.0)
     if not (given.rule == MATCH and recovered):
-        yield DecidedFigure(COIN, "the final coin", None, verdict.final_coin, float(due[0]), 0.0)
+        yield TwoFigures(COIN, "the final coin", None, verdict.final_coin, float(due[0]), 0.0)
     for node, above in enumerate(tree.parent.tolist()):
         right = float(given.p[above][tree.token[node]])
-        yield DecidedFigure(P, "p", node, float(verdict.p[node]), right, 1e-6 * right + 1e-12)
+        yield TwoFigures(P, "p", node, float(verdict.p[node]), right, 1e-6 * right + 1e-12)
     yield from _decided(given, verdict, decided := decide(given, verdict.outcome))
     if notes is not None and decided.left is not None:
         yield from _spreads(given, decided, notes)
 
 
-def _decided(given: GivenStep, verdict: Verdict, decided: Decided) -> Iterator[DecidedFigure]:
+def _decided(given: GivenStep, verdict: Verdict, decided: Decided) -> Iterator[TwoFigures]:
     """The same of the verdict alone, beside what the formulas give."""
     for figure in decided.figures:
         if figure.field == "kind":
@@ -419,27 +366,27 @@ def _decided(given: GivenStep, verdict: Verdict, decided: Decided) -> Iterator[D
                 verdict.kind is decided.kind
                 and (int(verdict.path[-1]) if len(verdict.path) else ROOT) == decided.accepted
             )
-            yield DecidedFigure(figure.operation, "kind", None, float(same), 1.0, 0.0)
+            yield TwoFigures(figure.operation, "kind", None, float(same), 1.0, 0.0)
         else:
             ours = float(getattr(verdict, figure.field)[figure.node])
-            yield DecidedFigure(figure.operation, figure.field, figure.node, ours, figure.right, figure.allowed)
+            yield TwoFigures(figure.operation, figure.field, figure.node, ours, figure.right, figure.allowed)
     if decided.left is not None and decided.drawn_from is not None:
         yield from _final(decided, verdict)
 
 
-def _final(decided: Decided, verdict: Verdict) -> Iterator[DecidedFigure]:
+def _final(decided: Decided, verdict: Verdict) -> Iterator[TwoFigures]:
     """The final token: its coin lies in its interval, and its p is what is left of p there."""
     assert decided.left is not None
     assert decided.drawn_from is not None
     left, off = decided.left.value, decided.left.error
     low, high = interval_of(decided.drawn_from, verdict.token)
     away = max(low - decided.final_coin, decided.final_coin - high, 0.0) if high > low else 1.0
-    yield DecidedFigure(FINAL, "token", None, away, 0.0, off + SUM)
+    yield TwoFigures(FINAL, "token", None, away, 0.0, off + SUM)
     right = float(left[verdict.token]) / float(left.sum())
-    yield DecidedFigure(FINAL, "final_p", None, verdict.final_p, right, off + SUM * right + 1e-9)
+    yield TwoFigures(FINAL, "final_p", None, verdict.final_p, right, off + SUM * right + 1e-9)
 
 
-def _spreads(given: GivenStep, decided: Decided, notes: ParentNotes) -> Iterator[DecidedFigure]:
+def _spreads(given: GivenStep, decided: Decided, notes: ParentNotes) -> Iterator[TwoFigures]:
     """Entropies of what was sampled from, at the parents that were tried and of the final token."""
     assert decided.left is not None
     for place, node in enumerate(notes.node.tolist()):
@@ -453,9 +400,9 @@ def _spreads(given: GivenStep, decided: Decided, notes: ParentNotes) -> Iterator
     )
 
 
-def _spread(what: str, node: int | None, ours: float, row: Doubles, off: float = 0.0) -> DecidedFigure:
+def _spread(what: str, node: int | None, ours: float, row: Doubles, off: float = 0.0) -> TwoFigures:
     right = _entropy(row)
-    return DecidedFigure(ENTROPY, what, node, float(ours), right, 2e-4 * (1 + right) + off)
+    return TwoFigures(ENTROPY, what, node, float(ours), right, 2e-4 * (1 + right) + off)
 
 
 def _entropy(row: Doubles) -> float:
@@ -470,13 +417,22 @@ def _chosen(batch: VerifyBatch, start: int, count: int) -> Tensor:
     return torch.nn.functional.one_hot(choices, vocab).float()
 
 
-def _apart(rows: RuledRows, ours: Tensor, what: str, every: Sequence[int]) -> tuple[list[float], list[float]]:
+def _drawn(step: Step, judged: AuditedStep, contexts: Contexts, draft: Draft) -> RuledStep:
+    """The drafter's logits where it drew, and the q that it drew from."""
+    tree, logits, ours = draft.tree, dict[int, Tensor](), dict[int, Tensor]()
+    for node in judged.rows:
+        path = [] if node == ROOT else tree.token[tree.path_to(node)].tolist()
+        row = draft.row(path) if node in draft.q else None
+        if row is not None:
+            logits[node], ours[node] = row.full().cpu(), draft.q[node].probs.float().cpu()
+    return RuledStep(Asked(step, judged, contexts, logits), ours)
+
+
+def _apart(rows: RuledRows, ours: Tensor, what: str) -> tuple[list[float], list[float]]:
     """Of each row how much of its mass lies elsewhere than by the rules, and how much of that rounding explains."""
-    allowed = [
-        SHARE + 1e-6 / max(rows.params[i].temperature, 1e-3) if not rows.params[i].greedy else 0.0 for i in every
-    ]
-    errors = _moved(rows, ours, what, sampling.RIGHT, every)
-    at_border = [i for i in every if errors[i] > allowed[i]]
+    allowed = [0.0 if each.greedy else SHARE + 1e-6 / max(each.temperature, 1e-3) for each in rows.params]
+    errors = _moved(rows, ours, what, sampling.RIGHT, range(len(ours)))
+    at_border = [i for i, error in enumerate(errors) if error > allowed[i]]
     for by in (1 + BORDER, 1 - BORDER) if at_border else ():
         recipe = RuleRecipe(knobs=(("top_p", _times(by)), ("min_p", _times(1 / by))))
         for i, error in zip(at_border, _moved(rows, ours, what, recipe, at_border), strict=True):
@@ -508,72 +464,33 @@ def _moved(rows: RuledRows, ours: Tensor, what: str, recipe: RuleRecipe, some: S
 
 def _items(rows: RuledRows, side: RuledSide) -> Iterator[Item]:
     """The engine's p, or q, of the tokens that tell the most at the rows that are kept."""
+    kept = {step.asked.step.key: step for step in side.kept}
     right = rows.distributions(sampling.RIGHT, range(len(rows.places.every)))
     for number, place in enumerate(rows.places.every):
-        key, params = _key(place), rows.params[number]
-        own, due = side.ours.get(key), right[number]
-        if own is None or bool(due.isnan().any()):
+        step, due = kept[place.asked.step.key], right[number]
+        own, differs = step.ours[place.node], place.node in step.wrong
+        if bool(due.isnan().any()):
             continue
-        is_greedy = params.greedy and side.what == "p"
+        is_greedy = rows.params[number].greedy and side.what == "p"
         off = (own.clamp(min=1e-5).log() - due.clamp(min=1e-5).log()).abs()
         tokens = {*own.topk(2).indices.tolist()}
-        if key in side.wrong:
+        if differs:
             tokens |= {*off.topk(3).indices.tolist(), *(own - due).abs().topk(2).indices.tolist()}
         children = place.asked.step.tree.children(place.node)
         kind = NODE if children else TARGET if place.node == ROOT else BONUS
         for token in [int(own.argmax())] if is_greedy else sorted(tokens):
-            wrong = key in side.wrong and (is_greedy or float(off[token]) > SLACK)
-            if key in side.wrong and not wrong:
-                continue
-            where = place.asked.step.reference(None if place.node == ROOT else place.node)
-            child = children[0] if children else None
-            yield Item(number, token, float(own[token]), kind, where, wrong, SLACK, place.node, child, is_greedy)
-
-
-def _key(place: Any) -> tuple[str, int, int]:  # noqa: ANN401
-    return (*place.asked.step.key, place.node)
-
-
-def _position(part: RequestStep, node: int) -> int:
-    return part.position + (0 if node == ROOT else int(part.tree.depth[node]))
-
-
-def _token(part: RequestStep, node: int) -> int:
-    return -1 if node == ROOT else int(part.tree.token[node])
+            wrong = differs and (is_greedy or float(off[token]) > SLACK)
+            if wrong == differs:
+                where = place.asked.step.reference(None if place.node == ROOT else place.node)
+                child = children[0] if children else None
+                yield Item(number, token, float(own[token]), kind, where, wrong, SLACK, place.node, child, is_greedy)
 
 
 def _wrong(figures: Sequence[TwoFigures]) -> list[TwoFigures]:
     return [figure for figure in figures if figure.differs]
 
 
-def _held(stage: Stage, name: str, words: str, figures: Sequence[TwoFigures]) -> Held:
+def _held(operation: Operation, figures: Sequence[TwoFigures]) -> Held:
     worst = max(figures, key=lambda figure: figure.error - figure.allowed)
     errors = np.array([[figure.error] for figure in figures], np.float32)
-    return Held(
-        Operation(stage, name, words, _code_of(name)),
-        worst.allowed,
-        worst.error,
-        len(figures),
-        len(_wrong(figures)),
-        errors,
-    )
-
-
-def _code_of(name: str, rule: str = "") -> str:
-    """Where the engine computes it."""
-    from specscope.speculate import draws
-    from specscope.speculate import sampling as shaping
-    from specscope.speculate.verify import host, inputs, left, match, notes, traversal
-
-    judging = traversal._Walk.below if rule in LOOK_AHEAD else match._draw if rule == MATCH else host._try
-    made: dict[str, object] = {
-        "rules": shaping.all_probabilities,
-        P: judging,
-        Q: judging,
-        ACCEPTANCE: judging,
-        RESIDUAL: left.rejected,
-        FINAL: draws.draw,
-        COIN: inputs.step_batch,
-        ENTROPY: notes.parent_notes,
-    }
-    return code_of(made.get(name, shaping.all_probabilities))
+    return Held(operation, worst.allowed, worst.error, len(figures), len(_wrong(figures)), errors)

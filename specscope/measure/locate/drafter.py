@@ -1,127 +1,259 @@
-"""The drafter's walk: a model that drafts beside its reference, pass by pass, over the recorded steps."""
+"""What watches a drafter that is a model: its passes, from what they are fed to the tokens that are chosen."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import TYPE_CHECKING, Protocol
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
-from specscope.analyze.audit.contexts import Contexts
+import torch
+from torch import Tensor, nn
+
 from specscope.analyze.audit.model.head import Head
-from specscope.analyze.findings import Reference as Where
-from specscope.analyze.locate.located import Located, Stage, Walk
+from specscope.analyze.locate.located import Stage
 from specscope.analyze.locate.model.head_passes import HeadPasses
-from specscope.analyze.locate.model.reference import ModelReference
+from specscope.analyze.locate.model.reference import ModelReference, ReferencePass
 from specscope.errors import UserError
-from specscope.measure.locate.answer import located_in
-from specscope.measure.locate.both import PassCompared
-from specscope.measure.locate.draft_watch import DraftPlan, DraftWatch
-from specscope.measure.locate.drive import Drive
+from specscope.measure.locate.choices import Choices
 from specscope.measure.locate.features import TrueFeatures
-from specscope.measure.locate.head_watch import HeadWatch
+from specscope.measure.locate.layer_taps import LayerCall, code_of
+from specscope.measure.locate.pairs import LAYER, Allowances, HeldPair
+from specscope.measure.locate.watch import Fed, FedPart, ModelSide, ModelWatch, Seen, hooks
+from specscope.model.batch import Batch, Segment
+from specscope.model.fast.decoder import FusedLayer
+from specscope.model.heads.eagle_head import EagleHead, in_halves
+from specscope.model.kv_cache import KVCache
 from specscope.speculate.drafters.draft_model import DraftModel
 from specscope.speculate.drafters.eagle import Eagle
-from specscope.trace.record.records import StepRecord
+from specscope.speculate.drafters.tree_builder import Level
+from specscope.speculate.drafters.model_drafter import Drafting
+from specscope.speculate.drafters.tree_builder import TreeBuilder
 
 if TYPE_CHECKING:
+    from specscope.analyze.audit.contexts import Contexts
     from specscope.analyze.audit.options import ModelSource
+    from specscope.measure.locate.drive import Drive
+    from specscope.model.heads.head_runner import HeadRunner
 
-HEAD = "the head's published layout in plain torch, float32"
-MODEL = "plain transformers, float32"
-
-
-class Watching(Protocol):
-    """Compares the drafter's passes for one request."""
-
-    passes: list[PassCompared]  # of the step that runs
-    compared: int  # passes in all
-
-    @property
-    def wrong(self) -> PassCompared | None:
-        """The pass that differs first."""
-
-    def begin(self) -> None:
-        """A step begins."""
-
-    def on(self) -> AbstractContextManager[None]:
-        """TargetWatch meanwhile."""
+STEEP = 32.0  # nats between scores, from which on rounding grows with them
+ROTATED = ("q_proj", "k_proj", ".query", ".key", ".keys read")
 
 
-class DrafterWalk:
-    """Watches the drafter of a drive for the requests of `plans`."""
+@dataclass
+class Feeds:
+    """What a drafter's pass is over, which is known only when it runs: committed tokens, or nodes of trees."""
 
-    def __init__(
-        self,
-        drive: Drive,
-        plans: Mapping[str, Contexts],
-        target: ModelReference,
-        draft: ModelSource,
-        planned: Sequence[DraftPlan] | None = None,
-    ) -> None:
-        """`planned`: what a draft model feeds, from a drive before. Raises UserError."""
-        self.drive, self.plans, self.planned = drive, plans, list(planned or ())
-        self.watches: dict[str, Watching] = {}
-        self.located: Located | None = None
-        self._last: dict[str, tuple[Walk, ...]] = {}  # by request, one a pass of the last step
-        drafter = drive.engine.drafter
-        if isinstance(drafter, Eagle):
-            head = Head(draft, target.causal.model)
-            for name, contexts in plans.items():
-                features = TrueFeatures(drive, name, target, contexts.text, head.layers)
-                self.watches[name] = HeadWatch(drafter, name, HeadPasses(head, contexts.text, features.along), features)
-        elif not isinstance(drafter, DraftModel):
-            raise UserError(f"the drafter {drafter.name} is no model")
-        elif planned is None:
-            self.planned = [DraftPlan(drive, drafter, contexts) for contexts in plans.values()]
-        else:
-            reference = ModelReference(draft)
-            self.watches |= {
-                plan.request: DraftWatch(drive, drafter, reference, plan) for plan in planned if plan.passes
-            }
+    drafter: Eagle | DraftModel
+    drafting: Sequence[Drafting] = ()
+    choices: dict[str, Choices] = field(default_factory=dict)  # of the trees that grow now, by request
+    grows: bool = False  # whether the pass that runs now is over a tree's nodes
 
-    @property
-    def again(self) -> bool:
-        """Whether this drive only showed what the drafter feeds."""
-        return bool(self.planned) and not self.watches
+    def fed(self, part: FedPart) -> Fed:
+        """What the drafter ought to be fed."""
+        rows, end = len(part.segment.tokens) - part.masks, part.segment.length - part.masks
+        g = next((g for g in self.drafting if self.grows and g.context.request == part.request), None)
+        if g is None:
+            return end - rows, end, (), (), ()
+        tree, nodes = g.builder, g.builder.fed[-rows:]
+        return g.base, g.base, nodes, [tree.token[node] for node in nodes], [tree.parent[node] for node in nodes]
 
-    @property
-    def passes(self) -> int:
-        """That were compared."""
-        return sum(watch.compared for watch in self.watches.values())
+    @contextmanager
+    def on(self, watch: ModelWatch) -> Iterator[None]:
+        """Follow meanwhile, and compare each pass's logits by the target's tokens, and what is chosen of them."""
+        drafter = self.drafter
 
-    @property
-    def walks(self) -> tuple[Walk, ...]:
-        """One a pass of the last step: up to the pass that differs."""
-        return tuple(walk for each in self._last.values() for walk in each)
+        def feeding(feed: Any, *, grows: bool) -> Any:  # noqa: ANN401
+            def fed(drafting: Sequence[Drafting]) -> Level:
+                self.drafting, self.grows, watch.right = drafting, grows, {}
+                level: Level = feed(drafting)
+                for g in drafting:
+                    if (found := watch.right.get(g.context.request)) is not None and watch.wrong is None:
+                        self._judge(watch, level, g, *found)
+                self.drafting, self.grows = (), False
+                return level
+
+            return fed
+
+        def proposed(contexts: Any) -> Any:  # noqa: ANN401
+            self.choices = {}
+            drafts = propose(contexts)
+            for name, chosen in self.choices.items():
+                watch.compare(name, chosen.compared(code_of(TreeBuilder._top)))
+            return drafts
+
+        propose, context, frontier = drafter.propose, drafter.feed_context, drafter.feed_frontier
+        with (
+            patch.object(drafter, "propose", proposed),
+            patch.object(drafter, "feed_context", feeding(context, grows=False)),
+            patch.object(drafter, "feed_frontier", feeding(frontier, grows=True)),
+        ):
+            yield
+
+    def _judge(self, watch: ModelWatch, level: Level, g: Drafting, part: FedPart, right: ReferencePass) -> None:
+        """The logits over the target's vocabulary, of which the tree's tokens are then chosen."""
+        ours = level.full(part.wanted).cpu()
+        name, logits = watch.side.vocabulary(right, ours.shape[1])
+        logits, rows = logits[-len(ours) :], right.rows[-len(ours) :]
+        if not watch.compare(part.request, [HeldPair(name, ours, logits, rows, code=code_of(Level.full))]):
+            one_pass = isinstance(watch.side, HeadSide) and watch.side.one_pass
+            self.choices.setdefault(part.request, Choices()).see(g, logits, one_pass=one_pass)
+
+
+@dataclass
+class HeadSide:
+    """An EAGLE head, and its reference over what the target's own layers gave."""
+
+    runner: HeadRunner
+    feeds: Feeds
+    passes: Mapping[str, HeadPasses]  # by request
+    features: TrueFeatures
+    method = "forward"
+    _usual: dict[str, dict[str, float]] = field(default_factory=dict)
+    _slack: dict[str, float] = field(default_factory=dict)  # by how much more rounding moves a pass, or one that fed it
+    _fed: Tensor = field(default_factory=lambda: torch.empty(0))  # the features that were combined last
+    _combined: dict[str, Tensor] = field(default_factory=dict)  # what combining them gave, by operation
+    _code: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, passes in self.passes.items():
+            self._usual[name] = passes.allowed() | self.features.allowed
+            self._usual[name]["vocabulary"] = self._usual[name]["d2t"]  # where the vocabulary is not reduced
+        head = next(iter(self.passes.values())).head
+        self.layers, self.one_pass = head.names, head.mask_token is not None
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Watch meanwhile."""
-        with ExitStack() as stack:
-            for watch in self.watches.values() or self.planned:
-                stack.enter_context(watch.on())
+        """Keep what combines features meanwhile."""
+        combine, head = self.runner.combine, self.runner.head
+        norms = {"input_norm": getattr(head, "input_norm", None)}
+        norms |= {f"fc_norm.{i}": norm for i, norm in enumerate(getattr(head, "fc_norm", ()))}
+
+        def combining(features: Tensor) -> Tensor:
+            self._fed, self._combined = features, {}
+            with hooks() as put:
+                for name, norm in norms.items():
+                    if norm is not None:
+                        put(norm, _kept(name, self._combined))
+                        self._code[name] = code_of(norm)
+                return combine(features)
+
+        with patch.object(self.runner, "combine", combining), self.features.on():
             yield
 
-    def begin(self) -> None:
-        """A step begins."""
-        for watch in self.watches.values():
-            watch.begin()
+    def masks(self, segment: Segment) -> int:
+        """Mask rows at the end of a segment."""
+        bases = {} if self.feeds.grows else {id(g.state.table): g.base for g in self.feeds.drafting}
+        return min(max(segment.length - bases.get(id(segment.table), segment.length), 0), len(segment.tokens))
 
-    def end(self, record: StepRecord) -> None:
-        """A step has run."""
-        index = {part.request: part.index for part in record.requests}
-        reference = HEAD if isinstance(self.drive.engine.drafter, Eagle) else MODEL
-        for name, watch in self.watches.items() if self.located is None else ():
-            where = Where(name, index.get(name, 0), record.step)
-            if watch.passes:
-                self._last[name] = _walks(watch.passes, where, reference)
-            if watch.wrong is not None:
-                self.located = located_in(watch.wrong, where, self.plans[name], self.drive.history.vocabulary)
-                self._last = {name: self._last[name]}
-                return
+    def due(self, part: FedPart) -> tuple[ReferencePass, Allowances]:
+        """What the pass ought to give, and what rounding explains."""
+        name, passes = part.request, self.passes[part.request]
+        passes.features = self.features.along(name)
+        right = passes.feed(*self.feeds.fed(part), masks=part.masks)
+        self._slack[name] = max(_steepness(right), self._slack.get(name, 1.0) if self.feeds.grows else 1.0)
+        return right, Allowances(self._usual[name], LAYER, torch.inf, self._slack[name])
+
+    def first(self, part: FedPart, right: ReferencePass) -> Iterator[HeldPair]:
+        """The features that feed the pass."""
+        if not self.feeds.grows:
+            rows = right.rows[: len(right.rows) - part.masks]
+            code = code_of(self.feeds.drafter.observe)
+            yield from self.features.compared(part.request, self._fed[part.committed], rows, code)
+
+    def inner(self, limit: float) -> float | None:
+        """What rounding explains inside a layer is known by operation."""
+        return None
+
+    def ordered(self, name: str, right: Tensor) -> Tensor:
+        """Right values of an operation inside a layer, in the engine's order of channels."""
+        order = in_halves(self.runner.head.config)
+        return right.unflatten(1, (-1, len(order)))[..., order].flatten(1) if name.endswith(ROTATED) else right
+
+    def vocabulary(self, right: ReferencePass, width: int) -> tuple[str, Tensor]:
+        """The logits by the target's tokens."""
+        return "d2t" if self.runner.d2t is not None else "vocabulary", right.taps["d2t"]
+
+    def run(self, forward: Any, segments: Sequence[Segment], hidden: Tensor) -> tuple[Any, Seen]:  # noqa: ANN401
+        """A pass, and what was seen of it."""
+        runner, head, kept, calls = self.runner, self.runner.head, dict[str, Tensor](), list[LayerCall]()
+        modules: dict[str, nn.Module] = {"embedding": runner.loaded.embedding}
+        is_three = head.config.version == 3
+        if is_three:
+            modules |= {f"midlayer.{name}": getattr(head.midlayer, name) for name in ("hidden_norm", "input_layernorm")}
+        modules |= {"norm": head.norm} if is_three else {"fc": head.fc}
+        layers = [_SpiedLayer(layer, calls) for layer in (runner.layer, *runner.further)]
+        with (
+            hooks() as put,
+            patch.object(runner, "layer", layers[0]),
+            patch.object(runner, "further", layers[1:]),
+        ):
+            for name, module in modules.items():
+                put(module, _kept(name, kept))
+            out = forward(segments, hidden)
+        batch = calls[0].batch
+        seen = Seen(batch, dict(zip(self.layers, calls, strict=True)), committed=self._combined)
+        seen.wanted = {"lm_head": out[0]} | ({"norm": kept.pop("norm")} if is_three else {})
+        seen.every = {name: batch.as_given(x) for name, x in kept.items()}
+        seen.every |= dict.fromkeys(("fed back", "mask_hidden", *(["fc"] if is_three else [])), hidden)
+        fed = code_of(TreeBuilder.segment if self.feeds.grows else self.feeds.drafter._pending)
+        made_by: dict[str, object] = {"mask_hidden": EagleHead.mask_features, "fed back": EagleHead.leave}
+        made_by |= {"lm_head": runner.lm_head, "fc": runner._fc, **modules}
+        seen.code = self._code | {name: code_of(function) for name, function in made_by.items()}
+        seen.code |= {"tokens": fed, "positions": fed}
+        return out, seen
 
 
-def _walks(passes: list[PassCompared], where: Where, reference: str) -> tuple[Walk, ...]:
-    return tuple(
-        Walk(Stage.DRAFTER, where, each.rows, tuple(each.held), "specscope, in float32", reference) for each in passes
-    )
+def _kept(name: str, into: dict[str, Tensor]) -> Any:  # noqa: ANN401
+    return lambda module, given, named, out: into.update({name: out.clone()})
+
+
+@dataclass
+class _SpiedLayer:
+    """A head's layer, whose calls are kept."""
+
+    layer: FusedLayer
+    calls: list[LayerCall]
+
+    def run(
+        self, x: Tensor, projected: Tensor | None, rotation: tuple[Tensor, Tensor], batch: Batch, cache: KVCache
+    ) -> Tensor:
+        """As FusedLayer.run."""
+        layer, hidden = self.layer, x.clone()
+        out = layer.run(x, projected, rotation, batch, cache)
+        self.calls.append(LayerCall(layer.index, hidden, out.clone(), batch, cache, None, layer, projected, rotation))
+        return out
+
+
+def _steepness(right: ReferencePass) -> float:
+    """By how much more than usual rounding moves attention's weights: large scores are rounded by more."""
+    scores = [x for name, x in right.taps.items() if name.endswith(".scores")]
+    spread = max((-float(x[x.isfinite()].min()) for x in scores), default=0.0)
+    return max(1.0, spread / STEEP)
+
+
+def drafter_watch(
+    drive: Drive, plans: Mapping[str, Contexts], target: ModelReference, draft: ModelSource, stack: ExitStack
+) -> ModelWatch:
+    """Watches the drafter of a drive, as long as the stack is open. Raises UserError."""
+    drafter = drive.engine.drafter
+    texts = {name: contexts.text for name, contexts in plans.items()}
+    if not isinstance(drafter, Eagle | DraftModel):
+        raise UserError(f"the drafter {drafter.name} is no model")
+    feeds = Feeds(drafter)
+    side: HeadSide | ModelSide
+    if isinstance(drafter, Eagle):
+        head = Head(draft, target.causal.model)
+        features = TrueFeatures(drive, target, texts, head.layers)
+        passes = {name: HeadPasses(head, text, features.along(name)) for name, text in texts.items()}
+        side = HeadSide(drafter.runner, feeds, passes, features)
+        stack.enter_context(side.on())
+    else:
+        reference = ModelReference(draft)
+        side = ModelSide.of(drafter.runner, reference, texts, feeds.fed)
+    states = drafter.states
+    watch = ModelWatch(Stage.DRAFTER, drive, side, lambda name: states[name].table if name in states else None)
+    stack.enter_context(watch.on())
+    stack.enter_context(feeds.on(watch))
+    return watch

@@ -8,7 +8,6 @@ rounding, another dtype or another machine cannot lead the run away from what wa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specscope.analyze.findings import Reference
 from specscope.measure.judges import engine_config_of
 from specscope.trace.history.history import History
 from specscope.trace.record.notes import text_part
@@ -28,10 +28,8 @@ if TYPE_CHECKING:
     from specscope.engine.phases import Phases
     from specscope.engine.request import Request
     from specscope.engine.state import StepState
-    from specscope.model.kv_cache import KVCache
+    from specscope.model.kv_cache import BlockTable, KVCache
     from specscope.speculate.drafters.base import Draft
-
-MakeEngine = Callable[["EngineConfig"], "Engine"]
 
 
 def located_config(history: History, target: str | None, draft_model: str | None) -> EngineConfig:
@@ -52,19 +50,19 @@ def located_config(history: History, target: str | None, draft_model: str | None
 class KVStamp:
     """What a request's committed KV was when a step had run: a sum over each slot's bits."""
 
-    index: int  # of the request's step
+    where: Reference  # the request's step
     slots: Tensor  # [n]
     sums: Tensor  # [layers, n]
 
     @staticmethod
-    def of(cache: KVCache, slots: Tensor, index: int) -> KVStamp:
+    def of(cache: KVCache, slots: Tensor, where: Reference) -> KVStamp:
         """The slots as they are now."""
         sums = []
         for key, value in zip(cache.key, cache.value, strict=True):
             rows = torch.cat([x[:, slots].transpose(0, 1).flatten(1).float() for x in (key, value)], dim=1)
             bits = rows.view(torch.int32).long()  # whole numbers: their sum is exact in any order
             sums.append((bits * torch.arange(1, bits.shape[1] + 1, device=bits.device)).sum(1))
-        return KVStamp(index, slots, torch.stack(sums))
+        return KVStamp(where, slots, torch.stack(sums))
 
     def changed(self, later: KVStamp) -> tuple[int, list[int]] | None:
         """The first layer and the positions that have changed since; None where none has, or it lies elsewhere now."""
@@ -80,15 +78,14 @@ class KVStamp:
 class KVOverwritten:
     """Committed KV of a request that changed while no step of it ran."""
 
-    request: str
-    before: int  # the request's step after which it was still right
+    before: Reference  # the request's step after which it was still right
     layer: int  # the first in which it changed
     positions: list[int]
 
     @property
     def when(self) -> str:
         """In words."""
-        return f"between steps {self.request}@{self.before} and @{self.before + 1}"
+        return f"between steps {self.before} and @{self.before.index + 1}"
 
 
 @dataclass
@@ -104,10 +101,9 @@ class Drive:
     stamped: frozenset[str] = frozenset()  # requests whose KV is compared again at their next step
     overwritten: list[KVOverwritten] = field(default_factory=list)
     _stamps: dict[str, KVStamp] = field(default_factory=dict)
-    drafted: dict[str, Draft] = field(default_factory=dict)  # by request, what the drafter drafted in this step
     unlike: set[str] = field(default_factory=set)  # requests whose recorded tree has nodes that it did not draft so
     _requests: dict[str, Request] = field(default_factory=dict)
-    _record: StepRecord | None = None  # of the step that runs
+    place: int = 0  # in the history, of the step that runs
     _parts: tuple[RequestStep, ...] = ()  # those of it that are run: whose prompts are known
 
     def __post_init__(self) -> None:
@@ -116,8 +112,11 @@ class Drive:
 
         def watched(now: StepState) -> None:
             self._compare_stamps()
-            with self._watched():
+            self.fed = self._parts
+            try:
                 forward(now)
+            finally:
+                self.fed = ()
 
         taken = {"schedule": self._schedule, "draft": self._draft, "forward": watched, "verify": self._verify}
         vars(phases).update(taken)
@@ -129,8 +128,8 @@ class Drive:
 
     def steps(self, last: int) -> Iterator[StepRecord]:
         """Run the steps up to the one at this place of the history; gives each when it has run."""
-        for record in self.history.steps[: last + 1]:
-            self._record = record
+        for place, record in enumerate(self.history.steps[: last + 1]):
+            self.place = place
             self.engine.step()
             for part in self._parts:
                 request = self._requests.get(part.request) if part.request in self.stamped else None
@@ -140,13 +139,23 @@ class Drive:
                 self._end(end)
             yield record
 
-    def table_of(self, request: str) -> list[int]:
-        """The KV blocks of a request, in order."""
-        return self._requests[request].table.blocks
+    def table_of(self, request: str) -> BlockTable | None:
+        """The KV blocks of a request."""
+        known = self._requests.get(request)
+        return None if known is None else known.table
+
+    def part_of(self, request: str) -> RequestStep | None:
+        """A request's part of the step that runs."""
+        return next((part for part in self.history.steps[self.place].requests if part.request == request), None)
+
+    def where(self, request: str) -> Reference:
+        """The step that runs, of a request."""
+        part = self.part_of(request)
+        return Reference(request, 0 if part is None else part.index, self.history.steps[self.place].step)
 
     def _stamp(self, part: RequestStep, count: int) -> KVStamp:
         slots = torch.from_numpy(self._requests[part.request].table.slots(0, count))
-        return KVStamp.of(self.engine.runner.cache, slots, part.index)
+        return KVStamp.of(self.engine.runner.cache, slots, self.where(part.request))
 
     def _compare_stamps(self) -> None:
         """Whether committed KV is still what it was when the request's last step had run."""
@@ -155,14 +164,13 @@ class Drive:
             if before is not None:
                 count = min(part.context_len, len(before.slots))
                 if (found := before.changed(self._stamp(part, count))) is not None:
-                    self.overwritten.append(KVOverwritten(part.request, before.index, *found))
+                    self.overwritten.append(KVOverwritten(before.where, *found))
 
     def _schedule(self, now: StepState) -> None:
         """The recorded schedule, with real KV blocks."""
         from specscope.engine.state import Schedule, Turn
 
-        engine, record = self.engine, self._record
-        assert record is not None
+        engine, record = self.engine, self.history.steps[self.place]
         scheduler, room = engine.scheduler, engine.scheduler.room
         for name in record.preempted:
             if name in self._requests:
@@ -192,10 +200,9 @@ class Drive:
         pairs = [pair for pair in zip(now.turns, self._parts, strict=True) if len(pair[1].tree)]
         asked = [turn for turn, part in pairs if part.notes is not None or not text_part(part.drafter)]
         proposed = self.engine.drafter.propose([turn.context for turn in asked])
-        self.drafted = {turn.request.id: draft for turn, draft in zip(asked, proposed, strict=True)}
-        self.unlike = set()
+        drafted, self.unlike = {turn.request.id: draft for turn, draft in zip(asked, proposed, strict=True)}, set()
         for turn, part in pairs:
-            turn.draft = self._as_recorded(part, self.drafted.get(part.request, Draft(part.tree)))
+            turn.draft = self._as_recorded(part, drafted.get(part.request, Draft(part.tree)))
 
     def _verify(self, now: StepState) -> None:
         """The recorded verdicts, after the engine's own were shown."""
@@ -205,14 +212,6 @@ class Drive:
         for turn, part in zip(now.turns, self._parts, strict=True):
             turn.verdict = part.verdict
         now.judged = None
-
-    @contextmanager
-    def _watched(self) -> Iterator[None]:
-        self.fed = self._parts
-        try:
-            yield
-        finally:
-            self.fed = ()
 
     def _request(self, part: RequestStep) -> Request | None:
         """The request of a part, with the KV that it had when the step began; None where its prompt is not known."""

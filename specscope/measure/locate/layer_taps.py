@@ -1,18 +1,18 @@
 """The operations inside one decoder layer of our engine: the layer run again, over the same rows and the same cache.
 
-As it ran: a fused layer by its own steps, which are those of the compiled one too. Else through the module's own
-forward. What comes out is held against what the engine's layer gave, so that it is known whether the taps saw what
-went wrong.
+What comes out is held against what the engine's layer gave, so that it is known whether the taps saw what went wrong.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from types import CodeType
 from typing import Any
 from unittest.mock import patch
 
@@ -28,7 +28,6 @@ from specscope.model.fast import decoder
 from specscope.model.fast.decoder import FusedLayer
 from specscope.model.kv_cache import KVCache
 
-FUSED, PLAIN = "as it runs, without the compiled kernels", "through torch's operators"
 SAME = 1e-4  # relative: a layer that was run again gives what it gave
 
 
@@ -41,53 +40,51 @@ class LayerCall:
     out: Tensor  # [N, width]
     batch: Batch
     cache: KVCache
-    run: Callable[[KVCache], Tensor]  # the module's own forward over the same rows, [N, width]
+    run: Callable[[KVCache], Tensor] | None = None  # the module's own forward over the same rows, [N, width]
     fused: FusedLayer | None = None
     projected: Tensor | None = None  # of a head's first layer: what attention projects
     rotation: tuple[Tensor, Tensor] | None = None  # of a fused layer: cos and sin
     module: nn.Module | None = None  # whose children are tapped where it runs by itself
 
 
-@dataclass(frozen=True)
-class LayerTaps:
-    """What a layer's operations gave, [N, width] by name, in the order of the batch's rows."""
-
-    taps: dict[str, Tensor]
-    how: str  # FUSED or PLAIN
-    same: bool  # whether what came out is what the engine's layer gave
-    code: dict[str, str]  # where each operation is computed
-    heads: int = 0
-    kv_heads: int = 0
-    weights: Callable[[list[int]], Tensor] | None = None  # [N, H, K] of attention, over K slots
-
-
 def layer_again(call: LayerCall) -> LayerTaps:
-    """The layer once more, tapped: the way that gives what the engine's layer gave, else the first of the ways."""
-    runs = []
-    if call.fused is not None:
-        runs.append(_again(call, FUSED))
-    if not runs or not runs[0].same:
-        runs.append(_again(call, PLAIN)) if call.module is not None else None
+    """The layer once more, tapped: the way that gives what the engine's layer gave, else the first of the ways.
+
+    A fused layer by its own steps, without the compiled kernels; else through the module's own forward.
+    """
+    runs = [] if call.fused is None else [_again(call, fused=True)]
+    if (not runs or not runs[0].same) and call.module is not None:
+        runs.append(_again(call, fused=False))
     return next((run for run in runs if run.same), runs[0])
 
 
 @torch.inference_mode()
-def _again(call: LayerCall, how: str) -> LayerTaps:
-    recorder = _Recorder(call)
-    with _kept(call), recorder.attention():
-        if how == FUSED:
-            out = recorder.fused()
-        else:
-            handles = [] if call.module is None else hooked(call.module, recorder.taps.put, lambda: len(call.hidden))
-            try:
-                out = call.run(recorder.written())
-            finally:
-                for handle in handles:
-                    handle.remove()
-        same = bool(relative(out.float(), call.out.float()).max() < SAME)
-        return LayerTaps(
-            recorder.taps.take(), how, same, recorder.code, recorder.heads, recorder.kv_heads, recorder.weights
-        )
+def _again(call: LayerCall, *, fused: bool) -> LayerTaps:
+    made, rows = LayerTaps(call), len(call.hidden)
+    with _kept(call), made.attention():
+        handles = [] if fused or call.module is None else hooked(call.module, made.put, lambda: rows)
+        try:
+            out = made.fused() if fused or call.run is None else call.run(made.written())
+        finally:
+            for handle in handles:
+                handle.remove()
+    made.same = bool(relative(out.float(), call.out.float()).max() < SAME)
+    made.taps, made.code = made.recorder.take(), _codes(call.module, made.code)
+    return made
+
+
+def _codes(module: nn.Module | None, known: dict[str, str]) -> dict[str, str]:
+    """Where each operation of a layer is computed: as it is known, else by its modules."""
+    code = dict[str, str]()
+    if module is None:
+        return known
+    for name, child in module.named_modules():
+        if name:
+            code[name] = code_of(child)
+            code[f"{name}:in"] = code_of(module.get_submodule(name.rpartition(".")[0]))
+        if hasattr(child, "layer_idx") and name:
+            code |= dict.fromkeys((f"{name}.{part}" for part in ("query", "key", "value")), code_of(child))
+    return code | known
 
 
 @contextmanager
@@ -103,17 +100,20 @@ def _kept(call: LayerCall) -> Iterator[None]:
             store[:, slots] = rows
 
 
-class _Recorder:
-    """Taps of one run of one layer."""
+class LayerTaps:
+    """What a layer's operations gave when it was run again, [N, width] by name, in the order of the batch's rows."""
 
     def __init__(self, call: LayerCall) -> None:
-        self.call, self.taps = call, Taps()
-        self.code: dict[str, str] = {}
+        self.call, self.recorder = call, Taps()
+        self.taps: dict[str, Tensor] = {}
+        self.same = False  # whether what came out is what the engine's layer gave
+        self.code: dict[str, str] = {}  # where each operation is computed
         self.heads, self.kv_heads = 0, call.cache.layers[call.layer].heads
-        self.weights: Callable[[list[int]], Tensor] | None = None
+        self.weights: Callable[[list[int]], Tensor] | None = None  # [N, H, K] of attention, over K slots
 
     def put(self, name: str, x: Tensor, made_by: object = None) -> None:
-        self.taps.put(name, x)
+        """Keep what an operation gave."""
+        self.recorder.put(name, x)
         if made_by is not None:
             self.code.setdefault(name, code_of(made_by))
 
@@ -155,8 +155,9 @@ class _Recorder:
         layer.compiled, layer.stack = None, None
         layer.first_norm = self._tapped("input_layernorm", layer.first_norm)
         layer.second_norm = self._tapped("post_attention_layernorm", layer.second_norm, inputs=True)
-        layer.qkv = self._split(layer.qkv, layer)
-        layer.gate_up = self._halves(layer.gate_up)
+        sizes = [heads * layer.size for heads in (layer.heads, layer.kv_heads, layer.kv_heads)]
+        layer.qkv = self._parts(layer.qkv, [f"self_attn.{part}_proj" for part in "qkv"], sizes)
+        layer.gate_up = self._parts(layer.gate_up, ["mlp.gate_proj", "mlp.up_proj"])
         layer.act = self._tapped("mlp.act_fn", layer.act)
         layer.out = self._tapped("self_attn.o_proj", layer.out, inputs=True)
         layer.down = self._tapped("mlp.down_proj", layer.down, inputs=True)
@@ -182,22 +183,14 @@ class _Recorder:
 
         return tapped
 
-    def _split(self, function: Any, layer: FusedLayer) -> Any:  # noqa: ANN401
-        sizes = [layer.heads * layer.size, layer.kv_heads * layer.size, layer.kv_heads * layer.size]
+    def _parts(self, function: Any, names: Sequence[str], sizes: Sequence[int] = ()) -> Any:  # noqa: ANN401
+        """A product that makes several parts at once; without sizes they are alike."""
 
         def tapped(x: Tensor) -> Tensor:
             out: Tensor = function(x)
-            for name, part in zip("qkv", out.split(sizes, dim=-1), strict=True):
-                self.put(f"self_attn.{name}_proj", part, function)
-            return out
-
-        return tapped
-
-    def _halves(self, function: Any) -> Any:  # noqa: ANN401
-        def tapped(x: Tensor) -> Tensor:
-            out: Tensor = function(x)
-            for name, part in zip(("gate", "up"), out.chunk(2, dim=-1), strict=True):
-                self.put(f"mlp.{name}_proj", part, function)
+            parts = out.split(list(sizes), dim=-1) if sizes else out.chunk(len(names), dim=-1)
+            for name, part in zip(names, parts, strict=True):
+                self.put(name, part, function)
             return out
 
         return tapped
@@ -206,7 +199,7 @@ class _Recorder:
 class _TappedCache:
     """A KV cache of which what is written is tapped."""
 
-    def __init__(self, real: KVCache, recorder: _Recorder) -> None:
+    def __init__(self, real: KVCache, recorder: LayerTaps) -> None:
         self.real, self._recorder = real, recorder
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
@@ -261,10 +254,16 @@ def code_of(made_by: object) -> str:
     if isinstance(made_by, nn.Module):
         function = type(made_by).forward if "forward" not in vars(made_by) else made_by.forward
     function = inspect.unwrap(getattr(function, "__func__", function))  # type: ignore[arg-type]
-    code = getattr(function, "__code__", None)
+    code: CodeType | None = getattr(function, "__code__", None)
     if code is None:
         kind = type(function)
         return f"{kind.__module__}.{kind.__qualname__}"
+    return f"{_place(code)} {getattr(function, '__qualname__', '')}"
+
+
+@cache
+def _place(code: CodeType) -> str:
+    """File and line."""
     place, root = Path(code.co_filename), Path(specscope.__file__).parent.parent
     shown = place.relative_to(root) if place.is_relative_to(root) else Path(*place.parts[-4:])
-    return f"{shown}:{code.co_firstlineno} {getattr(function, '__qualname__', '')}"
+    return f"{shown}:{code.co_firstlineno}"

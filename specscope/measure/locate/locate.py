@@ -11,8 +11,6 @@ from specscope.analyze.findings import CheckResult
 from specscope.analyze.locate.located import Located, Location, Operation, Stage, ranked
 from specscope.analyze.verify.trial import Trial
 from specscope.errors import UserError, first_line
-from specscope.live.start import start_engine
-from specscope.measure.locate.drive import MakeEngine
 from specscope.measure.locate.question import Findings, Question
 from specscope.trace.history.history import History, PlaceName
 from specscope.trace.history.wording import plural
@@ -34,21 +32,19 @@ def locate(
     progress: Progress = lambda *_: None,
     audited: Audit | None = None,
     trial: Trial | None = None,
-    make: MakeEngine | None = None,
     little: bool = False,
 ) -> Location:
     """Walk both sides to the first operation that differs. Raises UserError where nothing can be looked at.
 
-    `audited`, `trial`: what audit and verify gave of the same run, where that is known; `make`: what builds the engine;
-    `little`: nothing is known to be wrong, and a few steps of one request are walked.
+    `audited`, `trial`: what audit and verify gave of the same run, where that is known; `little`: nothing is known to
+    be wrong, and a few steps of one request are walked.
     """
     began = time.perf_counter()
     run = history.run
     if run is None:
         raise UserError(f"{source} does not say what ran (its header is missing)")
     audited = audit(history, source, options, progress) if audited is None else audited
-    build = make or (lambda config: start_engine(config, lambda what: progress(what, 0, 0)))
-    ask, findings = Question(history, options, audited, place, build, progress, little, trial), Findings()
+    ask, findings = Question(history, options, audited, place, progress, little, trial), Findings()
     for name, look in _looks(run, stages, little=little).items():
         progress(f"looking at the {name}", 0, 0)
         try:
@@ -58,7 +54,7 @@ def locate(
             findings.left_out.append(f"{name}: {why}")
     findings.merge()
     if little and findings.located:  # now something is known to be wrong
-        return locate(history, source, options, progress=progress, audited=audited, trial=ask.case.trial, make=make)
+        return locate(history, source, options, progress=progress, audited=audited, trial=ask.case.trial)
     if tuple(stages) == tuple(Stage) and not little:
         findings.unplaced += _without_place(ask, findings)
     return Location(
@@ -138,12 +134,12 @@ def _lookup(ask: Question, findings: Findings) -> None:
 def _inside_vllm(ask: Question, findings: Findings) -> None:
     """Target and drafter inside vLLM, which runs again in its own Python."""
     from specscope.measure.locate.inside_vllm.again import Again
-    from specscope.measure.locate.vllm import VllmCase, locate_vllm
+    from specscope.measure.locate.vllm import locate_vllm
 
     differs = {**ask.differing(drafter=False), **ask.differing(drafter=True)}
     names = (ask.place.request,) if ask.place is not None else tuple(sorted(differs, key=lambda name: differs[name]))
-    vllm = VllmCase(ask.history, ask.options.target, ask.options.draft, names=names)
-    found = locate_vllm(vllm, Again.found(), ask.progress)
+    options = ask.options
+    found = locate_vllm(ask.history, options.target, options.draft, Again.found(), names=names, progress=ask.progress)
     findings.located += found.located
     findings.walks += found.walks
     findings.ruled_out += found.ruled_out
@@ -180,12 +176,11 @@ def _verdicts(ask: Question, findings: Findings) -> None:
     from specscope.analyze.locate.model.verdicts import located_verdicts
 
     case, models = ask.case, ask.models
-    located = located_verdicts(case, ask.audited, models)
-    located = located or ([] if findings.located else located_formulas(case))
+    by_formula = located_formulas(case)
+    located = located_verdicts(case, ask.audited, models) or ([] if findings.located else by_formula)
     findings.located += located
     outcomes = case.checks.get("outcomes")
-    wrong = located or located_formulas(case)
-    if not wrong and outcomes is not None and outcomes.tested and not outcomes.failed:
+    if not (located or by_formula) and outcomes is not None and outcomes.tested and not outcomes.failed:
         findings.ruled_out.append(f"the verdict: {plural(outcomes.tested, 'outcome')} follow from p, q and coin")
 
 

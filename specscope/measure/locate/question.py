@@ -15,7 +15,6 @@ from specscope.analyze.findings import CheckResult
 from specscope.analyze.locate.located import Located, Stage, Walk
 from specscope.analyze.verify.trial import Trial
 from specscope.errors import UserError
-from specscope.measure.locate.drive import MakeEngine
 from specscope.trace.history.history import History, PlaceName
 
 REQUESTS = 4  # that are watched where the models disagree, and where nothing says where to look
@@ -65,7 +64,6 @@ class Question:
     options: Options
     audited: Audit
     place: PlaceName | None
-    make: MakeEngine
     progress: Progress
     little: bool = False
     trial: Trial | None = None  # what verify gave, where it has run

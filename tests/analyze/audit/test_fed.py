@@ -12,7 +12,7 @@ from specscope.trace.history.history import History
 from specscope.trace.wire.reading import read_capture
 from tests.faults.models import HEAD
 from tests.faults.planted.features import one_late
-from tests.measure.trainer.runs import served
+from tests.measure.head_runs import served
 
 
 def fed(history):

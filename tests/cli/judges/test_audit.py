@@ -8,7 +8,7 @@ import pytest
 from tests.cli.test_main import model, prompts  # noqa: F401
 from tests.faults.models import HEAD, TARGET
 from tests.heads import head_tensors, write_head
-from tests.measure.trainer.runs import head_copy, served
+from tests.measure.head_runs import head_copy, served
 from tests.support.commands import specscope
 
 LAYERS = ["--drafter", "draft_model", "--draft-model", "self:2", "--tree", "3"]

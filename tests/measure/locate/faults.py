@@ -4,9 +4,8 @@ again both have them.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,11 +16,10 @@ from specscope.engine.engine import Engine
 from specscope.model import attention
 from specscope.model.batch import Segment
 from specscope.model.fast.decoder import FusedLayer
-from tests.faults.fault import in_every_engine
 from tests.model.test_architectures import build
 from tests.tiny import write_tiny_model
 
-Install = Callable[[Engine], None]
+Install = Callable[[pytest.MonkeyPatch, Engine], None]
 
 
 @dataclass(frozen=True)
@@ -36,26 +34,6 @@ class TargetFault:
     says: str = ""  # a part of the sentence
 
 
-@contextlib.contextmanager
-def planted(install: Install) -> Iterator[None]:
-    """Every engine that is built meanwhile has the fault."""
-
-    def put(patch: pytest.MonkeyPatch, engine: Engine) -> None:
-        PATCHES[:] = [patch]
-        install(engine)
-
-    with in_every_engine(put):
-        yield
-
-
-PATCHES: list[pytest.MonkeyPatch] = []  # what takes back what an installed fault replaced
-
-
-def replaced(where: object, name: str, value: object) -> None:
-    """Put something in the place of a name, as long as the fault is planted."""
-    PATCHES[0].setattr(where, name, value)
-
-
 def layers_of(engine: Engine) -> list:
     """The target's decoder layers, none of them compiled: what is planted into their steps is then computed."""
     model = engine.runner.loaded.model
@@ -66,18 +44,18 @@ def layers_of(engine: Engine) -> list:
     return layers
 
 
-def scaled_attention(engine: Engine) -> None:
+def scaled_attention(patch: pytest.MonkeyPatch, engine: Engine) -> None:
     """The attention scale of layer 2."""
     fused = layers_of(engine)[2].forward
     fused.variant = dataclasses.replace(fused.variant, scale=fused.variant.scale / 3**0.5)
 
 
-def no_norm(engine: Engine) -> None:
+def no_norm(patch: pytest.MonkeyPatch, engine: Engine) -> None:
     """The first norm of layer 1 is left out."""
     layers_of(engine)[1].forward.first_norm = lambda x: x.clone()
 
 
-def rotary_scaled_late(engine: Engine) -> None:
+def rotary_scaled_late(patch: pytest.MonkeyPatch, engine: Engine) -> None:
     """Rotary runs too fast past position 40."""
     layers_of(engine)
     rotary = engine.runner.loaded.model.model.rotary_emb
@@ -87,7 +65,7 @@ def rotary_scaled_late(engine: Engine) -> None:
     )
 
 
-def kv_in_fp8(engine: Engine) -> None:
+def kv_in_fp8(patch: pytest.MonkeyPatch, engine: Engine) -> None:
     """Keys and values are kept in eight bits."""
     layers_of(engine)
     cache = engine.runner.cache
@@ -95,13 +73,13 @@ def kv_in_fp8(engine: Engine) -> None:
     cache.write_rows = lambda layer, slots, rows: write(layer, slots, rows.to(torch.float8_e4m3fn).to(rows.dtype))
 
 
-def narrow_window(engine: Engine) -> None:
+def narrow_window(patch: pytest.MonkeyPatch, engine: Engine) -> None:
     """The sliding window of layer 1 is one too narrow."""
     layer = layers_of(engine)[1]
     layer.forward.variant = dataclasses.replace(layer.forward.variant, window=layer.forward.variant.window - 1)
 
 
-def chunks_from_zero(engine: Engine) -> None:
+def chunks_from_zero(patch: pytest.MonkeyPatch, engine: Engine) -> None:
     """A prompt's later chunks lie at positions from 0."""
     right = Segment.of_tree
     tables = lambda: [request.table for request in engine.scheduler.running]  # noqa: E731
@@ -112,10 +90,10 @@ def chunks_from_zero(engine: Engine) -> None:
             segment.positions[: len(tokens)] -= context
         return segment
 
-    replaced(Segment, "of_tree", staticmethod(of_tree))
+    patch.setattr(Segment, "of_tree", staticmethod(of_tree))
 
 
-def softmax_in_bfloat16(engine: Engine) -> None:
+def softmax_in_bfloat16(patch: pytest.MonkeyPatch, engine: Engine) -> None:
     """The attention's softmax is computed in bfloat16."""
     layers_of(engine)
 
@@ -125,10 +103,10 @@ def softmax_in_bfloat16(engine: Engine) -> None:
         weights = scores.softmax(-1)
         return weights.to(value.dtype) @ value, scores.float().logsumexp(-1)
 
-    replaced(attention, "attend", attend)
+    patch.setattr(attention, "attend", attend)
 
 
-def head_zeroed(engine: Engine) -> None:
+def head_zeroed(patch: pytest.MonkeyPatch, engine: Engine) -> None:
     """One head of layer 3 gives nothing."""
     layers_of(engine)
     from specscope.model.fast import decoder
@@ -142,17 +120,17 @@ def head_zeroed(engine: Engine) -> None:
             out[:, 2] = 0
         return out
 
-    replaced(decoder, "paged_attention", paged)
+    patch.setattr(decoder, "paged_attention", paged)
 
 
-def mlp_in_float16(engine: Engine) -> None:
+def mlp_in_float16(patch: pytest.MonkeyPatch, engine: Engine) -> None:
     """The MLP of layer 4 is computed in float16."""
     fused = layers_of(engine)[4].forward
     down = fused.down
     fused.down = lambda x: down(x.half().float()).half().float()
 
 
-def bias_twice(engine: Engine) -> None:
+def bias_twice(patch: pytest.MonkeyPatch, engine: Engine) -> None:
     """The keys' bias of layer 1 is added twice."""
     fused = layers_of(engine)[1].forward
     bias = engine.runner.loaded.model.model.layers[1].self_attn.k_proj.bias.detach()
@@ -166,7 +144,7 @@ def bias_twice(engine: Engine) -> None:
     fused.qkv = qkv
 
 
-def untied(engine: Engine) -> None:
+def untied(patch: pytest.MonkeyPatch, engine: Engine) -> None:
     """The logits are made by a matrix that is not the embedding any more."""
     output = engine.runner.loaded.model.get_output_embeddings()
     right = output.forward
@@ -174,7 +152,7 @@ def untied(engine: Engine) -> None:
     output.forward = lambda x: right(x) + x @ other.T
 
 
-def residual_swapped(engine: Engine) -> None:
+def residual_swapped(patch: pytest.MonkeyPatch, engine: Engine) -> None:
     """Layer 2 adds the normed input where it should add its input."""
     fused = layers_of(engine)[2].forward
 
@@ -188,14 +166,14 @@ def residual_swapped(engine: Engine) -> None:
     fused.__class__ = Swapped
 
 
-def wrong_expert(engine: Engine) -> None:
+def wrong_expert(patch: pytest.MonkeyPatch, engine: Engine) -> None:
     """One expert of layer 1 holds another's weights."""
     experts = engine.runner.loaded.model.model.layers[1].mlp.experts
     with torch.no_grad():
         experts.down_proj[2] = experts.down_proj[1]
 
 
-def siblings_seen(engine: Engine) -> None:
+def siblings_seen(patch: pytest.MonkeyPatch, engine: Engine) -> None:
     """A node sees all nodes before it."""
     right = Segment.of_tree
 
@@ -207,15 +185,15 @@ def siblings_seen(engine: Engine) -> None:
             segment.mask[len(tokens) :, len(tokens) :] = np.tri(len(tree), dtype=np.bool_)
         return segment
 
-    replaced(Segment, "of_tree", staticmethod(of_tree))
+    patch.setattr(Segment, "of_tree", staticmethod(of_tree))
 
 
-def not_moved(engine: Engine) -> None:
+def not_moved(patch: pytest.MonkeyPatch, engine: Engine) -> None:
     """The accepted path's KV stays where it lay."""
     engine.runner.cache.move = lambda paths: None
 
 
-def overwritten(engine: Engine) -> None:
+def overwritten(patch: pytest.MonkeyPatch, engine: Engine) -> None:
     """Before every fifth step the KV of a position that was committed long ago is written over."""
     right, count = engine.step, [0]
 
@@ -226,7 +204,7 @@ def overwritten(engine: Engine) -> None:
                 engine.runner.cache.key[1][:, request.table.slots(3, 4)] += 1
         return right()
 
-    replaced(engine, "step", step)
+    patch.setattr(engine, "step", step)
 
 
 FAULTS = {
@@ -243,7 +221,7 @@ FAULTS = {
     "not tied": TargetFault(untied, "lm_head"),
     "residual swapped": TargetFault(residual_swapped, "layers.2.post_attention_layernorm:in"),
     "expert": TargetFault(wrong_expert, "layers.1.mlp", "expert 2", family="qwen3_moe"),
-    "siblings seen": TargetFault(siblings_seen, "layers.0.self_attn.scores", "own path"),
+    "siblings seen": TargetFault(siblings_seen, "layers.0.self_attn.scores", "other tree nodes"),
     "not moved": TargetFault(not_moved, "layers.0.self_attn.keys read"),
     "overwritten": TargetFault(overwritten, "layers.1.self_attn.keys read", says="between steps r0@"),
 }

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -20,6 +21,7 @@ from specscope.speculate.drafters.eagle import Eagle
 from specscope.speculate.drafters.tree_builder import Level
 from specscope.trace.wire.capture import CaptureWriter
 from tests.faults import settings
+from tests.faults.fault import in_every_engine
 from tests.faults.models import TARGET
 from tests.faults.planted.drafter_kv import (
     first_tokens_only,
@@ -53,17 +55,9 @@ def walk_of(capture, target, draft, install):
         if first == draft
         else ModelSource(target, "draft", {"num_hidden_layers": int(first)})
     )
-    with pytest.MonkeyPatch.context() as patch:
-
-        def make(config):
-            patch.undo()  # a draft model's walk makes two engines
-            engine = Engine(config)
-            if install is not None:
-                install(patch, engine)
-            return engine
-
-        options = Options(ModelSource(target, "target"), source)
-        return locate(run, "run", options, stages=(Stage.DRAFTER,), audited=NOTHING, make=make)
+    options = Options(ModelSource(target, "target"), source)
+    with nullcontext() if install is None else in_every_engine(install):
+        return locate(run, "run", options, stages=(Stage.DRAFTER,), audited=NOTHING)
 
 
 def random_heads(folder):

@@ -5,15 +5,18 @@ from __future__ import annotations
 import pytest
 
 from specscope import Engine, SamplingParams
-from specscope.analyze.findings import Exit
+from specscope.analyze.findings import Exit, Reference
 from specscope.analyze.locate.located import Stage
 from specscope.measure.judges import audit_options
+from specscope.measure.locate.drive import KVOverwritten
 from specscope.measure.locate.locate import locate
+from specscope.measure.locate.walk import _overwritten
 from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.reading import read_capture
+from tests.faults.fault import in_every_engine
 from tests.faults.models import TARGET, story
 from tests.faults.settings import TREE
-from tests.measure.locate.faults import FAULTS, planted, write_family
+from tests.measure.locate.faults import FAULTS, write_family
 from tests.model.test_architectures import CONFIGS
 
 QUICK = ("attention scale", "KV in fp8", "chunks from 0", "head zeroed", "not moved", "overwritten")
@@ -53,7 +56,7 @@ def located(history, **more):
 def test_a_fault_is_located_at_its_operation(tmp_path, name):
     fault = FAULTS[name]
     target = TARGET if fault.family == "llama" else write_family(tmp_path / "model", fault.family)
-    with planted(fault.install):
+    with in_every_engine(fault.install):
         history = recorded(tmp_path / "run.jsonl", target, fault.setting)
         answer = located(history)
     assert answer.exit is Exit.INCONSISTENT, answer
@@ -62,6 +65,12 @@ def test_a_fault_is_located_at_its_operation(tmp_path, name):
     assert fault.looks in first.looks, (first.looks, first.sentence)
     assert fault.says in first.sentence
     assert first.smallest
+
+
+def test_kv_that_changed_and_was_not_read_is_told_by_the_engines_step():
+    found = _overwritten(KVOverwritten(Reference("r1", 3, 40), 1, [7]))
+    assert (found.where.index, found.where.step) == (3, 40)
+    assert "between steps r1@3 and @4" in found.sentence
 
 
 @pytest.mark.parametrize("setting", ["plain", "chunks"])

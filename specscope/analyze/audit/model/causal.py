@@ -108,12 +108,12 @@ class Causal:
         for start in range(0, len(text), PIECE):
             end = min(start + PIECE, len(text))
             here = [row for row in asked if start <= row < end]
-            out = self._pass(text[start:end], [r - start for r in here], layers, **kept)
+            out = self.forward(text[start:end], [r - start for r in here], layers, **kept)
             yield (here, out[0]), out[1]
         for rows in contexts.branches(PIECE):
             here = [row for row in asked if row in rows]
             tokens = [contexts.token[row - len(contexts.text)] for row in rows]
-            out = self._pass(
+            out = self.forward(
                 tokens,
                 [row - rows.start for row in here],
                 (),
@@ -139,22 +139,23 @@ class Causal:
         ends, start = sorted({*(row + 1 for row in leaving), *range(PIECE, len(text), PIECE), len(text)}), 0
         for end in ends:
             here = [row for row in asked if start <= row < end]
-            out = self._pass(text[start:end], [r - start for r in here], layers, **cached(self.model, cache))
+            out = self.forward(text[start:end], [r - start for r in here], layers, **cached(self.model, cache))
             yield (here, out[0]), out[1]
             for path in leaving[end - 1]:
                 new = [row for row in path if row not in done]
                 done.update(new)
                 tokens, keep = [contexts.token[row - length] for row in path], [path.index(row) for row in new]
-                yield (new, self._pass(tokens, keep, (), **cached(self.model, deepcopy(cache)))[0]), None
+                yield (new, self.forward(tokens, keep, (), **cached(self.model, deepcopy(cache)))[0]), None
             start = end
 
-    def _pass(
+    def forward(
         self,
         tokens: Sequence[int],
         keep: list[int],
         layers: Sequence[int | str],
         **arguments: Any,  # noqa: ANN401
     ) -> tuple[Tensor, Tensor | None]:
+        """A pass: the logits of the rows `keep`, and the features of `layers`."""
         ids = torch.tensor([list(tokens)], device=self.device)
         wanted = torch.tensor(keep, dtype=torch.long, device=self.device)
         out = self.model(input_ids=ids, logits_to_keep=wanted, output_hidden_states=bool(layers), **arguments)
@@ -183,11 +184,11 @@ class Causal:
             seen[index, length + index] = True
         places = positions[length:]
         return {
-            "attention_mask": self._masks(seen, places[:, None] - positions[None]),
+            "attention_mask": self.masks(seen, places[:, None] - positions[None]),
             "position_ids": places[None].to(self.device),
         }
 
-    def _masks(self, seen: Tensor, distance: Tensor) -> Any:  # noqa: ANN401
+    def masks(self, seen: Tensor, distance: Tensor) -> Any:  # noqa: ANN401
         """[1, 1, rows, keys], added to the scores; one for each kind of layer where the model has several."""
         window = getattr(self.config, "sliding_window", None)
         kinds = set(getattr(self.config, "layer_types", None) or ())

@@ -35,7 +35,7 @@ ACTS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_pytorch_tanh": partial(functional.gelu, approximate="tanh"),
 }
 KV = tuple[Tensor, Tensor, Tensor]  # keys, rotated, and values of one layer, [rows, KV heads, size] each; positions
-# What an operation gave, by its name: [rows, ...], or [heads, rows, keys] for the logarithms of attention's weights
+# What an operation gave, by its name: [rows, ...], or [rows, heads, keys] for the logarithms of attention's weights
 Tap = Callable[[str, Tensor], None]
 
 
@@ -180,15 +180,13 @@ class Head:
         key, value = (x.repeat_interleave(self.heads // x.shape[1], dim=1) for x in (keys, values))
         scores = (torch.einsum("nhd,khd->hnk", query, key) / query.shape[-1] ** 0.5).masked_fill(~seen, -torch.inf)
         if self.tap is not None:
-            self.tap(f"{name}.self_attn.scores", scores.log_softmax(-1, dtype=torch.float32))
+            self.tap(f"{name}.self_attn.scores", scores.log_softmax(-1, dtype=torch.float32).transpose(0, 1))
         weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
         mixed = self._tapped(f"{name}.self_attn.attention", torch.einsum("hnk,khd->nhd", weights, value)).flatten(1)
-        self._tapped(f"{name}.self_attn.o_proj:in", mixed)
         x = residual + self._linear(f"{name}.self_attn.o_proj", mixed)
-        y = self._norm(f"{name}.post_attention_layernorm", self._tapped(f"{name}.post_attention_layernorm:in", x))
+        y = self._norm(f"{name}.post_attention_layernorm", x)
         gate, up = (self._linear(f"{name}.mlp.{part}_proj", y) for part in ("gate", "up"))
-        acted = self._tapped(f"{name}.mlp.down_proj:in", self.act(gate) * up)
-        return self._tapped(name, x + self._linear(f"{name}.mlp.down_proj", acted))
+        return self._tapped(name, x + self._linear(f"{name}.mlp.down_proj", self.act(gate) * up))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Over the target's whole vocabulary, float32 [N, V]: minus infinity for tokens that the head does not have."""
@@ -204,12 +202,13 @@ class Head:
         return x
 
     def _linear(self, name: str, x: Tensor) -> Tensor:
+        given = self._tapped(f"{name}:in", x)
         return self._tapped(
-            name, functional.linear(x, self.weights[name + ".weight"], self.weights.get(name + ".bias"))
+            name, functional.linear(given, self.weights[name + ".weight"], self.weights.get(name + ".bias"))
         )
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
-        return self._tapped(name, self._normed(name, x))
+        return self._tapped(name, self._normed(name, self._tapped(f"{name}:in", x)))
 
     def _normed(self, name: str, x: Tensor) -> Tensor:
         wide = x.float()

@@ -6,7 +6,7 @@ a tree, or over committed pairs with mask rows behind them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -15,23 +15,12 @@ from torch import Tensor
 
 from specscope.analyze.audit.model.head import KV, Head
 from specscope.analyze.locate.located import FedRow
-from specscope.analyze.locate.model.reference import FLOOR, MARGIN, TRIED
+from specscope.analyze.locate.model.reference import FLOOR, MARGIN, TRIED, ReferencePass
 from specscope.analyze.locate.model.taps import relative
 from specscope.trace.record.tree import ROOT
 
 PIECE = 7  # rows of a pass that is summed in another order
 OF_KEYS = (".scores", " read")  # operations whose values are not one a row
-
-
-@dataclass(frozen=True)
-class HeadPass:
-    """What the operations of one pass give. Made by HeadPasses."""
-
-    rows: tuple[FedRow, ...]
-    keys: tuple[FedRow, ...]  # what each key that is read is of
-    # In the order of computing: [rows, ...], of what combines features the committed ones alone, of `mask_hidden` the
-    # mask rows; of keys and values read [keys, ...]; the logs of weights [H, rows, keys]
-    taps: Mapping[str, Tensor]
 
 
 @dataclass
@@ -48,8 +37,21 @@ class HeadPasses:
     _rows: dict[int, FedRow] = field(default_factory=dict)
     _grown: list[KV] = field(default_factory=list)
 
+    def feed(
+        self,
+        start: int,
+        end: int,
+        nodes: Sequence[int] = (),
+        tokens: Sequence[int] = (),
+        parents: Sequence[int] = (),
+        wanted: Sequence[int] = (),
+        masks: int = 0,
+    ) -> ReferencePass:
+        """As ModelPasses.feed, over pairs; all rows have logits. `masks`: mask rows behind the pairs."""
+        return self._level(nodes, tokens, parents, end - 1) if nodes else self._context(start, end, masks)
+
     @torch.inference_mode()
-    def context(self, start: int, end: int, masks: int = 0) -> HeadPass:
+    def _context(self, start: int, end: int, masks: int = 0) -> ReferencePass:
         """The pass over the pairs of positions `start` to `end`, with so many mask rows behind them."""
         head, slots = self.head, torch.arange(start, end + masks)
         tokens = torch.tensor([*self.text[start + 1 : end + 1], *[head.mask_token or 0] * masks])
@@ -65,10 +67,10 @@ class HeadPasses:
         self._kv = self._grown = [tuple(x[:end] for x in layer) for layer in kv]  # type: ignore[misc]
         self._hidden, self._parent, self._rows = {ROOT: out[end - start - 1]}, {}, {}
         rows = tuple(FedRow(slot, token) for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True))
-        return HeadPass(rows, (*self._committed(start), *rows), taps)
+        return ReferencePass(rows, (*self._committed(start), *rows), taps)
 
     @torch.inference_mode()
-    def level(self, nodes: Sequence[int], tokens: Sequence[int], parents: Sequence[int], root: int) -> HeadPass:
+    def _level(self, nodes: Sequence[int], tokens: Sequence[int], parents: Sequence[int], root: int) -> ReferencePass:
         """The pass over some nodes of a tree, after those above them. `root`: the position of the root's pair."""
         head, fed = self.head, dict[int, FedRow]()
         for node, token, parent in zip(nodes, tokens, parents, strict=True):
@@ -89,16 +91,16 @@ class HeadPasses:
             out, self._grown = head.run(head.prepare(torch.tensor(list(tokens)), hidden), positions, seen, self._grown)
             head.logits(out)
         self._hidden |= zip(nodes, out, strict=True)
-        return HeadPass(tuple(fed.values()), (*self._committed(root + 1), *self._rows.values()), taps)
+        return ReferencePass(tuple(fed.values()), (*self._committed(root + 1), *self._rows.values()), taps)
 
     @torch.inference_mode()
     def allowed(self) -> dict[str, float]:
         """The relative error of each operation that rounding explains: two orders of summation, times a margin."""
         end = min(len(self.features), len(self.text) - 1, TRIED)
-        whole = HeadPasses(self.head, self.text, self.features).context(0, end).taps
+        whole = HeadPasses(self.head, self.text, self.features).feed(0, end).taps
         cut, passes = dict[str, list[Tensor]](), HeadPasses(self.head, self.text, self.features)
         for start in range(0, end, PIECE):
-            for name, x in passes.context(start, min(start + PIECE, end)).taps.items():
+            for name, x in passes.feed(start, min(start + PIECE, end)).taps.items():
                 cut.setdefault(name, []).append(x)
         measured = {
             name: float(relative(_finite(torch.cat(parts)), _finite(whole[name])).max())
@@ -121,7 +123,7 @@ class HeadPasses:
         if not self._kv:
             self._kv = self.head.nothing()
         if (known := len(self._kv[0][0])) < start:
-            self.context(known, start)
+            self._context(known, start)
         return [tuple(x[:start] for x in layer) for layer in self._kv]  # type: ignore[misc]
 
     def _committed(self, end: int) -> tuple[FedRow, ...]:

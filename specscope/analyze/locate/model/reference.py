@@ -1,4 +1,4 @@
-"""The target's reference: plain transformers over the contexts of a request, with every operation by name.
+"""A model's reference: plain transformers along a request's text, pass by pass, with every operation by name.
 
 The model's own eager attention, in float32, with a DynamicCache and masks as `audit` has them. Nothing of the engine.
 """
@@ -6,21 +6,23 @@ The model's own eager attention, in float32, with a DynamicCache and masks as `a
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from specscope.analyze.audit.contexts import Contexts
-from specscope.analyze.audit.model.causal import PIECE, Causal
+from specscope.analyze.audit.model.causal import PIECE, Causal, cached
 from specscope.analyze.audit.options import ModelSource
+from specscope.analyze.locate.located import FedRow
 from specscope.analyze.locate.model.taps import Taps, hooked, relative
 from specscope.errors import UserError
+from specscope.trace.record.tree import ROOT
 
 NAME = "specscope_reference"  # of its attention, in transformers' register
-TAPS = "specscope_taps"  # the attribute of an attention module that is tapped
+TAPS = "specscope_taps"  # the attribute of an attention module that is tapped: what is told
 MARGIN = 40.0  # an engine's order of summation differs from the reference's by more than two of the reference's do
 FLOOR = 4e-5  # relative error that float32 always explains
 TRIED = 128  # rows of the text that two orders of summation are tried on
@@ -40,68 +42,36 @@ def _attention(
     """
     eager = sys.modules[type(module).__module__].eager_attention_forward
     out, weights = eager(module, query, key, value, attention_mask, **named)
-    tapped: AttentionTaps | None = getattr(module, TAPS, None)
-    if tapped is not None:
-        rows = query.shape[2]
-        for name, x in (("query", query), ("key", key[:, :, -rows:]), ("value", value[:, :, -rows:])):
-            tapped.taps.put(f"self_attn.{name}", x[0].transpose(0, 1))
-        tapped.weights.append(None if weights is None else weights[0].float().cpu())
-        tapped.taps.put("self_attn.attention", out[0])
-        tapped.heads, tapped.kv_heads = query.shape[1], key.shape[1]
+    put: Callable[[str, Tensor], None] | None = getattr(module, TAPS, None)
+    if put is not None:
+        new = (("query", query), ("key", key[:, :, -query.shape[2] :]), ("value", value[:, :, -query.shape[2] :]))
+        for name, x in (*new, ("keys read", key), ("values read", value)):
+            put(f"self_attn.{name}", x[0].transpose(0, 1))
+        if weights is not None:
+            put("self_attn.scores", weights[0].log().transpose(0, 1))
+        put("self_attn.attention", out[0])
     return out, weights
 
 
-@dataclass
-class AttentionTaps:
-    """What is told of one attention module."""
-
-    taps: Taps
-    weights: list[Tensor | None] = field(default_factory=list)  # [H, N, K] of each pass
-    heads: int = 0
-    kv_heads: int = 0
-
-
 @dataclass(frozen=True)
-class Borders:
-    """What enters and leaves each decoder layer: [rows, width] by "embedding", "layers.3", "norm".
+class ReferencePass:
+    """What the operations of one pass give."""
 
-    Rows are those of `Contexts`: first its text's, as far as it was needed, then its branches'.
-    """
+    rows: tuple[FedRow, ...]
+    keys: tuple[FedRow, ...]  # what each key that is read is of
+    # In the order of computing: [rows, ...]; of keys and values read [keys, ...]; of a head's features the committed
+    # rows alone, of `mask_hidden` the mask rows; the logs of attention's weights [rows, heads, keys], or flat
+    taps: Mapping[str, Tensor]
+    again: Callable[[str], Mapping[str, Tensor]] | None = None  # the pass with a layer's operations; None: it has all
 
-    taps: dict[str, Tensor]
-    logits: dict[int, Tensor]  # by row, where asked for
-    text: int  # rows of the text that were fed
-    whole: int  # tokens of the text: the first branch's row
-
-    def index(self, row: int) -> int:
-        """Where a row of the contexts lies in the tensors."""
-        return row if row < self.whole else self.text + row - self.whole
-
-
-@dataclass(frozen=True)
-class Inside:
-    """What the operations of one decoder layer give, by the names of its modules, for the rows of `Borders`."""
-
-    taps: dict[str, Tensor]  # in the order of computing
-    weights: list[Tensor | None]  # of attention, [H, N, K] of each pass
-    heads: int
-    kv_heads: int
-    borders: Borders
-
-    def weights_of(self, contexts: Contexts, row: int) -> Tensor | None:
-        """[H, position + 1] the attention weights of one row over the tokens of its own context, by position."""
-        start, passes = 0, list(_passes(contexts))
-        for (first, count), weights in zip(passes, self.weights, strict=False):
-            if weights is not None and first <= row < first + count:
-                path = path_of(contexts, row)
-                keys = [r if r < len(contexts.text) else len(contexts.text) + r - first for r in path]
-                return weights[:, row - first][:, keys]
-            start += count
-        return None
+    def inside(self, layer: str) -> dict[str, Tensor]:
+        """The operations of one layer, by their names within it."""
+        every = self.taps if self.again is None else self.again(layer)
+        return {name.removeprefix(f"{layer}."): x for name, x in every.items() if name.startswith(f"{layer}.")}
 
 
 class ModelReference:
-    """A target as transformers runs it."""
+    """A model as transformers runs it."""
 
     def __init__(self, source: ModelSource, device: str = "cpu") -> None:
         """Loads it in float32. Raises UserError."""
@@ -114,105 +84,150 @@ class ModelReference:
         self.causal.model.set_attn_implementation(NAME)
         self.layers = decoder_layers(self.causal.model)
 
-    def borders(self, contexts: Contexts) -> Borders:
-        """What enters and leaves each layer, at every row of the contexts."""
-        taps, rows, logits = Taps(), [0], dict[int, Tensor]()
+    @contextmanager
+    def tapped(self, layers: Collection[int] = (), wanted: Collection[str] | None = None) -> Iterator[Taps]:
+        """What enters and leaves each layer in a pass, and what is wanted inside some; None: all."""
+        taps, handles, rows, told, model = Taps(), [], [0], [], self.causal.model
 
         def enter(layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
             hidden: Tensor = given[0] if given else named["hidden_states"]
             rows[0] = hidden.shape[1]
             taps.put("embedding", hidden[0])
 
-        def leave(name: str) -> Any:  # noqa: ANN401
-            return lambda layer, given, out: taps.put(name, (out[0] if isinstance(out, tuple) else out)[0])
+        def leaves(name: str) -> Any:  # noqa: ANN401
+            return lambda module, given, out: taps.put(name, (out if isinstance(out, Tensor) else out[0])[0])
 
-        handles = [self.layers[0].register_forward_pre_hook(enter, with_kwargs=True)]
-        handles += [layer.register_forward_hook(leave(f"layers.{i}")) for i, layer in enumerate(self.layers)]
-        base = getattr(self.causal.model, self.causal.model.base_model_prefix)
-        handles.append(base.register_forward_hook(lambda module, given, out: taps.put("norm", out[0][0])))
+        def inside(layer: str) -> Callable[[str, Tensor], None]:
+            def put(name: str, x: Tensor) -> None:
+                if wanted is None or f"{layer}.{name}" in wanted:
+                    taps.put(f"{layer}.{name}", x)
+
+            return put
+
+        handles.append(self.layers[0].register_forward_pre_hook(enter, with_kwargs=True))
+        for index in layers:
+            layer, put = self.layers[index], inside(f"layers.{index}")
+            handles += hooked(layer, put, lambda: rows[0])
+            attention = next((m for m in layer.modules() if hasattr(m, "layer_idx") and m is not layer), None)
+            if attention is not None:
+                setattr(attention, TAPS, put)
+                told.append(attention)
+        named = {f"layers.{i}": layer for i, layer in enumerate(self.layers)}
+        named |= {"norm": getattr(model, model.base_model_prefix), "embed_tokens": model.get_input_embeddings()}
+        handles += [module.register_forward_hook(leaves(name)) for name, module in named.items()]
         try:
-            for (here, values), _ in self.causal.rows(contexts):
-                logits.update(zip(here, values.cpu(), strict=True))
+            yield taps
         finally:
             for handle in handles:
                 handle.remove()
-        return Borders(
-            taps.take(),
-            logits,
-            sum(n for first, n in _passes(contexts) if first < len(contexts.text)),
-            len(contexts.text),
-        )
-
-    def inside(self, contexts: Contexts, layer: int, borders: Borders) -> Inside:
-        """The operations of one layer, at every row of the contexts."""
-        taps, rows, module = Taps(), [0], self.layers[layer]
-        attention = next((m for m in module.modules() if hasattr(m, "layer_idx") and m is not module), None)
-        tapped = AttentionTaps(taps)
-
-        def enter(layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-            rows[0] = (given[0] if given else named["hidden_states"]).shape[1]
-
-        handles = [module.register_forward_pre_hook(enter, with_kwargs=True)]
-        handles += hooked(module, taps.put, lambda: rows[0])
-        try:
-            if attention is not None:
-                setattr(attention, TAPS, tapped)
-            for _ in self.causal.rows(contexts):
-                pass
-        finally:
-            if attention is not None:
+            for attention in told:
                 delattr(attention, TAPS)
-            for handle in handles:
-                handle.remove()
-        return Inside(taps.take(), tapped.weights, tapped.heads, tapped.kv_heads, borders)
 
     @torch.inference_mode()
-    def allowed(self, tokens: list[int]) -> dict[str, float]:
+    def allowed(self, tokens: Sequence[int]) -> dict[str, float]:
         """The relative error at each border that rounding explains: two orders of summation, times a margin.
 
         The text at once, and in pieces of a few rows: products of other shapes are summed in another order.
         """
-        tokens = tokens[:TRIED]
-        whole, cut = (self._states(tokens, piece) for piece in (len(tokens), 7))
-        return {name: max(FLOOR, MARGIN * float(relative(cut[name], whole[name]).max())) for name in whole}
+        tokens, whole = tokens[:TRIED], ModelPasses(self, tokens)
+        cut, once = ModelPasses(self, tokens), whole.feed(0, len(tokens))
+        assert once is not None
+        pieces = [cut.feed(start, min(start + 7, len(tokens))) for start in range(0, len(tokens), 7)]
+        return {
+            name: max(FLOOR, MARGIN * float(relative(torch.cat([p.taps[name] for p in pieces if p]), x).max()))
+            for name, x in once.taps.items()
+            if name != "lm_head"
+        }
 
-    def _states(self, tokens: list[int], piece: int) -> dict[str, Tensor]:
-        """Borders of a text that is fed `piece` tokens at a time."""
+
+class ModelPasses:
+    """A model along one request's text: each pass goes on from what was fed before."""
+
+    def __init__(self, reference: ModelReference, text: Sequence[int], wanted: Collection[str] | None = None) -> None:
+        """`wanted`: operations of all layers that each pass tells; None: only what leaves the layers."""
         from transformers import DynamicCache
 
-        from specscope.analyze.audit.model.causal import cached
+        self.reference, self.wanted = reference, wanted
+        self.text = [FedRow(position, token) for position, token in enumerate(text)]
+        self._cache = DynamicCache()
+        self._known = 0  # tokens of the text in the cache
+        self._nodes: dict[int, FedRow] = {}  # of a tree behind them, in the cache's order
+        self._parent: dict[int, int] = {}
 
-        arguments, parts = cached(self.causal.model, DynamicCache()), []
-        for start in range(0, len(tokens), piece):
-            ids = torch.tensor([tokens[start : start + piece]], device=self.causal.device)
-            out = self.causal.model(input_ids=ids, output_hidden_states=True, **arguments)
-            parts.append([state[0].float().cpu() for state in out.hidden_states])
-        states = [torch.cat(each) for each in zip(*parts, strict=True)]
-        count = len(self.layers)
-        # What transformers gives last is behind the final norm: the last layer's own output is not among them
-        names = ["embedding", *(f"layers.{i}" for i in range(count - 1)), "norm"]
-        named = dict(zip(names, states, strict=True))
-        return {**named, f"layers.{count - 1}": named["norm"]}
+    def feed(
+        self,
+        start: int,
+        end: int,
+        nodes: Sequence[int] = (),
+        tokens: Sequence[int] = (),
+        parents: Sequence[int] = (),
+        wanted: Sequence[int] = (),
+    ) -> ReferencePass | None:
+        """The pass over the text from `start` to `end`, and nodes of a tree below it, after those above them.
 
+        `wanted`: the rows whose logits are computed. None where the text is not known so far.
+        """
+        if end > len(self.text):
+            return None
+        if start < end or self._known != end:
+            self._known, self._nodes, self._parent = min(self._known, start), {}, {}
+        if self.reference.causal.runs_on:  # no token can be taken back: each pass begins with the text
+            self._known = 0
+        while start - self._known > PIECE:
+            piece = self.text[self._known : self._known + PIECE]
+            self._run(self._known, [row.token for row in piece], [], {}, ())
+            self._known += PIECE
+        first, before = self._known, self._known + len(self._nodes)
+        fed: dict[int, FedRow] = {}
+        self._parent |= zip(nodes, parents, strict=True)
+        for node, token, parent in zip(nodes, tokens, parents, strict=True):
+            above = end - 1 if parent == ROOT else (fed.get(parent) or self._nodes[parent]).position
+            fed[node] = FedRow(above + 1, token, node)
+        self._nodes |= fed
+        self._known = end
+        rows, keys = [*self.text[first:end], *fed.values()], [*self.text[:end], *self._nodes.values()]
+        arguments = self._masked(first, end, fed, keys) if fed else {}
+        keep = [start - first + row for row in wanted]
 
-def _passes(contexts: Contexts) -> Iterator[tuple[int, int]]:
-    """(first row, rows) of each pass that Causal.rows makes."""
-    asked = contexts.asked()
-    end = max((row for row in asked if row < len(contexts.text)), default=-1) + 1
-    end = len(contexts.text) if contexts.token else end
-    for start in range(0, end, PIECE):
-        yield start, min(PIECE, end - start)
-    for rows in contexts.branches(PIECE):
-        yield rows.start, len(rows)
+        def made(layers: Collection[int]) -> dict[str, Tensor]:
+            taps = self._run(before, [row.token for row in rows], keep, arguments, layers)
+            return {name: x if name.endswith((" read", "lm_head")) else x[start - first :] for name, x in taps.items()}
 
+        def again(layer: str) -> Mapping[str, Tensor]:
+            return made([int(layer.removeprefix("layers."))])
 
-def path_of(contexts: Contexts, row: int) -> list[int]:
-    """The rows of a row's context, itself the last, by position."""
-    path: list[int] = []
-    while row >= len(contexts.text):
-        path.append(row)
-        row = contexts.parent[row - len(contexts.text)]
-    return [*range(row + 1), *reversed(path)]
+        layers = () if self.wanted is None else range(len(self.reference.layers))
+        return ReferencePass(tuple(rows[start - first :]), tuple(keys), made(layers), again)
+
+    def _masked(self, first: int, end: int, fed: Mapping[int, FedRow], keys: Sequence[FedRow]) -> dict[str, Any]:
+        """Mask and positions of rows of the text and of a tree's nodes: each node sees the text and its own path."""
+        place = {node: end + index for index, node in enumerate(self._nodes)}
+        seen = torch.zeros(end - first + len(fed), len(keys), dtype=torch.bool)
+        for index in range(end - first):
+            seen[index, : first + index + 1] = True
+        for index, node in enumerate(fed, end - first):
+            seen[index, :end] = True
+            while node != ROOT:
+                seen[index, place[node]] = True
+                node = self._parent[node]
+        places = torch.tensor([key.position for key in keys])
+        own = torch.cat([places[first:end], torch.tensor([row.position for row in fed.values()])])
+        causal = self.reference.causal
+        masks = causal.masks(seen, own[:, None] - places[None])
+        return {"attention_mask": masks, "position_ids": own[None].to(causal.device)}
+
+    @torch.inference_mode()
+    def _run(
+        self, before: int, tokens: Sequence[int], keep: list[int], arguments: Mapping[str, Any], layers: Collection[int]
+    ) -> dict[str, Tensor]:
+        """A pass behind the first `before` slots of the cache."""
+        causal = self.reference.causal
+        kept = {"use_cache": False} if causal.runs_on else cached(causal.model, self._cache)
+        if not causal.runs_on and (further := self._cache.get_seq_length() - before) > 0:
+            self._cache.crop(-further)
+        with self.reference.tapped(layers, self.wanted) as taps:
+            logits, _ = causal.forward(tokens, keep, (), **kept, **arguments)
+        return {**taps.take(), "lm_head": logits.cpu()}
 
 
 def decoder_layers(model: Any) -> nn.ModuleList:  # noqa: ANN401

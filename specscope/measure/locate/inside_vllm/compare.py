@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from specscope.analyze.locate.model.taps import relative
+from specscope.analyze.locate.model.reference import ReferencePass
 from specscope.measure.locate.inside_vllm.fed import Fed, FedText
-from specscope.measure.locate.inside_vllm.sheet import HeldRows, as_rows, exact, fed_rows_of, heads_of
+from specscope.measure.locate.inside_vllm.sheet import exact, fed_rows_of, heads_of
 from specscope.measure.locate.inside_vllm.tapped import DRAFTER, Tapped
+from specscope.measure.locate.pairs import HeldPair
 from specscope.trace.record.params import SamplingParams
 
 TIE = 1e-4  # by which logits may differ where two tokens are as good
-Named = Mapping[str, Tensor]
 
 
-def inputs(tapped: Tapped, fed: Fed) -> Iterator[HeldRows]:
+def inputs(tapped: Tapped, fed: Fed) -> Iterator[HeldPair]:
     """What the forward was fed, and what attention was told."""
     given, rows, made = fed.forward.tensors, fed.rows, fed.forward
     later = "later " if made.number else ""
@@ -37,7 +37,7 @@ def inputs(tapped: Tapped, fed: Fed) -> Iterator[HeldRows]:
     yield from _told(tapped, fed, own, later)
 
 
-def _told(tapped: Tapped, fed: Fed, own: Tensor, later: str) -> Iterator[HeldRows]:
+def _told(tapped: Tapped, fed: Fed, own: Tensor, later: str) -> Iterator[HeldPair]:
     given, made, batch = fed.forward.tensors, fed.forward, fed.batch
     rows, positions = fed.rows[own], fed.positions[own]
     known = own[fed.slots[own] >= 0]
@@ -60,53 +60,31 @@ def _told(tapped: Tapped, fed: Fed, own: Tensor, later: str) -> Iterator[HeldRow
         yield exact(f"{later}keys seen", fed, seen, positions + 1, own)
 
 
-def operations(
-    fed: Fed, right: Named, index: Tensor, allowed: float, sizes: dict[str, int], rows: Tensor | None = None
-) -> Iterator[HeldRows]:
-    """What a model's operations gave. `index`: the reference's rows; `rows`: which of the fed ones they are."""
-    chosen = torch.arange(len(fed.rows)) if rows is None else rows
-    labels = fed_rows_of(fed.positions[chosen], fed.tokens[chosen])
+def computed(fed: Fed, right: ReferencePass, rows: Tensor, sizes: dict[str, int]) -> Iterator[HeldPair]:
+    """What a model's operations gave, and the cache as attention read it. `rows`: which of the fed ones are known."""
+    own = fed.rows[rows]
     for name, ours in fed.forward.tensors.items():
-        if name not in right or name == "lm_head" or not len(chosen):
+        plain, _, batch = name.rpartition(".")
+        if name in right.taps and name != "lm_head" and int(own.max()) < len(ours):
+            a, b, labels = as_rows(ours[own]), right.taps[name], right.rows
+        elif plain.endswith(" read") and batch == str(fed.batch) and plain in right.taps:
+            count, name = min(len(ours), len(right.keys)), plain
+            a, b, labels = as_rows(ours[:count]), right.taps[plain][:count], right.keys[:count]
+        else:
             continue
-        reference = right[name]
-        if int(fed.rows[chosen].max()) >= len(ours) or int(index.max()) >= len(reference):
-            continue
-        a, b = as_rows(ours[fed.rows[chosen]]), reference[index]
         if a.shape == b.shape:
-            yield HeldRows(name, labels, a, b, relative(a, b, heads_of(name, sizes)), allowed)
+            yield HeldPair(name, a, b, labels, heads_of(name, sizes))
 
 
-def cache(
-    fed: Fed, keys: Mapping[int, Tensor], values: Mapping[int, Tensor], tokens: list[int], allowed: float
-) -> Iterator[HeldRows]:
-    """Keys and values of each layer, as attention read them: by context position. keys, values: [context, width]."""
-    for layer, right_keys in keys.items():
-        for kind, right in (("keys", right_keys), ("values", values[layer])):
-            name = f"layers.{layer}.self_attn.{kind} read"
-            ours = fed.forward.tensors.get(f"{name}.{fed.batch}")
-            if ours is None:
-                continue
-            count = min(len(ours), len(right))
-            a, b = as_rows(ours[:count]), right[:count]
-            if count and a.shape == b.shape:
-                places = torch.arange(count)
-                known = torch.tensor([*tokens[:count], *[-1] * (count - len(tokens[:count]))])
-                yield HeldRows(name, fed_rows_of(places, known), a, b, relative(a, b), allowed)
-
-
-def logits(
-    fed: Fed, ours_rows: Tensor, right: Tensor, rows: Tensor, ids: Tensor | None, allowed: float
-) -> Iterator[HeldRows]:
+def logits(fed: Fed, ours_rows: Tensor, right: Tensor, rows: Tensor, ids: Tensor | None) -> Iterator[HeldPair]:
     """The likeliest tokens' logits. right [rows, V]; ids [draft vocabulary]: the target's tokens of a head's own."""
     given, tokens = fed.forward.tensors.get("lm_head"), fed.forward.tensors.get("lm_head.tokens")
     if given is None or tokens is None or not len(ours_rows) or int(ours_rows.max()) >= len(given):
         return
     named = tokens[ours_rows].long()
     named = named if ids is None else ids[named]
-    a, b = given[ours_rows].float(), right.gather(1, named)
     labels = fed_rows_of(fed.positions[rows], fed.tokens[rows])
-    yield HeldRows("lm_head", labels, a, b, relative(a, b), allowed, named)
+    yield HeldPair("lm_head", given[ours_rows].float(), right.gather(1, named), labels, tokens=named)
 
 
 def target_logit_rows(fed: Fed) -> tuple[Tensor, Tensor]:
@@ -120,31 +98,35 @@ def target_logit_rows(fed: Fed) -> tuple[Tensor, Tensor]:
     return sum(counts[:batch]) + kept - (end - counts[batch]), kept
 
 
-def choices(fed: Fed, text: FedText, logit_rows: Tensor, rows: Tensor) -> Iterator[HeldRows]:
-    """Of a greedy request: the tokens that were committed behind rows, and the likeliest by the logits there."""
+def choices(
+    fed: Fed, text: FedText, logit_rows: Tensor, rows: Tensor, params: SamplingParams, right: Tensor
+) -> Iterator[HeldPair]:
+    """The tokens that were committed behind rows, where nothing but the logits decides. right [rows, V].
+
+    Of a greedy request beside the likeliest by vLLM's own logits; of a sampled one one that top-k and top-p leave.
+    """
     given, tokens = fed.forward.tensors.get("lm_head"), fed.forward.tensors.get("lm_head.tokens")
     index = next(i for i, part in enumerate(text.parts) if part.index == fed.where.index)
     behind = fed.positions[rows] + 1
     kept = (behind >= text.before[index]) & (behind < text.after[index])
-    if given is None or tokens is None or not bool(kept.any()) or int(logit_rows.max()) >= len(given):
+    if not bool(kept.any()) or not _is_plain(params):
         return
-    best, scores = tokens[logit_rows[kept]].long(), given[logit_rows[kept]]
-    committed = torch.tensor([text.tokens[int(place)] for place in behind[kept]])
-    yield _chosen("choice", fed, committed, best, scores, rows[kept])
-
-
-def outside(fed: Fed, text: FedText, logits: Tensor, rows: Tensor, params: SamplingParams) -> Iterator[HeldRows]:
-    """Of a sampled request: the tokens committed behind rows, and whether top-k and top-p leave them. logits [rows, V].
-
-    A token that was drawn although its probability is 0 stands beside the likeliest one.
-    """
-    index = next(i for i, part in enumerate(text.parts) if part.index == fed.where.index)
-    behind = fed.positions[rows] + 1
-    kept = (behind >= text.before[index]) & (behind < text.after[index])
-    if not bool(kept.any()):
-        return
-    scores = logits[kept] / params.temperature
     taken = torch.tensor([text.tokens[int(place)] for place in behind[kept]])
+    if params.temperature > 0:
+        yield exact("choice", fed, taken, _left(right[kept], taken, params), rows[kept])
+    elif given is not None and tokens is not None and int(logit_rows.max()) < len(given):
+        yield _chosen("choice", fed, taken, tokens[logit_rows[kept]].long(), given[logit_rows[kept]], rows[kept])
+
+
+def _is_plain(params: SamplingParams) -> bool:
+    """Whether no token's logit is moved."""
+    moved = params.penalised or params.logit_bias or params.min_tokens or params.structured_outputs is not None
+    return not moved
+
+
+def _left(logits: Tensor, taken: Tensor, params: SamplingParams) -> Tensor:
+    """Tokens that may have been drawn: those that were, and the likeliest for one that top-k or top-p leaves out."""
+    scores = logits / params.temperature
     own = scores.gather(1, taken[:, None])
     ahead = scores > own + TIE
     is_left = torch.ones(len(taken), dtype=torch.bool)
@@ -153,11 +135,10 @@ def outside(fed: Fed, text: FedText, logits: Tensor, rows: Tensor, params: Sampl
         lowest = scores.topk(min(params.top_k, scores.shape[1])).values[:, -1:]
         scores = scores.masked_fill(scores < lowest - TIE, -torch.inf)
     is_left &= (scores.softmax(-1) * ahead).sum(1) < params.top_p + TIE
-    right = torch.where(is_left, taken, scores.argmax(1))
-    yield exact("choice", fed, taken, right, rows[kept])
+    return torch.where(is_left, taken, scores.argmax(1))
 
 
-def parameters(fed: Fed) -> Iterator[HeldRows]:
+def parameters(fed: Fed) -> Iterator[HeldPair]:
     """Of drafted rows: the temperature, top-k or top-p that each was given, and its request's."""
     given, batch, number = fed.forward.tensors, fed.batch, 0
     while f"parameters.{number}.rows" in given:
@@ -171,14 +152,14 @@ def parameters(fed: Fed) -> Iterator[HeldRows]:
         number += 1
 
 
-def _chosen(name: str, fed: Fed, taken: Tensor, best: Tensor, scores: Tensor, rows: Tensor) -> HeldRows:
+def _chosen(name: str, fed: Fed, taken: Tensor, best: Tensor, scores: Tensor, rows: Tensor) -> HeldPair:
     """Whether a token is the likeliest, or as good as it."""
     good = (best == taken[:, None]) & (scores >= scores[:, :1] - TIE)
     right = torch.where(good.any(1), taken, best[:, 0])
     return exact(name, fed, taken, right, rows)
 
 
-def drafts(fed: Fed, drafted: Tensor | None, ids: Tensor | None) -> Iterator[HeldRows]:
+def drafts(fed: Fed, drafted: Tensor | None, ids: Tensor | None) -> Iterator[HeldPair]:
     """The token that a pass drafted greedily, and the likeliest by its logits. drafted [requests, passes]."""
     given, tokens = fed.forward.tensors.get("lm_head"), fed.forward.tensors.get("lm_head.tokens")
     number, batch = fed.forward.number, fed.batch
@@ -190,3 +171,8 @@ def drafts(fed: Fed, drafted: Tensor | None, ids: Tensor | None) -> Iterator[Hel
     best = best if ids is None else ids[best]
     last = torch.tensor([fed.last])
     yield _chosen("draft", fed, drafted[batch, number].view(1).long(), best, given[batch : batch + 1], last)
+
+
+def as_rows(x: Tensor) -> Tensor:
+    """[rows, ...] as float32 [rows, width]."""
+    return x.to(torch.float32).flatten(1) if x.dim() > 1 else x.to(torch.float32).view(-1, 1)

@@ -132,26 +132,14 @@ def _drafter(
         rows = made.starts[batch] + torch.arange(most)
         same = torch.ones(most, dtype=torch.bool)
     else:
-        drafted = made.tensors.get("before")  # what was drafted for it: put there by `joined`
-        if not ended or drafted is None:
+        drafted = tapped.drafted.get(made.step)  # its token was drafted in the pass before it
+        if not ended or drafted is None or drafted.dim() != 2 or made.number > drafted.shape[1]:
             return None
         positions = torch.tensor([committed - 1 - shift + made.number])
-        tokens = drafted[batch].view(1).long()
+        tokens = drafted[batch, made.number - 1].view(1).long()
         rows, most = torch.tensor([made.starts[batch]]), 1
         same = torch.zeros(1, dtype=torch.bool)
     if most < 1 or len(tokens) < most:
         return None
     slots = _slots(tapped, made, batch, positions)
     return Fed(made, _where(text, index), rows, positions, tokens, slots, most - 1, same, ended)
-
-
-def joined(tapped: Tapped) -> None:
-    """Give each later pass of the drafter the tokens that were drafted for it: those that its step proposed."""
-    proposed: dict[int, Tensor] = {
-        made.step: made.tensors["drafted"] for made in tapped.forwards if "drafted" in made.tensors
-    }
-    for made in tapped.forwards:
-        if made.who == DRAFTER and made.number > 0 and made.step in proposed:
-            drafts = proposed[made.step]
-            if drafts.dim() == 2 and made.number - 1 < drafts.shape[1]:
-                made.tensors["before"] = drafts[:, made.number - 1]

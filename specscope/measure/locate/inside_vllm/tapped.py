@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -24,11 +24,11 @@ class TappedForward:
     who: str  # TARGET or DRAFTER
     step: int  # of the engine, from 0
     number: int  # of the drafter's passes in its step, from 0
-    requests: tuple[str, ...]  # in the batch's order
-    scheduled: tuple[int, ...]  # rows of each, the target's
-    computed: tuple[int, ...]  # tokens of each whose KV is there, by the scheduler's count
-    drafts: tuple[tuple[int, ...], ...]  # that the scheduler handed to the target; -1 where it does not know them
-    blocks: tuple[tuple[int, ...], ...]  # that the scheduler gave each
+    requests: Sequence[str]  # in the batch's order
+    scheduled: Sequence[int]  # rows of each, the target's
+    computed: Sequence[int]  # tokens of each whose KV is there, by the scheduler's count
+    drafts: Sequence[Sequence[int]]  # that the scheduler handed to the target; -1 where it does not know them
+    blocks: Sequence[Sequence[int]]  # that the scheduler gave each
     tensors: dict[str, Tensor] = field(repr=False)
     unread: str = ""  # why the cache was not read
 
@@ -59,6 +59,11 @@ class Tapped:
     sizes: dict[str, dict[str, int]]  # heads and their size
     is_full: bool  # what came later is not here
 
+    @cached_property
+    def drafted(self) -> dict[int, Tensor]:
+        """By step, what was drafted in it: [requests, passes]."""
+        return {made.step: made.tensors["drafted"] for made in self.forwards if "drafted" in made.tensors}
+
     def of(self, request: str, who: str) -> Iterator[TappedForward]:
         """The forwards that a request took part in."""
         return (made for made in self.forwards if made.who == who and request in made.requests)
@@ -81,23 +86,5 @@ def read_taps(folder: Path) -> Tapped:
             number, _, name = key.partition("/")
             by_pass[int(number)][name] = rows
         for line, own in zip(lines, by_pass, strict=True):
-            forwards.append(_forward(len(forwards), line, own))
-    return Tapped(
-        tuple(forwards), bool(about["v2"]), int(about["block_size"]), about["code"], about["sizes"], bool(end["full"])
-    )
-
-
-def _forward(index: int, line: dict[str, Any], tensors: dict[str, Tensor]) -> TappedForward:
-    return TappedForward(
-        index,
-        line["who"],
-        line["step"],
-        line["number"],
-        tuple(line["requests"]),
-        tuple(line["scheduled"]),
-        tuple(line["computed"]),
-        tuple(map(tuple, line["drafts"])),
-        tuple(map(tuple, line["blocks"])),
-        tensors,
-        line.get("unread", ""),
-    )
+            forwards.append(TappedForward(len(forwards), tensors=own, **line))
+    return Tapped(tuple(forwards), about["v2"], about["block_size"], about["code"], about["sizes"], end["full"])

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from specscope.analyze.locate.located import Held, Located, Stage, Walk
-from specscope.analyze.locate.model.likeness import looks
-from specscope.analyze.locate.operations import operation
-from specscope.measure.locate.inside_vllm.sheet import (
-    BEYOND,
-    EXACT,
-    LATER,
-    STAGES,
-    ComparedPart,
-    ComparisonSheet,
-    HeldRows,
-    computed,
-    heads_of,
-)
+from specscope.measure.locate.answer import likeness, sentence
+from specscope.measure.locate.inside_vllm.sheet import ComparisonSheet, FirstDifference
 from specscope.measure.locate.inside_vllm.tapped import DRAFTER, TARGET, Tapped
+from specscope.measure.locate.pairs import wrong_rows
 from specscope.trace.history.wording import plural
+from specscope.trace.record.vocabulary import Vocabulary
 
-NAMED = {TARGET: Stage.TARGET, DRAFTER: Stage.DRAFTER}
 LOOKED_AT: dict[str, tuple[Stage | None, ...]] = {
     TARGET: (None, Stage.SAMPLING, Stage.VERDICT),
     DRAFTER: (None, Stage.DRAWS),
 }
+BEYOND = 3  # operations of a walk behind the first that differs
+LATER = {"later positions": "positions", "later keys seen": "keys seen"}
 REPLACED = "(replaced: "
 PARTS = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj", "gate_proj": "gate_up_proj"}
 SCALES = torch.linspace(-3, 3, 241)  # logarithms of factors on the scores that are tried
@@ -58,138 +50,100 @@ def _keys(name: str) -> list[str]:
 
 def walk_of(tapped: Tapped, sheet: ComparisonSheet, who: str, engine: str, reference: str) -> Walk | None:
     """The place of the first difference, or the last one where nothing differs."""
-    if not sheet.places:
+    if not sheet.parts:
         return None
-    stages = LOOKED_AT[who]
-    found = min((first for stage in stages if (first := sheet.first(stage)) is not None), key=computed, default=None)
-    place = found[0] if found is not None else max(sheet.places, key=lambda place: place.fed.forward.index)
-    end = len(place.cells)
-    if found is not None:
-        end = min(place.cells.index(found[1]) + 1 + BEYOND, end)
-    held = tuple(_held(tapped, who, cell) for cell in place.cells[:end])
-    rows = max((cell.rows for cell in place.cells if " read" not in cell.name), key=len, default=())
-    return Walk(NAMED[who], place.fed.where, rows, held, engine, reference)
+    firsts = [first for stage in LOOKED_AT[who] if (first := sheet.first(stage)) is not None]
+    found = min(firsts, key=lambda first: first.computed, default=None)
+    part = max(sheet.parts, key=lambda part: part.fed.forward.index) if found is None else found.part
+    end = len(part.held) if found is None else found.place + 1 + BEYOND
+    held = tuple(_named(tapped, who, each) for each in part.held[:end])
+    rows = max((pair.rows for pair in part.pairs if " read" not in pair.name), key=len, default=())
+    return Walk(sheet.stage, part.fed.where, rows, held, engine, reference)
 
 
-def _held(tapped: Tapped, who: str, cell: HeldRows) -> Held:
-    return cell.held(STAGES.get(cell.name, NAMED[who]), code_of(tapped, who, cell.name))
+def _named(tapped: Tapped, who: str, held: Held) -> Held:
+    """With vLLM's class and method."""
+    return replace(held, operation=replace(held.operation, code=code_of(tapped, who, held.operation.name)))
 
 
-def located(tapped: Tapped, sheet: ComparisonSheet, who: str, above: ComparisonSheet | None = None) -> list[Located]:
+def located(
+    tapped: Tapped, sheet: ComparisonSheet, who: str, vocabulary: Vocabulary, above: ComparisonSheet | None = None
+) -> list[Located]:
     """The model's own first difference, and that of the choice behind it. `above`: the target's, of a drafter."""
     found = {stage: first for stage in LOOKED_AT[who] if (first := sheet.first(stage)) is not None}
     if Stage.SAMPLING in found:
         found.pop(Stage.VERDICT, None)  # what is chosen by wrong parameters
-    own = found.items()
-    return [_located(tapped, sheet, who, stage, *first) for stage, first in own if not _handed_down(first, above)]
+    return [
+        _located(tapped, sheet, who, stage, first, vocabulary)
+        for stage, first in found.items()
+        if not _handed_down(first, above)
+    ]
 
 
-def _handed_down(found: tuple[ComparedPart, HeldRows], above: ComparisonSheet | None) -> bool:
+def _handed_down(found: FirstDifference, above: ComparisonSheet | None) -> bool:
     """Whether a drafter's first pass was only given what the target was given wrong in the same step."""
     first = None if above is None else above.first(None)
     if first is None:
         return False
-    (place, cell), (target, wrong) = found, first
-    same_step = place.fed.forward.step == target.fed.forward.step and place.fed.forward.number == 0
-    return same_step and cell.name == wrong.name and cell.name in EXACT
+    made, targets = found.part.fed.forward, first.part.fed.forward
+    same_step = made.step == targets.step and made.number == 0
+    return same_step and found.pair.name == first.pair.name and found.pair.exact
 
 
 def _located(
-    tapped: Tapped, sheet: ComparisonSheet, who: str, stage: Stage | None, place: ComparedPart, cell: HeldRows
+    tapped: Tapped,
+    sheet: ComparisonSheet,
+    who: str,
+    stage: Stage | None,
+    found: FirstDifference,
+    vocabulary: Vocabulary,
 ) -> Located:
-    counts = sheet.counts(stage)
-    what = operation(stage or NAMED[who], cell.name, code_of(tapped, who, cell.name))
-    before = place.cells[: place.cells.index(cell)]
-    wrong = cell.wrong
-    rows = [row for row, bad in zip(cell.rows, wrong.tolist(), strict=True) if bad]
-    first = rows[0]
-    made = place.fed.forward
+    counts, part, pair, held = sheet.counts(stage), found.part, found.pair, found.held
+    before, first = part.held[: found.place], found.rows[0]
+    made, scale = part.fed.forward, ""
+    if pair.name.endswith("self_attn.attention"):
+        scale = _scale(found, tapped.sizes.get(who, {}))
     which = f"the {who}'s forward" if who == TARGET else f"the drafter's pass {made.number + 1}"
+    # The layer whose operations were compared, where an operation is known to be the first of it
+    region = pair.name.rsplit(".", 2)[0] if pair.name.startswith("layers.") and "." in pair.name[7:] else ""
     return Located(
-        what,
-        sentence=f"{_agree(before)}; {_differ(cell)}",
-        looks=_looks(tapped, who, place, cell),
-        smallest=f"{which} of step {place.fed.where}: position {first.position}, token {first.token}",
-        where=place.fed.where,
-        explained=counts[cell.name],
+        _named(tapped, who, held).operation,
+        sentence([*(each for each in before if not each.differs), held]),
+        looks=scale or likeness(pair, held.allowed, vocabulary),
+        smallest=f"{which} of step {part.fed.where}: position {first.position}, token {first.token}",
+        where=part.fed.where,
+        explained=counts[pair.name],
         differing=counts.total(),
         unit="request step",
-        certain=LATER.get(cell.name, cell.name) in EXACT
-        or any(other.name.startswith(_part(cell.name)) for other in before)
-        or not before,
+        certain=pair.exact or not before or any(each.operation.name.startswith(region) for each in before),
     )
 
 
-def _part(name: str) -> str:
-    """The region whose operations were compared, where an operation is known to be the first of it."""
-    return name.rsplit(".", 2)[0] if name.startswith("layers.") and "." in name[7:] else ""
-
-
-def _agree(before: Sequence[HeldRows]) -> str:
-    if not before:
-        return "nothing is computed before it"
-    before = [cell for cell in before if not bool(cell.wrong.any())]
-    largest = max((float(cell.errors.max()) for cell in before if cell.errors.numel()), default=0.0)
-    exactly = f"to {largest:.1g}" if largest else "exactly"
-    return f"{plural(len(before), 'operation')} before it agree {exactly}"
-
-
-def _differ(cell: HeldRows) -> str:
-    bad, count = int(cell.wrong.sum()), len(cell.errors)
-    words = operation(Stage.TARGET, cell.name).words
-    if LATER.get(cell.name, cell.name) in EXACT:
-        return f"{words}: {bad} of {plural(count, 'row')} differ"
-    largest, rounding = float(cell.errors.max()), f"rounding explains {cell.allowed:.1g}"
-    return f"{words}: {bad} of {plural(count, 'row')} differ, by up to {largest:.2g} of their size ({rounding})"
-
-
-def _looks(tapped: Tapped, who: str, place: ComparedPart, cell: HeldRows) -> str:
-    if LATER.get(cell.name, cell.name) in EXACT:
-        return _numbers(cell)
-    sizes = tapped.sizes.get(who, {})
-    if cell.name.endswith("self_attn.attention") and (scale := _scale(place, cell, sizes)):
-        return scale
-    heads, allowed = heads_of(cell.name, sizes), max(cell.allowed, 1e-6)
-    if cell.values_of is not None:
-        return looks(cell.ours, cell.right, rows=cell.rows, tokens=cell.values_of, allowed=allowed)
-    return looks(cell.ours, cell.right, rows=cell.rows, heads=heads, others=cell.right, allowed=allowed)
-
-
-def _numbers(cell: HeldRows) -> str:
-    """Whole numbers: by how much they are off, or the first of them."""
-    ours, right = (x[cell.wrong].flatten().long() for x in (cell.ours, cell.right))
-    off = ours - right
-    if cell.name == "parameters":
-        return f"{float(cell.ours[cell.wrong][0]):.3g} where it should be {float(cell.right[cell.wrong][0]):.3g}"
-    if cell.name not in ("tokens", "last token", "draft", "choice", "block table") and bool((off == off[0]).all()):
-        return f"{abs(int(off[0]))} {'more' if off[0] > 0 else 'less'} at {plural(len(off), 'row')}"
-    return f"{int(ours[0])} where it should be {int(right[0])}"
-
-
-def _scale(place: ComparedPart, cell: HeldRows, sizes: dict[str, int]) -> str:
+def _scale(found: FirstDifference, sizes: dict[str, int]) -> str:
     """The factor on the scores that gives what attention gave; "" where none does."""
-    tensors, batch, layer = place.fed.forward.tensors, place.fed.batch, cell.name.removesuffix("attention")
+    fed, pair = found.part.fed, found.pair
+    tensors, batch, layer = fed.forward.tensors, fed.batch, pair.name.removesuffix("attention")
     keys, values = tensors.get(f"{layer}keys read.{batch}"), tensors.get(f"{layer}values read.{batch}")
     query = tensors.get(f"{layer}query")
     if keys is None or values is None or query is None or not sizes:
         return ""
-    row = int(cell.wrong.nonzero().flatten()[-1])  # the one with the longest context
-    position = cell.rows[row].position
-    at = int((place.fed.positions == position).nonzero().flatten()[0])
-    heads = query[place.fed.rows[at]].float().view(sizes["num_heads"], -1)
+    row = wrong_rows(found.held)[-1]  # the one with the longest context
+    position = pair.rows[row].position
+    at = int((fed.positions == position).nonzero().flatten()[0])
+    heads = query[fed.rows[at]].float().view(sizes["num_heads"], -1)
     group = len(heads) // keys.shape[1]
     k, v = (x[: position + 1].float().repeat_interleave(group, dim=1) for x in (keys, values))
     scores = torch.einsum("hd,khd->hk", heads, k) / heads.shape[1] ** 0.5
 
     def error(factor: Tensor) -> float:
         mixed = torch.einsum("hk,khd->hd", (scores * factor).softmax(-1), v).flatten()
-        return float((mixed - cell.ours[row]).norm() / mixed.norm())
+        return float((mixed - pair.ours[row]).norm() / mixed.norm())
 
     best = min(SCALES, key=lambda x: error(x.exp()))
     for step in (0.02, 0.002, 0.0002):
         best = min((best + step * i for i in range(-12, 13)), key=lambda x: error(x.exp()))
     factor = float(best.exp())
-    if error(best.exp()) > max(cell.allowed, 1e-4) * 4 or abs(factor - 1) < 1e-3:
+    if error(best.exp()) > max(found.held.allowed, 1e-4) * 4 or abs(factor - 1) < 1e-3:
         return ""
     return f"as with scores times {factor:.3g} (1/sqrt({heads.shape[1]}) is {heads.shape[1] ** -0.5:.3g})"
 

@@ -3,7 +3,7 @@
 import torch
 
 from specscope.analyze.findings import Reference
-from specscope.measure.locate.inside_vllm.compare import outside, parameters
+from specscope.measure.locate.inside_vllm.compare import choices, parameters
 from specscope.measure.locate.inside_vllm.fed import Fed, FedText
 from specscope.measure.locate.inside_vllm.tapped import TARGET, TappedForward
 from specscope.trace.record.params import SamplingParams
@@ -23,8 +23,8 @@ def left(params, tokens):
     """Which of two tokens committed behind the first two rows are said to be wrong."""
     part = made.part("b", DraftTree.build([], []), None)
     text = FedText("b", 5, [0] * 5 + tokens, [5], [7], [part], [0])
-    (cell,) = outside(fed(), text, LOGITS, torch.tensor([0, 1]), params)
-    return cell.wrong.tolist()
+    (pair,) = choices(fed(), text, torch.tensor([0, 1]), torch.tensor([0, 1]), params, LOGITS)
+    return pair.errors.bool()[:, 0].tolist()
 
 
 def test_a_token_that_top_k_or_top_p_leaves_out_cannot_have_been_drawn():
@@ -42,6 +42,6 @@ def test_drafted_rows_have_the_parameters_of_their_request():
         "parameters.0.of": torch.tensor([0.5, 0.9]),
         "parameters.0.ends": torch.tensor([2, 4]),
     }
-    (cell,) = parameters(fed(tensors))
-    assert cell.wrong.tolist() == [False, True]
-    assert [row.position for row in cell.rows] == [4, 5]  # what judges a draft is the row before it
+    (pair,) = parameters(fed(tensors))
+    assert pair.errors.tolist() == [[0], [1]]
+    assert [row.position for row in pair.rows] == [4, 5]  # what judges a draft is the row before it

@@ -9,7 +9,7 @@ from specscope.analyze.audit.options import ModelSource
 from specscope.analyze.locate.located import Stage
 from specscope.measure.locate.inside_vllm.tapped import TARGET, read_taps
 from specscope.measure.locate.inside_vllm.told import located, walk_of
-from specscope.measure.locate.inside_vllm.walk import WalkedModels, compare_all
+from specscope.measure.locate.inside_vllm.walk import ComparedForwards, WalkedModels
 from specscope.trace.record.tree import DraftTree
 from tests.analyze import histories
 from tests.support import records as made
@@ -67,13 +67,13 @@ def walked(model, folder, spoil=lambda runner: None, between=lambda runner: None
     tapped = read_taps(folder)
     run = replace(histories.RUN, drafter="none")
     models = WalkedModels.load(run, model[1], None)
-    return tapped, compare_all(tapped, history_of(text), models, lambda *_: None)
+    return tapped, ComparedForwards.of(tapped, history_of(text), models, lambda *_: None)
 
 
 def test_a_right_engine_agrees_at_every_operation_and_choice(model, tmp_path):
     tapped, sheets = walked(model, tmp_path)
-    assert located(tapped, sheets.target, TARGET) == []
-    names = {held.name for part in sheets.target.places for held in part.cells}
+    assert located(tapped, sheets.target, TARGET, None) == []
+    names = {pair.name for part in sheets.target.parts for pair in part.pairs}
     assert {"tokens", "positions", "slots", "keys seen", "block table", "choice", "lm_head", "norm"} <= names
     assert {f"layers.{i}.self_attn.keys read" for i in range(3)} <= names
     forwards, rows, largest = sheets.target.rows()
@@ -111,15 +111,15 @@ def off(name, by):
         (scale, "layers.1.self_attn.attention", "as with scores times 2 "),
         (norm, "layers.2.input_layernorm", "a factor of its own in each channel"),
         (off("tokens", 1), "tokens", " where it should be "),
-        (off("positions", 1), "positions", "1 more at 2 rows"),
-        (off("slots", -1), "slots", "1 less at 2 rows"),
-        (off("keys seen", -2), "keys seen", "2 less at 2 rows"),
+        (off("positions", 1), "positions", "+1 at 2 of 2 rows"),
+        (off("slots", -1), "slots", "-1 at 2 of 2 rows"),
+        (off("keys seen", -2), "keys seen", "-2 at 2 of 2 rows"),
         (part_of_the_vocabulary, "lm_head", ""),
     ],
 )
 def test_a_fault_is_located_at_the_first_operation_that_differs(model, tmp_path, spoil, name, looks):
     tapped, sheets = walked(model, tmp_path, spoil)
-    first = located(tapped, sheets.target, TARGET)[0]
+    first = located(tapped, sheets.target, TARGET, None)[0]
     assert (first.operation.stage, first.operation.name) == (Stage.TARGET, name)
     assert looks in first.looks
     assert first.explained == first.differing > 0
@@ -134,6 +134,6 @@ def test_a_cache_that_was_spoilt_is_located_where_it_is_read(model, tmp_path):
         runner.model.model.layers[2].self_attn.attn.kv_cache[5, :3] = 0.5
 
     tapped, sheets = walked(model, tmp_path, between=spoil)
-    first = located(tapped, sheets.target, TARGET)[0]
+    first = located(tapped, sheets.target, TARGET, None)[0]
     assert first.operation.name == "layers.2.self_attn.keys read"
     assert first.where.index == 3

@@ -5,7 +5,7 @@ import json
 from safetensors.torch import load_file, save_file
 
 from specscope import Engine, SamplingParams
-from specscope.measure.trainer.audit import audit_trainer
+from specscope.measure.trainer import audit_trainer
 from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.reading import read_capture
 from tests.faults.models import HEAD, TARGET, story

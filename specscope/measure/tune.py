@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from specscope.analyze.audit.options import Progress
 from specscope.analyze.tune.read import Recorded
 from specscope.analyze.tune.tuning import TreeRow, Tuning, expected
 from specscope.engine.engine import Engine
 from specscope.engine.prompts import read_prompts
-from specscope.measure.lanes import Work
-from specscope.measure.prompts import PLAIN
+from specscope.measure.lanes import Rounds, Timed, Work, in_turn, lanes, middle
+from specscope.measure.prompts import PLAIN, unseen_prompts
 from specscope.measure.step_costs import PLAIN as NO_DRAFTER
-from specscope.measure.tune_check import measure_trees, other_prompts
+from specscope.measure.step_costs import cost_lanes
+from specscope.plans.costs import Costs
 from specscope.plans.plan import parse_plan
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import RequestInfo
@@ -22,6 +24,7 @@ LONGEST = 512  # last tokens of a prompt that are used: a prefill is not measure
 COST_TOKENS = 48  # that each request generates
 CHECK_PROMPTS = 12
 CHECK_TOKENS = 64
+EVERY = 6  # rounds of the trees for each one of the costs
 
 
 def work_of(data: Recorded, batch: int) -> list[Work]:
@@ -89,3 +92,70 @@ def _name(row: TreeRow) -> str:
 def _is_checked(row: TreeRow) -> bool:
     """The choice, the default, no drafting, and what was asked for; the recorded tree is large, and was run."""
     return row.names != ("recorded",) and (bool(row.names) or row.family == "asked")
+
+
+@dataclass(frozen=True)
+class MeasuredTree:
+    """The figures of one engine over the steps in which a full batch decoded."""
+
+    tokens_per_s: float
+    length: float  # acceptance length of its drafts
+    steps: int
+
+
+def measure_trees(
+    engine: Engine,
+    trees: Mapping[str, Mapping[str, str | None]],
+    work: Sequence[Work],
+    batch: int,
+    again: Sequence[Work],
+    most_nodes: int,
+    progress: Progress = lambda *_: None,
+) -> tuple[dict[str, MeasuredTree], Costs]:
+    """Run the same work with each tree, the engines stepping in turn. `trees`: what each changes of the engine.
+
+    What a step costs is measured again in the same rounds, with the prompts `again`: a different load on the machine
+    than when the costs were first measured is not an error of the prediction. Seconds are those of the rounds in which
+    all engines had work.
+    """
+    rounds: Rounds = []
+    with lanes(engine, trees, batch) as run, cost_lanes(engine, again, batch, most_nodes) as costing:
+        left = dict.fromkeys(trees, len(work))
+        for lane in run:
+            lane.give(_counting(work, left, lane.name))
+        for lane in costing.run:
+            lane.every = EVERY
+
+        def more() -> bool:
+            total = len(work) * len(run)
+            progress("measuring the trees", total - sum(left.values()), total)
+            return not all(lane.done for lane in run)
+
+        in_turn([*run, *costing.run], rounds, more)
+        count = len(run)
+        costs = costing.costs([steps[count:] for steps in rounds])
+    together = [steps[:count] for steps in rounds if all(steps[:count])] or [steps[:count] for steps in rounds]
+    each = ([[step for step in steps if step] for steps in zip(*some, strict=True)] for some in (together, rounds))
+    return {name: _measured(*both) for name, *both in zip(trees, *each, strict=False) if all(both)}, costs
+
+
+def _counting(work: Sequence[Work], left: dict[str, int], name: str) -> Iterator[Work]:
+    """The work, counted down as it is taken."""
+    for item in work:
+        left[name] -= 1
+        yield item
+
+
+def _measured(timed: Sequence[Timed], steps: Sequence[Timed]) -> MeasuredTree:
+    """`timed`: those of the steps whose seconds count."""
+    drafts = sum(step.drafts for step in steps)
+    accepted = sum(step.accepted for step in steps)
+    seconds = middle([step.seconds for step in timed])
+    tokens = sum(step.tokens for step in steps) / len(steps)
+    return MeasuredTree(tokens / seconds, 1 + accepted / drafts if drafts else 1.0, len(steps))
+
+
+def other_prompts(seen: Sequence[str], count: int) -> list[str]:
+    """Prompts that the default head was not trained on and that none of these texts contain, evenly over the kinds."""
+    new = [prompt for prompt in unseen_prompts() if not any(prompt in text for text in seen)]
+    return new if len(new) <= count else [new[i * len(new) // count] for i in range(count)]

@@ -1,0 +1,337 @@
+"""A model of our engine beside its reference, pass by pass, while the engine runs them.
+
+What a pass is fed, what leaves its layers and its logits are compared when it has run. Where a layer's output differs
+first, the layer is run again there and then with its operations tapped: the batch, the cache and whatever went wrong
+are still as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from specscope.analyze.locate.located import Stage
+from specscope.analyze.locate.model.reference import ModelPasses, ModelReference, ReferencePass, decoder_layers
+from specscope.measure.locate.layer_taps import LayerCall, code_of, layer_again
+from specscope.measure.locate.pairs import Allowances, ComparedPass, HeldPair
+from specscope.model.batch import Batch, Segment
+from specscope.model.fast.decoder import FusedLayer
+
+if TYPE_CHECKING:
+    from specscope.analyze.audit.contexts import Contexts
+    from specscope.measure.locate.drafter import HeadSide
+    from specscope.measure.locate.drive import Drive
+    from specscope.model.kv_cache import BlockTable
+    from specscope.model.runner import ModelRunner
+
+OF_QUERIES, OF_KEYS = ("q_proj", ".query", ".attention", "o_proj:in"), ("k_proj", "v_proj", ".key", ".value", " read")
+COMPILED = "the compiled layer gives something else than its own steps through torch's operators, which agree"
+Fed = tuple[int, int, Sequence[int], Sequence[int], Sequence[int]]  # as ModelPasses.feed takes it
+
+
+@dataclass(frozen=True)
+class FedPart:
+    """A request's part of a pass."""
+
+    request: str
+    segment: Segment
+    given: slice  # its rows among all that are fed
+    wanted: slice  # its rows among the logits
+    committed: slice  # its rows among those that are no mask rows
+    masks: int = 0
+
+
+@dataclass
+class Seen:
+    """What the engine gave in a pass, all of it in the order of the segments."""
+
+    batch: Batch | None = None
+    calls: dict[str, LayerCall] = field(default_factory=dict)  # by layer
+    every: dict[str, Tensor] = field(default_factory=dict)  # of all rows
+    wanted: dict[str, Tensor] = field(default_factory=dict)  # of the rows whose logits are wanted
+    committed: dict[str, Tensor] = field(default_factory=dict)  # of the rows that are no mask rows
+    code: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class ModelSide:
+    """A model that a ModelRunner runs, and its reference."""
+
+    runner: ModelRunner
+    passes: Mapping[str, ModelPasses]  # by request
+    usual: Mapping[str, float]
+    fed: Callable[[FedPart], Fed]  # what a request ought to be fed
+    method = "forward_with_features"
+
+    @staticmethod
+    def of(
+        runner: ModelRunner, reference: ModelReference, texts: Mapping[str, list[int]], fed: Callable[[FedPart], Fed]
+    ) -> ModelSide:
+        """Over the texts of requests."""
+        usual = reference.allowed(max(texts.values(), key=len))
+        return ModelSide(runner, {name: ModelPasses(reference, text) for name, text in texts.items()}, usual, fed)
+
+    def masks(self, segment: Segment) -> int:
+        """Mask rows at the end of a segment."""
+        return 0
+
+    def due(self, part: FedPart) -> tuple[ReferencePass | None, Allowances]:
+        """What the pass ought to give, and what rounding explains."""
+        return self.passes[part.request].feed(*self.fed(part), part.segment.wanted), Allowances(self.usual)
+
+    def first(self, part: FedPart, right: ReferencePass) -> Iterator[HeldPair]:
+        """What is compared before the pass itself."""
+        return iter(())
+
+    def inner(self, limit: float) -> float | None:
+        """What rounding explains inside a layer whose output may be off by `limit`."""
+        return limit
+
+    def ordered(self, name: str, right: Tensor) -> Tensor:
+        """Right values of an operation inside a layer, in the engine's order of channels."""
+        return right
+
+    def vocabulary(self, right: ReferencePass, width: int) -> tuple[str, Tensor]:
+        """The logits by the target's tokens, of the rows whose logits are wanted."""
+        logits = right.taps["lm_head"]
+        return "vocabulary", functional.pad(logits, (0, max(width - logits.shape[1], 0)), value=-torch.inf)[:, :width]
+
+    def run(self, forward: Any, segments: Sequence[Segment]) -> tuple[Any, Seen]:  # noqa: ANN401
+        """A pass, and what was seen of it."""
+        model: Any = self.runner.loaded.model
+        base, seen = getattr(model, model.base_model_prefix), Seen()
+        with hooks() as put:
+            for index, layer in enumerate(decoder_layers(model)):
+                put(layer, lambda *call, index=index: seen.calls.update({f"layers.{index}": _call(index, *call)}))
+            put(base, lambda module, given, named, out: seen.every.update(norm=out[0][0].clone()))
+            out = forward(segments)
+        first = seen.calls["layers.0"]
+        seen.batch = first.batch
+        seen.every = {"embedding": first.batch.as_given(first.hidden), "norm": first.batch.as_given(seen.every["norm"])}
+        seen.wanted = {"lm_head": torch.cat(out[0])}
+        return out, seen
+
+
+@contextmanager
+def hooks() -> Iterator[Callable[[nn.Module, Any], None]]:
+    """Puts hooks on modules, told (module, given, named, out); they are taken off at the end."""
+    handles: list[Any] = []
+    try:
+        yield lambda module, told: handles.append(
+            module.register_forward_hook(lambda *call: told(*call) and None, with_kwargs=True)
+        )
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def target_watch(
+    drive: Drive, plans: Mapping[str, Contexts], reference: ModelReference, stack: ExitStack
+) -> ModelWatch:
+    """Watches the target of a drive, as long as the stack is open."""
+
+    def fed(part: FedPart) -> Fed:
+        step = drive.part_of(part.request)
+        assert step is not None
+        end = step.context_len + step.prefill_tokens + (step.verdict is not None)
+        return step.context_len, end, range(len(step.tree)), step.tree.token.tolist(), step.tree.parent.tolist()
+
+    texts = {name: contexts.text for name, contexts in plans.items()}
+    side = ModelSide.of(drive.engine.runner, reference, texts, fed)
+    watch = ModelWatch(Stage.TARGET, drive, side, drive.table_of)
+    stack.enter_context(watch.on())
+    return watch
+
+
+def _call(index: int, layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any], out: Any) -> LayerCall:  # noqa: ANN401
+    """A decoder layer's call as a hook sees it."""
+    hidden = (given[0] if given else named["hidden_states"]).clone()
+    rest = {name: value for name, value in named.items() if name not in ("pages", "hidden_states")}
+    fused = layer.forward if isinstance(layer.forward, FusedLayer) else None
+    forward = type(layer).forward.__get__(layer) if fused is not None else layer.forward
+
+    def run(cache: Any) -> Tensor:  # noqa: ANN401
+        return _out(forward(hidden.clone(), *given[1:], pages=cache, **rest))
+
+    rotation = named.get("position_embeddings")
+    made = _out(out).clone()
+    return LayerCall(index, hidden[0], made, named["batch"], named["pages"], run, fused, None, rotation, layer)
+
+
+def _out(made: Any) -> Tensor:  # noqa: ANN401
+    rows: Tensor = (made[0] if isinstance(made, tuple) else made)[0]
+    return rows
+
+
+class ModelWatch:
+    """Compares the passes of some requests, up to the first that differs."""
+
+    def __init__(
+        self, stage: Stage, drive: Drive, side: ModelSide | HeadSide, tables: Callable[[str], BlockTable | None]
+    ) -> None:
+        self.stage, self.drive, self.side, self.tables = stage, drive, side, tables
+        self.until = 0  # the place in the history of the last step that is compared
+        self.last: dict[str, ComparedPass] = {}  # by request
+        self.right: dict[str, tuple[FedPart, ReferencePass]] = {}  # of these
+        self.wrong: ComparedPass | None = None
+        self.passes = self.rows = 0  # that were compared; rows at all borders
+        self.largest = 0.0  # error within what is allowed, over it
+
+    @property
+    def is_on(self) -> bool:
+        """Whether passes are compared now."""
+        running = bool(self.drive.fed) if self.stage is Stage.TARGET else True
+        return self.wrong is None and running and self.drive.place <= self.until
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """Watch meanwhile."""
+        runner, method = self.side.runner, self.side.method
+        forward = getattr(runner, method)
+
+        def watched(segments: Sequence[Segment], *hidden: Tensor) -> Any:  # noqa: ANN401
+            parts = list(self._parts(segments)) if self.is_on else []
+            if not parts:
+                return forward(segments, *hidden)
+            out, seen = self.side.run(forward, segments, *hidden)
+            found = [self._compared(part, seen) for part in parts]
+            wrong = [each for each in found if each is not None and each.wrong is not None]
+            self.wrong = min(wrong, key=lambda each: len(each.held), default=None)
+            return out
+
+        with patch.object(runner, method, watched):
+            yield
+
+    def compare(self, request: str, pairs: Iterable[HeldPair]) -> bool:
+        """Compare more of a request's last pass; whether something differs, in it or before."""
+        if self.wrong is None and self.last[request].compare(pairs):
+            self.wrong = self.last[request]
+        return self.wrong is not None
+
+    def _parts(self, segments: Sequence[Segment]) -> Iterator[FedPart]:
+        """The watched requests' parts of a pass."""
+        watched: Collection[str] = self.side.passes
+        tables = {id(table): name for name in watched if (table := self.tables(name)) is not None}
+        given = wanted = committed = 0
+        for segment in segments:
+            rows, logits, masks = len(segment.tokens), len(segment.wanted), self.side.masks(segment)
+            if (request := tables.get(id(segment.table))) is not None:
+                own = slice(committed, committed + rows - masks)
+                yield FedPart(request, segment, slice(given, given + rows), slice(wanted, wanted + logits), own, masks)
+            given, wanted, committed = given + rows, wanted + logits, committed + rows - masks
+
+    def _compared(self, part: FedPart, seen: Seen) -> ComparedPass | None:
+        right, limits = self.side.due(part)
+        if right is None:
+            return None
+        self.right[part.request], where = (part, right), self.drive.where(part.request)
+        compared = self.last[part.request] = ComparedPass(self.stage, where, right.rows, limits)
+        compared.compare(self._pairs(part, right, seen))
+        self.passes += 1
+        for held in (each for each in compared.held if each.allowed):
+            self.rows += held.rows
+            if not held.differs:
+                self.largest = max(self.largest, held.error / held.allowed)
+        return compared
+
+    def _pairs(self, part: FedPart, right: ReferencePass, seen: Seen) -> Iterator[HeldPair]:
+        """The pass's operations, both sides, in the order of computing."""
+        batch, rows = seen.batch, right.rows
+        assert batch is not None
+        yield from self.side.first(part, right)
+        for name, values in (("tokens", batch.tokens[0]), ("positions", batch.positions[0])):
+            due = torch.tensor([getattr(row, name.removesuffix("s")) for row in rows])[:, None]
+            ours = batch.as_given(values)[part.given, None].cpu()
+            yield HeldPair(name, ours, due, rows, code=seen.code.get(name, ""), exact=True)
+        wanted = list(part.segment.wanted)
+        for name, due in right.taps.items():
+            due, code, here = due.flatten(1), seen.code.get(name, ""), rows
+            if (call := seen.calls.get(name)) is not None:
+                ours = batch.as_given(call.out)[part.given].float().cpu()
+                inside = self._inside_of(name, call, part, right)
+                code = code_of(FusedLayer.run if call.fused is not None else call.module)
+                yield HeldPair(name, ours, due, rows, code=code, certain=False, inside=inside)
+                continue
+            if name in seen.wanted:
+                ours, here = seen.wanted[name][part.wanted], tuple(rows[i] for i in wanted)
+                due = due if len(due) == len(wanted) else due[wanted]
+            elif name in seen.committed:
+                ours, here = seen.committed[name][part.committed], rows[: len(due)]
+            elif name in seen.every:
+                own = slice(-part.masks, None) if name == "mask_hidden" else slice(len(due))
+                ours, here = seen.every[name][part.given][own], rows[own]
+            else:
+                continue
+            yield HeldPair(name, ours.float().cpu(), due, here, code=code)
+
+    def _inside_of(self, layer: str, call: LayerCall, part: FedPart, right: ReferencePass) -> Any:  # noqa: ANN401
+        return lambda limit: self._inside(layer, call, part, right, limit)
+
+    def _inside(
+        self, layer: str, call: LayerCall, part: FedPart, right: ReferencePass, limit: float
+    ) -> Iterator[HeldPair]:
+        """The operations of one layer, run again."""
+        again, batch, every = layer_again(call), call.batch, right.inside(layer)
+        slots = part.segment.table.slots(0, len(right.keys)).tolist()
+        cache = {"keys": call.cache.key[call.layer], "values": call.cache.value[call.layer]}
+        allowed, groups = self.side.inner(limit), _experts(every)
+        for short, due in every.items():
+            name, code, rows = f"{layer}.{short}", again.code.get(short, ""), right.rows
+            if short == "self_attn.scores" and again.weights is not None:
+                weights = batch.as_given(again.weights(slots))[part.given].cpu()
+                due = due.exp().reshape(weights.shape)
+                weights = _to_the_same_sum(weights, due)
+                yield HeldPair(name, weights, due, rows, code=code, keys=right.keys, allowed=allowed)
+                continue
+            if short.endswith(" read"):
+                ours, rows = cache[short.split(".")[1].split()[0]][:, slots].transpose(0, 1).flatten(1), right.keys
+            elif short in again.taps:
+                ours = batch.as_given(again.taps[short])[part.given]
+            else:
+                continue
+            if ours.shape == (due := self.side.ordered(short, due.flatten(1))).shape:
+                heads = again.heads if short.endswith(OF_QUERIES) else again.kv_heads if short.endswith(OF_KEYS) else 1
+                pair = HeldPair(name, ours.float().cpu(), due, rows, heads, code, allowed=allowed, others=due)
+                yield replace(pair, groups=groups if rows is right.rows else {}, vectors=_bias(call, short, due))
+        if not again.same and call.fused is not None and call.fused.compiled is not None:
+            due, out = right.taps[layer].flatten(1), batch.as_given(call.out)[part.given].float().cpu()
+            yield HeldPair(layer, out, due, right.rows, code=code_of(call.fused.compiled), looks=COMPILED)
+
+
+def _experts(inside: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Which experts each row is given to, where the layer has a router that tells."""
+    for name, every in inside.items():
+        whole = name.startswith("mlp.") and "[" in name and bool((every == every.round()).all())
+        if whole and every.shape[1] <= 64 and float(every.max()) >= 1:
+            return {"expert": every.long()}
+    return {}
+
+
+def _bias(call: LayerCall, name: str, right: Tensor) -> dict[str, Tensor]:
+    """The bias of a projection, which may be missing or added twice."""
+    if not name.endswith("_proj") or call.module is None:
+        return {}
+    bias = getattr(call.module.get_submodule(name), "bias", None)
+    if not isinstance(bias, Tensor) or bias.shape != right.shape[1:]:
+        return {}
+    return {"the bias": bias.detach().float().cpu()}
+
+
+def _to_the_same_sum(ours: Tensor, right: Tensor) -> Tensor:
+    """Weights [rows, heads, keys] of heads that give a constant share of what they should, brought to the right sum.
+
+    Such a head's output is scaled, or nothing: that is no matter of its scores.
+    """
+    share = ours.sum(-1) / right.sum(-1).clamp(min=1e-12)
+    mean = share.mean(0)
+    constant = (share - mean).abs().amax(0) <= 1e-3 * mean.abs().clamp(min=1e-6)
+    is_some = (mean.abs() > 1e-6)[None, :, None]
+    whole = torch.where(is_some, ours / mean.clamp(min=1e-6)[None, :, None], right)
+    return torch.where(constant[None, :, None], whole, ours)

@@ -1,0 +1,204 @@
+"""`specscope audit --trainer FOLDER`: the head in training beside the head that served a capture.
+
+Before anything runs: weights, vocabulary maps and settings in the two folders.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.text import Text
+from torch import Tensor, nn
+
+from specscope.analyze.findings import Exit
+from specscope.analyze.table import Table
+from specscope.analyze.text import VERDICT, header_block, table_block
+from specscope.errors import UserError, first_line
+from specscope.measure.judges import audit_options, target_named
+from specscope.model.heads.eagle_head import llama_config
+from specscope.model.heads.head_config import PARTIAL, HeadConfig
+from specscope.model.heads.head_loader import EMBEDDING, LoadedHead, load_head, published_tensors, read_tensors
+from specscope.model.loader import LoadedModel, load_model
+from specscope.model.places import head_place
+from specscope.plans.heads import LAYER_IDS, runs_head
+from specscope.trace.history.history import History
+from specscope.trace.history.wording import plural
+from specscope.trace.record.notes import model_part
+from specscope.trace.record.vocabulary import printable
+
+STATE = "training.pt"  # what `specscope train` goes on from
+LAYER = (
+    *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "rms_norm_eps", "hidden_act"),
+    "attention_bias",
+)
+
+
+@dataclass(frozen=True)
+class FolderDifference:
+    """A tensor or a setting that is not the same on both sides."""
+
+    key: str  # "weights: midlayer.mlp.up_proj.weight", "config: rope_theta"
+    sentence: str
+
+
+@dataclass(frozen=True)
+class TrainerAudit:
+    """What was found."""
+
+    source: str
+    trainer: str
+    weights: str  # of the trainer: where they come from, "training.pt" or "published weights"
+    served: str
+    tensors: int  # of the trained head
+    settings: int  # likewise
+    differences: tuple[FolderDifference, ...]  # weights and vocabulary maps first, then settings
+    warnings: tuple[str, ...]
+
+    @property
+    def exit(self) -> Exit:
+        """What the command exits with."""
+        return Exit.INCONSISTENT if self.differences else Exit.CONSISTENT
+
+    @property
+    def verdict(self) -> str:
+        """In a sentence, with what was compared."""
+        compared = f"{plural(self.tensors, 'tensor')} and {plural(self.settings, 'setting')} compared"
+        if not self.differences:
+            return f"The served head is the trained one: {compared}, none differs."
+        first, more = self.differences[0], len(self.differences) - 1
+        others = f", and {plural(more, 'other difference')}" if more else ""
+        return f"The served head is not the trained one: {first.sentence}{others} ({compared})."
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, for --json."""
+        return {**asdict(self), "exit": int(self.exit), "verdict": self.verdict}
+
+
+def audit_trainer(
+    history: History, source: str, folder: str, target: str | None, draft_model: str | None
+) -> TrainerAudit:
+    """Compare a head in training with the head that served a capture. Raises UserError."""
+    run = history.run
+    if run is not None and not runs_head(model_part(run.drafter)):
+        raise UserError(f"the capture's drafter is {run.drafter}: --trainer compares EAGLE heads")
+    head_place(folder)
+    options = audit_options(history, target, draft_model, None)
+    assert run is not None  # otherwise audit_options has refused it
+    if options.draft is None:
+        raise UserError(options.why_no_draft)
+    loaded = load_model(target_named(run, target), torch.device("cpu"), torch.float32)
+    served = load_head(options.draft.path, loaded)
+    tensors = read_tensors(Path(options.draft.path).expanduser())
+    dtype = next(x.dtype for x in tensors.values() if x.is_floating_point())
+    trained, weights = _trained(folder, loaded, dtype)
+    ours, theirs = settings(trained.head.config), settings(served.head.config)
+    return TrainerAudit(
+        source=source,
+        trainer=folder,
+        weights=weights,
+        served=options.draft.path,
+        tensors=len(_tensors(trained)),
+        settings=len(ours),
+        differences=(*_weight_differences(trained, served, dtype), *_setting_differences(ours, theirs)),
+        warnings=options.notes,
+    )
+
+
+def _trained(folder: str, target: LoadedModel, dtype: torch.dtype) -> tuple[LoadedHead, str]:
+    """A head as its training left it, and where its weights come from. Raises UserError where there is none.
+
+    `dtype`: to which its weights are rounded, as exporting does.
+    """
+    loaded = load_head(folder, target)
+    head, state, embedding = copy.deepcopy(loaded.head), Path(folder).expanduser() / STATE, loaded.embedding
+    if state.is_file():
+        try:
+            head.load_state_dict(torch.load(state, map_location="cpu", weights_only=True)["head"])
+        except Exception as error:  # torch.load has a dozen ways to say that a file is torn
+            raise UserError(f"{state} holds no state of this head's training: {first_line(error)}") from error
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.data = parameter.data.to(dtype).float()
+    if embedding is not target.embedding:
+        embedding = nn.Embedding.from_pretrained(_weight(embedding).to(dtype).float())
+    return replace(loaded, head=head, embedding=embedding), STATE if state.is_file() else "published weights"
+
+
+def _weight_differences(trained: LoadedHead, served: LoadedHead, dtype: torch.dtype) -> Iterator[FolderDifference]:
+    """Tensors of the served head that are not the trainer's, by more than rounding to `dtype`."""
+    ours, theirs = _tensors(trained), _tensors(served)
+    for name, right in ours.items():
+        tensor, how = theirs.get(name), ""
+        if tensor is None:
+            how = "is in the checkpoint, and not in the served head"
+        elif tensor.shape != right.shape:
+            how = f"is {list(tensor.shape)} in the served head, {list(right.shape)} in training"
+        elif right.is_floating_point():
+            error = float((tensor - right).norm() / right.norm().clamp_min(1e-30))
+            how = f"differs (relative {error:.2g})" if error > torch.finfo(dtype).eps else ""
+        elif not torch.equal(tensor, right):
+            how = f"differs at {int((tensor != right).sum()):,} of {right.numel():,} tokens"
+        if how:
+            yield FolderDifference(f"weights: {name}", f"{name} {how}")
+    for name in theirs.keys() - ours.keys():
+        yield FolderDifference(f"weights: {name}", f"{name} is in the served head, and not in the checkpoint")
+
+
+def _tensors(loaded: LoadedHead) -> dict[str, Tensor]:
+    """By published names, the embedding that it uses among them."""
+    return {EMBEDDING: _weight(loaded.embedding), **published_tensors(loaded.head)}
+
+
+def _weight(module: nn.Module) -> Tensor:
+    """A module's weight in float32."""
+    weight: Tensor = module.weight  # type: ignore[assignment]
+    return weight.detach().float()
+
+
+def _setting_differences(ours: dict[str, Any], theirs: dict[str, Any]) -> Iterator[FolderDifference]:
+    """Settings that change what is computed, and are not the same, by their keys."""
+    for key in {**ours, **theirs}:
+        right, value = ours.get(key), theirs.get(key)
+        if value != right:
+            how = f"{key} is {_shown(value)} in the served head, {_shown(right)} in training"
+            yield FolderDifference(f"config: {key}", how)
+
+
+def settings(config: HeadConfig) -> dict[str, Any]:
+    """What a head's config comes to, by its keys: what is left out has its default."""
+    llama: Any = llama_config(config)
+    rope = {key: value for key, value in (llama.rope_parameters or {}).items() if key != PARTIAL}
+    return {
+        "num_hidden_layers": config.layers,
+        "draft_vocab_size": config.draft_vocab,
+        LAYER_IDS: list(config.aux_layers),
+        **config.flags,
+        "head_dim": config.head_size,
+        **{key: getattr(llama, key) for key in LAYER},
+        **rope,
+        PARTIAL: round(config.turned / config.head_size, 6),
+        "sliding_window": list(config.windows),
+        **({} if config.parallel is None else {"mask_token_id": config.parallel.mask_token}),
+    }
+
+
+def _shown(value: object) -> str:
+    return "not set" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def render_trainer(audit: TrainerAudit, console: Console) -> None:
+    """Print it. Text of models and users is never read as markup."""
+    trained = ("in training", f"{audit.trainer}: {audit.weights}")
+    console.print(header_block((("capture", audit.source), trained, ("served", audit.served))))
+    for note in audit.warnings:
+        console.print(Text(f"! {printable(note)}", style="yellow"))
+    if audit.differences:
+        rows = [(printable(each.key), printable(each.sentence)) for each in audit.differences]
+        console.print(table_block(Table("", ("differs", "how"), rows, words=frozenset(["how"]))))
+    console.print(Text(f"\n{printable(audit.verdict)}", style=VERDICT[audit.exit]))

@@ -1,1 +1,0 @@
-"""A head in training beside the same head in serving: `specscope audit --trainer FOLDER`."""

@@ -1,0 +1,129 @@
+"""`audit --trainer`: a healthy pair agrees; a weight, a map or a setting that differs is named by its key."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from specscope.analyze.findings import Exit
+from specscope.errors import UserError
+from specscope.train.eagle3 import Eagle3Training, Recipe
+from specscope.train.p_eagle import PEagleRecipe, PEagleTraining
+from tests.heads import head_tensors, write_parallel_head
+from tests.measure.head_runs import compared, head_copy, served
+from tests.train.conftest import data, target  # noqa: F401
+
+
+def nudged(tensors):
+    up = tensors["midlayer.mlp.up_proj.weight"].float()
+    noise = torch.randn(up.shape, generator=torch.Generator().manual_seed(0))
+    return {**tensors, "midlayer.mlp.up_proj.weight": (up + 0.02 * up.std() * noise).bfloat16()}
+
+
+def with_an_embedding(tensors):
+    own = torch.randn(300, 48, generator=torch.Generator().manual_seed(1)) * 0.2
+    return {**tensors, "embed_tokens.weight": own.bfloat16()}
+
+
+def swapped(tensors):
+    """The first two draft tokens are each other's."""
+    offsets = tensors["d2t"].clone()
+    offsets[0], offsets[1] = tensors["d2t"][1] + 1, tensors["d2t"][0] - 1
+    return {**tensors, "d2t": offsets}
+
+
+@dataclass(frozen=True)
+class Folders:
+    """The keys that differ; what is set in the trainer's and in the served config, what is made of their tensors."""
+
+    keys: tuple[str, ...]
+    trained: Mapping = field(default_factory=dict)
+    serving: Mapping = field(default_factory=dict)
+    of_trainer: Callable | None = None
+    of_served: Callable | None = None
+    says: str = "The served head is not the trained one"
+
+
+ROPE = {"rope_theta": 300.0}
+LAYERS = "eagle_aux_hidden_state_layer_ids"
+CASES = {
+    "healthy": Folders((), says="settings compared, none differs"),
+    "rope base": Folders(("config: rope_theta",), serving=ROPE),
+    "partial rotary forgotten": Folders(("config: partial_rotary_factor",), {"partial_rotary_factor": 0.5}),
+    "norm before residual": Folders(("config: norm_before_residual",), serving={"norm_before_residual": True}),
+    "layers one lower": Folders((f"config: {LAYERS}",), serving={LAYERS: [1, 2, 3]}),
+    "norm_output ignored": Folders(("config: norm_output",), {"norm_output": True}),
+    "sliding window": Folders(
+        ("config: sliding_window",), serving={"layer_types": ["sliding_attention"], "sliding_window": 16}
+    ),
+    "a weight, first of all": Folders(
+        ("weights: midlayer.mlp.up_proj.weight", "config: rope_theta"),
+        serving=ROPE,
+        of_served=nudged,
+        says="midlayer.mlp.up_proj.weight differs (relative 0.02), and 1 other difference",
+    ),
+    "an embedding of its own that was not exported": Folders(
+        ("weights: embed_tokens.weight",), of_trainer=with_an_embedding
+    ),
+    "a map of another vocabulary": Folders(("weights: d2t",), of_served=swapped, says="d2t differs at 2 of"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_differs_is_named_by_its_key(name, tmp_path):
+    case = CASES[name]
+    trainer = head_copy(tmp_path / "trainer", case.trained, case.of_trainer)
+    head = head_copy(tmp_path / "head", case.serving, case.of_served)
+    audit = compared(served(tmp_path / "run.jsonl", head, requests=1, tokens=4), trainer)
+    assert audit.exit is (Exit.INCONSISTENT if case.keys else Exit.CONSISTENT)
+    assert tuple(each.key for each in audit.differences) == case.keys
+    assert case.says in audit.verdict
+    assert min(audit.tensors, audit.settings) > 10
+
+
+def test_a_one_pass_head(tmp_path):
+    tensors = head_tensors(parallel=True, draft=300)
+    trainer = write_parallel_head(tmp_path / "trainer", tensors, depths=3)
+    path = served(tmp_path / "run.jsonl", trainer, requests=1, tokens=4)
+    assert compared(path, trainer).exit is Exit.CONSISTENT
+    other = write_parallel_head(tmp_path / "head", tensors, mask_token=9, depths=3)
+    (found,) = compared(served(tmp_path / "other.jsonl", other, requests=1, tokens=4), trainer).differences
+    assert found.key == "config: mask_token_id"
+
+
+SHORT = {"draft_vocab": 120, "epochs": 1, "batch_tokens": 256}
+KINDS = {
+    "eagle3": (Eagle3Training, Recipe(steps=3, **SHORT)),
+    "eagle3.1": (Eagle3Training, Recipe(steps=3, norm_output=True, **SHORT)),
+    "p-eagle": (PEagleTraining, PEagleRecipe(depths=3, **SHORT)),
+}
+
+
+@pytest.mark.every(3)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_training_exports_is_served_as_it_was_trained(kind, deep, data, target, tmp_path):  # noqa: F811
+    training = KINDS[kind][0](target, data, KINDS[kind][1], tmp_path / "head")
+    steps = training.run()
+    for _ in range(2):
+        next(steps)
+    training.save()
+    path = served(tmp_path / "run.jsonl", tmp_path / "head", target=deep, ignore_eos=True)
+    audit = compared(path, tmp_path / "head")
+    assert audit.exit is Exit.CONSISTENT, audit.verdict
+    assert audit.weights == "training.pt"
+    exported = tmp_path / "exported"
+    exported.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (exported / name).write_bytes((tmp_path / "head" / name).read_bytes())
+    for _ in range(4):
+        next(steps)
+    training.save()  # the checkpoint has gone on since
+    found = compared(served(tmp_path / "old.jsonl", exported, target=deep, requests=1), tmp_path / "head").differences[
+        0
+    ]
+    assert found.key.startswith("weights: ")
+    assert "differs (relative" in found.sentence
+    (tmp_path / "head" / "training.pt").write_bytes(b"torn")
+    with pytest.raises(UserError, match=r"training\.pt holds no state of this head's training"):
+        compared(path, tmp_path / "head")
