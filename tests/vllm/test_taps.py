@@ -65,8 +65,8 @@ def test_every_operation_of_the_table_is_the_models_own(model, runner, tmp_path)
     assert guard.errors == 0
     made = read_taps(tmp_path)
     assert [(each.who, each.step, each.computed) for each in made.forwards] == [
-        ("target", 0, (0,)),
-        ("target", 1, (6,)),
+        ("target", 0, [0]),
+        ("target", 1, [6]),
     ]
     right = right_of(model)
     compared = [f"layers.{i}.{name}" for i in range(3) for name in INNER]
@@ -82,7 +82,7 @@ def test_every_operation_of_the_table_is_the_models_own(model, runner, tmp_path)
     assert torch.allclose(right["lm_head"][-1][tokens[0]], logits[0], atol=1e-5)
     assert made.forwards[1].tensors["positions"].tolist() == [6]
     assert made.forwards[1].tensors["layers.0.self_attn.slots"].tolist() == [2 * BLOCK + 2]
-    assert made.forwards[1].blocks == ((5, 2, 9),)
+    assert made.forwards[1].blocks == [[5, 2, 9]]
 
 
 def test_taps_change_nothing_and_off_nothing_is_hooked(model, runner, tmp_path):
