@@ -9,69 +9,121 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from specscope.analyze.audit.model.head import Head
-from specscope.analyze.locate.located import Stage
+from specscope.analyze.locate.located import FedRow, Stage
 from specscope.analyze.locate.model.head_passes import HeadPasses
 from specscope.analyze.locate.model.reference import ModelReference, ReferencePass
 from specscope.errors import UserError
-from specscope.measure.locate.choices import Choices
 from specscope.measure.locate.features import TrueFeatures
-from specscope.measure.locate.layer_taps import LayerCall, code_of
-from specscope.measure.locate.pairs import LAYER, Allowances, HeldPair
-from specscope.measure.locate.watch import Fed, FedPart, ModelSide, ModelWatch, Seen, hooks
-from specscope.model.batch import Batch, Segment
-from specscope.model.fast.decoder import FusedLayer
-from specscope.model.heads.eagle_head import EagleHead, in_halves
-from specscope.model.kv_cache import KVCache
+from specscope.measure.locate.head_side import HeadSide
+from specscope.measure.locate.layer_taps import code_of
+from specscope.measure.locate.pairs import HeldPair
+from specscope.measure.locate.sides import FedPart, Feeds, ModelSide
+from specscope.measure.locate.watch import ModelWatch
 from specscope.speculate.drafters.draft_model import DraftModel
 from specscope.speculate.drafters.eagle import Eagle
 from specscope.speculate.drafters.tree_builder import Level
 from specscope.speculate.drafters.model_drafter import Drafting
 from specscope.speculate.drafters.tree_builder import TreeBuilder
+from specscope.trace.record.tree import ROOT
 
 if TYPE_CHECKING:
     from specscope.analyze.audit.contexts import Contexts
     from specscope.analyze.audit.options import ModelSource
     from specscope.measure.locate.drive import Drive
-    from specscope.model.heads.head_runner import HeadRunner
 
-STEEP = 32.0  # nats between scores, from which on rounding grows with them
-ROTATED = ("q_proj", "k_proj", ".query", ".key", ".keys read")
+TIE = 1e-3  # nats: tokens that lie closer may take each other's place
 
 
 @dataclass
-class Feeds:
-    """What a drafter's pass is over, which is known only when it runs: committed tokens, or nodes of trees."""
+class Choices:
+    """The reference's logits behind the nodes of one request's tree, and the tree that grew."""
 
-    drafter: Eagle | DraftModel
-    drafting: Sequence[Drafting] = ()
+    builder: TreeBuilder | None = None
+    root: int = 0  # its position
+    logits: dict[int, Tensor] = field(default_factory=dict)  # [V] by node
+    depths: Tensor | None = None  # [depths, V] of a head that drafts all depths in one pass
+
+    def see(self, drafting: Drafting, logits: Tensor, *, one_pass: bool) -> None:
+        """The logits of a frontier, [nodes, V]; of a head that drafts in one pass those of each depth."""
+        self.builder, self.root = drafting.builder, drafting.context.position
+        if one_pass:
+            self.depths = logits
+        else:
+            self.logits |= zip(drafting.builder.frontier, logits, strict=True)
+
+    def compared(self, code: str) -> Iterator[HeldPair]:
+        """How far each chosen token lies below the least likely of those that ought to be chosen."""
+        tree = self.builder
+        if tree is None or tree.sampled or _shaped(tree):
+            return
+        rows, short, below = list[FedRow](), list[float](), list[tuple[int, int]]()
+        for node in (ROOT, *range(len(tree.token))):
+            children = [child for child, parent in enumerate(tree.parent) if parent == node]
+            logits = self._logits(node)
+            if logits is None or not children:
+                continue
+            best = logits.topk(len(children))
+            for child in children:
+                token = tree.token[child]
+                short.append(float(best.values[-1] - logits[token]))
+                rows.append(FedRow(self.root + tree.depth[child], token, child))
+                if short[-1] > TIE:
+                    chosen = {tree.token[other] for other in children}
+                    missed = next(t for t in best.indices.tolist() if t not in chosen)
+                    below.append((max(chosen), missed))
+        gap = torch.tensor(short)[:, None]
+        ours, zeros = torch.where(gap > TIE, gap, 0.0), torch.zeros(len(rows), 1)
+        yield HeldPair("chosen tokens", ours, zeros, tuple(rows), code=code, exact=True, looks=_looks(below))
+
+    def _logits(self, node: int) -> Tensor | None:
+        if self.depths is None:
+            return self.logits.get(node)
+        assert self.builder is not None
+        depth = 0 if node == ROOT else self.builder.depth[node]
+        return self.depths[depth] if depth < len(self.depths) else None
+
+
+def _shaped(tree: TreeBuilder) -> bool:
+    """Whether rules of sampling move the choice: those are searched by themselves."""
+    params = tree.context.params
+    return bool(params.penalised or params.logit_bias or tree.context.allowed is not None)
+
+
+def _looks(below: list[tuple[int, int]]) -> str:
+    """below: of each wrong choice the highest token that was chosen, and the likeliest that was passed over."""
+    if not below:
+        return ""
+    highest, lowest = max(chosen for chosen, _ in below), min(missed for _, missed in below)
+    if highest < lowest:
+        return f"the likeliest among the first tokens of the vocabulary: {highest} is chosen, {lowest} and beyond never"
+    tokens = {missed for _, missed in below}
+    return f"token {lowest} is never chosen" if len(tokens) == 1 else ""
+
+
+@dataclass
+class Following:
+    """Follows a drafter from pass to pass, and compares what comes behind each."""
+
+    feeds: Feeds
+    watch: ModelWatch
     choices: dict[str, Choices] = field(default_factory=dict)  # of the trees that grow now, by request
-    grows: bool = False  # whether the pass that runs now is over a tree's nodes
-
-    def fed(self, part: FedPart) -> Fed:
-        """What the drafter ought to be fed."""
-        rows, end = len(part.segment.tokens) - part.masks, part.segment.length - part.masks
-        g = next((g for g in self.drafting if self.grows and g.context.request == part.request), None)
-        if g is None:
-            return end - rows, end, (), (), ()
-        tree, nodes = g.builder, g.builder.fed[-rows:]
-        return g.base, g.base, nodes, [tree.token[node] for node in nodes], [tree.parent[node] for node in nodes]
 
     @contextmanager
-    def on(self, watch: ModelWatch) -> Iterator[None]:
+    def on(self) -> Iterator[None]:
         """Follow meanwhile, and compare each pass's logits by the target's tokens, and what is chosen of them."""
-        drafter = self.drafter
+        feeds, watch, drafter = self.feeds, self.watch, self.feeds.drafter
 
         def feeding(feed: Any, *, grows: bool) -> Any:  # noqa: ANN401
             def fed(drafting: Sequence[Drafting]) -> Level:
-                self.drafting, self.grows, watch.right = drafting, grows, {}
+                feeds.drafting, feeds.grows, watch.right = drafting, grows, {}
                 level: Level = feed(drafting)
                 for g in drafting:
                     if (found := watch.right.get(g.context.request)) is not None and watch.wrong is None:
-                        self._judge(watch, level, g, *found)
-                self.drafting, self.grows = (), False
+                        self._judge(level, g, *found)
+                feeds.drafting, feeds.grows = (), False
                 return level
 
             return fed
@@ -91,146 +143,14 @@ class Feeds:
         ):
             yield
 
-    def _judge(self, watch: ModelWatch, level: Level, g: Drafting, part: FedPart, right: ReferencePass) -> None:
+    def _judge(self, level: Level, g: Drafting, part: FedPart, right: ReferencePass) -> None:
         """The logits over the target's vocabulary, of which the tree's tokens are then chosen."""
-        ours = level.full(part.wanted).cpu()
-        name, logits = watch.side.vocabulary(right, ours.shape[1])
+        ours, side = level.full(part.wanted).cpu(), self.watch.side
+        name, logits = side.vocabulary(right, ours.shape[1])
         logits, rows = logits[-len(ours) :], right.rows[-len(ours) :]
-        if not watch.compare(part.request, [HeldPair(name, ours, logits, rows, code=code_of(Level.full))]):
-            one_pass = isinstance(watch.side, HeadSide) and watch.side.one_pass
+        if not self.watch.compare(part.request, [HeldPair(name, ours, logits, rows, code=code_of(Level.full))]):
+            one_pass = isinstance(side, HeadSide) and side.one_pass
             self.choices.setdefault(part.request, Choices()).see(g, logits, one_pass=one_pass)
-
-
-@dataclass
-class HeadSide:
-    """An EAGLE head, and its reference over what the target's own layers gave."""
-
-    runner: HeadRunner
-    feeds: Feeds
-    passes: Mapping[str, HeadPasses]  # by request
-    features: TrueFeatures
-    method = "forward"
-    _usual: dict[str, dict[str, float]] = field(default_factory=dict)
-    _slack: dict[str, float] = field(default_factory=dict)  # by how much more rounding moves a pass, or one that fed it
-    _fed: Tensor = field(default_factory=lambda: torch.empty(0))  # the features that were combined last
-    _combined: dict[str, Tensor] = field(default_factory=dict)  # what combining them gave, by operation
-    _code: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for name, passes in self.passes.items():
-            self._usual[name] = passes.allowed() | self.features.allowed
-            self._usual[name]["vocabulary"] = self._usual[name]["d2t"]  # where the vocabulary is not reduced
-        head = next(iter(self.passes.values())).head
-        self.layers, self.one_pass = head.names, head.mask_token is not None
-
-    @contextmanager
-    def on(self) -> Iterator[None]:
-        """Keep what combines features meanwhile."""
-        combine, head = self.runner.combine, self.runner.head
-        norms = {"input_norm": getattr(head, "input_norm", None)}
-        norms |= {f"fc_norm.{i}": norm for i, norm in enumerate(getattr(head, "fc_norm", ()))}
-
-        def combining(features: Tensor) -> Tensor:
-            self._fed, self._combined = features, {}
-            with hooks() as put:
-                for name, norm in norms.items():
-                    if norm is not None:
-                        put(norm, _kept(name, self._combined))
-                        self._code[name] = code_of(norm)
-                return combine(features)
-
-        with patch.object(self.runner, "combine", combining), self.features.on():
-            yield
-
-    def masks(self, segment: Segment) -> int:
-        """Mask rows at the end of a segment."""
-        bases = {} if self.feeds.grows else {id(g.state.table): g.base for g in self.feeds.drafting}
-        return min(max(segment.length - bases.get(id(segment.table), segment.length), 0), len(segment.tokens))
-
-    def due(self, part: FedPart) -> tuple[ReferencePass, Allowances]:
-        """What the pass ought to give, and what rounding explains."""
-        name, passes = part.request, self.passes[part.request]
-        passes.features = self.features.along(name)
-        right = passes.feed(*self.feeds.fed(part), masks=part.masks)
-        self._slack[name] = max(_steepness(right), self._slack.get(name, 1.0) if self.feeds.grows else 1.0)
-        return right, Allowances(self._usual[name], LAYER, torch.inf, self._slack[name])
-
-    def first(self, part: FedPart, right: ReferencePass) -> Iterator[HeldPair]:
-        """The features that feed the pass."""
-        if not self.feeds.grows:
-            rows = right.rows[: len(right.rows) - part.masks]
-            code = code_of(self.feeds.drafter.observe)
-            yield from self.features.compared(part.request, self._fed[part.committed], rows, code)
-
-    def inner(self, limit: float) -> float | None:
-        """What rounding explains inside a layer is known by operation."""
-        return None
-
-    def ordered(self, name: str, right: Tensor) -> Tensor:
-        """Right values of an operation inside a layer, in the engine's order of channels."""
-        order = in_halves(self.runner.head.config)
-        return right.unflatten(1, (-1, len(order)))[..., order].flatten(1) if name.endswith(ROTATED) else right
-
-    def vocabulary(self, right: ReferencePass, width: int) -> tuple[str, Tensor]:
-        """The logits by the target's tokens."""
-        return "d2t" if self.runner.d2t is not None else "vocabulary", right.taps["d2t"]
-
-    def run(self, forward: Any, segments: Sequence[Segment], hidden: Tensor) -> tuple[Any, Seen]:  # noqa: ANN401
-        """A pass, and what was seen of it."""
-        runner, head, kept, calls = self.runner, self.runner.head, dict[str, Tensor](), list[LayerCall]()
-        modules: dict[str, nn.Module] = {"embedding": runner.loaded.embedding}
-        is_three = head.config.version == 3
-        if is_three:
-            modules |= {f"midlayer.{name}": getattr(head.midlayer, name) for name in ("hidden_norm", "input_layernorm")}
-        modules |= {"norm": head.norm} if is_three else {"fc": head.fc}
-        layers = [_SpiedLayer(layer, calls) for layer in (runner.layer, *runner.further)]
-        with (
-            hooks() as put,
-            patch.object(runner, "layer", layers[0]),
-            patch.object(runner, "further", layers[1:]),
-        ):
-            for name, module in modules.items():
-                put(module, _kept(name, kept))
-            out = forward(segments, hidden)
-        batch = calls[0].batch
-        seen = Seen(batch, dict(zip(self.layers, calls, strict=True)), committed=self._combined)
-        seen.wanted = {"lm_head": out[0]} | ({"norm": kept.pop("norm")} if is_three else {})
-        seen.every = {name: batch.as_given(x) for name, x in kept.items()}
-        seen.every |= dict.fromkeys(("fed back", "mask_hidden", *(["fc"] if is_three else [])), hidden)
-        fed = code_of(TreeBuilder.segment if self.feeds.grows else self.feeds.drafter._pending)
-        made_by: dict[str, object] = {"mask_hidden": EagleHead.mask_features, "fed back": EagleHead.leave}
-        made_by |= {"lm_head": runner.lm_head, "fc": runner._fc, **modules}
-        seen.code = self._code | {name: code_of(function) for name, function in made_by.items()}
-        seen.code |= {"tokens": fed, "positions": fed}
-        return out, seen
-
-
-def _kept(name: str, into: dict[str, Tensor]) -> Any:  # noqa: ANN401
-    return lambda module, given, named, out: into.update({name: out.clone()})
-
-
-@dataclass
-class _SpiedLayer:
-    """A head's layer, whose calls are kept."""
-
-    layer: FusedLayer
-    calls: list[LayerCall]
-
-    def run(
-        self, x: Tensor, projected: Tensor | None, rotation: tuple[Tensor, Tensor], batch: Batch, cache: KVCache
-    ) -> Tensor:
-        """As FusedLayer.run."""
-        layer, hidden = self.layer, x.clone()
-        out = layer.run(x, projected, rotation, batch, cache)
-        self.calls.append(LayerCall(layer.index, hidden, out.clone(), batch, cache, None, layer, projected, rotation))
-        return out
-
-
-def _steepness(right: ReferencePass) -> float:
-    """By how much more than usual rounding moves attention's weights: large scores are rounded by more."""
-    scores = [x for name, x in right.taps.items() if name.endswith(".scores")]
-    spread = max((-float(x[x.isfinite()].min()) for x in scores), default=0.0)
-    return max(1.0, spread / STEEP)
 
 
 def drafter_watch(
@@ -255,5 +175,5 @@ def drafter_watch(
     states = drafter.states
     watch = ModelWatch(Stage.DRAFTER, drive, side, lambda name: states[name].table if name in states else None)
     stack.enter_context(watch.on())
-    stack.enter_context(feeds.on(watch))
+    stack.enter_context(Following(feeds, watch).on())
     return watch

@@ -9,165 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
 from specscope.analyze.locate.located import Stage
-from specscope.analyze.locate.model.reference import ModelPasses, ModelReference, ReferencePass, decoder_layers
+from specscope.analyze.locate.model.reference import ModelReference, ReferencePass
+from specscope.measure.locate.head_side import HeadSide
 from specscope.measure.locate.layer_taps import LayerCall, code_of, layer_again
-from specscope.measure.locate.pairs import Allowances, ComparedPass, HeldPair
-from specscope.model.batch import Batch, Segment
+from specscope.measure.locate.pairs import ComparedPass, HeldPair
+from specscope.measure.locate.sides import Fed, FedPart, ModelSide, Seen
+from specscope.model.batch import Segment
 from specscope.model.fast.decoder import FusedLayer
 
 if TYPE_CHECKING:
     from specscope.analyze.audit.contexts import Contexts
-    from specscope.measure.locate.drafter import HeadSide
     from specscope.measure.locate.drive import Drive
     from specscope.model.kv_cache import BlockTable
-    from specscope.model.runner import ModelRunner
 
 OF_QUERIES, OF_KEYS = ("q_proj", ".query", ".attention", "o_proj:in"), ("k_proj", "v_proj", ".key", ".value", " read")
 COMPILED = "the compiled layer gives something else than its own steps through torch's operators, which agree"
-Fed = tuple[int, int, Sequence[int], Sequence[int], Sequence[int]]  # as ModelPasses.feed takes it
-
-
-@dataclass(frozen=True)
-class FedPart:
-    """A request's part of a pass."""
-
-    request: str
-    segment: Segment
-    given: slice  # its rows among all that are fed
-    wanted: slice  # its rows among the logits
-    committed: slice  # its rows among those that are no mask rows
-    masks: int = 0
-
-
-@dataclass
-class Seen:
-    """What the engine gave in a pass, all of it in the order of the segments."""
-
-    batch: Batch | None = None
-    calls: dict[str, LayerCall] = field(default_factory=dict)  # by layer
-    every: dict[str, Tensor] = field(default_factory=dict)  # of all rows
-    wanted: dict[str, Tensor] = field(default_factory=dict)  # of the rows whose logits are wanted
-    committed: dict[str, Tensor] = field(default_factory=dict)  # of the rows that are no mask rows
-    code: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass
-class ModelSide:
-    """A model that a ModelRunner runs, and its reference."""
-
-    runner: ModelRunner
-    passes: Mapping[str, ModelPasses]  # by request
-    usual: Mapping[str, float]
-    fed: Callable[[FedPart], Fed]  # what a request ought to be fed
-    method = "forward_with_features"
-
-    @staticmethod
-    def of(
-        runner: ModelRunner, reference: ModelReference, texts: Mapping[str, list[int]], fed: Callable[[FedPart], Fed]
-    ) -> ModelSide:
-        """Over the texts of requests."""
-        usual = reference.allowed(max(texts.values(), key=len))
-        return ModelSide(runner, {name: ModelPasses(reference, text) for name, text in texts.items()}, usual, fed)
-
-    def masks(self, segment: Segment) -> int:
-        """Mask rows at the end of a segment."""
-        return 0
-
-    def due(self, part: FedPart) -> tuple[ReferencePass | None, Allowances]:
-        """What the pass ought to give, and what rounding explains."""
-        return self.passes[part.request].feed(*self.fed(part), part.segment.wanted), Allowances(self.usual)
-
-    def first(self, part: FedPart, right: ReferencePass) -> Iterator[HeldPair]:
-        """What is compared before the pass itself."""
-        return iter(())
-
-    def inner(self, limit: float) -> float | None:
-        """What rounding explains inside a layer whose output may be off by `limit`."""
-        return limit
-
-    def ordered(self, name: str, right: Tensor) -> Tensor:
-        """Right values of an operation inside a layer, in the engine's order of channels."""
-        return right
-
-    def vocabulary(self, right: ReferencePass, width: int) -> tuple[str, Tensor]:
-        """The logits by the target's tokens, of the rows whose logits are wanted."""
-        logits = right.taps["lm_head"]
-        return "vocabulary", functional.pad(logits, (0, max(width - logits.shape[1], 0)), value=-torch.inf)[:, :width]
-
-    def run(self, forward: Any, segments: Sequence[Segment]) -> tuple[Any, Seen]:  # noqa: ANN401
-        """A pass, and what was seen of it."""
-        model: Any = self.runner.loaded.model
-        base, seen = getattr(model, model.base_model_prefix), Seen()
-        with hooks() as put:
-            for index, layer in enumerate(decoder_layers(model)):
-                put(layer, lambda *call, index=index: seen.calls.update({f"layers.{index}": _call(index, *call)}))
-            put(base, lambda module, given, named, out: seen.every.update(norm=out[0][0].clone()))
-            out = forward(segments)
-        first = seen.calls["layers.0"]
-        seen.batch = first.batch
-        seen.every = {"embedding": first.batch.as_given(first.hidden), "norm": first.batch.as_given(seen.every["norm"])}
-        seen.wanted = {"lm_head": torch.cat(out[0])}
-        return out, seen
-
-
-@contextmanager
-def hooks() -> Iterator[Callable[[nn.Module, Any], None]]:
-    """Puts hooks on modules, told (module, given, named, out); they are taken off at the end."""
-    handles: list[Any] = []
-    try:
-        yield lambda module, told: handles.append(
-            module.register_forward_hook(lambda *call: told(*call) and None, with_kwargs=True)
-        )
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def target_watch(
-    drive: Drive, plans: Mapping[str, Contexts], reference: ModelReference, stack: ExitStack
-) -> ModelWatch:
-    """Watches the target of a drive, as long as the stack is open."""
-
-    def fed(part: FedPart) -> Fed:
-        step = drive.part_of(part.request)
-        assert step is not None
-        end = step.context_len + step.prefill_tokens + (step.verdict is not None)
-        return step.context_len, end, range(len(step.tree)), step.tree.token.tolist(), step.tree.parent.tolist()
-
-    texts = {name: contexts.text for name, contexts in plans.items()}
-    side = ModelSide.of(drive.engine.runner, reference, texts, fed)
-    watch = ModelWatch(Stage.TARGET, drive, side, drive.table_of)
-    stack.enter_context(watch.on())
-    return watch
-
-
-def _call(index: int, layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any], out: Any) -> LayerCall:  # noqa: ANN401
-    """A decoder layer's call as a hook sees it."""
-    hidden = (given[0] if given else named["hidden_states"]).clone()
-    rest = {name: value for name, value in named.items() if name not in ("pages", "hidden_states")}
-    fused = layer.forward if isinstance(layer.forward, FusedLayer) else None
-    forward = type(layer).forward.__get__(layer) if fused is not None else layer.forward
-
-    def run(cache: Any) -> Tensor:  # noqa: ANN401
-        return _out(forward(hidden.clone(), *given[1:], pages=cache, **rest))
-
-    rotation = named.get("position_embeddings")
-    made = _out(out).clone()
-    return LayerCall(index, hidden[0], made, named["batch"], named["pages"], run, fused, None, rotation, layer)
-
-
-def _out(made: Any) -> Tensor:  # noqa: ANN401
-    rows: Tensor = (made[0] if isinstance(made, tuple) else made)[0]
-    return rows
 
 
 class ModelWatch:
@@ -335,3 +199,21 @@ def _to_the_same_sum(ours: Tensor, right: Tensor) -> Tensor:
     is_some = (mean.abs() > 1e-6)[None, :, None]
     whole = torch.where(is_some, ours / mean.clamp(min=1e-6)[None, :, None], right)
     return torch.where(constant[None, :, None], whole, ours)
+
+
+def target_watch(
+    drive: Drive, plans: Mapping[str, Contexts], reference: ModelReference, stack: ExitStack
+) -> ModelWatch:
+    """Watches the target of a drive, as long as the stack is open."""
+
+    def fed(part: FedPart) -> Fed:
+        step = drive.part_of(part.request)
+        assert step is not None
+        end = step.context_len + step.prefill_tokens + (step.verdict is not None)
+        return step.context_len, end, range(len(step.tree)), step.tree.token.tolist(), step.tree.parent.tolist()
+
+    texts = {name: contexts.text for name, contexts in plans.items()}
+    side = ModelSide.of(drive.engine.runner, reference, texts, fed)
+    watch = ModelWatch(Stage.TARGET, drive, side, drive.table_of)
+    stack.enter_context(watch.on())
+    return watch

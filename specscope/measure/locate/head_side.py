@@ -1,0 +1,162 @@
+"""An EAGLE head's passes as a watch sees them, and its reference over what the target's own layers gave."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+
+from specscope.analyze.locate.model.head_passes import HeadPasses
+from specscope.analyze.locate.model.reference import ReferencePass
+from specscope.measure.locate.features import TrueFeatures
+from specscope.measure.locate.layer_taps import LayerCall, code_of
+from specscope.measure.locate.pairs import LAYER, Allowances, HeldPair
+from specscope.measure.locate.sides import FedPart, Feeds, Seen, hooks
+from specscope.model.batch import Batch, Segment
+from specscope.model.fast.decoder import FusedLayer
+from specscope.model.heads.eagle_head import EagleHead, in_halves
+from specscope.model.kv_cache import KVCache
+from specscope.speculate.drafters.tree_builder import TreeBuilder
+
+if TYPE_CHECKING:
+    from specscope.model.heads.head_runner import HeadRunner
+
+STEEP = 32.0  # nats between scores, from which on rounding grows with them
+ROTATED = ("q_proj", "k_proj", ".query", ".key", ".keys read")
+
+
+@dataclass
+class HeadSide:
+    """An EAGLE head, and its reference over what the target's own layers gave."""
+
+    runner: HeadRunner
+    feeds: Feeds
+    passes: Mapping[str, HeadPasses]  # by request
+    features: TrueFeatures
+    method = "forward"
+    _usual: dict[str, dict[str, float]] = field(default_factory=dict)
+    _slack: dict[str, float] = field(default_factory=dict)  # by how much more rounding moves a pass, or one that fed it
+    _fed: Tensor = field(default_factory=lambda: torch.empty(0))  # the features that were combined last
+    _combined: dict[str, Tensor] = field(default_factory=dict)  # what combining them gave, by operation
+    _code: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, passes in self.passes.items():
+            self._usual[name] = passes.allowed() | self.features.allowed
+            self._usual[name]["vocabulary"] = self._usual[name]["d2t"]  # where the vocabulary is not reduced
+        head = next(iter(self.passes.values())).head
+        self.layers, self.one_pass = head.names, head.mask_token is not None
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """Keep what combines features meanwhile."""
+        combine, head = self.runner.combine, self.runner.head
+        norms = {"input_norm": getattr(head, "input_norm", None)}
+        norms |= {f"fc_norm.{i}": norm for i, norm in enumerate(getattr(head, "fc_norm", ()))}
+
+        def combining(features: Tensor) -> Tensor:
+            self._fed, self._combined = features, {}
+            with hooks() as put:
+                for name, norm in norms.items():
+                    if norm is not None:
+                        put(norm, _kept(name, self._combined))
+                        self._code[name] = code_of(norm)
+                return combine(features)
+
+        with patch.object(self.runner, "combine", combining), self.features.on():
+            yield
+
+    def masks(self, segment: Segment) -> int:
+        """Mask rows at the end of a segment."""
+        bases = {} if self.feeds.grows else {id(g.state.table): g.base for g in self.feeds.drafting}
+        return min(max(segment.length - bases.get(id(segment.table), segment.length), 0), len(segment.tokens))
+
+    def due(self, part: FedPart) -> tuple[ReferencePass, Allowances]:
+        """What the pass ought to give, and what rounding explains."""
+        name, passes = part.request, self.passes[part.request]
+        passes.features = self.features.along(name)
+        right = passes.feed(*self.feeds.fed(part), masks=part.masks)
+        self._slack[name] = max(_steepness(right), self._slack.get(name, 1.0) if self.feeds.grows else 1.0)
+        return right, Allowances(self._usual[name], LAYER, torch.inf, self._slack[name])
+
+    def first(self, part: FedPart, right: ReferencePass) -> Iterator[HeldPair]:
+        """The features that feed the pass."""
+        if not self.feeds.grows:
+            rows = right.rows[: len(right.rows) - part.masks]
+            code = code_of(self.feeds.drafter.observe)
+            yield from self.features.compared(part.request, self._fed[part.committed], rows, code)
+
+    def inner(self, limit: float) -> float | None:
+        """What rounding explains inside a layer is known by operation."""
+        return None
+
+    def ordered(self, name: str, right: Tensor) -> Tensor:
+        """Right values of an operation inside a layer, in the engine's order of channels."""
+        order = in_halves(self.runner.head.config)
+        return right.unflatten(1, (-1, len(order)))[..., order].flatten(1) if name.endswith(ROTATED) else right
+
+    def vocabulary(self, right: ReferencePass, width: int) -> tuple[str, Tensor]:
+        """The logits by the target's tokens."""
+        return "d2t" if self.runner.d2t is not None else "vocabulary", right.taps["d2t"]
+
+    def run(self, forward: Any, segments: Sequence[Segment], hidden: Tensor) -> tuple[Any, Seen]:  # noqa: ANN401
+        """A pass, and what was seen of it."""
+        runner, head, kept, calls = self.runner, self.runner.head, dict[str, Tensor](), list[LayerCall]()
+        modules: dict[str, nn.Module] = {"embedding": runner.loaded.embedding}
+        is_three = head.config.version == 3
+        if is_three:
+            modules |= {f"midlayer.{name}": getattr(head.midlayer, name) for name in ("hidden_norm", "input_layernorm")}
+        modules |= {"norm": head.norm} if is_three else {"fc": head.fc}
+        layers = [_SpiedLayer(layer, calls) for layer in (runner.layer, *runner.further)]
+        with (
+            hooks() as put,
+            patch.object(runner, "layer", layers[0]),
+            patch.object(runner, "further", layers[1:]),
+        ):
+            for name, module in modules.items():
+                put(module, _kept(name, kept))
+            out = forward(segments, hidden)
+        batch = calls[0].batch
+        seen = Seen(batch, dict(zip(self.layers, calls, strict=True)), committed=self._combined)
+        seen.wanted = {"lm_head": out[0]} | ({"norm": kept.pop("norm")} if is_three else {})
+        seen.every = {name: batch.as_given(x) for name, x in kept.items()}
+        seen.every |= dict.fromkeys(("fed back", "mask_hidden", *(["fc"] if is_three else [])), hidden)
+        fed = code_of(TreeBuilder.segment if self.feeds.grows else self.feeds.drafter._pending)
+        made_by: dict[str, object] = {"mask_hidden": EagleHead.mask_features, "fed back": EagleHead.leave}
+        made_by |= {"lm_head": runner.lm_head, "fc": runner._fc, **modules}
+        seen.code = self._code | {name: code_of(function) for name, function in made_by.items()}
+        seen.code |= {"tokens": fed, "positions": fed}
+        return out, seen
+
+
+def _kept(name: str, into: dict[str, Tensor]) -> Any:  # noqa: ANN401
+    return lambda module, given, named, out: into.update({name: out.clone()})
+
+
+@dataclass
+class _SpiedLayer:
+    """A head's layer, whose calls are kept."""
+
+    layer: FusedLayer
+    calls: list[LayerCall]
+
+    def run(
+        self, x: Tensor, projected: Tensor | None, rotation: tuple[Tensor, Tensor], batch: Batch, cache: KVCache
+    ) -> Tensor:
+        """As FusedLayer.run."""
+        layer, hidden = self.layer, x.clone()
+        out = layer.run(x, projected, rotation, batch, cache)
+        self.calls.append(LayerCall(layer.index, hidden, out.clone(), batch, cache, None, layer, projected, rotation))
+        return out
+
+
+def _steepness(right: ReferencePass) -> float:
+    """By how much more than usual rounding moves attention's weights: large scores are rounded by more."""
+    scores = [x for name, x in right.taps.items() if name.endswith(".scores")]
+    spread = max((-float(x[x.isfinite()].min()) for x in scores), default=0.0)
+    return max(1.0, spread / STEEP)

@@ -1,0 +1,160 @@
+"""What a watch asks of a model of our engine: how a pass is seen, and what it ought to give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from specscope.analyze.locate.model.reference import ModelPasses, ModelReference, ReferencePass, decoder_layers
+from specscope.measure.locate.layer_taps import LayerCall
+from specscope.measure.locate.pairs import Allowances, HeldPair
+from specscope.model.batch import Batch, Segment
+from specscope.model.fast.decoder import FusedLayer
+from specscope.speculate.drafters.draft_model import DraftModel
+from specscope.speculate.drafters.eagle import Eagle
+from specscope.speculate.drafters.model_drafter import Drafting
+
+if TYPE_CHECKING:
+    from specscope.model.runner import ModelRunner
+
+Fed = tuple[int, int, Sequence[int], Sequence[int], Sequence[int]]  # as ModelPasses.feed takes it
+
+
+@dataclass(frozen=True)
+class FedPart:
+    """A request's part of a pass."""
+
+    request: str
+    segment: Segment
+    given: slice  # its rows among all that are fed
+    wanted: slice  # its rows among the logits
+    committed: slice  # its rows among those that are no mask rows
+    masks: int = 0
+
+
+@dataclass
+class Seen:
+    """What the engine gave in a pass, all of it in the order of the segments."""
+
+    batch: Batch | None = None
+    calls: dict[str, LayerCall] = field(default_factory=dict)  # by layer
+    every: dict[str, Tensor] = field(default_factory=dict)  # of all rows
+    wanted: dict[str, Tensor] = field(default_factory=dict)  # of the rows whose logits are wanted
+    committed: dict[str, Tensor] = field(default_factory=dict)  # of the rows that are no mask rows
+    code: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class ModelSide:
+    """A model that a ModelRunner runs, and its reference."""
+
+    runner: ModelRunner
+    passes: Mapping[str, ModelPasses]  # by request
+    usual: Mapping[str, float]
+    fed: Callable[[FedPart], Fed]  # what a request ought to be fed
+    method = "forward_with_features"
+
+    @staticmethod
+    def of(
+        runner: ModelRunner, reference: ModelReference, texts: Mapping[str, list[int]], fed: Callable[[FedPart], Fed]
+    ) -> ModelSide:
+        """Over the texts of requests."""
+        usual = reference.allowed(max(texts.values(), key=len))
+        return ModelSide(runner, {name: ModelPasses(reference, text) for name, text in texts.items()}, usual, fed)
+
+    def masks(self, segment: Segment) -> int:
+        """Mask rows at the end of a segment."""
+        return 0
+
+    def due(self, part: FedPart) -> tuple[ReferencePass | None, Allowances]:
+        """What the pass ought to give, and what rounding explains."""
+        return self.passes[part.request].feed(*self.fed(part), part.segment.wanted), Allowances(self.usual)
+
+    def first(self, part: FedPart, right: ReferencePass) -> Iterator[HeldPair]:
+        """What is compared before the pass itself."""
+        return iter(())
+
+    def inner(self, limit: float) -> float | None:
+        """What rounding explains inside a layer whose output may be off by `limit`."""
+        return limit
+
+    def ordered(self, name: str, right: Tensor) -> Tensor:
+        """Right values of an operation inside a layer, in the engine's order of channels."""
+        return right
+
+    def vocabulary(self, right: ReferencePass, width: int) -> tuple[str, Tensor]:
+        """The logits by the target's tokens, of the rows whose logits are wanted."""
+        logits = right.taps["lm_head"]
+        return "vocabulary", functional.pad(logits, (0, max(width - logits.shape[1], 0)), value=-torch.inf)[:, :width]
+
+    def run(self, forward: Any, segments: Sequence[Segment]) -> tuple[Any, Seen]:  # noqa: ANN401
+        """A pass, and what was seen of it."""
+        model: Any = self.runner.loaded.model
+        base, seen = getattr(model, model.base_model_prefix), Seen()
+        with hooks() as put:
+            for index, layer in enumerate(decoder_layers(model)):
+                put(layer, lambda *call, index=index: seen.calls.update({f"layers.{index}": _call(index, *call)}))
+            put(base, lambda module, given, named, out: seen.every.update(norm=out[0][0].clone()))
+            out = forward(segments)
+        first = seen.calls["layers.0"]
+        seen.batch = first.batch
+        seen.every = {"embedding": first.batch.as_given(first.hidden), "norm": first.batch.as_given(seen.every["norm"])}
+        seen.wanted = {"lm_head": torch.cat(out[0])}
+        return out, seen
+
+
+@contextmanager
+def hooks() -> Iterator[Callable[[nn.Module, Any], None]]:
+    """Puts hooks on modules, told (module, given, named, out); they are taken off at the end."""
+    handles: list[Any] = []
+    try:
+        yield lambda module, told: handles.append(
+            module.register_forward_hook(lambda *call: told(*call) and None, with_kwargs=True)
+        )
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _call(index: int, layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any], out: Any) -> LayerCall:  # noqa: ANN401
+    """A decoder layer's call as a hook sees it."""
+    hidden = (given[0] if given else named["hidden_states"]).clone()
+    rest = {name: value for name, value in named.items() if name not in ("pages", "hidden_states")}
+    fused = layer.forward if isinstance(layer.forward, FusedLayer) else None
+    forward = type(layer).forward.__get__(layer) if fused is not None else layer.forward
+
+    def run(cache: Any) -> Tensor:  # noqa: ANN401
+        return _out(forward(hidden.clone(), *given[1:], pages=cache, **rest))
+
+    rotation = named.get("position_embeddings")
+    made = _out(out).clone()
+    return LayerCall(index, hidden[0], made, named["batch"], named["pages"], run, fused, None, rotation, layer)
+
+
+def _out(made: Any) -> Tensor:  # noqa: ANN401
+    rows: Tensor = (made[0] if isinstance(made, tuple) else made)[0]
+    return rows
+
+
+@dataclass
+class Feeds:
+    """What a drafter's pass is over, which is known only when it runs: committed tokens, or nodes of trees."""
+
+    drafter: Eagle | DraftModel
+    drafting: Sequence[Drafting] = ()
+    grows: bool = False  # whether the pass that runs now is over a tree's nodes
+
+    def fed(self, part: FedPart) -> Fed:
+        """What the drafter ought to be fed."""
+        rows, end = len(part.segment.tokens) - part.masks, part.segment.length - part.masks
+        g = next((g for g in self.drafting if self.grows and g.context.request == part.request), None)
+        if g is None:
+            return end - rows, end, (), (), ()
+        tree, nodes = g.builder, g.builder.fed[-rows:]
+        return g.base, g.base, nodes, [tree.token[node] for node in nodes], [tree.parent[node] for node in nodes]
