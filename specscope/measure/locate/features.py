@@ -97,9 +97,10 @@ class TrueFeatures:
         rows, self._pass, first = self._pass, {}, 0
         for part in self.drive.fed:
             feed = part.prefill_tokens + (part.verdict is not None)
-            if (entered := self.entered.get(part.request)) is not None:
+            entered = self.entered.get(part.request, {})
+            known = len(entered[self.layers[0]]) - part.context_len if entered else 0
+            if known > 0:  # else it is behind all that is watched
                 path = [] if part.verdict is None else [first + feed + node for node in part.verdict.path.tolist()]
-                known = len(entered[self.layers[0]]) - part.context_len
                 committed = [*range(first, first + feed), *path][:known]
                 end = part.context_len + len(committed)
                 for layer in entered:
