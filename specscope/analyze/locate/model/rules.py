@@ -223,7 +223,7 @@ def _elsewhere(case: Case, search: Search, side: str) -> tuple[float, SampledFau
     for i in bad:
         for name, rows in _near(places, search.items[i]).items():
             same = [i] * len(rows)
-            if search.fits(search.values(p, rows, same), same).any():
+            if rows and search.fits(search.values(p, rows, same), same).any():
                 found[name].append(i)
     whose, same = max(found.items(), key=lambda pair: len(pair[1]))
     count, known, wrong = len(same), len(bad), int(search.wrong.sum())
