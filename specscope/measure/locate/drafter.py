@@ -24,9 +24,8 @@ from specscope.measure.locate.sides import FedPart, Feeds, ModelSide
 from specscope.measure.locate.watch import ModelWatch
 from specscope.speculate.drafters.draft_model import DraftModel
 from specscope.speculate.drafters.eagle import Eagle
-from specscope.speculate.drafters.tree_builder import Level
 from specscope.speculate.drafters.model_drafter import Drafting
-from specscope.speculate.drafters.tree_builder import TreeBuilder
+from specscope.speculate.drafters.tree_builder import Level, TreeBuilder
 from specscope.trace.record.tree import ROOT
 
 if TYPE_CHECKING:
