@@ -11,7 +11,7 @@ import torch
 
 from specscope.analyze.findings import Exit
 from specscope.speculate import sampling
-from specscope.speculate.verify import host, left, match, parents, traversal
+from specscope.speculate.verify import host, left, match, notes, traversal
 from tests.faults import settings
 from tests.faults.fault import in_every_engine
 from tests.faults.judged import diagnosed
@@ -83,13 +83,13 @@ def final_of_the_root(patch, engine):
 
 def entropy_in_bits(patch, engine):
     """Entropies are told in bits."""
-    right = parents.ParentsBuilder.done
+    right = notes.ParentsBuilder.done
 
     def done(self, nodes, final, final_target_p):
         self.parent["entropy"] = self.parent["entropy"] / 0.6931
         return right(self, nodes, final, final_target_p)
 
-    patch.setattr(parents.ParentsBuilder, "done", done)
+    patch.setattr(notes.ParentsBuilder, "done", done)
 
 
 def coin_of_another(patch, engine):
