@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 from specscope.analyze.audit.contexts import AuditedStep, Contexts, contexts_of
 from specscope.analyze.audit.lookup import judge_ngram, judge_text
 from specscope.analyze.audit.options import Options, Progress
-from specscope.analyze.audit.tally import Tally, skipped
+from specscope.analyze.audit.tally import EMBEDDING, Tally, skipped
 from specscope.analyze.findings import CheckResult, Exit, Finding
 from specscope.errors import UserError
-from specscope.plans.heads import runs_head
 from specscope.plans.plan import DynamicPlan, TreePlan, read_plan
 from specscope.trace.checked import short
 from specscope.trace.history.history import History
@@ -24,8 +23,7 @@ from specscope.trace.record.params import RELAXED, untold_limits
 from specscope.trace.record.records import RunInfo
 
 if TYPE_CHECKING:
-    from specscope.analyze.audit.model.head import Head
-    from specscope.analyze.audit.model.run import OfTarget
+    from specscope.analyze.audit.model.run import Models
 
 # The outcome of an audit, in sentences that say what they cover.
 
@@ -96,8 +94,6 @@ DRAFTER = {
 HALF = ("bfloat16", "float16")
 GIVES = {"drafter tokens": "token id that the drafter would choose"}  # a model's answer as a fact for conditions
 TREE = ("drafter tree", "the tree is what the text gives")
-EMBEDDING = ("head's embedding", "the head's embedding of a token points where the target's does")
-ALIKE = 0.3  # cosine: rows of two unrelated embeddings lie within a few hundredths of 0, copies at 1
 CONTEXT = ("context", "each step starts from the last committed token")
 _HAS_GRAMMARS = find_spec("xgrammar") is not None
 
@@ -163,6 +159,8 @@ class Audit:
 
 def audit(history: History, source: str, options: Options, progress: Progress = lambda *_: None) -> Audit:
     """Judge a capture by its models. `source`: where it came from. Raises UserError where nothing can be judged."""
+    from specscope.analyze.audit.model.run import Models
+
     began = time.perf_counter()
     run = history.run
     if run is None:
@@ -172,11 +170,16 @@ def audit(history: History, source: str, options: Options, progress: Progress = 
     steps = sum(len(contexts.steps) for contexts in plans)
     if not steps and not any(contexts.unknown for contexts in plans):
         raise UserError(f"{source} holds no decode step whose whole context is known: there is nothing to audit")
-    bar = _Bar(progress, steps)
-    judged = _Judging(history, run, options, plans, bar)
-    judged.models()
+    bar, plan = _Bar(progress, steps), None
+    if text_part(run.drafter) and not run.ways.looks_up_in_all and (plan := read_plan(run.tree)) is None:
+        tree = short(run.tree)  # that cannot be read: the models judge
+        left.append(f"The drafter's lookups were not judged: the capture names no tree that can be read ({tree}).")
+    target, drafter = _tallies(history, TARGET), _tallies(history, DRAFTER)
+    top = plan.top if isinstance(plan, DynamicPlan) else 0
+    models = Models(run, options, plans, target, drafter, drafter[FED], top, bar.begin, bar.done, left)
+    models.judge()
     bar.begin("looking for a pattern in the differences")
-    findings = (_context(plans), *_findings(history, judged.target), *judged.drafted())
+    findings = (_context(plans), *_findings(history, target), *_drafted(history, plan, models))
     return Audit(
         source=source,
         target=options.target.name,
@@ -185,136 +188,39 @@ def audit(history: History, source: str, options: Options, progress: Progress = 
         steps=total,
         audited=sum(len(contexts.steps) for contexts in plans),
         nodes=sum(len(step.part.tree) for contexts in plans for step in contexts.steps),
-        slack=judged.slack,
-        draft_slack=judged.draft_slack,
+        slack=models.slack,
+        draft_slack=models.draft_slack,
         findings=findings,
         notes=(*options.notes, *_limited(plans)),
-        unjudged=(*left, *judged.unjudged),
+        unjudged=tuple(models.unjudged),
         seconds=time.perf_counter() - began,
     )
 
 
-class _Judging:
-    """The models' part of one audit: each judges what it can; what none can judge is reported."""
-
-    def __init__(self, history: History, run: RunInfo, options: Options, plans: list[Contexts], bar: _Bar) -> None:
-        self.history, self.run, self.options, self.plans, self.bar = history, run, options, plans, bar
-        self.target, self.drafter = _tallies(history, TARGET), _tallies(history, DRAFTER)
-        self.slack, self.draft_slack = 0.0, 0.0
-        self.unjudged: list[str] = []
-        self.plan = self._plan()
-        self.embedding: Finding | None = None
-
-    def _plan(self) -> TreePlan | None:
-        """The tree that text lookup filled; None where it cannot be read, which is reported, and the models judge."""
-        if not text_part(self.run.drafter) or self.run.ways.looks_up_in_all:
-            return None
-        plan = read_plan(self.run.tree)
-        if plan is None:
-            tree = short(self.run.tree)
-            self._say(f"The drafter's lookups were not judged: the capture names no tree that can be read ({tree}).")
-        return plan
-
-    def models(self) -> None:
-        """Judge target and drafter. Raises UserError where the target cannot judge."""
-        from specscope.analyze.audit.model.run import FAULTS, Lost, failure, judge_target
-
-        part, draft = model_part(self.run.drafter), self.options.draft
-        lost, head, of_target = Lost(), draft if runs_head(part) else None, None
-        self.bar.begin("target")
-        more = (self.run, self.options.device, self.plans, self.target, self.bar.done, lost)
-        try:
-            of_target = judge_target(self.options.target, *more, head, self.drafter[FED])
-            self.slack = of_target.slack
-        except UserError:
-            raise
-        except FAULTS as error:
-            self._say(f"The target was not judged: {failure(error)}.")
-        self._say(lost.sentence("target"))
-        if not any(tally.items for tally in self.target.values()) and not lost.why and of_target is not None:
-            self._say(_nothing_of_target(self.plans))
-        self.bar.begin("drafter")
-        try:
-            why = self._drafter(of_target)
-        except FAULTS as error:
-            why = failure(error)
-        self._say(why and f"The drafter{_s_model(self.run)} was not judged: {why}.")
-
-    def _drafter(self, of_target: OfTarget | None) -> str:
-        """Judge the drafter's model; returns why that was not possible, or ""."""
-        from specscope.analyze.audit.model.run import Lost, judge_draft_model, judge_head
-
-        part, draft, lost = model_part(self.run.drafter), self.options.draft, Lost()
-        top = self.plan.top if isinstance(self.plan, DynamicPlan) else 0
-        if not part or draft is None:
-            return self.options.why_no_draft
-        if runs_head(part):
-            if of_target is None or of_target.features is None:
-                return "the target's features are not known" if of_target is None else of_target.why_no_head
-            self._embedding(of_target.features.head)
-            more = (self.plans, self.drafter, self.bar.done, lost, top)
-            self.draft_slack = judge_head(of_target.features, self.run, *more)
-        else:
-            every = (self.run, self.options.device, self.plans, self.drafter, self.bar.done, lost, top)
-            self.draft_slack = judge_draft_model(draft, *every)
-        self._say(lost.sentence("drafter"))
-        return ""
-
-    def _embedding(self, head: Head) -> None:
-        """Check that a head's own embedding, where it has one, agrees with the target's."""
-        tokens = sorted({token for contexts in self.plans for token in contexts.text})
-        likeness = head.likeness(tokens)
-        if likeness is None or not len(likeness):
-            return
-        strange = int((likeness < ALIKE).sum())
-        mean = float(likeness.mean())
-        result = CheckResult.FAILED if strange > len(likeness) / 2 else CheckResult.PASSED
-        detail = f"mean cosine {mean:.2f} over {plural(len(likeness), 'token')} of the texts"
-        self.embedding = Finding(EMBEDDING[0], result, EMBEDDING[1], len(likeness), strange, None, detail, "", "token")
-
-    def drafted(self) -> list[Finding]:
-        """The findings on the drafter: on its model, and on its text lookup."""
-        run, plan = self.run, self.plan
-        findings = _findings(self.history, self.drafter)
-        if self.embedding is not None:
-            findings.append(self.embedding)
-        if run.speculation.get("suffix_shared"):
-            why = "its lookups went through the texts of other requests too"
-            self._say(f"The drafter was not judged: {why}.")
-            findings.append(skipped(*TREE, why))
-        elif plan is not None and (run.drafter == "ngram" or isinstance(plan, DynamicPlan)):
-            findings.append(_text(self.history, run, plan, self.plans))
-        elif run.drafter != "none" and not model_part(run.drafter):
-            why = f"no judge knows the drafter {run.drafter}"
-            if run.ways.looks_up_in_all and text_part(run.drafter):
-                why = "this engine looks drafts up in the texts of all its requests, not all of which are here"
-            elif text_part(run.drafter):
-                why = "the capture names no tree that its lookups can be judged by"
-            elif run.is_ours and not run.drafter.startswith("synthetic"):
-                self._say(f"The drafter was not judged: {why}.")
-            findings.append(skipped("draft p", DRAFTER["draft p"][0], why))
-        if self.options.why_no_draft and not findings:
-            findings.append(skipped("draft p", DRAFTER["draft p"][0], self.options.why_no_draft))
-        return findings
-
-    def _say(self, sentence: str) -> None:
-        if sentence:
-            self.unjudged.append(sentence)
-
-
-def _s_model(run: RunInfo) -> str:
-    """Beside text lookup, only the drafter's model is not judged."""
-    return "'s model" if text_part(run.drafter) else ""
-
-
-def _nothing_of_target(plans: Sequence[Contexts]) -> str:
-    """Why no figure of the target was judged, although there were steps to judge."""
-    limits = dict.fromkeys(name for contexts in plans if contexts.steps for name in contexts.limits)
-    if not any(contexts.steps for contexts in plans) or not limits:
-        return ""
-    return (
-        f"The target was not judged: {', '.join(limits)} limit every request in a way that the capture does not tell."
-    )
+def _drafted(history: History, plan: TreePlan | None, models: Models) -> list[Finding]:
+    """The findings on the drafter: on its model, and on its text lookup."""
+    run, of_text = models.run, bool(text_part(models.run.drafter))
+    findings = _findings(history, models.drafter)
+    if models.embedding is not None:
+        findings.append(models.embedding)
+    if run.speculation.get("suffix_shared"):
+        why = "its lookups went through the texts of other requests too"
+        models.say(f"The drafter was not judged: {why}.")
+        findings.append(skipped(*TREE, why))
+    elif plan is not None and (run.drafter == "ngram" or isinstance(plan, DynamicPlan)):
+        findings.append(_text(history, run, plan, models.plans))
+    elif run.drafter != "none" and not model_part(run.drafter):
+        why = f"no judge knows the drafter {run.drafter}"
+        if run.ways.looks_up_in_all and of_text:
+            why = "this engine looks drafts up in the texts of all its requests, not all of which are here"
+        elif of_text:
+            why = "the capture names no tree that its lookups can be judged by"
+        elif run.is_ours and not run.drafter.startswith("synthetic"):
+            models.say(f"The drafter was not judged: {why}.")
+        findings.append(skipped("draft p", DRAFTER["draft p"][0], why))
+    if models.options.why_no_draft and not findings:
+        findings.append(skipped("draft p", DRAFTER["draft p"][0], models.options.why_no_draft))
+    return findings
 
 
 def chosen_places(history: History, sample: int | None) -> tuple[dict[str, list[int]], int]:

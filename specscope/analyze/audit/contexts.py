@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from specscope.analyze.findings import Reference
 from specscope.trace.history.history import RequestHistory
 from specscope.trace.record.params import RELAXED, SamplingParams, unknown_limits, untold_limits
-from specscope.trace.record.records import RequestStep, RunInfo
+from specscope.trace.record.records import RequestStep, RunInfo, Verdict
 from specscope.trace.record.tree import ROOT
 
 
@@ -21,10 +21,15 @@ class AuditedStep:
     rows: dict[int, int]  # the row below ROOT and below each node that has children or ends the accepted path
 
     @property
+    def verdict(self) -> Verdict:
+        """What was decided."""
+        assert self.part.verdict is not None
+        return self.part.verdict
+
+    @property
     def leaf(self) -> int:
         """Where the accepted path ends: the final token was drawn there."""
-        verdict = self.part.verdict
-        return int(verdict.path[-1]) if verdict is not None and len(verdict.path) else ROOT
+        return int(self.verdict.path[-1]) if len(self.verdict.path) else ROOT
 
     def at(self, node: int | None) -> Reference:
         """A node of the step as a reference."""
@@ -79,8 +84,7 @@ class Contexts:
         self.text = self.text[:end]
         for step in steps:
             position, tokens = step.rows[ROOT], step.part.tree.token.tolist()
-            tokens += [] if step.part.verdict is None else [step.part.verdict.token]
-            beyond = [token for token in tokens if not 0 <= token < vocab]
+            beyond = [token for token in (*tokens, step.verdict.token) if not 0 <= token < vocab]
             if beyond or position >= end:
                 what = f"token {beyond[0]} is" if beyond else "a token before it is"
                 self.unknown.append(Unknown(step.where, f"{what} none of the {vocab:,} that the model has"))
@@ -119,9 +123,8 @@ class Contexts:
         """One more step to judge; its root is the text's token at `position`."""
         branch_rows: dict[tuple[int, int], int] = {}  # (row, token) to the row after it: of this step's branches
         rows = {ROOT: position}
-        inner = {int(above) for above in part.tree.parent.tolist()}
-        if part.verdict is not None:
-            inner.update(part.verdict.path.tolist())
+        inner = set(part.tree.parent.tolist())
+        inner.update([] if part.verdict is None else part.verdict.path.tolist())
         for node, (token, above) in enumerate(zip(part.tree.token.tolist(), part.tree.parent.tolist(), strict=True)):
             if node in inner:
                 rows[node] = self._after(rows[above], token, branch_rows)

@@ -21,6 +21,7 @@ LEAST = 2e-6  # probabilities closer than this are the same whatever the dtype: 
 SMALLEST, EPSILON = 2.0**-126, 2.0**-24  # of float32: the least probability, and by what one below 1 misses it
 SUMMED = 4e-5  # relative error of a softmax in float32: its sum is over the whole vocabulary
 EXAMPLES = 5
+EMBEDDING = ("head's embedding", "the head's embedding of a token points where the target's does")
 NEAR_TIE = "at near ties"  # where rounding allows either outcome
 NO_P = "whose p was not recorded"
 TAIL, FAR = 0.005, 4.0  # share of a half precision's items that may be off by more than was seen, and by how much

@@ -2,7 +2,8 @@
 
 import pytest
 
-from specscope.analyze.audit.audit import DRAFTER, EMBEDDING, TARGET, TREE, verdict
+from specscope.analyze.audit.audit import DRAFTER, TARGET, TREE, verdict
+from specscope.analyze.audit.tally import EMBEDDING
 from specscope.analyze.findings import CheckResult, Finding
 
 

@@ -132,8 +132,7 @@ class TargetJudge(_Judge):
 
     def _logprob(self, step: AuditedStep, parent: int, logits: Tensor) -> None:
         """Compare the log-probability of the token that was emitted behind a node of the accepted path."""
-        verdict, handed = step.part.verdict, step.part.logprobs
-        assert verdict is not None
+        verdict, handed = step.verdict, step.part.logprobs
         assert handed is not None
         path = [ROOT, *verdict.path.tolist()]
         if parent not in path or (place := path.index(parent)) >= len(handed.logprob):
@@ -147,8 +146,7 @@ class TargetJudge(_Judge):
         tally.add(step.at(node), differs=differs, recorded=recorded, judged=judged, text=text)
 
     def _greedy(self, step: AuditedStep, parent: int, shaped: Tensor) -> None:
-        verdict, tree = step.part.verdict, step.part.tree
-        assert verdict is not None
+        verdict, tree = step.verdict, step.part.tree
         best = shaped.topk(2)
         choice, gap = int(best.indices[0]), float(best.values[0] - best.values[1])
         for child in self._told(step, parent):
@@ -159,9 +157,8 @@ class TargetJudge(_Judge):
 
     def _told(self, step: AuditedStep, parent: int) -> list[int]:
         """The children whose p was recorded; others are left out, and counted."""
-        verdict, children = step.part.verdict, step.part.tree.children(parent)
-        assert verdict is not None
-        if not verdict.tells_outcome_alone:
+        children = step.part.tree.children(parent)
+        if not step.verdict.tells_outcome_alone:
             return children
         self.tallies["target p"].left[NO_P] += len(children)
         return []
@@ -191,8 +188,7 @@ class TargetJudge(_Judge):
         tally.add(step.at(node), differs=differs, recorded=recorded, judged=judged, text=text)
 
     def _sampled(self, step: AuditedStep, parent: int, shaped: Tensor, p: Tensor) -> None:
-        verdict, tree = step.part.verdict, step.part.tree
-        assert verdict is not None
+        verdict, tree = step.verdict, step.part.tree
         children, taken = self._told(step, parent), []
         for child in children:
             token, recorded = int(tree.token[child]), float(verdict.p[child])
@@ -216,8 +212,7 @@ class TargetJudge(_Judge):
         self, step: AuditedStep, shaped: Tensor, p: Tensor, taken: list[tuple[int, tuple[float, float]]]
     ) -> None:
         """The final token's p in the residual; rejected siblings here are deterministic, each takes its p away."""
-        verdict = step.part.verdict
-        assert verdict is not None
+        verdict = step.verdict
         token, recorded = verdict.token, verdict.final_p
         rejected = dict(taken) if verdict.kind is FinalKind.RECOVERED else {}
         left = 1 - sum(float(p[t]) for t in rejected)
