@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import random
 
 import pytest
 
@@ -14,6 +13,7 @@ from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.reading import read_capture
 from tests.analyze.audit.runs import RULES, Bench, run
 from tests.engines import PROMPTS
+from tests.trace.damage import TRACES, damaged, with_wrong_numbers
 
 
 @pytest.fixture(scope="module")
@@ -101,53 +101,11 @@ def test_a_request_of_one_token(bench):
         assert audit(history, "run.jsonl", bench.options(engine)).exit is Exit.CONSISTENT
 
 
-INTS = [-1, 0, 1, 2, 5, 63, 299, 300, 49151, 2**31 - 1]
-FLOATS = [0.0, -0.0, 1.0, 0.5, -1.0, 2.0, 1e-300, 1e300, "NaN", "Infinity", "-Infinity"]
-LEFT_ALONE = ("specscope.step", "specscope.run.")
-
-
-def damaged(lines, chance):
-    """Some values of the evidence are others of the same type."""
-    lines = json.loads(json.dumps(lines))
-    parts = [part for line in lines for part in line["resourceSpans"]]
-    spans = [span for part in parts for scope in part["scopeSpans"] for span in scope["spans"]]
-    pairs = [pair for span in spans for pair in span.get("attributes", ())]
-    pairs = [pair for pair in pairs if pair["key"].startswith("specscope.") and not pair["key"].startswith(LEFT_ALONE)]
-    for _ in range(chance.choice([1, 2, 4, 16])):
-        value = chance.choice(pairs)["value"]
-        several = value.get("arrayValue", {}).get("values")
-        _spoil(chance.choice(several) if several else value, chance)
-    return lines
-
-
-def _spoil(value, chance):
-    if "intValue" in value:
-        value["intValue"] = str(chance.choice(INTS))
-    elif "doubleValue" in value:
-        value["doubleValue"] = chance.choice(FLOATS)
-    elif value.get("stringValue", "").startswith("{"):
-        told = json.loads(value["stringValue"])
-        arrays = [one for one in told.values() if isinstance(one, list) and one]
-        if arrays:
-            _spoil_array(chance.choice(arrays), chance)
-            value["stringValue"] = json.dumps(told)
-
-
-def _spoil_array(array, chance):
-    at = chance.randrange(len(array))
-    if isinstance(array[at], list) and array[at]:
-        _spoil_array(array[at], chance)
-    elif isinstance(array[at], float):
-        array[at] = float(chance.choice(FLOATS[:8]))
-    elif isinstance(array[at], int):
-        array[at] = chance.choice(INTS)
-
-
 def judge_damaged(lines, options, path, seeds):
     """How many of them could be read and judged. Whatever was done, nothing but UserError is raised."""
     judged = 0
     for seed in seeds:
-        path.write_text("".join(json.dumps(line) + "\n" for line in damaged(lines, random.Random(seed))))
+        path.write_bytes(damaged(lines, seed) if seed % 2 else with_wrong_numbers(lines, seed, 0.01))
         try:
             found = audit(read_capture(path).history, path.name, options)
         except UserError:
@@ -177,7 +135,6 @@ def test_damage_is_never_an_exception(bench, tmp_path, name, rule):
 @pytest.mark.parametrize("name", ["eagle", "sampled"])
 def test_damage_of_the_samples_is_never_an_exception(tmp_path, name):
     from specscope.measure.judges import audit_options
-    from tests.trace.damage import TRACES
 
     lines = [json.loads(line) for line in (TRACES / f"{name}.jsonl").read_text().splitlines()]
     options = audit_options(read_capture(TRACES / f"{name}.jsonl").history, None, None, 4)

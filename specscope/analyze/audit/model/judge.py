@@ -15,16 +15,17 @@ from specscope.analyze.audit.contexts import AuditedStep, Contexts
 from specscope.analyze.audit.model.form import RequestForms
 from specscope.analyze.audit.model.rules import Rules
 from specscope.analyze.audit.tally import NEAR_TIE, NO_P, SUMMED, Tally, conditional, is_far, span, within
+from specscope.analyze.findings import Reference
 from specscope.trace.record.notes import TEXT
 from specscope.trace.record.params import UNREAD, SamplingParams, untold_limits
 from specscope.trace.record.records import FinalKind, ParentNotes, RequestStep
 from specscope.trace.record.tree import ROOT, Drawn
 
 FORM = "structured_outputs"
-
-
 Tops = tuple[NDArray[Any], NDArray[Any]]  # tokens, and the probabilities recorded for them
 Ask = tuple[AuditedStep, int]  # a step, and the parent whose children's probabilities are asked for
+Bounds = tuple[float, float]
+Tallies = dict[str, Tally]
 
 
 class _Judge:
@@ -33,28 +34,19 @@ class _Judge:
     says = "p {:.4g}, the model says {:.4g}"
 
     def __init__(
-        self,
-        contexts: Contexts,
-        slack: float,
-        tallies: dict[str, Tally],
-        forms: RequestForms | None,
-        params: SamplingParams,
+        self, contexts: Contexts, slack: float, tallies: Tallies, forms: RequestForms | None, params: SamplingParams
     ) -> None:
-        self.contexts = contexts
-        self.tallies = tallies
-        self.params = params
+        self.contexts, self.tallies, self.params, self.raw_slack = contexts, tallies, params, slack
         self.rules = Rules(params, contexts.text[: contexts.prompt_len], forms)
-        self.raw_slack = slack
-        penalty = self.params.repetition_penalty
-        self.slack = slack * max(penalty, 1 / penalty)
-        self.sampled_slack = self.slack if self.params.greedy else self.slack / self.params.temperature
+        self.slack = slack * max(params.repetition_penalty, 1 / params.repetition_penalty)
+        self.sampled_slack = self.slack if params.greedy else self.slack / params.temperature
 
     def shaped(self, rows: Sequence[int], logits: Tensor) -> Tensor:
         """Logits after logit bias, penalties and the form, along each row's own context."""
         counts = self.rules.counts_output
         return self.rules.shaped(logits, [self.contexts.output(row) for row in rows] if counts else ())
 
-    def bounds(self, shaped: Tensor, p: Tensor, token: int, recorded: float) -> tuple[float, float]:
+    def bounds(self, shaped: Tensor, p: Tensor, token: int, recorded: float) -> Bounds:
         """The range that rounding allows for p of a token in a row [V]; borders of top-k and the like included."""
         allowed = span(float(p[token]), self.sampled_slack)
         if within(recorded, allowed) or not self.rules.truncates:
@@ -63,40 +55,40 @@ class _Judge:
         ends = [span(float(x[token]), self.sampled_slack) for x in (low, high)]
         return ends[0][0], ends[1][1]
 
-    def compare(
-        self,
-        name: str,
-        step: AuditedStep,
-        node: int | None,
-        recorded: float,
-        judged: float,
-        allowed: tuple[float, float],
-    ) -> None:
+    def compare(self, name: str, where: Reference, recorded: float, judged: float, allowed: Bounds) -> None:
         """Count a recorded figure, and whether rounding allows it."""
         differs, text = not within(recorded, allowed), self.says.format(recorded, judged)
         # at a border of top-k, top-p or min-p rounding takes a token in or out, and that moves all others
         far = differs and not self.rules.truncates and is_far(recorded, judged, allowed)
-        self.tallies[name].add(step.at(node), differs=differs, recorded=recorded, judged=judged, text=text, is_far=far)
+        self.tallies[name].add(where, differs=differs, recorded=recorded, judged=judged, text=text, is_far=far)
 
-    def tops(self, name: str, step: AuditedStep, child: int, top: Tops, raw: Tensor) -> None:
+    def tops(self, name: str, where: Reference, top: Tops, raw: Tensor) -> None:
         """Count the likeliest tokens of a row: by the first that rounding does not allow, else the last."""
         for token, recorded in zip(*(values.tolist() for values in top), strict=True):
             judged = _of(raw, token)
             if not within(recorded, span(judged, self.raw_slack)):
                 break
-        self.compare(name, step, child, recorded, judged, span(judged, self.raw_slack))
+        self.compare(name, where, recorded, judged, span(judged, self.raw_slack))
+
+
+def _of(row: Tensor, token: int) -> float:
+    """A token's value in a row over the vocabulary; 0 for a token that the model does not have."""
+    return float(row[token]) if 0 <= token < len(row) else 0.0
+
+
+def _place(notes: ParentNotes | None, parent: int) -> int:
+    """The place of a tried parent in its step's notes; -1 where it has none."""
+    found = np.flatnonzero(notes.node == parent) if notes is not None else ()
+    return int(found[0]) if len(found) else -1
 
 
 class TargetJudge(_Judge):
     """The target's part."""
 
-    def __init__(
-        self, contexts: Contexts, slack: float, tallies: dict[str, Tally], forms: RequestForms | None = None
-    ) -> None:
+    def __init__(self, contexts: Contexts, slack: float, tallies: Tallies, forms: RequestForms | None = None) -> None:
         super().__init__(contexts, slack, tallies, forms, contexts.params)
-        shaped = contexts.shaped
         form = contexts.params.structured_outputs is not None or FORM in contexts.limits
-        self.has_raw = not (shaped is not None and shaped.raw_is_masked and form)
+        self.has_raw = not (contexts.shaped is not None and contexts.shaped.raw_is_masked and form)
         self.asks: dict[int, list[Ask]] = defaultdict(list)
         for step in contexts.steps:
             for parent, row in step.rows.items():
@@ -104,56 +96,45 @@ class TargetJudge(_Judge):
 
     def take(self, rows: Sequence[int], logits: Tensor) -> None:
         """Compare all that is asked at these rows; logits float32 [rows, V]."""
-        if not self.contexts.limits:
-            self._shaped(rows, self.shaped(rows, logits))
-        if self.has_raw:
-            self._unshaped(rows, logits)
-
-    def _shaped(self, rows: Sequence[int], shaped: Tensor) -> None:
-        """Compare what the request's parameters shape."""
-        p = None if self.params.greedy else self.rules.scores(shaped).softmax(-1)
-        for index, row in enumerate(rows):
-            for step, parent in self.asks[row]:
+        asked = [(index, *ask) for index, row in enumerate(rows) for ask in self.asks[row]]
+        if not self.contexts.limits:  # what the request's parameters shape
+            shaped = self.shaped(rows, logits)
+            p = None if self.params.greedy else self.rules.scores(shaped).softmax(-1)
+            for index, step, parent in asked:
                 if p is None:
                     self._greedy(step, parent, shaped[index])
                 else:
                     self._sampled(step, parent, shaped[index], p[index])
-
-    def _unshaped(self, rows: Sequence[int], logits: Tensor) -> None:
-        """Compare what was recorded before any rule."""
-        asked = [(index, *ask, ask[0].part.parents) for index, row in enumerate(rows) for ask in self.asks[row]]
-        for index, step, parent, _ in asked:
+        if not self.has_raw:  # what was recorded before any rule
+            return
+        for index, step, parent in asked:
             if step.part.logprobs is not None:
                 self._logprob(step, parent, logits[index])
-        noted = [(index, step, parent, notes) for index, step, parent, notes in asked if notes is not None]
-        raw = logits.softmax(-1) if noted else logits
-        for index, step, parent, notes in noted:
-            self._raw(step, parent, raw[index], notes)
+        raw = logits.softmax(-1) if any(step.part.parents is not None for _, step, _ in asked) else logits
+        for index, step, parent in asked:
+            if step.part.parents is not None:
+                self._raw(step, parent, raw[index], step.part.parents)
 
     def _logprob(self, step: AuditedStep, parent: int, logits: Tensor) -> None:
         """Compare the log-probability of the token that was emitted behind a node of the accepted path."""
-        verdict, handed = step.verdict, step.part.logprobs
+        handed, path = step.part.logprobs, [ROOT, *step.verdict.path.tolist()]
         assert handed is not None
-        path = [ROOT, *verdict.path.tolist()]
         if parent not in path or (place := path.index(parent)) >= len(handed.logprob):
             return
         token, recorded = step.part.tokens()[place], float(handed.logprob[place])
         judged = float(logits[token] - logits.logsumexp(-1))
-        node = path[place + 1] if place + 1 < len(path) else None
-        tally, allowed = self.tallies["log-probabilities"], self.slack + SUMMED
+        where = step.at(path[place + 1] if place + 1 < len(path) else None)
+        tally, differs = self.tallies["log-probabilities"], not abs(recorded - judged) <= self.slack + SUMMED
         text = f"{tally.show(token)} was given {recorded:.4g}, the model says {judged:.4g}"
-        differs = not abs(recorded - judged) <= allowed
-        tally.add(step.at(node), differs=differs, recorded=recorded, judged=judged, text=text)
+        tally.add(where, differs=differs, recorded=recorded, judged=judged, text=text)
 
     def _greedy(self, step: AuditedStep, parent: int, shaped: Tensor) -> None:
         verdict, tree = step.verdict, step.part.tree
         best = shaped.topk(2)
-        choice, gap = int(best.indices[0]), float(best.values[0] - best.values[1])
         for child in self._told(step, parent):
-            token, recorded = int(tree.token[child]), float(verdict.p[child])
-            self._choice("target p", step, child, token, choice, gap, recorded, shaped)
+            self._choice("target p", step.at(child), int(tree.token[child]), float(verdict.p[child]), shaped, best)
         if parent == step.leaf and len(tree) not in verdict.forced:
-            self._choice("final token", step, None, verdict.token, choice, gap, 1.0, shaped)
+            self._choice("final token", step.at(None), verdict.token, 1.0, shaped, best)
 
     def _told(self, step: AuditedStep, parent: int) -> list[int]:
         """The children whose p was recorded; others are left out, and counted."""
@@ -163,80 +144,57 @@ class TargetJudge(_Judge):
         self.tallies["target p"].left[NO_P] += len(children)
         return []
 
-    def _choice(
-        self,
-        name: str,
-        step: AuditedStep,
-        node: int | None,
-        token: int,
-        choice: int,
-        gap: float,
-        recorded: float,
-        row: Tensor,
-    ) -> None:
-        """A greedy target: p is 1 at its choice and 0 elsewhere. A near tie may go either way."""
-        judged = float(token == choice)
-        differs = recorded != judged
-        behind = gap if token == choice else float(row[choice] - row[token])
-        tally = self.tallies[name]
-        if differs and behind <= self.slack:
-            tally.left[NEAR_TIE] += 1
-            return
-        text = ""
-        if differs:
+    def _choice(self, name: str, where: Reference, token: int, recorded: float, row: Tensor, best: Any) -> None:  # noqa: ANN401
+        """A greedy target: p is 1 at its choice and 0 elsewhere. A near tie of the two `best` may go either way."""
+        choice, tally = int(best.indices[0]), self.tallies[name]
+        judged, text = float(token == choice), ""
+        if recorded != judged:
+            behind = float(best.values[0] - best.values[1]) if token == choice else float(row[choice] - row[token])
+            if behind <= self.slack:
+                tally.left[NEAR_TIE] += 1
+                return
             text = f"p of {tally.show(token)} is {recorded:g}; the model chooses {tally.show(choice)}, by {behind:.3g}"
-        tally.add(step.at(node), differs=differs, recorded=recorded, judged=judged, text=text)
+        tally.add(where, differs=recorded != judged, recorded=recorded, judged=judged, text=text)
 
     def _sampled(self, step: AuditedStep, parent: int, shaped: Tensor, p: Tensor) -> None:
-        verdict, tree = step.verdict, step.part.tree
+        verdict, tree, notes = step.verdict, step.part.tree, step.part.parents
         children, taken = self._told(step, parent), []
         for child in children:
             token, recorded = int(tree.token[child]), float(verdict.p[child])
-            allowed = self.bounds(shaped, p, token, recorded)
-            taken.append(allowed)
-            self.compare("target p", step, child, recorded, float(p[token]), allowed)
+            taken.append((token, self.bounds(shaped, p, token, recorded)))
+            self.compare("target p", step.at(child), recorded, float(p[token]), taken[-1][1])
+        if parent != step.leaf:
+            return
         if verdict.tells_outcome_alone:
-            self.tallies["final p"].left[NO_P] += parent == step.leaf
+            self.tallies["final p"].left[NO_P] += 1
             return
-        notes = step.part.parents
-        if parent == step.leaf and notes is not None:
-            recorded, judged = notes.final_target_p, float(p[verdict.token])
-            allowed = self.bounds(shaped, p, verdict.token, recorded)
-            self.compare("final p", step, None, recorded, judged, allowed)
+        token = verdict.token
+        if notes is not None:
+            recorded = notes.final_target_p
+            allowed = self.bounds(shaped, p, token, recorded)
+            self.compare("final p", step.at(None), recorded, float(p[token]), allowed)
             return
-        known = verdict.kind is not FinalKind.RECOVERED or all(tree.drawn[c] == Drawn.DETERMINISTIC for c in children)
-        if parent == step.leaf and known and len(tree) not in verdict.forced:
-            self._final(step, shaped, p, [(tree.token[c], a) for c, a in zip(children, taken, strict=True)])
-
-    def _final(
-        self, step: AuditedStep, shaped: Tensor, p: Tensor, taken: list[tuple[int, tuple[float, float]]]
-    ) -> None:
-        """The final token's p in the residual; rejected siblings here are deterministic, each takes its p away."""
-        verdict = step.verdict
-        token, recorded = verdict.token, verdict.final_p
-        rejected = dict(taken) if verdict.kind is FinalKind.RECOVERED else {}
-        left = 1 - sum(float(p[t]) for t in rejected)
-        allowed = self.bounds(shaped, p, token, recorded)
-        judged = float(p[token]) / left if left > 0 else 0.0
-        self.compare("final p", step, None, recorded, judged, conditional(allowed, list(rejected.values())))
+        recovered = verdict.kind is FinalKind.RECOVERED
+        known = not recovered or all(tree.drawn[child] == Drawn.DETERMINISTIC for child in children)
+        if not known or len(tree) in verdict.forced:
+            return
+        # The final token's p in the residual; rejected siblings here are deterministic, each takes its p away
+        rejected = dict(taken) if recovered else {}
+        left = 1 - sum(float(p[other]) for other in rejected)
+        allowed = conditional(self.bounds(shaped, p, token, verdict.final_p), list(rejected.values()))
+        self.compare("final p", step.at(None), verdict.final_p, float(p[token]) / left if left > 0 else 0.0, allowed)
 
     def _raw(self, step: AuditedStep, parent: int, raw: Tensor, notes: ParentNotes) -> None:
         """Raw p of each child and of the target's likeliest tokens, where the parent was tried."""
-        place = np.flatnonzero(notes.node == parent)
-        children = step.part.tree.children(parent)
-        if not len(place) or not children:
+        row, children = _place(notes, parent), step.part.tree.children(parent)
+        if row < 0 or not children:
             return
         for child in children:
             judged = _of(raw, int(step.part.tree.token[child]))
-            self.compare("target raw p", step, child, float(notes.raw_p[child]), judged, span(judged, self.raw_slack))
+            allowed = span(judged, self.raw_slack)
+            self.compare("target raw p", step.at(child), float(notes.raw_p[child]), judged, allowed)
         if notes.top.shape[1]:
-            row = int(place[0])
-            self.tops("target top tokens", step, children[0], (notes.top[row], notes.top_p[row]), raw)
-
-
-def _of(row: Tensor, token: int) -> float:
-    """A token's value in a row over the vocabulary; 0 for a token that the model does not have."""
-    return float(row[token]) if 0 <= token < len(row) else 0.0
+            self.tops("target top tokens", step.at(children[0]), (notes.top[row], notes.top_p[row]), raw)
 
 
 def drafted_by_model(part: RequestStep, parent: int) -> list[int]:
@@ -253,12 +211,7 @@ class DrafterJudge(_Judge):
     says = "{:.4g}, the drafter run afresh says {:.4g}"
 
     def __init__(
-        self,
-        contexts: Contexts,
-        slack: float,
-        tallies: dict[str, Tally],
-        top: int = 0,
-        forms: RequestForms | None = None,
+        self, contexts: Contexts, slack: float, tallies: Tallies, top: int = 0, forms: RequestForms | None = None
     ) -> None:
         """`top`: beside text lookup, how many of the likeliest tokens the model drafts at a node."""
         super().__init__(contexts, slack, tallies, forms, contexts.drafter_params)
@@ -280,9 +233,9 @@ class DrafterJudge(_Judge):
         if not asked:
             return
         shaped = self.shaped([step.rows[parent] for step, parent in asked], logits)
+        first = [drafted_by_model(step.part, parent)[0] for step, parent in asked]
         sampled = [
-            step.part.tree.drawn[drafted_by_model(step.part, parent)[0]] != Drawn.DETERMINISTIC
-            for step, parent in asked
+            step.part.tree.drawn[child] != Drawn.DETERMINISTIC for (step, _), child in zip(asked, first, strict=True)
         ]
         q = self.rules.scores(shaped).softmax(-1) if any(sampled) else None
         thought = shaped.softmax(-1)
@@ -291,7 +244,10 @@ class DrafterJudge(_Judge):
                 self._drawn(step, parent, shaped[index], q[index])
             else:
                 self._likeliest(step, parent, shaped[index], thought[index])
-            self._top(step, parent, logits[index])
+            notes, row = step.part.parents, _place(step.part.parents, parent)
+            if notes is not None and row >= 0 and notes.draft_top.shape[1]:
+                top = notes.draft_top[row], notes.draft_top_p[row]
+                self.tops("drafter top tokens", step.at(first[index]), top, logits[index].softmax(-1))
 
     def _drawn(self, step: AuditedStep, parent: int, shaped: Tensor, q: Tensor) -> None:
         """Siblings drawn from q. The recorded q is that before any sibling was removed."""
@@ -299,16 +255,16 @@ class DrafterJudge(_Judge):
         taken: list[int] = []
         for child in tree.children(parent):
             token, recorded = int(tree.token[child]), float(tree.q[child])
-            self.compare("draft p", step, child, recorded, float(q[token]), self.bounds(shaped, q, token, recorded))
+            allowed = self.bounds(shaped, q, token, recorded)
+            self.compare("draft p", step.at(child), recorded, float(q[token]), allowed)
             if notes is not None and len(notes.coin) and notes.coin[child] > 0:
-                self._draw(step, child, float(notes.coin[child]), shaped, q, taken)
+                self._draw(step.at(child), token, float(notes.coin[child]), shaped, q, taken)
             if tree.drawn[child] == Drawn.WITHOUT_REPLACEMENT:
                 taken.append(token)
 
-    def _draw(self, step: AuditedStep, node: int, coin: float, shaped: Tensor, q: Tensor, taken: Sequence[int]) -> None:
-        """Whether a coin draws a node's token from q without the tokens `taken`; at a border rounding decides."""
-        tally, token = self.tallies["draft draws"], int(step.part.tree.token[node])
-        left = q.double().clone()
+    def _draw(self, where: Reference, token: int, coin: float, shaped: Tensor, q: Tensor, taken: list[int]) -> None:
+        """Whether a coin draws a token from q without the tokens `taken`; at a border rounding decides."""
+        tally, left = self.tallies["draft draws"], q.double().clone()
         left[taken] = 0
         ends = left.cumsum(0)
         if not ends[-1] > 0:
@@ -319,10 +275,9 @@ class DrafterJudge(_Judge):
             return
         text = f"coin {coin:.4g} draws {tally.show(drawn)} from the q of the drafter run afresh"
         text += f", not {tally.show(token)}"
-        recorded, judged = float(token), float(drawn)
-        tally.add(step.at(node), differs=drawn != token, recorded=recorded, judged=judged, text=text)
+        tally.add(where, differs=drawn != token, recorded=float(token), judged=float(drawn), text=text)
 
-    def _reach(self, shaped: Tensor, left: Tensor, taken: Sequence[int], token: int) -> tuple[float, float]:
+    def _reach(self, shaped: Tensor, left: Tensor, taken: Sequence[int], token: int) -> Bounds:
         """The coins that may draw a token when logits are off by rounding; borders of top-k and the like included."""
         borders = (float(left[:token].sum() / left.sum()), float(left[: token + 1].sum() / left.sum()))
         slack = 2 * self.sampled_slack  # a border has logits on both sides of it
@@ -343,33 +298,15 @@ class DrafterJudge(_Judge):
         beside = step.part.is_ranked_with_text  # whose nodes are left out here
         best = shaped.topk(min(max(self.top, 1) if beside else len(children), len(shaped)))
         tokens, values = best.indices.tolist(), best.values.tolist()
+        tally = self.tallies["drafter tokens"]
         for place, child in enumerate(children):
-            rank = (
-                len(values) - 1 if beside else place
-            )  # ranked with the text's nodes: any of the likeliest may be left
-            token = int(tree.token[child])
+            # ranked with the text's nodes: any of the likeliest may be left
+            rank, token = len(values) - 1 if beside else place, int(tree.token[child])
             if notes is not None:
                 judged = float(thought[token])
-                self.compare("draft p", step, child, float(notes.prob[child]), judged, span(judged, self.slack))
-            tally = self.tallies["drafter tokens"]
-            behind = values[rank] - float(shaped[token])
+                self.compare("draft p", step.at(child), float(notes.prob[child]), judged, span(judged, self.slack))
+            behind, recorded, judged = values[rank] - float(shaped[token]), float(token), float(tokens[rank])
             differs = not (behind if beside else abs(behind)) <= self.slack  # also where both are least
             text = f"{tally.show(token)}, but the drafter's choice {rank + 1} is {tally.show(tokens[rank])}"
-            tally.add(
-                step.at(child),
-                differs=differs,
-                recorded=float(token),
-                judged=float(tokens[rank]),
-                text=text if differs else "",
-            )
-
-    def _top(self, step: AuditedStep, parent: int, logits: Tensor) -> None:
-        notes = step.part.parents
-        if notes is None or not notes.draft_top.shape[1]:
-            return
-        place = np.flatnonzero(notes.node == parent)
-        if not len(place):
-            return
-        row, child = int(place[0]), drafted_by_model(step.part, parent)[0]
-        top = notes.draft_top[row], notes.draft_top_p[row]
-        self.tops("drafter top tokens", step, child, top, logits.softmax(-1))
+            text = text if differs else ""
+            tally.add(step.at(child), differs=differs, recorded=recorded, judged=judged, text=text)
