@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,8 @@ def verdict(findings: Sequence[Finding], steps: int, unjudged: Sequence[str]) ->
     """`steps`: those that were audited. `unjudged`: what was asked for and could not be judged, a sentence each."""
     parts: dict[str, list[Finding]] = {}
     for finding in findings:
-        parts.setdefault(_part(finding.name), []).append(finding)
+        part = "drafter" if of_drafter(finding.name) else "context" if finding.name == CONTEXT[0] else "target"
+        parts.setdefault(part, []).append(finding)
     sentences = [_sentence(part, of_part, steps) for part, of_part in parts.items()]
     skipped = [
         f"The drafter was not judged: {finding.note}."
@@ -48,31 +49,22 @@ def of_drafter(name: str) -> bool:
     return name in {*DRAFTER, TREE[0], EMBEDDING[0]}
 
 
-def _part(name: str) -> str:
-    return "drafter" if of_drafter(name) else name if name in ("context", "committed tokens") else "target"
-
-
 def _sentence(part: str, findings: Sequence[Finding], steps: int) -> str:
     tested = [finding for finding in findings if finding.result is not CheckResult.SKIPPED]
-    failed = [finding for finding in tested if finding.failed]
+    differ = [
+        (finding.name, f"{finding.failed:,} of {plural(finding.tested, finding.unit)}")
+        for finding in tested
+        if finding.failed
+    ]
     if part == "context":
-        return "".join(
-            f"{finding.failed:,} of {plural(finding.tested, 'step')} cannot follow from what was committed before."
-            for finding in failed
-        )
+        return "".join(f"{count} cannot follow from what was committed before." for _, count in differ)
+    if differ:
+        return f"The {part} does not agree: {'; '.join(f'{name} differs at {count}' for name, count in differ)}."
     if not tested:
         return ""
-    whole, verb = ("The committed tokens", "come") if part == "committed tokens" else (f"The {part}", "agrees")
-    if failed:
-        differ = "; ".join(
-            f"{finding.name} differs at {finding.failed:,} of {plural(finding.tested, finding.unit)}"
-            for finding in failed
-        )
-        return f"{whole} {'do' if verb == 'come' else 'does'} not agree: {differ}."
-    nodes = max((finding.tested for finding in tested if finding.unit == "node"), default=0)
-    count = max(finding.tested for finding in tested) if not nodes else steps
-    where = f"{plural(nodes, 'node')} of {plural(count, 'step')}" if nodes else plural(count, "step")
-    return f"{whole} {'come out again' if verb == 'come' else verb} at {where}."
+    if nodes := max((finding.tested for finding in tested if finding.unit == "node"), default=0):
+        return f"The {part} agrees at {plural(nodes, 'node')} of {plural(steps, 'step')}."
+    return f"The {part} agrees at {plural(max(finding.tested for finding in tested), 'step')}."
 
 
 TARGET = {
@@ -113,8 +105,7 @@ class Audit:
     draft_slack: float  # the drafter's; 0 where it is no model
     seconds: float
     findings: tuple[Finding, ...]
-    judge: str = "plain transformers in float32"
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
     unjudged: tuple[str, ...] = ()  # what was asked for and could not be judged: a sentence each, with the reason
 
     @property
@@ -135,18 +126,7 @@ class Audit:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for --json."""
-        names = (
-            "source",
-            "target",
-            "draft_model",
-            "dtype",
-            "steps",
-            "audited",
-            "nodes",
-            "slack",
-            "draft_slack",
-            "seconds",
-        )
+        names = "source target draft_model dtype steps audited nodes slack draft_slack seconds".split()
         return {
             **{name: getattr(self, name) for name in names},
             "exit": int(self.exit),
@@ -262,36 +242,31 @@ def _plans(history: History, run: RunInfo, places: dict[str, list[int]]) -> tupl
 
 def _limited(plans: Sequence[Contexts]) -> list[str]:
     """A note on requests whose p is not judged, because a check does not apply to them."""
-    judged = [contexts for contexts in plans if contexts.steps]
-    relaxed = [contexts for contexts in judged if RELAXED in contexts.limits]
-    notes = []
-    if relaxed:
+    judged, notes = [contexts for contexts in plans if contexts.steps], []
+    if relaxed := sum(RELAXED in contexts.limits for contexts in judged):
         notes.append(
-            f"{plural(len(relaxed), 'request')}: the target's p was not compared, as this engine takes the penalties "
+            f"{plural(relaxed, 'request')}: the target's p was not compared, as this engine takes the penalties "
             "on drafted rows from tokens that were committed some steps before, by design"
         )
     limited = [contexts for contexts in judged if {*contexts.limits} - {RELAXED}]
-    if not limited:
-        return notes
-    names = ", ".join(dict.fromkeys(name for contexts in limited for name in contexts.limits if name != RELAXED))
-    both = any(untold_limits(contexts.drafter_params) for contexts in limited)
-    what = "the target's p and the drafter's were" if both else "the target's p was"
-    return [
-        *notes,
-        f"{plural(len(limited), 'request')}: {what} not compared, as {names} limit the tokens in a way that the "
-        "capture does not tell",
-    ]
+    if limited:
+        names = ", ".join(dict.fromkeys(name for contexts in limited for name in contexts.limits if name != RELAXED))
+        both = any(untold_limits(contexts.drafter_params) for contexts in limited)
+        what = "the target's p and the drafter's were" if both else "the target's p was"
+        why = f"as {names} limit the tokens in a way that the capture does not tell"
+        notes.append(f"{plural(len(limited), 'request')}: {what} not compared, {why}")
+    return notes
 
 
 def _context(plans: Sequence[Contexts]) -> Finding:
     """Whether each step's root is the last committed token, so that a model can be fed the context before it."""
     unknown = [step for contexts in plans for step in contexts.unknown]
     tested = len(unknown) + sum(len(contexts.steps) for contexts in plans)
-    first = unknown[0] if unknown else None
-    detail = f"{first.why}: it cannot be judged" if first else ""
-    result = CheckResult.FAILED if unknown else CheckResult.PASSED
-    where = first.where if first else None
-    return Finding(CONTEXT[0], result, CONTEXT[1], tested, len(unknown), where, detail, unit="step")
+    if not unknown:
+        return Finding(CONTEXT[0], CheckResult.PASSED, CONTEXT[1], tested, unit="step")
+    (first, why), count = unknown[0], len(unknown)
+    detail = f"{why}: it cannot be judged"
+    return Finding(CONTEXT[0], CheckResult.FAILED, CONTEXT[1], tested, count, first, detail, unit="step")
 
 
 def _text(history: History, run: RunInfo, plan: TreePlan, plans: Sequence[Contexts]) -> Finding:

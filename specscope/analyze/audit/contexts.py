@@ -37,14 +37,6 @@ class AuditedStep:
 
 
 @dataclass(frozen=True)
-class Unknown:
-    """A decode step that cannot be judged, and why."""
-
-    where: Reference
-    why: str
-
-
-@dataclass(frozen=True)
 class Shaped:
     """What shaped a request's distributions. Filled by `shaped_by`."""
 
@@ -64,7 +56,7 @@ class Contexts:
     steps: list[AuditedStep] = field(default_factory=list)
     token: list[int] = field(default_factory=list)  # of each branch row
     parent: list[int] = field(default_factory=list)  # the row before it
-    unknown: list[Unknown] = field(default_factory=list)  # steps whose context is not the one they record
+    unknown: list[tuple[Reference, str]] = field(default_factory=list)  # steps that cannot be judged, and why
     shaped: Shaped | None = None  # None: by `params` alone
 
     @property
@@ -87,7 +79,7 @@ class Contexts:
             beyond = [token for token in (*tokens, step.verdict.token) if not 0 <= token < vocab]
             if beyond or position >= end:
                 what = f"token {beyond[0]} is" if beyond else "a token before it is"
-                self.unknown.append(Unknown(step.where, f"{what} none of the {vocab:,} that the model has"))
+                self.unknown.append((step.where, f"{what} none of the {vocab:,} that the model has"))
             else:
                 self.add(step.part, step.where, position)
 
@@ -174,6 +166,6 @@ def contexts_of(
             if length == part.position + 1:
                 contexts.add(part, where, part.position)
             else:
-                contexts.unknown.append(Unknown(where, "its position is not that of the last committed token"))
+                contexts.unknown.append((where, "its position is not that of the last committed token"))
         length += len(part.output())
     return contexts

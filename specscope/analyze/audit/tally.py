@@ -61,35 +61,28 @@ class Tally:
         failed = sum(self.differs)
         notes = [f"{plural(count, self.noun)} {what} left out" for what, count in self.left.items() if count]
         if failed and not self.far and failed <= 1 + TAIL * len(self.items):
-            notes.append(
-                f"{failed:,} of {plural(len(self.items), self.noun)} off by up to {FAR:g} times the usual rounding"
-            )
+            of = f"{failed:,} of {plural(len(self.items), self.noun)}"
+            notes.append(f"{of} off by up to {FAR:g} times the usual rounding")
             failed = 0
+        result = CheckResult.SKIPPED if not self.items else CheckResult.FAILED if failed else CheckResult.PASSED
         note = "; ".join(notes)
-        found = Finding(
-            name=self.name,
-            result=CheckResult.SKIPPED if not self.items else CheckResult.FAILED if failed else CheckResult.PASSED,
-            about=self.about,
-            tested=len(self.items),
-            failed=failed,
-            example=self.examples[0].where if failed else None,
-            detail=self.examples[0].text if failed else "",
-            note=note,
-            unit=self.noun,
-        )
+        found = Finding(self.name, result, self.about, len(self.items), failed, note=note, unit=self.noun)
         if not failed:
             return found
-        facts = self._facts(history)
+        facts: dict[str, list[Any]] = {self.gives: [int(value) for value in self.judged]} if self.gives else {}
+        facts |= facts_table(history, self.items)
         condition, first_only = self._condition(facts)
-        items, differs, examples = tuple(self.items), tuple(self.differs), tuple(self.examples)
-        found = replace(found, items=items, differs=differs, examples=examples)
-        like = "" if condition is not None else rarest(facts, differs)
-        return replace(found, condition=condition, first_only=first_only, rarest=like)
-
-    def _facts(self, history: History) -> dict[str, list[Any]]:
-        """Of all items."""
-        facts = facts_table(history, self.items)
-        return {self.gives: [int(value) for value in self.judged], **facts} if self.gives else facts
+        return replace(
+            found,
+            example=self.examples[0].where,
+            detail=self.examples[0].text,
+            items=tuple(self.items),
+            differs=tuple(self.differs),
+            examples=tuple(self.examples),
+            condition=condition,
+            first_only=first_only,
+            rarest="" if condition is not None else rarest(facts, self.differs),
+        )
 
     def _condition(self, facts: dict[str, list[Any]]) -> tuple[Condition | None, bool]:
         """The condition under which items differ, and whether it covers each request only up to its first such step.
@@ -112,13 +105,10 @@ class Tally:
         early_items = np.flatnonzero(early)
         some = {name: [values[number] for number in early_items] for name, values in facts.items()}
         begun = find(some, differs[early_items], clusters[early_items])
-        if begun is not None and begun.tests and (whole is None or begun.score > whole.correlation - _dearer(whole)):
+        dearer = 0 if whole is None else DEARER * max(len(whole.tests) - 1, 0) - 1e-6
+        if begun is not None and begun.tests and (whole is None or begun.score > whole.correlation - dearer):
             return begun, True
         return whole, False
-
-
-def _dearer(condition: Condition) -> float:
-    return DEARER * max(len(condition.tests) - 1, 0) - 1e-6
 
 
 def skipped(name: str, about: str, note: str) -> Finding:

@@ -39,7 +39,7 @@ def _header(audit: Audit) -> tuple[tuple[str, str], ...]:
     )
     return (
         ("capture", audit.source),
-        ("judged by", f"{models}, {audit.judge}"),
+        ("judged by", f"{models}, plain transformers in float32"),
         ("audited", f"{audited}, {plural(audit.nodes, 'node')} in {audit.seconds:.1f} s"),
         ("rounding", f"{audit.dtype}: up to {rounding}"),
     )
