@@ -126,9 +126,9 @@ class Audit:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for --json."""
-        names = "source target draft_model dtype steps audited nodes slack draft_slack seconds".split()
+        names = ("source", "target", "draft_model", "dtype", "steps", "audited", "nodes")
         return {
-            **{name: getattr(self, name) for name in names},
+            **{name: getattr(self, name) for name in (*names, "slack", "draft_slack", "seconds")},
             "exit": int(self.exit),
             "warnings": list(self.notes),
             "verdict": verdict(self.findings, self.audited, self.unjudged),
