@@ -7,9 +7,8 @@ what people think of first comes first.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 from specscope.analyze.evidence.arrays import siblings
@@ -31,9 +30,44 @@ def facts_table(history: History, items: Sequence[Reference]) -> dict[str, list[
     for place, item in enumerate(items):
         wanted[item.request, item.index].append(place)
     rows: dict[int, dict[str, Any]] = {}
-    for step in _steps(history, wanted):
-        for place in wanted[step.visit.request.id, step.visit.part.index]:
-            rows[place] = step.facts(items[place].node)
+    known: dict[str, _Known] = {}
+    labels = sorted({name for request in history.requests.values() if request.info for name in request.info.labels})
+    special = frozenset(history.vocabulary.special) | frozenset(history.run.eos_tokens if history.run else ())
+    block_size = (history.run.block_size if history.run else 0) or BLOCK
+    shared: set[int] = set()
+    record: StepRecord | None = None
+    last: StepRecord | None = None
+    for visit in visits(history):
+        name, info, part = visit.request.id, visit.request.info, visit.part
+        now = known.setdefault(name, _Known(frozenset(info.prompt_tokens.tolist() if info else ())))
+        if visit.record is not record:
+            last, record = record, visit.record
+            shared = _shared_blocks(record)
+        now.preempted += visit.preempted
+        now.lost |= visit.preempted
+        now.cached += part.found or (0 if part.index else part.context_len)
+        now.chunks += part.prefill_tokens > 0
+        if part.verdict is not None:
+            if places := wanted.get((name, part.index)):
+                here = {
+                    **_request_facts(visit, now),
+                    **_batch_facts(visit, now, last, shared),
+                    **_param_facts(info.params if info else SamplingParams()),
+                    **{f"label {label}": str((info.labels if info else {}).get(label, "")) for label in labels},
+                    "position of the root in its block": part.position % block_size,
+                    "request": name,
+                }
+                ranks = siblings(part.tree.parent).tolist()
+                for place in places:
+                    node = items[place].node
+                    of_node = {} if node is None else _node_facts(part, node, ranks, now, special, block_size)
+                    rows[place] = of_node | here
+            now.decoded += 1
+            now.lost = False
+            now.seen.update(part.output())
+            now.output += part.emitted
+            now.refused += int((part.verdict.outcome == Outcome.REJECTED).sum())
+        now.row, now.step = visit.row, visit.record.step
     least = min(rows.values(), key=len, default={})
     table = {name: [rows[place][name] for place in range(len(items))] for name in least}
     if "request" in table and len(set(table["request"])) > MOST_REQUESTS:
@@ -58,103 +92,43 @@ class _Known:
     seen: set[int] = field(default_factory=set)  # tokens of its output
 
 
-@dataclass(frozen=True)
-class _Step:
-    """A decode step with its context, while it is looked at."""
-
-    visit: Visit
-    here: Mapping[str, Any]  # facts of the step
-    block_size: int
-    special: frozenset[int]
-    prompt: frozenset[int]
-    output: set[int]  # different tokens of the output before the step
-
-    @cached_property
-    def ranks(self) -> list[int]:
-        """The rank of each node among its siblings, from 0."""
-        ranks: list[int] = siblings(self.visit.part.tree.parent).tolist()
-        return ranks
-
-    def facts(self, node: int | None) -> dict[str, Any]:
-        """The facts of the step, or of a node in it."""
-        return dict(self.here) if node is None else {**self._node(node), **self.here}
-
-    def _node(self, node: int) -> dict[str, Any]:
-        part = self.visit.part
-        tree, verdict = part.tree, part.verdict
-        assert verdict is not None
-        token, above = int(tree.token[node]), int(tree.parent[node])
-        path, ranks = tree.path_to(node), self.ranks
-        before = [int(tree.token[i]) for i in path[:-1]]
-        position = part.position + len(path)
-        return {
-            "depth": len(path),
-            "the parent is the root": above == ROOT,
-            "sibling": ranks[node],
-            "the parent is a first sibling": above == ROOT or ranks[above] == 0,
-            "the path to its parent is all first siblings": not any(ranks[i] for i in path[:-1]),
-            "the path is all first siblings": not any(ranks[i] for i in path),
-            "the nodes before its parent are its ancestors": above == ROOT or above == len(path) - 2,
-            "parent's sibling": -1 if above == ROOT else ranks[above],
-            "the parent": "root" if above == ROOT else _outcome(verdict, above),
-            "outcome": _outcome(verdict, node),
-            "node": node,
-            "siblings": len(tree.children(above)),
-            "drawn": DRAWN[Drawn(int(tree.drawn[node]))],
-            "drafted by": (part.method.source_of(node) if part.method is not None else "") or part.drafter,
-            "position of the node": position,
-            "position of the node in its block": position % self.block_size,
-            "slot of the node in its block": (part.position + 1 + node) % self.block_size,
-            "slot of its parent in its block": (part.position + 1 + above) % self.block_size,
-            "the token is on its path already": token in before,
-            "the token is in the output already": token in self.output,
-            "the token is in the prompt": token in self.prompt,
-            "the token is special": token in self.special,
-            "token id": token,
-        }
+def _node_facts(
+    part: RequestStep, node: int, ranks: Sequence[int], now: _Known, special: Container[int], block_size: int
+) -> dict[str, Any]:
+    """A node in its tree. `ranks`: of each node among its siblings, from 0."""
+    tree, verdict = part.tree, part.verdict
+    assert verdict is not None
+    token, above, path = int(tree.token[node]), int(tree.parent[node]), tree.path_to(node)
+    position = part.position + len(path)
+    return {
+        "depth": len(path),
+        "the parent is the root": above == ROOT,
+        "sibling": ranks[node],
+        "the parent is a first sibling": above == ROOT or ranks[above] == 0,
+        "the path to its parent is all first siblings": not any(ranks[i] for i in path[:-1]),
+        "the path is all first siblings": not any(ranks[i] for i in path),
+        "the nodes before its parent are its ancestors": above == ROOT or above == len(path) - 2,
+        "parent's sibling": -1 if above == ROOT else ranks[above],
+        "the parent": "root" if above == ROOT else _outcome(verdict, above),
+        "outcome": _outcome(verdict, node),
+        "node": node,
+        "siblings": len(tree.children(above)),
+        "drawn": DRAWN[Drawn(int(tree.drawn[node]))],
+        "drafted by": (part.method.source_of(node) if part.method is not None else "") or part.drafter,
+        "position of the node": position,
+        "position of the node in its block": position % block_size,
+        "slot of the node in its block": (part.position + 1 + node) % block_size,
+        "slot of its parent in its block": (part.position + 1 + above) % block_size,
+        "the token is on its path already": token in tree.token[path[:-1]].tolist(),
+        "the token is in the output already": token in now.seen,
+        "the token is in the prompt": token in now.prompt,
+        "the token is special": token in special,
+        "token id": token,
+    }
 
 
 def _outcome(verdict: Verdict, node: int) -> str:
     return Outcome(int(verdict.outcome[node])).name.lower()
-
-
-def _steps(history: History, wanted: Container[tuple[str, int]]) -> Iterator[_Step]:
-    """The decode steps on the path that are wanted, in the engine's order."""
-    known: dict[str, _Known] = {}
-    labels = sorted({name for request in history.requests.values() if request.info for name in request.info.labels})
-    special = frozenset(history.vocabulary.special) | frozenset(history.run.eos_tokens if history.run else ())
-    block_size = (history.run.block_size if history.run else 0) or BLOCK
-    shared: set[int] = set()
-    record: StepRecord | None = None
-    last: StepRecord | None = None
-    for visit in visits(history):
-        name, info = visit.request.id, visit.request.info
-        now = known.setdefault(name, _Known(frozenset(info.prompt_tokens.tolist() if info else ())))
-        if visit.record is not record:
-            last, record = record, visit.record
-            shared = _shared_blocks(record)
-        now.preempted += visit.preempted
-        now.lost |= visit.preempted
-        part = visit.part
-        now.cached += part.found or (0 if part.index else part.context_len)
-        now.chunks += part.prefill_tokens > 0
-        if part.verdict is not None and (name, part.index) in wanted:
-            here = {
-                **_request_facts(visit, now),
-                **_batch_facts(visit, now, last, shared),
-                **_param_facts(info.params if info else SamplingParams()),
-                **{f"label {label}": str((info.labels if info else {}).get(label, "")) for label in labels},
-                "position of the root in its block": part.position % block_size,
-                "request": visit.request.id,
-            }
-            yield _Step(visit, here, block_size, special, now.prompt, now.seen)
-        if part.verdict is not None:
-            now.decoded += 1
-            now.lost = False
-            now.seen.update(part.output())
-            now.output += part.emitted
-            now.refused += int((part.verdict.outcome == Outcome.REJECTED).sum())
-        now.row, now.step = visit.row, visit.record.step
 
 
 def _request_facts(visit: Visit, now: _Known) -> dict[str, Any]:
