@@ -10,9 +10,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from specscope.analyze.evidence.arrays import joined as gathered
+from specscope.analyze.evidence.arrays import lengths, numbers, padded, widths, words
 from specscope.analyze.evidence.columns import KINDS, PRECEDED, Columns
-from specscope.analyze.evidence.fields import joined as gathered
-from specscope.analyze.evidence.fields import lengths, numbers, padded, widths, words
 from specscope.analyze.evidence.visits import Visit, visits
 from specscope.trace.history.history import History, RequestHistory
 from specscope.trace.history.loops import in_loops, step_sums

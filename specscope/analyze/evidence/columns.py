@@ -13,8 +13,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from specscope.analyze.evidence.arrays import Indices, levels, siblings
-from specscope.analyze.evidence.fields import (
+from specscope.analyze.evidence.arrays import (
+    Indices,
     column,
     doubles,
     fitting,
@@ -23,8 +23,10 @@ from specscope.analyze.evidence.fields import (
     indices,
     joined,
     lengths,
+    levels,
     number_of,
     numbers,
+    siblings,
     stacked,
     where_told,
     widths,

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from specscope.analyze.evidence.arrays import holding, lengths, numbers, words
 from specscope.analyze.evidence.columns import Columns
-from specscope.analyze.evidence.fields import holding, lengths, numbers, words
 from specscope.analyze.export.nodes import final_columns, node_columns, parent_columns
 from specscope.analyze.export.schema import PARENTS, SCHEMAS, as_batch, cell, cells, clean, columns_of, own
 from specscope.trace.history.history import History

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from specscope.analyze.evidence.arrays import holding, numbers, words
 from specscope.analyze.evidence.columns import Columns
-from specscope.analyze.evidence.fields import holding, numbers, words
 from specscope.trace.record.notes import SOURCES
 from specscope.trace.record.privacy import NO_TOKEN
 from specscope.trace.record.records import Outcome

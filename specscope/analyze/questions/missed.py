@@ -23,9 +23,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from specscope.analyze.evidence.arrays import Indices
+from specscope.analyze.evidence.arrays import Indices, joined, lengths
 from specscope.analyze.evidence.columns import Columns, TriedParents
-from specscope.analyze.evidence.fields import joined, lengths
 from specscope.analyze.findings import Reference
 from specscope.analyze.questions.evidence import Evidence
 from specscope.analyze.questions.groups import Examples, Grouping, Share

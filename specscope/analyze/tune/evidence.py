@@ -30,9 +30,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specscope.analyze.evidence.arrays import Indices, levels, places, siblings
+from specscope.analyze.evidence.arrays import Indices, holding, joined, lengths, levels, places, siblings
 from specscope.analyze.evidence.columns import Columns
-from specscope.analyze.evidence.fields import holding, joined, lengths
 from specscope.errors import UserError
 from specscope.trace.history.history import History, RequestHistory
 from specscope.trace.record.records import RequestStep

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specscope.analyze.evidence.arrays import Indices
+from specscope.analyze.evidence.arrays import Indices, lengths, numbers
 from specscope.analyze.evidence.columns import Columns
-from specscope.analyze.evidence.fields import lengths, numbers
 from specscope.analyze.verify.exact import (
     HOPELESS,
     LEAST,

@@ -14,9 +14,8 @@ from functools import partial
 
 import numpy as np
 
-from specscope.analyze.evidence.arrays import Indices
+from specscope.analyze.evidence.arrays import Indices, lengths
 from specscope.analyze.evidence.columns import KINDS, Columns, in_range, rows_in_range
-from specscope.analyze.evidence.fields import lengths
 from specscope.analyze.findings import CheckResult, Finding, Reference
 from specscope.plans.plan import StaticPlan, read_plan
 from specscope.trace.history.wording import plural
