@@ -6,6 +6,7 @@ description in README: no index, each tree from the whole text.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -140,7 +141,7 @@ def _tree(contexts: Contexts, step: AuditedStep, depth: int, width: int, rule: R
 
 def recorded_paths(tree: DraftTree) -> list[Path]:
     """The path of each node."""
-    return [tuple(int(tree.token[i]) for i in tree.path_to(node)) for node in range(len(tree))]
+    return _paths(tree.parent.tolist(), tree.token.tolist())
 
 
 def _first(paths: Iterable[Path], show: Callable[[int], str]) -> str:
@@ -180,34 +181,23 @@ def redraw(tokens: Sequence[int], nodes: int, depth: int) -> SuffixDraft:
         if len(follows) == before:
             continue  # the longer suffix occurred as often
         before = len(follows)
-        paths, counts = _likeliest(follows, min(nodes, 2 * size), depth)
+        paths, counts = _likeliest(follows, min(nodes, 2 * size))
         if sum(counts) / len(follows) > best_sum:  # divided once, so that equals are equal
             shares = tuple(count / len(follows) for count in counts)
             best, best_sum = SuffixDraft(tuple(paths), shares, size, len(follows)), sum(counts) / len(follows)
     return best
 
 
-def _likeliest(follows: Sequence[Sequence[int]], nodes: int, depth: int) -> tuple[list[Path], list[int]]:
+def _likeliest(follows: Sequence[Sequence[int]], nodes: int) -> tuple[list[Path], list[int]]:
     """The paths that most occurrences follow, with their counts. Of equals, the one whose parent was taken earlier."""
-    known: list[Path] = []  # that can be taken: children of taken paths, in the order in which they were met
-    taken: list[Path] = []
-
-    def went(path: Path) -> int:
-        return sum(tuple(tokens[: len(path)]) == path for tokens in follows)
-
-    def children(path: Path) -> None:
-        if len(path) < depth:
-            there = [tuple(tokens[: len(path) + 1]) for tokens in follows if tuple(tokens[: len(path)]) == path]
-            longer = dict.fromkeys(tokens for tokens in there if len(tokens) == len(path) + 1)
-            known.extend(tokens for tokens in longer if went(tokens) >= 0.1 * len(follows))
-
-    children(())
+    count = Counter(tuple(tokens[:size]) for tokens in follows for size in range(1, len(tokens) + 1))
+    often = [path for path, times in count.items() if times >= 0.1 * len(follows)]  # in the order of their first
+    known, taken = [path for path in often if len(path) == 1], list[Path]()  # that can be taken: children of taken ones
     while known and len(taken) < nodes:
-        path = max(known, key=went)  # the first of equals
-        known.remove(path)
-        taken.append(path)
-        children(path)
-    return taken, [went(path) for path in taken]
+        taken.append(max(known, key=count.__getitem__))  # the first of equals
+        known.remove(taken[-1])
+        known += [path for path in often if path[:-1] == taken[-1]]
+    return taken, [count[path] for path in taken]
 
 
 def judge_text(contexts: Sequence[Contexts], drafter: str, plan: DynamicPlan, limit: int, tally: Tally) -> None:
