@@ -66,12 +66,7 @@ def _found(tokens: Sequence[int], depth: int, width: int, rule: Rule, shift: int
                 if len(continuations) == width:
                     break
         if continuations:
-            paths = [
-                continuation[: index + 1]
-                for index in range(depth)
-                for continuation in continuations
-                if len(continuation) > index
-            ]
+            paths = [other[:size] for size in range(1, depth + 1) for other in continuations if len(other) >= size]
             return {path: node for node, path in enumerate(dict.fromkeys(paths))}
     return {}
 
@@ -94,9 +89,8 @@ def judge_ngram(
     """
     assert isinstance(plan, StaticPlan)
     depth, width = plan.max_depth, len(plan.shape.children(ROOT))
-    steps = [
-        (request, step) for request in contexts for step in request.steps if step.part.position + 1 + depth < limit
-    ]
+    every = [(request, step) for request in contexts for step in request.steps]
+    steps = [(request, step) for request, step in every if step.part.position + 1 + depth < limit]
     rules = told_rules(speculation) or tuple(Rule(*sizes) for sizes in SIZES)
     if rules[0].cut:  # all of a draft may be left out
         steps = [(request, step) for request, step in steps if len(step.part.tree)]
@@ -111,13 +105,8 @@ def judge_ngram(
     for request, step in steps:
         wanted, recorded = _tree(request, step, depth, width, rule), recorded_paths(step.part.tree)
         text = f"it drafts {_first(recorded, tally.show)}; the text gives {_first(wanted, tally.show)}"
-        tally.add(
-            step.at(None),
-            differs=not rule.agrees(recorded, wanted),
-            recorded=float(len(recorded)),
-            judged=float(len(wanted)),
-            text=text,
-        )
+        differs, sizes = not rule.agrees(recorded, wanted), (float(len(recorded)), float(len(wanted)))
+        tally.add(step.at(None), differs=differs, recorded=sizes[0], judged=sizes[1], text=text)
     remark = f"suffixes of {rule.shortest} to {rule.longest} tokens"
     if rule.filled:
         return f"{remark}, what followed the latest occurrence, and the last token where nothing did"
