@@ -14,6 +14,7 @@ from specscope.trace.record.privacy import Privacy
 from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.reading import CaptureReader, read_capture
 from specscope.tui.app import ScopeApp
+from tests.analyze.judges.edits import changed, with_verdict
 from tests.support.commands import run_here
 
 TRACES = Path(__file__).parents[2] / "traces"
@@ -24,8 +25,12 @@ LACK = "recorded with --no-tokens: token ids are not in this file"
 def recorded_again(name, folder, level):
     """A sample run as it would have been recorded at a level."""
     history = read_capture(TRACES / f"{name}.jsonl").history
-    path = folder / f"{name}-{level.name}.jsonl"
-    writer = CaptureWriter(path, dataclasses.replace(history.run, privacy=level), history.vocabulary)
+    run = dataclasses.replace(history.run, privacy=level)
+    return written(folder / f"{name}-{level.name}.jsonl", history, run)
+
+
+def written(path, history, run):
+    writer = CaptureWriter(path, run, history.vocabulary)
     for record in history.steps:
         writer(record)
     writer.close()
@@ -63,19 +68,11 @@ def test_verify_judges_the_arithmetic_and_says_what_it_skips(name, nameless):
 @pytest.mark.parametrize("fault", ["coin", "accept_prob", "p_trial"])
 def test_verify_still_convicts(fault, nameless, tmp_path):
     history = read_capture(nameless["sampled"]).history
-    path = tmp_path / "a.jsonl"
-    writer = CaptureWriter(path, history.run, history.vocabulary)
-    for record in history.steps:
-        parts = []
-        for part in record.requests:
-            wrong = {} if part.verdict is None else {fault: getattr(part.verdict, fault) * 0.5}
-            verdict = None if part.verdict is None else dataclasses.replace(part.verdict, **wrong)
-            parts.append(dataclasses.replace(part, verdict=verdict))
-        writer(dataclasses.replace(record, requests=tuple(parts)))
-    writer.close()
-    out, _ = said(["verify", str(path)], code=1)
+    wrong = changed(history, lambda part: with_verdict(part, **{fault: getattr(part.verdict, fault) * 0.5}))
+    path = written(tmp_path / "a.jsonl", wrong, history.run)
+    out, _ = said(["verify", path], code=1)
     assert "NOT CONSISTENT" in out
-    said(["diagnose", "--no-audit", str(path)], code=1)
+    said(["diagnose", "--no-audit", path], code=1)
 
 
 @pytest.mark.parametrize("name", NAMES)
