@@ -15,7 +15,6 @@ from specscope.analyze.verify.trial import Trial, judge
 from specscope.plans.plan import TreePlan, read_plan
 from specscope.trace.history.history import History
 from specscope.trace.record.params import SamplingParams
-from specscope.trace.record.privacy import told_ids
 from specscope.trace.record.records import FinalKind, Outcome, Preceded, RequestStep, Verdict
 from specscope.trace.record.tree import ROOT, DraftTree
 
@@ -108,8 +107,8 @@ class Case:
     @staticmethod
     def of(history: History, trial: Trial | None = None) -> Case:
         """Lay a run out. `trial`: verify's, where there is one already."""
-        every = tuple(visits(history))
-        return Case(history, every, tuple(_steps(history, every)), trial or judge(history, source=""))
+        trial = trial or judge(history, source="")
+        return Case(history, tuple(visits(history)), tuple(_steps(trial.evidence)), trial)
 
     @property
     def evidence(self) -> Columns:
@@ -153,24 +152,14 @@ class Case:
         return self.history.run is not None and bool(self.history.run.draft_model)
 
 
-def _steps(history: History, every: Sequence[Visit]) -> Iterator[Step]:
-    texts: dict[str, list[int]] = {}
-    made: dict[str, int] = {}
+def _steps(c: Columns) -> Iterator[Step]:
+    every = [c.texts.text[begin:end].tolist() for begin, end in zip(c.texts.begins, c.texts.ends, strict=True)]
     last: dict[str, Step] = {}
-    for name, request in history.requests.items():
-        prompt = [] if request.info is None else told_ids(request.info.prompt_tokens) or []
-        before = [*prompt, *(request.earlier() or ())]
-        texts[name] = [*before, *(token for token, _ in request.output())]
-        made[name] = len(before)
-    for visit in every:
-        name, verdict = visit.request.id, visit.part.verdict
-        if verdict is None:
-            continue
-        info = visit.request.info
-        params = None if info is None else info.params
-        step = Step(visit, verdict, params, texts[name], made[name], last.get(name))
-        last[name] = step
-        made[name] += visit.part.emitted
+    for number, (visit, verdict) in enumerate(zip(c.visits, c.verdicts, strict=True)):
+        request, info = c.texts.request[number], visit.request.info
+        after, before = int(c.texts.behind[number] - c.texts.begins[request]), last.get(visit.request.id)
+        step = Step(visit, verdict, None if info is None else info.params, every[request], after, before)
+        last[visit.request.id] = step
         if not len(verdict.forced):
             yield step
 
