@@ -125,9 +125,7 @@ def _judged(here: ContextRows) -> Bools:
     free, drawn = _waits(here), np.zeros(len(here.at[0]), np.bool_)
     for side, rows in zip(here.sides, here.at, strict=True):
         free |= side.varies[rows]
-        draws = np.zeros(len(side), np.bool_)
-        draws[side.columns.step[side.columns.sampled]] = True
-        drawn |= draws[rows]
+        drawn |= side.columns.any_in_step(side.columns.sampled)[rows]
     return np.asarray(~free & here.alike & (here.exact | ~drawn))
 
 

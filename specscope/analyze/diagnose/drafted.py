@@ -53,8 +53,7 @@ def outside_vocabulary(case: Case, check: Finding) -> list[Suspect]:
 def planned(case: Case, check: Finding) -> list[Suspect]:
     """Trees that were to be sampled and were not, or that lack nodes of the plan."""
     c = case.evidence
-    drawn = np.zeros(len(c), np.bool_)
-    drawn[c.step[c.sampled]] = True
+    drawn = c.any_in_step(c.sampled)
     lost, pruned = check.wrong[~drawn[check.wrong]], check.wrong[drawn[check.wrong]]
     suspects = []
     if len(lost):

@@ -359,9 +359,7 @@ def final_shares(case: Case, check: Finding) -> list[Suspect]:
 def greedy_tokens(case: Case, check: Finding) -> list[Suspect]:
     """Greedy steps whose final token is not the target's choice, or whose p are not 0 and 1."""
     c, steps = case.evidence, check.wrong
-    uncertain = np.zeros(len(c), np.bool_)
-    uncertain[c.step[~np.isin(c.p, (0, 1))]] = True
-    if uncertain[steps].sum() > 0.5 * len(steps):
+    if c.any_in_step(~np.isin(c.p, (0, 1)))[steps].sum() > 0.5 * len(steps):
         line = f"at temperature 0 p is neither 0 nor 1 in {counted(check)}"
         return [Suspect(Cause.RULES_WRONG, Proof.CONDITION, (line,), example=check.example)]
     line = f"the final token is not the target's first choice in {counted(check)}"

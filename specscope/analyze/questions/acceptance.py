@@ -95,7 +95,7 @@ def _rows(evidence: Evidence, steps: Indices, by: str, buckets: Buckets, values:
     depth = np.zeros(len(c), np.int64)
     np.maximum.at(depth, c.step, c.depth)
     drafts, drafted, taken = groups.counts(), groups.sums(nodes), groups.sums(accepted)
-    first, intervals = groups.counts(accepted > 0), _intervals(groups, accepted, evidence.request[steps])
+    first, intervals = groups.counts(accepted > 0), _intervals(groups, accepted, evidence.columns.request[steps])
     examples = groups.examples(c, steps, depth[steps] - accepted, nodes=False)
     for index, place in enumerate(places.tolist()):
         share = Share(first[index], drafts[index])

@@ -122,9 +122,7 @@ class Evidence:
     def drafts(self) -> Bools:
         """[S] whether something was drafted, and nothing in the step was forced."""
         c = self.columns
-        forced = np.zeros(len(c), np.bool_)
-        forced[c.step[c.forced]] = True
-        return (np.diff(c.start) > 0) & ~forced & ~c.forced_final
+        return (np.diff(c.start) > 0) & ~c.any_in_step(c.forced) & ~c.forced_final
 
     @cached_property
     def left_out(self) -> int:
@@ -142,13 +140,6 @@ class Evidence:
     def batch(self) -> Doubles:
         """[S] requests in the step."""
         return np.array([visit.record.batch for visit in self.columns.visits], np.float64)
-
-    @cached_property
-    def request(self) -> Indices:
-        """[S] a number for each request."""
-        numbers: dict[str, int] = {}
-        visits = self.columns.visits
-        return np.array([numbers.setdefault(visit.part.request, len(numbers)) for visit in visits], np.int64)
 
     def of_root(self, values: Doubles) -> Doubles:
         """[S] the value [K] of the step's root; NaN where the evidence has none."""
