@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from specscope.analyze.audit.audit import audit, verdict
+from specscope.analyze.audit.audit import FED, audit, verdict
 from specscope.analyze.audit.contexts import contexts_of
 from specscope.analyze.audit.options import ModelSource, Options
 from specscope.analyze.findings import CheckResult, Exit
@@ -90,7 +90,8 @@ def test_what_is_unknown_of_a_head_is_named_and_the_target_is_judged(bench, draf
     assert found.finding("target p").result is CheckResult.PASSED
     assert found.finding("draft p") is None
     said_in_full = verdict(found.findings, found.audited, found.unjudged)
-    assert said_in_full == f"The target agrees at {found.nodes} nodes of {found.audited} steps. {unjudged}"
+    fed = "" if said else f"The drafter agrees at {found.finding(FED).tested} steps. "
+    assert said_in_full == f"The target agrees at {found.nodes} nodes of {found.audited} steps. {fed}{unjudged}"
     assert found.to_dict()["verdict"] == said_in_full
 
 
