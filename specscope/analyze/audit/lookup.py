@@ -181,7 +181,7 @@ def _likeliest(follows: Sequence[Sequence[int]], nodes: int) -> tuple[list[Path]
     """The paths that most occurrences follow, with their counts. Of equals, the one whose parent was taken earlier."""
     count = Counter(tuple(tokens[:size]) for tokens in follows for size in range(1, len(tokens) + 1))
     often = [path for path, times in count.items() if times >= 0.1 * len(follows)]  # in the order of their first
-    known, taken = [path for path in often if len(path) == 1], list[Path]()  # that can be taken: children of taken ones
+    known, taken = [path for path in often if not path[1:]], list[Path]()  # that can be taken: children of taken ones
     while known and len(taken) < nodes:
         taken.append(max(known, key=count.__getitem__))  # the first of equals
         known.remove(taken[-1])

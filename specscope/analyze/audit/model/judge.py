@@ -78,8 +78,8 @@ def _of(row: Tensor, token: int) -> float:
 
 def _place(notes: ParentNotes | None, parent: int) -> int:
     """The place of a tried parent in its step's notes; -1 where it has none."""
-    found = np.flatnonzero(notes.node == parent) if notes is not None else ()
-    return int(found[0]) if len(found) else -1
+    places: list[int] = [] if notes is None else np.flatnonzero(notes.node == parent).tolist()
+    return places[0] if places else -1
 
 
 class TargetJudge(_Judge):
