@@ -15,7 +15,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,14 +56,14 @@ ROWS = (
 )
 
 
-def results_of(path: str, following: str | None = None) -> Result:
-    """What every row gives of an input. `following`: the next one of its folder, which it is compared with."""
+def results_of(path: str, following: str | None = None, names: Container[str] | None = None) -> Result:
+    """What every row, or those of `names`, give of an input. `following`: the next one, which it is compared with."""
     results: Result = {}
     with tempfile.TemporaryDirectory() as tables:
         values = {FILE: path, NEXT: following, TABLES: tables, PLACE: None}
         for row in ROWS:
             words = [values.get(word, word) for word in row.words]
-            if all(word is not None for word in words):
+            if all(word is not None for word in words) and (names is None or row.name in names):
                 results[row.name] = _result(row, [str(word) for word in words], tables)
             if row.gives == "tables":
                 values[PLACE] = _first_rejection(path, Path(tables))

@@ -1,4 +1,4 @@
-"""Figures of some requests: their Acceptance and what follows from it, pooled, by depth and per request."""
+"""What follows from the Acceptance of some requests: figures pooled, by depth and per request."""
 
 from __future__ import annotations
 
@@ -25,46 +25,34 @@ class Position:
     conditional: float | None  # accepted / tried
 
 
-@dataclass(frozen=True)
-class Figures:
-    """An Acceptance and the further figures that a report shows."""
+def committed(a: Acceptance) -> int | None:
+    """Tokens the verifier committed, before EOS, stop strings and the length limit cut the output."""
+    return None if a.aggregates else a.accepted + a.steps
 
-    acceptance: Acceptance
 
-    @property
-    def committed(self) -> int | None:
-        """Tokens the verifier committed, before EOS, stop strings and the length limit cut the output."""
-        if self.acceptance.aggregates:
-            return None
-        return self.acceptance.accepted + self.acceptance.steps
+def final_shares(a: Acceptance) -> dict[FinalKind, float | None]:
+    """Share of each kind among the final tokens."""
+    return {kind: a.kinds[kind] / a.steps if a.steps else None for kind in FinalKind}
 
-    @property
-    def final_shares(self) -> dict[FinalKind, float | None]:
-        """Share of each kind among the final tokens."""
-        total = self.acceptance.steps
-        return {kind: self.acceptance.kinds[kind] / total if total else None for kind in FinalKind}
 
-    @property
-    def positions(self) -> list[Position]:
-        """The figures by depth; empty where they are not recorded."""
-        a = self.acceptance
-        if not a.by_depth:
-            return []
-        nothing = [None] * len(a.accepted_at)
-        proposed, tried = (
-            a.proposed_at if a.knows("proposed_at") else nothing,
-            a.tried_at if a.knows("tried_at") else nothing,
-        )
-        columns = (proposed, tried, a.accepted_at, a.per_position, a.per_position_corrected, a.conditional)
-        return [Position(depth, a.drafts, *row) for depth, row in enumerate(zip(*columns, strict=True), start=1)]
+def by_position(a: Acceptance) -> list[Position]:
+    """The figures by depth; empty where they are not recorded."""
+    if not a.by_depth:
+        return []
+    proposed, tried = (
+        getattr(a, name) if a.knows(name) else [None] * len(a.accepted_at) for name in ("proposed_at", "tried_at")
+    )
+    columns = (proposed, tried, a.accepted_at, a.per_position, a.per_position_corrected, a.conditional)
+    return [Position(depth, a.drafts, *row) for depth, row in enumerate(zip(*columns, strict=True), start=1)]
 
-    def to_dict(self) -> dict[str, Any]:
-        """All counts and figures as plain values."""
-        return self.acceptance.to_dict() | {
-            "tokens_per_step": self.acceptance.tokens_per_step,
-            "committed": self.committed,
-            "final_shares": {kind.value: share for kind, share in self.final_shares.items()},
-        }
+
+def told(a: Acceptance) -> dict[str, Any]:
+    """All counts and figures as plain values."""
+    return a.to_dict() | {
+        "tokens_per_step": a.tokens_per_step,
+        "committed": committed(a),
+        "final_shares": {kind.value: share for kind, share in final_shares(a).items()},
+    }
 
 
 @dataclass(frozen=True)
@@ -79,13 +67,13 @@ class Means:
     tau_without: float | None = None  # without the steps whose output lies in loops
 
     @staticmethod
-    def over(parts: Sequence[Figures], loops: Sequence[Loops] = ()) -> Means:
+    def over(parts: Sequence[Acceptance], loops: Sequence[Loops] = ()) -> Means:
         """The means over these requests. `loops`: those of each request, where they are wanted."""
         return Means(
-            tau=mean_tau([part.acceptance for part in parts]),
-            rate=_mean(part.acceptance.rate for part in parts),
-            depth_rate=_mean(part.acceptance.depth_rate for part in parts),
-            tokens_per_step=_mean(part.acceptance.tokens_per_step for part in parts),
+            tau=mean_tau(parts),
+            rate=_mean(part.rate for part in parts),
+            depth_rate=_mean(part.depth_rate for part in parts),
+            tokens_per_step=_mean(part.tokens_per_step for part in parts),
             looped=_mean(part.share for part in loops),
             tau_without=mean_tau([part.rest for part in loops]),
         )

@@ -65,7 +65,7 @@ class LoadedRun:
     @cached_property
     def _tables(self) -> dict[str, pa.Table]:
         try:
-            from specscope.analyze.export.chunk import tables_of
+            from specscope.analyze.export.rows import tables_of
         except ImportError:
             raise UserError("tables need pyarrow: pip install 'specscope[export]'") from None
         return tables_of(self.history, self.source)

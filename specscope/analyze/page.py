@@ -6,8 +6,7 @@ from itertools import groupby
 from typing import Any
 
 from specscope.analyze import tables
-from specscope.analyze.report import Report, RequestReport
-from specscope.analyze.several import Several
+from specscope.analyze.report import Report, RequestReport, Several
 from specscope.analyze.table import number, percent
 from specscope.errors import UserError
 from specscope.trace.record.records import Origin
@@ -60,7 +59,7 @@ def _capture(report: Report, top: int, salt: str) -> dict[str, Any]:
 
 def headline(report: Report) -> list[tuple[str, str]]:
     """The few figures that people look for first: (name, value) pairs."""
-    pooled = report.pooled.acceptance
+    pooled = report.pooled
     return [
         ("mean acceptance length, pooled", number(pooled.tau)),
         ("output tokens per step, pooled", number(pooled.tokens_per_step)),

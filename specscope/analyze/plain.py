@@ -12,16 +12,18 @@ import numpy as np
 
 from specscope.analyze.findings import Reference
 
-PLAIN = (int, str, bool, type(None))
+PLAIN = (int, bool, type(None))
 
 
 def plain(value: Any) -> Any:  # noqa: ANN401
-    """A value as JSON has it: a record by its fields, a reference as `replay` reads it, no infinity.
+    """A value as JSON has it: a record by its fields, a reference as `replay` reads it, no infinity, valid text.
 
     What has a `to_dict` tells itself.
     """
     if type(value) in PLAIN:
         return value
+    if type(value) is str:
+        return valid(value)
     match value:
         case Reference():
             return str(value)
@@ -38,6 +40,11 @@ def plain(value: Any) -> Any:  # noqa: ANN401
     if hasattr(value, "to_dict"):
         return value.to_dict()
     return fields(value) if dataclasses.is_dataclass(value) else value
+
+
+def valid(text: str) -> str:
+    """The text with lone surrogates replaced: JSON and HTML cannot hold them."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
 def fields(value: Any, *left_out: str) -> dict[str, Any]:  # noqa: ANN401

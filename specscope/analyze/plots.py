@@ -14,7 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from specscope.analyze.questions.calibration import Plotted
+from specscope.analyze.figures import by_position
+from specscope.analyze.questions.rates import Plotted
 from specscope.analyze.report import Report
 from specscope.analyze.table import one_line
 from specscope.trace.files import keep_spaces
@@ -41,9 +42,9 @@ STYLE: Any = {
 
 def plots(report: Report, salt: str = "") -> list[tuple[str, str]]:
     """(title, SVG) of each plot that the report has figures for. `salt` keeps two reports of one page apart."""
-    counted = report.pooled.acceptance
+    counted = report.pooled
     by_depth = counted.by_depth and counted.knows("accepted")
-    drafted = [request for request in report.requests if request.figures.acceptance.drafts]
+    drafted = [request for request in report.requests if request.figures.drafts]
     curves = () if report.answers is None else report.answers.calibration.curves
     wanted = [
         ("Acceptance by depth", _by_depth, by_depth),
@@ -62,7 +63,7 @@ def accepted_per_draft(accepted_at: Sequence[int], drafts: int) -> list[int]:
 
 
 def _by_depth(axes: Axes, report: Report) -> None:
-    positions = report.pooled.positions
+    positions = by_position(report.pooled)
     rows = [
         ("per-position", BLUE, [position.per_position for position in positions]),
         ("corrected", GREEN, [position.corrected for position in positions]),
@@ -86,7 +87,7 @@ def _by_depth(axes: Axes, report: Report) -> None:
 
 
 def _per_draft(axes: Axes, report: Report) -> None:
-    acceptance = report.pooled.acceptance
+    acceptance = report.pooled
     counts = accepted_per_draft(acceptance.accepted_at, acceptance.drafts)
     axes.bar(range(len(counts)), [count / acceptance.drafts for count in counts], 0.7, color=BLUE)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
@@ -96,7 +97,7 @@ def _per_draft(axes: Axes, report: Report) -> None:
 
 
 def _by_request(axes: Axes, report: Report) -> None:
-    taus = [tau for request in report.requests if (tau := request.figures.acceptance.tau) is not None]
+    taus = [tau for request in report.requests if (tau := request.figures.tau) is not None]
     axes.plot(range(1, len(taus) + 1), taus, color=BLUE, marker="o", markersize=4, linewidth=0)
     axes.axhline(report.means.tau or 1.0, color=GREY, linestyle="--", linewidth=1, label="per-request mean")
     axes.set_ylim(bottom=1)

@@ -2,6 +2,8 @@
 
 Every acceptance figure is trace/history/stats.py's. Here they are put together: pooled over all steps (a long request
 counts more) and as the mean over requests (every request counts alike), by depth, by phase, by label, by request.
+
+Of several captures, such as those of vLLM's ranks, each has a report of its own, and their figures are pooled.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from specscope.analyze.figures import Figures, Means
+from specscope.analyze.figures import Means, by_position, told
 from specscope.analyze.levels import Levels, levels
-from specscope.analyze.plain import fields, plain
+from specscope.analyze.plain import fields, plain, valid
 from specscope.analyze.questions.answers import Answers, answer
 from specscope.trace.history.history import History, RequestHistory
 from specscope.trace.history.interval import cells, counts, definitions, missing_text, notes
@@ -28,14 +30,70 @@ from specscope.trace.history.wording import plural
 from specscope.trace.record.aggregate import Aggregate
 from specscope.trace.record.notes import SOURCES
 from specscope.trace.record.privacy import NO_TOKEN, told_ids
-from specscope.trace.record.records import PHASES, RequestInfo, RequestStep, RunInfo, StepRecord
+from specscope.trace.record.records import PHASES, RequestStep, RunInfo, StepRecord
 from specscope.trace.record.vocabulary import Detokenizer, Vocabulary
 
 # What a reader of a report's figures must know: what is missing, forced, lossy or worked out.
 
 
-def loop_notes(loops: Loops) -> list[str]:
-    """Notes on text that loops, where it is enough to change what an acceptance length means."""
+def notes_of(history: History, ended: Sequence[bool], missing: Sequence[int], loops: Loops) -> list[str]:
+    """Notes on a capture. `ended`, `missing`: of each request, whether it ended, and its tokens in missing steps."""
+    aggregates = [step.aggregate for step in history.steps if step.aggregate is not None]
+    parts = [part for step in history.steps for part in step.requests if part.is_judged]
+    lost = 0 if history.in_part else history.lost  # a reader says what its file lacks
+    branches, open_ended = len(history.branches), len(ended) - sum(ended)
+    forced, lossy = sum(len(part.told("verdict", "forced")) > 0 for part in parts), [p for p in parts if p.lossy]
+    rules, verdicts = ", ".join(sorted({part.rule for part in lossy})), plural(len(parts), "verdict")
+    infos = [request.info for request in history.requests.values() if request.info is not None]
+    sampled = [info for info in infos if info.params.is_known and not info.params.greedy]
+    seeds = Counter(info.params.seed for info in sampled if info.labels.get("seed") != "none")
+    shared = sum(count for count in seeds.values() if count > 1)
+    unverified = sum(part.method.unverified for part in parts if part.method is not None)
+    told = (
+        (history.without_steps, history.figures_note),
+        (history.run is None, "the run's header is missing: its model and settings are unknown"),
+        (lost, f"{plural(lost, 'record')} missing: counts are too low, and ratios are over what is left"),
+        (
+            branches > 1,
+            f"the run was edited and has {branches} branches: these figures are of branch {history.branch} (--branch N "
+            "for another)",
+        ),
+        (
+            open_ended,
+            f"{open_ended} of {plural(len(ended), 'request')} did not end: still running, or the capture was cut off",
+        ),
+        (
+            forced,
+            f"{forced} of {verdicts} forced (a synthetic drafter, or what-if): their acceptance measures nothing, and "
+            "the output is not the target's",
+        ),
+        (
+            shared,
+            f"{shared} of {plural(len(sampled), 'sampled request')} share their seed with another (it may have been "
+            "asked for): they toss the same coins at the same positions, and are no independent samples",
+        ),
+        (
+            lossy,
+            f"{len(lossy)} of {verdicts} under a rule that is not lossless ({rules}): the output is not distributed as "
+            "the target's own",
+        ),
+        (True, _sources(parts)),
+        (
+            unverified,
+            f"{plural(unverified, 'draft')} not verified, beyond a budget: the figures are of those that were",
+        ),
+        (True, _forms([part for part in parts if part.form is not None])),
+        (
+            any(missing),
+            f"{plural(sum(missing), 'output token')} of {plural(sum(map(bool, missing)), 'request')} in steps that are "
+            "missing",
+        ),
+    )
+    return [*_looped(loops), *_of_counts(aggregates), *(text for applies, text in told if applies and text)]
+
+
+def _looped(loops: Loops) -> list[str]:
+    """A note on text that loops, where it is enough to change what an acceptance length means."""
     if loops.share is None or loops.share < TOLD:
         return []
     tau = "nothing else was drafted"
@@ -47,109 +105,38 @@ def loop_notes(loops: Loops) -> list[str]:
     ]
 
 
-def notes_of(history: History, ended: Sequence[bool], missing: Sequence[int]) -> list[str]:
-    """Notes on a capture. `ended`, `missing`: of each request, whether it ended, and its tokens in missing steps."""
-    notes = _aggregate_notes([step.aggregate for step in history.steps if step.aggregate is not None])
-    if history.without_steps:
-        notes.append(history.figures_note)
-    if history.run is None:
-        notes.append("the run's header is missing: its model and settings are unknown")
-    if history.lost and not history.in_part:  # a reader says what its file lacks
-        notes.append(f"{plural(history.lost, 'record')} missing: counts are too low, and ratios are over what is left")
-    if len(history.branches) > 1:
-        notes.append(
-            f"the run was edited and has {len(history.branches)} branches: these figures are of branch "
-            f"{history.branch} (--branch N for another)"
-        )
-    open_ended = len(ended) - sum(ended)
-    if open_ended:
-        notes.append(
-            f"{open_ended} of {plural(len(ended), 'request')} did not end: still running, or the capture was cut off"
-        )
-    parts = [part for step in history.steps for part in step.requests if part.is_judged]
-    forced = sum(len(part.told("verdict", "forced")) > 0 for part in parts)
-    if forced:
-        notes.append(
-            f"{forced} of {plural(len(parts), 'verdict')} forced (a synthetic drafter, or what-if): their "
-            "acceptance measures nothing, and the output is not the target's"
-        )
-    notes += _seed_notes([request.info for request in history.requests.values() if request.info is not None])
-    notes += _method_notes(parts)
-    notes += _form_notes([part for part in parts if part.form is not None])
-    if any(missing):
-        of = plural(sum(map(bool, missing)), "request")
-        notes.append(f"{plural(sum(missing), 'output token')} of {of} in steps that are missing")
-    return notes
-
-
-def _seed_notes(infos: Sequence[RequestInfo]) -> list[str]:
-    """A note on sampled requests that have their seed in common: they toss the same coins."""
-    sampled = [info for info in infos if info.params.is_known and not info.params.greedy]
-    seeds = Counter(info.params.seed for info in sampled if info.labels.get("seed") != "none")
-    shared = sum(count for count in seeds.values() if count > 1)
-    if not shared:
-        return []
-    return [
-        f"{shared} of {plural(len(sampled), 'sampled request')} share their seed with another (it may have been asked "
-        "for): they toss the same coins at the same positions, and are no independent samples"
-    ]
-
-
-def _method_notes(parts: Sequence[RequestStep]) -> list[str]:
-    """Notes on rules that are not lossless, and on drafts that were left out of verification."""
-    lossy = [part for part in parts if part.lossy]
-    names = ", ".join(sorted({part.rule for part in lossy}))
-    notes = []
-    if lossy:
-        notes.append(
-            f"{len(lossy)} of {plural(len(parts), 'verdict')} under a rule that is not lossless ({names}): the output "
-            "is not distributed as the target's own"
-        )
-    notes += _source_notes(parts)
-    unverified = sum(part.method.unverified for part in parts if part.method is not None)
-    if unverified:
-        notes.append(f"{plural(unverified, 'draft')} not verified, beyond a budget: the figures are of those that were")
-    return notes
-
-
-def _form_notes(parts: Sequence[RequestStep]) -> list[str]:
-    """Notes on the tokens that forms (structured output, min_tokens) removed."""
-    if not parts:
-        return []
-    of = plural(len({part.request for part in parts}), "request")
-    removed = [part.form.removed for part in parts if part.form is not None and len(part.form.removed)]
-    mass = (
-        f", on average {100 * float(np.mean(np.concatenate(removed))):.1f} % of the target's own mass"
-        if removed
-        else ""
-    )
-    pruned = sum(part.form.pruned for part in parts if part.form is not None)
-    drafts = f"; {plural(pruned, 'draft')} pruned before verification" if pruned else ""
-    return [
-        f"structured output or min_tokens shaped {plural(len(parts), 'step')} of {of}: it removed tokens{mass}{drafts}"
-    ]
-
-
-def _aggregate_notes(aggregates: Sequence[Aggregate]) -> list[str]:
+def _of_counts(aggregates: Sequence[Aggregate]) -> list[str]:
     """Notes on what an engine does not report, and on what was worked out."""
     notes = list(dict.fromkeys(missing_text(aggregate) for aggregate in aggregates))
     notes += dict.fromkeys(line for aggregate in aggregates for line in definitions(aggregate))
-    rounded, resets = (
-        sum(aggregate.rounded for aggregate in aggregates),
-        sum(aggregate.reset for aggregate in aggregates),
-    )
+    rounded, resets = (sum(getattr(each, name) for each in aggregates) for name in ("rounded", "reset"))
     if rounded:
+        intervals = plural(len(aggregates), "interval")
         notes.append(
-            f"{rounded} of {plural(len(aggregates), 'interval')} with drafts worked out from rounded rates: the "
-            "nearest count that fits (~)"
+            f"{rounded} of {intervals} with drafts worked out from rounded rates: the nearest count that fits (~)"
         )
     if resets:
         notes.append(f"{plural(resets, 'restart')} of the engine: its counters began again")
     return notes
 
 
-def _source_notes(parts: Sequence[RequestStep]) -> list[str]:
-    """Where text lookup drafts beside a model: how much of what each of them drafted was accepted."""
+def _forms(parts: Sequence[RequestStep]) -> str:
+    """A note on the tokens that forms (structured output, min_tokens) removed; "" where there are none."""
+    forms = [part.form for part in parts if part.form is not None]
+    steps, requests = plural(len(parts), "step"), plural(len({part.request for part in parts}), "request")
+    removed, pruned = [form.removed for form in forms if len(form.removed)], sum(form.pruned for form in forms)
+    mean = (
+        f", on average {100 * float(np.mean(np.concatenate(removed))):.1f} % of the target's own mass"
+        if removed
+        else ""
+    )
+    drafts = f"; {plural(pruned, 'draft')} pruned before verification" if pruned else ""
+    text = f"structured output or min_tokens shaped {steps} of {requests}: it removed tokens{mean}{drafts}"
+    return text if parts else ""
+
+
+def _sources(parts: Sequence[RequestStep]) -> str:
+    """Where text lookup drafts beside a model: how much of what each of them drafted was accepted; "" elsewhere."""
     drafted, accepted = Counter[str](), Counter[str]()
     for part in parts:
         if part.method is not None and len(part.method.source) and part.verdict is not None:
@@ -160,7 +147,7 @@ def _source_notes(parts: Sequence[RequestStep]) -> list[str]:
         for name in SOURCES
         if drafted[name]
     ]
-    return [f"accepted nodes by source: {', '.join(texts)}"] if texts else []
+    return f"accepted nodes by source: {', '.join(texts)}" if texts else ""
 
 
 @dataclass(frozen=True)
@@ -203,7 +190,7 @@ class IntervalReport:
     end_ns: int
     per_position: list[float | None]
     mean_acceptance_length: float | None  # from the counts, else as it was told
-    told: dict[str, Any]  # Aggregate's fields
+    told: Aggregate
     cells: dict[str, str]  # as tables show it
     notes: list[str]  # what else is to be said of it
 
@@ -225,7 +212,7 @@ class RequestReport:
     origins: list[str]  # of each output token: accepted, bonus, recovered, target
     pieces: list[str]  # the characters that each output token completed
     missing_tokens: int  # output tokens that no step in the history accounts for
-    figures: Figures
+    figures: Acceptance
     loops: Loops
     labels: dict[str, str]
     params: dict[str, Any] | None
@@ -239,7 +226,7 @@ class RequestReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        return fields(self, "figures") | {"acceptance": self.figures.to_dict()}
+        return fields(self, "figures") | {"acceptance": told(self.figures)}
 
 
 @dataclass(frozen=True)
@@ -248,7 +235,7 @@ class LabelGroup:
 
     value: str | None
     requests: int
-    figures: Figures
+    figures: Acceptance
     means: Means
 
     def to_dict(self) -> dict[str, Any]:
@@ -256,7 +243,7 @@ class LabelGroup:
         return {
             "value": self.value,
             "requests": self.requests,
-            "pooled": self.figures.to_dict(),
+            "pooled": told(self.figures),
             "per_request_mean": self.means.to_dict(),
         }
 
@@ -270,7 +257,7 @@ class Report:
     warnings: list[str]
     lost: int  # records known to be missing
     engine: EngineFigures
-    pooled: Figures
+    pooled: Acceptance
     means: Means
     loops: Loops
     adaptive: bool  # trees follow step costs
@@ -286,18 +273,19 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON: all that text and page show, and every request in full."""
-        told = ("source", "run", "warnings", "lost", "engine", "pooled", "adaptive", "phases", "groups", "requests")
+        names = ("source", "run", "warnings", "lost", "engine", "adaptive", "phases", "groups", "requests")
         looped = {"share": self.means.looped, "mean_acceptance_length_without": self.means.tau_without}
         return {
             **({"intervals": plain(self.intervals), "levels": plain(self.levels)} if self.intervals else {}),
-            **{name: plain(getattr(self, name)) for name in told},
+            **{name: plain(getattr(self, name)) for name in names},
+            "pooled": told(self.pooled),
             "per_request_mean": plain(self.means),
             "loops": plain(self.loops) | {"per_request_mean": looped},
             "undrafted": [
                 {"reason": reason.value, "steps": self.undrafted[reason], "share": share}
                 for reason, share in shares(self.undrafted)
             ],
-            "positions": plain(self.pooled.positions),
+            "positions": plain(by_position(self.pooled)),
             "request_count": len(self.requests),
             "requests_with_other_params": self.other_params,
             **({} if self.answers is None else {"answers": plain(self.answers)}),
@@ -322,10 +310,10 @@ def build_report(history: History, *, source: str, warnings: Sequence[str] = ())
     return Report(
         source=valid(source),
         run=run,
-        warnings=[valid(line) for line in (*warnings, *loop_notes(looped), *notes_of(history, ended, missing))],
+        warnings=[valid(line) for line in (*warnings, *notes_of(history, ended, missing, looped))],
         lost=history.lost,
         engine=_engine(history),
-        pooled=Figures(history.acceptance),
+        pooled=history.acceptance,
         adaptive=history.run is not None and history.run.adaptive,
         undrafted=history.totals.undrafted_upto(len(history.steps)),
         means=Means.over([request.figures for request in requests], loops),
@@ -342,23 +330,16 @@ def build_report(history: History, *, source: str, warnings: Sequence[str] = ())
 
 
 def _interval(step: StepRecord, aggregate: Aggregate) -> IntervalReport:
-    texts = {name: valid(getattr(aggregate, name)) for name in ("source", "engine", "request")}
-    averages = {valid(name): value for name, value in aggregate.averages.items()}
     return IntervalReport(
         step=step.step,
         start_ns=step.start_ns,
         end_ns=step.end_ns,
         per_position=counts(aggregate).per_position,
         mean_acceptance_length=aggregate.length,
-        told={**dataclasses.asdict(aggregate), **texts, "averages": averages},
+        told=aggregate,
         cells=cells(step, aggregate),
         notes=notes(aggregate),
     )
-
-
-def valid(text: str) -> str:
-    """The text with lone surrogates replaced: JSON and HTML cannot hold them."""
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _run(run: RunInfo) -> dict[str, Any]:
@@ -381,22 +362,22 @@ def _request(request: RequestHistory, vocabulary: Vocabulary, loops: Loops, text
     output, info, end = request.output(), request.info, request.end
     token_ids, acceptance = [token for token, _ in output], request.acceptance
     return RequestReport(
-        id=valid(request.id),
-        title="" if info is None else valid(info.title),
-        prompt=valid(info.prompt) if info is not None and info.prompt else None,
+        id=request.id,
+        title="" if info is None else info.title,
+        prompt=info.prompt if info is not None and info.prompt else None,
         prompt_token_ids=[] if info is None else told_ids(info.prompt_tokens) or [],
-        output=valid(request.output_text(vocabulary)) if text and request.sums is None else None,
+        output=request.output_text(vocabulary) if text and request.sums is None else None,
         token_ids=[] if NO_TOKEN in token_ids else token_ids,
         origins=[origin.value for _, origin in output],
         pieces=_pieces(token_ids, vocabulary) if text else [],
         missing_tokens=0 if end is None else max(0, len(end.output) - acceptance.emitted),
-        figures=Figures(acceptance),
+        figures=acceptance,
         loops=loops,
-        labels={} if info is None else {valid(name): valid(str(value)) for name, value in info.labels.items()},
+        labels={} if info is None else {name: str(value) for name, value in info.labels.items()},
         params=None if info is None else info.params.to_dict(),
         finish=None if end is None else end.reason.value,
-        stop="" if end is None else valid(end.stop),
-        error="" if end is None else valid(end.error),
+        stop="" if end is None else end.stop,
+        error="" if end is None else end.error,
         preempted=len(request.preemptions),
         found=request.found,
         queued_s=None if info is None or not info.admitted_ns else (info.admitted_ns - info.arrival_ns) / 1e9,
@@ -414,7 +395,7 @@ def _pieces(tokens: Sequence[int], vocabulary: Vocabulary) -> list[str]:
 
 def _worst_first(request: RequestReport) -> tuple[bool, float, float, str]:
     """Lowest acceptance length first, requests without drafts last."""
-    acceptance = request.figures.acceptance
+    acceptance = request.figures
     return acceptance.tau is None, acceptance.tau or 0.0, acceptance.rate or 0.0, request.id
 
 
@@ -440,7 +421,7 @@ def _engine(history: History) -> EngineFigures:
         preempted=sum(len(step.preempted) for step in steps) if history.tells_preempted else None,
         queried=sum(step.queried for step in steps),
         found=sum(request.found for request in history.requests.values()),
-        speculation_off=dict(Counter(valid(s.speculation_off or "off") for s in steps if not s.speculation)),
+        speculation_off=dict(Counter(s.speculation_off or "off" for s in steps if not s.speculation)),
         ahead=sum(step.flight is not None for step in steps),
         overlap_s=sum(map(_overlap_ns, steps, steps[1:])) / 1e9,
     )
@@ -480,14 +461,70 @@ def grouped(requests: Sequence[RequestReport]) -> dict[str, list[LabelGroup]]:
 
 
 def _group(label: str, requests: Sequence[RequestReport]) -> list[LabelGroup]:
-    by_value: dict[str | None, list[Figures]] = defaultdict(list)
+    by_value: dict[str | None, list[Acceptance]] = defaultdict(list)
     for request in requests:
         by_value[request.labels.get(label)].append(request.figures)
     groups = []
     for value, parts in by_value.items():
         pooled = Acceptance()
         for part in parts:
-            pooled.merge(part.acceptance)
-        groups.append(LabelGroup(value, len(parts), Figures(pooled), Means.over(parts)))
+            pooled.merge(part)
+        groups.append(LabelGroup(value, len(parts), pooled, Means.over(parts)))
     none_last = float("inf")
-    return sorted(groups, key=lambda g: (g.figures.acceptance.tau or none_last, g.value is None, g.value or ""))
+    return sorted(groups, key=lambda g: (g.figures.tau or none_last, g.value is None, g.value or ""))
+
+
+SETTINGS = ("target", "drafter", "draft_model", "tree", "rule")  # should be the same in all runs that are pooled
+
+
+@dataclass(frozen=True)
+class Several:
+    """The reports of some captures. Filled by `several`."""
+
+    reports: tuple[Report, ...]  # in the order in which they were given
+    pooled: Acceptance  # over all of them
+    means: Means  # over the requests of all of them
+    groups: dict[str, list[LabelGroup]]  # of the same requests, by label
+    notes: tuple[str, ...]  # what a reader of the pooled figures must know
+
+    @property
+    def requests(self) -> int:
+        """How many there are in all captures."""
+        return sum(len(report.requests) for report in self.reports)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The pooled figures as plain values: named as in each report."""
+        return {
+            "pooled": told(self.pooled),
+            "per_request_mean": plain(self.means),
+            "positions": plain(by_position(self.pooled)),
+            "groups": plain(self.groups),
+            "request_count": self.requests,
+        }
+
+
+def several(reports: Sequence[Report]) -> Several:
+    """These reports with their pooled figures."""
+    total = Acceptance()
+    for report in reports:
+        total.merge(report.pooled)
+    requests = [request for report in reports for request in report.requests]
+    means = Means.over([request.figures for request in requests])
+    return Several(tuple(reports), total, means, grouped(requests), (*_mixed(reports), *_twice(reports)))
+
+
+def _mixed(reports: Sequence[Report]) -> list[str]:
+    """A note on settings in which the runs differ: pooled figures then mix what should be compared."""
+    runs = [report.run for report in reports if report.run is not None]
+    values = {name: [*dict.fromkeys(str(run[name]) or "none" for run in runs)] for name in SETTINGS}
+    mixed = "; ".join(f"{name} {', '.join(each)}" for name, each in values.items() if len(each) > 1)
+    return [f"the captures differ in settings, which pooled figures mix: {mixed}"] if mixed else []
+
+
+def _twice(reports: Sequence[Report]) -> list[str]:
+    """Notes on runs that are in several captures, such as copies."""
+    sources: dict[str, list[str]] = {}
+    for report in reports:
+        if report.run is not None:
+            sources.setdefault(report.run["run_id"], []).append(report.source)
+    return [f"{' and '.join(each)} hold the same run, which counts twice" for each in sources.values() if len(each) > 1]

@@ -19,8 +19,8 @@ NARROWEST = 16  # cells of words that give way
 class Table:
     """Rows of cells under a title. The first column is words; the others are figures unless named in `words`.
 
-    The answer to a question over many steps (questions/grids.py) has more than cells: what its rows are sorted by, and
-    where to look at one of them.
+    The answer to a question over many steps (questions/answers.py) has more than cells: what its rows are sorted by,
+    and where to look at one of them.
     """
 
     title: str

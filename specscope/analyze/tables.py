@@ -8,17 +8,16 @@ from datetime import datetime
 from os.path import commonprefix
 from typing import Any
 
-from specscope.analyze.figures import Figures, Means
+from specscope.analyze.figures import Means, by_position, committed, final_shares
 from specscope.analyze.levels import ELSEWHERE, Level, Levels
-from specscope.analyze.questions.grids import grids
-from specscope.analyze.report import Report, RequestReport
-from specscope.analyze.several import Several
+from specscope.analyze.questions.answers import grids
+from specscope.analyze.report import IntervalReport, Report, RequestReport, Several
 from specscope.analyze.table import GAP, NONE, Table, count, number, one_line, percent, share, told
 from specscope.trace.history.interval import IntervalMeans, clock, covered
 from specscope.trace.history.loops import LONGEST, TIMES
+from specscope.trace.history.stats import Acceptance
 from specscope.trace.history.totals import ABOUT, shares
 from specscope.trace.history.wording import ending, plural
-from specscope.trace.record.aggregate import Aggregate
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import FinalKind
 from specscope.trace.record.vocabulary import printable
@@ -46,7 +45,7 @@ def header(report: Report) -> list[tuple[str, str]]:
     lines = [("source", report.source)]
     if report.run and report.intervals and not report.requests:
         versions = ", ".join(f"{name} {version}" for name, version in report.run["versions"].items())
-        engine = report.intervals[-1].told["engine"]
+        engine = report.intervals[-1].told.engine
         lines += [("model", report.run["target"]), ("engine", engine), ("reported by", report.run["backend"])]
         lines += [("run", report.run["run_id"]), ("versions", versions)]
     elif run := report.run:
@@ -78,7 +77,7 @@ def _params(report: Report, default: Mapping[str, Any]) -> str:
 def tables(report: Report) -> list[Table]:
     """All tables but that of the requests, in the order of reading."""
     if report.intervals and not report.requests:
-        by_depth = [positions(report)] if report.pooled.positions else []
+        by_depth = [positions(report)] if by_position(report.pooled) else []
         return [summed(report), *levels(report.levels), *by_depth, intervals(report)]
     figures = [acceptance(report), *undrafted(report), positions(report), finals(report)]
     timed = [] if report.engine.peak_running is None else [phases(report), engine(report)]
@@ -87,7 +86,7 @@ def tables(report: Report) -> list[Table]:
 
 def acceptance(report: Report) -> Table:
     """The headline: pooled and per-request figures, both named."""
-    pooled, mean = report.pooled.acceptance, report.means
+    pooled, mean = report.pooled, report.means
     rows = [
         ("mean acceptance length τ", number(pooled.tau), number(mean.tau)),
         ("output tokens per step", number(pooled.tokens_per_step), number(mean.tokens_per_step)),
@@ -102,8 +101,8 @@ def acceptance(report: Report) -> Table:
     counts = ((len(report.requests), "request"), (pooled.steps, "decode step"), (pooled.drafts, "draft"))
     steps = ", ".join(plural(value, noun) for value, noun in counts)
     tokens = f"{plural(pooled.drafted, 'token')} drafted, {count(pooled.accepted)} accepted"
-    committed = f"{told(report.pooled.committed)} committed, {told(pooled.told('emitted'))} output"
-    note = f"{steps}; {tokens}, {committed}."
+    output = f"{told(committed(report.pooled))} committed, {told(pooled.told('emitted'))} output"
+    note = f"{steps}; {tokens}, {output}."
     if report.loops.looped:
         note += (
             f" In loops: {count(report.loops.looped)} of {count(report.loops.tokens)} output tokens; a cycle of up to "
@@ -129,40 +128,36 @@ def undrafted(report: Report) -> list[Table]:
 
 def undrafted_share(report: Report) -> str:
     """67.1% of 70."""
-    steps = report.pooled.acceptance.told("steps")
+    steps = report.pooled.told("steps")
     return share(sum(report.undrafted.values()) / steps if steps else None, steps)
 
 
 def over_all(all_of_them: Several) -> list[Table]:
     """What several captures hold together."""
-    by_depth = [positions(all_of_them)] if all_of_them.pooled.positions else []
+    by_depth = [positions(all_of_them)] if by_position(all_of_them.pooled) else []
     return [captures(all_of_them), *by_depth, *groups(all_of_them)]
 
 
 def captures(all_of_them: Several) -> Table:
     """Acceptance by capture, and pooled."""
     rows = [
-        _capture_row(printable(report.source), len(report.requests), report.pooled, report.means, _aggregates(report))
-        for report in all_of_them.reports
+        _capture_row(printable(each.source), len(each.requests), each.pooled, each.means, each.intervals)
+        for each in all_of_them.reports
     ]
-    every = [each for report in all_of_them.reports for each in _aggregates(report)]
+    every = [interval for report in all_of_them.reports for interval in report.intervals]
     rows.append(_capture_row("pooled", all_of_them.requests, all_of_them.pooled, all_of_them.means, every))
     note = "τ: mean acceptance length, pooled and as per-request mean. rate: draft acceptance rate."
     columns = ("capture", "requests", "drafts", "τ", "per-request τ", "rate", "tok/step", "output tokens")
     return Table("Over all captures", columns, rows, note)
 
 
-def _aggregates(report: Report) -> list[Aggregate]:
-    return [Aggregate(**interval.told) for interval in report.intervals]
-
-
 def _capture_row(
-    name: str, requests: int, pooled: Figures, by_request: Means, intervals: list[Aggregate]
+    name: str, requests: int, pooled: Acceptance, by_request: Means, intervals: Sequence[IntervalReport]
 ) -> tuple[str, ...]:
-    sums, over = pooled.acceptance, IntervalMeans(intervals)
-    figures = (over.told(sums), number(by_request.tau), percent(over.rate(sums)), number(sums.tokens_per_step))
-    drafts, ended = over.mark + told(sums.told("drafts")), sum(each.is_request for each in intervals)
-    return (name, count(requests + ended), drafts, *figures, told(sums.told("emitted")))
+    over = IntervalMeans(each.told for each in intervals)
+    figures = (over.told(pooled), number(by_request.tau), percent(over.rate(pooled)), number(pooled.tokens_per_step))
+    drafts, ended = over.mark + told(pooled.told("drafts")), sum(each.told.is_request for each in intervals)
+    return (name, count(requests + ended), drafts, *figures, told(pooled.told("emitted")))
 
 
 def positions(report: Report | Several) -> Table:
@@ -175,7 +170,7 @@ def positions(report: Report | Several) -> Table:
             share(position.conditional, position.tried),
             NONE if position.per_position is None else count(position.accepted),
         )
-        for position in report.pooled.positions
+        for position in by_position(report.pooled)
     ]
     note = (
         "per-position: accepted here, of all drafts, as vLLM has it. corrected: of the drafts that proposed this "
@@ -187,12 +182,11 @@ def positions(report: Report | Several) -> Table:
 
 def summed(report: Report) -> Table:
     """The figures of an engine that reports counts only, over all of its intervals."""
-    sums, load = report.pooled.acceptance, report.engine
+    sums, load = report.pooled, report.engine
     known = [interval.told for interval in report.intervals]
-    intervals = _aggregates(report)
-    ended = [1 if interval.is_request else interval.requests for interval in intervals]
+    ended = [1 if interval.is_request else interval.requests for interval in known]
     requests = None if None in ended else sum(filter(None, ended))
-    over, seconds = IntervalMeans(intervals), covered((each.start_ns, each.end_ns) for each in report.intervals)
+    over, seconds = IntervalMeans(known), covered((each.start_ns, each.end_ns) for each in report.intervals)
     rows = [
         ("mean acceptance length τ", over.told(sums)),
         ("draft acceptance rate (accepted / drafted)", percent(over.rate(sums))),
@@ -207,8 +201,8 @@ def summed(report: Report) -> Table:
         ("peak of waiting requests", "waiting", told(load.peak_waiting)),
         ("peak of KV usage", "kv_usage", percent(load.peak_kv_usage)),
     ):
-        rows += [(name, peak)] if any(values[key] is not None for values in known) else []
-    rows += [(f"{one_line(name, MOST_SHOWN)}, last", number(value)) for name, value in known[-1]["averages"].items()]
+        rows += [(name, peak)] if any(getattr(values, key) is not None for values in known) else []
+    rows += [(f"{one_line(name, MOST_SHOWN)}, last", number(value)) for name, value in known[-1].averages.items()]
     return Table("Acceptance, over all intervals", ("", ""), rows)
 
 
@@ -219,7 +213,7 @@ def intervals(report: Report) -> Table:
     rows = []
     for interval in shown:
         rates = " ".join(NONE if rate is None else f"{rate:.3f}" for rate in interval.per_position) or NONE
-        about = " ".join(filter(None, (one_line(interval.told["request"], MOST_SHOWN), *interval.notes)))
+        about = " ".join(filter(None, (one_line(interval.told.request, MOST_SHOWN), *interval.notes)))
         rows.append((*(interval.cells[name] for name in names), rates, about))
     left = len(report.intervals) - len(shown)
     note = "by position: accepted there, of the interval's drafts, as vLLM has it."
@@ -298,9 +292,9 @@ def finals(report: Report) -> Table:
         FinalKind.RECOVERED: "after a rejection: from the residual; of greedy requests the target's choice",
         FinalKind.TARGET: "nothing was drafted",
     }
-    kinds, shares = report.pooled.acceptance.kinds, report.pooled.final_shares
+    kinds, shares = report.pooled.kinds, final_shares(report.pooled)
     rows = [(kind.value, count(kinds[kind]), percent(shares[kind]), meaning[kind]) for kind in FinalKind]
-    note = f"share: of {plural(report.pooled.acceptance.steps, 'decode step')}, each of which ends in one final token."
+    note = f"share: of {plural(report.pooled.steps, 'decode step')}, each of which ends in one final token."
     return Table("Final tokens", ("kind", "steps", "share", "meaning"), rows, note, frozenset(["meaning"]))
 
 
@@ -351,11 +345,11 @@ def groups(report: Report | Several) -> list[Table]:
             (
                 NONE if part.value is None else one_line(part.value, MOST_SHOWN),
                 count(part.requests),
-                count(part.figures.acceptance.drafts),
-                number(part.figures.acceptance.tau),
+                count(part.figures.drafts),
+                number(part.figures.tau),
                 number(part.means.tau),
-                percent(part.figures.acceptance.rate),
-                number(part.figures.acceptance.tokens_per_step),
+                percent(part.figures.rate),
+                number(part.figures.tokens_per_step),
             )
             for part in parts
         ]
@@ -411,7 +405,7 @@ def _common_start(prompts: Sequence[str]) -> int:
 
 
 def _request_row(request: RequestReport, start: int) -> tuple[str, ...]:
-    acceptance = request.figures.acceptance
+    acceptance = request.figures
     if request.title:
         start, prompt = 0, one_line(request.title, MOST_SHOWN)
     else:
@@ -429,9 +423,8 @@ def _request_row(request: RequestReport, start: int) -> tuple[str, ...]:
 
 def request_facts(request: RequestReport) -> str:
     """What the row leaves out, in a line: labels, counts by position, parameters, errors."""
-    figures: Figures = request.figures
     facts = [", ".join(f"{name}={value}" for name, value in request.labels.items())]
-    facts.append(f"counts {figures.acceptance.counts}")
+    facts.append(f"counts {request.figures.counts}")
     facts.append(params_line(request.params) if request.params else "")
     facts.append(f"{percent(request.loops.share)} of its output in loops" if request.loops.looped else "")
     facts.append(f"preempted {request.preempted}×" if request.preempted else "")

@@ -13,8 +13,7 @@ from rich.text import Text
 
 from specscope.analyze import tables
 from specscope.analyze.findings import Exit
-from specscope.analyze.report import Report
-from specscope.analyze.several import Several
+from specscope.analyze.report import Report, Several
 from specscope.analyze.table import GAP, Table
 from specscope.trace.record.vocabulary import printable
 

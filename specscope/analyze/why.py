@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from specscope.analyze.findings import Reference
 from specscope.analyze.plain import fields
 from specscope.analyze.questions.evidence import Evidence
-from specscope.analyze.questions.kinds import RejectionKind, RejectionKinds
-from specscope.analyze.questions.missed import ChoicePlace
+from specscope.analyze.questions.missed import ChoicePlace, RejectionKind, RejectionKinds
 from specscope.errors import UserError
 from specscope.trace.history.history import History, RequestHistory
 from specscope.trace.history.place import PlaceView, at, deciding, ended_by, headline, why, why_step
@@ -42,36 +41,13 @@ class NodeAnswer:
 
 
 @dataclass(frozen=True)
-class KindAnswer:
-    """A kind of rejection, with the headline of its clearest step."""
-
-    kind: RejectionKind
-    sentence: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        kind = self.kind
-        return {
-            "place": kind.place.value,
-            "depth": kind.depth,
-            "preceded": kind.preceded.value,
-            "rejections": kind.rejections.count,
-            "of_rejections": kind.rejections.total,
-            "tokens_lost": kind.cost,
-            "compared_drafts": kind.compared,
-            "examples": [str(reference) for reference in kind.examples],
-            "sentence": self.sentence,
-        }
-
-
-@dataclass(frozen=True)
 class RunAnswer:
     """The costliest kinds of rejection of a run, or of a request."""
 
     steps: int  # decode steps
     rejections: int  # of them, those that ended in a rejection
     undrafted: Counter[Undrafted]  # of them, those without drafts, by the reason
-    kinds: tuple[KindAnswer, ...]
+    kinds: tuple[RejectionKind, ...]
     notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -83,14 +59,13 @@ class RunAnswer:
         lines = [f"{self.rejections:,} of {plural(self.steps, 'decode step')} ended in a rejection."]
         if self.undrafted:
             lines[0] += f" {undrafted_text(self.undrafted, self.steps)}."
-        for number, answer in enumerate(self.kinds, 1):
-            kind = answer.kind
-            share = f"{kind.rejections.count:,} of {plural(kind.rejections.total, 'rejection')}"
-            basis = f"estimated from the {plural(kind.compared, 'draft')} that got past this depth"
-            cost = f"about {plural(round(kind.cost), 'token')} lost, {basis}"
-            cost = cost if kind.compared else "a token lost each, or more: no draft got past this depth"
+        for number, kind in enumerate(self.kinds, 1):
+            share = f"{kind.rejections:,} of {plural(kind.of_rejections, 'rejection')}"
+            basis = f"estimated from the {plural(kind.compared_drafts, 'draft')} that got past this depth"
+            cost = f"about {plural(round(kind.tokens_lost), 'token')} lost, {basis}"
+            cost = cost if kind.compared_drafts else "a token lost each, or more: no draft got past this depth"
             lines += [f"\n{number}. {kind.about[0].upper()}{kind.about[1:]}.", f"   {share}; {cost}."]
-            lines.append(f"   {kind.examples[0]}: {answer.sentence}.")
+            lines.append(f"   {kind.examples[0]}: {kind.sentence}.")
         return [*lines, *(f"! {note}" for note in self.notes)]
 
 
@@ -98,8 +73,8 @@ def why_run(history: History, request: str | None = None) -> RunAnswer:
     """The answer on all requests on the path, or on one."""
     evidence = Evidence.of(history, request)
     kinds = RejectionKinds(evidence).all()
-    answers = tuple(KindAnswer(kind, _example(history, kind)) for kind in kinds[:SHOWN])
-    rejections = kinds[0].rejections.total if kinds else 0
+    answers = tuple(replace(kind, sentence=_example(history, kind)) for kind in kinds[:SHOWN])
+    rejections = kinds[0].of_rejections if kinds else 0
     notes = evidence.lacking(evidence.drafts) or evidence.notes(of_tokens=True)
     if not notes and any(kind.place is ChoicePlace.UNKNOWN for kind in kinds[:SHOWN]):
         notes = (RANKS,)
@@ -148,7 +123,7 @@ class Typical:
         if kind is not None:
             others = " and ".join(map(str, kind.examples))
             alike = f"; two like it: {others}" if len(kind.examples) == 2 else f"; another: {others}" if others else ""
-            count, total = kind.rejections.count, kind.rejections.total
+            count, total = kind.rejections, kind.of_rejections
             of = f"{count:,} of {plural(total, 'rejection')} ({count / total:.0%})"
             sentences.append(f"{of} {'is' if count == 1 else 'are'} of this kind: {kind.about}{alike}.")
         return tuple(sentences)

@@ -58,7 +58,7 @@ from specscope.trace.record.vocabulary import shell_word
 from specscope.trace.stored import as_runs, every_run
 
 if TYPE_CHECKING:
-    from specscope.analyze.several import Several
+    from specscope.analyze.report import Several
     from specscope.engine.prompts import PromptSpec
 
 DEBUG_FLAGS = {"over", "attach", "script", "stop_on_error", "headers"}  # that `debug` accepts in every mode
@@ -328,8 +328,7 @@ def report(captures: tuple[str, ...], as_json: bool, html: str | None, branch: i
     choice was. Each row names a step to look at: specscope replay CAPTURE#REQUEST@STEP opens it. Of counts (watch):
     when the level changed, and what the low intervals have in common.
     """
-    from specscope.analyze.report import build_report
-    from specscope.analyze.several import several
+    from specscope.analyze.report import build_report, several
 
     need_different(captures)
     if html is not None:

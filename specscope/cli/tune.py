@@ -26,8 +26,7 @@ from specscope.trace.files import FIGURES, PLOT, check_output
 from specscope.trace.stored import as_runs
 
 if TYPE_CHECKING:
-    from specscope.analyze.tune.read import Recorded
-    from specscope.analyze.tune.tuning import Tuning
+    from specscope.analyze.tune.tuning import Recorded, Tuning
     from specscope.plans.costs import Costs
     from specscope.plans.plan import TreePlan
 
@@ -104,7 +103,7 @@ def tune(
         from specscope.plans.costs import read_costs
 
         priced = read_costs(costs, data.run, batch)
-    if priced is None and not no_costs and data.run.is_ours and not data.evidence.whole:
+    if priced is None and not no_costs and data.run.is_ours:
         engine = _engine(data, target, draft_model, batch)
         priced = _measure_costs(engine, data, batch, nodes)
         if (made := costs or save_costs) is not None:
@@ -155,7 +154,7 @@ def _check_flags(
 
 def _read(captures: Sequence[str]) -> tuple[Recorded, list[str]]:
     """The captures of one engine. Raises UserError."""
-    from specscope.analyze.tune.read import recorded
+    from specscope.analyze.tune.tuning import recorded
     from specscope.trace.wire.reading import read_capture
 
     readers = [read_capture(path) for path in captures]
@@ -168,7 +167,7 @@ def _read(captures: Sequence[str]) -> tuple[Recorded, list[str]]:
 
 
 def _tune(data: Recorded, wanted: dict[str, TreePlan], nodes: int, costs: Costs | None, warnings: list[str]) -> Tuning:
-    from specscope.analyze.tune.read import tune as judge
+    from specscope.analyze.tune.tuning import tune as judge
     from specscope.engine.config import DEFAULT_TREES
     from specscope.plans.plan import parse_plan
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from specscope.analyze.audit.options import Progress
-from specscope.analyze.tune.read import Recorded
-from specscope.analyze.tune.tuning import TreeRow, Tuning, expected
+from specscope.analyze.tune.tuning import Recorded, TreeRow, Tuning, expected
 from specscope.engine.engine import Engine
 from specscope.engine.prompts import read_prompts
 from specscope.measure.lanes import Rounds, Timed, Work, in_turn, lanes, middle

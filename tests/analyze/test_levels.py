@@ -55,14 +55,10 @@ def test_a_level_that_changed_once(count, place):
     assert after.p_value < 1e-3
 
 
-def test_a_dip_has_two_ends():
-    found = levels(log(np.repeat([0.8, 0.5, 0.8], [60, 10, 50]), load(120)))
-    assert [level.intervals for level in found.changes] == [60, 10, 50]
-
-
-def test_several_levels():
-    found = levels(log(np.repeat([0.8, 0.5, 0.7, 0.4], 60), load(240)))
-    assert [level.intervals for level in found.changes] == [60, 60, 60, 60]
+@pytest.mark.parametrize(("rates", "counts"), [((0.8, 0.5, 0.8), (60, 10, 50)), ((0.8, 0.5, 0.7, 0.4), (60,) * 4)])
+def test_a_dip_has_two_ends_and_there_may_be_several_levels(rates, counts):
+    found = levels(log(np.repeat(rates, counts), load(sum(counts))))
+    assert [level.intervals for level in found.changes] == [*counts]
 
 
 def test_a_gradual_drift_is_a_line_and_no_steps():

@@ -19,8 +19,7 @@ from specscope.analyze import tables
 from specscope.analyze.page import HALF_PAGE, spans
 from specscope.analyze.page import render_html as render
 from specscope.analyze.plots import accepted_per_draft, plots
-from specscope.analyze.report import Report, build_report
-from specscope.analyze.several import several
+from specscope.analyze.report import Report, build_report, several
 from specscope.errors import UserError
 from specscope.trace.history.history import History
 from specscope.trace.record.privacy import Privacy

@@ -79,11 +79,6 @@ def test_the_figures_are_there_with_their_names() -> None:
     assert found["steps without speculation: batch above 8"] == ["1"]
 
 
-def test_the_worst_request_comes_first() -> None:
-    text = shown(build_report(small(), source="x"))
-    assert text.index("\na ") < text.index("\nb ")
-
-
 def test_nothing_is_shown_as_a_dash() -> None:
     found = rows(shown(build_report(History(), source="empty.jsonl")))
     assert found["mean acceptance length τ"] == ["–", "–"]

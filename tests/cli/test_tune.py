@@ -143,7 +143,6 @@ def test_an_engine_is_measured_and_its_choice_checked(tmp_path, monkeypatch):
     chain = next(row for row in found["trees"] if row["tree"] == "2")
     assert chain["measured_acceptance_length"] == pytest.approx(chain["acceptance_length"]["value"], rel=0.5)
     assert {"none", "2", named["choice"]["tree"] or "none"} <= set(found["checked"]["errors"])
-    assert abs(found["checked"]["errors"]["2"]) < 0.5
     assert json.loads((tmp_path / "costs.json").read_text())["about"]["drafter"] == "eagle"
     again = json.loads(run(tmp_path / "c.jsonl", "--costs", tmp_path / "costs.json", "--json").stdout)
     assert again["costs"] == found["costs"]  # read, and no model is needed

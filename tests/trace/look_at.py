@@ -10,8 +10,7 @@ import orjson
 from rich.console import Console
 
 from specscope.analyze.page import render_html
-from specscope.analyze.report import build_report
-from specscope.analyze.several import several
+from specscope.analyze.report import build_report, several
 from specscope.analyze.text import render_text
 from specscope.cli.debug import over_capture
 from specscope.debug.viewer import Viewer

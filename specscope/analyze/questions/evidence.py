@@ -10,6 +10,7 @@ import numpy as np
 
 from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.evidence.columns import Columns
+from specscope.analyze.evidence.arrays import doubles, flags
 from specscope.analyze.evidence.visits import visits
 from specscope.analyze.questions.groups import doubling
 from specscope.trace.history.history import History
@@ -52,7 +53,17 @@ class Evidence:
             return (NO_DRAFTS,)
         return () if asked.any() else (ALL_FORCED,)
 
-    # Nodes
+    # [N] the drafter's probability of the node: q of a sampled one, else its own; NaN where it has none
+    confidence = doubles(lambda e: np.where(e.columns.sampled, e.columns.q, e.columns.draft_prob))
+    # [N] whether the evidence has the target's raw p of the node, which is full and whose parent was tried; that p, or
+    # NaN
+    noted = flags(lambda e: e.columns.parents.at_node >= 0)
+    raw_p = doubles(lambda e: np.where(e.noted, e.columns.parents.raw_p, np.nan))
+    # [S] requests in the step; whether something was drafted, and nothing in the step was forced
+    batch = doubles(lambda e: np.array([visit.record.batch for visit in e.columns.visits], np.float64))
+    drafts = flags(
+        lambda e: (np.diff(e.columns.start) > 0) & ~e.columns.any_in_step(e.columns.forced) & ~e.columns.forced_final
+    )
 
     @cached_property
     def judged(self) -> Bools:
@@ -77,27 +88,12 @@ class Evidence:
         return at_row[c.row]
 
     @cached_property
-    def confidence(self) -> Doubles:
-        """[N] the drafter's probability of the node: q of a sampled one, else its own; NaN where it has none."""
-        return np.where(self.columns.sampled, self.columns.q, self.columns.draft_prob)
-
-    @cached_property
     def sound(self) -> Bools:
         """[N] whether p, q, what it was accepted by and the drafter's own number can all be probabilities."""
         c = self.columns
         figures = np.stack([c.p, c.q, c.accept_prob, np.where(np.isnan(c.draft_prob), 0, c.draft_prob)])
         is_sound: Bools = ~np.isnan(sound(figures)).any(axis=0)
         return is_sound
-
-    @cached_property
-    def noted(self) -> Bools:
-        """[N] whether the evidence has the target's raw p of the node: full evidence, and its parent was tried."""
-        return self.columns.parents.at_row[self.columns.row] >= 0
-
-    @cached_property
-    def raw_p(self) -> Doubles:
-        """[N] the target's raw probability of the node; NaN where it is not known."""
-        return np.where(self.noted, self.columns.parents.raw_p, np.nan)
 
     @cached_property
     def rank(self) -> Doubles:
@@ -107,7 +103,7 @@ class Evidence:
         """
         ranks = np.full(len(self.columns.token), np.nan)
         parents, nodes = self.columns.parents, np.flatnonzero(self.noted)
-        top = parents.top[parents.at_row[self.columns.row[nodes]]]
+        top = parents.top[parents.at_node[nodes]]
         same = top == self.columns.token[nodes, None]
         in_p, named = parents.rank[nodes], self.columns.named[nodes]
         lower = np.where(in_p > 0, np.maximum(in_p, top.shape[1] + 1), np.inf)
@@ -116,15 +112,7 @@ class Evidence:
         ranks[nodes] = np.where(named, listed, by_p)
         return ranks
 
-    # Steps
-
-    @cached_property
-    def drafts(self) -> Bools:
-        """[S] whether something was drafted, and nothing in the step was forced."""
-        c = self.columns
-        return (np.diff(c.start) > 0) & ~c.any_in_step(c.forced) & ~c.forced_final
-
-    @cached_property
+    @property
     def left_out(self) -> int:
         """Drafts that were left out because something in them was forced."""
         return int((np.diff(self.columns.start) > 0).sum() - self.drafts.sum())
@@ -135,11 +123,6 @@ class Evidence:
         infos = [visit.request.info for visit in self.columns.visits]
         prompt = [len(info.prompt_tokens) if info is not None and len(info.prompt_tokens) else np.nan for info in infos]
         return np.maximum(self.columns.position + 1 - np.array(prompt, np.float64), 0)
-
-    @cached_property
-    def batch(self) -> Doubles:
-        """[S] requests in the step."""
-        return np.array([visit.record.batch for visit in self.columns.visits], np.float64)
 
     def of_root(self, values: Doubles) -> Doubles:
         """[S] the value [K] of the step's root; NaN where the evidence has none."""

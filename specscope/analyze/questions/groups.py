@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.findings import Reference
-from specscope.trace.record.tree import Doubles
+from specscope.trace.record.tree import Bools, Doubles
 
 Z = 1.959963984540054  # of a 95 % interval
 
@@ -57,64 +57,62 @@ class Examples:
 
 @dataclass(frozen=True)
 class Grouping:
-    """Items in groups 0 to `groups` - 1."""
+    """Items in groups 0 to `groups` - 1, none of them empty."""
 
-    group: Indices  # [n] of each item; -1: in none
+    group: Indices  # [n] of each item
     groups: int
 
-    def counts(self, chosen: NDArray[np.bool_] | None = None) -> list[int]:
+    def counts(self, chosen: Bools | None = None) -> list[int]:
         """[groups] how many items; with `chosen`, of the chosen ones only."""
-        inside = self.group >= 0 if chosen is None else (self.group >= 0) & chosen
-        counts: list[int] = np.bincount(self.group[inside], minlength=self.groups).tolist()
+        counts: list[int] = np.bincount(
+            self.group[slice(None) if chosen is None else chosen], minlength=self.groups
+        ).tolist()
         return counts
+
+    def shares(self, chosen: Bools) -> list[Share]:
+        """[groups] how many of the items are chosen."""
+        return list(map(Share, self.counts(chosen), self.counts()))
 
     def sums(self, values: NDArray[Any]) -> Doubles:
         """[groups] the sum of the items' values."""
-        inside = self.group >= 0
-        return np.bincount(self.group[inside], values[inside], minlength=self.groups).astype(np.float64)
+        return np.bincount(self.group, values, minlength=self.groups).astype(np.float64)
 
     def means(self, values: NDArray[Any]) -> list[float | None]:
         """[groups] the mean over the items whose value is known (not NaN); None where there are none."""
-        known = Grouping(np.where(np.isnan(values), -1, self.group), self.groups)
-        pairs = zip(known.sums(values).tolist(), known.counts(), strict=True)
+        known = ~np.isnan(values)
+        pairs = zip(self.sums(np.where(known, values, 0)).tolist(), self.counts(known), strict=True)
         return [total / count if count else None for total, count in pairs]
 
     def medians(self, values: NDArray[Any]) -> list[float | None]:
         """[groups] the lower median of the values that are known; None where there are none."""
-        inside = np.flatnonzero((self.group >= 0) & ~np.isnan(values))
-        order = inside[np.lexsort((values[inside], self.group[inside]))]
-        count = np.bincount(self.group[inside], minlength=self.groups)
+        known = np.flatnonzero(~np.isnan(values))
+        order = known[np.lexsort((values[known], self.group[known]))]
+        count = np.bincount(self.group[known], minlength=self.groups)
         middle = np.cumsum(count) - count + (count - 1) // 2
         return [float(values[order[place]]) if n else None for place, n in zip(middle, count, strict=True)]
 
     def best(self, weight: NDArray[Any]) -> Indices:
-        """[groups] the item of the highest weight, the first of equals; -1 where the group is empty."""
-        inside = np.flatnonzero(self.group >= 0)
-        order = inside[np.lexsort((-inside, np.nan_to_num(weight[inside], nan=-np.inf)))]
-        items = np.full(self.groups, -1)
+        """[groups] the item of the highest weight, the first of equals."""
+        order = np.lexsort((-np.arange(len(weight)), np.nan_to_num(weight, nan=-np.inf)))
+        items = np.zeros(self.groups, np.int64)
         items[self.group[order]] = order  # the last one assigned stays
         return items
-
-    def first(self) -> Indices:
-        """[groups] the first item; -1 where the group is empty."""
-        return self.best(np.zeros(len(self.group)))
 
     def commonest(self, values: Indices) -> list[list[tuple[int, int]]]:
         """[groups] the items' values (0 and up; -1 is none) with how often each occurs, the commonest first."""
         counted: list[list[tuple[int, int]]] = [[] for _ in range(self.groups)]
-        inside = (self.group >= 0) & (values >= 0)
-        if not inside.any():
-            return counted
-        span = int(values.max()) + 1
-        key, count = np.unique(self.group[inside].astype(np.int64) * span + values[inside], return_counts=True)
+        there = values >= 0
+        span = int(values.max(initial=0)) + 1
+        key, count = np.unique(self.group[there].astype(np.int64) * span + values[there], return_counts=True)
         for place in np.argsort(-count, kind="stable").tolist():
             counted[int(key[place]) // span].append((int(key[place]) % span, int(count[place])))
         return counted
 
     def examples(self, columns: Columns, places: Indices, weight: NDArray[Any], *, nodes: bool) -> list[Examples]:
-        """[groups] the examples of groups, none of them empty. `places`: the node, or the step, of each item."""
+        """[groups] the examples. `places`: the node, or the step, of each item."""
         reference = columns.at_node if nodes else columns.at_step
-        pairs = zip(places[self.first()].tolist(), places[self.best(weight)].tolist(), strict=True)
+        first, best = places[self.best(np.zeros(len(weight)))], places[self.best(weight)]
+        pairs = zip(first.tolist(), best.tolist(), strict=True)
         return [Examples(reference(first), reference(clearest)) for first, clearest in pairs]
 
 

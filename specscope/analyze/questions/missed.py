@@ -18,18 +18,22 @@ Rank 5 and below is known where the token was the target's raw first choice.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 import numpy as np
 
-from specscope.analyze.evidence.arrays import Indices, joined, lengths
-from specscope.analyze.evidence.columns import Columns, TriedParents
+from specscope.analyze.evidence.arrays import Indices
+from specscope.analyze.evidence.columns import KINDS, Columns, TriedParents
+from specscope.analyze.evidence.arrays import indices, joined, lengths
 from specscope.analyze.findings import Reference
 from specscope.analyze.questions.evidence import Evidence
-from specscope.analyze.questions.groups import Examples, Grouping, Share
+from specscope.analyze.questions.groups import Examples, Share, by_value
 from specscope.trace.record.draft_vocabulary import draft_tokens, lacks_draft_tokens
 from specscope.trace.record.privacy import NO_TOKEN
+from specscope.trace.record.records import FinalKind, Preceded
 from specscope.trace.record.tree import Bools, Doubles
 
 # Where the accepted path with the final token is in the draft tree, if it is there at all.
@@ -152,7 +156,7 @@ def missed(evidence: Evidence) -> Missed:
 
 def _accepted(evidence: Evidence, nodes: Indices, drafts: int) -> Choice:
     """The row of the accepted nodes."""
-    groups = Grouping(np.zeros(len(nodes), np.int64), 1)
+    _, groups = by_value(np.zeros(len(nodes), np.int64))
     confidence = evidence.confidence[nodes]
     examples = groups.examples(evidence.columns, nodes, confidence, nodes=True)[0]
     share = Share(len(nodes), len(nodes) + drafts)
@@ -242,3 +246,121 @@ def _outside(evidence: Evidence, token: Indices) -> Bools:
     """Whether each token is one that the drafter does not know."""
     known = draft_tokens(evidence.run)
     return np.zeros(len(token), np.bool_) if known is None else ~np.isin(token, known)
+
+
+# The kinds of rejection of a run, and what each of them cost.
+#
+# A kind is where the token that the target wanted (its likeliest, as sampled) was for the drafter (ChoicePlace), the
+# depth of the rejection, and what came before the step. Its cost: a step that rejected at depth d accepted d - 1
+# tokens; those of the run that got past depth d accepted a mean of m. With the token in the tree it would have accepted
+# as many: m - (d - 1) tokens were lost.
+
+
+ALIKE = 2  # references of others like it
+AFTER = {
+    Preceded.PREFILL: "in the first step after the prefill",
+    Preceded.PREEMPTION: "in the first step after a preemption",
+    Preceded.FULL: "after a step that accepted down to a leaf",
+    Preceded.PARTIAL: "after a step that accepted a part of a path",
+    Preceded.NOTHING: "after a step that accepted nothing",
+    Preceded.NO_DRAFT: "after a step without drafts",
+}
+PRECEDED = tuple(AFTER)
+
+
+@dataclass(frozen=True)
+class RejectionKind:
+    """One kind, with all of its rejections."""
+
+    place: ChoicePlace
+    depth: int
+    preceded: Preceded
+    rejections: int
+    of_rejections: int  # of all steps that ended in one
+    tokens_lost: float  # in all: an estimate
+    compared_drafts: int  # that got past this depth, on which the estimate rests; without any it is a token each
+    examples: tuple[Reference, ...]  # where the target was surest first
+    sentence: str = ""  # the headline of the first of them
+
+    @property
+    def about(self) -> str:
+        """In words."""
+        known = self.place is not ChoicePlace.UNKNOWN
+        wanted = f"a token {ABOUT[self.place]}" if known else "another token"
+        return f"at depth {self.depth}, {AFTER[self.preceded]}, the target wanted {wanted}"
+
+
+class RejectionKinds:
+    """The kinds of rejection in the steps of a run; forced steps are left out."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        self._evidence, self.columns = evidence, evidence.columns
+        c = self.columns
+        recovered = c.kind == KINDS.index(FinalKind.RECOVERED)
+        self.steps: Indices = np.flatnonzero(evidence.drafts & recovered)
+
+    @cached_property
+    def _keys(self) -> Indices:
+        """[R, 3] the place, the depth and what came before, as numbers."""
+        c = self.columns
+        place = Ends(self._evidence, self.steps, self._wanted).place if len(self.steps) else self.steps
+        before = [PRECEDED.index(c.visits[step].preceded) for step in self.steps.tolist()]
+        return np.stack([place, c.depth_reached[self.steps] + 1, np.array(before, np.int64)], axis=1)
+
+    # [R] the tried parent at which the path ended; -1 where it is not in the evidence
+    _parent = indices(lambda k: k.columns.parents.at_row[k.columns.final_row[k.steps]])
+
+    @cached_property
+    def _wanted(self) -> Indices:
+        """[R] the target's likeliest token where the path ended; the one that it took where that is not recorded."""
+        c, taken = self.columns, self.columns.final[self.steps]
+        return np.where(self._parent >= 0, c.parents.choice[self._parent], taken) if len(c.parents) else taken
+
+    @cached_property
+    def _sure(self) -> Doubles:
+        """[R] how sure the target was: its raw p of its likeliest token there, else the final token's p."""
+        c, p = self.columns, self.columns.final_p[self.steps]
+        return np.where(self._parent >= 0, c.parents.top_p[self._parent, 0], p) if c.parents.top_p.size else p
+
+    def all(self) -> list[RejectionKind]:
+        """All kinds, the costliest first."""
+        if not len(self.steps):
+            return []
+        keys, group = np.unique(self._keys, axis=0, return_inverse=True)
+        kinds = [
+            self._kind(key, np.flatnonzero(group.reshape(-1) == number)) for number, key in enumerate(keys.tolist())
+        ]
+        return sorted(kinds, key=lambda kind: -kind.tokens_lost)
+
+    def of(self, request: str, index: int) -> RejectionKind | None:
+        """The kind of one step, with other steps as examples; None where it did not end in a rejection."""
+        parts = [self.columns.visits[step].part for step in self.steps.tolist()]
+        same = [row for row, part in enumerate(parts) if (part.request, part.index) == (request, index)]
+        if not same:
+            return None
+        alike = np.flatnonzero((self._keys == self._keys[same[0]]).all(axis=1))
+        return self._kind(self._keys[same[0]].tolist(), alike, without=same[0])
+
+    def _kind(self, key: Sequence[int], members: Indices, without: int = -1) -> RejectionKind:
+        place, depth, before = key
+        reached = self.columns.depth_reached
+        past = reached[self._evidence.drafts & (reached >= depth)]
+        mean_accepted = float(past.mean()) if len(past) else float(depth)
+        surest = members[np.argsort(-self._sure[members], kind="stable")]
+        others = [int(self.steps[row]) for row in surest.tolist() if row != without][:ALIKE]
+        return RejectionKind(
+            PLACES[place],
+            depth,
+            PRECEDED[before],
+            len(members),
+            len(self.steps),
+            len(members) * (mean_accepted - (depth - 1)),
+            len(past),
+            tuple(self.columns.at_step(step) for step in others),
+        )
+
+    def counts(self, token: int) -> tuple[int, int, int]:
+        """How often a token was drafted over all steps, tried, and accepted."""
+        c = self.columns
+        same = c.token == token
+        return int(same.sum()), int((same & c.tried).sum()), int((same & c.accepted).sum())

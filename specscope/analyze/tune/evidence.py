@@ -13,8 +13,7 @@ coins are averaged out). Block and traversal verification accept as many from de
 accept a path more often than the target generates it, and the standard rule already does. Token matching accepts a
 child with probability p(child) however it was drawn.
 
-Of sampled drafts the reach is the outcome, 0 or 1, and only the whole tree is judged: what other trees would have drawn
-is not known.
+What other trees would have drawn where drafts were sampled is not known.
 
 For greedy requests the reach is 0 or 1, and known for left-out candidates too: the path is what the target generated,
 or it is not. The rank of the target's choice in the drafter's distribution (ParentNotes.choice_rank) covers even ranks
@@ -57,9 +56,9 @@ class RecordedCandidates:
     rank: Ints  # [S, C] among its siblings, likeliest first
     reach: Doubles  # [S, C] nan where it is not known
     q: Doubles  # [S, C] the drafter's probability at the parent; nan where it is not known
-    in_tree: Bools  # [S, C] nodes of the recorded tree
     known: Ints  # [S, C + 1]
-    looked: Bools  # [S, C] what the drafter considered; other candidates are known from the target's rank alone
+    largest: int  # nodes of the largest recorded tree
+    max_looked: int  # children of a node that the drafter considered, at most; others are known from the target's rank
     request: Ints  # [S] number of the request
     tokens: Ints  # [S] that the step committed
     undrafted: Ints  # [R] steps of each request in which nothing was drafted
@@ -67,17 +66,11 @@ class RecordedCandidates:
     committed: int  # tokens of those steps
     ranked: bool  # whether candidates have scores, so that dynamic trees can be judged
     lookup: bool  # the drafter is prompt lookup: what is not drafted does not exist
-    whole: bool  # some drafts were sampled: only the whole tree can be judged
 
     @property
     def requests(self) -> int:
         """How many requests there are."""
         return len(self.undrafted)
-
-    @property
-    def judged_steps(self) -> int:
-        """Steps that are judged."""
-        return len(self.request)
 
     @property
     def max_depth(self) -> int:
@@ -96,11 +89,6 @@ class RecordedCandidates:
             int(d.astype(bool).sum()) - len(set(p.tolist())) + 1 for d, p in zip(self.depth, self.parent, strict=True)
         )
 
-    @property
-    def max_looked(self) -> int:
-        """The largest number of children of a node that the drafter considered."""
-        return int(self.rank[self.looked].max(initial=0)) + 1
-
 
 def evidence(histories: Sequence[History]) -> RecordedCandidates:
     """The candidates in captures of one run configuration. Raises UserError where there are none to judge."""
@@ -113,25 +101,26 @@ def evidence(histories: Sequence[History]) -> RecordedCandidates:
             undrafted.append(sum(not len(step.tree) for step in judged))
     if not steps:
         raise UserError(_why_nothing(histories))
-    if any(request.steps[place].is_ranked_with_text for request, place, _ in steps):
+    every = [request.steps[place] for request, place, _ in steps]
+    why = "the trees are from a text and a model" if any(part.is_ranked_with_text for part in every) else ""
+    if why := why or ("the drafts were sampled" if any(part.tree.is_sampled for part in every) else ""):
         raise UserError(
-            "the capture's trees are from a text and a model, ranked by what was accepted before: tune cannot tell "
-            "what others would have held. Record with one drafter, such as --drafter eagle --tree dynamic:32"
+            f"{why}: tune cannot tell what others would have held. Record likeliest tokens of one drafter, with --tree "
+            "dynamic:32 or top:..."
         )
-    widest = max(_looked_at(request.steps[place]) for request, place, _ in steps)
+    widest = max(map(_looked_at, every))
     count = min(len(steps), MOST_STEPS, max(MOST_CANDIDATES // widest, 20))
     chosen = [steps[i * len(steps) // count] for i in range(count)]
-    parts = [request.steps[place] for request, place, _ in chosen]
+    parts = [every[i * len(steps) // count] for i in range(count)]
     return RecordedCandidates(
         **_laid(Columns(parts), *_texts(chosen)),
         request=np.array([number for _, _, number in chosen], np.int32),
         tokens=np.array([len(part.tokens()) for part in parts], np.int32),
         undrafted=np.array(undrafted, np.int32),
         drafts=len(steps),
-        committed=sum(len(request.steps[place].tokens()) for request, place, _ in steps),
+        committed=sum(len(part.tokens()) for part in every),
         ranked=all(part.notes is not None for part in parts),
         lookup=all(part.drafter == "ngram" for part in parts),
-        whole=any(part.tree.is_sampled for part in parts),
     )
 
 
@@ -191,7 +180,6 @@ def _laid(c: Columns, text: Indices, start: Indices, end: Indices) -> dict[str, 
     over = np.where(parents < size, c.start[of] + parents, first + parents - size)
     step, above = np.concatenate([c.step, of]), np.concatenate([c.above, np.where(parents < 0, -1, over)])
     score = np.concatenate([np.where(noted, c.score, 0.0), scores])
-    chance = np.where((np.bincount(c.step, c.sampled, len(c)) > 0)[c.step], c.accepted, c.p)
     rank, depth = siblings(np.where(above < 0, -1 - step, above)), levels(above)
     q = np.exp(np.minimum(score - np.where(above < 0, 0.0, score[above]), 0))
     q[:nodes][~noted] = np.nan
@@ -206,40 +194,30 @@ def _laid(c: Columns, text: Indices, start: Indices, end: Indices) -> dict[str, 
         made[here[order]] = int(made.max(initial=0)) + 1 + np.arange(len(here))
         over_reach = np.where(up < 0, 1.0, reach[up])
         guess = np.where(told[here], same[here], np.where(over_reach == 0, 0.0, np.nan))
-        reach[here] = over_reach * np.where(here < nodes, chance[np.minimum(here, nodes - 1)], guess)
+        reach[here] = over_reach * np.where(here < nodes, c.p[np.minimum(here, nodes - 1)], guess)
     known = np.bincount(above[above >= 0], minlength=len(above))
     of_root = np.bincount(step[above < 0], minlength=len(c))
     looks_up = np.array([part.drafter == "ngram" for part in c.parts])
     known[looks_up[step]], of_root[looks_up] = ALL_RANKS, ALL_RANKS
-    beyond = _beyond(c, (start < end) & ~looks_up, known, of_root)
+    more, parent, lower, of_more = _beyond(c, (start < end) & ~looks_up, known, of_root)
     columns = {
-        "depth": np.concatenate([depth, np.where(beyond.above < 0, 0, depth[beyond.above]) + 1]),
-        "rank": np.concatenate([rank, beyond.rank]),
-        "reach": np.concatenate([reach, np.ones(len(beyond.step))]),
-        "q": np.concatenate([q, beyond.q]),
-        "in_tree": np.arange(len(above) + len(beyond.step)) < nodes,
-        "looked": np.arange(len(above) + len(beyond.step)) < len(above),
+        "depth": np.concatenate([depth, np.where(parent < 0, 0, depth[parent]) + 1]),
+        "rank": np.concatenate([rank, lower]),
+        "reach": np.concatenate([reach, np.ones(len(more))]),
+        "q": np.concatenate([q, of_more]),
     }
-    score = np.concatenate(
-        [score, np.where(beyond.above < 0, 0.0, score[beyond.above]) + np.log(np.maximum(beyond.q, 1e-12))]
-    )
-    made = np.concatenate([made, made.max(initial=0) + 1 + np.arange(len(beyond.step))])
-    step, above = np.concatenate([step, beyond.step]), np.concatenate([above, beyond.above])
-    return _padded(step, above, np.lexsort((made, -score, step)), known, of_root, columns)
+    score = np.concatenate([score, np.where(parent < 0, 0.0, score[parent]) + np.log(np.maximum(of_more, 1e-12))])
+    made = np.concatenate([made, made.max(initial=0) + 1 + np.arange(len(more))])
+    step, above = np.concatenate([step, more]), np.concatenate([above, parent])
+    told = {"largest": int(np.diff(c.start).max()), "max_looked": int(rank.max(initial=0)) + 1}
+    return told | _padded(step, above, np.lexsort((made, -score, step)), known, of_root, columns)
 
 
-@dataclass(frozen=True)
-class _Beyond:
-    """A greedy target's choices that the drafter did not consider."""
+def _beyond(c: Columns, greedy: Bools, known: Indices, of_root: Indices) -> tuple[Indices, Indices, Indices, Doubles]:
+    """A greedy target's choices that the drafter did not consider: step, parent (-1: the root), rank and q of each.
 
-    step: Indices
-    above: Indices  # as a number over all candidates; -1 for the root
-    rank: Indices
-    q: Doubles
-
-
-def _beyond(c: Columns, greedy: Bools, known: Indices, of_root: Indices) -> _Beyond:
-    """Those below parents that were tried, of which the rank is recorded; `known` and `of_root` then have all ranks."""
+    Those below parents that were tried, of which the rank is recorded; `known` and `of_root` then have all ranks.
+    """
     e = c.parents
     rows = np.flatnonzero(greedy[e.step] & (e.choice == e.top[:, 0])) if len(e) else np.zeros(0, np.int64)
     # where penalties or a bias decided, ranks are of raw logits, and say nothing
@@ -249,7 +227,7 @@ def _beyond(c: Columns, greedy: Bools, known: Indices, of_root: Indices) -> _Bey
     known[above[~root]], of_root[step[root]] = ALL_RANKS, ALL_RANKS
     rank = e.choice_rank[rows]
     new = (looked < rank) & (rank <= MOST_RANK)
-    return _Beyond(step[new], above[new], rank[new] - 1, e.choice_q[rows][new])
+    return step[new], above[new], rank[new] - 1, e.choice_q[rows][new]
 
 
 def _padded(

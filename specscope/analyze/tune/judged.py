@@ -3,7 +3,7 @@
 A static tree consists of the candidates at its paths of ranks. A dynamic tree is grown again from the recorded scores,
 as speculate/drafters/tree_builder.py grows it: at each depth the `top` best new nodes are expanded by their `top`
 likeliest children, and the best `nodes` of all are kept. Where it would have considered nodes that the record does not
-hold, an assumption takes their place (Rates), and the share of the result that rests on assumptions is reported.
+hold, an assumption takes their place, and the share of the result that rests on assumptions is reported.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from specscope.trace.record.tree import Bools, Doubles, Ints
 from specscope.tree_shape import TreeShape
 
 Path = tuple[int, ...]  # of child ranks from the root
-FEWEST = 20.0  # parents reached; with fewer, a rate by depth is too uncertain
 
 
 @dataclass(frozen=True)
@@ -38,44 +37,13 @@ class TreeOutcome:
         return float(self.untold.sum()) / total if total else 0.0
 
 
-class Rates:
-    """How often a child is accepted, given that its parent is, by depth and rank (Sequoia's acceptance vector).
-
-    Chen et al. 2024 (arXiv 2402.12374, section 3.1) assume that it depends on the rank alone. Here it is taken by depth
-    as well where enough is recorded; else the rate of a level above is used.
-    """
-
-    def __init__(self, evidence: RecordedCandidates) -> None:
-        reach = np.nan_to_num(evidence.reach)
-        above = np.concatenate([reach, np.ones((len(reach), 1))], axis=1)
-        depth = np.concatenate([evidence.depth, np.zeros((len(reach), 1), np.int32)], axis=1)
-        depth[:, :-1][evidence.depth == 0] = -1
-        ranks, levels = evidence.max_rank, evidence.max_depth
-        got, tried = np.zeros((2, levels + 1, ranks))
-        for level in range(1, levels + 1):
-            for rank in range(ranks):
-                got[level, rank] = reach[(evidence.depth == level) & (evidence.rank == rank)].sum()
-                tried[level, rank] = above[(depth == level - 1) & (evidence.known > rank)].sum()
-        self._got, self._tried, self._pooled = got, tried, (got.sum(0), tried.sum(0))
-
-    def rate(self, depth: int, rank: int) -> float:
-        """The rate of a child of this rank at this depth; 0 where no such child was ever recorded."""
-        if rank >= self._got.shape[1]:
-            return 0.0
-        for level in range(depth, 0, -1):
-            if self._tried[level, rank] >= FEWEST:
-                return float(self._got[level, rank] / self._tried[level, rank])
-        got, tried = self._pooled[0][rank], self._pooled[1][rank]
-        return float(got / tried) if tried else 0.0
-
-
 class Judge:
     """Judges trees by one run's evidence."""
 
     def __init__(self, evidence: RecordedCandidates) -> None:
         self.evidence = evidence
-        self.rates = Rates(evidence)
         self._reach, self._guessed = self._fill()
+        self._rates = self._rates_by_rank()
         self._child = self._children()
 
     def _fill(self) -> tuple[Doubles, Doubles]:
@@ -89,6 +57,19 @@ class Judge:
                 up = np.where(above == reach.shape[1], 1.0, reach[rows, np.minimum(above, reach.shape[1] - 1)])
                 reach[:, column] = np.where(unknown[:, column], up * evidence.q[:, column], reach[:, column])
         return reach, np.where(unknown, reach, 0.0)
+
+    def _rates_by_rank(self) -> list[float]:
+        """[ranks + 1] how often a child is accepted, given that its parent is (Sequoia's acceptance vector).
+
+        Chen et al. 2024 (arXiv 2402.12374, section 3.1): it depends on the rank alone. The last is of all other ranks.
+        """
+        evidence, reach = self.evidence, np.nan_to_num(self.evidence.reach)
+        above = np.concatenate([reach, np.ones((len(reach), 1))], axis=1)
+        rates = []
+        for rank in range(evidence.max_rank):
+            tried = float(above[evidence.known > rank].sum())
+            rates.append(float(reach[evidence.rank == rank].sum()) / tried if tried else 0.0)
+        return [*rates, 0.0]
 
     def _children(self) -> Ints:
         """[S, C + 2, ranks + 1] the place of each candidate's children, C + 1 where there is none; the root is C."""
@@ -126,11 +107,12 @@ class Judge:
         reach = np.concatenate([self._reach, np.zeros((len(steps), 2))], axis=1)
         guessed = np.concatenate([self._guessed, np.zeros((len(steps), 2))], axis=1)
         known = np.concatenate([evidence.known, np.zeros((len(steps), 1), np.int32)], axis=1)
-        for depth, rank in enumerate(path, 1):
-            below = self._child[steps, node, min(rank, self._child.shape[2] - 1)]
+        for rank in path:
+            rank = min(rank, evidence.max_rank)
+            below = self._child[steps, node, rank]
             there = below <= width
             is_known = there | (known[steps, node] > rank) | (value == 0)
-            beyond = np.where(is_known, 0.0, value * self.rates.rate(depth, rank))
+            beyond = np.where(is_known, 0.0, value * self._rates[rank])
             value = np.where(there, reach[steps, below], beyond)
             untold = np.where(there, guessed[steps, below], beyond)
             node = below

@@ -1,4 +1,4 @@
-"""The result: every tree considered, with its acceptance length and tokens/s, and the recommended one."""
+"""From captures to every tree considered, with its acceptance length and tokens/s, and the recommended one."""
 
 from __future__ import annotations
 
@@ -10,13 +10,19 @@ from typing import Any
 import numpy as np
 
 from specscope.analyze.compare.bootstrap import FEWEST, LEVEL, resampled
+from specscope.analyze.plain import fields
 from specscope.analyze.significance import t_quantile
 from specscope.analyze.tune.candidates import Candidate, Space, asked, candidates
-from specscope.analyze.tune.evidence import RecordedCandidates
+from specscope.analyze.tune.evidence import RecordedCandidates, evidence
 from specscope.analyze.tune.judged import Judge
 from specscope.errors import UserError
 from specscope.plans.costs import Costs
-from specscope.plans.plan import TreePlan
+from specscope.plans.plan import StaticPlan, TreePlan, read_plan
+from specscope.trace.history.history import History
+from specscope.trace.history.stats import Acceptance
+from specscope.trace.history.wording import plural
+from specscope.trace.record.records import RunInfo
+from specscope.trace.record.rules import BLOCK
 from specscope.trace.record.tree import Doubles
 
 # From what single steps would have accepted to a run's acceptance length, with its interval.
@@ -83,6 +89,17 @@ def _half(replicates: Doubles, n: int) -> float:
     return t_quantile((1 + LEVEL) / 2, n - 1) * math.sqrt(n / (n - 1)) * float(np.std(replicates, ddof=1))
 
 
+NAMES = {  # of fields, in JSON
+    "length": "acceptance_length",
+    "speed": "tokens_per_s",
+    "step": "step_seconds",
+    "untold": "assumed_share",
+    "expected": "expected_tokens_per_s",
+    "measured": "measured_tokens_per_s",
+    "measured_length": "measured_acceptance_length",
+    "recorded_length": "recorded_acceptance_length",
+    "rows": "trees",
+}
 TOLD = 0.05  # a tree is not recommended where more than this share of its acceptance rests on assumptions
 
 
@@ -107,25 +124,8 @@ class TreeRow:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        figures = {
-            name: None if value is None else {"value": value.value, "low": value.low, "high": value.high}
-            for name, value in (("acceptance_length", self.length), ("tokens_per_s", self.speed))
-        }
-        return {
-            "tree": self.tree,
-            "family": self.family,
-            "names": list(self.names),
-            "budget": self.budget,
-            "nodes": self.nodes,
-            "depth": self.depth,
-            **figures,
-            "step_seconds": self.step,
-            "assumed_share": self.untold,
-            "expected_tokens_per_s": self.expected,
-            "measured_tokens_per_s": self.measured,
-            "measured_acceptance_length": self.measured_length,
-            **({} if self.over_default is None else {"over_default": vars(self.over_default)}),
-        }
+        told = {NAMES.get(name, name): value for name, value in fields(self).items()}
+        return {name: value for name, value in told.items() if name != "over_default" or value is not None}
 
 
 @dataclass(frozen=True)
@@ -163,18 +163,8 @@ class Tuning:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        return {
-            "run": dict(self.run),
-            "steps": self.steps,
-            "judged": self.judged,
-            "requests": self.requests,
-            "recorded_acceptance_length": self.recorded_length,
-            "choice": None if self.choice is None else self.choice.to_dict(),
-            "trees": [row.to_dict() for row in self.rows],
-            "costs": None if self.costs is None else self.costs.to_dict(),
-            "checked": {**self.checked, "errors": self._errors()} if self.checked else {},
-            "notes": list(self.notes),
-        }
+        told = {NAMES.get(name, name): value for name, value in fields(self, "sources", "warnings").items()}
+        return told | {"checked": {**self.checked, "errors": self._errors()} if self.checked else {}}
 
 
 def trees(
@@ -280,3 +270,115 @@ def expected(row: TreeRow, plan: TreePlan | None, evidence: RecordedCandidates, 
     if plan is None:
         return costs.batch / costs.plain.seconds
     return _tokens_per_s(row.length, costs.seconds(plan, row.nodes), evidence, costs).value
+
+
+BUSY = 0.05  # relative error of measured step times beyond which a machine was not idle
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Captures of one engine, read."""
+
+    sources: tuple[str, ...]
+    histories: tuple[History, ...]
+    run: RunInfo
+    evidence: RecordedCandidates
+
+    @property
+    def acceptance(self) -> Acceptance:
+        """What the runs really accepted."""
+        total = Acceptance()
+        for history in self.histories:
+            total.merge(history.acceptance)
+        return total
+
+    @property
+    def greedy(self) -> bool:
+        """Whether all requests were greedy."""
+        infos = [request.info for history in self.histories for request in history.requests.values()]
+        return all(info is not None and info.params.greedy for info in infos)
+
+    def plan(self) -> TreePlan | None:
+        """The tree that was recorded; None where its string is not one of ours."""
+        return read_plan(self.run.tree)
+
+
+def recorded(sources: Sequence[str], histories: Sequence[History]) -> Recorded:
+    """The captures as one record. Raises UserError where they cannot be tuned, or are not of one engine."""
+    runs = [history.run for history in histories]
+    first = runs[0]
+    for source, run in zip(sources, runs, strict=True):
+        if run is None or first is None:
+            raise UserError(f"{source} does not say what ran (its header is missing): it cannot be tuned")
+        if not run.tells_tokens:
+            raise UserError(f"{source} was {run.privacy.lack}: what other trees would have held is not known")
+        for name in ("target", "drafter", "draft_model", "dtype", "rule"):
+            if getattr(run, name) != getattr(first, name):
+                what = name.replace("_", " ")
+                raise UserError(f"{source} has another {what} than {sources[0]}: tune captures of one engine together")
+    assert first is not None
+    return Recorded(tuple(sources), tuple(histories), first, evidence(histories))
+
+
+def tune(
+    data: Recorded, named: Mapping[str, TreePlan], limit: int, costs: Costs | None, warnings: Sequence[str] = ()
+) -> Tuning:
+    """Judge all trees. `named`: trees that are judged in any case, besides the recorded one."""
+    candidates, run = data.evidence, data.run
+    plan = data.plan()
+    space = Space(
+        max_nodes=limit,
+        top=not data.greedy and not candidates.lookup,
+        chains=run.rule == BLOCK or not run.is_ours,
+        recorded=plan,
+    )
+    wanted: dict[str, TreePlan] = {} if plan is None else {"recorded": plan}
+    rows, choice = trees(candidates, wanted | dict(named), space, costs)
+    total = data.acceptance
+    return Tuning(
+        sources=data.sources,
+        run={
+            "model": run.target,
+            "drafter": run.drafter + (f" ({run.draft_model})" if run.draft_model else ""),
+            "tree": run.tree,
+            "rule": run.rule,
+        },
+        steps=candidates.drafts,
+        judged=len(candidates.request),
+        requests=candidates.requests,
+        recorded_length=total.tau or 1.0,
+        rows=tuple(rows),
+        choice=choice,
+        costs=costs,
+        notes=tuple(_notes(data, plan, costs)),
+        warnings=(*warnings, *_unsure(costs)),
+    )
+
+
+def _unsure(costs: Costs | None) -> list[str]:
+    """A warning on step times that a busy machine made uncertain."""
+    if costs is None or costs.error <= BUSY:
+        return []
+    return [
+        f"what a step costs is known to ±{costs.error:.0%} only: other programs may have used the machine; measure "
+        "again when it is idle"
+    ]
+
+
+def _notes(data: Recorded, plan: TreePlan | None, costs: Costs | None) -> list[str]:
+    """What cannot be judged from the capture, and what to record instead."""
+    candidates, lines = data.evidence, []
+    if len(candidates.request) < candidates.drafts:
+        lines.append(f"{plural(len(candidates.request), 'step')} of {candidates.drafts:,} were judged, spread evenly")
+    if not data.run.is_ours:
+        lines.append("another engine's capture: shorter chains are told; costs are measured on our own engine alone")
+    elif isinstance(plan, StaticPlan) and not candidates.lookup:
+        lines.append(
+            "the recorded tree is static: dynamic ones are told as far as it reaches; record dynamic:32 for more"
+        )
+    if costs is None:
+        why = "--no-costs was given" if data.run.is_ours else "give --costs FILE to add them"
+        lines.append(f"no costs ({why}): trees of a size are compared by acceptance alone")
+    elif costs.most_rows < costs.batch * (1 + candidates.largest):
+        lines.append(f"steps of more than {costs.most_rows} rows were not measured: their costs continue the line")
+    return lines

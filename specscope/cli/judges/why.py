@@ -75,5 +75,5 @@ def render(answer: NodeAnswer | RunAnswer, file: str, console: Console) -> None:
     for line in answer.lines():
         console.print(Text(line))
     if answer.kinds:
-        example = answer.kinds[0].kind.examples[0]
+        example = answer.kinds[0].examples[0]
         console.print(Text(f"\nOne of them: specscope why {shell_word(f'{file}#{example}')}", style="dim"))

@@ -390,6 +390,11 @@ class History:
         """The step of that number, on any branch; None where it is not known."""
         return self._known.get(step)
 
+    @property
+    def known(self) -> list[StepRecord]:
+        """The steps on every branch, as they came."""
+        return list(self._known.values())
+
     def _push(self, record: StepRecord) -> None:
         position = len(self.steps)
         undrafted = [why_undrafted(self.run, record, part) for part in record.requests]

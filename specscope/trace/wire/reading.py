@@ -46,15 +46,14 @@ class CaptureReader:
     `warnings` says what was, and how much is missing.
     """
 
-    def __init__(self, path: str | os.PathLike[str], history: History | None = None) -> None:
-        """`history` is filled, a new one by default: export gives one that keeps nothing."""
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         self.source = CaptureSource.of(path)
         self.name = printable(str(self.source))
         self._other_runs: Counter[str] = Counter()  # that are left out, with their spans
         self._barren = 0  # lines in a row without a span
         self._services: set[str] = set()  # that sent spans of other kinds: some of them
         self.warnings = [*self.source.notes]
-        self.history = History() if history is None else history
+        self.history = History()
         self._last: deque[StepRecord] = deque(maxlen=LAST)
         self.done = False
         self.size = self._before = 0  # bytes of its files, and of those that have been read

@@ -12,9 +12,8 @@ from textual.binding import Binding, BindingType
 from textual.containers import Container
 
 from specscope.analyze.findings import Reference
-from specscope.analyze.questions.answers import answer
+from specscope.analyze.questions.answers import answer, grids
 from specscope.analyze.questions.evidence import snapshot
-from specscope.analyze.questions.grids import grids
 from specscope.analyze.table import Table
 from specscope.trace.history.history import History
 from specscope.trace.history.wording import plural

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specscope.analyze.questions.acceptance import by_condition
 from specscope.analyze.questions.answers import answer
 from specscope.analyze.questions.evidence import Evidence
+from specscope.analyze.questions.rates import by_condition
 from specscope.trace.record.tree import Drawn
 from tests.analyze.histories import demo, record
 from tests.analyze.synthetic import Synthetic

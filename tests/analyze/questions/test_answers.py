@@ -12,12 +12,9 @@ from rich.console import Console
 from specscope.analyze import tables
 from specscope.analyze.page import render_html
 from specscope.analyze.plain import plain
-from specscope.analyze.questions.answers import Answers, answer
+from specscope.analyze.questions.answers import answer, grids
 from specscope.analyze.questions.evidence import COUNTS_ONLY, snapshot
-from specscope.analyze.questions.grids import grids
-from specscope.analyze.questions.groups import Examples
-from specscope.analyze.report import build_report
-from specscope.analyze.several import several
+from specscope.analyze.report import build_report, several
 from specscope.analyze.text import render_text
 from specscope.trace.history.history import History
 from specscope.trace.record.privacy import Privacy
@@ -33,48 +30,10 @@ CAPTURES = [ROOT / "traces" / f"{name}.jsonl" for name in ("eagle", "ngram", "sa
 COUNTS = ROOT / "tests" / "data" / "vllm" / "watched.jsonl"
 
 
-def every_example(answers: Answers) -> list[Examples]:
-    found = answers.rejections
-    bins = [one for curve in answers.calibration.curves for one in curve.bins]
-    rows = (
-        *found.tokens,
-        *bins,
-        *answers.conditions.buckets,
-        *answers.missed.choices,
-        *answers.tree.cells,
-    )
-    return [row.examples for row in rows]
-
-
 def printed(report, width=120) -> str:
     out = io.StringIO()
     render_text(report, Console(file=out, width=width))
     return out.getvalue()
-
-
-@pytest.mark.parametrize("path", CAPTURES, ids=lambda path: path.stem)
-def test_real_captures_are_answered_with_examples_that_exist(path):
-    history = read_capture(path).history
-    answers = answer(history)
-    counted = history.acceptance
-    assert answers.steps == counted.steps
-    assert sum(one.decisions.count for one in answers.missed.choices) == counted.accepted + counted.drafts
-    assert sum(one.drafts for one in answers.conditions.buckets if one.by == "batch") == counted.drafts
-    tried = sum(int((step.verdict.outcome > 0).sum()) for one in history.requests.values()
-                for step in one.steps if step.verdict is not None)  # fmt: skip
-    assert answers.rejections.rejected.total == tried
-    examples = every_example(answers)
-    assert len(examples) > 10
-    for reference in [one for pair in examples for one in (pair.first, pair.clearest)]:
-        request = history.requests[reference.request]
-        step = request.steps[request.place_of(reference.index)]
-        assert history.steps[history.position_of(reference.step)].step == reference.step
-        assert reference.node is None or reference.node < len(step.tree)
-    for one in answers.rejections.tokens:
-        request = history.requests[one.examples.clearest.request]
-        step = request.steps[request.place_of(one.examples.clearest.index)]
-        assert step.tree.token[one.examples.clearest.node] == one.token
-        assert step.verdict.outcome[one.examples.clearest.node] == 2
 
 
 def test_lean_evidence_says_what_it_lacks():

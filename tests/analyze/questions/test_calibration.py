@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specscope.analyze.questions.calibration import Plotted, calibration
 from specscope.analyze.questions.evidence import Evidence
+from specscope.analyze.questions.rates import Plotted, calibration
 from specscope.trace.record.tree import Drawn
 from tests.analyze.synthetic import Synthetic
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specscope.analyze.questions.answers import answer
-from specscope.analyze.questions.cells import FEWEST, by_cell
+from specscope.analyze.questions.answers import answer, grids
 from specscope.analyze.questions.evidence import Evidence
-from specscope.analyze.questions.grids import grids
-from specscope.trace.record.records import Outcome
+from specscope.analyze.questions.rates import FEWEST_ROWS, by_cell
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.trace.wire.reading import read_capture
 from tests.analyze.histories import demo
 
 from .made import decode, run_of
@@ -29,16 +25,16 @@ def cells(history):
 
 
 def test_each_cell_is_counted():
-    first = [decode([1, 2, 3], FORK, path=[0, 2], index=at, own=[0.8, 0.1, 0.5]) for at in range(FEWEST)]
-    second = decode([1, 2, 3], FORK, path=[1], rejected=[0], index=FEWEST, own=[0.2, 0.3, 0.5])
-    forced = decode([1, 2, 3], FORK, path=[0], forced=[0], index=FEWEST + 1)
-    history = run_of([*first, second, forced, decode(index=FEWEST + 2)])
+    first = [decode([1, 2, 3], FORK, path=[0, 2], index=at, own=[0.8, 0.1, 0.5]) for at in range(FEWEST_ROWS)]
+    second = decode([1, 2, 3], FORK, path=[1], rejected=[0], index=FEWEST_ROWS, own=[0.2, 0.3, 0.5])
+    forced = decode([1, 2, 3], FORK, path=[0], forced=[0], index=FEWEST_ROWS + 1)
+    history = run_of([*first, second, forced, decode(index=FEWEST_ROWS + 2)])
     found = cells(history)
     counts = {key: (cell.accepted.total, cell.tried, cell.accepted.count) for key, cell in found.items()}
     assert counts == {(1, 1): (21, 21, 20), (1, 2): (21, 1, 1), (2, 1): (21, 20, 20)}
     assert found[1, 1].draft_p == pytest.approx((20 * 0.8 + 0.2) / 21)
     clearest = found[1, 1].examples.clearest
-    assert (clearest.request, clearest.index, clearest.node) == ("a", FEWEST, 0)  # it was rejected there
+    assert (clearest.request, clearest.index, clearest.node) == ("a", FEWEST_ROWS, 0)  # it was rejected there
     answers = answer(history)
     assert [(cell.depth, cell.sibling) for cell in answers.tree.cells] == [(1, 2), (2, 1), (1, 1)]  # the worst first
     grid = grids(answers, Vocabulary())[-1]
@@ -67,17 +63,3 @@ def test_the_sums_are_those_of_the_stats(seed, requests, steps):
     found, counted = cells(history).values(), history.acceptance
     assert sum(cell.accepted.total for cell in found) == counted.drafted
     assert sum(cell.accepted.count for cell in found) == counted.accepted
-
-
-@pytest.mark.parametrize("name", ["eagle", "sampled", "evidence", "ngram"])
-def test_captures_node_by_node(name):
-    history = read_capture(ROOT / "traces" / f"{name}.jsonl").history
-    drafted, tried, accepted = Counter(), Counter(), Counter()
-    for step in (step for request in history.requests.values() for step in request.steps if step.verdict is not None):
-        for node in range(len(step.tree)):
-            key = len(step.tree.path_to(node)), step.tree.children(int(step.tree.parent[node])).index(node) + 1
-            drafted[key] += 1
-            tried[key] += step.verdict.outcome[node] != Outcome.UNTRIED
-            accepted[key] += node in step.verdict.path
-    found = {key: (c.accepted.total, c.tried, c.accepted.count) for key, c in cells(history).items()}
-    assert found == {key: (drafted[key], tried[key], accepted[key]) for key in drafted}

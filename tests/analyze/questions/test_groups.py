@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specscope.analyze.questions.groups import Grouping, Share, by_value, doubling
+from specscope.analyze.questions.groups import Share, by_value, doubling
 
 
 def test_wilsons_interval():
@@ -20,31 +20,30 @@ def test_wilsons_interval():
 
 
 @given(
-    st.lists(st.tuples(st.integers(-1, 3), st.integers(0, 5), st.sampled_from([0.0, 0.5, 1.0, np.nan])), max_size=30)
+    st.lists(
+        st.tuples(st.integers(0, 3), st.integers(-1, 5), st.sampled_from([0.0, 0.5, 1.0, np.nan])),
+        min_size=1,
+        max_size=30,
+    )
 )
 def test_groups_against_loops(items):
-    group = np.array([g for g, _, _ in items], np.int64)
-    values = np.array([v for _, v, _ in items], np.int64)
-    weights = np.array([w for _, _, w in items], np.float64)
-    groups = Grouping(group, 4)
-    for g in range(4):
-        mine = [at for at in range(len(items)) if group[at] == g]
+    keys, values = (np.array(column, np.int64) for column in list(zip(*items, strict=True))[:2])
+    weights = np.array([weight for *_, weight in items], np.float64)
+    different, groups = by_value(keys)
+    assert different.tolist() == sorted(set(keys.tolist()))
+    for g, key in enumerate(different.tolist()):
+        mine = np.flatnonzero(keys == key).tolist()
         known = sorted(weights[at] for at in mine if not np.isnan(weights[at]))
         assert groups.counts()[g] == len(mine)
-        assert groups.first()[g] == (mine[0] if mine else -1)
+        assert groups.shares(weights == 1)[g] == Share(known.count(1), len(mine))
         assert groups.medians(weights)[g] == (known[(len(known) - 1) // 2] if known else None)
         assert groups.means(weights)[g] == (pytest.approx(np.mean(known)) if known else None)
         heaviest = [at for at in mine if weights[at] == (known[-1] if known else None)]
-        assert groups.best(weights)[g] == (heaviest[0] if heaviest else mine[0] if mine else -1)
+        assert groups.best(weights)[g] == (heaviest or mine)[0]
         counts = dict(groups.commonest(values)[g])
-        assert counts == {v: [values[at] for at in mine].count(v) for v in {values[at] for at in mine}}
+        there = [values[at] for at in mine if values[at] >= 0]
+        assert counts == {v: there.count(v) for v in set(there)}
         assert list(counts.values()) == sorted(counts.values(), reverse=True)
-
-
-def test_values_and_their_groups():
-    values, groups = by_value(np.array([7, 3, 7, 9]))
-    assert values.tolist() == [3, 7, 9]
-    assert groups.counts() == [1, 2, 1]
 
 
 def test_buckets_double():

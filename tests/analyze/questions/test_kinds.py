@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from specscope.analyze.questions.evidence import Evidence
-from specscope.analyze.questions.kinds import RejectionKinds
-from specscope.analyze.questions.missed import ChoicePlace
+from specscope.analyze.questions.missed import ChoicePlace, RejectionKinds
 from specscope.trace.record.records import Preceded
 
 from .made import decode, noted, run_of
@@ -37,14 +36,14 @@ def kinds(*parts):
 
 def test_a_kind_is_the_place_of_the_token_the_depth_and_what_preceded():
     answers = kinds(rejected(7), rejected(7, 1), rejected(50, 2), whole(3), rejected(7, 4)).all()
-    told = {(kind.place, kind.depth, kind.preceded): kind.rejections.count for kind in answers}
+    told = {(kind.place, kind.depth, kind.preceded): kind.rejections for kind in answers}
     assert told == {
         (ChoicePlace.RANKED, 1, Preceded.PREFILL): 1,
         (ChoicePlace.RANKED, 1, Preceded.NOTHING): 1,
         (ChoicePlace.LOWER, 1, Preceded.NOTHING): 1,
         (ChoicePlace.RANKED, 1, Preceded.FULL): 1,
     }
-    assert {kind.rejections.total for kind in answers} == {4}
+    assert {kind.of_rejections for kind in answers} == {4}
 
 
 def test_the_cost_is_what_steps_that_got_past_the_depth_kept_more():
@@ -52,21 +51,23 @@ def test_the_cost_is_what_steps_that_got_past_the_depth_kept_more():
     one = decode([5, 9], path=[0], rejected=[1], final=T, index=2)
     answers = kinds(rejected(7), whole(1), one, rejected(7, 3), rejected(7, 4)).all()
     first = answers[0]
-    assert (first.place, first.depth, first.compared) == (ChoicePlace.RANKED, 1, 2)
+    assert (first.place, first.depth, first.compared_drafts) == (ChoicePlace.RANKED, 1, 2)
     by_depth = {depth: [kind for kind in answers if kind.depth == depth] for depth in (1, 2)}
-    assert sum(kind.cost for kind in by_depth[1]) == pytest.approx(3 * 1.5)
-    assert sum(kind.cost for kind in by_depth[2]) == pytest.approx(1)  # the one that got there kept 2, this one 1
-    assert [kind.cost for kind in answers] == sorted((kind.cost for kind in answers), reverse=True)
+    assert sum(kind.tokens_lost for kind in by_depth[1]) == pytest.approx(3 * 1.5)
+    assert sum(kind.tokens_lost for kind in by_depth[2]) == pytest.approx(
+        1
+    )  # the one that got there kept 2, this one 1
+    assert [kind.tokens_lost for kind in answers] == sorted((kind.tokens_lost for kind in answers), reverse=True)
 
 
 def test_where_no_step_got_past_the_depth_a_rejection_costs_a_token():
     (kind,) = kinds(rejected(7)).all()
-    assert (kind.cost, kind.compared) == (1.0, 0)
+    assert (kind.tokens_lost, kind.compared_drafts) == (1.0, 0)
 
 
 def test_examples_are_those_where_the_target_was_surest_and_others_of_one_step():
     run = kinds(rejected(7), rejected(7, 1, 0.5), rejected(7, 2, 0.8), rejected(7, 3, 0.7))
-    after_nothing = next(kind for kind in run.all() if kind.rejections.count == 3)
+    after_nothing = next(kind for kind in run.all() if kind.rejections == 3)
     assert [str(place) for place in after_nothing.examples] == ["a@2", "a@3"]
     assert [str(place) for place in run.of("a", 2).examples] == ["a@3", "a@1"]
     assert run.of("a", 9) is None

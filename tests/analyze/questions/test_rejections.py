@@ -6,7 +6,7 @@ import pytest
 
 from specscope.analyze.plain import plain
 from specscope.analyze.questions.evidence import Evidence
-from specscope.analyze.questions.rejections import Count, rejections
+from specscope.analyze.questions.rates import Count, rejections
 
 from .made import decode, noted, run_of
 

@@ -157,18 +157,6 @@ def test_the_recorded_tree_is_judged_as_it_was():
     assert judged.accepted.std() < 0.9 * real.std()
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_a_childs_chance_is_its_p_whatever_stands_before_it(seed):
-    """The standard rule's trials of deterministic siblings, one after the other, in closed form."""
-    p = np.random.default_rng(seed).dirichlet(np.ones(6))
-    left, reached = p.copy(), 1.0
-    for child in (3, 0, 5, 1):
-        accept = left[child] / left.sum()
-        assert reached * accept == pytest.approx(p[child])
-        reached *= 1 - accept
-        left[child] = 0
-
-
 def test_a_rank_beyond_the_tree_is_known_of_greedy_requests():
     """A chain tells how often the second child would have been accepted: a wider run says the same."""
     chain, _ = recorded("eagle", "2", prompts=12)
@@ -193,11 +181,6 @@ def test_what_tells_nothing_is_refused():
         history.append(forced.step())
     with pytest.raises(UserError, match="lossy rule or forced"):
         evidence([history])
-
-
-def test_rank_paths_are_those_of_the_string():
-    shape = parse_plan(WIDE).shape
-    assert str(sorted(shape.paths, key=lambda path: (len(path), path))) == WIDE
 
 
 def test_trees_of_two_sources_are_refused():

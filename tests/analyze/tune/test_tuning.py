@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from specscope.analyze.tune.read import recorded, tune
-from specscope.analyze.tune.text import advice, tables
-from specscope.analyze.tune.tuning import lengths, over
+from specscope.analyze.tune.text import advice
+from specscope.analyze.tune.tuning import lengths, over, recorded, tune
 from specscope.errors import UserError
 from specscope.plans.costs import CostPoint, Costs
 from specscope.plans.plan import parse_plan
@@ -79,14 +78,9 @@ def test_a_budget_more_never_accepts_less():
         assert all(b > a - 0.03 for a, b in pairwise(values)), (family, values)
 
 
-def test_sampled_drafts_tell_of_the_recorded_tree_alone():
-    found = judged(None, "sampled")
-    assert [row.names for row in found.rows] == [("recorded",)]
-    assert found.named("recorded").length.value == pytest.approx(found.recorded_length, rel=1e-6)
-    assert any("only the recorded tree" in note for note in found.notes)
-    with pytest.raises(UserError, match="its drafts were sampled"):
-        judged(None, "sampled", **{"dynamic:4,depth=2,top=4": "dynamic:4,depth=2,top=4"})
-    assert judged(None, "sampled", default="dynamic:4,depth=2,top=4").named("default") is None  # left out
+def test_sampled_drafts_tell_of_no_other_tree():
+    with pytest.raises(UserError, match="the drafts were sampled: tune cannot tell"):
+        judged(None, "sampled")
 
 
 def test_prompt_lookup_has_width_and_depth():
@@ -203,9 +197,3 @@ def test_uncertain_step_times_are_a_warning():
     step = tuple(dataclasses.replace(point, low=point.seconds * 0.9, high=point.seconds * 1.1) for point in wide.step)
     (warning,) = judged(dataclasses.replace(wide, step=step)).warnings
     assert "±10% only" in warning
-
-
-def test_tables_have_a_cell_for_every_column():
-    found = judged(costs(row=0.001), default="dynamic:4,depth=2,top=4")
-    for table in tables(found):
-        assert {len(row) for row in table.rows} == {len(table.columns)}

@@ -1,0 +1,330 @@
+"""The rows of a run that was read. A column that a record or the evidence has under its name is that; the others are
+worked out here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from specscope.analyze.evidence.columns import Columns
+from specscope.analyze.evidence.arrays import flags, holding, lengths, numbers, words
+from specscope.analyze.export.schema import STEP, TABLES, Column, clean, schema_of
+from specscope.trace.history.history import History
+from specscope.trace.history.totals import why_undrafted
+from specscope.trace.record.notes import SOURCES, MethodNotes
+from specscope.trace.record.privacy import NO_TOKEN, told_ids
+from specscope.trace.record.records import PHASES, Outcome, RequestEnd, RequestInfo, RequestStep, RunInfo, StepRecord
+from specscope.trace.record.rules import STANDARD
+from specscope.trace.record.tree import Bools, Drawn
+from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.run.packed import Picked
+
+MOST_STEPS, MOST_NODES = 4096, 25_000  # request steps, and their nodes, whose rows are made at once
+OUTCOMES, DRAWN = ([one.name.lower() for one in kind] for kind in (Outcome, Drawn))
+Array = NDArray[Any]
+Batches = Iterator[tuple[str, pa.RecordBatch]]  # of rows, each of the table of that name
+
+
+@dataclass(frozen=True)
+class Source:
+    """A capture that was read."""
+
+    name: str  # as it was given
+    history: History
+
+    @property
+    def run(self) -> RunInfo:
+        """The run's header."""
+        assert self.history.run is not None  # CaptureReader sees to it
+        return self.history.run
+
+    @cached_property
+    def named(self) -> dict[str, str]:
+        """The columns that every table has."""
+        name = self.name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+        return {"run": self.run.run_id, "capture": clean(name)}
+
+    @cached_property
+    def current(self) -> set[int]:
+        """The steps on the path to the run's end."""
+        return {record.step for record in self.history.steps}
+
+    def steps(self, records: Sequence[StepRecord]) -> Batches:
+        """Steps, nodes, final tokens and parents."""
+        prompts = {info.id: len(info.prompt_tokens) for record in records for info in record.admitted}
+        held: list[tuple[StepRecord, RequestStep]] = []
+        nodes = 0
+        for record in records:
+            held += [(record, part) for part in record.requests]
+            nodes += sum(len(part.told("tree", "token")) for part in record.requests)
+            if len(held) >= MOST_STEPS or nodes >= MOST_NODES:
+                yield from Chunk(self, held, prompts).batches()
+                held, nodes = [], 0
+        if held:
+            yield from Chunk(self, held, prompts).batches()
+
+    def others(self, records: Sequence[StepRecord], warnings: Sequence[str]) -> Batches:
+        """The run, its requests, its tokens and its intervals."""
+        run, vocabulary = self.run, self.history.vocabulary
+        told = {
+            "draft_vocab": run.draft_vocab or None,
+            "text": run.tells_text,
+            "tokens": run.tells_tokens,
+            "engine_steps": len(records),
+            "lost": self.history.lost,
+            "warnings": tuple(warnings),
+        }
+        requests = list(_requests(records, self.current))
+        tokens = [
+            ({"token": token, "piece": _text(piece), "special": token in vocabulary.special},)
+            for token, piece in sorted(vocabulary.pieces.items())
+        ]
+        intervals = [(record.aggregate, record) for record in records if record.aggregate is not None]
+        yield self._batch("runs", [(told, run)])
+        yield self._batch("requests", [request.told(vocabulary) for request in requests])
+        yield self._batch("tokens", tokens)
+        yield self._batch("intervals", intervals)
+
+    def _batch(self, table: str, rows: Sequence[Sequence[object]]) -> tuple[str, pa.RecordBatch]:
+        """Of each row, what the first of some records has under a column's name."""
+        columns = [column.array([_told(column.name, (self.named, *row)) for row in rows]) for column in TABLES[table]]
+        return table, pa.RecordBatch.from_arrays(columns, schema=schema_of(table))
+
+
+def _told(name: str, records: Sequence[object]) -> Any:  # noqa: ANN401
+    """What the first of these has under a name; None where none has."""
+    for record in records:
+        if name in record if isinstance(record, Mapping) else hasattr(record, name):
+            return record[name] if isinstance(record, Mapping) else getattr(record, name)
+    return None
+
+
+def _text(piece: bytes) -> str:
+    return piece.decode("utf-8", "backslashreplace")
+
+
+@dataclass
+class _Request:
+    """A time that a request ended, or a request that did not."""
+
+    name: str
+    branch: int = 0  # of its last step
+    current: bool = False  # whether some of it is on the path to the run's end
+    info: RequestInfo | None = None
+    end: RequestEnd | None = None
+    ended: set[bool] = field(default_factory=set)  # whether on that path, each time that it ended
+
+    def told(self, vocabulary: Vocabulary) -> tuple[object, ...]:
+        """Where its row is from."""
+        info, end = self.info, self.end
+        told: dict[str, Any] = {"request": self.name, "branch": self.branch, "current": self.current, "stop": None}
+        if info is not None:
+            form = info.params.structured_outputs
+            told |= {
+                "admitted_ns": info.admitted_ns or None,
+                "prompt_tokens": told_ids(info.prompt_tokens) or None,
+                "prompt_length": len(info.prompt_tokens) or None,
+                "stop_strings": info.params.stop,
+                "structured_outputs": None if form is None else json.dumps(form.to_dict()),
+            }
+        if end is not None:
+            tokens = told_ids(end.output)
+            told |= {
+                "stop": end.stop,
+                "output": None if tokens is None else vocabulary.text(tokens),
+                "output_tokens": tokens,
+                "output_length": len(end.output),
+                "sampling": end.sampled and end.sampled.reason,
+                "sampling_ratio": (end.sampled and end.sampled.ratio) or None,
+            }
+        return told, *(record for record in (end, info, info and info.params) if record is not None)
+
+
+def _requests(records: Sequence[StepRecord], current: set[int]) -> Iterator[_Request]:
+    """Each time that a request ended; then those that did not, or on an abandoned branch alone."""
+    known: dict[str, _Request] = {}
+    for record in records:
+        ends = {end.info.id: end for end in record.finished}
+        here, infos = record.step in current, {info.id: info for info in record.admitted}
+        for name in dict.fromkeys([*infos, *(part.request for part in record.requests), *ends]):
+            request = known.setdefault(name, _Request(name))
+            request.branch, request.current = record.branch, request.current or here
+            request.info = infos.get(name, request.info)
+        for name, end in ends.items():
+            known[name].ended.add(here)
+            yield _Request(name, record.branch, here, end.info, end)
+    for request in known.values():
+        if not request.ended or (request.current and True not in request.ended):
+            yield request
+
+
+class Chunk:
+    """Some request steps of a run: `c` are their decode steps and nodes, `e` the parents that were tried."""
+
+    def __init__(
+        self, source: Source, held: Sequence[tuple[StepRecord, RequestStep]], prompts: Mapping[str, int]
+    ) -> None:
+        """`prompts`: tokens of each request's prompt."""
+        self._source, self._held, self._prompts = source, held, prompts
+        self.records = [record for record, _ in held]
+        self.picked = Picked.of([part for _, part in held])
+        self._judged = np.flatnonzero(self.holds("verdict"))
+        self.c = Columns([held[row][1] for row in self._judged.tolist()])
+        self.e = self.c.parents
+
+    def holds(self, name: str) -> Bools:
+        """[S] whether each step holds one: a verdict, notes."""
+        return holding(self.picked, name)
+
+    # [S] whether the engine's step is known. [N] whether the node was tried, and p was recorded; a model drafted it.
+    # [K] whether a draft model ran at the parent: beside text lookup it may not have
+    timed = flags(lambda s: np.array([record.is_timed for record in s.records], np.bool_))
+    judged_nodes = flags(lambda s: s.c.tells_p[s.c.step] & s.c.tried)
+    noted_nodes = flags(lambda s: holding(s.c.picked, "notes")[s.c.step])
+    looked = flags(lambda s: np.any(s.e.draft_top_p > 0, axis=1))
+
+    def batches(self) -> Batches:
+        """Their rows in each table."""
+        c, e = self.c, self.e
+        steps = self._arrays(TABLES["steps"], self._steps(), self._of_steps)
+        parents = self._arrays(TABLES["parents"][len(STEP) :], self._parents(), e.__getattribute__)
+        nodes = self._arrays(TABLES["nodes"][len(STEP) :], self._nodes(parents), c.__getattribute__)
+        finals = self._arrays(TABLES["finals"][len(STEP) :], self._finals(), c.__getattribute__)
+        yield "steps", pa.RecordBatch.from_arrays(list(steps.values()), schema=schema_of("steps"))
+        judged = self._judged
+        for table, rows, columns in (
+            ("nodes", judged[c.step], nodes),
+            ("finals", judged, finals),
+            ("parents", judged[e.step], parents),
+        ):
+            keys = [steps[column.name].take(pa.array(rows)) for column in STEP]
+            yield table, pa.RecordBatch.from_arrays([*keys, *columns.values()], schema=schema_of(table))
+
+    def _arrays(
+        self, columns: Sequence[Column], told: Mapping[str, Any], other: Callable[[str], Any]
+    ) -> dict[str, pa.Array]:
+        return {
+            column.name: column.array(told[column.name] if column.name in told else other(column.name), self)
+            for column in columns
+        }
+
+    def _steps(self) -> dict[str, Any]:
+        """[S] each."""
+        picked, judged, c = self.picked, self.holds("verdict"), self.c
+        records, run = self.records, self._source.run
+        spent = [{phase.name: phase.end_ns - phase.start_ns for phase in record.phases} for record in records]
+        root = numbers(picked, "", "context_len") + numbers(picked, "", "prefill_tokens")
+        prompt = np.array([self._prompts.get(name) or 0 for name in words(picked, "", "request")])
+        depth = np.zeros(len(records), np.int32)
+        depth[judged] = c.tree_depth
+        return {
+            **{name: coded([text], np.zeros(len(records))) for name, text in self._source.named.items()},
+            "current": [record.step in self._source.current for record in records],
+            "step_ns": [record.end_ns - record.start_ns for record in records],
+            **{f"{name}_ns": [each.get(name) for each in spent] for name in PHASES},
+            "pass_ns": [[phase.end_ns - phase.start_ns for phase in record.passes] for record in records],
+            "output_position": pa.array(root + 1 - prompt, mask=~judged | (prompt == 0)),
+            "rule": [rule or STANDARD for rule in words(picked, "verdict", "rule")],
+            "undrafted": [why_undrafted(run, record, part) for record, part in self._held],
+            "nodes": lengths(picked, "tree", "token"),
+            "depth": depth,
+            "dropped": lengths(picked, "notes", "dropped_token"),
+            "drafter_cached": numbers(picked, "notes", "cached"),
+            "accepted": lengths(picked, "verdict", "path"),
+            "kind": words(picked, "verdict", "kind"),
+            "forced": lengths(picked, "verdict", "forced") > 0,
+        }
+
+    def _of_steps(self, name: str) -> Any:  # noqa: ANN401
+        """[S] what each request's step, its method or the engine's step has under this name."""
+        for held, kind in (("", RequestStep), ("method", MethodNotes)):
+            if name in kind.__dataclass_fields__:
+                columns = numbers if name in self.picked[0].table(held).numbers else words
+                return columns(self.picked, held, name)
+        return [getattr(record, name) for record in self.records]
+
+    def _parents(self) -> dict[str, Any]:
+        """[K] each."""
+        c, e = self.c, self.e
+        depth = np.concatenate([[0], c.depth])[np.where(e.node < 0, 0, c.start[e.step] + e.node + 1)]
+        top = _lists(e.top, e.top_p, e.tops, np.ones(len(e), np.bool_))
+        draft_top = _lists(e.draft_top, e.draft_top_p, e.draft_tops, self.looked)
+        names = ("top", "top_p", "draft_top", "draft_top_p")
+        return {"depth": depth, **dict(zip(names, (*top, *draft_top), strict=True))}
+
+    def _nodes(self, parents: Mapping[str, pa.Array]) -> dict[str, Any]:
+        """[N] each. `parents`: the columns of parents."""
+        c, e = self.c, self.e
+        given = e.at_node >= 0
+        tried, drawn = (pa.array(e.at_node, mask=~known) for known in (given, given & c.sampled))
+        at_parent = {name: column.take(drawn if name.startswith("q_") else tried) for name, column in parents.items()}
+        return {
+            "sibling": c.sibling + 1,
+            "piece": self._pieces(c.token),
+            "drawn": coded(DRAWN, c.drawn),
+            "outcome": coded(OUTCOMES, c.outcome),
+            "judged": c.by_own_coin,
+            "draft_p": c.prob,
+            "source": coded(SOURCES, c.source, c.source >= 0),
+            "raw_p": e.raw_p,
+            "rank": e.rank,
+            "q_rank": e.q_rank,
+            **{f"parent_{name}": column for name, column in at_parent.items()},
+        }
+
+    def _finals(self) -> dict[str, Any]:
+        """[D] each, of decode steps."""
+        c, e = self.c, self.e
+        return {
+            "token": c.final,
+            "piece": self._pieces(c.final),
+            "kind": words(c.picked, "verdict", "kind"),
+            "emitted": numbers(c.picked, "", "emitted") > c.depth_reached,
+            "forced": c.forced_final,
+            "p": c.final_p,
+            "coin": c.final_coin,
+            "margin": c.final_margin,
+            "entropy": e.final_entropy,
+            "varentropy": e.final_varentropy,
+            "target_p": e.final_p,
+        }
+
+    def _pieces(self, tokens: Array) -> pa.Array:
+        """The texts of token ids."""
+        known, codes = np.unique(tokens, return_inverse=True)
+        pieces = [self._source.history.vocabulary.pieces.get(token) for token in known.tolist()]
+        there = np.array([piece is not None for piece in pieces], np.bool_)[codes]
+        return coded(["" if piece is None else _text(piece) for piece in pieces], codes, there)
+
+
+def coded(texts: Sequence[str], codes: Array, known: Bools | None = None) -> pa.Array:
+    """Texts by their codes; null where not known."""
+    indices = pa.array(codes.astype(np.int32), mask=None if known is None else ~known)
+    return pa.DictionaryArray.from_arrays(indices, pa.array(texts, pa.string()))
+
+
+def _lists(tokens: Array, shares: Array, widths: Array, given: Bools) -> Iterator[pa.Array]:
+    """[K] lists: the likeliest tokens, where they are recorded, and their probabilities."""
+    listed = np.arange(tokens.shape[1]) < widths[:, None]
+    ends = pa.array(np.concatenate([[0], np.cumsum(widths)]).astype(np.int32))
+    with_ids = given & ~np.any(tokens[listed] == NO_TOKEN)
+    for values, kind, known in ((tokens, np.int32, with_ids), (shares, np.float32, given)):
+        yield pa.ListArray.from_arrays(ends, pa.array(values[listed].astype(kind)), mask=pa.array(~known))
+
+
+def tables_of(history: History, name: str) -> dict[str, pa.Table]:
+    """The tables by name, along the path on which the history stands."""
+    tables: dict[str, list[pa.RecordBatch]] = {name: [] for name in ("steps", "nodes", "finals", "parents")}
+    for table, batch in Source(name, history).steps(history.steps):
+        tables[table].append(batch)
+    return {
+        name: pa.Table.from_batches(batches, schema_of(name)).unify_dictionaries() for name, batches in tables.items()
+    }
