@@ -241,7 +241,7 @@ class LabelGroup:
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         return {
-            "value": self.value,
+            "value": plain(self.value),
             "requests": self.requests,
             "pooled": told(self.figures),
             "per_request_mean": self.means.to_dict(),
