@@ -150,7 +150,7 @@ class Exported:
     warnings: list[str] = field(default_factory=list)  # what is damaged or missing in the captures
 
 
-def export(captures: Sequence[str], folder: str, progress: Callable[[float], None] = lambda share: None) -> Exported:
+def export(captures: Sequence[str], folder: str, progress: Callable[[float], None] | None = None) -> Exported:
     """Write the tables of some captures into a folder. Raises UserError; then nothing is written."""
     check_folder(folder)
     for name in captures:
@@ -161,7 +161,8 @@ def export(captures: Sequence[str], folder: str, progress: Callable[[float], Non
             reader = CaptureReader(name)
             with without_gc():
                 while reader.read(0.2):
-                    progress((index + reader.progress) / len(captures))
+                    if progress is not None:
+                        progress((index + reader.progress) / len(captures))
             source, records = Source(name, reader.history), reader.history.known
             for table, batch in chain(source.steps(records), source.others(records, reader.warnings)):
                 if table in SCHEMAS:

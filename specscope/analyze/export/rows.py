@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.evidence.arrays import flags, holding, lengths, numbers, words
+from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.export.schema import STEP, TABLES, Column, clean, schema_of
 from specscope.trace.history.history import History
 from specscope.trace.history.totals import why_undrafted

@@ -8,9 +8,8 @@ from functools import cached_property
 
 import numpy as np
 
-from specscope.analyze.evidence.arrays import Indices
+from specscope.analyze.evidence.arrays import Indices, doubles, flags
 from specscope.analyze.evidence.columns import Columns
-from specscope.analyze.evidence.arrays import doubles, flags
 from specscope.analyze.evidence.visits import visits
 from specscope.analyze.questions.groups import doubling
 from specscope.trace.history.history import History

@@ -25,9 +25,8 @@ from functools import cached_property
 
 import numpy as np
 
-from specscope.analyze.evidence.arrays import Indices
+from specscope.analyze.evidence.arrays import Indices, indices, joined, lengths
 from specscope.analyze.evidence.columns import KINDS, Columns, TriedParents
-from specscope.analyze.evidence.arrays import indices, joined, lengths
 from specscope.analyze.findings import Reference
 from specscope.analyze.questions.evidence import Evidence
 from specscope.analyze.questions.groups import Examples, Share, by_value
