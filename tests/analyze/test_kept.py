@@ -18,7 +18,7 @@ KEPT = read_frozen(DATA / "kept.tar.xz")
 
 @pytest.mark.parametrize("path", KEPT)
 def test_a_sample_gives_what_it_gave(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """JSON of report, why and tune; of export each column's type and a digest of its values."""
+    """JSON of report and why; of export each column's type and a digest of its values."""
     (tmp_path / "traces").symlink_to(DATA / "samples")
     monkeypatch.chdir(tmp_path)
     found = results_of(path, names=KEPT[path])

@@ -8,46 +8,92 @@ looked-up costs by batch and rows); here it is made afterwards, over a whole run
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 from specscope.analyze.tune.judged import Judge, Path, TreeOutcome
 from specscope.errors import UserError
 from specscope.plans.costs import Costs
 from specscope.plans.plan import MAX_TOP, DynamicPlan, StaticPlan, TreePlan
+from specscope.trace.record.tree import Doubles
 from specscope.tree_shape import TreeShape, parse_tree
 
-# The best static tree of every size (Sequoia, Chen et al. 2024, section 3.1).
+# The best static tree of every size, by dynamic programming over positions (Sequoia, Chen et al. 2024, section 3.1).
 #
 # A position is a path of child ranks. The accepted tokens of a tree are the sum of rho over its positions, rho being
 # the mean reach. Of all trees with n nodes, closed under parents and elder siblings, the one with the largest sum is
-# wanted. As a child has less reach than its parent, and than its elder sibling, that tree holds the n best positions.
+# wanted. With "first child" and "next sibling" as the two children of each position in a binary tree, these are the
+# binary trees closed under parents, and
+#
+# best(v, n) = rho(v) + max over a + b = n - 1 of best(first child of v, a) + best(next sibling of v, b).
 #
 # Sequoia's rho is a product of one rate per rank. Here it is measured at each position; where a step does not hold the
-# position, a rate takes its place.
+# position, a rate takes its place (Judge).
 
 LEAST = 1e-4  # rho: a position below it is not extended
 
 
-def best_shapes(
-    rho: Callable[[Path], float], sizes: Collection[int], max_depth: int, max_rank: int
-) -> Iterator[TreeShape]:
-    """The best tree of each size: after each position that is taken, its first child and next sibling are tried."""
-    taken: list[Path] = []
+def positions(judge: Judge, count: int, max_depth: int, max_rank: int) -> dict[Path, float]:
+    """rho of about the best `count` positions: after each that is taken, its first child and next sibling are tried."""
+    taken: dict[Path, float] = {}
     waiting: list[tuple[float, Path]] = []
 
     def look(path: Path) -> None:
-        if len(path) <= max_depth and path[-1] < max_rank and (reach := rho(path)) >= LEAST:
-            heapq.heappush(waiting, (-reach, path))
+        if len(path) <= max_depth and path[-1] < max_rank:
+            rho = float(judge.position(path)[0].mean())
+            if rho >= LEAST:
+                heapq.heappush(waiting, (-rho, path))
 
     look((0,))
-    while waiting and len(taken) < max(sizes):
-        path = heapq.heappop(waiting)[1]
-        taken.append(path)
+    while waiting and len(taken) < count:
+        rho, path = heapq.heappop(waiting)
+        taken[path] = -rho
         look((*path, 0))
         look((*path[:-1], path[-1] + 1))
-        if len(taken) in sizes:
-            yield parse_tree(str(taken))
+    return taken
+
+
+def best_shapes(rho: Mapping[Path, float], sizes: Collection[int], max_depth: int) -> list[tuple[TreeShape, float]]:
+    """The best tree of each size, at most `max_depth` deep, with its sum; none where there are too few positions."""
+    known = {path: value for path, value in rho.items() if len(path) <= max_depth}
+    best: dict[Path, Doubles] = {}
+    nothing = np.array([0.0])
+    for path in sorted(known, key=lambda path: (len(path), path), reverse=True):
+        child, sibling = best.get((*path, 0), nothing), best.get((*path[:-1], path[-1] + 1), nothing)
+        below = _both(child, sibling, max(sizes) - 1)
+        best[path] = np.concatenate([nothing, known[path] + below])
+    whole = best.get((0,), nothing)
+    return [(_shape(best, known, n), float(whole[n])) for n in sorted(sizes) if n < len(whole)]
+
+
+def _both(a: Doubles, b: Doubles, limit: int) -> Doubles:
+    """[n] the largest a[i] + b[n - i], for n up to `limit`."""
+    size = min(len(a) + len(b) - 1, limit + 1)
+    sums = np.full(size, -np.inf)
+    for i, value in enumerate(a[:size]):
+        part = b[: size - i]
+        sums[i : i + len(part)] = np.maximum(sums[i : i + len(part)], value + part)
+    return sums
+
+
+def _shape(best: Mapping[Path, Doubles], rho: Mapping[Path, float], nodes: int) -> TreeShape:
+    """The tree behind best[(0,)][nodes]."""
+    taken: list[Path] = []
+    left: list[tuple[Path, int]] = [((0,), nodes)]
+    nothing = np.array([0.0])
+    while left:
+        path, n = left.pop()
+        if n == 0:
+            continue
+        taken.append(path)
+        below, beside = (*path, 0), (*path[:-1], path[-1] + 1)
+        child, sibling = best.get(below, nothing), best.get(beside, nothing)
+        sums = [child[a] + sibling[n - 1 - a] for a in range(max(0, n - len(sibling)), min(n, len(child)))]
+        a = max(0, n - len(sibling)) + int(np.argmax(sums))
+        left += [(below, a), (beside, n - 1 - a)]
+    return parse_tree(str(taken))
 
 
 BUDGETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -146,15 +192,10 @@ def _statics(judge: Judge, space: Space) -> Iterable[Candidate]:
         for depth in range(1, min(deepest, space.max_nodes) + 1):
             yield _static(judge, space, TreeShape.fan(1, depth))
         return
-    known: dict[Path, float] = {}
-
-    def rho(path: Path) -> float:
-        if path not in known:
-            known[path] = float(judge.position(path)[0].mean())
-        return known[path]
-
+    rho = positions(judge, max(4 * space.max_nodes, 64), deepest, width)
+    budgets = _budgets(space)
     for depth in range(1, deepest + 1):
-        for shape in best_shapes(rho, _budgets(space), depth, width):
+        for shape, _ in best_shapes(rho, budgets, depth):
             if shape.max_depth == depth:
                 yield _static(judge, space, shape)
 

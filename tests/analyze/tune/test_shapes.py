@@ -1,4 +1,4 @@
-"""The best static tree of a size, against every tree there is."""
+"""The best static tree of a size: against every tree there is, and against Sequoia's own recursion."""
 
 import itertools
 from functools import cache
@@ -27,19 +27,48 @@ def every_tree(nodes, width, depth):
     return sorted(found, key=sorted)
 
 
+def test_there_are_as_many_trees_as_catalan_says():
+    assert [len(every_tree(n, MOST, MOST)) for n in range(1, MOST + 1)] == [1, 2, 5, 14, 42, 132]
+
+
 @given(st.data())
 def test_no_tree_is_better(data):
-    """Where a child has less reach than its parent, and than its elder sibling."""
+    """Also where a child's figure is above its parent's: noise can make it so."""
     width, depth = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 4))
-    drawn = np.random.default_rng(data.draw(st.integers(0, 10**6)))
-    rho = {(): 1.0}
     positions = [p for d in range(1, depth + 1) for p in itertools.product(range(width), repeat=d)]
-    for path in positions:
-        elder = rho[(*path[:-1], path[-1] - 1)] if path[-1] else 1.0
-        rho[path] = min(elder, rho[path[:-1]]) * drawn.uniform(0.2, 1)
-    found = list(best_shapes(rho.__getitem__, range(1, MOST + 1), depth, width))
-    for nodes, shape in enumerate(found, 1):
-        assert len(shape) == nodes
+    drawn = np.random.default_rng(data.draw(st.integers(0, 10**6)))
+    rho = dict(zip(positions, drawn.random(len(positions)), strict=True))
+    found = best_shapes(rho, range(1, MOST + 1), depth)
+    for nodes, (shape, value) in enumerate(found, 1):
         best = max(sum(rho[path] for path in tree) for tree in every_tree(nodes, width, depth))
-        assert sum(rho[path] for path in shape.paths) == pytest.approx(best)
+        assert value == pytest.approx(best)
+        assert len(shape) == nodes
+        assert sum(rho[path] for path in shape.paths) == pytest.approx(value)
     assert len(found) == min(MOST, len(positions))
+
+
+def test_with_sequoias_assumption_it_is_sequoias_tree():
+    """T(n) = 1 + the best sharing of n - 1 nodes among children, child r counting for rates[r] of its subtree."""
+    rates = (0.5, 0.2, 0.1)
+
+    @cache
+    def grown(nodes, depth):
+        """Expected tokens of a tree of so many nodes, its root among them."""
+        return 1 + shared(nodes - 1, 0, depth) if nodes else 0.0
+
+    @cache
+    def shared(nodes, rank, depth):
+        if not nodes or rank == len(rates) or depth == 0:
+            return 0.0 if not nodes else -np.inf
+        return max(
+            shared(0, rank, depth) if not nodes else -np.inf,
+            *(
+                rates[rank] * grown(own, depth - 1) + shared(nodes - own, rank + 1, depth)
+                for own in range(1, nodes + 1)
+            ),
+        )
+
+    positions = [p for d in range(1, 5) for p in itertools.product(range(3), repeat=d)]
+    rho = {path: float(np.prod([rates[rank] for rank in path])) for path in positions}
+    for nodes, (_, value) in enumerate(best_shapes(rho, range(1, 13), 4), 1):
+        assert 1 + value == pytest.approx(grown(nodes + 1, 4))
