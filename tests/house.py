@@ -14,11 +14,11 @@ MOST_LINES, FEWEST_LINES = 600, 60
 MOST_FILES = 15  # of a folder
 SLACK = 50  # what may be gained before a bound is lowered
 BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
-    "trace": (11421, 9300),
+    "trace": (11425, 9300),
     "remote": (1907, 1700),
     "watch": (1994, 1850),
-    "analyze": (25875, 15700),
-    "measure": (5012, 3300),
+    "analyze": (25268, 15700),
+    "measure": (5011, 3300),
     "engine": (2987, 2350),
     "plans": (864, 850),
     "speculate": (3514, 2700),
@@ -27,19 +27,19 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "inside": (1850, 1850),
     "vllm, transformers, sglang": (6680, 4050),
     "debug, live": (3955, 3200),
-    "tui": (7059, 5500),
-    "cli": (4241, 3100),
+    "tui": (7058, 5500),
+    "cli": (4239, 3100),
     "serve": (1985, 1600),
     "page": (700, 700),
     "bench, train": (1492, 0),
     "top level": (897, 600),
-    "all": (86892, 64500),
+    "all": (86285, 64500),
     "benchmarks": (3300, 3300),
 }
 TESTS_BUDGET = 40_500
 CROWDED: dict[str, int] = {
     "benchmarks": 17,
-    "specscope/analyze": 17,
+    "specscope/analyze": 16,
     "specscope/analyze/compare": 18,
     "specscope/analyze/diagnose": 18,
     "specscope/cli": 18,
@@ -48,6 +48,8 @@ CROWDED: dict[str, int] = {
     "specscope/vllm": 16,
 }
 NAMES: dict[str, int] = {
+    "Chunk": 2,
+    "Column": 2,
     "Level": 2,
     "Models": 2,
     "Proof": 2,
@@ -60,7 +62,6 @@ FRAGMENTS: dict[str, int] = {
     "specscope/analyze/compare/text.py": 1,
     "specscope/analyze/diagnose/rerun/models.py": 1,
     "specscope/analyze/plain.py": 1,
-    "specscope/analyze/questions/answers.py": 1,
     "specscope/analyze/significance.py": 1,
     "specscope/cli/export.py": 1,
     "specscope/cli/judges/verify.py": 1,
