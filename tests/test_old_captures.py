@@ -60,6 +60,9 @@ LISTED = re.compile(
     r"|verify\.json\.captures\[0\]\.groups\[4\]\.checks\[6\]\.tested: "  # the drafter's cache before its first draft
     r"|checks\[5\]\.note: \"the capture tells of no features that fed a head\" -> \"\"$"  # where it tells of them
     r"|diagnose\.json\.captures\[0\]\.notes: nothing -> "
+    # A cause is told in the words of the check that shows it; of a rerun, where requests first differ
+    r"|suspects\[\d\]\.for\[\d\]: \".* -> \"[a-z' -]+: .*, and so in [\d,]+ of [\d,]+ [a-z ]+\"$"
+    r"|suspects\[\d\]\.for\[\d\]: \".* -> \".*, where \d+ requests? first differs?\"$"
     # A few steps are walked where nothing is wrong
     r"|diagnose\[3\]: : \[\"capture\", \"verify\", \"audit\"\] -> \[\"capture\", \"verify\", \"audit\", \"locate\"\]$"
     r"|diagnose\[7\]: : \[\] -> \[\"the (drafter|target|sampling|verdict)"

@@ -1,4 +1,4 @@
-"""Several tests at once, and Student's t: what every judge takes for chance."""
+"""Several tests at once, Student's t, and a binomial's tail: what every judge takes for chance."""
 
 from __future__ import annotations
 
@@ -51,3 +51,12 @@ def _incomplete_beta(a: float, b: float, x: float) -> float:
         if abs(fraction - before) < 1e-14 * abs(fraction):
             break
     return front * fraction
+
+
+def tail_of_binomial(hits: int, total: int, share: float) -> float:
+    """An upper bound (Chernoff's) on the chance of so many hits or more in `total` trials of chance `share`."""
+    mean = hits / total
+    if mean <= share:
+        return 1.0
+    distance = mean * math.log(mean / share) + ((1 - mean) * math.log((1 - mean) / (1 - share)) if mean < 1 else 0.0)
+    return math.exp(-total * distance)

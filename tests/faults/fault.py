@@ -10,6 +10,8 @@ import pytest
 
 from specscope import Engine
 from specscope.analyze.diagnose.causes import Cause
+from specscope.engine.phases import Phases
+from specscope.speculate.drafters.tree_builder import StaticTreeBuilder
 
 Install = Callable[[pytest.MonkeyPatch, Engine], None]
 
@@ -18,17 +20,54 @@ Install = Callable[[pytest.MonkeyPatch, Engine], None]
 class Fault:
     """A mistake that is put into a running engine.
 
-    `setting` names the run in which it shows (settings.py); `about` says what is wrong, in a line. `rare`: in how many
-    engine steps, spread over the run, it is planted where it is to be rare: the smallest count whose traces chance
-    gives less often than once in a thousand, over all causes. 0: it cannot be switched within a run.
+    `setting` names the run in which it shows (settings.py). `rare`: in how many engine steps, spread over the run, it
+    is planted where it is to be rare: the smallest count whose traces chance gives less often than once in a thousand,
+    over all causes. 0: it cannot be switched within a run.
     """
 
     name: str
     cause: Cause
     install: Install
     setting: str
-    about: str
     rare: int = 3
+
+
+def in_phase(name: str, change: Callable, *, before: bool = False) -> Install:
+    """What a phase of a step leaves (`before`: what it is given), changed by `change(engine, now)`."""
+
+    def install(patch, engine):
+        run = getattr(Phases, name)
+
+        def changed(self, now):
+            if before:
+                change(engine, now)
+            run(self, now)
+            if not before:
+                change(engine, now)
+
+        patch.setattr(Phases, name, changed)
+
+    return install
+
+
+def finished(change: Callable) -> Install:
+    """A static tree as it is handed on: `change(draft, places)` of it."""
+
+    def install(patch, engine):
+        finish = StaticTreeBuilder.finish
+        patch.setattr(StaticTreeBuilder, "finish", lambda self: change(*finish(self)))
+
+    return install
+
+
+def taken(change: Callable) -> Install:
+    """What is drawn for a static tree: `change(q, drawn)` of it."""
+
+    def install(patch, engine):
+        take = StaticTreeBuilder.take
+        patch.setattr(StaticTreeBuilder, "take", lambda self, q, drawn: take(self, *change(q, drawn)))
+
+    return install
 
 
 class Switched:

@@ -1,95 +1,29 @@
 """From failed checks to causes: every failed check is explained or reported as unexplained, and faults are ranked.
 
-verify and audit measure; nothing is measured again here. A function of EXPLAINS says what the failures of a check have
-in common. Evidence from the text or from acceptance counts for a fault only where a check failed that follows from it;
-otherwise it is a remark.
+verify and audit measure; nothing is measured again here. Evidence counts where a check failed that follows from it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from specscope.analyze.audit.audit import Audit
-from specscope.analyze.diagnose import accounts, by_acceptance, by_text, drafted, healthy, randomness, verdicts
+from specscope.analyze.diagnose import healthy
 from specscope.analyze.diagnose.audited import from_audit
-from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.causes import Cause
-from specscope.analyze.diagnose.diagnosis import CHANCE, Diagnosis, Proof, Suspect
+from specscope.analyze.diagnose.diagnosis import CHANCE, Diagnosis, Proof, Suspect, explains
+from specscope.analyze.diagnose.drafted import shifted_lookup
 from specscope.analyze.diagnose.failures import Failure, conditions, failures_of
-from specscope.analyze.diagnose.places import explains
-from specscope.analyze.diagnose.together import LOGPROBS
-from specscope.analyze.findings import CheckResult, Finding
+from specscope.analyze.diagnose.names import named
+from specscope.analyze.findings import CheckResult
 from specscope.analyze.locate.located import Location
-from specscope.analyze.verify.trial import Trial
+from specscope.analyze.verify.case import Case
+from specscope.analyze.verify.trial import Trial, judge
 from specscope.trace.history.history import History
 from specscope.trace.history.wording import plural
 
-OF_THE_DRAFTER = (Cause.DRAFTER_KV, Cause.POSITIONS, Cause.DRAFT_VOCABULARY)
-OF_THE_TARGET = (Cause.TARGET_KV,)
 WHOLE = 0.995  # of a failed check: so much explained counts as all of it
-
-Explanation = Callable[[Case, Finding], list[Suspect]]
-EXPLAINS: Mapping[str, Explanation] = {  # by check of verify
-    "probabilities": verdicts.probabilities,
-    "rule of verification": verdicts.other_rule,
-    "accept probability": verdicts.ratio,
-    "outcomes": verdicts.outcomes,
-    "greedy acceptance": verdicts.greedy_acceptance,
-    "paths": verdicts.paths,
-    "trial order": verdicts.trial_order,
-    "p at later trials": verdicts.later_p,
-    "residual mass": verdicts.masses,
-    "q at trials": verdicts.trial_q,
-    "final tokens": verdicts.final_tokens,
-    "share of the final token": verdicts.final_shares,
-    "greedy tokens": verdicts.greedy_tokens,
-    "top-k": verdicts.parameters,
-    "min-p": verdicts.parameters,
-    "top-p": verdicts.parameters,
-    "temperature and penalties": verdicts.parameters,
-    "draft's temperature": drafted.other_q,
-    "drafted surprisal": drafted.other_draws,
-    "draft vocabulary": drafted.outside_vocabulary,
-    "drafts as planned": drafted.planned,
-    "likeliest draft first": drafted.likeliest_first,
-    "drafts in place": drafted.in_place,
-    "placeholders": drafted.placeholders,
-    "features fed": drafted.fed_features,
-    LOGPROBS: verdicts.log_probabilities,
-    "drafter's cache": drafted.drafters_cache,
-    "tokens in the cache": accounts.token_lost,
-    "positions": accounts.token_lost,
-    "prompt fed": accounts.token_lost,
-    "outputs": accounts.outputs,
-    "ends": accounts.ends,
-    "accepted KV moved": accounts.not_moved,
-    "blocks written": accounts.blocks,
-    "blocks kept": accounts.blocks,
-    "coins": randomness.wrong_key,
-    "draft coins": randomness.wrong_draft_key,
-    "draft coins in their intervals": randomness.outside_intervals,
-    "coins unequal": randomness.coins_unequal,
-    "coins over steps": randomness.coins_shared,
-    "coins of requests": randomness.coins_shared,
-    "recovered draws": randomness.biased_draws,
-    "coins and draws": randomness.coins_and_draws,
-    "acceptance": randomness.accepted_otherwise,
-    "order of siblings": drafted.sorted_siblings,
-}
-Hypothesis = Callable[[Case], Suspect | None]
-BY_TEXT: tuple[Hypothesis, ...] = (  # questions that no single check asks
-    by_text.shifted_lookup,
-    by_text.other_requests_text,
-    by_text.vocabulary_map,
-    by_text.verdict_late,
-)
-BY_ACCEPTANCE: tuple[Hypothesis, ...] = (
-    by_acceptance.drafter_kv_full,
-    by_acceptance.drafter_kv_preemption,
-    by_acceptance.drafter_rotary,
-    by_acceptance.kv_decay,
-)
 
 
 def diagnose(
@@ -109,20 +43,21 @@ def diagnose(
     `again`: what the models say, run again under named mistakes; `location`: where what is wrong was located; `known`:
     whether causes are named; `notes`: of how far was looked.
     """
-    case = Case.of(history, verify)
+    case = Case.of(history, verify or judge(history, source=""))
     problems = list(left_out)
     suspects = [*_asked(case, audit, problems), *again] if known else []
     failures = failures_of(case, audit)
-    faults, remarks = settled(suspects, failures, audit)
-    located = () if location is None else location.located
+    faults, remarks = settled(suspects, failures), list[Suspect]()
+    found = location or Location("", ())
+    located = found.located
     if known and case.steps and not located and not any(fault.proof is not Proof.SUM for fault in faults):
-        remarks += healthy.remarks(case)
+        remarks = healthy.remarks(case)
     left = [failure for failure in failures if not explains(located, failure.check.name)]
     unexplained = _unexplained(faults, left)
-    agrees = list(() if location is None else location.ruled_out)
-    if location is not None:  # figures of another build, for one: unless a fault explains them
-        (unexplained if unexplained or not failures else agrees).extend(location.unexplained)
-    problems += () if location is None else (f"locate: {line}" for line in location.left_out)
+    agrees = list(found.ruled_out)
+    # Figures of another build, for one: unless a fault explains them
+    (unexplained if unexplained or not failures else agrees).extend(found.unexplained)
+    problems += (f"locate: {line}" for line in found.left_out)
     by_models = audit is not None and audit.judged
     looked_at = ["capture", "verify"] + ["audit"] * by_models + ["locate"] * (location is not None)
     return Diagnosis(
@@ -162,41 +97,27 @@ def _asked(case: Case, audit: Audit | None, problems: list[str]) -> list[Suspect
     """What explains the failed checks, and what else points to a cause."""
     suspects: list[Suspect] = []
     for check in case.trial.failed if case.steps else ():
-        explain = EXPLAINS.get(check.name)
-        if explain is not None:
-            for suspect in explain(case, check):
-                explained = check.failed if suspect.explained is None else suspect.explained
-                share = min(explained / check.failed, 1.0) if check.failed else 1.0
-                explains = {**suspect.explains, check.name: share}
-                suspects.append(replace(suspect, explained=explained, of=check.failed, explains=explains))
-    run, hypotheses = case.history.run, (*BY_TEXT, *BY_ACCEPTANCE)
+        for suspect in named(case, check):
+            explained = check.failed if suspect.explained is None else suspect.explained
+            share = min(explained / check.failed, 1.0) if check.failed else 1.0
+            explains = {**suspect.explains, check.name: share}
+            suspects.append(replace(suspect, explained=explained, of=check.failed, explains=explains))
+    run = case.history.run
     if run is not None and not run.tells_tokens:
         problems.append(f"{run.privacy.lack}: drafts were not held against the text")
-        hypotheses = BY_ACCEPTANCE
-    for ask in hypotheses if case.steps else ():
-        found = ask(case)
-        suspects += [] if found is None else [found]
+    elif case.steps:
+        suspects += shifted_lookup(case)
     return suspects if audit is None else [*suspects, *from_audit(case, audit)]
 
 
-def settled(
-    suspects: Iterable[Suspect], failures: Sequence[Failure], audit: Audit | None
-) -> tuple[list[Suspect], list[Suspect]]:
-    """Faults, and remarks; each in the one order of causes.
+def settled(suspects: Iterable[Suspect], failures: Sequence[Failure]) -> list[Suspect]:
+    """The faults, in the one order of causes: from which a check fails, or under which a rerun gave what was recorded.
 
-    A cause is a fault where a check failed that follows from it, or where a rerun under it gave what was recorded.
-    Causes that chance explains, or that the models contradict, are left out.
+    Causes that chance explains are left out, and those that explain nothing which a better one does not.
     """
-    faults, remarks = [], []
-    for suspect in merged(suspects):
-        if suspect.chance is not None and suspect.chance > CHANCE:
-            continue
-        if suspect.rerun or explained_share(suspect, failures) > 0:
-            faults.append(suspect)
-        elif not _refuted(suspect, audit):
-            remarks.append(suspect)
-    ranked = sorted(faults, key=lambda fault: rank(fault, failures))
-    return _without_followers(ranked, failures), remarks
+    known = [suspect for suspect in merged(suspects) if suspect.chance is None or suspect.chance <= CHANCE]
+    faults = [fault for fault in known if fault.rerun or explained_share(fault, failures) > 0]
+    return _without_followers(sorted(faults, key=lambda fault: rank(fault, failures)), failures)
 
 
 def rank(suspect: Suspect, failures: Sequence[Failure]) -> tuple[int, float, int, int]:
@@ -225,22 +146,6 @@ def _without_followers(ranked: Sequence[Suspect], failures: Sequence[Failure]) -
         for name in new:
             left[name] = max(0.0, left[name] - suspect.covers(name))
     return leading
-
-
-def _refuted(suspect: Suspect, audit: Audit | None) -> bool:
-    """Whether the models agree with everything recorded of the part, drafter or target, that the cause is in."""
-    if audit is None:
-        return False
-    return (suspect.cause in OF_THE_DRAFTER and _agrees(audit, "drafter")) or (
-        suspect.cause in OF_THE_TARGET and _agrees(audit, "target")
-    )
-
-
-def _agrees(audit: Audit, what: str) -> bool:
-    """Whether all that was compared of the target or the drafter is the model's."""
-    checks = [finding for finding in audit.findings if finding.name.startswith(what)]
-    checks = [check for check in checks if check.tested]
-    return bool(checks) and all(check.result is CheckResult.PASSED for check in checks)
 
 
 def merged(suspects: Iterable[Suspect]) -> list[Suspect]:

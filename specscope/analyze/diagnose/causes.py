@@ -6,20 +6,76 @@ from collections.abc import Mapping
 from enum import Enum
 from types import MappingProxyType
 
-from specscope.analyze.diagnose.together import (
-    ACCEPTANCE,
-    COINS,
-    COUNTED,
-    DRAFTER,
-    LATE,
-    LOSSLESS,
-    OF_FINALS,
-    OF_Q,
-    RULED,
-    STEPS,
-    TARGET,
-)
 from specscope.analyze.locate.located import Stage
+from specscope.analyze.verify.trial import OF_FINALS
+
+# Which checks fail together, by their names: what the rows of causes are made of.
+# Of audit, what the others follow from first:
+LOGPROBS = "log-probabilities"
+TARGET = ("target raw p", "target top tokens", "target p", "final token", "final p", LOGPROBS)
+DRAFTER = ("drafter top tokens", "draft p", "drafter tokens", "drafter tree", "draft draws", "head's features")
+# Of verify, from here on.
+# Where what comes out is not distributed as the target's
+LOSSLESS = ("emitted surprisal", "target's choice emitted")
+# Where drafts are accepted more or less often than their figures say
+ACCEPTANCE = ("acceptance", "acceptance by place")
+# Where drafts are not drawn from the q that is stated
+OF_Q = (
+    "draft's temperature",
+    "drafted surprisal",
+    "later siblings",
+    "order of siblings",
+    "draft coins in their intervals",
+    "draft draws",
+)
+# Where chance is no chance
+COINS = (
+    "coins",
+    "draft coins",
+    "coins unequal",
+    "coins over steps",
+    "coins of requests",
+    "coins uniform",
+    "coins in series",
+    "coins and draws",
+)
+# Where p is not what the sampling parameters make of it
+RULED = (
+    "top-k",
+    "min-p",
+    "top-p",
+    "temperature and penalties",
+    "ranks",
+    "target's choice",
+    "target p",
+    "final p",
+    "final token",
+)
+# Where a step does not begin as the one before ended
+STEPS = (
+    "step numbers",
+    "tokens in the cache",
+    "positions",
+    "prompt fed",
+    "tokens emitted",
+    "outputs",
+    "ends",
+    "what preceded",
+    "context",
+)
+# Where another number of drafts is accepted than was judged right
+COUNTED = ("paths", "kind of final token", "accepted KV moved", "greedy acceptance", "outcomes", "greedy tokens")
+# Where a step holds figures of another
+LATE = (
+    "accept probability",
+    "trial order",
+    "p at later trials",
+    "q at trials",
+    "residual mass",
+    "siblings",
+    "raw probabilities",
+    "what preceded",
+)
 
 ANY = ""
 FED = r"^(tokens|positions|rows|features|embedding|fc|draw|drawn)"  # what enters a model, before its first layer
@@ -27,6 +83,14 @@ FED = r"^(tokens|positions|rows|features|embedding|fc|draw|drawn)"  # what enter
 SEEN = r"^(tokens|positions|rows)|\.(query|key|value|keys read|values read|scores|attention)$"
 OUT = r"^(lm_head|logits|d2t|norm|head)"  # from the last layer on
 T, D, S, V, W = Stage.TARGET, Stage.DRAFTER, Stage.SAMPLING, Stage.VERDICT, Stage.DRAWS
+# The checks of audit and verify that fail where a stage is wrong
+OF_STAGES: Mapping[Stage, tuple[str, ...]] = {
+    T: TARGET,
+    D: (*DRAFTER, "head's embedding"),
+    S: (*RULED, *OF_Q, "draft p"),
+    V: (*LOSSLESS, *ACCEPTANCE, *OF_FINALS, *COUNTED, "accept probability", "trial order", "residual mass"),
+    W: (*OF_Q, *COINS, "drafter tokens", "drafter tree"),
+}
 Places = Mapping[Stage, str]  # by stage, the pattern of the operations at which a cause shows first
 
 
@@ -345,5 +409,4 @@ class Cause(Enum):
     @property
     def is_fault(self) -> bool:
         """Whether something is wrong where it is named."""
-        remarks = (Cause.HARD_TEXT, Cause.HIGH_TEMPERATURE, Cause.TREE_TOO_SMALL)
-        return self not in (Cause.WEAK_DRAFTER, Cause.DRAFTER_AT_CHANCE, *remarks)
+        return bool(self.follows)

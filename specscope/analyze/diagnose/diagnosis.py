@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any
 
-from specscope.analyze.diagnose.causes import Cause
-from specscope.analyze.findings import Exit, Reference
+from specscope.analyze.diagnose.causes import OF_STAGES, Cause
+from specscope.analyze.findings import Exit, Finding, Reference
 from specscope.analyze.locate.located import Located
+from specscope.analyze.plain import fields, plain
+from specscope.trace.history.wording import plural
 from specscope.trace.record.vocabulary import shell_word
 
 CHANCE = 1e-3 / len(Cause)  # evidence likelier than this by chance names no cause: 1 in 1,000 over all causes
 LOG_CHANCE = math.log(CHANCE)
 NINE_IN_TEN = 0.9
+MOSTLY = 0.8  # of what is wrong: what holds less often is no pattern
 
 
 class Proof(IntEnum):
@@ -59,6 +63,11 @@ class Suspect:
         return Suspect(cause, Proof.ROWS, (line,), (), example, explained, of, rerun=True)
 
     @property
+    def all_explained(self) -> int:
+        """How many of what differs it explains."""
+        return self.of if self.explained is None else self.explained
+
+    @property
     def net(self) -> float:
         """The share of what differs that it explains, less what it spoils."""
         return (self.of if self.explained is None else self.explained - self.spoiled) / self.of if self.of else 1.0
@@ -82,19 +91,32 @@ class Suspect:
         """As plain values, for --json."""
         return {
             "cause": self.cause.label,
-            "is_fault": self.cause.is_fault,
-            "about": self.cause.about,
-            "look": self.cause.look,
+            **{name: getattr(self.cause, name) for name in ("is_fault", "about", "look")},
             "grade": self.grade.value,
-            "explained": self.of if self.explained is None else self.explained,
-            "of": self.of,
-            "spoiled": self.spoiled,
+            "explained": self.all_explained,
+            **{name: plain(getattr(self, name)) for name in ("of", "spoiled", "against", "chance", "example")},
             "for": list(self.for_),
-            "against": list(self.against),
-            "chance": self.chance,
-            "example": None if self.example is None else str(self.example),
             "command": self.command(source),
         }
+
+
+def counted(check: Finding) -> str:
+    """`3 of 41 steps`."""
+    return f"{check.failed:,} of {plural(check.tested, check.unit)}"
+
+
+def said(check: Finding, cause: Cause, proof: Proof = Proof.ROWS, *more: str) -> Suspect:
+    """The cause of a failed check in the check's own words."""
+    line = f"{check.name}: {check.detail}" + (f", and so in {counted(check)}" if check.failed else "")
+    return Suspect(cause, proof, (line, *more), example=check.example)
+
+
+@dataclass(frozen=True)
+class PlacedFault:
+    """A fault as it is shown: with its place, where it was located, and its name, where it is known; one of them."""
+
+    place: Located | None
+    cause: Suspect | None
 
 
 @dataclass(frozen=True)
@@ -106,7 +128,7 @@ class Diagnosis:
     looked_at: tuple[str, ...] = ()  # what could be run: the capture, verify, audit, ...
     left_out: tuple[str, ...] = field(default=())  # what was asked for and could not be judged, and why
     steps: int = 0  # decode steps that were looked at
-    remarks: tuple[Suspect, ...] = ()  # explanations without a fault, and causes that only text or acceptance suggests
+    remarks: tuple[Suspect, ...] = ()  # explanations without a fault
     declined: tuple[str, ...] = ()  # what the user told it to leave out
     located: tuple[Located, ...] = ()  # faults with their places, those that explain most first
     ruled_out: tuple[str, ...] = ()  # what agrees, a sentence each, where something was looked for
@@ -126,21 +148,41 @@ class Diagnosis:
         unjudged = bool(self.left_out) or not self.steps
         return Exit.of(wrong=bool(self.located or self.faults or self.unexplained), unjudged=unjudged)
 
+    @property
+    def placed(self) -> tuple[PlacedFault, ...]:
+        """What is located, each with the likeliest name that fits; then the faults that only have a name.
+
+        Of the causes that lie in a stage where something was located, the others follow from it: they are left out.
+        """
+        rest, shown = list(self.faults), []
+        for place in self.located:
+            name = next((fault for fault in rest if fits(fault.cause, place)), None)
+            rest = [fault for fault in rest if fault is not name]
+            shown.append(PlacedFault(place, name))
+        stages = {place.operation.stage for place in self.located}
+        elsewhere = [fault for fault in rest if not stages & fault.cause.places.keys()]
+        return (*shown, *(PlacedFault(None, fault) for fault in elsewhere))
+
     def to_dict(self, source: str) -> dict[str, Any]:
         """As plain values, for --json."""
         return {
             "source": source,
             "exit": int(self.exit),
-            "steps": self.steps,
+            **fields(self, "suspects", "remarks", "declined"),
             "suspects": [suspect.to_dict(source) for suspect in self.suspects],
-            "unexplained": list(self.unexplained),
             "remarks": [remark.to_dict(source) for remark in self.remarks],
-            "looked_at": list(self.looked_at),
             "left_out": [*self.left_out, *self.declined],
-            "located": [located.to_dict() for located in self.located],
-            "ruled_out": list(self.ruled_out),
-            "when": list(self.when),
-            "would_see": list(self.would_see),
-            "builds": self.builds,
-            "notes": list(self.notes),
         }
+
+
+def fits(cause: Cause, place: Located) -> bool:
+    """Whether a cause shows first at such a place."""
+    pattern = cause.places.get(place.operation.stage)
+    if pattern is None:
+        return False
+    return not pattern or not place.certain or re.search(pattern, place.operation.name) is not None
+
+
+def explains(located: Sequence[Located], check: str) -> bool:
+    """Whether a failed check follows from what is located."""
+    return any(check in OF_STAGES[place.operation.stage] for place in located)

@@ -1,156 +1,116 @@
-"""What lies behind failed checks of the drafts: their place, their plan, their q, and what fed their drafter."""
+"""Checks of drafts behind which one of several causes may lie: their plan, their vocabulary, their q, their cache."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from specscope.analyze.diagnose.case import Case
+from specscope.analyze.audit.lookup import SIZES, Rule, lookup, told_rules
 from specscope.analyze.diagnose.causes import Cause
-from specscope.analyze.diagnose.diagnosis import Proof, Suspect
-from specscope.analyze.diagnose.verdicts import MOSTLY, counted
+from specscope.analyze.diagnose.diagnosis import MOSTLY, Proof, Suspect, said
 from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.evidence.columns import Columns
+from specscope.analyze.evidence.fields import numbers
 from specscope.analyze.findings import Finding
+from specscope.analyze.verify.case import Case, Step
 from specscope.analyze.verify.chance import drafted
 from specscope.analyze.verify.drafts import most_cached
 from specscope.analyze.verify.parameters import q_bounds
-from specscope.analyze.verify.parents import NATS
+from specscope.plans.plan import StaticPlan
 from specscope.trace.history.wording import plural
 from specscope.trace.record.records import Preceded
-from specscope.trace.record.tree import Bools, Doubles
+from specscope.trace.record.tree import ROOT, Bools, Doubles
 
 GRID = np.exp(np.linspace(math.log(0.2), math.log(5.0), 322))  # temperatures, 1 % apart
-FAR_MORE = "the drafter counts far more tokens as cached than it was fed"
 MOST = 2000  # nodes whose q is looked at
-
-
-def in_place(case: Case, check: Finding) -> list[Suspect]:
-    """Drafts that are right, but at another place than their own."""
-    z = check.statistic or 0.0
-    lines = (check.detail, f"{z:.0f} standard errors apart")
-    return [Suspect(Cause.DRAFT_POSITION, Proof.CONDITION, lines, example=check.example, explained=check.failed)]
-
-
-def placeholders(case: Case, check: Finding) -> list[Suspect]:
-    """One token that is drafted over and over, by no drafter's choice."""
-    return [Suspect(Cause.DRAFT_PLACEHOLDERS, Proof.ROWS, (check.detail,), example=check.example)]
+SHIFTS = (1, -1, 2, -2, 3)
+LOOKED_UP = 2000  # steps that are looked up again
+FOR_RULE = 100  # of them, from which the rule is found
+EXPLAINED = 8  # drafted tokens that a mistake must explain
+Paths = frozenset[tuple[int, ...]]
 
 
 def outside_vocabulary(case: Case, check: Finding) -> list[Suspect]:
     """Tokens that the drafter does not know: a wrong map, or padding where it is one token over and over."""
-    c = case.evidence
-    token, count = Counter(c.token[check.wrong].tolist()).most_common(1)[0]
-    lines = [f"{counted(check)} hold tokens that the drafter does not know"]
+    token, count = Counter(case.evidence.token[check.wrong].tolist()).most_common(1)[0]
     if count > MOSTLY * check.failed and check.failed > 2:
-        lines.append(f"token {token} at {count:,} of these")
-        return [Suspect(Cause.DRAFT_PLACEHOLDERS, Proof.ROWS, tuple(lines), example=check.example)]
-    return [Suspect(Cause.DRAFT_VOCABULARY, Proof.ROWS, tuple(lines), example=check.example)]
+        return [said(check, Cause.DRAFT_PLACEHOLDERS, Proof.ROWS, f"token {token} at {count:,} of these")]
+    return [said(check, Cause.DRAFT_VOCABULARY)]
 
 
 def planned(case: Case, check: Finding) -> list[Suspect]:
     """Trees that were to be sampled and were not, or that lack nodes of the plan."""
     c = case.evidence
     drawn = c.any_in_step(c.sampled)
-    lost, pruned = check.wrong[~drawn[check.wrong]], check.wrong[drawn[check.wrong]]
     suspects = []
-    if len(lost):
-        line = f"the tree is to be sampled, but is recorded as deterministic in {len(lost):,} of "
-        line += plural(check.tested, "step")
-        suspects.append(
-            Suspect(Cause.Q_DROPPED, Proof.ROWS, (line,), example=c.at_step(int(lost[0])), explained=len(lost))
-        )
-    if len(pruned):
-        run = case.history.run
-        line = f"{len(pruned):,} of {check.tested:,} sampled trees lack nodes of the plan "
-        line += f"{'' if run is None else run.tree}, though q had tokens left"
-        example = c.at_step(int(pruned[0]))
-        suspects.append(Suspect(Cause.SIBLINGS_CHANGED, Proof.ROWS, (line,), example=example, explained=len(pruned)))
+    for cause, steps, what in (
+        (
+            Cause.Q_DROPPED,
+            check.wrong[~drawn[check.wrong]],
+            "trees that are to be sampled are recorded as deterministic",
+        ),
+        (Cause.SIBLINGS_CHANGED, check.wrong[drawn[check.wrong]], "sampled trees lack nodes of the plan"),
+    ):
+        if len(steps):
+            line = f"{what} in {len(steps):,} of {plural(check.tested, 'step')}"
+            where = c.at_step(int(steps[0]))
+            suspects.append(Suspect(cause, Proof.ROWS, (line,), example=where, explained=len(steps)))
     return suspects
 
 
 def likeliest_first(case: Case, check: Finding) -> list[Suspect]:
-    """First children that are not their drafter's likeliest tokens: cut off, or drawn and recorded as deterministic."""
-    c = case.evidence
-    if cut := _first_tokens(c, check):
-        return [cut]
-    sampled = ~c.greedy[c.step[check.wrong]]
-    line = f"the first child is not the drafter's likeliest token at {counted(check)}"
-    if sampled.mean() > MOSTLY:
-        return [Suspect(Cause.Q_DROPPED, Proof.CONDITION, (line,), example=check.example)]
-    return []
+    """First children that are not their drafter's likeliest tokens: cut off, or drawn and recorded as deterministic.
 
-
-def _first_tokens(c: Columns, check: Finding) -> Suspect | None:
-    """Whether only the first tokens are drafted, and wherever a draft is wrong the likeliest token lies beyond them."""
-    e = c.parents
-    parent = e.at_node
-    firsts = ~c.sampled & (c.sibling == 0) & (parent >= 0)
+    They are cut off where only the first tokens are drafted, and the likeliest lies beyond them wherever a draft is
+    wrong, and but for near ties nowhere else.
+    """
+    c, e = case.evidence, case.evidence.parents
     known = int(c.token.max(initial=-1)) + 1
-    beyond = e.draft_top[parent, 0] >= known
-    wrong = np.isin(np.arange(len(c.token)), check.wrong)
-    others = int((beyond & firsts & ~wrong).sum())  # but for near ties
-    if not beyond[wrong].all() or others > 0.01 * check.tested or check.failed < 5:
-        return None
-    line = (
-        f"only the first {known:,} tokens are drafted, and the likeliest lies beyond them at all {check.failed:,} "
-        f"{check.unit}s where another was taken, at {others:,} of {check.tested - check.failed:,} others"
-    )
-    return Suspect(Cause.DRAFT_VOCABULARY, Proof.ROWS, (line,), example=check.example)
+    beyond = e.draft_top[e.at_node, 0] >= known
+    firsts = ~c.sampled & (c.sibling == 0) & (e.at_node >= 0)
+    others = int((beyond & firsts).sum()) - check.failed
+    if beyond[check.wrong].all() and others <= 0.01 * check.tested and check.failed >= 5:
+        return [said(check, Cause.DRAFT_VOCABULARY, Proof.ROWS, f"only the first {known:,} tokens are drafted")]
+    sampled = ~c.greedy[c.step[check.wrong]]
+    return [said(check, Cause.Q_DROPPED, Proof.CONDITION)] if sampled.mean() > MOSTLY else []
 
 
 def sorted_siblings(case: Case, check: Finding) -> list[Suspect]:
     """Siblings drawn without replacement that are in falling order of q more often than chance puts them so."""
-    more = (check.bias or 0.0) > 0
-    lines = (f"of two siblings the likelier one comes first {'more' if more else 'less'} often: {check.detail}",)
-    proof = Proof.ROWS if more and _all_falling(case.evidence) else Proof.SUM
-    return [Suspect(Cause.SIBLINGS_CHANGED, proof, lines, example=check.example)]
-
-
-def _all_falling(c: Columns) -> bool:
+    c = case.evidence
     nodes = np.flatnonzero((c.elder >= 0) & c.sampled)
-    return bool((c.q[c.elder[nodes]] >= c.q[nodes]).all())
+    falling = (check.bias or 0.0) > 0 and bool((c.q[c.elder[nodes]] >= c.q[nodes]).all())
+    return [said(check, Cause.SIBLINGS_CHANGED, Proof.ROWS if falling else Proof.SUM)]
 
 
-def fed_features(case: Case, check: Finding) -> list[Suspect]:
-    """Rows that fed the head: zeros, normalised, or those of another position."""
-    line = f"{check.detail}, and so with {counted(check)} that fed the head"
-    return [Suspect(Cause.DRAFTER_FED, Proof.ROWS, (line,), example=check.example)]
+def outside_intervals(case: Case, check: Finding) -> list[Suspect]:
+    """Coins outside of their drafts' intervals, also where no sibling could have been moved or dropped."""
+    c, wrong = case.evidence, check.wrong
+    if not (np.bincount(c.row, minlength=c.rows)[c.row[wrong]] == 1).any():
+        return []
+    below = (c.draft_coin[wrong] < c.draft_low[wrong]).any()  # another q moves only the upper ends
+    return [said(check, Cause.Q_NOT_DRAWN, Proof.CONDITION if below else Proof.SUM)]
 
 
 def drafters_cache(case: Case, check: Finding) -> list[Suspect]:
-    """A draft model that counts tokens as cached that it was not fed: how many too many, and after what."""
-    c = case.evidence
-    limit = most_cached(c)
-    cached = np.array([-1 if visit.part.notes is None else visit.part.notes.cached for visit in c.visits], np.int64)
-    batch: dict[int, list[int]] = {}
-    for step, visit in enumerate(c.visits):
-        batch.setdefault(visit.record.step, []).append(int(limit[step]))
-    others = sum(int(cached[step]) in batch[c.visits[step].record.step] for step in check.wrong.tolist())
+    """A draft model that counts tokens as cached that it was not fed: another request's, or its own."""
+    c, wrong = case.evidence, check.wrong
+    limit, cached = most_cached(c), numbers(c.picked, "notes", "cached", -1)
+    others = int(sum((limit[c.batch == c.batch[step]] == cached[step]).any() for step in wrong))
     if others > MOSTLY * check.failed and check.failed > 2:
-        line = f"{others:,} of the {check.failed:,} caches that are wrong are as long as another request's of that step"
-        return [Suspect(Cause.ROWS_SWAPPED, Proof.ROWS, (line,), example=check.example)]
-    kinds = Counter(_which_cache(c, step, int(cached[step] - limit[step])) for step in check.wrong.tolist())
-    about, count = kinds.most_common(1)[0]
-    line = f"{about} in {count:,} of the {check.failed:,} steps in which it is wrong, of {check.tested:,}"
-    if about == FAR_MORE:
-        return [Suspect(Cause.ROWS_SWAPPED, Proof.CONDITION, (line,), example=check.example, explained=count)]
-    return [Suspect(Cause.DRAFTER_KV, Proof.ROWS, (line,), example=check.example, explained=count)]
-
-
-def _which_cache(c: Columns, step: int, excess: int) -> str:
-    """What it counts as cached that it was not fed."""
-    part, before = c.visits[step].part, c.visits[step].before
-    if part.preceded is Preceded.PREEMPTION:
-        return "the drafter counts tokens as cached right after a preemption"
-    if part.preceded is Preceded.PREFILL:
-        return "the drafter counts tokens as cached before any pass fed it"
-    if part.preceded is Preceded.FULL and excess == 1:
-        return "the drafter counts the last accepted token as cached, though no pass fed it"
-    drafted = 0 if before is None else len(before.tree)
-    return "the drafter counts tokens as cached that were rejected" if excess <= drafted else FAR_MORE
+        line = f"{others:,} of these are as long as another request's of that step"
+        return [said(check, Cause.ROWS_SWAPPED, Proof.ROWS, line)]
+    began = np.array([c.visits[step].part.preceded in (Preceded.PREEMPTION, Preceded.PREFILL) for step in wrong])
+    drafted = np.array([0 if (before := c.visits[step].before) is None else len(before.tree) for step in wrong])
+    far = int((~began & (cached[wrong] - limit[wrong] > np.maximum(drafted, 1))).sum())
+    if far > 0.5 * check.failed:
+        line = f"the drafter counts far more tokens as cached than it was fed in {far:,} of these"
+        return [replace(said(check, Cause.ROWS_SWAPPED, Proof.CONDITION, line), explained=far)]
+    return [said(check, Cause.DRAFTER_KV)]
 
 
 def other_q(case: Case, check: Finding) -> list[Suspect]:
@@ -163,12 +123,11 @@ def other_q(case: Case, check: Finding) -> list[Suspect]:
     nodes = check.wrong[:: max(1, len(check.wrong) // MOST)][:MOST]
     elsewhere, known = _of_another_row(c, nodes)
     if known >= 3 and elsewhere > MOSTLY * known:
-        lines = (
-            f"q does not follow from the drafter's probability at its own place at {counted(check)}",
+        line = (
             f"it follows from that at another row of the same step, or of the step before, at {elsewhere:,} of "
-            f"{known:,} where one lists the token",
+            f"{known:,} where one lists the token"
         )
-        return [Suspect(Cause.Q_OTHER_ROW, Proof.ROWS, lines, example=check.example)]
+        return [said(check, Cause.Q_OTHER_ROW, Proof.ROWS, line)]
     temperature, fits = _one_temperature(c, nodes)
     if fits < MOSTLY * len(nodes):
         return []
@@ -189,29 +148,10 @@ def other_draws(case: Case, check: Finding) -> list[Suspect]:
     always = likeliest.hits == likeliest.count
     if (c.sibling > 0).any() and not always:  # siblings that are sorted, pruned or swapped are another matter
         return []
-    side = "likelier" if draws.bias < 0 else "less likely"
-    line = f"drafts are {side} than draws from their q: {check.detail}"
-    if not always and draws.bias < 0 and (more := _drawn_within_top_k(c)):
-        return [
-            Suspect(Cause.Q_TEMPERATURE, Proof.CONDITION, (line, more), example=check.example, chance=check.p_value)
-        ]
     if draws.takes_likeliest:
-        lines, proof = (likeliest.words,), Proof.ROWS if always else Proof.SUM
-        return [Suspect(Cause.Q_NOT_DRAWN, proof, lines, example=check.example, chance=likeliest.p_value)]
-    return [Suspect(Cause.Q_TEMPERATURE, Proof.SUM, (line,), example=check.example, chance=check.p_value)]
-
-
-def _drawn_within_top_k(c: Columns) -> str:
-    """Where q has more tokens than top-k leaves, and none of them is drafted, that in a line; else ""."""
-    e = c.parents
-    top_k = np.array([params.top_k for params in c.params], np.int64)
-    tested = (e.q_entropy > 0) & (top_k[e.step] > 0)
-    # No k tokens have a larger entropy than log k
-    wide = int((tested & (e.q_entropy > np.log(np.maximum(top_k[e.step], 1)) + NATS)).sum())
-    beyond = (e.q_rank > top_k[c.step]) & (top_k[c.step] > 0)
-    if wide <= 0.1 * tested.sum() or beyond.any():
-        return ""
-    return f"q has more tokens than top-k leaves at {wide:,} of {plural(int(tested.sum()), 'parent')}; none is drafted"
+        proof = Proof.ROWS if always else Proof.SUM
+        return [Suspect(Cause.Q_NOT_DRAWN, proof, (likeliest.words,), example=check.example, chance=likeliest.p_value)]
+    return [replace(said(check, Cause.Q_TEMPERATURE, Proof.SUM), chance=check.p_value)]
 
 
 def _one_temperature(c: Columns, nodes: Indices) -> tuple[float, int]:
@@ -241,18 +181,12 @@ def _between(q: Doubles | float, low: Doubles, high: Doubles) -> Bools:
 def _of_another_row(c: Columns, nodes: Indices) -> tuple[int, int]:
     """At how many nodes q is what another parent gives the token, out of those where another parent lists it."""
     e, temperature = c.parents, c.parameter("temperature")
-    record = np.array([visit.record.step for visit in c.visits], np.int64)
-    by_record: dict[int, list[int]] = {}
-    for parent in range(len(e)):
-        by_record.setdefault(int(record[e.step[parent]]), []).append(parent)
-    before = _steps_before(c)
+    batch = c.batch[e.step]
     fits = known = 0
     for node in nodes.tolist():
-        step = int(c.step[node])
-        others = [*by_record.get(int(record[step]), ())]
-        if before[step] >= 0:
-            others += by_record.get(int(record[before[step]]), [])
-        parents = np.array([other for other in others if other != e.at_node[node]], np.int64)
+        step = c.step[node]
+        beside = (batch == c.batch[step]) | (batch == (c.batch[c.before[step]] if c.before[step] >= 0 else -1))
+        parents = np.flatnonzero(beside & (np.arange(len(e)) != e.at_node[node]))
         token = np.full(len(parents), c.token[node])
         listed = parents[np.isfinite(e.drafters(parents, token))] if len(parents) else parents
         if not len(listed):
@@ -264,11 +198,52 @@ def _of_another_row(c: Columns, nodes: Indices) -> tuple[int, int]:
     return fits, known
 
 
-def _steps_before(c: Columns) -> Indices:
-    """[S] the request's previous decode step, -1 for none."""
-    last: dict[str, int] = {}
-    before = np.full(len(c), -1, np.int64)
-    for step, visit in enumerate(c.visits):
-        before[step] = last.get(visit.request.id, -1)
-        last[visit.request.id] = step
-    return before
+def shifted_lookup(case: Case) -> list[Suspect]:
+    """Trees that are what the text gives at another place: the continuation is taken too late or too early."""
+    run, plan = case.history.run, case.plan
+    if run is None or run.drafter != "ngram" or not isinstance(plan, StaticPlan):
+        return []
+    depth, width = plan.max_depth, len(plan.shape.children(ROOT))
+    steps = [step for step in case.drafting if step.after > 0]
+    steps = steps[:: max(1, len(steps) // LOOKED_UP)]
+    if not steps:
+        return []
+    recorded = {id(step): _paths(step) for step in steps}
+
+    def fits(some: Sequence[Step], rule: Rule, shift: int) -> list[Step]:
+        """Steps whose tree is what the text gives; with a shift, the end may be missing."""
+        drafted = ((step, frozenset(lookup(step.text[: step.after], depth, width, rule, shift))) for step in some)
+        pairs = ((step, recorded[id(step)], paths) for step, paths in drafted)
+        return [
+            step
+            for step, there, paths in pairs
+            if (bool(there) and there <= paths if shift else rule.agrees(there, paths))
+        ]
+
+    rules = told_rules(run.speculation) or tuple(Rule(*sizes) for sizes in SIZES)
+    few = steps[:: max(1, len(steps) // FOR_RULE)]
+    right = max(rules, key=lambda rule: len(fits(few, rule, 0)))
+    alike = {id(step) for step in fits(steps, right, 0)}
+    wrong = [step for step in steps if id(step) not in alike and recorded[id(step)]]
+    if not wrong:
+        return []
+    explained, shift = max(((fits(wrong, rule, shift), shift) for shift in SHIFTS for rule in rules), key=_nodes)
+    if len(explained) <= 0.8 * len(wrong) or _nodes((explained, shift)) < EXPLAINED:
+        return []
+    late = f"{plural(abs(shift), 'token')} too {'late' if shift > 0 else 'early'}"
+    line = (
+        f"prompt lookup that continues {late} drafts the recorded tree in {len(explained):,} of the {len(wrong):,} "
+        f"steps in which the right lookup does not; {len(steps):,} steps were looked at"
+    )
+    counts = len(explained), len(wrong)
+    return [Suspect.rerun_of(Cause.DRAFT_POSITION, line, explained[0].reference(), counts)]
+
+
+def _nodes(explained: tuple[list[Step], int]) -> int:
+    """How many drafted tokens are explained."""
+    return sum(len(step.tree) for step in explained[0])
+
+
+def _paths(step: Step) -> Paths:
+    tree = step.tree
+    return frozenset(tuple(int(tree.token[i]) for i in tree.path_to(node)) for node in range(len(tree)))

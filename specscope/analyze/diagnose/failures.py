@@ -9,10 +9,10 @@ import numpy as np
 
 from specscope.analyze.audit.audit import Audit
 from specscope.analyze.conditions import Condition, find
-from specscope.analyze.diagnose.case import Case
 from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.facts import facts_table
-from specscope.analyze.findings import CheckResult, Finding, Reference
+from specscope.analyze.findings import CheckResult, Finding
+from specscope.analyze.verify.case import Case
 
 MOST = 2000  # items of either kind that a condition is looked for in
 CLEAR = 0.5  # the correlation from which on a condition is told
@@ -75,37 +75,26 @@ def _condition(case: Case, check: Finding) -> Condition | None:
     c = case.evidence
     if not len(check.wrong) or not len(c) or check.failed > ALWAYS * check.tested:
         return None
-    if check.unit == "node":
-        tried = np.flatnonzero(c.tried)
-        items = [(node, c.at_node(node)) for node in _some(tried, check.wrong)]
-        wrong = set(check.wrong.tolist())
-    else:
-        wrong = set(_steps(case, check))
-        items = [(step, c.at_step(step)) for step in _some(np.arange(len(c)), np.array(sorted(wrong), np.int64))]
-    references: list[Reference] = [where for _, where in items]
-    differs = [item in wrong for item, _ in items]
-    if all(differs) or not any(differs):
+    of_nodes = check.unit == "node"
+    every, wrong = (np.flatnonzero(c.tried), check.wrong) if of_nodes else (np.arange(len(c)), _steps(case, check))
+    both = np.intersect1d(every, wrong), np.setdiff1d(every, wrong)
+    if not all(map(len, both)):
         return None
+    some = [part[:: max(1, len(part) // MOST)].tolist() for part in both]
+    references = [c.at_node(item) if of_nodes else c.at_step(item) for part in some for item in part]
+    differs = [True] * len(some[0]) + [False] * len(some[1])
     facts = facts_table(case.history, references)
     steps = [f"{where.request}@{where.index}" for where in references]
     likely = find({name: facts[name] for name in LIKELY if name in facts}, differs, steps)
     return likely if likely is not None and likely.correlation >= CLEAR else find(facts, differs, steps)
 
 
-def _some(every: Indices, wrong: Indices) -> list[int]:
-    """All that failed and the others, or some of either, evenly spread."""
-    others = np.setdiff1d(every, wrong)
-    kept = [part[:: max(1, len(part) // MOST)] for part in (np.intersect1d(every, wrong), others)]
-    return [int(item) for part in kept for item in part]
-
-
-def _steps(case: Case, check: Finding) -> list[int]:
+def _steps(case: Case, check: Finding) -> Indices:
     """The decode steps in which it failed, as the evidence numbers them."""
-    c = case.evidence
     if check.unit == "request step":
-        number = {(visit.request.id, visit.part.index): step for step, visit in enumerate(c.visits)}
+        number = {(visit.request.id, visit.part.index): step for step, visit in enumerate(case.evidence.visits)}
         keys = [(case.visits[place].request.id, case.visits[place].part.index) for place in check.wrong.tolist()]
-        return [number[key] for key in keys if key in number]
+        return np.array([number[key] for key in keys if key in number], np.int64)
     if check.unit == "parent":
-        return [int(step) for step in np.unique(c.parents.step[check.wrong])]
-    return [int(step) for step in check.wrong] if check.unit in ("step", "draw") else []
+        return np.asarray(np.unique(case.evidence.parents.step[check.wrong]), np.int64)
+    return check.wrong if check.unit in ("step", "draw") else check.wrong[:0]

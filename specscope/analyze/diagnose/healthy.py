@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import Proof, Suspect
+from specscope.analyze.verify.case import Case
 from specscope.trace.history.wording import plural
 
 WEAK = 0.5  # of the first drafted tokens accepted

@@ -8,11 +8,11 @@ from dataclasses import replace
 from specscope.analyze.audit.audit import Audit, audit
 from specscope.analyze.audit.options import Options, Progress
 from specscope.analyze.diagnose.by_check import diagnose
-from specscope.analyze.diagnose.case import Case
+from specscope.analyze.diagnose.causes import DRAFTER
 from specscope.analyze.diagnose.diagnosis import Diagnosis, Suspect
-from specscope.analyze.diagnose.together import DRAFTER
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.locate.located import Location
+from specscope.analyze.verify.case import Case
 from specscope.analyze.verify.trial import Trial, judge
 from specscope.errors import UserError, first_line
 from specscope.trace.history.history import History
@@ -54,7 +54,7 @@ def examine(
             again = rerun(history, trial, audited, options, progress, problems) if known else []
     location, notes = None, list[str]()
     if locate is not None and audited is not None:
-        wrong = is_wrong(trial, audited) or any(suspect.cause.is_fault for suspect in again)
+        wrong = bool(trial.failed or again) or any(one.result is CheckResult.FAILED for one in audited.findings)
         try:
             location = locate(history, trial, audited, not wrong)
         except UserError as error:
@@ -88,18 +88,13 @@ def _unseen(history: History, audited: Audit) -> Iterator[str]:
         )
 
 
-def is_wrong(trial: Trial, audited: Audit) -> bool:
-    """Whether verify or audit found something that has a place."""
-    return bool(trial.failed) or any(finding.result is CheckResult.FAILED for finding in audited.findings)
-
-
 def rerun(
     history: History, trial: Trial, audited: Audit, options: Options, progress: Progress, problems: list[str]
 ) -> list[Suspect]:
     """The models again under named mistakes, where the audit found that they disagree. Each is loaded once."""
-    from specscope.analyze.diagnose.rerun.ask import drafter_mistakes, other_decisions, target_mistakes
+    from specscope.analyze.audit.model.rows import Models
     from specscope.analyze.diagnose.rerun.draws import shared_noise
-    from specscope.analyze.diagnose.rerun.models import Models
+    from specscope.analyze.diagnose.rerun.search import drafter_mistakes, other_decisions, target_mistakes
 
     case, models = Case.of(history, trial), Models(options)
     failed = {finding.name for finding in audited.findings if finding.result is CheckResult.FAILED}

@@ -8,8 +8,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from specscope.analyze.diagnose.diagnosis import Diagnosis, Suspect
-from specscope.analyze.diagnose.places import PlacedFault, placed
+from specscope.analyze.diagnose.diagnosis import Diagnosis, PlacedFault, Suspect
 from specscope.analyze.findings import Exit
 from specscope.analyze.locate.text import render_lines, render_located
 from specscope.trace.history.wording import plural
@@ -30,7 +29,7 @@ def render_diagnosis(diagnosis: Diagnosis, source: str, console: Console) -> Non
         console.print(Text(printable(diagnosis.builds), style="dim"))
     for line in (*diagnosis.left_out, *diagnosis.declined):
         console.print(Text(f"! not judged: {printable(line)}", style="yellow"), soft_wrap=True)
-    faults = placed(diagnosis.located, diagnosis.faults)
+    faults = diagnosis.placed
     for number, fault in enumerate(faults[:SHOWN], 1):
         _fault(number, fault, source, console)
     shown = {id(fault.cause) for fault in faults[:SHOWN]}
@@ -72,8 +71,7 @@ def _fault(number: int, fault: PlacedFault, source: str, console: Console) -> No
 
 def _sure(cause: Suspect) -> str:
     """Its grade, with the counts where it has some."""
-    explained = cause.of if cause.explained is None else cause.explained
-    return f"{cause.grade.value}: {explained:,} of {cause.of:,}" if cause.of else cause.grade.value
+    return f"{cause.grade.value}: {cause.all_explained:,} of {cause.of:,}" if cause.of else cause.grade.value
 
 
 def _title(fault: PlacedFault) -> str:
@@ -85,9 +83,8 @@ def _title(fault: PlacedFault) -> str:
 
 
 def _remark(remark: Suspect, console: Console) -> None:
-    """A cause that only acceptance or the text suggests, or an explanation without a fault."""
-    alone = "; no check says so: `audit` would tell" if remark.cause.is_fault else ""
-    head = Text(f"- {'perhaps ' if remark.cause.is_fault else ''}{remark.cause.about}{alone}", style="cyan")
+    """An explanation without a fault."""
+    head = Text(f"- {remark.cause.about}", style="cyan")
     console.print(Padding.indent(head.append(f"  {remark.cause.label}", style="dim"), 2))
     _evidence(remark, console)
 
@@ -104,7 +101,7 @@ def _evidence(suspect: Suspect, console: Console, said: Sequence[str] = ()) -> N
 
 def _verdict(diagnosis: Diagnosis) -> Text:
     """The last line: what is wrong, or what was covered and holds."""
-    if faults := placed(diagnosis.located, diagnosis.faults):
+    if faults := diagnosis.placed:
         first = faults[0]
         sure = "Most likely" if first.place is None else "Located" if first.place.certain else "Located as a region"
         return Text(f"\n{sure}: {printable(_title(first))}.", style="bold red")

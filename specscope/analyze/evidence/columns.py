@@ -233,6 +233,7 @@ class Columns:
         lambda c: (numbers(c.picked, "", "context_len") + numbers(c.picked, "", "prefill_tokens")).astype(np.int64)
     )
     root_row = indices(lambda c: c.start[:-1] + np.arange(len(c)))
+    batch = indices(lambda c: np.array([visit.record.step for visit in c.visits], np.int64))  # [S] the engine's step
     depth_reached = indices(lambda c: lengths(c.picked, "verdict", "path"))
     path = column("verdict", "path", np.int64)  # the accepted nodes of all steps, end to end, each within its tree
 
@@ -261,6 +262,15 @@ class Columns:
 
     def __len__(self) -> int:
         return len(self.parts)
+
+    @cached_property
+    def before(self) -> Indices:
+        """[S] the request's decode step before it; -1 for none."""
+        last, before = dict[str, int](), np.full(len(self), -1)
+        for step, visit in enumerate(self.visits):
+            before[step] = last.get(visit.request.id, -1)
+            last[visit.request.id] = step
+        return before
 
     @property
     def rows(self) -> int:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from specscope.analyze.audit.audit import Audit
-from specscope.analyze.diagnose.case import Case
-from specscope.analyze.diagnose.randomness import key_of, of_drafts
 from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.findings import CheckResult, Reference
 from specscope.analyze.locate.located import Located, Proof, Stage
 from specscope.analyze.locate.operations import our_operation
+from specscope.analyze.verify.case import Case
+from specscope.analyze.verify.coin_keys import CoinsOf
 from specscope.trace.history.wording import plural
 from specscope.trace.record.coins import Stream, coins, draw_number
 from specscope.trace.record.records import RunInfo
@@ -75,9 +75,8 @@ def _moved(c: Columns, wrong: Indices) -> Bools:
 
 def _key(case: Case, wrong: Indices) -> str:
     """The key that the wrong coins follow from, where there is one; else ""."""
-    steps = map(case.step_at, np.unique(case.evidence.step[wrong]).tolist()[:LOOKED_AT])
-    looked = [step for step in steps if step is not None and step.params is not None]
-    return key_of(case, looked, of_drafts(case)) if looked else ""
+    steps = np.unique(case.evidence.step[wrong])[:LOOKED_AT]
+    return CoinsOf.drafts(case.evidence).key_of(steps)[0]
 
 
 def _draws(case: Case, audit: Audit | None) -> Located | None:

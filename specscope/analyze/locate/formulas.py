@@ -12,13 +12,13 @@ from operator import attrgetter
 
 import numpy as np
 
-from specscope.analyze.diagnose.case import Case
 from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.findings import CheckResult, Finding
 from specscope.analyze.locate.decided import ACCEPTANCE, FINAL, RESIDUAL, Q
 from specscope.analyze.locate.located import Located, Proof, Stage
 from specscope.analyze.locate.operations import our_operation
+from specscope.analyze.verify.case import Case
 from specscope.trace.history.wording import plural
 from specscope.trace.record.tree import Doubles
 

@@ -21,6 +21,14 @@ from specscope.trace.history.history import History
 from specscope.trace.history.wording import plural
 from specscope.trace.record.rules import is_lossy
 
+OF_FINALS = (  # where the last token of a step is drawn from something else; two of them are audit's
+    "final tokens",
+    "share of the final token",
+    "entropy of the final draw",
+    "recovered draws",
+    "final token",
+    "final p",
+)
 # The checks of whether drawn tokens are distributed as the target's
 DISTRIBUTION = ("acceptance", "recovered draws", "other final draws", "emitted surprisal", "target's choice emitted")
 # What cannot be looked at where token ids were left out

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from specscope.analyze.audit.contexts import AuditedStep, Contexts
 from specscope.analyze.audit.model.form import RequestForms
-from specscope.analyze.diagnose.case import Case, Step
-from specscope.analyze.diagnose.rerun.rows import Asked
+from specscope.analyze.audit.model.rows import Asked
 from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.findings import Reference as Where
 from specscope.analyze.locate.decided import (
@@ -42,6 +41,7 @@ from specscope.analyze.locate.model.rules import search_rows
 from specscope.analyze.locate.model.sampling import BONUS, NODE, TARGET, RuledRows, RuleRecipe
 from specscope.analyze.locate.model.search import Item
 from specscope.analyze.locate.operations import code_of, our_operation
+from specscope.analyze.verify.case import Case, Step
 from specscope.measure.locate.drive import Drive
 from specscope.trace.history.wording import plural
 from specscope.trace.record.coins import Stream, coins_at

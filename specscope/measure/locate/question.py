@@ -8,12 +8,12 @@ from functools import cached_property
 
 from specscope.analyze.audit.audit import Audit, of_drafter, step_numbers
 from specscope.analyze.audit.contexts import Contexts, contexts_of
+from specscope.analyze.audit.model.rows import Models
 from specscope.analyze.audit.options import ModelSource, Options, Progress
-from specscope.analyze.diagnose.case import Case
-from specscope.analyze.diagnose.rerun.models import Models
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.locate.located import Located, Stage, Walk
-from specscope.analyze.verify.trial import Trial
+from specscope.analyze.verify.case import Case
+from specscope.analyze.verify.trial import Trial, judge
 from specscope.errors import UserError
 from specscope.trace.history.history import History, PlaceName
 
@@ -71,7 +71,7 @@ class Question:
     @cached_property
     def case(self) -> Case:
         """The run laid out."""
-        return Case.of(self.history, self.trial)
+        return Case.of(self.history, self.trial or judge(self.history, source=""))
 
     @cached_property
     def models(self) -> Models:

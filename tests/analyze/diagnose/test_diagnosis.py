@@ -1,7 +1,6 @@
 """Ranking, exit codes, and what is said where something is wrong that fits no cause."""
 
 import dataclasses
-import math
 from itertools import count
 
 import pytest
@@ -11,16 +10,15 @@ from specscope.analyze.compare.fields import FEATURES
 from specscope.analyze.compare.result import Sameness
 from specscope.analyze.compare.side import from_history
 from specscope.analyze.diagnose.by_check import diagnose, merged
-from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import Diagnosis, Grade, Proof, Suspect
-from specscope.analyze.diagnose.rates import Rate, ScoreSum, z_between
 from specscope.analyze.findings import CheckResult, Exit
 from specscope.model.batch import Segment
 from specscope.speculate.drafters.draft_model import DraftModel
 from specscope.speculate.drafters.eagle import Eagle
 from specscope.speculate.drafters.model_drafter import ModelDrafter
 from specscope.trace.history.history import History
+from tests.analyze.judges.edits import case_of
 from tests.faults.fault import Fault
 from tests.faults.judged import diagnosed
 from tests.faults.planted import FAULTS
@@ -70,31 +68,6 @@ def test_exit_codes():
     assert Diagnosis((), unexplained=("p differs",), steps=3).exit is Exit.INCONSISTENT
 
 
-def test_rates_know_their_error():
-    rate, other = Rate(), Rate()
-    for request in range(20):
-        for i in range(50):
-            rate.add(str(request), i < 25)
-            other.add(str(request), i < 40)
-    assert rate.share == 0.5
-    assert math.sqrt(rate.variance) == pytest.approx(math.sqrt(0.25 / 1000), rel=0.01)
-    assert 13 < z_between(other, rate) < 16
-    assert Rate().variance == math.inf
-    assert z_between(Rate(), rate) == 0
-    total = ScoreSum()
-    for value in (1, -1, 1, 1):
-        total.add(value, 1)
-    assert total.z == 1
-    assert total.mean == 0.5
-
-
-def test_requests_whose_tokens_hang_together_have_a_wider_error():
-    rate = Rate()
-    for request in range(20):
-        rate.add(str(request), 50.0 * (request % 2), 50.0)
-    assert math.sqrt(rate.variance) > 5 * math.sqrt(0.25 / 1000)
-
-
 def positions_past(end):
     """The target's own positions are wrong from some length on: none of the causes that are known."""
 
@@ -114,7 +87,7 @@ def positions_past(end):
 
 def test_what_fits_no_cause_is_said_with_its_condition(tmp_path):
     setting = SETTINGS["model chain long"]
-    fault = Fault("unknown", Cause.TOKEN_LOST, positions_past(100), "model chain long", "")
+    fault = Fault("unknown", Cause.TOKEN_LOST, positions_past(100), "model chain long")
     found = diagnosed(record(setting, tmp_path / "unknown.jsonl", fault), setting)
     assert found.exit is Exit.INCONSISTENT
     assert not found.faults
@@ -135,12 +108,12 @@ def test_compare_shows_what_no_check_can(tmp_path):
 
 
 def test_a_case_lays_out_the_text(tmp_path):
-    case = Case.of(history(record(SETTINGS["ngram"], tmp_path / "run.jsonl")))
+    case = case_of(history(record(SETTINGS["ngram"], tmp_path / "run.jsonl")))
     for step in case.steps:
         committed = step.part.output()
         assert list(step.text[step.after : step.after + len(committed)]) == committed
         assert step.after == step.part.position + 1
-        assert step.preceded is step.part.preceded
+        assert step.visit.preceded is step.part.preceded
 
 
 def repeated(patch, engine):
@@ -193,9 +166,9 @@ def no_numbers(patch, engine):
 
 
 OF_STATE = (
-    Fault("a step late", Cause.DRAFTER_FED, a_step_late, "eagle chain", ""),
-    Fault("counted", Cause.DRAFTER_KV, counted, "model chain", ""),
-    Fault("no numbers", Cause.NOT_A_NUMBER, no_numbers, "model chain", ""),
+    Fault("a step late", Cause.DRAFTER_FED, a_step_late, "eagle chain"),
+    Fault("counted", Cause.DRAFTER_KV, counted, "model chain"),
+    Fault("no numbers", Cause.NOT_A_NUMBER, no_numbers, "model chain"),
 )
 
 
@@ -211,12 +184,12 @@ def short(name):
 
 def test_what_fed_the_head_names_features_that_are_zero_or_repeated(tmp_path):
     """From the capture alone, without a model."""
-    stale = Fault("features repeated", Cause.DRAFTER_FED, repeated, "eagle chain", "")
+    stale = Fault("features repeated", Cause.DRAFTER_FED, repeated, "eagle chain")
     for one in (FAULTS["features of roots only"], FAULTS["no features"], FAULTS["features normalised"], stale):
         found = diagnose(history(record(short(one.setting), tmp_path / "capture.jsonl", one)))
         assert found.suspects[0].cause is one.cause
-        assert "fed the head" in found.suspects[0].for_[0]
-    healthy = Case.of(history(record(short("eagle tree"), tmp_path / "healthy.jsonl")))
+        assert found.suspects[0].for_[0].startswith("features fed: ")
+    healthy = case_of(history(record(short("eagle tree"), tmp_path / "healthy.jsonl")))
     assert healthy.checks["features fed"].result is CheckResult.PASSED
     assert healthy.checks["features fed"].unit == "row"
 

@@ -6,9 +6,8 @@ import io
 import pytest
 from rich.console import Console
 
-from specscope.analyze.diagnose.causes import Cause
-from specscope.analyze.diagnose.diagnosis import Diagnosis, Proof, Suspect
-from specscope.analyze.diagnose.places import CHECKS, explains, fits, placed
+from specscope.analyze.diagnose.causes import OF_STAGES, Cause
+from specscope.analyze.diagnose.diagnosis import Diagnosis, Proof, Suspect, explains, fits
 from specscope.analyze.diagnose.run import examine
 from specscope.analyze.diagnose.text import render_diagnosis
 from specscope.analyze.findings import Exit
@@ -44,7 +43,7 @@ def shown(diagnosis):
 def test_the_checks_of_a_stage_are_checks():
     trial = judge(History(run=RUN), source="x")
     known = {check.name for check in trial.checks} | {name for cause in Cause for name in cause.follows}
-    assert {name for names in CHECKS.values() for name in names} <= known
+    assert {name for names in OF_STAGES.values() for name in names} <= known
 
 
 @pytest.mark.parametrize(
@@ -67,13 +66,13 @@ def test_a_cause_fits_where_it_shows_first(cause, place, fitting):
 
 def test_a_place_takes_the_likeliest_name_that_fits_and_the_others_of_its_stage_follow():
     faults = [suspect(Cause.DRAFTER_FED), suspect(Cause.MASK_SIBLINGS), suspect(Cause.COINS)]
-    first, second = placed([LOCATED], faults)
+    first, second = Diagnosis(tuple(faults), located=(LOCATED,)).placed
     assert (first.place, first.cause.cause) == (LOCATED, Cause.MASK_SIBLINGS)
     assert (second.place, second.cause.cause) == (None, Cause.COINS)
 
 
 def test_a_name_is_given_once():
-    first, second = placed([LOCATED, LOCATED], [suspect(Cause.MASK_SIBLINGS)])
+    first, second = Diagnosis((suspect(Cause.MASK_SIBLINGS),), located=(LOCATED, LOCATED)).placed
     assert (first.cause.cause, second.cause) == (Cause.MASK_SIBLINGS, None)
 
 

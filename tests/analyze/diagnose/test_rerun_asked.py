@@ -6,8 +6,8 @@ import pytest
 
 from specscope.analyze.audit import audit as audits
 from specscope.analyze.audit.options import ModelSource, Options
+from specscope.analyze.diagnose.causes import DRAFTER, LOGPROBS, TARGET
 from specscope.analyze.diagnose.run import rerun
-from specscope.analyze.diagnose.together import DRAFTER, LOGPROBS, TARGET
 from specscope.analyze.findings import CheckResult, Finding
 from specscope.analyze.verify.trial import judge
 from tests.analyze.compare.runs import Made, make

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from specscope.analyze.verify.case import Case
+from specscope.analyze.verify.trial import judge
 from specscope.trace.history.history import History
 from specscope.trace.wire.reading import read_capture
 
@@ -35,3 +37,8 @@ def changed(history: History, change, steps=None) -> History:
 def with_verdict(part, **values):
     """The part with fields of its verdict replaced."""
     return dataclasses.replace(part, verdict=dataclasses.replace(part.verdict, **values))
+
+
+def case_of(history: History) -> Case:
+    """A capture laid out."""
+    return Case.of(history, judge(history, source=""))

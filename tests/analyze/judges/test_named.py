@@ -11,7 +11,6 @@ from rich.console import Console
 
 from specscope.analyze.diagnose import healthy
 from specscope.analyze.diagnose.by_check import diagnose, settled
-from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import Proof, Suspect
 from specscope.analyze.diagnose.failures import Failure
@@ -22,7 +21,7 @@ from specscope.trace.record.records import Outcome, Preceded
 from tests.analyze.compare.runs import Made, make
 from tests.analyze.histories import history as made
 from tests.analyze.histories import record, step
-from tests.analyze.judges.edits import changed, sample, with_verdict
+from tests.analyze.judges.edits import case_of, changed, sample, with_verdict
 
 
 def judged(history):
@@ -201,9 +200,8 @@ def test_the_cause_that_explains_more_comes_first():
     failures = [failure("draft p", 738, 738), failure("target p", 1, 738)]
     many = Suspect(Cause.Q_TEMPERATURE, Proof.ROWS, ("738 of 738",))
     few = Suspect(Cause.RULES_WRONG, Proof.ROWS, ("1 of 738",))
-    faults, remarks = settled([few, many], failures, None)
+    faults = settled([few, many], failures)
     assert [fault.cause for fault in faults] == [Cause.Q_TEMPERATURE, Cause.RULES_WRONG]
-    assert not remarks
 
 
 def test_what_two_of_two_show_stands_below_what_112_of_112_show():
@@ -213,7 +211,7 @@ def test_what_two_of_two_show_stands_below_what_112_of_112_show():
     many = Suspect(Cause.RULES_WRONG, Proof.ROWS, ("112 of 112",), explained=112, of=112)
     spoils = Suspect(Cause.TRIAL_ORDER, Proof.ROWS, ("9 of 9",), explained=9, of=9, spoiled=9)
     summed = Suspect(Cause.VERDICT_LATE, Proof.SUM, ("z",))
-    faults, _ = settled([summed, two, spoils, many], failures, None)
+    faults = settled([summed, two, spoils, many], failures)
     assert [fault.cause for fault in faults] == [Cause.RULES_WRONG, Cause.RATIO_TEST, Cause.TRIAL_ORDER]
 
 
@@ -221,8 +219,8 @@ def test_what_chance_gives_is_not_named():
     """Item 18: and what is named says how often chance gives it."""
     failures = [failure("draft p", 5, 100)]
     by_chance = Suspect(Cause.DRAFTER_KV, Proof.CONDITION, ("perhaps",), chance=0.01)
-    assert settled([by_chance], failures, None) == ([], [])
-    faults, _ = settled([dataclasses.replace(by_chance, chance=1e-9)], failures, None)
+    assert settled([by_chance], failures) == []
+    faults = settled([dataclasses.replace(by_chance, chance=1e-9)], failures)
     assert faults[0].to_dict("x")["chance"] == 1e-9
 
 
@@ -290,8 +288,8 @@ def unsure(part):
 def test_the_targets_own_entropy_is_told_of_a_greedy_run():
     """Item 6: at temperature 0 the entropy of p is 0 whatever the target thinks; hard text is possible there too."""
     history = sample("eagle")
-    assert healthy.hard_text(healthy.Entropy.of(Case.of(history))) is None
-    hard = healthy.hard_text(healthy.Entropy.of(Case.of(changed(history, unsure))))
+    assert healthy.hard_text(healthy.Entropy.of(case_of(history))) is None
+    hard = healthy.hard_text(healthy.Entropy.of(case_of(changed(history, unsure))))
     assert hard is not None
     assert "is between 1.61 and " in hard.for_[0]  # five alike: ln 5; the fifth may be many tokens
     assert "(n = 60 roots)" in hard.for_[0]
@@ -318,7 +316,7 @@ def guessing(rank):
 )
 def test_a_drafter_at_the_level_of_chance_is_more_than_weak(rank, cause):
     """Nothing is accepted: ranks spread evenly over the vocabulary are no weak drafter's."""
-    found = healthy.weak_drafter(Case.of(changed(sample("eagle"), guessing(rank))), None)
+    found = healthy.weak_drafter(case_of(changed(sample("eagle"), guessing(rank))), None)
     assert found.cause is cause
     assert ("as by chance" in found.for_[-1]) is (cause is Cause.DRAFTER_AT_CHANCE)
     assert not cause.is_fault
@@ -341,7 +339,7 @@ def test_a_lower_bound_shows_no_sure_target_and_a_high_temperature_explains_low_
     for request in history.requests.values():
         params = dataclasses.replace(request.info.params, temperature=temperature)
         request.info = dataclasses.replace(request.info, params=params)
-    case = Case.of(history)
+    case = case_of(history)
     (found,) = (remark for remark in healthy.remarks(case) if remark.cause is not Cause.TREE_TOO_SMALL)
     assert found.cause is cause
     (line,) = found.for_
@@ -362,7 +360,7 @@ def test_the_deepest_level_that_is_judged_is_no_last_one():
 def tree_of(accepted, depth, deeper):
     """What is said of so many steps whose whole chain of that depth is accepted, and of some deeper ones."""
     parts = [step(tree=str(depth), path=range(depth))] * accepted + [step(tree="4", path=range(4))] * deeper
-    return healthy.tree_too_small(Case.of(made([record(number, [part]) for number, part in enumerate(parts)])))
+    return healthy.tree_too_small(case_of(made([record(number, [part]) for number, part in enumerate(parts)])))
 
 
 @pytest.mark.parametrize("coin", [float("nan"), float("inf"), -1.0, 2.0])

@@ -15,11 +15,9 @@ from transformers import (
 )
 
 from specscope.analyze.audit.audit import audit
+from specscope.analyze.audit.model.rows import Models, rows_of
 from specscope.analyze.audit.model.rules import Rules
-from specscope.analyze.diagnose.case import Case
 from specscope.analyze.diagnose.causes import Cause
-from specscope.analyze.diagnose.rerun.models import Models
-from specscope.analyze.diagnose.rerun.rows import of_model
 from specscope.analyze.locate.draws import located_draws
 from specscope.analyze.locate.formulas import located_formulas
 from specscope.analyze.locate.located import Stage
@@ -28,6 +26,7 @@ from specscope.analyze.locate.model.rules import search_sampling
 from specscope.analyze.locate.model.sampling import RIGHT, RuledRows
 from specscope.analyze.locate.model.verdicts import located_verdicts
 from specscope.measure.judges import audit_options
+from tests.analyze.judges.edits import case_of
 from tests.analyze.locate import planted
 from tests.faults.fault import Fault
 from tests.faults.healthy import HEALTHY
@@ -58,7 +57,7 @@ def located(folder, drafter, params, install=None, **more):
     fault = None if install is None else Fault("planted", Cause.RULES_WRONG, install, "", "")
     run = history(record(setting, folder / "run.jsonl", fault))
     options = audit_options(run, str(TARGET), DRAFTERS[drafter].get("draft_model"), 400)
-    case, judged, models = Case.of(run), audit(run, "run", options), Models(options)
+    case, judged, models = case_of(run), audit(run, "run", options), Models(options)
     sampled = [search_sampling(case, judged, models, drafter=drafter) for drafter in (False, True)]
     return [*(one.located for one in sampled if one is not None), *located_verdicts(case, judged, models)]
 
@@ -145,7 +144,7 @@ def test_what_a_verdict_reads_in_place_of_its_own_is_located(tmp_path, install, 
 def test_siblings_that_are_tried_out_of_turn_have_their_place_and_what_follows_has_none(tmp_path):
     setting = dataclasses.replace(SETTINGS["early tree warm"], requests=6, tokens=40)
     fault = next(fault for fault in TRIALS if fault.name == "siblings backwards")
-    (found,) = located_formulas(Case.of(history(record(setting, tmp_path / "run.jsonl", fault))))
+    (found,) = located_formulas(case_of(history(record(setting, tmp_path / "run.jsonl", fault))))
     assert found.operation.name == "trial order"
     assert "was tried out of turn" in found.smallest
 
@@ -154,7 +153,7 @@ def test_siblings_that_are_tried_out_of_turn_have_their_place_and_what_follows_h
 def test_a_draw_beside_its_coin_is_located(tmp_path):
     setting = dataclasses.replace(SETTINGS["early chain warm"], requests=6, tokens=40)
     fault = next(fault for fault in DRAFTS if fault.name == "draws one token early")
-    found = located_draws(Case.of(history(record(setting, tmp_path / "run.jsonl", fault))))
+    found = located_draws(case_of(history(record(setting, tmp_path / "run.jsonl", fault))))
     assert found[0].operation.name == "draft draw"
 
 
@@ -162,11 +161,11 @@ def test_a_ratio_without_its_paths_product_is_told_under_block(tmp_path, monkeyp
     monkeypatch.setitem(DRAFTERS, "block", {**DRAFTERS["early chain"], "rule": "block"})
     setting = Setting("block", {"temperature": 1.2}, requests=6, tokens=40)
     fault = Fault("planted", Cause.RATIO_TEST, planted.ratios_without_their_path, "", "")
-    found = located_formulas(Case.of(history(record(setting, tmp_path / "run.jsonl", fault))))
+    found = located_formulas(case_of(history(record(setting, tmp_path / "run.jsonl", fault))))
     assert [one.looks for one in found if one.operation.name == "acceptance"] == [
         "the ratio of the draft alone, without its path's"
     ]
-    assert located_formulas(Case.of(history(record(setting, tmp_path / "healthy.jsonl")))) == []
+    assert located_formulas(case_of(history(record(setting, tmp_path / "healthy.jsonl")))) == []
 
 
 @pytest.mark.every(2)
@@ -196,8 +195,8 @@ def by_transformers(place):
 
 def test_the_right_recipe_is_transformers_and_the_audits(tmp_path):
     run = history(record(Setting("early tree", ALL, requests=3, tokens=30), tmp_path / "run.jsonl"))
-    case, models = Case.of(run), Models(audit_options(run, str(TARGET), "self:4", 100))
-    places = Places(of_model(models.target)(case, case.drafting[:12]))
+    case, models = case_of(run), Models(audit_options(run, str(TARGET), "self:4", 100))
+    places = Places(rows_of(case, models, "p", case.drafting[:12]))
     made = RuledRows(places, "p", None).distributions(RIGHT, range(len(places.every)))
     for place, row in zip(places.every, made, strict=True):
         contexts = place.asked.contexts

@@ -5,14 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specscope.analyze.diagnose.case import Case
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.locate.draws import located_draws
 from specscope.analyze.verify.trial import judge
 from specscope.speculate.drafters import tree_builder
 from specscope.trace.record.coins import Stream, coins
 from specscope.trace.record.tree import Drawn
-from tests.analyze.judges.edits import changed
+from tests.analyze.judges.edits import case_of, changed
 from tests.analyze.synthetic import Synthetic
 from tests.analyze.verify.conftest import HOT, run
 from tests.analyze.verify.edits import check, edited, failed, of, put, replaced
@@ -24,7 +23,7 @@ def test_a_healthy_run_passes(runs):
     for name in OF_DRAWS:
         assert check(runs["sampled"], name).result is CheckResult.PASSED, name
     assert check(runs["sampled"], "draft coins").tested > 100
-    assert not located_draws(Case.of(runs["sampled"]))
+    assert not located_draws(case_of(runs["sampled"]))
 
 
 @pytest.mark.parametrize("name", ["greedy", "deterministic"])
@@ -96,7 +95,7 @@ def test_coins_that_are_used_again_are_seen_and_located(engines, monkeypatch, na
     monkeypatch.setattr(tree_builder, "coins", change)
     history = run(engines["draft tree"], **HOT)
     assert certain <= set(failed(history))
-    (located,) = located_draws(Case.of(history))
+    (located,) = located_draws(case_of(history))
     assert located.operation.name == "draft coins"
     assert located.operation.code.startswith("specscope/speculate/")
     assert words in located.sentence

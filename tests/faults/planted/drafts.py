@@ -12,10 +12,9 @@ from specscope.analyze.diagnose.causes import Cause
 from specscope.speculate.drafters import tree_builder
 from specscope.speculate.drafters.base import NO_DRAFT, Draft
 from specscope.speculate.drafters.ngram import NgramDrafter, distinct, trie
-from specscope.speculate.drafters.tree_builder import StaticTreeBuilder
 from specscope.speculate.draws import Draw, draw_siblings
 from specscope.trace.record.tree import ROOT, DraftTree
-from tests.faults.fault import Fault
+from tests.faults.fault import Fault, finished, taken
 
 
 def shifted_lookup(by: int):
@@ -35,16 +34,10 @@ def shifted_lookup(by: int):
     return install
 
 
-def shifted_chain(patch, engine):
+def shifted_chain(draft, places):
     """A drafter's first output is taken for the root that it was given: everything comes one place too early."""
-    finish = StaticTreeBuilder.finish
-
-    def late(self):
-        draft, places = finish(self)
-        token = [*draft.tree.token[1:].tolist(), int(draft.tree.token[-1])]
-        return dataclasses.replace(draft, tree=DraftTree.build(token, draft.tree.parent.tolist())), places
-
-    patch.setattr(StaticTreeBuilder, "finish", late)
+    token = [*draft.tree.token[1:].tolist(), int(draft.tree.token[-1])]
+    return dataclasses.replace(draft, tree=DraftTree.build(token, draft.tree.parent.tolist())), places
 
 
 def placeholders(patch, engine):
@@ -71,39 +64,22 @@ def other_map(change):
 def q_of_another_temperature(factor: float):
     """Drafts are drawn from q; what is recorded and judged by is q at `factor` times the temperature."""
 
-    def install(patch, engine):
-        take = StaticTreeBuilder.take
+    def changed(q, drawn):
+        told = [(row.log() / factor).softmax(-1) for row in q]
+        pairs = zip(told, drawn, strict=True)
+        return told, [[d._replace(prob=float(row[d.token]) if d.prob > 0 else 0.0) for d in one] for row, one in pairs]
 
-        def changed(self, q, drawn):
-            told = [(row.log() / factor).softmax(-1) for row in q]
-            pairs = zip(told, drawn, strict=True)
-            again = [[d._replace(prob=float(row[d.token]) if d.prob > 0 else 0.0) for d in one] for row, one in pairs]
-            take(self, told, again)
-
-        patch.setattr(StaticTreeBuilder, "take", changed)
-
-    return install
+    return taken(changed)
 
 
-def likeliest_for_drawn(patch, engine):
+def likeliest_for_drawn(q, drawn):
     """Drafts are the likeliest tokens of q; they are recorded and judged as drawn from it."""
-    take = StaticTreeBuilder.take
-
-    def likeliest(self, q, drawn):
-        take(self, q, [[Draw(int(row.argmax()), float(row.max()), 1.0, 0.0, 0.0)] for row in q])
-
-    patch.setattr(StaticTreeBuilder, "take", likeliest)
+    return q, [[Draw(int(row.argmax()), float(row.max()), 1.0, 0.0, 0.0)] for row in q]
 
 
-def without_q(patch, engine):
+def without_q(draft, places):
     """q is lost on its way: what was sampled is judged as deterministic."""
-    finish = StaticTreeBuilder.finish
-
-    def bare(self):
-        draft, places = finish(self)
-        return dataclasses.replace(draft, q={}, tree=_deterministic(draft.tree)), places
-
-    patch.setattr(StaticTreeBuilder, "finish", bare)
+    return dataclasses.replace(draft, q={}, tree=_deterministic(draft.tree)), places
 
 
 def _deterministic(tree: DraftTree) -> DraftTree:
@@ -126,28 +102,17 @@ def draws_beside(patch, engine):
     patch.setattr(tree_builder, "draw_siblings", beside)
 
 
-def sorted_siblings(patch, engine):
+def sorted_siblings(q, drawn):
     """Siblings are drawn, then tried in the order of their q."""
-    take = StaticTreeBuilder.take
-
-    def by_q(self, q, drawn):
-        take(self, q, [sorted(one, key=lambda draw: -draw.prob) for one in drawn])
-
-    patch.setattr(StaticTreeBuilder, "take", by_q)
+    return q, [sorted(one, key=lambda draw: -draw.prob) for one in drawn]
 
 
-def pruned_siblings(patch, engine):
+def pruned_siblings(draft, places):
     """Of what was drawn the unlikely leaves are dropped."""
-    finish = StaticTreeBuilder.finish
-
-    def pruned(self):
-        draft, places = finish(self)
-        tree = draft.tree
-        inner = set(tree.parent.tolist())
-        kept = [i for i in range(len(tree)) if i in inner or tree.q[i] > 0.15]
-        return _only(draft, kept), places[kept]
-
-    patch.setattr(StaticTreeBuilder, "finish", pruned)
+    tree = draft.tree
+    inner = set(tree.parent.tolist())
+    kept = [i for i in range(len(tree)) if i in inner or tree.q[i] > 0.15]
+    return _only(draft, kept), places[kept]
 
 
 def _only(draft: Draft, kept: list[int]) -> Draft:
@@ -165,69 +130,17 @@ def _only(draft: Draft, kept: list[int]) -> Draft:
 
 
 FAULTS = [
-    Fault("lookup one late", Cause.DRAFT_POSITION, shifted_lookup(1), "ngram", "prompt lookup skips a token"),
-    Fault("lookup one early", Cause.DRAFT_POSITION, shifted_lookup(-1), "ngram", "prompt lookup repeats the root"),
-    Fault(
-        "model one late", Cause.DRAFT_POSITION, shifted_chain, "model chain", "the draft model's first token is lost"
-    ),
-    Fault("padding judged", Cause.DRAFT_PLACEHOLDERS, placeholders, "ngram", "drafts padded with token 0"),
-    Fault(
-        "map off by a row",
-        Cause.DRAFT_VOCABULARY,
-        other_map(lambda d2t: d2t.roll(1)),
-        "eagle chain",
-        "each draft token is mapped as its neighbour",
-    ),
-    Fault(
-        "map left out",
-        Cause.DRAFT_VOCABULARY,
-        other_map(lambda d2t: torch.arange(len(d2t))),
-        "eagle tree warm",
-        "draft tokens are taken for the target's own",
-    ),
-    Fault(
-        "q told warmer",
-        Cause.Q_TEMPERATURE,
-        q_of_another_temperature(1.6),
-        "early chain warm",
-        "q is recorded at 1.6 times the temperature of the draws",
-    ),
-    Fault(
-        "q told colder",
-        Cause.Q_TEMPERATURE,
-        q_of_another_temperature(0.6),
-        "early tree warm",
-        "q is recorded at 0.6 times the temperature of the draws",
-    ),
-    Fault(
-        "q not drawn from",
-        Cause.Q_NOT_DRAWN,
-        likeliest_for_drawn,
-        "early chain warm",
-        "the drafter takes its likeliest tokens beside a q as if it drew",
-        rare=0,
-    ),
-    Fault("q lost", Cause.Q_DROPPED, without_q, "early tree warm", "sampled drafts are judged as deterministic"),
-    Fault(
-        "draws one token early",
-        Cause.Q_NOT_DRAWN,
-        draws_beside,
-        "early chain warm",
-        "the draw from q ends one token too early",
-    ),
-    Fault(
-        "siblings by q",
-        Cause.SIBLINGS_CHANGED,
-        sorted_siblings,
-        "early tree warm",
-        "sampled siblings are sorted by q",
-        60,
-    ),
-    Fault(
-        "unlikely siblings dropped",
-        Cause.SIBLINGS_CHANGED,
-        pruned_siblings,
-        "early tree warm",
-        "sampled leaves with q of 0.15 and less are dropped",
-    ),
+    Fault("lookup one late", Cause.DRAFT_POSITION, shifted_lookup(1), "ngram"),
+    Fault("lookup one early", Cause.DRAFT_POSITION, shifted_lookup(-1), "ngram"),
+    Fault("model one late", Cause.DRAFT_POSITION, finished(shifted_chain), "model chain"),
+    Fault("padding judged", Cause.DRAFT_PLACEHOLDERS, placeholders, "ngram"),
+    Fault("map off by a row", Cause.DRAFT_VOCABULARY, other_map(lambda d2t: d2t.roll(1)), "eagle chain"),
+    Fault("map left out", Cause.DRAFT_VOCABULARY, other_map(lambda d2t: torch.arange(len(d2t))), "eagle tree warm"),
+    Fault("q told warmer", Cause.Q_TEMPERATURE, q_of_another_temperature(1.6), "early chain warm"),
+    Fault("q told colder", Cause.Q_TEMPERATURE, q_of_another_temperature(0.6), "early tree warm"),
+    Fault("q not drawn from", Cause.Q_NOT_DRAWN, taken(likeliest_for_drawn), "early chain warm", rare=0),
+    Fault("q lost", Cause.Q_DROPPED, finished(without_q), "early tree warm"),
+    Fault("draws one token early", Cause.Q_NOT_DRAWN, draws_beside, "early chain warm"),
+    Fault("siblings by q", Cause.SIBLINGS_CHANGED, taken(sorted_siblings), "early tree warm", rare=60),
+    Fault("unlikely siblings dropped", Cause.SIBLINGS_CHANGED, finished(pruned_siblings), "early tree warm"),
 ]

@@ -77,23 +77,16 @@ def other_layers(change):
 
 
 FAULTS = [
-    Fault("features one late", Cause.DRAFTER_FED, one_late, "eagle chain warm", "features of the position before"),
-    Fault(
-        "features by index",
-        Cause.DRAFTER_FED,
-        rows_by_index,
-        "eagle tree",
-        "features of the tree's first nodes instead of the accepted ones",
-    ),
-    Fault("features of roots only", Cause.DRAFTER_FED, root_only, "eagle chain", "zeros for accepted tokens"),
-    Fault("features normalised", Cause.DRAFTER_FED, normalised, "eagle chain", "of one norm, whatever the row"),
-    Fault("no features", Cause.DRAFTER_FED, nothing, "eagle dynamic", "zeros for every token"),
+    Fault("features one late", Cause.DRAFTER_FED, one_late, "eagle chain warm"),
+    Fault("features by index", Cause.DRAFTER_FED, rows_by_index, "eagle tree"),
+    Fault("features of roots only", Cause.DRAFTER_FED, root_only, "eagle chain"),
+    Fault("features normalised", Cause.DRAFTER_FED, normalised, "eagle chain"),
+    Fault("no features", Cause.DRAFTER_FED, nothing, "eagle dynamic"),
     Fault(
         "layers one lower",
         Cause.DRAFTER_FED,
         other_layers(lambda layers: tuple(layer - 1 for layer in layers)),
         "eagle chain",
-        "what leaves a layer is taken for what enters it",
         rare=0,
     ),
     Fault(
@@ -101,7 +94,6 @@ FAULTS = [
         Cause.DRAFTER_FED,
         other_layers(lambda layers: tuple(reversed(layers))),
         "eagle dynamic",
-        "the highest layer first",
         rare=0,
     ),
 ]

@@ -3,57 +3,34 @@
 from __future__ import annotations
 
 from specscope.analyze.diagnose.causes import Cause
-from specscope.engine.phases import Phases
 from specscope.speculate.drafters.tree_builder import Level
-from tests.faults.fault import Fault
+from tests.faults.fault import Fault, in_phase
 
 
-def logits_swapped(patch, engine):
+def logits_swapped(engine, now):
     """At every third step the first two requests that draft get each other's logits."""
-    verify = Phases.verify
-
-    def swapped(self, now):
-        pair = _drafting(now)[:2]
-        if len(pair) == 2 and engine.steps % 3 == 0 and len({len(turn.logits) for turn in pair}) == 1:
-            one, other = pair
-            one.logits, other.logits = other.logits, one.logits
-        verify(self, now)
-
-    patch.setattr(Phases, "verify", swapped)
+    pair = _drafting(now)[:2]
+    if len(pair) == 2 and engine.steps % 3 == 0 and len({len(turn.logits) for turn in pair}) == 1:
+        one, other = pair
+        one.logits, other.logits = other.logits, one.logits
 
 
-def drafts_swapped(patch, engine):
+def drafts_swapped(engine, now):
     """The first two requests that draft get each other's trees."""
-    draft = Phases.draft
-
-    def swapped(self, now):
-        draft(self, now)
-        pair = _drafting(now)[:2]
-        if len(pair) == 2 and len({len(turn.draft.tree) for turn in pair}) == 1:
-            one, other = pair
-            one.draft, other.draft = other.draft, one.draft
-
-    patch.setattr(Phases, "draft", swapped)
+    pair = _drafting(now)[:2]
+    if len(pair) == 2 and len({len(turn.draft.tree) for turn in pair}) == 1:
+        one, other = pair
+        one.draft, other.draft = other.draft, one.draft
 
 
 def _drafting(now):
     return [turn for turn in now.turns if len(turn.draft.tree)]
 
 
-def target_scaled(factor):
+def target_scaled(engine, now):
     """The target's logits times a factor."""
-
-    def install(patch, engine):
-        verify = Phases.verify
-
-        def scaled(self, now):
-            for turn in now.turns:
-                turn.logits = turn.logits * factor
-            verify(self, now)
-
-        patch.setattr(Phases, "verify", scaled)
-
-    return install
+    for turn in now.turns:
+        turn.logits = turn.logits * 0.9
 
 
 def drafter_scaled(factor):
@@ -68,26 +45,16 @@ def drafter_scaled(factor):
     return install
 
 
+SWAPPED, SCALED = (in_phase("verify", change, before=True) for change in (logits_swapped, target_scaled))
 FAULTS = [
+    Fault("logits swapped", Cause.ROWS_SWAPPED, SWAPPED, "model chain", rare=10),
+    Fault("logits swapped, sampled", Cause.ROWS_SWAPPED, SWAPPED, "early tree warm", rare=20),
+    Fault("drafts swapped", Cause.ROWS_SWAPPED, in_phase("draft", drafts_swapped), "model chain", rare=10),
     Fault(
-        "logits swapped",
-        Cause.ROWS_SWAPPED,
-        logits_swapped,
-        "model chain",
-        "two requests get each other's logits",
-        rare=10,
+        "target's logits scaled",
+        Cause.LOGITS_SCALED,
+        SCALED,
+        "model chain warm",
     ),
-    Fault(
-        "logits swapped, sampled", Cause.ROWS_SWAPPED, logits_swapped, "early tree warm", "the same, sampled", rare=20
-    ),
-    Fault(
-        "drafts swapped",
-        Cause.ROWS_SWAPPED,
-        drafts_swapped,
-        "model chain",
-        "two requests get each other's drafts",
-        rare=10,
-    ),
-    Fault("target's logits scaled", Cause.LOGITS_SCALED, target_scaled(0.9), "model chain warm", "times 0.9"),
-    Fault("drafter's logits scaled", Cause.LOGITS_SCALED, drafter_scaled(1.6), "eagle chain warm", "times 1.6"),
+    Fault("drafter's logits scaled", Cause.LOGITS_SCALED, drafter_scaled(1.6), "eagle chain warm"),
 ]

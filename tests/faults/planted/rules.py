@@ -8,11 +8,10 @@ import numpy as np
 import torch
 
 from specscope.analyze.diagnose.causes import Cause
-from specscope.engine.phases import Phases
 from specscope.speculate import sampling
 from specscope.speculate.sampling import LogitRows, Memory, target_rows
 from specscope.speculate.verify import inputs, verifier
-from tests.faults.fault import Fault
+from tests.faults.fault import Fault, in_phase
 
 
 def penalties_of_the_root(patch, engine):
@@ -93,10 +92,9 @@ def presence_of_the_prompt(patch, engine):
 def last_of_each_step(patch, engine):
     """Penalties take in only the last token of each step."""
     last: dict[str, list[int]] = {}
-    commit, right = Phases.commit, inputs._rows
+    right = inputs._rows
 
-    def noted(self, now):
-        commit(self, now)
+    def noted(engine, now):
         for turn in now.turns:
             if turn.request.output:
                 last.setdefault(turn.request.id, []).append(turn.request.output[-1])
@@ -109,7 +107,7 @@ def last_of_each_step(patch, engine):
         counts = dataclasses.replace(context, tokens=tokens).counts
         return dataclasses.replace(made, counts=counts)
 
-    patch.setattr(Phases, "commit", noted)
+    in_phase("commit", noted)(patch, engine)
     patch.setattr(inputs, "_rows", rows)
 
 
@@ -120,51 +118,17 @@ FAULTS = [
         Cause.RULES_WRONG,
         params_of(lambda params: dataclasses.replace(params, temperature=params.temperature**2)),
         "early tree warm",
-        "p is sharpened twice, q once",
     ),
-    Fault("top-p first", Cause.RULES_WRONG, cut_first, "model tree top-p", "top-p is taken before the temperature"),
-    Fault(
-        "presence of the prompt",
-        Cause.RULES_WRONG,
-        presence_of_the_prompt,
-        "model chain presence",
-        "the presence penalty counts the prompt",
-    ),
-    Fault(
-        "penalties of last tokens",
-        Cause.RULES_WRONG,
-        last_of_each_step,
-        "model chain repeats",
-        "penalties take in only the last token of each step",
-        rare=0,
-    ),
+    Fault("top-p first", Cause.RULES_WRONG, cut_first, "model tree top-p"),
+    Fault("presence of the prompt", Cause.RULES_WRONG, presence_of_the_prompt, "model chain presence"),
+    Fault("penalties of last tokens", Cause.RULES_WRONG, last_of_each_step, "model chain repeats", rare=0),
     Fault(
         "penalties of the drafter alone",
         Cause.RULES_WRONG,
         params_of(lambda params: dataclasses.replace(params, **NO_PENALTIES)),
         "model tree rules",
-        "the target has none",
     ),
-    Fault(
-        "penalties of the root",
-        Cause.RULES_WRONG,
-        penalties_of_the_root,
-        "model tree rules",
-        "drafted tokens on a node's path are not counted",
-        rare=30,
-    ),
-    Fault(
-        "top-p at the root",
-        Cause.RULES_WRONG,
-        cut_at_the_root(top_p=1.0),
-        "model tree top-p",
-        "below the root top-p is not applied",
-    ),
-    Fault(
-        "top-k at the root",
-        Cause.RULES_WRONG,
-        cut_at_the_root(top_k=0),
-        "eagle tree top-k",
-        "below the root top-k is not applied",
-    ),
+    Fault("penalties of the root", Cause.RULES_WRONG, penalties_of_the_root, "model tree rules", rare=30),
+    Fault("top-p at the root", Cause.RULES_WRONG, cut_at_the_root(top_p=1.0), "model tree top-p"),
+    Fault("top-k at the root", Cause.RULES_WRONG, cut_at_the_root(top_k=0), "eagle tree top-k"),
 ]

@@ -15,27 +15,26 @@ from specscope.trace.record.coins import Stream, coins
 from tests.faults.fault import Fault
 
 
-def try_with(accept_prob=None, reject=None, final_from_p=False):
-    """host._try with a part of it replaced."""
+def tried(ratio=None, accept=None, order=None, reject=None, final=None):
+    """host._try with a part of it replaced: the acceptance probability, the test, the order of siblings, what a
+    rejection leaves, or what the final token is drawn from."""
 
     def attempt(batch, row, children, p, found):
-        trees, whole = batch.trees, p
+        trees, whole, chosen = batch.trees, p, children if order is None else order(children)
         q = None if trees.drawn[children[0]] == DETERMINISTIC else host.DrafterRow(batch.q[trees.q_row[row]])
-        for child in children:
-            token = int(trees.token[child])
+        for child in chosen:
+            token, coin = int(trees.token[child]), trees.coin[child]
             p_token, q_token = p.prob(token), 1.0 if q is None else float(q.row[token])
-            if accept_prob is None:
-                accept = min(1.0, p_token / q_token) if q_token > 0 else 0.0
-            else:
-                accept = accept_prob(p_token, q_token)
-            accepted = trees.coin[child] < accept
-            found.trial(child, ACCEPTED if accepted else REJECTED, p_token, q_token, accept)
+            a = min(1.0, p_token / q_token) if q_token > 0 else 0.0
+            a = a if ratio is None else ratio(p_token)
+            accepted = coin < a if accept is None else accept(coin, a, q_token)
+            found.trial(child, ACCEPTED if accepted else REJECTED, p_token, q_token, a)
             if accepted:
                 return child, p
             p, found.residual_mass[child] = (reject or type(p).reject)(p, token, q)
-            if q is not None and trees.drawn[child] == WITHOUT_REPLACEMENT and child != children[-1]:
+            if q is not None and trees.drawn[child] == WITHOUT_REPLACEMENT and child != chosen[-1]:
                 q = q.without(token)
-        return None, whole if final_from_p else p
+        return None, p if final is None else final(whole, p, q)
 
     return lambda patch, engine: patch.setattr(host, "_try", attempt)
 
@@ -153,78 +152,44 @@ def by_row(patch, engine):
     patch.setattr(inputs, "coins", keyed)
 
 
-def p_alone(p, q):
-    """The ratio test without q."""
-    return p
-
-
 FAULTS = [
-    Fault(
-        "residual as it is",
-        Cause.RESIDUAL,
-        try_with(reject=as_it_is),
-        "early tree warm",
-        "max(p - q, 0) is not divided by its mass",
-    ),
-    Fault("nothing subtracted", Cause.RESIDUAL, try_with(reject=unchanged), "early tree warm", "p stays p"),
-    Fault(
-        "final from p",
-        Cause.FINAL_NOT_RESIDUAL,
-        try_with(final_from_p=True),
-        "early tree warm",
-        "trials are right, the final token is drawn from p",
-    ),
-    Fault(
-        "final from p, lookup",
-        Cause.FINAL_NOT_RESIDUAL,
-        try_with(final_from_p=True),
-        "ngram tree warm",
-        "the same with deterministic drafts",
-    ),
-    Fault("accepted by p", Cause.RATIO_TEST, try_with(accept_prob=p_alone), "early chain warm", "a = p, not p/q"),
-    Fault("noise again", Cause.COINS, noise_again, "early chain hot", "vLLM 47386", rare=0),
-    Fault("coin again", Cause.COINS, coin_again, "early chain hot", "the coin of the trial draws the final token"),
-    Fault(
-        "one coin for all nodes",
-        Cause.COINS,
-        changed_coins(one_for_all_nodes),
-        "early tree warm",
-        "siblings and levels share a coin",
-    ),
+    Fault("residual as it is", Cause.RESIDUAL, tried(reject=as_it_is), "early tree warm"),
+    Fault("nothing subtracted", Cause.RESIDUAL, tried(reject=unchanged), "early tree warm"),
+    Fault("final from p", Cause.FINAL_NOT_RESIDUAL, tried(final=lambda whole, p, q: whole), "early tree warm"),
+    Fault("final from p, lookup", Cause.FINAL_NOT_RESIDUAL, tried(final=lambda whole, p, q: whole), "ngram tree warm"),
+    Fault("accepted by p", Cause.RATIO_TEST, tried(ratio=lambda p: p), "early chain warm"),
+    Fault("noise again", Cause.COINS, noise_again, "early chain hot", rare=0),
+    Fault("coin again", Cause.COINS, coin_again, "early chain hot"),
+    Fault("one coin for all nodes", Cause.COINS, changed_coins(one_for_all_nodes), "early tree warm"),
     Fault(
         "one coin for all steps",
         Cause.COINS,
         changed_coins(lambda seed, stream, position, count: coins(seed, stream, 0, count)),
         "early chain warm",
-        "the position is left out of the key",
     ),
     Fault(
         "draft coins of no step",
         Cause.COINS,
         other_draft_coins(lambda seed, stream, position, count: coins(seed, stream, 0, count)),
         "early tree warm",
-        "the drafter uses the same coins at every position",
     ),
     Fault(
         "draft coins of one seed",
         Cause.COINS,
         other_draft_coins(lambda seed, stream, position, count: coins(0, stream, position, count)),
         "early chain warm",
-        "every request's drafts are drawn by the coins of seed 0",
     ),
     Fault(
         "one coin for all draws",
         Cause.COINS,
         other_draft_coins(lambda seed, stream, position, count: np.full(count, coins(seed, stream, position, 1)[0])),
         "early tree warm",
-        "all draws of a step have one coin",
     ),
     Fault(
         "draft coins of the verdict",
         Cause.COINS,
         other_draft_coins(lambda seed, stream, position, count: coins(seed, Stream.VERIFY, position, count)),
         "early chain warm",
-        "drafts are drawn by the coins of the verdict on them",
     ),
-    Fault("coins by row", Cause.COINS, by_row, "early tree warm", "the row in the batch is the key", rare=10),
+    Fault("coins by row", Cause.COINS, by_row, "early tree warm", rare=10),
 ]

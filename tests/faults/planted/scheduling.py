@@ -7,10 +7,9 @@ import dataclasses
 import numpy as np
 
 from specscope.analyze.diagnose.causes import Cause
-from specscope.engine.phases import Phases
 from specscope.engine.request import Request
 from specscope.engine.scheduler import Scheduler
-from tests.faults.fault import Fault
+from tests.faults.fault import Fault, in_phase
 
 
 def lost_at_preemption(patch, engine):
@@ -25,47 +24,34 @@ def lost_at_preemption(patch, engine):
     patch.setattr(Scheduler, "_preempt", careless)
 
 
-def lost_at_a_border(patch, engine):
+def lost_at_a_border(engine, now):
     """The first token of every prefill chunk but the first is not fed."""
-    commit = Phases.commit
-
-    def skip(self, now):
-        commit(self, now)
-        for turn in now.turns:
-            if not turn.decodes and turn.request.pending > 2:
-                turn.request.computed += 1
-
-    patch.setattr(Phases, "commit", skip)
+    for turn in now.turns:
+        if not turn.decodes and turn.request.pending > 2:
+            turn.request.computed += 1
 
 
-def swapped_counts(patch, engine):
+def swapped_counts(engine, now):
     """In a batch of two or more each request is given its neighbour's count of accepted tokens."""
-    verify = Phases.verify
-
-    def swapped(self, now):
-        verify(self, now)
-        judged = [turn for turn in now.decoding if len(turn.draft.tree)]
-        counts = [len(turn.verdict.path) for turn in judged]
-        for turn, count in zip(judged, counts[1:] + counts[:1], strict=True):
-            path = np.arange(min(count, len(turn.draft.tree)), dtype=np.int32)
-            turn.verdict = dataclasses.replace(turn.verdict, path=path)
-
-    patch.setattr(Phases, "verify", swapped)
+    judged = [turn for turn in now.decoding if len(turn.draft.tree)]
+    counts = [len(turn.verdict.path) for turn in judged]
+    for turn, count in zip(judged, counts[1:] + counts[:1], strict=True):
+        path = np.arange(min(count, len(turn.draft.tree)), dtype=np.int32)
+        turn.verdict = dataclasses.replace(turn.verdict, path=path)
 
 
 def late_verdicts(patch, engine):
     """Each step is given the verdict of the request's step before."""
-    verify, last = Phases.verify, {}
+    last = {}
 
-    def late(self, now):
-        verify(self, now)
+    def late(engine, now):
         for turn in now.decoding:
             right, old = turn.verdict, last.get(turn.request.id)
             last[turn.request.id] = right
             if old is not None and len(old.outcome) == len(right.outcome):
                 turn.verdict = old
 
-    patch.setattr(Phases, "verify", late)
+    in_phase("verify", late)(patch, engine)
 
 
 def past_a_stop(patch, engine):
@@ -88,69 +74,36 @@ def other_rule(patch, engine):
     patch.setattr(engine, "run_info", dataclasses.replace(engine.run_info, rule="block"))
 
 
-def not_a_number(patch, engine):
+def not_a_number(engine, now):
     """A request's p is NaN, as a row that is masked whole gives it."""
-    verify = Phases.verify
-
-    def spoiled(self, now):
-        verify(self, now)
-        for turn in now.decoding:
-            if len(turn.verdict.p):
-                turn.verdict = dataclasses.replace(turn.verdict, p=turn.verdict.p * np.float32("nan"))
-                return
-
-    patch.setattr(Phases, "verify", spoiled)
+    for turn in now.decoding:
+        if len(turn.verdict.p):
+            turn.verdict = dataclasses.replace(turn.verdict, p=turn.verdict.p * np.float32("nan"))
+            return
 
 
-def one_more(patch, engine):
+def one_more(engine, now):
     """One draft more is accepted than was judged right."""
-    verify = Phases.verify
-
-    def longer(self, now):
-        verify(self, now)
-        for turn in now.decoding:
-            tree, path = turn.draft.tree, turn.verdict.path
-            children = tree.children(int(path[-1]) if len(path) else -1)
-            if children:
-                outcome = turn.verdict.outcome.copy()
-                outcome[children[0]] = 1
-                longer_path = np.append(path, children[0]).astype(np.int32)
-                turn.verdict = dataclasses.replace(turn.verdict, path=longer_path, outcome=outcome)
-
-    patch.setattr(Phases, "verify", longer)
+    for turn in now.decoding:
+        tree, path = turn.draft.tree, turn.verdict.path
+        children = tree.children(int(path[-1]) if len(path) else -1)
+        if children:
+            outcome = turn.verdict.outcome.copy()
+            outcome[children[0]] = 1
+            longer_path = np.append(path, children[0]).astype(np.int32)
+            turn.verdict = dataclasses.replace(turn.verdict, path=longer_path, outcome=outcome)
 
 
+BORDER = in_phase("commit", lost_at_a_border)
 FAULTS = [
+    Fault("past a stop", Cause.PAST_THE_END, past_a_stop, "model chain stops", rare=0),
+    Fault("another rule", Cause.OTHER_RULE, other_rule, "model chain", rare=0),
+    Fault("not a number", Cause.NOT_A_NUMBER, in_phase("verify", not_a_number), "model chain warm", rare=1),
+    Fault("one more", Cause.ACCEPTED_COUNT, in_phase("verify", one_more), "model chain", rare=30),
+    Fault("token lost at preemption", Cause.TOKEN_LOST, lost_at_preemption, "model chain crowded", rare=60),
     Fault(
-        "past a stop",
-        Cause.PAST_THE_END,
-        past_a_stop,
-        "model chain stops",
-        "stop tokens are seen in last places alone",
-        0,
+        "token lost at a chunk's border", Cause.TOKEN_LOST, in_phase("commit", lost_at_a_border), "model chain chunks"
     ),
-    Fault("another rule", Cause.OTHER_RULE, other_rule, "model chain", "the header names another rule", 0),
-    Fault("not a number", Cause.NOT_A_NUMBER, not_a_number, "model chain warm", "a request's logits are NaN", 1),
-    Fault(
-        "one more", Cause.ACCEPTED_COUNT, one_more, "model chain", "one draft more is accepted than is right", rare=30
-    ),
-    Fault(
-        "token lost at preemption",
-        Cause.TOKEN_LOST,
-        lost_at_preemption,
-        "model chain crowded",
-        "the newest token is gone when the request comes back",
-        rare=60,
-    ),
-    Fault(
-        "token lost at a chunk's border",
-        Cause.TOKEN_LOST,
-        lost_at_a_border,
-        "model chain chunks",
-        "a prompt's token is never fed",
-    ),
-    Fault(
-        "counts swapped", Cause.ROWS_SWAPPED, swapped_counts, "model chain", "the neighbour's accepted count", rare=10
-    ),
-    Fault("verdicts late", Cause.VERDICT_LATE, late_verdicts, "model chain", "the verdict of the step before", rare=0),
+    Fault("counts swapped", Cause.ROWS_SWAPPED, in_phase("verify", swapped_counts), "model chain", rare=10),
+    Fault("verdicts late", Cause.VERDICT_LATE, late_verdicts, "model chain", rare=0),
 ]

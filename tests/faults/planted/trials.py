@@ -7,35 +7,11 @@ import dataclasses
 import numpy as np
 
 from specscope.analyze.diagnose.causes import Cause
-from specscope.kernels.flat_trees import ACCEPTED, DETERMINISTIC, REJECTED, WITHOUT_REPLACEMENT
-from specscope.speculate.drafters.tree_builder import StaticTreeBuilder
+from specscope.kernels.flat_trees import ACCEPTED, REJECTED
 from specscope.speculate.verify import host, inputs, verifier
 from specscope.trace.record.coins import coins
-from tests.faults.fault import Fault
-
-
-def tried(accept=None, order=None, final=None):
-    """host._try with another test, another order of siblings, or another distribution of the final token."""
-
-    def attempt(batch, row, children, p, found):
-        trees = batch.trees
-        q = None if trees.drawn[children[0]] == DETERMINISTIC else host.DrafterRow(batch.q[trees.q_row[row]])
-        chosen = children if order is None else order(children)
-        for child in chosen:
-            token = int(trees.token[child])
-            p_token, q_token = p.prob(token), 1.0 if q is None else float(q.row[token])
-            ratio = min(1.0, p_token / q_token) if q_token > 0 else 0.0
-            coin = trees.coin[child]
-            accepted = coin < ratio if accept is None else accept(coin, ratio, q_token)
-            found.trial(child, ACCEPTED if accepted else REJECTED, p_token, q_token, ratio)
-            if accepted:
-                return child, p
-            p, found.residual_mass[child] = p.reject(token, q)
-            if q is not None and trees.drawn[child] == WITHOUT_REPLACEMENT and child != chosen[-1]:
-                q = q.without(token)
-        return None, p if final is None or q is None else final(q)
-
-    return lambda patch, engine: patch.setattr(host, "_try", attempt)
+from tests.faults.fault import Fault, finished
+from tests.faults.planted.sampler import tried
 
 
 def next_row_of_q(patch, engine):
@@ -98,20 +74,14 @@ def now_and_then_another(patch, engine):
     patch.setattr(host.BatchEvidence, "final", final)
 
 
-def youngest_swapped(patch, engine):
+def youngest_swapped(draft, places):
     """The tokens of each parent's last two children change places; their q stay."""
-    finish = StaticTreeBuilder.finish
-
-    def swapped(self):
-        draft, places = finish(self)
-        token = draft.tree.token.copy()
-        for parent in range(-1, len(token)):
-            children = draft.tree.children(parent)
-            if len(children) > 1:
-                token[children[-2:]] = token[children[-2:][::-1]]
-        return dataclasses.replace(draft, tree=dataclasses.replace(draft.tree, token=token)), places
-
-    patch.setattr(StaticTreeBuilder, "finish", swapped)
+    token = draft.tree.token.copy()
+    for parent in range(-1, len(token)):
+        children = draft.tree.children(parent)
+        if len(children) > 1:
+            token[children[-2:]] = token[children[-2:][::-1]]
+    return dataclasses.replace(draft, tree=dataclasses.replace(draft.tree, token=token)), places
 
 
 def one_seed(patch, engine):
@@ -157,73 +127,24 @@ def decided_by_the_root(patch, engine):
 
 WARM_TREE, CHAIN = "early tree warm", "model chain"
 FAULTS = [
-    Fault("q of the next row", Cause.Q_OTHER_ROW, next_row_of_q, "early chain warm", "the q of the batch's next row"),
-    Fault("q not divided", Cause.RESIDUAL, not_divided, WARM_TREE, "what is left of q is not renormalised"),
-    Fault(
-        "coin against q",
-        Cause.RATIO_TEST,
-        tried(accept=lambda coin, ratio, q: coin <= q),
-        WARM_TREE,
-        "accepted where the coin is at most q",
-    ),
-    Fault(
-        "accepted by majority",
-        Cause.RATIO_TEST,
-        tried(accept=lambda coin, ratio, q: ratio > 0.5),
-        WARM_TREE,
-        "accepted where p / q is above 1/2, whatever the coin",
-    ),
-    Fault(
-        "siblings backwards",
-        Cause.TRIAL_ORDER,
-        tried(order=lambda children: children[::-1]),
-        WARM_TREE,
-        "the last sibling is tried first",
-    ),
-    Fault(
-        "first sibling only",
-        Cause.TRIAL_ORDER,
-        tried(order=lambda children: children[:1]),
-        "model tree",
-        "younger siblings are never tried",
-    ),
+    Fault("q of the next row", Cause.Q_OTHER_ROW, next_row_of_q, "early chain warm"),
+    Fault("q not divided", Cause.RESIDUAL, not_divided, WARM_TREE),
+    Fault("coin against q", Cause.RATIO_TEST, tried(accept=lambda coin, ratio, q: coin <= q), WARM_TREE),
+    Fault("accepted by majority", Cause.RATIO_TEST, tried(accept=lambda coin, ratio, q: ratio > 0.5), WARM_TREE),
+    Fault("siblings backwards", Cause.TRIAL_ORDER, tried(order=lambda children: children[::-1]), WARM_TREE),
+    Fault("first sibling only", Cause.TRIAL_ORDER, tried(order=lambda children: children[:1]), "model tree"),
     Fault(
         "final from q",
         Cause.FINAL_NOT_RESIDUAL,
-        tried(final=lambda q: host.Residual(q.row)),
+        tried(final=lambda whole, p, q: p if q is None else host.Residual(q.row)),
         WARM_TREE,
-        "after a rejection the final token is drawn from q",
     ),
-    Fault("bonus of the root", Cause.FINAL_OTHER_NODE, bonus_of_the_root, CHAIN, "the bonus is drawn at the root"),
-    Fault(
-        "bonus of the root, sampled", Cause.FINAL_OTHER_NODE, bonus_of_the_root, "model tree warm", "the same, sampled"
-    ),
-    Fault(
-        "another token now and then",
-        Cause.FINAL_OTHER_NODE,
-        now_and_then_another,
-        CHAIN,
-        "every 13th final token is another",
-        rare=10,
-    ),
-    Fault(
-        "siblings swapped", Cause.SIBLINGS_CHANGED, youngest_swapped, WARM_TREE, "two siblings' tokens change places"
-    ),
-    Fault("one seed for all", Cause.COINS, one_seed, WARM_TREE, "every request's coins are those of seed 0"),
-    Fault(
-        "decided by the root",
-        Cause.P_NOT_USED,
-        decided_by_the_root,
-        "model chain warm",
-        "p, q and coin are right, and the root's p decides",
-        6,
-    ),
-    Fault(
-        "p of the grandparent",
-        Cause.P_OTHER_ROW,
-        parents_of_parents,
-        "model chain warm",
-        "nodes are judged one row too high",
-    ),
-    Fault("p of the grandparent, greedy", Cause.P_OTHER_ROW, parents_of_parents, "model tree", "the same, greedy"),
+    Fault("bonus of the root", Cause.FINAL_OTHER_NODE, bonus_of_the_root, CHAIN),
+    Fault("bonus of the root, sampled", Cause.FINAL_OTHER_NODE, bonus_of_the_root, "model tree warm"),
+    Fault("another token now and then", Cause.FINAL_OTHER_NODE, now_and_then_another, CHAIN, rare=10),
+    Fault("siblings swapped", Cause.SIBLINGS_CHANGED, finished(youngest_swapped), WARM_TREE),
+    Fault("one seed for all", Cause.COINS, one_seed, WARM_TREE),
+    Fault("decided by the root", Cause.P_NOT_USED, decided_by_the_root, "model chain warm", rare=6),
+    Fault("p of the grandparent", Cause.P_OTHER_ROW, parents_of_parents, "model chain warm"),
+    Fault("p of the grandparent, greedy", Cause.P_OTHER_ROW, parents_of_parents, "model tree"),
 ]

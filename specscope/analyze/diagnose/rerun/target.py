@@ -1,4 +1,4 @@
-"""The target once more under a named mistake: a request decoded step by step as recorded, in plain transformers.
+"""A model once more under a named mistake: a request decoded step by step as recorded, in plain transformers.
 
 What a mistake writes into the KV cache stays there, so that later steps differ too. So the steps follow one another as
 they did in the run: each feeds the root and the recorded tree, and keeps the KV of the accepted path. Under a mistake
@@ -7,8 +7,9 @@ the mask, the positions or what is kept are those that it would give.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,10 @@ import torch
 from torch import Tensor
 
 from specscope.analyze.audit.model.causal import Causal, cached
-from specscope.analyze.diagnose.case import Step
 from specscope.analyze.diagnose.causes import Cause
-from specscope.trace.record.tree import Bools, DraftTree
+from specscope.analyze.diagnose.rerun.match import Match, at_parents, compare
+from specscope.analyze.verify.case import Case, Step
+from specscope.trace.record.tree import ROOT, Bools, DraftTree
 
 Mask = Callable[[DraftTree], Bools]  # [n, n] which nodes each node sees
 Places = Callable[[DraftTree], "np.ndarray[Any, Any]"]  # [n] how far after the root each node is
@@ -31,7 +33,7 @@ class TreeMistake:
     """How a tree is fed and kept, by mistake or as it should be."""
 
     name: str
-    cause: Cause | None  # None: no mistake
+    cause: Cause
     mask: Mask = lambda tree: tree.ancestors
     places: Places = lambda tree: tree.depth
     keep: Keep = lambda path, tree: path
@@ -40,6 +42,7 @@ class TreeMistake:
     fed: Callable[[Step], Sequence[int]] = lambda step: step.text  # the tokens of the text as they are fed
     unseen: int = 0  # first tokens that nothing behind them sees
     known: int | None = None  # the model chooses among this many first tokens only
+    late: bool = False  # each draft comes from the tokens without the last one
 
 
 def _from_its_chunk(step: Step, begin: int, end: int) -> Sequence[int]:
@@ -101,7 +104,7 @@ def _other_parents(by: int) -> Mask:
 
 
 MASK, PLACE = Cause.MASK_SIBLINGS, Cause.POSITIONS
-RIGHT = TreeMistake("as it should be", None)
+RIGHT = TreeMistake("as it should be", Cause.TARGET_KV)
 MISTAKES = (
     TreeMistake("a mask that shows elder siblings of all ancestors", MASK, mask=_elder),
     TreeMistake("a mask that shows a node's elder siblings", MASK, mask=_own_elder),
@@ -185,3 +188,91 @@ def _keep(cache: Any, committed: int, nodes: Sequence[int]) -> None:  # noqa: AN
     for layer in cache.layers:
         layer.keys = layer.keys[:, :, places.to(layer.keys.device)]
         layer.values = layer.values[:, :, places.to(layer.values.device)]
+
+
+def _first_run(path: Sequence[int], tree: DraftTree) -> list[int]:
+    """As many nodes as were accepted and run, but the first ones that were run, in the order of their slots."""
+    run = sorted({*tree.parent.tolist()} - {ROOT})
+    return run[: sum(node in run for node in path)]
+
+
+def _fed(keep: Keep) -> Keep:
+    """A drafter keeps what it ran: nodes that have children."""
+    return lambda path, tree: [node for node in keep(path, tree) if node in tree.parent]
+
+
+def of_drafter(case: Case) -> Iterator[TreeMistake]:
+    """The mistakes of a draft model: the target's, with the cause that they have in a drafter, and its own."""
+    for mistake in MISTAKES:
+        cause = Cause.DRAFTER_KV if mistake.cause is Cause.TARGET_KV else mistake.cause
+        yield replace(mistake, cause=cause, keep=_fed(mistake.keep))
+    yield TreeMistake("the first nodes that it ran kept, not the path's", Cause.DRAFTER_KV, keep=_first_run)
+    yield TreeMistake("each draft from the tokens without the last one", Cause.DRAFT_POSITION, late=True)
+    yield _behind_a_cached_prefix(case)
+
+
+def _behind_a_cached_prefix(case: Case) -> TreeMistake:
+    """A drafter whose KV at t comes from the token at t + 1, as an EAGLE head's does, and that has KV from the cache.
+
+    The last cached slot then holds the token that followed in the request which filled the cache, and the first token
+    is in no slot.
+    """
+    texts = {step.request: step.text for step in case.steps}
+    fed: dict[str, Sequence[int]] = {}
+    for number, (name, text) in enumerate(texts.items()):
+        cached = case.history.requests[name].steps[0].context_len
+        earlier = (texts[other] for other in list(texts)[:number])
+        alike = next((other for other in earlier if len(other) > cached and other[:cached] == text[:cached]), None)
+        if cached and alike is not None:
+            fed[name] = [*text[:cached], alike[cached], *text[cached + 1 :]]
+    return TreeMistake(
+        "the token behind a cached prefix of the request that filled the cache, and without the first token",
+        Cause.DRAFTER_KV,
+        fed=lambda step: fed.get(step.request, step.text),
+        unseen=1,
+    )
+
+
+class ModelAgain:
+    """A target, or a draft model, asked about the first steps of requests."""
+
+    right = RIGHT
+
+    def __init__(self, model: Causal, case: Case, *, drafter: bool = False) -> None:
+        self.model, self.dtype, self.drafter = model, case.dtype, drafter
+        self._before: dict[tuple[str, int], Any] = {}  # by request and steps: a cache with what they left
+
+    def ask(self, steps: Sequence[Step], mistake: TreeMistake, back: int | None) -> Match:
+        """The last of some first steps, the mistake at work so many steps before it; None: in all of them."""
+        from transformers import DynamicCache
+
+        last = len(steps) - 1
+        begin = 0 if back is None else last - back
+        cache, match = DynamicCache() if back is None else self._after(steps[:begin]), Match()
+        for place in range(begin, last + 1):
+            here = mistake if back is None or place == begin else RIGHT
+            for step, logits in decoded(self.model, [steps[place]], here, cache=cache):
+                if place == last:
+                    match = self._compared(step, logits, here)
+        return match
+
+    def step_by_step(self, steps: Sequence[Step]) -> Iterator[Match]:
+        """Each of these steps without a mistake."""
+        for step, logits in decoded(self.model, steps, RIGHT):
+            yield self._compared(step, logits, RIGHT)
+
+    def _compared(self, step: Step, logits: Tensor, mistake: TreeMistake) -> Match:
+        rows = at_parents(step, logits, late=mistake.late)
+        return compare(step, rows, self.dtype, drafter=self.drafter, known=mistake.known)
+
+    def _after(self, steps: Sequence[Step]) -> Any:  # noqa: ANN401
+        """A copy of the cache that these steps leave without a mistake."""
+        from transformers import DynamicCache
+
+        key = (steps[0].request, len(steps)) if steps else ("", 0)
+        if key not in self._before:
+            cache = self._after(steps[:-1]) if steps else DynamicCache()
+            for _ in decoded(self.model, steps[-1:], RIGHT, cache=cache):
+                pass
+            self._before[key] = cache
+        return copy.deepcopy(self._before[key])

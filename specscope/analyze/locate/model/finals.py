@@ -9,19 +9,16 @@ import numpy as np
 from torch import Tensor
 
 from specscope.analyze.audit.audit import Audit
-from specscope.analyze.diagnose.case import Case, Step
-from specscope.analyze.diagnose.rerun.models import Models
-from specscope.analyze.diagnose.rerun.rows import Asked, of_head, of_model
-from specscope.analyze.diagnose.together import OF_FINALS
+from specscope.analyze.audit.model.rows import Asked, Models, rows_of
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.locate.decided import FINAL
 from specscope.analyze.locate.located import Located, Proof, Stage
 from specscope.analyze.locate.model.other_rows import Places, some
 from specscope.analyze.locate.model.sampling import RIGHT, RuledRows
 from specscope.analyze.locate.operations import our_operation
-from specscope.plans.heads import runs_head
+from specscope.analyze.verify.case import Case, Step
+from specscope.analyze.verify.trial import OF_FINALS
 from specscope.trace.history.wording import plural
-from specscope.trace.record.notes import model_part
 from specscope.trace.record.records import FinalKind
 from specscope.trace.record.rules import STANDARD
 from specscope.trace.record.tree import ROOT, Drawn
@@ -93,7 +90,7 @@ def _truncates(step: Step) -> bool:
 
 def _located(case: Case, audit: Audit, models: Models, steps: Sequence[Step], *, by_coin: bool) -> Located | None:
     """The same of some steps of one kind."""
-    left = [*_left(case, models, steps)]
+    left = [*drawn_from(case, models, steps)]
     names = list(dict.fromkeys(name for one in left for name in (*one.drawn_from, *one.coins)))
     fits = {name: np.array([one.fits(name, audit.slack, by_coin=by_coin) for one in left]) for name in names}
     if len(names) < 2:
@@ -126,18 +123,7 @@ def _located(case: Case, audit: Audit, models: Models, steps: Sequence[Step], *,
     return Located(operation, sentence, best, smallest, where, *counts, proof=Proof.ROWS)
 
 
-def rows_of(case: Case, models: Models, what: str, steps: Sequence[Step]) -> list[Asked]:
-    """The rows of the target, or of the drafter where that is a model that drew."""
-    run = case.history.run
-    if what.endswith("p"):
-        return of_model(models.target)(case, steps)
-    if models.options.draft is None or run is None:
-        return []
-    is_head = runs_head(model_part(run.drafter))
-    return of_head(models.head, models.target)(case, steps) if is_head else of_model(models.draft)(case, steps)
-
-
-def _left(case: Case, models: Models, steps: Sequence[Step]) -> Iterator[DrawnFrom]:
+def drawn_from(case: Case, models: Models, steps: Sequence[Step]) -> Iterator[DrawnFrom]:
     """What the final tokens of steps may have been drawn from."""
     asked = rows_of(case, models, "p", steps)
     of_p, of_raw = _made(asked, "p"), _made(asked, "raw p")
@@ -164,8 +150,8 @@ def _left(case: Case, models: Models, steps: Sequence[Step]) -> Iterator[DrawnFr
 def _coins(step: Step) -> Iterator[tuple[str, float]]:
     """Other coins that may have drawn it."""
     yield "1 less their coin", 1 - step.verdict.final_coin
-    if step.trials:
-        yield "the coin of the last trial", float(step.verdict.coin[step.trials[-1].nodes[-1]])
+    if step.tried_last:
+        yield "the coin of the last trial", float(step.verdict.coin[step.tried_last[-1]])
     if step.last is not None:
         yield "the coin of the step before", float(step.last.verdict.final_coin)
 

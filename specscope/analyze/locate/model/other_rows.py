@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from specscope.analyze.diagnose.rerun.rows import Asked
+from specscope.analyze.audit.model.rows import Asked
 from specscope.trace.record.tree import ROOT
 
 STEPS = 24  # that are asked about, of each kind

@@ -11,19 +11,17 @@ import numpy as np
 
 from specscope.analyze.audit.audit import Audit
 from specscope.analyze.audit.model.form import RequestForms
+from specscope.analyze.audit.model.rows import Asked, Models, around, differing, rows_of
+from specscope.analyze.audit.model.rows import recorded as recorded_tops
 from specscope.analyze.conditions import find, rarest
-from specscope.analyze.diagnose.case import Case, Step
-from specscope.analyze.diagnose.rerun.match import recorded as recorded_tops
-from specscope.analyze.diagnose.rerun.models import Models
-from specscope.analyze.diagnose.rerun.rows import Asked, around, differing
 from specscope.analyze.facts import facts_table
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.locate.located import Located, Proof, Stage
-from specscope.analyze.locate.model.finals import rows_of
 from specscope.analyze.locate.model.other_rows import STEPS, Places, some
 from specscope.analyze.locate.model.sampling import BONUS, NODE, RECOVERED, RIGHT, ROWS, TARGET, RuleChange, RuledRows
 from specscope.analyze.locate.model.search import TELLING, BestVariant, Item, Search, item_at
 from specscope.analyze.locate.operations import our_operation
+from specscope.analyze.verify.case import Case, Step
 from specscope.trace.history.wording import plural
 from specscope.trace.record.params import UNREAD, untold_limits
 from specscope.trace.record.records import FinalKind

@@ -15,19 +15,18 @@ from itertools import combinations
 import numpy as np
 
 from specscope.analyze.audit.audit import Audit
-from specscope.analyze.diagnose.case import Case
-from specscope.analyze.diagnose.rerun.models import Models
-from specscope.analyze.diagnose.rerun.rows import around
+from specscope.analyze.audit.model.rows import Models, around, rows_of
 from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.locate.decided import ACCEPTANCE
 from specscope.analyze.locate.formulas import located_formulas
 from specscope.analyze.locate.located import Located, Proof, Stage
-from specscope.analyze.locate.model.finals import located_finals, rows_of
+from specscope.analyze.locate.model.finals import located_finals
 from specscope.analyze.locate.model.other_rows import OTHERS, Places, some
 from specscope.analyze.locate.model.sampling import ROWS, RuleChange, RuledRows, knob, times
 from specscope.analyze.locate.model.search import Item, Search, item_at
 from specscope.analyze.locate.operations import our_operation
+from specscope.analyze.verify.case import Case
 from specscope.trace.history.wording import plural
 from specscope.trace.record.records import Outcome
 from specscope.trace.record.rules import STANDARD

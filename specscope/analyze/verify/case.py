@@ -1,4 +1,4 @@
-"""A capture laid out for diagnosis: each decode step with its text, its trials and the step before it."""
+"""A capture laid out for diagnosis: each decode step with its text and the step before it."""
 
 from __future__ import annotations
 
@@ -11,20 +11,12 @@ import numpy as np
 from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.evidence.visits import Visit, visits
 from specscope.analyze.findings import Finding, Reference
-from specscope.analyze.verify.trial import Trial, judge
+from specscope.analyze.verify.trial import Trial
 from specscope.plans.plan import TreePlan, read_plan
 from specscope.trace.history.history import History
 from specscope.trace.record.params import SamplingParams
-from specscope.trace.record.records import FinalKind, Outcome, Preceded, RequestStep, Verdict
-from specscope.trace.record.tree import ROOT, DraftTree
-
-
-@dataclass(frozen=True)
-class Trials:
-    """The children of one node that were tried, in the order of their trials."""
-
-    parent: int
-    nodes: tuple[int, ...]
+from specscope.trace.record.records import FinalKind, Outcome, RequestStep, Verdict
+from specscope.trace.record.tree import DraftTree
 
 
 @dataclass(frozen=True)
@@ -64,26 +56,17 @@ class Step:
         return self.tree.is_sampled
 
     @cached_property
-    def trials(self) -> tuple[Trials, ...]:
-        """All trials, the root's first, then down the accepted path."""
+    def tried_last(self) -> tuple[int, ...]:
+        """The children of the last node at which any was tried, in the order of their trials."""
         tried = np.flatnonzero(self.verdict.outcome != Outcome.UNTRIED)
-        by_parent: dict[int, list[int]] = {}
-        for node in tried.tolist():
-            by_parent.setdefault(int(self.tree.parent[node]), []).append(node)
-        return tuple(Trials(parent, tuple(nodes)) for parent, nodes in by_parent.items())
+        parents = self.tree.parent[tried]
+        return tuple(tried[parents == parents[-1]].tolist()) if len(tried) else ()
 
     @property
     def rejected_last(self) -> tuple[int, ...]:
         """The rejected children at whose place the final token was recovered; empty where it was not."""
-        if self.verdict.kind is not FinalKind.RECOVERED or not self.trials:
-            return ()
-        last = self.trials[-1].nodes
+        last = self.tried_last if self.verdict.kind is FinalKind.RECOVERED else ()
         return last if all(self.verdict.outcome[node] == Outcome.REJECTED for node in last) else ()
-
-    @property
-    def preceded(self) -> Preceded | None:
-        """What came before it; derived where the capture does not say."""
-        return self.visit.preceded
 
     def reference(self, node: int | None = None) -> Reference:
         """Where to look."""
@@ -105,9 +88,8 @@ class Case:
     trial: Trial  # verify's
 
     @staticmethod
-    def of(history: History, trial: Trial | None = None) -> Case:
-        """Lay a run out. `trial`: verify's, where there is one already."""
-        trial = trial or judge(history, source="")
+    def of(history: History, trial: Trial) -> Case:
+        """Lay a run out."""
         return Case(history, tuple(visits(history)), tuple(_steps(trial.evidence)), trial)
 
     @property
@@ -119,11 +101,6 @@ class Case:
     def checks(self) -> dict[str, Finding]:
         """The checks of verify, by name."""
         return {check.name: check for check in self.trial.checks}
-
-    def step_at(self, step: int) -> Step | None:
-        """The decode step of that number in the evidence; None where its outcome was forced."""
-        where = self.evidence.at_step(step)
-        return self.by_key.get((where.request, where.index))
 
     @cached_property
     def by_key(self) -> dict[tuple[str, int], Step]:
@@ -146,28 +123,14 @@ class Case:
         """The dtype that the run computed in; empty where it is not known."""
         return "" if self.history.run is None else self.history.run.dtype
 
-    @property
-    def is_model(self) -> bool:
-        """Whether the drafter is a model."""
-        return self.history.run is not None and bool(self.history.run.draft_model)
-
 
 def _steps(c: Columns) -> Iterator[Step]:
-    every = [c.texts.text[begin:end].tolist() for begin, end in zip(c.texts.begins, c.texts.ends, strict=True)]
-    last: dict[str, Step] = {}
-    for number, (visit, verdict) in enumerate(zip(c.visits, c.verdicts, strict=True)):
-        request, info = c.texts.request[number], visit.request.info
-        after, before = int(c.texts.behind[number] - c.texts.begins[request]), last.get(visit.request.id)
-        step = Step(visit, verdict, None if info is None else info.params, every[request], after, before)
-        last[visit.request.id] = step
+    texts, made = c.texts, list[Step]()
+    whole = [texts.text[begin:end].tolist() for begin, end in zip(texts.begins, texts.ends, strict=True)]
+    for place, (visit, verdict) in enumerate(zip(c.visits, c.verdicts, strict=True)):
+        number, before = int(texts.request[place]), int(c.before[place])
+        params = None if visit.request.info is None else visit.request.info.params
+        after = int(texts.behind[place] - texts.begins[number])
+        made.append(Step(visit, verdict, params, whole[number], after, made[before] if before >= 0 else None))
         if not len(verdict.forced):
-            yield step
-
-
-def path_of_firsts(step: Step) -> list[int]:
-    """The nodes that are first children all the way from the root: the chain that the drafter thinks likeliest."""
-    path, node = [], ROOT
-    while children := step.tree.children(node):
-        node = children[0]
-        path.append(node)
-    return path
+            yield made[-1]

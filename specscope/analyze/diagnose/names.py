@@ -1,0 +1,350 @@
+"""From a check of verify that failed to its cause.
+
+Most checks show one cause, and say how in their own words. Where one of several may lie behind a check, a function of
+EXPLAINS tells them apart by what the wrong nodes or steps have in common. Nothing is measured again here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from specscope.analyze.diagnose import drafted
+from specscope.analyze.diagnose.causes import LOGPROBS, Cause
+from specscope.analyze.diagnose.diagnosis import CHANCE, LOG_CHANCE, MOSTLY, Proof, Suspect, counted, said
+from specscope.analyze.evidence.arrays import Indices
+from specscope.analyze.evidence.columns import Columns
+from specscope.analyze.evidence.visits import Visit
+from specscope.analyze.findings import Finding
+from specscope.analyze.significance import tail_of_binomial
+from specscope.analyze.verify.case import Case
+from specscope.analyze.verify.coin_keys import BEFORE, CoinsOf
+from specscope.trace.history.wording import plural
+from specscope.trace.record.tree import Bools
+
+CLOSE = 1e-4  # of a probability that was recorded in float32
+ENOUGH = 3  # wrong places: fewer show no pattern
+LOOKED_AT = 4000  # steps whose coins are computed again
+CACHED = "tokens in the cache"
+SHOWS: Mapping[str, tuple[Cause, Proof]] = {
+    "probabilities": (Cause.NOT_A_NUMBER, Proof.ROWS),
+    "rule of verification": (Cause.OTHER_RULE, Proof.ROWS),
+    "accept probability": (Cause.RATIO_TEST, Proof.ROWS),
+    "trial order": (Cause.TRIAL_ORDER, Proof.ROWS),
+    "p at later trials": (Cause.RESIDUAL, Proof.ROWS),
+    "residual mass": (Cause.RESIDUAL, Proof.ROWS),
+    "top-k": (Cause.RULES_WRONG, Proof.CONDITION),
+    "min-p": (Cause.RULES_WRONG, Proof.CONDITION),
+    "top-p": (Cause.RULES_WRONG, Proof.CONDITION),
+    "temperature and penalties": (Cause.RULES_WRONG, Proof.CONDITION),
+    "drafts in place": (Cause.DRAFT_POSITION, Proof.CONDITION),
+    "placeholders": (Cause.DRAFT_PLACEHOLDERS, Proof.ROWS),
+    "features fed": (Cause.DRAFTER_FED, Proof.ROWS),
+    "accepted KV moved": (Cause.TARGET_KV, Proof.ROWS),
+    LOGPROBS: (Cause.LOGPROBS, Proof.ROWS),
+    "coins unequal": (Cause.COINS, Proof.ROWS),
+    "coins over steps": (Cause.COINS, Proof.ROWS),
+    "coins of requests": (Cause.COINS, Proof.ROWS),
+    "recovered draws": (Cause.COINS, Proof.SUM),
+    "coins and draws": (Cause.COINS, Proof.SUM),
+    "acceptance": (Cause.RATIO_TEST, Proof.SUM),
+}
+
+
+def named(case: Case, check: Finding) -> list[Suspect]:
+    """The causes that a failed check shows; none where it shows none by itself."""
+    if check.name in EXPLAINS:
+        return EXPLAINS[check.name](case, check)
+    return [said(check, *SHOWS[check.name])] if check.name in SHOWS else []
+
+
+# What was decided
+
+
+def decided(case: Case, check: Finding) -> list[Suspect]:
+    """Accepted where the coin is not below a, or the other way round: a late verdict, a wrong count, another test."""
+    suspects = _of_the_step_before(case, check) or other_counts(case, check)
+    return suspects or [said(check, Cause.RATIO_TEST)]
+
+
+def _of_the_step_before(case: Case, check: Finding) -> list[Suspect]:
+    """Wrong steps with the count and the final token of their request's step before, more often than other steps."""
+    c = case.evidence
+    wrong = np.zeros(len(c), np.bool_)
+    wrong[c.step[check.wrong]] = True
+    known = c.before >= 0
+    same = known & (c.depth_reached == c.depth_reached[c.before]) & (c.final == c.final[c.before])
+    hits, total = int((same & wrong).sum()), int((known & wrong).sum())
+    alike, others = int((same & ~wrong).sum()), int((known & ~wrong).sum())
+    if hits < max(ENOUGH, MOSTLY * total) or tail_of_binomial(hits, total, (alike + 1) / (others + 2)) > CHANCE:
+        return []
+    line = (
+        f"{hits:,} of {plural(total, 'step')} that are decided wrongly have the count of accepted drafts and the final "
+        f"token of their request's step before, {alike:,} of {others:,} others have"
+    )
+    chance = tail_of_binomial(hits, total, (alike + 1) / (others + 2))
+    return [Suspect(Cause.VERDICT_LATE, Proof.ROWS, (line,), example=check.example, chance=chance)]
+
+
+def other_counts(case: Case, check: Finding) -> list[Suspect]:
+    """How many drafts each wrong step committed, against how many its figures accept: another request's, or one off."""
+    c = case.evidence
+    due, committed = judged_right(c), c.depth_reached
+    steps = np.unique(c.step[check.wrong]) if check.unit == "node" else check.wrong
+    steps = steps[due[steps] != committed[steps]]
+    if not len(steps):
+        return []
+    drafts = np.diff(c.start) > 0
+    batches = [np.flatnonzero(drafts & (c.batch == c.batch[step]) & (np.arange(len(c)) != step)) for step in steps]
+    pairs = list(zip(steps.tolist(), batches, strict=True))
+    example, total = c.at_step(int(steps[0])), plural(int(c.told.sum()), "step")
+    line = f"the committed path is not as long as what was judged right in {len(steps):,} of {total}"
+    if all((due[others] == committed[step]).any() for step, others in pairs):
+        chance = 1.0  # how often all would be another request's, each being any count that its tree allows
+        for step, others in pairs:
+            counts = {*due[others].tolist()} - {int(due[step])}
+            chance *= min(1.0, len(counts) / max(c.visits[step].part.tree.max_depth, 1))
+        if chance < CHANCE:
+            more = f"it is as long as another request's of the same batch in {len(steps):,} of these"
+            return [Suspect(Cause.ROWS_SWAPPED, Proof.ROWS, (line, more), example=example)]
+    by, count = Counter((committed[steps] - due[steps]).tolist()).most_common(1)[0]
+    if count == len(steps) and len(steps) >= ENOUGH and _is_a_count(c, due, steps, by):
+        lines = (line, f"it is {abs(by)} {'longer' if by > 0 else 'shorter'} in {count:,} of these")
+        return [Suspect(Cause.ACCEPTED_COUNT, Proof.ROWS, lines, example=example)]
+    if check.name == "paths":
+        return [Suspect(Cause.ACCEPTED_COUNT, Proof.CONDITION, (line,), example=example)]
+    return []
+
+
+def _is_a_count(c: Columns, due: Indices, steps: Indices, by: int) -> bool:
+    """Whether paths that are all off by `by` show a wrong count, and not decisions that are wrong one by one.
+
+    A wrongly accepted draft is often followed by a right one, so that paths would be longer by more than `by`. A wrong
+    rejection always ends the path: then nearly all paths that could be shorter must be.
+    """
+    drafts = int((np.diff(c.start) > 0).sum())
+    if by > 0:
+        goes_on = float(due.sum()) / max(drafts + float(due.sum()), 1.0)
+        return bool((1 - goes_on) ** len(steps) < 1e-3)
+    return len(steps) > 0.9 * int((due >= -by).sum())
+
+
+def judged_right(c: Columns) -> Indices:
+    """[S] how many drafts in a row, from the root down, each step's own figures accept."""
+    greedy = c.greedy[c.step]
+    q = np.where(c.sampled & ~c.match[c.step], c.q, 1.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        first = (c.sibling == 0) & (q > 0) & (c.coin < c.p / q)  # known for untried nodes too
+    by_coin = np.where(c.tried, c.coin < c.accept_prob, first)
+    fits: Bools = np.where(greedy, c.p == 1, np.where(c.coin > 0, by_coin, c.accepted))
+    reached = fits.copy()
+    for depth in range(2, int(c.depth.max(initial=0)) + 1):
+        nodes = np.flatnonzero(c.depth == depth)
+        reached[nodes] &= reached[c.above[nodes]]
+    due = np.zeros(len(c), np.int64)
+    np.maximum.at(due, c.step[reached], c.depth[reached])
+    return due
+
+
+def trial_q(case: Case, check: Finding) -> list[Suspect]:
+    """q as tried is not q as drawn, over what earlier siblings left of it."""
+    c, wrong = case.evidence, check.wrong
+    firsts = wrong[np.unique(c.row[wrong], return_index=True)[1]].tolist()  # of each parent: the others follow from it
+    causes = [_which_q(c, node) for node in firsts]
+    cause, count = Counter(causes).most_common(1)[0]
+    about = {
+        Cause.SIBLINGS_CHANGED: "it is the q of another sibling",
+        Cause.RESIDUAL: "it is q as drawn, without division by what was left",
+        Cause.Q_OTHER_ROW: "it is the q of no sibling, and not 1 where the draft is deterministic",
+    }
+    suspect = said(check, cause, Proof.ROWS, f"{about[cause]} below {count:,} of {plural(len(firsts), 'parent')}")
+    return [replace(suspect, example=c.at_node(firsts[causes.index(cause)]))]
+
+
+def _which_q(c: Columns, node: int) -> Cause:
+    tried, left = float(c.q_trial[node]), max(float(c.q_left[node]), 1e-12)
+    if not c.sampled[node]:
+        return Cause.Q_OTHER_ROW
+    if left < 1 - CLOSE and abs(tried - float(c.q[node])) <= CLOSE:
+        return Cause.RESIDUAL
+    others = np.flatnonzero((c.row == c.row[node]) & (np.arange(len(c.row)) != node))
+    swapped = bool((np.abs(tried * left - c.q[others]) <= CLOSE).any())
+    return Cause.SIBLINGS_CHANGED if swapped else Cause.Q_OTHER_ROW
+
+
+def final_tokens(case: Case, check: Finding) -> list[Suspect]:
+    """Final tokens that were rejected just before, or that had no probability in what was left of p."""
+    c, steps = case.evidence, check.wrong
+    at_end = c.rejected & (c.row == c.final_row[c.step]) & ~c.greedy[c.step]
+    again = (at_end & (c.token == c.final[c.step]) & c.named).any()
+    if again or _recovered(c)[steps].all():
+        return [said(check, Cause.FINAL_NOT_RESIDUAL)]
+    return [said(check, Cause.FINAL_OTHER_NODE, Proof.CONDITION)]
+
+
+def final_shares(case: Case, check: Finding) -> list[Suspect]:
+    """Final tokens that were not drawn with their p, over the mass that rejections left."""
+    c, tokens = case.evidence, case.checks["final tokens"]
+    no_place = np.isin(check.wrong, tokens.wrong)  # nothing was left of their p: it does not show how they were drawn
+    suspects, steps = final_tokens(case, tokens) if no_place.any() else [], check.wrong[~no_place]
+    recovered = _recovered(c)[steps]
+    for cause, some, where in (
+        (Cause.FINAL_OTHER_NODE, steps[~recovered], "behind the last accepted node"),
+        (Cause.FINAL_NOT_RESIDUAL, steps[recovered], "after a rejection"),
+    ):
+        if len(some):
+            line = (
+                f"{where} the final token was not drawn with its p in {len(some):,} of {plural(check.tested, 'draw')}"
+            )
+            suspects.append(Suspect(cause, Proof.ROWS, (line,), example=c.at_step(int(some[0])), explained=len(some)))
+    return suspects
+
+
+def greedy_tokens(case: Case, check: Finding) -> list[Suspect]:
+    """Greedy steps whose final token is not the target's choice, or whose p are not 0 and 1."""
+    c, uncertain = case.evidence, np.zeros(len(case.evidence), np.bool_)
+    uncertain[c.step[~np.isin(c.p, (0, 1))]] = True
+    if uncertain[check.wrong].mean() > 0.5:
+        return [said(check, Cause.RULES_WRONG, Proof.CONDITION)]
+    return [said(check, Cause.FINAL_OTHER_NODE)]
+
+
+def _recovered(c: Columns) -> Bools:
+    return c.children_at(c.rejected)[c.final_row] if len(c.token) else np.zeros(len(c), np.bool_)
+
+
+# From step to step
+
+
+def token_lost(case: Case, check: Finding) -> list[Suspect]:
+    """Steps that do not begin where the one before ended: by how much, and after what."""
+    wrong = [case.visits[place] for place in check.wrong.tolist()]
+    cached = case.checks.get(CACHED)
+    longer = [] if cached is None else [_keeps_rejected(case.visits[place]) for place in cached.wrong.tolist()]
+    if longer and all(longer) and check.name in (CACHED, "positions"):
+        if check.name == "positions":
+            return []  # a cache that is too long puts the root too far: said of the cache
+        line = f"the cache is too long behind a rejection in {counted(check)}, by no more than was rejected"
+        return [Suspect(Cause.TARGET_KV, Proof.ROWS, (line,), example=check.example)]
+    if line := _of_anothers_count(case, wrong):
+        return [said(check, Cause.ROWS_SWAPPED, Proof.ROWS, line)]
+    # Where most positions are wrong, no tokens are lost: positions are recorded wrongly
+    positions = check.failed > 0.5 * check.tested and check.tested > 4
+    return [said(check, Cause.TOKEN_LOST, Proof.CONDITION if positions else Proof.ROWS)]
+
+
+def _of_anothers_count(case: Case, wrong: Sequence[Visit]) -> str:
+    """Whether each step begins where another request's count of accepted tokens would have ended it; "" where not.
+
+    How often chance does this is read from the counts that the step before could have had.
+    """
+    at = {(visit.request.id, visit.part.index): visit for visit in case.visits}
+    log_chance, gaps = 0.0, 0
+    for visit in wrong:
+        before = visit.before
+        if before is None or before.verdict is None or visit.preempted or not (gap := _gap(visit)):
+            return ""
+        batch = at[visit.request.id, before.index].record.requests
+        own = before.verdict.accepted
+        others = {part.verdict.accepted for part in batch if part.verdict is not None} - {own}
+        if own + gap not in others:
+            return ""
+        gaps, log_chance = gaps + 1, log_chance + math.log(len(others) / max(before.tree.max_depth, len(others), 1))
+    if log_chance > LOG_CHANCE:
+        return ""
+    return f"each of {plural(gaps, 'gap')} is the count of another request of the same batch, less the request's own"
+
+
+def _gap(visit: Visit) -> int:
+    """By how many tokens the step begins too late; 0 where that is not known."""
+    if visit.before is None:
+        return 0
+    before = visit.before  # what it fed, the root, and the accepted path
+    left = before.position + (0 if before.verdict is None else 1 + len(before.verdict.path))
+    return visit.part.context_len - (visit.part.found if visit.preempted else left)
+
+
+def _keeps_rejected(visit: Visit) -> bool:
+    """Whether the step begins with more in the cache than was due, and rejected drafts of the one before can be it."""
+    before = visit.before
+    if before is None or before.verdict is None or visit.preempted:
+        return False
+    return 0 < _gap(visit) <= len(before.tree) - before.verdict.accepted
+
+
+def outputs(case: Case, check: Finding) -> list[Suspect]:
+    """Outputs that are not what the steps emitted: another request's, or with tokens missing."""
+    made = {name: [token for token, _ in request.output()] for name, request in case.history.requests.items()}
+    swapped = 0
+    for place in check.wrong.tolist():
+        request = case.visits[place].request
+        output = [] if request.end is None else request.end.output.tolist()
+        swapped += any(output == text for name, text in made.items() if name != request.id)
+    if swapped:
+        line = f"it is what another request's steps emitted in {swapped:,} of these"
+        return [replace(said(check, Cause.ROWS_SWAPPED, Proof.ROWS, line), explained=swapped)]
+    return [said(check, Cause.TOKEN_LOST)]
+
+
+def ends(case: Case, check: Finding) -> list[Suspect]:
+    """Output that goes on past what ends it. One that ends too soon has no cause of its own."""
+    went_on = "after" in check.detail or "went on" in check.detail
+    return [said(check, Cause.PAST_THE_END)] if went_on else []
+
+
+def blocks(case: Case, check: Finding) -> list[Suspect]:
+    """KV blocks that two requests write to, or that change under a request's tokens."""
+    few = check.failed <= 0.02 * len(case.visits)  # wrongly recorded positions also give so few
+    return [said(check, Cause.BLOCKS_SHARED, Proof.CONDITION if few else Proof.ROWS)]
+
+
+# Coins
+
+
+def wrong_key(case: Case, check: Finding) -> list[Suspect]:
+    """Coins that do not follow from seed and position: the key that nearly all of them follow from.
+
+    Where most of a step's coins are right, so is its key: one was used twice (another check's) or set by hand.
+    """
+    c, of_drafts = case.evidence, check.name == "draft coins"
+    coins = CoinsOf.drafts(c) if of_drafts else CoinsOf.verdicts(c)
+    steps = (np.unique(c.step[check.wrong]) if of_drafts else check.wrong)[:LOOKED_AT]
+    steps = steps[coins.same(steps, coins.right) <= 0.5]
+    name, fits = coins.key_of(steps)
+    if not name:
+        return []
+    cause = Cause.VERDICT_LATE if name == BEFORE and not of_drafts else Cause.COINS
+    return [said(check, cause, Proof.ROWS, f"they are {name} in {fits:,} of {plural(len(steps), 'step')}")]
+
+
+Explanation = Callable[[Case, Finding], list[Suspect]]
+EXPLAINS: Mapping[str, Explanation] = {  # by check of verify
+    "outcomes": decided,
+    "greedy acceptance": decided,
+    "paths": other_counts,
+    "q at trials": trial_q,
+    "final tokens": final_tokens,
+    "share of the final token": final_shares,
+    "greedy tokens": greedy_tokens,
+    CACHED: token_lost,
+    "positions": token_lost,
+    "prompt fed": token_lost,
+    "outputs": outputs,
+    "ends": ends,
+    "blocks written": blocks,
+    "blocks kept": blocks,
+    "coins": wrong_key,
+    "draft coins": wrong_key,
+    "draft's temperature": drafted.other_q,
+    "drafted surprisal": drafted.other_draws,
+    "draft vocabulary": drafted.outside_vocabulary,
+    "drafts as planned": drafted.planned,
+    "likeliest draft first": drafted.likeliest_first,
+    "order of siblings": drafted.sorted_siblings,
+    "draft coins in their intervals": drafted.outside_intervals,
+    "drafter's cache": drafted.drafters_cache,
+}
