@@ -63,6 +63,7 @@ LISTED = re.compile(
     # A cause is told in the words of the check that shows it; of a rerun, where requests first differ
     r"|suspects\[\d\]\.for\[\d\]: \".* -> \"[a-z' -]+: .*, and so in [\d,]+ of [\d,]+ [a-z ]+\"$"
     r"|suspects\[\d\]\.for\[\d\]: \".* -> \".*, where \d+ requests? first differs?\"$"
+    r"|diagnose\[0\]\[0\]: : \"rotary_positions, True, r0@1\" -> \"rotary_positions, True, r2@1\"$"
     # A few steps are walked where nothing is wrong
     r"|diagnose\[3\]: : \[\"capture\", \"verify\", \"audit\"\] -> \[\"capture\", \"verify\", \"audit\", \"locate\"\]$"
     r"|diagnose\[7\]: : \[\] -> \[\"the (drafter|target|sampling|verdict)"
