@@ -12,9 +12,8 @@ import numpy as np
 from specscope.analyze.audit.lookup import SIZES, Rule, lookup, told_rules
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import MOSTLY, Proof, Suspect, said
-from specscope.analyze.evidence.arrays import Indices
+from specscope.analyze.evidence.arrays import Indices, numbers
 from specscope.analyze.evidence.columns import Columns
-from specscope.analyze.evidence.fields import numbers
 from specscope.analyze.findings import Finding
 from specscope.analyze.verify.case import Case, Step
 from specscope.analyze.verify.chance import drafted
