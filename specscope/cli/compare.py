@@ -105,8 +105,7 @@ def compare(
     """
     from specscope.analyze.compare.comparison import compare as compare_sides
     from specscope.analyze.compare.failif import parse
-    from specscope.analyze.compare.reading import NoStepsError, read_sides
-    from specscope.analyze.compare.verdict import exit_code
+    from specscope.analyze.compare.side import NoStepsError, read_sides
 
     a, b = _sides(captures, others)
     if html is not None:
@@ -131,18 +130,16 @@ def compare(
 
         run_answer(partial(compare_app, compared(*sides, comparison)), lifetime)
         return
-    code = exit_code(
-        comparison.answer, comparison.conditions, any(condition.hit for condition in comparison.conditions)
-    )
-    if html is not None or as_json:
-        if html is not None:
-            _write_page(comparison, html)
-        if as_json:
-            _print_json(comparison.to_dict(), (comparison.a, comparison.b), code)
-    else:
-        _print_text(comparison)
-    if code:
-        sys.exit(code)
+    from specscope.analyze.compare.page import render_html, render_text
+
+    if html is not None:
+        write_page(html, render_html(comparison))
+    if as_json:
+        _print_json(comparison.to_dict(), (comparison.a, comparison.b), comparison.exit_code)
+    elif html is None:
+        render_text(comparison, text_console())
+    if comparison.exit_code:
+        sys.exit(comparison.exit_code)
 
 
 def _counts(a: list[str], b: list[str], asked: Sequence[Threshold], *, as_json: bool, more: bool) -> int | None:
@@ -179,13 +176,11 @@ def _counts(a: list[str], b: list[str], asked: Sequence[Threshold], *, as_json: 
 def compared(a: Side, b: Side, comparison: Comparison) -> Compared:
     """What the screen shows."""
     from specscope.analyze.compare import tables
-    from specscope.analyze.compare.result import ABOUT, HARMLESS, PartingCause
+    from specscope.analyze.compare.result import PartingCause
     from specscope.tui.compared import Compared, ComparedPair, KnownCause
 
     def pair(number: int, matched: Pair) -> ComparedPair:
-        cause, position = ("", None) if matched.parting is None else (matched.parting.cause, matched.parting.position)
-        other = None if matched.first is None else matched.first.position
-        about = "" if matched.parting is None else ABOUT[matched.parting.cause]
+        parting, first = matched.parting, matched.first
         return ComparedPair(
             number,
             matched.id_a,
@@ -193,10 +188,10 @@ def compared(a: Side, b: Side, comparison: Comparison) -> Compared:
             matched.title,
             matched.tokens,
             matched.tau,
-            position,
-            str(cause),
-            about,
-            other,
+            at=None if parting is None else parting.position,
+            cause="" if parting is None else parting.cause.value,
+            about="" if parting is None else parting.cause.about,
+            other=None if first is None else first.position,
         )
 
     def steps(pair: ComparedPair) -> tuple[list[RequestStep], list[RequestStep]]:
@@ -210,16 +205,14 @@ def compared(a: Side, b: Side, comparison: Comparison) -> Compared:
         headline=comparison.headline,
         reasons=comparison.reasons,
         missing=comparison.missing,
-        differences=tuple(
-            (difference.name, difference.a, difference.b, difference.note) for difference in comparison.differences
-        ),
+        differences=tuple((line.name, line.a, line.b, line.note) for line in comparison.differences),
         undiffering=tables.configuration(comparison).note,
         changed=tuple(tables.changes(comparison).rows),
         pairs=tuple(pair(number, matched) for number, matched in enumerate(comparison.pairs)),
         unpaired=comparison.unpaired,
         vocabularies=(a.vocabulary, b.vocabulary),
         dtypes=(a.dtype(a.requests[0]), b.dtype(b.requests[0])),
-        causes=tuple(KnownCause(cause.value, ABOUT[cause], cause in HARMLESS) for cause in PartingCause),
+        causes=tuple(KnownCause(cause.value, cause.about, cause.harmless) for cause in PartingCause),
         steps=steps,
     )
 
@@ -241,12 +234,6 @@ def _sides(captures: tuple[str, ...], others: tuple[str, ...]) -> tuple[list[str
     return first, second
 
 
-def _print_text(comparison: Comparison) -> None:
-    from specscope.analyze.compare.text import render_text
-
-    render_text(comparison, text_console())
-
-
 def _print_json(
     values: dict[str, Any], sides: Sequence[SideFacts | CountsSide], code: int, remarks: Sequence[str] = ()
 ) -> None:
@@ -256,11 +243,3 @@ def _print_json(
     print_json(envelope("compare", values, source=source, code=code, warnings=warnings))
     for warning in warnings:
         warn(warning)
-
-
-def _write_page(comparison: Comparison, html: str) -> None:
-    try:
-        from specscope.analyze.compare.page import render_html
-    except ImportError as error:
-        raise UserError(f"--html needs {error.name}: pip install 'specscope[html]'") from None
-    write_page(html, render_html(comparison))

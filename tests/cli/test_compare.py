@@ -76,6 +76,8 @@ def test_several_captures_on_a_side(runs):
         ("whole paths rises > 0", 0),
         ("tau where label kind is code drops > 1%", 1),
         ("tau where kind is prose rises > 0 or tau where after is full drops > 90%", 0),
+        ("requests drops > 0 or output tokens < 960 or drafts drops > 0", 0),
+        ("drafted > 9000 or output tokens < 961", 1),
     ],
 )
 def test_fail_if_alone_decides(runs, condition, code):

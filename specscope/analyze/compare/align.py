@@ -8,27 +8,32 @@ and differences can be listed by depth and by what came before.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specscope.analyze.compare.result import PairedBy
-from specscope.analyze.compare.side import Longs, Side, SideRequest
+from specscope.analyze.compare.side import Hashes, Longs, Side, SideRequest, mix
+from specscope.analyze.findings import Reference
 from specscope.trace.record.params import PARAM_NAMES
 from specscope.trace.record.rules import ROUNDING
-from specscope.trace.record.tree import Bools
+from specscope.trace.record.tree import Bools, Doubles
 from specscope.trace.record.vocabulary import printable
 
 SHORTEST = 12  # characters of a prompt that says something where it stands within another
 LOOKED = 200  # requests of a side: what holds for these holds for the others
 LENGTH = {"seed", "max_tokens", "stop", "ignore_eos", "logprobs"}  # parameters that shape no distribution
 WIDEST = max(ROUNDING.values())  # for a dtype that is not known
-Hashes = NDArray[np.uint64]
 FACTOR = 0x5851F42D4C957F2D
 MASK = 2**64 - 1
-_ODD = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+NO_LONGS = np.zeros(0, np.int64)
+Both = tuple[Doubles, Doubles]  # of A and B
 Matched = Sequence[tuple[int, int, PairedBy]]  # places of requests of A and B
 
 
@@ -37,77 +42,154 @@ def rounding(*dtypes: str) -> float:
     return max(ROUNDING.get(dtype, WIDEST) for dtype in dtypes)
 
 
-def mix(values: NDArray[np.integer]) -> Hashes:
-    """Numbers hashed to well spread 64-bit ones (splitmix64)."""
-    x = values.astype(np.uint64) + _ODD[0]
-    x = (x ^ (x >> np.uint64(30))) * _ODD[1]
-    x = (x ^ (x >> np.uint64(27))) * _ODD[2]
-    return x ^ (x >> np.uint64(31))
-
-
 def other_rules(a: SideRequest, b: SideRequest) -> bool:
     """Whether the parameters shape another distribution; how long an output may be does not."""
-    if a.info is None or b.info is None:
+    if a.params is None or b.params is None:
         return False
-    mine, theirs = a.info.params, b.info.params
-    return any(getattr(mine, name) != getattr(theirs, name) for name in PARAM_NAMES - LENGTH)
+    return any(getattr(a.params, name) != getattr(b.params, name) for name in PARAM_NAMES - LENGTH)
+
+
+@dataclass(frozen=True)
+class ContextRows:
+    """What of one kind stands at equal contexts on both sides: steps, parents, nodes, tokens or fed rows.
+
+    Places are among all of the kind that a side has; of whatever is a pair, the first is A's.
+    """
+
+    sides: tuple[Side, Side]
+    at: tuple[Longs, Longs]  # places
+    step: tuple[Longs, Longs]  # the step of each
+    depth: tuple[Longs, Longs]  # of tokens and parents in their trees, 0 for a root; of others NO_LONGS
+    sibling: Longs  # B's rank among its siblings, from 1; 0 for a final token; of others NO_LONGS
+    alike: Bools  # whether the same parameters shape p
+    exact: Bools  # whether parameters and seed are the same
+
+    def __len__(self) -> int:
+        return len(self.alike)
+
+    def values(self, held: Iterable[NDArray[Any]]) -> Both:
+        """Whole columns of both sides at these places, as numbers."""
+        a, b = (column[at].astype(np.float64) for column, at in zip(held, self.at, strict=True))
+        return a, b
+
+    def column(self, name: str) -> Both:
+        """A column of the sides at these places, by its path."""
+        return self.values(map(attrgetter(name), self.sides))
+
+    def of_steps(self, name: str) -> tuple[NDArray[Any], NDArray[Any]]:
+        """A column over the steps of the sides."""
+        a, b = (attrgetter(name)(side)[step] for side, step in zip(self.sides, self.step, strict=True))
+        return a, b
+
+    def of_requests(self, name: str) -> tuple[NDArray[Any], NDArray[Any]]:
+        """What SideRequest says of the request of each."""
+        a, b = (
+            np.array([getattr(request, name) for request in side.requests])[side.request[step]]
+            for side, step in zip(self.sides, self.step, strict=True)
+        )
+        return a, b
+
+    @cached_property
+    def hottest(self) -> Doubles:
+        """How much the temperatures magnify a change of the logits, on either side."""
+        return np.asarray(np.maximum(*self.of_requests("heat")))
+
+    @cached_property
+    def cut(self) -> Bools:
+        """Where top-k, top-p or min-p cut the distribution, on either side."""
+        return np.asarray(np.logical_or(*self.of_requests("cut")))
+
+    @cached_property
+    def facts(self) -> dict[str, NDArray[Any]]:
+        """What is known of each, by which differences are laid out: of B, but for what compares both."""
+        batch, step, side = self.of_steps("batch"), self.step[1], self.sides[1]
+        facts = {
+            "after": side.preceded[step],
+            "requests in the step": batch[1],
+            "requests in the step differ": batch[0] != batch[1],
+            "output position": side.place[step],
+            "context length": side.context[step],
+            "prefill tokens": side.prefill[step],
+        }
+        if (run := side.captures[0].run) is not None:
+            facts["position of the root in its block"] = side.columns.position[step] % run.block_size
+        return facts | {name: each for name, each in (("depth", self.depth[1]), ("sibling", self.sibling)) if len(each)}
+
+    def reference(self, index: int) -> tuple[Reference, Reference]:
+        """The compared values with this index, to look at."""
+        a, b = (self._reference(number, index) for number in (0, 1))
+        return a, b
+
+    def _reference(self, number: int, index: int) -> Reference:
+        side, place, step = self.sides[number], int(self.at[number][index]), int(self.step[number][index])
+        is_node = len(self.sibling) > 0 and place < len(side.columns.step)
+        node = place - int(side.columns.start[step]) if is_node else None
+        return Reference(side.requests[side.request[step]].id, int(side.index[step]), int(side.step[step]), node)
 
 
 @dataclass(frozen=True)
 class Aligned:
-    """What of both sides is at equal contexts: places in A and in B."""
+    """What of both sides is at equal contexts."""
 
     a: Side
     b: Side
-    steps: tuple[Longs, Longs]  # whose roots are
-    nodes: tuple[Longs, Longs]  # of the same token
-    parents: tuple[Longs, Longs]  # with the likeliest tokens of target and drafter
-    tokens: tuple[Longs, Longs]  # whose p is known: nodes, and behind them final tokens
+    steps: ContextRows  # whose roots are
+    nodes: ContextRows  # of the same token
+    parents: ContextRows  # with the likeliest tokens of target and drafter
+    tokens: ContextRows  # whose p is known: nodes, and behind them final tokens
+    fed: ContextRows  # rows that fed a head, of the same position in the same text
     drawn: tuple[Longs, Longs]  # the steps of those final tokens
-    fed: tuple[Longs, Longs]  # rows that fed a head, of the same position in the same text
-    exact: Bools  # [requests of A] whether the request's pair has the same parameters and seed
+    paths: tuple[Hashes, Hashes]  # [rows of all trees] the contexts of roots and nodes, hashed
     some_alike: bool  # whether the same parameters shape p in any pair
-    alike: Bools  # [requests of A] whether they do; True everywhere where they do in no pair
     tolerance: float
+
+
+class _Contexts(NamedTuple):
+    """What a side has of one kind."""
+
+    keys: Hashes  # the context of each, hashed; 0 where there is none
+    step: Longs
+    depth: Longs = NO_LONGS
+    sibling: Longs = NO_LONGS
 
 
 def align(a: Side, b: Side, pairs: Matched) -> Aligned:
     """Match both sides by hashes of (pair, output so far, path)."""
-    sides = a, b
-    keys = _keys(a, [first for first, _, _ in pairs]), _keys(b, [second for _, second, _ in pairs])
-    drawn = tuple(np.flatnonzero(~np.isnan(side.final_whole) & ~side.forced) for side in sides)
     exact, alike = np.zeros((2, len(a.requests)), np.bool_)
     for first, second, kind in pairs:
         exact[first] = kind is PairedBy.EXACT
         alike[first] = kind is not PairedBy.PROMPT or not other_rules(a.requests[first], b.requests[second])
-    nodes = [key.rows[side.columns.own_row] for key, side in zip(keys, sides, strict=True)]
-    finals = [_final_keys(side, key.rows, rows) for side, key, rows in zip(sides, keys, drawn, strict=True)]
+    some_alike = bool(alike.any())
+    drawn = [np.flatnonzero(~np.isnan(side.final_whole) & ~side.forced) for side in (a, b)]
+    paths_a, of_a = _contexts(a, [place for place, _, _ in pairs], drawn[0])
+    paths_b, of_b = _contexts(b, [place for _, place, _ in pairs], drawn[1])
+
+    def rows(kind: str) -> ContextRows:
+        first, second = of_a[kind], of_b[kind]
+        x, y = _join(first.keys, second.keys)
+        step, request = (first.step[x], second.step[y]), a.request[first.step[x]]
+        depth = (first.depth[x], second.depth[y]) if len(first.depth) else (NO_LONGS, NO_LONGS)
+        sibling = second.sibling[y] if len(second.sibling) else NO_LONGS
+        return ContextRows((a, b), (x, y), step, depth, sibling, alike[request] | (not some_alike), exact[request])
+
     return Aligned(
         a,
         b,
-        steps=_join(*(key.rows[side.columns.root_row] for key, side in zip(keys, sides, strict=True))),
-        nodes=_join(*nodes),
-        parents=_join(*(_parent_keys(side, key.rows) for key, side in zip(keys, sides, strict=True))),
-        tokens=_join(*(np.concatenate(both) for both in zip(nodes, finals, strict=True))),
+        steps=rows("steps"),
+        nodes=rows("nodes"),
+        parents=rows("parents"),
+        tokens=rows("tokens"),
+        fed=rows("fed"),
         drawn=(drawn[0], drawn[1]),
-        fed=_join(*(key.fed for key in keys)),
-        exact=exact,
-        some_alike=bool(alike.any()),
-        alike=alike if alike.any() else ~alike,
-        tolerance=rounding(*({run.dtype for side in sides for run in side.runs} or {""})),
+        paths=(paths_a, paths_b),
+        some_alike=some_alike,
+        tolerance=rounding(*({run.dtype for side in (a, b) for run in side.runs} or {""})),
     )
 
 
-@dataclass(frozen=True)
-class _Keys:
-    """Hashes of contexts; 0 where there is none."""
-
-    rows: Hashes  # [rows of all trees] of roots and nodes
-    fed: Hashes  # [F] of rows that fed a head, by the output up to the row's token: paired requests have one prompt
-
-
-def _keys(side: Side, requests: Sequence[int]) -> _Keys:
-    c = side.columns
+def _contexts(side: Side, requests: Sequence[int], drawn: Longs) -> tuple[Hashes, dict[str, _Contexts]]:
+    """The contexts of roots and nodes by their rows, and those of each kind. `drawn`: steps of final tokens."""
+    c, parents = side.columns, side.columns.parents
     first, last = np.zeros((2, len(side.requests)), np.int64)  # in `chain`, of each request; 0 where it has no pair
     chain = [0]
     for number, place in enumerate(requests):
@@ -118,29 +200,32 @@ def _keys(side: Side, requests: Sequence[int]) -> _Keys:
             chain.append(state)
         last[place] = len(chain) - 1
     chains, begin = np.array(chain, np.uint64), first[side.request]
-    rows = np.zeros(c.rows, np.uint64)
+    rows, depths = np.zeros(c.rows, np.uint64), np.zeros(c.rows, np.int64)
     rows[c.root_row] = root = chains[np.where(begin > 0, begin + side.place, 0)]
-    token = mix(c.token + 2)
+    depths[c.own_row] = c.depth
     for depth in range(1, int(c.depth.max(initial=0)) + 1):
-        level = np.flatnonzero((c.depth == depth) & (root[c.step] != 0))
-        rows[c.own_row[level]] = rows[c.row[level]] * np.uint64(FACTOR) + token[level]
-    step = side.fed_step
-    made = np.clip(side.place[step] + side.fed_position + 1 - c.position[step], 0, None)  # output up to the row's token
+        level = np.flatnonzero(c.depth == depth)
+        rows[c.own_row[level]] = _below(rows[c.row[level]], c.token[level])
+    nodes = _Contexts(rows[c.own_row], c.step, c.depth, c.sibling + 1)
+    finals = _below(rows[c.final_row[drawn]], c.final[drawn]), drawn, c.depth_reached[drawn] + 1, np.zeros_like(drawn)
+    tried = np.where(parents.tops > 0, rows[parents.row], np.uint64(0)) if len(parents) else rows[:0]
+    # A fed row's is the output up to its token: paired requests have one prompt
+    step, position, _ = side.fed
+    made = np.clip(side.place[step] + position + 1 - c.position[step], 0, None)
     at = np.minimum(begin[step] + made, last[side.request[step]])
-    return _Keys(rows, np.where(begin[step] > 0, chains[at] + mix(side.fed_position), np.uint64(0)))
+    fed = np.where(begin[step] > 0, chains[at] + mix(position), np.uint64(0))
+    return rows, {
+        "steps": _Contexts(root, np.arange(len(side))),
+        "nodes": nodes,
+        "parents": _Contexts(tried, parents.step, depths[parents.row]),
+        "tokens": _Contexts(*(np.concatenate(both) for both in zip(nodes, finals, strict=True))),
+        "fed": _Contexts(fed, step),
+    }
 
 
-def _final_keys(side: Side, rows: Hashes, steps: Longs) -> Hashes:
-    """Of the final tokens of these steps."""
-    above = rows[side.columns.final_row[steps]]
-    keys = above * np.uint64(FACTOR) + mix(side.columns.final[steps] + 2)
-    return np.where(above == 0, np.uint64(0), keys)
-
-
-def _parent_keys(side: Side, rows: Hashes) -> Hashes:
-    """Of the contexts at which target and drafter were asked."""
-    parents = side.columns.parents
-    return np.where(parents.tops > 0, rows[parents.row], np.uint64(0)) if len(parents) else rows[:0]
+def _below(above: Hashes, token: Longs) -> Hashes:
+    """The contexts of tokens under these contexts."""
+    return np.where(above == 0, np.uint64(0), above * np.uint64(FACTOR) + mix(token + 2))
 
 
 _scrambled: dict[int, int] = {}
@@ -173,55 +258,38 @@ def match(a: Side, b: Side) -> list[tuple[int, int, PairedBy]]:
     """
     left, right = ({i: request for i, request in enumerate(side.requests) if request.whole} for side in (a, b))
     pairs: list[tuple[int, int, PairedBy]] = []
-    for kind, key in _KEYS:
+
+    def pair(place: int, other: int, kind: PairedBy) -> None:
+        pairs.append((place, other, kind))
+        del left[place], right[other]
+
+    for kind in (PairedBy.EXACT, PairedBy.SEED, PairedBy.PROMPT):
         theirs: dict[Hashable, list[int]] = defaultdict(list)
         for place, request in right.items():
-            if (mark := key(request)) is not None:
-                theirs[mark].append(place)
+            theirs[_key(request, kind)].append(place)
+        theirs[None] = []
         for place, request in list(left.items()):
-            mark = key(request)
-            if mark is not None and theirs[mark]:
-                other = theirs[mark].pop(0)
-                pairs.append((place, other, kind))
-                del left[place], right[other]
-    for place in list(left):
-        other_place = next((o for o in right if _prompt(left[place]) is None or _prompt(right[o]) is None), None)
-        if other_place is not None:
-            pairs.append((place, other_place, PairedBy.ORDER))
-            del left[place], right[other_place]
+            if theirs[key := _key(request, kind)]:
+                pair(place, theirs[key].pop(0), kind)
+    for place, request in list(left.items()):
+        known = _key(request, PairedBy.PROMPT) is not None
+        other = next((o for o, each in right.items() if not known or _key(each, PairedBy.PROMPT) is None), None)
+        if other is not None:
+            pair(place, other, PairedBy.ORDER)
     return sorted(pairs)
 
 
-def _prompt(request: SideRequest) -> Hashable | None:
-    """The prompt's tokens, or its text; None where neither is known."""
+def _key(request: SideRequest, kind: PairedBy) -> Hashable | None:
+    """What a pair of this kind has in common; None where the prompt is not known."""
     if request.info is None:
         return None
-    tokens = request.info.prompt_tokens
-    return tokens.tobytes() if len(tokens) else request.info.prompt or None
-
-
-def _with(*left_out: str) -> Callable[[SideRequest], Hashable | None]:
-    names = sorted(PARAM_NAMES - set(left_out))
-
-    def key(request: SideRequest) -> Hashable | None:
-        prompt = _prompt(request)
-        if prompt is None or request.info is None:
-            return None
-        params = request.info.params
-        return prompt, tuple(map(_plain, (getattr(params, name) for name in names)))
-
-    return key
-
-
-def _plain(value: object) -> Hashable:
-    return tuple(sorted(value.items())) if isinstance(value, Mapping) else str(value)
-
-
-_KEYS: tuple[tuple[PairedBy, Callable[[SideRequest], Hashable | None]], ...] = (
-    (PairedBy.EXACT, _with()),
-    (PairedBy.SEED, _with("seed")),
-    (PairedBy.PROMPT, _prompt),
-)
+    tokens, params = request.info.prompt_tokens, request.info.params
+    prompt = tokens.tobytes() if len(tokens) else request.info.prompt or None
+    if prompt is None or kind is PairedBy.PROMPT:
+        return prompt
+    names = PARAM_NAMES - ({"seed"} if kind is PairedBy.SEED else set())
+    values = (getattr(params, name) for name in sorted(names))
+    return prompt, *(tuple(sorted(each.items())) if isinstance(each, Mapping) else str(each) for each in values)
 
 
 def unpaired(a: Side, b: Side, matched: Matched) -> str:
@@ -239,47 +307,32 @@ def unpaired(a: Side, b: Side, matched: Matched) -> str:
 
 def hint(a: Side, b: Side, matched: Matched) -> str:
     """What keeps requests from being paired whose prompts look alike, with an example; "" where none do."""
-    left = [request for _, request in _left(a, {first for first, _, _ in matched})]
-    right = [request for _, request in _left(b, {second for _, second, _ in matched})]
-    for mine in left:
-        for theirs in right:
-            example = f"{printable(mine.id)} of A and {printable(theirs.id)} of B"
-            text, other = _text(mine), _text(theirs)
-            if text and text == other:
-                return f"{example} are one text in different tokens: give both the same special tokens"
-            if _within(text, other, mine):
-                return f"A's are within a chat template ({example}): {_advice(('A', a), ('B', b))}"
-            if _within(other, text, theirs):
-                return f"B's are within a chat template ({example}): {_advice(('B', b), ('A', a))}"
-            if (title := _title(mine)) and title == _title(theirs):
-                return f"{example} ask the same within other chat templates, or behind other system prompts"
+    left = []
+    for number, side in enumerate((a, b)):
+        taken = {pair[number] for pair in matched}
+        left.append([each for place, each in enumerate(side.requests) if place not in taken and each.info][:LOOKED])
+    for mine, theirs in product(*left):
+        example = f"{printable(mine.id)} of A and {printable(theirs.id)} of B"
+        text, other, title = mine.text, theirs.text, mine.title.strip()
+        if text and text == other:
+            return f"{example} are one text in different tokens: give both the same special tokens"
+        if _within(text, other, title):
+            return f"A's are within a chat template ({example}): {_advice(('A', a), ('B', b))}"
+        if _within(other, text, theirs.title.strip()):
+            return f"B's are within a chat template ({example}): {_advice(('B', b), ('A', a))}"
+        if title and title == theirs.title.strip():
+            return f"{example} ask the same within other chat templates, or behind other system prompts"
     return ""
 
 
-def _left(side: Side, taken: set[int]) -> Iterator[tuple[int, SideRequest]]:
-    """Requests without a pair whose prompts are known, as many as are looked at."""
-    known = ((place, request) for place, request in enumerate(side.requests) if place not in taken and request.info)
-    return (each for _, each in zip(range(LOOKED), known, strict=False))
-
-
-def _text(request: SideRequest) -> str:
-    return "" if request.info is None else request.info.prompt.strip()
-
-
-def _title(request: SideRequest) -> str:
-    return "" if request.info is None else request.info.title.strip()
-
-
-def _within(whole: str, part: str, request: SideRequest) -> bool:
-    """Whether a prompt is another within a template."""
-    return bool(part) and part != whole and part in whole and (len(part) >= SHORTEST or _title(request) == part)
+def _within(whole: str, part: str, title: str) -> bool:
+    """Whether a prompt with this title is another within a template."""
+    return bool(part) and part != whole and part in whole and (len(part) >= SHORTEST or title == part)
 
 
 def _advice(templated: tuple[str, Side], bare: tuple[str, Side]) -> str:
     """What to type, where one of them is our own engine's."""
-    ours = [all(c.run is not None and c.run.is_ours for c in side.captures) for _, side in (templated, bare)]
-    if ours[0]:
-        return f"record {templated[0]} with --raw"
-    if ours[1]:
-        return f"record {bare[0]} without --raw"
+    for (name, side), says in ((templated, "with"), (bare, "without")):
+        if all(capture.run is not None and capture.run.is_ours for capture in side.captures):
+            return f"record {name} {says} --raw"
     return "send both to the same endpoint (/v1/completions takes a prompt as it is)"

@@ -42,11 +42,6 @@ class Ratio:
     signed: bool = False  # whether it may be below 0
 
 
-def estimates(ratios: Sequence[Ratio], clusters: int, alpha: float = 1 - LEVEL) -> list[Estimate]:
-    """The estimate of each ratio; significant by Holm's correction over the whole list."""
-    return marked(measured(ratios, clusters), alpha)
-
-
 def measured(ratios: Sequence[Ratio], clusters: int) -> list[Estimate]:
     """The estimate of each ratio with its interval; which are significant is left to `marked`."""
     if not ratios:
@@ -75,40 +70,36 @@ def _estimate(ratio: Ratio, drawn: Doubles) -> Estimate:
         float(top.sum()) / under + ratio.offset if under else None for top, under in zip(ratio.top, below, strict=True)
     )
     bare = Estimate(ratio.name, a, b, clusters=n, weight=(below[0], below[1]), percent=ratio.percent)
-    if a is None or b is None:
-        return bare
-    bare = replace(bare, difference=b - a)
-    if n < FEWEST:
-        return bare
+    if a is None or b is None or n < FEWEST:
+        return replace(bare, difference=None if a is None or b is None else b - a)
     with np.errstate(divide="ignore", invalid="ignore"):
         sides = drawn[:, :2] / drawn[:, 2:] + ratio.offset
     sides = sides[np.isfinite(sides).all(axis=1)]
     of_logs = a > 0 and b > 0 and bool((sides > 0).all())
     spread = np.diff(np.log(sides) if of_logs else sides, axis=1)
     error = float(np.std(spread, ddof=1)) * math.sqrt(n / (n - 1))
-    error = error if error > 1e-12 else 0.0
+    return spanned(bare, error if error > 1e-12 else 0.0, of_logs=of_logs, signed=ratio.signed)
+
+
+def spanned(bare: Estimate, error: float, *, of_logs: bool, signed: bool = False) -> Estimate:
+    """With its interval and what follows from it. `error`: the standard error of B - A, `of_logs` of log(B / A).
+
+    A figure that is not `signed` ends at 0, and a share at 1.
+    """
+    a, b, degrees = bare.a or 0.0, bare.b or 0.0, bare.clusters - 1
     change = (math.log(b / a) if of_logs else b - a) if abs(b - a) > SAME else 0.0
-    t = t_quantile((1 + LEVEL) / 2, n - 1)
-    p_value = (1.0 if change == 0 else 0.0) if error == 0 else t_two_sided(change / error, n - 1)
+    t = t_quantile((1 + LEVEL) / 2, degrees)
     seen = (t + NormalDist().inv_cdf(POWER)) * error
-    low, high = interval(a, b, change, t * error, of_logs=of_logs, percent=ratio.percent, signed=ratio.signed)
+    low, high = (a * math.expm1(end) if of_logs else end for end in (change - t * error, change + t * error))
     return replace(
         bare,
         difference=b - a if change else 0.0,
-        low=low,
-        high=high,
-        p_value=p_value,
+        low=low if signed else max(low, 0.0 - a),
+        high=min(high, max(1 - a, b - a)) if bare.percent else high,
+        p_value=t_two_sided(change / error, degrees) if error else float(not change),
         visible=a * math.expm1(seen) if of_logs else seen,
         standard_error=b * error if of_logs else error,
     )
-
-
-def interval(
-    a: float, b: float, change: float, half: float, *, of_logs: bool, percent: bool, signed: bool = False
-) -> tuple[float, float]:
-    """B - A, from its change +- `half`. A figure that is not `signed` ends at 0, and a share at 1."""
-    low, high = (a * math.expm1(end) if of_logs else end for end in (change - half, change + half))
-    return low if signed else max(low, 0.0 - a), min(high, max(1 - a, b - a)) if percent else high
 
 
 def marked(estimates: Sequence[Estimate], alpha: float) -> list[Estimate]:

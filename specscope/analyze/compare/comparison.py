@@ -12,10 +12,10 @@ from specscope.analyze.compare.failif import GROUPED, counted, judge
 from specscope.analyze.compare.fields import fields
 from specscope.analyze.compare.figures import believed, calibration, clustered, figures, groups
 from specscope.analyze.compare.parting import Partings
-from specscope.analyze.compare.result import NOT_KNOWN, Comparison, Pair, PairedBy, SideFacts
+from specscope.analyze.compare.result import NOT_KNOWN, Comparison, Pair, PairedBy, Sameness, SideFacts
 from specscope.analyze.compare.side import Side, SideRequest
 from specscope.analyze.compare.trees import trees
-from specscope.analyze.compare.verdict import verdict
+from specscope.analyze.compare.verdict import judged
 from specscope.trace.history.conditions import Threshold
 from specscope.trace.history.wording import plural
 from specscope.trace.record.rules import MADE_UP
@@ -28,38 +28,35 @@ TITLE = 200  # characters
 def compare(a: Side, b: Side, limits: Sequence[Threshold] = ()) -> Comparison:
     """Two sides compared; differences are B - A. Raises UserError for limits on a figure that is not there."""
     matched = match(a, b) if a.tells_tokens and b.tells_tokens else []
-    aligned = align(a, b, matched)
-    counts = clustered(a, b, matched)
+    aligned, counts, names = align(a, b, matched), clustered(a, b, matched), models(a, b)
     asked = {limit.figure.removeprefix(GROUPED).split(" is ")[0] for limit in limits}
-    pairs, estimates, grouped = _pairs(a, b, matched), tuple(figures(*counts)), groups(*counts, asked)
-    other = tuple(differences(a, b, matched))
-    evidence = tuple(explained(fields(aligned, trees(aligned)), other, alike=aligned.some_alike))
-    judged = verdict(pairs, evidence, estimates, grouped, other)
-    names = models(a, b)
-    return Comparison(
-        a=_facts(a, names[0], len(matched)),
-        b=_facts(b, names[1], len(matched)),
-        answer=judged.answer,
-        summary=judged.summary,
-        headline=judged.headline,
-        reasons=judged.reasons,
-        differences=other,
-        missing=tuple(_missing(a, b, matched)),
-        pairs=pairs,
-        nodes=len(aligned.tokens[0]),
-        steps=len(aligned.steps[0]),
-        fields=evidence,
-        figures=estimates,
-        groups=grouped,
-        calibration=tuple(calibration(a, b)),
-        conditions=tuple(judge(limits, [*estimates, *counted(_counts(a), _counts(b))], grouped)),
-        unpaired=unpaired(a, b, matched),
+    estimates, grouped, other = tuple(figures(*counts)), groups(*counts, asked), tuple(differences(a, b, matched))
+    evidence = fields(aligned, trees(aligned))
+    return judged(
+        Comparison(
+            a=_facts(a, names[0], len(matched)),
+            b=_facts(b, names[1], len(matched)),
+            answer=Sameness.UNKNOWN,
+            summary="",
+            headline="",
+            reasons=(),
+            differences=other,
+            missing=tuple(_missing(a, b, matched)),
+            pairs=_pairs(a, b, matched),
+            nodes=len(aligned.tokens),
+            steps=len(aligned.steps),
+            fields=tuple(explained(evidence, other, alike=aligned.some_alike)),
+            figures=estimates,
+            groups=grouped,
+            calibration=tuple(calibration(a, b)),
+            conditions=tuple(judge(limits, [*estimates, *counted(_counts(a), _counts(b))], grouped)),
+            unpaired=unpaired(a, b, matched),
+        )
     )
 
 
 def _pairs(a: Side, b: Side, matched: Matched) -> tuple[Pair, ...]:
-    finder = Partings(a, b)
-    pairs = []
+    finder, pairs = Partings(a, b), []
     for first, second, kind in matched:
         mine, theirs = a.requests[first], b.requests[second]
         parting, earlier = finder.of(mine, theirs, kind)
@@ -105,12 +102,11 @@ def _tau(side: Side, request: SideRequest) -> float | None:
 
 
 def _facts(side: Side, target: str, matched: int) -> SideFacts:
-    runs = side.runs
     return SideFacts(
         sources=tuple(printable(capture.source) for capture in side.captures),
         warnings=tuple(line for capture in side.captures for line in capture.warnings),
         target=target,
-        drafter=", ".join(dict.fromkeys(printable(run.drafter) for run in runs)) or NOT_KNOWN,
+        drafter=", ".join(dict.fromkeys(printable(run.drafter) for run in side.runs)) or NOT_KNOWN,
         requests=len(side.requests),
         unmatched=len(side.requests) - matched,
         engine_steps=sum(capture.engine_steps for capture in side.captures),
@@ -123,32 +119,7 @@ def _missing(a: Side, b: Side, matched: Matched) -> list[str]:
     """What a side lacks, and what was therefore left out."""
     lines = []
     for name, side in (("A", a), ("B", b)):
-        c = side.columns
-        if not side.tells_tokens:
-            lines.append(f"{name} was recorded with --no-tokens: requests, contexts and outputs are not compared")
-        if not len(c.token):
-            lines.append(f"{name} has no drafts: acceptance is not compared")
-            continue
-        if np.isnan(believed(side)).all():
-            lines.append(
-                f"{name} does not record the drafter's probabilities: calibration is not compared, nor are they"
-            )
-        elif not c.sampled.any():
-            lines.append(f"{name} drafts without sampling: its q is the drafter's own probability")
-        if not side.has_coins:
-            lines.append(f"{name} records no coins: coins are not compared, and near ties not known")
-        if not side.has_p:
-            lines.append(f"{name} records no p: the target's probabilities are not compared")
-        if np.isnan(side.raw_p[c.tried]).all():
-            lines.append(
-                f"{name} has no raw probabilities (--evidence full): near ties of greedy requests are not known"
-            )
-        if side.varies.any():
-            lines.append(f"{name} has trees that follow costs, load, a threshold or other requests: so tau may differ")
-        if side.forced.any():
-            lines.append(f"{name} has forced verdicts: its acceptance measures nothing")
-        if made_up := set(side.rules) & set(MADE_UP):
-            lines.append(f"{name} has made-up verdicts ({', '.join(sorted(made_up))}): its acceptance measures nothing")
+        lines += [f"{name} {says}" for lacking, says in _lacks(side) if lacking]
     if matched and all(kind is PairedBy.ORDER for _, _, kind in matched):
         lines.append("prompts are not recorded: requests are paired by their order")
     for name, side in (("A", a), ("B", b)):
@@ -158,3 +129,29 @@ def _missing(a: Side, b: Side, matched: Matched) -> list[str]:
         why = hint(a, b, matched) if matched else unpaired(a, b, matched)
         lines += [why if matched else f"{why}; only distributions are compared"] if why else []
     return lines
+
+
+def _lacks(side: Side) -> list[tuple[bool, str]]:
+    """(whether it does, in words) of all that a side may lack."""
+    c, made_up = side.columns, sorted(set(side.rules) & set(MADE_UP))
+    untold = not side.tells_tokens, "was recorded with --no-tokens: requests, contexts and outputs are not compared"
+    if not len(c.token):
+        return [untold, (True, "has no drafts: acceptance is not compared")]
+    no_q = bool(np.isnan(believed(side)).all())
+    return [
+        untold,
+        (no_q, "does not record the drafter's probabilities: calibration is not compared, nor are they"),
+        (not no_q and not c.sampled.any(), "drafts without sampling: its q is the drafter's own probability"),
+        (not side.has_coins, "records no coins: coins are not compared, and near ties not known"),
+        (not side.has_p, "records no p: the target's probabilities are not compared"),
+        (
+            bool(np.isnan(side.raw_p[c.tried]).all()),
+            "has no raw probabilities (--evidence full): near ties of greedy requests are not known",
+        ),
+        (
+            bool(side.varies.any()),
+            "has trees that follow costs, load, a threshold or other requests: so tau may differ",
+        ),
+        (bool(side.forced.any()), "has forced verdicts: its acceptance measures nothing"),
+        (bool(made_up), f"has made-up verdicts ({', '.join(made_up)}): its acceptance measures nothing"),
+    ]

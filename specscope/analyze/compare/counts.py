@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from specscope.analyze.compare.bootstrap import interval
+from specscope.analyze.compare.bootstrap import spanned
 from specscope.analyze.compare.failif import counted, judge
 from specscope.analyze.compare.figures import FEWEST_DRAFTS
 from specscope.analyze.compare.result import Estimate, FailCondition
+from specscope.analyze.compare.tables import change_text
 from specscope.analyze.levels import Levels, levels
 from specscope.analyze.plain import plain
 from specscope.analyze.table import NONE, Table, number, one_line, percent, share, told
@@ -29,7 +30,7 @@ NOTE = (
     "Counts only on one side or both: no requests are paired, and whether a difference is beyond chance is not judged."
 )
 INTERVALS = "Intervals take drafts for independent. Those of one request are not quite: true intervals are wider."
-SIGMAS = 1.96  # of a 95 % interval
+NO_SPREAD = "a side reports no counts by position, from which an interval follows"
 LONGEST = 200  # characters of a name
 
 
@@ -41,21 +42,69 @@ class CountsSide:
     acceptance: Acceptance
     warnings: tuple[str, ...]
     counts_only: bool  # whether a capture among them holds no steps
-    averages: Mapping[str, float]  # the last that it reports, where there are no counts for a length
-    told: str = NONE  # its length in words
-    mark: str = ""  # of a number of drafts that was worked out
-    length: float | None = None  # from the counts, else the mean of what its intervals report
-    rate: float | None = None  # likewise
-    requests: int | None = None
-    definitions: tuple[str, ...] = ()  # of its figures, where they are not as everywhere
-    made_up: bool = False  # its verdicts, for a benchmark
-    intervals: tuple[StepRecord, ...] = ()
+    averages: dict[str, float]  # the last that it reports, where there are no counts for a length
+    requests: int | None
+    made_up: bool  # its verdicts, for a benchmark
+    intervals: tuple[StepRecord, ...]
+
+    @cached_property
+    def told(self) -> list[Aggregate]:
+        """What its intervals tell."""
+        return [step.aggregate for step in self.intervals if step.aggregate is not None]
+
+    @cached_property
+    def means(self) -> IntervalMeans:
+        """Of its intervals: where there are no counts they are its figures."""
+        return IntervalMeans(self.told)
+
+    @property
+    def length(self) -> float | None:
+        """Mean acceptance length."""
+        return self.means.length(self.acceptance)
+
+    @property
+    def rate(self) -> float | None:
+        """Draft acceptance rate."""
+        return self.means.rate(self.acceptance)
+
+    @property
+    def definitions(self) -> list[str]:
+        """Of its figures, where they are not as everywhere."""
+        return list(dict.fromkeys(line for each in self.told for line in definitions(each)))
 
     @property
     def counts(self) -> dict[str, int | None]:
         """By the names in conditions."""
         return {
             name: self.requests if name == "requests" else self.acceptance.told(key) for name, key in COUNTED.items()
+        }
+
+    @property
+    def spreads(self) -> dict[str, tuple[float | None, float | None]]:
+        """(the figure, its standard error) by name.
+
+        A draft accepts K tokens, and r_d is the share of drafts with K >= d: so E[K^2] is the sum of (2 d - 1) r_d.
+        """
+        a, error, of_rate, by_depth = self.acceptance, None, None, {}
+        if a.per_position and a.tau is not None:
+            square = sum((2 * depth - 1) * (rate or 0.0) for depth, rate in enumerate(a.per_position, 1))
+            error = math.sqrt(max(square - (a.tau - 1) ** 2, 0) / a.drafts)
+            of_rate = error * a.drafts / a.drafted if a.drafted else None
+        for depth, rate in enumerate(a.per_position, 1):
+            spread = None if rate is None else math.sqrt(rate * (1 - rate) / a.drafts)
+            by_depth[depth_rate(depth)] = rate, spread
+        return {TAU: (self.length, error), RATE: (self.rate, of_rate), **by_depth}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "source": list(self.sources),
+            "acceptance": self.acceptance.to_dict(),
+            "mean_acceptance_length": self.length,
+            "draft_acceptance_rate": self.rate,
+            "requests": self.requests,
+            "definitions": self.definitions,
+            "made_up": self.made_up,
         }
 
 
@@ -74,25 +123,24 @@ class CountsComparison:
 
     def table(self) -> Table:
         """Figure, A, B and B - A."""
-        a, b = self.a.acceptance, self.b.acceptance
-        lengths, rates = (self.a.length, self.b.length), (self.a.rate, self.b.rate)
-        rows = [
-            ("mean acceptance length τ", self.a.told, self.b.told, _signed(*lengths)),
-            ("draft acceptance rate", *map(percent, rates), _signed(*rates, share=True)),
-        ]
-        rates_a, rates_b = a.per_position, b.per_position
-        for index in range(max(len(rates_a), len(rates_b))):
-            rate_a, rate_b = (rates[index] if index < len(rates) else None for rates in (rates_a, rates_b))
-            both = share(rate_a, a.drafts), share(rate_b, b.drafts)
-            rows.append((f"accepted at depth {index + 1}, of the drafts", *both, _signed(rate_a, rate_b, share=True)))
-        rows += [
-            (name, *(_mark(side, name) + told(side.counts[name]) for side in (self.a, self.b)), "")
-            for name, count in self.a.counts.items()
-            if (count, self.b.counts[name]) != (None, None)
-        ]
+        sides, rows = (self.a, self.b), []
+        for figure in figures(*sides):
+            name, told_of_both = "draft acceptance rate", [percent(figure.a), percent(figure.b)]
+            if figure.name == TAU:
+                name, told_of_both = "mean acceptance length τ", [side.means.told(side.acceptance) for side in sides]
+            elif figure.name != RATE:
+                name = f"accepted at {figure.name.removesuffix(' rate')}, of the drafts"
+                told_of_both = [share(figure.a, self.a.acceptance.drafts), share(figure.b, self.b.acceptance.drafts)]
+            rows.append((name, *told_of_both, change_text(figure.difference, figure, 2)))
+        for name in COUNTED:
+            if any(side.counts[name] is not None for side in sides):
+                marks = (side.means.mark if name == "drafts" else "" for side in sides)
+                counts = (mark + told(side.counts[name]) for mark, side in zip(marks, sides, strict=True))
+                rows.append((name, *counts, ""))
         for name in {**self.a.averages, **self.b.averages}:
-            last_a, last_b = self.a.averages.get(name), self.b.averages.get(name)
-            rows.append((f"{one_line(name, LONGEST)}, last", number(last_a), number(last_b), _signed(last_a, last_b)))
+            a, b = (side.averages.get(name) for side in sides)
+            change = NONE if a is None or b is None else f"{b - a:+.2f}"
+            rows.append((f"{one_line(name, LONGEST)}, last", number(a), number(b), change))
         return Table("Acceptance", ("", "A", "B", "B - A"), rows, NOTE)
 
     @property
@@ -111,134 +159,64 @@ class CountsComparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        sides = {
-            name: {
-                "source": list(side.sources),
-                "acceptance": side.acceptance.to_dict(),
-                "mean_acceptance_length": side.length,
-                "draft_acceptance_rate": side.rate,
-                "requests": side.requests,
-                "definitions": list(side.definitions),
-                "made_up": side.made_up,
-            }
-            for name, side in (("a", self.a), ("b", self.b))
-        }
-        met = (
-            {"conditions": [dataclasses.asdict(condition) for condition in self.conditions]} if self.conditions else {}
-        )
+        sides = {"a": self.a.to_dict(), "b": self.b.to_dict()}
+        met = {"conditions": list(map(dataclasses.asdict, self.conditions))} if self.conditions else {}
         return {"counts_only": True, "note": NOTE, **sides, "levels": plain(self.levels), **met}
 
 
 def compare_counts(a: Sequence[str], b: Sequence[str], limits: Sequence[Threshold] = ()) -> CountsComparison | None:
     """Both sides; None where none of the captures holds counts only. Raises UserError."""
-    sides = [_side(paths) for paths in (a, b)]
-    if not any(side.counts_only for side in sides):
+    first, second = (_side(paths) for paths in (a, b))
+    if not first.counts_only and not second.counts_only:
         return None
-    first, second = sides
-    return CountsComparison(
-        first, second, tuple(judge(limits, [*figures(first, second), *counted(first.counts, second.counts)]))
-    )
+    known = [*figures(first, second), *counted(first.counts, second.counts)]
+    return CountsComparison(first, second, tuple(judge(limits, known)))
 
 
 def figures(a: CountsSide, b: CountsSide) -> list[Estimate]:
     """What a --fail-if can ask for, with intervals as far as the counts of both sides have a spread."""
-    spreads_a, spreads_b = spreads(a.acceptance), spreads(b.acceptance)
-    for side, known in ((a, spreads_a), (b, spreads_b)):  # averages alone have none
-        known[TAU], known[RATE] = (side.length, known[TAU][1]), (side.rate, known[RATE][1])
-    nothing = None, None
-    return [
-        _estimate(
-            name,
-            spreads_a.get(name, nothing),
-            spreads_b.get(name, nothing),
-            min(a.acceptance.drafts, b.acceptance.drafts),
-        )
-        for name in {**spreads_a, **spreads_b}
-    ]
-
-
-def spreads(counts: Acceptance) -> dict[str, tuple[float | None, float | None]]:
-    """(the figure, its standard error) by name.
-
-    A draft accepts K tokens, and r_d is the share of drafts with K >= d: so E[K^2] is the sum of (2 d - 1) r_d.
-    """
-    rates, tau = [rate or 0.0 for rate in counts.per_position], counts.tau
-    error = None
-    if rates and tau is not None:
-        square = sum((2 * depth - 1) * rate for depth, rate in enumerate(rates, 1))
-        error = math.sqrt(max(square - (tau - 1) ** 2, 0) / counts.drafts)
-    length = counts.drafted / counts.drafts if counts.drafts else 0.0  # of a draft
-    known = {TAU: (tau, error), RATE: (counts.rate, error / length if error is not None and length else None)}
-    for depth, share_here in enumerate(rates, 1):
-        known[depth_rate(depth)] = share_here, math.sqrt(share_here * (1 - share_here) / counts.drafts)
-    return known
-
-
-def _estimate(
-    name: str, first: tuple[float | None, float | None], second: tuple[float | None, float | None], drafts: int
-) -> Estimate:
-    (a, a_error), (b, b_error) = first, second
-    difference = None if a is None or b is None else b - a
-    estimate = Estimate(name, a, b, difference, clusters=drafts, unit="draft", significant=True, percent=name != TAU)
-    if a_error is None or b_error is None:
-        why = "a side reports no counts by position, from which an interval follows"
-        return replace(estimate, without_interval=why)
-    if a is None or b is None or drafts < FEWEST_DRAFTS:
-        return estimate
-    of_logs = a > 0 and b > 0  # error(log x) = error(x) / x
-    change = math.log(b / a) if of_logs else b - a
-    half = SIGMAS * (math.hypot(a_error / a, b_error / b) if of_logs else math.hypot(a_error, b_error))
-    low, high = interval(a, b, change, half, of_logs=of_logs, percent=estimate.percent)
-    return replace(estimate, low=low, high=high)
+    first, second, found = a.spreads, b.spreads, []
+    drafts = min(a.acceptance.drafts, b.acceptance.drafts)
+    for name in {**first, **second}:
+        (x, x_error), (y, y_error) = first.get(name, (None, None)), second.get(name, (None, None))
+        change = None if x is None or y is None else y - x
+        figure = Estimate(name, x, y, change, significant=True, clusters=drafts, unit="draft", percent=name != TAU)
+        if x_error is None or y_error is None:
+            figure = replace(figure, without_interval=NO_SPREAD)
+        elif x is not None and y is not None and drafts >= FEWEST_DRAFTS:
+            of_logs = x > 0 and y > 0  # error(log x) = error(x) / x
+            error = math.hypot(x_error / x, y_error / y) if of_logs else math.hypot(x_error, y_error)
+            figure = spanned(figure, error, of_logs=of_logs)
+        found.append(figure)
+    return found
 
 
 def _side(paths: Sequence[str]) -> CountsSide:
     total, warnings, counts_only = Acceptance(), [], False
     averages: dict[str, float] = {}
-    intervals: list[Aggregate] = []
     steps: list[StepRecord] = []
-    rules: set[str] = set()
     requests: list[int | None] = []
     for path in paths:
         reader = read_capture(path)
-        if not reader.history.acceptance.drafts and not reader.history.acceptance.aggregates:
+        history = reader.history
+        if not history.acceptance.drafts and not history.acceptance.aggregates:
             raise UserError(f"{path} holds no decode steps and no counts: there is nothing to compare")
-        total.merge(reader.history.acceptance)
-        counts_only |= bool(reader.history.acceptance.aggregates) or reader.history.figures_only
-        averages |= next((step.aggregate.averages for step in reader.history.steps[-1:] if step.aggregate), {})
-        told = [step.aggregate for step in reader.history.steps if step.aggregate is not None]
-        intervals += told
-        steps += reader.history.steps
-        requests += [_requests(each) for each in told] or [len(reader.history.requests)]
-        rules |= {part.rule for step in reader.history.steps for part in step.requests}
-        warnings += [*reader.warnings, *filter(None, [reader.history.figures_note])]
-    known, over = [count for count in requests if count is not None], IntervalMeans(intervals)
+        total.merge(history.acceptance)
+        counts_only |= bool(history.acceptance.aggregates) or history.figures_only
+        told = [step.aggregate for step in history.steps if step.aggregate is not None]
+        averages |= told[-1].averages if told and history.steps[-1].aggregate else {}
+        steps += history.steps
+        requests += [1 if each.is_request else each.requests for each in told] or [len(history.requests)]
+        warnings += [*reader.warnings, *filter(None, [history.figures_note])]
+    intervals = tuple(step for step in steps if step.aggregate is not None)
+    rules = {part.rule for step in steps for part in step.requests}
     return CountsSide(
         tuple(map(printable, paths)),
         total,
         tuple(warnings),
         counts_only,
         averages if total.tau is None else {},
-        told=over.told(total),
-        mark=over.mark,
-        length=over.length(total),
-        rate=over.rate(total),
-        requests=sum(known) if len(known) == len(requests) else None,
-        definitions=tuple(dict.fromkeys(line for each in intervals for line in definitions(each))),
-        made_up=made_up(intervals, rules),
-        intervals=tuple(step for step in steps if step.aggregate is not None),
+        requests=None if None in requests else sum(filter(None, requests)),
+        made_up=made_up((step.aggregate for step in intervals if step.aggregate is not None), rules),
+        intervals=intervals,
     )
-
-
-def _requests(aggregate: Aggregate) -> int | None:
-    return 1 if aggregate.is_request else aggregate.requests
-
-
-def _mark(side: CountsSide, name: str) -> str:
-    return side.mark if name == "drafts" else ""
-
-
-def _signed(a: float | None, b: float | None, *, share: bool = False) -> str:
-    if a is None or b is None:
-        return NONE
-    return f"{100 * (b - a):+.1f}%" if share else f"{b - a:+.2f}"

@@ -10,6 +10,7 @@ about B's figure as it is, and counts have no interval either.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from specscope.analyze.compare.result import FIGURES, Estimate, FailCondition
 from specscope.errors import UserError
@@ -19,6 +20,7 @@ from specscope.trace.history.wording import plural
 
 LABEL = "label "  # before the name of a label that groups requests
 GROUPED = f"{TAU} where "
+NO_GROUPS: Mapping[str, Sequence[Estimate]] = MappingProxyType({})
 
 
 def parse(text: str) -> list[Threshold]:
@@ -45,22 +47,19 @@ def named(title: str, figure: Estimate) -> str:
 
 
 def judge(
-    limits: Sequence[Threshold], figures: Sequence[Estimate], groups: Mapping[str, Sequence[Estimate]] | None = None
+    limits: Sequence[Threshold], figures: Sequence[Estimate], groups: Mapping[str, Sequence[Estimate]] = NO_GROUPS
 ) -> list[FailCondition]:
     """The outcome of each limit. Raises UserError where a figure is not known on both sides."""
-    known = {figure.name: figure for figure in figures}
-    for title, each in (groups or {}).items():
-        mine = {figure.name: figure for figure in each}
-        known |= {named(title, figure): figure for figure in each}
-        if title.startswith(LABEL):
-            short_ones = {named(title.removeprefix(LABEL), figure): figure for figure in mine.values()}
-            known = short_ones | known  # a built-in group takes precedence over a label of its name
-    return [_judge(limit, known, groups or {}) for limit in limits]
-
-
-def _judge(limit: Threshold, known: Mapping[str, Estimate], groups: Mapping[str, Sequence[Estimate]]) -> FailCondition:
+    grouped = [(title, figure) for title, each in groups.items() for figure in each]
+    names = [(named(title.removeprefix(LABEL), figure), figure) for title, figure in grouped]
+    names += [(named(title, figure), figure) for title, figure in grouped]  # before a label of the same name
+    names += [(figure.name, figure) for figure in figures]
     # As the table shows it: with the spaces of a label's value made single.
-    figure = next((estimate for name, estimate in known.items() if " ".join(name.split()) == limit.figure), None)
+    known = {" ".join(name.split()): figure for name, figure in names}
+    return [_judge(limit, known.get(limit.figure), groups) for limit in limits]
+
+
+def _judge(limit: Threshold, figure: Estimate | None, groups: Mapping[str, Sequence[Estimate]]) -> FailCondition:
     there = _there(limit.figure, groups) if limit.figure.startswith(GROUPED) else ""
     if not limit.of_change:
         if figure is None or figure.b is None:

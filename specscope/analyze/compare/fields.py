@@ -6,21 +6,17 @@ Each kind of evidence is a Field: how many of those compared differ, how far, an
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, Literal
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from specscope.analyze.compare.align import Aligned, Hashes, mix
-from specscope.analyze.compare.parting import BEYOND, ENTROPY, heat, is_cut
+from specscope.analyze.compare.align import Aligned, Both, ContextRows
+from specscope.analyze.compare.parting import BEYOND, ENTROPY
 from specscope.analyze.compare.result import Field, StepStage, Where
-from specscope.analyze.compare.side import Longs, Side
+from specscope.analyze.compare.side import Hashes, Longs, Side, mix
 from specscope.analyze.conditions import find
 from specscope.analyze.evidence.columns import PRECEDED
-from specscope.analyze.findings import Reference
-from specscope.trace.record.rules import NORM_ROUNDING, looks_ahead
+from specscope.trace.record.rules import NORM_ROUNDING
 from specscope.trace.record.tree import Bools, Doubles, Drawn
 
 FEWEST = 3  # contexts that must differ before they count against a side
@@ -29,112 +25,8 @@ COMMON = 0.05  # of those that are only a little beyond rounding
 EDGE = 0.1  # where top-k, top-p or min-p cut a distribution
 EDGE_NOTE = "top-k, top-p or min-p cut it: rounding decides at the edge"
 FEATURES, FIRST = "what feeds the drafter", "target's first token"
-Both = tuple[Doubles, Doubles]  # of A and B
-
-
-@dataclass(frozen=True)
-class ContextRows:
-    """Where compared values are, on both sides: at steps, at parents, or at tokens (nodes, and final tokens behind)."""
-
-    aligned: Aligned
-    of: Literal["steps", "parents", "tokens", "fed"]
-    at: tuple[Longs, Longs]
-
-    @cached_property
-    def sides(self) -> tuple[Side, Side]:
-        """A and B."""
-        return self.aligned.a, self.aligned.b
-
-    @cached_property
-    def rows(self) -> tuple[Longs, Longs]:
-        """The step of each."""
-        a, b = (self._rows(number)[at] for number, at in enumerate(self.at))
-        return a, b
-
-    def _rows(self, number: int) -> Longs:
-        side = self.sides[number]
-        if self.of == "tokens":
-            return np.concatenate([side.columns.step, self.aligned.drawn[number]])
-        if self.of == "parents":
-            return side.columns.parents.step
-        return np.arange(len(side)) if self.of == "steps" else side.fed_step
-
-    @cached_property
-    def depth(self) -> tuple[Longs, Longs]:
-        """The depth of each token in its tree; of a parent, 0 for the root."""
-        depths = []
-        for side, at, drawn in zip(self.sides, self.at, self.aligned.drawn, strict=True):
-            c = side.columns
-            if self.of == "parents":
-                own = np.zeros(c.rows, np.int64)
-                own[c.own_row] = c.depth
-                depths.append(own[c.parents.row[at]])
-            else:
-                depths.append(np.concatenate([c.depth, c.depth_reached[drawn] + 1])[at])
-        return depths[0], depths[1]
-
-    @cached_property
-    def sibling(self) -> Longs:
-        """The rank of B's among its siblings, from 1; 0 for a final token."""
-        c, drawn = self.sides[1].columns, self.aligned.drawn[1]
-        return np.concatenate([c.sibling + 1, np.zeros(len(drawn), np.int64)])[self.at[1]]
-
-    def hottest(self) -> Doubles:
-        """How much the temperatures magnify a change of the logits, on either side."""
-        return np.maximum(*self.by_request(heat))
-
-    def cut(self) -> Bools:
-        """Where top-k, top-p or min-p cut the distribution, on either side."""
-        return np.logical_or(*self.by_request(is_cut))
-
-    def by_request(self, value: Any) -> Both:  # noqa: ANN401 - a function of SideRequest
-        """A number of the request of each."""
-        a, b = (
-            np.array([float(value(request)) for request in side.requests])[side.request[rows]]
-            for side, rows in zip(self.sides, self.rows, strict=True)
-        )
-        return a, b
-
-    @cached_property
-    def alike(self) -> Bools:
-        """Whether the same parameters shape p on both sides."""
-        return self.aligned.alike[self.sides[0].request[self.rows[0]]]
-
-    @cached_property
-    def exact(self) -> Bools:
-        """Whether parameters and seed are the same."""
-        return self.aligned.exact[self.sides[0].request[self.rows[0]]]
-
-    def column(self, name: str) -> Both:
-        """A column of Columns, TriedParents or Side at these places."""
-        held = [getattr(side.columns.parents if self.of == "parents" else side.columns, name) for side in self.sides]
-        return self.values(held)
-
-    def values(self, held: Sequence[NDArray[Any]]) -> Both:
-        """Whole columns of both sides at these places, as numbers."""
-        a, b = (column[at].astype(np.float64) for column, at in zip(held, self.at, strict=True))
-        return a, b
-
-    def of_steps(self, name: str) -> tuple[NDArray[Any], NDArray[Any]]:
-        """A column over the steps of Side."""
-        a, b = (getattr(side, name)[rows] for side, rows in zip(self.sides, self.rows, strict=True))
-        return a, b
-
-    def reference(self, index: int) -> tuple[Reference, Reference]:
-        """The compared values with this index, to look at."""
-        a, b = (self._reference(number, int(self.at[number][index]), index) for number in (0, 1))
-        return a, b
-
-    def _reference(self, number: int, place: int, index: int) -> Reference:
-        side, row = self.sides[number], int(self.rows[number][index])
-        is_node = self.of == "tokens" and place < len(side.columns.step)
-        node = place - int(side.columns.start[row]) if is_node else None
-        return Reference(side.requests[side.request[row]].id, int(side.index[row]), int(side.step[row]), node)
-
-
-def nodes(aligned: Aligned) -> ContextRows:
-    """The nodes at equal contexts."""
-    return ContextRows(aligned, "tokens", aligned.nodes)
+ALWAYS = ("target p", "coin", "verdict", "outcome")  # listed also where nothing is compared
+BEFORE = np.array(list(map(str, PRECEDED)))
 
 
 def many(count: int, compared: int, rare: float) -> bool:
@@ -184,17 +76,15 @@ def other(
     """
     differ = differ & where
     count, compared = int(differ.sum()), int(where.sum())
-    example = here.reference(int(np.argmax(differ)) if worst is None else worst) if count else None
-    suspect = stage is not None and many(int((differ if far is None else differ & far).sum()), compared, RARE)
     return Field(
         name,
         compared,
         count,
-        None,
-        None,
-        example,
-        _where(here, differ, where) if count else (),
-        suspect,
+        largest=None,
+        tolerance=None,
+        example=here.reference(int(np.argmax(differ)) if worst is None else worst) if count else None,
+        where=_where(here, differ, where) if count else (),
+        suspect=stage is not None and many(int((differ if far is None else differ & far).sum()), compared, RARE),
         judged=stage is not None,
         note=note,
         condition=_condition(here, differ[where], np.flatnonzero(where)) if 0 < count < compared else "",
@@ -204,23 +94,8 @@ def other(
 
 def _condition(here: ContextRows, differ: Bools, chosen: Longs) -> str:
     """The shortest condition that says where it differs, with its counts; "" where chance would find one as good."""
-    side, rows, beside = here.sides[1], here.rows[1][chosen], here.rows[0][chosen]
-    run = side.captures[0].run
-    facts: dict[str, NDArray[Any]] = {
-        "after": np.array(list(map(str, PRECEDED)))[side.preceded[rows]],
-        "requests in the step": side.batch[rows],
-        "requests in the step differ": side.batch[rows] != here.sides[0].batch[beside],
-        "output position": side.place[rows],
-        "context length": side.context[rows],
-        "prefill tokens": side.prefill[rows],
-    }
-    if run is not None:
-        facts["position of the root in its block"] = side.columns.position[rows] % run.block_size
-    if here.of in ("tokens", "parents"):
-        facts["depth"] = here.depth[1][chosen]
-    if here.of == "tokens":
-        facts["sibling"] = here.sibling[chosen]
-    best = find(facts, differ, rows)
+    facts = {name: column[chosen] for name, column in here.facts.items()}
+    best = find(facts | {"after": BEFORE[facts["after"]]}, differ, here.step[1][chosen])
     if best is None:
         return ""
     inside, outside = f"{best.hits_in:,} of {best.total_in:,}", f"{best.hits_out:,} of {best.total_out:,}"
@@ -229,74 +104,63 @@ def _condition(here: ContextRows, differ: Bools, chosen: Longs) -> str:
 
 def _where(here: ContextRows, differ: Bools, where: Bools) -> tuple[Where, ...]:
     """By depth, by rank among siblings, by what came before the step (of B), and by its batch."""
-    rows, side = here.rows[1], here.sides[1]
-    groups: list[tuple[str, Longs]] = [("after", side.preceded[rows]), ("requests in the step", side.batch[rows])]
-    if here.of == "tokens":
-        groups.insert(0, ("sibling", here.sibling))
-    if here.of in ("tokens", "parents"):
-        groups.insert(0, ("depth", here.depth[1]))
     lines = []
-    for group, values in groups:
-        for value in np.unique(values[where]).tolist():
+    for group in ("depth", "sibling", "after", "requests in the step"):
+        values = here.facts.get(group, np.zeros(len(here), np.int64))
+        for value in np.unique(values[where]).tolist() if group in here.facts else ():
             mine = where & (values == value)
-            text = str(PRECEDED[value]) if group == "after" else str(value)
+            text = str(BEFORE[value]) if group == "after" else str(value)
             lines.append(Where(group, text, int(mine.sum()), int((differ & mine).sum())))
     return tuple(lines)
 
 
 def fields(aligned: Aligned, trees: Sequence[Field]) -> list[Field]:
     """What is compared at equal contexts; `trees` among it."""
-    every = [*_target(aligned), *_whole(aligned), *_drafter(aligned), *_decisions(aligned), *trees, *_steps(aligned)]
-    return [field for field in every if field.compared or field.name in ("target p", "coin", "verdict", "outcome")]
+    every = [*_target(aligned), *_drafter(aligned), *_decisions(aligned), *trees, *_steps(aligned)]
+    return [field for field in every if field.compared or field.name in ALWAYS]
 
 
 def _target(aligned: Aligned) -> list[Field]:
-    """p wherever both sides have it. Where the first two tokens are nearly equal, rounding turns a greedy 0 into 1."""
-    sides = aligned.a, aligned.b
-    here = ContextRows(aligned, "tokens", aligned.tokens)
+    """p wherever both sides have it. Where the first two tokens are nearly equal, rounding turns a greedy 0 into 1.
 
-    def known(of_node: str, of_final: str | None) -> Both:
-        held = []
-        for side, drawn in zip(sides, aligned.drawn, strict=True):
-            values = side.columns.p if of_node == "p" else getattr(side, of_node)
-            last = np.full(len(drawn), np.nan) if of_final is None else getattr(side, of_final)[drawn]
-            held.append(np.concatenate([values, last]))
-        return here.values(held)
-
-    p, raw, gap = known("p", "final_whole"), known("raw_p", None), known("gap", "final_gap")
-    tolerance = aligned.tolerance
+    At parents whole distributions, by first token and entropy: also where neither side tried the other's tokens.
+    """
+    here, tolerance, sampling, target = aligned.tokens, aligned.tolerance, StepStage.SAMPLING, StepStage.TARGET
+    ends = list(zip(here.sides, aligned.drawn, strict=True))
+    p = here.values(np.concatenate([side.columns.p, side.final_whole[drawn]]) for side, drawn in ends)
+    raw = here.values(np.concatenate([side.raw_p, np.full(len(drawn), np.nan)]) for side, drawn in ends)
+    gap = here.values(np.concatenate([side.gap, side.final_gap[drawn]]) for side, drawn in ends)
     near = np.minimum(*(np.nan_to_num(values, nan=1.0) for values in gap)) < 2 * tolerance
     if not (aligned.a.has_p and aligned.b.has_p):
         near[:] = True  # nothing is compared then
     # A greedy p without raw probabilities: whether a 0 that became 1 was a near tie cannot be known.
     near |= np.isnan(gap[0]) & np.isnan(gap[1]) & np.isin(p[0], (0, 1)) & np.isin(p[1], (0, 1)) & (p[0] != p[1])
-    where, hot, cut = ~near & here.alike, here.hottest(), here.cut()
-    note, shaped = f"rounding of the dtypes is {tolerance:g}", StepStage.SAMPLING
+    where, wide, note = ~near & here.alike, tolerance * here.hottest, f"rounding of the dtypes is {tolerance:g}"
+    found = [
+        number(here, "target p", sampling, p, where & ~here.cut, wide, note=note),
+        number(here, "target p, cut", sampling, p, where & here.cut, wide, note=EDGE_NOTE, rare=EDGE),
+        number(here, "target p, raw", target, raw, ~np.isnan(raw[0] + raw[1]), tolerance, note=note),
+    ]
+    here = aligned.parents
+    if not len(here):
+        return found
+    first, top_p = first_tokens(here)
+    greedy = np.logical_and(*(choice_p == 1 for choice_p in here.column("columns.parents.choice_p")))
+    entropy, drawn = here.column("columns.parents.entropy"), ~greedy & ~here.cut & here.alike
+    far = ~(np.minimum(*here.column("columns.parents.gap")) < 2 * tolerance)  # both tokens' probabilities move
+    same, note = np.asarray(first[0] == first[1]), "raw; near ties among them"
     return [
-        number(here, "target p", shaped, p, where & ~cut, tolerance * hot, note=note),
-        number(here, "target p, cut", shaped, p, where & cut, tolerance * hot, note=EDGE_NOTE, rare=EDGE),
-        number(here, "target p, raw", StepStage.TARGET, raw, ~np.isnan(raw[0] + raw[1]), tolerance, note=note),
+        *found,
+        number(here, "target p, first token", target, top_p, same, tolerance),
+        number(here, "target entropy", sampling, entropy, drawn, ENTROPY * tolerance * here.hottest),
+        other(here, FIRST, target, ~same, np.ones_like(same), note=note, far=far),
     ]
 
 
-def _whole(aligned: Aligned) -> list[Field]:
-    """Whole distributions: first token and entropy, which compare even where neither side tried the other's tokens."""
-    here = ContextRows(aligned, "parents", aligned.parents)
-    if not len(here.at[0]):
-        return []
-    tolerance = aligned.tolerance
-    top, top_p = ([getattr(side.columns.parents, name)[:, 0] for side in here.sides] for name in ("top", "top_p"))
-    first, choice_p = here.values(top), here.column("choice_p")
-    greedy = (choice_p[0] == 1) & (choice_p[1] == 1)
-    drawn = ~greedy & ~here.cut() & here.alike
-    far = ~(np.minimum(*here.column("gap")) < 2 * tolerance)  # both tokens' probabilities move
-    wide, note = ENTROPY * tolerance * here.hottest(), "raw; near ties among them"
-    same, every = np.asarray(first[0] == first[1], np.bool_), np.ones(len(far), np.bool_)
-    return [
-        number(here, "target p, first token", StepStage.TARGET, here.values(top_p), same, tolerance),
-        number(here, "target entropy", StepStage.SAMPLING, here.column("entropy"), drawn, wide),
-        other(here, FIRST, StepStage.TARGET, ~same, every, note=note, far=far),
-    ]
+def first_tokens(parents: ContextRows) -> tuple[Both, Both]:
+    """The target's likeliest token at parents, and its probability."""
+    held = [side.columns.parents for side in parents.sides]
+    return parents.values(each.top[:, 0] for each in held), parents.values(each.top_p[:, 0] for each in held)
 
 
 def _drafter(aligned: Aligned) -> list[Field]:
@@ -306,41 +170,33 @@ def _drafter(aligned: Aligned) -> list[Field]:
     it, so the same text at another depth may have another probability. A head runs once per level, on its output at
     the level above: its rounding grows with the depth.
     """
-    here, stage = nodes(aligned), StepStage.DRAFTER
-    sampled = np.logical_and(*(values != Drawn.DETERMINISTIC for values in here.column("drawn")))
-    comparable = (here.depth[0] == here.depth[1]) & _same_elders(here) & here.alike
-    tolerance = aligned.tolerance * here.hottest() * here.depth[0]
-    q, prob, cut = here.column("q"), here.column("draft_prob"), here.cut() & sampled
-    known = ~np.isnan(prob[0] + prob[1]) & comparable & ~cut
+    here, stage = aligned.nodes, StepStage.DRAFTER
+    sampled = np.logical_and(*(values != Drawn.DETERMINISTIC for values in here.column("columns.drawn")))
+    elders = [np.where(side.columns.drawn == Drawn.WITHOUT_REPLACEMENT, _elders(side), 0) for side in here.sides]
+    x, y = (each[at] for each, at in zip(elders, here.at, strict=True))
+    comparable = (here.depth[0] == here.depth[1]) & (x == y) & here.alike
+    q, prob, cut = here.column("columns.q"), here.column("columns.draft_prob"), here.cut & sampled
+    known, wide = ~np.isnan(prob[0] + prob[1]) & comparable & ~cut, aligned.tolerance * here.hottest * here.depth[0]
     found = [
         *_features(aligned),
-        number(here, "drafter q", stage, q, sampled & comparable & ~cut, tolerance, note="as sampled from"),
-        number(here, "drafter q, cut", stage, q, comparable & cut, tolerance, note=EDGE_NOTE, rare=EDGE),
-        number(here, "draft p", stage, prob, known, tolerance, note="its own, of the token"),
+        number(here, "drafter q", stage, q, sampled & comparable & ~cut, wide, note="as sampled from"),
+        number(here, "drafter q, cut", stage, q, comparable & cut, wide, note=EDGE_NOTE, rare=EDGE),
+        number(here, "draft p", stage, prob, known, wide, note="its own, of the token"),
     ]
-    above = ContextRows(aligned, "parents", aligned.parents)
-    if len(above.at[0]):
-        entropy, depth = above.column("q_entropy"), above.depth
-        where = (entropy[0] > 0) & (entropy[1] > 0) & (depth[0] == depth[1]) & above.alike & ~above.cut()
-        wide = ENTROPY * aligned.tolerance * above.hottest() * (depth[0] + 1)
-        found.append(number(above, "drafter entropy", stage, entropy, where, wide))
+    here = aligned.parents
+    if len(here):
+        entropy, depth = here.column("columns.parents.q_entropy"), here.depth
+        where = (entropy[0] > 0) & (entropy[1] > 0) & (depth[0] == depth[1]) & here.alike & ~here.cut
+        wide = ENTROPY * aligned.tolerance * here.hottest * (depth[0] + 1)
+        found.append(number(here, "drafter entropy", stage, entropy, where, wide))
     return found
 
 
-def _same_elders(here: ContextRows) -> Bools:
-    """[nodes] whether the same elder siblings were drawn before the node.
+def _elders(side: Side) -> Hashes:
+    """[N] a hash of the tokens of each node's elder siblings, in draw order.
 
     They matter only to a draw without replacement, which is from what they left of q.
     """
-    a, b = (
-        np.where(side.columns.drawn == Drawn.WITHOUT_REPLACEMENT, _elders(side), 0)[at]
-        for side, at in zip(here.sides, here.at, strict=True)
-    )
-    return np.asarray(a == b)
-
-
-def _elders(side: Side) -> Hashes:
-    """[N] a hash of the tokens of each node's elder siblings, in draw order."""
     c = side.columns
     order = np.argsort(c.row, kind="stable")
     each = mix(c.token[order]) * (mix(c.sibling[order]) | np.uint64(1))
@@ -353,9 +209,9 @@ def _elders(side: Side) -> Hashes:
 
 def _features(aligned: Aligned) -> list[Field]:
     """What fed an EAGLE head: the norms of the target's hidden states, row by row, as relative differences."""
-    here = ContextRows(aligned, "fed", aligned.fed)
-    layers = min(side.fed_norms.shape[1] for side in here.sides)
-    a, b = (side.fed_norms[at, :layers] for side, at in zip(here.sides, here.at, strict=True))
+    here, norms = aligned.fed, [side.fed[2] for side in aligned.fed.sides]
+    layers = min(each.shape[1] for each in norms)
+    a, b = here.values(each[:, :layers] for each in norms)
     known = ~np.isnan(a + b)
     if not known.any():
         return []
@@ -369,57 +225,41 @@ def _features(aligned: Aligned) -> list[Field]:
 
 
 def _decisions(aligned: Aligned) -> list[Field]:
-    here = nodes(aligned)
-    a, b = aligned.a, aligned.b
-    rows, coin, outcome = here.rows, here.column("coin"), here.column("outcome")
-    tried = np.logical_and(*(side.columns.tried[at] for side, at in zip((a, b), here.at, strict=True)))
-    judged = tried & ~(a.forced[rows[0]] | b.forced[rows[1]])
-    coins = a.has_coins and b.has_coins
+    """Coins, verdicts and outcomes at nodes that both sides tried."""
+    here, coins = aligned.nodes, aligned.a.has_coins and aligned.b.has_coins
+
+    def same(name: str, within: float = 0.0) -> Bools:
+        a, b = here.column(f"columns.{name}")
+        return np.asarray(np.abs(a - b) <= within)
+
+    coin, tried = here.column("columns.coin"), np.logical_and(*here.column("columns.tried"))
+    judged = tried & ~np.logical_or(*here.of_steps("forced"))
     # A coin belongs to a position and a node's number in its tree: it is the same where these are.
-    positions = [side.columns.position[row] for side, row in zip((a, b), rows, strict=True)]
-    numbers = here.column("node")
-    same_coin = here.exact & coins & (positions[0] == positions[1]) & (numbers[0] == numbers[1])
-    equal = judged & coins & (np.abs(coin[0] - coin[1]) <= 1e-12) & _same_below(here)
-    for x, y in (here.column("p_trial"), here.column("q_trial")):
-        equal &= np.abs(x - y) <= 1e-7
-    differ, of_coin = outcome[0] != outcome[1], "of the same seed, position and number in the tree"
+    position = np.equal(*here.of_steps("columns.position"))
+    same_coin = tried & here.exact & coins & position & same("node")
+    equal = judged & coins & same("coin", 1e-12) & same("p_trial", 1e-7) & same("q_trial", 1e-7)
+    # Where the rule judges what is drafted below a node first, that must be the same too.
+    equal &= np.equal(*here.of_steps("tree")) | ~np.logical_or(*here.of_steps("ahead"))
+    of_coin, differ = "of the same seed, position and number in the tree", ~same("outcome")
     return [
-        number(here, "coin", StepStage.COINS, coin, same_coin & tried, 1e-12, note=of_coin),
+        number(here, "coin", StepStage.COINS, coin, same_coin, 1e-12, note=of_coin),
         other(here, "verdict", StepStage.VERDICT, differ, equal, note="p, q and coin are the same there"),
         other(here, "outcome", None, differ, judged, note="follows from p, q, coin and verdict"),
     ]
 
 
-def _same_below(here: ContextRows) -> Bools:
-    """[nodes] False where the rule judges what is drafted below a node first, and that is not the same."""
-    ahead, trees = [], []
-    for side, rows in zip(here.sides, here.rows, strict=True):
-        ahead.append(np.array(list(map(looks_ahead, side.rules)), np.bool_)[rows])
-        trees.append(tree_hash(side)[rows])
-    return np.asarray(~(ahead[0] | ahead[1]) | (trees[0] == trees[1]))
-
-
-def tree_hash(side: Side) -> Hashes:
-    """[S] a hash of the tokens and the shape of each step's tree, in draw order."""
-    c = side.columns
-    each = mix((c.token << 20) ^ ((c.parent + 1) << 9) ^ c.node)
-    out = np.zeros(len(side), np.uint64)
-    np.add.at(out, c.step, each * (mix(c.node) | np.uint64(1)))
-    return out
-
-
 def _steps(aligned: Aligned) -> list[Field]:
     """Whole steps: what follows from all that was judged before, and the load."""
-    here = ContextRows(aligned, "steps", aligned.steps)
-    every = np.ones(len(here.at[0]), np.bool_)
-    trees = [tree_hash(side)[at] for side, at in zip(here.sides, here.at, strict=True)]
-    same, depth, final = trees[0] == trees[1], here.column("depth_reached"), here.column("final")
+    here = aligned.steps
+    same, depth = np.equal(*here.of_steps("tree")), np.equal(*here.of_steps("columns.depth_reached"))
+    final, every = np.equal(*here.of_steps("columns.final")), np.ones(len(here), np.bool_)
     follows = "same tree; follows from the verdicts", "same tree, as many accepted; follows from p and coin"
-    found = [
-        other(here, "accepted tokens", None, depth[0] != depth[1], same, note=follows[0]),
-        other(here, "final token", None, final[0] != final[1], same & (depth[0] == depth[1]), note=follows[1]),
+    load = (("batch", "requests in step"), ("prefill", "prefill tokens"), ("context", "cached tokens"))
+    return [
+        other(here, "accepted tokens", None, ~depth, same, note=follows[0]),
+        other(here, "final token", None, ~final, same & depth, note=follows[1]),
+        *(
+            other(here, says, None, np.not_equal(*here.of_steps(name)), every, note="load: not judged")
+            for name, says in load
+        ),
     ]
-    for name, says in (("batch", "requests in step"), ("prefill", "prefill tokens"), ("context", "cached tokens")):
-        x, y = here.of_steps(name)
-        found.append(other(here, says, None, x != y, every, note="load: not judged"))
-    return found

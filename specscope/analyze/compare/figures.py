@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specscope.analyze.compare.align import Matched
-from specscope.analyze.compare.bootstrap import Ratio, estimates, marked, measured
+from specscope.analyze.compare.bootstrap import Ratio, marked, measured
 from specscope.analyze.compare.failif import LABEL
 from specscope.analyze.compare.result import (
     LOOPS,
@@ -26,7 +26,6 @@ from specscope.analyze.compare.result import (
 from specscope.analyze.compare.side import Longs, Side
 from specscope.analyze.evidence.columns import KINDS, PRECEDED
 from specscope.trace.history.conditions import RATE, TAU, depth_rate
-from specscope.trace.record.notes import SOURCES
 from specscope.trace.record.records import FinalKind
 from specscope.trace.record.rules import sound
 from specscope.trace.record.tree import Bools, Doubles
@@ -38,12 +37,17 @@ BINS = 10
 # tau is the primary figure: it is judged by the interval that is shown, which gives a false alarm in 1 of 20 runs. So
 # that the others add little to that, all other figures together are allowed 1 in 100, and all groups together as well.
 ALPHA = 0.01
+ONE_MORE = (TAU, WITHOUT_LOOPS)  # a draft gives what was accepted of it, and one token more
+NUMBERS = (*ONE_MORE, PER_STEP, Q_ABOVE, Q_ERROR)  # the other figures are shares
+UNJUDGED = (LOOPS, WITHOUT_LOOPS)  # named beside a difference in tau: rounding alone can make a text loop
+BONUS = KINDS.index(FinalKind.BONUS)
 # Lower ends of ranges: groups that are made where a condition of --fail-if names them
 RANGES = {
     "output position": ("place", (0, 16, 64, 256, 1024, 4096)),
     "context length": ("context", (0, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768)),
     "requests in the step": ("batch", (1, 2, 4, 8, 16, 32, 64, 128)),
 }
+Sums = tuple[Doubles, Doubles]  # [clusters] above and below the line
 
 
 @dataclass(frozen=True)
@@ -54,10 +58,12 @@ class Counts:
     cluster: Longs  # [S]
     clusters: int
 
-    def total(self, values: NDArray[Any], steps: NDArray[np.integer] | None = None) -> Doubles:
-        """[clusters] the sum of a value by step, or of a value at these steps."""
+    def sums(self, top: NDArray[Any], bottom: NDArray[Any], steps: Longs | None = None) -> Sums:
+        """Of what is by step, or of what is at these steps; `top` counts where there is something below it."""
         cluster = self.cluster if steps is None else self.cluster[steps]
-        return np.bincount(cluster, values.astype(np.float64), self.clusters).astype(np.float64)
+        every = np.where(bottom > 0, top, 0), bottom
+        above, below = (np.bincount(cluster, each.astype(np.float64), self.clusters) for each in every)
+        return above.astype(np.float64), below.astype(np.float64)
 
 
 def clustered(a: Side, b: Side, pairs: Matched) -> tuple[Counts, Counts]:
@@ -75,78 +81,51 @@ def clustered(a: Side, b: Side, pairs: Matched) -> tuple[Counts, Counts]:
 
 
 def figures(a: Counts, b: Counts) -> list[Estimate]:
-    """Acceptance length, rate, by depth, tokens per step, and the calibration of q."""
-    both, sides = (a, b), (a.side, b.side)
-    columns = [side.columns for side in sides]
-    drafts, accepted = ([side.drafts for side in sides], [c.depth_reached for c in columns])
-    ratios = [
-        _ratio(TAU, both, accepted, drafts, 1.0),
-        _ratio(RATE, both, accepted, [np.diff(c.start) for c in columns], percent=True),
-    ]
-    deepest = min(int(c.tree_depth.max(initial=0)) for c in columns)
-    for depth in range(1, min(deepest, DEEPEST) + 1):
-        here = [c.tree_depth >= depth for c in columns]
-        if min(int(side.sum()) for side in here) < FEWEST_DRAFTS:
-            break
-        ratios.append(_ratio(depth_rate(depth), both, [got >= depth for got in accepted], here, percent=True))
-    bonus = [(c.kind == KINDS.index(FinalKind.BONUS)) & side.drafts for c, side in zip(columns, sides, strict=True)]
-    every = [np.ones(len(side), np.bool_) for side in sides]
-    ratios += [
-        _ratio(PER_STEP, both, [side.emitted for side in sides], every),
-        _ratio(WHOLE_PATHS, both, bonus, drafts, percent=True),
-        *_looped(both),
-        *_by_source(both),
-        *_calibrated(both),
-    ]
-    known = measured([ratio for ratio in ratios if all(side.sum() for side in ratio.bottom)], a.clusters)
-    apart = (TAU, LOOPS, WITHOUT_LOOPS)
-    tau = [replace(estimate, significant=estimate.nonzero) for estimate in known if estimate.name == TAU]
-    unjudged = [estimate for estimate in known if estimate.name in (LOOPS, WITHOUT_LOOPS)]
-    return [*tau, *unjudged, *marked([estimate for estimate in known if estimate.name not in apart], ALPHA)]
-
-
-def _looped(both: tuple[Counts, Counts]) -> list[Ratio]:
-    """How much of the output lies in loops, and the acceptance length of the other steps; nothing without loops.
-
-    They are named beside a difference in tau, and not judged: rounding alone can make a text loop.
-    """
-    sides = [c.side for c in both]
-    emitted, looped = [side.emitted for side in sides], [side.looped for side in sides]
-    if not any(tokens.any() for tokens in looped) or not all(side.tells_tokens for side in sides):
-        return []
-    left = [side.drafts & ~((side.looped == side.emitted) & (side.emitted > 0)) for side in sides]
-    return [
-        _ratio(LOOPS, both, looped, emitted, percent=True),
-        _ratio(WITHOUT_LOOPS, both, [side.columns.depth_reached for side in sides], left, 1.0),
-    ]
-
-
-def _by_source(both: tuple[Counts, Counts]) -> list[Ratio]:
-    """Where text lookup drafts beside a model: the share of what each of them drafted that was accepted."""
+    """Acceptance length, rate, by depth and by who drafted, tokens per step, loops, and the calibration of q."""
+    deepest = min(DEEPEST, *(int(of.side.columns.tree_depth.max(initial=0)) for of in (a, b)))
+    rates = [depth_rate(depth) for depth in range(1, deepest + 1)]
+    first, second = (_sums(of, rates) for of in (a, b))
+    looped = sum(float(each[LOOPS][0].sum()) for each in (first, second))
+    left_out = () if looped and a.side.tells_tokens and b.side.tells_tokens else UNJUDGED
     ratios = []
-    for number, name in enumerate(SOURCES):
-        sums = []
-        for count in both:
-            c = count.side.columns
-            drafted = c.source == number
-            sums.append((count.total(drafted & c.accepted, c.step), count.total(drafted, c.step)))
-        (top_a, below_a), (top_b, below_b) = sums
-        ratios.append(Ratio(RATES_FROM[name], (top_a, top_b), (below_a, below_b), percent=True))
-    return ratios
+    for name, (top, bottom) in first.items():
+        fewest = FEWEST_DRAFTS if name in rates else 1
+        if name not in left_out and min(bottom.sum(), second[name][1].sum()) >= fewest:
+            ratios.append(_ratio(name, (top, bottom), second[name]))
+    known = measured(ratios, a.clusters)
+    tau = [replace(estimate, significant=estimate.nonzero) for estimate in known if estimate.name == TAU]
+    unjudged = [estimate for estimate in known if estimate.name in UNJUDGED]
+    others = [estimate for estimate in known if estimate.name not in (TAU, *UNJUDGED)]
+    return [*tau, *unjudged, *marked(others, ALPHA)]
 
 
-def _ratio(
-    name: str,
-    both: tuple[Counts, Counts],
-    top: Sequence[NDArray[Any]],
-    bottom: Sequence[NDArray[Any]],
-    offset: float = 0.0,
-    *,
-    percent: bool = False,
-) -> Ratio:
-    above = [c.total(np.where(bottom[index] > 0, top[index], 0)) for index, c in enumerate(both)]
-    below = [c.total(bottom[index]) for index, c in enumerate(both)]
-    return Ratio(name, (above[0], above[1]), (below[0], below[1]), percent, offset)
+def _sums(of: Counts, rates: Sequence[str]) -> dict[str, Sums]:
+    """The sums of each figure of a side. `rates`: those by depth."""
+    side, c = of.side, of.side.columns
+    accepted, drafts, depth = c.depth_reached, side.drafts, c.tree_depth
+    new_text = drafts & ~((side.looped == side.emitted) & (side.emitted > 0))
+    tried, q, got = tried_first(side)
+    sources = {name: c.source == number for number, name in enumerate(RATES_FROM.values())}
+    return {
+        TAU: of.sums(accepted, drafts),
+        RATE: of.sums(accepted, np.diff(c.start)),
+        **{name: of.sums(accepted >= at, depth >= at) for at, name in enumerate(rates, 1)},
+        PER_STEP: of.sums(side.emitted, np.ones(len(side))),
+        WHOLE_PATHS: of.sums(c.kind == BONUS, drafts),
+        LOOPS: of.sums(side.looped, side.emitted),
+        WITHOUT_LOOPS: of.sums(accepted, new_text),
+        **{name: of.sums(c.accepted, drafted, c.step) for name, drafted in sources.items()},
+        Q_ABOVE: of.sums(q - got, np.ones(len(q)), c.step[tried]),
+        Q_ERROR: of.sums((q - got) ** 2, np.ones(len(q)), c.step[tried]),
+    }
+
+
+def _ratio(name: str, a: Sums, b: Sums, figure: str = "") -> Ratio:
+    """`figure`: the one that it is of, where it is called otherwise."""
+    figure = figure or name
+    return Ratio(
+        name, (a[0], b[0]), (a[1], b[1]), figure not in NUMBERS, float(figure in ONE_MORE), signed=figure == Q_ABOVE
+    )
 
 
 def believed(side: Side) -> NDArray[np.floating]:
@@ -154,39 +133,22 @@ def believed(side: Side) -> NDArray[np.floating]:
     return sound(np.where(side.columns.sampled, side.columns.q, side.columns.draft_prob))
 
 
-def _tried(side: Side) -> tuple[Bools, Doubles, Bools]:
+def tried_first(side: Side) -> tuple[Bools, Doubles, Bools]:
     """[N] first siblings that were tried, whose q is as drawn; and of these q, and whether each was accepted."""
     c, q = side.columns, believed(side)
     known = c.tried & ~np.isnan(q) & (c.sibling == 0)
     return known, q[known], c.accepted[known]
 
 
-def _calibrated(both: tuple[Counts, Counts]) -> list[Ratio]:
-    """How far q exceeds acceptance, and its squared error."""
-    above, error, below = [], [], []
-    for count in both:
-        known, q, accepted = _tried(count.side)
-        rows = count.side.columns.step[known]
-        above.append(count.total(q - accepted, rows))
-        error.append(count.total((q - accepted) ** 2, rows))
-        below.append(count.total(np.ones(len(rows)), rows))
-    bottom = below[0], below[1]
-    return [Ratio(Q_ABOVE, (above[0], above[1]), bottom, signed=True), Ratio(Q_ERROR, (error[0], error[1]), bottom)]
-
-
 def calibration(a: Side, b: Side) -> list[CalibrationBin]:
     """First siblings that were tried, by their q."""
-    columns = []
-    for side in (a, b):
-        _, q, accepted = _tried(side)
-        bins = np.minimum((q * BINS).astype(np.int64), BINS - 1)
-        mine = [bins == number for number in range(BINS)]
-        columns.append([(int(here.sum()), _mean(q[here]), _mean(accepted[here])) for here in mine])
-    return [
-        CalibrationBin(number / BINS, (number + 1) / BINS, (n, m), (q, r), (got, have))
-        for number, ((n, q, got), (m, r, have)) in enumerate(zip(*columns, strict=True))
-        if n or m
-    ]
+    bins = []
+    tried = [(q, got, np.minimum((q * BINS).astype(np.int64), BINS - 1)) for _, q, got in map(tried_first, (a, b))]
+    for number in range(BINS):
+        here = [(q[mine == number], got[mine == number]) for q, got, mine in tried]
+        n, q, got = zip(*((len(q), _mean(q), _mean(got)) for q, got in here), strict=True)
+        bins += [CalibrationBin(number / BINS, (number + 1) / BINS, n, q, got)] if any(n) else []
+    return bins
 
 
 def _mean(values: NDArray[Any]) -> float | None:
@@ -195,49 +157,44 @@ def _mean(values: NDArray[Any]) -> float | None:
 
 def groups(a: Counts, b: Counts, asked: Collection[str] = ()) -> dict[str, tuple[Estimate, ...]]:
     """The acceptance length by label and by what came before, and by what is asked for; one Holm's correction."""
-    both = (a, b)
     ratios: list[tuple[str, Ratio]] = []
-    for title, names, of in _groupings((a.side, b.side), asked):
-        rows = [
-            [c.side.drafts & (mine == value) for c, mine in zip(both, of, strict=True)] for value in range(len(names))
-        ]
-        enough = [value for value, here in enumerate(rows) if min(int(side.sum()) for side in here) >= FEWEST_DRAFTS]
-        for value in enough if len(enough) > 1 else ():  # a single value repeats the overall figures
-            accepted = [c.side.columns.depth_reached for c in both]
-            ratios.append((title, _ratio(names[value], both, accepted, rows[value], 1.0)))
+    for title, (names, *of) in _groupings((a.side, b.side), asked).items():
+        found = []
+        for value, name in enumerate(names):
+            sums = [
+                each.sums(each.side.columns.depth_reached, each.side.drafts & (mine == value))
+                for each, mine in zip((a, b), of, strict=True)
+            ]
+            if min(bottom.sum() for _, bottom in sums) >= FEWEST_DRAFTS:
+                found.append((title, _ratio(name, sums[0], sums[1], TAU)))
+        ratios += found if len(found) > 1 else []  # a single value repeats the overall figures
     by_title: dict[str, tuple[Estimate, ...]] = {}
-    of_groups = estimates([ratio for _, ratio in ratios], a.clusters, ALPHA)
+    of_groups = marked(measured([ratio for _, ratio in ratios], a.clusters), ALPHA)
     for (title, _), estimate in zip(ratios, of_groups, strict=True):
         by_title[title] = (*by_title.get(title, ()), estimate)
     return by_title
 
 
-Grouping = tuple[str, list[str], list[Longs]]  # title, names of the values, the value of each step by side
+Grouping = tuple[list[str], Longs, Longs]  # names of the values, and the value of each step of A and of B
 
 
-def _groupings(sides: tuple[Side, Side], asked: Collection[str]) -> list[Grouping]:
-    groupings = _labels(sides)
+def _groupings(sides: tuple[Side, Side], asked: Collection[str]) -> dict[str, Grouping]:
+    """Each by its title."""
+    infos = [[request.info for request in side.requests] for side in sides]
+    groupings: dict[str, Grouping] = {}
+    for label in sorted({name for side in infos for info in side if info is not None for name in info.labels}):
+        told = [["" if info is None else str(info.labels.get(label, "")) for info in side] for side in infos]
+        values = sorted(set(told[0]) & set(told[1]) - {""})
+        if 0 < len(values) <= MOST_VALUES:
+            number = {value: index for index, value in enumerate(values)}
+            first, second = (np.array([number.get(value, -1) for value in each], np.int64) for each in told)
+            groupings[f"{LABEL}{label}"] = values, first[sides[0].request], second[sides[1].request]
     for title, (name, edges) in RANGES.items():
         if title in asked:
             names = [
                 f"{low:,}" if high == low + 1 else f"{low:,}+" if high is None else f"{low:,} to {high - 1:,}"
                 for low, high in zip(edges, [*edges[1:], None], strict=True)
             ]
-            of = [np.searchsorted(np.array(edges), getattr(side, name), "right") - 1 for side in sides]
-            groupings.append((title, names, of))
-    return [*groupings, ("after", list(map(str, PRECEDED)), [side.preceded for side in sides])]
-
-
-def _labels(sides: tuple[Side, Side]) -> list[Grouping]:
-    infos = [[request.info for request in side.requests] for side in sides]
-    names = sorted({name for side in infos for info in side if info is not None for name in info.labels})
-    groupings: list[Grouping] = []
-    for name in names:
-        of = [["" if info is None else str(info.labels.get(name, "")) for info in side] for side in infos]
-        values = sorted(set(of[0]) & set(of[1]) - {""})
-        if 0 < len(values) <= MOST_VALUES:
-            number = {value: index for index, value in enumerate(values)}
-            by_request = [np.array([number.get(value, -1) for value in side], np.int64) for side in of]
-            steps = [mine[side.request] for mine, side in zip(by_request, sides, strict=True)]
-            groupings.append((f"{LABEL}{name}", values, steps))
-    return groupings
+            first, second = (np.searchsorted(np.array(edges), getattr(side, name), "right") - 1 for side in sides)
+            groupings[title] = names, first, second
+    return {**groupings, "after": (list(map(str, PRECEDED)), sides[0].preceded, sides[1].preceded)}

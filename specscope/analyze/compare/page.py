@@ -1,30 +1,56 @@
-"""A comparison as one HTML page that needs nothing else."""
+"""A comparison in the terminal, and as one HTML page that needs nothing else."""
 
 from __future__ import annotations
 
+from rich.console import Console
+from rich.text import Text
+
 from specscope.analyze.compare import tables
-from specscope.analyze.compare.result import Comparison
+from specscope.analyze.compare.result import Comparison, Sameness
+from specscope.analyze.text import header_block, table_block
 from specscope.errors import UserError
 from specscope.trace.record.vocabulary import printable
+
+STYLES = {Sameness.SAME: "bold green", Sameness.DIFFERENT: "bold red"}
+
+
+def render_text(comparison: Comparison, console: Console) -> None:
+    """Print it. Text of models and users is never read as markup, and holds no control characters."""
+    console.print(header_block(tables.header(comparison)))
+    for warning in _warnings(comparison):
+        console.print(Text(f"! {warning}", style="yellow"))
+    console.print()
+    console.print(Text(f"{comparison.summary}", style=STYLES.get(comparison.answer, "bold yellow")))
+    console.print(Text(printable(comparison.headline), style="bold"))
+    for reason in comparison.reasons:
+        console.print(Text(f"  • {printable(reason)}"))
+    for line in comparison.missing:
+        console.print(Text(f"  – {printable(line)}", style="dim"))
+    for table in tables.tables(comparison):
+        console.print(table_block(table))
+
+
+def _warnings(comparison: Comparison) -> list[str]:
+    sides = (("A", comparison.a), ("B", comparison.b))
+    return [f"{name}: {printable(line)}" for name, side in sides for line in side.warnings]
 
 
 def render_html(comparison: Comparison) -> str:
     """The page. All text of models and users is escaped. Raises UserError where matplotlib is not installed."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-    from markupsafe import Markup
-
     try:
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+        from markupsafe import Markup
+
         from specscope.analyze.compare.plots import plots
     except ImportError as error:
-        raise UserError(f"the HTML page needs {error.name}: pip install 'specscope[html]'") from error
+        raise UserError(f"--html needs {error.name}: pip install 'specscope[html]'") from error
     environment = Environment(
         loader=PackageLoader("specscope", "analyze"), autoescape=True, undefined=StrictUndefined, trim_blocks=False
     )
-    sides = (("A", comparison.a), ("B", comparison.b))
     return environment.get_template("compare.html.j2").render(
         title=printable(" / ".join([*comparison.a.sources[:1], *comparison.b.sources[:1]])),
         header=[(name, printable(value)) for name, value in tables.header(comparison)],
-        warnings=[f"{name}: {printable(line)}" for name, side in sides for line in side.warnings],
+        warnings=_warnings(comparison),
         answer=comparison.answer.name.lower(),
         summary=printable(comparison.summary),
         reasons=[printable(line) for line in comparison.reasons],

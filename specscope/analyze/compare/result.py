@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -53,53 +54,41 @@ class PairedBy(StrEnum):
 
 
 class PartingCause(StrEnum):
-    """Why two outputs part. The first that applies."""
+    """Why two outputs part: the first that applies, with the stage where it enters and a sentence.
 
-    PARAMETERS = "parameters"
-    END = "end"  # one is the beginning of the other
-    SEED = "seed"
-    ROUNDING = "rounding"
-    TARGET = "target"  # other probabilities of the target
-    CUT = "cut"  # the same raw ones, and other tokens were left by top-k, top-p or min-p
-    CHOICE = "choice"  # greedy: another first choice; how near the second came is not recorded
-    DRAFTER = "drafter"  # the same token with another q
-    DRAFTS = "drafts"  # other tokens were tried, or steps began elsewhere: sampling then uses other coins
-    COIN = "coin"
-    RULE = "rule"  # of verification: the same p, q and coins give other outcomes
-    VERDICT = "verdict"  # all of it is the same, and another outcome
-    UNKNOWN = "not known"
+    Those that are `suspect` no seed, no text and no rounding explains; those that are `harmless` are to be expected.
+    """
 
+    stage: StepStage | None
+    about: str
+    suspect: bool
+    harmless: bool
 
-ABOUT = {
-    PartingCause.PARAMETERS: "the sampling parameters differ",
-    PartingCause.END: "one output ends where the other goes on",
-    PartingCause.SEED: "the seeds differ",
-    PartingCause.ROUNDING: "at a near tie: rounding alone explains it",
-    PartingCause.TARGET: "the target's probabilities differ at the same context",
-    PartingCause.CUT: "top-k, top-p or min-p left other tokens: rounding at the edge, or another rule",
-    PartingCause.CHOICE: "the target chose another token; whether at a near tie is not recorded",
-    PartingCause.DRAFTER: "the drafter's q differs at the same context",
-    PartingCause.DRAFTS: "other tokens were drafted, so sampling used other coins",
-    PartingCause.COIN: "the coins differ, though seed and position are the same",
-    PartingCause.RULE: "another rule of verification: the same p, q and coins decide otherwise",
-    PartingCause.VERDICT: "p, q and coin are the same, and the verdict is another",
-    PartingCause.UNKNOWN: "the captures do not say why",
-}
-SUSPECT = (
-    PartingCause.TARGET,
-    PartingCause.DRAFTER,
-    PartingCause.COIN,
-    PartingCause.VERDICT,
-)  # no seed, no text and no rounding explains these
-EXACT = (PartingCause.COIN,)  # no rounding could: one pair is enough
-HARMLESS = (
-    PartingCause.PARAMETERS,
-    PartingCause.END,
-    PartingCause.SEED,
-    PartingCause.ROUNDING,
-    PartingCause.DRAFTS,
-    PartingCause.RULE,
-)  # to be expected
+    def __new__(cls, word: str, stage: StepStage | None, about: str, kind: str = "") -> PartingCause:
+        """`kind`: suspect, harmless, or neither."""
+        made = str.__new__(cls, word)
+        made._value_, made.stage, made.about = word, stage, about
+        made.suspect, made.harmless = kind == "suspect", kind == "harmless"
+        return made
+
+    PARAMETERS = "parameters", StepStage.SAMPLING, "the sampling parameters differ", "harmless"
+    END = "end", None, "one output ends where the other goes on", "harmless"
+    SEED = "seed", None, "the seeds differ", "harmless"
+    ROUNDING = "rounding", None, "at a near tie: rounding alone explains it", "harmless"
+    TARGET = "target", StepStage.TARGET, "the target's probabilities differ at the same context", "suspect"
+    CUT = "cut", None, "top-k, top-p or min-p left other tokens: rounding at the edge, or another rule"
+    CHOICE = "choice", None, "the target chose another token; whether at a near tie is not recorded"
+    DRAFTER = "drafter", StepStage.DRAFTER, "the drafter's q differs at the same context", "suspect"
+    DRAFTS = "drafts", None, "other tokens were drafted, so sampling used other coins", "harmless"
+    COIN = "coin", StepStage.COINS, "the coins differ, though seed and position are the same", "suspect"
+    RULE = (
+        "rule",
+        StepStage.COINS,
+        "another rule of verification: the same p, q and coins decide otherwise",
+        "harmless",
+    )
+    VERDICT = "verdict", StepStage.VERDICT, "p, q and coin are the same, and the verdict is another", "suspect"
+    UNKNOWN = "not known", None, "the captures do not say why"
 
 
 @dataclass(frozen=True)
@@ -147,6 +136,11 @@ class Half:
     rule: str = "standard"  # of verification
     drafted: tuple[tuple[int, int], ...] = ()  # (token, parent) of all nodes of the step
 
+    @property
+    def tried(self) -> list[Decision]:
+        """Without that on the final token."""
+        return [decision for decision in self.decisions if decision.node is not None]
+
 
 @dataclass(frozen=True)
 class Parting:
@@ -178,6 +172,11 @@ class Pair:
     def same(self) -> bool:
         """Whether the outputs are the same."""
         return self.parting is None
+
+    @property
+    def causes(self) -> list[PartingCause]:
+        """Of its first differing decision and of where its outputs part."""
+        return [parting.cause for parting in (self.first, self.parting) if parting is not None]
 
 
 @dataclass(frozen=True)
@@ -282,8 +281,8 @@ class Comparison:
 
     a: SideFacts
     b: SideFacts
-    answer: Sameness
-    summary: str  # the verdict in a sentence
+    answer: Sameness  # this and the next three are the verdict's
+    summary: str  # it in a sentence
     headline: str  # the acceptance length of both sides, its change and interval
     reasons: tuple[str, ...]  # what speaks for it, the strongest first
     differences: tuple[Difference, ...]
@@ -306,11 +305,13 @@ class Comparison:
     @property
     def partings(self) -> dict[PartingCause, int]:
         """How many pairs part, by cause, the most frequent first."""
-        counts: dict[PartingCause, int] = {}
-        for pair in self.pairs:
-            if pair.parting is not None:
-                counts[pair.parting.cause] = counts.get(pair.parting.cause, 0) + 1
-        return dict(sorted(counts.items(), key=lambda item: -item[1]))
+        return dict(Counter(pair.parting.cause for pair in self.pairs if pair.parting is not None).most_common())
+
+    @property
+    def exit_code(self) -> int:
+        """1 where something differs beyond error and not as configured, else 0; --fail-if alone decides."""
+        hit = any(condition.hit for condition in self.conditions)
+        return int(hit if self.conditions else self.answer is Sameness.DIFFERENT)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

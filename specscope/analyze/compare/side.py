@@ -1,11 +1,19 @@
-"""A side of a comparison: the decode steps of its captures as one set of columns, those of a request together."""
+"""A side of a comparison: the decode steps of its captures as one set of columns, those of a request together.
+
+Large captures are read in processes of their own, one for each processor.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,16 +22,36 @@ from specscope.analyze.evidence.arrays import joined as gathered
 from specscope.analyze.evidence.arrays import lengths, numbers, padded, widths, words
 from specscope.analyze.evidence.columns import KINDS, PRECEDED, Columns
 from specscope.analyze.evidence.visits import Visit, visits
+from specscope.errors import UserError
+from specscope.interrupt import ignore_terminal
+from specscope.lifetime import end_with_parent
 from specscope.trace.history.history import History, RequestHistory
 from specscope.trace.history.loops import in_loops, step_sums
 from specscope.trace.record.notes import model_part, text_part
+from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import FinalKind, RequestInfo, RequestStep, RunInfo
+from specscope.trace.record.rules import looks_ahead
 from specscope.trace.record.tree import Bools, Doubles
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.run.packed import Picked
+from specscope.trace.wire.reading import read_capture
 
+T = TypeVar("T")
 Longs = NDArray[np.int64]
+Hashes = NDArray[np.uint64]
+_ODD = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 OTHERS = "other requests"  # MethodNotes.match_source
+LARGE = 16 * 2**20  # bytes: a smaller file is read sooner than a process starts
+Progress = Callable[[float], None]
+RECOVERED = KINDS.index(FinalKind.RECOVERED)
+
+
+def mix(values: NDArray[np.integer]) -> Hashes:
+    """Numbers hashed to well spread 64-bit ones (splitmix64)."""
+    x = values.astype(np.uint64) + _ODD[0]
+    x = (x ^ (x >> np.uint64(30))) * _ODD[1]
+    x = (x ^ (x >> np.uint64(27))) * _ODD[2]
+    return x ^ (x >> np.uint64(31))
 
 
 @dataclass
@@ -38,6 +66,37 @@ class SideRequest:
     count: int
     capture: int = 0  # its place in Side.captures
 
+    @property
+    def params(self) -> SamplingParams | None:
+        """None where they are not known."""
+        return None if self.info is None else self.info.params
+
+    @property
+    def text(self) -> str:
+        """Its prompt."""
+        return "" if self.info is None else self.info.prompt.strip()
+
+    @property
+    def title(self) -> str:
+        """The last chat message; "" where the prompt was no conversation."""
+        return "" if self.info is None else self.info.title
+
+    @property
+    def greedy(self) -> bool:
+        """Whether nothing is left to chance, as far as is known."""
+        return self.params is None or self.params.greedy
+
+    @property
+    def heat(self) -> float:
+        """How much the temperature magnifies a change of the logits; 1 from temperature 1 on."""
+        return 1.0 if self.params is None or self.params.greedy else max(1.0, 1 / self.params.temperature)
+
+    @property
+    def cut(self) -> bool:
+        """Whether top-k, top-p or min-p cut the target's distribution: at the edge, rounding decides what stays."""
+        p = self.params
+        return p is not None and (p.top_k > 0 or p.top_p < 1 or p.min_p > 0)
+
 
 @dataclass
 class Capture:
@@ -50,9 +109,14 @@ class Capture:
     prefills: int = 0  # requests' steps that fed tokens of a prompt
 
 
+def _laid(make: Callable[[Side], T]) -> cached_property[T]:
+    """A column, laid out when it is first asked for."""
+    return cached_property(make)
+
+
 def _of_steps(name: str) -> cached_property[Longs]:
-    """[S] a number of RequestStep, gathered when it is first asked for."""
-    return cached_property(lambda side: numbers(side.columns.picked, "", name).astype(np.int64))
+    """[S] a number of RequestStep, likewise."""
+    return _laid(lambda side: numbers(side.columns.picked, "", name).astype(np.int64))
 
 
 @dataclass
@@ -123,99 +187,73 @@ class Side:
         """The output of a request."""
         return self.columns.output[self.begins[request.first] : self.begins[request.first + request.count]]
 
-    # [S]
-
-    @cached_property
-    def drafts(self) -> Bools:
-        """Whether anything was drafted."""
-        return np.diff(self.columns.start) > 0
-
-    @cached_property
-    def forced(self) -> Bools:
-        """Whether an outcome or the final token was forced."""
-        return lengths(self.columns.picked, "verdict", "forced") > 0
-
-    @cached_property
-    def rules(self) -> list[str]:
-        """Of verification."""
-        return words(self.columns.picked, "verdict", "rule")
+    # [S] whether anything was drafted; whether an outcome or the final token was forced; the rule of verification, and
+    # whether it judges what is drafted below a node first
+    drafts = _laid(lambda side: np.diff(side.columns.start) > 0)
+    forced = _laid(lambda side: lengths(side.columns.picked, "verdict", "forced") > 0)
+    rules = _laid(lambda side: words(side.columns.picked, "verdict", "rule"))
+    ahead = property(lambda side: np.array(list(map(looks_ahead, side.rules)), np.bool_))
+    # Where target and drafter were asked, the target's raw first less its raw second probability: [S] for the final
+    # token, [N] for the node. NaN where not recorded
+    final_gap = _laid(lambda side: side.columns.parents.of_rows(side.columns.parents.gap, side.columns.final_row))
+    gap = _laid(lambda side: side.columns.parents.of_rows(side.columns.parents.gap, side.columns.row))
+    # [N] the target's probability before temperature and rules; NaN where it is not recorded
+    raw_p = _laid(lambda side: np.where(np.isnan(side.gap), np.nan, side.columns.parents.raw_p))
 
     @cached_property
     def varies(self) -> Bools:
-        """Whether costs, load or other requests decide what is drafted as well as the context.
+        """[S] whether costs, load or other requests decide what is drafted as well as the context.
 
         An adaptive tree has the size that pays at the time; a text and a model together are ranked by what was accepted
         so far; a shared suffix tree holds what other requests generated before: then all steps that use it vary.
         """
         picked = self.columns.picked
         drafters = words(picked, "", "drafter")
-        shared = [OTHERS in (source or "") for source in words(picked, "method", "match_source")]
-        if any(text_part(name) == "suffix" for name, yes in zip(drafters, shared, strict=True) if yes):
-            shared = [yes or text_part(name) == "suffix" for name, yes in zip(drafters, shared, strict=True)]
-        both = [text_part(name) != "" and model_part(name) != "" for name in drafters]
+        shared = np.array([OTHERS in (source or "") for source in words(picked, "method", "match_source")], np.bool_)
+        suffix = np.array([text_part(name) == "suffix" for name in drafters], np.bool_)
+        both = np.array([text_part(name) != "" and model_part(name) != "" for name in drafters], np.bool_)
         sized = np.array(words(picked, "", "sizing"), np.bool_)
-        return np.asarray(sized | np.array(both, np.bool_) | np.array(shared, np.bool_))
+        return np.asarray(sized | both | shared | (suffix & (shared & suffix).any()))
 
     @cached_property
     def final_whole(self) -> Doubles:
-        """The final token's probability in the target's whole p, before any rejection; NaN where it is not known."""
+        """[S] the final token's probability in the target's whole p, before any rejection; NaN where not known."""
         c = self.columns
         return np.where(c.parents.there, c.parents.final_p, np.where(c.kind == RECOVERED, np.nan, c.final_p))
 
     @cached_property
-    def final_gap(self) -> Doubles:
-        """Where it was drawn, the target's raw first less its raw second probability; NaN where not recorded."""
-        return self.columns.parents.of_rows(self.columns.parents.gap, self.columns.final_row)
-
-    @cached_property
     def looped(self) -> Longs:
-        """How many of its output tokens lie in loops."""
+        """[S] how many of its output tokens lie in loops."""
         begins = (np.diff(self.request, prepend=-1) != 0) | (np.diff(self.index, prepend=0) > 1)
         return step_sums(in_loops(self.columns.output, np.repeat(np.cumsum(begins), self.emitted)), self.emitted)
 
-    # [N]
-
     @cached_property
-    def gap(self) -> Doubles:
-        """The target's raw first less its raw second probability at the node's parent; NaN where not recorded."""
-        return self.columns.parents.of_rows(self.columns.parents.gap, self.columns.row)
-
-    @cached_property
-    def raw_p(self) -> Doubles:
-        """The target's probability before temperature and rules; NaN where it is not recorded."""
-        return np.where(np.isnan(self.gap), np.nan, self.columns.parents.raw_p)
+    def tree(self) -> Hashes:
+        """[S] a hash of the tokens and the shape of its tree, in draw order."""
+        c = self.columns
+        each = mix((c.token << 20) ^ ((c.parent + 1) << 9) ^ c.node)
+        out = np.zeros(len(self), np.uint64)
+        np.add.at(out, c.step, each * (mix(c.node) | np.uint64(1)))
+        return out
 
     @cached_property
     def draw_margin(self) -> Doubles:
-        """How near the drafter's draw was to another token; 1 where the node is no draw, NaN where not recorded."""
+        """[N] how near the drafter's draw was to another token; 1 where the node is no draw, NaN where not recorded."""
         margin = self.columns.draw_margin
         return np.where(np.isnan(margin) & ~self.columns.sampled, 1.0, margin)
 
-    # Rows of the target's features that the drafter's first pass was fed, where they are recorded
-
     @cached_property
-    def fed_step(self) -> Longs:
-        """[F] the step of each."""
-        return np.repeat(np.arange(len(self)), self._fed)
+    def fed(self) -> tuple[Longs, Longs, Doubles]:
+        """Of the F rows of the target's features that a drafter's first pass was fed, where they are recorded.
 
-    @cached_property
-    def fed_position(self) -> Longs:
-        """[F] its position."""
+        [F] the step and the position of each, and [F, layers] its norms; NaN where a step has fewer layers.
+        """
         picked = self.columns.picked
-        known = np.repeat(self._fed > 0, lengths(picked, "notes", "fed_position"))
-        return gathered(picked, "notes", "fed_position", np.int64)[known]
-
-    @cached_property
-    def fed_norms(self) -> Doubles:
-        """[F, layers] the norms of its features; NaN where a step has fewer layers."""
-        picked = self.columns.picked
-        return padded(picked, "notes", "fed_norms", np.float64, np.nan)[widths(picked, "notes", "fed_norms") > 0]
-
-    @cached_property
-    def _fed(self) -> Longs:
-        picked = self.columns.picked
-        counts = lengths(picked, "notes", "fed_position")
-        return np.where(lengths(picked, "notes", "fed_norms") > 0, counts, 0)
+        counts, known = (lengths(picked, "notes", name) for name in ("fed_position", "fed_norms"))
+        rows = np.where(known > 0, counts, 0)
+        position = gathered(picked, "notes", "fed_position", np.int64)[np.repeat(rows > 0, counts)]
+        norms = padded(picked, "notes", "fed_norms", np.float64, np.nan)[widths(picked, "notes", "fed_norms") > 0]
+        return np.repeat(np.arange(len(self)), rows), position, norms
 
     @cached_property
     def has_coins(self) -> bool:
@@ -227,9 +265,6 @@ class Side:
     def has_p(self) -> bool:
         """Whether the target's probabilities are recorded: that of a final token is never 0."""
         return bool(self.columns.final_p.any())
-
-
-RECOVERED = KINDS.index(FinalKind.RECOVERED)
 
 
 def from_history(history: History, source: str, warnings: Iterable[str] = ()) -> Side:
@@ -266,18 +301,96 @@ def joined(sides: Sequence[Side]) -> Side:
     """Several captures as one side."""
     if len(sides) == 1:
         return sides[0]
-    captures: list[Capture] = []
     requests: list[SideRequest] = []
-    vocabulary, places, steps = Vocabulary(), [], 0
+    vocabulary, places, captures, steps = Vocabulary(), [], 0, 0
     for side in sides:
         places.append(side.request + len(requests))
-        requests += [
-            dataclasses.replace(each, first=each.first + steps, capture=len(captures)) for each in side.requests
-        ]
-        captures += side.captures
-        steps += len(side)
+        requests += [dataclasses.replace(each, first=each.first + steps, capture=captures) for each in side.requests]
+        captures, steps = captures + len(side.captures), steps + len(side)
         vocabulary.pieces.update(side.vocabulary.pieces)
         vocabulary.special.update(side.vocabulary.special)
-    picked = [each for side in sides for each in side.picked]
-    around = (np.concatenate([getattr(side, name) for side in sides]) for name in ("step", "batch", "preceded"))
-    return Side(captures, requests, vocabulary, picked, np.concatenate(places), *around)
+    names = ("step", "batch", "preceded")
+    step, batch, preceded = (np.concatenate([getattr(side, name) for side in sides]) for name in names)
+    every, picked = ([one for side in sides for one in getattr(side, name)] for name in ("captures", "picked"))
+    return Side(every, requests, vocabulary, picked, np.concatenate(places), step, batch, preceded)
+
+
+class NoStepsError(UserError):
+    """A capture without decode steps: it may hold counts."""
+
+
+def read_side(path: str, progress: Progress | None = None) -> Side:
+    """One capture. Raises UserError."""
+    read = read_capture(path, progress)
+    return from_history(read.history, path, read.warnings)
+
+
+def read_sides(a: Sequence[str], b: Sequence[str], progress: Progress | None = None) -> tuple[Side, Side]:
+    """Both sides, large captures in processes of their own. Raises UserError."""
+    paths = [*a, *b]
+    large = [path for path in paths if _size(path) > LARGE]
+    workers = min(len(large), os.cpu_count() or 1)
+    if workers > 1:
+        sides = _read_apart(paths, workers, progress)
+    else:
+        sides = [read_side(path, progress) for path in paths]
+    for path, side in zip(paths, sides, strict=True):
+        if not len(side):
+            raise NoStepsError(f"{path} holds no decode steps: there is nothing to compare")
+    return joined(sides[: len(a)]), joined(sides[len(a) :])
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0  # reading it reports what is wrong
+
+
+def _read_apart(paths: Sequence[str], workers: int, progress: Progress | None) -> list[Side]:
+    """Each in a process of its own, `workers` at a time."""
+    context = multiprocessing.get_context("spawn")
+    done: dict[int, Side] = {}
+    shares = [0.0] * len(paths)
+    waiting = list(range(len(paths)))
+    going: dict[Connection, tuple[int, SpawnProcess]] = {}
+    try:
+        while waiting or going:
+            while waiting and len(going) < workers:
+                index = waiting.pop(0)
+                ours, theirs = context.Pipe(duplex=False)
+                process = context.Process(target=_send, args=(paths[index], theirs), daemon=True)
+                with ignore_terminal():
+                    process.start()
+                theirs.close()
+                going[ours] = (index, process)
+            for ready in wait(list(going)):
+                assert isinstance(ready, Connection)
+                index, process = going[ready]
+                try:
+                    message = ready.recv()
+                except EOFError:
+                    raise UserError(f"reading {paths[index]} failed: its process ended (out of memory?)") from None
+                if isinstance(message, UserError):
+                    raise message
+                if isinstance(message, float):
+                    shares[index] = message
+                    if progress:
+                        progress(sum(shares) / len(shares))
+                    continue
+                done[index], shares[index] = message, 1.0
+                process.join()
+                del going[ready]
+    finally:
+        for _, process in going.values():
+            process.terminate()
+    return [done[index] for index in range(len(paths))]
+
+
+def _send(path: str, to: Connection) -> None:
+    """In the process: send how much has been read, then the side, or why it cannot be read."""
+    end_with_parent()
+    try:
+        to.send(read_side(path, to.send))
+    except UserError as error:
+        to.send(error)

@@ -8,8 +8,6 @@ from dataclasses import replace
 
 from specscope.analyze.compare.failif import LABEL
 from specscope.analyze.compare.result import (
-    ABOUT,
-    HARMLESS,
     NOT_KNOWN,
     Comparison,
     Decision,
@@ -32,7 +30,7 @@ from specscope.trace.record.vocabulary import printable
 
 PARTINGS_SHOWN = 20
 DETAILED = 3  # partings whose decisions are shown
-WHERE_SHOWN = 12  # lines of where a field differs
+WHERE_SHOWN = 24  # lines of where a field differs
 GROUPS_SHOWN = 40
 CHANGED = 8  # requests, labels and depths that changed most
 VALUE_SHOWN = 2000  # characters of a value of the configuration: a tree is whole, a schema may be cut
@@ -40,21 +38,14 @@ VALUE_SHOWN = 2000  # characters of a value of the configuration: a tree is whol
 
 def header(comparison: Comparison) -> list[tuple[str, str]]:
     """What was compared: (name, value) pairs."""
-    rows = []
+    rows, kinds = [], Counter(pair.match for pair in comparison.pairs)
+    matched = [f"{count(kinds[kind])} by {kind.value}" for kind in PairedBy if kinds[kind]]
     for name, side in (("A", comparison.a), ("B", comparison.b)):
         rows.append((name, f"{', '.join(side.sources)}: {side.target}, drafter {side.drafter}"))
         counts = f"{plural(side.requests, 'request')}, {plural(side.decode_steps, 'decode step')}"
         rows.append(("", f"{counts}, {plural(side.tokens, 'output token')}"))
-    rows.append(("pairs", matches(comparison)))
-    return rows
-
-
-def matches(comparison: Comparison) -> str:
-    """How the requests were matched."""
-    kinds = Counter(pair.match for pair in comparison.pairs)
-    matched = [f"{count(kinds[kind])} by {kind.value}" for kind in PairedBy if kinds[kind]]
-    left = [f"{count(side.unmatched)} only in {name}" for name, side in (("A", comparison.a), ("B", comparison.b))]
-    return ", ".join([*matched, *(text for text in left if not text.startswith("0 "))]) or "none"
+        matched += [f"{count(side.unmatched)} only in {name}"] if side.unmatched else []
+    return [*rows, ("pairs", ", ".join(matched) or "none")]
 
 
 def tables(comparison: Comparison) -> list[Table]:
@@ -64,7 +55,7 @@ def tables(comparison: Comparison) -> list[Table]:
         partings(comparison),
         *details(comparison),
         contexts(comparison),
-        *where(comparison),
+        *(_where(field) for field in comparison.fields if field.suspect),
         figures(comparison),
         changes(comparison),
         groups(comparison),
@@ -89,21 +80,19 @@ def configuration(comparison: Comparison) -> Table:
 
 def partings(comparison: Comparison) -> Table:
     """Pairs whose outputs part, and those with the same output from other decisions."""
-    if not comparison.pairs:
-        return Table("Where outputs part", (), [], f"No outputs are compared: {comparison.unpaired}.")
-    parted = [pair for pair in comparison.pairs if pair.parting is not None]
-    alike = [pair for pair in comparison.pairs if pair.parting is None]
-    marked = accused(comparison.pairs, comparison.differences)
-    listed = [*parted, *(pair for pair in alike if _is_accused(pair, marked))]
-    listed.sort(key=lambda pair: not _is_accused(pair, marked))
-    rows = [_parting_row(pair, marked) for pair in listed[:PARTINGS_SHOWN]]
+    title, pairs = "Where outputs part", comparison.pairs
+    if not pairs:
+        return Table(title, (), [], f"No outputs are compared: {comparison.unpaired}.")
+    marked = accused(pairs, comparison.differences)
+    parted, alike = ([pair for pair in pairs if pair.same is same] for same in (False, True))
+    listed = [*parted, *(pair for pair in alike if marked.keys() & pair.causes)]
+    listed.sort(key=lambda pair: not marked.keys() & pair.causes)
     note = _parted_note(comparison, len(parted), sum(pair.first is not None for pair in alike))
     note += " !: nothing in seed, text, rounding or configuration explains it." if marked else ""
     note += f" {len(listed) - PARTINGS_SHOWN:,} more; the JSON has them all." if len(listed) > PARTINGS_SHOWN else ""
-    columns = ("request", "in B", "at token", "A", "B", "cause", "first other decision")
-    return Table(
-        "Where outputs part", columns, rows, note, frozenset(["in B", "A", "B", "cause", "first other decision"])
-    )
+    words = ("in B", "A", "B", "cause", "first other decision")
+    rows = [_parting_row(pair, marked) for pair in listed[:PARTINGS_SHOWN]]
+    return Table(title, ("request", "in B", "at token", *words[1:]), rows, note, frozenset(words))
 
 
 def _parted_note(comparison: Comparison, parted: int, otherwise: int) -> str:
@@ -117,18 +106,13 @@ def _parted_note(comparison: Comparison, parted: int, otherwise: int) -> str:
     return f"{note} The other {alike:,} {'has' if alike == 1 else 'have'} the same output{by}." if alike else note
 
 
-def _is_accused(pair: Pair, marked: Container[PartingCause]) -> bool:
-    return any(parting is not None and parting.cause in marked for parting in (pair.first, pair.parting))
-
-
 def _parting_row(pair: Pair, marked: Container[PartingCause]) -> tuple[str, ...]:
-    first, names = NONE, (one_line(pair.id_a, MOST_SHOWN), one_line(pair.id_b, MOST_SHOWN))
-    if pair.first is not None:
-        first = f"token {pair.first.position:,}: {_cause(pair.first, marked)}"
+    names = one_line(pair.id_a, MOST_SHOWN), one_line(pair.id_b, MOST_SHOWN)
+    first = NONE if pair.first is None else f"token {pair.first.position:,}: {_cause(pair.first, marked)}"
     if pair.parting is None:
         return (*names, NONE, NONE, NONE, "same output", first)
-    a, b = pair.parting.a, pair.parting.b
-    return (*names, count(pair.parting.position), came_out(a), came_out(b), _cause(pair.parting, marked), first)
+    outputs = map(came_out, (pair.parting.a, pair.parting.b))
+    return (*names, count(pair.parting.position), *outputs, _cause(pair.parting, marked), first)
 
 
 def _cause(parting: Parting, marked: Container[PartingCause]) -> str:
@@ -146,47 +130,52 @@ def came_out(half: Half) -> str:
 def details(comparison: Comparison) -> list[Table]:
     """The first partings, decision by decision; those without a harmless explanation come first."""
     chosen = [(pair, pair.parting) for pair in comparison.pairs if pair.parting is not None]
-    chosen.sort(key=lambda item: item[1].cause in HARMLESS)
+    chosen.sort(key=lambda item: item[1].cause.harmless)
     return [_detail(pair, parting) for pair, parting in chosen[:DETAILED]]
 
 
 def _detail(pair: Pair, parting: Parting) -> Table:
-    rows = []
-    for name, half in (("A", parting.a), ("B", parting.b)):
+    rows, sides = [], (("A", parting.a), ("B", parting.b))
+    for name, half in sides:
         rows += [(name if not index else "", *_decision_row(decision)) for index, decision in enumerate(half.decisions)]
     columns = ("", "token", "node", "what", "raw p", "draft p", "p", "q", "coin", "a", "margin")
-    where = ", ".join(f"{name} {half.at}" for name, half in (("A", parting.a), ("B", parting.b)) if half.at is not None)
+    where = ", ".join(f"{name} {half.at}" for name, half in sides if half.at is not None)
     title = f"{one_line(pair.id_a, MOST_SHOWN)} parts at output token {parting.position:,}"
-    note = f"{ABOUT[parting.cause]} ({where}). margin: how far p would have to move for another outcome. ≈: a near tie."
+    note = f"{parting.cause.about} ({where}). margin: how far p would have to move for another outcome. ≈: a near tie."
     return Table(title, columns, rows, note, frozenset(["token", "what"]))
 
 
 def _decision_row(decision: Decision) -> tuple[str, ...]:
-    margin = NONE if decision.margin >= 1 else f"{decision.margin:.2g}"
+    margin = f"{decision.margin:.2g}" if decision.margin < 1 else NONE
     if decision.gap is not None and margin == NONE:
         margin = f"{decision.gap:.2g} raw"
+    drawn = (decision.p, decision.coin, decision.accept_prob) if not decision.greedy else (None, None, None)
+    p, coin, accept_prob = (number(value, 4) for value in drawn)
     return (
         one_line(decision.text, 20),
         NONE if decision.node is None else str(decision.node),
         decision.what,
         number(decision.raw_p, 4),
         number(decision.draft_p, 4),
-        NONE if decision.greedy else number(decision.p, 4),
+        p,
         number(decision.q, 4) + (" ≈" if decision.near_draw else ""),
-        NONE if decision.greedy else number(decision.coin, 4),
-        NONE if decision.greedy else number(decision.accept_prob, 4),
+        coin,
+        accept_prob,
         margin + (" ≈" if decision.near_tie else ""),
     )
 
 
 def contexts(comparison: Comparison) -> Table:
     """How far the evidence agrees where both sides are at the same context."""
+    title = "At equal contexts"
+    if not comparison.steps:
+        return Table(title, (), [], "No step of A stands at the context of one of B: nothing is compared.")
     rows = [
         (
             field.name,
             count(field.compared),
             count(field.differ),
-            percent(field.share) if field.compared else NONE,
+            percent(field.share),
             NONE if field.largest is None else f"{field.largest:.2g}",
             NONE if field.example is None else f"{field.example[0]} / {field.example[1]}",
             _mark(field) + (field.condition or field.note),
@@ -194,18 +183,13 @@ def contexts(comparison: Comparison) -> Table:
         for field in comparison.fields
         if field.compared
     ]
-    if not comparison.steps:
-        return Table(
-            "At equal contexts", (), rows, "No step of A stands at the context of one of B: nothing is compared."
-        )
     note = (
         f"{plural(comparison.steps, 'step')} and {plural(comparison.nodes, 'node')} of both sides stand at the same "
         "context: the same request, output so far and path. !: nothing in seed, text, rounding or configuration "
         "explains it. ?: whether rounding does is not recorded."
     )
     columns = ("evidence", "compared", "differ", "share", "largest", "example A / B", "")
-    words = frozenset(["example A / B", ""])
-    return Table("At equal contexts", columns, rows, note, words)
+    return Table(title, columns, rows, note, frozenset(["example A / B", ""]))
 
 
 def _mark(field: Field) -> str:
@@ -214,48 +198,36 @@ def _mark(field: Field) -> str:
     return "! " if field.suspect else "? " if field.unsure else ""
 
 
-def where(comparison: Comparison) -> list[Table]:
-    """At which depths and after what kind of step the evidence differs."""
-    return [table for field in comparison.fields if field.suspect for table in [_where(field)] if table.rows]
-
-
 def _where(field: Field) -> Table:
-    lines = [(place.group, place.value, place.compared, place.differ) for place in field.where]
-    varied = {group for group, *_ in lines if sum(line[0] == group for line in lines) > 1}
+    """At which depths and after what kind of step the evidence differs."""
+    groups = Counter(place.group for place in field.where)
     rows = [
-        (group, value, count(compared), count(differ), percent(differ / compared if compared else None))
-        for group, value, compared, differ in lines
-        if group in varied
+        (place.group, place.value, count(place.compared), count(place.differ), percent(place.differ / place.compared))
+        for place in field.where
+        if groups[place.group] > 1
     ]
-    return Table(
-        f"{field.name}: where it differs",
-        ("by", "value", "compared", "differ", "share"),
-        rows[: WHERE_SHOWN * 2],
-        "",
-        frozenset(["value"]),
-    )
+    columns = ("by", "value", "compared", "differ", "share")
+    return Table(f"{field.name}: where it differs", columns, rows[:WHERE_SHOWN], words=frozenset(["value"]))
 
 
 def figures(comparison: Comparison) -> Table:
     """Both sides as distributions."""
-    rows = [_estimate(figure) for figure in comparison.figures]
+    weights = [figure.weight for figure in comparison.figures if is_depth(figure)]
+    sides = [", ".join(count(int(weight[side])) for weight in weights) for side in (0, 1)]
     note = (
         "95 %: of the difference, by a cluster bootstrap over requests. would see: the least change that this many "
         "requests show with 95 % power. n: requests, or pairs of them. *: differs; tau, the primary figure, where its "
         "interval leaves 0 out, the others after Holm's correction over them. Rates by depth: of drafts that went so "
-        f"deep{_drafts_by_depth(comparison)}. whole paths: drafts accepted down to a leaf. output in loops: the share "
-        f"that lies in a cycle of up to {LONGEST} tokens that comes {TIMES} times or more in a row; it and tau "
-        "without it are not judged. --fail-if takes each by its name."
+        f"deep{f' ({sides[0]} of A; {sides[1]} of B)' if weights else ''}. whole paths: drafts accepted down to a "
+        f"leaf. output in loops: the share that lies in a cycle of up to {LONGEST} tokens that comes {TIMES} times or "
+        "more in a row; it and tau without it are not judged. --fail-if takes each by its name."
     )
-    columns = ("figure", "A", "B", "B − A", "95 %", "would see", "n", "")
-    return Table("Figures", columns, rows, note if rows else "", frozenset([""]))
+    return _estimates("Figures", "figure", [_estimate(figure) for figure in comparison.figures], note)
 
 
-def _drafts_by_depth(comparison: Comparison) -> str:
-    """The n of the rates by depth."""
-    weights = [figure.weight for figure in comparison.figures if is_depth(figure)]
-    sides = [", ".join(count(int(weight[side])) for weight in weights) for side in (0, 1)]
-    return f" ({sides[0]} of A; {sides[1]} of B)" if weights else ""
+def _estimates(title: str, first: str, rows: Sequence[tuple[str, ...]], note: str, *last: str) -> Table:
+    columns = (first, "A", "B", "B − A", "95 %", *(last or ("would see", "n")), "")
+    return Table(title, columns, rows, note if rows else "", frozenset([""]))
 
 
 def _estimate(figure: Estimate, digits: int = 3) -> tuple[str, ...]:
@@ -297,12 +269,7 @@ def changes(comparison: Comparison) -> Table:
         for a, b in [pair.tau]
         if a is not None and b is not None
     ]
-    labels = [
-        replace(figure, name=f"{title}: {figure.name}")
-        for title, each in comparison.groups.items()
-        if title.startswith(LABEL)
-        for figure in each
-    ]
+    labels = [each for title, each in _grouped(comparison) if title.startswith(LABEL)]
     depths = [replace(each, name=each.name.removesuffix(" rate")) for each in comparison.figures if is_depth(each)]
     rows = []
     for kind in (requests, labels, depths):
@@ -316,8 +283,7 @@ def changes(comparison: Comparison) -> Table:
         "went so deep; the largest change first. drafts: of A / of B. A request alone has no interval. *: as in the "
         "tables of figures and groups."
     )
-    columns = ("what changed most", "A", "B", "B − A", "95 %", "drafts", "")
-    return Table("What changed most", columns, rows, note if rows else "", frozenset([""]))
+    return _estimates("What changed most", "what changed most", rows, note, "drafts")
 
 
 def is_depth(figure: Estimate) -> bool:
@@ -326,31 +292,26 @@ def is_depth(figure: Estimate) -> bool:
     return len(words) == 3 and words[1].isdecimal() and figure.name == depth_rate(int(words[1]))
 
 
+def _grouped(comparison: Comparison) -> list[tuple[str, Estimate]]:
+    """(the group, its figure with the group in its name)."""
+    groups = ((title, figure) for title, each in comparison.groups.items() for figure in each)
+    return [(title, replace(figure, name=f"{title}: {figure.name}")) for title, figure in groups]
+
+
 def groups(comparison: Comparison) -> Table:
     """The acceptance length by group."""
-    rows = [
-        (one_line(f"{title}: {figure.name}", MOST_SHOWN), *_estimate(figure)[1:])
-        for title, each in comparison.groups.items()
-        for figure in each
-    ]
-    columns = ("acceptance length by", "A", "B", "B − A", "95 %", "would see", "n", "")
-    starred = [row for row in rows if row[-1]]
-    shown = [*starred, *(row for row in rows if not row[-1])][:GROUPS_SHOWN] if len(rows) > GROUPS_SHOWN else rows
+    rows = [(one_line(figure.name, MOST_SHOWN), *_estimate(figure)[1:]) for _, figure in _grouped(comparison)]
+    shown = rows if len(rows) <= GROUPS_SHOWN else sorted(rows, key=lambda row: not row[-1])[:GROUPS_SHOWN]
     note = "n: requests. *: differs, after Holm's correction over the table. --fail-if: tau where GROUP is VALUE."
     note += f" {len(rows) - len(shown):,} more; the JSON has them all." if len(rows) > len(shown) else ""
-    return Table("Acceptance length by group", columns, shown, note if rows else "", frozenset([""]))
+    return _estimates("Acceptance length by group", "acceptance length by", shown, note)
 
 
 def calibration(comparison: Comparison) -> Table:
     """How often drafts were accepted, by the drafter's own probability."""
     rows = [
-        (
-            f"{interval.low:.1f} to {interval.high:.1f}",
-            *(count(n) for n in interval.nodes),
-            *(percent(q) for q in interval.q),
-            *(percent(got) for got in interval.accepted),
-        )
-        for interval in comparison.calibration
+        (f"{each.low:.1f} to {each.high:.1f}", *map(count, each.nodes), *map(percent, (*each.q, *each.accepted)))
+        for each in comparison.calibration
     ]
     columns = ("q", "tried A", "B", "mean q A", "B", "accepted A", "B")
     note = "q: the drafter's probability of the first token tried at a place." if rows else ""

@@ -5,25 +5,22 @@ The reasons are exactly what the tables mark: `! ` before a field or a cause, `*
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from specscope.analyze.compare.bootstrap import FEWEST
 from specscope.analyze.compare.config import explaining
 from specscope.analyze.compare.failif import change, named
 from specscope.analyze.compare.result import (
-    ABOUT,
-    EXACT,
     LOOPS,
-    SUSPECT,
     WITHOUT_LOOPS,
+    Comparison,
     Difference,
     Estimate,
     Field,
     Pair,
     PartingCause,
     Sameness,
-    StepStage,
 )
 from specscope.trace.history.conditions import TAU
 from specscope.trace.history.wording import plural
@@ -32,42 +29,17 @@ RARE = 0.01  # of the pairs; up to that share may be rounding, which has no shar
 ENOUGH = 0.05  # of A's acceptance length: where so small a change would have been seen, no difference means the same
 LOOPS_DIFFER = 0.05  # of the output: from there on a difference in loops is named
 NAMED = 6  # kinds of evidence that a verdict names
-STAGES = {
-    PartingCause.TARGET: StepStage.TARGET,
-    PartingCause.DRAFTER: StepStage.DRAFTER,
-    PartingCause.COIN: StepStage.COINS,
-    PartingCause.VERDICT: StepStage.VERDICT,
-    PartingCause.PARAMETERS: StepStage.SAMPLING,
-    PartingCause.RULE: StepStage.COINS,
-}
 
 
-@dataclass(frozen=True)
-class ComparisonVerdict:
-    """The answer, a sentence that states it, the reasons for it, and the acceptance length."""
-
-    answer: Sameness
-    summary: str
-    reasons: tuple[str, ...]
-    headline: str
-
-
-def verdict(
-    pairs: Sequence[Pair],
-    fields: Sequence[Field],
-    figures: Sequence[Estimate],
-    groups: Mapping[str, Sequence[Estimate]],
-    differences: Sequence[Difference],
-) -> ComparisonVerdict:
-    """The verdict on a comparison's pairs, fields, figures and groups."""
-    tau = next((figure for figure in figures if figure.name == TAU), None)
-    evidence = [*_evidence(fields), *_partings(pairs, differences)]
-    reasons = [*evidence, *_figures(figures, groups)]
-    loops = _loops(figures)  # before anything else is blamed
+def judged(found: Comparison) -> Comparison:
+    """A comparison with its verdict: the answer, a sentence that states it, the reasons, and the acceptance length."""
+    tau, reasons = found.tau, [*_evidence(found.fields), *_partings(found), *_figures(found)]
     if reasons:
-        return ComparisonVerdict(Sameness.DIFFERENT, _different(tau, reasons), (*loops, *reasons), headline(tau))
-    answer, summary, grounds = _without_reasons(pairs, fields, differences, tau)
-    return ComparisonVerdict(answer, summary, (*loops, *grounds), headline(tau))
+        answer, summary = Sameness.DIFFERENT, _different(tau, reasons)
+    else:
+        answer, summary, reasons = _without_reasons(found)
+    told = (*_loops(found.figures), *reasons)  # loops before anything else is blamed
+    return replace(found, answer=answer, summary=summary, reasons=told, headline=headline(tau))
 
 
 def _different(tau: Estimate | None, reasons: Sequence[str]) -> str:
@@ -79,20 +51,22 @@ def _different(tau: Estimate | None, reasons: Sequence[str]) -> str:
     return f"B gets {way} tokens out of a draft than A: {tau.b:.2f} instead of {tau.a:.2f}.{beside}"
 
 
-def _without_reasons(
-    pairs: Sequence[Pair], fields: Sequence[Field], differences: Sequence[Difference], tau: Estimate | None
-) -> tuple[Sameness, str, list[str]]:
-    configured = [*_configured(fields), *_asked(pairs, differences)]
-    untold = [*_untold(pairs), *_unsure(fields)]
+def _without_reasons(found: Comparison) -> tuple[Sameness, str, list[str]]:
+    pairs, fields, tau, seen = found.pairs, found.fields, found.tau, _covered(found)
+    configured = [
+        f"{_differs(field)}, as configured: {', '.join(field.explained)}" for field in fields if field.explained
+    ]
+    configured += _asked(found)
+    untold = [_parted(pairs, cause) for cause in (PartingCause.CHOICE, PartingCause.UNKNOWN)]
+    untold = [*filter(None, untold), *(f"{_differs(field)}, {field.note}" for field in fields if field.unsure)]
     if untold:
         return Sameness.UNKNOWN, f"It cannot be told whether the runs differ: {untold[0]}.", [*untold[1:], *configured]
-    seen = _covered(fields, tau)
     if configured:
         why = ", ".join(dict.fromkeys(name for field in fields for name in field.explained))
         rest = f"nothing else differs beyond error in {seen}" if seen else "nothing else could be compared"
         summary = f"The runs differ only as configured{f' ({why})' if why else ''}."
         return Sameness.CONFIGURED, summary, [*configured, rest]
-    if pairs and all(pair.same and pair.first is None for pair in pairs):
+    if pairs and not any(pair.causes for pair in pairs):
         of = "the pair of requests" if len(pairs) == 1 else f"all {len(pairs):,} pairs of requests"
         return Sameness.SAME, f"The runs are the same: {of} made exactly the same decisions.", []
     if tau is None or tau.a is None or tau.visible is None:
@@ -105,51 +79,62 @@ def _without_reasons(
 
 
 def accused(pairs: Sequence[Pair], differences: Iterable[Difference]) -> dict[PartingCause, list[Pair]]:
-    """Pairs by each cause that nothing harmless explains, where there are more of them than rounding makes."""
-    listed = tuple(differences)
-    suspects = {}
-    for cause in SUSPECT:
-        mine = [pair for pair in pairs if cause in _causes(pair)]
-        if mine and not _explained(cause, listed) and (cause in EXACT or len(mine) > RARE * len(pairs)):
+    """Pairs by each cause that nothing harmless explains, where there are more of them than rounding makes.
+
+    No rounding makes another coin: there one pair is enough.
+    """
+    listed, suspects = tuple(differences), {}
+    for cause in PartingCause:
+        mine = [pair for pair in pairs if cause in pair.causes]
+        enough = bool(mine) and (cause is PartingCause.COIN or len(mine) > RARE * len(pairs))
+        if cause.suspect and enough and not _explained(cause, listed):
             suspects[cause] = mine
     return suspects
 
 
 def _explained(cause: PartingCause, differences: Iterable[Difference]) -> tuple[str, ...]:
     """What in the configuration explains a parting; what was asked for has its own settings alone."""
-    if cause in SUSPECT:
-        return explaining(STAGES[cause], differences, alike=True)
-    return tuple(difference.name for difference in differences if difference.enters is STAGES[cause])
+    if cause.suspect:
+        return explaining(cause.stage, differences, alike=True)
+    return tuple(difference.name for difference in differences if difference.enters is cause.stage)
 
 
-def _causes(pair: Pair) -> list[PartingCause]:
-    """The causes of its first differing decision and of where its outputs part."""
-    return [parting.cause for parting in (pair.first, pair.parting) if parting is not None]
+def _differs(field: Field) -> str:
+    return f"{field.name} differs at {field.differ:,} of {field.compared:,} equal contexts"
 
 
 def _evidence(fields: Iterable[Field]) -> list[str]:
     suspects = sorted((field for field in fields if field.suspect), key=lambda field: -field.share)
     return [
-        f"{field.name} differs at {field.differ:,} of {field.compared:,} equal contexts"
+        _differs(field)
         + ("" if field.largest is None else f", by up to {field.largest:.3g}")
         + (f" ({field.condition})" if field.condition else "")
         for field in suspects
     ]
 
 
-def _partings(pairs: Sequence[Pair], differences: Iterable[Difference]) -> list[str]:
+def _parted(pairs: Sequence[Pair], cause: PartingCause) -> str:
+    """How many pairs part by a cause; "" where none does."""
+    count = sum(cause in pair.causes for pair in pairs)
+    part = f"{count:,} of {plural(len(pairs), 'pair')} {'parts' if count == 1 else 'part'}"
+    return f"{part}: {cause.about}" if count else ""
+
+
+def _partings(found: Comparison) -> list[str]:
     lines = []
-    for cause, mine in accused(pairs, differences).items():
-        first = next(
-            parting for parting in (mine[0].first, mine[0].parting) if parting is not None and parting.cause is cause
+    for cause, (pair, *_) in accused(found.pairs, found.differences).items():
+        position = next(
+            each.position for each in (pair.first, pair.parting) if each is not None and each.cause is cause
         )
-        example = f"first {mine[0].id_a} at output token {first.position:,}"
-        lines.append(f"{_parted(len(mine), len(pairs))}: {ABOUT[cause]}; {example}")
+        lines.append(f"{_parted(found.pairs, cause)}; first {pair.id_a} at output token {position:,}")
     return lines
 
 
-def _parted(count: int, of: int) -> str:
-    return f"{count:,} of {plural(of, 'pair')} {'parts' if count == 1 else 'part'}"
+def _asked(found: Comparison) -> list[str]:
+    """Partings that the configuration explains."""
+    causes = sorted((cause for cause in PartingCause if cause.stage), key=lambda cause: not cause.suspect)
+    told = [(_parted(found.pairs, cause), _explained(cause, found.differences)) for cause in causes]
+    return [f"{parted}, as configured: {', '.join(names)}" for parted, names in told if parted and names]
 
 
 def _loops(figures: Sequence[Estimate]) -> list[str]:
@@ -162,57 +147,20 @@ def _loops(figures: Sequence[Estimate]) -> list[str]:
     return [f"{LOOPS} {change(loops)}: acceptance on text that loops says little of the drafter{left}"]
 
 
-def _figures(figures: Sequence[Estimate], groups: Mapping[str, Sequence[Estimate]]) -> list[str]:
-    lines = [f"{figure.name} {change(figure)}" for figure in figures if figure.significant]
-    tau = any(figure.significant for figure in figures if figure.name == TAU)
-    for title, each in () if tau else groups.items():  # then every group differs
+def _figures(found: Comparison) -> list[str]:
+    lines = [f"{figure.name} {change(figure)}" for figure in found.figures if figure.significant]
+    for title, each in () if found.tau and found.tau.significant else found.groups.items():  # then every group differs
         lines += [f"{named(title, figure)} {change(figure)}" for figure in each if figure.significant]
     return lines
 
 
-def _configured(fields: Iterable[Field]) -> list[str]:
-    return [
-        f"{field.name} differs at {field.differ:,} of {field.compared:,} equal contexts, "
-        f"as configured: {', '.join(field.explained)}"
-        for field in fields
-        if field.explained
-    ]
-
-
-def _asked(pairs: Sequence[Pair], differences: Sequence[Difference]) -> list[str]:
-    """Partings that the configuration explains."""
-    lines = []
-    for cause in (*SUSPECT, PartingCause.PARAMETERS, PartingCause.RULE):
-        mine = [pair for pair in pairs if cause in _causes(pair)]
-        names = _explained(cause, differences)
-        if mine and names:
-            lines.append(f"{_parted(len(mine), len(pairs))}: {ABOUT[cause]}, as configured: {', '.join(names)}")
-    return lines
-
-
-def _untold(pairs: Sequence[Pair]) -> list[str]:
-    lines = []
-    for cause in (PartingCause.CHOICE, PartingCause.UNKNOWN):
-        mine = [pair for pair in pairs if cause in _causes(pair)]
-        lines += [f"{_parted(len(mine), len(pairs))}: {ABOUT[cause]}"] if mine else []
-    return lines
-
-
-def _unsure(fields: Iterable[Field]) -> list[str]:
-    return [
-        f"{field.name} differs at {field.differ:,} of {field.compared:,} equal contexts, {field.note}"
-        for field in fields
-        if field.unsure
-    ]
-
-
-def _covered(fields: Iterable[Field], tau: Estimate | None) -> str:
+def _covered(found: Comparison) -> str:
     """What was judged and does not differ, with its n and unit; "" where nothing was."""
-    judged = [field for field in fields if field.judged and field.compared and not field.explained]
+    judged = [field for field in found.fields if field.judged and field.compared and not field.explained]
     names = [f"{field.name} at {field.compared:,}" for field in judged[:NAMED]]
     names += [f"{len(judged) - NAMED} more"] if len(judged) > NAMED else []
+    tau, contexts = found.tau, [f"{', '.join(names)} equal contexts"] if names else []
     acceptance = [] if tau is None or not tau.clusters else [f"acceptance over {plural(tau.clusters, 'request')}"]
-    contexts = [f"{', '.join(names)} equal contexts"] if names else []
     return " and ".join([*acceptance, *contexts])
 
 
@@ -234,8 +182,3 @@ def _too_little(tau: Estimate | None) -> str:
     return (
         f"{plural(tau.clusters, 'request')} with drafts on both sides are too few for an interval ({FEWEST} at least)"
     )
-
-
-def exit_code(answer: Sameness, conditions: Sequence[object], hit: bool) -> int:
-    """0 where nothing differs beyond error or as configured, 1 where something else does; --fail-if alone decides."""
-    return int(hit) if conditions else int(answer is Sameness.DIFFERENT)

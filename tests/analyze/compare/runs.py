@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from specscope.analyze.compare.result import Comparison, Field
 from specscope.analyze.compare.side import Side, from_history
 from specscope.trace.history.history import History
 from specscope.trace.record.coins import Stream, coins
@@ -253,6 +254,19 @@ def make(made: Made) -> History:
 def side(made: Made | None = None, **how: object) -> Side:
     """The run as a side of a comparison."""
     return from_history(make(made or Made(**how)), "made.jsonl")
+
+
+def with_params(made: Side, requests: int | None = None, **params: object) -> Side:
+    """The side, its requests (or the first so many) asked with these."""
+    for request in made.requests[:requests]:
+        changed = dataclasses.replace(request.info.params, **params)
+        request.info = dataclasses.replace(request.info, params=changed)
+    return made
+
+
+def field_of(found: Comparison, name: str) -> Field:
+    """What was compared under a name."""
+    return next(field for field in found.fields if field.name == name)
 
 
 def write(history, path):
