@@ -71,7 +71,10 @@ LISTED = re.compile(
     # near, unlikely and nonsense, groups that other tables have, and the report's timeline are gone
     r"|report\.json\.captures\[0\]\.(timeline|answers\.rejections\.(groups|misses|tokens\[\d+\]\.\w+)): .* -> nothing$"
     r"|(report\.json\.captures\[0\]|compare\.json)\.levels: nothing -> "  # they are new
-    r"|file: tune\.json\.(trees|notes)"  # no tree deeper than the record; of sampled drafts the recorded tree alone
+    r"|file: tune\.json\.(trees|notes)"  # no tree deeper than the record
+    # Of sampled drafts `tune` cannot tell what other trees would have drawn: it refuses them in one line
+    r"|^kept: file: tune\.(json\.)?(exit: 0 -> 2|\w+: .* -> (nothing|\[\]))$"
+    r"|file: tune\.json\.error: .* -> \"the (trees are from a text and a model|drafts were sampled): tune cannot tell "
     # `compare`: a setting names the stage where it enters, evidence its own; intervals are of logarithms; sentences
     r"|compare\.json\.(differences\[\d+\]\.enters|fields\[\d+\]\.stage): nothing -> "
     r"|compare\.json\.figures\[\d+\]\.(low|high|p_value|visible|standard_error): "
