@@ -124,8 +124,8 @@ def test_a_judge_that_disagrees_with_itself_does_not_judge(bench, monkeypatch):
     """Were the mask not kept, every tolerance would be wide enough for anything."""
     from specscope.analyze.audit.model.causal import Causal
 
-    real = Causal._masks
-    monkeypatch.setattr(Causal, "_masks", lambda self, seen, distance: real(self, seen | True, distance))
+    real = Causal.masks
+    monkeypatch.setattr(Causal, "masks", lambda self, seen, distance: real(self, seen | True, distance))
     engine = bench.engine("same model, top")
     with pytest.raises(UserError, match="disagrees with itself"):
         bench.audit(engine, run(engine, RULES["cold"]))
