@@ -71,7 +71,7 @@ def drafter_mistakes(case: Case, models: Models, audit: Audit) -> list[Suspect]:
     is_head = run is not None and runs_head(model_part(run.drafter))
     if not is_head and models.draft.runs_on:
         return []
-    names = ("drafter top tokens", "draft p")
+    names = ("drafter top tokens", "draft p", "drafter tokens")
     raw_differs = bool(_failed(audit, names[:1]))
     if not raw_differs and (suspects := _sampled(case, models, audit, names, drafter=True)):
         return suspects
