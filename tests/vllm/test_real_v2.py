@@ -129,7 +129,7 @@ def test_the_capture_is_what_vllm_says_and_stands_every_trial(tmp_path, name):
     if name == "preempted":
         assert any(record.preempted for record in history.steps)
     trial = judge(history, source="run")
-    checks = {check.name: check for group in trial.groups for check in group.checks}
+    checks = {check.name: check for check in trial.checks}
     assert [check for check in checks.values() if check.result is CheckResult.FAILED] == []
     for passed in ("blocks written", "tokens in the cache", "outputs"):
         assert checks[passed].result is CheckResult.PASSED

@@ -301,7 +301,7 @@ class Runner:
 
 
 def failed(history):
-    checks = [check for group in judge(history, source="run").groups for check in group.checks]
+    checks = judge(history, source="run").checks
     return [check for check in checks if check.result is CheckResult.FAILED]
 
 
