@@ -153,32 +153,32 @@ def attend_part(
         for j in range(count):
             top[begin + j], divisor[begin + j] = _softmax(scores[j], end - start, scale)
         line = outputs + 4 * begin * size
-        _add_values(multiply, kind, blocks, start, end, values, size, scores, 0, count, scores_at, line)
-        for j in range(count):
-            if not np.isfinite(out[begin + j].sum()):
-                out[begin + j, :] = ZERO
-                at = scores_at + 4 * PART * j
-                _add_values(multiply, kind, blocks, start, end, values, size, scores, j, 1, at, line + 4 * size * j)
+        _add_values(multiply, kind, blocks, start, end, values, size, scores, -1, count, scores_at, line)
+        if end > context or window:  # 0 times what is not finite is no number: a hidden slot must not be read then
+            for j in range(count):
+                if not np.isfinite(out[begin + j].sum()):
+                    out[begin + j, :] = ZERO
+                    at = scores_at + 4 * PART * j
+                    _add_values(multiply, kind, blocks, start, end, values, size, scores, j, 1, at, line + 4 * size * j)
 
 
 @jit
-def _add_values(multiply, kind, blocks, start, end, values, size, scores, first, count, weights, out):
-    """Add to `count` lines of `out` the values of slots start..end-1, by their weights, rows of `scores` from `first`.
+def _add_values(multiply, kind, blocks, start, end, values, size, scores, alone, count, weights, out):
+    """Add to `count` lines of `out` the values of slots start..end-1, by their weights.
 
-    Of one row alone, what has no weight is not read: 0 times what is not finite is no number.
+    `alone`: the one row of `scores` that this is for, whose slots without a weight are not read; -1: of several rows.
     """
     number = size_of(kind)
     slot = start
     while slot < end:
         run = _run_end(blocks, slot, end)  # blocks that lie side by side
-        if count == 1:
-            if scores[first, slot - start] == ZERO:
+        if alone >= 0:
+            if scores[alone, slot - start] == ZERO:
                 slot += 1
                 continue
-            last = slot + 1
-            while last < run and scores[first, last - start] != ZERO:
-                last += 1
-            run = last
+            stop, run = run, slot + 1
+            while run < stop and scores[alone, run - start] != ZERO:
+                run += 1
         value = values + number * size * (blocks[slot // BLOCK_SIZE] * BLOCK_SIZE + slot % BLOCK_SIZE)
         call_product(
             multiply, kind, 0, size // PANEL, value, size, number * PANEL, weights + 4 * (slot - start), PART,
