@@ -130,12 +130,12 @@ class Located:
         return self.operation.told | fields(self, "operation", "proof") | {"proof": self.proof.name.lower()}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Location:
     """The answer of `locate`: faults with their places, the walks behind them, and what was ruled out."""
 
     source: str
-    located: tuple[Located, ...]  # as `ranked` has them
+    located: tuple[Located, ...] = ()  # as `ranked` has them
     walks: tuple[Walk, ...] = ()
     ruled_out: tuple[str, ...] = ()  # what agrees, a sentence each with n and unit
     unexplained: tuple[str, ...] = ()  # what differs and has no place, besides failed checks

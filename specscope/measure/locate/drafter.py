@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -29,9 +29,9 @@ from specscope.speculate.drafters.tree_builder import Level, TreeBuilder
 from specscope.trace.record.tree import ROOT
 
 if TYPE_CHECKING:
-    from specscope.analyze.audit.contexts import Contexts
     from specscope.analyze.audit.options import ModelSource
     from specscope.measure.locate.drive import Drive
+    from specscope.measure.locate.question import WalkPlan
 
 TIE = 1e-3  # nats: tokens that lie closer may take each other's place
 
@@ -153,11 +153,10 @@ class Following:
 
 
 def drafter_watch(
-    drive: Drive, plans: Mapping[str, Contexts], target: ModelReference, draft: ModelSource, stack: ExitStack
+    drive: Drive, plan: WalkPlan, target: ModelReference, draft: ModelSource, stack: ExitStack
 ) -> ModelWatch:
     """Watches the drafter of a drive, as long as the stack is open. Raises UserError."""
-    drafter = drive.engine.drafter
-    texts = {name: contexts.text for name, contexts in plans.items()}
+    drafter, texts = drive.engine.drafter, plan.texts
     if not isinstance(drafter, Eagle | DraftModel):
         raise UserError(f"the drafter {drafter.name} is no model")
     feeds = Feeds(drafter)
@@ -172,7 +171,7 @@ def drafter_watch(
         reference = ModelReference(draft)
         side = ModelSide.of(drafter.runner, reference, texts, feeds.fed)
     states = drafter.states
-    watch = ModelWatch(Stage.DRAFTER, drive, side, lambda name: states[name].table if name in states else None)
+    watch = ModelWatch(Stage.DRAFTER, drive, plan, side, lambda name: states[name].table if name in states else None)
     stack.enter_context(watch.on())
     stack.enter_context(Following(feeds, watch).on())
     return watch

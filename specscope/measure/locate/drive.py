@@ -23,6 +23,7 @@ from specscope.trace.record.records import RequestEnd, RequestStep, StepRecord
 from specscope.trace.record.tree import ROOT, DraftTree, Drawn
 
 if TYPE_CHECKING:
+    from specscope.analyze.audit.options import ModelSource, Options
     from specscope.engine.config import EngineConfig
     from specscope.engine.engine import Engine
     from specscope.engine.phases import Phases
@@ -32,18 +33,26 @@ if TYPE_CHECKING:
     from specscope.speculate.drafters.base import Draft
 
 
-def located_config(history: History, target: str | None, draft_model: str | None) -> EngineConfig:
+def located_config(history: History, options: Options) -> EngineConfig:
     """The configuration of the engine that made a capture, in float32, one step at a time."""
     assert history.run is not None
-    records = history.steps
+    most = max((len(record.requests) for record in history.steps), default=1)
     return replace(
-        engine_config_of(history.run, target, draft_model),
+        engine_config_of(history.run, _named(options.target), _named(options.draft)),
         dtype="float32",
-        max_batch=min(max((len(record.requests) for record in records), default=1), 1024) or 1,
+        max_batch=min(most, 1024) or 1,
         graphs="off",
         evidence="full",
         async_scheduling=False,
     )
+
+
+def _named(source: ModelSource | None) -> str | None:
+    """A model as --target or --draft-model takes it."""
+    if source is None:
+        return None
+    layers, file = (source.arguments.get(key) for key in ("num_hidden_layers", "gguf_file"))
+    return f"self:{layers}" if layers is not None else source.path if file is None else f"{source.path}/{file}"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What `locate` is asked, and what it has found so far."""
+"""What `locate` is asked: a run, the models that judge it, and whom a walk watches how far."""
 
 from __future__ import annotations
 
@@ -9,51 +9,31 @@ from functools import cached_property
 from specscope.analyze.audit.audit import Audit, of_drafter, step_numbers
 from specscope.analyze.audit.contexts import Contexts, contexts_of
 from specscope.analyze.audit.model.rows import Models
-from specscope.analyze.audit.options import ModelSource, Options, Progress
+from specscope.analyze.audit.options import Options, Progress
 from specscope.analyze.findings import CheckResult
-from specscope.analyze.locate.located import Located, Stage, Walk
+from specscope.analyze.locate.located import Located
 from specscope.analyze.verify.case import Case
 from specscope.analyze.verify.trial import Trial, judge
 from specscope.errors import UserError
 from specscope.trace.history.history import History, PlaceName
+from specscope.trace.record.records import RunInfo
 
 REQUESTS = 4  # that are watched where the models disagree, and where nothing says where to look
 ROWS = 3000  # that are compared at most, unless a place is named
 LITTLE = 6  # decode steps of one request, where nothing is known to be wrong
 
 
-@dataclass
-class Findings:
-    """What is found stage by stage."""
-
-    located: list[Located] = field(default_factory=list)
-    walks: list[Walk] = field(default_factory=list)
-    ruled_out: list[str] = field(default_factory=list)
-    unexplained: list[str] = field(default_factory=list)
-    unplaced: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
-    driven: list[Located] = field(default_factory=list)  # of sampling and verdict, as the engine had them run again
-
-    def merge(self) -> None:
-        """Take what was driven where the evidence has no place of that stage and side."""
-        known = {_side(item) for item in self.located}
-        self.located += [item for item in self.driven if _side(item) not in known]
-
-
-def _side(item: Located) -> tuple[Stage, str]:
-    """The stage; of sampling whose p or q it is."""
-    return item.operation.stage, item.operation.words.partition(":")[
-        0
-    ] if item.operation.stage is Stage.SAMPLING else ""
-
-
 @dataclass(frozen=True)
 class WalkPlan:
     """Whom a walk watches, and how far it goes."""
 
-    plans: Mapping[str, Contexts]  # by request
+    contexts: Mapping[str, Contexts]  # by request
     until: int  # the place in the history of the last step to run
+
+    @property
+    def texts(self) -> dict[str, list[int]]:
+        """Prompt and output, by request."""
+        return {name: contexts.text for name, contexts in self.contexts.items()}
 
 
 @dataclass(frozen=True)
@@ -67,6 +47,14 @@ class Question:
     progress: Progress
     little: bool = False
     trial: Trial | None = None  # what verify gave, where it has run
+    # Of sampling and verdict, as the engine had them run again: said where the evidence has no place of that side
+    driven: list[Located] = field(default_factory=list)
+
+    @property
+    def run(self) -> RunInfo:
+        """What ran."""
+        assert self.history.run is not None
+        return self.history.run
 
     @cached_property
     def case(self) -> Case:
@@ -78,73 +66,51 @@ class Question:
         """The models, each loaded once for all that searches the evidence."""
         return Models(self.options)
 
-    @property
-    def target_named(self) -> str:
-        """The target as --target takes it."""
-        return _named(self.options.target)
-
-    @property
-    def draft_named(self) -> str | None:
-        """The drafter's model as --draft-model takes it."""
-        draft = self.options.draft
-        if draft is None:
-            return None
-        layers = draft.arguments.get("num_hidden_layers")
-        return _named(draft) if layers is None else f"self:{layers}"
-
     def differing(self, *, drafter: bool) -> dict[str, int]:
         """By request, the first engine step in which target (or drafter) differs."""
-        return _differing(self.audited, drafter=drafter)
+        first: dict[str, int] = {}
+        for finding in self.audited.findings:
+            name = finding.name
+            is_models = drafter or "raw" in name or "top" in name
+            if name in ("context", "committed tokens") or of_drafter(name) != drafter or not is_models:
+                continue
+            if finding.result is CheckResult.FAILED:
+                for item, wrong in zip(finding.items, finding.differs, strict=True):
+                    if wrong:
+                        first[item.request] = min(first.get(item.request, item.step), item.step)
+        return first
 
     def watched(self, *, drafter: bool) -> WalkPlan:
         """Whom to watch. Raises UserError where no text is known."""
         if self.little and self.place is None:
             names, until = _little(self.history)
         else:
-            names, until = chosen(self.history, self.place, self.differing(drafter=drafter))
-        plans = {
-            name: contexts for name in names if (contexts := contexts_until(self.history, name, until)) is not None
-        }
-        if not plans:
+            names, until = self._chosen(self.differing(drafter=drafter))
+        contexts = {name: known for name in names if (known := contexts_until(self.history, name, until)) is not None}
+        if not contexts:
             raise UserError("no request's whole text is in the capture: there is nothing to feed")
-        return WalkPlan(plans, until)
+        return WalkPlan(contexts, until)
 
-
-def _differing(audited: Audit, *, drafter: bool) -> dict[str, int]:
-    """By request, the first engine step in which target (or drafter) differs."""
-    first: dict[str, int] = {}
-    for finding in audited.findings:
-        name = finding.name
-        if name in ("context", "committed tokens") or of_drafter(name) != drafter:
-            continue
-        if finding.result is not CheckResult.FAILED or not (drafter or "raw" in name or "top" in name):
-            continue
-        for item, wrong in zip(finding.items, finding.differs, strict=True):
-            if wrong:
-                first[item.request] = min(first.get(item.request, item.step), item.step)
-    return first
-
-
-def chosen(history: History, place: PlaceName | None, differs: dict[str, int]) -> tuple[list[str], int]:
-    """The requests to watch, and the place in the history of the last step to run."""
-    if place is not None:
-        request = history.requests[place.request]
-        index = len(request.steps) - 1
-        if place.index is not None:
-            index = next(i for i, part in enumerate(request.steps) if part.index == place.index)
-        return [place.request], request.engine_steps[index]
-    if differs:
-        names = sorted(differs, key=lambda name: differs[name])[:REQUESTS]
-        last = max(differs[name] for name in names)
-        return names, max(i for i, record in enumerate(history.steps) if record.step <= last)
-    names, rows, until = list[str](), 0, 0
-    for number, record in enumerate(history.steps):
-        until = number
-        rows += sum(part.prefill_tokens + 1 + len(part.tree) for part in record.requests)
-        names += [part.request for part in record.requests if part.request not in names and len(names) < REQUESTS]
-        if rows > ROWS:
-            break
-    return names, until
+    def _chosen(self, differs: dict[str, int]) -> tuple[list[str], int]:
+        """The requests to watch, and the place in the history of the last step to run."""
+        history, place = self.history, self.place
+        if place is not None:
+            request = history.requests[place.request]
+            index = len(request.steps) - 1
+            if place.index is not None:
+                index = next(i for i, part in enumerate(request.steps) if part.index == place.index)
+            return [place.request], request.engine_steps[index]
+        if differs:
+            names = sorted(differs, key=lambda name: differs[name])[:REQUESTS]
+            last = max(differs[name] for name in names)
+            return names, max(i for i, record in enumerate(history.steps) if record.step <= last)
+        names, rows, until = list[str](), 0, 0
+        for until, record in enumerate(history.steps):  # noqa: B007
+            rows += sum(part.prefill_tokens + 1 + len(part.tree) for part in record.requests)
+            names += [part.request for part in record.requests if part.request not in names]
+            if rows > ROWS:
+                break
+        return names[:REQUESTS], until
 
 
 def _little(history: History) -> tuple[list[str], int]:
@@ -170,20 +136,13 @@ def _little(history: History) -> tuple[list[str], int]:
 def contexts_until(history: History, name: str, until: int) -> Contexts | None:
     """A request's contexts in the steps up to a place of the history; its text no longer than these need."""
     request = history.requests[name]
-    places = [
-        i for i, step in enumerate(request.engine_steps) if step <= until and request.steps[i].verdict is not None
-    ]
+    steps = zip(request.engine_steps, request.steps, strict=True)
+    places = [i for i, (step, part) in enumerate(steps) if step <= until and part.verdict is not None]
     whole = contexts_of(request, places, step_numbers(history, name), history.run)
     if whole is None or not whole.steps:
         return None
-    last = max(step.part.position + len(step.part.verdict.path) + 1 for step in whole.steps if step.part.verdict)
+    last = max(step.part.position + len(step.verdict.path) + 1 for step in whole.steps)
     contexts = Contexts(name, whole.params, whole.text[: last + 1], whole.prompt_len, shaped=whole.shaped)
     for step in whole.steps:
         contexts.add(step.part, step.where, step.part.position)
     return contexts
-
-
-def _named(source: ModelSource) -> str:
-    """A model as --target takes it."""
-    file = source.arguments.get("gguf_file")
-    return source.path if file is None else f"{source.path}/{file}"

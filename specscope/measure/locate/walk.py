@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 
 from specscope.analyze.audit.model.form import RequestForms
-from specscope.analyze.locate.located import Located, Stage
+from specscope.analyze.locate.located import Located, Location, Stage
 from specscope.analyze.locate.model.reference import ModelReference
 from specscope.analyze.locate.operations import operation
 from specscope.errors import UserError
@@ -16,7 +16,7 @@ from specscope.measure.locate.decisions import DecisionWatch
 from specscope.measure.locate.drafter import drafter_watch
 from specscope.measure.locate.drive import Drive, KVOverwritten, located_config
 from specscope.measure.locate.layer_taps import code_of
-from specscope.measure.locate.question import Findings, Question, WalkPlan, contexts_until
+from specscope.measure.locate.question import Question, contexts_until
 from specscope.measure.locate.watch import ModelWatch, target_watch
 from specscope.model.kv_cache import KVCache
 from specscope.plans.heads import runs_head
@@ -28,90 +28,84 @@ NO_MODEL = "the drafter's model is not at hand"
 DECIDED = {Stage.SAMPLING, Stage.VERDICT, Stage.DRAWS}
 
 
-def walk(ask: Question, findings: Findings, stages: Iterable[Stage]) -> None:
+def walk(ask: Question, found: Location, stages: Iterable[Stage]) -> None:
     """Walk what is asked for, in one run of the engine. Raises UserError."""
-    wanted, run, draft = {*stages}, ask.history.run, ask.options.draft
-    assert run is not None
+    wanted, run, draft = {*stages}, ask.run, ask.options.draft
     if ask.little and run.drafter != "none" and read_plan(run.tree) is None:
         raise UserError("the capture names no tree that can be read")
     target, drafted = ask.watched(drafter=False), ask.watched(drafter=True)
     drafts = Stage.DRAFTER in wanted and bool(model_part(run.drafter))
     if drafts and draft is None:
-        findings.left_out.append(f"drafter: {ask.options.why_no_draft or NO_MODEL}")
+        found.left_out += (f"drafter: {ask.options.why_no_draft or NO_MODEL}",)
     until = max(target.until if wanted - {Stage.DRAFTER} else 0, drafted.until if drafts and draft else 0)
     ask.progress("loading the reference", 0, 0)
     reference = ModelReference(ask.options.target, ask.options.device)
-    watches: list[tuple[ModelWatch, WalkPlan]] = []
+    watches: list[ModelWatch] = []
     with ExitStack() as stack:
-        config = located_config(ask.history, ask.target_named, ask.draft_named)
-        engine = start_engine(config, lambda what: ask.progress(what, 0, 0))
+        engine = start_engine(located_config(ask.history, ask.options), lambda what: ask.progress(what, 0, 0))
         stack.callback(engine.close)
-        drive = Drive(engine, ask.history, frozenset(target.plans) if ask.little else None)
-        drive.stamped = frozenset(target.plans) if Stage.TARGET in wanted else frozenset()
+        drive = Drive(engine, ask.history, frozenset(target.contexts) if ask.little else None)
         if Stage.TARGET in wanted:
-            watches.append((target_watch(drive, target.plans, reference, stack), target))
+            drive.stamped = frozenset(target.contexts)
+            watches.append(target_watch(drive, target, reference, stack))
         decisions = _decisions(ask, drive, until) if DECIDED & wanted else None
         if drafts and draft is not None:
-            watches.append((drafter_watch(drive, drafted.plans, reference, draft, stack), drafted))
-        for watch, plan in watches:
-            watch.until = plan.until
+            watches.append(drafter_watch(drive, drafted, reference, draft, stack))
         for number, _ in enumerate(drive.steps(until)):
             ask.progress("walking the run", number + 1, until + 1)
     if decisions is not None:
-        findings.driven += [item for item in decisions.located() if item.operation.stage in wanted]
-        findings.ruled_out += decisions.ruled_out()
-        findings.notes += decisions.notes()
-        findings.walks += filter(None, [decisions.walk()])
-    for watch, plan in watches:
-        _of_watch(ask, findings, watch, plan, len(reference.layers))
+        ask.driven.extend(item for item in decisions.located() if item.operation.stage in wanted)
+        found.ruled_out += tuple(decisions.ruled_out())
+        found.notes += tuple(decisions.notes())
+        found.walks += tuple(filter(None, [decisions.walk()]))
+    for watch in watches:
+        _of_watch(ask, found, watch, len(reference.layers))
 
 
 def _decisions(ask: Question, drive: Drive, until: int) -> DecisionWatch:
     """Watches sampling and verdicts of every request whose text is known."""
     history = ask.history
-    assert history.run is not None
     names = dict.fromkeys(part.request for record in history.steps[: until + 1] for part in record.requests)
     wanted = [name for name in names if drive.only is None or name in drive.only]
     contexts = {name: known for name in wanted if (known := contexts_until(history, name, until)) is not None}
     limited = any(each.params.limited for each in contexts.values())
     vocab = drive.engine.runner.loaded.vocab_size
-    forms = RequestForms(ask.options.target, vocab, history.run.eos_tokens) if limited else None
+    forms = RequestForms(ask.options.target, vocab, ask.run.eos_tokens) if limited else None
     return DecisionWatch(drive, ask.case, contexts, forms)
 
 
-def _of_watch(ask: Question, findings: Findings, watch: ModelWatch, plan: WalkPlan, layers: int) -> None:
+def _of_watch(ask: Question, found: Location, watch: ModelWatch, layers: int) -> None:
     """What a model's passes come to."""
-    run, is_target = ask.history.run, watch.stage is Stage.TARGET
-    assert run is not None
-    head = not is_target and runs_head(model_part(run.drafter))
-    if head and any(item.operation.stage is Stage.TARGET for item in findings.located):
-        findings.ruled_out.append("the drafter was not walked: it is fed the target's features, which differ")
+    is_target = watch.stage is Stage.TARGET
+    head = not is_target and runs_head(model_part(ask.run.drafter))
+    if head and any(item.operation.stage is Stage.TARGET for item in found.located):
+        found.ruled_out += ("the drafter was not walked: it is fed the target's features, which differ",)
         return
     compared = watch.wrong or next(reversed(watch.last.values()), None)
     if compared is not None:
-        findings.walks.append(walk_of(compared, HEAD if head else MODEL))
+        found.walks += (walk_of(compared, HEAD if head else MODEL),)
     overwritten = watch.drive.overwritten if is_target else []
     if watch.wrong is not None:
-        text = plan.plans[watch.wrong.where.request].text
-        findings.located.append(located_in(watch.wrong, text, ask.history, overwritten))
+        text = watch.plan.contexts[watch.wrong.where.request].text
+        found.located += (located_in(watch.wrong, text, ask.history, overwritten),)
         return
-    findings.located += [_overwritten(each) for each in overwritten[:1]]
-    of_what = f"{plural(plan.until + 1, 'engine step')} of {plural(len(plan.plans), 'request')}"
-    if not is_target and watch.passes:
-        findings.ruled_out.append(
-            f"the drafter: {plural(watch.passes, 'pass', 'passes')} over {of_what} agree, from what they are fed to "
-            "the tokens that are chosen"
-        )
+    found.located += tuple(_overwritten(each) for each in overwritten[:1])
+    of_what = f"{plural(watch.plan.until + 1, 'engine step')} of {plural(len(watch.plan.contexts), 'request')}"
     if is_target:
-        findings.ruled_out.append(
+        found.ruled_out += (
             f"the target: {watch.rows:,} rows at the borders of {plural(layers, 'layer')} agree over {of_what}, "
-            f"to {watch.largest:.0%} of what rounding explains"
+            f"to {watch.largest:.0%} of what rounding explains",
+        )
+    elif watch.passes:
+        found.ruled_out += (
+            f"the drafter: {plural(watch.passes, 'pass', 'passes')} over {of_what} agree, from what they are fed to "
+            "the tokens that are chosen",
         )
     if is_target and (differs := ask.differing(drafter=False)):
-        findings.unexplained.append(
+        found.unexplained += (
             f"the target's recorded figures differ from the model's in {plural(len(differs), 'request')}, and the "
             "engine, run again, agrees with the model: what was recorded came from another build, other weights, or "
-            "after the logits"
+            "after the logits",
         )
 
 

@@ -26,8 +26,8 @@ from specscope.model.batch import Segment
 from specscope.model.fast.decoder import FusedLayer
 
 if TYPE_CHECKING:
-    from specscope.analyze.audit.contexts import Contexts
     from specscope.measure.locate.drive import Drive
+    from specscope.measure.locate.question import WalkPlan
     from specscope.model.kv_cache import BlockTable
 
 OF_QUERIES, OF_KEYS = ("q_proj", ".query", ".attention", "o_proj:in"), ("k_proj", "v_proj", ".key", ".value", " read")
@@ -38,10 +38,14 @@ class ModelWatch:
     """Compares the passes of some requests, up to the first that differs."""
 
     def __init__(
-        self, stage: Stage, drive: Drive, side: ModelSide | HeadSide, tables: Callable[[str], BlockTable | None]
+        self,
+        stage: Stage,
+        drive: Drive,
+        plan: WalkPlan,
+        side: ModelSide | HeadSide,
+        tables: Callable[[str], BlockTable | None],
     ) -> None:
-        self.stage, self.drive, self.side, self.tables = stage, drive, side, tables
-        self.until = 0  # the place in the history of the last step that is compared
+        self.stage, self.drive, self.plan, self.side, self.tables = stage, drive, plan, side, tables
         self.last: dict[str, ComparedPass] = {}  # by request
         self.right: dict[str, tuple[FedPart, ReferencePass]] = {}  # of these
         self.wrong: ComparedPass | None = None
@@ -52,7 +56,7 @@ class ModelWatch:
     def is_on(self) -> bool:
         """Whether passes are compared now."""
         running = bool(self.drive.fed) if self.stage is Stage.TARGET else True
-        return self.wrong is None and running and self.drive.place <= self.until
+        return self.wrong is None and running and self.drive.place <= self.plan.until
 
     @contextmanager
     def on(self) -> Iterator[None]:
@@ -201,9 +205,7 @@ def _to_the_same_sum(ours: Tensor, right: Tensor) -> Tensor:
     return torch.where(constant[None, :, None], whole, ours)
 
 
-def target_watch(
-    drive: Drive, plans: Mapping[str, Contexts], reference: ModelReference, stack: ExitStack
-) -> ModelWatch:
+def target_watch(drive: Drive, plan: WalkPlan, reference: ModelReference, stack: ExitStack) -> ModelWatch:
     """Watches the target of a drive, as long as the stack is open."""
 
     def fed(part: FedPart) -> Fed:
@@ -212,8 +214,7 @@ def target_watch(
         end = step.context_len + step.prefill_tokens + (step.verdict is not None)
         return step.context_len, end, range(len(step.tree)), step.tree.token.tolist(), step.tree.parent.tolist()
 
-    texts = {name: contexts.text for name, contexts in plans.items()}
-    side = ModelSide.of(drive.engine.runner, reference, texts, fed)
-    watch = ModelWatch(Stage.TARGET, drive, side, drive.table_of)
+    side = ModelSide.of(drive.engine.runner, reference, plan.texts, fed)
+    watch = ModelWatch(Stage.TARGET, drive, plan, side, drive.table_of)
     stack.enter_context(watch.on())
     return watch
