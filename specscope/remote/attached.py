@@ -5,13 +5,11 @@ one that `specscope vllm --screen` starts: what its log says while it loads, and
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import multiprocessing
 import re
 import signal
 import subprocess
-import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,7 +22,7 @@ from specscope.trace.checked import is_loopback, short, whole
 from specscope.trace.history.history import History
 from specscope.trace.history.wording import plural
 
-WAITING, WAITING_BYTES = 20_000, 128 * 2**20  # messages that may wait for the screen before records are lost
+AT_ONCE = 256  # messages that are taken in between two pictures, at most
 
 
 class Attached(Engines):
@@ -33,11 +31,6 @@ class Attached(Engines):
     def __init__(self, host: str, port: int, http_port: int | None) -> None:
         super().__init__()
         self.others = 0  # spans of other services, which are skipped
-        self._heard: deque[RunUpdate | str] = deque()
-        self._bytes = 0  # of the records in them, roughly
-        self._lock = threading.Lock()  # guards it
-        self._lost = Counter[str]()  # records of each run that were lost here
-        self._closing = False
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=listen, args=(theirs, host, port, http_port), daemon=True)
@@ -56,38 +49,24 @@ class Attached(Engines):
         self._open_to = "" if is_loopback(host) else ": any machine that reaches it may write here, without a password"
         if self._open_to:
             self.news.append(Notice(f"listening on {self.where}{self._open_to}"))
-        threading.Thread(target=self._read, name="specscope-listener-reader", daemon=True).start()
 
-    def _read(self) -> None:
-        """Drain the pipe at once, so that a slow screen never makes the listener wait."""
+    def poll(self, history: History) -> bool:
+        """Take in what has come; True where there was anything. While the screen takes none, the listener waits."""
+        changed, gone = False, history.gone
         try:
-            while True:
+            for _ in range(AT_ONCE):
+                if self.error or not self._pipe.poll():
+                    break
                 message = self._pipe.recv()
                 if isinstance(message, int):
                     self.others += message
-                    continue
-                if isinstance(message, RunUpdate):
-                    if len(self._heard) >= WAITING or self._bytes + message.weight > WAITING_BYTES:
-                        self._lost[message.run] += len(message.records)
-                        message = dataclasses.replace(message, records=(), weight=0)  # its tokens come only once
-                    with self._lock:
-                        self._bytes += message.weight
-                self._heard.append(message)
+                elif isinstance(message, str):
+                    self.news.append(Notice(message))
+                else:
+                    self._take(message, history)
+                changed |= not isinstance(message, int)
         except (EOFError, OSError):
-            if not self._closing:
-                self.error = "the listener's process ended"
-
-    def poll(self, history: History) -> bool:
-        """Take in what has come; True where there was anything."""
-        changed, gone = bool(self._heard), history.gone
-        while self._heard:
-            message = self._heard.popleft()
-            if isinstance(message, str):
-                self.news.append(Notice(message))
-                continue
-            with self._lock:
-                self._bytes -= message.weight
-            self._take(message, history)
+            self.error = "the listener's process ended"
         if changed:
             self.trim(history, gone)
         return changed
@@ -103,13 +82,11 @@ class Attached(Engines):
         self.beside[heard.run] += sum(100 + len(piece) for piece in heard.pieces.values()) + 100 * len(heard.special)
         for record in heard.records:
             history.append(record)
-        history.lost = heard.lost + self._lost[heard.run]
+        history.lost = heard.lost
 
     def close(self) -> None:
         """Stop listening."""
-        self._closing = True
-        with contextlib.suppress(OSError):
-            self._pipe.send("stop")
+        self._pipe.close()
         self._process.join(5)
         if self._process.is_alive():
             self._process.terminate()

@@ -16,10 +16,10 @@ import select
 import socket
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import Struct
 
@@ -43,23 +43,35 @@ class DebugMessage(Struct):
     interrupt: bool = False
 
 
+class ClientGate(Protocol):
+    """Through which one client moves an engine."""
+
+    @property
+    def lock(self) -> AbstractContextManager[object]:
+        """Held while a command runs."""
+
+    def open(self) -> None:
+        """It has come."""
+
+    def interrupt(self) -> None:
+        """It waits no longer."""
+
+    def close(self) -> None:
+        """It has left."""
+
+
 class DebugServer:
     """Listens from when it is made until it is closed. Its threads die with the process."""
 
     def __init__(
         self,
         path: Path,
-        debugger: Any,  # noqa: ANN401
+        gate: ClientGate,
         greeting: Callable[[], str],
-        *,
         commands: Callable[[], Commands],
     ) -> None:
-        """`debugger`: of an engine, with a `gate` (held.py) and `catch_up`, for what came while nobody was attached.
-
-        `commands`: makes a client's. Raises OSError.
-        """
-        self._path, self._debugger, self._greeting = path, debugger, greeting
-        self._commands = commands
+        """`commands`: makes a client's. Raises OSError."""
+        self._path, self._gate, self._greeting, self._commands = path, gate, greeting, commands
         self._free = threading.Lock()  # held while a client is there
         self._closed = threading.Event()
         self._socket = _listen(path)
@@ -87,13 +99,12 @@ class DebugServer:
 
     def _serve(self, client: socket.socket) -> None:
         """Serve one client until it leaves: however it leaves, the engine goes on."""
-        gate, lines = self._debugger.gate, SimpleQueue[DebugMessage | UserError | None]()
+        gate, lines = self._gate, SimpleQueue[DebugMessage | UserError | None]()
         gate.open()
         reader = threading.Thread(target=self._read, args=(client, lines), name="specscope-reader", daemon=True)
         reader.start()
         try:
             with gate.lock:
-                self._debugger.catch_up()
                 commands = self._commands()
             _send(client, text=self._greeting(), refused=False)
             while not commands.quitting and (message := lines.get()) is not None:
@@ -119,13 +130,13 @@ class DebugServer:
                 while raw := stream.readline(LONGEST):
                     message = _message(raw)
                     if isinstance(message, DebugMessage) and message.interrupt:
-                        self._debugger.gate.interrupt()
+                        self._gate.interrupt()
                     else:
                         lines.put(message)
         except OSError:
             pass
         finally:
-            self._debugger.gate.close()
+            self._gate.close()
             lines.put(None)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from itertools import count as counting
-from typing import Any
+from typing import Any, Protocol
 
 from specscope.debug.answers import Answer, Stop, StopReason
 from specscope.debug.commands import Commands, WhatIf
@@ -22,7 +22,7 @@ from specscope.debug.session import Session
 from specscope.debug.views import NodeView
 from specscope.errors import UserError
 from specscope.trace.history.history import History, RequestHistory
-from specscope.trace.record.records import StepRecord
+from specscope.trace.record.records import RequestStep, StepRecord
 
 
 class _HeldSession(Session):
@@ -83,10 +83,23 @@ class _HeldSession(Session):
         raise UserError(f"{self.gate.engine}'s run has one branch: it cannot go back")
 
 
+class StandingEngine(Protocol):
+    """The debugger of an engine that stands at a gate, for a thread that holds the gate's lock."""
+
+    gate: Gate
+    history: History
+
+    def catch_up(self) -> None:
+        """Take in what was published while nobody was attached."""
+
+    def view(self, part: RequestStep, node: int) -> NodeView:
+        """The distributions where a node was judged. Raises UserError."""
+
+
 class _HeldWhatIf(WhatIf):
     """What the engine can show where it stands."""
 
-    def __init__(self, debugger: Any) -> None:  # noqa: ANN401
+    def __init__(self, debugger: StandingEngine) -> None:
         self.debugger, self._name = debugger, debugger.gate.engine
 
     def fork(self, session: Session, words: Sequence[str]) -> Forked:
@@ -101,21 +114,17 @@ class _HeldWhatIf(WhatIf):
         part = session.part
         if part is None or node is None:
             raise UserError("give a drafted node, such as node 0")
-        view: NodeView = self.debugger.view(part, node)
-        return view
+        return self.debugger.view(part, node)
 
 
 class HeldCommands(Commands):
     """A debugger's lines, for one client."""
 
-    def __init__(self, debugger: Any) -> None:  # noqa: ANN401
-        """`debugger`: an engine that stands, for a thread that holds the gate's lock.
-
-        It has a `gate`, a `history`, a `limit`, whose `describe` is a line for a stop on how long it may stand, and
-        `view`, which gives the distributions where a node was judged.
-        """
+    def __init__(self, debugger: StandingEngine, waits: Callable[[], str]) -> None:
+        """`waits`: how long the engine may stand, in a line."""
+        debugger.catch_up()
         super().__init__(_HeldSession(debugger.gate, debugger.history), _HeldWhatIf(debugger))
-        self.debugger = debugger
+        self.debugger, self._waits = debugger, waits
 
     def answer(self, line: str) -> Answer:
         """As `Commands.answer`, with what the engine did since the last line and how long it still waits."""
@@ -126,7 +135,7 @@ class HeldCommands(Commands):
         text = [*([] if expired is None else [late]), *filter(None, [answer.text])]
         if answer.stop is not None:
             runs = f"{gate.engine} runs, and stops at its next step"
-            text.append(self.debugger.limit.describe() if gate.stands else runs)
+            text.append(self._waits() if gate.stands else runs)
         return Answer(answer.line, "\n".join(text), answer.stop)
 
     def do_step(self, text: str) -> str:

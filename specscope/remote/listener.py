@@ -18,7 +18,6 @@ from specscope.errors import UserError
 from specscope.lifetime import end_with_parent
 from specscope.remote.engines import ENGINES
 from specscope.remote.receiver import Export, Receiver
-from specscope.trace.history.history import weight
 from specscope.trace.history.wording import Faults
 from specscope.trace.record.records import RunInfo, StepRecord
 from specscope.trace.wire.otlp_json import Spans
@@ -50,7 +49,6 @@ class RunUpdate:
     pieces: dict[int, bytes]  # of the vocabulary, those that are new
     special: frozenset[int]  # likewise
     lost: int  # records and exports that are known to be missing, in all
-    weight: int  # bytes of the records, roughly
 
 
 class _Run:
@@ -76,7 +74,7 @@ class _Run:
         pieces, special = self.decoder.vocabulary.pieces, frozenset(self.decoder.vocabulary.special)
         new, more = dict(islice(pieces.items(), self._pieces, None)), special - self._special
         self._pieces, self._special = len(pieces), special
-        return RunUpdate(name, info, records, new, more, self._sent[1], sum(map(weight, records)))
+        return RunUpdate(name, info, records, new, more, self._sent[1])
 
     def news(self) -> list[str]:
         """The news about spans that were left out: of each kind of fault only when there are ten times as many."""

@@ -111,11 +111,11 @@ class ServedCommands(Commands):
 
 
 class ServedDebugger:
-    """What remote/debug_socket.py needs from a debugger and from its gate."""
+    """What remote/debug_socket.py needs of a gate, and what the commands behind it share."""
 
     def __init__(self, thread: EngineThread, privacy: Privacy) -> None:
         self.thread, self.privacy = thread, privacy
-        self.gate, self.lock = self, threading.RLock()
+        self.lock = threading.RLock()
         self.recent = RecentSteps(KEPT)
         self.asked = False  # whether the running command is to end
         self.driven = False  # whether a command is running: it appends to its history itself
@@ -142,9 +142,6 @@ class ServedDebugger:
     def shown(self, record: StepRecord) -> StepRecord:
         """A record as a debugger sees it."""
         return strip(record, self.privacy)
-
-    def catch_up(self) -> None:
-        """Nothing to do: it receives each step as it runs."""
 
     def commands(self) -> Commands:
         """The commands for one client, from now on."""
@@ -191,5 +188,5 @@ def listen(path: str, thread: EngineThread, privacy: Privacy) -> tuple[ServedDeb
             return line
         return f"{line}; what was launched ahead is finished, and steps now run one at a time"
 
-    server = DebugServer(Path(path), debugger, greeting, commands=debugger.commands)
+    server = DebugServer(Path(path), debugger, greeting, debugger.commands)
     return debugger, server

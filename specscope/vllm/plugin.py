@@ -202,7 +202,8 @@ def _listen(settings: PluginSettings, guard: ErrorGuard, debugger: Debugger, run
     debugger.limit = limit_of(runner)
     model = runner.vllm_config.model_config.model
     greeting = f"attached to vLLM {vllm_version()}, process {os.getpid()}, {model}: it runs on until it is moved"
-    server = DebugServer(path, debugger, lambda: greeting, commands=partial(HeldCommands, debugger))
+    commands = partial(HeldCommands, debugger, debugger.limit.describe)
+    server = DebugServer(path, debugger.gate, lambda: greeting, commands)
     debugger.socket = path
     at_exit(lambda: guard.safely(server.close))
 

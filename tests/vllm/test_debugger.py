@@ -32,8 +32,9 @@ class Bench:
     def __init__(self, folder, **settings):
         self.vllm = FakeVllm(**settings)
         self.path = folder / "debug.sock"
-        commands = partial(HeldCommands, self.vllm.debugger)
-        self.server = DebugServer(self.path, self.vllm.debugger, lambda: "attached to a fake", commands=commands)
+        debugger = self.vllm.debugger
+        commands = partial(HeldCommands, debugger, debugger.limit.describe)
+        self.server = DebugServer(self.path, debugger.gate, lambda: "attached to a fake", commands)
         self.clients = []
 
     def attach(self):
@@ -340,10 +341,10 @@ def test_a_socket_that_a_process_left_behind_is_taken_over(tmp_path):
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(path))
     vllm = FakeVllm()
-    commands = partial(HeldCommands, vllm.debugger)
-    server = DebugServer(path, vllm.debugger, lambda: "here", commands=commands)
+    commands = partial(HeldCommands, vllm.debugger, vllm.debugger.limit.describe)
+    server = DebugServer(path, vllm.debugger.gate, lambda: "here", commands)
     with pytest.raises(OSError, match="another process listens"):
-        DebugServer(path, vllm.debugger, lambda: "there", commands=commands)
+        DebugServer(path, vllm.debugger.gate, lambda: "there", commands)
     client = AttachedCommands(str(path))
     assert client.greeting == "here"
     client.close()

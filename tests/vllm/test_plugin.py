@@ -58,7 +58,7 @@ def test_what_it_is_told_to_leave_out_leaves_it_by_no_way(tmp_path, monkeypatch,
         variables |= {"SPECSCOPE_OTLP_PROTOCOL": protocol} | ({flags[level]: "1"} if level else {})
         debugger = recorded(monkeypatch, variables)
     sent = [(span.name, span.attributes) for _, span in received(taken)]
-    commands = HeldCommands(debugger)
+    commands = HeldCommands(debugger, debugger.limit.describe)
     told = [commands.run(line) for line in ("info requests", "tree", "why", "node 0")]
     ways = {"file": file.read_text(), "network": repr(sent), "debug socket": "\n".join(told)}
     for word, where in (("quokka", set(ways)), (STOP, {"file", "network"})):

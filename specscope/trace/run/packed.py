@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import groupby, pairwise
+from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
@@ -106,18 +106,13 @@ class FieldColumns:
         return values
 
     def field(self, row: int, name: str) -> Any:  # noqa: ANN401 - as the record has it
-        """One field of a record; not of two dimensions."""
+        """One field of a record; an array of two dimensions row after row."""
         if name in self.numbers:
             return self.numbers[name].item(row)
         if name in self.words:
             return self.words[name][row]
         ends = self.ends[name]
         return self.arrays[name][ends.item(row) : ends.item(row + 1)]
-
-    def lists(self, name: str) -> list[list[Any]]:
-        """An array of each record, as a list; one of two dimensions row after row."""
-        values, ends = self.arrays[name].tolist(), self.ends[name].tolist()
-        return [values[begin:end] for begin, end in pairwise(ends)]
 
     @property
     def nbytes(self) -> int:
@@ -172,12 +167,6 @@ class PackedParts:
         """One field of a step, or of what it holds; None where it holds none."""
         place = self.rows[held].item(row) if held else row
         return None if place < 0 else (self.held[held] if held else self.parts).field(place, name)
-
-    def count(self, row: int, held: str, name: str) -> int | None:
-        """How many values an array has of what a step holds; None where it holds none."""
-        place = self.rows[held].item(row)
-        ends = self.held[held].ends[name]
-        return None if place < 0 else ends.item(place + 1) - ends.item(place)
 
     def attribute(self, row: int, name: str) -> Any:  # noqa: ANN401 - as the record has it
         """A field of a step, or what it holds. Raises AttributeError for any other name."""

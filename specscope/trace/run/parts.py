@@ -27,16 +27,10 @@ SIZES = {  # bytes that a value of an array takes, with those that go along with
 
 def part_weight(part: RequestStep) -> int:
     """Bytes that a request's part in a step takes as a record, roughly."""
-    columns, row = part.__dict__.get("packed", (None, 0))
-    size = 3000
-    for (held, name), each in SIZES.items():
-        if columns is not None:
-            count = columns.count(row, held, name)
-        else:
-            holder = getattr(part, held)
-            count = None if holder is None else getattr(holder, name).size
-        size += 0 if count is None else each * count + (2000 if name == "node" else 0)
-    return size
+    arrays = {name: (each, part.told(*name)) for name, each in SIZES.items()}
+    notes = 0 if part.told("parents", "node") is None else 2000
+    sizes: int = sum(each * array.size for each, array in arrays.values() if array is not None)
+    return 3000 + notes + sizes
 
 
 class PartStore:

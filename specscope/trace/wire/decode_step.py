@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -42,18 +41,10 @@ Lengths = dict[str, Longs]  # of each letter of DIMENSIONS: [S] the length of su
 PIECES = 16  # that spans are tried in of which one is damaged
 
 
-@dataclass(frozen=True)
-class ReadPart:
-    """A decode step that was read."""
-
-    step: RequestStep  # in columns with others
-    shown: list[int]  # the tokens of the tree, and the final one
-    named: list[int]  # ParentNotes.named
-    likeliest: Sequence[str]  # texts of these, if there are any
-    weight: int  # bytes that it takes, roughly
+Part = tuple[RequestStep, Sequence[str]]  # in columns with others; the texts of ParentNotes.named, if there are any
 
 
-def read_parts(spans: Sequence[Span], *, nameless: bool) -> list[ReadPart | DamagedError]:
+def read_parts(spans: Sequence[Span], *, nameless: bool) -> list[Part | DamagedError]:
     """The steps of these spans in columns, or what is wrong with one. `nameless`: token ids were left out."""
     if not spans:
         return []
@@ -67,7 +58,7 @@ def read_parts(spans: Sequence[Span], *, nameless: bool) -> list[ReadPart | Dama
     return [part for piece in pieces for part in read_parts(piece, nameless=nameless)]
 
 
-def _parts(spans: Sequence[schema.DecodeStep], attributes: Sequence[Attributes], nameless: bool) -> list[ReadPart]:
+def _parts(spans: Sequence[schema.DecodeStep], attributes: Sequence[Attributes], nameless: bool) -> list[Part]:
     """The steps, checked. Raises DamagedError where anything in one is damaged; the message is of the only one."""
     lengths: Lengths = {}
     own = _of_attributes(RequestStep, attributes, lengths, nameless)
@@ -90,17 +81,8 @@ def _parts(spans: Sequence[schema.DecodeStep], attributes: Sequence[Attributes],
             held[field.name] = there, _of_notes(field, parsed[field.name], _some(lengths, there), nameless)
     packed = PackedParts(own, held)
     _check(packed, spans, lengths["n"], lengths["a"])
-    final = packed.held["verdict"].numbers["token"].tolist()
-    shown = [[*drafted, last] for drafted, last in zip(packed.held["tree"].lists("token"), final, strict=True)]
-    weight = 2000 + packed.nbytes // len(packed)
-    parts = [ReadPart(packed[row], tokens, [], (), weight) for row, tokens in enumerate(shown)]
-    there, tops = held["parents"]
-    likeliest = zip(tops.lists("top"), tops.lists("draft_top"), parsed["parents"], strict=True)
-    for row, (top, draft_top, notes) in zip(np.flatnonzero(there).tolist(), likeliest, strict=True):
-        if notes.text:
-            named = sorted({*top, *draft_top}.difference(shown[row]))
-            parts[row] = ReadPart(parts[row].step, shown[row], named, notes.text, weight)
-    return parts
+    likeliest: list[Sequence[str]] = [*(notes.text for notes in parsed["parents"]), ()]
+    return [(packed[row], likeliest[place]) for row, place in enumerate(packed.rows["parents"].tolist())]
 
 
 def _some(lengths: Lengths, there: NDArray[np.bool_]) -> Lengths:

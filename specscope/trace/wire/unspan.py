@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
+from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
@@ -38,7 +39,7 @@ from specscope.trace.wire.codec import (
     read_json,
     unescaped,
 )
-from specscope.trace.wire.decode_step import ReadPart, read_parts
+from specscope.trace.wire.decode_step import Part, read_parts
 from specscope.trace.wire.otlp_json import ReadSpan
 from specscope.trace.wire.schema import CHAT, NO_TIMES, OTHER_PARAMS, PARAMS, UNTOLD, Resource, newer, read_engine
 
@@ -169,7 +170,7 @@ class _Opened:
     end_ns: int
     attributes: Attributes
     span: Any = None  # of schema.AnySpan, where nothing is wrong
-    part: ReadPart | DamagedError | None = None  # the evidence of a decode step, or what is wrong
+    part: Part | DamagedError | None = None  # the evidence of a decode step, or what is wrong
 
 
 class Decoder:
@@ -293,34 +294,30 @@ class Decoder:
         return opened
 
     def _take_in(self, given: _Opened) -> None:
-        span, start_ns, end_ns = given.span, given.start_ns, given.end_ns
-        if isinstance(span, schema.DecodeStep):
-            self.has_steps = True
-            if not isinstance(given.part, ReadPart):
-                self.summaries += 1
-                self._waiting(span.step).bare.add(span.request_id)
-                return
-            part = given.part.step
-            self._learn(span, given.part)
-            self.judged += 1
-            weight = given.part.weight
-        elif isinstance(span, schema.Prefill):
-            part = read(span, RequestStep, UNDRAFTED)
+        span, start_ns, end_ns, pending = given.span, given.start_ns, given.end_ns, self._waiting(given.span.step)
+        # bytes in memory, roughly; `length`: of ids that were left out
+        sizes = (len(value) for value in given.attributes.values() if isinstance(value, str | list))
+        weight = 2000 + 12 * sum(sizes) + 4 * getattr(span, "length", 0)
+        self.has_steps |= not isinstance(span, schema.Root)
+        if isinstance(span, schema.DecodeStep) and not isinstance(given.part, tuple):
+            self.summaries += 1
+            pending.bare.add(span.request_id)
+            return
+        if isinstance(span, schema.Prefill | schema.DecodeStep):
+            if isinstance(span, schema.DecodeStep) and isinstance(given.part, tuple):
+                part, likeliest = given.part
+                self._learn(span, part, likeliest)
+                self.judged += 1
+                columns = part.__dict__["packed"][0]
+                weight = 2000 + columns.nbytes // len(columns)
+            else:
+                part = read(span, RequestStep, UNDRAFTED)
+            pending.parts[span.request_id] = part
+            pending.notes, pending.times = span.engine or pending.notes, (start_ns, end_ns)
         elif isinstance(span, schema.Queue):
             told = {"arrival_ns": start_ns, "admitted_ns": end_ns if span.admitted else 0}
             gone = {"prompt_tokens": no_tokens(span.length)} if self.privacy >= Privacy.NO_TOKENS else {}
             info = read(span, RequestInfo, told | gone)
-        if not isinstance(span, schema.DecodeStep):  # bytes in memory, roughly; `length`: of ids that were left out
-            sizes = (len(value) for value in given.attributes.values() if isinstance(value, str | list))
-            weight = 2000 + 12 * sum(sizes) + 4 * getattr(span, "length", 0)
-        self.has_steps |= not isinstance(span, schema.Root)
-        pending = self._waiting(span.step)
-        pending.weight += weight
-        self._held += weight
-        if isinstance(span, schema.Prefill | schema.DecodeStep):
-            pending.parts[span.request_id] = part
-            pending.notes, pending.times = span.engine or pending.notes, (start_ns, end_ns)
-        elif isinstance(span, schema.Queue):
             pending.infos.append((info, weight))
             if span.admitted:
                 pending.admitted[span.request_id] = info
@@ -330,6 +327,8 @@ class Decoder:
             pending.engine = span
         else:
             pending.finished[span.request] = (start_ns, end_ns, span)
+        pending.weight += weight
+        self._held += weight
         pending.branch = span.branch
         pending.times = pending.times if pending.parts else (end_ns, end_ns)
 
@@ -419,12 +418,14 @@ class Decoder:
         before = max((sent for sent in self._sent if sent <= record.after), default=-1)
         return replace(record, after=before)
 
-    def _learn(self, span: schema.DecodeStep, part: ReadPart) -> None:
+    def _learn(self, span: schema.DecodeStep, step: RequestStep, likeliest: Sequence[str]) -> None:
         """Learn the texts of tokens: the tree's, the final one, and the likeliest at the parents."""
-        pieces, named, likeliest = self.vocabulary.pieces, part.named, part.likeliest
+        pieces, shown = self.vocabulary.pieces, [*step.told("tree", "token").tolist(), step.told("verdict", "token")]
+        tops = (step.told("parents", name).tolist() for name in ("top", "draft_top")) if likeliest else ()
+        named = sorted({*chain(*tops)}.difference(shown))  # as ParentNotes.named
         if len(named) != len(likeliest):
             raise DamagedError(f"`specscope.parents`: {len(likeliest)} texts for {plural(len(named), 'token')}")
-        pairs = zip(part.shown if span.text else (), span.text, strict=True)
+        pairs = zip(shown if span.text else (), span.text, strict=True)
         for token, text in (*pairs, *zip(named, likeliest, strict=True)):
             if token not in pieces and len(pieces) < PIECES and self._text < TEXT:
                 pieces[token] = piece = unescaped(text, "specscope.tree.text", unescape)
