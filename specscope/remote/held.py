@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from itertools import count as counting
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from specscope.debug.answers import Answer, Stop, StopReason
 from specscope.debug.commands import Commands, WhatIf
@@ -23,6 +23,8 @@ from specscope.debug.views import NodeView
 from specscope.errors import UserError
 from specscope.trace.history.history import History, RequestHistory
 from specscope.trace.record.records import RequestStep, StepRecord
+
+T = TypeVar("T")
 
 
 class _HeldSession(Session):
@@ -185,11 +187,11 @@ class Gate:
         """Whether the engine waits at a step."""
         return self._standing is not None
 
-    def ask(self, task: Callable[[], Any]) -> Any:  # noqa: ANN401
+    def ask(self, task: Callable[[], T]) -> T:
         """Run something on the worker's thread while it stands: tensors are used on that thread only."""
         if not self.stands:
             raise UserError(f"{self.engine} is running: pause stops it at its next step")
-        future: Future[Any] = Future()
+        future: Future[T] = Future()
         self._tasks.append((task, future))
         self.lock.notify_all()
         self.lock.wait_for(lambda: future.done() or not self.stands)

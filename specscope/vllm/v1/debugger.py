@@ -142,8 +142,7 @@ class Debugger:
 
     def view(self, part: RequestStep, node: int) -> NodeView:
         """The distributions where a node was judged. Raises UserError."""
-        view: NodeView = self.gate.ask(lambda: self._view(part, node))
-        return view
+        return self.gate.ask(lambda: self._view(part, node))
 
     def _view(self, part: RequestStep, node: int) -> NodeView:
         decision, row = self._at(part)
