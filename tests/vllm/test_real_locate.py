@@ -194,7 +194,7 @@ def test_the_token_behind_a_prefill_chunk_is_located_where_vllm_makes_it(capture
     """vLLM's own, in 0.32.0 and by its source in 0.33.0: docs/prefill-chunks.md."""
     (first,) = located(captures, "eagle chunks", []).located
     assert (first.operation.stage, first.operation.name) == (Stage.DRAFTER, "last token")
-    assert first.operation.code == f"{BASE}.prepare_next_token_ids_padded"
+    assert first.operation.code.startswith(f"{BASE}.prepare_next_token_ids_padded or ")
     assert first.explained == first.differing
     assert located(captures, "eagle chunks", ["chunk_ends_mended"]).located == ()
 

@@ -9,7 +9,7 @@ from specscope.analyze.locate.located import FedRow, Held, Located, Stage, Walk
 from specscope.analyze.locate.model.likeness import looks, looks_of_scores
 from specscope.measure.locate.drive import KVOverwritten
 from specscope.measure.locate.layer_taps import code_of
-from specscope.measure.locate.pairs import ComparedPass, HeldPair, wrong_rows
+from specscope.measure.locate.pairs import ComparedPass, HeldPair
 from specscope.model.kv_cache import KVCache
 from specscope.trace.history.history import History, RequestHistory
 from specscope.trace.history.wording import plural
@@ -36,7 +36,7 @@ def located_in(
     wrong, pair = compared.held[-1], compared.wrong
     assert pair is not None
     said, operation, where = sentence(compared.held), wrong.operation, compared.where
-    bad = [pair.rows[place] for place in wrong_rows(wrong)]
+    bad = compared.bad
     if compared.stage is Stage.TARGET and operation.name.endswith(" read"):
         story, code = _written(bad, history.requests[where.request], where.index)
         places = {row.position for row in bad}

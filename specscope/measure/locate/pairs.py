@@ -20,6 +20,7 @@ from specscope.analyze.locate.model.reference import FLOOR
 from specscope.analyze.locate.model.taps import relative
 from specscope.analyze.locate.operations import operation
 
+OF_QUERIES, OF_KEYS = ("q_proj", ".query", ".attention", "o_proj:in"), ("k_proj", "v_proj", ".key", ".value", " read")
 LAYERS = re.compile(r"(midlayer|layers\.\d+)$")
 AMPLIFIED = 10.0  # by how much an operation may magnify what its input is off; 7 was seen in logits
 MOST_AMPLIFIED = 30.0  # by how much rounding may grow beyond what is usual, over all layers
@@ -96,29 +97,27 @@ class ComparedPass:
             if not len(pair.rows):
                 continue
             limit = self.limits.of(pair, next((held.error for held in reversed(self.held) if held.allowed), 0.0))
-            held = hold(self.stage, pair, limit)
-            if held.differs and pair.inside is not None and self.compare(pair.inside(limit)):
+            errors, place = pair.errors, operation(self.stage, pair.name, pair.code)
+            wrong, largest = int((errors > limit).any(1).sum()), float(errors.max()) if errors.numel() else 0.0
+            if wrong and pair.inside is not None and self.compare(pair.inside(limit)):
                 return True
-            self.held.append(held)
-            if held.differs:
+            self.held.append(Held(place, limit, largest, len(errors), wrong, np.asarray(errors.numpy(), np.float32)))
+            if wrong:
                 self.wrong = pair
                 return True
         return False
 
-
-def hold(stage: Stage, pair: HeldPair, allowed: float) -> Held:
-    """What was compared of one operation."""
-    errors = pair.errors
-    wrong = (errors > allowed).any(1)
-    largest = float(errors.max()) if errors.numel() else 0.0
-    table = np.asarray(errors.numpy(), np.float32)
-    return Held(operation(stage, pair.name, pair.code), allowed, largest, len(errors), int(wrong.sum()), table)
+    @property
+    def bad(self) -> list[FedRow]:
+        """The rows that differ."""
+        assert self.wrong is not None
+        off = (self.wrong.errors > self.held[-1].allowed).any(1)
+        return [self.wrong.rows[place] for place in off.nonzero()[:, 0].tolist()]
 
 
-def wrong_rows(held: Held) -> list[int]:
-    """Which rows differ."""
-    rows: list[int] = np.flatnonzero(np.any(np.greater(held.errors, held.allowed), axis=1)).tolist()
-    return rows
+def heads_of(name: str, heads: int, kv_heads: int) -> int:
+    """How many parts the rows of an operation inside a layer have."""
+    return heads if name.endswith(OF_QUERIES) else kv_heads if name.endswith(OF_KEYS) else 1
 
 
 def _finite(x: Tensor) -> Tensor:

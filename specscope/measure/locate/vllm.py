@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from specscope.analyze.audit.options import ModelSource
-from specscope.analyze.locate.located import Located, Location, Walk, ranked
+from specscope.analyze.locate.located import Location, ranked
 from specscope.errors import UserError
 from specscope.measure.locate.answer import HEAD, MODEL
 from specscope.measure.locate.inside_vllm.again import Again, chosen, job_of, remarks
@@ -44,8 +44,7 @@ def locate_vllm(
     `names`: the requests that matter most, where that is known.
     """
     began, run = time.monotonic(), history.run
-    if run is None or run.backend != "vllm":
-        raise UserError("this is no capture of a vLLM")
+    assert run is not None
     requests = chosen(history, names, REQUESTS)
     if not requests:
         raise UserError("no request of this capture can run again: what shaped them is not in it")
@@ -59,29 +58,24 @@ def locate_vllm(
             tapped = read_taps(Path(folder) / "taps")
             if not made.requests or not tapped.forwards:
                 raise UserError(f"vLLM ran again and its steps were not recorded: {remarks(Path(folder))}")
-        return ComparedForwards.of(tapped, made, models, progress)
+        return ComparedForwards(tapped, made, models, progress)
 
     inside = ALL_LAYERS if _fits(models, requests, MOST_MIB) else DRAFTER
     sheets = compared(inside)
-    first = sheets.target.first(None)  # where layers' borders alone were tapped: inside which layer it lies
-    layer = None if first is None else re.match(r"layers\.(\d+)", first.pair.name)
+    first = sheets.target.first()  # where layers' borders alone were tapped: inside which layer it lies
+    layer = None if first is None else re.match(r"layers\.(\d+)", first.wrong.name)
     if inside != ALL_LAYERS and layer is not None:
         sheets = compared(f"{TARGET}.{layer[1]},{DRAFTER}")
-    tapped = sheets.tapped
-    engine = f"vLLM {run.versions.get('vllm', '')}, {'V2' if tapped.is_v2 else 'V1'} runner, float32"
-    references = {TARGET: MODEL, DRAFTER: MODEL if run.drafter == "draft_model" else HEAD}
-    walks, faults, fine = list[Walk](), list[Located](), list[str]()
-    for who, reference in references.items():
-        is_drafter = who == DRAFTER
-        sheet, above = (sheets.drafter, sheets.target) if is_drafter else (sheets.target, None)
-        if (walk := walk_of(tapped, sheet, who, engine, reference)) is not None:
-            walks.append(walk)
-            found = located(tapped, sheet, who, history.vocabulary, above)
-            faults += found
-            fine += [] if found or sheet.first(None) else [ruled_out(sheet, who)]
-    seconds = time.monotonic() - began
-    left_out = tuple(sheets.left_out)
-    return Location("", ranked(faults), tuple(walks), ruled_out=tuple(fine), left_out=left_out, seconds=seconds)
+    engine = f"vLLM {run.versions.get('vllm', '')}, {'V2' if sheets.tapped.is_v2 else 'V1'} runner, float32"
+    found, drafter = Location("", left_out=sheets.left_out), MODEL if run.drafter == "draft_model" else HEAD
+    for sheet, reference, above in ((sheets.target, MODEL, None), (sheets.drafter, drafter, sheets.target)):
+        if (walk := walk_of(sheet, engine, reference)) is not None:
+            found.walks += (walk,)
+            faults = tuple(located(sheet, history.vocabulary, above))
+            found.located += faults
+            found.ruled_out += () if faults or sheet.first() else (ruled_out(sheet),)
+    found.located, found.seconds = ranked(found.located), time.monotonic() - began
+    return found
 
 
 def _fits(models: WalkedModels, requests: list[RequestHistory], mib: int) -> bool:

@@ -20,7 +20,7 @@ from specscope.analyze.locate.located import Stage
 from specscope.analyze.locate.model.reference import ModelReference, ReferencePass
 from specscope.measure.locate.head_side import HeadSide
 from specscope.measure.locate.layer_taps import LayerCall, code_of, layer_again
-from specscope.measure.locate.pairs import ComparedPass, HeldPair
+from specscope.measure.locate.pairs import ComparedPass, HeldPair, heads_of
 from specscope.measure.locate.sides import Fed, FedPart, ModelSide, Seen
 from specscope.model.batch import Segment
 from specscope.model.fast.decoder import FusedLayer
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from specscope.measure.locate.question import WalkPlan
     from specscope.model.kv_cache import BlockTable
 
-OF_QUERIES, OF_KEYS = ("q_proj", ".query", ".attention", "o_proj:in"), ("k_proj", "v_proj", ".key", ".value", " read")
 COMPILED = "the compiled layer gives something else than its own steps through torch's operators, which agree"
 
 
@@ -165,7 +164,7 @@ class ModelWatch:
             else:
                 continue
             if ours.shape == (due := self.side.ordered(short, due.flatten(1))).shape:
-                heads = again.heads if short.endswith(OF_QUERIES) else again.kv_heads if short.endswith(OF_KEYS) else 1
+                heads = heads_of(short, again.heads, again.kv_heads)
                 pair = HeldPair(name, ours.float().cpu(), due, rows, heads, code, allowed=allowed, others=due)
                 yield replace(pair, groups=groups if rows is right.rows else {}, vectors=_bias(call, short, due))
         if not again.same and call.fused is not None and call.fused.compiled is not None:

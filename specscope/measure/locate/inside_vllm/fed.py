@@ -1,7 +1,7 @@
-"""What each forward of vLLM should have been fed: tokens, positions, slots and reach of a request's rows.
+"""What each forward of vLLM should have been fed: tokens and positions of a request's rows.
 
-By the texts that vLLM committed, and the blocks and counts of its scheduler. The runner makes the inputs from these,
-and is what is judged.
+By the texts that vLLM committed, and the counts of its scheduler. The runner makes the inputs from these, and is what
+is judged.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from specscope.analyze.findings import Reference
+from specscope.analyze.locate.located import FedRow
 from specscope.measure.locate.inside_vllm.tapped import DRAFTER, TARGET, Tapped, TappedForward
 from specscope.trace.history.history import RequestHistory
 from specscope.trace.record.records import RequestStep
@@ -27,8 +28,8 @@ class FedText:
     tokens: list[int]
     before: list[int]
     after: list[int]
-    parts: list[RequestStep]
-    steps: list[int]  # the engine's step number of each
+    parts: Sequence[RequestStep]
+    steps: Sequence[int]  # the engine's step number of each
 
     @staticmethod
     def of(request: RequestHistory, numbers: Sequence[int]) -> FedText | None:
@@ -36,7 +37,7 @@ class FedText:
         if request.info is None or not len(request.info.prompt_tokens):
             return None
         tokens: list[int] = request.info.prompt_tokens.tolist()
-        text = FedText(request.id, len(tokens), tokens, [], [], list(request.steps), list(numbers))
+        text = FedText(request.id, len(tokens), tokens, [], [], list(request.steps), numbers)
         for part in request.steps:
             text.before.append(len(tokens))
             if part.verdict is not None:
@@ -50,96 +51,78 @@ class Fed:
     """Rows of one request in one forward, with what they should be. All tensors are [rows]."""
 
     forward: TappedForward
-    where: Reference
+    text: FedText
+    index: int  # of the request's step
     rows: Tensor  # among the forward's rows
     positions: Tensor
     tokens: Tensor
-    slots: Tensor
     last: int  # which of the rows a drafter draws from; the last of the text, of a target
-    same: Tensor  # bool: whether the row's context is the request's text, so that a reference over the text has it
+    known: int  # of how many first rows the context is the request's text, so that a reference over the text has it
     ended: bool  # whether the prompt had ended: what is drafted is used
+
+    @property
+    def where(self) -> Reference:
+        """The request's step."""
+        return Reference(self.text.request, self.text.parts[self.index].index, self.text.steps[self.index])
 
     @property
     def batch(self) -> int:
         """The request's place in the batch."""
-        return self.forward.row_of(self.where.request)
+        return self.forward.row_of(self.text.request)
+
+    def labels(self, rows: Tensor) -> tuple[FedRow, ...]:
+        """Some of the rows, as a walk has them."""
+        both = zip(self.positions[rows].tolist(), self.tokens[rows].tolist(), strict=True)
+        return tuple(FedRow(position, token) for position, token in both)
 
 
 def fed_rows(tapped: Tapped, text: FedText, *, shift: int) -> list[Fed]:
     """The rows of a request in every forward. `shift`: by how much an EAGLE head's tokens are ahead, 1 or 0."""
     targets = list(tapped.of(text.request, TARGET))[: len(text.parts)]
-    fed = [_target(tapped, text, made, index) for index, made in enumerate(targets)]
     by_step = {made.step: index for index, made in enumerate(targets)}
-    for made in tapped.of(text.request, DRAFTER):
-        if made.step in by_step:
-            index = by_step[made.step]
-            first = _drafter(tapped, text, made, index, targets[index], shift)
-            fed += [] if first is None else [first]
-    return fed
+    drafted = [made for made in tapped.of(text.request, DRAFTER) if made.step in by_step]
+    drafts = (_drafter(tapped, text, made, by_step[made.step], targets, shift) for made in drafted)
+    return [*(_target(text, made, index) for index, made in enumerate(targets)), *filter(None, drafts)]
 
 
-def _where(text: FedText, index: int) -> Reference:
-    return Reference(text.request, text.parts[index].index, text.steps[index])
-
-
-def context(text: FedText, made: TappedForward, index: int) -> int:
+def _context(text: FedText, made: TappedForward, index: int) -> int:
     """Tokens whose KV is there before a step: the host of V2 counts every draft as accepted at first."""
     return min(made.computed[made.row_of(text.request)], text.before[index] - 1)
 
 
-def _slots(tapped: Tapped, made: TappedForward, batch: int, positions: Tensor) -> Tensor:
-    """Where the KV of positions lies; -1 where the scheduler gave no block."""
-    size, blocks = tapped.block_size, torch.tensor((*made.blocks[batch], -1))
-    number = (positions // size).clamp(max=len(blocks) - 1)
-    return torch.where(blocks[number] < 0, -1, blocks[number] * size + positions % size)
-
-
-def _target(tapped: Tapped, text: FedText, made: TappedForward, index: int) -> Fed:
-    batch, start = made.row_of(text.request), context(text, made, index)
-    count = made.scheduled[batch]
-    drafts = list(made.drafts[batch])
+def _target(text: FedText, made: TappedForward, index: int) -> Fed:
+    batch, start = made.row_of(text.request), _context(text, made, index)
+    count, drafts = made.scheduled[batch], list(made.drafts[batch])
     if any(token < 0 for token in drafts):
-        drafts = [int(token) for token in text.parts[index].tree.token]
-        drafts = drafts[: len(made.drafts[batch])]
+        drafts = text.parts[index].tree.token.tolist()[: len(drafts)]
     plain = min(count - len(drafts), text.before[index] - start)
     tokens = (text.tokens[start : start + plain] + drafts)[:count]
-    positions = torch.arange(start, start + len(tokens))
-    known = text.tokens[start : start + len(tokens)]
-    same = torch.zeros(len(tokens), dtype=torch.bool)
-    for row, (token, right) in enumerate(zip(tokens, known, strict=False)):
-        if token != right:
-            break
-        same[row] = True
-    rows = made.starts[batch] + torch.arange(len(tokens))
-    accepted = max(int(same.sum()) - 1, 0)
+    same = [token == right for token, right in zip(tokens, text.tokens[start:], strict=False)]
+    known = next((row for row, is_same in enumerate(same) if not is_same), len(same))
+    own = torch.arange(len(tokens))
     ended = start + plain >= text.prompt
-    where = _where(text, index)
-    slots = _slots(tapped, made, batch, positions)
-    return Fed(made, where, rows, positions, torch.tensor(tokens), slots, accepted, same, ended)
+    first = made.starts[batch]
+    return Fed(made, text, index, first + own, start + own, torch.tensor(tokens), max(known - 1, 0), known, ended)
 
 
 def _drafter(
-    tapped: Tapped, text: FedText, made: TappedForward, index: int, target: TappedForward, shift: int
+    tapped: Tapped, text: FedText, made: TappedForward, index: int, targets: Sequence[TappedForward], shift: int
 ) -> Fed | None:
     """Rows whose token is behind the committed text are padding, and left out."""
-    batch, start = made.row_of(text.request), context(text, target, index)
-    ended = start + target.scheduled[batch] >= text.prompt
-    committed = text.after[index] if ended else min(start + target.scheduled[batch] + 1, text.prompt)
-    if made.number == 0:
-        most = committed - shift - start if ended or shift else target.scheduled[batch]
-        positions = torch.arange(start, start + most)
-        tokens = torch.tensor(text.tokens[start + shift : start + shift + most])
-        rows = made.starts[batch] + torch.arange(most)
-        same = torch.ones(most, dtype=torch.bool)
+    target = targets[index]
+    batch, start, count = made.row_of(text.request), _context(text, target, index), 1
+    end, first = start + target.scheduled[batch], made.starts[batch]
+    ended = end >= text.prompt
+    committed = text.after[index] if ended else min(end + 1, text.prompt)
+    if not made.number:
+        count = committed - shift - start if ended or shift else target.scheduled[batch]
+        tokens = torch.tensor(text.tokens[start + shift : start + shift + max(count, 0)])
     else:
         drafted = tapped.drafted.get(made.step)  # its token was drafted in the pass before it
         if not ended or drafted is None or drafted.dim() != 2 or made.number > drafted.shape[1]:
             return None
-        positions = torch.tensor([committed - 1 - shift + made.number])
-        tokens = drafted[batch, made.number - 1].view(1).long()
-        rows, most = torch.tensor([made.starts[batch]]), 1
-        same = torch.zeros(1, dtype=torch.bool)
-    if most < 1 or len(tokens) < most:
+        tokens, start = drafted[batch, made.number - 1].view(1).long(), committed - 1 - shift + made.number
+    if count < 1 or len(tokens) < count:
         return None
-    slots = _slots(tapped, made, batch, positions)
-    return Fed(made, _where(text, index), rows, positions, tokens, slots, most - 1, same, ended)
+    own = torch.arange(count)
+    return Fed(made, text, index, first + own, start + own, tokens, count - 1, 0 if made.number else count, ended)

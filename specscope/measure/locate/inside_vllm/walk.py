@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -51,31 +51,26 @@ class WalkedModels:
         return models
 
 
-@dataclass
 class ComparedForwards:
     """What was compared of a run."""
 
-    tapped: Tapped
-    models: WalkedModels
-    target: ComparisonSheet = field(default_factory=lambda: ComparisonSheet(Stage.TARGET))
-    drafter: ComparisonSheet = field(default_factory=lambda: ComparisonSheet(Stage.DRAFTER))
-    left_out: list[str] = field(default_factory=list)
-
-    @staticmethod
-    def of(tapped: Tapped, history: History, models: WalkedModels, report: Report) -> ComparedForwards:
+    def __init__(self, tapped: Tapped, history: History, models: WalkedModels, report: Report) -> None:
         """Every request that vLLM ran again."""
-        made = ComparedForwards(tapped, models)
+        self.tapped, self.models = tapped, models
+        self.target, self.drafter = (ComparisonSheet(stage, tapped) for stage in (Stage.TARGET, Stage.DRAFTER))
         numbers, requests = [record.step for record in history.steps], list(history.requests.values())
         for done, request in enumerate(requests):
             report("comparing", done, len(requests))
             text = FedText.of(request, [numbers[place] for place in request.engine_steps])
             if text is not None and request.info is not None:
-                made._request(text, request.info.params)
-        if tapped.is_full:
-            made.left_out.append("The taps were full: what vLLM computed later was not compared.")
-        unread = sorted({each.unread for each in tapped.forwards if each.unread})
-        made.left_out += [f"The cache was not read: {why}." for why in unread]
-        return made
+                self._request(text, request.info.params)
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What was not compared, and why."""
+        full = ["The taps were full: what vLLM computed later was not compared."] if self.tapped.is_full else []
+        unread = sorted({each.unread for each in self.tapped.forwards if each.unread})
+        return (*full, *(f"The cache was not read: {why}." for why in unread))
 
     @cached_property
     def wanted(self) -> set[str]:
@@ -84,58 +79,55 @@ class ComparedForwards:
         return names | {name.rpartition(".")[0] for name in names if " read." in name}
 
     def _request(self, text: FedText, params: SamplingParams) -> None:
-        tapped, models = self.tapped, self.models
-        fed = fed_rows(tapped, text, shift=0 if models.head is None else 1)
+        models = self.models
+        fed = fed_rows(self.tapped, text, shift=0 if models.head is None else 1)
         allowed = max(models.target.allowed(text.tokens).values())
-        passes, sizes = ModelPasses(models.target, text.tokens, self.wanted), tapped.sizes.get(TARGET, {})
+        passes = ModelPasses(models.target, text.tokens, self.wanted)
         for own in (each for each in fed if each.forward.who == TARGET):
-            rows = own.same.nonzero().flatten()
-            pairs, (logit_rows, kept) = [*compare.inputs(tapped, own)], compare.target_logit_rows(own)
-            if len(rows):
+            pairs, (at, kept) = [*compare.inputs(self.tapped, own)], compare.target_logit_rows(own)
+            if own.known:
                 start = int(own.positions[0])
-                right = _named(passes.feed(start, start + len(rows), wanted=kept.tolist()))
-                pairs += compare.computed(own, right, rows, sizes)
-                pairs += compare.logits(own, logit_rows, right.taps["lm_head"], kept, None)
-                pairs += compare.choices(own, text, logit_rows, kept, params, right.taps["lm_head"])
+                right = _named(passes.feed(start, start + own.known, wanted=kept.tolist()))
+                due = right.taps["lm_head"]
+                pairs += compare.computed(own, right, torch.arange(own.known), self.target.sizes)
+                pairs += [*compare.logits(own, at, due, kept), *compare.choices(own, at, kept, params, due)]
             self.target.add(own, [*pairs, *compare.parameters(own)], allowed)
         if models.head is not None or models.draft is not None:
             self._drafted(text, fed, allowed, is_greedy=params.temperature == 0 or not models.samples_drafts)
 
     def _drafted(self, text: FedText, fed: list[Fed], allowed: float, *, is_greedy: bool) -> None:
         """The drafter's passes: the first of each step is over committed rows, each later one over one token more."""
-        head, draft, ids, features = self.models.head, self.models.draft, None, None
+        head, draft, ids, features, end = self.models.head, self.models.draft, None, None, len(text.tokens)
         passes: ModelPasses | HeadPasses
         if head is not None:
             if (features := features_of(fed, head.layers)) is None:
                 return
             passes, allowed, ids = HeadPasses(head, text.tokens, features), allowed * HEAD_SLACK, head.tokens
-            end = min(len(features), len(text.tokens) - 1)
+            end = min(len(features), end - 1)
         else:
             assert draft is not None
             passes, allowed = ModelPasses(draft, text.tokens, self.wanted), max(draft.allowed(text.tokens).values())
-            end = len(text.tokens)
-        step, known = -1, False  # whether all that the step's first pass was fed is known
+        step, known, root = -1, False, 0  # whether all that the step's first pass was fed is known; its last position
         for own in (each for each in fed if each.forward.who == DRAFTER):
-            made, last = own.forward, int(own.positions[own.last])
-            start, stop = int(own.positions[0]), min(last + 1, end)
-            if made.number == 0:
-                step, root, known = made.step, last, last < end
+            made, node, right = own.forward, own.forward.number - 1, None
+            if not made.number:
+                start, root, step = int(own.positions[0]), int(own.positions[own.last]), made.step
+                known, stop = root < end, min(root + 1, end)
                 _with_features(own)
-            elif made.step != step or not known:
-                continue
-            pairs, node = [*compare.inputs(self.tapped, own)], made.number - 1
-            grown = [node], own.tokens.tolist(), [node - 1 if node else ROOT]
-            if made.number or start < stop:
-                if made.number:
-                    right = _named(passes.feed(root + 1, root + 1, *grown, [0]))
-                else:
+                if start < stop:
                     due = passes.feed(start, stop, wanted=[stop - start - 1])
                     right = _named(due, None if features is None else features[start:stop])
-                sizes = self.tapped.sizes.get(DRAFTER, {})
-                pairs += compare.computed(own, right, torch.arange(len(right.rows)), sizes)
+            elif made.step == step and known:
+                above = [node - 1 if node else ROOT]
+                right = _named(passes.feed(root + 1, root + 1, [node], own.tokens.tolist(), above, [0]))
+            else:
+                continue
+            pairs = [*compare.inputs(self.tapped, own)]
+            if right is not None:
+                pairs += compare.computed(own, right, torch.arange(len(right.rows)), self.drafter.sizes)
                 if own.ended and known:
-                    at = torch.tensor([own.last])
-                    pairs += compare.logits(own, torch.tensor([own.batch]), right.taps["lm_head"][-1:], at, ids)
+                    at, rows = torch.tensor([own.batch]), torch.tensor([own.last])
+                    pairs += compare.logits(own, at, right.taps["lm_head"][-1:], rows, ids)
             if is_greedy:
                 pairs += compare.drafts(own, self.tapped.drafted.get(made.step), ids)
             self.drafter.add(own, pairs, allowed)
@@ -154,17 +146,13 @@ def _named(right: ReferencePass | None, features: Tensor | None = None) -> Refer
 
 def features_of(fed: list[Fed], layers: tuple[Any, ...]) -> Tensor | None:
     """[L, F] the features that vLLM's target gave along a text: of a row's latest forward, as far as there are any."""
-    rows: dict[int, Tensor] = {}
+    names = ["norm" if layer == "final" else f"layers.{layer - 1}" if layer else "embedding" for layer in layers]
+    rows, along = dict[int, Tensor](), list[Tensor]()
     for own in (each for each in fed if each.forward.who == TARGET):
-        names = [
-            "norm" if layer == "final" else "embedding" if not layer else f"layers.{layer - 1}" for layer in layers
-        ]
         if any(name not in own.forward.tensors for name in names):
             return None
         joint = torch.cat([own.forward.tensors[name].float() for name in names], dim=-1)
-        for row in own.same.nonzero().flatten().tolist():
-            rows[int(own.positions[row])] = joint[int(own.rows[row])]
-    along = list[Tensor]()
+        rows |= zip(own.positions[: own.known].tolist(), joint[own.rows[: own.known]], strict=True)
     while len(along) in rows:
         along.append(rows[len(along)])
     return torch.stack(along) if along else None
@@ -175,5 +163,5 @@ def _with_features(fed: Fed) -> None:
     tensors = fed.forward.tensors
     parts = [tensors[name] for name in sorted(tensors) if name.startswith("fc_norm.") and name.endswith(":in")]
     for rows in (tensors.get("input_norm:in"), torch.cat(parts, -1) if parts else None, tensors.get("fc:in")):
-        if rows is not None and "features" not in tensors:
-            tensors["features"] = rows
+        if rows is not None:
+            tensors.setdefault("features", rows)

@@ -2,7 +2,6 @@
 
 import torch
 
-from specscope.analyze.findings import Reference
 from specscope.measure.locate.inside_vllm.compare import choices, parameters
 from specscope.measure.locate.inside_vllm.fed import Fed, FedText
 from specscope.measure.locate.inside_vllm.tapped import TARGET, TappedForward
@@ -10,20 +9,22 @@ from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.tree import DraftTree
 from tests.support import records as made
 
+NONE = DraftTree.build([], [])
 LOGITS = torch.tensor([[3.0, 2.0, 1.0, 0.0], [0.0, 1.0, 2.0, 3.0]])
 
 
-def fed(tensors=None, drafts=((7, 7), (7, 7))):
+def fed(tensors=None, drafts=((7, 7), (7, 7)), tokens=()):
+    """Rows of the second of two requests, behind which tokens were committed."""
+    text = FedText("b", 5, [0] * 5 + [*tokens], [5], [5 + len(tokens)], [made.part("b", NONE, None)], [0])
     forward = TappedForward(0, TARGET, 0, 0, ("a", "b"), (3, 3), (4, 4), drafts, ((1,), (2,)), tensors or {})
     rows = torch.arange(3)
-    return Fed(forward, Reference("b", 0, 0), rows + 3, rows + 4, rows, rows, 0, rows >= 0, True)
+    return Fed(forward, text, 0, rows + 3, rows + 4, rows, 0, 3, True)
 
 
 def left(params, tokens):
     """Which of two tokens committed behind the first two rows are said to be wrong."""
-    part = made.part("b", DraftTree.build([], []), None)
-    text = FedText("b", 5, [0] * 5 + tokens, [5], [7], [part], [0])
-    (pair,) = choices(fed(), text, torch.tensor([0, 1]), torch.tensor([0, 1]), params, LOGITS)
+    both = torch.tensor([0, 1])
+    (pair,) = choices(fed(tokens=tokens), both, both, params, LOGITS)
     return pair.errors.bool()[:, 0].tolist()
 
 

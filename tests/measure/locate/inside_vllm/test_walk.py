@@ -7,7 +7,7 @@ import torch
 
 from specscope.analyze.audit.options import ModelSource
 from specscope.analyze.locate.located import Stage
-from specscope.measure.locate.inside_vllm.tapped import TARGET, read_taps
+from specscope.measure.locate.inside_vllm.tapped import read_taps
 from specscope.measure.locate.inside_vllm.told import located, walk_of
 from specscope.measure.locate.inside_vllm.walk import ComparedForwards, WalkedModels
 from specscope.trace.record.tree import DraftTree
@@ -51,7 +51,7 @@ def history_of(text):
 
 
 def walked(model, folder, spoil=lambda runner: None, between=lambda runner: None):
-    """What was compared, and the taps: a fault is put in before the run, or before the last step."""
+    """What was compared of the target: a fault is put in before the run, or before the last step."""
     text, runner = greedy(model[0], PROMPT), GPUModelRunner(model[0])
     spoil(runner)
 
@@ -64,24 +64,23 @@ def walked(model, folder, spoil=lambda runner: None, between=lambda runner: None
     runner.__class__ = Runner
     guard = stand_in.run(runner, [text[:4], text[4:6], text[6:7], text[7:8]], folder)
     assert guard.errors == 0
-    tapped = read_taps(folder)
-    run = replace(histories.RUN, drafter="none")
-    models = WalkedModels.load(run, model[1], None)
-    return tapped, ComparedForwards.of(tapped, history_of(text), models, lambda *_: None)
+    models = WalkedModels.load(replace(histories.RUN, drafter="none"), model[1], None)
+    return ComparedForwards(read_taps(folder), history_of(text), models, lambda *_: None).target
 
 
 def test_a_right_engine_agrees_at_every_operation_and_choice(model, tmp_path):
-    tapped, sheets = walked(model, tmp_path)
-    assert located(tapped, sheets.target, TARGET, None) == []
-    names = {pair.name for part in sheets.target.parts for pair in part.pairs}
+    sheet = walked(model, tmp_path)
+    assert list(located(sheet, None)) == []
+    names = {held.operation.name for part in sheet.parts for held in part.held}
     assert {"tokens", "positions", "slots", "keys seen", "block table", "choice", "lm_head", "norm"} <= names
     assert {f"layers.{i}.self_attn.keys read" for i in range(3)} <= names
-    forwards, rows, largest = sheets.target.rows()
+    forwards, rows, largest = sheet.rows()
     assert forwards == 4
     assert rows > 8 * 60
     assert largest < 1e-5
-    walk = walk_of(tapped, sheets.target, TARGET, "a stand-in", "plain transformers")
-    assert [held.differs for held in walk.operations].count(True) == 0
+    walk = walk_of(sheet, "a stand-in", "plain transformers")
+    assert walk.operations[-1].operation.name == "choice"
+    assert walk.first is None
 
 
 def scale(runner):
@@ -118,14 +117,13 @@ def off(name, by):
     ],
 )
 def test_a_fault_is_located_at_the_first_operation_that_differs(model, tmp_path, spoil, name, looks):
-    tapped, sheets = walked(model, tmp_path, spoil)
-    first = located(tapped, sheets.target, TARGET, None)[0]
+    sheet = walked(model, tmp_path, spoil)
+    first, *_ = located(sheet, None)
     assert (first.operation.stage, first.operation.name) == (Stage.TARGET, name)
     assert looks in first.looks
     assert first.explained == first.differing > 0
-    walk = walk_of(tapped, sheets.target, TARGET, "a stand-in", "plain transformers")
-    before = [held for held in walk.operations if held.operation.name != name]
-    assert not any(held.differs for held in before[: len(before) - 3])
+    walk = walk_of(sheet, "a stand-in", "plain transformers")
+    assert walk.operations[walk.first].operation == first.operation
     assert first.operation.code.startswith(("tests.vllm.stand_in.", "torch.", "vllm.")) or name in first.operation.name
 
 
@@ -133,7 +131,6 @@ def test_a_cache_that_was_spoilt_is_located_where_it_is_read(model, tmp_path):
     def spoil(runner):
         runner.model.model.layers[2].self_attn.attn.kv_cache[5, :3] = 0.5
 
-    tapped, sheets = walked(model, tmp_path, between=spoil)
-    first = located(tapped, sheets.target, TARGET, None)[0]
+    first, *_ = located(walked(model, tmp_path, between=spoil), None)
     assert first.operation.name == "layers.2.self_attn.keys read"
     assert first.where.index == 3
