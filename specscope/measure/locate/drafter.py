@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from specscope.analyze.audit.model.head import Head
 from specscope.analyze.locate.located import FedRow, Stage
@@ -40,49 +41,36 @@ TIE = 1e-3  # nats: tokens that lie closer may take each other's place
 class Choices:
     """The reference's logits behind the nodes of one request's tree, and the tree that grew."""
 
-    builder: TreeBuilder | None = None
-    root: int = 0  # its position
-    logits: dict[int, Tensor] = field(default_factory=dict)  # [V] by node
-    depths: Tensor | None = None  # [depths, V] of a head that drafts all depths in one pass
+    one_pass: bool  # whether the head drafts all depths in one pass
+    drafting: Drafting | None = None
+    logits: dict[int, Tensor] = field(default_factory=dict)  # [V] by node; of one pass by depth
 
-    def see(self, drafting: Drafting, logits: Tensor, *, one_pass: bool) -> None:
+    def see(self, drafting: Drafting, logits: Tensor) -> None:
         """The logits of a frontier, [nodes, V]; of a head that drafts in one pass those of each depth."""
-        self.builder, self.root = drafting.builder, drafting.context.position
-        if one_pass:
-            self.depths = logits
-        else:
-            self.logits |= zip(drafting.builder.frontier, logits, strict=True)
+        self.drafting = drafting
+        self.logits |= enumerate(logits) if self.one_pass else zip(drafting.builder.frontier, logits, strict=True)
 
     def compared(self, code: str) -> Iterator[HeldPair]:
         """How far each chosen token lies below the least likely of those that ought to be chosen."""
-        tree = self.builder
-        if tree is None or tree.sampled or _shaped(tree):
+        if self.drafting is None or self.drafting.builder.sampled or _shaped(self.drafting.builder):
             return
+        tree, root = self.drafting.builder, self.drafting.context.position
         rows, short, below = list[FedRow](), list[float](), list[tuple[int, int]]()
         for node in (ROOT, *range(len(tree.token))):
             children = [child for child, parent in enumerate(tree.parent) if parent == node]
-            logits = self._logits(node)
+            logits = self.logits.get(node if not self.one_pass else 0 if node == ROOT else tree.depth[node])
             if logits is None or not children:
                 continue
-            best = logits.topk(len(children))
+            best, chosen = logits.topk(len(children)), {tree.token[child] for child in children}
             for child in children:
                 token = tree.token[child]
                 short.append(float(best.values[-1] - logits[token]))
-                rows.append(FedRow(self.root + tree.depth[child], token, child))
+                rows.append(FedRow(root + tree.depth[child], token, child))
                 if short[-1] > TIE:
-                    chosen = {tree.token[other] for other in children}
-                    missed = next(t for t in best.indices.tolist() if t not in chosen)
-                    below.append((max(chosen), missed))
+                    below.append((max(chosen), next(t for t in best.indices.tolist() if t not in chosen)))
         gap = torch.tensor(short)[:, None]
         ours, zeros = torch.where(gap > TIE, gap, 0.0), torch.zeros(len(rows), 1)
         yield HeldPair("chosen tokens", ours, zeros, tuple(rows), code=code, exact=True, looks=_looks(below))
-
-    def _logits(self, node: int) -> Tensor | None:
-        if self.depths is None:
-            return self.logits.get(node)
-        assert self.builder is not None
-        depth = 0 if node == ROOT else self.builder.depth[node]
-        return self.depths[depth] if depth < len(self.depths) else None
 
 
 def _shaped(tree: TreeBuilder) -> bool:
@@ -144,12 +132,12 @@ class Following:
 
     def _judge(self, level: Level, g: Drafting, part: FedPart, right: ReferencePass) -> None:
         """The logits over the target's vocabulary, of which the tree's tokens are then chosen."""
-        ours, side = level.full(part.wanted).cpu(), self.watch.side
-        name, logits = side.vocabulary(right, ours.shape[1])
-        logits, rows = logits[-len(ours) :], right.rows[-len(ours) :]
+        ours, name, taps = level.full(part.wanted).cpu(), "vocabulary" if level.d2t is None else "d2t", right.taps
+        width, rows = ours.shape[1], right.rows[-len(ours) :]
+        logits = taps.get("d2t", taps["lm_head"])[-len(ours) :, :width]
+        logits = functional.pad(logits, (0, width - logits.shape[1]), value=-torch.inf)
         if not self.watch.compare(part.request, [HeldPair(name, ours, logits, rows, code=code_of(Level.full))]):
-            one_pass = isinstance(side, HeadSide) and side.one_pass
-            self.choices.setdefault(part.request, Choices()).see(g, logits, one_pass=one_pass)
+            self.choices.setdefault(part.request, Choices(self.watch.side.one_pass)).see(g, logits)
 
 
 def drafter_watch(

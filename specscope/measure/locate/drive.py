@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from specscope.engine.phases import Phases
     from specscope.engine.request import Request
     from specscope.engine.state import StepState
-    from specscope.model.kv_cache import BlockTable, KVCache
+    from specscope.model.kv_cache import BlockTable
     from specscope.speculate.drafters.base import Draft
 
 
@@ -55,32 +55,12 @@ def _named(source: ModelSource | None) -> str | None:
     return f"self:{layers}" if layers is not None else source.path if file is None else f"{source.path}/{file}"
 
 
-@dataclass(frozen=True)
-class KVStamp:
+class KVStamp(NamedTuple):
     """What a request's committed KV was when a step had run: a sum over each slot's bits."""
 
     where: Reference  # the request's step
     slots: Tensor  # [n]
     sums: Tensor  # [layers, n]
-
-    @staticmethod
-    def of(cache: KVCache, slots: Tensor, where: Reference) -> KVStamp:
-        """The slots as they are now."""
-        sums = []
-        for key, value in zip(cache.key, cache.value, strict=True):
-            rows = torch.cat([x[:, slots].transpose(0, 1).flatten(1).float() for x in (key, value)], dim=1)
-            bits = rows.view(torch.int32).long()  # whole numbers: their sum is exact in any order
-            sums.append((bits * torch.arange(1, bits.shape[1] + 1, device=bits.device)).sum(1))
-        return KVStamp(where, slots, torch.stack(sums))
-
-    def changed(self, later: KVStamp) -> tuple[int, list[int]] | None:
-        """The first layer and the positions that have changed since; None where none has, or it lies elsewhere now."""
-        count = len(later.slots)
-        if not torch.equal(self.slots[:count], later.slots):
-            return None
-        off = self.sums[:, :count] != later.sums
-        layers = off.any(1).nonzero()[:, 0].tolist()
-        return (layers[0], off.any(0).nonzero()[:, 0].tolist()) if layers else None
 
 
 @dataclass(frozen=True)
@@ -163,17 +143,24 @@ class Drive:
         return Reference(request, 0 if part is None else part.index, self.history.steps[self.place].step)
 
     def _stamp(self, part: RequestStep, count: int) -> KVStamp:
-        slots = torch.from_numpy(self._requests[part.request].table.slots(0, count))
-        return KVStamp.of(self.engine.runner.cache, slots, self.where(part.request))
+        """The first slots of a request as they are now."""
+        slots, cache = torch.from_numpy(self._requests[part.request].table.slots(0, count)), self.engine.runner.cache
+        sums = []
+        for key, value in zip(cache.key, cache.value, strict=True):
+            rows = torch.cat([x[:, slots].transpose(0, 1).flatten(1).float() for x in (key, value)], dim=1)
+            bits = rows.view(torch.int32).long()  # whole numbers: their sum is exact in any order
+            sums.append((bits * torch.arange(1, bits.shape[1] + 1, device=bits.device)).sum(1))
+        return KVStamp(self.where(part.request), slots, torch.stack(sums))
 
     def _compare_stamps(self) -> None:
-        """Whether committed KV is still what it was when the request's last step had run."""
+        """Whether committed KV is still what it was when the request's last step had run, unless it lies elsewhere."""
         for part in self._parts:
-            before = self._stamps.pop(part.request, None)
-            if before is not None:
+            if (before := self._stamps.pop(part.request, None)) is not None:
                 count = min(part.context_len, len(before.slots))
-                if (found := before.changed(self._stamp(part, count))) is not None:
-                    self.overwritten.append(KVOverwritten(before.where, *found))
+                now = self._stamp(part, count)
+                off = (before.sums[:, :count] != now.sums).nonzero()
+                if len(off) and torch.equal(before.slots[:count], now.slots):
+                    self.overwritten.append(KVOverwritten(before.where, int(off[0, 0]), off[:, 1].unique().tolist()))
 
     def _schedule(self, now: StepState) -> None:
         """The recorded schedule, with real KV blocks."""

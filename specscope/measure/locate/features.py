@@ -15,6 +15,7 @@ from specscope.analyze.locate.located import FedRow
 from specscope.analyze.locate.model.reference import ModelReference, decoder_layers
 from specscope.analyze.locate.model.taps import relative
 from specscope.measure.locate.pairs import HeldPair
+from specscope.measure.locate.sides import hooks
 from specscope.trace.history.wording import plural
 
 if TYPE_CHECKING:
@@ -62,35 +63,28 @@ class TrueFeatures:
         """Watch the target meanwhile."""
         runner = self.drive.engine.runner
         model: Any = runner.loaded.model
-        layers, base = decoder_layers(model), getattr(model, model.base_model_prefix)
-        real, handles = runner.forward_with_features, []
+        layers, base, real = (
+            decoder_layers(model),
+            getattr(model, model.base_model_prefix),
+            runner.forward_with_features,
+        )
 
         def forward(segments: Any) -> Any:  # noqa: ANN401
             out = real(segments)
             self._take()
             return out
 
-        for layer in {layer: None for entered in self.entered.values() for layer in entered}:
-            if layer == FINAL:
-                handles.append(base.register_forward_hook(self._leave, with_kwargs=True))
-            else:
-                handles.append(layers[layer].register_forward_pre_hook(self._enter(layer), with_kwargs=True))
-        try:
-            with patch.object(runner, "forward_with_features", forward):
-                yield
-        finally:
-            for handle in handles:
-                handle.remove()
+        with hooks() as put, patch.object(runner, "forward_with_features", forward):
+            for layer in {layer: None for entered in self.entered.values() for layer in entered}:
+                put(base if layer == FINAL else layers[layer], self._keeper(layer))
+            yield
 
-    def _enter(self, layer: Any) -> Any:  # noqa: ANN401
-        def enter(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-            hidden = given[0] if given else named["hidden_states"]
-            self._pass[layer] = named["batch"].as_given(hidden[0]).float().cpu()
+    def _keeper(self, layer: Any) -> Any:  # noqa: ANN401
+        def keep(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any], out: Any) -> None:  # noqa: ANN401
+            rows = out[0] if layer == FINAL else given[0] if given else named["hidden_states"]
+            self._pass[layer] = named["batch"].as_given(rows[0]).float().cpu()
 
-        return enter
-
-    def _leave(self, module: nn.Module, given: tuple[Any, ...], named: dict[str, Any], out: Any) -> None:  # noqa: ANN401
-        self._pass[FINAL] = named["batch"].as_given(out[0][0]).float().cpu()
+        return keep
 
     def _take(self) -> None:
         """Keep what the requests' rows gave: their pending tokens, and the accepted paths behind them."""

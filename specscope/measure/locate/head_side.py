@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -39,6 +39,7 @@ class HeadSide:
     passes: Mapping[str, HeadPasses]  # by request
     features: TrueFeatures
     method = "forward"
+    by_operation = True
     _usual: dict[str, dict[str, float]] = field(default_factory=dict)
     _slack: dict[str, float] = field(default_factory=dict)  # by how much more rounding moves a pass, or one that fed it
     _fed: Tensor = field(default_factory=lambda: torch.empty(0))  # the features that were combined last
@@ -91,18 +92,10 @@ class HeadSide:
             code = code_of(self.feeds.drafter.observe)
             yield from self.features.compared(part.request, self._fed[part.committed], rows, code)
 
-    def inner(self, limit: float) -> float | None:
-        """What rounding explains inside a layer is known by operation."""
-        return None
-
     def ordered(self, name: str, right: Tensor) -> Tensor:
         """Right values of an operation inside a layer, in the engine's order of channels."""
         order = in_halves(self.runner.head.config)
         return right.unflatten(1, (-1, len(order)))[..., order].flatten(1) if name.endswith(ROTATED) else right
-
-    def vocabulary(self, right: ReferencePass, width: int) -> tuple[str, Tensor]:
-        """The logits by the target's tokens."""
-        return "d2t" if self.runner.d2t is not None else "vocabulary", right.taps["d2t"]
 
     def run(self, forward: Any, segments: Sequence[Segment], hidden: Tensor) -> tuple[Any, Seen]:  # noqa: ANN401
         """A pass, and what was seen of it."""
@@ -112,12 +105,10 @@ class HeadSide:
         if is_three:
             modules |= {f"midlayer.{name}": getattr(head.midlayer, name) for name in ("hidden_norm", "input_layernorm")}
         modules |= {"norm": head.norm} if is_three else {"fc": head.fc}
-        layers = [_SpiedLayer(layer, calls) for layer in (runner.layer, *runner.further)]
-        with (
-            hooks() as put,
-            patch.object(runner, "layer", layers[0]),
-            patch.object(runner, "further", layers[1:]),
-        ):
+        with ExitStack() as stack:
+            put = stack.enter_context(hooks())
+            for layer in (runner.layer, *runner.further):
+                stack.enter_context(patch.object(layer, "run", _spied(layer, calls)))
             for name, module in modules.items():
                 put(module, _kept(name, kept))
             out = forward(segments, hidden)
@@ -138,21 +129,16 @@ def _kept(name: str, into: dict[str, Tensor]) -> Any:  # noqa: ANN401
     return lambda module, given, named, out: into.update({name: out.clone()})
 
 
-@dataclass
-class _SpiedLayer:
-    """A head's layer, whose calls are kept."""
+def _spied(layer: FusedLayer, calls: list[LayerCall]) -> Any:  # noqa: ANN401
+    """FusedLayer.run, whose calls are kept."""
+    right = layer.run
 
-    layer: FusedLayer
-    calls: list[LayerCall]
-
-    def run(
-        self, x: Tensor, projected: Tensor | None, rotation: tuple[Tensor, Tensor], batch: Batch, cache: KVCache
-    ) -> Tensor:
-        """As FusedLayer.run."""
-        layer, hidden = self.layer, x.clone()
-        out = layer.run(x, projected, rotation, batch, cache)
-        self.calls.append(LayerCall(layer.index, hidden, out.clone(), batch, cache, None, layer, projected, rotation))
+    def run(x: Tensor, projected: Tensor | None, rotation: Any, batch: Batch, cache: KVCache) -> Tensor:  # noqa: ANN401
+        hidden, out = x.clone(), right(x, projected, rotation, batch, cache)
+        calls.append(LayerCall(layer.index, hidden, out.clone(), batch, cache, None, layer, projected, rotation))
         return out
+
+    return run
 
 
 def _steepness(right: ReferencePass) -> float:

@@ -153,18 +153,17 @@ class LayerTaps:
         assert call.rotation is not None
         layer = copy.copy(call.fused)
         layer.compiled, layer.stack = None, None
-        layer.first_norm = self._tapped("input_layernorm", layer.first_norm)
-        layer.second_norm = self._tapped("post_attention_layernorm", layer.second_norm, inputs=True)
+        layer.first_norm = self._tapped(layer.first_norm, "input_layernorm")
+        layer.second_norm = self._tapped(layer.second_norm, "post_attention_layernorm", inputs=True)
         sizes = [heads * layer.size for heads in (layer.heads, layer.kv_heads, layer.kv_heads)]
-        layer.qkv = self._parts(layer.qkv, [f"self_attn.{part}_proj" for part in "qkv"], sizes)
-        layer.gate_up = self._parts(layer.gate_up, ["mlp.gate_proj", "mlp.up_proj"])
-        layer.act = self._tapped("mlp.act_fn", layer.act)
-        layer.out = self._tapped("self_attn.o_proj", layer.out, inputs=True)
-        layer.down = self._tapped("mlp.down_proj", layer.down, inputs=True)
+        layer.qkv = self._tapped(layer.qkv, *(f"self_attn.{part}_proj" for part in "qkv"), sizes=sizes)
+        layer.gate_up = self._tapped(layer.gate_up, "mlp.gate_proj", "mlp.up_proj")
+        layer.act = self._tapped(layer.act, "mlp.act_fn")
+        layer.out = self._tapped(layer.out, "self_attn.o_proj", inputs=True)
+        layer.down = self._tapped(layer.down, "mlp.down_proj", inputs=True)
         if layer.head_norms is not None:
-            names = ("self_attn.q_norm", "self_attn.k_norm")
-            norms = [self._tapped(name, norm) for name, norm in zip(names, layer.head_norms, strict=True)]
-            layer.head_norms = (norms[0], norms[1])
+            query, key = layer.head_norms
+            layer.head_norms = self._tapped(query, "self_attn.q_norm"), self._tapped(key, "self_attn.k_norm")
         self.code["post_attention_layernorm" + IN] = self.code["mlp.down_proj" + IN] = code_of(FusedLayer.run)
         for name in ("self_attn.query", "self_attn.key", "self_attn.value", "self_attn.o_proj" + IN):
             self.code[name] = code_of(FusedLayer._attend)
@@ -173,25 +172,17 @@ class LayerTaps:
             self.put("self_attn.q_proj" + IN, projected)
         return layer.run(call.hidden.clone(), projected, call.rotation, call.batch, self.written())
 
-    def _tapped(self, name: str, function: Any, *, inputs: bool = False) -> Any:  # noqa: ANN401
+    def _tapped(self, function: Any, *names: str, sizes: Sequence[int] = (), inputs: bool = False) -> Any:  # noqa: ANN401
+        """Its output is tapped, by parts where it makes several at once; without sizes they are alike."""
+
         def tapped(x: Tensor) -> Tensor:
             if inputs:
-                self.put(name + IN, x)
-            out: Tensor = function(x)
-            self.put(name, out, function)
-            return out.clone()  # the layer goes on in place
-
-        return tapped
-
-    def _parts(self, function: Any, names: Sequence[str], sizes: Sequence[int] = ()) -> Any:  # noqa: ANN401
-        """A product that makes several parts at once; without sizes they are alike."""
-
-        def tapped(x: Tensor) -> Tensor:
+                self.put(names[0] + IN, x)
             out: Tensor = function(x)
             parts = out.split(list(sizes), dim=-1) if sizes else out.chunk(len(names), dim=-1)
             for name, part in zip(names, parts, strict=True):
                 self.put(name, part, function)
-            return out
+            return out.clone()  # the layer goes on in place
 
         return tapped
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from specscope.analyze.locate.model.reference import ModelPasses, ModelReference, ReferencePass, decoder_layers
 from specscope.measure.locate.layer_taps import LayerCall
@@ -59,6 +58,7 @@ class ModelSide:
     usual: Mapping[str, float]
     fed: Callable[[FedPart], Fed]  # what a request ought to be fed
     method = "forward_with_features"
+    one_pass = by_operation = False  # what rounding explains inside a layer is not known by operation
 
     @staticmethod
     def of(
@@ -80,18 +80,9 @@ class ModelSide:
         """What is compared before the pass itself."""
         return iter(())
 
-    def inner(self, limit: float) -> float | None:
-        """What rounding explains inside a layer whose output may be off by `limit`."""
-        return limit
-
     def ordered(self, name: str, right: Tensor) -> Tensor:
         """Right values of an operation inside a layer, in the engine's order of channels."""
         return right
-
-    def vocabulary(self, right: ReferencePass, width: int) -> tuple[str, Tensor]:
-        """The logits by the target's tokens, of the rows whose logits are wanted."""
-        logits = right.taps["lm_head"]
-        return "vocabulary", functional.pad(logits, (0, max(width - logits.shape[1], 0)), value=-torch.inf)[:, :width]
 
     def run(self, forward: Any, segments: Sequence[Segment]) -> tuple[Any, Seen]:  # noqa: ANN401
         """A pass, and what was seen of it."""

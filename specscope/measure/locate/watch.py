@@ -148,7 +148,7 @@ class ModelWatch:
         again, batch, every = layer_again(call), call.batch, right.inside(layer)
         slots = part.segment.table.slots(0, len(right.keys)).tolist()
         cache = {"keys": call.cache.key[call.layer], "values": call.cache.value[call.layer]}
-        allowed, groups = self.side.inner(limit), _experts(every)
+        allowed, groups = None if self.side.by_operation else limit, _experts(every)
         for short, due in every.items():
             name, code, rows = f"{layer}.{short}", again.code.get(short, ""), right.rows
             if short == "self_attn.scores" and again.weights is not None:
