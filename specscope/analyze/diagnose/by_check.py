@@ -43,7 +43,7 @@ def diagnose(
     `again`: what the models say, run again under named mistakes; `location`: where what is wrong was located; `known`:
     whether causes are named; `notes`: of how far was looked.
     """
-    case = Case.of(history, verify or judge(history, source=""))
+    case = Case(history, verify or judge(history, source=""))
     problems = list(left_out)
     suspects = [*_asked(case, audit, problems), *again] if known else []
     failures = failures_of(case, audit)

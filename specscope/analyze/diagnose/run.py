@@ -96,7 +96,7 @@ def rerun(
     from specscope.analyze.diagnose.rerun.draws import shared_noise
     from specscope.analyze.diagnose.rerun.search import drafter_mistakes, other_decisions, target_mistakes
 
-    case, models = Case.of(history, trial), Models(options)
+    case, models = Case(history, trial), Models(options)
     failed = {finding.name for finding in audited.findings if finding.result is CheckResult.FAILED}
     drafter = failed & {*DRAFTER}
     target = {name for name in failed if name.split()[0] in ("target", "final")}

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specscope.trace.record.tree import Bools, Doubles, Ints
+from specscope.trace.record.tree import Bools, Doubles
 from specscope.trace.run.packed import Picked
 
 Indices = NDArray[np.int64]
 T = TypeVar("T", bound=np.generic)
-
-
-def join(arrays: Sequence[NDArray[Any]], dtype: type[T]) -> NDArray[T]:
-    """The arrays one after the other."""
-    return np.concatenate(arrays).astype(dtype) if arrays else np.zeros(0, dtype)
 
 
 def levels(above: Indices) -> Indices:
@@ -30,36 +25,52 @@ def levels(above: Indices) -> Indices:
     return level
 
 
-def places(sorted_keys: NDArray[np.generic]) -> Ints:
+def places(keys: NDArray[np.generic]) -> Indices:
     """The place of each element, from 0, among those equal to it; equal elements are adjacent."""
-    n = len(sorted_keys)
-    new = np.ones(n, np.bool_)
-    new[1:] = sorted_keys[1:] != sorted_keys[:-1]
-    index = np.arange(n)
-    return (index - np.maximum.accumulate(np.where(new, index, 0))).astype(np.int32)
+    _, first, which = np.unique(keys, return_index=True, return_inverse=True)
+    return np.asarray(np.arange(len(keys)) - first[which], np.int64)
 
 
-def siblings(family: NDArray[Any]) -> Ints:
+def siblings(family: NDArray[Any]) -> Indices:
     """The place of each element, from 0, among those of its family, which need not be adjacent."""
     order = np.argsort(family, kind="stable")
-    place = np.empty(len(order), np.int32)
+    place = np.empty(len(order), np.int64)
     place[order] = places(family[order])
     return place
 
 
+def previous(keys: NDArray[np.generic]) -> Indices:
+    """The element before each among those equal to it; -1 for the first."""
+    order = np.argsort(keys, kind="stable")
+    same = np.flatnonzero(keys[order][1:] == keys[order][:-1])
+    before = np.full(len(keys), -1)
+    before[order[same + 1]] = order[same]
+    return before
+
+
+def numbered(names: Iterable[object]) -> Indices:
+    """A number for each name, equal for equal ones, from 0 in the order in which they come."""
+    known: dict[object, int] = {}
+    return np.array([known.setdefault(name, len(known)) for name in names], np.int64)
+
+
+def _join(arrays: Sequence[NDArray[Any]], dtype: type[T]) -> NDArray[T]:
+    return np.concatenate(arrays).astype(dtype) if arrays else np.zeros(0, dtype)
+
+
 def joined(picked: Sequence[Picked], held: str, name: str, kind: type[T]) -> NDArray[T]:
     """The values of an array at all of these steps, end to end."""
-    return join([each.values(held, name) for each in picked], kind)
+    return _join([each.values(held, name) for each in picked], kind)
 
 
 def holding(picked: Sequence[Picked], held: str) -> Bools:
     """[S] whether each step holds one: a verdict, notes."""
-    return join([each.places(held) >= 0 for each in picked], np.bool_)
+    return _join([each.places(held) >= 0 for each in picked], np.bool_)
 
 
 def lengths(picked: Sequence[Picked], held: str, name: str) -> Indices:
     """[S] how many values an array has at each step; 0 where it holds none."""
-    return join([each.counts(held, name) for each in picked], np.int64)
+    return _join([each.counts(held, name) for each in picked], np.int64)
 
 
 def numbers(picked: Sequence[Picked], held: str, name: str, missing: float = 0) -> NDArray[Any]:
@@ -78,26 +89,13 @@ def words(picked: Sequence[Picked], held: str, name: str) -> list[Any]:
     return [None if place < 0 else known[place] for known, places in each_of for place in places]
 
 
-def flags(of: Callable[[Any], Any]) -> cached_property[Bools]:
-    """A column that follows from others, computed when it is first asked for."""
-    return cached_property(of)
+# Columns that follow from others, computed when they are first asked for
+flags, indices, doubles = cached_property[Bools], cached_property[Indices], cached_property[Doubles]
 
 
-def indices(of: Callable[[Any], Any]) -> cached_property[Indices]:
-    """Likewise."""
-    return cached_property(of)
-
-
-def doubles(of: Callable[[Any], Any]) -> cached_property[Doubles]:
-    """Likewise."""
-    return cached_property(of)
-
-
-def column(held: str, name: str, kind: type[T], missing: float | None = None) -> cached_property[NDArray[T]]:
-    """A field of what the steps hold, end to end; over the nodes, with `missing` where notes do not tell it."""
-    if missing is None:
-        return cached_property(lambda table: joined(table.picked, held, name, kind))
-    return cached_property(lambda columns: where_told(columns, held, name, kind, missing))
+def column(held: str, name: str, kind: type[T]) -> cached_property[NDArray[T]]:
+    """A field of what the steps hold, end to end."""
+    return cached_property(lambda table: joined(table.picked, held, name, kind))
 
 
 def number_of(held: str, name: str) -> cached_property[NDArray[Any]]:
@@ -105,30 +103,33 @@ def number_of(held: str, name: str) -> cached_property[NDArray[Any]]:
     return cached_property(lambda table: numbers(table.picked, held, name))
 
 
-def where_told(columns: Any, held: str, name: str, kind: type[T], missing: float) -> NDArray[T]:  # noqa: ANN401
-    """[N] a field of notes over the nodes; `missing` where they tell nothing."""
-    values, (fits, counts) = np.full(len(columns.token), missing, kind), fitting(columns, held, name)
-    values[fits[columns.step]] = joined(columns.picked, held, name, kind)[np.repeat(fits, counts)]
-    return values
+def of_nodes(held: str, name: str, kind: type[T], missing: float) -> cached_property[NDArray[T]]:
+    """[N] a field of notes over the nodes of Columns, or of its parents; `missing` where they tell nothing."""
+
+    def laid(table: Any) -> NDArray[T]:  # noqa: ANN401
+        c = getattr(table, "columns", table)
+        values, fits = np.full(len(c.token), missing, kind), fitting(c, held, name)
+        values[fits[c.step]] = joined(c.picked, held, name, kind)[np.repeat(fits, lengths(c.picked, held, name))]
+        return values
+
+    return cached_property(laid)
 
 
-def fitting(columns: Any, held: str, name: str) -> tuple[Bools, Indices]:  # noqa: ANN401
-    """[S] which steps' notes have a value of this field for each node, and how many they have."""
-    counts = lengths(columns.picked, held, name)
-    return holding(columns.picked, held) & (counts == np.diff(columns.start)), counts
+def fitting(c: Any, held: str, name: str) -> Bools:  # noqa: ANN401
+    """[S] which steps' notes have a value of this field for each node of Columns."""
+    return np.asarray(holding(c.picked, held) & (lengths(c.picked, held, name) == np.diff(c.start)))
 
 
 def stacked(name: str, kind: type[T]) -> cached_property[NDArray[T]]:
     """[K, t] a field of ParentNotes, padded to the largest t: with -1 for tokens, with 0 for probabilities."""
-    nothing = -1 if kind is np.int64 else 0
-    return cached_property(lambda parents: padded(parents.picked, "parents", name, kind, nothing))
+    return cached_property(lambda e: padded(e.picked, "parents", name, kind, -1 if kind is np.int64 else 0))
 
 
 def padded(picked: Sequence[Picked], held: str, name: str, kind: type[T], missing: float) -> NDArray[T]:
     """[K, t] the rows of an array of two dimensions at all steps, padded to the widest."""
-    width, values = widths(picked, held, name), joined(picked, held, name, kind)
+    width = widths(picked, held, name)
     table: NDArray[T] = np.full((len(width), width.max(initial=0)), missing, kind)
-    table[np.arange(table.shape[1]) < width[:, None]] = values
+    table[np.arange(table.shape[1]) < width[:, None]] = joined(picked, held, name, kind)
     return table
 
 

@@ -6,9 +6,11 @@ each node; the children of a root or node are tried at its row. The rows of all 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,10 +27,13 @@ from specscope.analyze.evidence.arrays import (
     lengths,
     levels,
     number_of,
+    numbered,
     numbers,
+    of_nodes,
+    places,
+    previous,
     siblings,
     stacked,
-    where_told,
     widths,
     words,
 )
@@ -45,20 +50,10 @@ from specscope.trace.record.tree import Bools, Doubles, Drawn
 from specscope.trace.run.packed import Picked
 
 KINDS = tuple(FinalKind)
+BONUS, RECOVERED, TARGET = (KINDS.index(kind) for kind in (FinalKind.BONUS, FinalKind.RECOVERED, FinalKind.TARGET))
 PRECEDED = tuple(Preceded)
 SUMMED = 1e-4  # how far rounding may carry a probability beyond 0 or 1
 PLAIN = SamplingParams(temperature=1.0)  # where a request's own parameters are not known; `known` says so
-
-
-def in_range(values: Doubles) -> Bools:
-    """Which values lie from 0 to 1, with an allowance for rounding; NaN never does."""
-    return np.asarray((values >= -SUMMED) & (values <= 1 + SUMMED))
-
-
-def rows_in_range(table: Doubles) -> Bools:
-    """[K] of a table [K] or [K, t]: the rows whose values are all in range."""
-    inside = in_range(table)
-    return inside if inside.ndim == 1 else np.all(inside, axis=1)
 
 
 @dataclass(frozen=True)
@@ -66,6 +61,7 @@ class TriedParents:
     """K parents that were tried, of the steps whose evidence has them; with what it says of nodes and final tokens."""
 
     columns: Columns  # of all steps
+    picked = cached_property[list[Picked]](lambda e: e.columns.picked)  # the columns in which the steps lie
 
     # [K] fields of ParentNotes
     node = column("parents", "node", np.int64)  # within its tree; ROOT
@@ -86,9 +82,9 @@ class TriedParents:
     tops = indices(lambda e: widths(e.picked, "parents", "top_p"))  # [K] how many of the t are recorded
     draft_tops = indices(lambda e: widths(e.picked, "parents", "draft_top_p"))  # and of the m
     # [N] of each node; 0 where there are no notes
-    raw_p = doubles(lambda e: where_told(e.columns, "parents", "raw_p", np.float64, 0))
-    rank = indices(lambda e: where_told(e.columns, "parents", "rank", np.int64, 0))
-    q_rank = indices(lambda e: where_told(e.columns, "parents", "q_rank", np.int64, 0))
+    raw_p = of_nodes("parents", "raw_p", np.float64, 0)
+    rank = of_nodes("parents", "rank", np.int64, 0)
+    q_rank = of_nodes("parents", "q_rank", np.int64, 0)
     # [S] whether the step's evidence has parents; of the final token: of what it was drawn from, and its p before any
     # rejection
     there = flags(lambda e: holding(e.picked, "parents"))
@@ -100,11 +96,6 @@ class TriedParents:
     row = indices(lambda e: e.columns.root_row[e.step] + 1 + e.node)
     # [N] the parent under which each node was tried, -1 where there is none
     at_node = indices(lambda e: e.at_row[e.columns.row])
-
-    @property
-    def picked(self) -> list[Picked]:
-        """The columns in which the steps lie."""
-        return self.columns.picked
 
     @cached_property
     def at_row(self) -> Indices:
@@ -128,19 +119,6 @@ class TriedParents:
     def __len__(self) -> int:
         return len(self.step)
 
-    def shares(self) -> dict[str, Doubles]:
-        """[K] or [K, t] each, by name: all that is a probability."""
-        return {
-            "p of the likeliest tokens": self.top_p,
-            "p of the choice": self.choice_p,
-            "the drafter's probability of its likeliest tokens": self.draft_top_p,
-            "the drafter's probability of the choice": self.choice_q,
-        }
-
-    def nats(self) -> dict[str, Doubles]:
-        """[K] each, by name: entropies and varentropies."""
-        return {name: getattr(self, name) for name in ("entropy", "varentropy", "q_entropy", "q_varentropy")}
-
     def drafters(self, parents: Indices, token: Indices) -> Doubles:
         """The drafter's raw probability of these tokens at these parents; NaN where it is not among the likeliest."""
         if not self.draft_top.size:
@@ -156,12 +134,13 @@ class Columns:
     parts: list[RequestStep]  # [S] each has a verdict
     visits: Sequence[Visit] = ()  # [S] the same with what lies around them; empty where only their figures matter
     history: History | None = None  # the run, where all of it is judged
+    every: Sequence[Visit] = ()  # with prefill chunks among them
 
     @staticmethod
     def of(every: Sequence[Visit], history: History | None = None) -> Columns:
         """The columns of the decode steps among these visits."""
         visits = [visit for visit in every if visit.part.is_judged]
-        return Columns([visit.part for visit in visits], visits, history)
+        return Columns([visit.part for visit in visits], visits, history, every)
 
     @property
     def run(self) -> RunInfo | None:
@@ -186,16 +165,18 @@ class Columns:
     coin = column("verdict", "coin", np.float64)
     residual_mass = column("verdict", "residual_mass", np.float64)
     # [N] fields of notes
-    prob = column("notes", "prob", np.float64, np.nan)  # the drafter's own
+    prob = of_nodes("notes", "prob", np.float64, np.nan)  # the drafter's own
     draft_prob = doubles(lambda c: np.where(c.source == TEXT, np.nan, c.prob))  # without tokens taken from a text
-    draw_margin = column("notes", "draw_margin", np.float64, np.nan)  # of the drafter's draw
-    draft_coin = column("notes", "coin", np.float64, 0.0)  # that drew it; 0 where it is no draw, or it is not recorded
-    draft_low = column("notes", "low", np.float64, 0.0)  # the lower end of its interval, likewise
-    score = column("notes", "score", np.float64, np.nan)  # log probability of the path, by which trees are ranked
-    source = column("method", "source", np.int32, -1)  # who drafted it: a number of SOURCES; -1 where only one drafts
-    confidence = column("method", "confidence", np.float64, np.nan)
-    tells_confidence = flags(lambda c: fitting(c, "method", "confidence")[0][c.step])
-    module = column("method", "module", np.int32, -1)
+    draw_margin = of_nodes("notes", "draw_margin", np.float64, np.nan)  # of the drafter's draw
+    draft_coin = of_nodes(
+        "notes", "coin", np.float64, 0.0
+    )  # that drew it; 0 where it is no draw, or it is not recorded
+    draft_low = of_nodes("notes", "low", np.float64, 0.0)  # the lower end of its interval, likewise
+    score = of_nodes("notes", "score", np.float64, np.nan)  # log probability of the path, by which trees are ranked
+    source = of_nodes("method", "source", np.int32, -1)  # who drafted it: a number of SOURCES; -1 where only one drafts
+    confidence = of_nodes("method", "confidence", np.float64, np.nan)
+    tells_confidence = flags(lambda c: fitting(c, "method", "confidence")[c.step])
+    module = of_nodes("method", "module", np.int32, -1)
 
     # [N] where each node is: its step, its number in its own tree, the row of its parent, which siblings share, its own
     # row, at which its children are tried; its parent as a number over all nodes, -1 for the root; its place among its
@@ -205,7 +186,7 @@ class Columns:
     row = indices(lambda c: c.root_row[c.step] + 1 + c.parent)
     own_row = indices(lambda c: np.arange(len(c.token)) + c.step + 1)
     above = indices(lambda c: np.where(c.parent < 0, -1, c.start[c.step] + c.parent))
-    sibling = indices(lambda c: siblings(c.row).astype(np.int64))
+    sibling = indices(lambda c: siblings(c.row))
     depth = indices(lambda c: levels(c.above))
 
     # [N] whether its token id is recorded; it was tried, accepted, rejected; it was drawn from q, by a coin that is
@@ -235,7 +216,10 @@ class Columns:
     root_row = indices(lambda c: c.start[:-1] + np.arange(len(c)))
     batch = indices(lambda c: np.array([visit.record.step for visit in c.visits], np.int64))  # [S] the engine's step
     depth_reached = indices(lambda c: lengths(c.picked, "verdict", "path"))
-    path = column("verdict", "path", np.int64)  # the accepted nodes of all steps, end to end, each within its tree
+    # The accepted nodes of all steps end to end, each within its tree; and numbered over all nodes. [N] which they are
+    path = column("verdict", "path", np.int64)
+    path_node = indices(lambda c: c.path + np.repeat(c.start[:-1], c.depth_reached))
+    on_path = flags(lambda c: np.isin(np.arange(len(c.token)), c.path_node))
 
     # [S] whether p was recorded; a node may be accepted for one below it; the request's parameters are known, it is
     # known to be greedy, its tokens are limited, its rules cut tokens off; the step's coins follow from a seed and
@@ -254,49 +238,37 @@ class Columns:
     match = flags(lambda c: c.rule == MATCH)
     ahead = flags(lambda c: c.looks_ahead & c.ours)
     told = flags(lambda c: (c.walks | c.ahead) & c.sound)
+    free = flags(lambda c: c.fresh & c.told)  # [S] and its coins were not known before
+    # [S] the request's decode step before it; [N] the sibling that was drawn just before it; -1 for none
+    before = indices(lambda c: previous(c.request))
+    elder = indices(lambda c: previous(c.row))
+    # [S] the verdict; the rule of verification; the kind of the final token, as its place in KINDS; the sampling
+    # parameters of the request, PLAIN where they are not known; a number for each request
+    verdicts = cached_property[list[Verdict]](lambda c: [part.verdict for part in c.parts])
+    rule = cached_property[NDArray[np.str_]](lambda c: np.array(words(c.picked, "verdict", "rule"), np.str_))
+    kind = indices(lambda c: np.array(list(map(KINDS.index, words(c.picked, "verdict", "kind"))), np.int64))
+    params = cached_property[list[SamplingParams]](lambda c: [visit.params or PLAIN for visit in c.visits])
+    request = indices(lambda c: numbered(visit.request.id for visit in c.visits))
+    # What the evidence says about the parents that were tried, the requests' texts; the columns in which the steps lie
+    parents = cached_property(TriedParents)
+    texts = cached_property[Texts](lambda c: Texts.of(c.visits))
+    picked = cached_property[list[Picked]](lambda c: Picked.of(c.parts))
+    rows = cached_property[int](lambda c: len(c.token) + len(c))  # of all trees
+    # Whether coins are recorded: another engine may not record them
+    has_coins = cached_property[bool](lambda c: bool(np.any(c.coin) or np.any(c.final_coin)))
     # [N] what was left of the parent's ratio when the node was tried, and of its own when its coin decided: 1 under
     # rules that do not use ratios. Whether what lies below a tried node could be accepted
     parent_ratio = doubles(lambda c: c._ratios[0])
     own_ratio = doubles(lambda c: c._ratios[1])
     open = flags(lambda c: c._ratios[2])
+    # [N] whether its outcome was forced; it holds the token with which the engine fills its trees. [S] whether the
+    # final token was forced; levels of each step's tree
+    forced = flags(lambda c: c._forced[0])
+    filler = flags(lambda c: c.token == (-2 if c.run is None or c.run.ways.filler is None else c.run.ways.filler))
+    forced_final = flags(lambda c: c._forced[1])
 
     def __len__(self) -> int:
         return len(self.parts)
-
-    @cached_property
-    def before(self) -> Indices:
-        """[S] the request's decode step before it; -1 for none."""
-        last, before = dict[str, int](), np.full(len(self), -1)
-        for step, visit in enumerate(self.visits):
-            before[step] = last.get(visit.request.id, -1)
-            last[visit.request.id] = step
-        return before
-
-    @property
-    def rows(self) -> int:
-        """How many rows all trees have."""
-        return len(self.token) + len(self)
-
-    @cached_property
-    def picked(self) -> list[Picked]:
-        """The columns in which the steps lie."""
-        return Picked.of(self.parts)
-
-    @cached_property
-    def verdicts(self) -> list[Verdict]:
-        """[S] the verdict of each step."""
-        return [verdict for part in self.parts if (verdict := part.verdict) is not None]
-
-    @cached_property
-    def kind(self) -> NDArray[np.uint8]:
-        """[S] the kind of the final token, as its place in KINDS."""
-        place = {kind: i for i, kind in enumerate(KINDS)}
-        return np.array([place[kind] for kind in words(self.picked, "verdict", "kind")], np.uint8)
-
-    @cached_property
-    def rule(self) -> NDArray[np.str_]:
-        """[S] the rule of verification."""
-        return np.array(words(self.picked, "verdict", "rule"), np.str_)
 
     @cached_property
     def _ratios(self) -> tuple[Doubles, Doubles, Bools]:
@@ -308,51 +280,52 @@ class Columns:
         return parent, own, open_
 
     @cached_property
-    def parents(self) -> TriedParents:
-        """What the evidence says about the parents that were tried."""
-        return TriedParents(self)
-
-    @cached_property
-    def texts(self) -> Texts:
-        """The requests' texts."""
-        return Texts.of(self.visits)
-
-    @cached_property
     def margin(self) -> Doubles:
         """[N] Verdict.margin."""
         given = (self.accept_prob, self.coin, self.p_trial, self.q_trial, self.by_own_coin & ~self.forced)
         return margins(*given, ahead=self.looks_ahead[self.step], match=self.match[self.step])
 
     @cached_property
-    def sound(self) -> Bools:
-        """[S] whether all its figures are in range: if one is not, nothing can be computed from them."""
-        e = self.parents
-        sound: Bools = np.all([in_range(values) for values in self.figures_of_finals().values()], axis=0)
-        nodes = [~in_range(values) for values in self.figures_of_nodes().values()]
-        nodes += [~np.isfinite(values) for values in self.unbounded().values()]
-        parents = [~rows_in_range(table) for table in e.shares().values()]
-        parents += [~np.isfinite(values) for values in e.nats().values()]
-        sound[e.step[np.any(parents, axis=0)]] = False
-        return sound & ~self.any_in_step(np.any(nodes, axis=0))
+    def by_request(self) -> list[list[Visit]]:
+        """All visits of each request, in order."""
+        found = defaultdict[str, list[Visit]](list)
+        for visit in self.every:
+            found[visit.part.request].append(visit)
+        return list(found.values())
 
-    def figures_of_nodes(self) -> dict[str, Doubles]:
-        """[N] each, by name: all that is a probability or a coin."""
-        names = ("p", "q", "p_trial", "q_trial", "coin")
-        of_draws = {"draft coin": self.draft_coin, "lower end of the draw": self.draft_low}
-        return {**{name: getattr(self, name) for name in names}, **of_draws, "raw p": self.parents.raw_p}
-
-    def unbounded(self) -> dict[str, Doubles]:
-        """[N] each, by name: what checks of their own compare with p and q."""
-        return {"a": self.accept_prob, "residual mass": self.residual_mass}
-
-    def figures_of_finals(self) -> dict[str, Doubles]:
-        """[S] each, by name: the final token's."""
-        return {"p": self.final_p, "coin": self.final_coin, "target's p": self.parents.final_p}
+    def figures(self) -> Iterator[tuple[str, NDArray[Any], Indices, Bools]]:
+        """By name all that must be a number in its range: the values, the step of each, and which are not."""
+        e, ends = self.parents, np.arange(len(self))
+        of_nodes = {name: getattr(self, name) for name in ("p", "q", "p_trial", "q_trial", "coin")}
+        of_nodes |= {"draft coin": self.draft_coin, "lower end of the draw": self.draft_low, "raw p": e.raw_p}
+        of_finals = {"p": self.final_p, "coin": self.final_coin, "target's p": e.final_p}
+        of_parents: dict[str, NDArray[Any]] = {
+            "p of the likeliest tokens": e.top_p,
+            "p of the choice": e.choice_p,
+            "the drafter's probability of its likeliest tokens": e.draft_top_p,
+            "the drafter's probability of the choice": e.choice_q,
+        }
+        places = (
+            (of_nodes, "node {}", self.step),
+            (of_finals, "the final token", ends),
+            (of_parents, "a parent", e.step),
+        )
+        for shares, place, step in places:
+            for name, values in shares.items():
+                wrong = ~((values >= -SUMMED) & (values <= 1 + SUMMED))  # NaN always is
+                yield f"{name} of {place}", values, step, np.atleast_2d(wrong.T).any(axis=0)
+        for name, values in (("a", self.accept_prob), ("residual mass", self.residual_mass)):
+            yield f"{name} of node {{}}", values, self.step, ~np.isfinite(values)  # others hold these against p and q
+        for name in ("entropy", "varentropy", "q_entropy", "q_varentropy"):
+            yield f"{name} of a parent", getattr(e, name), e.step, ~np.isfinite(getattr(e, name))
 
     @cached_property
-    def params(self) -> list[SamplingParams]:
-        """[S] the sampling parameters of the request; PLAIN where they are not known."""
-        return [visit.params or PLAIN for visit in self.visits]
+    def sound(self) -> Bools:
+        """[S] whether all its figures are in range: if one is not, nothing can be computed from them."""
+        sound = np.ones(len(self), np.bool_)
+        for _, _, step, wrong in self.figures():
+            sound[step[wrong]] = False
+        return sound
 
     def asked(self, what: Callable[[SamplingParams], bool]) -> Bools:
         """[S] whether the request asked for something."""
@@ -365,15 +338,9 @@ class Columns:
     @cached_property
     def last(self) -> Indices:
         """[S] the last node of the accepted path, numbered over all nodes; -1 where nothing was accepted."""
-        ends = np.cumsum(self.depth_reached) - 1
-        last = np.where(self.depth_reached > 0, self.path[ends] if len(self.path) else -1, -1)
-        return np.where(last < 0, -1, self.start[:-1] + last)
-
-    @cached_property
-    def request(self) -> Indices:
-        """[S] a number for each request."""
-        known: dict[str, int] = {}
-        return np.array([known.setdefault(visit.request.id, len(known)) for visit in self.visits], np.int64)
+        last, some = np.full(len(self), -1), self.depth_reached > 0
+        last[some] = self.path_node[np.cumsum(self.depth_reached)[some] - 1]
+        return last
 
     @cached_property
     def seeds(self) -> list[object]:
@@ -390,33 +357,19 @@ class Columns:
         are compared too, those of one seed with each other. Greedy requests use no coins.
         """
         seen: dict[object, str] = {}  # the request that had it
-        fresh = []
-        numbered = zip(self.visits, self.position.tolist(), self.greedy.tolist(), strict=True)
+        fresh = np.ones(len(self), np.bool_)
         coins = np.where(self.drawn_by_coin, self.draft_coin, 0.0)
-        for step, (visit, position, greedy) in enumerate(numbered):
-            if greedy:
-                fresh.append(True)
-                continue
-            seed = self.seeds[step]
-            keys: list[object] = [(seed, position)]
-            known = (seed, position) in seen
-            name = visit.request.id
+        for step in np.flatnonzero(~self.greedy).tolist():
+            name, key = self.visits[step].request.id, (self.seeds[step], self.position.item(step))
+            keys: list[object] = [key]
             if not self.ours:
                 nodes = slice(self.start[step], self.start[step + 1])
                 mine = (*self.coin[nodes].tolist(), self.final_coin.item(step), *coins[nodes].tolist())
-                keys += [(seed, coin) for coin in mine if coin > 0]
-            fresh.append(not known and all(seen.get(key, name) == name for key in keys))
-            seen.update((key, seen.get(key, name)) for key in keys)
-        return np.array(fresh, np.bool_)
-
-    @cached_property
-    def elder(self) -> Indices:
-        """[N] the sibling that was drawn just before it, as a number over all nodes; -1 for the first."""
-        order = np.argsort(self.row, kind="stable")
-        row, elder = self.row[order], np.full(len(order), -1)
-        same = np.flatnonzero(row[1:] == row[:-1])
-        elder[order[same + 1]] = order[same]
-        return elder
+                keys += [(self.seeds[step], coin) for coin in mine if coin > 0]
+            fresh[step] = key not in seen and all(seen.get(one, name) == name for one in keys)
+            for one in keys:
+                seen.setdefault(one, name)
+        return fresh
 
     @cached_property
     def q_left(self) -> Doubles:
@@ -436,34 +389,11 @@ class Columns:
         return deepest
 
     @cached_property
-    def on_path(self) -> Bools:
-        """[N] whether it is on the accepted path."""
-        mask = np.zeros(len(self.token), np.bool_)
-        mask[self.path + np.repeat(self.start[:-1], self.depth_reached)] = True
-        return mask
-
-    @cached_property
     def output(self) -> Indices:
         """The output tokens of all steps, end to end: accepted paths and final tokens, as far as they were emitted."""
-        committed = self.depth_reached + 1
-        ends = np.cumsum(committed)
-        final = np.zeros(int(committed.sum()), np.bool_)
-        final[ends - 1] = True
-        tokens = np.empty(len(final), np.int64)
-        tokens[final] = self.final
-        tokens[~final] = self.token[self.path + np.repeat(self.start[:-1], self.depth_reached)]
-        place = np.arange(len(final)) - np.repeat(ends - committed, committed)
-        return tokens[place < np.repeat(numbers(self.picked, "", "emitted"), committed)]
-
-    @cached_property
-    def forced(self) -> Bools:
-        """[N] whether its outcome was forced."""
-        return self._forced[0]
-
-    @cached_property
-    def forced_final(self) -> Bools:
-        """[S] whether the final token was forced."""
-        return self._forced[1]
+        tokens = np.insert(self.token[self.path_node], np.cumsum(self.depth_reached), self.final)
+        step = np.repeat(np.arange(len(self)), self.depth_reached + 1)
+        return tokens[places(step) < numbers(self.picked, "", "emitted")[step]]
 
     @cached_property
     def _forced(self) -> tuple[Bools, Bools]:
@@ -474,17 +404,6 @@ class Columns:
         nodes[(self.start[step] + forced)[~is_final]] = True
         finals[step[is_final]] = True
         return nodes, finals
-
-    @cached_property
-    def has_coins(self) -> bool:
-        """Whether coins are recorded: another engine may not record them."""
-        return bool(len(self)) and not (np.all(self.coin == 0) and np.all(self.final_coin == 0))
-
-    @cached_property
-    def filler(self) -> Bools:
-        """[N] whether it holds the token with which the engine fills its trees; false where it has none."""
-        token = None if self.run is None else self.run.ways.filler
-        return np.equal(self.token, -2 if token is None else token)
 
     def any_in_step(self, nodes: Bools) -> Bools:
         """[S] whether a step has any of these nodes."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 
-from specscope.analyze.evidence.arrays import Indices
+from specscope.analyze.evidence.arrays import Indices, numbered
 from specscope.analyze.findings import Reference
 from specscope.trace.history.history import History, RequestHistory
 from specscope.trace.history.stats import StepCounts
@@ -28,6 +29,7 @@ class Visit:
     before: RequestStep | None  # the request's step before it; None for its first
     preempted: bool  # whether the request lost its KV between the two
     due: Preceded  # what came before a decode step, as it follows from the request's steps
+    number: int  # among all visits
 
     @property
     def preceded(self) -> Preceded:
@@ -50,6 +52,7 @@ def visits(history: History) -> Iterator[Visit]:
     last: dict[str, RequestStep] = {}
     due: dict[str, Preceded] = {}
     lost: set[str] = set()
+    numbers = count()
     for record in history.steps:
         lost.update(record.preempted)
         due.update(dict.fromkeys(record.preempted, Preceded.PREEMPTION))
@@ -59,7 +62,7 @@ def visits(history: History) -> Iterator[Visit]:
                 lost.add(name)
                 due[name] = Preceded.PREEMPTION
             before = due.get(name, Preceded.PREFILL)
-            yield Visit(request, record, part, row, last.get(name), name in lost, before)
+            yield Visit(request, record, part, row, last.get(name), name in lost, before, next(numbers))
             last[name] = part
             lost.discard(name)
             if (counts := StepCounts.of(part)) is not None:
@@ -89,27 +92,29 @@ class Texts:
     @staticmethod
     def of(visits: Sequence[Visit]) -> Texts:
         """The texts of all requests among these visits."""
-        numbers: dict[str, int] = {}
-        texts: list[list[int]] = []
-        prompts, made = list[int](), list[int]()  # of each request: tokens of its prompt, and output tokens so far
-        request, before = list[int](), list[int]()  # of each step: its request's number, and output tokens before it
-        for visit in visits:
-            asked, number = visit.request, numbers.setdefault(visit.request.id, len(texts))
-            if number == len(texts):
-                prompt = [] if asked.info is None else told_ids(asked.info.prompt_tokens) or []
-                earlier, known = asked.earlier() or [], asked.steps[: asked.place_of(visit.part.index)]
-                texts.append([*prompt, *earlier, *(token for token, _ in asked.output())])
-                prompts.append(len(prompt))
-                made.append(len(earlier) + sum(part.emitted for part in known))
-            request.append(number)
-            before.append(made[number])
+        request = numbered(visit.request.id for visit in visits)
+        firsts = [visits[first] for first in np.unique(request, return_index=True)[1].tolist()]
+        texts, prompts, made = (
+            list[list[int]](),
+            list[int](),
+            list[int](),
+        )  # of each request; `made`: output tokens so far
+        for visit in firsts:
+            asked = visit.request
+            prompt = [] if asked.info is None else told_ids(asked.info.prompt_tokens) or []
+            earlier, known = asked.earlier() or [], asked.steps[: asked.place_of(visit.part.index)]
+            texts.append([*prompt, *earlier, *(token for token, _ in asked.output())])
+            prompts.append(len(prompt))
+            made.append(len(prompt) + len(earlier) + sum(part.emitted for part in known))
+        ends = np.cumsum([len(text) for text in texts], dtype=np.int64)
+        begins = ends - np.array([len(text) for text in texts], np.int64)
+        behind = list[int]()
+        for visit, number in zip(visits, request.tolist(), strict=True):
+            behind.append(made[number])
             made[number] += visit.part.emitted
-        sizes, numbered = np.array([len(text) for text in texts], np.int64), np.array(request, np.int64)
-        ends = np.cumsum(sizes)
-        outputs = ends - sizes + np.array(prompts, np.int64)
         text = np.array([token for text in texts for token in text], np.int64)
-        behind = outputs[numbered] + np.array(before, np.int64)
-        return Texts(numbered, text, ends - sizes, ends, outputs, behind)
+        outputs = begins + np.array(prompts, np.int64)
+        return Texts(request, text, begins, ends, outputs, begins[request] + np.array(behind, np.int64))
 
     def token_at(self, step: Indices, depth: Indices) -> Indices:
         """The text's token at a depth below the root of each step, the first at 1; -1 outside of its text."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from specscope.analyze.evidence.columns import Columns
-from specscope.analyze.evidence.visits import Visit, visits
+from specscope.analyze.evidence.visits import Visit
 from specscope.analyze.findings import Finding, Reference
 from specscope.analyze.verify.trial import Trial
 from specscope.plans.plan import TreePlan, read_plan
@@ -80,22 +80,31 @@ class Step:
 
 @dataclass(frozen=True)
 class Case:
-    """All that is known about a run. `visits` holds prefill chunks too."""
+    """All that is known about a run."""
 
     history: History
-    visits: tuple[Visit, ...]
-    steps: tuple[Step, ...]  # decode steps whose outcome was judged and not forced, in the engine's order
     trial: Trial  # verify's
-
-    @staticmethod
-    def of(history: History, trial: Trial) -> Case:
-        """Lay a run out."""
-        return Case(history, tuple(visits(history)), tuple(_steps(trial.evidence)), trial)
 
     @property
     def evidence(self) -> Columns:
         """The decode steps as arrays: what `Finding.wrong` numbers."""
         return self.trial.evidence
+
+    @property
+    def visits(self) -> Sequence[Visit]:
+        """Every step of every request, prefill chunks too: what `Finding.wrong` of request steps numbers."""
+        return self.trial.evidence.every
+
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """Decode steps whose outcome was judged and not forced, in the engine's order."""
+        c, texts, made = self.evidence, self.evidence.texts, list[Step]()
+        whole = [texts.text[begin:end].tolist() for begin, end in zip(texts.begins, texts.ends, strict=True)]
+        after = texts.behind - texts.begins[texts.request]
+        for place, (visit, verdict) in enumerate(zip(c.visits, c.verdicts, strict=True)):
+            last = made[c.before[place]] if c.before[place] >= 0 else None
+            made.append(Step(visit, verdict, visit.params, whole[texts.request[place]], int(after[place]), last))
+        return tuple(step for step in made if not len(step.verdict.forced))
 
     @cached_property
     def checks(self) -> dict[str, Finding]:
@@ -122,15 +131,3 @@ class Case:
     def dtype(self) -> str:
         """The dtype that the run computed in; empty where it is not known."""
         return "" if self.history.run is None else self.history.run.dtype
-
-
-def _steps(c: Columns) -> Iterator[Step]:
-    texts, made = c.texts, list[Step]()
-    whole = [texts.text[begin:end].tolist() for begin, end in zip(texts.begins, texts.ends, strict=True)]
-    for place, (visit, verdict) in enumerate(zip(c.visits, c.verdicts, strict=True)):
-        number, before = int(texts.request[place]), int(c.before[place])
-        params = None if visit.request.info is None else visit.request.info.params
-        after = int(texts.behind[place] - texts.begins[number])
-        made.append(Step(visit, verdict, params, whole[number], after, made[before] if before >= 0 else None))
-        if not len(verdict.forced):
-            yield made[-1]

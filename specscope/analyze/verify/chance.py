@@ -5,31 +5,20 @@ And the coins: unequal, and where they cannot be computed again uniform, and ind
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
-from specscope.analyze.evidence.arrays import Indices
-from specscope.analyze.evidence.columns import Columns
+from specscope.analyze.evidence.arrays import Indices, numbered
+from specscope.analyze.evidence.columns import RECOVERED, Columns
 from specscope.analyze.findings import Finding
 from specscope.analyze.significance import holm
 from specscope.analyze.verify.drafts import undrawn
-from specscope.analyze.verify.exact import NO_COINS, RECOVERED, Checks, Seen
+from specscope.analyze.verify.exact import NO_COINS, Checks, Seen
 from specscope.analyze.verify.parents import LACKING
-from specscope.analyze.verify.sums import (
-    FEW,
-    Distance,
-    Family,
-    Likeliest,
-    Scale,
-    Sum,
-    correlation,
-    distance,
-    nats,
-    share,
-)
+from specscope.analyze.verify.sums import CORRELATION, DISTANCE, FEW, NATS, SHARE, Family, Likeliest, Sum
 from specscope.trace.record.records import FinishReason
 from specscope.trace.record.tree import Bools, Doubles, Drawn
 
@@ -49,18 +38,17 @@ def statistical_checks(c: Columns, alpha: float) -> list[Finding]:
     """
     families = [*_decisions(c), *_draws(c), *_coins(c)]
     if c.run is not None and c.run.by_outcome:
-        families = [dataclasses.replace(family, lacking=BY_OUTCOME, sums={}) for family in families]
+        families = [replace(family, lacking=BY_OUTCOME, sums={}) for family in families]
     judged = [family for family in families if family.judged]
     failed = iter(holm([family.p_value for family in judged], alpha))
     level = alpha / max(len(judged), 1)
     return [family.finding(level, failed=bool(family.judged) and next(failed)) for family in families]
 
 
-def _decisions(c: Columns) -> list[Family]:
+def _decisions(c: Columns) -> Iterator[Family]:
     """Outcomes against the acceptance probability, at nodes that chance decided."""
-    a = c.accept_prob
-    nodes = np.flatnonzero(c.by_own_coin & ~c.forced & _free(c)[c.step] & (a > 0) & (a < 1))
-    a = a[nodes]
+    nodes = np.flatnonzero(c.by_own_coin & ~c.forced & c.free[c.step] & (c.accept_prob > 0) & (c.accept_prob < 1))
+    a = c.accept_prob[nodes]
     size = np.minimum((a * 10).astype(np.int64), 9)
     by = ((c.depth[nodes], "depth {}"), (c.sibling[nodes] + 1, "sibling {}"), (size, "a from 0.{}"))
     lacking = FEW if len(nodes) else "every acceptance probability was 0 or 1" if len(c.token) else "nothing drafted"
@@ -71,57 +59,44 @@ def _decisions(c: Columns) -> list[Family]:
     every = {"": of(np.ones(len(nodes), np.bool_))}
     places = {name.format(value): of(where == value) for where, name in by for value in np.unique(where).tolist()}
     about = "the same at each depth, at each place among siblings, and for small and large a"
-    return [
-        Family("acceptance", "nodes are accepted as often as a says", every, share, c.at_node, lacking),
-        Family("acceptance by place", about, places, share, c.at_node, lacking, len(nodes)),
-    ]
+    yield Family("acceptance", "nodes are accepted as often as a says", every, SHARE, c.at_node, lacking)
+    yield Family("acceptance by place", about, places, SHARE, c.at_node, lacking, len(nodes))
 
 
-def _draws(c: Columns) -> list[Family]:
+def _draws(c: Columns) -> Iterator[Family]:
     """Tokens against the distributions that they were drawn from."""
     lacking = FEW if c.parents.there.any() else LACKING
     no_draws = lacking if c.sampled.any() else "no draft was sampled"
-    first, later = drafted(c)
-    emitted, top_token = _emitted(c)
+    recovered, (emitted, top_token), (first, later) = c.kind == RECOVERED, _emitted(c), drafted(c)
     choice = "the target's likeliest token is emitted as often as its p says"
     siblings = "first siblings follow q, and are its likeliest token no more often than draws are"
     order = "of two sampled siblings the likelier one comes first as often as draws give"
-    rows: list[tuple[str, str, Sum, Scale]] = [
-        ("recovered draws", "recovered tokens follow the residual", _final_draws(c, c.kind == RECOVERED), nats),
-        ("other final draws", "bonus and target tokens follow p", _final_draws(c, c.kind != RECOVERED), nats),
-        ("emitted surprisal", "emitted tokens follow the target's p: lossless", emitted, nats),
-        ("target's choice emitted", choice, top_token, share),
-    ]
-    of_drafts: list[tuple[str, str, Sum, Scale]] = [
-        ("drafted surprisal", siblings, first, nats),
-        ("later siblings", "siblings drawn after the first follow what is left of q", later, nats),
-        ("order of siblings", order, _draw_order(c), share),
-    ]
-    return [
-        *(Family(name, about, {"": sum_}, unit, c.at_step, lacking) for name, about, sum_, unit in rows),
-        *(Family(name, about, {"": sum_}, unit, c.at_node, no_draws) for name, about, sum_, unit in of_drafts),
-    ]
+    for name, about, sum_, unit in (
+        ("recovered draws", "recovered tokens follow the residual", _final_draws(c, recovered), NATS),
+        ("other final draws", "bonus and target tokens follow p", _final_draws(c, ~recovered), NATS),
+        ("emitted surprisal", "emitted tokens follow the target's p: lossless", emitted, NATS),
+        ("target's choice emitted", choice, top_token, SHARE),
+    ):
+        yield Family(name, about, {"": sum_}, unit, c.at_step, lacking)
+    for name, about, sum_, unit in (
+        ("drafted surprisal", siblings, first, NATS),
+        ("later siblings", "siblings drawn after the first follow what is left of q", later, NATS),
+        ("order of siblings", order, _draw_order(c), SHARE),
+    ):
+        yield Family(name, about, {"": sum_}, unit, c.at_node, no_draws)
 
 
-def _coins(c: Columns) -> list[Family]:
+def _coins(c: Columns) -> Iterator[Family]:
     """Coins against uniform, independent random numbers; those that were computed again are no chance."""
     lacking = "every coin was computed again from its key" if len(c) and c.recomputed.all() else FEW
     no_draws = FEW if c.sampled.any() else "no draft was sampled"
-    rows: list[tuple[str, str, Mapping[str, Sum | Distance], Scale, str]] = [
-        ("coins uniform", "coins are spread evenly over 0 to 1", uniform(c), distance, lacking),
-        ("coins in series", "a coin is not correlated with the next one", _serial(c), correlation, lacking),
-        ("coins and draws", "coins are not correlated with what was drafted", _against_draws(c), correlation, no_draws),
-    ]
-    told = bool(c.has_coins)
-    return [
-        Family(name, about, sums if told else {}, unit, c.at_step, why if told else NO_COINS)
-        for name, about, sums, unit, why in rows
-    ]
-
-
-def _free(c: Columns) -> Bools:
-    """[S] steps whose coins were not known before."""
-    return c.fresh & c.told
+    for name, about, sums, unit, why in (
+        ("coins uniform", "coins are spread evenly over 0 to 1", uniform(c), DISTANCE, lacking),
+        ("coins in series", "a coin is not correlated with the next one", _serial(c), CORRELATION, lacking),
+        ("coins and draws", "coins are not correlated with what was drafted", _against_draws(c), CORRELATION, no_draws),
+    ):
+        told = c.has_coins
+        yield Family(name, about, sums if told else {}, unit, c.at_step, why if told else NO_COINS)
 
 
 def surprisal(p: Doubles, entropy: Doubles, varentropy: Doubles, places: Indices) -> Sum:
@@ -133,7 +108,7 @@ def surprisal(p: Doubles, entropy: Doubles, varentropy: Doubles, places: Indices
 def _final_draws(c: Columns, of_kind: Bools) -> Sum:
     """Surprisal of final tokens against the entropy of what they were drawn from; numbered by step."""
     e = c.parents
-    steps = np.flatnonzero(of_kind & _free(c) & e.there & ~c.forced_final & (e.final_varentropy > FLAT))
+    steps = np.flatnonzero(of_kind & c.free & e.there & ~c.forced_final & (e.final_varentropy > FLAT))
     return surprisal(c.final_p[steps], e.final_entropy[steps], e.final_varentropy[steps], steps)
 
 
@@ -146,9 +121,8 @@ def _output(c: Columns) -> tuple[Bools, Bools]:
     finals, nodes = np.ones(len(c), np.bool_), c.accepted.copy()
     for s in np.flatnonzero(c.ahead).tolist():
         visit = c.visits[s]
-        end, emitted = visit.request.end, visit.part.emitted
-        if end is None or end.reason not in WHOLE:
-            emitted = 0
+        end = visit.request.end
+        emitted = 0 if end is None or end.reason not in WHOLE else visit.part.emitted
         path = c.start[s] + c.verdicts[s].path
         nodes[path[emitted:]] = False
         finals[s] = emitted > len(path)
@@ -159,7 +133,7 @@ def _untouched(c: Columns) -> Bools:
     """[rows] of free steps, where neither a child nor the final token was forced."""
     # Whether a final token counts depends on what was accepted before it, and under rules that look ahead on the
     # whole tree: then a step in which anything was forced is left out as a whole
-    free = _free(c) & ~c.forced_final & ~(c.any_in_step(c.forced) & c.ahead)
+    free = c.free & ~c.forced_final & ~(c.any_in_step(c.forced) & c.ahead)
     rows = np.zeros(c.rows, np.bool_)
     rows[c.root_row] = free
     rows[c.own_row] = free[c.step]
@@ -172,11 +146,11 @@ def _emitted(c: Columns) -> tuple[Sum, Sum]:
     target's first choice, against the choice's p. Numbered by step."""
     e = c.parents
     untouched, (out, finals) = _untouched(c), _output(c)
-    rows = untouched & (e.at_row >= 0)
+    rows, recovered = untouched & (e.at_row >= 0), c.kind == RECOVERED
     nodes = np.flatnonzero(out & rows[c.row])
-    ends = np.flatnonzero((c.kind == RECOVERED) & rows[c.final_row] & finals)
-    others = np.flatnonzero((c.kind != RECOVERED) & e.there & untouched[c.final_row] & finals)
-    parent = np.concatenate([e.at_row[c.row[nodes]], e.at_row[c.final_row[ends]]])
+    ends = np.flatnonzero(recovered & rows[c.final_row] & finals)
+    others = np.flatnonzero(~recovered & e.there & untouched[c.final_row] & finals)
+    parent = e.at_row[np.concatenate([c.row[nodes], c.final_row[ends]])]
     p = np.concatenate([c.p[nodes], e.final_p[ends], e.final_p[others]])
     entropy = np.concatenate([e.entropy[parent], e.final_entropy[others]])
     varentropy = np.concatenate([e.varentropy[parent], e.final_varentropy[others]])
@@ -194,8 +168,7 @@ def drafted(c: Columns) -> tuple[Sum, Sum]:
     nodes, q, entropy, varentropy = (np.concatenate(column) for column in zip(*_by_place(c), strict=True))
     first = c.sibling[nodes] == 0
     sums = [surprisal(q[m], entropy[m], varentropy[m], nodes[m]) for m in (first, ~first)]
-    likeliest = Likeliest.of(q[first], c.parents.q_rank[nodes[first]] == 1)
-    return dataclasses.replace(sums[0], likeliest=likeliest), sums[1]
+    return replace(sums[0], likeliest=Likeliest.of(q[first], c.parents.q_rank[nodes[first]] == 1)), sums[1]
 
 
 def _by_place(c: Columns) -> Iterator[tuple[Indices, Doubles, Doubles, Doubles]]:
@@ -205,10 +178,8 @@ def _by_place(c: Columns) -> Iterator[tuple[Indices, Doubles, Doubles, Doubles]]
     """
     e = c.parents
     sums = np.zeros((2, c.rows))
-    rows = np.flatnonzero(e.at_row >= 0)
-    k = e.at_row[rows]
-    sums[0, rows], sums[1, rows] = -e.q_entropy[k], e.q_varentropy[k] + e.q_entropy[k] ** 2
-    usable = c.sampled & (e.at_node >= 0) & _free(c)[c.step] & (c.q > 0)
+    sums[:, e.row] = -e.q_entropy, e.q_varentropy + e.q_entropy**2
+    usable = c.sampled & (e.at_node >= 0) & c.free[c.step] & (c.q > 0)
     # Under rules that look ahead what is drawn below an inner node has a part in whether that node is accepted, and
     # so in whether its children are seen here
     usable &= c.walks[c.step] | (c.depth == 1)
@@ -232,8 +203,8 @@ def _draw_order(c: Columns) -> Sum:
     Of two tokens drawn one after the other without replacement, with shares a and b of what was left of q, a comes
     first with probability a b / (1 - a), b with a b / (1 - b).
     """
-    nodes = np.flatnonzero((c.elder >= 0) & c.sampled & _free(c)[c.step])
-    nodes = nodes[(c.drawn[c.elder[nodes]] == Drawn.WITHOUT_REPLACEMENT)]
+    nodes = np.flatnonzero((c.elder >= 0) & c.sampled & c.free[c.step])
+    nodes = nodes[c.drawn[c.elder[nodes]] == Drawn.WITHOUT_REPLACEMENT]
     left = np.maximum(c.q_left[c.elder[nodes]], 1e-6)
     first, second = np.minimum(c.q[c.elder[nodes]] / left, 1.0), np.minimum(c.q[nodes] / left, 1.0)
     usable = (second > 0) & (first > 0) & (first + second < 1 - 1e-4) & (first != second)
@@ -285,10 +256,9 @@ def _unequal(c: Columns) -> Seen:
 def _over_steps(c: Columns) -> Seen:
     """Not in a draw, and not in a verdict."""
     coin, step, draws = _tossed(c)
-    looked = draws | c.ours  # another engine's verdicts may use one again
+    # Another engine's verdicts may use one again. Of equal ones the draws come first: each pair has one
+    looked = np.concatenate([np.flatnonzero(draws), np.flatnonzero(~draws & c.ours)])
     coin, step, draws = coin[looked], step[looked], draws[looked]
-    first = np.argsort(~draws, kind="stable")  # of equal ones the draws first: each pair has one
-    coin, step, draws = coin[first], step[first], draws[first]
     request = c.request[step]
     before, after = _equal(coin, request)
     pairs = (step[before] != step[after]) & draws[before]
@@ -310,17 +280,15 @@ def _over_steps(c: Columns) -> Seen:
 @COINS.add("coins of requests", "no two requests of a step have the same coin, but with one seed and position", "step")
 def _of_requests(c: Columns) -> Seen:
     """Coins of our own drafts are compared over all steps: whatever runs beside it, a draw has its own."""
-    record = np.array([visit.record.step for visit in c.visits], np.int64)
     nodes, drafts = np.flatnonzero((c.coin > 0) & ~c.match[c.step]), np.flatnonzero(c.drawn_by_coin)
     coin = np.concatenate([c.coin[nodes], c.draft_coin[drafts]])
     step = np.concatenate([c.step[nodes], c.step[drafts]])
-    apart = -1 if c.ours else -2 - record[c.step[drafts]]
-    group = np.concatenate([record[c.step[nodes]], np.broadcast_to(apart, len(drafts))])
+    group = c.batch[step]
+    group[len(nodes) :] = -1 if c.ours else -2 - group[len(nodes) :]
     pairs = np.stack([step[places] for places in _equal(coin, group)], axis=1)
     pairs = pairs[c.request[pairs[:, 0]] != c.request[pairs[:, 1]]]
     pairs = pairs[np.array([not _share_seed(c, int(a), int(b)) for a, b in pairs], np.bool_)]
-    batch = np.bincount(np.unique(record, return_inverse=True)[1])
-    meet = (batch > 1).any() or bool(c.ours and len(drafts) and c.request.max() > 0)
+    meet = len(np.unique(c.batch)) < len(c) or bool(c.ours and len(drafts) and c.request.max() > 0)
     tested, bad = np.full(len(c), c.has_coins and meet), np.zeros(len(c), np.bool_)
     bad[pairs] = len(pairs) > _by_accident(coin, group)
 
@@ -334,11 +302,10 @@ def _of_requests(c: Columns) -> Seen:
 
 def _share_seed(c: Columns, first: int, second: int) -> bool:
     """Whether two steps are known to have the same seed, and position; vLLM's V2 goes by that of each token."""
-    if not (c.known[first] and c.known[second]) or (c.ours and c.position[first] != c.position[second]):
-        return False
-    infos = [visit.request.info for visit in (c.visits[first], c.visits[second])]
+    same = c.known[first] and c.known[second] and not (c.ours and c.position[first] != c.position[second])
+    infos = [c.visits[step].request.info for step in (first, second)]
     seeded = all(info is not None and info.labels.get("seed") != "none" for info in infos)
-    return seeded and c.params[first].seed == c.params[second].seed
+    return bool(same and seeded and c.params[first].seed == c.params[second].seed)
 
 
 def _of_nodes(c: Columns) -> Bools:
@@ -358,52 +325,51 @@ def _untold(c: Columns) -> Bools:
 
 def _all(c: Columns) -> tuple[Doubles, Indices]:
     """Every coin with its step: the final one, then the nodes', step after step."""
-    coin, step = np.zeros(c.rows), np.zeros(c.rows, np.int64)
-    coin[c.root_row], step[c.root_row] = c.final_coin, np.arange(len(c))
-    coin[c.own_row], step[c.own_row] = c.coin, c.step
-    return coin, step
+    coin = np.zeros(c.rows)
+    coin[c.root_row], coin[c.own_row] = c.final_coin, c.coin
+    return coin, np.repeat(np.arange(len(c)), np.diff(c.start) + 1)
 
 
 def _tossed(c: Columns) -> tuple[Doubles, Indices, Bools]:
     """Every coin that was tossed, with its step: those of verdicts, and then those that drew drafts, which it tells."""
     coin, step = _all(c)
     drafts, verdicts = np.flatnonzero(c.drawn_by_coin), np.flatnonzero(coin > 0)
-    draws = np.concatenate([np.zeros(len(verdicts), np.bool_), np.ones(len(drafts), np.bool_)])
     both = np.concatenate([coin[verdicts], c.draft_coin[drafts]])
-    return both, np.concatenate([step[verdicts], c.step[drafts]]), draws
+    return both, np.concatenate([step[verdicts], c.step[drafts]]), np.arange(len(both)) >= len(verdicts)
 
 
 def _once(c: Columns, coin: Doubles, step: Indices) -> Indices:
     """The first of each coin among those of one seed: another engine may note one at two nodes that hold its token."""
-    number = {seed: place for place, seed in enumerate(dict.fromkeys(c.seeds))}
-    seed = np.array([number[seed] for seed in c.seeds], np.int64)[step]
-    return np.delete(np.arange(len(coin)), _equal(coin, seed)[1])
+    return np.delete(np.arange(len(coin)), _equal(coin, numbered(c.seeds)[step])[1])
 
 
-def uniform(c: Columns) -> dict[str, Distance]:
+def uniform(c: Columns) -> dict[str, Sum]:
     """How far coins are from uniform."""
     by_chance = _untold(c)
     nodes, finals = np.flatnonzero(by_chance[c.step] & _of_nodes(c)), np.flatnonzero(by_chance & _of_finals(c))
     of_drafts = c.draft_coin[(by_chance & c.fresh)[c.step] & c.drawn_by_coin]
-    coins = c.coin[nodes][_once(c, c.coin[nodes], c.step[nodes])]
     return {
-        "those of nodes": Distance.of(coins),
-        "those of final tokens": Distance.of(c.final_coin[finals][_once(c, c.final_coin[finals], finals)]),
-        "those that drew drafts": Distance.of(of_drafts),
+        "those of nodes": Sum.uniform(c.coin[nodes][_once(c, c.coin[nodes], c.step[nodes])]),
+        "those of final tokens": Sum.uniform(c.final_coin[finals][_once(c, c.final_coin[finals], finals)]),
+        "those that drew drafts": Sum.uniform(of_drafts),
     }
 
 
 def _serial(c: Columns) -> dict[str, Sum]:
     """As correlations: each coin of a verdict with the next of its step, each that drew a draft with the next likewise,
     and with that of the same draw in the request's step before. Numbered by step."""
+    coin, step = _all(c)
+    free = _untold(c) & ~c.match
+    pair = np.flatnonzero((np.diff(step) == 0) & free[step[:-1]] & (coin[:-1] > 0) & (coin[1:] > 0))
+    pair = pair[_once(c, coin[pair + 1], step[pair])]
     drafts = np.flatnonzero(c.drawn_by_coin & (_untold(c) & c.fresh)[c.step])
     follows = drafts[1:][(np.diff(drafts) == 1) & (np.diff(c.step[drafts]) == 0)]
     later, before = _one_step_apart(c, drafts)
-    drew, again = c.draft_coin[follows - 1], c.draft_coin[follows]
+    drew = c.draft_coin
     return {
-        "": _of_verdicts(c),
-        "those that drew drafts": _product(drew, again, c.step[follows]),
-        "those that drew drafts, from step to step": _product(c.draft_coin[before], c.draft_coin[later], c.step[later]),
+        "": _product(coin[pair], coin[pair + 1], step[pair]),
+        "those that drew drafts": _product(drew[follows - 1], drew[follows], c.step[follows]),
+        "those that drew drafts, from step to step": _product(drew[before], drew[later], c.step[later]),
     }
 
 
@@ -414,20 +380,11 @@ def _product(coin: Doubles, other: Doubles, places: Indices) -> Sum:
 
 def _one_step_apart(c: Columns, nodes: Indices) -> tuple[Indices, Indices]:
     """Of these nodes those that are there in the request's step before too, by their number; and these."""
-    request, index = c.request, np.array([part.index for part in c.parts], np.int64)
-    order = nodes[np.lexsort((index[c.step[nodes]], c.node[nodes], request[c.step[nodes]]))]
-    step, node = c.step[order], c.node[order]
-    next_ = (np.diff(request[step]) == 0) & (np.diff(node) == 0) & (np.diff(index[step]) == 1)
-    return order[1:][next_], order[:-1][next_]
-
-
-def _of_verdicts(c: Columns) -> Sum:
-    """Each coin of a verdict with the next of its step."""
-    coin, step = _all(c)
-    free = _untold(c) & ~c.match
-    pair = np.flatnonzero((np.diff(step) == 0) & free[step[:-1]] & (coin[:-1] > 0) & (coin[1:] > 0))
-    pair = pair[_once(c, coin[pair + 1], step[pair])]
-    return _product(coin[pair], coin[pair + 1], step[pair])
+    index = np.array([part.index for part in c.parts], np.int64)[c.step]
+    request = c.request[c.step]
+    order = nodes[np.lexsort((index[nodes], c.node[nodes], request[nodes]))]
+    same = (np.diff(request[order]) == 0) & (np.diff(c.node[order]) == 0) & (np.diff(index[order]) == 1)
+    return order[1:][same], order[:-1][same]
 
 
 def _against_draws(c: Columns) -> dict[str, Sum]:
@@ -439,24 +396,22 @@ def _against_draws(c: Columns) -> dict[str, Sum]:
     by_chance = (c.sound & c.fresh)[c.step]
     nodes = np.flatnonzero(c.sampled & by_chance & _of_nodes(c))
     nodes = nodes[_once(c, c.coin[nodes], c.step[nodes])]
-    first = np.flatnonzero(c.sampled & (c.sibling == 0) & by_chance & _of_finals(c)[c.step])
-    first = first[c.row[first] == c.final_row[c.step[first]]]
+    first = c.sampled & (c.sibling == 0) & by_chance & _of_finals(c)[c.step] & (c.row == c.final_row[c.step])
+    first = np.flatnonzero(first)
     own, firsts = nodes[c.drawn_by_coin[nodes]], first[c.drawn_by_coin[first]]
-    ids, ends = c.token.astype(np.float64), c.step[first]
+    ids, final = c.token.astype(np.float64), c.final_coin[c.step]
+    step, drew = c.step, c.draft_coin
     return {
-        "a node's coin and its q": _correlation(c.coin[nodes], c.q[nodes], c.step[nodes]),
-        "a node's coin and its token id": _correlation(c.coin[nodes], ids[nodes], c.step[nodes]),
-        "the final coin and the draft's token id": _correlation(c.final_coin[ends], ids[first], ends),
-        "a node's coin and the one that drew it": _product(c.draft_coin[own], c.coin[own], c.step[own]),
-        "the final coin and the one that drew the draft": _product(
-            c.draft_coin[firsts], c.final_coin[c.step[firsts]], c.step[firsts]
-        ),
+        "a node's coin and its q": _correlation(c.coin[nodes], c.q[nodes], step[nodes]),
+        "a node's coin and its token id": _correlation(c.coin[nodes], ids[nodes], step[nodes]),
+        "the final coin and the draft's token id": _correlation(final[first], ids[first], step[first]),
+        "a node's coin and the one that drew it": _product(drew[own], c.coin[own], step[own]),
+        "the final coin and the one that drew the draft": _product(drew[firsts], final[firsts], step[firsts]),
     }
 
 
 def _correlation(coin: Doubles, other: Doubles, places: Indices) -> Sum:
     spread = float(other.std()) if len(other) else 0.0
-    if not spread:
-        return Sum(0.0, 0.0, 0, 1.0)
-    weight = (other - other.mean()) / spread
-    return Sum.of(2 * ROOT_3 * (coin - 0.5) * weight, weight**2, ROOT_3 * float(np.abs(weight).max()), places)
+    weight = (other - other.mean()) / spread if spread else np.zeros(len(other))
+    bound = ROOT_3 * float(np.abs(weight).max(initial=0.0))
+    return Sum.of(2 * ROOT_3 * (coin - 0.5) * weight, weight**2, bound, places)

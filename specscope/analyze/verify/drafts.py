@@ -12,6 +12,7 @@ import numpy as np
 
 from specscope.analyze.evidence.arrays import Indices, lengths, numbers
 from specscope.analyze.evidence.columns import Columns
+from specscope.analyze.verify.coin_keys import coins_of, draw_numbers, own_key
 from specscope.analyze.verify.exact import (
     HOPELESS,
     LEAST,
@@ -24,13 +25,11 @@ from specscope.analyze.verify.exact import (
     with_children,
 )
 from specscope.analyze.verify.sums import FEW, share_of
-from specscope.plans.plan import StaticPlan, read_plan
-from specscope.trace.record.coins import Stream, coins_at, draw_number
+from specscope.trace.record.coins import Stream
 from specscope.trace.record.draft_vocabulary import NOT_TOLD, draft_tokens, lacks_draft_tokens
 from specscope.trace.record.notes import TEXT, model_part, text_part
 from specscope.trace.record.records import Preceded
-from specscope.trace.record.tree import ROOT, Bools, Doubles, DraftTree
-from specscope.tree_shape import TreeShape
+from specscope.trace.record.tree import ROOT, Bools, DraftTree
 
 DRAFTS = Checks("The drafts")
 SHIFTS = (-2, -1, 0, 1, 2)
@@ -314,9 +313,8 @@ def _in_intervals(c: Columns) -> Seen:
 def _recomputed_draft_coins(c: Columns) -> Seen:
     number = draw_numbers(c)
     tested = c.drawn_by_coin & c.known[c.step] & (number >= 0) & c.ours
-    nodes = np.flatnonzero(tested)
-    bad = np.zeros(len(c.token), np.bool_)
-    bad[nodes] = c.draft_coin[nodes] != _draft_coins(c, nodes, number[nodes])
+    nodes, bad = np.flatnonzero(tested), np.zeros(len(c.token), np.bool_)
+    bad[nodes] = c.draft_coin[nodes] != coins_of(own_key(c, Stream.DRAFT), c.step[nodes], number[nodes])
     return Seen(
         bad,
         tested,
@@ -329,39 +327,3 @@ def undrawn(c: Columns) -> str:
     """Why no draft has a coin; "" where one has."""
     untold = "the capture does not tell the coins that drew drafts"
     return "" if c.drawn_by_coin.any() else untold if c.sampled.any() else "no draft was sampled"
-
-
-def _draft_coins(c: Columns, nodes: Indices, number: Indices) -> Doubles:
-    """[nodes] the coins of these numbers, of the seeds of the nodes' requests at their steps' positions."""
-    steps, at = np.unique(c.step[nodes], return_inverse=True)
-    counts = np.zeros(len(steps), np.int64)
-    np.maximum.at(counts, at, number + 1)
-    seeds = np.array([c.params[step].seed for step in steps], np.uint64)
-    every = coins_at(seeds, Stream.DRAFT, c.position[steps], counts)
-    return every[(np.cumsum(counts) - counts)[at] + number] if len(nodes) else every
-
-
-def draw_numbers(c: Columns) -> Indices:
-    """[N] the number of each node's draw, as our drafters count them; -1 where it is none of the plan's."""
-    plan = None if c.run is None else read_plan(c.run.tree)
-    if plan is None:
-        return np.full(len(c.token), -1, np.int64)
-    if not isinstance(plan, StaticPlan):
-        return draw_number(c.parent, c.sibling)
-    children = _children(plan.shape)
-    number = np.full(len(c.token), -1, np.int64)
-    for depth in range(1, int(c.depth.max(initial=0)) + 1):
-        nodes = np.flatnonzero((c.depth == depth) & (c.sibling < children.shape[1]))
-        above = np.full(len(nodes), ROOT) if depth == 1 else number[c.above[nodes]]
-        known = (above >= 0) | (depth == 1)
-        number[nodes] = np.where(known, children[above + 1, c.sibling[nodes]], -1)
-    return number
-
-
-def _children(shape: TreeShape) -> Indices:
-    """[nodes + 1, w] the children of the root, then those of each node; -1 beyond the last."""
-    every = [shape.children(node) for node in range(ROOT, len(shape))]
-    table = np.full((len(every), max(map(len, every))), -1, np.int64)
-    for row, children in zip(table, every, strict=True):
-        row[: len(children)] = children
-    return table

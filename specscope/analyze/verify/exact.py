@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 
-from specscope.analyze.evidence.arrays import Indices, lengths
-from specscope.analyze.evidence.columns import KINDS, Columns, in_range, rows_in_range
+from specscope.analyze.evidence.arrays import lengths
+from specscope.analyze.evidence.columns import BONUS, KINDS, RECOVERED, TARGET, Columns
 from specscope.analyze.findings import CheckResult, Finding, Reference
+from specscope.analyze.verify.coin_keys import CoinsOf, coins_of
 from specscope.plans.plan import StaticPlan, read_plan
 from specscope.trace.history.wording import plural
-from specscope.trace.record.coins import Stream, coins_at
 from specscope.trace.record.privacy import NO_TOKEN
-from specscope.trace.record.records import FinalKind, Outcome, RequestStep, RunInfo
+from specscope.trace.record.records import Outcome, RequestStep, RunInfo
 from specscope.trace.record.tree import ROOT, Bools, Doubles, Drawn
 
 
@@ -41,42 +41,38 @@ Formula = Callable[[Columns], Seen]
 WHERE = {"step": Columns.at_step, "parent": Columns.at_parent}
 
 
+@dataclass(frozen=True)
 class Checks:
-    """Checks of one kind in order, each a row: its name, what holds where it passes, what it tests, and its formula."""
+    """Checks of one kind in order: each with what it says where it passes, and its formula."""
 
-    def __init__(self, title: str) -> None:
-        self.title = title
-        self._rows: list[tuple[str, str, str, Formula]] = []
+    title: str
+    rows: list[tuple[Finding, Formula]] = field(default_factory=list)
 
     def add(self, name: str, about: str, unit: str = "node") -> Callable[[Formula], Formula]:
         """One more, whose formula follows."""
 
         def added(formula: Formula) -> Formula:
-            self._rows.append((name, about, unit, formula))
+            self.rows.append((Finding(name, CheckResult.PASSED, about, unit=unit), formula))
             return formula
 
         return added
 
     def findings(self, c: Columns) -> list[Finding]:
-        """What all of them find."""
-        return [
-            found(name, about, unit, formula(c), partial(WHERE.get(unit, Columns.at_node), c))
-            for name, about, unit, formula in self._rows
-        ]
+        """What all of them find; of each the first that is wrong is shown."""
+        return [_found(c, formula(c), fine) for fine, formula in self.rows]
 
 
-def found(name: str, about: str, unit: str, seen: Seen, where: Callable[[int], Reference]) -> Finding:
-    """The finding on what a check looked at; the first that is wrong is shown."""
+def _found(c: Columns, seen: Seen, fine: Finding) -> Finding:
     count, wrong = int(seen.tested.sum()), np.flatnonzero(seen.bad & seen.tested)
-    fine = Finding(name, CheckResult.PASSED, about, count, note=seen.note, unit=unit)
+    fine = replace(fine, tested=count, note=seen.note)
     if not count:
         return replace(fine, result=CheckResult.SKIPPED, note=seen.note or "nothing to test")
     if not len(wrong):
         return fine
-    first = int(wrong[0])
-    example, p_value = (seen.where or where)(first), None if seen.z is None else math.erfc(seen.z / math.sqrt(2))
-    fine = replace(fine, result=CheckResult.FAILED, failed=len(wrong), wrong=wrong)
-    return replace(fine, example=example, detail=seen.detail(first), statistic=seen.z, p_value=p_value)
+    first, where = int(wrong[0]), seen.where or partial(WHERE.get(fine.unit, Columns.at_node), c)
+    fine = replace(fine, result=CheckResult.FAILED, failed=len(wrong), wrong=wrong, statistic=seen.z)
+    p_value = None if seen.z is None else math.erfc(seen.z / math.sqrt(2))
+    return replace(fine, example=where(first), detail=seen.detail(first), p_value=p_value)
 
 
 RECORDED = Checks("What was recorded")
@@ -85,7 +81,6 @@ RELATIVE = 1e-5  # of a probability: float32, and sums over a vocabulary of it
 LEAST = 1e-6  # of any figure
 WHOLE = 3e-5  # by which a sum of float32 over a vocabulary may miss 1: 5e-6 was seen with 49,152 tokens
 HOPELESS = 0.05  # where rounding alone may move a probability by more, nothing is judged
-BONUS, RECOVERED, TARGET = (KINDS.index(kind) for kind in (FinalKind.BONUS, FinalKind.RECOVERED, FinalKind.TARGET))
 NO_COINS = "the capture has no coins"
 
 
@@ -98,7 +93,7 @@ def _probabilities(c: Columns) -> Seen:
     planned = c.ours and plan_of(c.run) is not None
     details = {int(step): text for step, text in (*_wrong(c), *(_nothing_drafted(c) if planned else ()))}
     bad = np.isin(np.arange(len(c)), list(details))
-    return Seen(bad, np.ones(len(c), np.bool_), lambda step: details[step])
+    return Seen(bad, np.ones(len(c), np.bool_), details.__getitem__)
 
 
 def plan_of(run: RunInfo | None) -> StaticPlan | None:
@@ -109,21 +104,11 @@ def plan_of(run: RunInfo | None) -> StaticPlan | None:
 
 def _wrong(c: Columns) -> Iterator[tuple[int, str]]:
     """Steps with a figure that is wrong, and which; several times where there are several."""
-    e = c.parents
-    nodes = [(name, values, ~in_range(values)) for name, values in c.figures_of_nodes().items()]
-    nodes += [(name, values, ~np.isfinite(values)) for name, values in c.unbounded().items()]
-    for name, values, wrong in nodes:
-        for node in np.flatnonzero(wrong).tolist():
-            yield int(c.step[node]), f"{name} of node {c.node[node]} is {values[node]:.6g}"
-    for name, values in c.figures_of_finals().items():
-        for step in np.flatnonzero(~in_range(values)).tolist():
-            yield step, f"{name} of the final token is {values[step]:.6g}"
-    for name, table in e.shares().items():
-        for parent in np.flatnonzero(~rows_in_range(table)).tolist():
-            yield int(e.step[parent]), f"{name} of a parent is {np.round(table[parent], 6).tolist()}"
-    for name, values in e.nats().items():
-        for parent in np.flatnonzero(~(np.isfinite(values) & (values > -0.01))).tolist():
-            yield int(e.step[parent]), f"{name} of a parent is {values[parent]:.6g}"
+    for name, values, step, wrong in c.figures():
+        negative = (values < -0.01) & ("entropy" in name)
+        for place in np.flatnonzero(wrong | negative if values.ndim == 1 else wrong).tolist():
+            text = f"{values[place]:.6g}" if values.ndim == 1 else str(np.round(values[place], 6).tolist())
+            yield int(step[place]), f"{name.format(c.node[place]) if '{' in name else name} is {text}"
 
 
 def _nothing_drafted(c: Columns) -> Iterator[tuple[int, str]]:
@@ -338,36 +323,16 @@ def _final_tokens(c: Columns) -> Seen:
 
 @EACH_STEP.add("coins", "every coin follows from the request's seed, the stream and the root's position", "step")
 def _recomputed_coins(c: Columns) -> Seen:
-    known: Indices = np.flatnonzero(c.known)
-    count = np.diff(c.start)[known] + 1
-    seeds = np.array([c.params[s].seed for s in known], np.uint64)
-    expected = coins_at(seeds, Stream.VERIFY, c.position[known], count)
-    ends = np.cumsum(count)
-    is_final = np.zeros(len(expected), np.bool_)
-    is_final[ends - count] = True
-    final, of_node = expected[is_final], np.zeros(len(c.token))
-    of_node[c.known[c.step]] = expected[~is_final]
-    _share_coins(c, known, of_node, final)
-    bad = c.any_in_step(c.known[c.step] & (c.coin != of_node))
-    bad[known] |= c.final_coin[known] != final
-    by_hand = "a coin that was set by hand in the debugger also fails this check" if bad.any() else ""
+    coins = CoinsOf.verdicts(c)
+    bad = np.zeros(len(c), np.bool_)
+    bad[coins.step[coins_of(coins.right, coins.step, coins.number) != coins.value]] = True
+    by_hand = "a coin that was set by hand in the debugger also fails this check" if (bad & c.known).any() else ""
     return Seen(
         bad,
         c.recomputed,
         lambda s: f"not the coins of seed {c.params[s].seed} at position {c.position[s]}",
         by_hand if c.ours else "the coins are another engine's",
     )
-
-
-def _share_coins(c: Columns, known: Indices, of_node: Doubles, final: Doubles) -> None:
-    """Under match tried siblings share the first one's coin, and so does a token recovered after them. In place."""
-    first = np.flatnonzero((c.sibling == 0) & c.match[c.step])
-    of_row = np.zeros(c.rows)
-    of_row[c.row[first]] = of_node[first]
-    shared = c.match[c.step] & c.tried
-    of_node[shared] = of_row[c.row[shared]]
-    recovered = c.match[known] & (c.kind[known] == RECOVERED)
-    final[recovered] = of_row[c.final_row[known[recovered]]]
 
 
 def _unforced_ratios(c: Columns) -> Bools:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from specscope.analyze.evidence.arrays import Indices, holding, joined, lengths, padded
-from specscope.analyze.evidence.columns import Columns
-from specscope.analyze.verify.exact import HOPELESS, LEAST, RECOVERED, RELATIVE, WHOLE, Checks, Seen
+from specscope.analyze.evidence.columns import RECOVERED, Columns
+from specscope.analyze.verify.exact import HOPELESS, LEAST, RELATIVE, WHOLE, Checks, Seen
 from specscope.trace.record.privacy import NO_TOKEN
 from specscope.trace.record.tree import Bools, Doubles
 

@@ -2,20 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 import numpy as np
 
+from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.evidence.visits import Visit
-from specscope.analyze.findings import Finding
-from specscope.analyze.verify.exact import Seen, found
+from specscope.analyze.verify.exact import Checks, Seen
 from specscope.trace.history.history import History
 from specscope.trace.record.privacy import told_ids
 from specscope.trace.record.records import FinishReason, RequestEnd
 
+STEPS = Checks("From step to step")
 Looked = Iterator[tuple[Visit, str]]  # each place that was looked at, and what is wrong there: "" for nothing
+
+
+def _seen(c: Columns, looked: Iterable[tuple[Visit, str]], note: str = "") -> Seen:
+    places = list(looked)
+    problems = {visit.number: problem for visit, problem in places if problem}
+    tested, bad = np.zeros((2, len(c.every)), np.bool_)
+    tested[[visit.number for visit, _ in places]] = True
+    bad[list(problems)] = True
+    return Seen(bad, tested, problems.__getitem__, "" if places else note, lambda place: c.every[place].reference())
+
+
+def _of_each(name: str, about: str, unit: str = "request step") -> Callable[[Callable[[Account], Looked]], None]:
+    """A check of each request's steps by themselves. With `request` as unit it has one look, numbered by its step."""
+
+    def added(look: Callable[[Account], Looked]) -> None:
+        STEPS.add(name, about, unit)(lambda c: _seen(c, (seen for account in Account.all(c) for seen in look(account))))
+
+    return added
+
+
+def _of_blocks(name: str, about: str) -> Callable[[Callable[[Columns], Looked]], None]:
+    """A check of the blocks of all requests."""
+
+    def added(look: Callable[[Columns], Looked]) -> None:
+        note = "the capture does not tell which blocks were written"
+        STEPS.add(name, about, "request step")(lambda c: _seen(c, look(c), note))
+
+    return added
 
 
 @dataclass(frozen=True)
@@ -25,30 +53,30 @@ class Account:
     visits: Sequence[Visit]  # of one request, in order
     history: History
     ours: bool
+    whole: bool  # whether its steps are known from the first
+    gaps: bool  # whether some of its steps are known to be missing: then a jump proves nothing
+
+    @staticmethod
+    def all(c: Columns) -> Iterator[Account]:
+        """Those of all requests."""
+        history = c.history
+        assert history is not None
+        for visits in c.by_request:
+            first, last = visits[0].part.index, visits[-1].part.index
+            gaps = bool(history.lost) and last - first + 1 != len(visits)
+            yield Account(visits, history, c.ours, first == 0, gaps)
 
     @property
-    def whole(self) -> bool:
-        """Whether its steps are known from the first."""
-        return self.visits[0].part.index == 0
+    def told_end(self) -> RequestEnd | None:
+        """Its end, where all its steps are known and its output is in the capture.
 
-    @property
-    def ended(self) -> RequestEnd | None:
-        """Its end, where all its steps are known."""
-        request = self.visits[0].request
-        last = -1 if request.ended is None else self.history.steps[request.ended].step
+        Older captures made with --no-text have none.
+        """
+        request, run = self.visits[0].request, self.history.run
+        end, last = request.end, -1 if request.ended is None else self.history.steps[request.ended].step
         cut = self.history.lost and self.visits[-1].record.step != last
-        return request.end if self.whole and not self.gaps and not cut else None
-
-    def tells(self, end: RequestEnd) -> bool:
-        """Whether its output is in the capture. (Older captures made with --no-text have none.)"""
-        run = self.history.run
-        return run is not None and (run.tells_text or len(end.output) > 0)
-
-    @property
-    def gaps(self) -> bool:
-        """Whether some of its steps are known to be missing: then a jump proves nothing."""
-        count = self.visits[-1].part.index - self.visits[0].part.index + 1
-        return bool(self.history.lost) and count != len(self.visits)
+        told = end is not None and run is not None and (run.tells_text or len(end.output) > 0)
+        return end if told and self.whole and not self.gaps and not cut else None
 
     def pairs(self) -> Iterator[tuple[Visit | None, Visit]]:
         """Each step with the one before it; None for the first, and after a gap."""
@@ -59,28 +87,7 @@ class Account:
             before = visit
 
 
-def step_checks(history: History, every: Sequence[Visit], *, ours: bool) -> list[Finding]:
-    """All checks, over every step of every request."""
-    by_request: dict[str, list[Visit]] = {}
-    for visit in every:
-        by_request.setdefault(visit.part.request, []).append(visit)
-    accounts = [Account(visits, history, ours) for visits in by_request.values()]
-    number = {id(visit): place for place, visit in enumerate(every)}
-    looked = [(name, about, [seen for account in accounts for seen in look(account)]) for name, about, look in CHECKS]
-    looked += [(name, about, list(look(history, every))) for name, about, look in OF_BLOCKS]
-    findings = []
-    for name, about, places in looked:
-        problems = {number[id(visit)]: problem for visit, problem in places if problem}
-        tested, bad = np.zeros((2, len(every)), np.bool_)
-        tested[[number[id(visit)] for visit, _ in places]] = True
-        bad[list(problems)] = True
-        note = "" if places or not name.startswith("blocks") else "the capture does not tell which blocks were written"
-        unit = "request" if name in OF_REQUESTS else "request step"
-        seen = Seen(bad, tested, problems.__getitem__, note)
-        findings.append(found(name, about, unit, seen, lambda place: every[place].reference()))
-    return findings
-
-
+@_of_each("step numbers", "a request's steps are numbered one by one")
 def _step_numbers(account: Account) -> Looked:
     for before, visit in account.pairs():
         if before is not None:
@@ -88,6 +95,7 @@ def _step_numbers(account: Account) -> Looked:
             yield visit, "" if visit.part.index == due else f"step {visit.part.index} where {due} was due"
 
 
+@_of_each("requests in a batch", "a request has one part in a step")
 def _once_in_a_batch(account: Account) -> Looked:
     last = -1
     for visit in account.visits:
@@ -95,6 +103,7 @@ def _once_in_a_batch(account: Account) -> Looked:
         last = visit.record.step
 
 
+@_of_each("tokens in the cache", "a step begins with the KV that the one before left, or that it found at first")
 def _cached(account: Account) -> Looked:
     """A step begins with the KV that the one before left; the first, or after a preemption, with what was found."""
     for before, visit in account.pairs():
@@ -110,6 +119,7 @@ def _cached(account: Account) -> Looked:
             yield visit, "" if here == left else f"begins with {here} tokens in the cache, the step before left {left}"
 
 
+@_of_each("positions", "the root lies where the tokens before it put it")
 def _positions(account: Account) -> Looked:
     """The root is the last token: of the prompt at first, then of what the steps committed."""
     info = account.visits[0].request.info
@@ -126,6 +136,24 @@ def _positions(account: Account) -> Looked:
             due = here + 1 + visit.part.verdict.accepted
 
 
+@_of_each("prompt fed", "before the first token the prompt is fed, each token once", "request")
+def _prefill(account: Account) -> Looked:
+    info = account.visits[0].request.info
+    if not account.whole or account.gaps or info is None or not len(info.prompt_tokens):
+        return
+    fed = 0
+    for visit in account.visits:
+        if visit.preempted:
+            return  # it began anew
+        fed += visit.part.prefill_tokens
+        if visit.part.verdict is not None:
+            first = account.visits[0].part
+            due = len(info.prompt_tokens) - 1 - (first.found if account.ours else first.context_len)
+            yield visit, "" if fed == due else f"{fed} prompt tokens fed before the root, {due} were due"
+            return
+
+
+@_of_each("tokens emitted", "every committed token is emitted, except those past the request's end")
 def _emitted(account: Account) -> Looked:
     last, end = account.visits[-1], account.visits[-1].request.end
     dropped = end is not None and end.reason in (FinishReason.CANCELLED, FinishReason.ERROR)  # while its step ran
@@ -138,9 +166,10 @@ def _emitted(account: Account) -> Looked:
         yield visit, "" if fine else f"{count} of {committed} committed tokens emitted, and the request went on"
 
 
+@_of_each("outputs", "the output is what the steps emitted, and no longer than allowed", "request")
 def _outputs(account: Account) -> Looked:
-    end, last = account.ended, account.visits[-1]
-    if end is None or not account.tells(end):
+    end, last = account.told_end, account.visits[-1]
+    if end is None:
         return
     made = [token for visit in account.visits for token in visit.part.output()]
     output = told_ids(end.output)
@@ -157,15 +186,13 @@ def _outputs(account: Account) -> Looked:
         yield last, f"{len(output)} tokens where {allowed} were allowed" if len(output) > allowed else ""
 
 
+@_of_each("ends", "a request ends where its reason says, and no sooner", "request")
 def _ends(account: Account) -> Looked:
-    end, run = account.ended, account.history.run
-    if end is None or run is None or not account.tells(end) or not end.info.params.is_known:
-        return
-    if run.ways.sends_empty and not len(end.output):
-        return  # the engine's own request
-    if not run.tells_tokens and end.reason is not FinishReason.LENGTH:
-        return
-    yield account.visits[-1], _wrong_end(account, end)
+    end, run = account.told_end, account.history.run
+    if end is None or run is None or not end.info.params.is_known or (run.ways.sends_empty and not len(end.output)):
+        return  # without output it is the engine's own request
+    if run.tells_tokens or end.reason is FinishReason.LENGTH:
+        yield account.visits[-1], _wrong_end(account, end)
 
 
 def _wrong_end(account: Account, end: RequestEnd) -> str:
@@ -197,22 +224,7 @@ def _wrong_end(account: Account, end: RequestEnd) -> str:
     return ""
 
 
-def _prefill(account: Account) -> Looked:
-    info = account.visits[0].request.info
-    if not account.whole or account.gaps or info is None or not len(info.prompt_tokens):
-        return
-    fed = 0
-    for visit in account.visits:
-        if visit.preempted:
-            return  # it began anew
-        fed += visit.part.prefill_tokens
-        if visit.part.verdict is not None:
-            first = account.visits[0].part
-            due = len(info.prompt_tokens) - 1 - (first.found if account.ours else first.context_len)
-            yield visit, "" if fed == due else f"{fed} prompt tokens fed before the root, {due} were due"
-            return
-
-
+@_of_each("what preceded", "each step says what its request did before")
 def _preceded(account: Account) -> Looked:
     gap = False  # steps before are not known
     for before, visit in account.pairs():
@@ -225,6 +237,7 @@ def _preceded(account: Account) -> Looked:
         gap = False
 
 
+@_of_each("accepted KV moved", "accepted nodes that lay elsewhere are moved behind the root")
 def _moved(account: Account) -> Looked:
     """Accepted nodes whose KV lay elsewhere are moved to the slots after the root."""
     for visit in account.visits:
@@ -239,87 +252,64 @@ def _moved(account: Account) -> Looked:
             yield visit, "" if fine else f"moved the KV of nodes {moved}, the accepted path is {path.tolist()}"
 
 
-def _blocks_written(history: History, every: Sequence[Visit]) -> Looked:
-    for _, visits in groupby(every, key=lambda visit: id(visit.record)):
-        owner: dict[int, str] = {}
-        for visit in visits:
-            part = visit.part
-            shared = [block for block in part.blocks.tolist() if owner.setdefault(block, part.request) != part.request]
-            if len(part.blocks):
-                yield visit, f"block {shared[0]} is written by {owner[shared[0]]} too" if shared else ""
+@_of_blocks("blocks written", "no block is written by two requests in one step")
+def _blocks_written(c: Columns) -> Looked:
+    owner: dict[tuple[int, int], str] = {}
+    for visit in c.every:
+        part, keys = visit.part, [(id(visit.record), block) for block in visit.part.blocks.tolist()]
+        shared = [key for key in keys if owner.setdefault(key, part.request) != part.request]
+        if keys:
+            yield visit, f"block {shared[0][1]} is written by {owner[shared[0]]} too" if shared else ""
 
 
-def _blocks_kept(history: History, every: Sequence[Visit]) -> Looked:
+@_of_blocks("blocks kept", "a request's blocks stay its own, in their order, until it ends or is preempted")
+def _blocks_kept(c: Columns) -> Looked:
+    """With what the steps committed. Which block holds it is not known before it was written, and after a gap."""
+    history = c.history
+    assert history is not None
     size = history.run.block_size if history.run is not None else 0
     tables: dict[str, dict[int, int]] = {}  # of each request the blocks with committed tokens, by entry: some not known
     owner: dict[int, str] = {}  # of each block in them
     gap = False  # something of the step before is not in the file
-    visits = iter(every)
+    visits = iter(c.every)
+
+    def release(blocks: Iterable[int]) -> None:
+        for block in blocks:
+            owner.pop(block, None)
+
     for record in history.steps if size else ():
         if record.after is not None or record.rewound or gap or record.absent is not None:
-            tables, owner = {}, {}  # which block holds what is no longer known
+            tables, owner = {}, {}
         gap = record.absent is not None
         here = {part.request for part in record.requests}
         for name in (*record.preempted, *(end.info.id for end in record.finished if end.info.id not in here)):
-            _release(tables.pop(name, {}).values(), owner)
+            release(tables.pop(name, {}).values())
         for _ in range(len(record.requests)):
             visit = next(visits)
             part = visit.part
-            blocks = part.blocks.tolist()
-            first, table = part.context_len // size, tables.setdefault(part.request, {})
-            behind = _cut(table, first)
+            blocks, name = part.blocks.tolist(), part.request
+            first, table, behind = part.context_len // size, tables.setdefault(name, {}), dict[int, int]()
+            while table and next(reversed(table)) >= first:
+                behind.update([table.popitem()])
             if blocks:
-                yield visit, _problem(part.request, blocks, first, behind, table, owner)
-            committed = part.position + len(part.tokens())
-            _release(behind.values(), owner)
-            held = blocks[: max(-(-committed // size) - first, 0)]
+                yield visit, _wrong_block(name, blocks, first, behind, table, owner)
+            release(behind.values())
+            held = blocks[: max(-(-(part.position + len(part.tokens())) // size) - first, 0)]
             table.update(enumerate(held, first))
-            owner.update((block, part.request) for block in held)
+            owner.update(dict.fromkeys(held, name))
         for end in record.finished:
-            _release(tables.pop(end.info.id, {}).values(), owner)
+            release(tables.pop(end.info.id, {}).values())
 
 
-def _cut(table: dict[int, int], first: int) -> dict[int, int]:
-    """Take out the entries from `first` on: they are in rising order."""
-    behind = {}
-    while table and (last := next(reversed(table))) >= first:
-        behind[last] = table.pop(last)
-    return behind
-
-
-def _problem(
+def _wrong_block(
     request: str, blocks: list[int], first: int, behind: dict[int, int], table: dict[int, int], owner: dict[int, str]
 ) -> str:
-    """`behind`: what the table held from entry `first` on; `table`: what it holds before."""
+    """`behind`: what the request's table held from entry `first` on; `table`: what it holds before."""
     for entry, block in enumerate(blocks, first):
         if owner.get(block, request) != request:
             return f"writes to block {block}, which holds tokens of {owner[block]}"
         if behind.get(entry, block) != block:
             return f"entry {entry} of its block table is block {behind[entry]}, but it writes to block {block}"
-        if block in table.values():
+        if block in table.values() or block in blocks[: entry - first]:
             return f"block {block} is in its table twice"
-    return "" if len(set(blocks)) == len(blocks) else "a block is in its table twice"
-
-
-def _release(blocks: Iterable[int], owner: dict[int, str]) -> None:
-    for block in blocks:
-        owner.pop(block, None)
-
-
-OF_REQUESTS = ("prompt fed", "outputs", "ends")  # one look at each request; what is wrong is numbered by its step
-CHECKS = (
-    ("step numbers", "a request's steps are numbered one by one", _step_numbers),
-    ("requests in a batch", "a request has one part in a step", _once_in_a_batch),
-    ("tokens in the cache", "a step begins with the KV that the one before left, or that it found at first", _cached),
-    ("positions", "the root lies where the tokens before it put it", _positions),
-    ("prompt fed", "before the first token the prompt is fed, each token once", _prefill),
-    ("tokens emitted", "every committed token is emitted, except those past the request's end", _emitted),
-    ("outputs", "the output is what the steps emitted, and no longer than allowed", _outputs),
-    ("ends", "a request ends where its reason says, and no sooner", _ends),
-    ("what preceded", "each step says what its request did before", _preceded),
-    ("accepted KV moved", "accepted nodes that lay elsewhere are moved behind the root", _moved),
-)
-OF_BLOCKS = (
-    ("blocks written", "no block is written by two requests in one step", _blocks_written),
-    ("blocks kept", "a request's blocks stay its own, in their order, until it ends or is preempted", _blocks_kept),
-)
+    return ""

@@ -25,7 +25,7 @@ from specscope.trace.record.tree import Bools, Doubles
 POWER = 1.645  # standard deviations by which a bias must lie beyond the limit to be seen in 95 % of runs
 FEWEST = 20  # differences
 Z95 = 1.96
-SHARES = (1.0, 0.9, 0.5, 0.2, 0.1)  # of drafts that are taken as the likeliest and not drawn
+SHARES = np.array([1.0, 0.9, 0.5, 0.2, 0.1])  # of drafts that are taken as the likeliest and not drawn
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Sum:
     bound: float  # on each of them
     worst: int = -1  # the one that adds most in the direction of the sum, as the caller numbers them
     likeliest: Likeliest | None = None  # of draws: how often they are the likeliest token, by which they are judged too
+    unit: float = 1.0  # standard deviations in which z is told
 
     @staticmethod
     def of(difference: Doubles, variance: Doubles, bound: float, places: Indices) -> Sum:
@@ -45,6 +46,17 @@ class Sum:
         total = float(difference.sum())
         worst = int(places[np.argmax(difference * math.copysign(1, total))]) if len(difference) else -1
         return Sum(total, float(variance.sum()), len(difference), bound, worst)
+
+    @staticmethod
+    def uniform(values: Doubles) -> Sum:
+        """How far numbers are from uniform on (0, 1): Kolmogorov's distance, by Massart's bound 2 exp(-2 n d^2).
+
+        It is that of a sum n d with variance n / 4. z is in units of 1 / sqrt(n).
+        """
+        ordered, n = np.sort(values), len(values)
+        rank = np.arange(n)
+        far = np.concatenate([[0.0], ordered - rank / max(n, 1), (rank + 1) / max(n, 1) - ordered])
+        return Sum(n * float(far.max()), n / 4, n, 0.0, unit=2.0)
 
     @property
     def judged(self) -> bool:
@@ -54,7 +66,7 @@ class Sum:
     @property
     def z(self) -> float:
         """The sum in standard deviations."""
-        return self.total / math.sqrt(self.variance)
+        return self.total / math.sqrt(self.variance) / self.unit
 
     @property
     def bias(self) -> float:
@@ -106,12 +118,11 @@ class Likeliest:
     def of(q: Doubles, hit: Bools) -> Likeliest:
         """`q` [n] of the tokens that were drawn, above 0; `hit` [n]: which of them are the likeliest of their row."""
         more, hits = 1 / np.minimum(q[hit], 1.0) - 1, int(hit.sum())
-        logs = np.array([float(np.log1p(share * more).sum()) for share in SHARES])
+        logs = np.log1p(SHARES[:, None] * more).sum(axis=1)
         if misses := len(q) - hits:
             with np.errstate(divide="ignore"):
-                logs += misses * np.log1p(-np.array(SHARES))
-        largest = float(logs.max())
-        mean = largest + math.log(float(np.exp(logs - largest).mean()))
+                logs += misses * np.log1p(-SHARES)
+        mean = logs.max() + math.log(float(np.exp(logs - logs.max()).mean()))
         return Likeliest(hits, len(q), -max(mean, 0.0))
 
     @property
@@ -128,44 +139,8 @@ class Likeliest:
         return f"{hits}; draws are so with a chance of {chance} at most"
 
 
-@dataclass(frozen=True)
-class Distance:
-    """How far numbers are from uniform on (0, 1): Kolmogorov's distance, judged by Massart's bound 2 exp(-2 n d^2)."""
-
-    bias: float
-    count: int
-    worst: int = -1
-
-    @staticmethod
-    def of(values: Doubles) -> Distance:
-        """Of these values."""
-        ordered, n = np.sort(values), len(values)
-        if not n:
-            return Distance(0.0, 0)
-        rank = np.arange(n)
-        return Distance(float(max((ordered - rank / n).max(), ((rank + 1) / n - ordered).max())), n)
-
-    @property
-    def judged(self) -> bool:
-        """Whether there are enough to say anything."""
-        return self.count >= FEWEST
-
-    @property
-    def z(self) -> float:
-        """The distance in units of 1 / sqrt(count)."""
-        return self.bias * math.sqrt(self.count)
-
-    @property
-    def p_value(self) -> float:
-        """An upper bound on the chance of a distance so large."""
-        return min(1.0, 2 * math.exp(-2 * self.count * self.bias**2))
-
-    def least_bias(self, alpha: float) -> float:
-        """The smallest distance that a test at this level would have seen with 95 % power, roughly."""
-        return (math.sqrt(math.log(2 / alpha) / 2) + POWER / 2) / math.sqrt(self.count)
-
-
-Scale = Callable[[float], str]
+SHARE, NATS = (100, "{:.2g} %"), (1, "{:.2g} nats a token")  # biases in words: of a probability, of a surprisal,
+CORRELATION, DISTANCE = (1, "a correlation of {:.2g}"), (1, "a distance of {:.2g}")  # of two numbers, from uniform
 FEW = "too few to judge"
 LOOSE = 1e-3  # about the level of each of a dozen checks
 
@@ -176,27 +151,23 @@ class Family:
 
     name: str
     about: str
-    sums: Mapping[str, Sum | Distance]  # by what they are over: one depth, place or size; "" for everything
-    unit: Scale
+    sums: Mapping[str, Sum]  # by what they are over: one depth, place or size; "" for everything
+    unit: tuple[float, str]
     where: Callable[[int], Reference]  # of what the sums number
     lacking: str = FEW  # why it is skipped, where it is
     looked: int | None = None  # how many its sums are of, where they overlap
 
     @cached_property
-    def judged(self) -> dict[str, Sum | Distance]:
-        """The sums with enough in them to show a bias of a possible size."""
-        largest = math.inf if self.unit is nats else 1.0
-        return {name: sum_ for name, sum_ in self.sums.items() if sum_.judged and sum_.least_bias(LOOSE) < largest}
-
-    @property
-    def worst(self) -> str:
-        """The sum with the smallest p-value."""
-        return min(self.judged, key=lambda name: self.judged[name].p_value)
+    def judged(self) -> dict[str, Sum]:
+        """The sums with enough in them to show a bias of a possible size; the worst first."""
+        largest = math.inf if self.unit is NATS else 1.0
+        judged = {name: sum_ for name, sum_ in self.sums.items() if sum_.judged and sum_.least_bias(LOOSE) < largest}
+        return dict(sorted(judged.items(), key=lambda each: each[1].p_value))
 
     @property
     def p_value(self) -> float:
         """The p-value of the whole check."""
-        return min(1.0, len(self.judged) * self.judged[self.worst].p_value)
+        return min(1.0, len(self.judged) * next(iter(self.judged.values())).p_value)
 
     def finding(self, level: float, *, failed: bool) -> Finding:
         """The check. `level`: that of the first step of Holm's procedure."""
@@ -205,48 +176,21 @@ class Family:
         found = Finding(self.name, CheckResult.SKIPPED, self.about, note=self.lacking, unit=counted)
         if not self.judged:
             return found
-        worst, counts = self.judged[self.worst], [sum_.count for sum_ in self.judged.values()]
+        name, worst = next(iter(self.judged.items()))
+        counts, (factor, words) = [sum_.count for sum_ in self.judged.values()], self.unit
         # Of those with a tenth of the largest one's observations at least: that a smaller one passes says little
         large = [sum_ for sum_ in self.judged.values() if sum_.count >= max(counts) / 10]
         least = max(sum_.least_bias(level / len(counts)) for sum_ in large)
-        found = replace(
-            found,
-            result=CheckResult.PASSED,
-            tested=sum(counts) if self.looked is None else self.looked,
-            note=f"would have seen {self.unit(least)} with 95 % power",
-            statistic=worst.z,
-            p_value=self.p_value,
-            bias=worst.bias,
-            least_bias=least,
-        )
+        found = replace(found, tested=sum(counts) if self.looked is None else self.looked, least_bias=least)
+        found = replace(found, statistic=worst.z, p_value=self.p_value, bias=worst.bias)
         if not failed:
-            return found
-        here = f"{self.worst}: " if self.worst else ""
-        detail = f"{here}off by {self.unit(worst.bias)} on average, z = {worst.z:.2f} over {worst.count:,}"
-        if isinstance(worst, Sum) and worst.likeliest is not None:
-            detail += f"; {worst.likeliest.words}"
+            seen = words.format(factor * least)
+            return replace(found, result=CheckResult.PASSED, note=f"would have seen {seen} with 95 % power")
+        off = f"off by {words.format(factor * worst.bias)} on average, z = {worst.z:.2f} over {worst.count:,}"
+        more = f"; {worst.likeliest.words}" if worst.likeliest is not None else ""
         example = self.where(worst.worst) if worst.worst >= 0 else None
+        detail = (f"{name}: " if name else "") + off + more
         return replace(found, result=CheckResult.FAILED, note="", detail=detail, example=example)
-
-
-def share(value: float) -> str:
-    """A bias of a probability, in words."""
-    return f"{100 * value:.2g} %"
-
-
-def nats(value: float) -> str:
-    """A bias of a surprisal, in words."""
-    return f"{value:.2g} nats a token"
-
-
-def correlation(value: float) -> str:
-    """A correlation of two numbers, in words."""
-    return f"a correlation of {value:.2g}"
-
-
-def distance(value: float) -> str:
-    """A distance from the uniform distribution, in words."""
-    return f"a distance of {value:.2g}"
 
 
 def share_of(hits: Doubles, total: Doubles) -> tuple[float, float]:
@@ -260,7 +204,5 @@ def share_of(hits: Doubles, total: Doubles) -> tuple[float, float]:
         return 0.0, math.inf
     share = float(hits.sum()) / trials
     around = (float(hits.sum()) + Z95**2 / 2) / (trials + Z95**2)
-    alone = around * (1 - around) / trials
-    if count < 2:
-        return share, alone
-    return share, max(float(((hits - share * total) ** 2).sum()) * count / (count - 1) / trials**2, alone)
+    by_request = float(((hits - share * total) ** 2).sum()) * count / max(count - 1, 1) / trials**2
+    return share, max(around * (1 - around) / trials, by_request if count > 1 else 0.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from specscope.analyze.verify.drafts import DRAFTS
 from specscope.analyze.verify.exact import EACH_STEP, RECORDED
 from specscope.analyze.verify.parameters import PARAMETERS
 from specscope.analyze.verify.parents import EVIDENCE
-from specscope.analyze.verify.steps import step_checks
+from specscope.analyze.verify.steps import STEPS
 from specscope.trace.history.history import History
 from specscope.trace.history.wording import plural
 from specscope.trace.record.rules import is_lossy
@@ -56,6 +56,7 @@ IN_PART = {
     "outputs": "how many tokens alone: token ids are not in this file",
     "ends": "ends by length alone: token ids are not in this file",
 }
+GROUPS = (RECORDED, EACH_STEP, EVIDENCE, PARAMETERS, DRAFTS, STEPS, COINS)
 CONDITION = "holds unless this part of its run was chosen by what was accepted"
 ALPHA = 0.01  # how often a healthy run may be found guilty by chance
 
@@ -66,11 +67,19 @@ class Trial:
 
     source: str
     groups: tuple[tuple[str, tuple[Finding, ...]], ...]  # checks of one kind, under their title
-    steps: int  # decode steps
-    tokens: int  # committed
     alpha: float
     notes: tuple[str, ...]  # what a reader must know
     evidence: Columns = field(compare=False, repr=False)  # what the checks looked at: `Finding.wrong` numbers its rows
+
+    @property
+    def steps(self) -> int:
+        """Decode steps."""
+        return len(self.evidence)
+
+    @property
+    def tokens(self) -> int:
+        """Committed tokens."""
+        return int((self.evidence.depth_reached + 1).sum())
 
     @property
     def checks(self) -> list[Finding]:
@@ -118,16 +127,12 @@ class Trial:
 def judge(history: History, *, source: str, alpha: float = ALPHA, warnings: Sequence[str] = ()) -> Trial:
     """Every check over the path on which the history stands. `alpha`: the family-wise error of the statistical ones."""
     with np.errstate(all="ignore"):  # what is not to be judged is computed along with the rest
-        every = list(visits(history))
-        c = Columns.of(every, history)
-        sums = statistical_checks(c, alpha)
-        over_run = [_conditional(check) for check in sums] if history.in_part else sums
-        found = [(checks.title, checks.findings(c)) for checks in (RECORDED, EACH_STEP, EVIDENCE, PARAMETERS, DRAFTS)]
-        found.append(("From step to step", step_checks(history, every, ours=c.ours)))
-        found.append((COINS.title, [*COINS.findings(c), *over_run]))
-        groups = tuple((title, tuple(_told(check, c) for check in checks)) for title, checks in found)
-        tokens, notes = int((c.depth_reached + 1).sum()), (*warnings, *_notes(history, c))
-    return Trial(source, groups, len(c), tokens, alpha, notes, c)
+        c = Columns.of(list(visits(history)), history)
+        groups = [(checks.title, checks.findings(c)) for checks in GROUPS]
+        over_run = statistical_checks(c, alpha)
+        groups[-1][1].extend(map(_conditional, over_run) if history.in_part else over_run)
+        told = tuple((title, tuple(_told(check, c) for check in checks)) for title, checks in groups)
+        return Trial(source, told, alpha, (*warnings, *_notes(history, c)), c)
 
 
 def _conditional(check: Finding) -> Finding:
@@ -156,40 +161,30 @@ def _told(check: Finding, c: Columns) -> Finding:
     return check
 
 
-def _notes(history: History, c: Columns) -> list[str]:
-    notes = []
+def _notes(history: History, c: Columns) -> Iterator[str]:
     if not len(c):
-        notes.append("the capture has no decode step, so that nothing can be judged")
+        yield "the capture has no decode step, so that nothing can be judged"
     elif not c.parents.there.any():
-        notes.append(
+        yield (
             "the capture does not tell what target and drafter gave at the parents that were tried (an older one, or "
             "made with --evidence lean): much is skipped"
         )
     unchecked = ~(c.walks | c.ahead)
     others: list[str] = sorted(set(c.rule[unchecked].tolist()))
     if others:
-        count, names = int(unchecked.sum()), ", ".join(others)
-        notes.append(f"{plural(count, 'step')} under a rule that cannot be checked here ({names}) left out")
+        count, names = plural(int(unchecked.sum()), "step"), ", ".join(others)
+        yield f"{count} under a rule that cannot be checked here ({names}) left out"
     if any(map(is_lossy, others)):
-        notes.append("a lossy rule's output is not distributed as the target's: it is not judged")
-    filled = int(c.filler.sum())
-    if filled:
-        notes.append(
-            f"this engine fills its trees with a token that nobody drafted: {filled:,} of "
-            f"{plural(len(c.token), 'node')} are verified for nothing"
-        )
-    unsound = int((~c.sound).sum())
-    if unsound:
-        notes.append(f"{plural(unsound, 'step')} with figures that are no probabilities: other checks leave them out")
-    forced = int(c.any_in_step(c.forced).sum() + c.forced_final.sum())
-    if forced:
-        notes.append(f"forced outcomes in {plural(forced, 'step')}: what follows from them is left out")
-    again = int((~c.fresh & c.known & ~c.greedy).sum())
-    if again:
-        notes.append(
-            f"{plural(again, 'step')} of sampled requests had the coins of another request (the same seed): "
-            "sums over chance leave them out"
-        )
+        yield "a lossy rule's output is not distributed as the target's: it is not judged"
+    if filled := int(c.filler.sum()):
+        nodes = f"{filled:,} of {plural(len(c.token), 'node')}"
+        yield f"this engine fills its trees with a token that nobody drafted: {nodes} are verified for nothing"
+    if unsound := int((~c.sound).sum()):
+        yield f"{plural(unsound, 'step')} with figures that are no probabilities: other checks leave them out"
+    if forced := int(c.any_in_step(c.forced).sum() + c.forced_final.sum()):
+        yield f"forced outcomes in {plural(forced, 'step')}: what follows from them is left out"
+    if again := int((~c.fresh & c.known & ~c.greedy).sum()):
+        had = "of sampled requests had the coins of another request (the same seed)"
+        yield f"{plural(again, 'step')} {had}: sums over chance leave them out"
     if len(history.branches) > 1:
-        notes.append(f"the run was edited and has {len(history.branches)} branches: this is branch {history.branch}")
-    return notes
+        yield f"the run was edited and has {len(history.branches)} branches: this is branch {history.branch}"

@@ -59,7 +59,7 @@ class Question:
     @cached_property
     def case(self) -> Case:
         """The run laid out."""
-        return Case.of(self.history, self.trial or judge(self.history, source=""))
+        return Case(self.history, self.trial or judge(self.history, source=""))
 
     @cached_property
     def models(self) -> Models:

@@ -41,4 +41,4 @@ def with_verdict(part, **values):
 
 def case_of(history: History) -> Case:
     """A capture laid out."""
-    return Case.of(history, judge(history, source=""))
+    return Case(history, judge(history, source=""))

@@ -11,7 +11,7 @@ from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.significance import holm
 from specscope.analyze.verify.chance import drafted
-from specscope.analyze.verify.sums import Distance, Likeliest, Sum
+from specscope.analyze.verify.sums import Likeliest, Sum
 from specscope.analyze.verify.trial import judge
 from specscope.trace.record.notes import ParentsBuilder
 from tests.analyze.synthetic import Synthetic
@@ -168,7 +168,7 @@ def test_holm():
 
 def test_the_distance_of_uniform_numbers():
     rng = np.random.default_rng(3)
-    values = [Distance.of(rng.random(200)).p_value for _ in range(1000)]
+    values = [Sum.uniform(rng.random(200)).p_value for _ in range(1000)]
     assert np.mean(np.array(values) <= 0.05) <= 0.05 + 3 * math.sqrt(0.05 / 1000)  # the bound is all but exact
-    assert Distance.of(rng.random(200) ** 2).p_value < 1e-6
-    assert not Distance.of(np.zeros(0)).judged
+    assert Sum.uniform(rng.random(200) ** 2).p_value < 1e-6
+    assert not Sum.uniform(np.zeros(0)).judged
