@@ -160,7 +160,7 @@ def _counts(a: list[str], b: list[str], asked: Sequence[Threshold], *, as_json: 
     from specscope.analyze.text import table_block
 
     console = text_console()
-    sources = {"A": counts.a.sources, "B": counts.b.sources}
+    sources = {"A": counts.a.source, "B": counts.b.source}
     for name, lines in counts.defined():
         for line in (f"{name}  {', '.join(sources.get(name, ()))}".rstrip(), *(f"   {line}" for line in lines)):
             console.print(line, highlight=False, markup=False)
@@ -176,7 +176,7 @@ def _counts(a: list[str], b: list[str], asked: Sequence[Threshold], *, as_json: 
 def compared(a: Side, b: Side, comparison: Comparison) -> Compared:
     """What the screen shows."""
     from specscope.analyze.compare import tables
-    from specscope.analyze.compare.result import PartingCause
+    from specscope.analyze.compare.parting import PartingCause
     from specscope.tui.compared import Compared, ComparedPair, KnownCause
 
     def pair(number: int, matched: Pair) -> ComparedPair:
@@ -199,7 +199,7 @@ def compared(a: Side, b: Side, comparison: Comparison) -> Compared:
         return a.steps(a.requests[matched.a]), b.steps(b.requests[matched.b])
 
     return Compared(
-        sources=(", ".join(comparison.a.sources), ", ".join(comparison.b.sources)),
+        sources=(", ".join(comparison.a.source), ", ".join(comparison.b.source)),
         answer=comparison.answer.value,
         summary=comparison.summary,
         headline=comparison.headline,
@@ -237,7 +237,7 @@ def _sides(captures: tuple[str, ...], others: tuple[str, ...]) -> tuple[list[str
 def _print_json(
     values: dict[str, Any], sides: Sequence[SideFacts | CountsSide], code: int, remarks: Sequence[str] = ()
 ) -> None:
-    source = [file for side in sides for file in side.sources]
+    source = [file for side in sides for file in side.source]
     warnings = [*remarks]
     warnings += [f"{name}: {line}" for name, side in zip("AB", sides, strict=True) for line in side.warnings]
     print_json(envelope("compare", values, source=source, code=code, warnings=warnings))

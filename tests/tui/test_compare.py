@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from textual.command import CommandPalette
 
 from specscope.analyze.compare.comparison import compare
-from specscope.analyze.compare.result import PartingCause
+from specscope.analyze.compare.parting import PartingCause
 from specscope.cli.compare import compared
 from specscope.tui.compare import compare_app, compare_help_lines
 from specscope.tui.compared import Beside, Compared

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property
 from itertools import product
 from operator import attrgetter
@@ -18,7 +19,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from specscope.analyze.compare.result import PairedBy
 from specscope.analyze.compare.side import Hashes, Longs, Side, SideRequest, mix
 from specscope.analyze.findings import Reference
 from specscope.trace.record.params import PARAM_NAMES
@@ -30,10 +30,19 @@ SHORTEST = 12  # characters of a prompt that says something where it stands with
 LOOKED = 200  # requests of a side: what holds for these holds for the others
 LENGTH = {"seed", "max_tokens", "stop", "ignore_eos", "logprobs"}  # parameters that shape no distribution
 WIDEST = max(ROUNDING.values())  # for a dtype that is not known
-FACTOR = 0x5851F42D4C957F2D
-MASK = 2**64 - 1
 NO_LONGS = np.zeros(0, np.int64)
 Both = tuple[Doubles, Doubles]  # of A and B
+
+
+class PairedBy(StrEnum):
+    """What two requests have in common."""
+
+    EXACT = "prompt, parameters and seed"
+    SEED = "prompt and parameters"  # the seed differs
+    PROMPT = "prompt"  # the parameters differ
+    ORDER = "order"  # the prompt of one of them is not known
+
+
 Matched = Sequence[tuple[int, int, PairedBy]]  # places of requests of A and B
 
 
@@ -81,13 +90,10 @@ class ContextRows:
         a, b = (attrgetter(name)(side)[step] for side, step in zip(self.sides, self.step, strict=True))
         return a, b
 
-    def of_requests(self, name: str) -> tuple[NDArray[Any], NDArray[Any]]:
-        """What SideRequest says of the request of each."""
-        a, b = (
-            np.array([getattr(request, name) for request in side.requests])[side.request[step]]
-            for side, step in zip(self.sides, self.step, strict=True)
-        )
-        return a, b
+    def of_requests(self, name: str) -> Iterable[NDArray[Any]]:
+        """What SideRequest says of the request of each, on both sides."""
+        for side, step in zip(self.sides, self.step, strict=True):
+            yield np.array([getattr(request, name) for request in side.requests])[side.request[step]]
 
     @cached_property
     def hottest(self) -> Doubles:
@@ -152,100 +158,76 @@ class _Contexts(NamedTuple):
     depth: Longs = NO_LONGS
     sibling: Longs = NO_LONGS
 
+    def at(self, places: Longs) -> _Contexts:
+        """Those at these places."""
+        return _Contexts(*(each[places] if len(each) else each for each in self))
+
 
 def align(a: Side, b: Side, pairs: Matched) -> Aligned:
     """Match both sides by hashes of (pair, output so far, path)."""
     exact, alike = np.zeros((2, len(a.requests)), np.bool_)
-    for first, second, kind in pairs:
+    pair_a, pair_b = (np.zeros(len(side.requests), np.int64) for side in (a, b))  # the number of each one's, from 1
+    for number, (first, second, kind) in enumerate(pairs, 1):
+        pair_a[first] = pair_b[second] = number
         exact[first] = kind is PairedBy.EXACT
         alike[first] = kind is not PairedBy.PROMPT or not other_rules(a.requests[first], b.requests[second])
     some_alike = bool(alike.any())
-    drawn = [np.flatnonzero(~np.isnan(side.final_whole) & ~side.forced) for side in (a, b)]
-    paths_a, of_a = _contexts(a, [place for place, _, _ in pairs], drawn[0])
-    paths_b, of_b = _contexts(b, [place for _, place, _ in pairs], drawn[1])
+    drawn_a, drawn_b = (np.flatnonzero(~np.isnan(side.final_whole) & ~side.forced) for side in (a, b))
+    paths_a, of_a = _contexts(a, pair_a, drawn_a)
+    paths_b, of_b = _contexts(b, pair_b, drawn_b)
 
-    def rows(kind: str) -> ContextRows:
-        first, second = of_a[kind], of_b[kind]
-        x, y = _join(first.keys, second.keys)
-        step, request = (first.step[x], second.step[y]), a.request[first.step[x]]
-        depth = (first.depth[x], second.depth[y]) if len(first.depth) else (NO_LONGS, NO_LONGS)
-        sibling = second.sibling[y] if len(second.sibling) else NO_LONGS
-        return ContextRows((a, b), (x, y), step, depth, sibling, alike[request] | (not some_alike), exact[request])
+    def rows(of_kind: _Contexts, theirs: _Contexts) -> ContextRows:
+        keys, *both = np.intersect1d(of_kind.keys, theirs.keys, return_indices=True)  # the first place of each
+        order = np.argsort(both[0])  # as A has them: the first example is the first in time
+        at = x, y = both[0][order][keys[order] != 0], both[1][order][keys[order] != 0]
+        first, second = of_kind.at(x), theirs.at(y)
+        step, depth, request = (first.step, second.step), (first.depth, second.depth), a.request[first.step]
+        return ContextRows((a, b), at, step, depth, second.sibling, alike[request] | (not some_alike), exact[request])
 
-    return Aligned(
-        a,
-        b,
-        steps=rows("steps"),
-        nodes=rows("nodes"),
-        parents=rows("parents"),
-        tokens=rows("tokens"),
-        fed=rows("fed"),
-        drawn=(drawn[0], drawn[1]),
-        paths=(paths_a, paths_b),
-        some_alike=some_alike,
-        tolerance=rounding(*({run.dtype for side in (a, b) for run in side.runs} or {""})),
-    )
+    tolerance = rounding(*({run.dtype for side in (a, b) for run in side.runs} or {""}))
+    return Aligned(a, b, *map(rows, of_a, of_b), (drawn_a, drawn_b), (paths_a, paths_b), some_alike, tolerance)
 
 
-def _contexts(side: Side, requests: Sequence[int], drawn: Longs) -> tuple[Hashes, dict[str, _Contexts]]:
-    """The contexts of roots and nodes by their rows, and those of each kind. `drawn`: steps of final tokens."""
-    c, parents = side.columns, side.columns.parents
-    first, last = np.zeros((2, len(side.requests)), np.int64)  # in `chain`, of each request; 0 where it has no pair
-    chain = [0]
-    for number, place in enumerate(requests):
-        state, first[place] = _scramble(number + 1), len(chain)
-        chain.append(state)
-        for token in side.tokens(side.requests[place]).tolist():
-            state = (state * FACTOR + _scramble(token + 2)) & MASK
-            chain.append(state)
-        last[place] = len(chain) - 1
-    chains, begin = np.array(chain, np.uint64), first[side.request]
+def _contexts(side: Side, pair: Longs, drawn: Longs) -> tuple[Hashes, list[_Contexts]]:
+    """The contexts of roots and nodes by their rows, and those of each kind. `drawn`: steps of final tokens.
+
+    A context is a sum of hashes: of the number of the request's pair, and of each token with its place in the output.
+    """
+    c, parents, every = side.columns, side.columns.parents, np.arange(len(side))
+    begins, made = side.earlier, np.arange(len(c.output)) - np.repeat(side.earlier, side.emitted)
+    sums = np.append(np.uint64(0), np.cumsum(_said(made, c.output)))
+
+    def behind(step: Longs, tokens: Longs) -> Hashes:
+        """The context behind so many output tokens of a step's request."""
+        return sums[begins[step] + tokens] - sums[begins[step]] + mix(pair[side.request[step]])
+
     rows, depths = np.zeros(c.rows, np.uint64), np.zeros(c.rows, np.int64)
-    rows[c.root_row] = root = chains[np.where(begin > 0, begin + side.place, 0)]
-    depths[c.own_row] = c.depth
+    rows[c.root_row], depths[c.own_row] = behind(every, side.place), c.depth
+    node = _said(side.place[c.step] + c.depth - 1, c.token)
     for depth in range(1, int(c.depth.max(initial=0)) + 1):
         level = np.flatnonzero(c.depth == depth)
-        rows[c.own_row[level]] = _below(rows[c.row[level]], c.token[level])
-    nodes = _Contexts(rows[c.own_row], c.step, c.depth, c.sibling + 1)
-    finals = _below(rows[c.final_row[drawn]], c.final[drawn]), drawn, c.depth_reached[drawn] + 1, np.zeros_like(drawn)
-    tried = np.where(parents.tops > 0, rows[parents.row], np.uint64(0)) if len(parents) else rows[:0]
+        rows[c.own_row[level]] = rows[c.row[level]] + node[level]
+    final = rows[c.final_row[drawn]] + _said(side.place[drawn] + c.depth_reached[drawn], c.final[drawn])
     # A fed row's is the output up to its token: paired requests have one prompt
     step, position, _ = side.fed
-    made = np.clip(side.place[step] + position + 1 - c.position[step], 0, None)
-    at = np.minimum(begin[step] + made, last[side.request[step]])
-    fed = np.where(begin[step] > 0, chains[at] + mix(position), np.uint64(0))
-    return rows, {
-        "steps": _Contexts(root, np.arange(len(side))),
-        "nodes": nodes,
-        "parents": _Contexts(tried, parents.step, depths[parents.row]),
-        "tokens": _Contexts(*(np.concatenate(both) for both in zip(nodes, finals, strict=True))),
-        "fed": _Contexts(fed, step),
-    }
+    whole = np.array([len(side.tokens(request)) for request in side.requests], np.int64)[side.request[step]]
+    fed = behind(step, np.clip(side.place[step] + position + 1 - c.position[step], 0, whole)) + mix(position)
+    nodes = _Contexts(rows[c.own_row], c.step, c.depth, c.sibling + 1)
+    finals = _Contexts(final, drawn, c.depth_reached[drawn] + 1, np.zeros_like(drawn))
+    kinds = [
+        _Contexts(rows[c.root_row], every),
+        nodes,
+        _Contexts(rows[parents.row] * (parents.tops > 0), parents.step, depths[parents.row]),
+        _Contexts(*map(np.concatenate, zip(nodes, finals, strict=True))),
+        _Contexts(fed, step),
+    ]
+    paired = pair[side.request] > 0
+    return rows, [kind._replace(keys=kind.keys * paired[kind.step]) for kind in kinds]
 
 
-def _below(above: Hashes, token: Longs) -> Hashes:
-    """The contexts of tokens under these contexts."""
-    return np.where(above == 0, np.uint64(0), above * np.uint64(FACTOR) + mix(token + 2))
-
-
-_scrambled: dict[int, int] = {}
-
-
-def _scramble(value: int) -> int:
-    """`mix` of one number."""
-    if value not in _scrambled:
-        _scrambled[value] = int(mix(np.array([value], np.int64))[0])
-    return _scrambled[value]
-
-
-def _join(a: Hashes, b: Hashes) -> tuple[Longs, Longs]:
-    """Places of equal keys, the first of each; 0 is no key."""
-    first, at_first = np.unique(a, return_index=True)
-    second, at_second = np.unique(b, return_index=True)
-    _, x, y = np.intersect1d(first[first != 0], second[second != 0], assume_unique=True, return_indices=True)
-    places = at_first[first != 0][x], at_second[second != 0][y]
-    order = np.argsort(places[0])  # as A has them: the first example is the first in time
-    return places[0][order], places[1][order]
+def _said(place: Longs, token: Longs) -> Hashes:
+    """A token at a place of the output, hashed."""
+    return mix(mix(place) + token.astype(np.uint64))
 
 
 def match(a: Side, b: Side) -> list[tuple[int, int, PairedBy]]:
@@ -310,17 +292,17 @@ def hint(a: Side, b: Side, matched: Matched) -> str:
     left = []
     for number, side in enumerate((a, b)):
         taken = {pair[number] for pair in matched}
-        left.append([each for place, each in enumerate(side.requests) if place not in taken and each.info][:LOOKED])
-    for mine, theirs in product(*left):
-        example = f"{printable(mine.id)} of A and {printable(theirs.id)} of B"
-        text, other, title = mine.text, theirs.text, mine.title.strip()
+        infos = [each.info for place, each in enumerate(side.requests) if place not in taken and each.info][:LOOKED]
+        left.append([(printable(info.id), info.prompt.strip(), info.title.strip()) for info in infos])
+    for (mine, text, title), (theirs, other, its_title) in product(*left):
+        example = f"{mine} of A and {theirs} of B"
         if text and text == other:
             return f"{example} are one text in different tokens: give both the same special tokens"
         if _within(text, other, title):
             return f"A's are within a chat template ({example}): {_advice(('A', a), ('B', b))}"
-        if _within(other, text, theirs.title.strip()):
+        if _within(other, text, its_title):
             return f"B's are within a chat template ({example}): {_advice(('B', b), ('A', a))}"
-        if title and title == theirs.title.strip():
+        if title and title == its_title:
             return f"{example} ask the same within other chat templates, or behind other system prompts"
     return ""
 

@@ -16,8 +16,10 @@ from statistics import NormalDist
 
 import numpy as np
 
-from specscope.analyze.compare.result import Estimate
 from specscope.analyze.significance import holm, t_quantile, t_two_sided
+from specscope.analyze.table import NONE
+from specscope.trace.history.conditions import COUNTED
+from specscope.trace.history.wording import plural
 from specscope.trace.record.rules import ROUNDING
 from specscope.trace.record.tree import Doubles
 
@@ -28,6 +30,54 @@ POWER = 0.95  # of Estimate.visible, "would have seen"
 FEWEST = 3  # clusters; with fewer there is no interval
 SEED = 20_260_101
 SAME = ROUNDING["float32"]  # rounding alone moves two engines' q by as much
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure of both sides, and the difference B - A with its 95 % interval."""
+
+    name: str
+    a: float | None
+    b: float | None
+    difference: float | None = None
+    low: float | None = None
+    high: float | None = None
+    p_value: float | None = None
+    significant: bool = False  # tau: by its interval; any other: after Holm's correction over its table
+    visible: float | None = None  # the least difference that would be seen with 95 % power
+    clusters: int = 0  # that it is computed from: requests, or pairs of these; for counts, drafts
+    weight: tuple[float, float] = (0.0, 0.0)  # drafts, steps or nodes under the figure
+    standard_error: float | None = None
+    percent: bool = False  # whether it is a share
+    unit: str = "request"  # what a cluster is
+    without_interval: str = ""  # why there is none, where more data would not help
+
+    @property
+    def nonzero(self) -> bool:
+        """Whether its interval leaves 0 out."""
+        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+
+    def text(self, value: float | None, digits: int = 3, sign: str = "") -> str:
+        """`3.420`, `36.2%`, of counts `4,816`: a value in the figure's unit. `sign`: "+" for a difference."""
+        if value is None:
+            return NONE
+        if self.percent:
+            return f"{100 * value:{sign}.1f}%"
+        return f"{value:{sign},.{0 if self.name in COUNTED else digits}f}"
+
+    def interval(self, digits: int = 3) -> str:
+        """The 95 % interval of the difference."""
+        return NONE if self.low is None else " to ".join(self.text(end, digits, "+") for end in (self.low, self.high))
+
+    @property
+    def change(self) -> str:
+        """`3.42 → 3.30, -0.12 (-0.20 to -0.04, 95 %; 24 requests)`"""
+        if self.a is None or self.b is None or self.difference is None:
+            return "not known on both sides"
+        text = f"{self.text(self.a)} → {self.text(self.b)}, {self.text(self.difference, sign='+').removesuffix('%')}"
+        if self.low is None or self.name in COUNTED:
+            return text
+        return f"{text} ({self.interval().replace('%', '')}, 95 %; {plural(self.clusters, self.unit)})"
 
 
 @dataclass(frozen=True)
@@ -104,9 +154,6 @@ def spanned(bare: Estimate, error: float, *, of_logs: bool, signed: bool = False
 
 def marked(estimates: Sequence[Estimate], alpha: float) -> list[Estimate]:
     """Set which are significant, by Holm's correction: any of them is false with probability `alpha` at most."""
-    p_values = [estimate.p_value for estimate in estimates if estimate.p_value is not None]
-    rejected = iter(holm(p_values, alpha))
-    return [
-        estimate if estimate.p_value is None else replace(estimate, significant=next(rejected))
-        for estimate in estimates
-    ]
+    judged = [estimate for estimate in estimates if estimate.p_value is not None]
+    rejected = iter(holm([estimate.p_value or 0.0 for estimate in judged], alpha))
+    return [each if each.p_value is None else replace(each, significant=next(rejected)) for each in estimates]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from specscope.analyze.compare.align import Matched, align, hint, match, unpaired
-from specscope.analyze.compare.config import differences, explained, models
+from specscope.analyze.compare.align import Aligned, Matched, PairedBy, align, hint, match, unpaired
+from specscope.analyze.compare.config import NOT_KNOWN, Difference, differences, explaining, models
 from specscope.analyze.compare.failif import GROUPED, counted, judge
-from specscope.analyze.compare.fields import fields
+from specscope.analyze.compare.fields import ALWAYS, Field, fields, steps
 from specscope.analyze.compare.figures import believed, calibration, clustered, figures, groups
 from specscope.analyze.compare.parting import Partings
-from specscope.analyze.compare.result import NOT_KNOWN, Comparison, Pair, PairedBy, Sameness, SideFacts
+from specscope.analyze.compare.result import Comparison, Pair, Sameness, SideFacts
 from specscope.analyze.compare.side import Side, SideRequest
 from specscope.analyze.compare.trees import trees
 from specscope.analyze.compare.verdict import judged
@@ -28,25 +29,38 @@ TITLE = 200  # characters
 def compare(a: Side, b: Side, limits: Sequence[Threshold] = ()) -> Comparison:
     """Two sides compared; differences are B - A. Raises UserError for limits on a figure that is not there."""
     matched = match(a, b) if a.tells_tokens and b.tells_tokens else []
-    aligned, counts, names = align(a, b, matched), clustered(a, b, matched), models(a, b)
+    aligned, counts, targets = align(a, b, matched), clustered(a, b, matched), models(a, b)
     asked = {limit.figure.removeprefix(GROUPED).split(" is ")[0] for limit in limits}
-    estimates, grouped, other = tuple(figures(*counts)), groups(*counts, asked), tuple(differences(a, b, matched))
-    evidence = fields(aligned, trees(aligned))
+    estimates, grouped, other = figures(*counts), groups(*counts, asked), differences(a, b, matched)
+    first, second = (
+        SideFacts(
+            warnings=tuple(line for capture in side.captures for line in capture.warnings),
+            target=target,
+            drafter=", ".join(dict.fromkeys(printable(run.drafter) for run in side.runs)) or NOT_KNOWN,
+            requests=len(side.requests),
+            unmatched=len(side.requests) - len(matched),
+            engine_steps=sum(capture.engine_steps for capture in side.captures),
+            decode_steps=len(side),
+            tokens=len(side.columns.output),
+            source=tuple(printable(capture.source) for capture in side.captures),
+        )
+        for side, target in zip((a, b), targets, strict=True)
+    )
     return judged(
         Comparison(
-            a=_facts(a, names[0], len(matched)),
-            b=_facts(b, names[1], len(matched)),
+            a=first,
+            b=second,
             answer=Sameness.UNKNOWN,
             summary="",
             headline="",
             reasons=(),
-            differences=other,
+            differences=tuple(other),
             missing=tuple(_missing(a, b, matched)),
-            pairs=_pairs(a, b, matched),
+            pairs=tuple(_pairs(a, b, matched)),
             nodes=len(aligned.tokens),
             steps=len(aligned.steps),
-            fields=tuple(explained(evidence, other, alike=aligned.some_alike)),
-            figures=estimates,
+            fields=tuple(_explained(aligned, other)),
+            figures=tuple(estimates),
             groups=grouped,
             calibration=tuple(calibration(a, b)),
             conditions=tuple(judge(limits, [*estimates, *counted(_counts(a), _counts(b))], grouped)),
@@ -55,27 +69,43 @@ def compare(a: Side, b: Side, limits: Sequence[Threshold] = ()) -> Comparison:
     )
 
 
-def _pairs(a: Side, b: Side, matched: Matched) -> tuple[Pair, ...]:
-    finder, pairs = Partings(a, b), []
+def _explained(aligned: Aligned, other: Sequence[Difference]) -> Iterator[Field]:
+    """The evidence at equal contexts. What the configuration explains is not suspect."""
+    for field in (*fields(aligned), *trees(aligned), *steps(aligned)):
+        doubted = field.suspect or field.unsure
+        if names := explaining(field.stage, other, alike=aligned.some_alike) if doubted else ():
+            yield replace(field, suspect=False, unsure=False, explained=names)
+        elif field.compared or field.name in ALWAYS:
+            yield field
+
+
+def _pairs(a: Side, b: Side, matched: Matched) -> Iterator[Pair]:
+    finder = Partings(a, b)
     for first, second, kind in matched:
-        mine, theirs = a.requests[first], b.requests[second]
+        mine, theirs = both = a.requests[first], b.requests[second]
         parting, earlier = finder.of(mine, theirs, kind)
-        pairs.append(
-            Pair(
-                a=first,
-                b=second,
-                id_a=mine.id,
-                id_b=theirs.id,
-                title=_title(mine),
-                match=kind,
-                tokens=(len(a.tokens(mine)), len(b.tokens(theirs))),
-                tau=(_tau(a, mine), _tau(b, theirs)),
-                drafts=(int(a.drafts[a.rows(mine)].sum()), int(b.drafts[b.rows(theirs)].sum())),
-                parting=parting,
-                first=earlier,
-            )
+        (tau_a, drafts_a, tokens_a), (tau_b, drafts_b, tokens_b) = map(_acceptance, (a, b), both)
+        title = "" if mine.info is None else (mine.info.title or mine.info.prompt)[: TITLE * 2]
+        yield Pair(
+            a=first,
+            b=second,
+            id_a=mine.id,
+            id_b=theirs.id,
+            title=printable(" ".join(title.split()))[:TITLE],
+            match=kind,
+            tokens=(tokens_a, tokens_b),
+            tau=(tau_a, tau_b),
+            drafts=(drafts_a, drafts_b),
+            parting=parting,
+            first=earlier,
         )
-    return tuple(pairs)
+
+
+def _acceptance(side: Side, request: SideRequest) -> tuple[float | None, int, int]:
+    """The acceptance length of a request, its drafts and output tokens."""
+    rows = side.rows(request)
+    accepted = side.columns.depth_reached[rows][side.drafts[rows]]
+    return 1 + float(accepted.mean()) if len(accepted) else None, len(accepted), len(side.tokens(request))
 
 
 def _counts(side: Side) -> dict[str, int | None]:
@@ -90,39 +120,13 @@ def _counts(side: Side) -> dict[str, int | None]:
     }
 
 
-def _title(request: SideRequest) -> str:
-    info = request.info
-    return "" if info is None else printable(" ".join((info.title or info.prompt)[: TITLE * 2].split()))[:TITLE]
-
-
-def _tau(side: Side, request: SideRequest) -> float | None:
-    rows = side.rows(request)
-    drafts = side.drafts[rows]
-    return 1 + float(side.columns.depth_reached[rows][drafts].mean()) if drafts.any() else None
-
-
-def _facts(side: Side, target: str, matched: int) -> SideFacts:
-    return SideFacts(
-        sources=tuple(printable(capture.source) for capture in side.captures),
-        warnings=tuple(line for capture in side.captures for line in capture.warnings),
-        target=target,
-        drafter=", ".join(dict.fromkeys(printable(run.drafter) for run in side.runs)) or NOT_KNOWN,
-        requests=len(side.requests),
-        unmatched=len(side.requests) - matched,
-        engine_steps=sum(capture.engine_steps for capture in side.captures),
-        decode_steps=len(side),
-        tokens=len(side.columns.output),
-    )
-
-
 def _missing(a: Side, b: Side, matched: Matched) -> list[str]:
     """What a side lacks, and what was therefore left out."""
-    lines = []
-    for name, side in (("A", a), ("B", b)):
-        lines += [f"{name} {says}" for lacking, says in _lacks(side) if lacking]
+    sides = (("A", a), ("B", b))
+    lines = [f"{name} {says}" for name, side in sides for lacking, says in _lacks(side) if lacking]
     if matched and all(kind is PairedBy.ORDER for _, _, kind in matched):
         lines.append("prompts are not recorded: requests are paired by their order")
-    for name, side in (("A", a), ("B", b)):
+    for name, side in sides:
         if part := sum(not request.whole for request in side.requests):
             lines.append(f"steps of {plural(part, 'request')} of {name} are missing: only distributions are compared")
     if a.tells_tokens and b.tells_tokens:
@@ -133,25 +137,21 @@ def _missing(a: Side, b: Side, matched: Matched) -> list[str]:
 
 def _lacks(side: Side) -> list[tuple[bool, str]]:
     """(whether it does, in words) of all that a side may lack."""
-    c, made_up = side.columns, sorted(set(side.rules) & set(MADE_UP))
+    c, made_up = side.columns, sorted(set(side.columns.rule.tolist()) & set(MADE_UP))
     untold = not side.tells_tokens, "was recorded with --no-tokens: requests, contexts and outputs are not compared"
     if not len(c.token):
         return [untold, (True, "has no drafts: acceptance is not compared")]
-    no_q = bool(np.isnan(believed(side)).all())
+    no_q, no_raw = bool(np.isnan(believed(side)).all()), bool(np.isnan(side.raw_p[c.tried]).all())
+    greedy = "has no raw probabilities (--evidence full): near ties of greedy requests are not known"
+    trees = "has trees that follow costs, load, a threshold or other requests: so tau may differ"
     return [
         untold,
         (no_q, "does not record the drafter's probabilities: calibration is not compared, nor are they"),
         (not no_q and not c.sampled.any(), "drafts without sampling: its q is the drafter's own probability"),
         (not side.has_coins, "records no coins: coins are not compared, and near ties not known"),
         (not side.has_p, "records no p: the target's probabilities are not compared"),
-        (
-            bool(np.isnan(side.raw_p[c.tried]).all()),
-            "has no raw probabilities (--evidence full): near ties of greedy requests are not known",
-        ),
-        (
-            bool(side.varies.any()),
-            "has trees that follow costs, load, a threshold or other requests: so tau may differ",
-        ),
+        (no_raw, greedy),
+        (bool(side.varies.any()), trees),
         (bool(side.forced.any()), "has forced verdicts: its acceptance measures nothing"),
         (bool(made_up), f"has made-up verdicts ({', '.join(made_up)}): its acceptance measures nothing"),
     ]

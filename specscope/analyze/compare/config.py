@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from itertools import chain
 
 import numpy as np
 
 from specscope.analyze.compare.align import LENGTH, Matched
-from specscope.analyze.compare.result import NOT_KNOWN, Difference, Field, StepStage
 from specscope.analyze.compare.side import Side
 from specscope.trace.history.wording import plural, shared_beginning
 from specscope.trace.record.draft_vocabulary import DIGEST, digest, is_old_digest, old_digest
@@ -22,24 +22,51 @@ from specscope.trace.record.params import PARAM_NAMES
 from specscope.trace.record.records import TEMPLATE, RunInfo
 from specscope.trace.record.vocabulary import printable
 
+NOT_KNOWN = "not known"  # a model or drafter of a side whose run is not recorded
 NONE = "–"
 SHOWN = 4  # values of a side
 LONGEST = 200  # characters of a value
 BEFORE = 10  # of them before what differs, where a value's beginning does not
-FROM: Mapping[StepStage, tuple[StepStage, ...]] = {  # what each is computed from; a coin and a verdict are judged alone
-    StepStage.TARGET: (),
-    StepStage.SAMPLING: (StepStage.TARGET,),
-    StepStage.FEATURES: (StepStage.TARGET,),
-    StepStage.DRAFTER: (StepStage.FEATURES, StepStage.SAMPLING),
-    StepStage.COINS: (),
-    StepStage.TREE: (StepStage.DRAFTER, StepStage.COINS),
-    StepStage.VERDICT: (StepStage.COINS,),
+
+
+class StepStage(StrEnum):
+    """A stage of a step: where a setting enters, and where evidence comes from."""
+
+    TARGET = "target"
+    SAMPLING = "sampling"  # temperature and rules, which shape p, and q with it
+    FEATURES = "features"  # of the target, that feed a drafter
+    DRAFTER = "drafter"
+    COINS = "coins"
+    TREE = "tree"
+    VERDICT = "verdict"
+
+
+_TO_DRAFT = {StepStage.TARGET, StepStage.SAMPLING, StepStage.FEATURES, StepStage.DRAFTER}
+FROM: Mapping[StepStage, set[StepStage]] = {  # what each follows from; a coin and a verdict are judged alone
+    StepStage.TARGET: {StepStage.TARGET},
+    StepStage.SAMPLING: {StepStage.TARGET, StepStage.SAMPLING},
+    StepStage.FEATURES: {StepStage.TARGET, StepStage.FEATURES},
+    StepStage.DRAFTER: _TO_DRAFT,
+    StepStage.COINS: {StepStage.COINS},
+    StepStage.TREE: {*_TO_DRAFT, StepStage.COINS, StepStage.TREE},
+    StepStage.VERDICT: {StepStage.COINS, StepStage.VERDICT},
 }
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One line of the configuration, or of what was observed, that is not the same."""
+
+    name: str
+    a: str
+    b: str
+    note: str = ""  # what it leads to
+    enters: StepStage | None = None  # it explains what differs from there on; None: nothing
+
+
 OTHER_WEIGHTS = "the weights or the configuration of the {} differ"
-ROUNDED, OTHER_TOKENS = (
-    "probabilities differ by rounding",
-    "the drafter knows other tokens, or has them in another order",
-)
+ROUNDED = "probabilities differ by rounding"
+OTHER_TOKENS = "the drafter knows other tokens, or has them in another order"
 # A line each: its name, the value, the stage where it enters, and what it leads to. A version, a device or the load
 # enters nowhere: whether these change the evidence is the question asked. A dtype explains differences by its rounding,
 # which the tolerances allow for.
@@ -67,6 +94,14 @@ _RUN: tuple[tuple[str, Callable[[RunInfo], object], StepStage | None, str], ...]
 # Of what was observed to run, likewise
 _OBSERVED: tuple[tuple[str, Callable[[Side], object], StepStage | None, str], ...] = (
     (
+        "preemptions",
+        lambda side: (
+            None if (told := [one.preempted for one in side.requests]).count(None) else sum(filter(None, told))
+        ),
+        None,
+        "KV was computed again",
+    ),
+    (
         "requests in a step, mean",
         lambda side: f"{np.mean(side.batch):.1f}",
         None,
@@ -74,7 +109,7 @@ _OBSERVED: tuple[tuple[str, Callable[[Side], object], StepStage | None, str], ..
     ),
     (
         "prefill steps of a request, mean",
-        lambda side: f"{sum(each.prefills for each in side.captures) / len(side.requests):.1f}",
+        lambda side: f"{sum(one.prefills for one in side.captures) / len(side.requests):.1f}",
         None,
         "",
     ),
@@ -116,13 +151,22 @@ def models(a: Side, b: Side) -> tuple[str, str]:
 
 
 def differences(a: Side, b: Side, pairs: Matched) -> list[Difference]:
-    """All differences in the configuration and in what was observed to run, those that explain most first."""
+    """All differences in the configuration and in what was observed to run, those that explain most first.
+
+    The template is named before all else: with thinking on or off a model writes other texts.
+    """
     params, told = _params(a, b, pairs), bool(a.runs and b.runs)
-    lines = [_template(a, b), _drawn(a, b), *(_of_runs(a, b) if told else [])]
+    infos = [[each.info for each in side.requests if each.info is not None] for side in (a, b)]
+    templates = [[info.labels.get(TEMPLATE, "") for info in side] for side in infos]
+    lines = [_unlike(TEMPLATE, templates, note="other prompts and other outputs: acceptance may differ by that alone")]
+    lines += [_drawn(a, b), *(_of_runs(a, b) if told else [])]
     if any(line.name == "seed" for line in params):  # the run's seed says the same
         lines = [line for line in lines if line is None or line.name != "seed"]
-    lines += [_unlike("rule", [a.rules, b.rules], StepStage.COINS, "of verification"), *params, _preempted(a, b)]
-    lines += [_unlike(name, [[value(a)], [value(b)]], enters, note) for name, value, enters, note in _OBSERVED]
+    rules = _unlike("rule", [a.columns.rule, b.columns.rule], StepStage.COINS, "of verification")
+    lines += [rules, *params]
+    for name, value, enters, note in _OBSERVED:
+        values = value(a), value(b)
+        lines += [] if None in values else [_unlike(name, [[each] for each in values], enters, note)]
     return [line for line in [*lines, *(_named(a, b) if told else [])] if line is not None]
 
 
@@ -180,12 +224,6 @@ def _named(a: Side, b: Side) -> list[Difference | None]:
     return lines
 
 
-def _template(a: Side, b: Side) -> Difference | None:
-    """Named first: with thinking on or off a model writes other texts, and no figure is of the same thing."""
-    told = [[each.info.labels.get(TEMPLATE, "") for each in side.requests if each.info is not None] for side in (a, b)]
-    return _unlike(TEMPLATE, told, note="other prompts and other outputs: acceptance may differ by that alone")
-
-
 def _drawn(a: Side, b: Side) -> Difference | None:
     """A drafter that lost its q is verified by another rule: its acceptance falls, and no metric says why."""
     shares = [float(np.mean(side.columns.sampled)) if len(side.columns.sampled) else None for side in (a, b)]
@@ -194,13 +232,6 @@ def _drawn(a: Side, b: Side) -> Difference | None:
     lost = "with q" in first + second and "without q" in first + second
     note = "without q a draft is accepted with probability p alone" if lost else ""
     return None if first == second else Difference("drafts", first, second, note, StepStage.DRAFTER)
-
-
-def _preempted(a: Side, b: Side) -> Difference | None:
-    """None also where a side does not tell."""
-    told = [[request.preempted for request in side.requests] for side in (a, b)]
-    sums = [[sum(filter(None, each))] for each in told]
-    return None if None in chain(*told) else _unlike("preemptions", sums, note="KV was computed again")
 
 
 def _params(a: Side, b: Side, pairs: Matched) -> list[Difference]:
@@ -228,19 +259,5 @@ def _params(a: Side, b: Side, pairs: Matched) -> list[Difference]:
 
 def explaining(stage: StepStage | None, differences: Iterable[Difference], *, alike: bool = False) -> tuple[str, ...]:
     """The settings that explain a difference at a stage. `alike`: it is of pairs with the same parameters alone."""
-    reached: set[StepStage | None] = set()
-    ahead = [] if stage is None else [stage]
-    while ahead:
-        reached.add(here := ahead.pop())
-        ahead += FROM[here]
-    reached -= {StepStage.SAMPLING} if alike else set()
+    reached = (FROM[stage] if stage else set()) - ({StepStage.SAMPLING} if alike else set())
     return tuple(difference.name for difference in differences if difference.enters in reached)
-
-
-def explained(fields: Sequence[Field], differences: Sequence[Difference], *, alike: bool) -> list[Field]:
-    """The fields; those that the configuration explains are no longer suspect."""
-    checked = []
-    for field in fields:
-        names = explaining(field.stage, differences, alike=alike) if field.suspect or field.unsure else ()
-        checked.append(replace(field, suspect=False, unsure=False, explained=names) if names else field)
-    return checked

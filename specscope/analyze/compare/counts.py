@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from specscope.analyze.compare.bootstrap import spanned
-from specscope.analyze.compare.failif import counted, judge
+from specscope.analyze.compare.bootstrap import Estimate, spanned
+from specscope.analyze.compare.failif import FailCondition, counted, judge
 from specscope.analyze.compare.figures import FEWEST_DRAFTS
-from specscope.analyze.compare.result import Estimate, FailCondition
-from specscope.analyze.compare.tables import change_text
 from specscope.analyze.levels import Levels, levels
 from specscope.analyze.plain import plain
 from specscope.analyze.table import NONE, Table, number, one_line, percent, share, told
@@ -38,11 +35,11 @@ LONGEST = 200  # characters of a name
 class CountsSide:
     """The captures of one side, summed."""
 
-    sources: tuple[str, ...]
+    source: tuple[str, ...]
     acceptance: Acceptance
     warnings: tuple[str, ...]
     counts_only: bool  # whether a capture among them holds no steps
-    averages: dict[str, float]  # the last that it reports, where there are no counts for a length
+    averages: Mapping[str, float]  # the last that it reports, where there are no counts for a length
     requests: int | None
     made_up: bool  # its verdicts, for a benchmark
     intervals: tuple[StepRecord, ...]
@@ -58,16 +55,6 @@ class CountsSide:
         return IntervalMeans(self.told)
 
     @property
-    def length(self) -> float | None:
-        """Mean acceptance length."""
-        return self.means.length(self.acceptance)
-
-    @property
-    def rate(self) -> float | None:
-        """Draft acceptance rate."""
-        return self.means.rate(self.acceptance)
-
-    @property
     def definitions(self) -> list[str]:
         """Of its figures, where they are not as everywhere."""
         return list(dict.fromkeys(line for each in self.told for line in definitions(each)))
@@ -75,12 +62,11 @@ class CountsSide:
     @property
     def counts(self) -> dict[str, int | None]:
         """By the names in conditions."""
-        return {
-            name: self.requests if name == "requests" else self.acceptance.told(key) for name, key in COUNTED.items()
-        }
+        told = {name: self.acceptance.told(key) for name, key in COUNTED.items() if name != "requests"}
+        return told | {"requests": self.requests}
 
     @property
-    def spreads(self) -> dict[str, tuple[float | None, float | None]]:
+    def figures(self) -> dict[str, tuple[float | None, float | None]]:
         """(the figure, its standard error) by name.
 
         A draft accepts K tokens, and r_d is the share of drafts with K >= d: so E[K^2] is the sum of (2 d - 1) r_d.
@@ -93,15 +79,15 @@ class CountsSide:
         for depth, rate in enumerate(a.per_position, 1):
             spread = None if rate is None else math.sqrt(rate * (1 - rate) / a.drafts)
             by_depth[depth_rate(depth)] = rate, spread
-        return {TAU: (self.length, error), RATE: (self.rate, of_rate), **by_depth}
+        return {TAU: (self.means.length(a), error), RATE: (self.means.rate(a), of_rate), **by_depth}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         return {
-            "source": list(self.sources),
+            "source": list(self.source),
             "acceptance": self.acceptance.to_dict(),
-            "mean_acceptance_length": self.length,
-            "draft_acceptance_rate": self.rate,
+            "mean_acceptance_length": self.figures[TAU][0],
+            "draft_acceptance_rate": self.figures[RATE][0],
             "requests": self.requests,
             "definitions": self.definitions,
             "made_up": self.made_up,
@@ -131,7 +117,7 @@ class CountsComparison:
             elif figure.name != RATE:
                 name = f"accepted at {figure.name.removesuffix(' rate')}, of the drafts"
                 told_of_both = [share(figure.a, self.a.acceptance.drafts), share(figure.b, self.b.acceptance.drafts)]
-            rows.append((name, *told_of_both, change_text(figure.difference, figure, 2)))
+            rows.append((name, *told_of_both, figure.text(figure.difference, 2, "+")))
         for name in COUNTED:
             if any(side.counts[name] is not None for side in sides):
                 marks = (side.means.mark if name == "drafts" else "" for side in sides)
@@ -159,9 +145,8 @@ class CountsComparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        sides = {"a": self.a.to_dict(), "b": self.b.to_dict()}
-        met = {"conditions": list(map(dataclasses.asdict, self.conditions))} if self.conditions else {}
-        return {"counts_only": True, "note": NOTE, **sides, "levels": plain(self.levels), **met}
+        met = {"conditions": plain(self.conditions)} if self.conditions else {}
+        return {"counts_only": True, "note": NOTE, **plain({"a": self.a, "b": self.b, "levels": self.levels}), **met}
 
 
 def compare_counts(a: Sequence[str], b: Sequence[str], limits: Sequence[Threshold] = ()) -> CountsComparison | None:
@@ -175,10 +160,10 @@ def compare_counts(a: Sequence[str], b: Sequence[str], limits: Sequence[Threshol
 
 def figures(a: CountsSide, b: CountsSide) -> list[Estimate]:
     """What a --fail-if can ask for, with intervals as far as the counts of both sides have a spread."""
-    first, second, found = a.spreads, b.spreads, []
+    first, second, found = a.figures, b.figures, []
     drafts = min(a.acceptance.drafts, b.acceptance.drafts)
     for name in {**first, **second}:
-        (x, x_error), (y, y_error) = first.get(name, (None, None)), second.get(name, (None, None))
+        (x, x_error), (y, y_error) = (side.get(name, (None, None)) for side in (first, second))
         change = None if x is None or y is None else y - x
         figure = Estimate(name, x, y, change, significant=True, clusters=drafts, unit="draft", percent=name != TAU)
         if x_error is None or y_error is None:
@@ -192,10 +177,8 @@ def figures(a: CountsSide, b: CountsSide) -> list[Estimate]:
 
 
 def _side(paths: Sequence[str]) -> CountsSide:
-    total, warnings, counts_only = Acceptance(), [], False
-    averages: dict[str, float] = {}
-    steps: list[StepRecord] = []
-    requests: list[int | None] = []
+    total, warnings, steps, last = Acceptance(), list[str](), list[StepRecord](), dict[str, float]()
+    requests, counts_only = list[int | None](), False
     for path in paths:
         reader = read_capture(path)
         history = reader.history
@@ -204,7 +187,7 @@ def _side(paths: Sequence[str]) -> CountsSide:
         total.merge(history.acceptance)
         counts_only |= bool(history.acceptance.aggregates) or history.figures_only
         told = [step.aggregate for step in history.steps if step.aggregate is not None]
-        averages |= told[-1].averages if told and history.steps[-1].aggregate else {}
+        last |= told[-1].averages if told and history.steps[-1].aggregate else {}
         steps += history.steps
         requests += [1 if each.is_request else each.requests for each in told] or [len(history.requests)]
         warnings += [*reader.warnings, *filter(None, [history.figures_note])]
@@ -215,7 +198,7 @@ def _side(paths: Sequence[str]) -> CountsSide:
         total,
         tuple(warnings),
         counts_only,
-        averages if total.tau is None else {},
+        averages=last if total.tau is None else {},
         requests=None if None in requests else sum(filter(None, requests)),
         made_up=made_up((step.aggregate for step in intervals if step.aggregate is not None), rules),
         intervals=intervals,

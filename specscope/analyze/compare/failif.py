@@ -10,17 +10,27 @@ about B's figure as it is, and counts have no interval either.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 
-from specscope.analyze.compare.result import FIGURES, Estimate, FailCondition
+from specscope.analyze.compare.bootstrap import Estimate
+from specscope.analyze.compare.figures import FIGURES, LABEL
 from specscope.errors import UserError
 from specscope.trace.checked import short
 from specscope.trace.history.conditions import COUNTED, TAU, Threshold, Way, parse_thresholds
 from specscope.trace.history.wording import plural
 
-LABEL = "label "  # before the name of a label that groups requests
 GROUPED = f"{TAU} where "
 NO_GROUPS: Mapping[str, Sequence[Estimate]] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class FailCondition:
+    """A --fail-if condition and its outcome."""
+
+    text: str
+    hit: bool
+    detail: str
 
 
 def parse(text: str) -> list[Threshold]:
@@ -30,14 +40,11 @@ def parse(text: str) -> list[Threshold]:
 
 def counted(a: Mapping[str, int | None], b: Mapping[str, int | None]) -> list[Estimate]:
     """The counts that both sides know, by their names: exact, so their intervals have no width."""
-    pairs = [
-        (name, before, after)
-        for name in COUNTED
-        if (before := a.get(name)) is not None and (after := b.get(name)) is not None
-    ]
+    pairs = [(name, before, after) for name in COUNTED for before, after in [(a.get(name), b.get(name))]]
     return [
         Estimate(name, before, after, after - before, after - before, after - before, significant=True)
         for name, before, after in pairs
+        if before is not None and after is not None
     ]
 
 
@@ -60,49 +67,29 @@ def judge(
 
 
 def _judge(limit: Threshold, figure: Estimate | None, groups: Mapping[str, Sequence[Estimate]]) -> FailCondition:
-    there = _there(limit.figure, groups) if limit.figure.startswith(GROUPED) else ""
+    a, b = (None, None) if figure is None else (figure.a, figure.b)
+    if figure is None or b is None or (limit.of_change and a is None):
+        sides = " on both sides" if limit.of_change else ""
+        there = _there(limit.figure, groups) if limit.figure.startswith(GROUPED) else ""
+        raise UserError(f"--fail-if {short(str(limit))}: the captures do not show this figure{sides}{there}")
     if not limit.of_change:
-        if figure is None or figure.b is None:
-            raise UserError(f"--fail-if {short(str(limit))}: the captures do not show this figure{there}")
-        hit = limit.passed_by(figure.b)
-        return FailCondition(str(limit), hit, f"{'hit' if hit else 'not hit'}; B has {_value(figure, figure.b)}")
-    if figure is None or figure.a is None or figure.b is None or figure.difference is None:
-        raise UserError(f"--fail-if {short(str(limit))}: the captures do not show this figure on both sides{there}")
-    if figure.low is None or figure.high is None:
+        hit = limit.passed_by(b)
+        return FailCondition(str(limit), hit, f"{'hit' if hit else 'not hit'}; B has {figure.text(b)}")
+    if a is None or figure.low is None or figure.high is None:
         few = f"{plural(figure.clusters, figure.unit)} are too few for an interval; give more"
         raise UserError(f"--fail-if {limit}: {figure.without_interval or few}")
-    hit = limit.passed_by_change(figure.a, figure.low, figure.high)
-    least = limit.size * abs(figure.a) if limit.percent else limit.size
+    hit = limit.passed_by_change(a, figure.low, figure.high)
+    least = limit.size * abs(a) if limit.percent else limit.size
     largest = {Way.DROPS: -figure.low, Way.RISES: figure.high}.get(limit.way, max(-figure.low, figure.high))
     outcome = "hit" if hit else "not shown: the interval reaches beyond it" if largest > least else "not hit"
     alone = " (by its own interval: among all figures of the table it is not starred)"
     outcome += alone if hit and not figure.significant else ""
-    return FailCondition(str(limit), hit, f"{outcome}; {change(figure)}")
+    return FailCondition(str(limit), hit, f"{outcome}; {figure.change}")
 
 
 def _there(figure: str, groups: Mapping[str, Sequence[Estimate]]) -> str:
     """What can be asked for instead: the values of the group, where there is one, else the groups."""
     title = figure.removeprefix(GROUPED).split(" is ")[0]
-    each = groups.get(title) or groups.get(f"{LABEL}{title}")
-    if each:
+    if each := groups.get(title) or groups.get(f"{LABEL}{title}"):
         return f"; {title} is one of {', '.join(short(estimate.name) for estimate in each)}"
     return f"; groups: {', '.join(map(short, groups))}" if groups else ""
-
-
-def _value(figure: Estimate, value: float, sign: str = "") -> str:
-    """`3.420`, `36.2%`, of counts `4,816`; `sign`: "+" for a difference."""
-    if figure.name in COUNTED:
-        return f"{value:{sign},.0f}"
-    return f"{value * 100:{sign}.1f}%" if figure.percent else f"{value:{sign}.3f}"
-
-
-def change(figure: Estimate) -> str:
-    """`3.42 → 3.30, -0.12 (-0.20 to -0.04, 95 %; 24 requests)`"""
-    if figure.a is None or figure.b is None or figure.difference is None:
-        return "not known on both sides"
-    difference = _value(figure, figure.difference, "+").removesuffix("%")
-    text = f"{_value(figure, figure.a)} → {_value(figure, figure.b)}, {difference}"
-    if figure.low is None or figure.high is None or figure.name in COUNTED:
-        return text
-    low, high = (_value(figure, bound, "+").removesuffix("%") for bound in (figure.low, figure.high))
-    return f"{text} ({low} to {high}, 95 %; {plural(figure.clusters, figure.unit)})"

@@ -1,21 +1,21 @@
-"""What differs at equal contexts: p, q, features, coins, verdicts and the schedule, with the places where it does.
+"""What differs at equal contexts: p, q, features, coins, verdicts, trees and the load, with the places where it does.
 
 Each kind of evidence is a Field: how many of those compared differ, how far, an example, and the stage that it is of.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from specscope.analyze.compare.align import Aligned, Both, ContextRows
+from specscope.analyze.compare.config import StepStage
 from specscope.analyze.compare.parting import BEYOND, ENTROPY
-from specscope.analyze.compare.result import Field, StepStage, Where
 from specscope.analyze.compare.side import Hashes, Longs, Side, mix
 from specscope.analyze.conditions import find
 from specscope.analyze.evidence.columns import PRECEDED
+from specscope.analyze.findings import Reference
 from specscope.trace.record.rules import NORM_ROUNDING
 from specscope.trace.record.tree import Bools, Doubles, Drawn
 
@@ -27,6 +27,46 @@ EDGE_NOTE = "top-k, top-p or min-p cut it: rounding decides at the edge"
 FEATURES, FIRST = "what feeds the drafter", "target's first token"
 ALWAYS = ("target p", "coin", "verdict", "outcome")  # listed also where nothing is compared
 BEFORE = np.array(list(map(str, PRECEDED)))
+
+
+@dataclass(frozen=True)
+class Where:
+    """How often a field differs at contexts of one kind."""
+
+    group: str  # depth, sibling, after, batch
+    value: str
+    compared: int
+    differ: int
+
+
+@dataclass(frozen=True)
+class Field:
+    """One kind of evidence at equal contexts."""
+
+    name: str
+    compared: int
+    differ: int
+    largest: float | None  # the largest difference; None where it is no number
+    tolerance: float | None
+    example: tuple[Reference, Reference] | None  # of the largest, or the first
+    where: tuple[Where, ...] = ()
+    suspect: bool = False  # whether no rounding and nothing in the configuration explains it
+    explained: tuple[str, ...] = ()  # what in the configuration does, where no rounding can
+    unsure: bool = False  # whether it is not recorded if rounding explains it
+    judged: bool = False  # whether it may be suspect or unsure; else it follows from other fields, or from the load
+    note: str = ""
+    condition: str = ""  # the condition that best says where it differs, with its counts
+    stage: StepStage | None = None  # None: it follows from other fields, or from the load
+
+    @property
+    def share(self) -> float:
+        """The share of those compared that differ."""
+        return self.differ / self.compared if self.compared else 0.0
+
+    @property
+    def sentence(self) -> str:
+        """`draft p differs at 12 of 300 equal contexts`."""
+        return f"{self.name} differs at {self.differ:,} of {self.compared:,} equal contexts"
 
 
 def many(count: int, compared: int, rare: float) -> bool:
@@ -46,15 +86,13 @@ def number(
     rare: float = RARE,
 ) -> Field:
     """The field of a number. `rare`: the share that may lie beyond rounding; with more it is suspect."""
-    # A value that is no number on one side alone is as far from the other as can be.
-    a, b = values
-    apart = np.where(np.isnan(a) | np.isnan(b), np.where(np.isnan(a) & np.isnan(b), 0.0, np.inf), np.abs(a - b))
+    none = np.isnan(values[0]), np.isnan(values[1])  # on one side alone, no number is as far as can be
+    apart = np.where(none[0] | none[1], np.where(none[0] & none[1], 0.0, np.inf), np.abs(values[0] - values[1]))
     apart = np.where(where, apart, 0.0)
     worst = int(np.argmax(apart)) if len(apart) else -1
     made = other(here, name, stage, apart > tolerance, where, note=note, worst=worst)
-    far = int((apart > BEYOND * tolerance).sum())
+    far, least = int((apart > BEYOND * tolerance).sum()), float(np.min(tolerance, initial=np.inf))
     suspect = many(far, made.compared, rare) or many(made.differ, made.compared, COMMON)
-    least = float(np.min(tolerance, initial=np.inf))
     largest = float(apart[worst]) if len(apart) else None
     return replace(made, largest=largest, tolerance=None if least == np.inf else least, suspect=suspect)
 
@@ -74,8 +112,8 @@ def other(
 
     Without a stage it follows from other fields, or from the load, and is not judged.
     """
-    differ = differ & where
-    count, compared = int(differ.sum()), int(where.sum())
+    differ, compared = differ & where, int(where.sum())
+    count = int(differ.sum())
     return Field(
         name,
         compared,
@@ -114,10 +152,9 @@ def _where(here: ContextRows, differ: Bools, where: Bools) -> tuple[Where, ...]:
     return tuple(lines)
 
 
-def fields(aligned: Aligned, trees: Sequence[Field]) -> list[Field]:
-    """What is compared at equal contexts; `trees` among it."""
-    every = [*_target(aligned), *_drafter(aligned), *_decisions(aligned), *trees, *_steps(aligned)]
-    return [field for field in every if field.compared or field.name in ALWAYS]
+def fields(aligned: Aligned) -> list[Field]:
+    """What is compared at equal contexts, but for the trees: those behind what decides them."""
+    return [*_target(aligned), *_features(aligned), *_drafter(aligned), *_decisions(aligned)]
 
 
 def _target(aligned: Aligned) -> list[Field]:
@@ -130,12 +167,11 @@ def _target(aligned: Aligned) -> list[Field]:
     p = here.values(np.concatenate([side.columns.p, side.final_whole[drawn]]) for side, drawn in ends)
     raw = here.values(np.concatenate([side.raw_p, np.full(len(drawn), np.nan)]) for side, drawn in ends)
     gap = here.values(np.concatenate([side.gap, side.final_gap[drawn]]) for side, drawn in ends)
-    near = np.minimum(*(np.nan_to_num(values, nan=1.0) for values in gap)) < 2 * tolerance
-    if not (aligned.a.has_p and aligned.b.has_p):
-        near[:] = True  # nothing is compared then
+    near = np.fmin(*gap) < 2 * tolerance
     # A greedy p without raw probabilities: whether a 0 that became 1 was a near tie cannot be known.
     near |= np.isnan(gap[0]) & np.isnan(gap[1]) & np.isin(p[0], (0, 1)) & np.isin(p[1], (0, 1)) & (p[0] != p[1])
     where, wide, note = ~near & here.alike, tolerance * here.hottest, f"rounding of the dtypes is {tolerance:g}"
+    where &= aligned.a.has_p and aligned.b.has_p
     found = [
         number(here, "target p", sampling, p, where & ~here.cut, wide, note=note),
         number(here, "target p, cut", sampling, p, where & here.cut, wide, note=EDGE_NOTE, rare=EDGE),
@@ -163,50 +199,6 @@ def first_tokens(parents: ContextRows) -> tuple[Both, Both]:
     return parents.values(each.top[:, 0] for each in held), parents.values(each.top_p[:, 0] for each in held)
 
 
-def _drafter(aligned: Aligned) -> list[Field]:
-    """What the drafters gave: features, q as sampled from, the drafter's own probability, and entropies.
-
-    Compared at nodes of the same depth: a head starts from the target's features at the root and from its own below
-    it, so the same text at another depth may have another probability. A head runs once per level, on its output at
-    the level above: its rounding grows with the depth.
-    """
-    here, stage = aligned.nodes, StepStage.DRAFTER
-    sampled = np.logical_and(*(values != Drawn.DETERMINISTIC for values in here.column("columns.drawn")))
-    elders = [np.where(side.columns.drawn == Drawn.WITHOUT_REPLACEMENT, _elders(side), 0) for side in here.sides]
-    x, y = (each[at] for each, at in zip(elders, here.at, strict=True))
-    comparable = (here.depth[0] == here.depth[1]) & (x == y) & here.alike
-    q, prob, cut = here.column("columns.q"), here.column("columns.draft_prob"), here.cut & sampled
-    known, wide = ~np.isnan(prob[0] + prob[1]) & comparable & ~cut, aligned.tolerance * here.hottest * here.depth[0]
-    found = [
-        *_features(aligned),
-        number(here, "drafter q", stage, q, sampled & comparable & ~cut, wide, note="as sampled from"),
-        number(here, "drafter q, cut", stage, q, comparable & cut, wide, note=EDGE_NOTE, rare=EDGE),
-        number(here, "draft p", stage, prob, known, wide, note="its own, of the token"),
-    ]
-    here = aligned.parents
-    if len(here):
-        entropy, depth = here.column("columns.parents.q_entropy"), here.depth
-        where = (entropy[0] > 0) & (entropy[1] > 0) & (depth[0] == depth[1]) & here.alike & ~here.cut
-        wide = ENTROPY * aligned.tolerance * here.hottest * (depth[0] + 1)
-        found.append(number(here, "drafter entropy", stage, entropy, where, wide))
-    return found
-
-
-def _elders(side: Side) -> Hashes:
-    """[N] a hash of the tokens of each node's elder siblings, in draw order.
-
-    They matter only to a draw without replacement, which is from what they left of q.
-    """
-    c = side.columns
-    order = np.argsort(c.row, kind="stable")
-    each = mix(c.token[order]) * (mix(c.sibling[order]) | np.uint64(1))
-    sums = np.cumsum(each) - each  # of all before it; less those of other families
-    first = np.maximum.accumulate(np.where(c.sibling[order] == 0, np.arange(len(order)), 0))
-    hashes = np.empty(len(order), np.uint64)
-    hashes[order] = sums - sums[first]
-    return hashes
-
-
 def _features(aligned: Aligned) -> list[Field]:
     """What fed an EAGLE head: the norms of the target's hidden states, row by row, as relative differences."""
     here, norms = aligned.fed, [side.fed[2] for side in aligned.fed.sides]
@@ -224,6 +216,43 @@ def _features(aligned: Aligned) -> list[Field]:
     return [number(here, FEATURES, StepStage.FEATURES, (apart, none), where, tolerance, note=note)]
 
 
+def _drafter(aligned: Aligned) -> list[Field]:
+    """What the drafters gave: q as sampled from, the drafter's own probability, and entropies.
+
+    Compared at nodes of the same depth: a head starts from the target's features at the root and from its own below
+    it, so the same text at another depth may have another probability. A head runs once per level, on its output at
+    the level above: its rounding grows with the depth.
+    """
+    here, stage = aligned.nodes, StepStage.DRAFTER
+    sampled = np.logical_and(*(values != Drawn.DETERMINISTIC for values in here.column("columns.drawn")))
+    x, y = (_elders(side)[at] for side, at in zip(here.sides, here.at, strict=True))
+    comparable = (here.depth[0] == here.depth[1]) & (x == y) & here.alike
+    q, prob, cut = here.column("columns.q"), here.column("columns.draft_prob"), here.cut & sampled
+    known, wide = ~np.isnan(prob[0] + prob[1]) & comparable & ~cut, aligned.tolerance * here.hottest * here.depth[0]
+    found = [
+        number(here, "drafter q", stage, q, sampled & comparable & ~cut, wide, note="as sampled from"),
+        number(here, "drafter q, cut", stage, q, comparable & cut, wide, note=EDGE_NOTE, rare=EDGE),
+        number(here, "draft p", stage, prob, known, wide, note="its own, of the token"),
+    ]
+    here = aligned.parents
+    if len(here):
+        entropy, depth = here.column("columns.parents.q_entropy"), here.depth
+        where = (entropy[0] > 0) & (entropy[1] > 0) & (depth[0] == depth[1]) & here.alike & ~here.cut
+        wide = ENTROPY * aligned.tolerance * here.hottest * (depth[0] + 1)
+        found.append(number(here, "drafter entropy", stage, entropy, where, wide))
+    return found
+
+
+def _elders(side: Side) -> Hashes:
+    """[N] a hash of the tokens of each node's elder siblings, in draw order, where it was drawn from what they left."""
+    c = side.columns
+    hashes, told = np.zeros(len(c.token), np.uint64), mix(c.token) * (mix(c.sibling) | np.uint64(1))
+    for place in range(1, int(c.sibling.max(initial=0)) + 1):
+        nodes = np.flatnonzero(c.sibling == place)
+        hashes[nodes] = hashes[c.elder[nodes]] + told[c.elder[nodes]]
+    return np.where(c.drawn == Drawn.WITHOUT_REPLACEMENT, hashes, 0)
+
+
 def _decisions(aligned: Aligned) -> list[Field]:
     """Coins, verdicts and outcomes at nodes that both sides tried."""
     here, coins = aligned.nodes, aligned.a.has_coins and aligned.b.has_coins
@@ -239,7 +268,7 @@ def _decisions(aligned: Aligned) -> list[Field]:
     same_coin = tried & here.exact & coins & position & same("node")
     equal = judged & coins & same("coin", 1e-12) & same("p_trial", 1e-7) & same("q_trial", 1e-7)
     # Where the rule judges what is drafted below a node first, that must be the same too.
-    equal &= np.equal(*here.of_steps("tree")) | ~np.logical_or(*here.of_steps("ahead"))
+    equal &= np.equal(*here.of_steps("tree")) | ~np.logical_or(*here.of_steps("columns.looks_ahead"))
     of_coin, differ = "of the same seed, position and number in the tree", ~same("outcome")
     return [
         number(here, "coin", StepStage.COINS, coin, same_coin, 1e-12, note=of_coin),
@@ -248,18 +277,18 @@ def _decisions(aligned: Aligned) -> list[Field]:
     ]
 
 
-def _steps(aligned: Aligned) -> list[Field]:
+def steps(aligned: Aligned) -> list[Field]:
     """Whole steps: what follows from all that was judged before, and the load."""
     here = aligned.steps
     same, depth = np.equal(*here.of_steps("tree")), np.equal(*here.of_steps("columns.depth_reached"))
     final, every = np.equal(*here.of_steps("columns.final")), np.ones(len(here), np.bool_)
     follows = "same tree; follows from the verdicts", "same tree, as many accepted; follows from p and coin"
-    load = (("batch", "requests in step"), ("prefill", "prefill tokens"), ("context", "cached tokens"))
+    load = {"requests in step": "batch", "prefill tokens": "prefill", "cached tokens": "context"}
     return [
         other(here, "accepted tokens", None, ~depth, same, note=follows[0]),
         other(here, "final token", None, ~final, same & depth, note=follows[1]),
         *(
             other(here, says, None, np.not_equal(*here.of_steps(name)), every, note="load: not judged")
-            for name, says in load
+            for says, name in load.items()
         ),
     ]

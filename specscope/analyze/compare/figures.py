@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specscope.analyze.compare.align import Matched
-from specscope.analyze.compare.bootstrap import Ratio, marked, measured
-from specscope.analyze.compare.failif import LABEL
-from specscope.analyze.compare.result import (
-    LOOPS,
-    PER_STEP,
-    Q_ABOVE,
-    Q_ERROR,
-    RATES_FROM,
-    WHOLE_PATHS,
-    WITHOUT_LOOPS,
-    CalibrationBin,
-    Estimate,
-)
+from specscope.analyze.compare.bootstrap import Estimate, Ratio, marked, measured
 from specscope.analyze.compare.side import Longs, Side
 from specscope.analyze.evidence.columns import KINDS, PRECEDED
 from specscope.trace.history.conditions import RATE, TAU, depth_rate
+from specscope.trace.record.notes import SOURCES
 from specscope.trace.record.records import FinalKind
 from specscope.trace.record.rules import sound
 from specscope.trace.record.tree import Bools, Doubles
@@ -37,9 +27,8 @@ BINS = 10
 # tau is the primary figure: it is judged by the interval that is shown, which gives a false alarm in 1 of 20 runs. So
 # that the others add little to that, all other figures together are allowed 1 in 100, and all groups together as well.
 ALPHA = 0.01
-ONE_MORE = (TAU, WITHOUT_LOOPS)  # a draft gives what was accepted of it, and one token more
-NUMBERS = (*ONE_MORE, PER_STEP, Q_ABOVE, Q_ERROR)  # the other figures are shares
-UNJUDGED = (LOOPS, WITHOUT_LOOPS)  # named beside a difference in tau: rounding alone can make a text loop
+LABEL = "label "  # before the name of a label that groups requests
+LOOPS, WITHOUT_LOOPS = "output in loops", "tau without loops"
 BONUS = KINDS.index(FinalKind.BONUS)
 # Lower ends of ranges: groups that are made where a condition of --fail-if names them
 RANGES = {
@@ -47,12 +36,87 @@ RANGES = {
     "context length": ("context", (0, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768)),
     "requests in the step": ("batch", (1, 2, 4, 8, 16, 32, 64, 128)),
 }
+Parts = tuple[
+    NDArray[Any], NDArray[Any], Longs | None
+]  # above and below the line by step; or by item, with their steps
 Sums = tuple[Doubles, Doubles]  # [clusters] above and below the line
 
 
 @dataclass(frozen=True)
+class FigureKind:
+    """A row of the table of figures."""
+
+    of: Callable[[Side], Parts]
+    percent: bool = True
+    offset: float = 0.0  # a draft gives what was accepted of it, and one token more
+    signed: bool = False  # whether it may be below 0
+    judged: bool = True  # else named beside a difference in tau: rounding alone can make a text loop
+    fewest: int = 1  # below the line, on each side
+
+    def ratio(self, name: str, a: Sums, b: Sums) -> Ratio:
+        """It, of both sides."""
+        return Ratio(name, (a[0], b[0]), (a[1], b[1]), self.percent, self.offset, self.signed)
+
+
+def believed(side: Side) -> NDArray[np.floating]:
+    """[N] the drafter's probability of each node: q where it was sampled, else its own; NaN where neither is known."""
+    return sound(np.where(side.columns.sampled, side.columns.q, side.columns.draft_prob))
+
+
+def tried_first(side: Side) -> tuple[Bools, Doubles, Bools]:
+    """[N] first siblings that were tried, whose q is as drawn; and of these q, and whether each was accepted."""
+    c, q = side.columns, believed(side)
+    known = c.tried & ~np.isnan(q) & (c.sibling == 0)
+    return known, q[known], c.accepted[known]
+
+
+def _errors(side: Side, power: int) -> Parts:
+    """Of q, at the nodes that it is a claim about."""
+    tried, q, got = tried_first(side)
+    return (q - got) ** power, np.ones(len(q)), side.columns.step[tried]
+
+
+def _drafted_by(side: Side, source: int) -> Parts:
+    return side.columns.accepted, side.columns.source == source, side.columns.step
+
+
+def _of_new_text(side: Side) -> Parts:
+    drafts = side.drafts & ~((side.looped == side.emitted) & (side.emitted > 0))
+    return side.columns.depth_reached, drafts, None
+
+
+def _at_depth(side: Side, depth: int) -> Parts:
+    return side.columns.depth_reached >= depth, side.columns.tree_depth >= depth, None
+
+
+LENGTH = FigureKind(lambda side: (side.columns.depth_reached, side.drafts, None), percent=False, offset=1.0)
+FIGURES: Mapping[str, FigureKind] = {  # and, behind the first two, rates by depth
+    TAU: LENGTH,
+    RATE: FigureKind(lambda side: (side.columns.depth_reached, np.diff(side.columns.start), None)),
+    "tokens per step": FigureKind(lambda side: (side.emitted, np.ones(len(side)), None), percent=False),
+    "whole paths": FigureKind(lambda side: (side.columns.kind == BONUS, side.drafts, None)),
+    LOOPS: FigureKind(lambda side: (side.looped, side.emitted, None), judged=False),
+    WITHOUT_LOOPS: FigureKind(_of_new_text, percent=False, offset=1.0, judged=False),
+    **{f"rate from {name}": FigureKind(partial(_drafted_by, source=place)) for place, name in enumerate(SOURCES)},
+    "q above acceptance": FigureKind(partial(_errors, power=1), percent=False, signed=True),
+    "squared error of q": FigureKind(partial(_errors, power=2), percent=False),
+}
+
+
+@dataclass(frozen=True)
+class CalibrationBin:
+    """Nodes whose q lies in one range: how often they were accepted."""
+
+    low: float
+    high: float
+    nodes: tuple[int, int]
+    q: tuple[float | None, float | None]  # means
+    accepted: tuple[float | None, float | None]
+
+
+@dataclass(frozen=True)
 class Counts:
-    """What the figures of a side are made of, by step, and which cluster each step belongs to."""
+    """A side, and which cluster each of its steps belongs to."""
 
     side: Side
     cluster: Longs  # [S]
@@ -70,9 +134,9 @@ def clustered(a: Side, b: Side, pairs: Matched) -> tuple[Counts, Counts]:
     """A cluster is a pair, or a request that has none."""
     of: list[Longs] = []
     total = len(pairs)
-    for side, places in ((a, [first for first, _, _ in pairs]), (b, [second for _, second, _ in pairs])):
+    for number, side in enumerate((a, b)):
         mine = np.full(len(side.requests), -1)
-        mine[places] = np.arange(len(pairs))
+        mine[[pair[number] for pair in pairs]] = np.arange(len(pairs))
         alone = np.flatnonzero(mine < 0)
         mine[alone] = total + np.arange(len(alone))
         total += len(alone)
@@ -83,61 +147,22 @@ def clustered(a: Side, b: Side, pairs: Matched) -> tuple[Counts, Counts]:
 def figures(a: Counts, b: Counts) -> list[Estimate]:
     """Acceptance length, rate, by depth and by who drafted, tokens per step, loops, and the calibration of q."""
     deepest = min(DEEPEST, *(int(of.side.columns.tree_depth.max(initial=0)) for of in (a, b)))
-    rates = [depth_rate(depth) for depth in range(1, deepest + 1)]
-    first, second = (_sums(of, rates) for of in (a, b))
-    looped = sum(float(each[LOOPS][0].sum()) for each in (first, second))
-    left_out = () if looped and a.side.tells_tokens and b.side.tells_tokens else UNJUDGED
-    ratios = []
-    for name, (top, bottom) in first.items():
-        fewest = FEWEST_DRAFTS if name in rates else 1
-        if name not in left_out and min(bottom.sum(), second[name][1].sum()) >= fewest:
-            ratios.append(_ratio(name, (top, bottom), second[name]))
-    known = measured(ratios, a.clusters)
-    tau = [replace(estimate, significant=estimate.nonzero) for estimate in known if estimate.name == TAU]
-    unjudged = [estimate for estimate in known if estimate.name in UNJUDGED]
-    others = [estimate for estimate in known if estimate.name not in (TAU, *UNJUDGED)]
-    return [*tau, *unjudged, *marked(others, ALPHA)]
-
-
-def _sums(of: Counts, rates: Sequence[str]) -> dict[str, Sums]:
-    """The sums of each figure of a side. `rates`: those by depth."""
-    side, c = of.side, of.side.columns
-    accepted, drafts, depth = c.depth_reached, side.drafts, c.tree_depth
-    new_text = drafts & ~((side.looped == side.emitted) & (side.emitted > 0))
-    tried, q, got = tried_first(side)
-    sources = {name: c.source == number for number, name in enumerate(RATES_FROM.values())}
-    return {
-        TAU: of.sums(accepted, drafts),
-        RATE: of.sums(accepted, np.diff(c.start)),
-        **{name: of.sums(accepted >= at, depth >= at) for at, name in enumerate(rates, 1)},
-        PER_STEP: of.sums(side.emitted, np.ones(len(side))),
-        WHOLE_PATHS: of.sums(c.kind == BONUS, drafts),
-        LOOPS: of.sums(side.looped, side.emitted),
-        WITHOUT_LOOPS: of.sums(accepted, new_text),
-        **{name: of.sums(c.accepted, drafted, c.step) for name, drafted in sources.items()},
-        Q_ABOVE: of.sums(q - got, np.ones(len(q)), c.step[tried]),
-        Q_ERROR: of.sums((q - got) ** 2, np.ones(len(q)), c.step[tried]),
+    depths = {
+        depth_rate(d): FigureKind(partial(_at_depth, depth=d), fewest=FEWEST_DRAFTS) for d in range(1, deepest + 1)
     }
-
-
-def _ratio(name: str, a: Sums, b: Sums, figure: str = "") -> Ratio:
-    """`figure`: the one that it is of, where it is called otherwise."""
-    figure = figure or name
-    return Ratio(
-        name, (a[0], b[0]), (a[1], b[1]), figure not in NUMBERS, float(figure in ONE_MORE), signed=figure == Q_ABOVE
-    )
-
-
-def believed(side: Side) -> NDArray[np.floating]:
-    """[N] the drafter's probability of each node: q where it was sampled, else its own; NaN where neither is known."""
-    return sound(np.where(side.columns.sampled, side.columns.q, side.columns.draft_prob))
-
-
-def tried_first(side: Side) -> tuple[Bools, Doubles, Bools]:
-    """[N] first siblings that were tried, whose q is as drawn; and of these q, and whether each was accepted."""
-    c, q = side.columns, believed(side)
-    known = c.tried & ~np.isnan(q) & (c.sibling == 0)
-    return known, q[known], c.accepted[known]
+    every = {name: FIGURES[name] for name in (TAU, RATE)} | depths | FIGURES
+    sums = {name: tuple(of.sums(*figure.of(of.side)) for of in (a, b)) for name, figure in every.items()}
+    loops = a.side.tells_tokens and b.side.tells_tokens and any(top.any() for top, _ in sums[LOOPS])
+    known = {
+        name: each
+        for name, each in every.items()
+        if (each.judged or loops) and min(bottom.sum() for _, bottom in sums[name]) >= each.fewest
+    }
+    told = measured([figure.ratio(name, *sums[name]) for name, figure in known.items()], a.clusters)
+    tau = [replace(estimate, significant=estimate.nonzero) for estimate in told if estimate.name == TAU]
+    unjudged = [estimate for estimate in told if not every[estimate.name].judged]
+    others = [estimate for estimate in told if estimate.name != TAU and every[estimate.name].judged]
+    return [*tau, *unjudged, *marked(others, ALPHA)]
 
 
 def calibration(a: Side, b: Side) -> list[CalibrationBin]:
@@ -166,7 +191,7 @@ def groups(a: Counts, b: Counts, asked: Collection[str] = ()) -> dict[str, tuple
                 for each, mine in zip((a, b), of, strict=True)
             ]
             if min(bottom.sum() for _, bottom in sums) >= FEWEST_DRAFTS:
-                found.append((title, _ratio(name, sums[0], sums[1], TAU)))
+                found.append((title, LENGTH.ratio(name, *sums)))
         ratios += found if len(found) > 1 else []  # a single value repeats the overall figures
     by_title: dict[str, tuple[Estimate, ...]] = {}
     of_groups = marked(measured([ratio for _, ratio in ratios], a.clusters), ALPHA)

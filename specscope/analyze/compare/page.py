@@ -17,8 +17,8 @@ STYLES = {Sameness.SAME: "bold green", Sameness.DIFFERENT: "bold red"}
 def render_text(comparison: Comparison, console: Console) -> None:
     """Print it. Text of models and users is never read as markup, and holds no control characters."""
     console.print(header_block(tables.header(comparison)))
-    for warning in _warnings(comparison):
-        console.print(Text(f"! {warning}", style="yellow"))
+    for warning in comparison.warnings:
+        console.print(Text(f"! {printable(warning)}", style="yellow"))
     console.print()
     console.print(Text(f"{comparison.summary}", style=STYLES.get(comparison.answer, "bold yellow")))
     console.print(Text(printable(comparison.headline), style="bold"))
@@ -28,11 +28,6 @@ def render_text(comparison: Comparison, console: Console) -> None:
         console.print(Text(f"  – {printable(line)}", style="dim"))
     for table in tables.tables(comparison):
         console.print(table_block(table))
-
-
-def _warnings(comparison: Comparison) -> list[str]:
-    sides = (("A", comparison.a), ("B", comparison.b))
-    return [f"{name}: {printable(line)}" for name, side in sides for line in side.warnings]
 
 
 def render_html(comparison: Comparison) -> str:
@@ -48,9 +43,9 @@ def render_html(comparison: Comparison) -> str:
         loader=PackageLoader("specscope", "analyze"), autoescape=True, undefined=StrictUndefined, trim_blocks=False
     )
     return environment.get_template("compare.html.j2").render(
-        title=printable(" / ".join([*comparison.a.sources[:1], *comparison.b.sources[:1]])),
+        title=printable(" / ".join([*comparison.a.source[:1], *comparison.b.source[:1]])),
         header=[(name, printable(value)) for name, value in tables.header(comparison)],
-        warnings=_warnings(comparison),
+        warnings=[printable(line) for line in comparison.warnings],
         answer=comparison.answer.name.lower(),
         summary=printable(comparison.summary),
         reasons=[printable(line) for line in comparison.reasons],
@@ -68,10 +63,10 @@ def headline(comparison: Comparison) -> list[tuple[str, str]]:
     parted = sum(comparison.partings.values())
     differ = sum(field.suspect for field in comparison.fields)
     return [
-        ("acceptance length, B − A", "–" if tau is None else tables.change_text(tau.difference, tau)),
-        ("95 % of B − A", "–" if tau is None else tables.interval_text(tau)),
-        ("acceptance length of A", "–" if tau is None else tables.value_text(tau.a, tau)),
-        ("acceptance length of B", "–" if tau is None else tables.value_text(tau.b, tau)),
+        ("acceptance length, B − A", "–" if tau is None else tau.text(tau.difference, sign="+")),
+        ("95 % of B − A", "–" if tau is None else tau.interval()),
+        ("acceptance length of A", "–" if tau is None else tau.text(tau.a)),
+        ("acceptance length of B", "–" if tau is None else tau.text(tau.b)),
         ("pairs that part", f"{parted:,} of {len(comparison.pairs):,}"),
         ("kinds of evidence that differ unexplained", f"{differ} of {len(comparison.fields)}"),
     ]

@@ -2,20 +2,107 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import StrEnum
+
 import numpy as np
 from numpy.typing import NDArray
 
-from specscope.analyze.compare.align import other_rules, rounding
-from specscope.analyze.compare.result import Decision, Half, PairedBy, Parting, PartingCause
+from specscope.analyze.compare.align import PairedBy, other_rules, rounding
+from specscope.analyze.compare.config import StepStage
 from specscope.analyze.compare.side import Hashes, Side, SideRequest, mix
 from specscope.analyze.findings import Reference
-from specscope.trace.history.place import at, end
-from specscope.trace.record.records import Outcome, RequestStep, Verdict
+from specscope.trace.history.place import PlaceView, at, end
+from specscope.trace.record.records import Outcome
 from specscope.trace.record.rules import looks_ahead
-from specscope.trace.record.tree import ROOT, Drawn
+from specscope.trace.record.tree import ROOT
 
 BEYOND = 3.0  # rounding has no sharp bound: a difference of more than this many tolerances is not rounding
 ENTROPY = 20.0  # an entropy moves by so many times a p's change: -log p of a token near 0, many tokens at once
+WIDER = {"p": 1.0, "raw": 1.0, "H": ENTROPY}
+
+
+class PartingCause(StrEnum):
+    """Why two outputs part: the first that applies, with the stage where it enters and a sentence.
+
+    Those that are `suspect` no seed, no text and no rounding explains; those that are `harmless` are to be expected.
+    """
+
+    stage: StepStage | None
+    about: str
+    suspect: bool
+    harmless: bool
+
+    def __new__(cls, word: str, stage: StepStage | None, about: str, kind: str = "") -> PartingCause:
+        """`kind`: suspect, harmless, or neither."""
+        made = str.__new__(cls, word)
+        made._value_, made.stage, made.about = word, stage, about
+        made.suspect, made.harmless = kind == "suspect", kind == "harmless"
+        return made
+
+    PARAMETERS = "parameters", StepStage.SAMPLING, "the sampling parameters differ", "harmless"
+    END = "end", None, "one output ends where the other goes on", "harmless"
+    SEED = "seed", None, "the seeds differ", "harmless"
+    ROUNDING = "rounding", None, "at a near tie: rounding alone explains it", "harmless"
+    TARGET = "target", StepStage.TARGET, "the target's probabilities differ at the same context", "suspect"
+    CUT = "cut", None, "top-k, top-p or min-p left other tokens: rounding at the edge, or another rule"
+    CHOICE = "choice", None, "the target chose another token; whether at a near tie is not recorded"
+    DRAFTER = "drafter", StepStage.DRAFTER, "the drafter's q differs at the same context", "suspect"
+    DRAFTS = "drafts", None, "other tokens were drafted, so sampling used other coins", "harmless"
+    COIN = "coin", StepStage.COINS, "the coins differ, though seed and position are the same", "suspect"
+    RULE = "rule", StepStage.COINS, "another rule of verification: the same p, q and coins decide otherwise", "harmless"
+    VERDICT = "verdict", StepStage.VERDICT, "p, q and coin are the same, and the verdict is another", "suspect"
+    UNKNOWN = "not known", None, "the captures do not say why"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A token that was tried, or drawn as the final one, where two outputs part."""
+
+    node: int | None  # None: the final token
+    token: int
+    text: str  # the token for people
+    what: str  # accepted, rejected, or the kind of final token
+    p: float
+    q: float | None  # as drawn; None where the draft is deterministic, and for a final token
+    coin: float
+    accept_prob: float | None  # None for a final token
+    margin: float  # how far p would have to move for another outcome; 1 where nothing could
+    gap: float | None  # the target's raw first less its raw second probability; None where not recorded
+    near_tie: bool
+    raw_p: float | None = None  # the target's probability before temperature and rules; None where not recorded
+    draft_p: float | None = None  # the drafter's own; None where it is no model, or not recorded
+    greedy: bool = False  # whether the step left nothing to chance: then coin and accept_prob decided nothing
+    near_draw: bool = False  # whether rounding could make another token of the drafter's draw
+
+
+@dataclass(frozen=True)
+class Half:
+    """One side of a parting."""
+
+    at: Reference | None  # None where the output had ended
+    position: int  # output tokens before the step
+    decisions: tuple[Decision, ...]  # in the order of trial
+    token: int | None  # that came out there; None where the output had ended
+    row: int = -1  # its step in Side
+    deep: int = 0  # output tokens of that step before this one
+    rule: str = "standard"  # of verification
+    drafted: tuple[tuple[int, int], ...] = ()  # (token, parent) of all nodes of the step
+
+    @property
+    def tried(self) -> list[Decision]:
+        """Without that on the final token."""
+        return [decision for decision in self.decisions if decision.node is not None]
+
+
+@dataclass(frozen=True)
+class Parting:
+    """Where a pair's outputs part, or the first decision before that which differs."""
+
+    position: int  # output tokens before it, the same on both sides
+    cause: PartingCause
+    a: Half
+    b: Half
 
 
 def decided(side: Side) -> Hashes:
@@ -53,12 +140,14 @@ class Partings:
 
     def of(self, a: SideRequest, b: SideRequest, match: PairedBy) -> tuple[Parting | None, Parting | None]:
         """(where the outputs part, the first decision before that which differs)."""
-        both = list(zip(self.sides, (a, b), strict=True))
-        outputs = [side.tokens(request) for side, request in both]
-        begins = [int(side.begins[request.first]) for side, request in both]
-        cut = zip(self._decided, begins, outputs, strict=True)
+        both = list(zip(self.sides, (a, b), self._decided, strict=True))
+        outputs = [side.tokens(request) for side, request, _ in both]
         place = first_difference(*outputs)
-        before = first_difference(*(every[begin : begin + len(output)] for every, begin, output in cut))
+        begins = (int(side.begins[request.first]) for side, request, _ in both)
+        cuts = (
+            each[begin : begin + len(output)] for begin, output, (*_, each) in zip(begins, outputs, both, strict=True)
+        )
+        before = first_difference(*cuts)
         ends = min(map(len, outputs)) if place is None else place
         return (
             None if place is None else self._parting(a, b, place, match),
@@ -66,11 +155,9 @@ class Partings:
         )
 
     def _parting(self, a: SideRequest, b: SideRequest, place: int, match: PairedBy) -> Parting:
-        tolerance = rounding(*(side.dtype(request) for side, request in zip(self.sides, (a, b), strict=True)))
-        tolerance *= max(a.heat, b.heat)
-        first, second = (
-            half(side, request, place, tolerance) for side, request in zip(self.sides, (a, b), strict=True)
-        )
+        both = list(zip(self.sides, (a, b), strict=True))
+        tolerance = rounding(*(side.dtype(request) for side, request in both)) * max(a.heat, b.heat)
+        first, second = (half(side, request, place, tolerance) for side, request in both)
         return Parting(place, self._cause(a, b, first, second, match, tolerance), first, second)
 
     def _cause(
@@ -81,17 +168,21 @@ class Partings:
         if x.token is None or y.token is None:
             return PartingCause.END
         greedy = a.greedy and b.greedy
-        if not greedy and _seed(a) != _seed(b):
+        if not greedy and getattr(a.params, "seed", None) != getattr(b.params, "seed", None):
             return PartingCause.SEED
         certain = _certain(x, y) if match is PairedBy.EXACT and self._coins else None
         if certain is not None:
             return certain
-        given = [known_p(side, part) for side, part in zip(self.sides, (x, y), strict=True)]
-        raw, p = (_unlike(given[0], given[1], kinds, BEYOND * tolerance) for kinds in (("raw",), ("p", "H")))
-        cut, decisions = a.cut or b.cut, (*x.decisions, *y.decisions)
+        p, other = (known_p(side, part) for side, part in zip(self.sides, (x, y), strict=True))
+        far = {
+            kind
+            for kind, token in p.keys() & other.keys()
+            if abs(p[kind, token] - other[kind, token]) > BEYOND * tolerance * WIDER[kind]
+        }
+        raw, p_differs, cut, decisions = "raw" in far, bool(far - {"raw"}), a.cut or b.cut, (*x.decisions, *y.decisions)
         near = any(decision.near_tie for decision in decisions)
         asked = None if greedy else self._asked(x, y)  # a greedy output hangs neither on the drafts nor on the rule
-        if asked is not None and (near or not (raw or (p and not cut))):  # they do not excuse another target
+        if asked is not None and (near or not (raw or (p_differs and not cut))):  # they do not excuse another target
             return asked
         if near:
             return PartingCause.ROUNDING
@@ -99,7 +190,7 @@ class Partings:
             return PartingCause.CHOICE
         if raw or (greedy and x.token != y.token):
             return PartingCause.TARGET
-        if p:
+        if p_differs:
             return PartingCause.CUT if cut else PartingCause.TARGET
         return self._mechanical(x, y, tolerance, cut=cut)
 
@@ -140,10 +231,6 @@ class Partings:
         return PartingCause.UNKNOWN
 
 
-def _seed(request: SideRequest) -> int | None:
-    return None if request.params is None else request.params.seed
-
-
 def _certain(x: Half, y: Half) -> PartingCause | None:
     """What rounding cannot explain: another coin at the same place, or another outcome from the same p, q and coin."""
     if x.position != y.position or x.rule != y.rule or (looks_ahead(x.rule) and x.drafted != y.drafted):
@@ -159,30 +246,21 @@ def _certain(x: Half, y: Half) -> PartingCause | None:
     return None
 
 
-Known = dict[tuple[str, int], float]
-
-
-def _unlike(a: Known, b: Known, kinds: tuple[str, ...], tolerance: float) -> bool:
-    wide = {"H": ENTROPY}
-    shared = [key for key in a.keys() & b.keys() if key[0] in kinds]
-    return any(abs(a[key] - b[key]) > wide.get(key[0], 1) * tolerance for key in shared)
-
-
-def known_p(side: Side, half: Half) -> Known:
+def known_p(side: Side, half: Half) -> dict[tuple[str, int], float]:
     """The target's probabilities at the context: (p or raw, token) to its value; its entropy under H."""
-    known: Known = {}
+    known: dict[tuple[str, int], float] = {}
     if half.row < 0 or not side.has_p:
         return known
-    c = side.columns
-    part, above = _at(side, half.row, half.deep)
-    given = part.parents
-    if given is not None and given.top.shape[1] and len(at_parent := np.flatnonzero(given.node == above)):
-        first = at_parent[0]
-        known["p", int(given.choice[first])] = float(given.choice_p[first])
-        known["raw", int(given.top[first, 0])] = float(given.top_p[first, 0])
-        known["H", 0] = float(given.entropy[first])
-    for child in part.tree.children(above):
-        node = int(c.start[half.row]) + child
+    c, place = side.columns, _parent(side, half.row, half.deep)
+    entropy = place.number("entropy")
+    if place.choice is not None and place.likeliest and entropy is not None:
+        likeliest = place.likeliest[0]
+        known = {
+            ("p", place.choice.token): place.choice.prob,
+            ("raw", likeliest.token): likeliest.prob,
+            ("H", 0): entropy,
+        }
+    for node in (int(c.start[half.row]) + child for child in place.children):
         known["p", int(c.token[node])] = float(c.p[node])
         if not np.isnan(side.raw_p[node]):
             known["raw", int(c.token[node])] = float(side.raw_p[node])
@@ -192,65 +270,58 @@ def known_p(side: Side, half: Half) -> Known:
     return known
 
 
-def _at(side: Side, step: int, deep: int) -> tuple[RequestStep, int]:
-    """A step, and the parent under which its output token number `deep` was decided."""
-    part = side.columns.parts[step]
-    return part, int(_verdict(part).path[deep - 1]) if deep else ROOT
-
-
-def _verdict(part: RequestStep) -> Verdict:
-    assert part.verdict is not None
-    return part.verdict
+def _parent(side: Side, step: int, deep: int) -> PlaceView:
+    """The parent in a step under which its output token number `deep` was decided."""
+    verdict = (part := side.columns.parts[step]).verdict
+    assert verdict is not None
+    return PlaceView(part, int(verdict.path[deep - 1]) if deep else ROOT)
 
 
 def half(side: Side, request: SideRequest, index: int, tolerance: float) -> Half:
     """The step of a request that committed its output token number `index`, and what was decided there."""
-    output = side.tokens(request)
+    output, c, rows = side.tokens(request), side.columns, side.rows(request)
     if index >= len(output):
         return Half(None, len(output), (), None)
-    rows = side.rows(request)
     row = rows.start + int(np.searchsorted(side.place[rows], index, "right")) - 1
     place = int(side.place[row])
-    deep = index - place
-    part, above = _at(side, row, deep)
-    verdict, tree = _verdict(part), part.tree
-    tried: list[int | None] = [node for node in tree.children(above) if verdict.outcome[node] != Outcome.UNTRIED]
-    every = [*tried, None] if deep == verdict.accepted else tried
+    part, parent, deep = c.parts[row], _parent(side, row, index - place), index - place
+    tried: list[int | None] = [node for node in parent.children if c.tried[c.start[row] + node]]
+    every = [*tried, None] if deep == c.depth_reached[row] else tried
     decisions = tuple(_decision(side, row, node, tolerance, greedy=request.greedy) for node in every)
     where = Reference(request.id, part.index, int(side.step[row]))
-    drafted = tuple(zip(tree.token.tolist(), tree.parent.tolist(), strict=True))
-    return Half(where, place, decisions, int(output[index]), row, deep, side.rules[row], drafted)
+    drafted = tuple(zip(part.tree.token.tolist(), part.tree.parent.tolist(), strict=True))
+    return Half(where, place, decisions, int(output[index]), row, deep, str(c.rule[row]), drafted)
 
 
 def _decision(side: Side, step: int, number: int | None, tolerance: float, *, greedy: bool) -> Decision:
     """What was decided on a node of a step, or on its final token (None). `greedy`: whether the request is."""
     c, part = side.columns, side.columns.parts[step]
-    verdict = _verdict(part)
+    verdict = part.verdict
+    assert verdict is not None
     if number is None:
-        node, there, token, gap = -1, end(part), int(c.final[step]), float(side.final_gap[step])
-        margin, what = float(c.final_margin[step]), verdict.kind.value
+        there, what, accept_prob, draw = end(part), verdict.kind.value, None, 1.0
+        given = (c.final[step], c.final_p[step], c.final_coin[step], c.final_margin[step], side.final_gap[step])
     else:
         node, there = int(c.start[step]) + number, at(part, number)
-        token, gap = int(c.token[node]), float(side.gap[node])
-        margin = float(verdict.margin[number]) if side.has_coins and side.has_p else 1.0
         what = "accepted" if verdict.outcome[number] == Outcome.ACCEPTED else "rejected"
-    # A greedy p is 0 or 1, so the raw probabilities decide, both of which move
-    tie = margin < tolerance or (greedy and gap < 2 * tolerance)
-    final = number is None
+        accept_prob, draw = float(c.accept_prob[node]), float(side.draw_margin[node])
+        margin = verdict.margin[number] if side.has_coins and side.has_p else 1.0
+        given = (c.token[node], c.p[node], c.coin[node], margin, side.gap[node])
+    token, (p, coin, margin, gap) = int(given[0]), map(float, given[1:])
     return Decision(
         node=number,
         token=token,
         text=side.vocabulary.show(token),
         what=what,
-        p=float(c.final_p[step] if final else c.p[node]),
-        q=None if final or c.drawn[node] == Drawn.DETERMINISTIC else float(c.q[node]),
-        coin=float(c.final_coin[step] if final else c.coin[node]),
-        accept_prob=None if final else float(c.accept_prob[node]),
+        p=p,
+        q=None if number is None else there.q,
+        coin=coin,
+        accept_prob=accept_prob,
         margin=margin,
         gap=None if np.isnan(gap) else gap,
-        near_tie=tie,
+        near_tie=margin < tolerance or (greedy and gap < 2 * tolerance),  # of a greedy p both raw probabilities move
         raw_p=there.raw_p,
         draft_p=there.draft_p,
         greedy=verdict.is_greedy,
-        near_draw=not final and bool(side.draw_margin[node] < tolerance),
+        near_draw=draw < tolerance,
     )

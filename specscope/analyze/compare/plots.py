@@ -6,8 +6,8 @@ from functools import partial
 
 from matplotlib.axes import Axes
 
-from specscope.analyze.compare.result import Comparison, Estimate
-from specscope.analyze.compare.tables import is_depth
+from specscope.analyze.compare.bootstrap import Estimate
+from specscope.analyze.compare.result import Comparison
 from specscope.analyze.plots import BLUE, GREY, ORANGE, legend, svg
 from specscope.analyze.table import one_line
 
@@ -18,7 +18,7 @@ MOST_POINTS = 1000
 def plots(comparison: Comparison) -> list[tuple[str, str]]:
     """(title, SVG) of each plot that there are figures for."""
     wanted = [
-        ("Acceptance by depth", _by_depth, bool(_depths(comparison))),
+        ("Acceptance by depth", _by_depth, bool(comparison.depths)),
         (
             "Difference of the acceptance length, with its 95 % interval",
             _differences,
@@ -31,23 +31,14 @@ def plots(comparison: Comparison) -> list[tuple[str, str]]:
     return [(title, svg(title, partial(draw, comparison=comparison))) for title, draw, known in wanted if known]
 
 
-def _depths(comparison: Comparison) -> list[Estimate]:
-    return [figure for figure in comparison.figures if is_depth(figure)]
-
-
 def _with_intervals(comparison: Comparison) -> list[tuple[str, Estimate]]:
     tau = [("all", figure) for figure in comparison.figures if figure.name == "tau" and figure.low is not None]
-    groups = [
-        (f"{t}: {figure.name}", figure)
-        for t, each in comparison.groups.items()
-        for figure in each
-        if figure.low is not None
-    ]
+    groups = [(figure.name, figure) for _, figure in comparison.grouped if figure.low is not None]
     return [*tau, *groups][:MOST]
 
 
 def _by_depth(axes: Axes, comparison: Comparison) -> None:
-    depths = _depths(comparison)
+    depths = comparison.depths
     places = range(1, len(depths) + 1)
     axes.bar([place - 0.2 for place in places], [figure.a or 0.0 for figure in depths], 0.36, label="A", color=BLUE)
     reach = [0.0 if figure.low is None else (figure.difference or 0.0) - figure.low for figure in depths]

@@ -5,21 +5,19 @@ Large captures are read in processes of their own, one for each processor.
 
 from __future__ import annotations
 
-import dataclasses
 import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specscope.analyze.evidence.arrays import doubles, flags, indices, lengths, numbers, padded, widths, words
 from specscope.analyze.evidence.arrays import joined as gathered
-from specscope.analyze.evidence.arrays import lengths, numbers, padded, widths, words
 from specscope.analyze.evidence.columns import KINDS, PRECEDED, Columns
 from specscope.analyze.evidence.visits import Visit, visits
 from specscope.errors import UserError
@@ -30,13 +28,10 @@ from specscope.trace.history.loops import in_loops, step_sums
 from specscope.trace.record.notes import model_part, text_part
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import FinalKind, RequestInfo, RequestStep, RunInfo
-from specscope.trace.record.rules import looks_ahead
 from specscope.trace.record.tree import Bools, Doubles
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.trace.run.packed import Picked
 from specscope.trace.wire.reading import read_capture
 
-T = TypeVar("T")
 Longs = NDArray[np.int64]
 Hashes = NDArray[np.uint64]
 _ODD = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
@@ -72,16 +67,6 @@ class SideRequest:
         return None if self.info is None else self.info.params
 
     @property
-    def text(self) -> str:
-        """Its prompt."""
-        return "" if self.info is None else self.info.prompt.strip()
-
-    @property
-    def title(self) -> str:
-        """The last chat message; "" where the prompt was no conversation."""
-        return "" if self.info is None else self.info.title
-
-    @property
     def greedy(self) -> bool:
         """Whether nothing is left to chance, as far as is known."""
         return self.params is None or self.params.greedy
@@ -109,16 +94,6 @@ class Capture:
     prefills: int = 0  # requests' steps that fed tokens of a prompt
 
 
-def _laid(make: Callable[[Side], T]) -> cached_property[T]:
-    """A column, laid out when it is first asked for."""
-    return cached_property(make)
-
-
-def _of_steps(name: str) -> cached_property[Longs]:
-    """[S] a number of RequestStep, likewise."""
-    return _laid(lambda side: numbers(side.columns.picked, "", name).astype(np.int64))
-
-
 @dataclass
 class Side:
     """All captures of one side, with S decode steps."""
@@ -126,28 +101,34 @@ class Side:
     captures: list[Capture]
     requests: list[SideRequest]
     vocabulary: Vocabulary
-    picked: list[Picked]  # the decode steps
-    request: Longs  # [S] the place of its request
+    columns: Columns  # of the decode steps
     step: Longs  # [S] the engine's
     batch: Longs  # [S] requests in the engine's step
     preceded: Longs  # [S] what came before, as its place in PRECEDED
 
-    index = _of_steps("index")  # the request's own step number
-    context = _of_steps("context_len")
-    prefill = _of_steps("prefill_tokens")
-    emitted = _of_steps("emitted")
+    # [S] its request's place; the request's own step number, the tokens of its context that were cached and those that
+    # it fed, and its output tokens; output tokens of the side before the request, and of the request before the step
+    request = indices(lambda side: np.repeat(np.arange(len(side.requests)), [each.count for each in side.requests]))
+    index = indices(lambda side: numbers(side.columns.picked, "", "index"))
+    context = indices(lambda side: numbers(side.columns.picked, "", "context_len"))
+    prefill = indices(lambda side: numbers(side.columns.picked, "", "prefill_tokens"))
+    emitted = indices(lambda side: numbers(side.columns.picked, "", "emitted").astype(np.int64))
+    earlier = indices(lambda side: side.begins[np.array([one.first for one in side.requests])[side.request]])
+    place = indices(lambda side: side.begins[:-1] - side.earlier)
+    # [S + 1] output tokens of the side before each step, and all of them
+    begins = indices(lambda side: np.concatenate([[0], np.cumsum(side.emitted)]).astype(np.int64))
+    # [S] whether anything was drafted; whether an outcome or the final token was forced
+    drafts = flags(lambda side: np.diff(side.columns.start) > 0)
+    forced = flags(lambda side: lengths(side.columns.picked, "verdict", "forced") > 0)
+    # Where target and drafter were asked, the target's raw first less its raw second probability: [S] for the final
+    # token, [N] for the node. NaN where not recorded
+    final_gap = doubles(lambda side: side.columns.parents.of_rows(side.columns.parents.gap, side.columns.final_row))
+    gap = doubles(lambda side: side.columns.parents.of_rows(side.columns.parents.gap, side.columns.row))
+    # [N] the target's probability before temperature and rules; NaN where it is not recorded
+    raw_p = doubles(lambda side: np.where(np.isnan(side.gap), np.nan, side.columns.parents.raw_p))
 
     def __len__(self) -> int:
-        return len(self.request)
-
-    def __getstate__(self) -> dict[str, object]:
-        """Without what is computed from it."""
-        return {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
-
-    @cached_property
-    def columns(self) -> Columns:
-        """The decode steps."""
-        return Columns([each.steps[row] for each in self.picked for row in each.rows.tolist()])
+        return len(self.columns)
 
     @property
     def runs(self) -> list[RunInfo]:
@@ -172,33 +153,9 @@ class Side:
         """The same as records."""
         return self.columns.parts[self.rows(request)]
 
-    @cached_property
-    def begins(self) -> Longs:
-        """[S + 1] output tokens of the side before each step, and all of them."""
-        return np.concatenate([[0], np.cumsum(self.emitted)]).astype(np.int64)
-
-    @cached_property
-    def place(self) -> Longs:
-        """[S] output tokens of the request before each step."""
-        firsts = np.array([request.first for request in self.requests], np.int64)
-        return self.begins[:-1] - self.begins[firsts[self.request]]
-
     def tokens(self, request: SideRequest) -> Longs:
         """The output of a request."""
         return self.columns.output[self.begins[request.first] : self.begins[request.first + request.count]]
-
-    # [S] whether anything was drafted; whether an outcome or the final token was forced; the rule of verification, and
-    # whether it judges what is drafted below a node first
-    drafts = _laid(lambda side: np.diff(side.columns.start) > 0)
-    forced = _laid(lambda side: lengths(side.columns.picked, "verdict", "forced") > 0)
-    rules = _laid(lambda side: words(side.columns.picked, "verdict", "rule"))
-    ahead = property(lambda side: np.array(list(map(looks_ahead, side.rules)), np.bool_))
-    # Where target and drafter were asked, the target's raw first less its raw second probability: [S] for the final
-    # token, [N] for the node. NaN where not recorded
-    final_gap = _laid(lambda side: side.columns.parents.of_rows(side.columns.parents.gap, side.columns.final_row))
-    gap = _laid(lambda side: side.columns.parents.of_rows(side.columns.parents.gap, side.columns.row))
-    # [N] the target's probability before temperature and rules; NaN where it is not recorded
-    raw_p = _laid(lambda side: np.where(np.isnan(side.gap), np.nan, side.columns.parents.raw_p))
 
     @cached_property
     def varies(self) -> Bools:
@@ -272,23 +229,20 @@ def from_history(history: History, source: str, warnings: Iterable[str] = ()) ->
     visited: dict[str, list[Visit]] = {name: [] for name in history.requests}
     for visit in visits(history):
         visited[visit.request.id].append(visit)
-    capture = Capture(source, history.run, list(warnings), len(history.steps))
-    capture.prefills = sum(visit.part.prefill_tokens > 0 for mine in visited.values() for visit in mine)
     in_part = any(record.absent is not None for record in history.steps)
     requests: list[SideRequest] = []
     judged: list[Visit] = []
-    for request in history.requests.values():
-        mine = visited[request.id]
+    for request, mine in zip(history.requests.values(), visited.values(), strict=True):
         preempted = len(request.preemptions) if history.tells_preempted else None
-        whole = not in_part or _is_whole(request, mine)
         decoded = [visit for visit in mine if visit.part.is_judged]
+        whole = not in_part or _is_whole(request, mine)
         requests.append(SideRequest(request.id, request.info, preempted, whole, len(judged), len(decoded)))
         judged += decoded
+    prefills = sum(visit.part.prefill_tokens > 0 for mine in visited.values() for visit in mine)
+    capture = Capture(source, history.run, list(warnings), len(history.steps), prefills)
     around = [(visit.record.step, visit.record.batch, PRECEDED.index(visit.preceded)) for visit in judged]
-    step, batch, preceded = np.array(around, np.int64).reshape(-1, 3).T
-    place = np.repeat(np.arange(len(requests)), [request.count for request in requests])
-    picked = Picked.of([visit.part for visit in judged])
-    return Side([capture], requests, history.vocabulary, picked, place, step, batch, preceded)
+    columns = Columns([visit.part for visit in judged])
+    return Side([capture], requests, history.vocabulary, columns, *np.array(around, np.int64).reshape(-1, 3).T)
 
 
 def _is_whole(request: RequestHistory, steps: Sequence[Visit]) -> bool:
@@ -301,18 +255,16 @@ def joined(sides: Sequence[Side]) -> Side:
     """Several captures as one side."""
     if len(sides) == 1:
         return sides[0]
-    requests: list[SideRequest] = []
-    vocabulary, places, captures, steps = Vocabulary(), [], 0, 0
+    captures, requests, parts, vocabulary = list[Capture](), list[SideRequest](), list[RequestStep](), Vocabulary()
     for side in sides:
-        places.append(side.request + len(requests))
-        requests += [dataclasses.replace(each, first=each.first + steps, capture=captures) for each in side.requests]
-        captures, steps = captures + len(side.captures), steps + len(side)
+        at = len(captures)
+        requests += [replace(each, first=each.first + len(parts), capture=at) for each in side.requests]
+        captures += side.captures
+        parts += side.columns.parts
         vocabulary.pieces.update(side.vocabulary.pieces)
         vocabulary.special.update(side.vocabulary.special)
-    names = ("step", "batch", "preceded")
-    step, batch, preceded = (np.concatenate([getattr(side, name) for side in sides]) for name in names)
-    every, picked = ([one for side in sides for one in getattr(side, name)] for name in ("captures", "picked"))
-    return Side(every, requests, vocabulary, picked, np.concatenate(places), step, batch, preceded)
+    around = (np.concatenate([getattr(side, name) for side in sides]) for name in ("step", "batch", "preceded"))
+    return Side(captures, requests, vocabulary, Columns(parts), *around)
 
 
 class NoStepsError(UserError):
@@ -327,39 +279,28 @@ def read_side(path: str, progress: Progress | None = None) -> Side:
 
 def read_sides(a: Sequence[str], b: Sequence[str], progress: Progress | None = None) -> tuple[Side, Side]:
     """Both sides, large captures in processes of their own. Raises UserError."""
-    paths = [*a, *b]
-    large = [path for path in paths if _size(path) > LARGE]
-    workers = min(len(large), os.cpu_count() or 1)
-    if workers > 1:
-        sides = _read_apart(paths, workers, progress)
-    else:
-        sides = [read_side(path, progress) for path in paths]
+    paths = [*a, *b]  # reading reports those that are no files
+    workers = min(sum(os.path.isfile(path) and os.path.getsize(path) > LARGE for path in paths), os.cpu_count() or 1)
+    apart = workers > 1
+    sides = _read_apart(paths, workers, progress) if apart else [read_side(path, progress) for path in paths]
     for path, side in zip(paths, sides, strict=True):
         if not len(side):
             raise NoStepsError(f"{path} holds no decode steps: there is nothing to compare")
     return joined(sides[: len(a)]), joined(sides[len(a) :])
 
 
-def _size(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return 0  # reading it reports what is wrong
-
-
 def _read_apart(paths: Sequence[str], workers: int, progress: Progress | None) -> list[Side]:
     """Each in a process of its own, `workers` at a time."""
     context = multiprocessing.get_context("spawn")
     done: dict[int, Side] = {}
-    shares = [0.0] * len(paths)
-    waiting = list(range(len(paths)))
+    shares, waiting = [0.0] * len(paths), list(enumerate(paths))
     going: dict[Connection, tuple[int, SpawnProcess]] = {}
     try:
-        while waiting or going:
+        while len(done) < len(paths):
             while waiting and len(going) < workers:
-                index = waiting.pop(0)
+                index, path = waiting.pop(0)
                 ours, theirs = context.Pipe(duplex=False)
-                process = context.Process(target=_send, args=(paths[index], theirs), daemon=True)
+                process = context.Process(target=_send, args=(path, theirs), daemon=True)
                 with ignore_terminal():
                     process.start()
                 theirs.close()
@@ -373,14 +314,13 @@ def _read_apart(paths: Sequence[str], workers: int, progress: Progress | None) -
                     raise UserError(f"reading {paths[index]} failed: its process ended (out of memory?)") from None
                 if isinstance(message, UserError):
                     raise message
-                if isinstance(message, float):
-                    shares[index] = message
-                    if progress:
-                        progress(sum(shares) / len(shares))
-                    continue
-                done[index], shares[index] = message, 1.0
-                process.join()
-                del going[ready]
+                if isinstance(message, Side):
+                    done[index], message = message, 1.0
+                    process.join()
+                    del going[ready]
+                shares[index] = message
+                if progress:
+                    progress(sum(shares) / len(shares))
     finally:
         for _, process in going.values():
             process.terminate()

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from specscope.analyze.compare.failif import LABEL
-from specscope.analyze.compare.result import (
-    NOT_KNOWN,
-    Comparison,
-    Decision,
-    Estimate,
-    FailCondition,
-    Field,
-    Half,
-    Pair,
-    PairedBy,
-    Parting,
-    PartingCause,
-)
+from specscope.analyze.compare.align import PairedBy
+from specscope.analyze.compare.bootstrap import Estimate
+from specscope.analyze.compare.config import NOT_KNOWN
+from specscope.analyze.compare.failif import FailCondition
+from specscope.analyze.compare.fields import Field
+from specscope.analyze.compare.figures import LABEL
+from specscope.analyze.compare.parting import Decision, Half, Parting
+from specscope.analyze.compare.result import Comparison, Pair
 from specscope.analyze.compare.verdict import accused
 from specscope.analyze.table import NONE, Table, count, number, one_line, percent
 from specscope.analyze.tables import MOST_SHOWN
-from specscope.trace.history.conditions import depth_rate
 from specscope.trace.history.loops import LONGEST, TIMES
 from specscope.trace.history.wording import plural
 from specscope.trace.record.vocabulary import printable
@@ -40,8 +33,8 @@ def header(comparison: Comparison) -> list[tuple[str, str]]:
     """What was compared: (name, value) pairs."""
     rows, kinds = [], Counter(pair.match for pair in comparison.pairs)
     matched = [f"{count(kinds[kind])} by {kind.value}" for kind in PairedBy if kinds[kind]]
-    for name, side in (("A", comparison.a), ("B", comparison.b)):
-        rows.append((name, f"{', '.join(side.sources)}: {side.target}, drafter {side.drafter}"))
+    for name, side in comparison.sides.items():
+        rows.append((name, f"{', '.join(side.source)}: {side.target}, drafter {side.drafter}"))
         counts = f"{plural(side.requests, 'request')}, {plural(side.decode_steps, 'decode step')}"
         rows.append(("", f"{counts}, {plural(side.tokens, 'output token')}"))
         matched += [f"{count(side.unmatched)} only in {name}"] if side.unmatched else []
@@ -68,55 +61,53 @@ def tables(comparison: Comparison) -> list[Table]:
 def configuration(comparison: Comparison) -> Table:
     """What is not the same before anything ran."""
     rows = [
-        (difference.name, one_line(difference.a, VALUE_SHOWN), one_line(difference.b, VALUE_SHOWN), difference.note)
-        for difference in comparison.differences
+        (line.name, one_line(line.a, VALUE_SHOWN), one_line(line.b, VALUE_SHOWN), line.note)
+        for line in comparison.differences
     ]
-    unknown = [name for name, side in (("A", comparison.a), ("B", comparison.b)) if side.target == NOT_KNOWN]
-    note = f"The configuration of {' and '.join(unknown)} is not recorded." if unknown else ""
-    note = note or ("" if rows else "Nothing differs in the configuration.")
+    unknown = " and ".join(name for name, side in comparison.sides.items() if side.target == NOT_KNOWN)
+    note = "" if rows else "Nothing differs in the configuration."
+    note = f"The configuration of {unknown} is not recorded." if unknown else note
     words = ("A", "B", "leads to")
     return Table("Configuration", ("what differs", *words), rows, note, frozenset(words))
 
 
 def partings(comparison: Comparison) -> Table:
     """Pairs whose outputs part, and those with the same output from other decisions."""
-    title, pairs = "Where outputs part", comparison.pairs
+    title, pairs, rows = "Where outputs part", comparison.pairs, []
     if not pairs:
         return Table(title, (), [], f"No outputs are compared: {comparison.unpaired}.")
     marked = accused(pairs, comparison.differences)
-    parted, alike = ([pair for pair in pairs if pair.same is same] for same in (False, True))
-    listed = [*parted, *(pair for pair in alike if marked.keys() & pair.causes)]
+
+    def cause(parting: Parting) -> str:
+        return ("! " if parting.cause in marked else "") + parting.cause.value
+
+    listed = [pair for pair in pairs if not pair.same]
+    listed += [pair for pair in pairs if pair.same and marked.keys() & pair.causes]
     listed.sort(key=lambda pair: not marked.keys() & pair.causes)
-    note = _parted_note(comparison, len(parted), sum(pair.first is not None for pair in alike))
+    for pair in listed[:PARTINGS_SHOWN]:
+        row = NONE, NONE, NONE, "same output"
+        if pair.parting is not None:
+            outputs = map(came_out, (pair.parting.a, pair.parting.b))
+            row = (count(pair.parting.position), *outputs, cause(pair.parting))
+        first = NONE if pair.first is None else f"token {pair.first.position:,}: {cause(pair.first)}"
+        rows.append((one_line(pair.id_a, MOST_SHOWN), one_line(pair.id_b, MOST_SHOWN), *row, first))
+    note = _parted_note(comparison)
     note += " !: nothing in seed, text, rounding or configuration explains it." if marked else ""
     note += f" {len(listed) - PARTINGS_SHOWN:,} more; the JSON has them all." if len(listed) > PARTINGS_SHOWN else ""
     words = ("in B", "A", "B", "cause", "first other decision")
-    rows = [_parting_row(pair, marked) for pair in listed[:PARTINGS_SHOWN]]
     return Table(title, ("request", "in B", "at token", *words[1:]), rows, note, frozenset(words))
 
 
-def _parted_note(comparison: Comparison, parted: int, otherwise: int) -> str:
-    """How many pairs part, and how many have the same output, `otherwise` of them by other decisions."""
-    pairs = len(comparison.pairs)
+def _parted_note(comparison: Comparison) -> str:
+    """How many pairs part, and how many have the same output, and of these by other decisions."""
+    pairs, parted = len(comparison.pairs), sum(comparison.partings.values())
+    otherwise = sum(pair.same and pair.first is not None for pair in comparison.pairs)
     alike, by = pairs - parted, f", {otherwise:,} of them by other decisions" if otherwise else ""
     if not parted:
         return f"{'The pair has' if pairs == 1 else f'All {pairs:,} pairs have'} the same output{by}."
     note = f"{parted:,} of {plural(pairs, 'pair')} {'parts' if parted == 1 else 'part'}"
     note += f": {', '.join(f'{n:,} {cause.value}' for cause, n in comparison.partings.items())}."
     return f"{note} The other {alike:,} {'has' if alike == 1 else 'have'} the same output{by}." if alike else note
-
-
-def _parting_row(pair: Pair, marked: Container[PartingCause]) -> tuple[str, ...]:
-    names = one_line(pair.id_a, MOST_SHOWN), one_line(pair.id_b, MOST_SHOWN)
-    first = NONE if pair.first is None else f"token {pair.first.position:,}: {_cause(pair.first, marked)}"
-    if pair.parting is None:
-        return (*names, NONE, NONE, NONE, "same output", first)
-    outputs = map(came_out, (pair.parting.a, pair.parting.b))
-    return (*names, count(pair.parting.position), *outputs, _cause(pair.parting, marked), first)
-
-
-def _cause(parting: Parting, marked: Container[PartingCause]) -> str:
-    return ("! " if parting.cause in marked else "") + parting.cause.value
 
 
 def came_out(half: Half) -> str:
@@ -150,19 +141,12 @@ def _decision_row(decision: Decision) -> tuple[str, ...]:
     if decision.gap is not None and margin == NONE:
         margin = f"{decision.gap:.2g} raw"
     drawn = (decision.p, decision.coin, decision.accept_prob) if not decision.greedy else (None, None, None)
-    p, coin, accept_prob = (number(value, 4) for value in drawn)
-    return (
-        one_line(decision.text, 20),
-        NONE if decision.node is None else str(decision.node),
-        decision.what,
-        number(decision.raw_p, 4),
-        number(decision.draft_p, 4),
-        p,
-        number(decision.q, 4) + (" ≈" if decision.near_draw else ""),
-        coin,
-        accept_prob,
-        margin + (" ≈" if decision.near_tie else ""),
+    raw_p, draft_p, q, p, coin, accept_prob = (
+        number(value, 4) for value in (decision.raw_p, decision.draft_p, decision.q, *drawn)
     )
+    q, margin = q + (" ≈" if decision.near_draw else ""), margin + (" ≈" if decision.near_tie else "")
+    node = NONE if decision.node is None else str(decision.node)
+    return one_line(decision.text, 20), node, decision.what, raw_p, draft_p, p, q, coin, accept_prob, margin
 
 
 def contexts(comparison: Comparison) -> Table:
@@ -170,19 +154,15 @@ def contexts(comparison: Comparison) -> Table:
     title = "At equal contexts"
     if not comparison.steps:
         return Table(title, (), [], "No step of A stands at the context of one of B: nothing is compared.")
-    rows = [
-        (
-            field.name,
-            count(field.compared),
-            count(field.differ),
-            percent(field.share),
-            NONE if field.largest is None else f"{field.largest:.2g}",
-            NONE if field.example is None else f"{field.example[0]} / {field.example[1]}",
-            _mark(field) + (field.condition or field.note),
-        )
-        for field in comparison.fields
-        if field.compared
-    ]
+    rows = []
+    for field in comparison.fields:
+        largest = NONE if field.largest is None else f"{field.largest:.2g}"
+        example = NONE if field.example is None else " / ".join(map(str, field.example))
+        mark = f"as configured ({', '.join(field.explained)}): " if field.explained else ""
+        mark = mark or ("! " if field.suspect else "? " if field.unsure else "")
+        counts = count(field.compared), count(field.differ), percent(field.share)
+        row = (field.name, *counts, largest, example, mark + (field.condition or field.note))
+        rows += [row] if field.compared else []
     note = (
         f"{plural(comparison.steps, 'step')} and {plural(comparison.nodes, 'node')} of both sides stand at the same "
         "context: the same request, output so far and path. !: nothing in seed, text, rounding or configuration "
@@ -190,12 +170,6 @@ def contexts(comparison: Comparison) -> Table:
     )
     columns = ("evidence", "compared", "differ", "share", "largest", "example A / B", "")
     return Table(title, columns, rows, note, frozenset(["example A / B", ""]))
-
-
-def _mark(field: Field) -> str:
-    if field.explained:
-        return f"as configured ({', '.join(field.explained)}): "
-    return "! " if field.suspect else "? " if field.unsure else ""
 
 
 def _where(field: Field) -> Table:
@@ -212,7 +186,7 @@ def _where(field: Field) -> Table:
 
 def figures(comparison: Comparison) -> Table:
     """Both sides as distributions."""
-    weights = [figure.weight for figure in comparison.figures if is_depth(figure)]
+    weights = [figure.weight for figure in comparison.depths]
     sides = [", ".join(count(int(weight[side])) for weight in weights) for side in (0, 1)]
     note = (
         "95 %: of the difference, by a cluster bootstrap over requests. would see: the least change that this many "
@@ -231,34 +205,9 @@ def _estimates(title: str, first: str, rows: Sequence[tuple[str, ...]], note: st
 
 
 def _estimate(figure: Estimate, digits: int = 3) -> tuple[str, ...]:
-    return (
-        figure.name,
-        value_text(figure.a, figure, digits),
-        value_text(figure.b, figure, digits),
-        change_text(figure.difference, figure, digits),
-        interval_text(figure, digits),
-        value_text(figure.visible, figure),
-        count(figure.clusters),
-        "*" if figure.significant else "",
-    )
-
-
-def interval_text(figure: Estimate, digits: int = 3) -> str:
-    """The 95 % interval of the difference."""
-    low, high = (change_text(end, figure, digits) for end in (figure.low, figure.high))
-    return NONE if figure.low is None else f"{low} to {high}"
-
-
-def value_text(value: float | None, figure: Estimate, digits: int = 3) -> str:
-    """A figure in its own unit."""
-    return percent(value) if figure.percent else number(value, digits)
-
-
-def change_text(value: float | None, figure: Estimate, digits: int = 3) -> str:
-    """A difference in the figure's unit, with its sign."""
-    if value is None:
-        return NONE
-    return f"{value * 100:+.1f}%" if figure.percent else f"{value:+.{digits}f}"
+    values = figure.text(figure.a, digits), figure.text(figure.b, digits), figure.text(figure.difference, digits, "+")
+    seen = figure.text(figure.visible), count(figure.clusters)
+    return figure.name, *values, figure.interval(digits), *seen, "*" if figure.significant else ""
 
 
 def changes(comparison: Comparison) -> Table:
@@ -269,15 +218,15 @@ def changes(comparison: Comparison) -> Table:
         for a, b in [pair.tau]
         if a is not None and b is not None
     ]
-    labels = [each for title, each in _grouped(comparison) if title.startswith(LABEL)]
-    depths = [replace(each, name=each.name.removesuffix(" rate")) for each in comparison.figures if is_depth(each)]
+    labels = [each for title, each in comparison.grouped if title.startswith(LABEL)]
+    depths = [replace(each, name=each.name.removesuffix(" rate")) for each in comparison.depths]
     rows = []
     for kind in (requests, labels, depths):
         changed = sorted((each for each in kind if each.difference), key=lambda each: -abs(each.difference or 0.0))
         for each in changed[:CHANGED]:
-            name, a, b, difference, interval, _, _, star = _estimate(each, 2)
+            name, *values, _, _, star = _estimate(each, 2)
             drafts = " / ".join(dict.fromkeys(count(int(n)) for n in each.weight))
-            rows.append((one_line(name, MOST_SHOWN), a, b, difference, interval, drafts, star))
+            rows.append((one_line(name, MOST_SHOWN), *values, drafts, star))
     note = (
         "Requests and labels by acceptance length in tokens a draft, depths by what was accepted of the drafts that "
         "went so deep; the largest change first. drafts: of A / of B. A request alone has no interval. *: as in the "
@@ -286,21 +235,9 @@ def changes(comparison: Comparison) -> Table:
     return _estimates("What changed most", "what changed most", rows, note, "drafts")
 
 
-def is_depth(figure: Estimate) -> bool:
-    """Whether the figure is the acceptance rate of one depth."""
-    words = figure.name.split()
-    return len(words) == 3 and words[1].isdecimal() and figure.name == depth_rate(int(words[1]))
-
-
-def _grouped(comparison: Comparison) -> list[tuple[str, Estimate]]:
-    """(the group, its figure with the group in its name)."""
-    groups = ((title, figure) for title, each in comparison.groups.items() for figure in each)
-    return [(title, replace(figure, name=f"{title}: {figure.name}")) for title, figure in groups]
-
-
 def groups(comparison: Comparison) -> Table:
     """The acceptance length by group."""
-    rows = [(one_line(figure.name, MOST_SHOWN), *_estimate(figure)[1:]) for _, figure in _grouped(comparison)]
+    rows = [(one_line(figure.name, MOST_SHOWN), *_estimate(figure)[1:]) for _, figure in comparison.grouped]
     shown = rows if len(rows) <= GROUPS_SHOWN else sorted(rows, key=lambda row: not row[-1])[:GROUPS_SHOWN]
     note = "n: requests. *: differs, after Holm's correction over the table. --fail-if: tau where GROUP is VALUE."
     note += f" {len(rows) - len(shown):,} more; the JSON has them all." if len(rows) > len(shown) else ""

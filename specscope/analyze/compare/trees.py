@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from enum import IntEnum
 
 import numpy as np
 
 from specscope.analyze.compare.align import Aligned, ContextRows
-from specscope.analyze.compare.fields import COMMON, FEWEST, RARE, first_tokens, many, other
+from specscope.analyze.compare.config import StepStage
+from specscope.analyze.compare.fields import COMMON, FEWEST, RARE, Field, first_tokens, many, other
 from specscope.analyze.compare.parting import BEYOND
-from specscope.analyze.compare.result import Field, StepStage
 from specscope.analyze.compare.side import Hashes, Side
 from specscope.trace.record.notes import model_part, text_part
 from specscope.trace.record.rules import ROUNDING, log_odds
@@ -33,35 +32,29 @@ DRIFTED = 1.75  # times the usual: no rounding moves the median request by so mu
 SMALLEST = 1e-9  # of a probability whose log odds are compared
 
 
-class Why(IntEnum):
-    """Why two trees of one context differ."""
-
-    ROUNDING = 0
-    SELDOM = 1  # rounding seldom does it
-    FAR = 2  # no rounding explains it
-    UNKNOWN = 3  # what would decide it is not recorded
+FAR = (math.inf, 0.0, 1)  # no near tie
+UNKNOWN = (math.nan, 0.0, 1)  # what would tell is not recorded
 
 
 def trees(aligned: Aligned) -> list[Field]:
     """Trees that must be the same, and those that need not be; and the drafter's p where it moves on the whole."""
-    here, tolerance, usual = aligned.steps, aligned.tolerance, _usual(aligned)
-    differ, judged, narrow = np.not_equal(*here.of_steps("tree")), _judged(here), tolerance <= NARROW
-    why = []
-    for index in np.flatnonzero(differ & judged).tolist():
-        a, b = (
-            _Tree(side, paths, int(step[index]))
-            for side, paths, step in zip(here.sides, aligned.paths, here.step, strict=True)
-        )
-        why.append(_why(a, b, tolerance * float(here.hottest[index]), usual))
+    here, narrow, usual = aligned.steps, aligned.tolerance <= NARROW, _usual(aligned)
+    differ, judged = np.not_equal(*here.of_steps("tree")), _judged(here)
+    ties = [_tie(aligned, index) for index in np.flatnonzero(differ & judged).tolist()]
+    apart, bound, depth = np.array(ties, np.float64).reshape(-1, 3).T
+    further = int(((apart > bound) | (apart > NEAR * usual * np.sqrt(depth))).sum())  # it adds up as a random walk does
+    far, known = int((apart > bound).sum()), int((~np.isnan(apart)).sum())
     made = other(here, TREE, StepStage.TREE, differ, judged, note="its tokens or its shape; near ties among them")
-    far, unknown, seldom = why.count(Why.FAR), why.count(Why.UNKNOWN), why.count(Why.SELDOM)
-    further, known, rare = seldom + far, len(why) - unknown, RARE if narrow else COMMON
-    odd = not narrow and further >= FEWEST and _at_least(further, known, FURTHER) < CHANCE
+    odd, rare = (
+        not narrow and further >= FEWEST and _at_least(further, known, FURTHER) < CHANCE,
+        RARE if narrow else COMMON,
+    )
     suspect = many(far, made.compared, rare) or odd
-    unsure = not suspect and many(far + unknown, made.compared, rare)
-    made = replace(made, suspect=suspect, unsure=unsure, note=UNTOLD if unsure else made.note)
-    if odd and not made.condition:
-        made = replace(made, condition=f"{further:,} of {known:,} are further apart than near ties")
+    unsure = not suspect and many(far + len(ties) - known, made.compared, rare)
+    says = f"{further:,} of {known:,} are further apart than near ties" if odd else ""
+    made = replace(
+        made, suspect=suspect, unsure=unsure, note=UNTOLD if unsure else made.note, condition=made.condition or says
+    )
     note = "of other seeds, costs, load, shared texts, or an engine that drafts nothing behind a prompt"
     return [made, other(here, FREE, None, differ, ~judged, note=note), *([] if narrow else _drift(aligned, usual))]
 
@@ -131,48 +124,37 @@ class _Tree:
         self.margin, self.drawn = side.draw_margin[nodes], bool(c.sampled[nodes].any())
         drafter = c.parts[step].drafter
         self.looked_up = bool(text_part(drafter)) and not model_part(drafter)  # then nothing is rounded
+        self.told = not np.isnan(self.score + self.prob).any()
 
 
-def _why(a: _Tree, b: _Tree, tolerance: float, usual: float) -> Why:
-    """Why the trees of one context differ."""
-    shared = min(len(a.path), len(b.path))
-    first = int(np.argmax(np.append(a.path[:shared] != b.path[:shared], True)))
-    if a.drawn or b.drawn:  # was the coin of the first draw that differs at the border of another token?
-        if first == shared:
-            return Why.FAR  # one has nodes that the other does not
-        margin, depth = min(float(tree.margin[first]) for tree in (a, b)), int(a.depth[first])
-        return Why.UNKNOWN if np.isnan(margin) else _grade(margin, BEYOND * tolerance * depth, usual, depth)
-    if a.looked_up and b.looked_up:
-        return Why.FAR
-    if any(np.isnan(each).any() for tree in (a, b) for each in (tree.score, tree.prob)):
-        return Why.UNKNOWN
-    return _of_ranks(a, b, first, BEYOND * tolerance, usual)
-
-
-def _grade(apart: float, bound: float, usual: float, depth: int) -> Why:
-    """Of a tie that is so far apart. Rounding adds up level by level, as a random walk does."""
-    if apart > bound:
-        return Why.FAR
-    return Why.ROUNDING if apart <= NEAR * usual * math.sqrt(depth) else Why.SELDOM
-
-
-def _of_ranks(a: _Tree, b: _Tree, first: int, rounding: float, usual: float) -> Why:
-    """Whether the best nodes that only one side has have nearly equal scores.
+def _tie(aligned: Aligned, index: int) -> tuple[float, float, int]:
+    """The tie at which the trees of a step part: how far apart it is, and may be by rounding at most; at which level.
 
     What is in a tree ranks above what is left out, so rounding swaps two nodes only where their scores are nearly the
     same; the nodes below them follow. Children of one parent are of one distribution: their probabilities, each from
     the side that has it, cannot sum to more than 1.
     """
+    here, rounding = aligned.steps, BEYOND * aligned.tolerance * float(aligned.steps.hottest[index])
+    a, b = (_Tree(*each, int(step[index])) for *each, step in zip(here.sides, aligned.paths, here.step, strict=True))
+    shared = min(len(a.path), len(b.path))
+    first = int(np.argmax(np.append(a.path[:shared] != b.path[:shared], True)))
+    if a.drawn or b.drawn:  # was the coin of the first draw that differs at the border of another token?
+        if first == shared:
+            return FAR  # one has nodes that the other does not
+        margin, depth = min(float(tree.margin[first]) for tree in (a, b)), int(a.depth[first])
+        return margin, rounding * depth, depth
+    if a.looked_up and b.looked_up:
+        return FAR
+    if not (a.told and b.told):
+        return UNKNOWN
     deepest = max(int(tree.depth.max(initial=1)) for tree in (a, b))
     only_a, only_b = ~np.isin(a.path, b.path), ~np.isin(b.path, a.path)
     _, family = np.unique(np.concatenate([a.above, b.above[only_b]]), return_inverse=True)
     masses = np.bincount(family, np.concatenate([a.prob, b.prob[only_b]]))
-    if (masses > 1 + rounding * deepest).any():
-        return Why.FAR
-    if only_a.any() != only_b.any():
-        return Why.FAR  # with the same plan one has fewer nodes
+    if (masses > 1 + rounding * deepest).any() or only_a.any() != only_b.any():
+        return FAR  # with the same plan one has fewer nodes
     best = [
         float(tree.score[only].max() if only.any() else tree.score[first])  # else the same nodes in another order
         for tree, only in ((a, only_a), (b, only_b))
     ]
-    return _grade(abs(best[0] - best[1]), OF_LOG * rounding * deepest, usual, deepest)
+    return abs(best[0] - best[1]), OF_LOG * rounding * deepest, deepest

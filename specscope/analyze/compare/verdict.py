@@ -8,20 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from specscope.analyze.compare.bootstrap import FEWEST
-from specscope.analyze.compare.config import explaining
-from specscope.analyze.compare.failif import change, named
-from specscope.analyze.compare.result import (
-    LOOPS,
-    WITHOUT_LOOPS,
-    Comparison,
-    Difference,
-    Estimate,
-    Field,
-    Pair,
-    PartingCause,
-    Sameness,
-)
+from specscope.analyze.compare.bootstrap import FEWEST, Estimate
+from specscope.analyze.compare.config import Difference, explaining
+from specscope.analyze.compare.failif import named
+from specscope.analyze.compare.fields import Field
+from specscope.analyze.compare.figures import LOOPS, WITHOUT_LOOPS
+from specscope.analyze.compare.parting import PartingCause
+from specscope.analyze.compare.result import Comparison, Pair, Sameness
 from specscope.trace.history.conditions import TAU
 from specscope.trace.history.wording import plural
 
@@ -33,13 +26,13 @@ NAMED = 6  # kinds of evidence that a verdict names
 
 def judged(found: Comparison) -> Comparison:
     """A comparison with its verdict: the answer, a sentence that states it, the reasons, and the acceptance length."""
-    tau, reasons = found.tau, [*_evidence(found.fields), *_partings(found), *_figures(found)]
+    reasons = [*_evidence(found.fields), *_partings(found), *_figures(found)]
     if reasons:
-        answer, summary = Sameness.DIFFERENT, _different(tau, reasons)
+        answer, summary = Sameness.DIFFERENT, _different(found.tau, reasons)
     else:
         answer, summary, reasons = _without_reasons(found)
     told = (*_loops(found.figures), *reasons)  # loops before anything else is blamed
-    return replace(found, answer=answer, summary=summary, reasons=told, headline=headline(tau))
+    return replace(found, answer=answer, summary=summary, reasons=told, headline=headline(found.tau))
 
 
 def _different(tau: Estimate | None, reasons: Sequence[str]) -> str:
@@ -54,11 +47,13 @@ def _different(tau: Estimate | None, reasons: Sequence[str]) -> str:
 def _without_reasons(found: Comparison) -> tuple[Sameness, str, list[str]]:
     pairs, fields, tau, seen = found.pairs, found.fields, found.tau, _covered(found)
     configured = [
-        f"{_differs(field)}, as configured: {', '.join(field.explained)}" for field in fields if field.explained
+        f"{field.sentence}, as configured: {', '.join(field.explained)}" for field in fields if field.explained
     ]
-    configured += _asked(found)
-    untold = [_parted(pairs, cause) for cause in (PartingCause.CHOICE, PartingCause.UNKNOWN)]
-    untold = [*filter(None, untold), *(f"{_differs(field)}, {field.note}" for field in fields if field.unsure)]
+    causes = sorted((cause for cause in PartingCause if cause.stage), key=lambda cause: not cause.suspect)
+    asked = [(_parted(pairs, cause), _explained(cause, found.differences)) for cause in causes]
+    configured += [f"{parted}, as configured: {', '.join(names)}" for parted, names in asked if parted and names]
+    untold = [parted for cause in (PartingCause.CHOICE, PartingCause.UNKNOWN) if (parted := _parted(pairs, cause))]
+    untold += [f"{field.sentence}, {field.note}" for field in fields if field.unsure]
     if untold:
         return Sameness.UNKNOWN, f"It cannot be told whether the runs differ: {untold[0]}.", [*untold[1:], *configured]
     if configured:
@@ -78,16 +73,16 @@ def _without_reasons(found: Comparison) -> tuple[Sameness, str, list[str]]:
     return Sameness.UNKNOWN, f"No difference is seen, but too little was recorded to rule one out: {unseen}.", covered
 
 
-def accused(pairs: Sequence[Pair], differences: Iterable[Difference]) -> dict[PartingCause, list[Pair]]:
+def accused(pairs: Sequence[Pair], differences: Sequence[Difference]) -> dict[PartingCause, list[Pair]]:
     """Pairs by each cause that nothing harmless explains, where there are more of them than rounding makes.
 
     No rounding makes another coin: there one pair is enough.
     """
-    listed, suspects = tuple(differences), {}
+    suspects = {}
     for cause in PartingCause:
         mine = [pair for pair in pairs if cause in pair.causes]
         enough = bool(mine) and (cause is PartingCause.COIN or len(mine) > RARE * len(pairs))
-        if cause.suspect and enough and not _explained(cause, listed):
+        if cause.suspect and enough and not _explained(cause, differences):
             suspects[cause] = mine
     return suspects
 
@@ -99,20 +94,6 @@ def _explained(cause: PartingCause, differences: Iterable[Difference]) -> tuple[
     return tuple(difference.name for difference in differences if difference.enters is cause.stage)
 
 
-def _differs(field: Field) -> str:
-    return f"{field.name} differs at {field.differ:,} of {field.compared:,} equal contexts"
-
-
-def _evidence(fields: Iterable[Field]) -> list[str]:
-    suspects = sorted((field for field in fields if field.suspect), key=lambda field: -field.share)
-    return [
-        _differs(field)
-        + ("" if field.largest is None else f", by up to {field.largest:.3g}")
-        + (f" ({field.condition})" if field.condition else "")
-        for field in suspects
-    ]
-
-
 def _parted(pairs: Sequence[Pair], cause: PartingCause) -> str:
     """How many pairs part by a cause; "" where none does."""
     count = sum(cause in pair.causes for pair in pairs)
@@ -120,38 +101,40 @@ def _parted(pairs: Sequence[Pair], cause: PartingCause) -> str:
     return f"{part}: {cause.about}" if count else ""
 
 
+def _evidence(fields: Iterable[Field]) -> list[str]:
+    suspects = sorted((field for field in fields if field.suspect), key=lambda field: -field.share)
+    return [
+        field.sentence
+        + ("" if field.largest is None else f", by up to {field.largest:.3g}")
+        + (f" ({field.condition})" if field.condition else "")
+        for field in suspects
+    ]
+
+
 def _partings(found: Comparison) -> list[str]:
-    lines = []
-    for cause, (pair, *_) in accused(found.pairs, found.differences).items():
-        position = next(
-            each.position for each in (pair.first, pair.parting) if each is not None and each.cause is cause
-        )
-        lines.append(f"{_parted(found.pairs, cause)}; first {pair.id_a} at output token {position:,}")
+    return [
+        f"{_parted(found.pairs, cause)}; first {pair.id_a} at output token {pair.causes[cause]:,}"
+        for cause, (pair, *_) in accused(found.pairs, found.differences).items()
+    ]
+
+
+def _figures(found: Comparison) -> list[str]:
+    lines = [f"{figure.name} {figure.change}" for figure in found.figures if figure.significant]
+    for title, each in () if found.tau and found.tau.significant else found.groups.items():  # then every group differs
+        lines += [f"{named(title, figure)} {figure.change}" for figure in each if figure.significant]
     return lines
-
-
-def _asked(found: Comparison) -> list[str]:
-    """Partings that the configuration explains."""
-    causes = sorted((cause for cause in PartingCause if cause.stage), key=lambda cause: not cause.suspect)
-    told = [(_parted(found.pairs, cause), _explained(cause, found.differences)) for cause in causes]
-    return [f"{parted}, as configured: {', '.join(names)}" for parted, names in told if parted and names]
 
 
 def _loops(figures: Sequence[Estimate]) -> list[str]:
     """A difference in how much of the output lies in loops, with the acceptance length without these."""
-    known = {figure.name: figure for figure in figures}
-    loops, without = known.get(LOOPS), known.get(WITHOUT_LOOPS)
-    if loops is None or abs(loops.difference or 0.0) < LOOPS_DIFFER:
-        return []
-    left = f"; {WITHOUT_LOOPS} {change(without)}" if without is not None else ""
-    return [f"{LOOPS} {change(loops)}: acceptance on text that loops says little of the drafter{left}"]
-
-
-def _figures(found: Comparison) -> list[str]:
-    lines = [f"{figure.name} {change(figure)}" for figure in found.figures if figure.significant]
-    for title, each in () if found.tau and found.tau.significant else found.groups.items():  # then every group differs
-        lines += [f"{named(title, figure)} {change(figure)}" for figure in each if figure.significant]
-    return lines
+    known = {
+        figure.name: figure.change
+        for figure in figures
+        if figure.name != LOOPS or abs(figure.difference or 0.0) >= LOOPS_DIFFER
+    }
+    left = f"; {WITHOUT_LOOPS} {known[WITHOUT_LOOPS]}" if WITHOUT_LOOPS in known else ""
+    says = "acceptance on text that loops says little of the drafter"
+    return [f"{LOOPS} {known[LOOPS]}: {says}{left}"] if LOOPS in known else []
 
 
 def _covered(found: Comparison) -> str:

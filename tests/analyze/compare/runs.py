@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from specscope.analyze.compare.result import Comparison, Field
+from specscope.analyze.compare.fields import Field
+from specscope.analyze.compare.result import Comparison
 from specscope.analyze.compare.side import Side, from_history
 from specscope.trace.history.history import History
 from specscope.trace.record.coins import Stream, coins
@@ -261,6 +262,12 @@ def with_params(made: Side, requests: int | None = None, **params: object) -> Si
     for request in made.requests[:requests]:
         changed = dataclasses.replace(request.info.params, **params)
         request.info = dataclasses.replace(request.info, params=changed)
+    return made
+
+
+def with_rule(made: Side, rule: str) -> Side:
+    """The side, verified by another rule."""
+    vars(made.columns)["rule"] = np.full(len(made), rule)
     return made
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specscope.analyze.compare.bootstrap import FEWEST, Ratio, marked, measured
+from specscope.analyze.compare.bootstrap import FEWEST, Estimate, Ratio, marked, measured
 from specscope.analyze.compare.comparison import compare
-from specscope.analyze.compare.result import Estimate, Sameness
+from specscope.analyze.compare.result import Sameness
 from specscope.analyze.significance import t_quantile, t_two_sided
 
 from .runs import Made, side

@@ -8,15 +8,17 @@ import numpy as np
 import pytest
 
 from specscope.analyze.compare import config
+from specscope.analyze.compare.align import PairedBy
 from specscope.analyze.compare.comparison import compare
-from specscope.analyze.compare.config import explaining
-from specscope.analyze.compare.result import Difference, PairedBy, PartingCause, Sameness, StepStage
+from specscope.analyze.compare.config import Difference, StepStage, explaining
+from specscope.analyze.compare.parting import PartingCause
+from specscope.analyze.compare.result import Sameness
 from specscope.analyze.compare.side import from_history, joined
 from specscope.trace.history.history import History
 from specscope.trace.record.records import Absent, RunInfo
 from tests.analyze.histories import RUN, info, record, step
 
-from .runs import Made, field_of, make, side, with_params
+from .runs import Made, field_of, make, side, with_params, with_rule
 
 SAME, CONFIGURED, DIFFERENT, UNKNOWN = Sameness
 NO_FAULT = (SAME, CONFIGURED, UNKNOWN)
@@ -231,7 +233,7 @@ def test_several_captures_on_a_side_are_one(plain):
     found = compare(a, b)
     assert found.answer is SAME
     assert [pair.match for pair in found.pairs] == [PairedBy.EXACT] * 48
-    assert found.a.sources == ("a0", "a1")
+    assert found.a.source == ("a0", "a1")
     for pair in found.pairs:
         assert a.tokens(a.requests[pair.a]).tolist() == b.tokens(b.requests[pair.b]).tolist()
         assert a.steps(a.requests[pair.a]) == b.steps(b.requests[pair.b])
@@ -263,12 +265,12 @@ def test_what_a_side_lacks_is_said(plain):
     bare = side(seed=1)
     for name in ("coin", "p", "p_trial", "final_p", "final_coin"):
         getattr(bare.columns, name)[:] = 0
-    bare.rules[:] = ["lossy:synthetic"] * len(bare)
+    with_rule(bare, "lossy:synthetic")
     found = compare(plain, bare)
     for says in ("records no coins", "records no p", "has made-up verdicts (lossy:synthetic)"):
         assert any(line.startswith(f"B {says}") for line in found.missing)
         assert not any(says in line for line in compare(plain, plain).missing)
-    bare.rules[:] = ["standard"] * len(bare)
+    with_rule(bare, "standard")
     found = compare(plain, bare)
     assert found.answer is SAME, found.reasons
     assert not any(field.suspect for field in found.fields)
@@ -332,7 +334,7 @@ def test_a_final_draw_from_what_a_cut_left_is_the_cuts(cut):
 def test_another_rule_explains_more_than_a_near_tie_does():
     """In bfloat16 most draws are near ties: rounding was blamed for what was configured."""
     plain, other = side(seed=1, **HALF), side(seed=1, noise=0.004, **HALF)
-    other.rules[:] = ["block"] * len(other)
+    with_rule(other, "block")
     assert compare(plain, other).partings.keys() == {PartingCause.RULE}
 
 

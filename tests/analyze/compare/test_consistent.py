@@ -72,7 +72,7 @@ def check(found: Comparison) -> None:
     ends = [f"{100 * end / tau.a:+.1f}" for end in (tau.low, tau.high)]
     assert f"(95 %: {ends[0]} to {ends[1]} %)" in found.headline
     assert ("no change is shown" in found.headline) is not tau.significant
-    assert tables.interval_text(tau) in next(row for row in tables.figures(found).rows if row[0] == "tau")
+    assert tau.interval() in next(row for row in tables.figures(found).rows if row[0] == "tau")
 
 
 @given(runs, runs, st.booleans(), plants)
@@ -115,7 +115,7 @@ def test_tau_is_judged_by_its_own_interval():
     assert "no change is shown" not in shown.headline
     page = render_html(shown)
     assert shown.headline in page
-    assert tables.interval_text(shown.tau) in page
+    assert shown.tau.interval() in page
 
 
 def probable(one, *, moved: float = 0.0, from_depth: int = 2):

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specscope.analyze.compare.bootstrap import Estimate
 from specscope.analyze.compare.failif import counted, judge, parse
-from specscope.analyze.compare.result import FIGURES, Estimate
+from specscope.analyze.compare.figures import FIGURES
 from specscope.errors import UserError
 from specscope.trace.history.conditions import COUNTED, Threshold, Way
 
