@@ -20,7 +20,7 @@ from specscope.analyze.locate.located import Located, Proof, Stage
 from specscope.analyze.locate.operations import our_operation
 from specscope.analyze.verify.case import Case
 from specscope.trace.history.wording import plural
-from specscope.trace.record.tree import Doubles
+from specscope.trace.record.tree import Bools, Doubles
 
 Made = Callable[[Columns], Doubles]  # a figure of every item, numbered as its check numbers them
 NEARLY = 0.96  # of the figures that are wrong: rounding may hide one
@@ -43,12 +43,23 @@ class Formula:
         """What stands in place of the right figure, and at how many wrong items; "" where nothing known does."""
         if self.recorded is None or not len(wrong):
             return "", 0
-        recorded, counts = self.recorded(c)[wrong], dict[str, int]()
-        for name, made in self.instead.items():
-            values = np.broadcast_to(made(c), len(self.recorded(c)))[wrong]
-            counts[name] = int((np.abs(values - recorded) <= LEAST + NEAR * np.abs(recorded)).sum())
-        name = max(counts, key=lambda name: counts[name], default="")
-        return (name, counts[name]) if name and counts[name] >= NEARLY * len(wrong) else ("", 0)
+        name, count = clearest({name: made(c) for name, made in self.instead.items()}, self.recorded(c), wrong)
+        return (name, count) if count and count >= NEARLY * len(wrong) else ("", 0)
+
+
+def same(values: Doubles, others: Doubles) -> Bools:
+    """Which of two sides' figures agree."""
+    return np.asarray(np.abs(values - others) <= LEAST + NEAR * np.abs(others))
+
+
+def clearest(instead: Mapping[str, Doubles], recorded: Doubles, wrong: Indices) -> tuple[str, int]:
+    """What gives the most of the wrong figures as they were recorded, and how many."""
+    counts = {
+        name: int(same(np.broadcast_to(values, len(recorded))[wrong], recorded[wrong]).sum())
+        for name, values in instead.items()
+    }
+    name = max(counts, key=lambda name: counts[name], default="")
+    return name, counts.get(name, 0)
 
 
 def _over(above: Made, below: Made, most: float = 1.0) -> Made:

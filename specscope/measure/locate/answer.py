@@ -115,9 +115,8 @@ def likeness(pair: HeldPair, allowed: float, vocabulary: Vocabulary) -> str:
         pair.right,
         rows=pair.rows,
         heads=pair.heads,
-        others=pair.others,
         groups=pair.groups,
-        vectors=pair.vectors,
+        bias=pair.bias,
         tokens=pair.tokens,
         allowed=allowed,
     )

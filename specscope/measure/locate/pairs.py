@@ -42,10 +42,9 @@ class HeldPair:
     allowed: float | None = None  # what rounding explains; None: as the pass has it
     looks: str = ""  # what the difference looks like, where the operation itself can say it
     certain: bool = True  # False: a region of several operations
-    others: Tensor | None = field(default=None, repr=False)  # [m, width] right values at other positions
     tokens: Tensor | None = field(default=None, repr=False)  # [rows, width] whose values these are, where they differ
     groups: Mapping[str, Tensor] = field(default_factory=dict, repr=False)  # as `looks` takes them
-    vectors: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
+    bias: Tensor | None = field(default=None, repr=False)
     inside: Callable[[float], Iterable[HeldPair]] | None = None  # of a layer its operations, by what it is allowed
 
     @cached_property

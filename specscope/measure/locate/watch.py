@@ -165,8 +165,8 @@ class ModelWatch:
                 continue
             if ours.shape == (due := self.side.ordered(short, due.flatten(1))).shape:
                 heads = heads_of(short, again.heads, again.kv_heads)
-                pair = HeldPair(name, ours.float().cpu(), due, rows, heads, code, allowed=allowed, others=due)
-                yield replace(pair, groups=groups if rows is right.rows else {}, vectors=_bias(call, short, due))
+                pair = HeldPair(name, ours.float().cpu(), due, rows, heads, code, allowed=allowed)
+                yield replace(pair, groups=groups if rows is right.rows else {}, bias=_bias(call, short, due))
         if not again.same and call.fused is not None and call.fused.compiled is not None:
             due, out = right.taps[layer].flatten(1), batch.as_given(call.out)[part.given].float().cpu()
             yield HeldPair(layer, out, due, right.rows, code=code_of(call.fused.compiled), looks=COMPILED)
@@ -181,14 +181,14 @@ def _experts(inside: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {}
 
 
-def _bias(call: LayerCall, name: str, right: Tensor) -> dict[str, Tensor]:
+def _bias(call: LayerCall, name: str, right: Tensor) -> Tensor | None:
     """The bias of a projection, which may be missing or added twice."""
     if not name.endswith("_proj") or call.module is None:
-        return {}
+        return None
     bias = getattr(call.module.get_submodule(name), "bias", None)
     if not isinstance(bias, Tensor) or bias.shape != right.shape[1:]:
-        return {}
-    return {"the bias": bias.detach().float().cpu()}
+        return None
+    return bias.detach().float().cpu()
 
 
 def _to_the_same_sum(ours: Tensor, right: Tensor) -> Tensor:

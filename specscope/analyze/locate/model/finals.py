@@ -63,29 +63,22 @@ def located_finals(case: Case, audit: Audit, models: Models) -> list[Located]:
     Recovered tokens are looked at where verify finds something wrong with them; in our own runs, whose draws can be
     made again, all are, where rounding is too small to move what top-k and others leave.
     """
-    steps = [
-        step
-        for step in case.drafting
-        if step.part.rule == STANDARD and step.params is not None and not step.params.greedy and step.verdict.tells_p
-    ]
-    failed = {name for name, check in case.checks.items() if check.result is CheckResult.FAILED}
+    steps, clear, c = list[Step](), list[Step](), case.evidence
     ours = case.history.run is not None and case.history.run.is_ours
-    clear = [step for step in steps if ours and (audit.slack <= FINE or not _truncates(step))]
-    asked = steps if failed & {*OF_FINALS} else clear
-    c, wrong = case.evidence, set[Key]()
-    for check in (case.checks[name] for name in OF_FINALS if name in failed):
-        wheres = [c.at_step(step) for step in check.wrong.tolist() if check.unit == "step"]
-        wrong |= {(where.request, where.index) for where in wheres}
-    every = [step for step in asked if step.rejected_last]
+    for step in case.drafting:
+        params = step.params
+        if step.part.rule == STANDARD and params is not None and not params.greedy and step.verdict.tells_p:
+            steps.append(step)
+            truncates = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+            clear += [step] if ours and (audit.slack <= FINE or not truncates) else []
+    failed = [check for name in OF_FINALS if (check := case.checks.get(name)) and check.result is CheckResult.FAILED]
+    wheres = [c.at_step(step) for check in failed if check.unit == "step" for step in check.wrong.tolist()]
+    wrong = {(where.request, where.index) for where in wheres}
+    every = [step for step in (steps if failed else clear) if step.rejected_last]
     recovered = [*some([s for s in every if s.key in wrong]), *some([s for s in every if s.key not in wrong])]
     others = some([step for step in clear if step.verdict.kind is not FinalKind.RECOVERED])
     located = [_located(case, audit, models, each, by_coin=ours) for each in (recovered, others)]
     return [one for one in located if one is not None]
-
-
-def _truncates(step: Step) -> bool:
-    params = step.params
-    return params is not None and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
 
 
 def _located(case: Case, audit: Audit, models: Models, steps: Sequence[Step], *, by_coin: bool) -> Located | None:
@@ -97,8 +90,7 @@ def _located(case: Case, audit: Audit, models: Models, steps: Sequence[Step], *,
         return None
     right, *rest = names
     wrong = ~fits[right]
-    total = int(wrong.sum())
-    best, second = sorted(rest, key=lambda name: -int(fits[name].sum()))[:2]
+    total, best, second = int(wrong.sum()), *sorted(rest, key=lambda name: -int(fits[name].sum()))[:2]
     explained = int((fits[best] & wrong).sum())
     everywhere = fits[best].sum() >= MOST * len(left) or audit.slack <= FINE
     if total < ENOUGH or total - explained > max((1 - NEARLY) * total, total >= SOME) or not everywhere:
@@ -108,7 +100,6 @@ def _located(case: Case, audit: Audit, models: Models, steps: Sequence[Step], *,
     of_right, of_best = (float(example.p(name)[verdict.token]) for name in (right, best))
     kind = "recovered tokens" if right == RESIDUAL else "bonus tokens"
     how, own = ("by", "their own coin") if best in example.coins else ("from", right)
-    operation = our_operation(case.history.run, Stage.VERDICT, FINAL, f"what {kind} are drawn from")
     sentence = (
         f"{kind} are drawn {how} {best}, not {how} {own}: {explained:,} of {plural(total, 'token')} whose p or coin "
         f"does not fit {right} fit it, and {int(fits[right].sum()):,} of all {len(left):,} fit {right} "
@@ -119,6 +110,7 @@ def _located(case: Case, audit: Audit, models: Models, steps: Sequence[Step], *,
         f"in this; coin {verdict.final_coin:.6g}"
     )
     next_best = f"{second} leaves {total - int((fits[second] & wrong).sum()):,} of {total:,}"
+    operation = our_operation(case.history.run, Stage.VERDICT, FINAL, f"what {kind} are drawn from")
     counts = explained, total, "token", True, next_best
     return Located(operation, sentence, best, smallest, where, *counts, proof=Proof.ROWS)
 
@@ -132,59 +124,56 @@ def drawn_from(case: Case, models: Models, steps: Sequence[Step]) -> Iterator[Dr
     for step in steps:
         leaf = int(step.verdict.path[-1]) if len(step.verdict.path) else ROOT
         p, q = of_p.get((step.key, leaf)), of_q.get((step.key, leaf))
-        if p is None:
+        drawn = step.rejected_last and step.tree.drawn[step.rejected_last[0]] != Drawn.DETERMINISTIC
+        if p is None or (drawn and q is None):
             continue
-        mass, names = 1.0, {WHOLE: p, "the raw p": of_raw[step.key, leaf]}
-        if step.rejected_last:
-            if q is None and step.tree.drawn[step.rejected_last[0]] != Drawn.DETERMINISTIC:
-                continue
-            names, mass = _after_rejections(step, p, q, of_raw[step.key, leaf])
+        mass, names = _instead(step, p, q, of_raw[step.key, leaf])
         above = ROOT if leaf == ROOT else int(step.tree.parent[leaf])
         for name, node in (("p of the root", ROOT), ("p of the row above", above)):
-            other = of_p.get((step.key, node))
-            if node != leaf and other is not None:
-                names[name] = other
-        yield DrawnFrom(step, mass, names, dict(_coins(step)))
+            if node != leaf and (step.key, node) in of_p:
+                names[name] = of_p[step.key, node]
+        coins = {"1 less their coin": 1 - step.verdict.final_coin}  # that may have drawn it
+        if step.tried_last:
+            coins["the coin of the last trial"] = float(step.verdict.coin[step.tried_last[-1]])
+        if step.last is not None:
+            coins["the coin of the step before"] = float(step.last.verdict.final_coin)
+        yield DrawnFrom(step, mass, names, coins)
 
 
-def _coins(step: Step) -> Iterator[tuple[str, float]]:
-    """Other coins that may have drawn it."""
-    yield "1 less their coin", 1 - step.verdict.final_coin
-    if step.tried_last:
-        yield "the coin of the last trial", float(step.verdict.coin[step.tried_last[-1]])
-    if step.last is not None:
-        yield "the coin of the step before", float(step.last.verdict.final_coin)
-
-
-def _after_rejections(step: Step, p: Tensor, q: Tensor | None, raw: Tensor) -> tuple[dict[str, Tensor], float]:
-    """What is left of p once the last siblings are rejected, what may stand in its place, and its mass."""
-    rest, of_raw, once, mass, own_q, left_q, without = p, raw, p, 1.0, q, q, p.clone()
-    for place, child in enumerate(step.rejected_last):
-        token = int(step.tree.token[child])
+def _instead(step: Step, p: Tensor, q: Tensor | None, raw: Tensor) -> tuple[float, dict[str, Tensor]]:
+    """The mass of what is left of p once the last siblings are rejected; and that, with what may stand in its place."""
+    if not step.rejected_last:
+        return 1.0, {WHOLE: p, "the raw p": raw}
+    left, of_raw, left_q, masses, without = [p], raw, q, [1.0], p.clone()
+    for child in step.rejected_last:
+        token, tried_q = int(step.tree.token[child]), left_q
         without[token] = 0
-        rest, share = _rejected(rest, own_q, token)
-        of_raw, _ = _rejected(of_raw, own_q, token)
-        mass = min(mass, share)
-        once, left_q = rest if not place else once, own_q
-        if own_q is not None and step.tree.drawn[child] == Drawn.WITHOUT_REPLACEMENT:
-            own_q = own_q.clone()
-            own_q[token] = 0
-            own_q /= own_q.sum().clamp(min=1e-30)
-    names = {RESIDUAL: rest, "p as it was": p, "p without the rejected tokens": without / without.sum()}
+        rest, mass = _rejected(left[-1], tried_q, token)
+        left.append(rest)
+        masses.append(mass)
+        of_raw, _ = _rejected(of_raw, tried_q, token)
+        if tried_q is not None and step.tree.drawn[child] == Drawn.WITHOUT_REPLACEMENT:
+            left_q = tried_q.clone()
+            left_q[token] = 0
+            left_q /= left_q.sum().clamp(min=1e-30)
+    names = {RESIDUAL: left[-1], "p as it was": p, "p without the rejected tokens": without / without.sum()}
     names["the residual of the raw p"] = of_raw
     if q is not None:
         names["q"] = q
     if len(step.rejected_last) > 1:
-        names["the residual of the first trial alone"] = once
-        if left_q is not None:
-            names["what is left of q"] = left_q
-    return names, mass
+        names["the residual of the first trial alone"] = left[1]
+        if tried_q is not None:
+            names["what is left of q"] = tried_q
+    return min(masses), names
 
 
 def _rejected(p: Tensor, q: Tensor | None, token: int) -> tuple[Tensor, float]:
-    left = p.clone() if q is None else (p - q).clamp(min=0)
+    """What is left of p after a rejection, and its mass before it was divided."""
     if q is None:
+        left = p.clone()
         left[token] = 0
+    else:
+        left = (p - q).clamp(min=0)
     mass = float(left.sum())
     return (left / mass, mass) if mass > 0 else (p, 1.0)
 

@@ -6,7 +6,7 @@ a tree, or over committed pairs with mask rows behind them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -15,12 +15,8 @@ from torch import Tensor
 
 from specscope.analyze.audit.model.head import KV, Head
 from specscope.analyze.locate.located import FedRow
-from specscope.analyze.locate.model.reference import FLOOR, MARGIN, TRIED, ReferencePass
-from specscope.analyze.locate.model.taps import relative
+from specscope.analyze.locate.model.reference import CUT, TRIED, GrownTree, ReferencePass, rounding
 from specscope.trace.record.tree import ROOT
-
-PIECE = 7  # rows of a pass that is summed in another order
-OF_KEYS = (".scores", " read")  # operations whose values are not one a row
 
 
 @dataclass
@@ -31,11 +27,10 @@ class HeadPasses:
     text: Sequence[int]
     features: Tensor
     _kv: list[KV] = field(default_factory=list)  # of the first pairs
-    # Of the draft that grows now: the hidden state and parent of each node that was run, their rows, their keys
-    _hidden: dict[int, Tensor] = field(default_factory=dict)
-    _parent: dict[int, int] = field(default_factory=dict)
-    _rows: dict[int, FedRow] = field(default_factory=dict)
+    # Of the draft that grows now: its nodes, their keys, and the hidden state of each that was run
+    _tree: GrownTree = field(default_factory=GrownTree)
     _grown: list[KV] = field(default_factory=list)
+    _hidden: dict[int, Tensor] = field(default_factory=dict)
 
     def feed(
         self,
@@ -55,90 +50,62 @@ class HeadPasses:
         """The pass over the pairs of positions `start` to `end`, with so many mask rows behind them."""
         head, slots = self.head, torch.arange(start, end + masks)
         tokens = torch.tensor([*self.text[start + 1 : end + 1], *[head.mask_token or 0] * masks])
-        before = self._before(start)
+        if not self._kv:
+            self._kv = head.nothing()
+        if (known := len(self._kv[0][0])) < start:
+            self._context(known, start)
         with self._tapped() as taps:
             hidden = head.combine(self.features[start:end])
             if masks:
-                taps["mask_hidden"] = mask = self._mask().expand(masks, -1)
-                hidden = torch.cat([hidden, mask])
+                with self._tapped():  # not of these rows
+                    mask = head.combine(head.weights["mask_hidden"].view(1, -1)).expand(masks, -1)
+                taps["mask_hidden"], hidden = mask, torch.cat([hidden, mask])
             seen = torch.arange(end + masks)[None] <= slots[:, None]
-            out, kv = head.run(head.prepare(tokens, hidden), slots, seen, before)
+            out, kv = head.run(head.prepare(tokens, hidden), slots, seen, _first(self._kv, start))
             head.logits(out)
-        self._kv = self._grown = [tuple(x[:end] for x in layer) for layer in kv]  # type: ignore[misc]
-        self._hidden, self._parent, self._rows = {ROOT: out[end - start - 1]}, {}, {}
-        rows = tuple(FedRow(slot, token) for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True))
-        return ReferencePass(rows, (*self._committed(start), *rows), taps)
+        self._kv = self._grown = _first(kv, end)
+        self._hidden, self._tree = {ROOT: out[end - start - 1]}, GrownTree()
+        rows = [FedRow(slot, token) for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True)]
+        return self._pass(rows, start, rows, taps)
 
     @torch.inference_mode()
     def _level(self, nodes: Sequence[int], tokens: Sequence[int], parents: Sequence[int], root: int) -> ReferencePass:
         """The pass over some nodes of a tree, after those above them. `root`: the position of the root's pair."""
-        head, fed = self.head, dict[int, FedRow]()
-        for node, token, parent in zip(nodes, tokens, parents, strict=True):
-            above = root if parent == ROOT else self._rows[parent].position
-            fed[node] = FedRow(above + 1, token, node)
-        self._parent |= zip(nodes, parents, strict=True)
-        self._rows |= fed
-        place = {node: root + 1 + index for index, node in enumerate(self._rows)}
-        seen = torch.zeros(len(nodes), root + 1 + len(place), dtype=torch.bool)
-        seen[:, : root + 1] = True
-        for index, node in enumerate(nodes):
-            while node != ROOT:
-                seen[index, place[node]] = True
-                node = self._parent[node]
-        positions = torch.tensor([row.position for row in fed.values()])
+        head, fed = self.head, self._tree.grow(nodes, tokens, parents, root)
+        seen, positions = self._tree.seen(nodes, root + 1), torch.tensor([row.position for row in fed])
         with self._tapped() as taps:
             hidden = head.fed_back(torch.stack([self._hidden[parent] for parent in parents]))
             out, self._grown = head.run(head.prepare(torch.tensor(list(tokens)), hidden), positions, seen, self._grown)
             head.logits(out)
         self._hidden |= zip(nodes, out, strict=True)
-        return ReferencePass(tuple(fed.values()), (*self._committed(root + 1), *self._rows.values()), taps)
+        return self._pass(fed, root + 1, self._tree.rows.values(), taps)
 
     @torch.inference_mode()
     def allowed(self) -> dict[str, float]:
-        """The relative error of each operation that rounding explains: two orders of summation, times a margin."""
+        """The relative error of each operation that rounding explains."""
         end = min(len(self.features), len(self.text) - 1, TRIED)
-        whole = HeadPasses(self.head, self.text, self.features).feed(0, end).taps
-        cut, passes = dict[str, list[Tensor]](), HeadPasses(self.head, self.text, self.features)
-        for start in range(0, end, PIECE):
-            for name, x in passes.feed(start, min(start + PIECE, end)).taps.items():
-                cut.setdefault(name, []).append(x)
-        measured = {
-            name: float(relative(_finite(torch.cat(parts)), _finite(whole[name])).max())
-            for name, parts in cut.items()
-            if not name.endswith(OF_KEYS)
-        }
-        usual = max(measured.values(), default=0.0)
-        return {name: max(FLOOR, MARGIN * measured.get(name, usual)) for name in whole}
+        made = list[ReferencePass]()
+        for size in (end, CUT):
+            passes = HeadPasses(self.head, self.text, self.features)
+            made += [passes.feed(start, min(start + size, end)) for start in range(0, end, size)]
+        return rounding(made[0].taps, (one.taps for one in made[1:]))
 
-    def _mask(self) -> Tensor:
-        """[1, width] the hidden state of a mask row."""
-        tap, self.head.tap = self.head.tap, None
-        try:
-            return self.head.combine(self.head.weights["mask_hidden"].view(1, -1))
-        finally:
-            self.head.tap = tap
-
-    def _before(self, start: int) -> list[KV]:
-        """The keys and values of the first `start` pairs."""
-        if not self._kv:
-            self._kv = self.head.nothing()
-        if (known := len(self._kv[0][0])) < start:
-            self._context(known, start)
-        return [tuple(x[:start] for x in layer) for layer in self._kv]  # type: ignore[misc]
-
-    def _committed(self, end: int) -> tuple[FedRow, ...]:
-        return tuple(FedRow(slot, self.text[slot + 1]) for slot in range(end))
+    def _pass(self, rows: Sequence[FedRow], end: int, keys: Iterable[FedRow], taps: dict[str, Tensor]) -> ReferencePass:
+        """What a pass gave; `keys`: behind those of the first pairs."""
+        committed = (FedRow(slot, self.text[slot + 1]) for slot in range(end))
+        return ReferencePass(tuple(rows), (*committed, *keys), taps)
 
     @contextmanager
     def _tapped(self) -> Iterator[dict[str, Tensor]]:
         """What the head's operations give meanwhile, by name."""
         taps: dict[str, Tensor] = {}
-        self.head.tap = taps.__setitem__
+        before, self.head.tap = self.head.tap, taps.__setitem__
         try:
             yield taps
         finally:
-            self.head.tap = None
+            self.head.tap = before
 
 
-def _finite(x: Tensor) -> Tensor:
-    return x.flatten(1).nan_to_num(neginf=0.0)
+def _first(kv: Sequence[KV], count: int) -> list[KV]:
+    """The keys and values of the first pairs."""
+    return [tuple(x[:count] for x in layer) for layer in kv]  # type: ignore[misc]

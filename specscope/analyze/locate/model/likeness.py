@@ -50,37 +50,27 @@ def looks(
     *,
     rows: Sequence[FedRow],
     heads: int = 1,
-    others: Tensor | None = None,
     groups: Mapping[str, Tensor] | None = None,
-    vectors: Mapping[str, Tensor] | None = None,
+    bias: Tensor | None = None,
     tokens: Tensor | None = None,
     allowed: float = 1e-4,
 ) -> str:
     """What the difference of `ours` from `right` is like, in one phrase with figures; "" where like nothing known.
 
-    ours, right: float32 [rows, width]; with heads, width = heads * size. others: [m, width], right values at other
-    positions or of other requests, in which rows of ours are looked for. groups: ids of each row, [rows] or [rows, k],
-    by the name of the group ("expert": those that a row is given to). vectors: [width] or [rows, width] by name ("the
-    bias", "the input"), which may be missing, added twice, or stand in the place of the output. allowed: the relative
-    error of a row that rounding explains. Shapes that do not fit give "".
+    ours, right: float32 [rows, width]; with heads, width = heads * size. groups: ids of each row, [rows] or [rows, k],
+    by the name of the group ("expert": those that a row is given to). bias: [width], which may be missing or added
+    twice. tokens: [rows, width] whose values these are, where they differ. allowed: the relative error of a row that
+    rounding explains.
     """
-    fits = ours.dim() == 2 and ours.shape == right.shape and ours.numel() > 0 and len(ours) == len(rows)
-    if not fits or not bool(right.isfinite().all()):
-        return ""
-    ours, right = ours.detach().float(), right.detach().float()
-    heads = heads if heads > 0 and ours.shape[1] % heads == 0 else 1
+    heads = heads if ours.shape[1] % heads == 0 else 1
     wrong = (relative(ours, right, heads) > allowed).any(1)
-    if not bool(wrong.any()):
+    if not bool(wrong.any()) or not bool(right.isfinite().all()):
         return ""
     place, bad = place_of_rows(wrong, rows, groups or {}), ours[wrong]
     if not bool(bad.isfinite().all()):
         return _joined(place, not_finite(bad))
-    known = right
-    if others is not None and others.dim() == 2 and others.shape[1] == ours.shape[1]:
-        known = torch.cat([right, others.float()])
-    wide = {name: vector.float().expand_as(right)[wrong] for name, vector in (vectors or {}).items()}
     some = [row for row, off in zip(rows, wrong.tolist(), strict=True) if off]
-    block = Block(bad, right[wrong], some, heads, allowed, known, rows, wide)
+    block = Block(bad, right[wrong], some, heads, allowed, right, rows, bias)
     if tokens is not None:
         which = place_of_tokens(bad, right[wrong], tokens[wrong], allowed)
         return _joined(place, which or factor(block) or added(block))
@@ -117,10 +107,6 @@ def looks_of_scores(
     ours, right: float32 [rows, heads, keys] logs of attention weights, -inf where a key is unseen. keys: what each key
     is of. allowed: relative error of a log that rounding explains.
     """
-    fits = ours.dim() == 3 and ours.shape == right.shape and ours.numel() > 0
-    if not fits or ours.shape[0] != len(rows) or ours.shape[2] != len(keys):
-        return ""
-    ours, right = ours.detach().float(), right.detach().float()
     if bool(right.isnan().any()) or bool((right == torch.inf).any()):
         return ""
     seen, meant = ~(ours <= UNSEEN), right > UNSEEN

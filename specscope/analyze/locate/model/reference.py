@@ -6,9 +6,9 @@ The model's own eager attention, in float32, with a DynamicCache and masks as `a
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,7 +25,8 @@ NAME = "specscope_reference"  # of its attention, in transformers' register
 TAPS = "specscope_taps"  # the attribute of an attention module that is tapped: what is told
 MARGIN = 40.0  # an engine's order of summation differs from the reference's by more than two of the reference's do
 FLOOR = 4e-5  # relative error that float32 always explains
-TRIED = 128  # rows of the text that two orders of summation are tried on
+TRIED, CUT = 128, 7  # rows of the text that two orders of summation are tried on: at once, and so many a pass
+OF_KEYS = (".scores", " read")  # operations whose values are not one a row
 
 
 def _attention(
@@ -68,6 +69,49 @@ class ReferencePass:
         """The operations of one layer, by their names within it."""
         every = self.taps if self.again is None else self.again(layer)
         return {name.removeprefix(f"{layer}."): x for name, x in every.items() if name.startswith(f"{layer}.")}
+
+
+def rounding(whole: Mapping[str, Tensor], pieces: Iterable[Mapping[str, Tensor]]) -> dict[str, float]:
+    """The relative error of each operation that rounding explains: two orders of summation, times a margin.
+
+    The rows at once, and in pieces of a few: products of other shapes are summed in another order.
+    """
+    cut = dict[str, list[Tensor]]()
+    for taps in pieces:
+        for name, x in taps.items():
+            cut.setdefault(name, []).append(x)
+    measured = dict[str, float]()
+    for name, x in whole.items():
+        if not name.endswith(OF_KEYS):
+            ours, right = (side.flatten(1).nan_to_num(neginf=0.0) for side in (torch.cat(cut[name]), x))
+            measured[name] = float(relative(ours, right).max())
+    usual = max(measured.values(), default=0.0)
+    return {name: max(FLOOR, MARGIN * measured.get(name, usual)) for name in whole}
+
+
+@dataclass
+class GrownTree:
+    """The nodes of a tree that grows behind a text, in the order of the cache."""
+
+    rows: dict[int, FedRow] = field(default_factory=dict)
+    parent: dict[int, int] = field(default_factory=dict)
+
+    def grow(self, nodes: Sequence[int], tokens: Sequence[int], parents: Sequence[int], root: int) -> list[FedRow]:
+        """The rows of nodes below those that are there. `root`: its position."""
+        self.parent |= zip(nodes, parents, strict=True)
+        for node, token, parent in zip(nodes, tokens, parents, strict=True):
+            self.rows[node] = FedRow(1 + (root if parent == ROOT else self.rows[parent].position), token, node)
+        return [self.rows[node] for node in nodes]
+
+    def seen(self, nodes: Sequence[int], text: int) -> Tensor:
+        """bool [nodes, keys]: each sees so many tokens of the text, and its own path."""
+        place = {node: text + index for index, node in enumerate(self.rows)}
+        seen = torch.arange(text + len(place)).expand(len(nodes), -1) < text
+        for index, node in enumerate(nodes):
+            while node != ROOT:
+                seen[index, place[node]] = True
+                node = self.parent[node]
+        return seen
 
 
 class ModelReference:
@@ -125,19 +169,14 @@ class ModelReference:
 
     @torch.inference_mode()
     def allowed(self, tokens: Sequence[int]) -> dict[str, float]:
-        """The relative error at each border that rounding explains: two orders of summation, times a margin.
-
-        The text at once, and in pieces of a few rows: products of other shapes are summed in another order.
-        """
-        tokens, whole = tokens[:TRIED], ModelPasses(self, tokens)
-        cut, once = ModelPasses(self, tokens), whole.feed(0, len(tokens))
-        assert once is not None
-        pieces = [cut.feed(start, min(start + 7, len(tokens))) for start in range(0, len(tokens), 7)]
-        return {
-            name: max(FLOOR, MARGIN * float(relative(torch.cat([p.taps[name] for p in pieces if p]), x).max()))
-            for name, x in once.taps.items()
-            if name != "lm_head"
-        }
+        """The relative error at each border that rounding explains."""
+        tokens, made = tokens[:TRIED], list[ReferencePass]()
+        for size in (len(tokens), CUT):
+            passes = ModelPasses(self, tokens)
+            fed = (passes.feed(start, min(start + size, len(tokens))) for start in range(0, len(tokens), size))
+            made += [one for one in fed if one is not None]
+        whole, *pieces = ({name: x for name, x in one.taps.items() if name != "lm_head"} for one in made)
+        return rounding(whole, pieces)
 
 
 class ModelPasses:
@@ -151,8 +190,7 @@ class ModelPasses:
         self.text = [FedRow(position, token) for position, token in enumerate(text)]
         self._cache = DynamicCache()
         self._known = 0  # tokens of the text in the cache
-        self._nodes: dict[int, FedRow] = {}  # of a tree behind them, in the cache's order
-        self._parent: dict[int, int] = {}
+        self._tree = GrownTree()  # behind them, in the cache
 
     def feed(
         self,
@@ -170,23 +208,17 @@ class ModelPasses:
         if end > len(self.text):
             return None
         if start < end or self._known != end:
-            self._known, self._nodes, self._parent = min(self._known, start), {}, {}
+            self._known, self._tree = min(self._known, start), GrownTree()
         if self.reference.causal.runs_on:  # no token can be taken back: each pass begins with the text
             self._known = 0
         while start - self._known > PIECE:
             piece = self.text[self._known : self._known + PIECE]
             self._run(self._known, [row.token for row in piece], [], {}, ())
             self._known += PIECE
-        first, before = self._known, self._known + len(self._nodes)
-        fed: dict[int, FedRow] = {}
-        self._parent |= zip(nodes, parents, strict=True)
-        for node, token, parent in zip(nodes, tokens, parents, strict=True):
-            above = end - 1 if parent == ROOT else (fed.get(parent) or self._nodes[parent]).position
-            fed[node] = FedRow(above + 1, token, node)
-        self._nodes |= fed
-        self._known = end
-        rows, keys = [*self.text[first:end], *fed.values()], [*self.text[:end], *self._nodes.values()]
-        arguments = self._masked(first, end, fed, keys) if fed else {}
+        first, before = self._known, self._known + len(self._tree.rows)
+        self._known, fed = end, self._tree.grow(nodes, tokens, parents, end - 1)
+        rows, keys = [*self.text[first:end], *fed], [*self.text[:end], *self._tree.rows.values()]
+        arguments = self._masked(first, end, nodes, rows, keys) if fed else {}
         keep = [start - first + row for row in wanted]
 
         def made(layers: Collection[int]) -> dict[str, Tensor]:
@@ -199,19 +231,13 @@ class ModelPasses:
         layers = () if self.wanted is None else range(len(self.reference.layers))
         return ReferencePass(tuple(rows[start - first :]), tuple(keys), made(layers), again)
 
-    def _masked(self, first: int, end: int, fed: Mapping[int, FedRow], keys: Sequence[FedRow]) -> dict[str, Any]:
-        """Mask and positions of rows of the text and of a tree's nodes: each node sees the text and its own path."""
-        place = {node: end + index for index, node in enumerate(self._nodes)}
-        seen = torch.zeros(end - first + len(fed), len(keys), dtype=torch.bool)
-        for index in range(end - first):
-            seen[index, : first + index + 1] = True
-        for index, node in enumerate(fed, end - first):
-            seen[index, :end] = True
-            while node != ROOT:
-                seen[index, place[node]] = True
-                node = self._parent[node]
-        places = torch.tensor([key.position for key in keys])
-        own = torch.cat([places[first:end], torch.tensor([row.position for row in fed.values()])])
+    def _masked(
+        self, first: int, end: int, nodes: Sequence[int], rows: Sequence[FedRow], keys: Sequence[FedRow]
+    ) -> dict[str, Any]:
+        """Mask and positions of rows of the text from `first` on, and of nodes behind them."""
+        of_text = torch.arange(len(keys)) <= torch.arange(first, end)[:, None]
+        seen = torch.cat([of_text, self._tree.seen(nodes, end)])
+        own, places = (torch.tensor([row.position for row in some]) for some in (rows, keys))
         causal = self.reference.causal
         masks = causal.masks(seen, own[:, None] - places[None])
         return {"attention_mask": masks, "position_ids": own[None].to(causal.device)}

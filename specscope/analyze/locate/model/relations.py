@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import permutations
 
 import torch
@@ -15,19 +15,20 @@ MOST = 0.95  # a relation holds where it explains this share of the rows
 FEWEST_CHANNELS = 8  # that one number must explain before it is taken for a rule
 FEWEST_ROWS = 4
 LISTED = 3
-PARTS = (2, 3)  # equal parts of a row that may stand in another order: the layers of a head's features
+LAYERS = 3  # equal parts of a row that may stand in another order: of a head's features
 WIDEST = 8192  # channels of which any order is looked for
 REPEATED = 8  # an operation in a dtype of few bits rounds its inputs and what it sums, not its output alone
 
 
+NUMBERS = (*range(2, 17), 32, 64, 80, 96, 128, 256, 512)
+POWERS = {"{}": 1.0, "1/{}": -1.0, "sqrt({})": 0.5, "1/sqrt({})": -0.5}
+FORMS = {text.format(number): number**power for number in NUMBERS for text, power in POWERS.items()}
+
+
 def name_of(factor: float, tolerance: float) -> str:
     """A factor as the simple form it has, " = 1/sqrt(3)", or ""."""
-    forms: dict[str, float] = {}
-    for number in (*range(2, 17), 32, 64, 80, 96, 128, 256, 512):
-        forms |= {str(number): number, f"1/{number}": 1 / number}
-        forms |= {f"sqrt({number})": number**0.5, f"1/sqrt({number})": number**-0.5}
     size, sign = abs(factor), "-" if factor < 0 else ""
-    name = next((name for name, value in forms.items() if abs(size - value) <= tolerance * value), "")
+    name = next((name for name, value in FORMS.items() if abs(size - value) <= tolerance * value), "")
     return f" = {sign}{name}" if name and f"{sign}{name}" != figure(factor) else ""
 
 
@@ -45,20 +46,14 @@ class Block:
     rows: Sequence[FedRow]  # n of them
     heads: int  # that the w channels are of
     allowed: float
-    known: Tensor  # [m, w] right values of all rows that were fed, then of others
-    fed: Sequence[FedRow]  # the first of `known`
-    vectors: Mapping[str, Tensor] = field(default_factory=dict)  # [n, w] each
+    known: Tensor  # [m, w] right values of all rows that were fed
+    fed: Sequence[FedRow]  # m of them
+    bias: Tensor | None = None  # [w] that may be missing, or added twice
 
     def narrowed(self, columns: Tensor, heads: int) -> Block:
         """Some channels of it."""
-        return replace(
-            self,
-            ours=self.ours[:, columns],
-            right=self.right[:, columns],
-            heads=heads,
-            known=self.known[:, columns],
-            vectors={name: vector[:, columns] for name, vector in self.vectors.items()},
-        )
+        sides = {name: getattr(self, name)[:, columns] for name in ("ours", "right", "known")}
+        return replace(self, **sides, heads=heads, bias=None if self.bias is None else self.bias[columns])
 
     @property
     def tolerance(self) -> Tensor:
@@ -119,18 +114,16 @@ def factor(block: Block) -> str:
 
 
 def added(block: Block) -> str:
-    """The same vector too many at every row, or a known one, or its multiples."""
+    """The same vector too many at every row, or multiples of the bias."""
     difference = block.ours - block.right
     number, width = difference.shape
     if width < FEWEST_CHANNELS:
         return ""
-    for name, vector in block.vectors.items():
-        if phrase := block.explained(vector):
-            return f"equal to {name} {phrase}"
-        times = float((difference * vector).sum() / vector.pow(2).sum().clamp_min(1e-30))
-        if phrase := block.explained(block.right + times * vector):
-            much = {"1": f"{name} is added once more", "-1": f"{name} is missing"}
-            return f"{much.get(f'{times:.2g}', f'{figure(times)} times {name} is added')} {phrase}"
+    if block.bias is not None:
+        times = float((difference * block.bias).sum() / (number * block.bias.pow(2).sum()).clamp_min(1e-30))
+        if phrase := block.explained(block.right + times * block.bias):
+            much = {"1": "the bias is added once more", "-1": "the bias is missing"}
+            return f"{much.get(f'{times:.2g}', f'{figure(times)} times the bias is added')} {phrase}"
     mean = difference.mean(0)
     if number >= FEWEST_ROWS and (phrase := block.explained(block.right + mean)):
         share = float(mean.norm() / block.right.norm(dim=1).median().clamp_min(1e-30))
@@ -139,7 +132,7 @@ def added(block: Block) -> str:
 
 
 def other_rows(block: Block) -> str:
-    """Rows of other positions: one for all, those a shift away, any; or rows of the others."""
+    """Rows of other positions: one for all, those a shift away, or any."""
     number, width = block.ours.shape
     if width < FEWEST_CHANNELS:
         return ""
@@ -147,35 +140,20 @@ def other_rows(block: Block) -> str:
     phrase = block.counted(int(same.any(1).sum()), 0.5)
     if not phrase:
         return ""
-    fed = same[:, : len(block.fed)]
-    if number >= 3 and (alike := block.counted(int(fed.sum(0).max()))):
-        return f"the row of position {block.fed[int(fed.sum(0).argmax())].position} stands {alike}"
-    if shifted := _shifted(block, fed):
-        return shifted
-    whose = [
-        f"position {row.position} has that of {block.fed[int(matches.float().argmax())].position}"
-        for row, matches in zip(block.rows, fed, strict=True)
-        if bool(matches.any())
-    ]
-    return (
-        f"rows of other positions stand {phrase} ({_listed(whose)})"
-        if whose
-        else f"rows of the others given stand {phrase}"
-    )
-
-
-def _shifted(block: Block, fed: Tensor) -> str:
-    """Each row is that of the position k before; rows that have none there say nothing."""
+    if number >= 3 and (alike := block.counted(int(same.sum(0).max()))):
+        return f"the row of position {block.fed[int(same.sum(0).argmax())].position} stands {alike}"
     rows, places = (torch.tensor([row.position for row in some]) for some in (block.rows, block.fed))
     offsets = rows[:, None] - places[None, :]
-    distances, counts = offsets[fed].unique(return_counts=True)
-    for offset in distances[counts.argsort(descending=True)][:4].tolist():
-        possible, held = (int(some.any(1).sum()) for some in (offsets == offset, (offsets == offset) & fed))
-        if offset and held >= max(2, MOST * possible, 0.5 * len(rows)):
+    distances, counts = offsets[same].unique(return_counts=True)
+    for offset in distances[counts.argsort(descending=True)][:4].tolist():  # rows that have none there say nothing
+        possible, held = (int(some.any(1).sum()) for some in (offsets == offset, (offsets == offset) & same))
+        if offset and held >= max(2, MOST * possible, 0.5 * number):
             side = f"{abs(offset)} {'before' if offset > 0 else 'after'}"
-            having = " that have one" if possible < len(rows) else ""
+            having = " that have one" if possible < number else ""
             return f"each row is that of the position {side}, at {held} of {possible} rows{having}"
-    return ""
+    found = zip(rows[same.any(1)].tolist(), places[same.float().argmax(1)[same.any(1)]].tolist(), strict=True)
+    whose = [f"position {own} has that of {other}" for own, other in found]
+    return f"rows of other positions stand {phrase} ({_listed(whose)})"
 
 
 def other_channels(block: Block) -> str:
@@ -202,7 +180,7 @@ def other_channels(block: Block) -> str:
 
 
 def _orders(size: int, total: int) -> Iterator[tuple[str, Tensor]]:
-    """Orders of channels that have a name: within each head, and of equal parts of the whole width."""
+    """Orders of channels that have a name: within each head, and of a third of the whole width each."""
     every, of_each = torch.arange(total), " in each head" if size < total else ""
     inner, half = every % size, size // 2
     if size % 2 == 0:
@@ -212,10 +190,9 @@ def _orders(size: int, total: int) -> Iterator[tuple[str, Tensor]]:
             ("channels lie in halves in place of pairs", (inner % half) * 2 + inner // half),
         ):
             yield f"{words}{of_each}", every - inner + order
-    for parts in (part for part in PARTS if size == total and total % part == 0):
-        for places in list(permutations(range(parts)))[1:]:
-            words = f"the {parts} parts of {total // parts} channels stand in the order {', '.join(map(str, places))}"
-            yield words, every.reshape(parts, -1)[list(places)].flatten()
+    for places in [*permutations(range(LAYERS))][1:] if size == total and total % LAYERS == 0 else ():
+        words = f"the {LAYERS} parts of {total // LAYERS} channels stand in the order {', '.join(map(str, places))}"
+        yield words, every.reshape(LAYERS, -1)[list(places)].flatten()
 
 
 def _listed(items: list[str]) -> str:
@@ -227,17 +204,13 @@ def _int8(values: Tensor) -> Tensor:
     return (values / scale).round() * scale
 
 
-def _to(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    return lambda values: values.to(dtype).float()
-
-
 # By their bits of mantissa: what has few of them is found among the values of what has more
 ROUNDED: dict[str, Callable[[Tensor], Tensor]] = {
-    "float8_e5m2": _to(torch.float8_e5m2),
-    "float8_e4m3fn": _to(torch.float8_e4m3fn),
+    "float8_e5m2": lambda values: values.to(torch.float8_e5m2).float(),
+    "float8_e4m3fn": lambda values: values.to(torch.float8_e4m3fn).float(),
     "int8 with a scale of each row": _int8,
-    "bfloat16": _to(torch.bfloat16),
-    "float16": _to(torch.float16),
+    "bfloat16": lambda values: values.bfloat16().float(),
+    "float16": lambda values: values.half().float(),
 }
 
 

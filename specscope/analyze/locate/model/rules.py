@@ -24,7 +24,7 @@ from specscope.analyze.locate.operations import our_operation
 from specscope.analyze.verify.case import Case, Step
 from specscope.trace.history.wording import plural
 from specscope.trace.record.params import UNREAD, untold_limits
-from specscope.trace.record.records import FinalKind
+from specscope.trace.record.records import FinalKind, ParentNotes
 from specscope.trace.record.tree import Drawn
 
 LEAST = 3  # tokens that tell whose row it is
@@ -66,13 +66,14 @@ def search_sampling(case: Case, audit: Audit, models: Models, *, drafter: bool) 
         what = raw  # what follows differs too: only what makes the logits differ is asked about
     elif not failed & {*RULED[what]} and not (what == "p" and _odd_finals(case)):
         return None
-    asked = _asked(case, audit, models, what)
+    asked, run, forms = _asked(case, audit, models, what), case.history.run, None
     if not asked:
         return None
-    rows = RuledRows(Places(asked), what, _forms(case, models, asked))
-    items = [*_items(audit, rows)]
+    if run is not None and any(one.contexts.params.limited for one in asked):
+        forms = RequestForms(models.options.target, len(next(iter(asked[0].logits.values()))), run.eos_tokens)
+    rows = RuledRows(Places(asked), what, forms)
     known = {finding.name for finding in audit.findings if finding.result is CheckResult.PASSED}
-    return search_rows(case, rows, items, logits_right=what != raw and bool(known & {*RULED[raw]}))
+    return search_rows(case, rows, [*_items(audit, rows)], logits_right=what != raw and bool(known & {*RULED[raw]}))
 
 
 def search_rows(
@@ -82,16 +83,16 @@ def search_rows(
 
     `side`: where the figures that differ stand.
     """
-    search = Search(rows, items, logits_right=logits_right, first=_first_tokens(items))
+    first = max((item.token + 1 for item in items if item.recorded > 0), default=0)
+    search = Search(rows, items, logits_right=logits_right, first=first)
     answer = search.answer()
     if answer is None or not answer.certain:
-        share, elsewhere = _elsewhere(case, search, side)
-        if elsewhere is not None and (answer is None or share > answer.best.gain / answer.wrong):
+        elsewhere = _elsewhere(case, search, side)
+        if elsewhere is not None and (answer is None or elsewhere.located.share > answer.best.gain / answer.wrong):
             return elsewhere
     if answer is None:
         return None
-    changes = tuple(change for change, _ in answer.best.variant.changes)
-    return SampledFault(rows.what, _located(case, rows.what, answer, side), changes)
+    return SampledFault(rows.what, _located(case, rows.what, answer, side), answer.best.variant.changes)
 
 
 def _odd_finals(case: Case) -> list[tuple[str, int]]:
@@ -100,16 +101,13 @@ def _odd_finals(case: Case) -> list[tuple[str, int]]:
         step.key
         for step in case.steps
         if (step.verdict.tells_p and step.verdict.final_p <= 0)
-        or (
-            step.verdict.kind is not FinalKind.RECOVERED
-            and step.part.parents is not None
-            and _apart(step.verdict.final_p, step.part.parents.final_target_p)
-        )
+        or (step.verdict.kind is not FinalKind.RECOVERED and _is_apart(step.verdict.final_p, step.part.parents))
     ]
 
 
-def _apart(one: float, other: float) -> bool:
-    return abs(one - other) > 1e-6 + 1e-4 * max(one, other)
+def _is_apart(p: float, notes: ParentNotes | None) -> bool:
+    """Whether a final token's p is not the one that is noted."""
+    return notes is not None and abs(p - notes.final_target_p) > 1e-6 + 1e-4 * max(p, notes.final_target_p)
 
 
 def _asked(case: Case, audit: Audit, models: Models, what: str) -> list[Asked]:
@@ -117,10 +115,9 @@ def _asked(case: Case, audit: Audit, models: Models, what: str) -> list[Asked]:
     keys = differing(audit, RULED[what], STEPS)
     if what == "p":
         keys += [key for key in some(_odd_finals(case)) if key not in keys]
-    wrong = set(keys)
-    right = [step for step in case.steps if step.key not in wrong]
-    steps = [*around(case, keys), *some(right)]
-    asked = rows_of(case, models, what, list({step.key: step for step in steps}.values()))
+    right = some([step for step in case.steps if step.key not in {*keys}])
+    steps = {step.key: step for step in (*around(case, keys), *right)}
+    asked = rows_of(case, models, what, list(steps.values()))
     return [one for one in asked if one.logits and _is_computable(one, what)]
 
 
@@ -134,48 +131,33 @@ def _is_computable(asked: Asked, what: str) -> bool:
     return not contexts.limits
 
 
-def _forms(case: Case, models: Models, asked: Sequence[Asked]) -> RequestForms | None:
-    run = case.history.run
-    if run is None or not any(one.contexts.params.limited for one in asked):
-        return None
-    return RequestForms(models.options.target, len(next(iter(asked[0].logits.values()))), run.eos_tokens)
-
-
 def _items(audit: Audit, rows: RuledRows) -> Iterator[Item]:
     """What was recorded of the tokens after these places."""
-    what = rows.what
-    wrong = {
-        (item.request, item.index, item.node)
-        for name in RULED[what]
-        if (finding := audit.finding(name)) is not None
-        for item, differs in zip(finding.items, finding.differs, strict=True)
-        if differs
-    }
+    what, wrong = rows.what, set[tuple[str, int, int | None]]()
+    for finding in filter(None, map(audit.finding, RULED[what])):
+        both = zip(finding.items, finding.differs, strict=True)
+        wrong |= {(item.request, item.index, item.node) for item, differs in both if differs}
     for number, place in enumerate(rows.places.every):
-        asked, node = place.asked, place.node
-        item = item_at(rows, number, audit, asked.step.reference())
-        if what.startswith("raw"):
-            yield from _likeliest(asked, item, wrong, drafter=what == "raw q")
-            continue
-        for child in asked.step.tree.children(node):
-            recorded = _recorded(asked.step, child, what)
-            if recorded is not None:
-                token, is_wrong = int(asked.step.tree.token[child]), (*asked.step.key, child) in wrong
-                where = asked.step.reference(child)
-                yield replace(item, token=token, recorded=recorded, where=where, wrong=is_wrong, child=child)
-        if what == "p" and node == asked.judged.leaf:
-            yield from _finals(asked, item, wrong)
+        step, item = place.asked.step, item_at(rows, number, audit, place.asked.step.reference())
+        for child in step.tree.children(place.node):
+            where, is_wrong = step.reference(child), (*step.key, child) in wrong
+            here = replace(item, token=int(step.tree.token[child]), where=where, wrong=is_wrong, child=child)
+            if not what.startswith("raw"):
+                value = _recorded(step, child, what)
+                yield from () if value is None else [replace(here, recorded=value)]
+            elif child == step.tree.children(place.node)[0]:
+                any_wrong = any((*step.key, other) in wrong for other in step.tree.children(place.node))
+                for token, value in _likeliest(step, place.node, drafter=what == "raw q"):
+                    yield replace(here, token=token, recorded=value, wrong=any_wrong)
+        if what == "p" and place.node == place.asked.judged.leaf:
+            yield from _finals(step, item, is_wrong=(*step.key, None) in wrong)
 
 
-def _likeliest(asked: Asked, item: Item, wrong: set[tuple[str, int, int | None]], *, drafter: bool) -> Iterator[Item]:
-    """The raw p, or q, of the likeliest tokens at a node that was tried."""
-    children = asked.step.tree.children(item.node)
-    is_wrong = any((*asked.step.key, child) in wrong for child in children)
-    for node, tokens, probs in recorded_tops(asked.step, drafter=drafter):
-        if node == item.node and children and probs is not None:
-            where = asked.step.reference(children[0])
-            for token, value in zip(tokens.tolist(), probs.tolist(), strict=True):
-                yield replace(item, token=token, recorded=value, where=where, wrong=is_wrong, child=children[0])
+def _likeliest(step: Step, parent: int, *, drafter: bool) -> Iterator[tuple[int, float]]:
+    """The likeliest tokens at a node that was tried, and their raw p, or q."""
+    for node, tokens, probs in recorded_tops(step, drafter=drafter):
+        if node == parent and probs is not None:
+            yield from zip(tokens.tolist(), probs.tolist(), strict=True)
 
 
 def _recorded(step: Step, child: int, what: str) -> float | None:
@@ -184,41 +166,34 @@ def _recorded(step: Step, child: int, what: str) -> float | None:
         return float(step.verdict.p[child])
     if step.tree.drawn[child] != Drawn.DETERMINISTIC:
         return float(step.tree.q[child])
-    of_model = step.part.notes is not None and not step.part.is_ranked_with_text
-    return float(step.part.notes.prob[child]) if of_model and step.part.notes is not None else None
+    notes = None if step.part.is_ranked_with_text else step.part.notes
+    return None if notes is None else float(notes.prob[child])
 
 
-def _finals(asked: Asked, item: Item, wrong: set[tuple[str, int, int | None]]) -> Iterator[Item]:
+def _finals(step: Step, item: Item, *, is_wrong: bool) -> Iterator[Item]:
     """The final token: as noted before any rejection, and where nothing was rejected as it was drawn."""
-    verdict, notes = asked.step.verdict, asked.step.part.parents
-    kind, is_wrong = KINDS[verdict.kind], (*asked.step.key, None) in wrong
+    verdict, notes = step.verdict, step.part.parents
     noted = None if notes is None else notes.final_target_p
-    value = noted if kind == RECOVERED else verdict.final_p
-    if noted is not None and value is not None and _apart(value, noted):  # one of them is right
-        is_wrong = True
-    if verdict.tells_p and value is not None:
-        recorded = 1.0 if item.greedy else float(value)
-        yield replace(item, token=verdict.token, recorded=recorded, kind=kind, wrong=is_wrong)
-    if verdict.tells_p and verdict.final_p <= 0 and not item.greedy:
-        yield replace(item, token=verdict.token, recorded=0.0, kind=kind, wrong=True, drawn=True)
+    value = noted if verdict.kind is FinalKind.RECOVERED else verdict.final_p
+    if not verdict.tells_p or value is None:
+        return
+    is_wrong |= _is_apart(value, notes)  # one of them is right
+    recorded = 1.0 if item.greedy else float(value)
+    item = replace(item, token=verdict.token, recorded=recorded, kind=KINDS[verdict.kind], wrong=is_wrong)
+    yield item
+    if verdict.final_p <= 0 and not item.greedy:
+        yield replace(item, recorded=0.0, wrong=True, drawn=True)
 
 
-def _first_tokens(items: Sequence[Item]) -> int:
-    """How many of the vocabulary's first tokens hold every token that could come."""
-    return max((item.token + 1 for item in items if item.recorded > 0), default=0)
+def _elsewhere(case: Case, search: Search, side: str) -> SampledFault | None:
+    """What differs as what some other row gives: of another request, another node, or the step before.
 
-
-def _elsewhere(case: Case, search: Search, side: str) -> tuple[float, SampledFault | None]:
-    """Whether what differs is what some other row gives: of another request, another node, or the step before.
-
-    With the share of those tokens that tell whose row they are of.
+    Only tokens that tell whose row they are of count.
     """
     what, places = search.rows.what, search.rows.places
     bad = [i for i in np.flatnonzero(search.wrong & ~search.fits_right).tolist() if _is_telling(search.items[i])]
-    if len(bad) < LEAST:
-        return 0.0, None
     p, found = search.rows.distributions(RIGHT, range(len(places.every))), {name: list[int]() for name in GROUPS}
-    for i in bad:
+    for i in bad if len(bad) >= LEAST else ():
         for name, rows in _near(places, search.items[i]).items():
             same = [i] * len(rows)
             if rows and search.fits(search.values(p, rows, same), same).any():
@@ -226,22 +201,17 @@ def _elsewhere(case: Case, search: Search, side: str) -> tuple[float, SampledFau
     whose, same = max(found.items(), key=lambda pair: len(pair[1]))
     count, known, wrong = len(same), len(bad), int(search.wrong.sum())
     if count < LEAST or len({i for some in found.values() for i in some}) <= 0.5 * known:
-        return 0.0, None
+        return None
     item = search.items[same[0]]
-    located = Located(
-        our_operation(case.history.run, Stage.SAMPLING, ROWS, WORDS[ROWS]),
+    sentence = (
         f"{what} is not that of its own row at {plural(wrong, 'token')}; {known:,} of them tell whose it is; it is "
-        f"that of {whose} at {count:,} of these",
-        f"{what} of {whose}",
-        f"token {item.token} at {item.where}: {what} {item.recorded:.6g} {side}",
-        item.where,
-        count,
-        known,
-        "token",
-        count >= math.ceil(0.8 * known),
-        proof=Proof.ROWS,
+        f"that of {whose} at {count:,} of these"
     )
-    return count / known, SampledFault(what, located, whose=whose)
+    smallest = f"token {item.token} at {item.where}: {what} {item.recorded:.6g} {side}"
+    operation = our_operation(case.history.run, Stage.SAMPLING, ROWS, WORDS[ROWS])
+    counts = count, known, "token", count >= math.ceil(0.8 * known)
+    located = Located(operation, sentence, f"{what} of {whose}", smallest, item.where, *counts, proof=Proof.ROWS)
+    return SampledFault(what, located, whose=whose)
 
 
 def _is_telling(item: Item) -> bool:
@@ -252,13 +222,13 @@ def _is_telling(item: Item) -> bool:
 def _near(places: Places, item: Item) -> dict[str, list[int]]:
     """The rows that it may be mistaken for, by what they are to it."""
     own = places.every[item.row]
-    before, others = places.before(own), [(i, other) for i, other in enumerate(places.every) if i != item.row]
-    step = [(i, other) for i, other in others if other.engine_step == own.engine_step]
-    return {
-        OF_OTHERS: [i for i, other in step if other.asked is not own.asked],
-        OF_NODES: [i for i, other in step if other.asked is own.asked],
-        OF_BEFORE: [i for i, other in others if before is not None and other.asked is before],
-    }
+    before, near = places.before(own), {name: list[int]() for name in GROUPS}
+    for number, other in enumerate(places.every):
+        if other.engine_step == own.engine_step and number != item.row:
+            near[OF_NODES if other.asked is own.asked else OF_OTHERS].append(number)
+        elif before is not None and other.asked is before:
+            near[OF_BEFORE].append(number)
+    return near
 
 
 # In words
@@ -266,37 +236,28 @@ def _near(places: Places, item: Item) -> dict[str, list[int]]:
 
 def _located(case: Case, what: str, answer: BestVariant, side: str) -> Located:
     best, item, name = answer.best, answer.example, " and ".join(answer.best.variant.operations)
+    looks, where = best.variant.name, item.where
     sentence = (
-        f"with {best.variant.name} {what} comes out as {side} at {best.explained:,} of "
-        f"{plural(answer.wrong, 'token')} at which it differs"
+        f"with {looks} {what} comes out as {side} at {best.explained:,} of {plural(answer.wrong, 'token')} at which it "
+        "differs"
     )
     if answer.hits:
         sentence += _where_at_work(case, answer)
     else:
         sentence += f", and stays right at {answer.others - best.spoiled:,} of {answer.others:,} others"
     sentence += f" ({plural(answer.tried, 'variant')} tried)"
+    same = dict.fromkeys(score.variant.name for score in answer.alike if score.variant.name != looks)
     if not answer.certain and answer.alike:
-        same = dict.fromkeys(score.variant.name for score in answer.alike if score.variant.name != best.variant.name)
         sentence += f"; no token tells it from {', '.join(list(same)[:3])}"
-    runner_up = ""
-    if (second := answer.runner_up) is not None:
-        runner_up = f"{second.variant.name} leaves {answer.wrong - second.explained:,} of {answer.wrong:,}"
-        runner_up += f" and spoils {second.spoiled:,} others" if second.spoiled else ""
+    if item.greedy:
+        chosen = f"is {side} as {'' if item.recorded else 'not '}the choice"
+        figures = f" {chosen}: its log p is {answer.right:+.3g} against the best other, under this {answer.under:+.3g}"
+    else:
+        figures = f": {what} {item.recorded:.6g} {side}, {answer.right:.6g} right, {answer.under:.6g} under this"
     words = f"{'the target' if what.endswith('p') else 'the drafter'}: {WORDS.get(name, name)}"
-    return Located(
-        our_operation(case.history.run, Stage.SAMPLING, name, words),
-        sentence,
-        best.variant.name,
-        _smallest(item, what, answer, side),
-        item.where,
-        best.explained,
-        answer.wrong,
-        "token",
-        answer.certain,
-        runner_up,
-        best.spoiled,
-        Proof.ROWS,
-    )
+    operation, smallest = our_operation(case.history.run, Stage.SAMPLING, name, words), f"token {item.token} at {where}"
+    counts = best.explained, answer.wrong, "token", answer.certain, answer.next_best, best.spoiled
+    return Located(operation, sentence, looks, smallest + figures, where, *counts, Proof.ROWS)
 
 
 def _where_at_work(case: Case, answer: BestVariant) -> str:
@@ -314,13 +275,3 @@ def _where_at_work(case: Case, answer: BestVariant) -> str:
     like = rarest(facts, hit)
     rest = f"; {len(answer.misses):,} others could tell it and are right" if answer.misses else ""
     return f"{rest}{': those that differ have ' + like if like else ''}"
-
-
-def _smallest(item: Item, what: str, answer: BestVariant, side: str) -> str:
-    where = f"token {item.token} at {item.where}"
-    if item.greedy:
-        chosen = f"is {side} as the choice" if item.recorded else f"is {side} as not the choice"
-        return (
-            f"{where} {chosen}: its log p is {answer.right:+.3g} against the best other, under this {answer.under:+.3g}"
-        )
-    return f"{where}: {what} {item.recorded:.6g} {side}, {answer.right:.6g} right, {answer.under:.6g} under this"

@@ -9,8 +9,8 @@ the one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import combinations, islice, product
+from dataclasses import dataclass, field
+from itertools import combinations, islice
 
 import numpy as np
 import torch
@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from specscope.analyze.audit.audit import Audit
 from specscope.analyze.audit.tally import LEAST, SUMMED
 from specscope.analyze.findings import Reference
-from specscope.analyze.locate.model.other_rows import Relation
 from specscope.analyze.locate.model.sampling import (
     EVERYWHERE,
     LOGITS,
@@ -85,32 +84,36 @@ def item_at(rows: RuledRows, number: int, audit: Audit, where: Reference) -> Ite
     return Item(number, 0, 0.0, NODE, where, False, slack, rows.places.every[number].node, greedy=is_greedy)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RuleVariant:
-    """Changes of the rules, each where it is at work."""
+    """Changes of the rules and where they are at work, and what that gives for all items."""
 
-    changes: tuple[tuple[RuleChange, Scope], ...]
+    changes: tuple[RuleChange, ...]
+    scope: Scope
+    predicted: Array = field(repr=False)
+    fits: Bools = field(repr=False)
 
     @property
     def name(self) -> str:
         """In words."""
-        return " and ".join(f"{change.name} {scope.name}".strip() for change, scope in self.changes)
+        return f"{' and '.join(change.name for change in self.changes)} {self.scope.name}".strip()
 
     @property
     def operations(self) -> tuple[str, ...]:
         """Those that it changes, in the order of `changes`."""
-        return tuple(dict.fromkeys(change.operation for change, _ in self.changes))
+        return tuple(dict.fromkeys(change.operation for change in self.changes))
 
     @property
     def cost(self) -> float:
         """The simplest is the least."""
-        return sum(
-            1
-            + 0.1 * (scope is not EVERYWHERE)
-            + 0.05 * change.fitted
-            + (0.2 if change.row is not None else 0.25 if change.operation == ROWS else 0)
-            for change, scope in self.changes
-        )
+        of_rows = sum(0.2 if x.row is not None else 0.25 if x.operation == ROWS else 0 for x in self.changes)
+        fitted = sum(change.fitted for change in self.changes)
+        return len(self.changes) + 0.1 * (self.scope is not EVERYWHERE) + 0.05 * fitted + of_rows
+
+    @property
+    def least(self) -> float:
+        """What share of the tokens that differ it must explain."""
+        return EVERY if any(change.fitted for change in self.changes) else GAIN
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,6 @@ class Score:
     explained: int
     spoiled: int
     error: float  # mean deviation of the log odds at tokens that differ
-    predicted: Array = field(compare=False, repr=False)
 
     @property
     def gain(self) -> int:
@@ -152,6 +154,14 @@ class BestVariant:
         same = all(set(score.variant.operations) == set(self.best.variant.operations) for score in self.alike)
         return same and self.best.gain >= 0.8 * self.wrong and self.best.explained >= LEAST_SURE
 
+    @property
+    def next_best(self) -> str:
+        """In words what the next best leaves, and spoils."""
+        if (second := self.runner_up) is None:
+            return ""
+        spoils = f" and spoils {second.spoiled:,} others" if second.spoiled else ""
+        return f"{second.variant.name} leaves {self.wrong - second.explained:,} of {self.wrong:,}{spoils}"
+
 
 class Search:
     """Variants over the items of one capture."""
@@ -160,11 +170,10 @@ class Search:
         """`logits_right`: whether the logits are known to be right; `first`: how many first tokens hold all that
         came; 0 where that is not known."""
         self.rows, self.items, self.tried = rows, list(items), 0
-        self.wrong = np.array([item.wrong for item in items])
-        self.recorded = np.array([item.recorded for item in items])
-        self.slack = np.array([item.slack for item in items])
-        self.greedy = np.array([item.greedy for item in items])
-        self.drawn = np.array([item.drawn for item in items])
+        self.wrong, self.recorded, self.slack, self.greedy, self.drawn = (
+            np.array([getattr(item, name) for item in items])
+            for name in ("wrong", "recorded", "slack", "greedy", "drawn")
+        )
         self.at_work = {
             scope: np.array([scope.holds(item.kind, item.node) for item in items], np.bool_) for scope in SCOPES
         }
@@ -173,7 +182,6 @@ class Search:
         self.differ, self.agree = self.wrong & ~self.fits_right, ~self.wrong & self.fits_right
         self.few = self._few()
         self.logits_right, self.first = logits_right, first
-        self._cache: dict[tuple[str, ...], Array] = {}
 
     def _few(self) -> list[int]:
         """Some that differ, of different rows, of each kind, spread over the run."""
@@ -182,11 +190,8 @@ class Search:
             item = self.items[index]
             by_kind.setdefault((item.kind, item.node < 0), {}).setdefault(item.row, index)
         share = max(1, FEW // max(1, len(by_kind)))
-        chosen: list[int] = []
-        for rows in by_kind.values():
-            indices = list(rows.values())
-            chosen += indices[:: max(1, len(indices) // share)][:share]
-        return sorted(chosen)
+        every = [list(rows.values()) for rows in by_kind.values()]
+        return sorted(index for some in every for index in some[:: max(1, len(some) // share)][:share])
 
     def predicted(self, made: Sequence[RuleChange], some: Sequence[int] | None = None) -> Array:
         """What the changes give for items: p of the token; where greedy, how far its log p is above the others'."""
@@ -194,18 +199,17 @@ class Search:
         recipe, relation = RIGHT, None
         for change in made:
             recipe, relation = change.of(recipe), change.row or relation
-        at = [self._place(self.items[index], relation) for index in wanted]
-        places = sorted(set(at))
-        out = np.zeros(len(wanted))
-        for piece in _pieces(places, self.rows.vocab):
+        of = [self.items[index] for index in wanted]
+        at = [x.row if relation is None else self.rows.places.other(relation, x.row, x.child) for x in of]
+        places, out = sorted(set(at)), np.zeros(len(wanted))
+        size = max(8, 2**24 // max(self.rows.vocab, 1))
+        for start in range(0, len(places), size):  # in pieces of up to 16 million numbers
+            piece = places[start : start + size]
             p = self.rows.distributions(recipe, piece)
             here = {row: number for number, row in enumerate(piece)}
             mine = [number for number, row in enumerate(at) if row in here]
             out[mine] = self.values(p, [here[at[number]] for number in mine], [wanted[number] for number in mine])
         return out
-
-    def _place(self, item: Item, relation: Relation | None) -> int:
-        return item.row if relation is None else self.rows.places.other(relation, item.row, item.child)
 
     def values(self, p: torch.Tensor, rows: Sequence[int], indices: Sequence[int]) -> Array:
         """Of items, by their numbers, what rows of p give."""
@@ -281,27 +285,13 @@ class Search:
 
     # On all tokens
 
-    def whole(self, made: tuple[RuleChange, ...]) -> Array:
-        """What changes give for all items."""
-        key = tuple(change.name for change in made)
-        if key not in self._cache:
-            self._cache[key] = self.predicted(made) if made else self.right
-        return self._cache[key]
-
-    def score(self, variant: RuleVariant, among: Bools) -> Score:
-        """A variant over the items `among`."""
-        values = self.right.copy()
-        for pattern in product((False, True), repeat=len(variant.changes)):
-            each = [
-                (change, holds, self.at_work[scope])
-                for (change, scope), holds in zip(variant.changes, pattern, strict=True)
-            ]
-            here = np.all([at_work == holds for _, holds, at_work in each], axis=0)
-            if here.any():
-                values[here] = self.whole(tuple(change for change, holds, _ in each if holds))[here]
-        fits, bad = self.fits(values), self.differ & among
-        error = float(np.minimum(self.off(values)[bad], FARTHEST).mean()) if bad.any() else 0.0
-        return Score(variant, int(fits[bad].sum()), int((self.agree & among & ~fits).sum()), error, values)
+    def variants(self, made: Sequence[RuleChange]) -> list[RuleVariant]:
+        """Changes at every scope."""
+        values, variants = self.predicted(made), list[RuleVariant]()
+        for scope, at_work in self.at_work.items():
+            given = np.where(at_work, values, self.right)
+            variants.append(RuleVariant(tuple(made), scope, given, self.fits(given)))
+        return variants
 
     def answer(self) -> BestVariant | None:
         """The variant that explains the most; None where none explains enough."""
@@ -312,10 +302,9 @@ class Search:
         at_work = np.array([key in steps for key in keys])
         singles = self.singles()
         results = self.on_few([(change,) for change in singles])
-        promising = [i for i, (count, _, _) in enumerate(results) if count]
-        promising.sort(key=lambda i: (-results[i][0], results[i][1]))
-        chosen = [singles[i] for i in promising[:FULL]]
-        made = [RuleVariant(((change, scope),)) for change in chosen for scope in SCOPES]
+        order = sorted(range(len(singles)), key=lambda i: (-results[i][0], results[i][1]))
+        chosen = [singles[i] for i in order if results[i][0]][:FULL]
+        made = [variant for change in chosen for variant in self.variants([change])]
         for among, mixed in ((everything, False), (at_work, False), (at_work, True)):
             answer = self._best(made, among, mixed=mixed)
             if answer is not None and answer.best.gain >= NEARLY * answer.wrong:
@@ -324,13 +313,13 @@ class Search:
                     if simpler is not None and simpler.best.variant.cost < answer.best.variant.cost:
                         return simpler
                 return answer
-        made += self._pairs(singles, results)
+        made += [variant for pair in self._pairs(singles, results, order) for variant in self.variants(pair)]
         return self._best(made, everything) or self._best(made, at_work)
 
-    def _pairs(self, singles: Sequence[RuleChange], results: Sequence[tuple[int, float, Array]]) -> list[RuleVariant]:
-        """Pairs of changes that explain the few, or come nearer to them; each at every scope."""
-        right = self.off(self.right[self.few], self.few)
-        order = sorted(range(len(singles)), key=lambda i: (-results[i][0], results[i][1]))
+    def _pairs(
+        self, singles: Sequence[RuleChange], results: Sequence[tuple[int, float, Array]], order: Sequence[int]
+    ) -> list[tuple[RuleChange, RuleChange]]:
+        """Pairs of changes that explain the few, or come nearer to them."""
         distinct: list[int] = []
         for i in order:
             values = [self.right[self.few], *(results[j][2] for j in distinct)]
@@ -339,52 +328,53 @@ class Search:
         together = []
         most = WORK // max(len(self.few) * self.rows.vocab, 1)
         for i, j in islice(combinations(distinct[:IN_PAIRS], 2), most):
-            pair = (singles[i], singles[j])
-            if (pair[0].row and pair[1].row) or (pair[0].fitted and pair[1].fitted):
+            first, second = pair = (singles[i], singles[j])
+            if (first.row and second.row) or (first.fitted and second.fitted):
                 continue
-            recipe = pair[1].of(pair[0].of(RIGHT))
-            if not (pair[0].row or pair[1].row) and recipe in (RIGHT, pair[0].of(RIGHT), pair[1].of(RIGHT)):
+            recipe = second.of(first.of(RIGHT))
+            if not (first.row or second.row) and recipe in (RIGHT, first.of(RIGHT), second.of(RIGHT)):
                 continue
             count, error, _ = self.on_few([pair])[0]
             union = int((self.fits(results[i][2], self.few) | self.fits(results[j][2], self.few)).sum())
             together.append((max(count, union), error, pair))
         together.sort(key=lambda entry: (-entry[0], entry[1]))
-        least = max(0.5 * float((right > 0).sum()), 1)
-        return [
-            RuleVariant(((first, scope), (second, other)))
-            for count, _, (first, second) in together[:PAIRS]
-            if count >= least
-            for scope, other in product(SCOPES, SCOPES)
-        ]
+        least = max(0.5 * float((self.off(self.right[self.few], self.few) > 0).sum()), 1)
+        return [pair for count, _, pair in together[:PAIRS] if count >= least]
 
     def _best(self, made: Iterable[RuleVariant], among: Bools, *, mixed: bool = False) -> BestVariant | None:
         """The simplest of those that explain the most of some items. `mixed`: any row may be right none the less."""
-        scores = [self.score(variant, among) for variant in made]
-        if mixed:  # what a variant would spoil it does not: there it is not at work
-            least = {score.variant: score.spoiled for score in scores}
-            scores = [replace(score, spoiled=0) for score in scores if self._is_no_chance(score, among)]
+        bad, others = self.differ & among, self.agree & among
+        scores, spoiled = list[Score](), list[int]()
+        for variant in made:
+            off = np.minimum(self.off(variant.predicted)[bad], FARTHEST)
+            spoils, error = int((others & ~variant.fits).sum()), float(off.mean()) if bad.any() else 0.0
+            if not mixed or self._is_no_chance(
+                variant, bad
+            ):  # what it would spoil it does not: there it is not at work
+                scores.append(Score(variant, int(variant.fits[bad].sum()), 0 if mixed else spoils, error))
+                spoiled.append(spoils)
         self.tried += len(scores)
-        wrong = int((self.differ & among).sum())
-        good = [score for score in scores if score.gain > self._least(score) * wrong]
-        if not good:
+        wrong = int(bad.sum())
+        near = [i for i, score in enumerate(scores) if score.gain > score.variant.least * wrong]
+        if not near:
             return None
-        most = max(score.gain for score in good)
-        near = [score for score in good if score.gain >= NEARLY * most - 1e-9]
+        most = max(scores[i].gain for i in near)
+        near = [i for i in near if scores[i].gain >= NEARLY * most - 1e-9]
         if mixed:
-            fewest = min(least[score.variant] for score in near)
-            near = [score for score in near if least[score.variant] == fewest]
-        error = min(score.error for score in near)
-        near = [score for score in near if score.error <= 1.5 * error + 0.1 * float(np.median(self.slack))]
-        best = min(near, key=lambda score: (round(score.variant.cost, 3), -score.gain))
+            near = [i for i in near if spoiled[i] == min(spoiled[j] for j in near)]
+        error = min(scores[i].error for i in near)
+        near = [i for i in near if scores[i].error <= 1.5 * error + 0.1 * float(np.median(self.slack))]
+        best = min((scores[i] for i in near), key=lambda score: (round(score.variant.cost, 3), -score.gain))
         return self._told(best, scores, among, alone=mixed or not among.all())
 
     def _told(self, best: Score, scores: Sequence[Score], among: Bools, *, alone: bool) -> BestVariant:
         """The best of some variants, with what stands beside it."""
-        bad, fits = self.differ & among, self.fits(best.predicted)
+        variant, bad, fits = best.variant, self.differ & among, best.variant.fits
         wrong, example = int(bad.sum()), int(np.flatnonzero(bad & fits)[0])
-        others = [score for score in scores if score is not best]
-        alike = [score for score in others if self._same(score, best, among)]
-        other = [score for score in others if not any(score is one for one in alike)]
+        alike, other = list[Score](), list[Score]()
+        for score in scores:
+            if score is not best:
+                (alike if self._same(score.variant, variant, among) else other).append(score)
         return BestVariant(
             best,
             wrong,
@@ -392,45 +382,30 @@ class Search:
             self.tried,
             self.items[example],
             float(self.right[example]),
-            float(best.predicted[example]),
+            float(variant.predicted[example]),
             max(other, key=lambda score: (score.gain, -score.variant.cost), default=None),
-            tuple(
-                score
-                for score in alike
-                if score.gain > self._least(score) * wrong and score.variant.cost <= best.variant.cost + 0.2
-            ),
+            tuple(x for x in alike if x.gain > x.variant.least * wrong and x.variant.cost <= variant.cost + 0.2),
             tuple(self.items[i] for i in np.flatnonzero(bad & fits)) if alone else (),
             tuple(self.items[i] for i in np.flatnonzero(~self.wrong & ~fits)) if alone else (),
         )
 
-    def _is_no_chance(self, score: Score, among: Bools) -> bool:
+    def _is_no_chance(self, variant: RuleVariant, bad: Bools) -> bool:
         """Whether what a variant explains is more than some value would fit, of all that were tried.
 
         A probability is met by chance about as often as its slack is of the span of log odds; 0 and 1 are met by many.
         """
         middling = np.where(self.greedy, self.recorded == 1, (self.recorded > 1e-4) & (self.recorded < TELLING))
-        hits = self.differ & among & self.fits(score.predicted) & middling & ~self.drawn
+        hits = bad & variant.fits & middling & ~self.drawn
         chance = np.where(self.greedy, OF_CHOICE, np.minimum(self.slack / SPAN, 1))[hits]
         return bool(np.log(chance).sum() + np.log(max(self.tried, 1)) < np.log(CHANCE))
 
-    def _least(self, score: Score) -> float:
-        return EVERY if any(change.fitted for change, _ in score.variant.changes) else GAIN
-
-    def _same(self, score: Score, other: Score, among: Bools) -> bool:
+    def _same(self, variant: RuleVariant, other: RuleVariant, among: Bools) -> bool:
         """Whether two variants give the same for all items."""
-        away = np.abs(_odds(score.predicted) - _odds(other.predicted))
-        away[np.abs(score.predicted - other.predicted) <= LEAST + SUMMED * np.abs(other.predicted)] = 0
-        away = np.where(self.greedy, (score.predicted > 0) != (other.predicted > 0), away > self.slack)
-        return not bool(away[among].any())
+        one, two = variant.predicted, other.predicted
+        away = np.where(np.abs(one - two) <= LEAST + SUMMED * np.abs(two), 0, np.abs(_odds(one) - _odds(two)))
+        return not bool(np.where(self.greedy, (one > 0) != (two > 0), away > self.slack)[among].any())
 
 
 def _odds(p: Array) -> Array:
     """Log odds of probabilities; those of 0 and 1 are far away."""
     return log_odds(p, 1e-12, 1 - 1e-12)
-
-
-def _pieces(places: Sequence[int], vocab: int) -> Iterable[Sequence[int]]:
-    """Places in pieces of up to 16 million numbers."""
-    size = max(8, 2**24 // max(vocab, 1))
-    for start in range(0, len(places), size):
-        yield places[start : start + size]
