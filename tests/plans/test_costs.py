@@ -46,20 +46,6 @@ def test_between_points_and_beyond_them_it_is_a_line(rows, seconds):
     assert at(STEPS, rows) == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize(
-    ("tree", "widths"),
-    [
-        ("1", []),
-        ("3", [1, 1]),
-        ("2x3", [2, 2]),
-        ("[(0,), (1,), (2,), (0, 0), (0, 1)]", [1]),
-        ("dynamic:8,depth=3,top=4", [4, 4]),
-    ],
-)
-def test_what_each_later_pass_feeds(tree, widths):
-    assert parse_plan(tree).fed == widths
-
-
 def test_a_step_is_rows_and_passes():
     costs = OF_RUN
     assert costs.seconds(parse_plan("3"), 3) == pytest.approx(0.024 + 0.003 + 2 * 0.002)

@@ -102,6 +102,11 @@ LOGS = {
         [STEP.format(2, 4), LAUNCH, STEP.format(1, 4)],
         [(1, 4, 2, (1, 1, 0, 0)), (1, 4, 1, (1, 0, 0, 0))],
     ),
+    # without LLAMA_TRACE, at verbosity 4
+    "positions on a line of their own": (
+        [line for line in (LLAMA / "trace_two_slots.log").read_text().splitlines() if "draft tokens" not in line],
+        [(16, 63, 63, (16, 16, 16, 15)), (19, 76, 40, (13, 11, 9, 7))],
+    ),
     "no drafts": ([line for line in (LLAMA / "steps.log").read_text().splitlines() if "draft" not in line], []),
 }
 
@@ -110,13 +115,10 @@ LOGS = {
 def test_what_a_log_tells(lines, figures):
     told = taken(lines)
     assert [(one.drafts, one.drafted, one.accepted, one.accepted_at) for one in told] == figures
-    restored = RESTORE in lines
-    assert [(one.averages, notes(one)) for one in told if restored] == [({RESTORED: 1}, [f"1 {RESTORED}"])] * restored
-
-
-def test_a_request_is_told_when_it_has_ended():
     assert taken([STEP.format(2, 4)], last=False) == []  # more may come
     assert [one.accepted for one in taken([END.format(2, 4, "3.00")], last=False)] == [2]
+    restored = RESTORE in lines
+    assert [(one.averages, notes(one)) for one in told if restored] == [({RESTORED: 1}, [f"1 {RESTORED}"])] * restored
 
 
 @pytest.mark.parametrize("prefix", ["", "2026-05-17 11:04:29.854 | "])
@@ -138,20 +140,6 @@ slot      release: id  0 | task 9 | stop processing: n_tokens = 131, truncated =
     ]
 
 
-def test_positions_of_a_line_of_their_own():
-    """Without LLAMA_TRACE, at verbosity 4."""
-    lines = [line for line in (LLAMA / "trace_two_slots.log").read_text().splitlines() if "draft tokens" not in line]
-    first, second = taken(lines)
-    assert (first.drafts, first.accepted_at) == (16, (16, 16, 16, 15))
-    assert (second.drafts, second.accepted_at) == (19, (13, 11, 9, 7))
-
-
-@pytest.mark.parametrize("line", [STEP.format(5, 4), STEP.format(1, 9999), END.format(5, 4, "1.0")])
-def test_counts_that_cannot_be_are_named(line):
-    with pytest.raises(UnreadableError, match="tokens accepted"):
-        Log(LlamaLog, NOW, []).take(line)
-
-
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)).map(sorted), max_size=40))
 def test_drafts_are_counted_as_they_were(drafts):
     one = measure(taken([STEP.format(*pair) for pair in drafts]))
@@ -159,6 +147,9 @@ def test_drafts_are_counted_as_they_were(drafts):
     assert (one.drafts, one.accepted, one.drafted) == (len(real), sum(a for a, _ in real), sum(d for _, d in real))
     assert one.accepted == sum(one.accepted_at)
     assert one.drafted == sum(one.proposed_at)
+    for wrong in (STEP.format(5, 4), STEP.format(1, 9999), END.format(5, 4, "1.0")):
+        with pytest.raises(UnreadableError, match="tokens accepted"):
+            Log(LlamaLog, NOW, []).take(wrong)
 
 
 ROUTED = """\

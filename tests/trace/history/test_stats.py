@@ -62,14 +62,6 @@ def test_a_depth_that_no_draft_proposed_has_no_rate():
     assert figures.to_dict()["proposed_at"] == [4, 2, 0]
 
 
-@given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 5)), max_size=12), st.integers(0, 12))
-def test_merging_parts_is_counting_the_whole(sizes, cut):
-    steps = [chain(depth, min(depth, accepted)) for depth, accepted in sizes]
-    first, second = measure(steps[:cut]), measure(steps[cut:])
-    first.merge(second)
-    assert first.to_dict() == measure(steps).to_dict()
-
-
 CAPTURE = Path(__file__).parents[3] / "traces" / "ngram.jsonl"
 
 

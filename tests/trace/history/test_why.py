@@ -23,7 +23,7 @@ from specscope.trace.wire.reading import read_capture
 from tests.speculate.verify.enumeration import dense
 from tests.speculate.verify.test_rules import batch_of
 from tests.speculate.verify.test_verify import random_input
-from tests.trace.samples import decode, encoded, records
+from tests.trace.samples import decode, encoded
 
 ROOT = Path(__file__).parents[3]
 CAPTURES = [*sorted((ROOT / "traces").glob("*.jsonl")), *sorted((ROOT / "tests/data/vllm").glob("why*.jsonl"))]
@@ -116,13 +116,6 @@ def test_every_node_has_its_headline_and_its_outcome(path):
                 assert second.startswith(words.get(Outcome(outcome), "Not tried: "))
                 assert not others or outcome == Outcome.REJECTED
             assert len(why(run, step, len(step.tree))) == 2
-
-
-def test_a_prefill_chunk_judged_nothing():
-    (part,) = records()[0].requests
-    assert why_step(history(ROOT / "traces" / "eagle.jsonl"), records()[0], part) == [
-        "A prefill of 2 tokens: nothing was judged."
-    ]
 
 
 @pytest.mark.parametrize(

@@ -3,16 +3,12 @@
 import pytest
 
 from specscope.trace.history.history import History
-from specscope.trace.history.wording import acceptance, accepted_text, ending, plural
+from specscope.trace.history.place import why_step
+from specscope.trace.history.wording import acceptance, accepted_text, ending
 from specscope.trace.record.records import FinalKind, FinishReason
 from specscope.trace.record.tree import ROOT, DraftTree
 from specscope.trace.words import draw_tree
-from tests.trace.samples import part, verdict
-
-
-def test_counts():
-    assert [plural(count, "request") for count in (0, 1, 12_345)] == ["0 requests", "1 request", "12,345 requests"]
-    assert [plural(count, "entry", "entries") for count in (1, 2)] == ["1 entry", "2 entries"]
+from tests.trace.samples import part, record, verdict
 
 
 @pytest.mark.parametrize(
@@ -36,4 +32,5 @@ def test_what_was_accepted_is_said_of_nodes_and_of_depth(parents, path, words):
 def test_a_prefill_chunk_and_running_out_of_tokens_have_words_of_their_own():
     chunk = part(0, DraftTree.empty(), None, 0, prefill=1)
     assert {acceptance(chunk), accepted_text(chunk), draw_tree(chunk, History().vocabulary)} == {"prefill of 1 token"}
+    assert why_step(History(), record(0, (chunk,)), chunk) == ["A prefill of 1 token: nothing was judged."]
     assert ending(FinishReason.LENGTH) == "length limit"

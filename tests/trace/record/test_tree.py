@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specscope.errors import UserError
-from specscope.trace.record.tree import ROOT, DraftTree
+from specscope.trace.record.tree import ROOT
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.words import branches, draw_tree
 from specscope.tree_shape import TreeShape, parse_tree
@@ -83,8 +83,3 @@ def test_the_drawing_tells_the_whole_story():
         "└─ ✓ tok31  p=0.5000 q=0.2500 a=0.6000 u=0.5000",
         "   └─ ✓ tok32  p=0.9000 q=0.5000 a=1.0000 u=0.9500  ⇒ bonus tok33  p=0.2500",
     ]
-
-
-def test_trees_compare_by_their_arrays():
-    assert DraftTree.build([1], [ROOT]) == DraftTree.build([1], [ROOT])
-    assert DraftTree.build([1], [ROOT]) != DraftTree.build([2], [ROOT])

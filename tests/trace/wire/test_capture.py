@@ -54,17 +54,6 @@ def write(path, records, vocabulary=None, run=RUN):
     writer.close()
 
 
-@given(records=runs(), vocabulary=vocabularies)
-@settings(max_examples=30)
-def test_a_file_reads_back_exactly(records, vocabulary, tmp_path_factory):
-    path = tmp_path_factory.mktemp("capture") / "run.jsonl"
-    write(path, records, vocabulary)
-    reader = read_capture(path)
-    assert [reader.history.knows(record.step) for record in records] == records
-    assert reader.history.steps[-1:] == records[-1:]
-    assert reader.history.run == RUN
-
-
 NAMES = ("run.jsonl", "run.jsonl.gz", "run.jsonl.zst")
 
 
