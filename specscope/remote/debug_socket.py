@@ -202,8 +202,9 @@ class AttachedCommands(Commands):
     def __init__(self, path: str) -> None:
         """Connect to the socket at `path`. Raises UserError."""
         super().__init__(Session())
-        self._reading, self._buffer = False, b""
+        self._reading = False
         self._socket = _connect(path)
+        self._answers = self._socket.makefile("rb")
         self._socket.settimeout(GREETING_SECONDS)
         greeting = self._receive()
         if greeting.get("refused"):
@@ -226,10 +227,8 @@ class AttachedCommands(Commands):
         """Send a message and wait for the answer, however long that takes. Raises UserError for a refusal."""
         self._send(message)
         interrupted = False
-        while b"\n" not in self._buffer:
-            if select.select([self._socket], [], [], LOOK_SECONDS)[0]:
-                self._read()
-            elif self.session.interrupted() and not interrupted:
+        while not select.select([self._socket], [], [], LOOK_SECONDS)[0]:
+            if self.session.interrupted() and not interrupted:
                 interrupted = True
                 self._send({"interrupt": True})
         answer = self._receive()
@@ -239,6 +238,7 @@ class AttachedCommands(Commands):
 
     def close(self) -> None:
         """Leave: vLLM goes on, and its breakpoints are gone."""
+        self._answers.close()
         self._socket.close()
 
     def _send(self, message: object) -> None:
@@ -248,24 +248,17 @@ class AttachedCommands(Commands):
             self._end()
 
     def _receive(self) -> dict[str, object]:
-        while b"\n" not in self._buffer:
-            self._read()
-        line, _, self._buffer = self._buffer.partition(b"\n")
+        line = b""
+        with suppress(OSError):
+            line = self._answers.readline(LARGEST)
+        if not line.endswith(b"\n"):
+            self._end()
         try:
             answer: dict[str, object] = decoded(line)
             return {"text": str(answer.pop("text")), **answer}
         except (ValueError, KeyError, TypeError, AttributeError):
             self.quitting = True
             raise UserError("what listens there is not vLLM's debugger") from None
-
-    def _read(self) -> None:
-        try:
-            read = self._socket.recv(2**16)
-        except OSError:
-            read = b""
-        if not read or len(self._buffer) > LARGEST:
-            self._end()
-        self._buffer += read
 
     def _end(self) -> None:
         self.quitting = True

@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 from wsgiref.simple_server import WSGIServer
 
@@ -86,65 +87,53 @@ class Totals:
         return total
 
 
-Sample = tuple[float, Mapping[str, str]]  # a value and its own labels
-
-
 class Series(NamedTuple):
     """One metric: its name, without a counter's `_total`, what it is, and how it is read from the totals."""
 
     name: str
     text: str
-    read: Callable[[Totals], Iterable[Sample]]
+    read: Callable[[Totals], float | Mapping[str, float] | None]  # None: not told; or by the values of `label`
+    label: str = ""
     counter: bool = True
 
 
-def _one(value: float | None) -> list[Sample]:
-    return [] if value is None else [(value, {})]
+def _told(name: str) -> Callable[[Totals], float | None]:
+    return lambda totals: totals.acceptance.told(name)
 
 
-def _load(totals: Totals, name: str) -> list[Sample]:
-    return _one(getattr(totals if totals.told is None else totals.told, name))
+def _load(name: str) -> Callable[[Totals], float | None]:
+    return lambda totals: getattr(totals if totals.told is None else totals.told, name)
 
 
-def _of_engine(totals: Totals, value: float) -> list[Sample]:
-    """A sample of an engine's own value; none where the engine reports only counts."""
-    return _one(value if totals.told is None else None)
+def _own(name: str) -> Callable[[Totals], float | None]:
+    """What only an engine that reports more than counts tells."""
+    return lambda totals: getattr(totals, name) if totals.told is None else None
 
 
-def _per_position(totals: Totals) -> list[Sample]:
+def _per_position(totals: Totals) -> Mapping[str, float]:
     counts = totals.acceptance
-    at_depth = counts.accepted_at if counts.knows("accepted_at") else ()
-    return [(count, {"position": str(position)}) for position, count in enumerate(at_depth)]
+    return dict(zip(map(str, count()), counts.accepted_at if counts.knows("accepted_at") else (), strict=False))
 
 
-def _finished(totals: Totals) -> list[Sample]:
-    reasons = () if totals.told is not None else ("stop", "length", "abort", "error")
-    return [(totals.finished[reason], {"finished_reason": reason}) for reason in reasons]
-
-
-def _told(name: str) -> Callable[[Totals], list[Sample]]:
-    return lambda totals: _one(totals.acceptance.told(name))
+def _finished(totals: Totals) -> Mapping[str, float]:
+    return {reason: totals.finished[reason] for reason in VLLM_REASON.values()} if totals.told is None else {}
 
 
 SERIES = (
     Series("vllm:spec_decode_num_drafts", "Steps with at least one drafted token.", _told("drafts")),
     Series("vllm:spec_decode_num_draft_tokens", "Drafted tokens.", _told("drafted")),
     Series("vllm:spec_decode_num_accepted_tokens", "Accepted tokens.", _told("accepted")),
-    Series("vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted tokens per draft position.", _per_position),
-    Series("vllm:prompt_tokens", "Prompt tokens of admitted requests.", lambda t: _of_engine(t, t.prompt_tokens)),
+    Series(
+        "vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted tokens per draft position.", _per_position, "position"
+    ),
+    Series("vllm:prompt_tokens", "Prompt tokens of admitted requests.", _own("prompt_tokens")),
     Series("vllm:generation_tokens", "Output tokens.", _told("emitted")),
-    Series("vllm:num_preemptions", "Preemptions.", lambda t: _of_engine(t, t.preemptions)),
-    Series("vllm:request_success", "Requests that ended, by the reason.", _finished),
-    Series("vllm:num_requests_running", "Requests in the batch.", lambda t: _load(t, "running"), counter=False),
-    Series("vllm:num_requests_waiting", "Requests waiting.", lambda t: _load(t, "waiting"), counter=False),
-    Series("vllm:kv_cache_usage_perc", "KV-cache usage, 1 is full.", lambda t: _one(t.kv_usage), counter=False),
+    Series("vllm:num_preemptions", "Preemptions.", _own("preemptions")),
+    Series("vllm:request_success", "Requests that ended, by the reason.", _finished, "finished_reason"),
+    Series("vllm:num_requests_running", "Requests in the batch.", _load("running"), counter=False),
+    Series("vllm:num_requests_waiting", "Requests waiting.", _load("waiting"), counter=False),
+    Series("vllm:kv_cache_usage_perc", "KV-cache usage, 1 is full.", lambda t: t.kv_usage, counter=False),
 )
-
-
-def _decided(sampler: Sampler) -> list[Sample]:
-    """What trace sampling decided. Everything else here is counted before it."""
-    kept = [(sampler.kept[reason], {"decision": reason.value}) for reason in (Reason.RATIO, Reason.PARENT)]
-    return [*kept, (sampler.left_out, {"decision": "left_out"})]
 
 
 def log_line(acceptance: Acceptance, seconds: float) -> str | None:
@@ -212,11 +201,15 @@ class Metrics(Collector):
         self._end_ns = 0
         self._series: tuple[Series, ...] = (
             *SERIES,
-            Series("specscope:lost_records", "Records lost on the way.", lambda _: _one(lost())),
+            Series("specscope:lost_records", "Records lost on the way.", lambda _: lost()),
         )
-        if sampler is not None:
-            text = "Requests decided by trace sampling."
-            self._series += (Series("specscope:trace_requests", text, lambda _: _decided(sampler)),)
+        if sampler is not None:  # everything else here is counted before it
+            text, decided = "Requests decided by trace sampling.", (Reason.RATIO, Reason.PARENT)
+
+            def kept(_: Totals) -> Mapping[str, float]:
+                return {why.value: sampler.kept[why] for why in decided} | {"left_out": sampler.left_out}
+
+            self._series += (Series("specscope:trace_requests", text, kept, "decision"),)
         self._servers: list[WSGIServer] = []
         self.registry.register(self)
         self._histograms: Callable[[StepRecord], None] = lambda _: None
@@ -246,11 +239,11 @@ class Metrics(Collector):
         for series in self._series:
             family = CounterMetricFamily if series.counter else GaugeMetricFamily
             with self._lock:
-                samples = [(value, {**self._labels, **labels}) for value, labels in series.read(self.totals)]
-            names = list(samples[0][1]) if samples else [*self._labels, "position"]
-            metric = family(series.name, series.text, labels=names)
-            for value, labels in samples:
-                metric.add_metric([labels[name] for name in names], value)
+                told = series.read(self.totals)
+            values = told if isinstance(told, Mapping) else {} if told is None else {"": told}
+            metric = family(series.name, series.text, labels=[*self._labels, *filter(None, [series.label])])
+            for label, value in values.items():
+                metric.add_metric([*self._labels.values(), *([label] if series.label else [])], value)
             yield metric
 
     def page(self, accept: str = "") -> tuple[bytes, str]:

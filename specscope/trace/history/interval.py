@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import groupby
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import specscope
 from specscope.trace.history.stats import Acceptance, measure
@@ -73,26 +73,20 @@ _COUNTS: Sequence[tuple[str, str, str]] = (
     ("list of accepted tokens", "drafts", "each length is of a step, without its bonus or recovered token"),
     ("TensorRT-LLM /metrics", "drafts", "drafts are those with a first token: TensorRT-LLM counts no others"),
 )
-_NOTHING = "verdicts are made up for a benchmark: acceptance measures nothing"
+_MADE_UP = "verdicts are made up for a benchmark: acceptance measures nothing"
+
+# What a step has in which nothing happens
+NOTHING: Mapping[str, Any] = {
+    **dict.fromkeys(("running", "waiting", "blocks_used", "blocks_free"), 0),
+    **{"speculation": True, "speculation_off": ""},
+    **dict.fromkeys(("admitted", "requests", "preempted", "finished"), ()),
+}
 
 
 def interval_record(step: int, start_ns: int, end_ns: int, aggregate: Aggregate) -> StepRecord:
     """The engine step that stands for an interval: one phase, no requests."""
-    return StepRecord(
-        step=step,
-        phases=(Phase("interval", start_ns, end_ns),),
-        running=aggregate.running or 0,
-        waiting=aggregate.waiting or 0,
-        blocks_used=0,
-        blocks_free=0,
-        speculation=True,
-        speculation_off="",
-        admitted=(),
-        requests=(),
-        preempted=(),
-        finished=(),
-        aggregate=aggregate,
-    )
+    load = {"running": aggregate.running or 0, "waiting": aggregate.waiting or 0}
+    return StepRecord(step, (Phase("interval", start_ns, end_ns),), aggregate=aggregate, **{**NOTHING, **load})
 
 
 def counts_run(source: str, target: str) -> RunInfo:
@@ -256,7 +250,7 @@ def definitions(aggregate: Aggregate) -> list[str]:
         for source, count, text in _COUNTS
         if aggregate.source.startswith(source) and getattr(aggregate, count) not in (None, ())
     ]
-    return [*lines, *([_NOTHING] if SYNTHETIC in aggregate.source else [])]
+    return [*lines, *([_MADE_UP] if SYNTHETIC in aggregate.source else [])]
 
 
 def made_up(aggregates: Iterable[Aggregate], rules: Iterable[str] = ()) -> bool:

@@ -18,10 +18,18 @@ import numpy as np
 
 from specscope.errors import UserError
 from specscope.trace.files import Existing
+from specscope.trace.history.interval import NOTHING
 from specscope.trace.history.wording import plural
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.privacy import Privacy
-from specscope.trace.record.records import FinishReason, Moved, RequestEnd, RequestInfo, RunInfo, StepRecord
+from specscope.trace.record.records import (
+    FinishReason,
+    Moved,
+    RequestEnd,
+    RequestInfo,
+    RunInfo,
+    StepRecord,
+)
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.spans import SpanLevel
@@ -216,28 +224,14 @@ class OpenRequests:
         """The step that the engine still owes: nothing runs, every open request is cancelled. None for no request."""
         if self._last is None or not self._open:
             return None
-        now_ns, ends = max(time.time_ns(), self._last.end_ns), []
+        last, now_ns, ends = self._last, max(time.time_ns(), self._last.end_ns), []
         for known in self._open.values():
             output = np.array([token for _, emitted in known.output for token in emitted], np.int32)
             ends.append(RequestEnd(known.info, now_ns, FinishReason.CANCELLED, "", output))
-        return replace(
-            self._last,
-            step=self._last.step + 1,
-            phases=tuple(replace(phase, start_ns=now_ns, end_ns=now_ns) for phase in self._last.phases),
-            running=0,
-            waiting=0,
-            admitted=(),
-            requests=(),
-            preempted=(),
-            finished=tuple(ends),
-            passes=(),
-            device_ns=(),
-            after=None,
-            rewound=False,
-            budget=None,
-            flight=None,
-            queried=0,
-        )
+        stay = ("blocks_used", "blocks_free", "blocks_cached", "speculation", "speculation_off", "branch")
+        phases = tuple(replace(phase, start_ns=now_ns, end_ns=now_ns) for phase in last.phases)
+        told = {**NOTHING, **{name: getattr(last, name) for name in stay}, "finished": tuple(ends)}
+        return StepRecord(last.step + 1, phases, **told)
 
 
 Sink = Callable[[Any], None]  # of a StepRecord; or, where it follows moves, of that or a Moved

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from specscope.errors import UserError
+from specscope.trace.history.interval import NOTHING
 from specscope.trace.history.wording import Faults, plural
 from specscope.trace.record.aggregate import LeftOut, RequestFigures, Sampled
 from specscope.trace.record.draft_vocabulary import DRAFT_TOKENS, completed, digest, draft_tokens
@@ -135,12 +136,8 @@ class _Pending:
                 "flight": flight,
                 "left_out": None if span.left_out_steps is None else read(span, LeftOut),
             }
-        nothing = {"branch": self.branch, "preempted": ()}
-        if of_engine is not None:
-            return {**nothing, **of_engine}
-        unknown = {"running": len(self.parts), "waiting": 0, "blocks_used": 0, "blocks_free": 0}
-        drafting = {"speculation": True, "speculation_off": ""}
-        return nothing | unknown | drafting | {"phases": (Phase(NO_TIMES, *self.times),)}
+        told = of_engine or {"running": len(self.parts), "phases": (Phase(NO_TIMES, *self.times),)}
+        return {**NOTHING, "branch": self.branch, **told}
 
     def absent(self, batch: int | None, ends: Sequence[RequestEnd], steps: int) -> Absent | None:
         """What of the step is not here. `batch`: as requests' steps tell it; None where they do not.
