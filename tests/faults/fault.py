@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 
 import pytest
 
@@ -32,42 +33,58 @@ class Fault:
     rare: int = 3
 
 
+def replaced(target: object, name: str) -> Callable[[Callable], Install]:
+    """A fault that puts a function in another one's place: it is given the right one, then what that is given."""
+
+    def planted(wrong: Callable) -> Install:
+        def install(patch, engine):
+            right, is_static = getattr(target, name), isinstance(vars(target).get(name), staticmethod)
+
+            def other(*given, **named):
+                return wrong(right, *given, **named)
+
+            patch.setattr(target, name, staticmethod(other) if is_static else other)
+
+        return install
+
+    return planted
+
+
+def altered(path: str, change: Callable) -> Install:
+    """Something of the engine is `change` of what it is."""
+    holder, _, name = path.rpartition(".")
+
+    def install(patch, engine):
+        where = attrgetter(holder)(engine) if holder else engine
+        patch.setattr(where, name, change(getattr(where, name)))
+
+    return install
+
+
 def in_phase(name: str, change: Callable, *, before: bool = False) -> Install:
     """What a phase of a step leaves (`before`: what it is given), changed by `change(engine, now)`."""
 
     def install(patch, engine):
-        run = getattr(Phases, name)
-
-        def changed(self, now):
+        def changed(run, self, now):
             if before:
                 change(engine, now)
             run(self, now)
             if not before:
                 change(engine, now)
 
-        patch.setattr(Phases, name, changed)
+        replaced(Phases, name)(changed)(patch, engine)
 
     return install
 
 
 def finished(change: Callable) -> Install:
     """A static tree as it is handed on: `change(draft, places)` of it."""
-
-    def install(patch, engine):
-        finish = StaticTreeBuilder.finish
-        patch.setattr(StaticTreeBuilder, "finish", lambda self: change(*finish(self)))
-
-    return install
+    return replaced(StaticTreeBuilder, "finish")(lambda finish, self: change(*finish(self)))
 
 
 def taken(change: Callable) -> Install:
     """What is drawn for a static tree: `change(q, drawn)` of it."""
-
-    def install(patch, engine):
-        take = StaticTreeBuilder.take
-        patch.setattr(StaticTreeBuilder, "take", lambda self, q, drawn: take(self, *change(q, drawn)))
-
-    return install
+    return replaced(StaticTreeBuilder, "take")(lambda take, self, q, drawn: take(self, *change(q, drawn)))
 
 
 class Switched:

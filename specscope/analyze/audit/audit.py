@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from specscope.analyze.audit.contexts import AuditedStep, Contexts, contexts_of
-from specscope.analyze.audit.lookup import judge_ngram, judge_text
+from specscope.analyze.audit.contexts import Contexts, contexts_of
+from specscope.analyze.audit.lookup import judge_lookups
 from specscope.analyze.audit.options import Options, Progress
 from specscope.analyze.audit.tally import EMBEDDING, Tally, skipped
 from specscope.analyze.findings import CheckResult, Exit, Finding
@@ -23,7 +23,7 @@ from specscope.trace.record.params import RELAXED, untold_limits
 from specscope.trace.record.records import RunInfo
 
 if TYPE_CHECKING:
-    from specscope.analyze.audit.model.run import Models
+    from specscope.analyze.audit.model.run import Passes
 
 # The outcome of an audit, in sentences that say what they cover.
 
@@ -51,11 +51,7 @@ def of_drafter(name: str) -> bool:
 
 def _sentence(part: str, findings: Sequence[Finding], steps: int) -> str:
     tested = [finding for finding in findings if finding.result is not CheckResult.SKIPPED]
-    differ = [
-        (finding.name, f"{finding.failed:,} of {plural(finding.tested, finding.unit)}")
-        for finding in tested
-        if finding.failed
-    ]
+    differ = [(each.name, f"{each.failed:,} of {plural(each.tested, each.unit)}") for each in tested if each.failed]
     if part == "context":
         return "".join(f"{count} cannot follow from what was committed before." for _, count in differ)
     if differ:
@@ -139,68 +135,71 @@ class Audit:
 
 def audit(history: History, source: str, options: Options, progress: Progress = lambda *_: None) -> Audit:
     """Judge a capture by its models. `source`: where it came from. Raises UserError where nothing can be judged."""
-    from specscope.analyze.audit.model.run import Models
+    from specscope.analyze.audit.model.run import Passes
 
     began = time.perf_counter()
     run = history.run
     if run is None:
         raise UserError(f"{source} does not say what ran (its header is missing): it cannot be audited")
     places, total = chosen_places(history, options.sample)
-    plans, left = _plans(history, run, places)
-    steps = sum(len(contexts.steps) for contexts in plans)
-    if not steps and not any(contexts.unknown for contexts in plans):
+    plans, left = _plans(history, places)
+    if not any(contexts.steps or contexts.unknown for contexts in plans):
         raise UserError(f"{source} holds no decode step whose whole context is known: there is nothing to audit")
-    bar, plan = _Bar(progress, steps), None
+    plan = None
     if text_part(run.drafter) and not run.ways.looks_up_in_all and (plan := read_plan(run.tree)) is None:
         tree = short(run.tree)  # that cannot be read: the models judge
         left.append(f"The drafter's lookups were not judged: the capture names no tree that can be read ({tree}).")
-    target, drafter = _tallies(history, TARGET), _tallies(history, DRAFTER)
-    top = plan.top if isinstance(plan, DynamicPlan) else 0
-    models = Models(run, options, plans, target, drafter, drafter[FED], top, bar.begin, bar.done, left)
-    models.judge()
-    bar.begin("looking for a pattern in the differences")
-    findings = (_context(plans), *_findings(history, target), *_drafted(history, plan, models))
+    has_tails = run.dtype in HALF
+    tallies = {
+        name: Tally(name, about, noun, history.vocabulary.show, has_tails=has_tails, gives=GIVES.get(name, ""))
+        for name, (about, noun) in (TARGET | DRAFTER).items()
+    }
+    passes = Passes(run, options, plans, tallies, plan.top if isinstance(plan, DynamicPlan) else 0, progress, left)
+    passes.judge()
+    steps = sum(len(contexts.steps) for contexts in plans)
+    progress("looking for a pattern in the differences", 0, steps)
+    findings = [_context(plans), *(tally.finding(history) for tally in tallies.values() if tally.items)]
+    if passes.embedding is not None:
+        findings.append(passes.embedding)
+    is_drafted = any(of_drafter(finding.name) for finding in findings)
+    findings += _text(history, run, plan, passes, is_judged=is_drafted)
     return Audit(
         source=source,
         target=options.target.name,
         draft_model=options.draft.name if options.draft else "",
         dtype=run.dtype,
         steps=total,
-        audited=sum(len(contexts.steps) for contexts in plans),
+        audited=steps,
         nodes=sum(len(step.part.tree) for contexts in plans for step in contexts.steps),
-        slack=models.slack,
-        draft_slack=models.draft_slack,
-        findings=findings,
+        slack=passes.slack,
+        draft_slack=passes.draft_slack,
+        findings=tuple(findings),
         notes=(*options.notes, *_limited(plans)),
-        unjudged=tuple(models.unjudged),
+        unjudged=tuple(left),
         seconds=time.perf_counter() - began,
     )
 
 
-def _drafted(history: History, plan: TreePlan | None, models: Models) -> list[Finding]:
-    """The findings on the drafter: on its model, and on its text lookup."""
-    run, of_text = models.run, bool(text_part(models.run.drafter))
-    findings = _findings(history, models.drafter)
-    if models.embedding is not None:
-        findings.append(models.embedding)
+def _text(history: History, run: RunInfo, plan: TreePlan | None, passes: Passes, *, is_judged: bool) -> list[Finding]:
+    """The finding on what was looked up in a text, and on a drafter that nothing judges. `is_judged`: one does."""
+    of_text, why = bool(text_part(run.drafter)), ""
     if run.speculation.get("suffix_shared"):
         why = "its lookups went through the texts of other requests too"
-        models.say(f"The drafter was not judged: {why}.")
-        findings.append(skipped(*TREE, why))
-    elif plan is not None and (run.drafter == "ngram" or isinstance(plan, DynamicPlan)):
-        findings.append(_text(history, run, plan, models.plans))
-    elif run.drafter != "none" and not model_part(run.drafter):
+        passes.unjudged.append(f"The drafter was not judged: {why}.")
+        return [skipped(*TREE, why)]
+    if plan is not None and (run.drafter == "ngram" or isinstance(plan, DynamicPlan)):
+        return [_looked_up(history, run, plan, passes.plans)]
+    if run.drafter != "none" and not model_part(run.drafter):
         why = f"no judge knows the drafter {run.drafter}"
         if run.ways.looks_up_in_all and of_text:
             why = "this engine looks drafts up in the texts of all its requests, not all of which are here"
         elif of_text:
             why = "the capture names no tree that its lookups can be judged by"
         elif run.is_ours and not run.drafter.startswith("synthetic"):
-            models.say(f"The drafter was not judged: {why}.")
-        findings.append(skipped("draft p", DRAFTER["draft p"][0], why))
-    if models.options.why_no_draft and not findings:
-        findings.append(skipped("draft p", DRAFTER["draft p"][0], models.options.why_no_draft))
-    return findings
+            passes.unjudged.append(f"The drafter was not judged: {why}.")
+    elif not is_judged:
+        why = passes.options.why_no_draft
+    return [skipped("draft p", DRAFTER["draft p"][0], why)] if why else []
 
 
 def chosen_places(history: History, sample: int | None) -> tuple[dict[str, list[int]], int]:
@@ -219,23 +218,16 @@ def chosen_places(history: History, sample: int | None) -> tuple[dict[str, list[
     return places, len(every)
 
 
-def step_numbers(history: History, name: str) -> list[int]:
-    """The engine's step number of each of a request's steps."""
-    return [history.steps[step].step for step in history.requests[name].engine_steps]
-
-
-def _plans(history: History, run: RunInfo, places: dict[str, list[int]]) -> tuple[list[Contexts], list[str]]:
+def _plans(history: History, places: Mapping[str, Sequence[int]]) -> tuple[list[Contexts], list[str]]:
     """What is judged, request by request, and a sentence for each kind of request left out."""
-    requests = [(history.requests[name], some, step_numbers(history, name)) for name, some in places.items()]
-    plans = [contexts_of(*arguments, run) for arguments in requests]
+    plans = [contexts_of(history, name, some) for name, some in places.items()]
     known = [contexts for contexts in plans if contexts is not None]
     judged = [contexts for contexts in known if contexts.params.structured_outputs is None or _HAS_GRAMMARS]
-    without, formed = len(plans) - len(known), len(known) - len(judged)
     left = []
-    if without:
+    if without := len(plans) - len(known):
         requests_left = plural(without, "request")
         left.append(f"{requests_left} left out: the prompt, or the first steps, are not in the capture.")
-    if formed:
+    if formed := len(known) - len(judged):
         left.append(f"{plural(formed, 'request')} with structured output left out: pip install 'specscope[serve]'.")
     return judged, left
 
@@ -262,58 +254,17 @@ def _context(plans: Sequence[Contexts]) -> Finding:
     """Whether each step's root is the last committed token, so that a model can be fed the context before it."""
     unknown = [step for contexts in plans for step in contexts.unknown]
     tested = len(unknown) + sum(len(contexts.steps) for contexts in plans)
-    if not unknown:
-        return Finding(CONTEXT[0], CheckResult.PASSED, CONTEXT[1], tested, unit="step")
-    (first, why), count = unknown[0], len(unknown)
-    detail = f"{why}: it cannot be judged"
-    return Finding(CONTEXT[0], CheckResult.FAILED, CONTEXT[1], tested, count, first, detail, unit="step")
+    result = CheckResult.FAILED if unknown else CheckResult.PASSED
+    first, detail = (unknown[0][0], f"{unknown[0][1]}: it cannot be judged") if unknown else (None, "")
+    return Finding(CONTEXT[0], result, CONTEXT[1], tested, len(unknown), first, detail, unit="step")
 
 
-def _text(history: History, run: RunInfo, plan: TreePlan, plans: Sequence[Contexts]) -> Finding:
+def _looked_up(history: History, run: RunInfo, plan: TreePlan, plans: Sequence[Contexts]) -> Finding:
     """The finding on trees from text lookup: each is built again from the text."""
     tally = Tally(*TREE, "step", history.vocabulary.show)
-    whole = [replace(contexts, steps=[step for step in contexts.steps if not _is_pruned(step)]) for contexts in plans]
-    left_out = sum(len(contexts.steps) for contexts in plans) - sum(len(contexts.steps) for contexts in whole)
-    plans = whole
-    if isinstance(plan, DynamicPlan):
-        remark = "own text"
-        judge_text(plans, run.drafter, plan, run.max_context, tally)
-    else:
-        remark = judge_ngram(plans, plan, run.max_context, tally, run.speculation)
-    tally.about = f"{TREE[1]} with {remark}"
-    if left_out:
-        tally.about += f"; {plural(left_out, 'step')} left out, whose drafts a form pruned"
+    steps = [(contexts, step) for contexts in plans for step in contexts.steps]
+    whole = [each for each in steps if each[1].part.form is None or not each[1].part.form.pruned]
+    tally.about += f" with {judge_lookups(whole, run, plan, tally)}"
+    if pruned := len(steps) - len(whole):
+        tally.about += f"; {plural(pruned, 'step')} left out, whose drafts a form pruned"
     return tally.finding(history)
-
-
-def _is_pruned(step: AuditedStep) -> bool:
-    return step.part.form is not None and step.part.form.pruned > 0
-
-
-def _tallies(history: History, names: dict[str, tuple[str, str]]) -> dict[str, Tally]:
-    show, tails = history.vocabulary.show, history.run is not None and history.run.dtype in HALF
-    return {
-        name: Tally(name, about, noun, show, has_tails=tails, gives=GIVES.get(name, ""))
-        for name, (about, noun) in names.items()
-    }
-
-
-def _findings(history: History, tallies: dict[str, Tally]) -> list[Finding]:
-    """The findings on quantities with at least one item compared."""
-    return [tally.finding(history) for tally in tallies.values() if tally.items]
-
-
-class _Bar:
-    """Counts steps for the display of progress."""
-
-    def __init__(self, progress: Progress, total: int) -> None:
-        self.progress, self.total = progress, total
-        self.what, self.count = "", 0
-
-    def begin(self, what: str) -> None:
-        self.what, self.count = what, 0
-        self.progress(what, 0, self.total)
-
-    def done(self, steps: int) -> None:
-        self.count += steps
-        self.progress(self.what, self.count, self.total)

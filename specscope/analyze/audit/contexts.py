@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 
 from specscope.analyze.findings import Reference
-from specscope.trace.history.history import RequestHistory
+from specscope.trace.history.history import History
 from specscope.trace.record.params import RELAXED, SamplingParams, unknown_limits, untold_limits
-from specscope.trace.record.records import RequestStep, RunInfo, Verdict
+from specscope.trace.record.records import RequestStep, Verdict
 from specscope.trace.record.tree import ROOT
 
 
@@ -33,16 +34,10 @@ class AuditedStep:
 
     def at(self, node: int | None) -> Reference:
         """A node of the step as a reference."""
-        return Reference(self.where.request, self.where.index, self.where.step, node)
+        return replace(self.where, node=node)
 
 
-@dataclass(frozen=True)
-class Shaped:
-    """What shaped a request's distributions. Filled by `shaped_by`."""
-
-    drafter: SamplingParams  # as far as the drafter applies them
-    limits: tuple[str, ...] = ()  # what limits its tokens in a way that the capture does not record
-    raw_is_masked: bool = False  # whether raw p is recorded after the form's mask
+Ask = tuple[AuditedStep, int]  # a step, and the parent whose children's probabilities are asked for
 
 
 @dataclass
@@ -53,35 +48,35 @@ class Contexts:
     params: SamplingParams
     text: list[int]  # prompt and output
     prompt_len: int
+    drafter_params: SamplingParams  # as far as the drafter applies them
+    limits: tuple[str, ...]  # what limits its tokens in a way that the capture does not record: p is not computed again
+    raw_is_masked: bool  # whether raw p is recorded after the form's mask
     steps: list[AuditedStep] = field(default_factory=list)
     token: list[int] = field(default_factory=list)  # of each branch row
     parent: list[int] = field(default_factory=list)  # the row before it
     unknown: list[tuple[Reference, str]] = field(default_factory=list)  # steps that cannot be judged, and why
-    shaped: Shaped | None = None  # None: by `params` alone
 
-    @property
-    def drafter_params(self) -> SamplingParams:
-        """What shaped the drafter's distributions."""
-        return self.params if self.shaped is None else self.shaped.drafter
-
-    @property
-    def limits(self) -> tuple[str, ...]:
-        """What limited its tokens, so that p cannot be computed again."""
-        return () if self.shaped is None else self.shaped.limits
-
-    def keep_within(self, vocab: int) -> None:
-        """Move to `unknown` the steps that hold a token outside a model's vocabulary of this size."""
-        end = next((index for index, token in enumerate(self.text) if not 0 <= token < vocab), len(self.text))
-        steps, self.steps, self.token, self.parent = self.steps, [], [], []
-        self.text = self.text[:end]
+    def of(self, steps: Iterable[AuditedStep], end: int) -> Contexts:
+        """Some steps alone, over the first `end` tokens of the text."""
+        made = replace(self, text=self.text[:end], prompt_len=min(self.prompt_len, end))
+        made.steps, made.token, made.parent, made.unknown = [], [], [], []
         for step in steps:
-            position, tokens = step.rows[ROOT], step.part.tree.token.tolist()
-            beyond = [token for token in (*tokens, step.verdict.token) if not 0 <= token < vocab]
-            if beyond or position >= end:
+            made.add(step.part, step.where)
+        return made
+
+    def within(self, vocab: int) -> Contexts:
+        """Without the steps that hold a token outside a model's vocabulary of this size: these are `unknown`."""
+        end = next((index for index, token in enumerate(self.text) if not 0 <= token < vocab), len(self.text))
+        kept, unknown = list[AuditedStep](), list(self.unknown)
+        for step in self.steps:
+            tokens = (*step.part.tree.token.tolist(), step.verdict.token)
+            beyond = [token for token in tokens if not 0 <= token < vocab]
+            if beyond or step.part.position >= end:
                 what = f"token {beyond[0]} is" if beyond else "a token before it is"
-                self.unknown.append((step.where, f"{what} none of the {vocab:,} that the model has"))
+                unknown.append((step.where, f"{what} none of the {vocab:,} that the model has"))
             else:
-                self.add(step.part, step.where, position)
+                kept.append(step)
+        return replace(self.of(kept, end), unknown=unknown)
 
     def context(self, row: int) -> list[int]:
         """All tokens up to and including that row."""
@@ -95,9 +90,13 @@ class Contexts:
         """What penalties count as output there."""
         return self.context(row)[self.prompt_len :]
 
-    def asked(self) -> list[int]:
-        """The rows that any step needs, ascending."""
-        return sorted({row for step in self.steps for row in step.rows.values()})
+    def asks(self) -> dict[int, list[Ask]]:
+        """By row, ascending, what the steps need there."""
+        asks: dict[int, list[Ask]] = defaultdict(list)
+        for step in self.steps:
+            for parent, row in step.rows.items():
+                asks[row].append((step, parent))
+        return dict(sorted(asks.items()))
 
     def branches(self, limit: int) -> Iterator[range]:
         """Branch rows in pieces of up to `limit`, more where one step has more; a step's rows are never split."""
@@ -111,12 +110,11 @@ class Contexts:
         if length > start:
             yield range(start, length)
 
-    def add(self, part: RequestStep, where: Reference, position: int) -> None:
-        """One more step to judge; its root is the text's token at `position`."""
+    def add(self, part: RequestStep, where: Reference) -> None:
+        """One more step to judge; its root is the text's token at its position."""
         branch_rows: dict[tuple[int, int], int] = {}  # (row, token) to the row after it: of this step's branches
-        rows = {ROOT: position}
-        inner = set(part.tree.parent.tolist())
-        inner.update([] if part.verdict is None else part.verdict.path.tolist())
+        rows = {ROOT: part.position}
+        inner = {*part.tree.parent.tolist(), *([] if part.verdict is None else part.verdict.path.tolist())}
         for node, (token, above) in enumerate(zip(part.tree.token.tolist(), part.tree.parent.tolist(), strict=True)):
             if node in inner:
                 rows[node] = self._after(rows[above], token, branch_rows)
@@ -133,38 +131,27 @@ class Contexts:
         return branch_rows[row, token]
 
 
-def shaped_by(run: RunInfo, request: RequestHistory) -> Shaped | None:
-    """What shaped a request's distributions in a run; None where it is not known, and where its parameters alone do."""
-    info = request.info
-    if info is None or (run.is_ours and not untold_limits(info.params)):
+def contexts_of(history: History, name: str, places: Collection[int]) -> Contexts | None:
+    """What is needed to judge the steps at `places` of a request; None where the text before them is not known.
+
+    A step whose root is not the text's last token is unknown.
+    """
+    request, run = history.requests[name], history.run
+    info, earlier = request.info, request.earlier()
+    if info is None or not len(info.prompt_tokens) or not request.steps or earlier is None or run is None:
         return None
     limits = untold_limits(info.params) if run.is_ours else unknown_limits(info.params, info.labels)
     if run.ways.relaxes_penalties and info.params.penalised:
         limits = (*limits, RELAXED)
-    return Shaped(run.ways.drafter_params(info.params), limits, run.ways.raw_is_masked)
-
-
-def contexts_of(
-    request: RequestHistory, places: Sequence[int], steps: Sequence[int], run: RunInfo | None = None
-) -> Contexts | None:
-    """What is needed to judge the steps at `places` of a request; None where the text before them is not known.
-
-    `steps`: the engine's step number of each of its steps. A step whose root is not the text's last token is unknown.
-    """
-    info = request.info
-    earlier = request.earlier()
-    if info is None or not len(info.prompt_tokens) or not request.steps or earlier is None:
-        return None
     prompt: list[int] = info.prompt_tokens.tolist()
-    text = [*prompt, *earlier, *(t for t, _ in request.output())]
-    shaped = None if run is None else shaped_by(run, request)
-    contexts = Contexts(request.id, info.params, text, len(prompt), shaped=shaped)
+    text, drafter = [*prompt, *earlier, *(t for t, _ in request.output())], run.ways.drafter_params(info.params)
+    contexts = Contexts(name, info.params, text, len(prompt), drafter, limits, run.ways.raw_is_masked)
     wanted, length = set(places), len(prompt) + len(earlier)
     for place, part in enumerate(request.steps):
         if place in wanted and part.verdict is not None:
-            where = Reference(request.id, part.index, steps[place])
+            where = Reference(name, part.index, history.steps[request.engine_steps[place]].step)
             if length == part.position + 1:
-                contexts.add(part, where, part.position)
+                contexts.add(part, where)
             else:
                 contexts.unknown.append((where, "its position is not that of the last committed token"))
         length += len(part.output())

@@ -17,6 +17,7 @@ from specscope.analyze.audit.contexts import AuditedStep, Contexts
 from specscope.analyze.audit.tally import Tally
 from specscope.plans.plan import DynamicPlan, StaticPlan, TreePlan
 from specscope.trace.record.notes import TEXT, text_part
+from specscope.trace.record.records import RunInfo
 from specscope.trace.record.tree import ROOT, DraftTree
 
 # Longest and shortest suffix, where a capture does not tell them
@@ -33,6 +34,15 @@ class Rule:
     earliest: bool = False  # vLLM's V1 runner and transformers take what follows the earliest occurrence
     filled: bool = False  # vLLM's V2 runner fills the chain with the text's last token where the text ends it
     cut: bool = False  # transformers leaves out its end, from the first token on that the processors forbid
+
+    @property
+    def words(self) -> str:
+        """How a tree is looked up."""
+        words = f"suffixes of {self.shortest} to {self.longest} tokens"
+        if self.filled:
+            return f"{words}, what followed the latest occurrence, and the last token where nothing did"
+        words += ", and what followed the earliest occurrence" if self.earliest else ""
+        return f"{words}, as far as a draft goes" if self.cut else words
 
     def agrees(self, drafted: Collection[Path], given: Collection[Path]) -> bool:
         """Whether the drafted paths are those that the text gives."""
@@ -79,41 +89,6 @@ def _ends(tokens: Sequence[int], size: int) -> Iterator[int]:
             yield end
 
 
-def judge_ngram(
-    contexts: Sequence[Contexts], plan: TreePlan, limit: int, tally: Tally, speculation: Mapping[str, Any]
-) -> str:
-    """Compare the tree of every step; returns a remark. `limit`: the longest context of a request.
-
-    Our captures do not record how long the suffixes were: the lengths under which most sampled steps agree are taken.
-    `speculation`: another engine's configuration, which records them.
-    """
-    assert isinstance(plan, StaticPlan)
-    depth, width = plan.max_depth, len(plan.shape.children(ROOT))
-    every = [(request, step) for request in contexts for step in request.steps]
-    steps = [(request, step) for request, step in every if step.part.position + 1 + depth < limit]
-    rules = told_rules(speculation) or tuple(Rule(*sizes) for sizes in SIZES)
-    if rules[0].cut:  # all of a draft may be left out
-        steps = [(request, step) for request, step in steps if len(step.part.tree)]
-    elif speculation:  # vLLM drafts behind a step, so that a request's first one has nothing to judge
-        steps = [(request, step) for request, step in steps if not step.part.prefill_tokens]
-    some = steps[:: max(1, len(steps) // 100)]
-    agree = {
-        rule: sum(rule.agrees(recorded_paths(s.part.tree), _tree(c, s, depth, width, rule)) for c, s in some)
-        for rule in rules
-    }
-    rule = max(rules, key=lambda rule: agree[rule])
-    for request, step in steps:
-        wanted, recorded = _tree(request, step, depth, width, rule), recorded_paths(step.part.tree)
-        text = f"it drafts {_first(recorded, tally.show)}; the text gives {_first(wanted, tally.show)}"
-        differs, sizes = not rule.agrees(recorded, wanted), (float(len(recorded)), float(len(wanted)))
-        tally.add(step.at(None), differs=differs, recorded=sizes[0], judged=sizes[1], text=text)
-    remark = f"suffixes of {rule.shortest} to {rule.longest} tokens"
-    if rule.filled:
-        return f"{remark}, what followed the latest occurrence, and the last token where nothing did"
-    remark += ", and what followed the earliest occurrence" if rule.earliest else ""
-    return f"{remark}, as far as a draft goes" if rule.cut else remark
-
-
 def told_rules(speculation: Mapping[str, Any]) -> tuple[Rule, ...]:
     """The rules of another engine, where its configuration is in the capture. vLLM's does not name the runner."""
     if isinstance(longest := speculation.get("max_matching_ngram_size"), int):  # transformers
@@ -124,13 +99,18 @@ def told_rules(speculation: Mapping[str, Any]) -> tuple[Rule, ...]:
     return Rule(longest, shortest, earliest=True), Rule(longest, shortest, filled=True)
 
 
-def _tree(contexts: Contexts, step: AuditedStep, depth: int, width: int, rule: Rule) -> dict[Path, int]:
-    return lookup(contexts.text[: step.part.position + 1], depth, width, rule)
-
-
 def recorded_paths(tree: DraftTree) -> list[Path]:
     """The path of each node."""
     return _paths(tree.parent.tolist(), tree.token.tolist())
+
+
+def _paths(parents: Sequence[int], tokens: Sequence[int]) -> list[Path]:
+    """The paths of all candidates, dropped ones included; a candidate's number may be less than its parent's."""
+
+    def path(node: int) -> Path:
+        return () if node == ROOT else (*path(parents[node]), tokens[node])
+
+    return [path(node) for node in range(len(tokens))]
 
 
 def _first(paths: Iterable[Path], show: Callable[[int], str]) -> str:
@@ -189,40 +169,72 @@ def _likeliest(follows: Sequence[Sequence[int]], nodes: int) -> tuple[list[Path]
     return taken, [count[path] for path in taken]
 
 
-def judge_text(contexts: Sequence[Contexts], drafter: str, plan: DynamicPlan, limit: int, tally: Tally) -> None:
-    """Compare what the text gives with the tree of every step. `limit`: the longest context.
+def judge_lookups(steps: Sequence[tuple[Contexts, AuditedStep]], run: RunInfo, plan: TreePlan, tally: Tally) -> str:
+    """Compare the tree of each of these steps with what the text gives; returns a remark on how that is looked up."""
+    if isinstance(plan, DynamicPlan):
+        drawn = [(step, _drawn(contexts, step, run, plan)) for contexts, step in steps]
+        faults = [(step, len(d.paths), _differs(step, d, tally.show)) for step, d in drawn if d is not None]
+        remark = "own text"
+    else:
+        assert isinstance(plan, StaticPlan)
+        rule, trees = _by_rule(steps, run, plan)
+        faults, remark = [], rule.words
+        for step, wanted in trees:
+            recorded = recorded_paths(step.part.tree)
+            fault = f"it drafts {_first(recorded, tally.show)}; the text gives {_first(wanted, tally.show)}"
+            faults.append((step, len(wanted), "" if rule.agrees(recorded, wanted) else fault))
+    for step, size, fault in faults:
+        tally.add(step.at(None), differs=bool(fault), recorded=len(step.part.tree), judged=size, text=fault)
+    return remark
+
+
+def _by_rule(
+    steps: Sequence[tuple[Contexts, AuditedStep]], run: RunInfo, plan: StaticPlan
+) -> tuple[Rule, list[tuple[AuditedStep, dict[Path, int]]]]:
+    """How prompts are looked up, and of each step with room for a draft what the text gives.
+
+    Our captures do not record how long the suffixes were: the lengths under which most sampled steps agree are taken.
+    Another engine's configuration has them.
+    """
+    depth, width = plan.max_depth, len(plan.shape.children(ROOT))
+    rules = told_rules(run.speculation) or tuple(Rule(*sizes) for sizes in SIZES)
+    judged = []
+    for contexts, step in steps:
+        part = step.part
+        # All of a draft may be left out by transformers; vLLM drafts behind a step, so that the first one has none
+        is_there = len(part.tree) > 0 if rules[0].cut else not (run.speculation and part.prefill_tokens)
+        if is_there and part.position + 1 + depth < run.max_context:
+            judged.append((contexts, step))
+
+    def given(contexts: Contexts, step: AuditedStep, rule: Rule) -> dict[Path, int]:
+        return lookup(contexts.text[: step.part.position + 1], depth, width, rule)
+
+    some = judged[:: max(1, len(judged) // 100)]
+    rule = max(
+        rules, key=lambda rule: sum(rule.agrees(recorded_paths(s.part.tree), given(c, s, rule)) for c, s in some)
+    )
+    return rule, [(step, given(contexts, step, rule)) for contexts, step in judged]
+
+
+def _drawn(contexts: Contexts, step: AuditedStep, run: RunInfo, plan: DynamicPlan) -> SuffixDraft | None:
+    """What the text gives; None where there is no room for a draft, or the model drew alone.
 
     Beside a model the tree is a choice from both: the nodes recorded as the text's must be exactly those of the text's
     tree, and all of that tree must be among the recorded candidates.
     """
-    nodes = plan.max_nodes
-    depth = min(plan.max_depth, nodes) if drafter == "suffix" else nodes
-    is_suffix = text_part(drafter) == "suffix"
+    nodes, part, is_suffix = plan.max_nodes, step.part, text_part(run.drafter) == "suffix"
+    depth = min(plan.max_depth, nodes) if run.drafter == "suffix" else nodes
     reach = max(plan.max_depth, depth if is_suffix else min(BESIDE[0], nodes))
-    for request in contexts:
-        for step in request.steps:
-            if step.part.position + 1 + reach >= limit:
-                continue  # no room for a draft
-            if step.part.tree.is_sampled:
-                continue  # the model's draws alone: no nodes of the text are beside them
-            if "+" in drafter and not len(step.part.tree):
-                drawn = SuffixDraft()  # no node was worth a row, and then nothing is recorded
-            elif is_suffix:
-                drawn = redraw(request.text[: step.part.position + 1], nodes, depth)
-            else:
-                drawn = _ngram(request, step, nodes)
-            fault = _differs(step, drawn, tally.show)
-            recorded = float(len(step.part.tree))
-            tally.add(step.at(None), differs=bool(fault), recorded=recorded, judged=float(len(drawn.paths)), text=fault)
-
-
-def _ngram(contexts: Contexts, step: AuditedStep, nodes: int) -> SuffixDraft:
-    """What prompt lookup drafts beside a model."""
-    method, tokens = step.part.method, contexts.text[: step.part.position + 1]
-    if method is None or not method.match_length:  # what was not found is not drafted
+    if part.position + 1 + reach >= run.max_context or part.tree.is_sampled:
+        return None
+    if "+" in run.drafter and not len(part.tree):
+        return SuffixDraft()  # no node was worth a row, and then nothing is recorded
+    text = contexts.text[: part.position + 1]
+    if is_suffix:
+        return redraw(text, nodes, depth)
+    if part.method is None or not (size := part.method.match_length):  # what was not found is not drafted
         return SuffixDraft()
-    size = method.match_length
-    return SuffixDraft(tuple(lookup(tokens, min(BESIDE[0], nodes), BESIDE[1], Rule(size, size))), match=size)
+    return SuffixDraft(tuple(lookup(text, min(BESIDE[0], nodes), BESIDE[1], Rule(size, size))), match=size)
 
 
 def _differs(step: AuditedStep, drawn: SuffixDraft, show: Callable[[int], str]) -> str:
@@ -233,8 +245,7 @@ def _differs(step: AuditedStep, drawn: SuffixDraft, show: Callable[[int], str]) 
         shares = () if method is None else tuple(method.confidence.tolist())
         if tuple(recorded) != drawn.paths:
             return f"it drafts {_first(recorded, show)}; the text gives {_first(drawn.paths, show)}"
-        same = len(shares) == len(drawn.share) and np.allclose(shares, drawn.share, atol=SHARES)
-        if not same:
+        if len(shares) != len(drawn.share) or not np.allclose(shares, drawn.share, atol=SHARES):
             return "the shares of the occurrences are not those of the text"
     else:
         of_text = {path for path, source in zip(recorded, method.source.tolist(), strict=True) if source >= TEXT}
@@ -250,12 +261,3 @@ def _differs(step: AuditedStep, drawn: SuffixDraft, show: Callable[[int], str]) 
     if len(recorded) and drawn.count and told_of != (drawn.match, drawn.count):
         return f"a match of {told_of[0]}, {told_of[1]} times; in the text {drawn.match}, {drawn.count} times"
     return ""
-
-
-def _paths(parents: Sequence[int], tokens: Sequence[int]) -> list[Path]:
-    """The paths of all candidates, dropped ones included; a candidate's number may be less than its parent's."""
-
-    def path(node: int) -> Path:
-        return () if node == ROOT else (*path(parents[node]), tokens[node])
-
-    return [path(node) for node in range(len(tokens))]

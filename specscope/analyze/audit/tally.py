@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -46,7 +46,7 @@ class Tally:
     judged: list[float] = field(default_factory=list)  # the model's value for each item
 
     def add(
-        self, where: Reference, *, differs: bool, recorded: float, judged: float, text: str = "", is_far: bool = True
+        self, where: Reference, *, differs: bool, recorded: float, judged: float, text: str, is_far: bool = True
     ) -> None:
         """One more item. `is_far`: whether one that differs does so by more than the tails of rounding."""
         self.items.append(where)
@@ -54,15 +54,14 @@ class Tally:
         self.far += differs and (is_far or not self.has_tails)
         self.judged.append(judged)
         if differs and len(self.examples) < EXAMPLES:
-            self.examples.append(Example(where, recorded, judged, text or f"{recorded:.4g}, not {judged:.4g}"))
+            self.examples.append(Example(where, float(recorded), float(judged), text))
 
     def finding(self, history: History) -> Finding:
         """The finding on all items; the condition is searched for over all of them."""
-        failed = sum(self.differs)
+        failed, tested = sum(self.differs), plural(len(self.items), self.noun)
         notes = [f"{plural(count, self.noun)} {what} left out" for what, count in self.left.items() if count]
         if failed and not self.far and failed <= 1 + TAIL * len(self.items):
-            of = f"{failed:,} of {plural(len(self.items), self.noun)}"
-            notes.append(f"{of} off by up to {FAR:g} times the usual rounding")
+            notes.append(f"{failed:,} of {tested} off by up to {FAR:g} times the usual rounding")
             failed = 0
         result = CheckResult.SKIPPED if not self.items else CheckResult.FAILED if failed else CheckResult.PASSED
         note = "; ".join(notes)
@@ -90,25 +89,25 @@ class Tally:
         What is wrong in a cache stays wrong: steps after the first that differs may differ for that reason alone, and
         hide the original cause. So the condition is searched for with and without them, and the clearer one is taken.
         """
-        steps = [(item.request, item.index) for item in self.items]
-        numbers = {key: number for number, key in enumerate(dict.fromkeys(steps))}
-        clusters = np.array([numbers[key] for key in steps])
-        differs = np.array(self.differs)
-        whole = find(facts, differs, clusters)
+        steps, differs = [f"{item.request}@{item.index}" for item in self.items], self.differs
+        whole = find(facts, differs, steps)
         first: dict[str, int] = {}
-        for item, wrong in zip(self.items, self.differs, strict=True):
+        for item, wrong in zip(self.items, differs, strict=True):
             if wrong:
                 first[item.request] = min(first.get(item.request, item.index), item.index)
-        early = np.array([item.index <= first.get(item.request, item.index) for item in self.items])
-        if early.all():
+        early = [place for place, item in enumerate(self.items) if item.index <= first.get(item.request, item.index)]
+        if len(early) == len(self.items):
             return whole, False
-        early_items = np.flatnonzero(early)
-        some = {name: [values[number] for number in early_items] for name, values in facts.items()}
-        begun = find(some, differs[early_items], clusters[early_items])
+        some = {name: [values[place] for place in early] for name, values in facts.items()}
+        begun = find(some, [differs[place] for place in early], [steps[place] for place in early])
         dearer = 0 if whole is None else DEARER * max(len(whole.tests) - 1, 0) - 1e-6
         if begun is not None and begun.tests and (whole is None or begun.score > whole.correlation - dearer):
             return begun, True
         return whole, False
+
+
+Tallies = Mapping[str, Tally]  # by name
+Bounds = tuple[float, float]  # the least and the largest value that rounding allows
 
 
 def skipped(name: str, about: str, note: str) -> Finding:
@@ -116,7 +115,7 @@ def skipped(name: str, about: str, note: str) -> Finding:
     return Finding(name, CheckResult.SKIPPED, about, note=note, unit="node")
 
 
-def span(p: float, slack: float) -> tuple[float, float]:
+def span(p: float, slack: float) -> Bounds:
     """The least and the largest probability whose log odds lie within `slack` of those of `p`."""
     near = LEAST + SUMMED * p
     odds = _odds(p)
@@ -129,19 +128,19 @@ def _odds(p: float) -> float:
     return float(log_odds(np.asarray(p), SMALLEST, 1 - EPSILON))
 
 
-def is_far(recorded: float, judged: float, allowed: tuple[float, float]) -> bool:
+def is_far(recorded: float, judged: float, allowed: Bounds) -> bool:
     """Whether a figure that rounding does not allow is off by more than FAR times what it does."""
     bound = _odds(allowed[0] if recorded < judged else allowed[1])
     off = abs(_odds(recorded) - _odds(judged)) if 0 <= recorded <= 1 else math.inf
     return off > FAR * abs(bound - _odds(judged))
 
 
-def within(value: float, bounds: tuple[float, float]) -> bool:
+def within(value: float, bounds: Bounds) -> bool:
     """Whether a recorded figure is one that rounding allows."""
     return bounds[0] <= value <= bounds[1]
 
 
-def conditional(p: tuple[float, float], taken: Sequence[tuple[float, float]]) -> tuple[float, float]:
+def conditional(p: Bounds, taken: Sequence[Bounds]) -> Bounds:
     """Bounds of p / (1 - what was taken), from bounds of p and of each probability taken."""
     smallest, largest = (1 - sum(bounds[end] for bounds in taken) for end in (1, 0))
     return p[0] / max(largest, LEAST), min(p[1] / max(smallest, LEAST), 1.0) + LEAST

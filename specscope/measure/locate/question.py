@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from specscope.analyze.audit.audit import Audit, of_drafter, step_numbers
+from specscope.analyze.audit.audit import Audit, of_drafter
 from specscope.analyze.audit.contexts import Contexts, contexts_of
 from specscope.analyze.audit.model.rows import Models
 from specscope.analyze.audit.options import Options, Progress
@@ -138,11 +138,7 @@ def contexts_until(history: History, name: str, until: int) -> Contexts | None:
     request = history.requests[name]
     steps = zip(request.engine_steps, request.steps, strict=True)
     places = [i for i, (step, part) in enumerate(steps) if step <= until and part.verdict is not None]
-    whole = contexts_of(request, places, step_numbers(history, name), history.run)
+    whole = contexts_of(history, name, places)
     if whole is None or not whole.steps:
         return None
-    last = max(step.part.position + len(step.verdict.path) + 1 for step in whole.steps)
-    contexts = Contexts(name, whole.params, whole.text[: last + 1], whole.prompt_len, shaped=whole.shaped)
-    for step in whole.steps:
-        contexts.add(step.part, step.where, step.part.position)
-    return contexts
+    return whole.of(whole.steps, max(step.part.position + len(step.verdict.path) + 2 for step in whole.steps))

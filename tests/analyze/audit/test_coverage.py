@@ -228,7 +228,7 @@ def test_a_label_of_that_name_is_the_users_own_in_a_run_of_ours(bench):
     history = run(engine, {"temperature": 1.0}, tokens=6, prompts=PROMPTS[:1])
     request = history.requests[next(iter(history.requests))]
     request.info = dataclasses.replace(request.info, labels={"min_tokens": "mine"})
-    assert contexts_of(request, [], [], history.run).limits == ()
+    assert contexts_of(history, request.id, []).limits == ()
     found = audit(history, "run.jsonl", bench.options(engine))
     assert found.finding("target p").tested
 

@@ -14,111 +14,81 @@ from specscope.speculate.drafters.draft_model import DraftModel
 from specscope.speculate.drafters.eagle import Eagle
 from specscope.speculate.drafters.model_drafter import ModelDrafter, State
 from specscope.speculate.drafters.tree_builder import Level, TreeBuilder
-from tests.faults.fault import Fault
+from tests.faults.fault import Fault, altered, replaced
 
 
-def leaf_taken_for_run(patch, engine):
+@replaced(DraftModel, "commit")
+def leaf_taken_for_run(commit, self, context, tree, verdict):
     """After a full acceptance the last accepted token counts as run, though the drafter never ran it."""
-    commit = DraftModel.commit
-
-    def all_of_it(self, context, tree, verdict):
-        commit(self, context, tree, verdict)
-        state = self.states[context.request]
-        if len(verdict.path) == tree.max_depth:
-            state.computed = len(context.tokens) + len(verdict.path)
-
-    patch.setattr(DraftModel, "commit", all_of_it)
+    commit(self, context, tree, verdict)
+    if len(verdict.path) == tree.max_depth:
+        self.states[context.request].computed = len(context.tokens) + len(verdict.path)
 
 
 def keeps_its_count(patch, engine):
     """A preempted request's blocks are freed, but the drafter still believes that its tokens are computed."""
-    release = ModelDrafter.release
 
-    def forgetful(self, request):
+    def forgetful(release, self, request):
         state = self.states.get(request)
         release(self, request)
         if state is not None and request in engine.requests and engine.requests[request].finish is None:
             self.states[request] = State(computed=state.computed)
 
-    patch.setattr(ModelDrafter, "release", forgetful)
+    replaced(ModelDrafter, "release")(forgetful)(patch, engine)
 
 
-def nodes_one_further(patch, engine):
+@replaced(TreeBuilder, "segment")
+def nodes_one_further(segment, self, table, base):
     """Drafted nodes are fed one position too far."""
-    segment = TreeBuilder.segment
-
-    def further(self, table, base):
-        made = segment(self, table, base)
-        made.positions = made.positions + 1
-        return made
-
-    patch.setattr(TreeBuilder, "segment", further)
+    made = segment(self, table, base)
+    made.positions = made.positions + 1
+    return made
 
 
-def spoiled_after_rejections(patch, engine):
+@replaced(DraftModel, "commit")
+def spoiled_after_rejections(commit, self, context, tree, verdict):
     """After a rejection the draft model's KV of its last two committed tokens is gone."""
-    commit = DraftModel.commit
-
-    def spoiled(self, context, tree, verdict):
-        commit(self, context, tree, verdict)
-        state = self.states[context.request]
-        if len(verdict.path) < tree.max_depth and state.computed > 2:
-            slots = state.table.slots(state.computed - 2, state.computed)
-            for store in self.cache.stores:
-                store[:, :, slots] = 0
-
-    patch.setattr(DraftModel, "commit", spoiled)
+    commit(self, context, tree, verdict)
+    state = self.states[context.request]
+    if len(verdict.path) < tree.max_depth and state.computed > 2:
+        slots = state.table.slots(state.computed - 2, state.computed)
+        for store in self.cache.stores:
+            store[:, :, slots] = 0
 
 
 def prompts_last_token(patch, engine):
     """Behind each chunk of a prompt the head is fed the prompt's last token: vLLM 0.32, and others before."""
-    observe = Eagle.observe
+    borders: dict[str, set[int]] = {}
 
-    def fed(self, request, start, features, tokens):
+    def fed(observe, self, request, start, features, tokens):
         observe(self, request, start, features, tokens)
-        info = engine.requests[request]
         end = start + len(features)
-        if end < len(info.prompt_tokens):
+        if end < len(engine.requests[request].prompt_tokens):
             borders.setdefault(request, set()).add(end)
 
-    borders: dict[str, set[int]] = {}
-    pending = Eagle._pending
-
-    def wrong(self, drafting, most, *, logits):
+    def wrong(pending, self, drafting, most, *, logits):
         for g in drafting:
-            prompt = engine.requests[g.context.request].prompt_tokens
             tokens = list(g.context.tokens)
             for border in borders.get(g.context.request, ()):
-                tokens[border] = prompt[-1]
+                tokens[border] = engine.requests[g.context.request].prompt_tokens[-1]
             g.context = dataclasses.replace(g.context, tokens=tokens)
         return pending(self, drafting, most, logits=logits)
 
-    patch.setattr(Eagle, "observe", fed)
-    patch.setattr(Eagle, "_pending", wrong)
+    replaced(Eagle, "observe")(fed)(patch, engine)
+    replaced(Eagle, "_pending")(wrong)(patch, engine)
 
 
 def high_while_decoding(patch, engine):
     """Behind the prompt everything lies one position too far in the head."""
-    segment, of_tree = TreeBuilder.segment, Segment.of_tree
 
-    def drafted(self, table, base):
-        made = segment(self, table, base)
-        made.positions = made.positions + 1
+    def committed(of_tree, table, *given, logits):
+        made = of_tree(table, *given, logits=logits)
+        for name in [name for name, state in engine.drafter.states.items() if state.table is table]:
+            made.positions = made.positions + (made.positions >= len(engine.requests[name].prompt_tokens) - 1)
         return made
 
-    def committed(table, context, tokens, tree, *, logits):
-        made = of_tree(table, context, tokens, tree, logits=logits)
-        ends = [
-            len(engine.requests[name].prompt_tokens) - 1
-            for name, s in engine.drafter.states.items()
-            if s.table is table
-        ]
-        if ends:
-            made.positions = made.positions + (made.positions >= ends[0])
-        return made
-
-    patch.setattr(TreeBuilder, "segment", drafted)
-    patch.setattr(Segment, "of_tree", staticmethod(committed))
+    nodes_one_further(patch, engine)
+    replaced(Segment, "of_tree")(committed)(patch, engine)
 
 
 def own_slots(patch, engine):
@@ -126,70 +96,51 @@ def own_slots(patch, engine):
 
     The best node of each level lies in the first slot of that level, and so on.
     """
-    segment, move_on = TreeBuilder.segment, TreeBuilder._move_on
 
-    def best_first(self, frontier):
+    def best_first(move_on, self, frontier):
         move_on(self, sorted(frontier, key=lambda node: -self.score[node]))
 
-    def by_place(self, table, base):
+    def by_place(segment, self, table, base):
         made, branches = segment(self, table, base), len(self.frontier)
-        levels = -(-made.mask.shape[1] // branches)
-        made.mask = np.tile(np.eye(branches, dtype=np.bool_), levels)
+        made.mask = np.tile(np.eye(branches, dtype=np.bool_), -(-made.mask.shape[1] // branches))
         return made
 
-    patch.setattr(TreeBuilder, "_move_on", best_first)
-    patch.setattr(TreeBuilder, "segment", by_place)
+    replaced(TreeBuilder, "_move_on")(best_first)(patch, engine)
+    replaced(TreeBuilder, "segment")(by_place)(patch, engine)
 
 
 def first_tokens_only(count: int):
     """The drafter chooses among the first tokens of the vocabulary."""
 
-    def install(patch, engine):
-        make = Level.__init__
+    def cut(make, self, logits, *more, **named):
+        logits = logits.clone()
+        logits[:, count:] = -torch.inf
+        make(self, logits, *more, **named)
 
-        def cut(self, logits, *more, **named):
-            logits = logits.clone()
-            logits[:, count:] = -torch.inf
-            make(self, logits, *more, **named)
-
-        patch.setattr(Level, "__init__", cut)
-
-    return install
+    return replaced(Level, "__init__")(cut)
 
 
 def short_table(end: int):
     """The head's rotary table ends at a position; what lies beyond it gets the last row."""
-
-    def install(patch, engine):
-        runner = engine.drafter.runner
-        turns = runner._turns.clone()
-        turns[end:] = turns[end - 1]
-        patch.setattr(runner, "_turns", turns)
-
-    return install
-
-
-def not_moved(patch, engine):
-    """The draft model's KV of the accepted path stays where it was drafted."""
-    patch.setattr(engine.drafter.cache, "move", lambda paths: None)
+    return altered("drafter.runner._turns", lambda turns: turns[torch.arange(len(turns)).clamp(max=end - 1)])
 
 
 def other_base(base: float):
     """The head's rotary table is that of another base."""
 
-    def install(patch, engine):
-        runner = engine.drafter.runner
-        like = runner._turns
+    def turned(like):
         half = like.shape[-1]
         angle = torch.outer(torch.arange(len(like)).float(), base ** (torch.arange(half) / -half))
         both = torch.cat([angle, angle], -1)[None].to(like.dtype)
         turns = torch.stack(Rotary().tables(both.cos(), both.sin()), dim=1)
         assert turns.shape == like.shape
-        patch.setattr(runner, "_turns", turns)
+        return turns
 
-    return install
+    return altered("drafter.runner._turns", turned)
 
 
+# The draft model's KV of the accepted path stays where it was drafted
+not_moved = altered("drafter.cache.move", lambda move: lambda paths: None)
 FAULTS = [
     Fault("drafter's KV not moved", Cause.DRAFTER_KV, not_moved, "model tree"),
     Fault("drafter's KV not moved, sampled", Cause.DRAFTER_KV, not_moved, "model tree warm"),

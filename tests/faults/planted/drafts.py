@@ -12,26 +12,23 @@ from specscope.analyze.diagnose.causes import Cause
 from specscope.speculate.drafters import tree_builder
 from specscope.speculate.drafters.base import NO_DRAFT, Draft
 from specscope.speculate.drafters.ngram import NgramDrafter, distinct, trie
-from specscope.speculate.draws import Draw, draw_siblings
+from specscope.speculate.draws import Draw
 from specscope.trace.record.tree import ROOT, DraftTree
-from tests.faults.fault import Fault, finished, taken
+from tests.faults.fault import Fault, altered, finished, replaced, taken
 
 
 def shifted_lookup(by: int):
     """Prompt lookup that goes on `by` tokens too late (too early where it is negative)."""
 
-    def install(patch, engine):
-        def proceed(self, context, index):
-            tokens = context.tokens
-            for size in range(min(self.longest, len(tokens) - 1), self.shortest - 1, -1):
-                ends = (end + by for end in index.ends(size) if end + by < len(tokens))
-                if found := distinct((tokens[end : end + self.depth] for end in ends), self.width):
-                    return Draft(trie(found))
-            return NO_DRAFT
+    def shifted(proceed, self, context, index):
+        tokens = context.tokens
+        for size in range(min(self.longest, len(tokens) - 1), self.shortest - 1, -1):
+            ends = (end + by for end in index.ends(size) if end + by < len(tokens))
+            if found := distinct((tokens[end : end + self.depth] for end in ends), self.width):
+                return Draft(trie(found))
+        return NO_DRAFT
 
-        patch.setattr(NgramDrafter, "_continue", proceed)
-
-    return install
+    return replaced(NgramDrafter, "_continue")(shifted)
 
 
 def shifted_chain(draft, places):
@@ -40,25 +37,16 @@ def shifted_chain(draft, places):
     return dataclasses.replace(draft, tree=DraftTree.build(token, draft.tree.parent.tolist())), places
 
 
-def placeholders(patch, engine):
+@replaced(NgramDrafter, "_continue")
+def placeholders(proceed, self, context, index):
     """Drafts are padded to their full length with token 0, and the padding is verified."""
-    proceed = NgramDrafter._continue
-
-    def padded(self, context, index):
-        draft = proceed(self, context, index)
-        chain = draft.tree.token.tolist()[: self.depth - 2]
-        return Draft(DraftTree.build(chain + [0] * (self.depth - len(chain)), range(-1, self.depth - 1)))
-
-    patch.setattr(NgramDrafter, "_continue", padded)
+    chain = proceed(self, context, index).tree.token.tolist()[: self.depth - 2]
+    return Draft(DraftTree.build(chain + [0] * (self.depth - len(chain)), range(-1, self.depth - 1)))
 
 
 def other_map(change):
     """The map from draft tokens to the target's is `change` of what it is."""
-
-    def install(patch, engine):
-        patch.setattr(engine.drafter.runner, "d2t", change(engine.drafter.runner.d2t))
-
-    return install
+    return altered("drafter.runner.d2t", change)
 
 
 def q_of_another_temperature(factor: float):
@@ -79,27 +67,21 @@ def likeliest_for_drawn(q, drawn):
 
 def without_q(draft, places):
     """q is lost on its way: what was sampled is judged as deterministic."""
-    return dataclasses.replace(draft, q={}, tree=_deterministic(draft.tree)), places
+    tree = DraftTree.build(draft.tree.token.tolist(), draft.tree.parent.tolist())
+    return dataclasses.replace(draft, q={}, tree=tree), places
 
 
-def _deterministic(tree: DraftTree) -> DraftTree:
-    return DraftTree.build(tree.token.tolist(), tree.parent.tolist())
-
-
-def draws_beside(patch, engine):
+@replaced(tree_builder, "draw_siblings")
+def draws_beside(draw_siblings, rows, coins):
     """The search in q's cumulative sum ends one token too early, and q is read at that token."""
-
-    def beside(rows, coins):
-        tokens, probs, margins, lows = draw_siblings(rows, coins)
-        for row, some, shares, ends in zip(rows.numpy(), tokens, probs, lows, strict=True):
-            for child, token in enumerate(some):
-                before = [t for t in np.flatnonzero(row[:token]).tolist() if t not in some]
-                if before and shares[child] > 0:
-                    some[child], shares[child] = before[-1], float(row[before[-1]])
-                    ends[child] -= shares[child]
-        return tokens, probs, margins, lows
-
-    patch.setattr(tree_builder, "draw_siblings", beside)
+    tokens, probs, margins, lows = draw_siblings(rows, coins)
+    for row, some, shares, ends in zip(rows.numpy(), tokens, probs, lows, strict=True):
+        for child, token in enumerate(some):
+            before = [t for t in np.flatnonzero(row[:token]).tolist() if t not in some]
+            if before and shares[child] > 0:
+                some[child], shares[child] = before[-1], float(row[before[-1]])
+                ends[child] -= shares[child]
+    return tokens, probs, margins, lows
 
 
 def sorted_siblings(q, drawn):

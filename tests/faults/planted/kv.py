@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from itertools import count
 
 import numpy as np
 import torch
@@ -11,24 +12,19 @@ from specscope.analyze.diagnose.causes import Cause
 from specscope.engine.scheduler import Scheduler
 from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockPool
-from tests.faults.fault import Fault
+from tests.faults.fault import Fault, altered, replaced
 
 
 def changed_segment(change):
     """The target's segments of trees, after `change(segment, pending tokens, tree)`."""
 
-    def install(patch, engine):
-        right = Segment.of_tree
+    def changed(of_tree, table, context, tokens, tree, *, logits):
+        segment = of_tree(table, context, tokens, tree, logits=logits)
+        if len(tree):
+            change(segment, len(tokens), tree)
+        return segment
 
-        def of_tree(table, context, tokens, tree, *, logits):
-            segment = right(table, context, tokens, tree, logits=logits)
-            if len(tree):
-                change(segment, len(tokens), tree)
-            return segment
-
-        patch.setattr(Segment, "of_tree", staticmethod(of_tree))
-
-    return install
+    return replaced(Segment, "of_tree")(changed)
 
 
 def sees_siblings(segment, pending, tree):
@@ -54,80 +50,69 @@ def at_the_root(segment, pending, tree):
 
 def chunks_from_zero(patch, engine):
     """Each prefill chunk but the first lies at positions from 0."""
-    right = Segment.of_tree
 
-    def of_tree(table, context, tokens, tree, *, logits):
-        segment = right(table, context, tokens, tree, logits=logits)
+    def from_zero(of_tree, table, context, tokens, tree, *, logits):
+        segment = of_tree(table, context, tokens, tree, logits=logits)
         if len(tokens) > 1 and context and any(table is request.table for request in engine.scheduler.running):
             segment.positions[: len(tokens)] -= context
         return segment
 
-    patch.setattr(Segment, "of_tree", staticmethod(of_tree))
+    replaced(Segment, "of_tree")(from_zero)(patch, engine)
 
 
-def left_where_it_lay(patch, engine):
-    """The accepted path's KV stays among the tree's slots."""
-    patch.setattr(engine.runner.cache, "move", lambda paths: None)
+@replaced(BlockPool, "drop")
+def lenient(drop, self, block):
+    """A block that was given away twice is dropped once."""
+    if self.refs[block] > 0:
+        drop(self, block)
 
 
 def given_to_two(patch, engine):
     """Now and then a block that another request holds is handed out as free."""
-    take, drop, asked = BlockPool.take, BlockPool.drop, [0]
-    pool = engine.runner.cache.pool
+    drop, asked = BlockPool.drop, [0]
 
-    def careless(self, count, after=None):
-        taken = take(self, count, after)
-        asked[0] += count if self is pool else 0
+    def careless(take, self, count, after=None):
+        taken, is_targets = take(self, count, after), self is engine.runner.cache.pool
+        asked[0] += count if is_targets else 0
         held = [request.table.blocks[-1] for request in engine.scheduler.running if request.table.blocks]
-        if self is pool and taken and asked[0] >= 5 and len(held) > 1:
+        if is_targets and taken and asked[0] >= 5 and len(held) > 1:
             asked[0] = 0
             drop(self, taken[-1])
             taken[-1] = held[0]
         return taken
 
-    def lenient(self, block):
-        if self.refs[block] > 0:
-            drop(self, block)
-
-    patch.setattr(BlockPool, "take", careless)
-    patch.setattr(BlockPool, "drop", lenient)
+    replaced(BlockPool, "take")(careless)(patch, engine)
+    lenient(patch, engine)
 
 
 def freed_early(patch, engine):
     """A running request's newest block is put back into the pool while the request goes on using it."""
-    step, pool = engine.scheduler.schedule, engine.runner.cache.pool
-    calls, drop = [0], BlockPool.drop
+    step, pool, calls = engine.scheduler.schedule, engine.runner.cache.pool, count(1)
 
     def schedule(*given, **named):
-        calls[0] += 1
         running = [request for request in engine.scheduler.running if request.table.blocks]
-        if calls[0] % 15 == 0 and running:
+        if next(calls) % 15 == 0 and running:
             block = running[0].table.blocks[0]
             if pool.refs[block] == 1:
                 pool.refs[block] = 0
                 heapq.heappush(pool._free, block)
         return step(*given, **named)
 
-    def lenient(self, block):
-        if self.refs[block] > 0:
-            drop(self, block)
-
     patch.setattr(engine.scheduler, "schedule", schedule)
-    patch.setattr(BlockPool, "drop", lenient)
+    lenient(patch, engine)
 
 
 def worse_with_time(patch, engine):
     """From some step on prompts' KV is what the blocks happened to hold: vLLM 41838, in short."""
-    forward, calls = engine.runner.forward_with_features, [0]
+    forward, calls = engine.runner.forward_with_features, count(1)
 
     def spoiled(segments):
-        calls[0] += 1
-        out = forward(segments)
+        call, out = next(calls), forward(segments)
         for segment in segments:
-            if segment.context == 0 and len(segment.tokens) > 32 and calls[0] > 60:
+            if segment.context == 0 and len(segment.tokens) > 32 and call > 60:
                 slots = segment.table.slots(0, 64)
                 for store in engine.runner.cache.stores:
-                    noise = torch.randn(64, 1, generator=torch.Generator().manual_seed(calls[0]))
+                    noise = torch.randn(64, 1, generator=torch.Generator().manual_seed(call))
                     store[:, :, slots] = store[:, :, :1] * noise
         return out
 
@@ -136,22 +121,24 @@ def worse_with_time(patch, engine):
 
 def astray_after_preemption(patch, engine):
     """What is computed again after a preemption lies at positions that run too fast."""
-    preempt, of_tree, lost = Scheduler._preempt, Segment.of_tree, set()
+    lost = set()
 
-    def noted(self, victim, plan):
+    def noted(preempt, self, victim, plan):
         lost.add(id(victim.table))
         preempt(self, victim, plan)
 
-    def further(table, context, tokens, tree, *, logits):
-        segment = of_tree(table, context, tokens, tree, logits=logits)
+    def further(of_tree, table, context, *given, logits):
+        segment = of_tree(table, context, *given, logits=logits)
         if id(table) in lost and not context:
             segment.positions = segment.positions + np.arange(len(segment.positions)) // 8
         return segment
 
-    patch.setattr(Scheduler, "_preempt", noted)
-    patch.setattr(Segment, "of_tree", staticmethod(further))
+    replaced(Scheduler, "_preempt")(noted)(patch, engine)
+    replaced(Segment, "of_tree")(further)(patch, engine)
 
 
+# The accepted path's KV stays among the tree's slots
+left_where_it_lay = altered("runner.cache.move", lambda move: lambda paths: None)
 FAULTS = [
     Fault("positions after a preemption", Cause.TARGET_KV, astray_after_preemption, "model chain crowded", rare=0),
     Fault("mask shows siblings", Cause.MASK_SIBLINGS, changed_segment(sees_siblings), "model tree", rare=30),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specscope.analyze.diagnose.causes import Cause
 from specscope.speculate.drafters.tree_builder import Level
-from tests.faults.fault import Fault, in_phase
+from tests.faults.fault import Fault, in_phase, replaced
 
 
 def logits_swapped(engine, now):
@@ -33,28 +33,17 @@ def target_scaled(engine, now):
         turn.logits = turn.logits * 0.9
 
 
-def drafter_scaled(factor):
+@replaced(Level, "__init__")
+def drafter_scaled(make, self, logits, *more, **named):
     """The drafter's logits times a factor."""
-
-    def install(patch, engine):
-        make = Level.__init__
-        patch.setattr(
-            Level, "__init__", lambda self, logits, *more, **named: make(self, logits * factor, *more, **named)
-        )
-
-    return install
+    make(self, logits * 1.6, *more, **named)
 
 
-SWAPPED, SCALED = (in_phase("verify", change, before=True) for change in (logits_swapped, target_scaled))
+swapped, scaled = (in_phase("verify", change, before=True) for change in (logits_swapped, target_scaled))
 FAULTS = [
-    Fault("logits swapped", Cause.ROWS_SWAPPED, SWAPPED, "model chain", rare=10),
-    Fault("logits swapped, sampled", Cause.ROWS_SWAPPED, SWAPPED, "early tree warm", rare=20),
+    Fault("logits swapped", Cause.ROWS_SWAPPED, swapped, "model chain", rare=10),
+    Fault("logits swapped, sampled", Cause.ROWS_SWAPPED, swapped, "early tree warm", rare=20),
     Fault("drafts swapped", Cause.ROWS_SWAPPED, in_phase("draft", drafts_swapped), "model chain", rare=10),
-    Fault(
-        "target's logits scaled",
-        Cause.LOGITS_SCALED,
-        SCALED,
-        "model chain warm",
-    ),
-    Fault("drafter's logits scaled", Cause.LOGITS_SCALED, drafter_scaled(1.6), "eagle chain warm"),
+    Fault("target's logits scaled", Cause.LOGITS_SCALED, scaled, "model chain warm"),
+    Fault("drafter's logits scaled", Cause.LOGITS_SCALED, drafter_scaled, "eagle chain warm"),
 ]

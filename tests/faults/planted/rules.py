@@ -11,123 +11,93 @@ from specscope.analyze.diagnose.causes import Cause
 from specscope.speculate import sampling
 from specscope.speculate.sampling import LogitRows, Memory, target_rows
 from specscope.speculate.verify import inputs, verifier
-from tests.faults.fault import Fault, in_phase
+from tests.faults.fault import Fault, in_phase, replaced
 
 
-def penalties_of_the_root(patch, engine):
+@replaced(inputs, "_rows")
+def penalties_of_the_root(rows, context, draft, logits):
     """Penalties count prompt and output, but not the drafted tokens on the way to a node."""
-
-    def rows(context, draft, logits):
-        if not context.params.penalised:
-            return LogitRows(logits, context.params)
-        return LogitRows(logits, context.params, context.counts, [[]] * (len(draft.tree) + 1))
-
-    patch.setattr(inputs, "_rows", rows)
+    if not context.params.penalised:
+        return LogitRows(logits, context.params)
+    return LogitRows(logits, context.params, context.counts, [[]] * (len(draft.tree) + 1))
 
 
 def cut_at_the_root(**without):
     """Top-k, top-p and min-p are applied at the root alone."""
 
-    def install(patch, engine):
-        step_batch = verifier.step_batch
+    def relaxed(step_batch, parts, changes, memory):
+        batch = step_batch(parts, changes, memory)
+        free = [
+            (dataclasses.replace(context, params=dataclasses.replace(context.params, **without)), draft, logits)
+            for context, draft, logits in parts
+        ]
+        other = target_rows([inputs._rows(*part) for part in free], Memory())
+        below = np.concatenate([np.arange(len(draft.tree) + 1) > 0 for _, draft, _ in parts])
+        p = torch.where(torch.from_numpy(below)[:, None], other.p, batch.target.p)
+        return dataclasses.replace(batch, target=dataclasses.replace(batch.target, p=p))
 
-        def relaxed(parts, changes, memory):
-            batch = step_batch(parts, changes, memory)
-            free = [
-                (dataclasses.replace(context, params=dataclasses.replace(context.params, **without)), draft, logits)
-                for context, draft, logits in parts
-            ]
-            other = target_rows([inputs._rows(*part) for part in free], Memory())
-            below = np.concatenate([np.arange(len(draft.tree) + 1) > 0 for _, draft, _ in parts])
-            p = torch.where(torch.from_numpy(below)[:, None], other.p, batch.target.p)
-            return dataclasses.replace(batch, target=dataclasses.replace(batch.target, p=p))
-
-        patch.setattr(verifier, "step_batch", relaxed)
-
-    return install
+    return replaced(verifier, "step_batch")(relaxed)
 
 
 def params_of(change):
-    """The target's p by other sampling parameters; the drafter's stay."""
+    """The target's p by other sampling parameters, `change` of the right ones; the drafter's stay."""
 
-    def install(patch, engine):
-        right = inputs._rows
+    def changed(rows, context, draft, logits):
+        params = dataclasses.replace(context.params, **change(context.params))
+        return dataclasses.replace(rows(context, draft, logits), params=params)
 
-        def rows(context, draft, logits):
-            return dataclasses.replace(right(context, draft, logits), params=change(context.params))
-
-        patch.setattr(inputs, "_rows", rows)
-
-    return install
+    return replaced(inputs, "_rows")(changed)
 
 
-def cut_first(patch, engine):
+@replaced(sampling, "all_probabilities")
+def cut_first(probabilities, parts, memory=None):
     """Top-p is taken before the temperature."""
-
-    def probabilities(parts, memory=None):
-        rows = []
-        for part in parts:
-            shaped = part.shaped().float()
-            cut = sampling._beyond_top_p(shaped, part.params)
-            rows.append((shaped / part.params.temperature).masked_fill(cut, -torch.inf).softmax(-1))
-        return torch.cat(rows)
-
-    patch.setattr(sampling, "all_probabilities", probabilities)
+    rows = []
+    for part in parts:
+        shaped = part.shaped().float()
+        cut = sampling._beyond_top_p(shaped, part.params)
+        rows.append((shaped / part.params.temperature).masked_fill(cut, -torch.inf).softmax(-1))
+    return torch.cat(rows)
 
 
-def presence_of_the_prompt(patch, engine):
+@replaced(inputs, "_rows")
+def presence_of_the_prompt(rows, context, draft, logits):
     """Tokens that stand in the prompt alone are charged the presence penalty too."""
-    right = inputs._rows
-
-    def rows(context, draft, logits):
-        output = set(context.tokens[context.prompt_len :])
-        alone = sorted(set(context.tokens[: context.prompt_len]) - output)
-        charged = logits.float().clone()
-        charged[:, alone] -= context.params.presence_penalty
-        return dataclasses.replace(right(context, draft, logits), logits=charged)
-
-    patch.setattr(inputs, "_rows", rows)
+    alone = sorted({*context.tokens[: context.prompt_len]} - {*context.tokens[context.prompt_len :]})
+    charged = logits.float().clone()
+    charged[:, alone] -= context.params.presence_penalty
+    return dataclasses.replace(rows(context, draft, logits), logits=charged)
 
 
 def last_of_each_step(patch, engine):
     """Penalties take in only the last token of each step."""
     last: dict[str, list[int]] = {}
-    right = inputs._rows
 
     def noted(engine, now):
         for turn in now.turns:
             if turn.request.output:
                 last.setdefault(turn.request.id, []).append(turn.request.output[-1])
 
-    def rows(context, draft, logits):
-        made = right(context, draft, logits)
+    def of_last(rows, context, draft, logits):
+        made = rows(context, draft, logits)
         if not context.params.penalised:
             return made
         tokens = [*context.tokens[: context.prompt_len], *last.get(context.request, [])]
-        counts = dataclasses.replace(context, tokens=tokens).counts
-        return dataclasses.replace(made, counts=counts)
+        return dataclasses.replace(made, counts=dataclasses.replace(context, tokens=tokens).counts)
 
     in_phase("commit", noted)(patch, engine)
-    patch.setattr(inputs, "_rows", rows)
+    replaced(inputs, "_rows")(of_last)(patch, engine)
 
 
 NO_PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+unpenalised = params_of(lambda params: NO_PENALTIES)
+squared = params_of(lambda params: {"temperature": params.temperature**2})
 FAULTS = [
-    Fault(
-        "temperature twice",
-        Cause.RULES_WRONG,
-        params_of(lambda params: dataclasses.replace(params, temperature=params.temperature**2)),
-        "early tree warm",
-    ),
+    Fault("temperature twice", Cause.RULES_WRONG, squared, "early tree warm"),
     Fault("top-p first", Cause.RULES_WRONG, cut_first, "model tree top-p"),
     Fault("presence of the prompt", Cause.RULES_WRONG, presence_of_the_prompt, "model chain presence"),
     Fault("penalties of last tokens", Cause.RULES_WRONG, last_of_each_step, "model chain repeats", rare=0),
-    Fault(
-        "penalties of the drafter alone",
-        Cause.RULES_WRONG,
-        params_of(lambda params: dataclasses.replace(params, **NO_PENALTIES)),
-        "model tree rules",
-    ),
+    Fault("penalties of the drafter alone", Cause.RULES_WRONG, unpenalised, "model tree rules"),
     Fault("penalties of the root", Cause.RULES_WRONG, penalties_of_the_root, "model tree rules", rare=30),
     Fault("top-p at the root", Cause.RULES_WRONG, cut_at_the_root(top_p=1.0), "model tree top-p"),
     Fault("top-k at the root", Cause.RULES_WRONG, cut_at_the_root(top_k=0), "eagle tree top-k"),

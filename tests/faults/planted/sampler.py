@@ -11,15 +11,15 @@ from specscope.speculate.draws import Draw
 from specscope.speculate.sampling import all_probabilities
 from specscope.speculate.verify import host, inputs, verifier
 from specscope.speculate.verify.evidence import BatchEvidence
-from specscope.trace.record.coins import Stream, coins
-from tests.faults.fault import Fault
+from specscope.trace.record.coins import Stream
+from tests.faults.fault import Fault, replaced
 
 
 def tried(ratio=None, accept=None, order=None, reject=None, final=None):
     """host._try with a part of it replaced: the acceptance probability, the test, the order of siblings, what a
     rejection leaves, or what the final token is drawn from."""
 
-    def attempt(batch, row, children, p, found):
+    def attempt(right, batch, row, children, p, found):
         trees, whole, chosen = batch.trees, p, children if order is None else order(children)
         q = None if trees.drawn[children[0]] == DETERMINISTIC else host.DrafterRow(batch.q[trees.q_row[row]])
         for child in chosen:
@@ -36,7 +36,7 @@ def tried(ratio=None, accept=None, order=None, reject=None, final=None):
                 q = q.without(token)
         return None, p if final is None else final(whole, p, q)
 
-    return lambda patch, engine: patch.setattr(host, "_try", attempt)
+    return replaced(host, "_try")(attempt)
 
 
 def as_it_is(p, token, q):
@@ -60,13 +60,12 @@ def noise(seed: int, position: int, node: int, size: int) -> np.ndarray:
 def noise_again(patch, engine):
     """vLLM 47386: the draft is drawn with exponential noise, and after its rejection the residual with the same."""
     contexts: list = []
-    step_batch = verifier.step_batch
 
-    def remember(parts, *rest):
+    def remember(step_batch, parts, *rest):
         contexts[:] = [context for context, _, _ in parts]
         return step_batch(parts, *rest)
 
-    def draft(level, growing):
+    def draft(grow, level, growing):
         q = all_probabilities([tree.rows(level, rows) for tree, rows in growing])
         start = 0
         for tree, rows in growing:
@@ -79,7 +78,7 @@ def noise_again(patch, engine):
             tree.take(q[start:end].unbind(), drawn)
             start = end
 
-    def verify(batch):
+    def verify(right, batch):
         trees, found = batch.trees, BatchEvidence.empty(batch)
         found.p[:] = host.p_of_nodes(batch)
         children, at_row = trees.children(), host.target_rows(batch)
@@ -99,36 +98,25 @@ def noise_again(patch, engine):
             found.final(tree, token, prob, margin)
         return found.verdicts(batch)
 
-    patch.setattr(verifier, "step_batch", remember)
-    patch.setattr(tree_builder, "grow_sampled", draft)
-    patch.setattr(host, "verify", verify)
+    replaced(verifier, "step_batch")(remember)(patch, engine)
+    replaced(tree_builder, "grow_sampled")(draft)(patch, engine)
+    replaced(host, "verify")(verify)(patch, engine)
 
 
-def coin_again(patch, engine):
+@replaced(host, "verify")
+def coin_again(right, batch):
     """The coin that rejected a draft also draws the final token."""
-
-    def verify(batch):
-        trees = batch.trees
-        for tree, root in enumerate(trees.root[:-1].tolist()):
-            if trees.root[tree + 1] > root + 1:
-                batch.inputs[tree].coin[0] = trees.coin[root] = trees.coin[root + 1]
-        return right(batch)
-
-    right = host.verify
-    patch.setattr(host, "verify", verify)
+    trees = batch.trees
+    for tree, root in enumerate(trees.root[:-1].tolist()):
+        if trees.root[tree + 1] > root + 1:
+            batch.inputs[tree].coin[0] = trees.coin[root] = trees.coin[root + 1]
+    return right(batch)
 
 
-def other_draft_coins(change):
-    """The coins that draw drafts are `change` of their key, where there are `count` of them."""
-    return lambda patch, engine: patch.setattr(tree_builder, "coins", change)
+VERDICTS, DRAFTS = (replaced(user, "coins") for user in (inputs, tree_builder))  # whose coins are changed
 
 
-def changed_coins(change):
-    """The verifier's coins are what `change` makes of (seed, stream, position, count)."""
-    return lambda patch, engine: patch.setattr(inputs, "coins", change)
-
-
-def one_for_all_nodes(seed, stream, position, count):
+def one_for_all_nodes(coins, seed, stream, position, count):
     """Every node gets the first node's coin."""
     own = coins(seed, stream, position, max(count, 2))[:count].copy()
     own[2:] = own[1:2]
@@ -138,58 +126,54 @@ def one_for_all_nodes(seed, stream, position, count):
 def by_row(patch, engine):
     """The key of a coin is the request's row in the batch, not its seed."""
     row = [0]
-    step_batch = verifier.step_batch
 
-    def begin(parts, *rest):
+    def begin(step_batch, *given):
         row[0] = 0
-        return step_batch(parts, *rest)
+        return step_batch(*given)
 
-    def keyed(seed, stream, position, count):
+    def keyed(coins, seed, stream, position, count):
         row[0] += 1
         return coins(row[0] - 1, stream, position, count)
 
-    patch.setattr(verifier, "step_batch", begin)
-    patch.setattr(inputs, "coins", keyed)
+    replaced(verifier, "step_batch")(begin)(patch, engine)
+    replaced(inputs, "coins")(keyed)(patch, engine)
 
 
+def of_no_step(coins, seed, stream, position, count):
+    """All steps have the first one's coins."""
+    return coins(seed, stream, 0, count)
+
+
+def of_one_seed(coins, seed, stream, position, count):
+    """All requests' coins are those of seed 0."""
+    return coins(0, stream, position, count)
+
+
+def one_for_all_draws(coins, seed, stream, position, count):
+    """All draws of a step have one coin."""
+    return np.full(count, coins(seed, stream, position, 1)[0])
+
+
+def of_the_verdict(coins, seed, stream, position, count):
+    """Drafts are drawn with the coins that judge them."""
+    return coins(seed, Stream.VERIFY, position, count)
+
+
+p_again = tried(final=lambda whole, p, q: whole)
+TREE, CHAIN, HOT = "early tree warm", "early chain warm", "early chain hot"
 FAULTS = [
-    Fault("residual as it is", Cause.RESIDUAL, tried(reject=as_it_is), "early tree warm"),
-    Fault("nothing subtracted", Cause.RESIDUAL, tried(reject=unchanged), "early tree warm"),
-    Fault("final from p", Cause.FINAL_NOT_RESIDUAL, tried(final=lambda whole, p, q: whole), "early tree warm"),
-    Fault("final from p, lookup", Cause.FINAL_NOT_RESIDUAL, tried(final=lambda whole, p, q: whole), "ngram tree warm"),
-    Fault("accepted by p", Cause.RATIO_TEST, tried(ratio=lambda p: p), "early chain warm"),
-    Fault("noise again", Cause.COINS, noise_again, "early chain hot", rare=0),
-    Fault("coin again", Cause.COINS, coin_again, "early chain hot"),
-    Fault("one coin for all nodes", Cause.COINS, changed_coins(one_for_all_nodes), "early tree warm"),
-    Fault(
-        "one coin for all steps",
-        Cause.COINS,
-        changed_coins(lambda seed, stream, position, count: coins(seed, stream, 0, count)),
-        "early chain warm",
-    ),
-    Fault(
-        "draft coins of no step",
-        Cause.COINS,
-        other_draft_coins(lambda seed, stream, position, count: coins(seed, stream, 0, count)),
-        "early tree warm",
-    ),
-    Fault(
-        "draft coins of one seed",
-        Cause.COINS,
-        other_draft_coins(lambda seed, stream, position, count: coins(0, stream, position, count)),
-        "early chain warm",
-    ),
-    Fault(
-        "one coin for all draws",
-        Cause.COINS,
-        other_draft_coins(lambda seed, stream, position, count: np.full(count, coins(seed, stream, position, 1)[0])),
-        "early tree warm",
-    ),
-    Fault(
-        "draft coins of the verdict",
-        Cause.COINS,
-        other_draft_coins(lambda seed, stream, position, count: coins(seed, Stream.VERIFY, position, count)),
-        "early chain warm",
-    ),
-    Fault("coins by row", Cause.COINS, by_row, "early tree warm", rare=10),
+    Fault("residual as it is", Cause.RESIDUAL, tried(reject=as_it_is), TREE),
+    Fault("nothing subtracted", Cause.RESIDUAL, tried(reject=unchanged), TREE),
+    Fault("final from p", Cause.FINAL_NOT_RESIDUAL, p_again, TREE),
+    Fault("final from p, lookup", Cause.FINAL_NOT_RESIDUAL, p_again, "ngram tree warm"),
+    Fault("accepted by p", Cause.RATIO_TEST, tried(ratio=lambda p: p), CHAIN),
+    Fault("noise again", Cause.COINS, noise_again, HOT, rare=0),
+    Fault("coin again", Cause.COINS, coin_again, HOT),
+    Fault("one coin for all nodes", Cause.COINS, VERDICTS(one_for_all_nodes), TREE),
+    Fault("one coin for all steps", Cause.COINS, VERDICTS(of_no_step), CHAIN),
+    Fault("draft coins of no step", Cause.COINS, DRAFTS(of_no_step), TREE),
+    Fault("draft coins of one seed", Cause.COINS, DRAFTS(of_one_seed), CHAIN),
+    Fault("one coin for all draws", Cause.COINS, DRAFTS(one_for_all_draws), TREE),
+    Fault("draft coins of the verdict", Cause.COINS, DRAFTS(of_the_verdict), CHAIN),
+    Fault("coins by row", Cause.COINS, by_row, TREE, rare=10),
 ]

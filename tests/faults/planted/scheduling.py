@@ -9,19 +9,15 @@ import numpy as np
 from specscope.analyze.diagnose.causes import Cause
 from specscope.engine.request import Request
 from specscope.engine.scheduler import Scheduler
-from tests.faults.fault import Fault, in_phase
+from tests.faults.fault import Fault, altered, in_phase, replaced
 
 
-def lost_at_preemption(patch, engine):
+@replaced(Scheduler, "_preempt")
+def lost_at_preemption(preempt, self, victim, plan):
     """A request that loses its place loses its newest token too."""
-    preempt = Scheduler._preempt
-
-    def careless(self, victim, plan):
-        preempt(self, victim, plan)
-        if len(victim.tokens) > len(victim.prompt_tokens) + 1:
-            del victim.tokens[len(victim.tokens) - 1 :]
-
-    patch.setattr(Scheduler, "_preempt", careless)
+    preempt(self, victim, plan)
+    if len(victim.tokens) > len(victim.prompt_tokens) + 1:
+        del victim.tokens[len(victim.tokens) - 1 :]
 
 
 def lost_at_a_border(engine, now):
@@ -54,24 +50,14 @@ def late_verdicts(patch, engine):
     in_phase("verify", late)(patch, engine)
 
 
-def past_a_stop(patch, engine):
+@replaced(Request, "accept")
+def past_a_stop(accept, self, tokens, eos, max_context, vocabulary):
     """Stop tokens are looked for in the last token of each step alone."""
-    accept = Request.accept
-
-    def late(self, tokens, eos, max_context, vocabulary):
-        params = self.params
-        blind = dataclasses.replace(params, stop_token_ids=())
-        self.params = blind
-        made = accept(self, tokens[:-1], eos, max_context, vocabulary)
-        self.params = params
-        return made if self.finish is not None else made + accept(self, tokens[-1:], eos, max_context, vocabulary)
-
-    patch.setattr(Request, "accept", late)
-
-
-def other_rule(patch, engine):
-    """The header names a rule that no step is judged by."""
-    patch.setattr(engine, "run_info", dataclasses.replace(engine.run_info, rule="block"))
+    params = self.params
+    self.params = dataclasses.replace(params, stop_token_ids=())
+    made = accept(self, tokens[:-1], eos, max_context, vocabulary)
+    self.params = params
+    return made if self.finish is not None else made + accept(self, tokens[-1:], eos, max_context, vocabulary)
 
 
 def not_a_number(engine, now):
@@ -94,16 +80,16 @@ def one_more(engine, now):
             turn.verdict = dataclasses.replace(turn.verdict, path=longer_path, outcome=outcome)
 
 
-BORDER = in_phase("commit", lost_at_a_border)
+# The header names a rule that no step is judged by
+other_rule = altered("run_info", lambda info: dataclasses.replace(info, rule="block"))
+border = in_phase("commit", lost_at_a_border)
 FAULTS = [
     Fault("past a stop", Cause.PAST_THE_END, past_a_stop, "model chain stops", rare=0),
     Fault("another rule", Cause.OTHER_RULE, other_rule, "model chain", rare=0),
     Fault("not a number", Cause.NOT_A_NUMBER, in_phase("verify", not_a_number), "model chain warm", rare=1),
     Fault("one more", Cause.ACCEPTED_COUNT, in_phase("verify", one_more), "model chain", rare=30),
     Fault("token lost at preemption", Cause.TOKEN_LOST, lost_at_preemption, "model chain crowded", rare=60),
-    Fault(
-        "token lost at a chunk's border", Cause.TOKEN_LOST, in_phase("commit", lost_at_a_border), "model chain chunks"
-    ),
+    Fault("token lost at a chunk's border", Cause.TOKEN_LOST, border, "model chain chunks"),
     Fault("counts swapped", Cause.ROWS_SWAPPED, in_phase("verify", swapped_counts), "model chain", rare=10),
     Fault("verdicts late", Cause.VERDICT_LATE, late_verdicts, "model chain", rare=0),
 ]

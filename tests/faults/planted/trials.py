@@ -3,75 +3,63 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import count
 
 import numpy as np
 
 from specscope.analyze.diagnose.causes import Cause
 from specscope.kernels.flat_trees import ACCEPTED, REJECTED
-from specscope.speculate.verify import host, inputs, verifier
-from specscope.trace.record.coins import coins
-from tests.faults.fault import Fault, finished
-from tests.faults.planted.sampler import tried
+from specscope.speculate.verify import host, verifier
+from tests.faults.fault import Fault, finished, replaced
+from tests.faults.planted.sampler import VERDICTS, of_one_seed, tried
 
 
-def next_row_of_q(patch, engine):
+@replaced(verifier, "step_batch")
+def next_row_of_q(step_batch, *parts):
     """Each node's drafts are judged with the q of the next row in the batch."""
-    step_batch = verifier.step_batch
-
-    def shifted(*parts):
-        batch = step_batch(*parts)
-        return dataclasses.replace(batch, q=[*batch.q[1:], *batch.q[:1]])
-
-    patch.setattr(verifier, "step_batch", shifted)
+    batch = step_batch(*parts)
+    return dataclasses.replace(batch, q=[*batch.q[1:], *batch.q[:1]])
 
 
-def not_divided(patch, engine):
+@replaced(host.DrafterRow, "without")
+def not_divided(without, self, token):
     """A sibling that was tried is zeroed in q, and the rest is left as it is."""
-
-    def without(self, token):
-        row = self.row.clone()
-        row[token] = 0
-        return host.DrafterRow(row)
-
-    patch.setattr(host.DrafterRow, "without", without)
+    row = self.row.clone()
+    row[token] = 0
+    return host.DrafterRow(row)
 
 
 def bonus_of_the_root(patch, engine):
     """The bonus token is drawn from the root's p, whatever was accepted."""
-    targets, draw_final = host.target_rows, host.BatchEvidence.final
-    rows = []
+    rows, now = [], []
 
-    def remembered(batch):
+    def remembered(targets, batch):
         rows[:] = targets(batch)
         return rows
 
-    def from_root(self, tree, token, prob, margin):
-        if not self.recovered[tree]:
-            batch = now[0]
-            root = int(batch.trees.root[tree])
-            token, prob, margin = rows[root].draw(float(batch.trees.coin[root]))
-        draw_final(self, tree, token, prob, margin)
-
-    now, verify = [None], host.verify
-
-    def kept(batch):
-        now[0] = batch
+    def kept(verify, batch):
+        now[:] = [batch]
         return verify(batch)
 
-    patch.setattr(host, "target_rows", remembered)
-    patch.setattr(host.BatchEvidence, "final", from_root)
-    patch.setattr(host, "verify", kept)
+    def from_root(draw_final, self, tree, token, prob, margin):
+        if not self.recovered[tree]:
+            root = int(now[0].trees.root[tree])
+            token, prob, margin = rows[root].draw(float(now[0].trees.coin[root]))
+        draw_final(self, tree, token, prob, margin)
+
+    replaced(host, "target_rows")(remembered)(patch, engine)
+    replaced(host.BatchEvidence, "final")(from_root)(patch, engine)
+    replaced(host, "verify")(kept)(patch, engine)
 
 
 def now_and_then_another(patch, engine):
     """Every 13th final token is the next one in the vocabulary."""
-    right, count = host.BatchEvidence.final, [0]
+    calls = count(1)
 
-    def final(self, tree, token, prob, margin):
-        count[0] += 1
-        right(self, tree, token + 1 if count[0] % 13 == 0 else token, prob, margin)
+    def final(right, self, tree, token, prob, margin):
+        right(self, tree, token + 1 if next(calls) % 13 == 0 else token, prob, margin)
 
-    patch.setattr(host.BatchEvidence, "final", final)
+    replaced(host.BatchEvidence, "final")(final)(patch, engine)
 
 
 def youngest_swapped(draft, places):
@@ -84,45 +72,37 @@ def youngest_swapped(draft, places):
     return dataclasses.replace(draft, tree=dataclasses.replace(draft.tree, token=token)), places
 
 
-def one_seed(patch, engine):
-    """All requests' coins are those of seed 0."""
-    patch.setattr(inputs, "coins", lambda seed, stream, position, count: coins(0, stream, position, count))
+def q_again(whole, p, q):
+    """The final token is drawn from what is left of q."""
+    return p if q is None else host.Residual(q.row)
 
 
-def parents_of_parents(patch, engine):
+@replaced(verifier, "step_batch")
+def parents_of_parents(step_batch, *parts):
     """A node is judged by the row above its parent's."""
-    step_batch = verifier.step_batch
-
-    def above(*parts):
-        batch = step_batch(*parts)
-        trees = batch.trees
-        row = np.where(trees.parent >= 0, trees.p_row[np.maximum(trees.parent, 0)], trees.p_row)
-        return dataclasses.replace(batch, trees=dataclasses.replace(trees, p_row=row))
-
-    patch.setattr(verifier, "step_batch", above)
+    batch = step_batch(*parts)
+    trees = batch.trees
+    row = np.where(trees.parent >= 0, trees.p_row[np.maximum(trees.parent, 0)], trees.p_row)
+    return dataclasses.replace(batch, trees=dataclasses.replace(trees, p_row=row))
 
 
-def decided_by_the_root(patch, engine):
+@replaced(host, "_try")
+def decided_by_the_root(right, batch, row, children, p, found):
     """p and q are recorded right; the coin is held against the root's p of the same token."""
-
-    def attempt(batch, row, children, p, found):
-        trees = batch.trees
-        q = host.drafter_row(batch, row, children)
-        root = next(root for root, end in zip(trees.root, trees.root[1:], strict=False) if root <= row < end)
-        above = host.target_rows(batch)[int(root)]
-        for child in children:
-            token = int(trees.token[child])
-            p_token, q_token = p.prob(token), 1.0 if q is None else float(q.row[token])
-            ratio = min(1.0, p_token / q_token) if q_token > 0 else 0.0
-            other = min(1.0, above.prob(token) / q_token) if q_token > 0 else 0.0
-            accepted = trees.coin[child] < other
-            found.trial(child, ACCEPTED if accepted else REJECTED, p_token, q_token, ratio)
-            if accepted:
-                return child, p
-            p, q, found.residual_mass[child] = host._reject(batch, child, p, q, last=child == children[-1])
-        return None, p
-
-    patch.setattr(host, "_try", attempt)
+    trees, q = batch.trees, host.drafter_row(batch, row, children)
+    root = next(root for root, end in zip(trees.root, trees.root[1:], strict=False) if root <= row < end)
+    above = host.target_rows(batch)[int(root)]
+    for child in children:
+        token = int(trees.token[child])
+        p_token, q_token = p.prob(token), 1.0 if q is None else float(q.row[token])
+        ratio = min(1.0, p_token / q_token) if q_token > 0 else 0.0
+        other = min(1.0, above.prob(token) / q_token) if q_token > 0 else 0.0
+        accepted = trees.coin[child] < other
+        found.trial(child, ACCEPTED if accepted else REJECTED, p_token, q_token, ratio)
+        if accepted:
+            return child, p
+        p, q, found.residual_mass[child] = host._reject(batch, child, p, q, last=child == children[-1])
+    return None, p
 
 
 WARM_TREE, CHAIN = "early tree warm", "model chain"
@@ -133,17 +113,12 @@ FAULTS = [
     Fault("accepted by majority", Cause.RATIO_TEST, tried(accept=lambda coin, ratio, q: ratio > 0.5), WARM_TREE),
     Fault("siblings backwards", Cause.TRIAL_ORDER, tried(order=lambda children: children[::-1]), WARM_TREE),
     Fault("first sibling only", Cause.TRIAL_ORDER, tried(order=lambda children: children[:1]), "model tree"),
-    Fault(
-        "final from q",
-        Cause.FINAL_NOT_RESIDUAL,
-        tried(final=lambda whole, p, q: p if q is None else host.Residual(q.row)),
-        WARM_TREE,
-    ),
+    Fault("final from q", Cause.FINAL_NOT_RESIDUAL, tried(final=q_again), WARM_TREE),
     Fault("bonus of the root", Cause.FINAL_OTHER_NODE, bonus_of_the_root, CHAIN),
     Fault("bonus of the root, sampled", Cause.FINAL_OTHER_NODE, bonus_of_the_root, "model tree warm"),
     Fault("another token now and then", Cause.FINAL_OTHER_NODE, now_and_then_another, CHAIN, rare=10),
     Fault("siblings swapped", Cause.SIBLINGS_CHANGED, finished(youngest_swapped), WARM_TREE),
-    Fault("one seed for all", Cause.COINS, one_seed, WARM_TREE),
+    Fault("one seed for all", Cause.COINS, VERDICTS(of_one_seed), WARM_TREE),
     Fault("decided by the root", Cause.P_NOT_USED, decided_by_the_root, "model chain warm", rare=6),
     Fault("p of the grandparent", Cause.P_OTHER_ROW, parents_of_parents, "model chain warm"),
     Fault("p of the grandparent, greedy", Cause.P_OTHER_ROW, parents_of_parents, "model tree"),

@@ -82,72 +82,40 @@ class Causal:
         """Continue in float32: the weights keep their loaded values, and sums are no longer rounded."""
         self.model = self.model.float()
 
-    @torch.inference_mode()
     def alone(self, tokens: Sequence[int], layers: Sequence[int | str] = ()) -> tuple[Tensor, Tensor | None]:
         """One sequence by itself, without a cache or a mask: logits [L, V] and the features of `layers` [L, F]."""
-        ids = torch.tensor([list(tokens)], device=self.device)
-        out = self.model(input_ids=ids, use_cache=False, output_hidden_states=bool(layers))
-        return out.logits[0].float(), self._features(out, layers) if layers else None
+        return self.forward(tokens, [*range(len(tokens))], layers, use_cache=False)
 
     @torch.inference_mode()
     def rows(self, contexts: Contexts, layers: Sequence[int | str] = ()) -> Iterator[tuple[Rows, Tensor | None]]:
         """The logits of all rows that are needed, a piece at a time, with the features of each piece of the text.
 
-        Only as much of the text is fed as the last judged step needs.
+        Only as much of the text is fed as the last judged step needs. In a model with a running state each branch
+        continues a copy of what the text left.
         """
         from transformers import DynamicCache
 
-        asked = contexts.asked()
-        text = contexts.text[: max((r for r in asked if r < len(contexts.text)), default=-1) + 1]
-        text = contexts.text if contexts.token else text
-        if self.runs_on:
-            yield from self._in_order(contexts, text, asked, layers)
-            return
-        cache = DynamicCache()
-        kept = cached(self.model, cache)
-        for start in range(0, len(text), PIECE):
-            end = min(start + PIECE, len(text))
-            here = [row for row in asked if start <= row < end]
-            out = self.forward(text[start:end], [r - start for r in here], layers, **kept)
-            yield (here, out[0]), out[1]
-        for rows in contexts.branches(PIECE):
-            here = [row for row in asked if row in rows]
-            tokens = [contexts.token[row - len(contexts.text)] for row in rows]
-            out = self.forward(
-                tokens,
-                [row - rows.start for row in here],
-                (),
-                **kept,
-                **self._branch_mask(contexts, rows),
-            )
-            cache.crop(-len(rows))
-            yield (here, out[0]), None
-
-    def _in_order(
-        self, contexts: Contexts, text: Sequence[int], asked: Sequence[int], layers: Sequence[int | str]
-    ) -> Iterator[tuple[Rows, Tensor | None]]:
-        """The same for a model with a running state: each branch continues a copy of what the text left."""
-        from transformers import DynamicCache
-
-        length, cache = len(contexts.text), DynamicCache(config=self.model.config)
-        leaving, done = defaultdict[int, list[list[int]]](list), set[int]()
-        for leaf in sorted({*range(length, length + len(contexts.token))} - {*contexts.parent}):
-            path = [leaf]
-            while (above := contexts.parent[path[0] - length]) >= length:
-                path.insert(0, above)
-            leaving[above].append(path)
-        ends, start = sorted({*(row + 1 for row in leaving), *range(PIECE, len(text), PIECE), len(text)}), 0
-        for end in ends:
-            here = [row for row in asked if start <= row < end]
-            out = self.forward(text[start:end], [r - start for r in here], layers, **cached(self.model, cache))
-            yield (here, out[0]), out[1]
-            for path in leaving[end - 1]:
-                new = [row for row in path if row not in done]
-                done.update(new)
+        length, asked, start = len(contexts.text), list(contexts.asks()), 0
+        end = max((row for row in asked if row < length), default=-1) + 1
+        cache = DynamicCache(config=self.model.config) if self.runs_on else DynamicCache()
+        leaving = _paths(contexts) if self.runs_on else {}
+        for stop in sorted({*(row + 1 for row in leaving), *range(PIECE, end, PIECE), end}) if asked else ():
+            here = [row for row in asked if start <= row < stop]
+            keep, kept = [row - start for row in here], cached(self.model, cache)
+            logits, features = self.forward(contexts.text[start:stop], keep, layers, **kept)
+            yield (here, logits), features
+            for path, new in leaving.get(stop - 1, ()):
                 tokens, keep = [contexts.token[row - length] for row in path], [path.index(row) for row in new]
                 yield (new, self.forward(tokens, keep, (), **cached(self.model, deepcopy(cache)))[0]), None
-            start = end
+            start = stop
+        for rows in () if self.runs_on else contexts.branches(PIECE):
+            here = [row for row in asked if row in rows]
+            tokens, keep = [contexts.token[row - length] for row in rows], [row - rows.start for row in here]
+            mask = self._branch_mask(contexts, rows, end)
+            yield (here, self.forward(tokens, keep, (), **cached(self.model, cache), **mask)[0]), None
+            cache.crop(-len(rows))
 
+    @torch.inference_mode()
     def forward(
         self,
         tokens: Sequence[int],
@@ -167,26 +135,19 @@ class Causal:
         states = out.hidden_states
         return torch.cat([states[-1 if layer == "final" else int(layer)][0] for layer in layers], dim=-1).float()
 
-    def _branch_mask(self, contexts: Contexts, rows: range) -> dict[str, Any]:
-        """Mask and positions of branch rows behind the text, as transformers takes them."""
-        length = len(contexts.text)
-        positions = torch.zeros(length + len(rows), dtype=torch.long)
-        positions[:length] = torch.arange(length)
-        seen = torch.zeros(len(rows), length + len(rows), dtype=torch.bool)
+    def _branch_mask(self, contexts: Contexts, rows: range, end: int) -> dict[str, Any]:
+        """Mask and positions of branch rows behind the text up to `end`, as transformers takes them."""
+        length, seen = len(contexts.text), torch.zeros(len(rows), end + len(rows), dtype=torch.bool)
         for index, row in enumerate(rows):
             above = contexts.parent[row - length]
             if above >= length:
                 seen[index] = seen[above - rows.start]
-                positions[length + index] = positions[length + above - rows.start] + 1
             else:
                 seen[index, : above + 1] = True
-                positions[length + index] = above + 1
-            seen[index, length + index] = True
-        places = positions[length:]
-        return {
-            "attention_mask": self.masks(seen, places[:, None] - positions[None]),
-            "position_ids": places[None].to(self.device),
-        }
+            seen[index, end + index] = True
+        own = seen.sum(-1) - 1
+        distance = own[:, None] - torch.cat([torch.arange(end), own])[None]
+        return {"attention_mask": self.masks(seen, distance), "position_ids": own[None].to(self.device)}
 
     def masks(self, seen: Tensor, distance: Tensor) -> Any:  # noqa: ANN401
         """[1, 1, rows, keys], added to the scores; one for each kind of layer where the model has several."""
@@ -202,3 +163,16 @@ class Causal:
         dtype = self.model.dtype
         mask = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)
         return mask[None, None].to(self.device)
+
+
+def _paths(contexts: Contexts) -> dict[int, list[tuple[list[int], list[int]]]]:
+    """By the text's row that they leave, the branches as their rows, and which of these no earlier branch has."""
+    length, done = len(contexts.text), set[int]()
+    paths: dict[int, list[tuple[list[int], list[int]]]] = defaultdict(list)
+    for leaf in sorted({*range(length, length + len(contexts.token))} - {*contexts.parent}):
+        path = [leaf]
+        while (above := contexts.parent[path[0] - length]) >= length:
+            path.insert(0, above)
+        paths[above].append((path, [row for row in path if row not in done]))
+        done.update(path)
+    return paths

@@ -5,7 +5,7 @@ Of each row the capture has the token, its position and the norm of each layer's
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -37,40 +37,37 @@ def allowed_error(rounded: Sequence[tuple[Tensor, Tensor]], layers: int) -> floa
 
 
 def judge_fed(
-    causal: Causal, layers: Layers, plans: Sequence[Contexts], features: Sequence[Tensor], allowed: float, tally: Tally
+    causal: Causal, layers: Layers, plans: Sequence[Contexts], features: Mapping[str, Tensor], allowed: float, to: Tally
 ) -> None:
-    """Compare the rows that fed the head in each step. features: of each plan, [T, layers * width]."""
-    example: tuple[Contexts, Norms, NDArray[np.int32]] | None = None
-    for contexts, states in zip(plans, features, strict=True):
-        if not len(states):
+    """Compare the rows that fed the head in each step. features: of each request, [T, layers * width]."""
+    looks: str | None = None  # of the first step that differs
+    for contexts in plans:
+        if not len(states := features[contexts.request]):
             continue
-        right = norms_of(states, len(layers))
+        right, end = norms_of(states, len(layers)), min(len(states), len(contexts.text) - 1)
         for step in contexts.steps:
             notes = step.part.notes
             if notes is None or notes.fed_norms.shape[1:] != (len(layers),):
                 continue
-            known = notes.fed_position < min(step.part.position, len(right), len(contexts.text) - 1)
-            positions, norms = notes.fed_position[known], notes.fed_norms[known]
+            known = notes.fed_position < min(step.part.position, end)
+            positions, norms, tokens = notes.fed_position[known], notes.fed_norms[known], notes.fed_token[known]
             if not len(positions):
                 continue
-            tokens, texts = notes.fed_token[known], np.array(contexts.text)[positions + 1]
-            if (other := (tokens != texts) & (tokens != NO_TOKEN)).any():
-                token, wanted = int(tokens[other][0]), int(texts[other][0])
-                text = (
-                    f"{tally.show(token)} was fed at position {positions[other][0]}, the text has {tally.show(wanted)}"
-                )
-                tally.add(step.where, differs=True, recorded=token, judged=wanted, text=text)
-                continue
+            texts = np.array(contexts.text)[positions + 1]
             errors = _errors(norms, right[positions])
             row, layer = map(int, np.unravel_index(int(errors.argmax()), errors.shape))
-            differs = bool(errors[row, layer] > allowed)
-            recorded, judged = float(norms[row, layer]), float(right[positions[row], layer])
-            text = f"layer {layers[layer]}, position {positions[row]}: a norm of {recorded:.4g}, not {judged:.4g}"
-            tally.add(step.where, differs=differs, recorded=recorded, judged=judged, text=text)
-            if differs and example is None:
-                example = contexts, norms, positions
-    if example is not None and (looks := _likeness(causal, layers, *example, allowed)):
-        tally.about += f"; it looks like {looks}"
+            if other := np.flatnonzero((tokens != texts) & (tokens != NO_TOKEN)).tolist():
+                differs, recorded, judged = True, float(tokens[other[0]]), float(texts[other[0]])
+                fed, wanted = to.show(int(recorded)), to.show(int(judged))
+                text = f"{fed} was fed at position {positions[other[0]]}, the text has {wanted}"
+            else:
+                differs, recorded = bool(errors[row, layer] > allowed), float(norms[row, layer])
+                judged = float(right[positions[row], layer])
+                text = f"layer {layers[layer]}, position {positions[row]}: a norm of {recorded:.4g}, not {judged:.4g}"
+                if differs and looks is None:
+                    looks = _likeness(causal, layers, contexts, norms, positions, allowed)
+            to.add(step.where, differs=differs, recorded=recorded, judged=judged, text=text)
+    to.about += f"; it looks like {looks}" if looks else ""
 
 
 def _errors(norms: Norms, right: Norms) -> Norms:
@@ -85,19 +82,14 @@ def _likeness(
     every = (*range(int(causal.config.num_hidden_layers)), "final")
     states = causal.alone(contexts.text[: int(positions.max()) + 2], every)[1]
     assert states is not None
-    known = norms_of(states, len(every))
-    places = [len(every) - 1 if layer == "final" else int(layer) for layer in layers]
+    known, last = norms_of(states, len(every)), len(every) - 1
+    own = [last if layer == "final" else int(layer) for layer in layers]
     for by, where in ((-1, "before"), (1, "after")):
         near = np.clip(positions + by, 0, len(known) - 1)
-        if np.median(_errors(norms, known[near][:, places])) < allowed:
+        if np.median(_errors(norms, known[near][:, own])) < allowed:
             return f"the hidden states of the position {where}"
-    errors = np.array(
-        [
-            [np.median(_errors(norms[:, column], known[positions, layer])) for layer in range(len(every))]
-            for column in range(len(layers))
-        ]
-    )
-    best = errors.argmin(axis=1)
-    if errors.min(axis=1).max() >= allowed or best.tolist() == places:
+    errors = np.median(_errors(norms[:, :, None], known[positions][:, None]), axis=0)  # [layers, every]
+    best = errors.argmin(axis=1).tolist()
+    if errors.min(axis=1).max() >= allowed or best == own:
         return ""
     return f"layers {', '.join(str(every[layer]) for layer in best)} instead of {', '.join(map(str, layers))}"

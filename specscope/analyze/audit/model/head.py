@@ -7,8 +7,9 @@ parent. Dense attention over the whole text; no paging, no fused parts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from specscope.analyze.audit.contexts import AuditedStep, Contexts
-from specscope.analyze.audit.model.judge import Ask
+from specscope.analyze.audit.contexts import Ask, AuditedStep, Contexts
 from specscope.analyze.audit.options import ModelSource
 from specscope.errors import UserError, first_line
 from specscope.plans.heads import FLAGS, SLIDING, flattened, unknown, unknown_tensor, weight_files
@@ -154,13 +154,14 @@ class Head:
         for name, window, (keys, values, places) in zip(self.names, self.windows, before, strict=True):
             if after:
                 projected = self._norm(f"{name}.input_layernorm", x)
-            query = self._tapped(
-                f"{name}.self_attn.query", self._turn(self._split(f"{name}.self_attn.q_proj", projected), positions)
+            attention = f"{name}.self_attn"
+            query, key = (
+                self._tapped(
+                    f"{attention}.{what}", self._turn(self._split(f"{attention}.{part}", projected), positions)
+                )
+                for what, part in (("query", "q_proj"), ("key", "k_proj"))
             )
-            key = self._tapped(
-                f"{name}.self_attn.key", self._turn(self._split(f"{name}.self_attn.k_proj", projected), positions)
-            )
-            value = self._split(f"{name}.self_attn.v_proj", projected)
+            value = self._split(f"{attention}.v_proj", projected)
             after.append((torch.cat([keys, key]), torch.cat([values, value]), torch.cat([places, positions])))
             reach = seen & (after[-1][2] > positions[:, None] - window) if window else seen
             x = self._layer(name, x, query, reach, after[-1])
@@ -224,6 +225,10 @@ class Head:
         split: Tensor = self._linear(name, projected).unflatten(-1, (-1, self.size))
         return split
 
+    def _turned(self, attention: str, what: str, projected: Tensor, positions: Tensor) -> Tensor:
+        split = self._split(f"{attention}.{what[0]}_proj", projected)
+        return self._tapped(f"{attention}.{what}", self._turn(split, positions))
+
     def _turn(self, x: Tensor, positions: Tensor) -> Tensor:
         cos, sin = (y[0][:, None] for y in self.rotary(x, positions[None]))
         return self._turn_by(x, cos, sin)
@@ -242,8 +247,11 @@ class Head:
         """
         text = torch.tensor(contexts.text[: len(features) + 1])
         pairs = min(len(features), len(text) - 1)
-        asked = [ask for ask in asked if 1 <= ask[0].rows[ROOT] <= pairs]
-        if not asked:
+        by_step: dict[int, list[Ask]] = {}
+        for step, node in asked:
+            if 1 <= step.rows[ROOT] <= pairs:
+                by_step.setdefault(id(step), []).append((step, node))
+        if not by_step:
             return
         slots, kv, parts = torch.arange(pairs), self.nothing(), []
         for start in range(0, pairs, CHUNK):
@@ -251,59 +259,46 @@ class Head:
             prepared = self.prepare(text[here + 1], self.combine(features[here].to(self.embedding.dtype)))
             hidden, kv = self.run(prepared, here, slots[None, : start + len(here)] <= here[:, None], kv)
             parts.append(hidden)
-        out = torch.cat(parts)
-        by_step: dict[int, list[Ask]] = {}
-        for ask in asked:
-            by_step.setdefault(id(ask[0]), []).append(ask)
-        groups = list(by_step.values())
+        out, groups = torch.cat(parts), list(by_step.values())
         for start in range(0, len(groups), STEPS):
-            yield from self._trees([ask for group in groups[start : start + STEPS] for ask in group], out, kv)
+            yield from self._trees(list(chain(*groups[start : start + STEPS])), out, kv)
 
     def _trees(self, asked: Sequence[Ask], out: Tensor, kv: list[KV]) -> Iterator[tuple[list[Ask], Tensor]]:
         """The logits of some steps by level: a row sees the text's pairs up to the root's, its ancestors and itself."""
-        if self.mask_token is not None:
-            yield from self._one_pass(asked, out, kv)
-            return
         roots = [ask for ask in asked if ask[1] == ROOT]
         hidden = out[[_slot(step) for step, _ in roots]]
         yield roots, self.logits(hidden)
-        place = {(id(step), ROOT): index for index, (step, _) in enumerate(roots)}
-        before, grown = len(kv[0][0]), list[Ask]()
-        depth = 1
-        while level := [(step, node) for step, node in asked if node != ROOT and step.part.tree.depth[node] == depth]:
+        below = [ask for ask in asked if ask[1] != ROOT]
+        if self.mask_token is not None:
+            yield from self._one_pass(below, kv)
+            return
+        level, grown, before = roots, list[Ask](), len(kv[0][0])
+        for depth in range(1, max((_depth(*ask) for ask in below), default=0) + 1):
+            place = {(id(step), node): index for index, (step, node) in enumerate(level)}
+            level = [ask for ask in below if _depth(*ask) == depth]
             above = [place[id(step), int(step.part.tree.parent[node])] for step, node in level]
             tokens = torch.tensor([int(step.part.tree.token[node]) for step, node in level])
-            positions = torch.tensor([_slot(step) + depth for step, _ in level])
             grown += level
-            prepared = self.prepare(tokens, self.fed_back(hidden[above]))
-            hidden, kv = self.run(prepared, positions, _seen(level, grown, before), kv)
+            seen = _seen(level, grown, before, lambda step, node: step.part.tree.path_to(node))
+            positions = torch.tensor([_slot(step) + depth for step, _ in level])
+            hidden, kv = self.run(self.prepare(tokens, self.fed_back(hidden[above])), positions, seen, kv)
             yield level, self.logits(hidden)
-            place = {(id(step), node): index for index, (step, node) in enumerate(level)}
-            depth += 1
 
-    def _one_pass(self, asked: Sequence[Ask], out: Tensor, kv: list[KV]) -> Iterator[tuple[list[Ask], Tensor]]:
+    def _one_pass(self, below: Sequence[Ask], kv: list[KV]) -> Iterator[tuple[list[Ask], Tensor]]:
         """For a P-EAGLE head: all nodes of a depth share the logits of its row, which sees the mask rows before it."""
-        roots = [ask for ask in asked if ask[1] == ROOT]
-        yield roots, self.logits(out[[_slot(step) for step, _ in roots]])
-        depths = {id(step): 0 for step, _ in asked}
-        for step, node in asked:
-            depths[id(step)] = max(depths[id(step)], 0 if node == ROOT else int(step.part.tree.depth[node]))
-        steps = {id(step): step for step, _ in asked}
-        rows = [(steps[key], depth) for key, deepest in depths.items() for depth in range(1, deepest + 1)]
-        below = [ask for ask in asked if ask[1] != ROOT]
         if not below:
             return
-        tokens = torch.full((len(rows),), self.mask_token or 0)
+        deepest = {id(step): (step, 0) for step, _ in below}
+        for step, node in below:
+            deepest[id(step)] = step, max(deepest[id(step)][1], _depth(step, node))
+        rows = [(step, depth) for step, most in deepest.values() for depth in range(1, most + 1)]
         hidden = self.combine(self.weights["mask_hidden"].view(1, -1)).expand(len(rows), -1)
         positions = torch.tensor([_slot(step) + depth for step, depth in rows])
-        before = len(kv[0][0])
-        seen = torch.zeros(len(rows), before + len(rows), dtype=torch.bool)
-        for row, (step, depth) in enumerate(rows):
-            seen[row, : _slot(step) + 1] = True
-            seen[row, before + row - depth + 1 : before + row + 1] = True  # depths 1 to its own
-        logits = self.logits(self.run(self.prepare(tokens, hidden), positions, seen, kv)[0])
+        seen = _seen(rows, rows, len(kv[0][0]), lambda step, depth: range(1, depth + 1))
+        prepared = self.prepare(torch.full((len(rows),), self.mask_token or 0), hidden)
+        logits = self.logits(self.run(prepared, positions, seen, kv)[0])
         place = {(id(step), depth): index for index, (step, depth) in enumerate(rows)}
-        yield below, logits[[place[id(step), int(step.part.tree.depth[node])] for step, node in below]]
+        yield list(below), logits[[place[id(step), _depth(step, node)] for step, node in below]]
 
 
 def _slot(step: AuditedStep) -> int:
@@ -311,13 +306,19 @@ def _slot(step: AuditedStep) -> int:
     return step.rows[ROOT] - 1
 
 
-def _seen(level: Sequence[Ask], grown: Sequence[Ask], before: int) -> Tensor:
-    """bool [rows of the level, keys]: what each row attends to."""
+def _depth(step: AuditedStep, node: int) -> int:
+    return int(step.part.tree.depth[node])
+
+
+def _seen(
+    level: Sequence[Ask], grown: Sequence[Ask], before: int, path: Callable[[AuditedStep, int], Iterable[int]]
+) -> Tensor:
+    """bool [rows of the level, keys]: each row attends to the text's pairs up to the root's, and to its own path."""
     keys = {(id(step), node): before + index for index, (step, node) in enumerate(grown)}
     seen = torch.zeros(len(level), before + len(grown), dtype=torch.bool)
     for row, (step, node) in enumerate(level):
         seen[row, : _slot(step) + 1] = True
-        seen[row, [keys[id(step), ancestor] for ancestor in step.part.tree.path_to(node)]] = True
+        seen[row, [keys[id(step), above] for above in path(step, node)]] = True
     return seen
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,21 +10,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specscope.analyze.audit.contexts import AuditedStep, Contexts
+from specscope.analyze.audit.contexts import Ask, AuditedStep, Contexts
+from specscope.analyze.audit.model.causal import Rows
 from specscope.analyze.audit.model.form import RequestForms
 from specscope.analyze.audit.model.rules import Rules
-from specscope.analyze.audit.tally import NEAR_TIE, NO_P, SUMMED, Tally, conditional, is_far, span, within
+from specscope.analyze.audit.tally import NEAR_TIE, NO_P, SUMMED, Bounds, Tallies, conditional, is_far, span, within
 from specscope.analyze.findings import Reference
 from specscope.trace.record.notes import TEXT
-from specscope.trace.record.params import UNREAD, SamplingParams, untold_limits
+from specscope.trace.record.params import FORM, UNREAD, SamplingParams, untold_limits
 from specscope.trace.record.records import FinalKind, ParentNotes, RequestStep
 from specscope.trace.record.tree import ROOT, Drawn
 
-FORM = "structured_outputs"
-Tops = tuple[NDArray[Any], NDArray[Any]]  # tokens, and the probabilities recorded for them
-Ask = tuple[AuditedStep, int]  # a step, and the parent whose children's probabilities are asked for
-Bounds = tuple[float, float]
-Tallies = dict[str, Tally]
+AskedRows = tuple[list[Ask], Tensor]  # what is asked, and the logits there: float32 [asked, V]
+
+
+def by_ask(rows: Iterable[Rows], asks: Mapping[int, Sequence[Ask]]) -> Iterator[AskedRows]:
+    """Rows of a model as what is asked of them."""
+    for numbers, logits in rows:
+        if asked := [(place, ask) for place, row in enumerate(numbers) for ask in asks.get(row, ())]:
+            yield [ask for _, ask in asked], logits[[place for place, _ in asked]].cpu()
 
 
 class _Judge:
@@ -41,19 +44,18 @@ class _Judge:
         self.slack = slack * max(params.repetition_penalty, 1 / params.repetition_penalty)
         self.sampled_slack = self.slack if params.greedy else self.slack / params.temperature
 
-    def shaped(self, rows: Sequence[int], logits: Tensor) -> Tensor:
+    def shaped(self, asked: Sequence[Ask], logits: Tensor) -> Tensor:
         """Logits after logit bias, penalties and the form, along each row's own context."""
-        counts = self.rules.counts_output
-        return self.rules.shaped(logits, [self.contexts.output(row) for row in rows] if counts else ())
+        counted = asked if self.rules.counts_output else ()
+        return self.rules.shaped(logits, [self.contexts.output(step.rows[node]) for step, node in counted])
 
     def bounds(self, shaped: Tensor, p: Tensor, token: int, recorded: float) -> Bounds:
         """The range that rounding allows for p of a token in a row [V]; borders of top-k and the like included."""
         allowed = span(float(p[token]), self.sampled_slack)
         if within(recorded, allowed) or not self.rules.truncates:
             return allowed
-        low, high = self.rules.bounds(shaped, self.slack)
-        ends = [span(float(x[token]), self.sampled_slack) for x in (low, high)]
-        return ends[0][0], ends[1][1]
+        least, most = self.rules.bounds(shaped, self.slack)
+        return span(float(least[token]), self.sampled_slack)[0], span(float(most[token]), self.sampled_slack)[1]
 
     def compare(self, name: str, where: Reference, recorded: float, judged: float, allowed: Bounds) -> None:
         """Count a recorded figure, and whether rounding allows it."""
@@ -62,13 +64,15 @@ class _Judge:
         far = differs and not self.rules.truncates and is_far(recorded, judged, allowed)
         self.tallies[name].add(where, differs=differs, recorded=recorded, judged=judged, text=text, is_far=far)
 
-    def tops(self, name: str, where: Reference, top: Tops, raw: Tensor) -> None:
-        """Count the likeliest tokens of a row: by the first that rounding does not allow, else the last."""
-        for token, recorded in zip(*(values.tolist() for values in top), strict=True):
+    def tops(self, name: str, where: Reference, tokens: NDArray[Any], told: NDArray[Any], raw: Tensor) -> None:
+        """Count the likeliest tokens of a row, with what was told of them: by the first that rounding does not allow,
+        else the last.
+        """
+        for token, recorded in zip(tokens.tolist(), told.tolist(), strict=True):
             judged = _of(raw, token)
-            if not within(recorded, span(judged, self.raw_slack)):
+            if not within(recorded, allowed := span(judged, self.raw_slack)):
                 break
-        self.compare(name, where, recorded, judged, span(judged, self.raw_slack))
+        self.compare(name, where, recorded, judged, allowed)
 
 
 def _of(row: Tensor, token: int) -> float:
@@ -85,35 +89,26 @@ def _place(notes: ParentNotes | None, parent: int) -> int:
 class TargetJudge(_Judge):
     """The target's part."""
 
-    def __init__(self, contexts: Contexts, slack: float, tallies: Tallies, forms: RequestForms | None = None) -> None:
+    def __init__(self, contexts: Contexts, slack: float, tallies: Tallies, forms: RequestForms | None) -> None:
         super().__init__(contexts, slack, tallies, forms, contexts.params)
         form = contexts.params.structured_outputs is not None or FORM in contexts.limits
-        self.has_raw = not (contexts.shaped is not None and contexts.shaped.raw_is_masked and form)
-        self.asks: dict[int, list[Ask]] = defaultdict(list)
-        for step in contexts.steps:
-            for parent, row in step.rows.items():
-                self.asks[row].append((step, parent))
+        self.has_raw = not (contexts.raw_is_masked and form)
 
-    def take(self, rows: Sequence[int], logits: Tensor) -> None:
-        """Compare all that is asked at these rows; logits float32 [rows, V]."""
-        asked = [(index, *ask) for index, row in enumerate(rows) for ask in self.asks[row]]
+    def take(self, asked: Sequence[Ask], logits: Tensor) -> None:
+        """Compare what was recorded at these parents; logits float32 [parents, V]."""
         if not self.contexts.limits:  # what the request's parameters shape
-            shaped = self.shaped(rows, logits)
+            shaped = self.shaped(asked, logits)
             p = None if self.params.greedy else self.rules.scores(shaped).softmax(-1)
-            for index, step, parent in asked:
+            for index, (step, parent) in enumerate(asked):
                 if p is None:
                     self._greedy(step, parent, shaped[index])
                 else:
                     self._sampled(step, parent, shaped[index], p[index])
-        if not self.has_raw:  # what was recorded before any rule
-            return
-        for index, step, parent in asked:
+        for (step, parent), row in zip(asked, logits, strict=True) if self.has_raw else ():  # before any rule
             if step.part.logprobs is not None:
-                self._logprob(step, parent, logits[index])
-        raw = logits.softmax(-1) if any(step.part.parents is not None for _, step, _ in asked) else logits
-        for index, step, parent in asked:
+                self._logprob(step, parent, row)
             if step.part.parents is not None:
-                self._raw(step, parent, raw[index], step.part.parents)
+                self._raw(step, parent, row.softmax(-1), step.part.parents)
 
     def _logprob(self, step: AuditedStep, parent: int, logits: Tensor) -> None:
         """Compare the log-probability of the token that was emitted behind a node of the accepted path."""
@@ -191,10 +186,10 @@ class TargetJudge(_Judge):
             return
         for child in children:
             judged = _of(raw, int(step.part.tree.token[child]))
-            allowed = span(judged, self.raw_slack)
-            self.compare("target raw p", step.at(child), float(notes.raw_p[child]), judged, allowed)
+            recorded = float(notes.raw_p[child])
+            self.compare("target raw p", step.at(child), recorded, judged, span(judged, self.raw_slack))
         if notes.top.shape[1]:
-            self.tops("target top tokens", step.at(children[0]), (notes.top[row], notes.top_p[row]), raw)
+            self.tops("target top tokens", step.at(children[0]), notes.top[row], notes.top_p[row], raw)
 
 
 def drafted_by_model(part: RequestStep, parent: int) -> list[int]:
@@ -205,49 +200,45 @@ def drafted_by_model(part: RequestStep, parent: int) -> list[int]:
     return [child for child in children if method.source[child] != TEXT]
 
 
+def drafter_asks(contexts: Contexts) -> dict[int, list[Ask]]:
+    """By row, the parents whose children a drafter's model drafted, where the capture tells what shaped it."""
+    if UNREAD in contexts.limits or untold_limits(contexts.drafter_params):
+        return {}
+    every = contexts.asks().items()
+    return {row: [ask for ask in asks if drafted_by_model(ask[0].part, ask[1])] for row, asks in every}
+
+
 class DrafterJudge(_Judge):
     """The drafter's part, where it is a model: its tokens and their probabilities."""
 
     says = "{:.4g}, the drafter run afresh says {:.4g}"
 
     def __init__(
-        self, contexts: Contexts, slack: float, tallies: Tallies, top: int = 0, forms: RequestForms | None = None
+        self, contexts: Contexts, slack: float, tallies: Tallies, forms: RequestForms | None, top: int
     ) -> None:
         """`top`: beside text lookup, how many of the likeliest tokens the model drafts at a node."""
         super().__init__(contexts, slack, tallies, forms, contexts.drafter_params)
         self.top = top
 
-    def asks(self) -> dict[int, list[Ask]]:
-        """By row, the parents whose children are asked for."""
-        asks: dict[int, list[Ask]] = defaultdict(list)
-        if UNREAD in self.contexts.limits or untold_limits(self.contexts.drafter_params):
-            return asks
-        for step in self.contexts.steps:
-            for parent, row in step.rows.items():
-                if drafted_by_model(step.part, parent):
-                    asks[row].append((step, parent))
-        return asks
-
     def take(self, asked: Sequence[Ask], logits: Tensor) -> None:
         """Compare the children of these parents; logits float32 [parents, V], of the whole vocabulary."""
         if not asked:
             return
-        shaped = self.shaped([step.rows[parent] for step, parent in asked], logits)
+        shaped = self.shaped(asked, logits)
         first = [drafted_by_model(step.part, parent)[0] for step, parent in asked]
-        sampled = [
+        drawn = [
             step.part.tree.drawn[child] != Drawn.DETERMINISTIC for (step, _), child in zip(asked, first, strict=True)
         ]
-        q = self.rules.scores(shaped).softmax(-1) if any(sampled) else None
-        thought = shaped.softmax(-1)
+        q = self.rules.scores(shaped).softmax(-1) if any(drawn) else shaped
         for index, (step, parent) in enumerate(asked):
-            if sampled[index] and q is not None:
+            if drawn[index]:
                 self._drawn(step, parent, shaped[index], q[index])
             else:
-                self._likeliest(step, parent, shaped[index], thought[index])
+                self._likeliest(step, parent, shaped[index])
             notes, row = step.part.parents, _place(step.part.parents, parent)
             if notes is not None and row >= 0 and notes.draft_top.shape[1]:
-                top = notes.draft_top[row], notes.draft_top_p[row]
-                self.tops("drafter top tokens", step.at(first[index]), top, logits[index].softmax(-1))
+                tops, where = (notes.draft_top[row], notes.draft_top_p[row]), step.at(first[index])
+                self.tops("drafter top tokens", where, *tops, logits[index].softmax(-1))
 
     def _drawn(self, step: AuditedStep, parent: int, shaped: Tensor, q: Tensor) -> None:
         """Siblings drawn from q. The recorded q is that before any sibling was removed."""
@@ -273,40 +264,43 @@ class DrafterJudge(_Judge):
         if drawn != token and within(coin, self._reach(shaped, left, taken, token)):
             tally.left[NEAR_TIE] += 1
             return
-        text = f"coin {coin:.4g} draws {tally.show(drawn)} from the q of the drafter run afresh"
-        text += f", not {tally.show(token)}"
-        tally.add(where, differs=drawn != token, recorded=float(token), judged=float(drawn), text=text)
+        text = (
+            f"coin {coin:.4g} draws {tally.show(drawn)} from the q of the drafter run afresh, not {tally.show(token)}"
+        )
+        tally.add(where, differs=drawn != token, recorded=token, judged=drawn, text=text)
 
     def _reach(self, shaped: Tensor, left: Tensor, taken: Sequence[int], token: int) -> Bounds:
         """The coins that may draw a token when logits are off by rounding; borders of top-k and the like included."""
-        borders = (float(left[:token].sum() / left.sum()), float(left[: token + 1].sum() / left.sum()))
-        slack = 2 * self.sampled_slack  # a border has logits on both sides of it
-        low, high = (span(border, slack) for border in borders)
-        if not self.rules.truncates:
-            return low[0], high[1]
-        least, most = (x.double() for x in self.rules.bounds(shaped, self.slack))
-        least[taken], most[taken] = 0, 0
-        below, above = float(least[:token].sum()), float(most[token:].sum())
-        first = span(below / max(below + above, 1e-30), slack)[0]
-        below, above = float(most[: token + 1].sum()), float(least[token + 1 :].sum())
-        return min(low[0], first), max(high[1], span(below / max(below + above, 1e-30), slack)[1])
 
-    def _likeliest(self, step: AuditedStep, parent: int, shaped: Tensor, thought: Tensor) -> None:
-        """Siblings are the likeliest tokens, the best first; at a near tie either order is right."""
-        tree, notes = step.part.tree, step.part.notes
-        children = drafted_by_model(step.part, parent)
-        beside = step.part.is_ranked_with_text  # whose nodes are left out here
+        def border(below: Tensor, above: Tensor, side: int) -> float:
+            """Where the border between these may lie: its least or its largest place. Logits on both sides are off."""
+            share = below.sum() / (below.sum() + above.sum()).clamp(min=1e-30)
+            return span(float(share), 2 * self.sampled_slack)[side]
+
+        end = token + 1
+        low, high = border(left[:token], left[token:], 0), border(left[:end], left[end:], 1)
+        if self.rules.truncates:
+            least, most = (x.double() for x in self.rules.bounds(shaped, self.slack))
+            least[taken], most[taken] = 0, 0
+            low = min(low, border(least[:token], most[token:], 0))
+            high = max(high, border(most[:end], least[end:], 1))
+        return low, high
+
+    def _likeliest(self, step: AuditedStep, parent: int, shaped: Tensor) -> None:
+        """Siblings are the likeliest tokens, the best first; at a near tie either order is right.
+
+        Ranked with a text's nodes, which are left out here, any of the likeliest may be left.
+        """
+        tree, notes, tally = step.part.tree, step.part.notes, self.tallies["drafter tokens"]
+        children, beside = drafted_by_model(step.part, parent), step.part.is_ranked_with_text
         best = shaped.topk(min(max(self.top, 1) if beside else len(children), len(shaped)))
-        tokens, values = best.indices.tolist(), best.values.tolist()
-        tally = self.tallies["drafter tokens"]
+        q = shaped.softmax(-1)
         for place, child in enumerate(children):
-            # ranked with the text's nodes: any of the likeliest may be left
-            rank, token = len(values) - 1 if beside else place, int(tree.token[child])
+            token, place = int(tree.token[child]), len(best.values) - 1 if beside else place
             if notes is not None:
-                judged = float(thought[token])
+                judged = float(q[token])
                 self.compare("draft p", step.at(child), float(notes.prob[child]), judged, span(judged, self.slack))
-            behind, recorded, judged = values[rank] - float(shaped[token]), float(token), float(tokens[rank])
+            choice, behind = int(best.indices[place]), float(best.values[place] - shaped[token])
             differs = not (behind if beside else abs(behind)) <= self.slack  # also where both are least
-            text = f"{tally.show(token)}, but the drafter's choice {rank + 1} is {tally.show(tokens[rank])}"
-            text = text if differs else ""
-            tally.add(step.at(child), differs=differs, recorded=recorded, judged=judged, text=text)
+            text = f"{tally.show(token)}, but the drafter's choice {place + 1} is {tally.show(choice)}"
+            tally.add(step.at(child), differs=differs, recorded=token, judged=choice, text=text)

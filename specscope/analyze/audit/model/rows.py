@@ -10,11 +10,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from specscope.analyze.audit.audit import Audit, step_numbers
+from specscope.analyze.audit.audit import Audit
 from specscope.analyze.audit.contexts import AuditedStep, Contexts, contexts_of
 from specscope.analyze.audit.model.causal import Causal
 from specscope.analyze.audit.model.head import Head
-from specscope.analyze.audit.model.judge import drafted_by_model
+from specscope.analyze.audit.model.judge import AskedRows, by_ask, drafted_by_model
 from specscope.analyze.audit.options import Options
 from specscope.analyze.verify.case import Case, Step
 from specscope.plans.heads import runs_head
@@ -88,44 +88,36 @@ def around(case: Case, keys: Iterable[Key]) -> list[Step]:
 
 def rows_of(case: Case, models: Models, what: str, steps: Sequence[Step]) -> list[Asked]:
     """The rows of the target ("p", "raw p"), or of the drafter where that is a model; a head's over true features."""
-    model = models.target if what.endswith("p") else models.drafter(case)
+    model, by_request = (
+        models.target if what.endswith("p") else models.drafter(case),
+        defaultdict[str, dict[int, Step]](dict),
+    )
+    if model is None:
+        return []
+    for step in steps:
+        by_request[step.request][step.part.index] = step
     asked = []
-    for by_index, contexts in _contexts(case, steps) if model is not None else ():
-        by_row = _of_head(model, models.target, contexts) if isinstance(model, Head) else _of_model(model, contexts)
-        for judged in contexts.steps:
-            logits = {node: by_row[row] for node, row in judged.rows.items() if row in by_row}
-            asked.append(Asked(by_index[judged.part.index], judged, contexts, logits))
+    for name, by_index in by_request.items():
+        parts = enumerate(case.history.requests[name].steps)
+        contexts = contexts_of(case.history, name, [place for place, part in parts if part.index in by_index])
+        if contexts is None or not contexts.steps:
+            continue
+        logits: dict[int, dict[int, Tensor]] = {step.part.index: {} for step in contexts.steps}
+        for some, rows in _asked_rows(model, models.target, contexts):
+            for (judged, node), row in zip(some, rows, strict=True):
+                logits[judged.part.index][node] = row
+        asked += [Asked(by_index[s.part.index], s, contexts, logits[s.part.index]) for s in contexts.steps]
     return asked
 
 
-def _of_model(model: Causal | None, contexts: Contexts) -> dict[int, Tensor]:
-    by_row: dict[int, Tensor] = {}
-    for (numbers, logits), _ in () if model is None else model.rows(contexts):
-        by_row.update(zip(numbers, logits.cpu(), strict=True))
-    return by_row
-
-
-def _of_head(head: Head, target: Causal, contexts: Contexts) -> dict[int, Tensor]:
-    _, features = target.alone(contexts.text, head.layers)
+def _asked_rows(model: Head | Causal, target: Causal, contexts: Contexts) -> Iterator[AskedRows]:
+    """What a model says wherever a step has children or ends; a head where it has children."""
+    if isinstance(model, Causal):
+        return by_ask((rows for rows, _ in model.rows(contexts)), contexts.asks())
+    features = target.alone(contexts.text, model.layers)[1]
     assert features is not None
-    asked = [(step, node) for step in contexts.steps for node in sorted(step.rows) if step.part.tree.children(node)]
-    by_row: dict[int, Tensor] = {}
-    for some, logits in head.rows(contexts, features.cpu(), asked):
-        by_row.update({step.rows[node]: row for (step, node), row in zip(some, logits, strict=True)})
-    return by_row
-
-
-def _contexts(case: Case, steps: Sequence[Step]) -> Iterator[tuple[dict[int, Step], Contexts]]:
-    """For each request its steps by their own numbers, and what a model must be fed for them."""
-    by_request: dict[str, dict[int, Step]] = defaultdict(dict)
-    for step in steps:
-        by_request[step.request][step.part.index] = step
-    for name, by_index in by_request.items():
-        request = case.history.requests[name]
-        places = [place for place, part in enumerate(request.steps) if part.index in by_index]
-        contexts = contexts_of(request, places, step_numbers(case.history, name), case.history.run)
-        if contexts is not None and contexts.steps:
-            yield by_index, contexts
+    every = (ask for asks in contexts.asks().values() for ask in asks)
+    return model.rows(contexts, features.cpu(), [(step, node) for step, node in every if step.part.tree.children(node)])
 
 
 def recorded(step: Step, *, drafter: bool) -> list[tuple[int, Ints, Floats | None]]:

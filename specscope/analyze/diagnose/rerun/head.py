@@ -9,9 +9,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from specscope.analyze.audit.contexts import AuditedStep, Contexts, contexts_of
+from specscope.analyze.audit.contexts import Ask, AuditedStep, Contexts, contexts_of
 from specscope.analyze.audit.model.head import KV, Head
-from specscope.analyze.audit.model.judge import Ask
 from specscope.analyze.audit.model.rows import Models
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.rerun import target
@@ -295,7 +294,7 @@ class HeadAgain:
 
     def __init__(self, models: Models, case: Case) -> None:
         assert models.options.draft is not None
-        self.dtype, self.target = case.dtype, models.target
+        self.dtype, self.target, self.history = case.dtype, models.target, case.history
         self.visits = {(visit.request.id, visit.part.index): visit for visit in case.visits}
         self.firsts: dict[str, list[Step]] = {}  # steps of each request that are run for its features
         for step in case.steps:
@@ -357,7 +356,7 @@ class HeadAgain:
             request = steps[0].visit.request
             indices = {step.part.index for step in steps}
             places = [place for place, part in enumerate(request.steps) if part.index in indices]
-            contexts = contexts_of(request, places, list(range(len(request.steps))))
+            contexts = contexts_of(self.history, request.id, places)
             assert contexts is not None
             count = int(self.target.config.num_hidden_layers)
             logits, features = self.target.alone(contexts.text, list(range(count)))

@@ -125,7 +125,7 @@ def _is_computable(asked: Asked, what: str) -> bool:
     """Whether the capture tells everything that shapes its probabilities."""
     contexts = asked.contexts
     if what.startswith("raw"):
-        return not (contexts.shaped is not None and contexts.shaped.raw_is_masked and contexts.limits)
+        return not (contexts.raw_is_masked and contexts.limits)
     if what == "q":
         return UNREAD not in contexts.limits and not untold_limits(contexts.drafter_params)
     return not contexts.limits
