@@ -1,11 +1,13 @@
 """Runs of tiny engines, and what an audit by their own models makes of them."""
 
+import dataclasses
 from pathlib import Path
 
 from specscope import Engine, SamplingParams
 from specscope.analyze.audit.audit import audit
 from specscope.analyze.audit.options import ModelSource, Options
 from specscope.trace.history.history import History
+from specscope.trace.wire.capture import CaptureWriter
 from tests.engines import DRAFTERS, PROMPTS
 from tests.heads import VARIANTS, head_tensors, write_head, write_parallel_head, write_variant
 
@@ -97,6 +99,24 @@ def run(engine, rule, tokens=24, prompts=PROMPTS):
     while engine.busy:
         history.append(engine.step())
     return history
+
+
+def changed(history, part=lambda part: part, info=lambda info: info, about=None):
+    """The history with each request's steps, and what it came in with, as these make them. `about`: of another run."""
+    made = History(about or history.run, history.vocabulary)
+    for record in history.steps:
+        parts, admitted = tuple(map(part, record.requests)), tuple(map(info, record.admitted))
+        made.append(dataclasses.replace(record, requests=parts, admitted=admitted))
+    return made
+
+
+def saved(history, path):
+    """The history as a capture."""
+    writer = CaptureWriter(path, history.run, history.vocabulary)
+    for record in history.steps:
+        writer(record)
+    writer.close()
+    return path
 
 
 def failed(found):

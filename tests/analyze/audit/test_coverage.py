@@ -12,18 +12,11 @@ from specscope.analyze.audit.audit import FED, audit, verdict
 from specscope.analyze.audit.contexts import contexts_of
 from specscope.analyze.audit.options import ModelSource, Options
 from specscope.analyze.findings import CheckResult, Exit
-from specscope.errors import UserError
-from specscope.trace.history.history import History
 from specscope.trace.wire.reading import read_capture
-from tests.analyze.audit.runs import RULES, Bench, failed, run
+from tests.analyze.audit.runs import RULES, changed, failed, run
 from tests.engines import PROMPTS
 from tests.faults.models import TARGET
 from tests.heads import head_tensors, write_head
-
-
-@pytest.fixture(scope="module")
-def bench(deep, tmp_path_factory):
-    return Bench(deep, tmp_path_factory.mktemp("head"))
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +132,7 @@ def test_a_drafter_that_is_not_at_hand_is_exit_2_and_one_that_differs_beats_it(b
 
 def test_a_check_that_does_not_apply_is_exit_0(bench):
     history = run(bench.engine("none"), RULES["temperature"], tokens=6, prompts=PROMPTS[:2])
-    found = audit(history, "run.jsonl", bench.options(bench.engine("none")))
+    found = bench.audit(bench.engine("none"), history)
     assert found.exit is Exit.CONSISTENT
     assert "drafter" not in found.to_dict()["verdict"]
 
@@ -156,27 +149,25 @@ def test_the_model_beside_a_text_is_named_in_older_captures():
 def test_requests_without_their_prompt_are_not_judged(bench):
     engine = bench.engine("ngram")
     history = run(engine, {}, tokens=6, prompts=PROMPTS[:2])
-    blind = History(dataclasses.replace(engine.run_info), engine.vocabulary)
-    for record in history.steps:
-        admitted = [dataclasses.replace(info, prompt_tokens=info.prompt_tokens[:0]) for info in record.admitted[:1]]
-        blind.append(dataclasses.replace(record, admitted=(*admitted, *record.admitted[1:])))
-    found = audit(blind, "run.jsonl", bench.options(engine))
+    first = next(iter(history.requests))
+
+    def without(info):
+        return dataclasses.replace(info, prompt_tokens=info.prompt_tokens[:0]) if info.id == first else info
+
+    found = bench.audit(engine, changed(history, info=without))
     assert found.exit is Exit.NOT_JUDGED
     assert "1 request left out: the prompt" in found.to_dict()["verdict"]
 
 
 def as_vllm(history, labels=None, params=None):
     """The same run, as if vLLM had made it: its requests with other labels, or other parameters."""
-    made = History(dataclasses.replace(history.run, versions={"vllm": "0.32.0"}), history.vocabulary)
-    for record in history.steps:
-        admitted = tuple(
-            dataclasses.replace(
-                info, labels=dict(labels or {}), params=dataclasses.replace(info.params, **params or {})
-            )
-            for info in record.admitted
+
+    def asked(info):
+        return dataclasses.replace(
+            info, labels=dict(labels or {}), params=dataclasses.replace(info.params, **params or {})
         )
-        made.append(dataclasses.replace(record, admitted=admitted))
-    return made
+
+    return changed(history, info=asked, about=dataclasses.replace(history.run, versions={"vllm": "0.32.0"}))
 
 
 @pytest.mark.parametrize("name", ["eagle", "draft tree"])
@@ -186,20 +177,20 @@ def test_the_drafters_of_vllm_do_not_see_penalties(bench, name):
     history = run(engine, RULES["greedy"], tokens=12, prompts=PROMPTS[:3])
     penalties = {"repetition_penalty": 1.8, "frequency_penalty": 1.5, "presence_penalty": 1.5}
     drafter = {"draft p", "drafter tokens", "drafter top tokens"}
-    of_vllm = audit(as_vllm(history, params=penalties), "run.jsonl", bench.options(engine))
+    of_vllm = bench.audit(engine, as_vllm(history, params=penalties))
     assert not failed(of_vllm) & drafter
     assert of_vllm.finding("drafter tokens").tested > 0
     ours = as_vllm(history, params=penalties)
     ours.run = history.run
-    assert failed(audit(ours, "run.jsonl", bench.options(engine))) & drafter
+    assert failed(bench.audit(engine, ours)) & drafter
 
 
 def test_a_sampled_drafter_of_vllm_has_the_temperature_and_nothing_else(bench):
     engine = bench.engine("draft tree")
     history = run(engine, {"temperature": 0.7}, tokens=12, prompts=PROMPTS[:3])
-    found = audit(as_vllm(history, params={"top_p": 0.6, "top_k": 3}), "run.jsonl", bench.options(engine))
+    found = bench.audit(engine, as_vllm(history, params={"top_p": 0.6, "top_k": 3}))
     assert "draft p" not in failed(found)
-    hot = audit(as_vllm(history, params={"temperature": 1.4}), "run.jsonl", bench.options(engine))
+    hot = bench.audit(engine, as_vllm(history, params={"temperature": 1.4}))
     assert "draft p" in failed(hot)
 
 
@@ -212,8 +203,8 @@ def test_a_limit_that_is_not_told_is_not_held_against_the_target(bench, limit):
     engine = bench.engine("eagle")
     history = run(engine, {"temperature": 1.0, "logit_bias": {70: 6.0}}, tokens=10, prompts=PROMPTS[:2])
     hidden = {"params": {"logit_bias": {}}}
-    assert {"target p", "final p"} <= failed(audit(as_vllm(history, **hidden), "run.jsonl", bench.options(engine)))
-    found = audit(as_vllm(history, labels={limit: "..."}, **hidden), "run.jsonl", bench.options(engine))
+    assert {"target p", "final p"} <= failed(bench.audit(engine, as_vllm(history, **hidden)))
+    found = bench.audit(engine, as_vllm(history, labels={limit: "..."}, **hidden))
     assert not {"target p", "final p", "target raw p"} & failed(found)
     assert found.finding("target p") is None
     said = f"2 requests: the target's p was not compared, as {limit} limit the tokens"
@@ -229,7 +220,7 @@ def test_a_label_of_that_name_is_the_users_own_in_a_run_of_ours(bench):
     request = history.requests[next(iter(history.requests))]
     request.info = dataclasses.replace(request.info, labels={"min_tokens": "mine"})
     assert contexts_of(history, request.id, []).limits == ()
-    found = audit(history, "run.jsonl", bench.options(engine))
+    found = bench.audit(engine, history)
     assert found.finding("target p").tested
 
 
@@ -241,14 +232,9 @@ def test_a_bias_that_was_left_out_is_held_against_nobody(bench, name):
     for request in history.requests.values():
         kept = dataclasses.replace(request.info.params, logit_bias={}, left_out=("logit_bias",))
         request.info = dataclasses.replace(request.info, params=kept)
-    found = audit(history, "run.jsonl", bench.options(engine))
+    found = bench.audit(engine, history)
     assert not failed(found)
     assert {"target p", "draft p"}.isdisjoint(one.name for one in found.findings if one.tested)
     assert found.finding("target raw p").tested
     said = "2 requests: the target's p and the drafter's were not compared, as logit_bias limit the tokens"
     assert any(note.startswith(said) for note in found.notes)
-
-
-def test_a_target_that_cannot_be_loaded_is_an_error(drafted):
-    with pytest.raises(UserError, match="cannot load nothing"):
-        audit(drafted, "run.jsonl", Options(ModelSource("/nowhere", "nothing")))

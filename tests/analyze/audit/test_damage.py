@@ -8,25 +8,10 @@ import pytest
 from specscope.analyze.audit.audit import audit
 from specscope.analyze.findings import CheckResult, Exit
 from specscope.errors import UserError
-from specscope.trace.history.history import History
-from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.reading import read_capture
-from tests.analyze.audit.runs import RULES, Bench, run
+from tests.analyze.audit.runs import RULES, changed, run, saved
 from tests.engines import PROMPTS
 from tests.trace.damage import TRACES, damaged, with_wrong_numbers
-
-
-@pytest.fixture(scope="module")
-def bench(deep, tmp_path_factory):
-    return Bench(deep, tmp_path_factory.mktemp("head"))
-
-
-def changed(history, change):
-    """The history with each request's part in each step as `change(part)` makes it."""
-    made = History(history.run, history.vocabulary)
-    for record in history.steps:
-        made.append(dataclasses.replace(record, requests=tuple(change(part) for part in record.requests)))
-    return made
 
 
 @pytest.mark.parametrize("name", ["eagle", "p-eagle", "draft tree"])
@@ -36,11 +21,8 @@ def test_outputs_that_are_swapped_between_requests_are_judged(bench, name):
     history = run(engine, RULES["greedy"], tokens=10, prompts=[*PROMPTS[:2], PROMPTS[3]])
     first, second = list(history.requests)[:2]
     other = {first: second, second: first}
-    found = audit(
-        changed(history, lambda part: dataclasses.replace(part, request=other.get(part.request, part.request))),
-        "run.jsonl",
-        bench.options(engine),
-    )
+    swapped = changed(history, lambda part: dataclasses.replace(part, request=other.get(part.request, part.request)))
+    found = bench.audit(engine, swapped)
     assert found.exit is Exit.INCONSISTENT
     assert found.finding("context").failed
     assert "cannot follow from what was committed before" in found.to_dict()["verdict"]
@@ -52,7 +34,7 @@ def test_where_no_step_can_be_judged_the_context_is_wrong(bench):
     engine = bench.engine("eagle")
     history = run(engine, {}, tokens=6, prompts=PROMPTS[:1])
     moved = changed(history, lambda part: dataclasses.replace(part, context_len=part.context_len + 50))
-    found = audit(moved, "run.jsonl", bench.options(engine))
+    found = bench.audit(engine, moved)
     assert (found.exit, found.audited) == (Exit.INCONSISTENT, 0)
 
 
@@ -82,7 +64,7 @@ def test_one_damaged_value_is_a_difference(bench, what):
     history = run(engine, RULES["temperature"], tokens=12, prompts=PROMPTS[:3])
     step = next(p for r in history.steps for p in r.requests if len(p.tree) and p.index > 2 and p.parents.node.size > 0)
     bad = changed(history, lambda part: put(part, where, array, values) if part is step else part)
-    found = audit(bad, "run.jsonl", bench.options(engine))
+    found = bench.audit(engine, bad)
     assert found.exit is Exit.INCONSISTENT
     wrong = found.finding(check)
     assert wrong.failed == 1 or check == "context"
@@ -96,9 +78,7 @@ def test_a_request_of_one_token(bench):
     for name in ("eagle", "p-eagle", "draft tree"):
         engine = bench.engine(name)
         history = run(engine, {}, tokens=1, prompts=["x", "y"])
-        info = next(iter(history.requests.values())).info
-        assert len(info.prompt_tokens) >= 1
-        assert audit(history, "run.jsonl", bench.options(engine)).exit is Exit.CONSISTENT
+        assert bench.audit(engine, history).exit is Exit.CONSISTENT
 
 
 def judge_damaged(lines, options, path, seeds):
@@ -122,11 +102,7 @@ def judge_damaged(lines, options, path, seeds):
 def test_damage_is_never_an_exception(bench, tmp_path, name, rule):
     engine = bench.engine(name)
     history = run(engine, RULES[rule], tokens=8, prompts=PROMPTS[:3])
-    path = tmp_path / "run.jsonl"
-    writer = CaptureWriter(path, engine.run_info, engine.vocabulary)
-    for record in history.steps:
-        writer(record)
-    writer.close()
+    path = saved(history, tmp_path / "run.jsonl")
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert judge_damaged(lines, bench.options(engine, sample=8), path, range(25)) > 12
 

@@ -4,15 +4,10 @@ import pytest
 import torch
 
 from specscope.speculate.drafters import parallel
-from tests.analyze.audit.runs import RULES, Bench, failed, run
+from tests.analyze.audit.runs import RULES, failed, run
 from tests.engines import PROMPTS
 from tests.faults.planted import FAULTS
 from tests.faults.planted.drafter_kv import short_table
-
-
-@pytest.fixture(scope="module")
-def bench(deep, tmp_path_factory):
-    return Bench(deep, tmp_path_factory.mktemp("head"))
 
 
 def masks_at_one_position(patch, engine):

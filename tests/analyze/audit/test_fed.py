@@ -7,12 +7,15 @@ import pytest
 from specscope.analyze.audit.audit import FED, audit
 from specscope.analyze.findings import CheckResult
 from specscope.measure.judges import audit_options
-from specscope.model.features import AuxHiddenStates
-from specscope.trace.history.history import History
-from specscope.trace.wire.reading import read_capture
-from tests.faults.models import HEAD
-from tests.faults.planted.features import one_late
-from tests.measure.head_runs import served
+from tests.analyze.audit.runs import changed
+from tests.faults.planted import FAULTS
+from tests.faults.settings import SETTINGS, history, record
+
+
+def recorded(folder, fault=None):
+    """A short run of a head, with a fault or without."""
+    setting = SETTINGS["eagle chain" if fault is None else fault.setting]
+    return history(record(dataclasses.replace(setting, requests=3, tokens=30), folder / "run.jsonl", fault))
 
 
 def fed(history):
@@ -22,7 +25,7 @@ def fed(history):
 
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory):
-    return read_capture(served(tmp_path_factory.mktemp("healthy") / "run.jsonl", HEAD)).history
+    return recorded(tmp_path_factory.mktemp("healthy"))
 
 
 def test_a_healthy_run_was_fed_what_the_text_gives(healthy):
@@ -32,38 +35,26 @@ def test_a_healthy_run_was_fed_what_the_text_gives(healthy):
     assert 20 < check.tested <= drafted
 
 
-LAYERS = [lambda layers: [layer - 1 for layer in layers], lambda layers: list(reversed(layers))]
+LOOKS = {  # of faults
+    "layers one lower": "layers 1, 2, 3 instead of 2, 3, 4",
+    "layers in another order": "layers 4, 3, 2 instead of 2, 3, 4",
+    "features one late": "the hidden states of the position before",
+}
 
 
-@pytest.mark.parametrize(("change", "looks"), zip(LAYERS, ("1, 2, 3", "4, 3, 2"), strict=True))
-def test_an_engine_that_fed_other_layers(change, looks, tmp_path):
-    def install(engine):
-        aux = engine.runner._aux
-        aux.close()
-        engine.runner._aux = AuxHiddenStates(engine.runner.loaded.model, change(aux.aux_layers))
-
-    check = fed(read_capture(served(tmp_path / "run.jsonl", HEAD, install=install)).history)
+@pytest.mark.parametrize("fault", LOOKS)
+def test_whose_hidden_states_were_fed_is_said(fault, tmp_path):
+    check = fed(recorded(tmp_path, FAULTS[fault]))
     assert check.failed == check.tested > 20
-    assert check.about.endswith(f"it looks like layers {looks} instead of 2, 3, 4")
-
-
-def test_an_engine_that_fed_features_one_late(tmp_path, monkeypatch):
-    path = served(tmp_path / "run.jsonl", HEAD, install=lambda engine: one_late(monkeypatch, engine))
-    check = fed(read_capture(path).history)
-    assert check.failed == check.tested
-    assert check.about.endswith("it looks like the hidden states of the position before")
+    assert check.about.endswith(f"it looks like {LOOKS[fault]}")
 
 
 def test_one_token_that_is_not_the_texts_is_named_with_its_step(healthy):
-    changed = History(run=healthy.run, vocabulary=healthy.vocabulary)
     step = next(part for part in healthy.requests["r1"].steps if part.index > 3 and part.notes is not None)
     tokens = step.notes.fed_token.copy()
     tokens[0] += 1
     other = dataclasses.replace(step, notes=dataclasses.replace(step.notes, fed_token=tokens))
-    for record in healthy.steps:
-        parts = tuple(other if part == step else part for part in record.requests)
-        changed.append(dataclasses.replace(record, requests=parts))
-    found = fed(changed)
+    found = fed(changed(healthy, lambda part: other if part == step else part))
     assert found.failed == 1
     assert (found.example.request, found.example.index) == ("r1", step.index)
     assert f"at position {step.notes.fed_position[0]}, the text has" in found.detail

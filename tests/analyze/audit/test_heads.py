@@ -10,7 +10,7 @@ from specscope.analyze.audit.options import ModelSource
 from specscope.analyze.findings import CheckResult, Exit
 from specscope.errors import UserError
 from specscope.model.heads.eagle_head import EagleHead
-from tests.analyze.audit.runs import RULES, Bench, failed, run
+from tests.analyze.audit.runs import RULES, failed, run
 from tests.engines import PROMPTS
 from tests.heads import VARIANTS, Reference, head_tensors, write_head
 
@@ -33,11 +33,6 @@ def wide(runner):
 def still(runner):
     """Nothing is turned."""
     runner._turns[:, 0], runner._turns[:, 1] = 1, 0
-
-
-@pytest.fixture(scope="module")
-def bench(deep, tmp_path_factory):
-    return Bench(deep, tmp_path_factory.mktemp("head"))
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -12,17 +12,11 @@ from specscope.analyze.findings import CheckResult
 from specscope.speculate.drafters import suffix
 from specscope.trace.record.notes import BOTH, MODEL, TEXT
 from specscope.trace.wire.reading import read_capture
-from tests.analyze.audit.runs import RULES, Bench, run
-from tests.analyze.audit.test_damage import changed
+from tests.analyze.audit.runs import RULES, changed, run
 from tests.engines import PROMPTS
 from tests.faults.models import TARGET
 
 BEFORE = Path(__file__).parents[2] / "data" / "before_deletion"
-
-
-@pytest.fixture(scope="module")
-def bench(deep, tmp_path_factory):
-    return Bench(deep, tmp_path_factory.mktemp("head"))
 
 
 def tree_check(bench, engine, prompts=PROMPTS):

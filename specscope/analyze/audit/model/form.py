@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ class RequestForms:
         self.source, self.size, self.eos = source, size, [token for token in eos if token < size]
         self._compiled: dict[Any, Any] = {}
 
-    @lru_cache(1)  # noqa: B019  # it lives as long as the audit
+    @cached_property
     def _compiler(self) -> tuple[Any, Any, list[bytes]]:
         """(xgrammar, its compiler, each token's bytes). Raises UserError."""
         import xgrammar
@@ -51,7 +51,7 @@ class RequestForms:
         return xgrammar, xgrammar.GrammarCompiler(info, max_threads=1), pieces
 
     def _grammar(self, params: SamplingParams) -> Any:  # noqa: ANN401
-        form, (_, compiler, _) = params.structured_outputs, self._compiler()
+        form, (_, compiler, _) = params.structured_outputs, self._compiler
         assert form is not None
         if form not in self._compiled:
             if form.kind == "regex":
@@ -67,12 +67,10 @@ class RequestForms:
 
     def refused(self, params: SamplingParams, output: Sequence[int]) -> Tensor | None:
         """bool [V] what may not follow an output; None where everything may, or where the form allows nothing."""
-        allowed = np.ones(self.size, np.bool_)
-        if params.structured_outputs is not None:
-            permitted = self._allowed(params, output)
-            if permitted is None:
-                return None
-            allowed = permitted
+        free = params.structured_outputs is None
+        allowed = np.ones(self.size, np.bool_) if free else self._allowed(params, output)
+        if allowed is None:
+            return None
         if len(output) < params.min_tokens:
             early = allowed.copy()
             early[[token for token in (*self.eos, *params.stop_token_ids) if token < self.size]] = False
@@ -80,7 +78,7 @@ class RequestForms:
         return None if allowed.all() else torch.from_numpy(~allowed)
 
     def _allowed(self, params: SamplingParams, output: Sequence[int]) -> np.ndarray | None:
-        xgrammar, _, pieces = self._compiler()
+        xgrammar, _, pieces = self._compiler
         stops = sorted({*self.eos, *(t for t in params.stop_token_ids if t < self.size and not pieces[t])})
         matcher = xgrammar.GrammarMatcher(self._grammar(params), override_stop_tokens=stops)
         for token in output:

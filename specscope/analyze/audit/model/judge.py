@@ -32,14 +32,18 @@ def by_ask(rows: Iterable[Rows], asks: Mapping[int, Sequence[Ask]]) -> Iterator[
 
 
 class _Judge:
-    """Judges one request. `slack`: how far rounding may move a logit against the others. `params`: what shapes them."""
+    """Judges one request. `slack`: how far rounding may move a logit against the others."""
 
+    who = "model"
     says = "p {:.4g}, the model says {:.4g}"
+    params_of = "params"  # which of a request's parameters shape what is judged
 
     def __init__(
-        self, contexts: Contexts, slack: float, tallies: Tallies, forms: RequestForms | None, params: SamplingParams
+        self, contexts: Contexts, slack: float, tallies: Tallies, forms: RequestForms | None, top: int = 0
     ) -> None:
-        self.contexts, self.tallies, self.params, self.raw_slack = contexts, tallies, params, slack
+        """`top`: beside text lookup, how many of the likeliest tokens the drafter's model drafts at a node."""
+        params: SamplingParams = getattr(contexts, self.params_of)
+        self.contexts, self.tallies, self.params, self.raw_slack, self.top = contexts, tallies, params, slack, top
         self.rules = Rules(params, contexts.text[: contexts.prompt_len], forms)
         self.slack = slack * max(params.repetition_penalty, 1 / params.repetition_penalty)
         self.sampled_slack = self.slack if params.greedy else self.slack / params.temperature
@@ -89,10 +93,7 @@ def _place(notes: ParentNotes | None, parent: int) -> int:
 class TargetJudge(_Judge):
     """The target's part."""
 
-    def __init__(self, contexts: Contexts, slack: float, tallies: Tallies, forms: RequestForms | None) -> None:
-        super().__init__(contexts, slack, tallies, forms, contexts.params)
-        form = contexts.params.structured_outputs is not None or FORM in contexts.limits
-        self.has_raw = not (contexts.raw_is_masked and form)
+    who = "target"
 
     def take(self, asked: Sequence[Ask], logits: Tensor) -> None:
         """Compare what was recorded at these parents; logits float32 [parents, V]."""
@@ -104,7 +105,10 @@ class TargetJudge(_Judge):
                     self._greedy(step, parent, shaped[index])
                 else:
                     self._sampled(step, parent, shaped[index], p[index])
-        for (step, parent), row in zip(asked, logits, strict=True) if self.has_raw else ():  # before any rule
+        form = self.params.structured_outputs is not None or FORM in self.contexts.limits
+        if form and self.contexts.raw_is_masked:
+            return
+        for (step, parent), row in zip(asked, logits, strict=True):  # before any rule
             if step.part.logprobs is not None:
                 self._logprob(step, parent, row)
             if step.part.parents is not None:
@@ -211,14 +215,8 @@ def drafter_asks(contexts: Contexts) -> dict[int, list[Ask]]:
 class DrafterJudge(_Judge):
     """The drafter's part, where it is a model: its tokens and their probabilities."""
 
+    who, params_of = "drafter", "drafter_params"
     says = "{:.4g}, the drafter run afresh says {:.4g}"
-
-    def __init__(
-        self, contexts: Contexts, slack: float, tallies: Tallies, forms: RequestForms | None, top: int
-    ) -> None:
-        """`top`: beside text lookup, how many of the likeliest tokens the model drafts at a node."""
-        super().__init__(contexts, slack, tallies, forms, contexts.drafter_params)
-        self.top = top
 
     def take(self, asked: Sequence[Ask], logits: Tensor) -> None:
         """Compare the children of these parents; logits float32 [parents, V], of the whole vocabulary."""

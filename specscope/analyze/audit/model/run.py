@@ -39,6 +39,7 @@ ALIKE = 0.3  # cosine: rows of two unrelated embeddings lie within a few hundred
 LEAST_KNOWN = "bfloat16"  # where a capture does not say its dtype
 # How a judge fails on unexpected input: shapes, places, numbers
 FAULTS = (RuntimeError, ValueError, LookupError, TypeError, ArithmeticError, AssertionError)
+RowsOf = Callable[[Contexts], Iterator[AskedRows]]
 Scores = Iterator[tuple[Any, Tensor]]  # by any key, a row of log probabilities
 
 
@@ -95,12 +96,21 @@ class Passes:
             why = f"{', '.join(names)} limit every request in a way that the capture does not tell"
             self.unjudged.append(f"The target was not judged: {why}.")
 
-    def _each(self, who: str, plans: Sequence[Contexts], judge: Callable[[Contexts], None]) -> bool:
-        """Judge each request; one on which the judge fails is left out. Whether none was."""
-        lost, done = dict[str, str](), 0
+    def _each(
+        self,
+        kind: type[TargetJudge | DrafterJudge],
+        plans: Sequence[Contexts],
+        forms: RequestForms | None,
+        rows: RowsOf,
+    ) -> bool:
+        """Judge the rows of each request; one on which that fails is left out. Whether none was."""
+        lost, done, who = dict[str, str](), 0, kind.who
+        slack = self.slack if kind is TargetJudge else self.draft_slack
         for contexts in plans:
             try:
-                judge(contexts)
+                of_request = kind(contexts, slack, self.tallies, forms, self.top)
+                for asked, logits in rows(contexts):
+                    of_request.take(asked, logits)
             except (UserError, *FAULTS) as error:
                 lost[contexts.request] = failure(error)
             done += len(contexts.steps)
@@ -128,15 +138,14 @@ class Passes:
         self.slack = calibrate(causal, self.run.dtype, short)
         pieces: dict[str, list[Tensor]] = {contexts.request: [torch.zeros(0)] for contexts in self.plans}
 
-        def judge(contexts: Contexts) -> None:
-            judge, asks = TargetJudge(contexts, self.slack, self.tallies, self.forms), contexts.asks()
-            for rows, piece in causal.rows(contexts, layers):
+        def rows(contexts: Contexts) -> Iterator[AskedRows]:
+            asks = contexts.asks()
+            for some, piece in causal.rows(contexts, layers):
                 if piece is not None:
                     pieces[contexts.request].append(piece.cpu())
-                for asked, logits in by_ask([rows], asks):
-                    judge.take(asked, logits)
+                yield from by_ask([some], asks)
 
-        all_judged = self._each("target", self.plans, judge)
+        all_judged = self._each(TargetJudge, self.plans, self.forms, rows)
         self.features = {request: torch.cat(parts) for request, parts in pieces.items()}
         if head is not None:
             pairs = [(low, self.features[contexts.request]) for contexts, low in rounded if low is not None]
@@ -155,13 +164,8 @@ class Passes:
         forms = RequestForms(source, causal.vocab, self.run.eos_tokens)
         plans = [contexts.within(causal.vocab) for contexts in self.plans]
         self.draft_slack = calibrate(causal, self.run.dtype, _short(plans))
-
-        def judge(contexts: Contexts) -> None:
-            judge = DrafterJudge(contexts, self.draft_slack, self.tallies, forms, self.top)
-            for asked, logits in by_ask((rows for rows, _ in causal.rows(contexts)), drafter_asks(contexts)):
-                judge.take(asked, logits)
-
-        self._each("drafter", plans, judge)
+        by_asks = lambda each: by_ask((rows for rows, _ in causal.rows(each)), drafter_asks(each))  # noqa: E731
+        self._each(DrafterJudge, plans, forms, by_asks)
         return ""
 
     def _head(self, head: Head) -> str:
@@ -173,13 +177,7 @@ class Passes:
         head.to(torch.float32)
         scores = (pair for each, _ in self.rounded for pair in _of_head(head, each, self.features[each.request]))
         self.draft_slack = _slack(self.run.dtype, known, scores, HEAD_SAFETY)
-
-        def judge(contexts: Contexts) -> None:
-            judge = DrafterJudge(contexts, self.draft_slack, self.tallies, self.forms, self.top)
-            for asked, logits in _drafted(head, contexts, self.features[contexts.request]):
-                judge.take(asked, logits)
-
-        self._each("drafter", self.plans, judge)
+        self._each(DrafterJudge, self.plans, self.forms, lambda each: _drafted(head, each, self.features[each.request]))
         return ""
 
     def _embedding(self, head: Head) -> None:

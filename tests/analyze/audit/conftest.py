@@ -1,0 +1,8 @@
+import pytest
+
+from tests.analyze.audit.runs import Bench
+
+
+@pytest.fixture(scope="package")
+def bench(deep, tmp_path_factory):
+    return Bench(deep, tmp_path_factory.mktemp("heads"))
