@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from specscope.analyze.audit.contexts import Contexts, contexts_of
 from specscope.analyze.audit.lookup import judge_lookups
 from specscope.analyze.audit.options import Options, Progress
-from specscope.analyze.audit.tally import EMBEDDING, Tally, skipped
+from specscope.analyze.audit.tally import DRAFTER, EMBEDDING, TARGET, Tally, skipped
 from specscope.analyze.findings import CheckResult, Exit, Finding
 from specscope.errors import UserError
 from specscope.plans.plan import DynamicPlan, TreePlan, read_plan
@@ -63,22 +63,6 @@ def _sentence(part: str, findings: Sequence[Finding], steps: int) -> str:
     return f"The {part} agrees at {plural(max(finding.tested for finding in tested), 'step')}."
 
 
-TARGET = {
-    "target p": ("p of every drafted token is the model's", "node"),
-    "target raw p": ("before temperature and rules, p of every drafted token is the model's", "node"),
-    "target top tokens": ("the target's likeliest tokens have the model's p", "node"),
-    "final token": ("a greedy request's final token is the model's choice", "step"),
-    "final p": ("the final token's p is the model's", "step"),
-    "log-probabilities": ("the emitted tokens' log-probabilities are the model's", "token"),
-}
-FED = "head's features"
-DRAFTER = {
-    "draft p": ("the drafter's probability of every token is that of the drafter run afresh", "node"),
-    "drafter tokens": ("the drafted tokens are the likeliest of the drafter run afresh", "node"),
-    "draft draws": ("the recorded coin draws the drafted token from the q of the drafter run afresh", "node"),
-    "drafter top tokens": ("the drafter's likeliest tokens have the p of the drafter run afresh", "node"),
-    FED: ("the head was fed the text's tokens and the target's hidden states", "step"),
-}
 HALF = ("bfloat16", "float16")
 GIVES = {"drafter tokens": "token id that the drafter would choose"}  # a model's answer as a fact for conditions
 TREE = ("drafter tree", "the tree is what the text gives")

@@ -21,6 +21,22 @@ LEAST = 2e-6  # probabilities closer than this are the same whatever the dtype: 
 SMALLEST, EPSILON = 2.0**-126, 2.0**-24  # of float32: the least probability, and by what one below 1 misses it
 SUMMED = 4e-5  # relative error of a softmax in float32: its sum is over the whole vocabulary
 EXAMPLES = 5
+TARGET = {
+    "target p": ("p of every drafted token is the model's", "node"),
+    "target raw p": ("before temperature and rules, p of every drafted token is the model's", "node"),
+    "target top tokens": ("the target's likeliest tokens have the model's p", "node"),
+    "final token": ("a greedy request's final token is the model's choice", "step"),
+    "final p": ("the final token's p is the model's", "step"),
+    "log-probabilities": ("the emitted tokens' log-probabilities are the model's", "token"),
+}
+FED = "head's features"
+DRAFTER = {
+    "draft p": ("the drafter's probability of every token is that of the drafter run afresh", "node"),
+    "drafter tokens": ("the drafted tokens are the likeliest of the drafter run afresh", "node"),
+    "draft draws": ("the recorded coin draws the drafted token from the q of the drafter run afresh", "node"),
+    "drafter top tokens": ("the drafter's likeliest tokens have the p of the drafter run afresh", "node"),
+    FED: ("the head was fed the text's tokens and the target's hidden states", "step"),
+}
 EMBEDDING = ("head's embedding", "the head's embedding of a token points where the target's does")
 NEAR_TIE = "at near ties"  # where rounding allows either outcome
 NO_P = "whose p was not recorded"

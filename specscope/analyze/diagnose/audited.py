@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specscope.analyze.audit.audit import FED, Audit
+from specscope.analyze.audit.audit import Audit
+from specscope.analyze.audit.tally import FED
 from specscope.analyze.conditions import log_fisher, phi
 from specscope.analyze.diagnose.causes import DRAFTER, LOGPROBS, TARGET, Cause
 from specscope.analyze.diagnose.diagnosis import LOG_CHANCE, Proof, Suspect, counted

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from specscope.analyze.audit.audit import FED, audit, verdict
+from specscope.analyze.audit.audit import audit, verdict
 from specscope.analyze.audit.contexts import contexts_of
 from specscope.analyze.audit.options import ModelSource, Options
+from specscope.analyze.audit.tally import FED
 from specscope.analyze.findings import CheckResult, Exit
 from specscope.trace.wire.reading import read_capture
 from tests.analyze.audit.runs import RULES, changed, failed, run

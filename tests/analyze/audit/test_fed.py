@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from specscope.analyze.audit.audit import FED, audit
+from specscope.analyze.audit.audit import audit
+from specscope.analyze.audit.tally import FED
 from specscope.analyze.findings import CheckResult
 from specscope.measure.judges import audit_options
 from tests.analyze.audit.runs import changed

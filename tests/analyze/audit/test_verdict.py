@@ -2,8 +2,8 @@
 
 import pytest
 
-from specscope.analyze.audit.audit import DRAFTER, TARGET, TREE, verdict
-from specscope.analyze.audit.tally import EMBEDDING
+from specscope.analyze.audit.audit import TREE, verdict
+from specscope.analyze.audit.tally import DRAFTER, EMBEDDING, TARGET
 from specscope.analyze.findings import CheckResult, Finding
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from specscope.analyze.audit.audit import DRAFTER as DRAFTER_CHECKS
-from specscope.analyze.audit.audit import TARGET as TARGET_CHECKS
+from specscope.analyze.audit.tally import DRAFTER as DRAFTER_CHECKS
+from specscope.analyze.audit.tally import TARGET as TARGET_CHECKS
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.findings import Exit
 from specscope.analyze.verify.trial import judge

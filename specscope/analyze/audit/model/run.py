@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specscope.analyze.audit.audit import FED, TARGET
 from specscope.analyze.audit.contexts import Contexts
 from specscope.analyze.audit.model.causal import Causal
 from specscope.analyze.audit.model.fed import allowed_error, judge_fed
@@ -20,7 +19,7 @@ from specscope.analyze.audit.model.form import RequestForms
 from specscope.analyze.audit.model.head import Head
 from specscope.analyze.audit.model.judge import AskedRows, DrafterJudge, TargetJudge, by_ask, drafter_asks
 from specscope.analyze.audit.options import Options, Progress
-from specscope.analyze.audit.tally import EMBEDDING, Tallies
+from specscope.analyze.audit.tally import EMBEDDING, FED, TARGET, Tallies
 from specscope.analyze.findings import CheckResult, Finding
 from specscope.errors import UserError, first_line
 from specscope.plans.heads import runs_head
