@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -16,25 +16,23 @@ from specscope.analyze.export.rows import Source
 from specscope.analyze.export.schema import MARK, SCHEMAS
 from specscope.errors import UserError, first_line
 from specscope.trace.files import PRIVATE
+from specscope.trace.record.records import StepRecord
 from specscope.trace.wire.reading import CaptureReader, without_gc
 
 GROUP = 100_000  # rows of a row group
 HELD = 64 * 2**20  # bytes of rows that wait for their row group: prompts may be long
+Progress = Callable[[float], None]
+SLICE = 0.05  # seconds of reading, whose steps are held
 PART = ".part"  # ends the name of a table that is not complete
 
 
 class Tables:
     """The tables of one folder. Use `open_tables`."""
 
-    def __init__(self, folder: Path) -> None:
-        self.rows = dict.fromkeys(SCHEMAS, 0)
-        self._waiting: dict[str, list[pa.RecordBatch]] = {name: [] for name in SCHEMAS}
-        self._writers = {
-            name: pq.ParquetWriter(folder / f"{name}.parquet{PART}", schema, compression="zstd")
-            for name, schema in SCHEMAS.items()
-        }
-        for name in SCHEMAS:
-            (folder / f"{name}.parquet{PART}").chmod(PRIVATE)  # while they are empty: they will hold prompts
+    def __init__(self, writers: Mapping[str, pq.ParquetWriter]) -> None:
+        self.rows = dict.fromkeys(writers, 0)
+        self._writers = writers
+        self._waiting: dict[str, list[pa.RecordBatch]] = {name: [] for name in writers}
 
     def add(self, name: str, batch: pa.RecordBatch) -> None:
         """Rows of a table."""
@@ -45,22 +43,14 @@ class Tables:
             self._write(name)
 
     def _write(self, name: str) -> None:
-        waiting = self._waiting[name]
-        if waiting:
+        if waiting := self._waiting[name]:
             self._writers[name].write_table(pa.Table.from_batches(waiting))
             waiting.clear()
 
     def finish(self) -> None:
-        """Write the rows that still wait, and close the files."""
-        for name, writer in self._writers.items():
+        """Write the rows that still wait."""
+        for name in self._waiting:
             self._write(name)
-            writer.close()
-
-    def abandon(self) -> None:
-        """Close the files, whatever state they are in."""
-        for writer in self._writers.values():
-            with suppress(OSError, pa.ArrowException):
-                writer.close()
 
 
 @contextmanager
@@ -71,32 +61,29 @@ def open_tables(name: str) -> Iterator[Tables]:
     """
     folder = Path(name)
     made = not folder.exists()
-    whole = False
-    tables = None
+    parts = {table: folder / f"{table}.parquet{PART}" for table in SCHEMAS}
     try:
         folder.mkdir(exist_ok=True)
-        tables = Tables(folder)
-        yield tables
-        tables.finish()
-        for table in SCHEMAS:
-            os.replace(folder / f"{table}.parquet{PART}", folder / f"{table}.parquet")
-        whole = True
+        with ExitStack() as stack:
+            writers = {
+                table: stack.enter_context(pq.ParquetWriter(path, SCHEMAS[table], compression="zstd"))
+                for table, path in parts.items()
+            }
+            for path in parts.values():
+                path.chmod(PRIVATE)  # while they are empty: they will hold prompts
+            tables = Tables(writers)
+            yield tables
+            tables.finish()
+        for path in parts.values():
+            os.replace(path, path.with_suffix(""))
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"cannot write {name}: {getattr(error, 'strerror', None) or first_line(error)}") from error
     finally:
-        if not whole:
-            if tables is not None:
-                tables.abandon()
-            _remove(folder, made)
-
-
-def _remove(folder: Path, made: bool) -> None:
-    """Remove the parts of tables, and the folder where it did not exist before."""
-    with suppress(OSError):
-        for table in SCHEMAS:
-            (folder / f"{table}.parquet{PART}").unlink(missing_ok=True)
-        if made:
-            folder.rmdir()
+        with suppress(OSError):
+            for path in parts.values():
+                path.unlink(missing_ok=True)
+            if made:
+                folder.rmdir()  # which fails where the tables are in it
 
 
 def check_folder(name: str) -> None:
@@ -147,25 +134,53 @@ class Exported:
     """What was written."""
 
     rows: dict[str, int]  # of each table
-    warnings: list[str] = field(default_factory=list)  # what is damaged or missing in the captures
+    warnings: list[str]  # what is damaged or missing in the captures
 
 
-def export(captures: Sequence[str], folder: str, progress: Callable[[float], None] | None = None) -> Exported:
-    """Write the tables of some captures into a folder. Raises UserError; then nothing is written."""
+class BranchedError(Exception):
+    """A run went back: which of its steps are on the way to its end is known when all of it has been read."""
+
+
+def export(captures: Sequence[str], folder: str, progress: Progress | None = None) -> Exported:
+    """Write the tables of some captures into a folder. Raises UserError; then nothing is written.
+
+    Rows are written while a capture is read, and its steps are let go. Only of a run with branches all are held.
+    """
     check_folder(folder)
     for name in captures:
         CaptureReader(name)  # a file that is no capture is refused before anything is written
-    warnings: list[str] = []
-    with open_tables(folder) as tables:
-        for index, name in enumerate(captures):
-            reader = CaptureReader(name)
-            with without_gc():
-                while reader.read(0.2):
-                    if progress is not None:
-                        progress((index + reader.progress) / len(captures))
-            source, records = Source(name, reader.history), reader.history.known
-            for table, batch in chain(source.steps(records), source.others(records, reader.warnings)):
-                if table in SCHEMAS:
-                    tables.add(table, batch)
-            warnings += reader.warnings
-    return Exported(tables.rows, warnings)
+    branched: set[int] = set()
+    while True:
+        warnings: list[str] = []
+        try:
+            with open_tables(folder) as tables, without_gc():
+                for index, name in enumerate(captures):
+                    reader = CaptureReader(name, keep=index in branched)
+                    source = Source(name, reader.history)
+                    records = _records(reader, progress, index / len(captures), 1 / len(captures))
+                    for table, batch in chain(source.steps(records), source.others(reader.warnings)):
+                        if table in SCHEMAS:
+                            tables.add(table, batch)
+                    warnings += reader.warnings
+            return Exported(tables.rows, warnings)
+        except BranchedError:
+            branched.add(index)
+
+
+def _records(reader: CaptureReader, progress: Progress | None, before: float, share: float) -> Iterator[StepRecord]:
+    """The records of a capture: while it is read, or where its history keeps them behind its end.
+
+    `before`: what of the whole was read before; `share`: of this capture in it.
+    """
+    last, more = -1, True
+    while more:
+        more = reader.read(SLICE)
+        records, reader.passed = reader.passed, []
+        if progress is not None:
+            progress(before + share * reader.progress)
+        for record in records:
+            if record.after not in (None, last):
+                raise BranchedError
+            last = record.step
+            yield record
+    yield from reader.history.known

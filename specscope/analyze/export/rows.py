@@ -5,7 +5,7 @@ worked out here.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -33,12 +33,17 @@ Array = NDArray[Any]
 Batches = Iterator[tuple[str, pa.RecordBatch]]  # of rows, each of the table of that name
 
 
-@dataclass(frozen=True)
 class Source:
-    """A capture that was read."""
+    """A capture, whose records are taken in their order."""
 
-    name: str  # as it was given
-    history: History
+    def __init__(self, name: str, history: History) -> None:
+        """`name`: as it was given. `history`: what is known of it; where that keeps no steps, all are on the path."""
+        self.name, self.history = name, history
+        self._count = self._nodes = 0  # of records; of nodes in `_held`
+        self._requests: dict[str, _Request] = {}
+        self._prompts: dict[str, int] = {}  # tokens of each request's
+        self._held: list[tuple[StepRecord, RequestStep]] = []
+        self._rows: dict[str, list[Sequence[object]]] = {"requests": [], "intervals": []}
 
     @property
     def run(self) -> RunInfo:
@@ -53,45 +58,71 @@ class Source:
         return {"run": self.run.run_id, "capture": clean(name)}
 
     @cached_property
-    def current(self) -> set[int]:
-        """The steps on the path to the run's end."""
+    def _path(self) -> set[int]:
         return {record.step for record in self.history.steps}
 
-    def steps(self, records: Sequence[StepRecord]) -> Batches:
-        """Steps, nodes, final tokens and parents."""
-        prompts = {info.id: len(info.prompt_tokens) for record in records for info in record.admitted}
-        held: list[tuple[StepRecord, RequestStep]] = []
-        nodes = 0
-        for record in records:
-            held += [(record, part) for part in record.requests]
-            nodes += sum(len(part.told("tree", "token")) for part in record.requests)
-            if len(held) >= MOST_STEPS or nodes >= MOST_NODES:
-                yield from Chunk(self, held, prompts).batches()
-                held, nodes = [], 0
-        if held:
-            yield from Chunk(self, held, prompts).batches()
+    def is_current(self, record: StepRecord) -> bool:
+        """Whether a step is on the path to the run's end."""
+        return not self._path or record.step in self._path
 
-    def others(self, records: Sequence[StepRecord], warnings: Sequence[str]) -> Batches:
-        """The run, its requests, its tokens and its intervals."""
+    def steps(self, records: Iterable[StepRecord]) -> Batches:
+        """Steps, nodes, final tokens and parents; requests that end; and intervals."""
+        for record in records:
+            self._count += 1
+            self._held += [(record, part) for part in record.requests]
+            self._nodes += sum(len(part.told("tree", "token")) for part in record.requests)
+            self._prompts |= {info.id: len(info.prompt_tokens) for info in record.admitted}
+            self._rows["requests"] += self._ended(record)
+            self._rows["intervals"] += [] if record.aggregate is None else [(record.aggregate, record)]
+            if len(self._held) >= MOST_STEPS or self._nodes >= MOST_NODES or self._are_many:
+                yield from self._filled()
+        yield from self._filled()
+
+    @property
+    def _are_many(self) -> bool:
+        return any(len(rows) >= MOST_STEPS for rows in self._rows.values())
+
+    def _filled(self) -> Batches:
+        """The rows of what is held, which is let go."""
+        if self._held:
+            yield from Chunk(self, self._held, self._prompts).batches()
+        for table, rows in self._rows.items():
+            yield self._batch(table, rows)
+            rows.clear()
+        self._held, self._nodes = [], 0
+
+    def _ended(self, record: StepRecord) -> Iterator[tuple[object, ...]]:
+        """The row of each request that ends in a step."""
+        ends, infos = {end.info.id: end for end in record.finished}, {info.id: info for info in record.admitted}
+        here = self.is_current(record)
+        for name in dict.fromkeys([*infos, *(part.request for part in record.requests), *ends]):
+            request = self._requests.setdefault(name, _Request(name))
+            request.branch, request.current = record.branch, request.current or here
+            request.info = infos.get(name, request.info)
+        for name, end in ends.items():
+            self._requests[name].ended.add(here)
+            self._requests[name].info = None if here else self._requests[name].info
+            yield _Request(name, record.branch, here, end.info, end).told(self.history.vocabulary)
+
+    def others(self, warnings: Sequence[str]) -> Batches:
+        """The run, its tokens, and the requests that did not end, or on an abandoned branch alone."""
         run, vocabulary = self.run, self.history.vocabulary
         told = {
             "draft_vocab": run.draft_vocab or None,
             "text": run.tells_text,
             "tokens": run.tells_tokens,
-            "engine_steps": len(records),
+            "engine_steps": self._count,
             "lost": self.history.lost,
             "warnings": tuple(warnings),
         }
-        requests = list(_requests(records, self.current))
         tokens = [
             ({"token": token, "piece": _text(piece), "special": token in vocabulary.special},)
             for token, piece in sorted(vocabulary.pieces.items())
         ]
-        intervals = [(record.aggregate, record) for record in records if record.aggregate is not None]
         yield self._batch("runs", [(told, run)])
-        yield self._batch("requests", [request.told(vocabulary) for request in requests])
+        left = [each for each in self._requests.values() if not each.ended or (each.current and True not in each.ended)]
+        yield self._batch("requests", [each.told(vocabulary) for each in left])
         yield self._batch("tokens", tokens)
-        yield self._batch("intervals", intervals)
 
     def _batch(self, table: str, rows: Sequence[Sequence[object]]) -> tuple[str, pa.RecordBatch]:
         """Of each row, what the first of some records has under a column's name."""
@@ -148,24 +179,6 @@ class _Request:
         return told, *(record for record in (end, info, info and info.params) if record is not None)
 
 
-def _requests(records: Sequence[StepRecord], current: set[int]) -> Iterator[_Request]:
-    """Each time that a request ended; then those that did not, or on an abandoned branch alone."""
-    known: dict[str, _Request] = {}
-    for record in records:
-        ends = {end.info.id: end for end in record.finished}
-        here, infos = record.step in current, {info.id: info for info in record.admitted}
-        for name in dict.fromkeys([*infos, *(part.request for part in record.requests), *ends]):
-            request = known.setdefault(name, _Request(name))
-            request.branch, request.current = record.branch, request.current or here
-            request.info = infos.get(name, request.info)
-        for name, end in ends.items():
-            known[name].ended.add(here)
-            yield _Request(name, record.branch, here, end.info, end)
-    for request in known.values():
-        if not request.ended or (request.current and True not in request.ended):
-            yield request
-
-
 class Chunk:
     """Some request steps of a run: `c` are their decode steps and nodes, `e` the parents that were tried."""
 
@@ -207,6 +220,7 @@ class Chunk:
         ):
             keys = [steps[column.name].take(pa.array(rows)) for column in STEP]
             yield table, pa.RecordBatch.from_arrays([*keys, *columns.values()], schema=schema_of(table))
+        del vars(c)["parents"]  # the two know each other, and nobody looks for cycles while a capture is read
 
     def _arrays(
         self, columns: Sequence[Column], told: Mapping[str, Any], other: Callable[[str], Any]
@@ -227,7 +241,7 @@ class Chunk:
         depth[judged] = c.tree_depth
         return {
             **{name: coded([text], np.zeros(len(records))) for name, text in self._source.named.items()},
-            "current": [record.step in self._source.current for record in records],
+            "current": list(map(self._source.is_current, records)),
             "step_ns": [record.end_ns - record.start_ns for record in records],
             **{f"{name}_ns": [each.get(name) for each in spent] for name in PHASES},
             "pass_ns": [[phase.end_ns - phase.start_ns for phase in record.passes] for record in records],
@@ -322,9 +336,10 @@ def _lists(tokens: Array, shares: Array, widths: Array, given: Bools) -> Iterato
 
 def tables_of(history: History, name: str) -> dict[str, pa.Table]:
     """The tables by name, along the path on which the history stands."""
-    tables: dict[str, list[pa.RecordBatch]] = {name: [] for name in ("steps", "nodes", "finals", "parents")}
-    for table, batch in Source(name, history).steps(history.steps):
-        tables[table].append(batch)
+    every = [*Source(name, history).steps(history.steps)]
     return {
-        name: pa.Table.from_batches(batches, schema_of(name)).unify_dictionaries() for name, batches in tables.items()
+        name: pa.Table.from_batches(
+            [rows for table, rows in every if table == name], schema_of(name)
+        ).unify_dictionaries()
+        for name in ("steps", "nodes", "finals", "parents")
     }

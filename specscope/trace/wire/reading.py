@@ -8,9 +8,10 @@ import os
 import stat
 import statistics
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,7 +19,7 @@ from typing import Any, BinaryIO
 from specscope.errors import UserError
 from specscope.trace.checked import decoded
 from specscope.trace.files import BROKEN, open_plain, reason
-from specscope.trace.history.history import History, read_place
+from specscope.trace.history.history import History, RequestHistory, read_place
 from specscope.trace.history.wording import plural
 from specscope.trace.kinds import FileKind, ReadAs, kind_of, start_of
 from specscope.trace.record.draft_vocabulary import DRAFT_TOKENS, completed_here
@@ -46,7 +47,10 @@ class CaptureReader:
     `warnings` says what was, and how much is missing.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, keep: bool = True) -> None:
+        """Without `keep` the steps go to `passed`, which whoever takes them empties, and not into `history`."""
+        self._keep, self.passed = keep, list[StepRecord]()
+        self._counted = defaultdict[str, _Counted](_Counted)  # requests whose steps were passed
         self.source = CaptureSource.of(path)
         self.name = printable(str(self.source))
         self._other_runs: Counter[str] = Counter()  # that are left out, with their spans
@@ -117,8 +121,19 @@ class CaptureReader:
 
     def _append(self, records: Sequence[StepRecord]) -> None:
         self._last.extend(records)
+        if self._keep:
+            for record in records:
+                self.history.append(record)
+            return
+        self.passed += records
         for record in records:
-            self.history.append(record)
+            for info in record.admitted:
+                _ = self._counted[info.id]
+            for part in record.requests:
+                counted = self._counted[part.request]
+                counted.steps, counted.through = counted.steps + 1, part.index + 1
+            for end in record.finished:
+                self._counted[end.info.id].ended = True
 
     def _raw_lines(self) -> Iterator[tuple[int, bytes | Parts]]:
         """Each line of OTLP JSON with its number, or what another form holds."""
@@ -137,7 +152,7 @@ class CaptureReader:
     def _records(self) -> Iterator[list[StepRecord]]:
         for number, line in self._documents():
             self._take(number, line)
-            yield self._fed() if len(self._spans) >= TOGETHER or not self.history.steps else []
+            yield self._fed() if len(self._spans) >= TOGETHER or not self._last else []
         yield [*self._fed(), *self._decoder.flush()]
 
     def _fed(self) -> list[StepRecord]:
@@ -162,7 +177,7 @@ class CaptureReader:
                 yield number, line
             if self._barren >= MOST_BARREN:
                 why = f"the last {self._barren:,} lines hold no span"
-                if not self.history.steps:
+                if not self._last:
                     raise UserError(f"{self.name}, line {number}: {why}: it is not a capture")
                 self.warnings.append(f"{self.name} is read up to line {number:,}: {why}")
                 break
@@ -252,11 +267,12 @@ class CaptureReader:
             self.warnings.append(f"the trace also holds requests of {count}, left out here: this is its first")
         history.run = completed_here(history.run)
         history.in_part = decoder.in_part
-        if words := missing_of(history) if decoder.without_engine else decoder.missing_text():
+        requests = [*map(_Counted.of, history.requests.values()), *self._counted.values()]
+        if words := _missing(requests) if decoder.without_engine else decoder.missing_text():
             self.warnings.append(words)
-        unfinished = sum(request.end is None for request in history.requests.values())
+        unfinished = sum(not request.ended for request in requests)
         if unfinished:
-            what = f"{unfinished} of {plural(len(history.requests), 'request')} did not end in this file"
+            what = f"{unfinished} of {plural(len(requests), 'request')} did not end in this file"
             self.warnings.append(what + self._unwritten())
 
     def _unwritten(self) -> str:
@@ -268,12 +284,25 @@ class CaptureReader:
         return f": vLLM was killed, or runs on, and up to about {steps:,} steps are not here"
 
 
-def missing_of(history: History) -> str:
+@dataclass
+class _Counted:
+    """What is said of a request at the end of its file."""
+
+    steps: int = 0
+    through: int = 0  # the number of the last of them and one
+    ended: bool = False
+
+    @staticmethod
+    def of(request: RequestHistory) -> _Counted:
+        through = request.steps[-1].index + 1 if request.rows else 0
+        return _Counted(len(request.rows), through, request.end is not None)
+
+
+def _missing(requests: Sequence[_Counted]) -> str:
     """What is missing of requests whose traces were chosen from a run, in words; "" where they are whole."""
-    gaps = [each.steps[-1].index + 1 - len(each.rows) for each in history.requests.values() if each.rows]
-    steps, requests = sum(gaps), sum(gap > 0 for gap in gaps)
-    lost = f"without {plural(steps, 'step')} of {plural(requests, 'request')}"
-    return f"a part of its run, {lost}" if steps else ""
+    gaps = [each.through - each.steps for each in requests]
+    steps, missing = sum(gaps), sum(gap > 0 for gap in gaps)
+    return f"a part of its run, without {plural(steps, 'step')} of {plural(missing, 'request')}" if steps else ""
 
 
 def _whole(line: bytes) -> bool:

@@ -2,12 +2,14 @@
 
 import dataclasses
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 
+from benchmarks.replay import lengthen
 from specscope.analyze.export import exporting, rows
 from specscope.analyze.export.exporting import export
 from specscope.analyze.export.schema import SCHEMAS
@@ -60,6 +62,32 @@ def test_whatever_a_capture_may_hold(records, vocabulary, tmp_path_factory):
     assert (run["target"], run["engine_steps"], run["lost"]) == (RUN.target, len(records), 0)
     for row in read(folder / "tables", "tokens"):
         assert row["piece"] == vocabulary.pieces[row["token"]].decode("utf-8", "backslashreplace")
+
+
+def test_steps_are_let_go(tmp_path, monkeypatch):
+    """Of two thousand no more are held than are written together and read meanwhile; and of their columns one set."""
+    held, columns, most = WeakValueDictionary(), WeakValueDictionary(), [0, 0]
+
+    def counted(*given):
+        for record in read_records(*given):
+            held[record.step] = record
+            most[0] = max(most[0], len(held))
+            yield record
+
+    def made(parts):
+        columns[id(parts)] = made = make_columns(parts)
+        most[1] = max(most[1], len(columns))
+        return made
+
+    read_records, make_columns = exporting._records, rows.Columns
+    monkeypatch.setattr(exporting, "_records", counted)
+    monkeypatch.setattr(exporting, "SLICE", 0.0)
+    monkeypatch.setattr(rows, "Columns", made)
+    monkeypatch.setattr(rows, "MOST_STEPS", 100)
+    lengthen(str(TRACES / "planted.jsonl"), tmp_path / "long.jsonl", 2000)
+    assert export([str(tmp_path / "long.jsonl")], str(tmp_path / "tables")).rows["steps"] == 2000
+    assert 100 <= most[0] < 400
+    assert most[1] <= 2
 
 
 def alike(value, wanted):
