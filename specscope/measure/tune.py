@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from specscope.analyze.audit.options import Progress
-from specscope.analyze.tune.tuning import Recorded, TreeRow, Tuning, expected
+from specscope.analyze.tune.judged import TreeRow
+from specscope.analyze.tune.tuning import Recorded, Tuning, expected
 from specscope.engine.engine import Engine
 from specscope.engine.prompts import read_prompts
 from specscope.measure.lanes import Rounds, Timed, Work, in_turn, lanes, middle
@@ -14,7 +15,6 @@ from specscope.measure.prompts import PLAIN, unseen_prompts
 from specscope.measure.step_costs import PLAIN as NO_DRAFTER
 from specscope.measure.step_costs import cost_lanes
 from specscope.plans.costs import Costs
-from specscope.plans.plan import parse_plan
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import RequestInfo
 
@@ -74,8 +74,7 @@ def checked(
     new = []
     for row in tuning.rows:
         if _is_checked(row) and (measurement := measured.get(_name(row))) is not None:
-            plan = parse_plan(row.tree) if row.tree else None
-            predicted = expected(row, plan, data.evidence, costs)
+            predicted = expected(row, data.evidence, costs)
             row = replace(
                 row, expected=predicted, measured=measurement.tokens_per_s, measured_length=measurement.length
             )

@@ -8,12 +8,13 @@ looked-up costs by batch and rows); here it is made afterwards, over a whole run
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from specscope.analyze.tune.judged import Judge, Path, TreeOutcome
+from specscope.analyze.tune.evidence import RecordedCandidates
+from specscope.analyze.tune.judged import Judge, Path, TreeRow
 from specscope.errors import UserError
 from specscope.plans.costs import Costs
 from specscope.plans.plan import MAX_TOP, DynamicPlan, StaticPlan, TreePlan
@@ -101,21 +102,6 @@ TOPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, MAX_TOP)
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A tree and what it would have done."""
-
-    plan: TreePlan
-    family: str  # static, dynamic, or asked
-    budget: int  # nodes that it may have
-    judged: TreeOutcome
-
-    @property
-    def nodes(self) -> float:
-        """Verified in a step, in the mean."""
-        return float(self.judged.nodes.mean())
-
-
-@dataclass(frozen=True)
 class Space:
     """Which trees the run's rule, drafter and engine allow."""
 
@@ -124,23 +110,33 @@ class Space:
     chains: bool = False  # whether only chains are allowed
     recorded: TreePlan | None = None  # the run's own
 
-    def static(self, shape: TreeShape) -> StaticPlan:
-        """A static tree as it would be given to the run."""
-        return StaticPlan(shape, top=self.top)
+    @property
+    def budgets(self) -> list[int]:
+        """The sizes of which the best is sought."""
+        return sorted({budget for budget in BUDGETS if budget < self.max_nodes} | {self.max_nodes})
 
 
-def candidates(judge: Judge, space: Space, costs: Costs | None) -> list[Candidate]:
-    """The best trees of each size."""
-    evidence = judge.evidence
-    if evidence.lookup:
-        return _best_of_sizes(_lookups(judge, space), costs)
-    best = _best_of_sizes(_statics(judge, space), costs)
-    if evidence.ranked and not space.chains:
-        best += _best_of_sizes(_dynamics(judge, space), costs)
+def candidates(judge: Judge, space: Space, costs: Costs | None) -> list[TreeRow]:
+    """The best trees of each size; of equal ones the first."""
+    families: list[tuple[str, Iterator[TreePlan]]] = [("static", _statics(judge, space))]
+    if judge.evidence.lookup:
+        families = [("static", _lookups(judge.evidence, space))]
+    elif judge.evidence.ranked and not space.chains:
+        families.append(("dynamic", _dynamics(judge.evidence, space)))
+    best: list[TreeRow] = []
+    for family, plans in families:
+        of_size: dict[int, tuple[float, TreeRow]] = {}
+        for plan in plans:
+            row = judge.row(plan, family)
+            tokens = 1 + float(row.accepted.mean())
+            rate = tokens if costs is None else tokens / costs.seconds(plan, row.nodes)
+            if row.budget not in of_size or rate > of_size[row.budget][0] + 1e-12:
+                of_size[row.budget] = (rate, row)
+        best += [of_size[budget][1] for budget in sorted(of_size)]
     return best
 
 
-def asked(judge: Judge, plan: TreePlan, space: Space) -> Candidate:
+def asked(judge: Judge, plan: TreePlan, space: Space) -> TreeRow:
     """A tree that the user named. Raises UserError where it cannot be judged from the capture."""
     evidence, again, why = judge.evidence, "dynamic:32", ""
     if isinstance(plan, DynamicPlan) and not evidence.ranked:
@@ -153,7 +149,7 @@ def asked(judge: Judge, plan: TreePlan, space: Space) -> Candidate:
         why, again = f"its trees are {evidence.max_depth} deep", str(plan)
     if why:
         raise UserError(f"the capture cannot tell of {plan}: {why}; record with --tree {again} to judge it")
-    return Candidate(plan, "asked", plan.max_nodes, judge.plan(plan))
+    return judge.row(plan)
 
 
 def _looks_further(plan: StaticPlan, other: TreePlan | None) -> bool:
@@ -164,61 +160,31 @@ def _looks_further(plan: StaticPlan, other: TreePlan | None) -> bool:
     return plan.max_depth > other.max_depth or width > other_width
 
 
-def rate(candidate: Candidate, costs: Costs | None) -> float:
-    """Approximate tokens per second, or per step without costs, to compare trees by."""
-    tokens = 1 + float(candidate.judged.accepted.mean())
-    return tokens if costs is None else tokens / costs.seconds(candidate.plan, candidate.nodes)
-
-
-def _best_of_sizes(all_of_them: Iterable[Candidate], costs: Costs | None) -> list[Candidate]:
-    """The best candidate of each budget; of equal ones the first."""
-    best: dict[int, tuple[float, Candidate]] = {}
-    for candidate in all_of_them:
-        value = rate(candidate, costs)
-        if candidate.budget not in best or value > best[candidate.budget][0] + 1e-12:
-            best[candidate.budget] = (value, candidate)
-    return [best[budget][1] for budget in sorted(best)]
-
-
-def _budgets(space: Space) -> list[int]:
-    return sorted({budget for budget in BUDGETS if budget < space.max_nodes} | {space.max_nodes})
-
-
-def _statics(judge: Judge, space: Space) -> Iterable[Candidate]:
+def _statics(judge: Judge, space: Space) -> Iterator[TreePlan]:
     """For each depth the best shape of every budget."""
     deepest = judge.evidence.max_depth
-    width = 1 if space.chains else judge.evidence.max_rank
     if space.chains:
-        for depth in range(1, min(deepest, space.max_nodes) + 1):
-            yield _static(judge, space, TreeShape.fan(1, depth))
+        yield from (
+            StaticPlan(TreeShape.fan(1, depth), space.top) for depth in range(1, min(deepest, space.max_nodes) + 1)
+        )
         return
-    rho = positions(judge, max(4 * space.max_nodes, 64), deepest, width)
-    budgets = _budgets(space)
+    rho = positions(judge, max(4 * space.max_nodes, 64), deepest, judge.evidence.max_rank)
     for depth in range(1, deepest + 1):
-        for shape, _ in best_shapes(rho, budgets, depth):
+        for shape, _ in best_shapes(rho, space.budgets, depth):
             if shape.max_depth == depth:
-                yield _static(judge, space, shape)
+                yield StaticPlan(shape, space.top)
 
 
-def _static(judge: Judge, space: Space, shape: TreeShape) -> Candidate:
-    return Candidate(space.static(shape), "static", len(shape), judge.static(shape))
+def _lookups(evidence: RecordedCandidates, space: Space) -> Iterator[TreePlan]:
+    for width in range(1, evidence.max_leaves + 1):
+        for depth in range(1, evidence.max_depth + 1):
+            if width * depth <= space.max_nodes:
+                yield StaticPlan(TreeShape.fan(width, depth))
 
 
-def _lookups(judge: Judge, space: Space) -> Iterable[Candidate]:
-    depth = judge.evidence.max_depth
-    for width in range(1, judge.evidence.max_leaves + 1):
-        for level in range(1, depth + 1):
-            if width * level <= space.max_nodes:
-                shape = TreeShape.fan(width, level)
-                yield Candidate(StaticPlan(shape), "static", len(shape), judge.lookup(shape))
-
-
-def _dynamics(judge: Judge, space: Space) -> Iterable[Candidate]:
+def _dynamics(evidence: RecordedCandidates, space: Space) -> Iterator[TreePlan]:
     """Every depth and width that was recorded, with every budget."""
-    for depth in range(1, judge.evidence.max_depth + 1):
-        for top in (top for top in TOPS if top <= judge.evidence.max_looked):
-            plans = [DynamicPlan(nodes, depth, top) for nodes in _budgets(space) if nodes >= depth]
-            plans = [plan for plan in plans if plan.nodes <= plan.candidates]
-            each = judge.dynamic(depth, top, [plan.nodes for plan in plans])
-            for plan, judged in zip(plans, each, strict=True):
-                yield Candidate(plan, "dynamic", plan.nodes, judged)
+    for depth in range(1, evidence.max_depth + 1):
+        for top in (top for top in TOPS if top <= evidence.max_looked):
+            plans = [DynamicPlan(nodes, depth, top) for nodes in space.budgets if nodes >= depth]
+            yield from (plan for plan in plans if plan.nodes <= plan.candidates)

@@ -8,33 +8,82 @@ hold, an assumption takes their place, and the share of the result that rests on
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from specscope.analyze.plain import fields
 from specscope.analyze.tune.evidence import RecordedCandidates
 from specscope.plans.plan import DynamicPlan, TreePlan
 from specscope.trace.record.tree import Bools, Doubles, Ints
 from specscope.tree_shape import TreeShape
 
 Path = tuple[int, ...]  # of child ranks from the root
+NAMES = {  # of fields, in JSON
+    "length": "acceptance_length",
+    "speed": "tokens_per_s",
+    "step": "step_seconds",
+    "untold": "assumed_share",
+    "expected": "expected_tokens_per_s",
+    "measured": "measured_tokens_per_s",
+    "measured_length": "measured_acceptance_length",
+}
 
 
 @dataclass(frozen=True)
-class TreeOutcome:
-    """What a tree would have done in each of S steps."""
+class Length:
+    """A figure with its interval; None where too few requests are recorded to give one."""
 
-    accepted: Doubles  # [S] tokens, in expectation
-    untold: Doubles  # [S] the part of them that rests on assumptions
-    nodes: Doubles  # [S] that would have been verified
-    complete: Bools  # [S] whether the record holds everything that the drafter would have considered
+    value: float
+    low: float | None = None
+    high: float | None = None
 
     @property
-    def untold_share(self) -> float:
-        """The share of accepted tokens that rests on assumptions."""
-        total = float(self.accepted.sum())
-        return float(self.untold.sum()) / total if total else 0.0
+    def error(self) -> float:
+        """Half the interval, relative; 0 where there is none."""
+        return 0.0 if self.low is None or self.high is None else (self.high - self.low) / 2 / self.value
+
+
+@dataclass(frozen=True)
+class TreeRow:
+    """A tree, and what it would have done in each of S steps."""
+
+    plan: TreePlan | None  # None: no drafting
+    family: str  # static, dynamic, asked, or plain: no drafting
+    budget: int  # nodes that it may have
+    accepted: Doubles  # [S] tokens, in expectation
+    untold: float  # share of them that rests on assumptions
+    nodes: float  # verified, mean per step
+    length: Length = Length(1.0, 1.0, 1.0)  # acceptance length
+    speed: Length | None = None  # tokens/s; None without costs
+    step: float | None = None  # seconds
+    names: tuple[str, ...] = ()  # recorded, default, choice
+    over_default: Length | None = None  # of the choice: its tokens/s over the default's, paired by request
+    expected: float | None = None  # tokens/s at the costs during --check
+    measured: float | None = None  # tokens/s, with --check
+    measured_length: float | None = None
+
+    @property
+    def tree(self) -> str:
+        """As --tree takes it."""
+        return "" if self.plan is None else str(self.plan)
+
+    @property
+    def depth(self) -> int:
+        """Its levels."""
+        return 0 if self.plan is None else self.plan.max_depth
+
+    @property
+    def rate(self) -> float:
+        """What trees are compared by: tokens per second, or per step without costs."""
+        return self.length.value if self.speed is None else self.speed.value
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        without = ("plan", "accepted", *(() if self.over_default else ("over_default",)))
+        told = {NAMES.get(name, name): value for name, value in fields(self, *without).items()}
+        return {"tree": self.tree, "depth": self.depth, **told}
 
 
 class Judge:
@@ -45,6 +94,7 @@ class Judge:
         self._reach, self._guessed = self._fill()
         self._rates = self._rates_by_rank()
         self._child = self._children()
+        self._searched: tuple[object, tuple[Bools, Bools]] | None = None  # the last search
 
     def _fill(self) -> tuple[Doubles, Doubles]:
         """The reach of all candidates, with the drafter's q for what is not known, and the part that rests on q."""
@@ -80,23 +130,20 @@ class Judge:
         child[row, evidence.parent[row, column], evidence.rank[row, column]] = column
         return child
 
-    def plan(self, plan: TreePlan) -> TreeOutcome:
-        """The outcome of a static or dynamic tree."""
+    def row(self, plan: TreePlan, family: str = "asked") -> TreeRow:
+        """A static or dynamic tree."""
+        lost = np.zeros(len(self._reach))
         if isinstance(plan, DynamicPlan):
-            return next(self.dynamic(plan.depth, plan.top, [plan.nodes]))
-        return self.lookup(plan.shape) if self.evidence.lookup else self.static(plan.shape)
-
-    # Static trees
-
-    def static(self, shape: TreeShape) -> TreeOutcome:
-        """A static tree of the likeliest tokens."""
-        values = [self.position(path) for path in shape.paths]
-        return TreeOutcome(
-            accepted=np.sum([value for value, _ in values], axis=0),
-            untold=np.sum([untold for _, untold in values], axis=0),
-            nodes=np.full(len(self.evidence.request), float(len(shape))),
-            complete=np.all([untold == 0 for _, untold in values], axis=0),
-        )
+            seen, unexpanded = self.search(plan.depth, plan.top)
+            chosen, lost = first(seen, plan.nodes), np.where(unexpanded[:, :-1], self._reach, 0).sum(1)
+        elif self.evidence.lookup:
+            chosen = self._continuations(plan.shape)
+        else:
+            values = [self.position(path) for path in plan.shape.paths]
+            accepted, untold = (np.sum(each, axis=0) for each in zip(*values, strict=True))
+            return _row(plan, family, accepted, untold, float(len(plan.shape)))
+        accepted, guessed = (np.where(chosen, values, 0).sum(1) for values in (self._reach, self._guessed))
+        return _row(plan, family, accepted, guessed + lost, float(chosen.sum(1).mean()))
 
     def position(self, path: Path) -> tuple[Doubles, Doubles]:
         """[S] the reach of the candidate at a path of ranks, and the part of it that rests on assumptions."""
@@ -118,8 +165,8 @@ class Judge:
             node = below
         return value, untold
 
-    def lookup(self, shape: TreeShape) -> TreeOutcome:
-        """WIDTHxDEPTH of prompt lookup: its most recent continuations, cut to the depth.
+    def _continuations(self, shape: TreeShape) -> Bools:
+        """[S, C] WIDTHxDEPTH of prompt lookup: its most recent continuations, cut to the depth.
 
         Continuations that differ only below the depth count as one here; a run would have searched for another one.
         """
@@ -135,51 +182,36 @@ class Judge:
                 while place < chosen.shape[1]:
                     chosen[row, place] = True
                     place = int(parents[place])
-        zero = np.zeros(len(chosen))
-        accepted = np.where(chosen, evidence.reach, 0).sum(1)
-        return TreeOutcome(accepted, zero, chosen.sum(1).astype(float), zero == 0)
+        return chosen
 
-    # Dynamic trees
-
-    def dynamic(self, depth: int, top: int, nodes: Sequence[int]) -> Iterator[TreeOutcome]:
-        """Dynamic trees of one search, one for each number of nodes."""
-        seen, lost, complete = self._search(depth, top)
-        for count in nodes:
-            chosen = _first(seen, count)
-            yield TreeOutcome(
-                accepted=np.where(chosen, self._reach, 0).sum(1),
-                untold=np.where(chosen, self._guessed, 0).sum(1) + lost,
-                nodes=chosen.sum(1).astype(float),
-                complete=complete,
-            )
-
-    def kept(self, plan: DynamicPlan) -> Bools:
-        """[S, C] the candidates that a dynamic tree would have held."""
-        return _first(self._search(plan.depth, plan.top)[0], plan.nodes)
-
-    def _search(self, depth: int, top: int) -> tuple[Bools, Doubles, Bools]:
-        """(candidates that a search considers, reach of those whose children are not recorded, whether all are).
+    def search(self, depth: int, top: int) -> tuple[Bools, Bools]:
+        """[S, C] the candidates that a dynamic search considers, and [S, C + 1] those whose children are not recorded.
 
         Candidates are in the order of the drafter's scores: the best of a set are its first.
         """
+        if self._searched is not None and self._searched[0] == (depth, top):
+            return self._searched[1]
         evidence = self.evidence
         rows, width = evidence.parent.shape
-        seen, lost, complete = np.zeros((rows, width), np.bool_), np.zeros(rows), np.ones(rows, np.bool_)
+        seen, unexpanded = np.zeros((rows, width), np.bool_), np.zeros((rows, width + 1), np.bool_)
         frontier = np.zeros((rows, width + 1), np.bool_)
         frontier[:, width] = True  # the root
         for level in range(1, depth + 1):
-            unexpanded = frontier & (evidence.known < top)
-            complete &= ~unexpanded.any(1)
-            lost += np.where(unexpanded[:, :-1], self._reach, 0).sum(1)
+            unexpanded |= frontier & (evidence.known < top)
             new = np.take_along_axis(frontier, evidence.parent, axis=1) & (evidence.depth == level)
             new &= evidence.rank < top
             seen |= new
             frontier = np.zeros((rows, width + 1), np.bool_)
-            frontier[:, :-1] = _first(new, top)
-        return seen, lost, complete
+            frontier[:, :-1] = first(new, top)
+        self._searched = (depth, top), (seen, unexpanded)
+        return seen, unexpanded
 
 
-def _first(some: Bools, count: int) -> Bools:
+def _row(plan: TreePlan, family: str, accepted: Doubles, untold: Doubles, nodes: float) -> TreeRow:
+    total = float(accepted.sum())
+    return TreeRow(plan, family, plan.max_nodes, accepted, float(untold.sum()) / total if total else 0.0, nodes)
+
+
+def first(some: Bools, count: int) -> Bools:
     """The first `count` of some candidates in each row, which are the best."""
-    first: Bools = some & (np.cumsum(some, axis=1) <= count)
-    return first
+    return np.asarray(some & (np.cumsum(some, axis=1) <= count))

@@ -9,7 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from specscope.analyze.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, STYLE
-from specscope.analyze.tune.tuning import TreeRow, Tuning
+from specscope.analyze.tune.judged import TreeRow
+from specscope.analyze.tune.tuning import Tuning
 from specscope.trace.files import save_figure
 
 COLOURS = {"static": BLUE, "dynamic": ORANGE}

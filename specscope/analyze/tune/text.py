@@ -7,7 +7,8 @@ from rich.text import Text
 
 from specscope.analyze.table import NONE, Table, number, percent
 from specscope.analyze.text import header_block, table_block
-from specscope.analyze.tune.tuning import TOLD, Length, TreeRow, Tuning
+from specscope.analyze.tune.judged import Length, TreeRow
+from specscope.analyze.tune.tuning import TOLD, Tuning
 from specscope.trace.history.wording import plural
 from specscope.trace.record.vocabulary import printable
 
@@ -43,7 +44,7 @@ def header(tuning: Tuning) -> list[tuple[str, str]]:
 def tables(tuning: Tuning) -> list[Table]:
     """Named trees, and the best of each size."""
     named = [row for row in tuning.rows if row.names or row.family == "asked"]
-    named.sort(key=lambda row: -_value(row))
+    named.sort(key=lambda row: -row.rate)
     note = f"The run itself had {number(tuning.recorded_length)}. Intervals are at 95 %."
     if any(row.untold > TOLD for row in tuning.rows):
         note += f" ~: more than {percent(TOLD)} rests on assumptions (acceptance by rank and depth beyond the record)."
@@ -86,10 +87,6 @@ def interval(length: Length, digits: int) -> str:
     if length.low is None or length.high is None:
         return NONE
     return f"{number(length.low, digits)}–{number(length.high, digits)}"
-
-
-def _value(row: TreeRow) -> float:
-    return row.length.value if row.speed is None else row.speed.value
 
 
 def advice(tuning: Tuning) -> str:

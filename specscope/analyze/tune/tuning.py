@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,9 @@ import numpy as np
 from specscope.analyze.compare.bootstrap import FEWEST, LEVEL, resampled
 from specscope.analyze.plain import fields
 from specscope.analyze.significance import t_quantile
-from specscope.analyze.tune.candidates import Candidate, Space, asked, candidates
+from specscope.analyze.tune.candidates import Space, asked, candidates
 from specscope.analyze.tune.evidence import RecordedCandidates, evidence
-from specscope.analyze.tune.judged import Judge
+from specscope.analyze.tune.judged import Judge, Length, TreeRow
 from specscope.errors import UserError
 from specscope.plans.costs import Costs
 from specscope.plans.plan import StaticPlan, TreePlan, read_plan
@@ -36,20 +37,6 @@ from specscope.trace.record.tree import Doubles
 #
 # Within a request the recorded step beginnings stand in for the tree's own. (Measured on the default model: tests and
 # BENCHMARKS.md.) The interval is from a bootstrap over requests, as in analyze/compare/bootstrap.py.
-
-
-@dataclass(frozen=True)
-class Length:
-    """A figure with its interval; None where too few requests are recorded to give one."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-
-    @property
-    def error(self) -> float:
-        """Half the interval, relative; 0 where there is none."""
-        return 0.0 if self.low is None or self.high is None else (self.high - self.low) / 2 / self.value
 
 
 def lengths(evidence: RecordedCandidates, accepted: Sequence[Doubles]) -> list[Length]:
@@ -89,43 +76,8 @@ def _half(replicates: Doubles, n: int) -> float:
     return t_quantile((1 + LEVEL) / 2, n - 1) * math.sqrt(n / (n - 1)) * float(np.std(replicates, ddof=1))
 
 
-NAMES = {  # of fields, in JSON
-    "length": "acceptance_length",
-    "speed": "tokens_per_s",
-    "step": "step_seconds",
-    "untold": "assumed_share",
-    "expected": "expected_tokens_per_s",
-    "measured": "measured_tokens_per_s",
-    "measured_length": "measured_acceptance_length",
-    "recorded_length": "recorded_acceptance_length",
-    "rows": "trees",
-}
+NAMED = {"recorded_length": "recorded_acceptance_length", "rows": "trees"}  # fields, in JSON
 TOLD = 0.05  # a tree is not recommended where more than this share of its acceptance rests on assumptions
-
-
-@dataclass(frozen=True)
-class TreeRow:
-    """A tree."""
-
-    tree: str
-    family: str  # static, dynamic, asked, or plain: no drafting
-    budget: int  # nodes that it may have
-    nodes: float  # mean per step
-    depth: int
-    length: Length  # acceptance length
-    untold: float  # share of what is accepted that rests on assumptions
-    speed: Length | None = None  # tokens/s; None without costs
-    step: float | None = None  # seconds
-    names: tuple[str, ...] = ()  # recorded, default, choice
-    over_default: Length | None = None  # of the choice: its tokens/s over the default's, paired by request
-    expected: float | None = None  # tokens/s at the costs during --check
-    measured: float | None = None  # tokens/s, with --check
-    measured_length: float | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        told = {NAMES.get(name, name): value for name, value in fields(self).items()}
-        return {name: value for name, value in told.items() if name != "over_default" or value is not None}
 
 
 @dataclass(frozen=True)
@@ -163,7 +115,7 @@ class Tuning:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        told = {NAMES.get(name, name): value for name, value in fields(self, "sources", "warnings").items()}
+        told = {NAMED.get(name, name): value for name, value in fields(self, "sources", "warnings").items()}
         return told | {"checked": {**self.checked, "errors": self._errors()} if self.checked else {}}
 
 
@@ -176,100 +128,63 @@ def trees(
     gave them. Where the capture cannot judge one, a named one is left out, and one that the user gave raises UserError.
     """
     judge = Judge(evidence)
-    plans: dict[str, list[str]] = {}
-    first: list[Candidate] = []
+    names: dict[str, tuple[str, ...]] = {}
+    rows: list[TreeRow] = []
     for name, plan in named.items():
-        names = [name] if name != str(plan) else []
-        if str(plan) not in plans:
-            try:
-                first.append(asked(judge, plan, space))
-            except UserError:
-                if names:
-                    continue
+        tree = str(plan)
+        try:
+            rows += [asked(judge, plan, space)] if tree not in names else []
+        except UserError:
+            if name == tree:
                 raise
-        plans.setdefault(str(plan), []).extend(names)
-    judged = [*first, *candidates(judge, space, costs)]
-    if not judged:
+            continue
+        names[tree] = (*names.get(tree, ()), *((name,) if name != tree else ()))
+    rows = [replace(row, names=names[row.tree]) for row in rows] + candidates(judge, space, costs)
+    if not rows:
         raise UserError(
             "the capture tells of no tree: not of the recorded one, and its drafts have too little to judge others by; "
             "record with --tree dynamic:32, or name one with --tree"
         )
-    each = lengths(evidence, [candidate.judged.accepted for candidate in judged])
-    rows = [_row(candidate, length, evidence, costs) for candidate, length in zip(judged, each, strict=True)]
-    rows = [replace(row, names=tuple(plans[row.tree])) if row.family == "asked" else row for row in rows]
+    each = lengths(evidence, [row.accepted for row in rows])
+    rows = [replace(row, length=length) for row, length in zip(rows, each, strict=True)]
     if costs is None:
         return rows, None
-    rows.append(_plain(costs))
-    best = max((row for row in rows if row.untold <= TOLD), key=_speed)
-    index = rows.index(best)
-    rows[index] = replace(best, names=(*best.names, "choice"))
-    default = next((place for place, row in enumerate(rows) if "default" in row.names), index)
-    if default != index:
-        plain = np.zeros_like(judged[default].judged.accepted)
-        mine = judged[index].judged.accepted if index < len(judged) else plain
-        paired = over(evidence, mine, judged[default].judged.accepted)
+    rows = [_priced(row, evidence, costs) for row in rows]
+    plain = costs.plain
+    speed = Length(costs.batch / plain.seconds, costs.batch / plain.high, costs.batch / plain.low)
+    nothing = TreeRow(None, "plain", 0, np.zeros(len(evidence.request)), 0.0, 0.0, names=("plain",))
+    rows.append(replace(nothing, speed=speed, step=plain.seconds))
+    best = max((row for row in rows if row.untold <= TOLD), key=attrgetter("rate"))
+    default = next((row for row in rows if "default" in row.names), best)
+    choice = replace(best, names=(*best.names, "choice"))
+    if default is not best:
+        paired = over(evidence, best.accepted, default.accepted)
         error = math.hypot(paired.error, costs.error)
-        gain = _with_error(_speed(best) / _speed(rows[default]), error, paired.low is not None)
-        rows[index] = replace(rows[index], over_default=gain)
-    return rows, rows[index]
+        choice = replace(choice, over_default=_with_error(best.rate / default.rate, error, paired.low is not None))
+    return [choice if row is best else row for row in rows], choice
 
 
-def _speed(row: TreeRow) -> float:
-    return 0.0 if row.speed is None else row.speed.value
+def _priced(row: TreeRow, evidence: RecordedCandidates, costs: Costs) -> TreeRow:
+    """With what a step costs, and tokens per second while a full batch decodes.
 
-
-def _row(candidate: Candidate, length: Length, evidence: RecordedCandidates, costs: Costs | None) -> TreeRow:
-    row = TreeRow(
-        tree=str(candidate.plan),
-        family=candidate.family,
-        budget=candidate.budget,
-        nodes=candidate.nodes,
-        depth=candidate.plan.max_depth,
-        length=length,
-        untold=candidate.judged.untold_share,
-    )
-    if costs is None:
-        return row
-    seconds = costs.seconds(candidate.plan, candidate.nodes)
-    return replace(row, step=seconds, speed=_tokens_per_s(length, seconds, evidence, costs))
-
-
-def _tokens_per_s(length: Length, seconds: float, evidence: RecordedCandidates, costs: Costs) -> Length:
-    """While a full batch decodes: batch * length / seconds, but steps without drafts cost and yield as plain ones do.
-
-    The interval combines the error of the acceptance length with that of the measured costs.
+    They are batch * length / seconds, but steps without drafts cost and yield as plain ones do. The interval combines
+    the error of the acceptance length with that of the measured costs.
     """
-    undrafted = float(evidence.undrafted.sum())
-    time = evidence.committed / length.value * seconds + undrafted * costs.plain.seconds
+    assert row.plan is not None
+    seconds, undrafted = costs.seconds(row.plan, row.nodes), float(evidence.undrafted.sum())
+    time = evidence.committed / row.length.value * seconds + undrafted * costs.plain.seconds
     value = costs.batch * (evidence.committed + undrafted) / time
-    return _with_error(value, math.hypot(length.error, costs.error), length.low is not None)
+    error = math.hypot(row.length.error, costs.error)
+    return replace(row, step=seconds, speed=_with_error(value, error, row.length.low is not None))
 
 
 def _with_error(value: float, error: float, known: bool) -> Length:
     return Length(value, value * (1 - error), value * (1 + error)) if known else Length(value)
 
 
-def _plain(costs: Costs) -> TreeRow:
-    point = costs.plain
-    return TreeRow(
-        tree="",
-        family="plain",
-        budget=0,
-        nodes=0.0,
-        depth=0,
-        length=Length(1.0, 1.0, 1.0),
-        untold=0.0,
-        speed=Length(costs.batch / point.seconds, costs.batch / point.high, costs.batch / point.low),
-        step=point.seconds,
-        names=("plain",),
-    )
-
-
-def expected(row: TreeRow, plan: TreePlan | None, evidence: RecordedCandidates, costs: Costs) -> float:
-    """A row's tokens/s at other costs. `plan`: its tree; None for no drafting."""
-    if plan is None:
-        return costs.batch / costs.plain.seconds
-    return _tokens_per_s(row.length, costs.seconds(plan, row.nodes), evidence, costs).value
+def expected(row: TreeRow, evidence: RecordedCandidates, costs: Costs) -> float:
+    """A row's tokens/s at other costs."""
+    return costs.batch / costs.plain.seconds if row.plan is None else _priced(row, evidence, costs).rate
 
 
 BUSY = 0.05  # relative error of measured step times beyond which a machine was not idle

@@ -8,11 +8,11 @@ import pytest
 
 from specscope import Engine, SamplingParams
 from specscope.analyze.tune.evidence import evidence
-from specscope.analyze.tune.judged import Judge
+from specscope.analyze.tune.judged import Judge, first
 from specscope.analyze.tune.tuning import lengths
 from specscope.errors import UserError
 from specscope.live.again import SCRATCH, drafter_again
-from specscope.plans.plan import parse_plan
+from specscope.plans.plan import DynamicPlan, parse_plan
 from specscope.speculate.changes import Changes
 from specscope.speculate.drafters.base import Context
 from specscope.trace.history.history import History
@@ -66,6 +66,13 @@ def kept_paths(told, mask, row):
     return {found[column] for column in np.flatnonzero(mask[row]).tolist()}
 
 
+def is_complete(judge, plan):
+    """[S] whether the record holds everything that the drafter would have considered."""
+    if isinstance(plan, DynamicPlan):
+        return ~judge.search(plan.depth, plan.top)[1].any(1)
+    return np.all([judge.position(path)[1] == 0 for path in plan.shape.paths], axis=0)
+
+
 @pytest.mark.every(3)
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize(
@@ -76,7 +83,7 @@ def test_a_smaller_dynamic_tree_is_what_the_drafter_drafts(drafter, tree):
     history, _ = recorded(drafter, LARGE, prompts=4)
     told = evidence([history])
     judge, plan = Judge(told), parse_plan(tree)
-    mask, complete = judge.kept(plan), judge.plan(plan).complete
+    mask, complete = first(judge.search(plan.depth, plan.top)[0], plan.nodes), is_complete(judge, plan)
     small, row, same = engine(drafter, tree), 0, 0
     for request in history.requests.values():
         for place, part in enumerate(request.steps):
@@ -104,7 +111,8 @@ def test_greedy_it_accepts_at_each_place_what_is_judged(drafter, tree):
     history, _ = recorded(drafter, LARGE, prompts=16)
     small, _ = recorded(drafter, tree, prompts=16)
     told = evidence([history])
-    judged = Judge(told).plan(parse_plan(tree))
+    judge, plan = Judge(told), parse_plan(tree)
+    accepted, complete = judge.row(plan).accepted, is_complete(judge, plan)
     steps = [part for one in history.requests.values() for part in one.steps if len(part.tree)]
     began = {(part.request, part.position): row for row, part in enumerate(steps)}
     compared = 0
@@ -112,8 +120,8 @@ def test_greedy_it_accepts_at_each_place_what_is_judged(drafter, tree):
         assert [token for token, _ in request.output()] == [t for t, _ in history.requests[request.id].output()]
         for part in request.steps:
             row = began.get((part.request, part.position))
-            if row is not None and len(part.tree) and judged.complete[row]:
-                assert part.verdict.accepted == judged.accepted[row]
+            if row is not None and len(part.tree) and complete[row]:
+                assert part.verdict.accepted == accepted[row]
                 compared += 1
     assert compared > 30
 
@@ -133,7 +141,7 @@ def test_a_run_with_the_smaller_tree_has_the_length_that_is_judged(drafter, larg
     """Within four standard errors of both."""
     history, _ = recorded(drafter, large, temperature, 40, 48, rule)
     told = evidence([history])
-    (judged,) = lengths(told, [Judge(told).plan(parse_plan(tree)).accepted])
+    (judged,) = lengths(told, [Judge(told).row(parse_plan(tree)).accepted])
     small, _ = recorded(drafter, tree, temperature, 40, 48, rule)
     taus = [one.acceptance.tau for one in small.requests.values()]
     real = measure(part for one in small.requests.values() for part in one.steps).tau
@@ -146,12 +154,13 @@ def test_a_run_with_the_smaller_tree_has_the_length_that_is_judged(drafter, larg
 def test_the_recorded_tree_is_judged_as_it_was():
     """Greedy: exactly. Sampled: within the coins' noise, and less noisy than the outcomes."""
     history, _ = recorded("eagle", LARGE)
-    judged = Judge(evidence([history])).plan(parse_plan(LARGE))
+    judge = Judge(evidence([history]))
+    judged = judge.row(parse_plan(LARGE))
     real = [part.verdict.accepted for one in history.requests.values() for part in one.steps if len(part.tree)]
     assert judged.accepted.tolist() == real
-    assert judged.complete.all()
+    assert is_complete(judge, judged.plan).all()
     warm, _ = recorded("model", LARGE, 0.8, 40, 48, "standard")
-    judged = Judge(evidence([warm])).plan(parse_plan(LARGE))
+    judged = Judge(evidence([warm])).row(parse_plan(LARGE))
     real = np.array([part.verdict.accepted for one in warm.requests.values() for part in one.steps if len(part.tree)])
     assert abs(judged.accepted.mean() - real.mean()) < 4 * (real - judged.accepted).std() / np.sqrt(len(real))
     assert judged.accepted.std() < 0.9 * real.std()
