@@ -6,13 +6,12 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from specscope.analyze.export.rows import Source
+from specscope.analyze.export.rows import Batches, Source
 from specscope.analyze.export.schema import MARK, SCHEMAS
 from specscope.errors import UserError, first_line
 from specscope.trace.files import PRIVATE
@@ -34,13 +33,16 @@ class Tables:
         self._writers = writers
         self._waiting: dict[str, list[pa.RecordBatch]] = {name: [] for name in writers}
 
-    def add(self, name: str, batch: pa.RecordBatch) -> None:
-        """Rows of a table."""
-        self.rows[name] += len(batch)
-        waiting = self._waiting[name]
-        waiting.append(batch)
-        if sum(len(batch) for batch in waiting) >= GROUP or sum(batch.nbytes for batch in waiting) >= HELD:
-            self._write(name)
+    def add(self, batches: Batches) -> None:
+        """Rows of these tables; parents, which are no file, are left out."""
+        for name, batch in batches:
+            if name not in self.rows:
+                continue
+            self.rows[name] += len(batch)
+            waiting = self._waiting[name]
+            waiting.append(batch)
+            if sum(map(len, waiting)) >= GROUP or sum(batch.nbytes for batch in waiting) >= HELD:
+                self._write(name)
 
     def _write(self, name: str) -> None:
         if waiting := self._waiting[name]:
@@ -158,9 +160,10 @@ def export(captures: Sequence[str], folder: str, progress: Progress | None = Non
                     reader = CaptureReader(name, keep=index in branched)
                     source = Source(name, reader.history)
                     records = _records(reader, progress, index / len(captures), 1 / len(captures))
-                    for table, batch in chain(source.steps(records), source.others(reader.warnings)):
-                        if table in SCHEMAS:
-                            tables.add(table, batch)
+                    tables.add(source.steps(records))
+                    if index not in branched:
+                        reader.tell_requests(source.gaps, source.unfinished)
+                    tables.add(source.others(reader.warnings))
                     warnings += reader.warnings
             return Exported(tables.rows, warnings)
         except BranchedError:

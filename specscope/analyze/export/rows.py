@@ -95,14 +95,27 @@ class Source:
         """The row of each request that ends in a step."""
         ends, infos = {end.info.id: end for end in record.finished}, {info.id: info for info in record.admitted}
         here = self.is_current(record)
-        for name in dict.fromkeys([*infos, *(part.request for part in record.requests), *ends]):
+        for name in dict.fromkeys([*infos, *(part.request for part in record.requests), *ends, *record.preempted]):
             request = self._requests.setdefault(name, _Request(name))
             request.branch, request.current = record.branch, request.current or here
             request.info = infos.get(name, request.info)
+        for part in record.requests:
+            request = self._requests[part.request]
+            request.steps, request.through = request.steps + 1, part.index + 1
         for name, end in ends.items():
             self._requests[name].ended.add(here)
             self._requests[name].info = None if here else self._requests[name].info
             yield _Request(name, record.branch, here, end.info, end).told(self.history.vocabulary)
+
+    @property
+    def gaps(self) -> list[int]:
+        """Of each request, how many steps are missing before its last."""
+        return [request.through - request.steps for request in self._requests.values()]
+
+    @property
+    def unfinished(self) -> int:
+        """How many requests did not end."""
+        return sum(not request.ended for request in self._requests.values())
 
     def others(self, warnings: Sequence[str]) -> Batches:
         """The run, its tokens, and the requests that did not end, or on an abandoned branch alone."""
@@ -120,8 +133,7 @@ class Source:
             for token, piece in sorted(vocabulary.pieces.items())
         ]
         yield self._batch("runs", [(told, run)])
-        left = [each for each in self._requests.values() if not each.ended or (each.current and True not in each.ended)]
-        yield self._batch("requests", [each.told(vocabulary) for each in left])
+        yield self._batch("requests", [each.told(vocabulary) for each in self._requests.values() if each.is_open])
         yield self._batch("tokens", tokens)
 
     def _batch(self, table: str, rows: Sequence[Sequence[object]]) -> tuple[str, pa.RecordBatch]:
@@ -152,6 +164,14 @@ class _Request:
     info: RequestInfo | None = None
     end: RequestEnd | None = None
     ended: set[bool] = field(default_factory=set)  # whether on that path, each time that it ended
+    steps: int = 0
+    through: int = 0  # the number of the last of them and one
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it did not end, or on an abandoned branch alone; not of one that is only named."""
+        named = self.info is None and not self.steps
+        return not named and (not self.ended or (self.current and True not in self.ended))
 
     def told(self, vocabulary: Vocabulary) -> tuple[object, ...]:
         """Where its row is from."""

@@ -8,10 +8,9 @@ import os
 import stat
 import statistics
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,7 +18,7 @@ from typing import Any, BinaryIO
 from specscope.errors import UserError
 from specscope.trace.checked import decoded
 from specscope.trace.files import BROKEN, open_plain, reason
-from specscope.trace.history.history import History, RequestHistory, read_place
+from specscope.trace.history.history import History, read_place
 from specscope.trace.history.wording import plural
 from specscope.trace.kinds import FileKind, ReadAs, kind_of, start_of
 from specscope.trace.record.draft_vocabulary import DRAFT_TOKENS, completed_here
@@ -48,9 +47,8 @@ class CaptureReader:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, keep: bool = True) -> None:
-        """Without `keep` the steps go to `passed`, which whoever takes them empties, and not into `history`."""
+        """Without `keep`, `history` has no steps: whoever takes those that were `passed` calls `tell_requests`."""
         self._keep, self.passed = keep, list[StepRecord]()
-        self._counted = defaultdict[str, _Counted](_Counted)  # requests whose steps were passed
         self.source = CaptureSource.of(path)
         self.name = printable(str(self.source))
         self._other_runs: Counter[str] = Counter()  # that are left out, with their spans
@@ -121,19 +119,9 @@ class CaptureReader:
 
     def _append(self, records: Sequence[StepRecord]) -> None:
         self._last.extend(records)
-        if self._keep:
-            for record in records:
-                self.history.append(record)
-            return
-        self.passed += records
-        for record in records:
-            for info in record.admitted:
-                _ = self._counted[info.id]
-            for part in record.requests:
-                counted = self._counted[part.request]
-                counted.steps, counted.through = counted.steps + 1, part.index + 1
-            for end in record.finished:
-                self._counted[end.info.id].ended = True
+        self.passed += [] if self._keep else records
+        for record in records if self._keep else ():
+            self.history.append(record)
 
     def _raw_lines(self) -> Iterator[tuple[int, bytes | Parts]]:
         """Each line of OTLP JSON with its number, or what another form holds."""
@@ -168,7 +156,9 @@ class CaptureReader:
             if not isinstance(line, bytes):
                 yield number, line
                 continue
-            if not line.endswith(b"\n") and not _whole(line):
+            try:
+                _ = line.endswith(b"\n") or decoded(line)
+            except ValueError:
                 of = f" of {self.size:,}" if self._plain else ""
                 lost = f"{len(line):,}{of} bytes are lost"
                 self.warnings.append(f"{self.name} was cut off: its last line is incomplete, {lost}")
@@ -267,12 +257,19 @@ class CaptureReader:
             self.warnings.append(f"the trace also holds requests of {count}, left out here: this is its first")
         history.run = completed_here(history.run)
         history.in_part = decoder.in_part
-        requests = [*map(_Counted.of, history.requests.values()), *self._counted.values()]
-        if words := _missing(requests) if decoder.without_engine else decoder.missing_text():
+        if self._keep:
+            requests = history.requests.values()
+            gaps = [each.steps[-1].index + 1 - len(each.rows) if each.rows else 0 for each in requests]
+            self.tell_requests(gaps, sum(request.end is None for request in requests))
+
+    def tell_requests(self, gaps: Sequence[int], unfinished: int) -> None:
+        """Warn of what is missing. `gaps`: steps of each request that are; `unfinished`: requests that did not end."""
+        lost = f"without {plural(sum(gaps), 'step')} of {plural(sum(gap > 0 for gap in gaps), 'request')}"
+        chosen = f"a part of its run, {lost}" if sum(gaps) else ""  # requests whose traces were chosen from a run
+        if words := chosen if self._decoder.without_engine else self._decoder.missing_text():
             self.warnings.append(words)
-        unfinished = sum(not request.ended for request in requests)
         if unfinished:
-            what = f"{unfinished} of {plural(len(requests), 'request')} did not end in this file"
+            what = f"{unfinished} of {plural(len(gaps), 'request')} did not end in this file"
             self.warnings.append(what + self._unwritten())
 
     def _unwritten(self) -> str:
@@ -282,35 +279,6 @@ class CaptureReader:
             return ""
         steps = 1 + math.ceil(PROMPT_SECONDS * 1e9 / max(statistics.median(took), 1.0))
         return f": vLLM was killed, or runs on, and up to about {steps:,} steps are not here"
-
-
-@dataclass
-class _Counted:
-    """What is said of a request at the end of its file."""
-
-    steps: int = 0
-    through: int = 0  # the number of the last of them and one
-    ended: bool = False
-
-    @staticmethod
-    def of(request: RequestHistory) -> _Counted:
-        through = request.steps[-1].index + 1 if request.rows else 0
-        return _Counted(len(request.rows), through, request.end is not None)
-
-
-def _missing(requests: Sequence[_Counted]) -> str:
-    """What is missing of requests whose traces were chosen from a run, in words; "" where they are whole."""
-    gaps = [each.through - each.steps for each in requests]
-    steps, missing = sum(gaps), sum(gap > 0 for gap in gaps)
-    return f"a part of its run, without {plural(steps, 'step')} of {plural(missing, 'request')}" if steps else ""
-
-
-def _whole(line: bytes) -> bool:
-    try:
-        decoded(line)
-    except ValueError:
-        return False
-    return True
 
 
 def read_capture(path: str | os.PathLike[str], progress: Callable[[float], None] | None = None) -> CaptureReader:
