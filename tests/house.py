@@ -14,11 +14,11 @@ MOST_LINES, FEWEST_LINES = 600, 60
 MOST_FILES = 15  # of a folder
 SLACK = 50  # what may be gained before a bound is lowered
 BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
-    "trace": (11369, 9300),
+    "trace": (11366, 9300),
     "remote": (1897, 1700),
     "watch": (1994, 1850),
-    "analyze": (22659, 15700),
-    "measure": (4754, 3300),
+    "analyze": (22623, 15700),
+    "measure": (4753, 3300),
     "engine": (2987, 2350),
     "plans": (864, 850),
     "speculate": (3514, 2700),
@@ -33,7 +33,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "page": (700, 700),
     "bench, train": (1492, 0),
     "top level": (897, 600),
-    "all": (83329, 64500),
+    "all": (83289, 64500),
     "benchmarks": (3300, 3300),
 }
 TESTS_BUDGET = 40_500
