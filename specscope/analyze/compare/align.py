@@ -90,20 +90,15 @@ class ContextRows:
         a, b = (attrgetter(name)(side)[step] for side, step in zip(self.sides, self.step, strict=True))
         return a, b
 
-    def of_requests(self, name: str) -> Iterable[NDArray[Any]]:
-        """What SideRequest says of the request of each, on both sides."""
-        for side, step in zip(self.sides, self.step, strict=True):
-            yield np.array([getattr(request, name) for request in side.requests])[side.request[step]]
-
     @cached_property
     def hottest(self) -> Doubles:
         """How much the temperatures magnify a change of the logits, on either side."""
-        return np.asarray(np.maximum(*self.of_requests("heat")))
+        return np.asarray(np.maximum(*self.of_steps("heat")))
 
     @cached_property
     def cut(self) -> Bools:
         """Where top-k, top-p or min-p cut the distribution, on either side."""
-        return np.asarray(np.logical_or(*self.of_requests("cut")))
+        return np.asarray(np.logical_or(*self.of_steps("cut")))
 
     @cached_property
     def facts(self) -> dict[str, NDArray[Any]]:
@@ -160,7 +155,8 @@ class _Contexts(NamedTuple):
 
     def at(self, places: Longs) -> _Contexts:
         """Those at these places."""
-        return _Contexts(*(each[places] if len(each) else each for each in self))
+        placed = (each[places] if len(each) else each for each in (self.depth, self.sibling))
+        return _Contexts(self.keys[places], self.step[places], *placed)
 
 
 def align(a: Side, b: Side, pairs: Matched) -> Aligned:
@@ -185,7 +181,9 @@ def align(a: Side, b: Side, pairs: Matched) -> Aligned:
         return ContextRows((a, b), at, step, depth, second.sibling, alike[request] | (not some_alike), exact[request])
 
     tolerance = rounding(*({run.dtype for side in (a, b) for run in side.runs} or {""}))
-    return Aligned(a, b, *map(rows, of_a, of_b), (drawn_a, drawn_b), (paths_a, paths_b), some_alike, tolerance)
+    steps, nodes, parents, tokens, fed = map(rows, of_a, of_b)
+    drawn, paths = (drawn_a, drawn_b), (paths_a, paths_b)
+    return Aligned(a, b, steps, nodes, parents, tokens, fed, drawn, paths, some_alike, tolerance)
 
 
 def _contexts(side: Side, pair: Longs, drawn: Longs) -> tuple[Hashes, list[_Contexts]]:
@@ -199,7 +197,8 @@ def _contexts(side: Side, pair: Longs, drawn: Longs) -> tuple[Hashes, list[_Cont
 
     def behind(step: Longs, tokens: Longs) -> Hashes:
         """The context behind so many output tokens of a step's request."""
-        return sums[begins[step] + tokens] - sums[begins[step]] + mix(pair[side.request[step]])
+        since: Hashes = sums[begins[step] + tokens] - sums[begins[step]] + mix(pair[side.request[step]])
+        return since
 
     rows, depths = np.zeros(c.rows, np.uint64), np.zeros(c.rows, np.int64)
     rows[c.root_row], depths[c.own_row] = behind(every, side.place), c.depth
@@ -212,13 +211,13 @@ def _contexts(side: Side, pair: Longs, drawn: Longs) -> tuple[Hashes, list[_Cont
     step, position, _ = side.fed
     whole = np.array([len(side.tokens(request)) for request in side.requests], np.int64)[side.request[step]]
     fed = behind(step, np.clip(side.place[step] + position + 1 - c.position[step], 0, whole)) + mix(position)
-    nodes = _Contexts(rows[c.own_row], c.step, c.depth, c.sibling + 1)
-    finals = _Contexts(final, drawn, c.depth_reached[drawn] + 1, np.zeros_like(drawn))
+    rank, end, first = c.sibling + 1, c.depth_reached[drawn] + 1, np.zeros_like(drawn)
+    tokens = np.append(rows[c.own_row], final), np.append(c.step, drawn), np.append(c.depth, end)
     kinds = [
         _Contexts(rows[c.root_row], every),
-        nodes,
+        _Contexts(rows[c.own_row], c.step, c.depth, rank),
         _Contexts(rows[parents.row] * (parents.tops > 0), parents.step, depths[parents.row]),
-        _Contexts(*map(np.concatenate, zip(nodes, finals, strict=True))),
+        _Contexts(*tokens, np.append(rank, first)),
         _Contexts(fed, step),
     ]
     paired = pair[side.request] > 0
@@ -227,7 +226,8 @@ def _contexts(side: Side, pair: Longs, drawn: Longs) -> tuple[Hashes, list[_Cont
 
 def _said(place: Longs, token: Longs) -> Hashes:
     """A token at a place of the output, hashed."""
-    return mix(mix(place) + token.astype(np.uint64))
+    seen: Hashes = mix(place) + token.astype(np.uint64)
+    return mix(seen)
 
 
 def match(a: Side, b: Side) -> list[tuple[int, int, PairedBy]]:

@@ -6,7 +6,6 @@ explains other trees, and never another target.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -91,35 +90,14 @@ _RUN: tuple[tuple[str, Callable[[RunInfo], object], StepStage | None, str], ...]
     ("evidence", lambda run: run.evidence, None, ""),
     ("trace sampling", lambda run: run.sampling, None, "figures are of the requests that were kept"),
 )
-# Of what was observed to run, likewise
+BATCHES, MADE_UP = "another batch moves the last bits of p", "their acceptance measures nothing"
+# Of what was observed to run, likewise; None where a side does not tell
 _OBSERVED: tuple[tuple[str, Callable[[Side], object], StepStage | None, str], ...] = (
-    (
-        "preemptions",
-        lambda side: (
-            None if (told := [one.preempted for one in side.requests]).count(None) else sum(filter(None, told))
-        ),
-        None,
-        "KV was computed again",
-    ),
-    (
-        "requests in a step, mean",
-        lambda side: f"{np.mean(side.batch):.1f}",
-        None,
-        "another batch moves the last bits of p",
-    ),
-    (
-        "prefill steps of a request, mean",
-        lambda side: f"{sum(one.prefills for one in side.captures) / len(side.requests):.1f}",
-        None,
-        "",
-    ),
+    ("preemptions", lambda side: side.preemptions, None, "KV was computed again"),
+    ("requests in a step, mean", lambda side: f"{np.mean(side.batch):.1f}", None, BATCHES),
+    ("prefill steps of a request, mean", lambda side: f"{side.prefills / len(side.requests):.1f}", None, ""),
     ("steps with drafts", lambda side: f"{100 * np.mean(side.drafts):.0f}%", None, ""),
-    (
-        "forced verdicts",
-        lambda side: f"{100 * np.mean(side.forced):.0f}%",
-        StepStage.VERDICT,
-        "their acceptance measures nothing",
-    ),
+    ("forced verdicts", lambda side: f"{100 * np.mean(side.forced):.0f}%", StepStage.VERDICT, MADE_UP),
 )
 # Of what a run holds by name: how the name of a line begins, and the stage where it enters. Settings are compared where
 # both sides come from an engine that has them.
@@ -236,25 +214,21 @@ def _drawn(a: Side, b: Side) -> Difference | None:
 
 def _params(a: Side, b: Side, pairs: Matched) -> list[Difference]:
     """Sampling parameters that differ within pairs."""
-    seen: dict[str, Counter[tuple[str, str]]] = {}
-    sampled = False
-    for first, second, _ in pairs:
-        mine, theirs = a.requests[first].params, b.requests[second].params
-        if mine is None or theirs is None:
-            continue
-        sampled |= not (mine.greedy and theirs.greedy)
-        for name in (*PARAM_NAMES, "left_out"):
-            if getattr(mine, name) != getattr(theirs, name):
-                seen.setdefault(name, Counter())[str(getattr(mine, name)), str(getattr(theirs, name))] += 1
+    both = [(a.requests[first].params, b.requests[second].params) for first, second, _ in pairs]
+    known = [(mine, theirs) for mine, theirs in both if mine is not None and theirs is not None]
     lines = []
-    for name, counts in seen.items():
-        values = [list(dict.fromkeys(pair[side] for pair in counts)) for side in (0, 1)]
-        note = f"in {plural(counts.total(), 'pair')}"
-        if name == "seed" and sampled:
+    for name in sorted((*PARAM_NAMES, "left_out"), key=lambda name: (name == "seed", name)):
+        values = [(getattr(mine, name), getattr(theirs, name)) for mine, theirs in known]
+        unlike = [(str(mine), str(theirs)) for mine, theirs in values if mine != theirs]
+        if not unlike:
+            continue
+        first, second = (_some(list(dict.fromkeys(side))) for side in zip(*unlike, strict=True))
+        note = f"in {plural(len(unlike), 'pair')}"
+        if name == "seed" and not all(mine.greedy and theirs.greedy for mine, theirs in known):
             note += "; sampled outputs part, so only distributions can be compared"
         enters = StepStage.SAMPLING if name in PARAM_NAMES - LENGTH else None  # it shapes p, and q with it
-        lines.append(Difference(name, _some(values[0]), _some(values[1]), note, enters))
-    return sorted(lines, key=lambda line: (line.name == "seed", line.name))
+        lines.append(Difference(name, first, second, note, enters))
+    return lines
 
 
 def explaining(stage: StepStage | None, differences: Iterable[Difference], *, alike: bool = False) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -36,9 +37,7 @@ RANGES = {
     "context length": ("context", (0, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768)),
     "requests in the step": ("batch", (1, 2, 4, 8, 16, 32, 64, 128)),
 }
-Parts = tuple[
-    NDArray[Any], NDArray[Any], Longs | None
-]  # above and below the line by step; or by item, with their steps
+Parts = tuple[NDArray[Any], ...]  # above and below the line by step; or by item, and the step of each
 Sums = tuple[Doubles, Doubles]  # [clusters] above and below the line
 
 
@@ -82,20 +81,20 @@ def _drafted_by(side: Side, source: int) -> Parts:
 
 def _of_new_text(side: Side) -> Parts:
     drafts = side.drafts & ~((side.looped == side.emitted) & (side.emitted > 0))
-    return side.columns.depth_reached, drafts, None
+    return side.columns.depth_reached, drafts
 
 
 def _at_depth(side: Side, depth: int) -> Parts:
-    return side.columns.depth_reached >= depth, side.columns.tree_depth >= depth, None
+    return side.columns.depth_reached >= depth, side.columns.tree_depth >= depth
 
 
-LENGTH = FigureKind(lambda side: (side.columns.depth_reached, side.drafts, None), percent=False, offset=1.0)
+LENGTH = FigureKind(lambda side: (side.columns.depth_reached, side.drafts), percent=False, offset=1.0)
 FIGURES: Mapping[str, FigureKind] = {  # and, behind the first two, rates by depth
     TAU: LENGTH,
-    RATE: FigureKind(lambda side: (side.columns.depth_reached, np.diff(side.columns.start), None)),
-    "tokens per step": FigureKind(lambda side: (side.emitted, np.ones(len(side)), None), percent=False),
-    "whole paths": FigureKind(lambda side: (side.columns.kind == BONUS, side.drafts, None)),
-    LOOPS: FigureKind(lambda side: (side.looped, side.emitted, None), judged=False),
+    RATE: FigureKind(lambda side: (side.columns.depth_reached, np.diff(side.columns.start))),
+    "tokens per step": FigureKind(lambda side: (side.emitted, np.ones(len(side))), percent=False),
+    "whole paths": FigureKind(lambda side: (side.columns.kind == BONUS, side.drafts)),
+    LOOPS: FigureKind(lambda side: (side.looped, side.emitted), judged=False),
     WITHOUT_LOOPS: FigureKind(_of_new_text, percent=False, offset=1.0, judged=False),
     **{f"rate from {name}": FigureKind(partial(_drafted_by, source=place)) for place, name in enumerate(SOURCES)},
     "q above acceptance": FigureKind(partial(_errors, power=1), percent=False, signed=True),
@@ -134,9 +133,9 @@ def clustered(a: Side, b: Side, pairs: Matched) -> tuple[Counts, Counts]:
     """A cluster is a pair, or a request that has none."""
     of: list[Longs] = []
     total = len(pairs)
-    for number, side in enumerate((a, b)):
+    for side, places in zip((a, b), np.array([pair[:2] for pair in pairs], np.int64).reshape(-1, 2).T, strict=True):
         mine = np.full(len(side.requests), -1)
-        mine[[pair[number] for pair in pairs]] = np.arange(len(pairs))
+        mine[places] = np.arange(len(pairs))
         alone = np.flatnonzero(mine < 0)
         mine[alone] = total + np.arange(len(alone))
         total += len(alone)
@@ -147,18 +146,17 @@ def clustered(a: Side, b: Side, pairs: Matched) -> tuple[Counts, Counts]:
 def figures(a: Counts, b: Counts) -> list[Estimate]:
     """Acceptance length, rate, by depth and by who drafted, tokens per step, loops, and the calibration of q."""
     deepest = min(DEEPEST, *(int(of.side.columns.tree_depth.max(initial=0)) for of in (a, b)))
-    depths = {
-        depth_rate(d): FigureKind(partial(_at_depth, depth=d), fewest=FEWEST_DRAFTS) for d in range(1, deepest + 1)
-    }
-    every = {name: FIGURES[name] for name in (TAU, RATE)} | depths | FIGURES
+    depths = [
+        (depth_rate(d), FigureKind(partial(_at_depth, depth=d), fewest=FEWEST_DRAFTS)) for d in range(1, deepest + 1)
+    ]
+    every = dict([(TAU, LENGTH), (RATE, FIGURES[RATE]), *depths, *FIGURES.items()])
     sums = {name: tuple(of.sums(*figure.of(of.side)) for of in (a, b)) for name, figure in every.items()}
     loops = a.side.tells_tokens and b.side.tells_tokens and any(top.any() for top, _ in sums[LOOPS])
-    known = {
-        name: each
-        for name, each in every.items()
-        if (each.judged or loops) and min(bottom.sum() for _, bottom in sums[name]) >= each.fewest
-    }
-    told = measured([figure.ratio(name, *sums[name]) for name, figure in known.items()], a.clusters)
+    ratios = []
+    for name, figure in every.items():
+        if (figure.judged or loops) and min(bottom.sum() for _, bottom in sums[name]) >= figure.fewest:
+            ratios.append(figure.ratio(name, *sums[name]))
+    told = measured(ratios, a.clusters)
     tau = [replace(estimate, significant=estimate.nonzero) for estimate in told if estimate.name == TAU]
     unjudged = [estimate for estimate in told if not every[estimate.name].judged]
     others = [estimate for estimate in told if estimate.name != TAU and every[estimate.name].judged]
@@ -182,22 +180,17 @@ def _mean(values: NDArray[Any]) -> float | None:
 
 def groups(a: Counts, b: Counts, asked: Collection[str] = ()) -> dict[str, tuple[Estimate, ...]]:
     """The acceptance length by label and by what came before, and by what is asked for; one Holm's correction."""
-    ratios: list[tuple[str, Ratio]] = []
+    found: dict[str, list[Ratio]] = {}
     for title, (names, *of) in _groupings((a.side, b.side), asked).items():
-        found = []
+        ratios = []
         for value, name in enumerate(names):
-            sums = [
-                each.sums(each.side.columns.depth_reached, each.side.drafts & (mine == value))
-                for each, mine in zip((a, b), of, strict=True)
-            ]
+            drafts = (each.side.drafts & (mine == value) for each, mine in zip((a, b), of, strict=True))
+            sums = [each.sums(each.side.columns.depth_reached, mine) for each, mine in zip((a, b), drafts, strict=True)]
             if min(bottom.sum() for _, bottom in sums) >= FEWEST_DRAFTS:
-                found.append((title, LENGTH.ratio(name, *sums)))
-        ratios += found if len(found) > 1 else []  # a single value repeats the overall figures
-    by_title: dict[str, tuple[Estimate, ...]] = {}
-    of_groups = marked(measured([ratio for _, ratio in ratios], a.clusters), ALPHA)
-    for (title, _), estimate in zip(ratios, of_groups, strict=True):
-        by_title[title] = (*by_title.get(title, ()), estimate)
-    return by_title
+                ratios.append(LENGTH.ratio(name, *sums))
+        found |= {title: ratios} if len(ratios) > 1 else {}  # a single value repeats the overall figures
+    told = iter(marked(measured([ratio for ratios in found.values() for ratio in ratios], a.clusters), ALPHA))
+    return {title: tuple(islice(told, len(ratios))) for title, ratios in found.items()}
 
 
 Grouping = tuple[list[str], Longs, Longs]  # names of the values, and the value of each step of A and of B
@@ -205,20 +198,20 @@ Grouping = tuple[list[str], Longs, Longs]  # names of the values, and the value 
 
 def _groupings(sides: tuple[Side, Side], asked: Collection[str]) -> dict[str, Grouping]:
     """Each by its title."""
-    infos = [[request.info for request in side.requests] for side in sides]
+    labels = [[{} if request.info is None else request.info.labels for request in side.requests] for side in sides]
     groupings: dict[str, Grouping] = {}
-    for label in sorted({name for side in infos for info in side if info is not None for name in info.labels}):
-        told = [["" if info is None else str(info.labels.get(label, "")) for info in side] for side in infos]
-        values = sorted(set(told[0]) & set(told[1]) - {""})
-        if 0 < len(values) <= MOST_VALUES:
-            number = {value: index for index, value in enumerate(values)}
-            first, second = (np.array([number.get(value, -1) for value in each], np.int64) for each in told)
-            groupings[f"{LABEL}{label}"] = values, first[sides[0].request], second[sides[1].request]
+    for label in sorted({name for side in labels for each in side for name in each}):
+        told = [[str(each.get(label, "")) for each in side] for side in labels]
+        names = sorted(set(told[0]) & set(told[1]) - {""})
+        if 0 < len(names) <= MOST_VALUES:
+            codes = ([names.index(value) if value in names else -1 for value in each] for each in told)
+            first, second = (np.array(code)[side.request] for code, side in zip(codes, sides, strict=True))
+            groupings[f"{LABEL}{label}"] = names, first, second
     for title, (name, edges) in RANGES.items():
         if title in asked:
+            ends = zip(edges, [*(edge - 1 for edge in edges[1:]), None], strict=True)
             names = [
-                f"{low:,}" if high == low + 1 else f"{low:,}+" if high is None else f"{low:,} to {high - 1:,}"
-                for low, high in zip(edges, [*edges[1:], None], strict=True)
+                f"{low:,}+" if end is None else f"{low:,}" if low == end else f"{low:,} to {end:,}" for low, end in ends
             ]
             first, second = (np.searchsorted(np.array(edges), getattr(side, name), "right") - 1 for side in sides)
             groupings[title] = names, first, second

@@ -74,7 +74,8 @@ class SideRequest:
     @property
     def heat(self) -> float:
         """How much the temperature magnifies a change of the logits; 1 from temperature 1 on."""
-        return 1.0 if self.params is None or self.params.greedy else max(1.0, 1 / self.params.temperature)
+        p = self.params
+        return 1.0 if p is None or p.greedy else max(1.0, 1 / p.temperature)
 
     @property
     def cut(self) -> bool:
@@ -91,7 +92,7 @@ class Capture:
     run: RunInfo | None
     warnings: list[str] = field(default_factory=list)
     engine_steps: int = 0
-    prefills: int = 0  # requests' steps that fed tokens of a prompt
+    prefills: int = 0
 
 
 @dataclass
@@ -115,6 +116,8 @@ class Side:
     emitted = indices(lambda side: numbers(side.columns.picked, "", "emitted").astype(np.int64))
     earlier = indices(lambda side: side.begins[np.array([one.first for one in side.requests])[side.request]])
     place = indices(lambda side: side.begins[:-1] - side.earlier)
+    heat = doubles(lambda side: np.array([each.heat for each in side.requests])[side.request])  # [S] of its request
+    cut = flags(lambda side: np.array([each.cut for each in side.requests], np.bool_)[side.request])
     # [S + 1] output tokens of the side before each step, and all of them
     begins = indices(lambda side: np.concatenate([[0], np.cumsum(side.emitted)]).astype(np.int64))
     # [S] whether anything was drafted; whether an outcome or the final token was forced
@@ -134,6 +137,17 @@ class Side:
     def runs(self) -> list[RunInfo]:
         """The headers of its captures, where they have one."""
         return [capture.run for capture in self.captures if capture.run is not None]
+
+    @property
+    def preemptions(self) -> int | None:
+        """Of all requests; None where a capture does not tell."""
+        told = [request.preempted for request in self.requests]
+        return None if None in told else sum(filter(None, told))
+
+    @property
+    def prefills(self) -> int:
+        """Requests' steps that fed tokens of a prompt."""
+        return sum(capture.prefills for capture in self.captures)
 
     @property
     def tells_tokens(self) -> bool:

@@ -85,7 +85,7 @@ def partings(comparison: Comparison) -> Table:
     listed += [pair for pair in pairs if pair.same and marked.keys() & pair.causes]
     listed.sort(key=lambda pair: not marked.keys() & pair.causes)
     for pair in listed[:PARTINGS_SHOWN]:
-        row = NONE, NONE, NONE, "same output"
+        row: tuple[str, ...] = NONE, NONE, NONE, "same output"
         if pair.parting is not None:
             outputs = map(came_out, (pair.parting.a, pair.parting.b))
             row = (count(pair.parting.position), *outputs, cause(pair.parting))

@@ -135,7 +135,8 @@ def _tie(aligned: Aligned, index: int) -> tuple[float, float, int]:
     the side that has it, cannot sum to more than 1.
     """
     here, rounding = aligned.steps, BEYOND * aligned.tolerance * float(aligned.steps.hottest[index])
-    a, b = (_Tree(*each, int(step[index])) for *each, step in zip(here.sides, aligned.paths, here.step, strict=True))
+    places = zip(here.sides, aligned.paths, here.step, strict=True)
+    a, b = (_Tree(side, paths, int(step[index])) for side, paths, step in places)
     shared = min(len(a.path), len(b.path))
     first = int(np.argmax(np.append(a.path[:shared] != b.path[:shared], True)))
     if a.drawn or b.drawn:  # was the coin of the first draw that differs at the border of another token?

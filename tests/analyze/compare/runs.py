@@ -7,6 +7,7 @@ place of one request.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -18,27 +19,16 @@ from specscope.analyze.compare.side import Side, from_history
 from specscope.trace.history.history import History
 from specscope.trace.record.coins import Stream, coins
 from specscope.trace.record.params import SamplingParams
-from specscope.trace.record.records import (
-    DraftNotes,
-    FinalKind,
-    FinishReason,
-    Outcome,
-    ParentNotes,
-    Phase,
-    RequestEnd,
-    RequestInfo,
-    RequestStep,
-    RunInfo,
-    StepRecord,
-    Verdict,
-)
+from specscope.trace.record.records import DraftNotes, ParentNotes, Phase, RequestInfo, RunInfo, Verdict
 from specscope.trace.record.tree import ROOT, DraftTree, Drawn
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.capture import CaptureWriter
 from tests.analyze.histories import RUN
+from tests.analyze.questions.made import noted
+from tests.support import records
 
 WORDS = 12
-MS = 1_000_000
+MS = records.MS
 KINDS = ("code", "prose")
 
 
@@ -108,92 +98,61 @@ def judge(made: Made, text: list[int], seed: int, position: int, fault: str) -> 
     tokens, qs = draft(made, text, seed, position, fault)
     n = len(tokens)
     coin = coins(seed, Stream.VERIFY, position, n + 1)
-    if fault == "coin":
-        coin = (coin + 0.5) % 1.0
-    given = np.array([made.p(tuple((text + tokens[:at])[-2:])) for at in range(n + 1)])
+    coin = (coin + 0.5) % 1.0 if fault == "coin" else coin
+    last = [tuple((text + tokens[:at])[-2:]) for at in range(n + 1)]
+    given = np.array(list(map(made.p, last)))
     if fault == "p":
         given = 0.5 * given + 0.5 * np.roll(given, 1, axis=1)
     if fault == "deep p":  # as of a mask that is wrong below the first level
         given[1:] = 0.7 * given[1:] + 0.3 * np.roll(given[1:], 1, axis=1)
-    p = np.array([given[at, tokens[at]] for at in range(n)])
+    p = given[np.arange(n), tokens] if n else np.zeros(0)
     accept = np.minimum(1, p / np.array(qs))
-    outcome, path = np.zeros(n, np.uint8), []
-    p_trial, q_trial, residual = np.zeros(n), np.zeros(n), np.zeros(n)
-    left = given[n]
-    for at in range(n):
-        p_trial[at], q_trial[at] = p[at], qs[at]
-        fine = coin[at] < accept[at]
-        if fault == "verdict" and at == 0:
-            fine = not fine
-        outcome[at] = Outcome.ACCEPTED if fine else Outcome.REJECTED
-        if not fine:
-            q = made.q(tuple((text + tokens[:at])[-2:])) if made.sampled else np.eye(WORDS)[tokens[at]]
-            left = np.maximum(given[at] - q, 0) if made.sampled else given[at] * (1 - q)
-            residual[at] = left.sum()
-            left = left if left.sum() > 0 else given[at]
-            break
-        path.append(at)
-    token = draw(left, coin[n])
-    whole = left / left.sum()
+    fine = coin[:n] < accept
+    fine[:1] ^= fault == "verdict"
+    good = int(np.argmin([*fine, False]))  # how many are accepted
+    left, residual = given[good], np.zeros(n)
+    if good < n:
+        left = np.maximum(left - made.q(last[good]), 0) if made.sampled else left * (np.arange(WORDS) != tokens[good])
+        residual[good] = left.sum()
+        left = left if left.sum() > 0 else given[good]
+    token, whole, tried = draw(left, coin[n]), left / left.sum(), np.arange(n) <= good
     below = whole[:token].sum()
     margin = min(1.0, abs(coin[n] - below), abs(below + whole[token] - coin[n])) if whole[token] < 1 else 1.0
-    kind = FinalKind.RECOVERED if len(path) < n else FinalKind.BONUS if n else FinalKind.TARGET
+    parents = list(range(-1, n - 1))
     drawn = Drawn.WITH_REPLACEMENT if made.sampled else Drawn.DETERMINISTIC
-    tree = DraftTree.build(tokens, list(range(-1, n - 1)), qs, drawn)
-    single = np.float32
-    verdict = Verdict(
-        outcome,
-        p.astype(single),
-        p_trial.astype(single),
-        q_trial.astype(single),
-        np.where(outcome > 0, accept, 0.0),
-        coin[:n],
-        residual,
-        np.array(path, np.int32),
+    verdict = records.verdict(
+        records.outcomes(n, range(good), range(good, min(good + 1, n))),
+        range(good),
         token,
-        kind,
-        float(whole[token]),
-        float(coin[n]),
-        float(margin),
+        records.kind_of(parents, range(good)),
+        p=p,
+        p_trial=p * tried,
+        q_trial=qs * tried,
+        accept_prob=accept * tried,
+        coin=coin[:n],
+        final_p=float(whole[token]),
+        final_coin=float(coin[n]),
+        final_margin=float(margin),
     )
-    return tree, verdict
+    return DraftTree.build(tokens, parents, qs, drawn), dataclasses.replace(verdict, residual_mass=residual)
 
 
 def notes(made: Made, text: list[int], verdict: Verdict, tree: DraftTree) -> ParentNotes:
     """What target and drafter gave at the root and at each accepted node with a child."""
     nodes = [ROOT, *[int(node) for node in verdict.path if node < len(tree) - 1]]
     last = [tuple([*text, *tree.token[: node + 1].tolist()][-2:]) for node in nodes]
-    raw, p, q = ([give(one) for one in last] for give in (made.raw, made.p, made.q))
-    k = len(nodes)
+    raw, p, q = (np.array([give(one) for one in last]) for give in (made.raw, made.p, made.q))
 
-    def entropy(rows: list[np.ndarray]) -> np.ndarray:
-        return np.array([-(one[one > 0] * np.log(one[one > 0])).sum() for one in rows], np.float32)
+    def entropy(rows: np.ndarray) -> np.ndarray:
+        return records.floats([-(one[one > 0] * np.log(one[one > 0])).sum() for one in rows])
 
-    order = np.argsort(-np.array(raw), axis=1, kind="stable")[:, :4].astype(np.int32)
-    zero, whole = np.zeros(k, np.float32), np.zeros(k, np.int32)
-    raw_p = np.zeros(len(tree), np.float32)
-    for at, node in enumerate(nodes):
-        raw_p[node + 1] = raw[at][tree.token[node + 1]]
-    return ParentNotes(
-        node=np.array(nodes, np.int32),
-        top=order,
-        top_p=np.take_along_axis(np.array(raw), order, 1).astype(np.float32),
-        choice=np.argmax(p, axis=1).astype(np.int32),
-        choice_p=np.max(p, axis=1).astype(np.float32),
-        entropy=entropy(p),
-        varentropy=zero,
-        q_entropy=entropy(q) if made.sampled else zero,
-        q_varentropy=zero,
-        draft_top=np.zeros((k, 0), np.int32),
-        draft_top_p=np.zeros((k, 0), np.float32),
-        choice_rank=whole,
-        choice_q=zero,
-        outside=zero,
-        raw_p=raw_p,
-        rank=np.zeros(len(tree), np.int32),
-        q_rank=np.zeros(len(tree), np.int32),
-        final_entropy=0.0,
-        final_varentropy=0.0,
+    top, raw_p = np.argsort(-raw, axis=1, kind="stable")[:, :4], np.zeros(len(tree))
+    below = np.array(nodes) + 1
+    raw_p[below] = raw[np.arange(len(nodes)), tree.token[below]]
+    return dataclasses.replace(
+        noted(nodes, len(tree), top, np.take_along_axis(raw, top, 1), raw_p, entropy=entropy(p)),
+        choice_p=records.floats(np.max(p, axis=1)),
+        q_entropy=entropy(q) * made.sampled,
         final_target_p=float(made.p(tuple([*text, *tree.token[verdict.path].tolist()][-2:]))[verdict.token]),
     )
 
@@ -208,9 +167,9 @@ def at_a_border(tree: DraftTree) -> DraftNotes:
 def infos(made: Made) -> list[RequestInfo]:
     found = []
     for at in range(made.requests):
-        prompt = np.array([at % WORDS, at // WORDS % WORDS, 3], np.int32)
         params = SamplingParams(temperature=made.temperature, seed=made.seed * 1000 + at, max_tokens=made.tokens)
-        found.append(RequestInfo(f"r{at}", 0, MS, f"prompt {at}", prompt, params, {"kind": KINDS[at % 2]}))
+        tokens, labels = [at % WORDS, at // WORDS % WORDS, 3], {"kind": KINDS[at % 2]}
+        found.append(records.info(f"r{at}", f"prompt {at}", tokens, labels, admitted=MS, params=params))
     return found
 
 
@@ -218,37 +177,38 @@ def make(made: Made) -> History:
     """The run."""
     history = History(run=dataclasses.replace(made.run, dtype=made.dtype))
     history.vocabulary = Vocabulary({token: b"t%d " % token for token in range(WORDS)})
-    waiting, going, output, index = infos(made), [], {}, {}
-    step = 0
+    waiting, going, output, index = infos(made), [], {}, Counter()
     while waiting or going:
-        admitted = []
-        while waiting and len(going) < made.batch:
-            admitted.append(waiting.pop(0))
-            going.append(admitted[-1])
-            output[admitted[-1].id], index[admitted[-1].id] = [], 0
-        parts, ended = [], []
+        admitted = [waiting.pop(0) for _ in range(min(len(waiting), made.batch - len(going)))]
+        going += admitted
+        output |= {info.id: [] for info in admitted}
+        parts, ended, step = [], [], len(history.steps)
         for info in list(going):
             out = output[info.id]
             text = [*info.prompt_tokens.tolist(), *out]
             fault = made.plant.get((info.id, len(out)), "")
             tree, verdict = judge(made, text, info.params.seed, len(text) - 1, fault)
-            emitted = min(len(verdict.path) + 1, made.tokens - len(out))
-            first = index[info.id] == 0
-            context, fed = (0, len(text) - 1) if first else (len(text) - 1, 0)
-            given = notes(made, text, verdict, tree) if made.evidence and made.chain else None
-            part = RequestStep(info.id, index[info.id], context, fed, "made", tree, verdict, emitted, parents=given)
-            if fault == "near draw":
-                part = dataclasses.replace(part, notes=at_a_border(tree))
+            context, fed = (len(text) - 1, 0) if index[info.id] else (0, len(text) - 1)
+            part = records.part(
+                info.id,
+                tree,
+                verdict,
+                index=index[info.id],
+                context=context,
+                prefill=fed,
+                emitted=min(len(verdict.path) + 1, made.tokens - len(out)),
+                drafter="made",
+                notes=at_a_border(tree) if fault == "near draw" else None,
+                parents=notes(made, text, verdict, tree) if made.evidence and made.chain else None,
+            )
             parts.append(part)
             out += part.output()
             index[info.id] += 1
             if len(out) >= made.tokens:
                 going.remove(info)
-                ended.append(RequestEnd(info, step * MS, FinishReason.LENGTH, "", np.array(out, np.int32)))
-        phase = Phase("forward", step * MS, (step + 1) * MS)
-        counts = (len(parts), len(waiting), 10, 90)
-        history.append(StepRecord(step, (phase,), *counts, True, "", tuple(admitted), tuple(parts), (), tuple(ended)))
-        step += 1
+                ended.append(records.end(info, out, finished=step * MS))
+        around = {"admitted": tuple(admitted), "finished": tuple(ended), "waiting": len(waiting)}
+        history.append(records.record(step, parts, [Phase("forward", step * MS, (step + 1) * MS)], **around))
     return history
 
 

@@ -173,13 +173,33 @@ def test_how_much_of_p_must_differ_to_be_suspect(dtype, cut, share, by, suspect)
     assert (found.answer is DIFFERENT) is suspect
 
 
-def test_parameters_that_differ_are_the_cause(plain):
-    changed = compare(plain, with_params(side(seed=1), temperature=0.5))
-    assert all(pair.match is PairedBy.PROMPT for pair in changed.pairs)
-    assert "temperature" in {one.name for one in changed.differences}
-    other = compare(plain, side(seed=2))
-    assert all(pair.match is PairedBy.SEED for pair in other.pairs)
-    assert [one.name for one in other.differences if one.name in ("seed", "temperature")] == ["seed"]
+def test_parameters_that_differ_are_named():
+    names = {"temperature": with_params(side(seed=1), temperature=0.5), "seed": side(seed=2)}
+    for name, other in names.items():
+        found = [one.name for one in compare(side(seed=1), other).differences]
+        assert [one for one in found if one in names] == [name]
+
+
+@pytest.mark.parametrize(
+    ("kind", "how", "changed"),
+    [
+        (PairedBy.EXACT, {"seed": 1}, {}),
+        (PairedBy.SEED, {"seed": 2}, {}),
+        (PairedBy.PROMPT, {"seed": 1, "temperature": 0.5}, {}),
+        (PairedBy.ORDER, {"seed": 1}, {"prompt": "", "prompt_tokens": np.zeros(0, np.int32)}),
+        (None, {"seed": 5}, {"prompt_tokens": np.array([5, 99], np.int32)}),
+    ],
+)
+def test_what_pairs_have_in_common(plain, kind, how, changed):
+    other = side(**how)
+    for request in other.requests:
+        request.info = dataclasses.replace(request.info, **changed)
+    found = compare(plain, other)
+    assert [pair.match for pair in found.pairs] == [kind] * (24 if kind else 0)
+    assert (found.a.unmatched, found.b.unmatched, found.steps > 0) == ((0, 0, True) if kind else (24, 24, False))
+    assert any("paired by their order" in line for line in found.missing) is (kind is PairedBy.ORDER)
+    assert found.tau.low <= found.tau.difference <= found.tau.high  # distributions are compared without pairs, too
+    assert found.answer is not DIFFERENT or kind is PairedBy.PROMPT
 
 
 def lines_of(first: dict, second: dict) -> dict[str, Difference]:
@@ -238,27 +258,6 @@ def test_several_captures_on_a_side_are_one(plain):
         assert a.tokens(a.requests[pair.a]).tolist() == b.tokens(b.requests[pair.b]).tolist()
         assert a.steps(a.requests[pair.a]) == b.steps(b.requests[pair.b])
     assert found.tau.weight[0] > compare(plain, from_history(halves[0], "x")).tau.weight[0]
-
-
-def test_without_prompts_requests_are_paired_by_order(plain):
-    bare = side(seed=1)
-    for request in bare.requests:
-        request.info = dataclasses.replace(request.info, prompt="", prompt_tokens=np.zeros(0, np.int32))
-    found = compare(plain, bare)
-    assert all(pair.match is PairedBy.ORDER and pair.same for pair in found.pairs)
-    assert any("paired by their order" in line for line in found.missing)
-
-
-def test_other_prompts_make_no_pair_and_distributions_are_compared(plain):
-    other = side(seed=5)
-    for at, request in enumerate(other.requests):
-        request.info = dataclasses.replace(request.info, prompt_tokens=np.array([at, 99], np.int32))
-    found = compare(plain, other)
-    assert not found.pairs
-    assert found.a.unmatched == found.b.unmatched == 24
-    assert found.nodes == found.steps == 0
-    assert found.tau.low < found.tau.difference < found.tau.high
-    assert found.answer is not DIFFERENT
 
 
 def test_what_a_side_lacks_is_said(plain):
