@@ -7,7 +7,7 @@ rule, over the engine's own p, q and coins. So the first that differs is where i
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -26,7 +26,6 @@ from specscope.analyze.locate.decided import (
     FINAL,
     RESIDUAL,
     SUM,
-    Decided,
     GivenStep,
     P,
     Q,
@@ -45,7 +44,7 @@ from specscope.analyze.verify.case import Case, Step
 from specscope.measure.locate.drive import Drive
 from specscope.trace.history.wording import plural
 from specscope.trace.record.coins import Stream, coins_at
-from specscope.trace.record.records import FinalKind, ParentNotes, RequestStep, Verdict
+from specscope.trace.record.records import FinalKind, RequestStep, Verdict
 from specscope.trace.record.rules import MATCH
 from specscope.trace.record.tree import ROOT, Doubles, Drawn
 
@@ -60,18 +59,16 @@ SHARE = 2e-5  # of a row's mass that rounding may move
 BORDER = 1e-5  # by which a border of top-p or min-p may be off, relative
 SLACK = 1e-3  # of log odds
 COIN, ENTROPY = "coin", "entropy"
-WORDS = {
-    P: "the p that a draft is judged by",
-    Q: "the q that a draft is judged by",
-    ACCEPTANCE: "whether a draft is accepted",
-    RESIDUAL: "what a rejection leaves of p",
-    FINAL: "what the final token is drawn from",
-    COIN: "the coins that decide",
-    ENTROPY: "the entropies beside the verdict",
+OPERATIONS = {  # in words, and what its figures are of
+    P: ("the p that a draft is judged by", "trial"),
+    Q: ("the q that a draft is judged by", "trial"),
+    ACCEPTANCE: ("whether a draft is accepted", "trial"),
+    RESIDUAL: ("what a rejection leaves of p", "rejection"),
+    FINAL: ("what the final token is drawn from", "final token"),
+    COIN: ("the coins that decide", "step"),
+    ENTROPY: ("the entropies beside the verdict", "step"),
 }
-UNIT = {P: "trial", Q: "trial", ACCEPTANCE: "trial", RESIDUAL: "rejection", FINAL: "final token"}
 SHOWN = {
-    "p": "p",
     "p_trial": "p as tried",
     "q_trial": "q as tried",
     "accept_prob": "a",
@@ -136,9 +133,10 @@ class DecisionWatch:
 
     def __init__(self, drive: Drive, case: Case, contexts: Mapping[str, Contexts], forms: RequestForms | None) -> None:
         self.drive, self.case, self.contexts, self.forms = drive, case, contexts, forms
-        self.sides = {"p": RuledSide("p"), "q": RuledSide("q")}
-        self.held: dict[str, list[TwoFigures]] = {}
-        self.wrong: dict[str, list[tuple[RequestStep, int | None]]] = {}  # by operation, where a step differs first
+        self.sides = [RuledSide("p"), RuledSide("q")]
+        self.held: dict[str, list[TwoFigures]] = defaultdict(list)  # of the verdict, by operation
+        # By operation the steps that differ in it first, and where
+        self.wrong: dict[str, list[tuple[RequestStep, int | None]]] = defaultdict(list)
         self.left_out = Counter[str]()  # steps that were not judged, by why
         self.rows = self.steps = 0
         drive.decided = self.see
@@ -148,33 +146,34 @@ class DecisionWatch:
         """A step that the engine has verified by itself."""
         if now.judged is None or self.rows > ROWS:
             return
-        batch, noted, number, sampled, greedy = now.judged.batch, now.judged.notes(), -1, 0, 0
-        ruled: dict[str, list[RuledStep]] = {"p": [], "q": []}
-        for turn, part in zip(now.turns, parts, strict=True):
-            verdict, draft = turn.verdict, turn.draft
-            if verdict is None or turn.logits is None:
-                continue
-            number += 1
+        batch, noted, sampled, greedy = now.judged.batch, now.judged.notes(), 0, 0
+        ruled: tuple[list[RuledStep], list[RuledStep]] = [], []
+        verified = [
+            pair for pair in zip(now.turns, parts, strict=True) if pair[0].verdict and pair[0].logits is not None
+        ]
+        for number, (turn, part) in enumerate(verified):
+            draft, logits = turn.draft, turn.logits
+            assert turn.verdict is not None
+            assert logits is not None
             count = len(draft.tree) + 1
             if batch.inputs[number].greedy:
                 rows, greedy = _chosen(batch, greedy, count), greedy + count
             else:
                 rows = batch.target.p[sampled : sampled + count].float().cpu().clone()  # its memory is used again
                 sampled += count
-            judged = self._judged(part)
-            if judged is None:
+            if (judged := self._judged(part)) is None:
                 continue
             self.rows, self.steps = self.rows + count, self.steps + 1
-            logits = turn.logits.float().cpu().clone()
             step, contexts = self.case.by_key[part.request, part.index], self.contexts[part.request]
             if not contexts.limits:
-                asked = Asked(step, judged, contexts, {node: logits[node + 1] for node in judged.rows})
-                ruled["p"].append(RuledStep(asked, {node: rows[node + 1] for node in judged.rows}))
+                made = logits.float().cpu().clone()
+                asked = Asked(step, judged, contexts, {node: made[node + 1] for node in judged.rows})
+                ruled[0].append(RuledStep(asked, {node: rows[node + 1] for node in judged.rows}))
             if draft.q:
-                ruled["q"].append(_drawn(step, judged, contexts, draft))
-            self._decide(part, judged, draft, rows, verdict, noted[number])
-        for what, some in ruled.items():
-            self._ruled(self.sides[what], [step for step in some if step.asked.logits])
+                ruled[1].append(_drawn(step, judged, contexts, draft))
+            self._decide(replace(part, verdict=turn.verdict, parents=noted[number]), judged, draft, rows)
+        for side, some in zip(self.sides, ruled, strict=True):
+            self._ruled(side, [step for step in some if step.asked.logits])
 
     def _judged(self, part: RequestStep) -> AuditedStep | None:
         """The step with the rows of its contexts; None where it is not judged."""
@@ -193,31 +192,55 @@ class DecisionWatch:
     def _ruled(self, side: RuledSide, some: Sequence[RuledStep]) -> None:
         """p or q of a step's requests against the rules over the same logits."""
         if some:
-            rows = RuledRows(Places([step.asked for step in some]), side.what, self.forms)
-            by_key = {step.asked.step.key: step for step in some}
-            steps = [by_key[place.asked.step.key] for place in rows.places.every]
+            rows, steps = self._rows(side, some)
             ours = torch.stack([step.ours[p.node] for step, p in zip(steps, rows.places.every, strict=True)])
-            for step, place, *both in zip(steps, rows.places.every, *_apart(rows, ours, side.what), strict=True):
+            for step, place, *both in zip(steps, rows.places.every, *_apart(rows, ours), strict=True):
                 where = place.asked.step.reference(None if place.node == ROOT else place.node)
                 figure = TwoFigures("rules", side.what, place.node, both[0], 0.0, both[1], where)
                 side.figures.append(figure)
                 step.wrong |= {place.node} if figure.differs else set()
         side.keep(some)
 
-    def _sampled(self, side: RuledSide) -> Located | None:
+    def _rows(self, side: RuledSide, some: Sequence[RuledStep]) -> tuple[RuledRows, list[RuledStep]]:
+        """All rows of some steps, and the step of each."""
+        rows = RuledRows(Places([step.asked for step in some]), side.what, self.forms)
+        by_key = {step.asked.step.key: step for step in some}
+        return rows, [by_key[place.asked.step.key] for place in rows.places.every]
+
+    # From p, q and coins to what is committed
+
+    def _decide(self, part: RequestStep, judged: AuditedStep, draft: Draft, rows: Tensor) -> None:
+        """`part`: with the engine's own verdict and notes."""
+        verdict = part.verdict
+        assert verdict is not None
+        p, q = _LazyRows(lambda node: rows[node + 1]), _LazyRows(lambda node: draft.q[node].probs)
+        given = GivenStep(verdict.rule, draft.tree, p, q, verdict.coin, verdict.final_coin)
+        for figure in _figures(given, part, verdict, self.contexts[part.request].params.seed):
+            self.held[figure.operation].append(figure._replace(where=judged.at(figure.node)))
+            if figure.differs:
+                if len(self.wrong[figure.operation]) < KEPT:
+                    self.wrong[figure.operation].append((part, figure.node))
+                return
+
+    # What was found
+
+    def located(self) -> list[Located]:
+        """What differs, with its place."""
+        sampled = [self._sampled(side, wrong) for side in self.sides if (wrong := _wrong(side.figures))]
+        return sampled + [self._located(name, wrong) for name, held in self.held.items() if (wrong := _wrong(held))]
+
+    def _sampled(self, side: RuledSide, wrong: Sequence[TwoFigures]) -> Located:
         """The rule by which p or q differs."""
-        if not (wrong := _wrong(side.figures)):
-            return None
-        rows = RuledRows(Places([step.asked for step in side.kept]), side.what, self.forms)
-        found = search_rows(self.case, rows, [*_items(rows, side)], logits_right=True, side="in the engine")
+        rows, steps = self._rows(side, side.kept)
+        found = search_rows(self.case, rows, [*_items(rows, steps)], logits_right=True, side="in the engine")
         run, first = self.drive.history.run, wrong[0]
-        whose = "the target" if side.what == "p" else "the drafter"
         of_rows = f"{len(wrong):,} of {plural(len(side.figures), 'row')}"
         counts = f"{side.what} of {of_rows} is not what the rules make of the engine's own logits"
         if found is not None:
             operation = replace(found.located.operation, stage=Stage.SAMPLING, code=code_of(run, "rules"))
             text = f"{counts}; {found.located.sentence}"
             return replace(found.located, operation=operation, sentence=text, proof=Proof.PLACE, spoiled=0)
+        whose = "the target" if side.what == "p" else "the drafter"
         return Located(
             our_operation(run, Stage.SAMPLING, "rules", f"{whose}: the sampling rules"),
             f"{counts}: up to {max(figure.error for figure in wrong):.2g} of a row's mass lies elsewhere",
@@ -228,52 +251,16 @@ class DecisionWatch:
             certain=False,
         )
 
-    # From p, q and coins to what is committed
-
-    def _decide(
-        self,
-        part: RequestStep,
-        judged: AuditedStep,
-        draft: Draft,
-        rows: Tensor,
-        verdict: Verdict,
-        notes: ParentNotes | None,
-    ) -> None:
-        given = GivenStep(
-            verdict.rule,
-            draft.tree,
-            _LazyRows(lambda node: rows[node + 1]),
-            _LazyRows(lambda node: draft.q[node].probs),
-            verdict.coin,
-            verdict.final_coin,
-        )
-        seed = self.contexts[part.request].params.seed
-        for figure in _figures(given, verdict, seed, part.position, notes):
-            self.held.setdefault(figure.operation, []).append(figure._replace(where=judged.at(figure.node)))
-            if figure.differs:
-                if len(steps := self.wrong.setdefault(figure.operation, [])) < KEPT:
-                    steps.append((replace(part, verdict=verdict, parents=notes), figure.node))
-                return
-
-    # What was found
-
-    def located(self) -> list[Located]:
-        """What differs, with its place."""
-        found = [located for side in self.sides.values() if (located := self._sampled(side)) is not None]
-        return [*found, *(self._located(name, figures) for name, figures in self.held.items() if _wrong(figures))]
-
-    def _located(self, name: str, figures: Sequence[TwoFigures]) -> Located:
-        wrong, unit = _wrong(figures), UNIT.get(name, "step")
-        first = wrong[0]
-        counted = [figure for figure in figures if figure.what == first.what]
+    def _located(self, name: str, wrong: Sequence[TwoFigures]) -> Located:
+        first, (words, unit) = wrong[0], OPERATIONS[name]
+        counted = [figure for figure in self.held[name] if figure.what == first.what]
         count = f"{len(_wrong(counted)):,} of {plural(len(counted), unit)}"
-        shown = SHOWN.get(first.what, first.what)
-        text = f"{shown} is {first.ours:.6g} in the engine and {first.right:.6g} by the formula"
+        both = f"is {first.ours:.6g} in the engine and {first.right:.6g} by the formula"
         return Located(
-            our_operation(self.drive.history.run, Stage.VERDICT, name, WORDS[name]),
-            f"{WORDS[name]}: {count} differ, over the engine's own p, q and coins",
-            looks=_looks(name, self.wrong.get(name, [])),
-            smallest=f"{first.where}: {text}",
+            our_operation(self.drive.history.run, Stage.VERDICT, name, words),
+            f"{words}: {count} differ, over the engine's own p, q and coins",
+            looks=_looks(name, self.wrong[name]),
+            smallest=f"{first.where}: {SHOWN.get(first.what, first.what)} {both}",
             where=first.where,
             explained=len(wrong),
             differing=len(wrong),
@@ -282,33 +269,32 @@ class DecisionWatch:
 
     def walk(self) -> Walk | None:
         """All that was compared, by operation."""
-        run, sides = self.drive.history.run, [side for side in self.sides.values() if side.figures]
+        run, sampling = self.drive.history.run, Stage.SAMPLING
         told = [
-            (our_operation(run, Stage.SAMPLING, "rules", f"{side.what} by the sampling rules"), side.figures)
-            for side in sides
+            (our_operation(run, sampling, "rules", f"{side.what} by the sampling rules"), side.figures)
+            for side in self.sides
+            if side.figures
         ]
         for name, figures in self.held.items():
-            told.append((our_operation(run, Stage.VERDICT, name, WORDS[name]), figures))
-        held, first = [_held(*each) for each in told], next((figures[0] for _, figures in told), None)
+            told.append((our_operation(run, Stage.VERDICT, name, OPERATIONS[name][0]), figures))
+        first = next((figures[0] for _, figures in told), None)
         if first is None or first.where is None:
             return None
-        engine = "specscope's sampling and verdict"
-        return Walk(Stage.VERDICT, first.where, (), tuple(held), engine, "rules and formulas")
+        held = tuple(_held(*each) for each in told)
+        return Walk(Stage.VERDICT, first.where, (), held, "specscope's sampling and verdict", "rules and formulas")
 
     def ruled_out(self) -> list[str]:
         """What agrees, a sentence each."""
         lines = [
             f"the sampling rules: {side.what} of {plural(len(side.figures), 'row')}, run again, is what they make "
             "of the engine's own logits"
-            for side in self.sides.values()
+            for side in self.sides
             if side.figures and not _wrong(side.figures)
         ]
         figures = [figure for some in self.held.values() for figure in some]
         if figures and not _wrong(figures):
-            steps = plural(self.steps, "step")
-            lines.append(
-                f"the verdict: {plural(len(figures), 'figure')} of {steps}, run again, follow from p, q and coins"
-            )
+            counts = f"{plural(len(figures), 'figure')} of {plural(self.steps, 'step')}"
+            lines.append(f"the verdict: {counts}, run again, follow from p, q and coins")
         return lines
 
     def notes(self) -> list[str]:
@@ -338,76 +324,50 @@ class _LazyRows(dict[int, Doubles]):
         return row
 
 
-def _figures(
-    given: GivenStep, verdict: Verdict, seed: int, position: int, notes: ParentNotes | None
-) -> Iterator[TwoFigures]:
-    """(Operation, (what, node, ours, right, allowed)) of a step in the order of deciding."""
-    tree = given.tree
-    due = coins_at(np.array([seed], np.uint64), Stream.VERIFY, np.array([position]), np.array([len(tree) + 1]))
-    recovered = verdict.kind is FinalKind.RECOVERED
-    for node in range(len(tree)):
-        first = tree.children(int(tree.parent[node]))[0] if given.rule == MATCH and verdict.outcome[node] else node
+def _figures(given: GivenStep, part: RequestStep, verdict: Verdict, seed: int) -> Iterator[TwoFigures]:
+    """The figures of a step in the order of deciding, the engine's beside those of the formulas."""
+    tree, notes = given.tree, part.parents
+    due = coins_at(np.array([seed], np.uint64), Stream.VERIFY, np.array([part.position]), np.array([len(tree) + 1]))
+    for node, above in enumerate(tree.parent.tolist()):
+        first = tree.children(above)[0] if given.rule == MATCH and verdict.outcome[node] else node
         yield TwoFigures(COIN, "the coin", node, float(verdict.coin[node]), float(due[first + 1]), 0.0)
-    if not (given.rule == MATCH and recovered):
+    if not (given.rule == MATCH and verdict.kind is FinalKind.RECOVERED):
         yield TwoFigures(COIN, "the final coin", None, verdict.final_coin, float(due[0]), 0.0)
     for node, above in enumerate(tree.parent.tolist()):
         right = float(given.p[above][tree.token[node]])
         yield TwoFigures(P, "p", node, float(verdict.p[node]), right, 1e-6 * right + 1e-12)
-    yield from _decided(given, verdict, decided := decide(given, verdict.outcome))
-    if notes is not None and decided.left is not None:
-        yield from _spreads(given, decided, notes)
-
-
-def _decided(given: GivenStep, verdict: Verdict, decided: Decided) -> Iterator[TwoFigures]:
-    """The same of the verdict alone, beside what the formulas give."""
+    decided = decide(given, verdict.outcome)
     for figure in decided.figures:
         if figure.field == "kind":
-            same = (
-                verdict.kind is decided.kind
-                and (int(verdict.path[-1]) if len(verdict.path) else ROOT) == decided.accepted
-            )
-            yield TwoFigures(figure.operation, "kind", None, float(same), 1.0, 0.0)
+            leaf = int(verdict.path[-1]) if len(verdict.path) else ROOT
+            ours = float((verdict.kind, leaf) == (decided.kind, decided.accepted))
         else:
             ours = float(getattr(verdict, figure.field)[figure.node])
-            yield TwoFigures(figure.operation, figure.field, figure.node, ours, figure.right, figure.allowed)
-    if decided.left is not None and decided.drawn_from is not None:
-        yield from _final(decided, verdict)
-
-
-def _final(decided: Decided, verdict: Verdict) -> Iterator[TwoFigures]:
-    """The final token: its coin lies in its interval, and its p is what is left of p there."""
-    assert decided.left is not None
-    assert decided.drawn_from is not None
+        yield TwoFigures(figure.operation, figure.field, figure.node, ours, figure.right, figure.allowed)
+    if decided.left is None or decided.drawn_from is None:
+        return
+    # The final token: its coin lies in its interval, and its p is what is left of p there
     left, off = decided.left.value, decided.left.error
     low, high = interval_of(decided.drawn_from, verdict.token)
     away = max(low - decided.final_coin, decided.final_coin - high, 0.0) if high > low else 1.0
     yield TwoFigures(FINAL, "token", None, away, 0.0, off + SUM)
     right = float(left[verdict.token]) / float(left.sum())
     yield TwoFigures(FINAL, "final_p", None, verdict.final_p, right, off + SUM * right + 1e-9)
-
-
-def _spreads(given: GivenStep, decided: Decided, notes: ParentNotes) -> Iterator[TwoFigures]:
-    """Entropies of what was sampled from, at the parents that were tried and of the final token."""
-    assert decided.left is not None
+    if notes is None:
+        return
     for place, node in enumerate(notes.node.tolist()):
         of_node = None if node == ROOT else node
         yield _spread("the entropy of p", of_node, notes.entropy[place], given.p[node])
-        if given.tree.drawn[given.children(node)[0]] != Drawn.DETERMINISTIC:
+        if tree.drawn[given.children(node)[0]] != Drawn.DETERMINISTIC:
             yield _spread("the entropy of q", of_node, notes.q_entropy[place], given.q[node])
-    left = decided.left
-    yield _spread(
-        "the entropy of what the final token is drawn from", None, notes.final_entropy, left.value, 40 * left.error
-    )
+    yield _spread("the entropy of what the final token is drawn from", None, notes.final_entropy, left, 40 * off)
 
 
 def _spread(what: str, node: int | None, ours: float, row: Doubles, off: float = 0.0) -> TwoFigures:
-    right = _entropy(row)
-    return TwoFigures(ENTROPY, what, node, float(ours), right, 2e-4 * (1 + right) + off)
-
-
-def _entropy(row: Doubles) -> float:
+    """The entropy of what was sampled from."""
     some = row[row > 0]
-    return float(-(some * np.log(some)).sum())
+    right = float(-(some * np.log(some)).sum())
+    return TwoFigures(ENTROPY, what, node, float(ours), right, 2e-4 * (1 + right) + off)
 
 
 def _chosen(batch: VerifyBatch, start: int, count: int) -> Tensor:
@@ -428,14 +388,14 @@ def _drawn(step: Step, judged: AuditedStep, contexts: Contexts, draft: Draft) ->
     return RuledStep(Asked(step, judged, contexts, logits), ours)
 
 
-def _apart(rows: RuledRows, ours: Tensor, what: str) -> tuple[list[float], list[float]]:
+def _apart(rows: RuledRows, ours: Tensor) -> tuple[list[float], list[float]]:
     """Of each row how much of its mass lies elsewhere than by the rules, and how much of that rounding explains."""
     allowed = [0.0 if each.greedy else SHARE + 1e-6 / max(each.temperature, 1e-3) for each in rows.params]
-    errors = _moved(rows, ours, what, sampling.RIGHT, range(len(ours)))
+    errors = _moved(rows, ours, sampling.RIGHT, range(len(ours)))
     at_border = [i for i, error in enumerate(errors) if error > allowed[i]]
     for by in (1 + BORDER, 1 - BORDER) if at_border else ():
         recipe = RuleRecipe(knobs=(("top_p", _times(by)), ("min_p", _times(1 / by))))
-        for i, error in zip(at_border, _moved(rows, ours, what, recipe, at_border), strict=True):
+        for i, error in zip(at_border, _moved(rows, ours, recipe, at_border), strict=True):
             errors[i] = min(errors[i], error)
     return errors, allowed
 
@@ -444,16 +404,16 @@ def _times(by: float) -> Callable[[Tensor], Tensor]:
     return lambda value: torch.where(value < 1, value * by, value)
 
 
-def _moved(rows: RuledRows, ours: Tensor, what: str, recipe: RuleRecipe, some: Sequence[int]) -> list[float]:
-    right = rows.distributions(recipe, some)
+def _moved(rows: RuledRows, ours: Tensor, recipe: RuleRecipe, some: Sequence[int]) -> list[float]:
+    """How much of the mass of some rows lies elsewhere."""
     errors = []
-    for number, i in enumerate(some):
-        own, due = ours[i], right[number]
-        if what == "p" and rows.params[i].greedy:
+    for i, due in zip(some, rows.distributions(recipe, some), strict=True):
+        own = ours[i]
+        if rows.what == "p" and rows.params[i].greedy:
             # how far the choice lies below the likeliest, in log odds that rounding does not explain
             below = float(due.max().log() - due[int(own.argmax())].log())
             errors.append(below if below > SHARE else 0.0)
-        elif bool(due.isnan().any()) or not bool(due.isfinite().all()):
+        elif not bool(due.isfinite().all()):
             errors.append(0.0)  # nothing may come there
         else:
             moved = float((own - due).abs().sum())
@@ -462,28 +422,26 @@ def _moved(rows: RuledRows, ours: Tensor, what: str, recipe: RuleRecipe, some: S
     return errors
 
 
-def _items(rows: RuledRows, side: RuledSide) -> Iterator[Item]:
-    """The engine's p, or q, of the tokens that tell the most at the rows that are kept."""
-    kept = {step.asked.step.key: step for step in side.kept}
-    right = rows.distributions(sampling.RIGHT, range(len(rows.places.every)))
-    for number, place in enumerate(rows.places.every):
-        step, due = kept[place.asked.step.key], right[number]
-        own, differs = step.ours[place.node], place.node in step.wrong
+def _items(rows: RuledRows, steps: Sequence[RuledStep]) -> Iterator[Item]:
+    """The engine's p, or q, of the tokens that tell the most at rows of these steps."""
+    right = rows.distributions(sampling.RIGHT, range(len(steps)))
+    for number, (step, place, due) in enumerate(zip(steps, rows.places.every, right, strict=True)):
         if bool(due.isnan().any()):
             continue
-        is_greedy = rows.params[number].greedy and side.what == "p"
+        own, node, differs = step.ours[place.node], place.node, place.node in step.wrong
+        is_greedy = rows.params[number].greedy and rows.what == "p"
         off = (own.clamp(min=1e-5).log() - due.clamp(min=1e-5).log()).abs()
         tokens = {*own.topk(2).indices.tolist()}
         if differs:
             tokens |= {*off.topk(3).indices.tolist(), *(own - due).abs().topk(2).indices.tolist()}
-        children = place.asked.step.tree.children(place.node)
-        kind = NODE if children else TARGET if place.node == ROOT else BONUS
+        children = place.asked.step.tree.children(node)
+        child = children[0] if children else None
+        kind = NODE if children else TARGET if node == ROOT else BONUS
+        where = place.asked.step.reference(None if node == ROOT else node)
         for token in [int(own.argmax())] if is_greedy else sorted(tokens):
             wrong = differs and (is_greedy or float(off[token]) > SLACK)
             if wrong == differs:
-                where = place.asked.step.reference(None if place.node == ROOT else place.node)
-                child = children[0] if children else None
-                yield Item(number, token, float(own[token]), kind, where, wrong, SLACK, place.node, child, is_greedy)
+                yield Item(number, token, float(own[token]), kind, where, wrong, SLACK, node, child, is_greedy)
 
 
 def _wrong(figures: Sequence[TwoFigures]) -> list[TwoFigures]:
