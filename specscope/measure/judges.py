@@ -6,7 +6,6 @@ downloaded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -94,41 +93,38 @@ def _source(name: str | None, recorded: str, digest: str, flag: str, notes: list
 
     from specscope.model.loader import find_model
 
-    if not given and name is not None and on_disk(name) is None:
-        raise UserError(f"the capture's model {recorded} is not at hand: give {flag} MODEL")
+    own = None if given else name  # what only the capture names: it is looked for without access to the hub
+    missing = f"the capture's model {recorded} is not at hand: give {flag} MODEL"
+    if own is not None and on_disk(own) is None:
+        raise UserError(missing)
     try:
-        path, arguments, known = _local(name) if not given and name is not None else find_model(name, lambda _: None)
+        if own is not None and model_place(own) is None:
+            path, arguments, known = own, {"local_files_only": True}, own
+        else:
+            path, arguments, known = find_model(name, lambda _: None)
         # A missing model is reported before anything is loaded
         AutoConfig.from_pretrained(path, trust_remote_code=False, **arguments)
     except Exception as error:
-        if not given and name is not None:
-            raise UserError(f"the capture's model {recorded} is not at hand: give {flag} MODEL") from error
+        if own is not None:
+            raise UserError(missing) from error
         if isinstance(error, UserError):
             raise
         raise not_loaded(name or recorded, error) from error
-    other = _differs("model", recorded, name or path, digest, given_digest(name), f"{flag} MODEL", given=given)
-    if other and not given:
-        raise UserError(other)
-    notes += [other] if other else []
+    _compare("model", recorded, name or path, digest, given_digest(name), f"{flag} MODEL", notes, given=given)
     return ModelSource(path, known, arguments)
 
 
-def _local(name: str) -> tuple[str, Mapping[str, Any], str]:
-    """As find_model, for a model that a capture names: without access to the hub. Raises UserError."""
-    from specscope.model.loader import find_model
-
-    return (name, {"local_files_only": True}, name) if model_place(name) is None else find_model(name, lambda _: None)
-
-
-def _differs(what: str, recorded: str, place: str, then: str, now: str, flag: str, *, given: bool) -> str:
-    """A line where the model there now is not the one that ran; "" where it is, or the capture has no digest."""
-    if not then or then == now:
-        return ""
+def _compare(
+    what: str, recorded: str, place: str, then: str, now: str, flag: str, notes: list[str], *, given: bool
+) -> None:
+    """Note where the model there now is not the one that ran. Raises UserError where nobody has given it."""
     digests = f"digest {shown(now) or 'not known'}, recorded {shown(then)}"
-    if given:
+    if then and then != now:
+        if not given:
+            text = f"the capture's {what} {recorded} at {place} has other weights or settings now ({digests})"
+            raise UserError(f"{text}: give {flag}")
         option = flag.split()[0]
-        return f"{option} {place} has other weights or settings than the capture's {what} {recorded} ({digests})"
-    return f"the capture's {what} {recorded} at {place} has other weights or settings now ({digests}): give {flag}"
+        notes.append(f"{option} {place} has other weights or settings than the capture's {what} {recorded} ({digests})")
 
 
 def _draft(run: RunInfo, target: ModelSource, given: str | None, notes: list[str]) -> tuple[ModelSource | None, str]:
@@ -165,8 +161,6 @@ def _head(run: RunInfo, name: str | None, notes: list[str], *, given: bool) -> M
         raise UserError(f"the head {run.draft_model} is not at hand: give {flag}")
     config = read_object(folder / "config.json")
     check_kind(folder, config, "audit judges EAGLE, EAGLE-3 and P-EAGLE heads")
-    other = _differs("head", run.draft_model, str(folder), run.draft_digest, model_digest(folder), flag, given=given)
-    if other and not given:
-        raise UserError(other)
-    notes += filter(None, (other, unread_layers(config)))
+    _compare("head", run.draft_model, str(folder), run.draft_digest, model_digest(folder), flag, notes, given=given)
+    notes += filter(None, [unread_layers(config)])
     return ModelSource(str(folder), folder.resolve().name)

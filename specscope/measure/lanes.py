@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import fmean
@@ -41,16 +41,16 @@ class Lane:
         self.part = (0, 1)  # which part of the KV cache is its own, of how many: in_turn sets it
         if (model := engine.scheduler.room.model) is not None:
             model.cache.pool.keep_apart(batch)
-        self._work: Iterator[Work] = iter(())
+        self.work: Iterator[Work] = iter(())  # that is not begun
 
     def give(self, work: Iterator[Work]) -> None:
         """Set the work to run after what is running now."""
-        self._work, self.done = work, False
+        self.work, self.done = work, False
 
     def step(self) -> Timed | None:
         """Run one step; None where it did not decode a full batch, or where all work is done."""
         self.engine.runner.cache.pool.keep_apart(self.batch, *self.part)
-        while len(self.engine.requests) < self.batch and (work := next(self._work, None)) is not None:
+        while len(self.engine.requests) < self.batch and (work := next(self.work, None)) is not None:
             self.engine.add(*work)
         self.done = not self.engine.busy
         if self.done:
@@ -95,18 +95,19 @@ def lanes(engine: Engine, wanted: Mapping[str, Mapping[str, str | None]], batch:
 Rounds = list[list[Timed | None]]  # by round and lane; None where a step does not count
 
 
-def in_turn(run: Sequence[Lane], rounds: Rounds, more: Callable[[], bool]) -> None:
-    """Let each lane take a step in turn, as long as `more` returns True.
+def in_turn(run: Sequence[Lane]) -> Iterator[Rounds]:
+    """Let each lane take a step in turn, round after round; gives all rounds so far, before each.
 
     Each round has an order of its own: what a lane finds in the processor's caches depends on the one before it.
     """
     for place, lane in enumerate(run):
         lane.part = (place, len(run))
-    orders = random.Random(0)
-    while more():
-        number, steps = len(rounds), list[Timed | None]([None] * len(run))
+    orders, rounds = random.Random(0), list[list[Timed | None]]()
+    while True:
+        yield rounds
+        steps: list[Timed | None] = [None] * len(run)
         for place in orders.sample(range(len(run)), len(run)):
-            steps[place] = None if number % run[place].every else run[place].step()
+            steps[place] = None if len(rounds) % run[place].every else run[place].step()
         rounds.append(steps)
 
 

@@ -67,8 +67,8 @@ COPYING = (
 )
 
 
-def unseen_prompts(count: int | None = None, kind: str = "") -> list[str]:
-    """Prompts of five kinds that the default head was not trained on: all, `count` evenly chosen ones, or one kind."""
+def unseen_prompts(count: int | None = None) -> list[str]:
+    """Prompts of five kinds that the default head was not trained on: all, or `count` evenly chosen ones."""
     lines = map(json.loads, (Path(__file__).parent / "unseen.jsonl").read_text("utf-8").splitlines())
-    prompts = [str(line["prompt"]) for line in lines if kind in ("", line["kind"])]
+    prompts = [str(line["prompt"]) for line in lines]
     return prompts if count is None else prompts[:: len(prompts) // count][:count]

@@ -101,25 +101,19 @@ def cost_lanes(engine: Engine, work: Sequence[Work], batch: int, most_nodes: int
 def measure_costs(engine: Engine, work: Sequence[Work], batch: int, most_nodes: int, progress: Progress) -> Costs:
     """Measure the costs, in a few seconds; longer where the machine is busy."""
     with cost_lanes(engine, work, batch, most_nodes) as measuring:
-        return measuring.costs(_measure(measuring, progress)[WARM:])
+        return measuring.costs(_measure(measuring, progress))
 
 
 def _measure(measuring: CostLanes, progress: Progress) -> Rounds:
-    rounds: Rounds = []
-    start = time.monotonic()
-
-    def more() -> bool:
-        progress("measuring what a step costs", min(len(rounds), ROUNDS + WARM), ROUNDS + WARM)
-        if len(rounds) < ROUNDS + WARM:
-            return True
-        counted = measuring.counted(rounds[WARM:])
-        if min(map(len, counted)) < ROUNDS // 2:
-            return True
-        error = max(_error([step.seconds for step in steps]) for steps in counted)
-        return error > SURE and time.monotonic() - start < SECONDS
-
-    in_turn(measuring.run, rounds, more)
-    return rounds
+    start, least = time.monotonic(), ROUNDS + WARM
+    for rounds in in_turn(measuring.run):
+        progress("measuring what a step costs", min(len(rounds), least), least)
+        counted = measuring.counted(rounds[WARM:]) if len(rounds) >= least else []
+        if counted and min(map(len, counted)) >= ROUNDS // 2:
+            error = max(_error([step.seconds for step in steps]) for steps in counted)
+            if error <= SURE or time.monotonic() - start >= SECONDS:
+                return rounds[WARM:]
+    raise AssertionError  # lanes have work for ever
 
 
 def _error(seconds: Sequence[float]) -> float:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import length_hint
 
 from specscope.analyze.audit.options import Progress
 from specscope.analyze.tune.judged import TreeRow
 from specscope.analyze.tune.tuning import Recorded, Tuning, expected
 from specscope.engine.engine import Engine
 from specscope.engine.prompts import read_prompts
-from specscope.measure.lanes import Rounds, Timed, Work, in_turn, lanes, middle
+from specscope.measure.lanes import Timed, Work, in_turn, lanes, middle
 from specscope.measure.prompts import PLAIN, unseen_prompts
 from specscope.measure.step_costs import PLAIN as NO_DRAFTER
 from specscope.measure.step_costs import cost_lanes
@@ -116,32 +117,20 @@ def measure_trees(
     than when the costs were first measured is not an error of the prediction. Seconds are those of the rounds in which
     all engines had work.
     """
-    rounds: Rounds = []
     with lanes(engine, trees, batch) as run, cost_lanes(engine, again, batch, most_nodes) as costing:
-        left = dict.fromkeys(trees, len(work))
         for lane in run:
-            lane.give(_counting(work, left, lane.name))
+            lane.give(iter(work))
         for lane in costing.run:
             lane.every = EVERY
-
-        def more() -> bool:
-            total = len(work) * len(run)
-            progress("measuring the trees", total - sum(left.values()), total)
-            return not all(lane.done for lane in run)
-
-        in_turn([*run, *costing.run], rounds, more)
-        count = len(run)
-        costs = costing.costs([steps[count:] for steps in rounds])
+        count, total = len(run), len(work) * len(run)
+        for rounds in in_turn([*run, *costing.run]):
+            progress("measuring the trees", total - sum(length_hint(lane.work) for lane in run), total)
+            if all(lane.done for lane in run):
+                costs = costing.costs([steps[count:] for steps in rounds])
+                break
     together = [steps[:count] for steps in rounds if all(steps[:count])] or [steps[:count] for steps in rounds]
     each = ([[step for step in steps if step] for steps in zip(*some, strict=True)] for some in (together, rounds))
     return {name: _measured(*both) for name, *both in zip(trees, *each, strict=False) if all(both)}, costs
-
-
-def _counting(work: Sequence[Work], left: dict[str, int], name: str) -> Iterator[Work]:
-    """The work, counted down as it is taken."""
-    for item in work:
-        left[name] -= 1
-        yield item
 
 
 def _measured(timed: Sequence[Timed], steps: Sequence[Timed]) -> MeasuredTree:

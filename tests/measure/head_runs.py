@@ -21,26 +21,23 @@ def head_copy(folder, config=(), tensors=None, source=HEAD):
     return folder
 
 
-def served(path, head, tree="3", tokens=30, requests=3, install=None, target=TARGET, **params):
-    """A capture of a run with that head, read back. `install`: what is done to the engine before."""
-    engine = Engine(
-        target=str(target),
-        dtype="float32",
-        kv_memory=0.02,
-        max_batch=3,
-        threads=1,
-        drafter="eagle",
-        draft_model=str(head),
-        tree=tree,
-    )
-    if install is not None:
-        install(engine)
+def recorded(path, texts, params, install=lambda engine: None, **how):
+    """A capture of a run of these texts. `install`: what is done to the engine before."""
+    engine = Engine(**{"target": str(TARGET), "dtype": "float32", "kv_memory": 0.02, "threads": 1, **how})
+    install(engine)
     writer = CaptureWriter(path, engine.run_info, engine.vocabulary)
     engine.subscribe(writer, lossless=True)
-    engine.generate([story(i, 60) for i in range(requests)], SamplingParams(max_tokens=tokens, **params))
+    engine.generate(texts, params)
     engine.close()
     writer.close()
     return path
+
+
+def served(path, head, tokens=30, requests=3, target=TARGET, install=lambda engine: None, **params):
+    """A capture of a run with that head."""
+    how = {"target": str(target), "drafter": "eagle", "draft_model": str(head), "tree": "3", "max_batch": 3}
+    texts = [story(i, 60) for i in range(requests)]
+    return recorded(path, texts, SamplingParams(max_tokens=tokens, **params), install, **how)
 
 
 def compared(path, trainer):

@@ -101,23 +101,18 @@ def test_each_engine_keeps_to_a_part_of_the_cache_as_requests_come_and_go():
     pool = engine.runner.cache.pool
     width = pool.blocks // (3 * 4)  # three engines, four requests each
     seen = set()
-
-    def more():
-        for at, lane in enumerate(run):
-            for request in lane.engine.requests.values():
-                if blocks := request.table.blocks:
-                    start, in_part = blocks[0], divmod(blocks[0], 4 * width)
-                    assert blocks == [*range(start, start + len(blocks))]
-                    assert in_part[0] == at
-                    assert in_part[1] % width == 0
-                    seen.add((at, request.id))
-        return len(rounds) < 40
-
-    rounds = []
     with lanes(engine, {"plain": step_costs.PLAIN, "head": {}, "again": {"tree": "2"}}, 4) as run:
         for lane in run:
             lane.give(itertools.cycle(work))
-        in_turn(run, rounds, more)
+        for _ in itertools.islice(in_turn(run), 40):
+            for at, lane in enumerate(run):
+                for request in lane.engine.requests.values():
+                    if blocks := request.table.blocks:
+                        start, in_part = blocks[0], divmod(blocks[0], 4 * width)
+                        assert blocks == [*range(start, start + len(blocks))]
+                        assert in_part[0] == at
+                        assert in_part[1] % width == 0
+                        seen.add((at, request.id))
     assert len(seen) > 20
     assert pool.used == 0
     assert pool.take(1) == [0]

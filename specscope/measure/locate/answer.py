@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from specscope.analyze.locate.located import FedRow, Held, Located, Stage, Walk
+from specscope.analyze.locate.located import FedRow, Held, Located, Stage
 from specscope.analyze.locate.model.likeness import looks, looks_of_scores
 from specscope.measure.locate.drive import KVOverwritten
 from specscope.measure.locate.layer_taps import code_of
@@ -22,11 +22,6 @@ MODEL = "plain transformers, float32"
 # Numbers that name something: by how much they are off says nothing
 NAMES = ("tokens", "last token", "draft", "choice", "block table", "parameters")
 LOG = 1e-3  # of a log of attention's weights: rounding explains that much
-
-
-def walk_of(compared: ComparedPass, reference: str) -> Walk:
-    """The pass, operation by operation."""
-    return Walk(compared.stage, compared.where, compared.rows, tuple(compared.held), "specscope, in float32", reference)
 
 
 def located_in(

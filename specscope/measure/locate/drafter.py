@@ -55,39 +55,24 @@ class Choices:
         if self.drafting is None or self.drafting.builder.sampled or _shaped(self.drafting.builder):
             return
         tree, root = self.drafting.builder, self.drafting.context.position
-        rows, short, below = list[FedRow](), list[float](), list[tuple[int, int]]()
+        rows, short = list[FedRow](), list[float]()
         for node in (ROOT, *range(len(tree.token))):
             children = [child for child, parent in enumerate(tree.parent) if parent == node]
             logits = self.logits.get(node if not self.one_pass else 0 if node == ROOT else tree.depth[node])
             if logits is None or not children:
                 continue
-            best, chosen = logits.topk(len(children)), {tree.token[child] for child in children}
-            for child in children:
-                token = tree.token[child]
-                short.append(float(best.values[-1] - logits[token]))
-                rows.append(FedRow(root + tree.depth[child], token, child))
-                if short[-1] > TIE:
-                    below.append((max(chosen), next(t for t in best.indices.tolist() if t not in chosen)))
+            least = logits.topk(len(children)).values[-1]
+            short += [float(least - logits[tree.token[child]]) for child in children]
+            rows += [FedRow(root + tree.depth[child], tree.token[child], child) for child in children]
         gap = torch.tensor(short)[:, None]
         ours, zeros = torch.where(gap > TIE, gap, 0.0), torch.zeros(len(rows), 1)
-        yield HeldPair("chosen tokens", ours, zeros, tuple(rows), code=code, exact=True, looks=_looks(below))
+        yield HeldPair("chosen tokens", ours, zeros, tuple(rows), code=code, exact=True)
 
 
 def _shaped(tree: TreeBuilder) -> bool:
     """Whether rules of sampling move the choice: those are searched by themselves."""
     params = tree.context.params
     return bool(params.penalised or params.logit_bias or tree.context.allowed is not None)
-
-
-def _looks(below: list[tuple[int, int]]) -> str:
-    """below: of each wrong choice the highest token that was chosen, and the likeliest that was passed over."""
-    if not below:
-        return ""
-    highest, lowest = max(chosen for chosen, _ in below), min(missed for _, missed in below)
-    if highest < lowest:
-        return f"the likeliest among the first tokens of the vocabulary: {highest} is chosen, {lowest} and beyond never"
-    tokens = {missed for _, missed in below}
-    return f"token {lowest} is never chosen" if len(tokens) == 1 else ""
 
 
 @dataclass

@@ -16,7 +16,7 @@ from specscope.analyze.locate.model.reference import ReferencePass
 from specscope.measure.locate.features import TrueFeatures
 from specscope.measure.locate.layer_taps import LayerCall, code_of
 from specscope.measure.locate.pairs import LAYER, Allowances, HeldPair
-from specscope.measure.locate.sides import FedPart, Feeds, Seen, hooks
+from specscope.measure.locate.sides import FedPart, Feeds, Seen, kept
 from specscope.model.batch import Batch, Segment
 from specscope.model.fast.decoder import FusedLayer
 from specscope.model.heads.eagle_head import EagleHead, in_halves
@@ -44,29 +44,25 @@ class HeadSide:
     _slack: dict[str, float] = field(default_factory=dict)  # by how much more rounding moves a pass, or one that fed it
     _fed: Tensor = field(default_factory=lambda: torch.empty(0))  # the features that were combined last
     _combined: dict[str, Tensor] = field(default_factory=dict)  # what combining them gave, by operation
-    _code: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, passes in self.passes.items():
             self._usual[name] = passes.allowed() | self.features.allowed
             self._usual[name]["vocabulary"] = self._usual[name]["d2t"]  # where the vocabulary is not reduced
-        head = next(iter(self.passes.values())).head
-        self.layers, self.one_pass = head.names, head.mask_token is not None
+        head, theirs = self.runner.head, next(iter(self.passes.values())).head
+        self.layers, self.one_pass = theirs.names, theirs.mask_token is not None
+        norms = {"input_norm": getattr(head, "input_norm", None)}
+        norms |= {f"fc_norm.{i}": norm for i, norm in enumerate(getattr(head, "fc_norm", ()))}
+        self.norms = {name: norm for name, norm in norms.items() if norm is not None}
 
     @contextmanager
     def on(self) -> Iterator[None]:
         """Keep what combines features meanwhile."""
-        combine, head = self.runner.combine, self.runner.head
-        norms = {"input_norm": getattr(head, "input_norm", None)}
-        norms |= {f"fc_norm.{i}": norm for i, norm in enumerate(getattr(head, "fc_norm", ()))}
+        combine = self.runner.combine
 
         def combining(features: Tensor) -> Tensor:
-            self._fed, self._combined = features, {}
-            with hooks() as put:
-                for name, norm in norms.items():
-                    if norm is not None:
-                        put(norm, _kept(name, self._combined))
-                        self._code[name] = code_of(norm)
+            with kept(self.norms) as self._combined:
+                self._fed = features
                 return combine(features)
 
         with patch.object(self.runner, "combine", combining), self.features.on():
@@ -81,16 +77,15 @@ class HeadSide:
         """What the pass ought to give, and what rounding explains."""
         name, passes = part.request, self.passes[part.request]
         passes.features = self.features.along(name)
-        right = passes.feed(*self.feeds.fed(part), masks=part.masks)
+        right = passes.feed(*self.feeds.fed(part), masks=part.masked.stop - part.masked.start)
         self._slack[name] = max(_steepness(right), self._slack.get(name, 1.0) if self.feeds.grows else 1.0)
         return right, Allowances(self._usual[name], LAYER, torch.inf, self._slack[name])
 
     def first(self, part: FedPart, right: ReferencePass) -> Iterator[HeldPair]:
         """The features that feed the pass."""
         if not self.feeds.grows:
-            rows = right.rows[: len(right.rows) - part.masks]
-            code = code_of(self.feeds.drafter.observe)
-            yield from self.features.compared(part.request, self._fed[part.committed], rows, code)
+            fed, code = self._fed[part.committed], code_of(self.feeds.drafter.observe)
+            yield from self.features.compared(part.request, fed, right.rows[: len(fed)], code)
 
     def ordered(self, name: str, right: Tensor) -> Tensor:
         """Right values of an operation inside a layer, in the engine's order of channels."""
@@ -99,34 +94,32 @@ class HeadSide:
 
     def run(self, forward: Any, segments: Sequence[Segment], hidden: Tensor) -> tuple[Any, Seen]:  # noqa: ANN401
         """A pass, and what was seen of it."""
-        runner, head, kept, calls = self.runner, self.runner.head, dict[str, Tensor](), list[LayerCall]()
+        runner, head, calls, is_three = (
+            self.runner,
+            self.runner.head,
+            list[LayerCall](),
+            self.runner.head.config.version == 3,
+        )
         modules: dict[str, nn.Module] = {"embedding": runner.loaded.embedding}
-        is_three = head.config.version == 3
         if is_three:
             modules |= {f"midlayer.{name}": getattr(head.midlayer, name) for name in ("hidden_norm", "input_layernorm")}
         modules |= {"norm": head.norm} if is_three else {"fc": head.fc}
         with ExitStack() as stack:
-            put = stack.enter_context(hooks())
             for layer in (runner.layer, *runner.further):
                 stack.enter_context(patch.object(layer, "run", _spied(layer, calls)))
-            for name, module in modules.items():
-                put(module, _kept(name, kept))
+            made = stack.enter_context(kept(modules))
             out = forward(segments, hidden)
-        batch = calls[0].batch
-        seen = Seen(batch, dict(zip(self.layers, calls, strict=True)), committed=self._combined)
-        seen.wanted = {"lm_head": out[0]} | ({"norm": kept.pop("norm")} if is_three else {})
-        seen.every = {name: batch.as_given(x) for name, x in kept.items()}
-        seen.every |= dict.fromkeys(("fed back", "mask_hidden", *(["fc"] if is_three else [])), hidden)
-        fed = code_of(TreeBuilder.segment if self.feeds.grows else self.feeds.drafter._pending)
+        tensors = {name: ("committed", x) for name, x in self._combined.items()}
+        tensors |= {name: ("given", calls[0].batch.as_given(x)) for name, x in made.items() if name != "norm"}
+        tensors |= {"fed back": ("given", hidden), "mask_hidden": ("masked", hidden), "lm_head": ("wanted", out[0])}
+        if is_three:
+            tensors |= {"fc": ("given", hidden), "norm": ("wanted", made["norm"])}
         made_by: dict[str, object] = {"mask_hidden": EagleHead.mask_features, "fed back": EagleHead.leave}
-        made_by |= {"lm_head": runner.lm_head, "fc": runner._fc, **modules}
-        seen.code = self._code | {name: code_of(function) for name, function in made_by.items()}
-        seen.code |= {"tokens": fed, "positions": fed}
-        return out, seen
-
-
-def _kept(name: str, into: dict[str, Tensor]) -> Any:  # noqa: ANN401
-    return lambda module, given, named, out: into.update({name: out.clone()})
+        made_by |= {"lm_head": runner.lm_head, "fc": runner._fc, **modules, **self.norms}
+        fed = TreeBuilder.segment if self.feeds.grows else self.feeds.drafter._pending
+        made_by |= {"tokens": fed, "positions": fed}
+        code = {name: code_of(function) for name, function in made_by.items()}
+        return out, Seen(dict(zip(self.layers, calls, strict=True)), tensors, code)
 
 
 def _spied(layer: FusedLayer, calls: list[LayerCall]) -> Any:  # noqa: ANN401

@@ -64,7 +64,8 @@ def _again(call: LayerCall, *, fused: bool) -> LayerTaps:
     with _kept(call), made.attention():
         handles = [] if fused or call.module is None else hooked(call.module, made.put, lambda: rows)
         try:
-            out = made.fused() if fused or call.run is None else call.run(made.written())
+            cache: Any = _TappedCache(call.cache, made)
+            out = made.fused(cache) if fused or call.run is None else call.run(cache)
         finally:
             for handle in handles:
                 handle.remove()
@@ -117,10 +118,6 @@ class LayerTaps:
         if made_by is not None:
             self.code.setdefault(name, code_of(made_by))
 
-    def written(self) -> Any:  # noqa: ANN401
-        """The cache, with what is written into it tapped."""
-        return _TappedCache(self.call.cache, self)
-
     @contextmanager
     def attention(self) -> Iterator[None]:
         """paged_attention is tapped, wherever it is called from."""
@@ -146,7 +143,7 @@ class LayerTaps:
         ):
             yield
 
-    def fused(self) -> Tensor:
+    def fused(self, cache: Any) -> Tensor:  # noqa: ANN401
         """The fused layer's own steps, each with its output tapped."""
         call = self.call
         assert call.fused is not None
@@ -170,7 +167,7 @@ class LayerTaps:
         projected = call.projected
         if projected is not None:
             self.put("self_attn.q_proj" + IN, projected)
-        return layer.run(call.hidden.clone(), projected, call.rotation, call.batch, self.written())
+        return layer.run(call.hidden.clone(), projected, call.rotation, call.batch, cache)
 
     def _tapped(self, function: Any, *names: str, sizes: Sequence[int] = (), inputs: bool = False) -> Any:  # noqa: ANN401
         """Its output is tapped, by parts where it makes several at once; without sizes they are alike."""

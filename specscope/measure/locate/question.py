@@ -105,7 +105,8 @@ class Question:
             last = max(differs[name] for name in names)
             return names, max(i for i, record in enumerate(history.steps) if record.step <= last)
         names, rows, until = list[str](), 0, 0
-        for until, record in enumerate(history.steps):  # noqa: B007
+        for number, record in enumerate(history.steps):
+            until = number
             rows += sum(part.prefill_tokens + 1 + len(part.tree) for part in record.requests)
             names += [part.request for part in record.requests if part.request not in names]
             if rows > ROWS:

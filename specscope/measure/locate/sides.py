@@ -27,26 +27,28 @@ Fed = tuple[int, int, Sequence[int], Sequence[int], Sequence[int]]  # as ModelPa
 
 @dataclass(frozen=True)
 class FedPart:
-    """A request's part of a pass."""
+    """A request's part of a pass: its rows among those of all segments."""
 
     request: str
     segment: Segment
-    given: slice  # its rows among all that are fed
-    wanted: slice  # its rows among the logits
-    committed: slice  # its rows among those that are no mask rows
-    masks: int = 0
+    given: slice  # among all that are fed
+    wanted: slice  # among the logits
+    committed: slice  # among those that are no mask rows
+    masked: slice  # its mask rows among all that are fed
 
 
 @dataclass
 class Seen:
     """What the engine gave in a pass, all of it in the order of the segments."""
 
-    batch: Batch | None = None
-    calls: dict[str, LayerCall] = field(default_factory=dict)  # by layer
-    every: dict[str, Tensor] = field(default_factory=dict)  # of all rows
-    wanted: dict[str, Tensor] = field(default_factory=dict)  # of the rows whose logits are wanted
-    committed: dict[str, Tensor] = field(default_factory=dict)  # of the rows that are no mask rows
+    calls: dict[str, LayerCall]  # by layer
+    tensors: dict[str, tuple[str, Tensor]]  # by operation: of which rows, by FedPart's names; [rows, width]
     code: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def batch(self) -> Batch:
+        """How the rows were laid out."""
+        return next(iter(self.calls.values())).batch
 
 
 @dataclass
@@ -87,17 +89,16 @@ class ModelSide:
     def run(self, forward: Any, segments: Sequence[Segment]) -> tuple[Any, Seen]:  # noqa: ANN401
         """A pass, and what was seen of it."""
         model: Any = self.runner.loaded.model
-        base, seen = getattr(model, model.base_model_prefix), Seen()
+        base, calls, norms = getattr(model, model.base_model_prefix), dict[str, LayerCall](), list[Tensor]()
         with hooks() as put:
             for index, layer in enumerate(decoder_layers(model)):
-                put(layer, lambda *call, index=index: seen.calls.update({f"layers.{index}": _call(index, *call)}))
-            put(base, lambda module, given, named, out: seen.every.update(norm=out[0][0].clone()))
+                put(layer, lambda *call, index=index: calls.update({f"layers.{index}": _call(index, *call)}))
+            put(base, lambda module, given, named, out: norms.append(out[0][0].clone()))
             out = forward(segments)
-        first = seen.calls["layers.0"]
-        seen.batch = first.batch
-        seen.every = {"embedding": first.batch.as_given(first.hidden), "norm": first.batch.as_given(seen.every["norm"])}
-        seen.wanted = {"lm_head": torch.cat(out[0])}
-        return out, seen
+        first = calls["layers.0"]
+        every = {"embedding": first.hidden, "norm": norms[-1]}
+        tensors = {name: ("given", first.batch.as_given(x)) for name, x in every.items()}
+        return out, Seen(calls, tensors | {"lm_head": ("wanted", torch.cat(out[0]))})
 
 
 @contextmanager
@@ -111,6 +112,16 @@ def hooks() -> Iterator[Callable[[nn.Module, Any], None]]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def kept(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
+    """What modules give meanwhile, by name."""
+    made: dict[str, Tensor] = {}
+    with hooks() as put:
+        for name, module in modules.items():
+            put(module, lambda _, given, named, out, name=name: made.update({name: out.clone()}))
+        yield made
 
 
 def _call(index: int, layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any], out: Any) -> LayerCall:  # noqa: ANN401
@@ -143,7 +154,8 @@ class Feeds:
 
     def fed(self, part: FedPart) -> Fed:
         """What the drafter ought to be fed."""
-        rows, end = len(part.segment.tokens) - part.masks, part.segment.length - part.masks
+        masks = part.masked.stop - part.masked.start
+        rows, end = len(part.segment.tokens) - masks, part.segment.length - masks
         g = next((g for g in self.drafting if self.grows and g.context.request == part.request), None)
         if g is None:
             return end - rows, end, (), (), ()

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 
 from specscope.analyze.audit.model.form import RequestForms
-from specscope.analyze.locate.located import Located, Location, Stage
+from specscope.analyze.locate.located import Located, Location, Stage, Walk
 from specscope.analyze.locate.model.reference import ModelReference
 from specscope.analyze.locate.operations import operation
 from specscope.errors import UserError
 from specscope.live.start import start_engine
-from specscope.measure.locate.answer import HEAD, MODEL, located_in, walk_of
+from specscope.measure.locate.answer import HEAD, MODEL, located_in
 from specscope.measure.locate.decisions import DecisionWatch
 from specscope.measure.locate.drafter import drafter_watch
 from specscope.measure.locate.drive import Drive, KVOverwritten, located_config
@@ -83,7 +83,8 @@ def _of_watch(ask: Question, found: Location, watch: ModelWatch, layers: int) ->
         return
     compared = watch.wrong or next(reversed(watch.last.values()), None)
     if compared is not None:
-        found.walks += (walk_of(compared, HEAD if head else MODEL),)
+        walked = (compared.stage, compared.where, compared.rows, tuple(compared.held))
+        found.walks += (Walk(*walked, "specscope, in float32", HEAD if head else MODEL),)
     overwritten = watch.drive.overwritten if is_target else []
     if watch.wrong is not None:
         text = watch.plan.contexts[watch.wrong.where.request].text

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -89,10 +90,11 @@ class ModelWatch:
         given = wanted = committed = 0
         for segment in segments:
             rows, logits, masks = len(segment.tokens), len(segment.wanted), self.side.masks(segment)
+            end, given_to, wanted_to = committed + rows - masks, given + rows, wanted + logits
             if (request := tables.get(id(segment.table))) is not None:
-                own = slice(committed, committed + rows - masks)
-                yield FedPart(request, segment, slice(given, given + rows), slice(wanted, wanted + logits), own, masks)
-            given, wanted, committed = given + rows, wanted + logits, committed + rows - masks
+                slices = (slice(given, given_to), slice(wanted, wanted_to), slice(committed, end))
+                yield FedPart(request, segment, *slices, slice(given_to - masks, given_to))
+            given, wanted, committed = given_to, wanted_to, end
 
     def _compared(self, part: FedPart, seen: Seen) -> ComparedPass | None:
         right, limits = self.side.due(part)
@@ -110,36 +112,25 @@ class ModelWatch:
 
     def _pairs(self, part: FedPart, right: ReferencePass, seen: Seen) -> Iterator[HeldPair]:
         """The pass's operations, both sides, in the order of computing."""
-        batch, rows = seen.batch, right.rows
-        assert batch is not None
+        batch, rows, wanted = seen.batch, right.rows, list(part.segment.wanted)
         yield from self.side.first(part, right)
         for name, values in (("tokens", batch.tokens[0]), ("positions", batch.positions[0])):
             due = torch.tensor([getattr(row, name.removesuffix("s")) for row in rows])[:, None]
             ours = batch.as_given(values)[part.given, None].cpu()
             yield HeldPair(name, ours, due, rows, code=seen.code.get(name, ""), exact=True)
-        wanted = list(part.segment.wanted)
         for name, due in right.taps.items():
-            due, code, here = due.flatten(1), seen.code.get(name, ""), rows
+            due = due.flatten(1)
             if (call := seen.calls.get(name)) is not None:
                 ours = batch.as_given(call.out)[part.given].float().cpu()
-                inside = self._inside_of(name, call, part, right)
+                inside = partial(self._inside, name, call, part, right)
                 code = code_of(FusedLayer.run if call.fused is not None else call.module)
                 yield HeldPair(name, ours, due, rows, code=code, certain=False, inside=inside)
-                continue
-            if name in seen.wanted:
-                ours, here = seen.wanted[name][part.wanted], tuple(rows[i] for i in wanted)
-                due = due if len(due) == len(wanted) else due[wanted]
-            elif name in seen.committed:
-                ours, here = seen.committed[name][part.committed], rows[: len(due)]
-            elif name in seen.every:
-                own = slice(-part.masks, None) if name == "mask_hidden" else slice(len(due))
-                ours, here = seen.every[name][part.given][own], rows[own]
-            else:
-                continue
-            yield HeldPair(name, ours.float().cpu(), due, here, code=code)
-
-    def _inside_of(self, layer: str, call: LayerCall, part: FedPart, right: ReferencePass) -> Any:  # noqa: ANN401
-        return lambda limit: self._inside(layer, call, part, right, limit)
+            elif name in seen.tensors:
+                kind, every = seen.tensors[name]
+                here, ours = rows[-len(due) :] if kind == "masked" else rows[: len(due)], every[getattr(part, kind)]
+                if kind == "wanted":
+                    here, due = tuple(rows[i] for i in wanted), due if len(due) == len(wanted) else due[wanted]
+                yield HeldPair(name, ours[: len(due)].float().cpu(), due, here, code=seen.code.get(name, ""))
 
     def _inside(
         self, layer: str, call: LayerCall, part: FedPart, right: ReferencePass, limit: float

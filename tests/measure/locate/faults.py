@@ -14,8 +14,8 @@ import torch
 
 from specscope.engine.engine import Engine
 from specscope.model import attention
-from specscope.model.batch import Segment
 from specscope.model.fast.decoder import FusedLayer
+from tests.faults.planted.kv import causal, changed_segment, chunks_from_zero, left_where_it_lay
 from tests.model.test_architectures import build
 from tests.tiny import write_tiny_model
 
@@ -77,20 +77,6 @@ def narrow_window(patch: pytest.MonkeyPatch, engine: Engine) -> None:
     """The sliding window of layer 1 is one too narrow."""
     layer = layers_of(engine)[1]
     layer.forward.variant = dataclasses.replace(layer.forward.variant, window=layer.forward.variant.window - 1)
-
-
-def chunks_from_zero(patch: pytest.MonkeyPatch, engine: Engine) -> None:
-    """A prompt's later chunks lie at positions from 0."""
-    right = Segment.of_tree
-    tables = lambda: [request.table for request in engine.scheduler.running]  # noqa: E731
-
-    def of_tree(table, context, tokens, tree, *, logits):
-        segment = right(table, context, tokens, tree, logits=logits)
-        if len(tokens) > 1 and context and any(table is other for other in tables()):
-            segment.positions[: len(tokens)] -= context
-        return segment
-
-    patch.setattr(Segment, "of_tree", staticmethod(of_tree))
 
 
 def softmax_in_bfloat16(patch: pytest.MonkeyPatch, engine: Engine) -> None:
@@ -173,26 +159,6 @@ def wrong_expert(patch: pytest.MonkeyPatch, engine: Engine) -> None:
         experts.down_proj[2] = experts.down_proj[1]
 
 
-def siblings_seen(patch: pytest.MonkeyPatch, engine: Engine) -> None:
-    """A node sees all nodes before it."""
-    right = Segment.of_tree
-
-    def of_tree(table, context, tokens, tree, *, logits):
-        segment = right(table, context, tokens, tree, logits=logits)
-        if len(tree):
-            import numpy as np
-
-            segment.mask[len(tokens) :, len(tokens) :] = np.tri(len(tree), dtype=np.bool_)
-        return segment
-
-    patch.setattr(Segment, "of_tree", staticmethod(of_tree))
-
-
-def not_moved(patch: pytest.MonkeyPatch, engine: Engine) -> None:
-    """The accepted path's KV stays where it lay."""
-    engine.runner.cache.move = lambda paths: None
-
-
 def overwritten(patch: pytest.MonkeyPatch, engine: Engine) -> None:
     """Before every fifth step the KV of a position that was committed long ago is written over."""
     right, count = engine.step, [0]
@@ -221,8 +187,8 @@ FAULTS = {
     "not tied": TargetFault(untied, "lm_head"),
     "residual swapped": TargetFault(residual_swapped, "layers.2.post_attention_layernorm:in"),
     "expert": TargetFault(wrong_expert, "layers.1.mlp", "expert 2", family="qwen3_moe"),
-    "siblings seen": TargetFault(siblings_seen, "layers.0.self_attn.scores", "other tree nodes"),
-    "not moved": TargetFault(not_moved, "layers.0.self_attn.keys read"),
+    "siblings seen": TargetFault(changed_segment(causal), "layers.0.self_attn.scores", "other tree nodes"),
+    "not moved": TargetFault(left_where_it_lay, "layers.0.self_attn.keys read"),
     "overwritten": TargetFault(overwritten, "layers.1.self_attn.keys read", says="between steps r0@"),
 }
 

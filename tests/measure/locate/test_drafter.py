@@ -11,15 +11,14 @@ import torch
 from torch import nn
 
 from specscope import Engine, SamplingParams
-from specscope.analyze.audit.options import ModelSource, Options
 from specscope.analyze.locate.located import Stage
+from specscope.measure.judges import audit_options
 from specscope.measure.locate.locate import locate
 from specscope.model.fast import decoder
 from specscope.model.fast.decoder import FusedLayer
 from specscope.model.heads.eagle_head import EagleHead
 from specscope.speculate.drafters.eagle import Eagle
 from specscope.speculate.drafters.tree_builder import Level
-from specscope.trace.wire.capture import CaptureWriter
 from tests.faults import settings
 from tests.faults.fault import in_every_engine
 from tests.faults.models import TARGET
@@ -35,6 +34,7 @@ from tests.faults.planted.drafts import other_map
 from tests.faults.planted.features import nothing, one_late, other_layers, rows_by_index
 from tests.faults.settings import DRAFTERS, Setting, history, record
 from tests.heads import CONFIG, head_tensors, write_head, write_parallel_head
+from tests.measure.head_runs import recorded
 from tests.tiny import write_tiny_model
 
 WARM = {"temperature": 0.8}
@@ -48,16 +48,9 @@ def walked(capture, drafter, install=None):
 
 def walk_of(capture, target, draft, install):
     """The same, of any models."""
-    run = history(capture)
-    first = draft.removeprefix("self:")
-    source = (
-        ModelSource(draft, "draft")
-        if first == draft
-        else ModelSource(target, "draft", {"num_hidden_layers": int(first)})
-    )
-    options = Options(ModelSource(target, "target"), source)
+    options = audit_options(history(capture), target, draft, None)
     with nullcontext() if install is None else in_every_engine(install):
-        return locate(run, "run", options, stages=(Stage.DRAFTER,), audited=NOTHING)
+        return locate(history(capture), "run", options, stages=(Stage.DRAFTER,), audited=NOTHING)
 
 
 def random_heads(folder):
@@ -165,11 +158,10 @@ def normed_twice(patch, engine):
 
 
 def narrow_window(patch, engine):
-    """The head's sliding window is one too narrow (of one that sees all: it sees 15)."""
-    for layer in (engine.drafter.runner.layer, *engine.drafter.runner.further):
-        window = (layer.variant.window or 16) - 1
-        patch.setattr(layer, "variant", dataclasses.replace(layer.variant, window=window))
-        patch.setattr(layer, "compiled", None)
+    """The sliding window of the head's last layer is one too narrow (of one that sees all: it sees 15)."""
+    *_, layer = engine.drafter.runner.layer, *engine.drafter.runner.further
+    patch.setattr(layer, "variant", dataclasses.replace(layer.variant, window=(layer.variant.window or 16) - 1))
+    patch.setattr(layer, "compiled", None)
 
 
 def shifted_embedding(patch, engine):
@@ -224,12 +216,6 @@ def features_first(patch, engine):
     patch.setattr(fc, "forward", lambda x: forward(torch.cat(x.chunk(2, -1)[::-1], -1)))
 
 
-def second_layers_window(patch, engine):
-    """The window of the head's second layer is one too narrow."""
-    layer = engine.drafter.runner.further[0]
-    patch.setattr(layer, "variant", dataclasses.replace(layer.variant, window=layer.variant.window - 1))
-
-
 def no_head_in(index):
     """In one layer of the draft model an attention head's output is zero."""
 
@@ -248,72 +234,52 @@ def no_head_in(index):
     return install
 
 
-HEADS = [
-    Planted("scale", "eagle chain", scaled_attention, "midlayer.self_attn.scores", "0.577"),
-    Planted("norm of the hidden state", "eagle tree", norm_left_out("midlayer.hidden_norm"), "midlayer.hidden_norm"),
-    Planted(
-        "norm of the embedding", "eagle chain", norm_left_out("midlayer.input_layernorm"), "midlayer.input_layernorm"
-    ),
-    Planted(
-        "norm before the MLP",
-        "eagle chain",
-        norm_left_out("midlayer.post_attention_layernorm"),
-        "midlayer.post_attention_layernorm",
-    ),
-    Planted("final norm", "eagle dynamic", norm_left_out("norm"), "norm"),
+SCORES, READ, FED = "midlayer.self_attn.scores", "layers.0.self_attn.keys read", "features layer 2"
+NORMS = {
+    "midlayer.hidden_norm": "eagle tree",
+    "midlayer.input_layernorm": "eagle chain",
+    "midlayer.post_attention_layernorm": "eagle chain",
+    "norm": "eagle dynamic",
+    "fc_norm.1": "eagle 3.1",
+}
+PLANTED = [
+    *(Planted(f"no {name}", drafter, norm_left_out(name), name) for name, drafter in NORMS.items()),
+    Planted("scale", "eagle chain", scaled_attention, SCORES, "0.577"),
     Planted("rotary scaled", "eagle chain", scaled_positions, "midlayer.self_attn.query"),
     Planted("rotary base", "eagle chain", other_base(500.0), "midlayer.self_attn.query"),
-    Planted(
-        "layers reversed", "eagle chain", other_layers(lambda x: tuple(reversed(x))), "features layer 2", "in layer 4"
-    ),
-    Planted(
-        "layers one lower",
-        "eagle dynamic",
-        other_layers(lambda x: tuple(i - 1 for i in x)),
-        "features layer 2",
-        "in layer 1",
-    ),
-    Planted("features one late", "eagle chain", one_late, "features layer 2", "1 position before"),
-    Planted("features by index", "eagle tree", rows_by_index, "features layer 2", "tree"),
-    Planted("no features", "eagle chain", nothing, "features layer 2", "zero"),
+    Planted("layers reversed", "eagle chain", other_layers(lambda x: tuple(reversed(x))), FED, "in layer 4"),
+    Planted("layers lower", "eagle dynamic", other_layers(lambda x: tuple(i - 1 for i in x)), FED, "in layer 1"),
+    Planted("features one late", "eagle chain", one_late, FED, "1 position before"),
+    Planted("features by index", "eagle tree", rows_by_index, FED, "tree"),
+    Planted("no features", "eagle chain", nothing, FED, "zero"),
     Planted("stale KV", "eagle chain", stale_after_full, "midlayer.self_attn.keys read"),
     Planted("missing token", "eagle tree", missing_token, "d2t", "cannot"),
     Planted("first tokens", "eagle chain", first_tokens_only(20), "d2t", "first"),
     Planted("d2t off by a row", "eagle chain", other_map(lambda d2t: d2t.roll(1)), "d2t", "row of d2t"),
     Planted("normed twice", "eagle chain", normed_twice, "fed back"),
-    Planted("window", "eagle chain", narrow_window, "midlayer.self_attn.scores"),
+    Planted("window", "eagle chain", narrow_window, SCORES),
     Planted("embedding shifted", "eagle tree", shifted_embedding, "embedding"),
     Planted("no attention head", "eagle chain", no_head, "midlayer.self_attn.o_proj:in", "head 1"),
     Planted("positions of nodes", "eagle tree", nodes_one_further, "positions", "+1"),
-]
-
-
-OTHERS = [
+    # Other kinds of heads
     Planted("mask_hidden not used", "p-eagle", mask_not_used, "mask_hidden", "zero"),
     Planted("mask token", "p-eagle chain", other_mask_token, "tokens"),
     Planted("fed back before the norm", "eagle 3.1", not_normed, "fed back"),
-    Planted("norm of a layer's features", "eagle 3.1", norm_left_out("fc_norm.1"), "fc_norm.1"),
     Planted("feature first", "eagle 1", features_first, "fc"),
-    Planted("second layer's window", "window", second_layers_window, "layers.1.self_attn.scores", "11"),
-    Planted("scale of half-turned heads", "partial", scaled_attention, "midlayer.self_attn.scores", "0.577"),
-]
-MODELS = [
+    Planted("second layer's window", "window", narrow_window, "layers.1.self_attn.scores", "11"),
+    Planted("scale of half-turned heads", "partial", scaled_attention, SCORES, "0.577"),
+    # Draft models
     Planted("no attention head in layer 1", "model chain", no_head_in(1), "layers.1.self_attn.attention", "head 1"),
     Planted("positions below the root", "model tree", nodes_one_further, "positions", "+1"),
-    Planted("leaf taken for run", "model chain", leaf_taken_for_run, "layers.0.self_attn.keys read"),
-    Planted("KV not moved", "model tree", not_moved, "layers.0.self_attn.keys read"),
-    Planted(
-        "spoiled after rejections", "model chain", spoiled_after_rejections, "layers.0.self_attn.keys read", "zero"
-    ),
-    Planted("first tokens", "model chain", first_tokens_only(75), "vocabulary", "first 75"),
+    Planted("leaf taken for run", "model chain", leaf_taken_for_run, READ),
+    Planted("KV not moved", "model tree", not_moved, READ),
+    Planted("spoiled after rejections", "model chain", spoiled_after_rejections, READ, "zero"),
+    Planted("first model tokens", "model chain", first_tokens_only(75), "vocabulary", "first 75"),
 ]
-
-
 # The others take their turn in the slow tests
 QUICK = {"scale", "features one late", "d2t off by a row", "mask_hidden not used", "positions below the root"}
 FAULTS = [
-    pytest.param(fault, id=fault.name, marks=() if fault.name in QUICK else pytest.mark.slow)
-    for fault in (*HEADS, *OTHERS, *MODELS)
+    pytest.param(fault, id=fault.name, marks=() if fault.name in QUICK else pytest.mark.slow) for fault in PLANTED
 ]
 
 
@@ -369,22 +335,17 @@ def test_a_compiled_layer_that_differs_is_named(tmp_path):
     sizes = {"hidden_size": 64, "intermediate_size": 64, "max_position_embeddings": 512}
     target = write_tiny_model(tmp_path / "target", layers=7, **sizes)
     head = write_head(tmp_path / "head", head_tensors(width=64, target=64), **CONFIG | {"hidden_size": 64})
-    how = {"drafter": "eagle", "draft_model": str(head), "tree": "3"}
-    engine = Engine(target=str(target), dtype="float32", kv_memory=0.02, threads=1, **how)
-    if not engine.drafter.runner.compiles:
+    how = {"target": str(target), "drafter": "eagle", "draft_model": str(head), "tree": "3"}
+    if not Engine(dtype="float32", kv_memory=0.02, threads=1, **how).drafter.runner.compiles:
         pytest.skip("no compiled layers on this machine")
-    writer = CaptureWriter(tmp_path / "capture.jsonl", engine.run_info, engine.vocabulary)
-    engine.subscribe(writer, lossless=True)
-    engine.generate(["the cat sat on the mat"], SamplingParams(max_tokens=20))
-    engine.close()
-    writer.close()
+    path = recorded(tmp_path / "capture.jsonl", ["the cat sat on the mat"], SamplingParams(max_tokens=20), **how)
 
     def louder(patch, engine):
         layer = engine.drafter.runner.layer
         compiled = layer.compiled
         patch.setattr(layer, "compiled", lambda *given: tuple(x * 1.01 for x in compiled(*given)))
 
-    assert walk_of(tmp_path / "capture.jsonl", str(target), str(head), None).located == ()
-    located = walk_of(tmp_path / "capture.jsonl", str(target), str(head), louder).located[0]
+    assert walk_of(path, str(target), str(head), None).located == ()
+    located = walk_of(path, str(target), str(head), louder).located[0]
     assert located.operation.name == "midlayer"
     assert "compiled" in located.looks

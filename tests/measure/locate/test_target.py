@@ -4,45 +4,30 @@ from __future__ import annotations
 
 import pytest
 
-from specscope import Engine, SamplingParams
+from specscope import SamplingParams
 from specscope.analyze.findings import Exit, Reference
 from specscope.analyze.locate.located import Stage
 from specscope.measure.judges import audit_options
 from specscope.measure.locate.drive import KVOverwritten
 from specscope.measure.locate.locate import locate
 from specscope.measure.locate.walk import _overwritten
-from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.reading import read_capture
 from tests.faults.fault import in_every_engine
 from tests.faults.models import TARGET, story
 from tests.faults.settings import TREE
+from tests.measure.head_runs import recorded
 from tests.measure.locate.faults import FAULTS, write_family
 from tests.model.test_architectures import CONFIGS
 
 QUICK = ("attention scale", "KV in fp8", "chunks from 0", "head zeroed", "not moved", "overwritten")
 
 
-def recorded(path, target, setting="plain", dtype="float32"):
+def run(path, target, setting="plain", dtype="float32"):
     """A short run of a draft model over a target; its history."""
-    engine = Engine(
-        target=str(target),
-        dtype=dtype,
-        drafter="draft_model",
-        draft_model="self:2",
-        tree=TREE,
-        kv_memory=0.02,
-        max_batch=3,
-        max_step_tokens=32 if setting == "chunks" else 512,
-        threads=1,
-    )
-    writer = CaptureWriter(path, engine.run_info, engine.vocabulary)
-    engine.subscribe(writer, lossless=True)
+    how = {"target": str(target), "dtype": dtype, "drafter": "draft_model", "draft_model": "self:2", "tree": TREE}
     params = [SamplingParams(max_tokens=24, temperature=0.8, seed=i, ignore_eos=True) for i in range(3)]
-    texts = [story(i, 70) for i in range(3)]
-    engine.generate(texts, params)
-    engine.close()
-    writer.close()
-    return read_capture(path).history
+    texts, most = [story(i, 70) for i in range(3)], 32 if setting == "chunks" else 512
+    return read_capture(recorded(path, texts, params, **how, max_batch=3, max_step_tokens=most)).history
 
 
 def located(history, **more):
@@ -57,7 +42,7 @@ def test_a_fault_is_located_at_its_operation(tmp_path, name):
     fault = FAULTS[name]
     target = TARGET if fault.family == "llama" else write_family(tmp_path / "model", fault.family)
     with in_every_engine(fault.install):
-        history = recorded(tmp_path / "run.jsonl", target, fault.setting)
+        history = run(tmp_path / "run.jsonl", target, fault.setting)
         answer = located(history)
     assert answer.exit is Exit.INCONSISTENT, answer
     first = answer.located[0]
@@ -75,7 +60,7 @@ def test_kv_that_changed_and_was_not_read_is_told_by_the_engines_step():
 
 @pytest.mark.parametrize("setting", ["plain", "chunks"])
 def test_a_healthy_run_is_walked_and_nothing_is_located(tmp_path, setting):
-    answer = located(recorded(tmp_path / "run.jsonl", TARGET, setting))
+    answer = located(run(tmp_path / "run.jsonl", TARGET, setting))
     assert (answer.exit, answer.located, answer.left_out) == (Exit.CONSISTENT, (), ())
     assert "agree over" in answer.ruled_out[0]
     assert [held.operation.name for held in answer.walks[0].operations][-2:] == ["norm", "lm_head"]
@@ -85,6 +70,6 @@ def test_a_healthy_run_is_walked_and_nothing_is_located(tmp_path, setting):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", CONFIGS)
 def test_nothing_is_located_in_a_healthy_architecture(tmp_path, family, dtype):
-    history = recorded(tmp_path / "run.jsonl", write_family(tmp_path / "model", family), dtype=dtype)
+    history = run(tmp_path / "run.jsonl", write_family(tmp_path / "model", family), dtype=dtype)
     answer = located(history)
     assert (answer.located, answer.left_out) == ((), ())

@@ -43,9 +43,9 @@ class Again:
     environment: Mapping[str, str]  # besides this process's own
 
     @staticmethod
-    def found(python: str | None = None) -> Again:
-        """By an option, the environment, or in this interpreter. Raises UserError."""
-        named = python or os.environ.get(PYTHON)
+    def found() -> Again:
+        """By the environment, or in this interpreter. Raises UserError."""
+        named = os.environ.get(PYTHON)
         if named is None and importlib.util.find_spec("vllm") is None:
             raise UserError(f"vLLM runs again to be located: name its Python, {PYTHON}=/path/to/bin/python")
         return Again((named or sys.executable, "-P", "-m", RUN), {})
