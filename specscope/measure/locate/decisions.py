@@ -213,7 +213,8 @@ class DecisionWatch:
         """`part`: with the engine's own verdict and notes."""
         verdict = part.verdict
         assert verdict is not None
-        p, q = _LazyRows(lambda node: rows[node + 1]), _LazyRows(lambda node: draft.q[node].probs)
+        p = dict(enumerate(rows.double().numpy(), ROOT))
+        q = {node: drawn.probs.double().cpu().numpy() for node, drawn in draft.q.items()}
         given = GivenStep(verdict.rule, draft.tree, p, q, verdict.coin, verdict.final_coin)
         for figure in _figures(given, part, verdict, self.contexts[part.request].params.seed):
             self.held[figure.operation].append(figure._replace(where=judged.at(figure.node)))
@@ -310,18 +311,6 @@ def _looks(name: str, wrong: Sequence[tuple[RequestStep, int | None]]) -> str:
     at = np.arange(len(nodes)) if name == FINAL else c.start[:-1] + np.array(nodes, np.int64)
     formulas = (formula for formula in FORMULAS.values() if formula.operation == name)
     return next((looks for formula in formulas if (looks := formula.looks(c, at)[0])), "")
-
-
-class _LazyRows(dict[int, Doubles]):
-    """Rows in float64, made when they are asked for."""
-
-    def __init__(self, of: Callable[[int], Tensor]) -> None:
-        super().__init__()
-        self._of = of
-
-    def __missing__(self, node: int) -> Doubles:
-        self[node] = row = self._of(node).double().cpu().numpy()
-        return row
 
 
 def _figures(given: GivenStep, part: RequestStep, verdict: Verdict, seed: int) -> Iterator[TwoFigures]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -37,36 +37,25 @@ if TYPE_CHECKING:
 TIE = 1e-3  # nats: tokens that lie closer may take each other's place
 
 
-@dataclass
-class Choices:
-    """The reference's logits behind the nodes of one request's tree, and the tree that grew."""
+def _chosen(drafting: Drafting, logits: Mapping[int, Tensor], *, one_pass: bool) -> Iterator[HeldPair]:
+    """How far each token of a tree lies below the least likely of those that ought to be chosen.
 
-    one_pass: bool  # whether the head drafts all depths in one pass
-    drafting: Drafting | None = None
-    logits: dict[int, Tensor] = field(default_factory=dict)  # [V] by node; of one pass by depth
-
-    def see(self, drafting: Drafting, logits: Tensor) -> None:
-        """The logits of a frontier, [nodes, V]; of a head that drafts in one pass those of each depth."""
-        self.drafting = drafting
-        self.logits |= enumerate(logits) if self.one_pass else zip(drafting.builder.frontier, logits, strict=True)
-
-    def compared(self, code: str) -> Iterator[HeldPair]:
-        """How far each chosen token lies below the least likely of those that ought to be chosen."""
-        if self.drafting is None or self.drafting.builder.sampled or _shaped(self.drafting.builder):
-            return
-        tree, root = self.drafting.builder, self.drafting.context.position
-        rows, short = list[FedRow](), list[float]()
-        for node in (ROOT, *range(len(tree.token))):
-            children = [child for child, parent in enumerate(tree.parent) if parent == node]
-            logits = self.logits.get(node if not self.one_pass else 0 if node == ROOT else tree.depth[node])
-            if logits is None or not children:
-                continue
-            least = logits.topk(len(children)).values[-1]
-            short += [float(least - logits[tree.token[child]]) for child in children]
+    `logits`: the reference's [V] behind its nodes, by node; of a head that drafts all depths in one pass by depth.
+    """
+    tree, root = drafting.builder, drafting.context.position
+    if tree.sampled or _shaped(tree):
+        return
+    rows, short = list[FedRow](), list[float]()
+    for node in (ROOT, *range(len(tree.token))):
+        children = [child for child, parent in enumerate(tree.parent) if parent == node]
+        known = logits.get(node if not one_pass else 0 if node == ROOT else tree.depth[node])
+        if known is not None and children:
+            least = known.topk(len(children)).values[-1]
+            short += [float(least - known[tree.token[child]]) for child in children]
             rows += [FedRow(root + tree.depth[child], tree.token[child], child) for child in children]
-        gap = torch.tensor(short)[:, None]
-        ours, zeros = torch.where(gap > TIE, gap, 0.0), torch.zeros(len(rows), 1)
-        yield HeldPair("chosen tokens", ours, zeros, tuple(rows), code=code, exact=True)
+    gap, code = torch.tensor(short)[:, None], code_of(TreeBuilder._top)
+    ours = torch.where(gap > TIE, gap, 0.0)
+    yield HeldPair("chosen tokens", ours, torch.zeros_like(ours), tuple(rows), code=code, exact=True)
 
 
 def _shaped(tree: TreeBuilder) -> bool:
@@ -81,7 +70,8 @@ class Following:
 
     feeds: Feeds
     watch: ModelWatch
-    choices: dict[str, Choices] = field(default_factory=dict)  # of the trees that grow now, by request
+    # Of the trees that grow now, by request: the reference's logits, as _chosen takes them
+    choices: dict[str, tuple[Drafting, dict[int, Tensor]]] = field(default_factory=dict)
 
     @contextmanager
     def on(self) -> Iterator[None]:
@@ -103,8 +93,8 @@ class Following:
         def proposed(contexts: Any) -> Any:  # noqa: ANN401
             self.choices = {}
             drafts = propose(contexts)
-            for name, chosen in self.choices.items():
-                watch.compare(name, chosen.compared(code_of(TreeBuilder._top)))
+            for name, grown in self.choices.items():
+                watch.compare(name, _chosen(*grown, one_pass=watch.side.one_pass))
             return drafts
 
         propose, context, frontier = drafter.propose, drafter.feed_context, drafter.feed_frontier
@@ -122,7 +112,8 @@ class Following:
         logits = taps.get("d2t", taps["lm_head"])[-len(ours) :, :width]
         logits = functional.pad(logits, (0, width - logits.shape[1]), value=-torch.inf)
         if not self.watch.compare(part.request, [HeldPair(name, ours, logits, rows, code=code_of(Level.full))]):
-            self.choices.setdefault(part.request, Choices(self.watch.side.one_pass)).see(g, logits)
+            _, known = self.choices.setdefault(part.request, (g, {}))
+            known |= enumerate(logits) if self.watch.side.one_pass else zip(g.builder.frontier, logits, strict=True)
 
 
 def drafter_watch(

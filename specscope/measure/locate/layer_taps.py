@@ -61,11 +61,10 @@ def layer_again(call: LayerCall) -> LayerTaps:
 @torch.inference_mode()
 def _again(call: LayerCall, *, fused: bool) -> LayerTaps:
     made, rows = LayerTaps(call), len(call.hidden)
-    with _kept(call), made.attention():
+    with _kept(call), made.on():
         handles = [] if fused or call.module is None else hooked(call.module, made.put, lambda: rows)
         try:
-            cache: Any = _TappedCache(call.cache, made)
-            out = made.fused(cache) if fused or call.run is None else call.run(cache)
+            out = made.fused() if fused or call.run is None else call.run(call.cache)
         finally:
             for handle in handles:
                 handle.remove()
@@ -119,31 +118,37 @@ class LayerTaps:
             self.code.setdefault(name, code_of(made_by))
 
     @contextmanager
-    def attention(self) -> Iterator[None]:
-        """paged_attention is tapped, wherever it is called from."""
-        right = {module: vars(module)["paged_attention"] for module in (attention, decoder)}
+    def on(self) -> Iterator[None]:
+        """Attention is tapped, wherever it is called from, and what is written into the cache."""
+        store, shape = self.call.cache, self.call.cache.layers[self.call.layer]
+        write, sizes = store.write_rows, [shape.heads * shape.key_size, shape.heads * shape.value_size]
+
+        def written(layer: int, slots: Tensor, rows: Tensor) -> None:
+            for name, part in zip(("key", "value"), rows.split(sizes, 1), strict=True):
+                self.put(f"self_attn.{name}", part)
+            write(layer, slots, rows)
 
         def tapped(function: Any) -> Any:  # noqa: ANN401
-            def paged(query: Tensor, layer: int, cache: Any, batch: Batch, variant: Variant) -> Tensor:  # noqa: ANN401
-                real = cache.real if isinstance(cache, _TappedCache) else cache
-                out: Tensor = function(query, layer, real, batch, variant)
+            def paged(query: Tensor, layer: int, cache: KVCache, batch: Batch, variant: Variant) -> Tensor:
+                out: Tensor = function(query, layer, cache, batch, variant)
                 self.heads = query.shape[1]
                 self.put("self_attn.query", query)
                 self.put("self_attn.attention", out, function)
                 self.code["self_attn.scores"] = code_of(function)
                 kept = query.clone()
-                self.weights = lambda slots: _weights(function, kept, layer, real, batch, variant, slots)
+                self.weights = lambda slots: _weights(function, kept, layer, cache, batch, variant, slots)
                 return out
 
             return paged
 
         with (
-            patch.object(attention, "paged_attention", tapped(right[attention])),
-            patch.object(decoder, "paged_attention", tapped(right[decoder])),
+            patch.object(store, "write_rows", written),
+            patch.object(attention, "paged_attention", tapped(attention.paged_attention)),
+            patch.object(decoder, "paged_attention", tapped(vars(decoder)["paged_attention"])),
         ):
             yield
 
-    def fused(self, cache: Any) -> Tensor:  # noqa: ANN401
+    def fused(self) -> Tensor:
         """The fused layer's own steps, each with its output tapped."""
         call = self.call
         assert call.fused is not None
@@ -167,7 +172,7 @@ class LayerTaps:
         projected = call.projected
         if projected is not None:
             self.put("self_attn.q_proj" + IN, projected)
-        return layer.run(call.hidden.clone(), projected, call.rotation, call.batch, cache)
+        return layer.run(call.hidden.clone(), projected, call.rotation, call.batch, call.cache)
 
     def _tapped(self, function: Any, *names: str, sizes: Sequence[int] = (), inputs: bool = False) -> Any:  # noqa: ANN401
         """Its output is tapped, by parts where it makes several at once; without sizes they are alike."""
@@ -182,30 +187,6 @@ class LayerTaps:
             return out.clone()  # the layer goes on in place
 
         return tapped
-
-
-class _TappedCache:
-    """A KV cache of which what is written is tapped."""
-
-    def __init__(self, real: KVCache, recorder: LayerTaps) -> None:
-        self.real, self._recorder = real, recorder
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        return getattr(self.real, name)
-
-    def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
-        """As KVCache.write."""
-        self._recorder.put("self_attn.key", key.transpose(0, 1))
-        self._recorder.put("self_attn.value", value.transpose(0, 1))
-        self.real.write(layer, slots, key, value)
-
-    def write_rows(self, layer: int, slots: Tensor, rows: Tensor) -> None:
-        """As KVCache.write_rows."""
-        shape = self.real.layers[layer]
-        keys = shape.heads * shape.key_size
-        self._recorder.put("self_attn.key", rows[:, :keys])
-        self._recorder.put("self_attn.value", rows[:, keys:])
-        self.real.write_rows(layer, slots, rows)
 
 
 def _weights(
