@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from specscope.analyze.locate.located import Held, Stage
 from specscope.analyze.locate.operations import WORDS
@@ -27,18 +28,11 @@ def rank(name: str) -> tuple[int, float]:
     return (0 if place < ORDER["input_layernorm"] else 10**6), place
 
 
-@dataclass(frozen=True, eq=False)
-class ComparedPart:
-    """What was compared of a request in a forward, of one stage."""
+class ComparedPart(NamedTuple):
+    """What was compared of a request in a forward, up to what differs of one stage; before it what agrees of others."""
 
     fed: Fed
     compared: ComparedPass
-    before: tuple[Held, ...]  # of the model's own what agrees, where it is another stage
-
-    @property
-    def held(self) -> list[Held]:
-        """All operations, up to what differs."""
-        return [*self.before, *self.compared.held]
 
     @property
     def wrong(self) -> HeldPair:
@@ -67,15 +61,16 @@ class ComparisonSheet:
 
     def add(self, fed: Fed, pairs: Iterable[HeldPair], allowed: float) -> None:
         """One more request in a forward. `allowed`: what rounding explains of an operation."""
-        ordered, before = sorted(pairs, key=lambda pair: rank(pair.name)), list[Held]()
+        ordered = sorted((pair for pair in pairs if len(pair.rows)), key=lambda pair: rank(pair.name))
+        agree: list[Held] = []
         for stage in (self.stage, *STAGES.values()):
             own = [pair for pair in ordered if STAGES.get(pair.name, self.stage) is stage]
             rows = max((pair.rows for pair in own if " read" not in pair.name), key=len, default=())
-            compared = ComparedPass(stage, fed.where, rows, Allowances({"norm": allowed}))
+            compared = ComparedPass(stage, fed.where, rows, Allowances({"norm": allowed}), list(agree))
             compared.compare(own)
-            if compared.held:
-                self.parts.append(ComparedPart(fed, compared, tuple(before)))
-                before += [held for held in compared.held if not held.differs]
+            if own:
+                self.parts.append(ComparedPart(fed, compared))
+                agree = [held for held in compared.held if not held.differs]
 
     def differences(self, stage: Stage) -> list[ComparedPart]:
         """Where a stage differs, in the order of computing."""
@@ -105,6 +100,8 @@ class ComparisonSheet:
 
     def rows(self) -> tuple[int, int, float]:
         """(forwards, rows compared of any operation, the largest error that is no difference)."""
-        held = [each for part in self.parts for each in part.compared.held]
+        whole = {id(part.fed): part.compared for part in self.parts}.values()  # of each the last, which has all
+        held = [each for compared in whole for each in compared.held]
         fine = [float(each.errors[each.errors <= each.allowed].max(initial=0)) for each in held]
-        return len({part.fed.forward.index for part in self.parts}), sum(x.rows for x in held), max(fine, default=0)
+        forwards = {part.fed.forward.index for part in self.parts}
+        return len(forwards), sum(each.rows for each in held), max(fine, default=0)

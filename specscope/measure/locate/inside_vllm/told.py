@@ -40,11 +40,11 @@ def _named(sheet: ComparisonSheet, held: Held) -> Operation:
 def walk_of(sheet: ComparisonSheet, engine: str, reference: str) -> Walk | None:
     """The place of the first difference, or the last one where nothing differs."""
     firsts = [first for stage in (None, *BEHIND[sheet.stage]) if (first := sheet.first(stage)) is not None]
-    last = max(sheet.parts, key=lambda part: (part.fed.forward.index, len(part.held)), default=None)
+    last = max(sheet.parts, key=lambda part: (part.fed.forward.index, len(part.compared.held)), default=None)
     part = min(firsts, key=lambda first: first.computed, default=last)
     if part is None:
         return None
-    held = tuple(replace(each, operation=_named(sheet, each)) for each in part.held)
+    held = tuple(replace(each, operation=_named(sheet, each)) for each in part.compared.held)
     return Walk(sheet.stage, part.fed.where, part.compared.rows, held, engine, reference)
 
 
@@ -67,7 +67,7 @@ def _handed_down(found: ComparedPart, above: ComparisonSheet | None) -> bool:
 
 
 def _located(sheet: ComparisonSheet, stage: Stage, found: ComparedPart, vocabulary: Vocabulary) -> Located:
-    counts, pair, (*before, held) = sheet.counts(stage), found.wrong, found.held
+    counts, pair, (*before, held) = sheet.counts(stage), found.wrong, found.compared.held
     scale = _scale(found, sheet.sizes) if pair.name.endswith("self_attn.attention") else ""
     number, first = found.fed.forward.number, found.compared.bad[0]
     which = "the target's forward" if sheet.stage is Stage.TARGET else f"the drafter's pass {number + 1}"

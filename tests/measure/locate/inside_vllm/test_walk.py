@@ -71,7 +71,7 @@ def walked(model, folder, spoil=lambda runner: None, between=lambda runner: None
 def test_a_right_engine_agrees_at_every_operation_and_choice(model, tmp_path):
     sheet = walked(model, tmp_path)
     assert list(located(sheet, None)) == []
-    names = {held.operation.name for part in sheet.parts for held in part.held}
+    names = {held.operation.name for part in sheet.parts for held in part.compared.held}
     assert {"tokens", "positions", "slots", "keys seen", "block table", "choice", "lm_head", "norm"} <= names
     assert {f"layers.{i}.self_attn.keys read" for i in range(3)} <= names
     forwards, rows, largest = sheet.rows()
