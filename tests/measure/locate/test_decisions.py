@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -11,11 +10,12 @@ import torch
 
 from specscope.analyze.findings import Exit
 from specscope.speculate import sampling
-from specscope.speculate.verify import host, left, match, notes, traversal
+from specscope.speculate.verify import left, match, notes, traversal
 from tests.faults import settings
 from tests.faults.fault import in_every_engine
 from tests.faults.judged import diagnosed
 from tests.faults.planted.rules import cut_first
+from tests.faults.planted.sampler import coin_again, tried, unchanged
 from tests.faults.settings import DRAFTERS, RULES, WARM, Setting, record
 
 HOT = {"temperature": 1.2}
@@ -50,11 +50,6 @@ def without_the_path(patch, engine):
         return right(self, row, 1.0 if ratio < 1 and self.children[row] else ratio, root=root)
 
     patch.setattr(traversal._Walk, "below", below)
-
-
-def nothing_taken(patch, engine):
-    """A rejection leaves p as it is."""
-    patch.setattr(left.Residual, "reject", lambda self, token, q, scale=1.0: (self, 1.0))
 
 
 def q_doubled_where_late(patch, engine):
@@ -92,18 +87,6 @@ def entropy_in_bits(patch, engine):
     patch.setattr(notes.ParentsBuilder, "done", done)
 
 
-def coin_of_another(patch, engine):
-    """The final token's coin is that of the first node."""
-    build = host.verify
-
-    def verify(batch):
-        coin = batch.trees.coin.copy()
-        coin[batch.trees.root[:-1]] = coin[(batch.trees.root[:-1] + 1) % len(coin)]
-        return build(dataclasses.replace(batch, trees=dataclasses.replace(batch.trees, coin=coin)))
-
-    patch.setattr(host, "verify", verify)
-
-
 @dataclass(frozen=True)
 class Planted:
     """A fault, the run in which it shows, and the place that must come first."""
@@ -121,12 +104,12 @@ FAULTS = {
     "top-p": Planted(cut_first, "model tree", "sampling: top-p", "before", {**HOT, "top_p": 0.8}),
     "head": Planted(louder_now_and_then, "eagle tree", "drafter: lm_head", "1.05"),
     "block": Planted(without_the_path, "early chain", "verdict: acceptance", rule="block"),
-    "residual": Planted(nothing_taken, "ngram tree", "verdict: final draw", "p as it was"),
+    "residual": Planted(tried(reject=unchanged), "ngram tree", "verdict: final draw", "p as it was"),
     "q": Planted(q_doubled_where_late, "early tree", "verdict: q"),
     "match": Planted(children_first, "early tree", "verdict: residual", rule="match"),
     "final": Planted(final_of_the_root, "early tree", "verdict: final draw"),
     "entropy": Planted(entropy_in_bits, "model tree", "verdict: entropy"),
-    "coin": Planted(coin_of_another, "model tree", "verdict: coin"),
+    "coin": Planted(coin_again, "model tree", "verdict: coin"),
 }
 
 
