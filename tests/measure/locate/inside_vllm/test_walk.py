@@ -134,3 +134,18 @@ def test_a_cache_that_was_spoilt_is_located_where_it_is_read(model, tmp_path):
     first, *_ = located(walked(model, tmp_path, between=spoil), None)
     assert first.operation.name == "layers.2.self_attn.keys read"
     assert first.where.index == 3
+
+
+@pytest.mark.parametrize(
+    ("told", "code"),
+    [
+        (["vllm.A.one", "vllm.A.two"], "vllm.A.one or vllm.A.two"),
+        (["vllm.A.one", "vllm.A.two (replaced: here.py:3)"], "vllm.A.two (replaced: here.py:3)"),
+        ([], ""),
+    ],
+)
+def test_where_it_is_computed_is_what_was_replaced_else_every_candidate(model, tmp_path, told, code):
+    sheet = walked(model, tmp_path, off("positions", 1))
+    sheet.tapped.code[Stage.TARGET]["positions"] = told
+    first, *_ = located(sheet, None)
+    assert first.operation.code == code
