@@ -80,7 +80,7 @@ class Walk:
     stage: Stage
     where: Reference
     rows: tuple[FedRow, ...]
-    operations: tuple[Held, ...]  # in the order of computing, up to the first that differs and a little beyond
+    operations: tuple[Held, ...]  # in the order of computing, up to the first that differs
     engine: str = ""  # what was walked: "specscope, torch's operators", "vLLM 0.32.0"
     reference: str = ""  # what it was held against
 

@@ -14,7 +14,6 @@ from torch.nn import functional
 
 from specscope.analyze.audit.model.head import Head
 from specscope.analyze.locate.located import FedRow, Stage
-from specscope.analyze.locate.model.head_passes import HeadPasses
 from specscope.analyze.locate.model.reference import ModelReference, ReferencePass
 from specscope.errors import UserError
 from specscope.measure.locate.features import TrueFeatures
@@ -128,12 +127,11 @@ def drafter_watch(
     if isinstance(drafter, Eagle):
         head = Head(draft, target.causal.model)
         features = TrueFeatures(drive, target, texts, head.layers)
-        passes = {name: HeadPasses(head, text, features.along(name)) for name, text in texts.items()}
-        side = HeadSide(drafter.runner, feeds, passes, features)
+        side = HeadSide(drafter.runner, feeds, head, texts, features)
         stack.enter_context(side.on())
     else:
         reference = ModelReference(draft)
-        side = ModelSide.of(drafter.runner, reference, texts, feeds.fed)
+        side = ModelSide(drafter.runner, reference, texts, feeds.fed)
     states = drafter.states
     watch = ModelWatch(Stage.DRAFTER, drive, plan, side, lambda name: states[name].table if name in states else None)
     stack.enter_context(watch.on())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -24,35 +23,34 @@ from specscope.model.kv_cache import KVCache
 from specscope.speculate.drafters.tree_builder import TreeBuilder
 
 if TYPE_CHECKING:
+    from specscope.analyze.audit.model.head import Head
     from specscope.model.heads.head_runner import HeadRunner
 
 STEEP = 32.0  # nats between scores, from which on rounding grows with them
 ROTATED = ("q_proj", "k_proj", ".query", ".key", ".keys read")
 
 
-@dataclass
 class HeadSide:
     """An EAGLE head, and its reference over what the target's own layers gave."""
 
-    runner: HeadRunner
-    feeds: Feeds
-    passes: Mapping[str, HeadPasses]  # by request
-    features: TrueFeatures
     method = "forward"
     by_operation = True
-    _usual: dict[str, dict[str, float]] = field(default_factory=dict)
-    _slack: dict[str, float] = field(default_factory=dict)  # by how much more rounding moves a pass, or one that fed it
-    _fed: Tensor = field(default_factory=lambda: torch.empty(0))  # the features that were combined last
-    _combined: dict[str, Tensor] = field(default_factory=dict)  # what combining them gave, by operation
 
-    def __post_init__(self) -> None:
-        for name, passes in self.passes.items():
-            self._usual[name] = passes.allowed() | self.features.allowed
-            self._usual[name]["vocabulary"] = self._usual[name]["d2t"]  # where the vocabulary is not reduced
-        head, theirs = self.runner.head, next(iter(self.passes.values())).head
-        self.layers, self.one_pass = theirs.names, theirs.mask_token is not None
-        norms = {"input_norm": getattr(head, "input_norm", None)}
-        norms |= {f"fc_norm.{i}": norm for i, norm in enumerate(getattr(head, "fc_norm", ()))}
+    def __init__(
+        self, runner: HeadRunner, feeds: Feeds, head: Head, texts: Mapping[str, list[int]], features: TrueFeatures
+    ) -> None:
+        self.runner, self.feeds, self.features = runner, feeds, features
+        self.layers, self.one_pass = head.names, head.mask_token is not None
+        self.passes = {name: HeadPasses(head, text, features.along(name)) for name, text in texts.items()}
+        self._usual = {name: passes.allowed() | features.allowed for name, passes in self.passes.items()}
+        for usual in self._usual.values():
+            usual["vocabulary"] = usual["d2t"]  # where the vocabulary is not reduced
+        self._slack: dict[str, float] = {}  # by how much more rounding moves a pass, or one that fed it
+        self._fed = torch.empty(0)  # the features that were combined last
+        self._combined: dict[str, Tensor] = {}  # what combining them gave, by operation
+        ours = runner.head
+        norms = {"input_norm": getattr(ours, "input_norm", None)}
+        norms |= {f"fc_norm.{i}": norm for i, norm in enumerate(getattr(ours, "fc_norm", ()))}
         self.norms = {name: norm for name, norm in norms.items() if norm is not None}
 
     @contextmanager

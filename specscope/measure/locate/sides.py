@@ -51,24 +51,23 @@ class Seen:
         return next(iter(self.calls.values())).batch
 
 
-@dataclass
 class ModelSide:
-    """A model that a ModelRunner runs, and its reference."""
+    """A model that a ModelRunner runs, and its reference over the texts of requests."""
 
-    runner: ModelRunner
-    passes: Mapping[str, ModelPasses]  # by request
-    usual: Mapping[str, float]
-    fed: Callable[[FedPart], Fed]  # what a request ought to be fed
     method = "forward_with_features"
     one_pass = by_operation = False  # what rounding explains inside a layer is not known by operation
 
-    @staticmethod
-    def of(
-        runner: ModelRunner, reference: ModelReference, texts: Mapping[str, list[int]], fed: Callable[[FedPart], Fed]
-    ) -> ModelSide:
-        """Over the texts of requests."""
-        usual = reference.allowed(max(texts.values(), key=len))
-        return ModelSide(runner, {name: ModelPasses(reference, text) for name, text in texts.items()}, usual, fed)
+    def __init__(
+        self,
+        runner: ModelRunner,
+        reference: ModelReference,
+        texts: Mapping[str, list[int]],
+        fed: Callable[[FedPart], Fed],
+    ) -> None:
+        """`fed`: what a request ought to be fed."""
+        self.runner, self.fed = runner, fed
+        self.passes = {name: ModelPasses(reference, text) for name, text in texts.items()}
+        self.limits = Allowances(reference.allowed(max(texts.values(), key=len)))
 
     def masks(self, segment: Segment) -> int:
         """Mask rows at the end of a segment."""
@@ -76,7 +75,7 @@ class ModelSide:
 
     def due(self, part: FedPart) -> tuple[ReferencePass | None, Allowances]:
         """What the pass ought to give, and what rounding explains."""
-        return self.passes[part.request].feed(*self.fed(part), part.segment.wanted), Allowances(self.usual)
+        return self.passes[part.request].feed(*self.fed(part), part.segment.wanted), self.limits
 
     def first(self, part: FedPart, right: ReferencePass) -> Iterator[HeldPair]:
         """What is compared before the pass itself."""

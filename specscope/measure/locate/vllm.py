@@ -48,7 +48,7 @@ def locate_vllm(
     requests = chosen(history, names, REQUESTS)
     if not requests:
         raise UserError("no request of this capture can run again: what shaped them is not in it")
-    models = WalkedModels.load(run, target, draft)
+    models = WalkedModels(run, target, draft)
 
     def compared(inside: str) -> ComparedForwards:
         with tempfile.TemporaryDirectory() as folder:

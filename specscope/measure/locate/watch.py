@@ -204,7 +204,7 @@ def target_watch(drive: Drive, plan: WalkPlan, reference: ModelReference, stack:
         end = step.context_len + step.prefill_tokens + (step.verdict is not None)
         return step.context_len, end, range(len(step.tree)), step.tree.token.tolist(), step.tree.parent.tolist()
 
-    side = ModelSide.of(drive.engine.runner, reference, plan.texts, fed)
+    side = ModelSide(drive.engine.runner, reference, plan.texts, fed)
     watch = ModelWatch(Stage.TARGET, drive, plan, side, drive.table_of)
     stack.enter_context(watch.on())
     return watch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -30,25 +30,15 @@ HEAD_SLACK = 4.0  # each pass of a head is fed what the one before it rounded
 Report = Callable[[str, int, int], None]
 
 
-@dataclass
 class WalkedModels:
     """The references of a run."""
 
-    target: ModelReference
-    head: Head | None = None
-    draft: ModelReference | None = None
-    samples_drafts: bool = False  # of requests that are sampled
-
-    @staticmethod
-    def load(run: RunInfo, target: ModelSource, draft: ModelSource | None) -> WalkedModels:
+    def __init__(self, run: RunInfo, target: ModelSource, draft: ModelSource | None) -> None:
         """Raises UserError."""
-        sampled = run.speculation.get("draft_sample_method") == "probabilistic"
-        models = WalkedModels(ModelReference(target), samples_drafts=sampled)
-        if draft is not None and runs_head(model_part(run.drafter)):
-            models.head = Head(draft, models.target.causal.model)
-        elif draft is not None:
-            models.draft = ModelReference(draft)
-        return models
+        self.target, is_head = ModelReference(target), runs_head(model_part(run.drafter))
+        self.head = Head(draft, self.target.causal.model) if draft is not None and is_head else None
+        self.draft = ModelReference(draft) if draft is not None and not is_head else None
+        self.samples_drafts = run.speculation.get("draft_sample_method") == "probabilistic"  # of sampled requests
 
 
 class ComparedForwards:

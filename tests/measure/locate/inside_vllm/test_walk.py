@@ -64,7 +64,7 @@ def walked(model, folder, spoil=lambda runner: None, between=lambda runner: None
     runner.__class__ = Runner
     guard = stand_in.run(runner, [text[:4], text[4:6], text[6:7], text[7:8]], folder)
     assert guard.errors == 0
-    models = WalkedModels.load(replace(histories.RUN, drafter="none"), model[1], None)
+    models = WalkedModels(replace(histories.RUN, drafter="none"), model[1], None)
     return ComparedForwards(read_taps(folder), history_of(text), models, lambda *_: None).target
 
 
