@@ -15,7 +15,7 @@ from tests.faults import settings
 from tests.faults.fault import in_every_engine
 from tests.faults.judged import diagnosed
 from tests.faults.planted.rules import cut_first
-from tests.faults.planted.sampler import coin_again, tried, unchanged
+from tests.faults.planted.trials import coin_again, tried, unchanged
 from tests.faults.settings import DRAFTERS, RULES, WARM, Setting, record
 
 HOT = {"temperature": 1.2}
