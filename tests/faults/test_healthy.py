@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from specscope.analyze.diagnose.by_check import diagnose
 from specscope.analyze.diagnose.causes import Cause
+from specscope.analyze.diagnose.run import examine
 from specscope.analyze.findings import Exit
 from specscope.speculate.drafters import parallel
 from tests.faults.healthy import HEALTHY
@@ -28,7 +28,7 @@ SOME = [
 def check(name, folder):
     setting = HEALTHY[name]
     path = record(setting, folder / "healthy.jsonl")
-    alone, found = diagnose(history(path)), diagnosed(path, setting)
+    alone, found = examine(history(path)), diagnosed(path, setting)
     assert not alone.faults, [(one.cause.label, one.grade, one.for_) for one in alone.faults]
     assert not found.faults, [(one.cause.label, one.grade, one.for_) for one in found.faults]
     assert not found.unexplained, found.unexplained
@@ -77,7 +77,7 @@ def test_mask_rows_at_wrong_positions_are_named(tmp_path, monkeypatch):
     )
     setting = Setting("one pass", {}, tokens=60, requests=9)
     found = diagnosed(record(setting, tmp_path / "moved.jsonl"), setting)
-    assert Cause.POSITIONS in [one.cause for one in found.faults]
+    assert Cause.ROTARY_POSITIONS in [one.cause for one in found.faults]
 
 
 def one_pass(folder):

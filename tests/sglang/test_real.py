@@ -38,7 +38,7 @@ SPECULATION = {
 FAULTS = {
     "other_layers": ("chain", Cause.DRAFTER_FED),
     "row_before": ("chain", Cause.DRAFTER_FED),
-    "positions_high": ("chain", Cause.POSITIONS),
+    "positions_high": ("chain", Cause.ROTARY_POSITIONS),
     "kv_not_moved": ("tree", Cause.TARGET_KV),
 }
 

@@ -3,8 +3,8 @@
 import pytest
 
 import specscope
-from specscope.analyze.diagnose.by_check import diagnose
 from specscope.analyze.diagnose.causes import Cause
+from specscope.analyze.diagnose.run import examine
 from specscope.analyze.verify.trial import judge
 from specscope.trace.wire.reading import read_capture
 from tests.transformers import gemma4
@@ -23,4 +23,4 @@ def test_it_is_convicted_and_named_from_less_than_200_tokens(tmp_path):
     trial = judge(history, source="a test")
     assert trial.tokens < 200
     assert {"drafted surprisal", "emitted surprisal"} <= {check.name for check in trial.failed}
-    assert diagnose(history, verify=trial).suspects[0].cause is Cause.Q_NOT_DRAWN
+    assert examine(history, trial=trial).suspects[0].cause is Cause.Q_NOT_DRAWN

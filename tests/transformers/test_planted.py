@@ -13,8 +13,8 @@ from transformers.generation import utils
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
 import specscope
-from specscope.analyze.diagnose.by_check import diagnose
 from specscope.analyze.diagnose.causes import Cause
+from specscope.analyze.diagnose.run import examine
 from specscope.analyze.verify.trial import judge
 from specscope.trace.wire.reading import read_capture
 from tests.transformers.generators import CASES, Case, generate
@@ -127,4 +127,4 @@ def test_it_is_convicted_and_named(tmp_path, plant, case, checks, cause):
     trial = judge(history, source="a test")
     assert trial.tokens <= 220
     assert checks <= {check.name for check in trial.failed}
-    assert diagnose(history, verify=trial).suspects[0].cause is cause
+    assert examine(history, trial=trial).suspects[0].cause is cause

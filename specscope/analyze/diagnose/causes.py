@@ -9,72 +9,44 @@ from types import MappingProxyType
 from specscope.analyze.locate.located import Stage
 from specscope.analyze.verify.trial import OF_FINALS
 
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(", "))
+
+
 # Which checks fail together, by their names: what the rows of causes are made of.
 # Of audit, what the others follow from first:
 LOGPROBS = "log-probabilities"
-TARGET = ("target raw p", "target top tokens", "target p", "final token", "final p", LOGPROBS)
-DRAFTER = ("drafter top tokens", "draft p", "drafter tokens", "drafter tree", "draft draws", "head's features")
+TARGET = (*_names("target raw p, target top tokens, target p, final token, final p"), LOGPROBS)
+DRAFTER = _names("drafter top tokens, draft p, drafter tokens, drafter tree, draft draws, head's features")
 # Of verify, from here on.
 # Where what comes out is not distributed as the target's
-LOSSLESS = ("emitted surprisal", "target's choice emitted")
+LOSSLESS = _names("emitted surprisal, target's choice emitted")
 # Where drafts are accepted more or less often than their figures say
-ACCEPTANCE = ("acceptance", "acceptance by place")
+ACCEPTANCE = _names("acceptance, acceptance by place")
 # Where drafts are not drawn from the q that is stated
 OF_Q = (
-    "draft's temperature",
-    "drafted surprisal",
-    "later siblings",
-    "order of siblings",
-    "draft coins in their intervals",
-    "draft draws",
+    *_names("draft's temperature, drafted surprisal, later siblings, order of siblings"),
+    *_names("draft coins in their intervals, draft draws"),
 )
 # Where chance is no chance
 COINS = (
-    "coins",
-    "draft coins",
-    "coins unequal",
-    "coins over steps",
-    "coins of requests",
-    "coins uniform",
-    "coins in series",
-    "coins and draws",
+    *_names("coins, draft coins, coins unequal, coins over steps, coins of requests, coins uniform"),
+    *_names("coins in series, coins and draws"),
 )
 # Where p is not what the sampling parameters make of it
-RULED = (
-    "top-k",
-    "min-p",
-    "top-p",
-    "temperature and penalties",
-    "ranks",
-    "target's choice",
-    "target p",
-    "final p",
-    "final token",
-)
+RULED = _names("top-k, min-p, top-p, temperature and penalties, ranks, target's choice, target p, final p, final token")
 # Where a step does not begin as the one before ended
 STEPS = (
-    "step numbers",
-    "tokens in the cache",
-    "positions",
-    "prompt fed",
-    "tokens emitted",
-    "outputs",
-    "ends",
-    "what preceded",
-    "context",
+    *_names("step numbers, tokens in the cache, positions, prompt fed, tokens emitted, outputs, ends"),
+    *_names("what preceded, context"),
 )
 # Where another number of drafts is accepted than was judged right
-COUNTED = ("paths", "kind of final token", "accepted KV moved", "greedy acceptance", "outcomes", "greedy tokens")
+COUNTED = _names("paths, kind of final token, accepted KV moved, greedy acceptance, outcomes, greedy tokens")
 # Where a step holds figures of another
 LATE = (
-    "accept probability",
-    "trial order",
-    "p at later trials",
-    "q at trials",
-    "residual mass",
-    "siblings",
-    "raw probabilities",
-    "what preceded",
+    *_names("accept probability, trial order, p at later trials, q at trials, residual mass, siblings"),
+    *_names("raw probabilities, what preceded"),
 )
 
 ANY = ""
@@ -88,82 +60,77 @@ OF_STAGES: Mapping[Stage, tuple[str, ...]] = {
     T: TARGET,
     D: (*DRAFTER, "head's embedding"),
     S: (*RULED, *OF_Q, "draft p"),
-    V: (*LOSSLESS, *ACCEPTANCE, *OF_FINALS, *COUNTED, "accept probability", "trial order", "residual mass"),
+    V: (*LOSSLESS, *ACCEPTANCE, *OF_FINALS, *COUNTED, *_names("accept probability, trial order, residual mass")),
     W: (*OF_Q, *COINS, "drafter tokens", "drafter tree"),
 }
 Places = Mapping[Stage, str]  # by stage, the pattern of the operations at which a cause shows first
 
 
 class Cause(Enum):
-    """A cause, in the order of a step: its stable name, what it is in a line, where to look, and what shows it."""
+    """A cause, in the order of a step: what it is in a line, where to look, and what shows it."""
 
     def __init__(
-        self, label: str, about: str, look: str, follows: tuple[str, ...] = (), places: Places = MappingProxyType({})
+        self, about: str, look: str, follows: tuple[str, ...] = (), places: Places = MappingProxyType({})
     ) -> None:
         """`follows`: the checks of verify and audit that fail where it is at work, and no others; `places`: by stage,
         the operations at which it shows first."""
-        self.label, self.about, self.look = label, about, look
-        self.follows, self.places = frozenset(follows), places
+        self.about, self.look, self.follows, self.places = about, look, frozenset(follows), places
+
+    @property
+    def label(self) -> str:
+        """Its stable name."""
+        return self.name.lower()
 
     NOT_A_NUMBER = (
-        "not_a_number",
         "probabilities are not numbers, or lie outside 0 to 1",
         "where NaN or infinity enters: logits before the softmax, a row that is masked whole, a division by no mass",
-        ("probabilities", *TARGET, *DRAFTER),
+        (*TARGET, *DRAFTER, "probabilities"),
         {T: ANY, D: ANY, S: ANY},
     )
     TOKEN_LOST = (
-        "token_lost",
         "a token is lost or computed twice",
         "preemption and prefill chunk boundaries: the tokens before them and the positions after them",
-        (*TARGET, *DRAFTER, *STEPS, "coins", "blocks kept"),
+        (*TARGET, *DRAFTER, *STEPS, *_names("coins, blocks kept")),
         {T: SEEN, D: SEEN},
     )
     VERDICT_LATE = (
-        "verdict_late",
         "a step is given the verdict of the step before it",
         "when verdicts are read: buffers that the next step writes, copies that are read before they finish",
         (*TARGET, *DRAFTER, *OF_FINALS, *COUNTED, *COINS, *ACCEPTANCE, *LOSSLESS, *RULED, *OF_Q, *STEPS, *LATE),
         {V: ANY},
     )
     TARGET_KV = (
-        "target_kv",
         "the target's KV is not that of the tokens before",
         "what moves, crops or computes KV again: after the verdict, a preemption or a prefill chunk, and "
         "over a long run",
-        (*TARGET, *DRAFTER, "accepted KV moved", "tokens in the cache", "positions", "what preceded"),
+        (*TARGET, *DRAFTER, *_names("accepted KV moved, tokens in the cache, positions, what preceded")),
         {T: SEEN},
     )
     BLOCKS_SHARED = (
-        "blocks_shared",
         "a KV block is held by two requests",
         "the block pool: a block that is freed twice or given to two",
-        (*TARGET, *DRAFTER, "blocks written", "blocks kept"),
+        (*TARGET, *DRAFTER, *_names("blocks written, blocks kept")),
         {T: SEEN},
     )
     MASK_SIBLINGS = (
-        "mask_siblings",
         "the tree's attention mask lets a node see tokens that it must not see",
         "a node sees the context, its ancestors and itself: no siblings, no other branch",
         (*TARGET, *DRAFTER),
         {T: SEEN, D: SEEN},
     )
-    POSITIONS = (
-        "rotary_positions",
+    ROTARY_POSITIONS = (
         "rotary positions are wrong",
         "the position of each node (root + depth, not its index), and the base and length of the rotary table",
         (*DRAFTER, *TARGET),
         {D: SEEN, T: SEEN},
     )
     LOGITS_SCALED = (
-        "logits_scaled",
         "a model's logits are scaled on their way to the softmax",
         "what multiplies or divides logits: a temperature applied twice, a scale of the head, a wrong tied weight",
         (*TARGET, *DRAFTER, *RULED, *OF_Q),
         {T: OUT, D: OUT, S: ANY},
     )
     ROWS_SWAPPED = (
-        "rows_swapped",
         "a request is given another request's rows or counts",
         "the order of requests in the batch: logits, drafts, q and counts of accepted tokens must be in the same one",
         (
@@ -175,30 +142,23 @@ class Cause(Enum):
             *RULED,
             *OF_Q,
             *LOSSLESS,
-            "raw probabilities",
-            "drafts in place",
-            "q at trials",
-            "coins",
-            "blocks kept",
+            *_names("raw probabilities, drafts in place, q at trials, coins, blocks kept"),
         ),
         {T: f"{FED}|{SEEN}|{OUT}", D: f"{FED}|{OUT}", S: ANY, V: ANY},
     )
     P_OTHER_ROW = (
-        "p_other_row",
         "the target's p is taken from another row of the tree",
         "which row of logits judges a node: its parent's",
-        (*TARGET, *RULED, *LOSSLESS, "raw probabilities", "target's choice", "siblings", "greedy acceptance"),
+        (*TARGET, *RULED, *LOSSLESS, *_names("raw probabilities, target's choice, siblings, greedy acceptance")),
         {T: OUT, S: ANY, V: ANY},
     )
     HEAD_EMBEDDING = (
-        "head_embedding",
         "the head's embedding has nothing in common with the target's",
         "how the head's embed_tokens is loaded: its own weights, or the target's where the checkpoint has none",
-        ("head's embedding", *DRAFTER),
+        (*DRAFTER, "head's embedding"),
         {D: FED},
     )
     DRAFTER_FED = (
-        "drafter_fed",
         "the drafter is fed the wrong features or tokens",
         "the rows and layers of the target's hidden states that go to the head, one of each committed "
         "position, and the token behind each",
@@ -206,7 +166,6 @@ class Cause(Enum):
         {D: FED},
     )
     DRAFTER_KV = (
-        "drafter_kv",
         "the drafter's KV is stale, missing, or that of another branch or request",
         "what the drafter's cache holds after a full acceptance, a rejection, a preemption or a cached "
         "prefix, and which slots each branch reads",
@@ -214,28 +173,24 @@ class Cause(Enum):
         {D: SEEN},
     )
     DRAFT_POSITION = (
-        "draft_position",
         "the drafts are shifted in position",
         "which token the drafter continues from: the root must be its last input, its first output depth 1",
-        (*DRAFTER, *OF_Q, "drafts in place", "likeliest draft first", "drafter's likeliest", "ranks"),
+        (*DRAFTER, *OF_Q, *_names("drafts in place, likeliest draft first, drafter's likeliest, ranks")),
         {D: f"{SEEN}|^lookup", W: ANY},
     )
     DRAFT_VOCABULARY = (
-        "draft_vocabulary",
         "the drafter's vocabulary is cut, or mapped to the wrong tokens of the target",
         "the map of the draft vocabulary (d2t), and what is left of the drafter's logits before its choice",
-        (*DRAFTER, *OF_Q, "draft vocabulary", "likeliest draft first", "drafter's likeliest"),
+        (*DRAFTER, *OF_Q, *_names("draft vocabulary, likeliest draft first, drafter's likeliest")),
         {D: OUT, W: ANY, S: ANY},
     )
     DRAFT_PLACEHOLDERS = (
-        "draft_placeholders",
         "placeholders are judged as drafts",
         "who pads drafts to a fixed length, and whether the padding is cut off before it is verified",
-        (*DRAFTER, "placeholders", "draft vocabulary", "likeliest draft first", "siblings"),
+        (*DRAFTER, *_names("placeholders, draft vocabulary, likeliest draft first, siblings")),
         {D: "^(lookup|chosen tokens|draft)", W: ANY},
     )
     RULES_WRONG = (
-        "rules_wrong",
         "the sampling parameters are applied wrongly",
         "temperature, penalties, logit bias, min-p, top-k and top-p: each once, in this order, at every node "
         "with the tokens on its path",
@@ -243,165 +198,131 @@ class Cause(Enum):
         {S: ANY},
     )
     Q_TEMPERATURE = (
-        "q_temperature",
         "q is recorded under other sampling parameters than the drafts were drawn with",
         "the tensor that drafts are drawn from, behind temperature, top-k and top-p, must be the one that judges them",
         (*OF_Q, *LOSSLESS, "draft p"),
         {S: ANY, W: ANY},
     )
     Q_NOT_DRAWN = (
-        "q_not_drawn",
         "drafts are judged as if they had been drawn from q, and were not",
         "the draw: the likeliest token is no draw, and a coin's token is the inverse of q's distribution function",
         (*OF_Q, *LOSSLESS),
         {W: ANY},
     )
     Q_DROPPED = (
-        "q_dropped",
         "drafts were sampled, but they are judged without their q",
         "how q travels from the drafter to the verifier: without it only deterministic drafts are verified correctly",
-        (*DRAFTER, *LOSSLESS, "drafts as planned", "likeliest draft first"),
+        (*DRAFTER, *LOSSLESS, *_names("drafts as planned, likeliest draft first")),
         {V: ANY, W: ANY},
     )
     SIBLINGS_CHANGED = (
-        "siblings_changed",
         "sampled siblings are sorted, dropped or swapped after they were drawn",
         "what re-ranks or prunes a tree: sampled siblings are tried as they were drawn, tokens, parents and q together",
         (
             *OF_Q,
             *LOSSLESS,
-            "draft coins",
-            "drafts as planned",
-            "q at trials",
             *DRAFTER,
-            "ranks",
-            "drafter's likeliest",
-            "p at later trials",
-            "residual mass",
+            *_names("draft coins, drafts as planned, q at trials, ranks, drafter's likeliest"),
+            *_names("p at later trials, residual mass"),
         ),
         {W: ANY},
     )
     Q_OTHER_ROW = (
-        "q_other_row",
         "the ratio test uses another q than the drafts were drawn from",
         "which row of q belongs to which node and request when the verifier reads it",
-        (*OF_Q, *LOSSLESS, "q at trials", "p at later trials", "residual mass", "draft p"),
+        (*OF_Q, *LOSSLESS, *_names("q at trials, p at later trials, residual mass, draft p")),
         {V: ANY},
     )
     OTHER_RULE = (
-        "other_rule",
         "steps are judged by another rule of verification than the one that is set",
         "how the rule reaches the sampler: a setting that is read and not used, or a fall-back that nobody is told of",
         ("rule of verification",),
         {V: ANY},
     )
     TRIAL_ORDER = (
-        "trial_order",
         "siblings are skipped, or tried in another order than they were drawn",
         "the loop over siblings: in draw order, until one is accepted or none is left",
         (
             *LOSSLESS,
             *OF_FINALS,
-            "trial order",
-            "kind of final token",
-            "p at later trials",
-            "q at trials",
-            "residual mass",
+            *_names("trial order, kind of final token, p at later trials, q at trials, residual mass"),
         ),
         {V: ANY},
     )
     P_NOT_USED = (
-        "p_not_used",
         "p, q and coin are right, and another p decided",
         "which row of the target's probabilities the acceptance test reads, beside the one that is recorded",
-        ("outcomes", "greedy acceptance", "accept probability", *ACCEPTANCE, *LOSSLESS, *OF_FINALS, "greedy tokens"),
+        (*ACCEPTANCE, *LOSSLESS, *OF_FINALS, *_names("outcomes, greedy acceptance, accept probability, greedy tokens")),
         {V: ANY},
     )
     RATIO_TEST = (
-        "ratio_test",
         "drafts are not accepted just where their coin is below min(1, p / q)",
         "the acceptance probability and the comparison; at temperature 0 the target's choice and nothing else",
-        (*LOSSLESS, "accept probability", "outcomes", *ACCEPTANCE, "greedy acceptance"),
+        (*LOSSLESS, *ACCEPTANCE, *_names("accept probability, outcomes, greedy acceptance")),
         {V: ANY},
     )
     ACCEPTED_COUNT = (
-        "accepted_count",
         "more or fewer drafts are accepted than were judged right",
         "the count of accepted drafts: the loop's end, an index that is one off, a limit",
         (*TARGET, *STEPS, *OF_FINALS, *COUNTED, *LOSSLESS, *ACCEPTANCE, "trial order"),
         {V: ANY},
     )
-    RESIDUAL = (
-        "residual_not_renormalised",
+    RESIDUAL_NOT_RENORMALISED = (
         "the residual after a rejection is wrong",
         "after a rejection p becomes max(p - q, 0), and q is q without the token before; both divided by what is left",
-        (*LOSSLESS, *OF_FINALS, "p at later trials", "residual mass", "q at trials"),
+        (*LOSSLESS, *OF_FINALS, *_names("p at later trials, residual mass, q at trials")),
         {V: ANY},
     )
     FINAL_NOT_RESIDUAL = (
-        "final_not_residual",
         "after a rejection the final token is drawn from something else than the residual",
         "what the recovered token is drawn from: the last residual of p, not p, not q and not another row",
         (*LOSSLESS, *OF_FINALS),
         {V: ANY},
     )
     FINAL_OTHER_NODE = (
-        "final_other_node",
         "the final token is not drawn from the p behind the last accepted node",
         "which row the final token is drawn from, and whether the drawn token is the one that is kept",
-        (*LOSSLESS, *OF_FINALS, "other final draws", "greedy tokens"),
+        (*LOSSLESS, *OF_FINALS, *_names("other final draws, greedy tokens")),
         {V: ANY},
     )
     COINS = (
-        "coins",
         "coins or noise are used twice, or follow from the place in the batch",
         "each draw and each trial needs a coin of its own, whose key is the request's seed and position",
         (
             *LOSSLESS,
             *COINS,
-            "recovered draws",
             *ACCEPTANCE,
-            "other final draws",
-            "drafted surprisal",
-            "later siblings",
-            "order of siblings",
+            *_names("recovered draws, other final draws, drafted surprisal, later siblings, order of siblings"),
         ),
         {V: ANY, W: ANY},
     )
     LOGPROBS = (
-        "logprobs",
         "the log-probabilities that are handed out are not the tokens' own",
         "whose row and which token each is read from: behind an accepted path every token has a row of its own",
         ("log-probabilities",),
     )
     PAST_THE_END = (
-        "past_the_end",
         "output goes on past its end",
         "where EOS, stop tokens and stop strings are looked for: in every token that a step commits, not in its last",
-        ("ends", "outputs", "tokens emitted"),
+        (*_names("ends, outputs, tokens emitted"),),
     )
     WEAK_DRAFTER = (
-        "weak_drafter",
         "the drafter is weak here",
         "another drafter, or a head trained on text like this",
     )
     DRAFTER_AT_CHANCE = (
-        "drafter_at_chance",
         "the drafter guesses no better than chance",
         "another vocabulary map, tokenizer or target than it was trained for, or weights that were not read",
     )
     HARD_TEXT = (
-        "hard_text",
         "the text is hard here: the target itself is unsure",
         "nothing is wrong; shorter drafts cost less",
     )
     HIGH_TEMPERATURE = (
-        "high_temperature",
         "the temperature is high: p is too wide for drafts to be accepted often",
         "nothing is wrong; a lower temperature, or shorter drafts",
     )
     TREE_TOO_SMALL = (
-        "tree_too_small",
         "the tree is too small: its deepest level is still accepted",
         "a deeper or wider tree: `specscope tune` says what others would have accepted",
     )

@@ -47,9 +47,8 @@ class Suspect:
     cause: Cause
     proof: Proof
     for_: tuple[str, ...]  # the evidence for it, in lines
-    against: tuple[str, ...] = ()
     example: Reference | None = None
-    explained: int | None = None  # how many of what differs it explains; None: all
+    explained: int = 0  # how many of what differs it explains
     of: int = 0  # what differs, as the check or the rerun that names it counts; 0: not by count
     spoiled: int = 0  # of what agrees, how many would differ
     explains: Mapping[str, float] = field(default_factory=dict)  # by check, the share that it explains where not all
@@ -59,18 +58,12 @@ class Suspect:
     @staticmethod
     def rerun_of(cause: Cause, line: str, example: Reference | None, counts: tuple[int, int]) -> Suspect:
         """A cause under which something was computed again. `counts`: (explained, of what differs)."""
-        explained, of = counts
-        return Suspect(cause, Proof.ROWS, (line,), (), example, explained, of, rerun=True)
-
-    @property
-    def all_explained(self) -> int:
-        """How many of what differs it explains."""
-        return self.of if self.explained is None else self.explained
+        return Suspect(cause, Proof.ROWS, (line,), example, *counts, rerun=True)
 
     @property
     def net(self) -> float:
         """The share of what differs that it explains, less what it spoils."""
-        return (self.of if self.explained is None else self.explained - self.spoiled) / self.of if self.of else 1.0
+        return (self.explained - self.spoiled) / self.of if self.of else 1.0
 
     @property
     def grade(self) -> Grade:
@@ -93,9 +86,9 @@ class Suspect:
             "cause": self.cause.label,
             **{name: getattr(self.cause, name) for name in ("is_fault", "about", "look")},
             "grade": self.grade.value,
-            "explained": self.all_explained,
-            **{name: plain(getattr(self, name)) for name in ("of", "spoiled", "against", "chance", "example")},
+            **{name: plain(getattr(self, name)) for name in ("explained", "of", "spoiled", "chance", "example")},
             "for": list(self.for_),
+            "against": [],
             "command": self.command(source),
         }
 

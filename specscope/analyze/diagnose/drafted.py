@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from specscope.analyze.audit.lookup import SIZES, Rule, lookup, told_rules
+from specscope.analyze.audit.lookup import SIZES, Rule, lookup, recorded_paths, told_rules
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import MOSTLY, Proof, Suspect, said
 from specscope.analyze.evidence.arrays import Indices, numbers
@@ -31,7 +30,7 @@ SHIFTS = (1, -1, 2, -2, 3)
 LOOKED_UP = 2000  # steps that are looked up again
 FOR_RULE = 100  # of them, from which the rule is found
 EXPLAINED = 8  # drafted tokens that a mistake must explain
-Paths = frozenset[tuple[int, ...]]
+Drafted = list[tuple[Step, frozenset[tuple[int, ...]]]]  # steps with the paths of their tree
 
 
 def outside_vocabulary(case: Case, check: Finding) -> list[Suspect]:
@@ -44,21 +43,14 @@ def outside_vocabulary(case: Case, check: Finding) -> list[Suspect]:
 
 def planned(case: Case, check: Finding) -> list[Suspect]:
     """Trees that were to be sampled and were not, or that lack nodes of the plan."""
-    c = case.evidence
-    drawn = c.any_in_step(c.sampled)
-    suspects = []
+    c, tested, suspects = case.evidence, plural(check.tested, "step"), list[Suspect]()
+    drawn = c.any_in_step(c.sampled)[check.wrong]
     for cause, steps, what in (
-        (
-            Cause.Q_DROPPED,
-            check.wrong[~drawn[check.wrong]],
-            "trees that are to be sampled are recorded as deterministic",
-        ),
-        (Cause.SIBLINGS_CHANGED, check.wrong[drawn[check.wrong]], "sampled trees lack nodes of the plan"),
+        (Cause.Q_DROPPED, check.wrong[~drawn], "trees that are to be sampled are recorded as deterministic"),
+        (Cause.SIBLINGS_CHANGED, check.wrong[drawn], "sampled trees lack nodes of the plan"),
     ):
-        if len(steps):
-            line = f"{what} in {len(steps):,} of {plural(check.tested, 'step')}"
-            where = c.at_step(int(steps[0]))
-            suspects.append(Suspect(cause, Proof.ROWS, (line,), example=where, explained=len(steps)))
+        line = f"{what} in {len(steps):,} of {tested}"
+        suspects += [Suspect(cause, Proof.ROWS, (line,), c.at_step(int(step)), len(steps)) for step in steps[:1]]
     return suspects
 
 
@@ -128,7 +120,9 @@ def other_q(case: Case, check: Finding) -> list[Suspect]:
             f"{known:,} where one lists the token"
         )
         return [said(check, Cause.Q_OTHER_ROW, Proof.ROWS, line)]
-    temperature, fits = _one_temperature(c, nodes)
+    # The one temperature that gives the most of these nodes their q
+    fitting = {temperature: int(_within(c, nodes, temperature).sum()) for temperature in GRID.tolist()}
+    temperature, fits = max(fitting.items(), key=lambda pair: pair[1])
     if fits < MOSTLY * len(nodes):
         return []
     wanted = float(np.median(c.parameter("temperature")[nodes]))
@@ -137,7 +131,7 @@ def other_q(case: Case, check: Finding) -> list[Suspect]:
         f"{plural(len(nodes), 'node')} whose q does not follow from the requests' temperature"
     )
     explained = round(check.failed * fits / len(nodes))
-    return [Suspect(Cause.Q_TEMPERATURE, Proof.ROWS, (line,), example=check.example, explained=explained)]
+    return [Suspect(Cause.Q_TEMPERATURE, Proof.ROWS, (line,), check.example, explained)]
 
 
 def other_draws(case: Case, check: Finding) -> list[Suspect]:
@@ -152,7 +146,7 @@ def other_draws(case: Case, check: Finding) -> list[Suspect]:
         return [replace(said(check, Cause.Q_TEMPERATURE, Proof.CONDITION, more), chance=check.p_value)]
     if draws.takes_likeliest:
         proof = Proof.ROWS if always else Proof.SUM
-        return [Suspect(Cause.Q_NOT_DRAWN, proof, (likeliest.words,), example=check.example, chance=likeliest.p_value)]
+        return [Suspect(Cause.Q_NOT_DRAWN, proof, (likeliest.words,), check.example, chance=likeliest.p_value)]
     return [replace(said(check, Cause.Q_TEMPERATURE, Proof.SUM), chance=check.p_value)]
 
 
@@ -166,16 +160,6 @@ def _drawn_within_top_k(c: Columns) -> str:
     if wide <= 0.1 * tested.sum() or beyond.any():
         return ""
     return f"q has more tokens than top-k leaves at {wide:,} of {plural(int(tested.sum()), 'parent')}; none is drafted"
-
-
-def _one_temperature(c: Columns, nodes: Indices) -> tuple[float, int]:
-    """The one temperature that gives the most of these nodes their q, and how many that is."""
-    best, count = 1.0, -1
-    for temperature in GRID.tolist():
-        fits = int(_within(c, nodes, temperature).sum())
-        if fits > count:
-            best, count = temperature, fits
-    return best, count
 
 
 def _within(c: Columns, nodes: Indices, temperature: float) -> Bools:
@@ -194,22 +178,17 @@ def _between(q: Doubles | float, low: Doubles, high: Doubles) -> Bools:
 
 def _of_another_row(c: Columns, nodes: Indices) -> tuple[int, int]:
     """At how many nodes q is what another parent gives the token, out of those where another parent lists it."""
-    e, temperature = c.parents, c.parameter("temperature")
+    e, temperature, fits = c.parents, c.parameter("temperature"), list[bool]()
     batch = c.batch[e.step]
-    fits = known = 0
     for node in nodes.tolist():
         step = c.step[node]
-        beside = (batch == c.batch[step]) | (batch == (c.batch[c.before[step]] if c.before[step] >= 0 else -1))
-        parents = np.flatnonzero(beside & (np.arange(len(e)) != e.at_node[node]))
-        token = np.full(len(parents), c.token[node])
-        listed = parents[np.isfinite(e.drafters(parents, token))] if len(parents) else parents
-        if not len(listed):
-            continue
-        known += 1
-        warm = np.full(len(listed), temperature[node])
-        low, high = q_bounds(c, listed, token[: len(listed)], warm, np.full(len(listed), node))
-        fits += bool(_between(c.q[node], low, high).any())
-    return fits, known
+        batches = [c.batch[step], c.batch[c.before[step]] if c.before[step] >= 0 else -1]
+        parents = np.flatnonzero(np.isin(batch, batches) & (np.arange(len(e)) != e.at_node[node]))
+        listed = parents[np.isfinite(e.drafters(parents, np.full(len(parents), c.token[node])))]
+        token, warm, place = (np.full(len(listed), x) for x in (c.token[node], temperature[node], node))
+        if len(listed):
+            fits.append(bool(_between(c.q[node], *q_bounds(c, listed, token, warm, place)).any()))
+    return sum(fits), len(fits)
 
 
 def shifted_lookup(case: Case) -> list[Suspect]:
@@ -218,46 +197,33 @@ def shifted_lookup(case: Case) -> list[Suspect]:
     if run is None or run.drafter != "ngram" or not isinstance(plan, StaticPlan):
         return []
     depth, width = plan.max_depth, len(plan.shape.children(ROOT))
-    steps = [step for step in case.drafting if step.after > 0]
-    steps = steps[:: max(1, len(steps) // LOOKED_UP)]
-    if not steps:
-        return []
-    recorded = {id(step): _paths(step) for step in steps}
+    every = [(step, frozenset(recorded_paths(step.tree))) for step in case.drafting if step.after > 0]
+    every = every[:: max(1, len(every) // LOOKED_UP)]
 
-    def fits(some: Sequence[Step], rule: Rule, shift: int) -> list[Step]:
+    def fits(drafted: Drafted, rule: Rule, shift: int) -> Drafted:
         """Steps whose tree is what the text gives; with a shift, the end may be missing."""
-        drafted = ((step, frozenset(lookup(step.text[: step.after], depth, width, rule, shift))) for step in some)
-        pairs = ((step, recorded[id(step)], paths) for step, paths in drafted)
+        found = [frozenset(lookup(step.text[: step.after], depth, width, rule, shift)) for step, _ in drafted]
+        pairs = zip(drafted, found, strict=True)
         return [
-            step
-            for step, there, paths in pairs
-            if (bool(there) and there <= paths if shift else rule.agrees(there, paths))
+            one for one, paths in pairs if (bool(one[1]) and one[1] <= paths if shift else rule.agrees(one[1], paths))
         ]
 
+    def nodes(drafted: Drafted) -> int:
+        return sum(len(step.tree) for step, _ in drafted)
+
     rules = told_rules(run.speculation) or tuple(Rule(*sizes) for sizes in SIZES)
-    few = steps[:: max(1, len(steps) // FOR_RULE)]
+    few = every[:: max(1, len(every) // FOR_RULE)]
     right = max(rules, key=lambda rule: len(fits(few, rule, 0)))
-    alike = {id(step) for step in fits(steps, right, 0)}
-    wrong = [step for step in steps if id(step) not in alike and recorded[id(step)]]
-    if not wrong:
-        return []
-    explained, shift = max(((fits(wrong, rule, shift), shift) for shift in SHIFTS for rule in rules), key=_nodes)
-    if len(explained) <= 0.8 * len(wrong) or _nodes((explained, shift)) < EXPLAINED:
+    alike = {step.key for step, _ in fits(every, right, 0)}
+    wrong = [(step, paths) for step, paths in every if step.key not in alike]
+    tried = [(fits(wrong, rule, shift), shift) for shift in SHIFTS for rule in rules]
+    explained, shift = max(tried, key=lambda one: nodes(one[0]))
+    if len(explained) <= 0.8 * len(wrong) or nodes(explained) < EXPLAINED:
         return []
     late = f"{plural(abs(shift), 'token')} too {'late' if shift > 0 else 'early'}"
     line = (
         f"prompt lookup that continues {late} drafts the recorded tree in {len(explained):,} of the {len(wrong):,} "
-        f"steps in which the right lookup does not; {len(steps):,} steps were looked at"
+        f"steps in which the right lookup does not; {len(every):,} steps were looked at"
     )
     counts = len(explained), len(wrong)
-    return [Suspect.rerun_of(Cause.DRAFT_POSITION, line, explained[0].reference(), counts)]
-
-
-def _nodes(explained: tuple[list[Step], int]) -> int:
-    """How many drafted tokens are explained."""
-    return sum(len(step.tree) for step in explained[0])
-
-
-def _paths(step: Step) -> Paths:
-    tree = step.tree
-    return frozenset(tuple(int(tree.token[i]) for i in tree.path_to(node)) for node in range(len(tree)))
+    return [Suspect.rerun_of(Cause.DRAFT_POSITION, line, explained[0][0].reference(), counts)]

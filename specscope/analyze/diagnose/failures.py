@@ -36,8 +36,16 @@ class Failure:
 
     judge: str
     check: Finding
-    line: str  # what it found, in words
-    condition: Condition | None = None  # of audit's; verify looks for none
+
+    @property
+    def line(self) -> str:
+        """What it found, in words."""
+        check = self.check
+        return (
+            f"audit: {check.sentence}"
+            if self.judge == "audit"
+            else f"verify, {check.name}: {check.detail or check.about}"
+        )
 
     @property
     def weight(self) -> float:
@@ -47,13 +55,9 @@ class Failure:
 
 def failures_of(case: Case, audit: Audit | None) -> list[Failure]:
     """Every check of verify and audit that failed."""
-    failures = [
-        Failure("verify", check, f"verify, {check.name}: {check.detail or check.about}") for check in case.trial.failed
-    ]
-    if audit is not None:
-        wrong = [finding for finding in audit.findings if finding.result is CheckResult.FAILED]
-        failures += [Failure("audit", finding, f"audit: {finding.sentence}", finding.condition) for finding in wrong]
-    return failures
+    failures = [Failure("verify", check) for check in case.trial.failed]
+    findings = () if audit is None else audit.findings
+    return failures + [Failure("audit", one) for one in findings if one.result is CheckResult.FAILED]
 
 
 def conditions(case: Case, failures: Sequence[Failure]) -> tuple[str, ...]:
@@ -61,7 +65,7 @@ def conditions(case: Case, failures: Sequence[Failure]) -> tuple[str, ...]:
     clear: list[tuple[Condition, str]] = []
     for failure in failures:
         check, noun = failure.check, "step" if failure.check.unit != "node" else "node"
-        found = failure.condition or (_condition(case, check) if failure.judge == "verify" else None)
+        found = _condition(case, check) if failure.judge == "verify" else check.condition
         if found is not None and found.tests and found.correlation >= CLEAR:
             clear.append((found, found.sentence(f"{check.name}: wrong", noun)))
     sentences: dict[str, str] = {}
@@ -92,9 +96,9 @@ def _condition(case: Case, check: Finding) -> Condition | None:
 def _steps(case: Case, check: Finding) -> Indices:
     """The decode steps in which it failed, as the evidence numbers them."""
     if check.unit == "request step":
-        number = {(visit.request.id, visit.part.index): step for step, visit in enumerate(case.evidence.visits)}
-        keys = [(case.visits[place].request.id, case.visits[place].part.index) for place in check.wrong.tolist()]
-        return np.array([number[key] for key in keys if key in number], np.int64)
+        wrong = {(case.visits[place].request.id, case.visits[place].part.index) for place in check.wrong.tolist()}
+        places = [(visit.request.id, visit.part.index) in wrong for visit in case.evidence.visits]
+        return np.flatnonzero(places)
     if check.unit == "parent":
         return np.asarray(np.unique(case.evidence.parents.step[check.wrong]), np.int64)
     return check.wrong if check.unit in ("step", "draw") else check.wrong[:0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,18 +25,15 @@ FEWEST = 20  # drafts, or trials at a depth
 def remarks(case: Case) -> list[Suspect]:
     """All that apply."""
     entropy = Entropy.of(case)
-    found = [weak_drafter(case, entropy), hard_text(entropy), high_temperature(entropy), tree_too_small(case)]
-    return [remark for remark in found if remark is not None]
+    return [*weak_drafter(case, entropy), *wide(entropy), *tree_too_small(case)]
 
 
-def weak_drafter(case: Case, entropy: Entropy | None) -> Suspect | None:
+def weak_drafter(case: Case, entropy: Entropy | None) -> Iterator[Suspect]:
     """Most first drafts are rejected, and neither hard text nor the temperature explains it."""
     figures = case.history.acceptance
-    if figures.drafts < FEWEST or not figures.conditional or figures.conditional[0] is None:
-        return None
-    first = figures.conditional[0]
-    if first >= WEAK or (entropy is not None and (entropy.is_hard or entropy.is_heated)):
-        return None
+    first = figures.conditional[0] if figures.conditional and figures.drafts >= FEWEST else None
+    if first is None or first >= WEAK or (entropy is not None and (entropy.is_hard or entropy.is_heated)):
+        return
     lines = [f"the first drafted level is accepted in {first:.0%} of {figures.drafts:,} drafts"]
     if entropy is not None and entropy.most <= HARD:
         lines.append(f"the target itself is sure there: its own entropy is {entropy.words}")
@@ -44,49 +42,40 @@ def weak_drafter(case: Case, entropy: Entropy | None) -> Suspect | None:
     ranks = case.evidence.parents.choice_rank
     ranks = ranks[ranks > 0]
     by_chance = len(ranks) >= FEWEST and ranks.max() > FEW_TOKENS and np.median(ranks) > ranks.max() / 4
+    cause = Cause.DRAFTER_AT_CHANCE
     if first > BY_CHANCE or (len(ranks) and not by_chance):
-        return Suspect(Cause.WEAK_DRAFTER, Proof.SUM, tuple(lines))
-    if by_chance:
+        cause = Cause.WEAK_DRAFTER
+    elif by_chance:
         lines.append(
             f"to the drafter the token that the target wants is the {round(np.median(ranks)):,}th likeliest at the "
             f"median, of {ranks.max():,} or more: as by chance"
         )
-    return Suspect(Cause.DRAFTER_AT_CHANCE, Proof.SUM, tuple(lines))
+    yield Suspect(cause, Proof.SUM, tuple(lines))
 
 
-def hard_text(entropy: Entropy | None) -> Suspect | None:
-    """The target's own distribution is wide: no drafter could guess it."""
-    if entropy is None or not entropy.is_hard:
-        return None
-    line = f"where drafts are tried, the entropy of the target's own distribution is {entropy.words}"
-    return Suspect(Cause.HARD_TEXT, Proof.SUM, (line,))
+def wide(entropy: Entropy | None) -> Iterator[Suspect]:
+    """The target's own distribution is wide, so that no drafter could guess it; or the temperature makes p wide."""
+    if entropy is None or not (entropy.is_hard or entropy.is_heated):
+        return
+    if entropy.is_hard:
+        cause, of_p = Cause.HARD_TEXT, f"the entropy of the target's own distribution is {entropy.words}"
+    else:
+        of_p = f"p at temperature {entropy.temperature:g} has an entropy of {entropy.sampled:.2f} nats"
+        cause, of_p = Cause.HIGH_TEMPERATURE, f"{of_p}; the target's own is {entropy.words}"
+    yield Suspect(cause, Proof.SUM, (f"where drafts are tried, {of_p}",))
 
 
-def high_temperature(entropy: Entropy | None) -> Suspect | None:
-    """The temperature makes the distribution wide that drafts are judged by."""
-    if entropy is None or entropy.is_hard or not entropy.is_heated:
-        return None
-    of_p = f"p at temperature {entropy.temperature:g} has an entropy of {entropy.sampled:.2f} nats"
-    line = f"where drafts are tried, {of_p}; the target's own is {entropy.words}"
-    return Suspect(Cause.HIGH_TEMPERATURE, Proof.SUM, (line,))
-
-
-def tree_too_small(case: Case) -> Suspect | None:
+def tree_too_small(case: Case) -> Iterator[Suspect]:
     """The deepest level is accepted nearly as often as the first."""
     figures = case.history.acceptance
-    reached = len(figures.conditional)
-    deep = [
-        (depth, rate)
-        for depth, rate in enumerate(figures.conditional, 1)
-        if rate is not None and figures.tried_at[depth - 1] >= FEWEST
-    ]
-    if not deep or deep[-1][1] < EASY:
-        return None
-    depth, rate = deep[-1]
-    trials = figures.tried_at[depth - 1]
-    last = "the last" if depth == reached else f"the deepest with {FEWEST} trials (trees reach {reached})"
-    line = f"depth {depth}, {last}, is accepted in {rate:.0%} of {plural(trials, 'trial')}"
-    return Suspect(Cause.TREE_TOO_SMALL, Proof.SUM, (line,))
+    rates = zip(figures.conditional, figures.tried_at, strict=False)
+    deep = [(depth, rate, n) for depth, (rate, n) in enumerate(rates, 1) if rate is not None and n >= FEWEST]
+    for depth, rate, trials in deep[-1:]:
+        if rate >= EASY:
+            reached = len(figures.conditional)
+            last = "the last" if depth == reached else f"the deepest with {FEWEST} trials (trees reach {reached})"
+            line = f"depth {depth}, {last}, is accepted in {rate:.0%} of {plural(trials, 'trial')}"
+            yield Suspect(Cause.TREE_TOO_SMALL, Proof.SUM, (line,))
 
 
 @dataclass(frozen=True)
@@ -112,9 +101,8 @@ class Entropy:
     @property
     def words(self) -> str:
         """Its own, with the roots that it was taken at."""
-        least, most = f"{self.least:.2f}", f"{self.most:.2f}"
-        value = least if least == most else f"between {least} and {most}"
-        return f"{value} nats (n = {plural(self.roots, 'root')})"
+        bounds = dict.fromkeys((f"{self.least:.2f}", f"{self.most:.2f}"))
+        return f"{'between ' * (len(bounds) - 1)}{' and '.join(bounds)} nats (n = {plural(self.roots, 'root')})"
 
     @staticmethod
     def of(case: Case) -> Entropy | None:
@@ -127,21 +115,18 @@ class Entropy:
         c = case.evidence
         e = c.parents
         roots = np.flatnonzero((e.row == c.root_row[e.step]) & c.told[e.step])
-        if len(roots) < FEWEST:
-            return None
         params = [c.params[step] for step in e.step[roots].tolist()]
         uncut = np.array([not p.moved and not p.top_k and p.top_p == 1 and not p.min_p for p in params], np.bool_)
+        if len(roots) < FEWEST or not (e.top_p.shape[1] or uncut.all()):
+            return None
         heat, sampled = np.array([p.temperature for p in params]), e.entropy[roots]
         least, most = np.zeros(len(roots)), np.full(len(roots), math.log(WIDEST))
         if e.top_p.shape[1]:
             top = np.clip(e.top_p[roots], 0, 1)
             rest = np.clip(1 - top.sum(axis=1), 0, 1)
             shares = np.concatenate([top, rest[:, None]], axis=1)
-            with np.errstate(divide="ignore", invalid="ignore"):
-                least = -np.where(shares > 0, shares * np.log(shares), 0).sum(axis=1)
+            least = -(shares * np.log(np.where(shares > 0, shares, 1))).sum(axis=1)
             most = least + rest * math.log(WIDEST)
-        elif not uncut.all():
-            return None
         known = uncut & (heat > 0)
         least = np.where(known & (heat <= 1), np.maximum(least, sampled), least)
         most = np.where(known & (heat >= 1), np.minimum(most, sampled), most)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -35,31 +35,27 @@ SHOWS: Mapping[str, tuple[Cause, Proof]] = {
     "rule of verification": (Cause.OTHER_RULE, Proof.ROWS),
     "accept probability": (Cause.RATIO_TEST, Proof.ROWS),
     "trial order": (Cause.TRIAL_ORDER, Proof.ROWS),
-    "p at later trials": (Cause.RESIDUAL, Proof.ROWS),
-    "residual mass": (Cause.RESIDUAL, Proof.ROWS),
-    "top-k": (Cause.RULES_WRONG, Proof.CONDITION),
-    "min-p": (Cause.RULES_WRONG, Proof.CONDITION),
-    "top-p": (Cause.RULES_WRONG, Proof.CONDITION),
-    "temperature and penalties": (Cause.RULES_WRONG, Proof.CONDITION),
+    "p at later trials": (Cause.RESIDUAL_NOT_RENORMALISED, Proof.ROWS),
+    "residual mass": (Cause.RESIDUAL_NOT_RENORMALISED, Proof.ROWS),
+    **dict.fromkeys(("top-k", "min-p", "top-p", "temperature and penalties"), (Cause.RULES_WRONG, Proof.CONDITION)),
     "drafts in place": (Cause.DRAFT_POSITION, Proof.CONDITION),
     "placeholders": (Cause.DRAFT_PLACEHOLDERS, Proof.ROWS),
     "features fed": (Cause.DRAFTER_FED, Proof.ROWS),
     "accepted KV moved": (Cause.TARGET_KV, Proof.ROWS),
     LOGPROBS: (Cause.LOGPROBS, Proof.ROWS),
-    "coins unequal": (Cause.COINS, Proof.ROWS),
-    "coins over steps": (Cause.COINS, Proof.ROWS),
-    "coins of requests": (Cause.COINS, Proof.ROWS),
-    "recovered draws": (Cause.COINS, Proof.SUM),
-    "coins and draws": (Cause.COINS, Proof.SUM),
+    **dict.fromkeys(("coins unequal", "coins over steps", "coins of requests"), (Cause.COINS, Proof.ROWS)),
+    **dict.fromkeys(("recovered draws", "coins and draws"), (Cause.COINS, Proof.SUM)),
     "acceptance": (Cause.RATIO_TEST, Proof.SUM),
 }
 
 
-def named(case: Case, check: Finding) -> list[Suspect]:
-    """The causes that a failed check shows; none where it shows none by itself."""
-    if check.name in EXPLAINS:
-        return EXPLAINS[check.name](case, check)
-    return [said(check, *SHOWS[check.name])] if check.name in SHOWS else []
+def named(case: Case, check: Finding) -> Iterator[Suspect]:
+    """The causes that a failed check shows, with the share of it that each explains; none where it shows none."""
+    shows = [said(check, *SHOWS[check.name])] if check.name in SHOWS else []
+    for suspect in EXPLAINS[check.name](case, check) if check.name in EXPLAINS else shows:
+        explained = suspect.explained or check.failed
+        share = min(explained / check.failed, 1.0) if check.failed else 1.0
+        yield replace(suspect, explained=explained, of=check.failed, explains={check.name: share})
 
 
 # What was decided
@@ -74,20 +70,18 @@ def decided(case: Case, check: Finding) -> list[Suspect]:
 def _of_the_step_before(case: Case, check: Finding) -> list[Suspect]:
     """Wrong steps with the count and the final token of their request's step before, more often than other steps."""
     c = case.evidence
-    wrong = np.zeros(len(c), np.bool_)
-    wrong[c.step[check.wrong]] = True
-    known = c.before >= 0
+    wrong, known = np.isin(np.arange(len(c)), c.step[check.wrong]), c.before >= 0
     same = known & (c.depth_reached == c.depth_reached[c.before]) & (c.final == c.final[c.before])
     hits, total = int((same & wrong).sum()), int((known & wrong).sum())
     alike, others = int((same & ~wrong).sum()), int((known & ~wrong).sum())
-    if hits < max(ENOUGH, MOSTLY * total) or tail_of_binomial(hits, total, (alike + 1) / (others + 2)) > CHANCE:
+    if hits < max(ENOUGH, MOSTLY * total):
         return []
     line = (
         f"{hits:,} of {plural(total, 'step')} that are decided wrongly have the count of accepted drafts and the final "
         f"token of their request's step before, {alike:,} of {others:,} others have"
     )
     chance = tail_of_binomial(hits, total, (alike + 1) / (others + 2))
-    return [Suspect(Cause.VERDICT_LATE, Proof.ROWS, (line,), example=check.example, chance=chance)]
+    return [Suspect(Cause.VERDICT_LATE, Proof.ROWS, (line,), check.example, chance=chance)] if chance <= CHANCE else []
 
 
 def other_counts(case: Case, check: Finding) -> list[Suspect]:
@@ -98,26 +92,35 @@ def other_counts(case: Case, check: Finding) -> list[Suspect]:
     steps = steps[due[steps] != committed[steps]]
     if not len(steps):
         return []
-    drafts = np.diff(c.start) > 0
-    batches = [np.flatnonzero(drafts & (c.batch == c.batch[step]) & (np.arange(len(c)) != step)) for step in steps]
-    pairs = list(zip(steps.tolist(), batches, strict=True))
-    example, total = c.at_step(int(steps[0])), plural(int(c.told.sum()), "step")
-    line = f"the committed path is not as long as what was judged right in {len(steps):,} of {total}"
-    if all((due[others] == committed[step]).any() for step, others in pairs):
-        chance = 1.0  # how often all would be another request's, each being any count that its tree allows
-        for step, others in pairs:
-            counts = {*due[others].tolist()} - {int(due[step])}
-            chance *= min(1.0, len(counts) / max(c.visits[step].part.tree.max_depth, 1))
-        if chance < CHANCE:
-            more = f"it is as long as another request's of the same batch in {len(steps):,} of these"
-            return [Suspect(Cause.ROWS_SWAPPED, Proof.ROWS, (line, more), example=example)]
+    line = (
+        f"the committed path is not as long as what was judged right in {len(steps):,} of "
+        f"{plural(int(c.told.sum()), 'step')}"
+    )
     by, count = Counter((committed[steps] - due[steps]).tolist()).most_common(1)[0]
-    if count == len(steps) and len(steps) >= ENOUGH and _is_a_count(c, due, steps, by):
-        lines = (line, f"it is {abs(by)} {'longer' if by > 0 else 'shorter'} in {count:,} of these")
-        return [Suspect(Cause.ACCEPTED_COUNT, Proof.ROWS, lines, example=example)]
-    if check.name == "paths":
-        return [Suspect(Cause.ACCEPTED_COUNT, Proof.CONDITION, (line,), example=example)]
-    return []
+    if _are_of_others(c, due, steps):
+        more = f"it is as long as another request's of the same batch in {len(steps):,} of these"
+        cause, proof = Cause.ROWS_SWAPPED, Proof.ROWS
+    elif count == len(steps) and len(steps) >= ENOUGH and _is_a_count(c, due, steps, by):
+        more = f"it is {abs(by)} {'longer' if by > 0 else 'shorter'} in {count:,} of these"
+        cause, proof = Cause.ACCEPTED_COUNT, Proof.ROWS
+    elif check.name == "paths":
+        more, cause, proof = "", Cause.ACCEPTED_COUNT, Proof.CONDITION
+    else:
+        return []
+    return [Suspect(cause, proof, tuple(filter(None, (line, more))), c.at_step(int(steps[0])))]
+
+
+def _are_of_others(c: Columns, due: Indices, steps: Indices) -> bool:
+    """Whether each committed count is another request's of the same batch, by more than chance: each of these could
+    have been any count that its tree allows."""
+    drafts, chance = np.diff(c.start) > 0, 1.0
+    for step in steps.tolist():
+        others = due[drafts & (c.batch == c.batch[step]) & (np.arange(len(c)) != step)]
+        if c.depth_reached[step] not in others:
+            return False
+        counts = {*others.tolist()} - {int(due[step])}
+        chance *= min(1.0, len(counts) / max(c.visits[step].part.tree.max_depth, 1))
+    return chance < CHANCE
 
 
 def _is_a_count(c: Columns, due: Indices, steps: Indices, by: int) -> bool:
@@ -154,34 +157,28 @@ def trial_q(case: Case, check: Finding) -> list[Suspect]:
     """q as tried is not q as drawn, over what earlier siblings left of it."""
     c, wrong = case.evidence, check.wrong
     firsts = wrong[np.unique(c.row[wrong], return_index=True)[1]].tolist()  # of each parent: the others follow from it
-    causes = [_which_q(c, node) for node in firsts]
-    cause, count = Counter(causes).most_common(1)[0]
-    about = {
-        Cause.SIBLINGS_CHANGED: "it is the q of another sibling",
-        Cause.RESIDUAL: "it is q as drawn, without division by what was left",
-        Cause.Q_OTHER_ROW: "it is the q of no sibling, and not 1 where the draft is deterministic",
-    }
-    suspect = said(check, cause, Proof.ROWS, f"{about[cause]} below {count:,} of {plural(len(firsts), 'parent')}")
-    return [replace(suspect, example=c.at_node(firsts[causes.index(cause)]))]
+    whose = [_which_q(c, node) for node in firsts]
+    (cause, about), count = Counter(whose).most_common(1)[0]
+    suspect = said(check, cause, Proof.ROWS, f"{about} below {count:,} of {plural(len(firsts), 'parent')}")
+    return [replace(suspect, example=c.at_node(firsts[whose.index((cause, about))]))]
 
 
-def _which_q(c: Columns, node: int) -> Cause:
+def _which_q(c: Columns, node: int) -> tuple[Cause, str]:
     tried, left = float(c.q_trial[node]), max(float(c.q_left[node]), 1e-12)
-    if not c.sampled[node]:
-        return Cause.Q_OTHER_ROW
-    if left < 1 - CLOSE and abs(tried - float(c.q[node])) <= CLOSE:
-        return Cause.RESIDUAL
+    if c.sampled[node] and left < 1 - CLOSE and abs(tried - float(c.q[node])) <= CLOSE:
+        return Cause.RESIDUAL_NOT_RENORMALISED, "it is q as drawn, without division by what was left"
     others = np.flatnonzero((c.row == c.row[node]) & (np.arange(len(c.row)) != node))
-    swapped = bool((np.abs(tried * left - c.q[others]) <= CLOSE).any())
-    return Cause.SIBLINGS_CHANGED if swapped else Cause.Q_OTHER_ROW
+    if c.sampled[node] and (np.abs(tried * left - c.q[others]) <= CLOSE).any():
+        return Cause.SIBLINGS_CHANGED, "it is the q of another sibling"
+    return Cause.Q_OTHER_ROW, "it is the q of no sibling, and not 1 where the draft is deterministic"
 
 
 def final_tokens(case: Case, check: Finding) -> list[Suspect]:
     """Final tokens that were rejected just before, or that had no probability in what was left of p."""
-    c, steps = case.evidence, check.wrong
+    c = case.evidence
     at_end = c.rejected & (c.row == c.final_row[c.step]) & ~c.greedy[c.step]
     again = (at_end & (c.token == c.final[c.step]) & c.named).any()
-    if again or _recovered(c)[steps].all():
+    if again or _recovered(c)[check.wrong].all():
         return [said(check, Cause.FINAL_NOT_RESIDUAL)]
     return [said(check, Cause.FINAL_OTHER_NODE, Proof.CONDITION)]
 
@@ -196,19 +193,16 @@ def final_shares(case: Case, check: Finding) -> list[Suspect]:
         (Cause.FINAL_OTHER_NODE, steps[~recovered], "behind the last accepted node"),
         (Cause.FINAL_NOT_RESIDUAL, steps[recovered], "after a rejection"),
     ):
-        if len(some):
-            line = (
-                f"{where} the final token was not drawn with its p in {len(some):,} of {plural(check.tested, 'draw')}"
-            )
-            suspects.append(Suspect(cause, Proof.ROWS, (line,), example=c.at_step(int(some[0])), explained=len(some)))
+        count = f"{len(some):,} of {plural(check.tested, 'draw')}"
+        line = f"{where} the final token was not drawn with its p in {count}"
+        suspects += [Suspect(cause, Proof.ROWS, (line,), c.at_step(int(step)), len(some)) for step in some[:1]]
     return suspects
 
 
 def greedy_tokens(case: Case, check: Finding) -> list[Suspect]:
     """Greedy steps whose final token is not the target's choice, or whose p are not 0 and 1."""
-    c, uncertain = case.evidence, np.zeros(len(case.evidence), np.bool_)
-    uncertain[c.step[~np.isin(c.p, (0, 1))]] = True
-    if uncertain[check.wrong].mean() > 0.5:
+    c = case.evidence
+    if np.isin(check.wrong, c.step[~np.isin(c.p, (0, 1))]).mean() > 0.5:
         return [said(check, Cause.RULES_WRONG, Proof.CONDITION)]
     return [said(check, Cause.FINAL_OTHER_NODE)]
 
@@ -222,15 +216,14 @@ def _recovered(c: Columns) -> Bools:
 
 def token_lost(case: Case, check: Finding) -> list[Suspect]:
     """Steps that do not begin where the one before ended: by how much, and after what."""
-    wrong = [case.visits[place] for place in check.wrong.tolist()]
     cached = case.checks.get(CACHED)
     longer = [] if cached is None else [_keeps_rejected(case.visits[place]) for place in cached.wrong.tolist()]
-    if longer and all(longer) and check.name in (CACHED, "positions"):
-        if check.name == "positions":
-            return []  # a cache that is too long puts the root too far: said of the cache
+    if longer and all(longer) and check.name == "positions":
+        return []  # a cache that is too long puts the root too far: said of the cache
+    if longer and all(longer) and check.name == CACHED:
         line = f"the cache is too long behind a rejection in {counted(check)}, by no more than was rejected"
-        return [Suspect(Cause.TARGET_KV, Proof.ROWS, (line,), example=check.example)]
-    if line := _of_anothers_count(case, wrong):
+        return [Suspect(Cause.TARGET_KV, Proof.ROWS, (line,), check.example)]
+    if line := _of_anothers_count(case, [case.visits[place] for place in check.wrong.tolist()]):
         return [said(check, Cause.ROWS_SWAPPED, Proof.ROWS, line)]
     # Where most positions are wrong, no tokens are lost: positions are recorded wrongly
     positions = check.failed > 0.5 * check.tested and check.tested > 4
@@ -243,7 +236,7 @@ def _of_anothers_count(case: Case, wrong: Sequence[Visit]) -> str:
     How often chance does this is read from the counts that the step before could have had.
     """
     at = {(visit.request.id, visit.part.index): visit for visit in case.visits}
-    log_chance, gaps = 0.0, 0
+    log_chance = 0.0
     for visit in wrong:
         before = visit.before
         if before is None or before.verdict is None or visit.preempted or not (gap := _gap(visit)):
@@ -253,17 +246,17 @@ def _of_anothers_count(case: Case, wrong: Sequence[Visit]) -> str:
         others = {part.verdict.accepted for part in batch if part.verdict is not None} - {own}
         if own + gap not in others:
             return ""
-        gaps, log_chance = gaps + 1, log_chance + math.log(len(others) / max(before.tree.max_depth, len(others), 1))
-    if log_chance > LOG_CHANCE:
-        return ""
-    return f"each of {plural(gaps, 'gap')} is the count of another request of the same batch, less the request's own"
+        log_chance += math.log(len(others) / max(before.tree.max_depth, len(others), 1))
+    gaps = f"each of {plural(len(wrong), 'gap')}"
+    said = f"{gaps} is the count of another request of the same batch, less the request's own"
+    return said if log_chance <= LOG_CHANCE else ""
 
 
 def _gap(visit: Visit) -> int:
     """By how many tokens the step begins too late; 0 where that is not known."""
-    if visit.before is None:
-        return 0
     before = visit.before  # what it fed, the root, and the accepted path
+    if before is None:
+        return 0
     left = before.position + (0 if before.verdict is None else 1 + len(before.verdict.path))
     return visit.part.context_len - (visit.part.found if visit.preempted else left)
 
@@ -280,8 +273,7 @@ def outputs(case: Case, check: Finding) -> list[Suspect]:
     """Outputs that are not what the steps emitted: another request's, or with tokens missing."""
     made = {name: [token for token, _ in request.output()] for name, request in case.history.requests.items()}
     swapped = 0
-    for place in check.wrong.tolist():
-        request = case.visits[place].request
+    for request in (case.visits[place].request for place in check.wrong.tolist()):
         output = [] if request.end is None else request.end.output.tolist()
         swapped += any(output == text for name, text in made.items() if name != request.id)
     if swapped:
@@ -323,22 +315,17 @@ def wrong_key(case: Case, check: Finding) -> list[Suspect]:
 
 Explanation = Callable[[Case, Finding], list[Suspect]]
 EXPLAINS: Mapping[str, Explanation] = {  # by check of verify
-    "outcomes": decided,
-    "greedy acceptance": decided,
+    **dict.fromkeys(("outcomes", "greedy acceptance"), decided),
     "paths": other_counts,
     "q at trials": trial_q,
     "final tokens": final_tokens,
     "share of the final token": final_shares,
     "greedy tokens": greedy_tokens,
-    CACHED: token_lost,
-    "positions": token_lost,
-    "prompt fed": token_lost,
+    **dict.fromkeys((CACHED, "positions", "prompt fed"), token_lost),
     "outputs": outputs,
     "ends": ends,
-    "blocks written": blocks,
-    "blocks kept": blocks,
-    "coins": wrong_key,
-    "draft coins": wrong_key,
+    **dict.fromkeys(("blocks written", "blocks kept"), blocks),
+    **dict.fromkeys(("coins", "draft coins"), wrong_key),
     "draft's temperature": drafted.other_q,
     "drafted surprisal": drafted.other_draws,
     "draft vocabulary": drafted.outside_vocabulary,

@@ -7,15 +7,21 @@ from dataclasses import replace
 
 from specscope.analyze.audit.audit import Audit, audit
 from specscope.analyze.audit.options import Options, Progress
-from specscope.analyze.diagnose.by_check import diagnose
+from specscope.analyze.diagnose import healthy
+from specscope.analyze.diagnose.audited import from_audit
 from specscope.analyze.diagnose.causes import DRAFTER
-from specscope.analyze.diagnose.diagnosis import Diagnosis, Suspect
+from specscope.analyze.diagnose.diagnosis import Diagnosis, Proof, Suspect, explains
+from specscope.analyze.diagnose.drafted import shifted_lookup
+from specscope.analyze.diagnose.failures import conditions, failures_of
+from specscope.analyze.diagnose.names import named
+from specscope.analyze.diagnose.order import settled, unexplained
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.locate.located import Location
 from specscope.analyze.verify.case import Case
 from specscope.analyze.verify.trial import Trial, judge
 from specscope.errors import UserError, first_line
 from specscope.trace.history.history import History
+from specscope.trace.history.wording import plural
 
 DECISIONS = ("outcomes", "greedy acceptance")  # the checks of verify that fail where another p decided
 Locate = Callable[[History, Trial, Audit, bool], Location]  # the last: nothing is wrong, a little is walked
@@ -23,7 +29,7 @@ Locate = Callable[[History, Trial, Audit, bool], Location]  # the last: nothing 
 
 def examine(
     history: History,
-    source: str,
+    source: str = "",
     options: Options | None = None,
     *,
     left_out: Sequence[str] = (),
@@ -32,18 +38,18 @@ def examine(
     progress: Progress = lambda *_: None,
     known: bool = True,
     locate: Locate | None = None,
+    trial: Trial | None = None,
+    audited: Audit | None = None,
 ) -> Diagnosis:
     """Verify, audit where models are at hand, rerun the models, and rank the causes.
 
     `left_out`: what was asked for and cannot be judged; `declined`: what the user told it to leave out; `known`:
     whether causes are named; `locate`: finds the place of what audit or verify find wrong, and walks a few steps where
-    they find nothing.
+    they find nothing; `trial`, `audited`: what verify and audit gave, where they ran already.
     """
     progress("verify", 0, 1)
-    trial = judge(history, source=source, warnings=warnings)
-    audited: Audit | None = None
-    problems = list(left_out)
-    again: list[Suspect] = []
+    case = Case(history, trial or judge(history, source=source, warnings=warnings))
+    problems, notes, again, location = list(left_out), list[str](), list[Suspect](), None
     if options is not None:
         try:
             audited = audit(history, source, options, progress)
@@ -51,31 +57,56 @@ def examine(
             problems.append(f"audit: {error}")
         else:
             problems += [f"audit: {sentence}" for sentence in audited.unjudged]
-            again = rerun(history, trial, audited, options, progress, problems) if known else []
-    location, notes = None, list[str]()
+            again = rerun(case, audited, options, progress, problems) if known else []
+    failures = failures_of(case, audited)
     if locate is not None and audited is not None:
-        wrong = bool(trial.failed or again) or any(one.result is CheckResult.FAILED for one in audited.findings)
+        wrong = bool(failures or again)
         try:
-            location = locate(history, trial, audited, not wrong)
+            location = locate(history, case.trial, audited, not wrong)
         except UserError as error:
             (problems if wrong else notes).append(f"locate: {error}")
         else:
-            notes += list(location.notes)
+            notes += location.notes
             if not wrong:  # nobody asked for this walk: where it cannot run the exit code stays
                 notes += [f"a few steps were not run again: {line}" for line in location.left_out]
                 location = replace(location, left_out=()) if location.walks else None
         notes += _unseen(history, audited)
-    return diagnose(
-        history,
-        verify=trial,
-        audit=audited,
-        again=again,
-        left_out=problems,
-        declined=declined,
-        location=location,
-        known=known,
-        notes=notes,
+    faults = settled([*_from_evidence(case, audited, problems), *again], failures) if known else []
+    found = location or Location(source, ())
+    sure = found.located or any(fault.proof is not Proof.SUM for fault in faults)
+    wrongs = unexplained(faults, [one for one in failures if not explains(found.located, one.check.name)])
+    agrees = list(found.ruled_out)
+    # Figures of another build, for one: unless a fault explains them
+    (wrongs if wrongs or not failures else agrees).extend(found.unexplained)
+    looks = {"verify": True, "audit": audited is not None and audited.judged, "locate": location is not None}
+    return Diagnosis(
+        suspects=tuple(faults),
+        unexplained=tuple(dict.fromkeys(wrongs)),
+        looked_at=("capture", *(name for name, looked in looks.items() if looked)),
+        left_out=(*problems, *(f"locate: {line}" for line in found.left_out)),
+        steps=len(case.steps),
+        remarks=tuple(healthy.remarks(case)) if known and case.steps and not sure else (),
+        declined=tuple(declined),
+        located=found.located,
+        ruled_out=tuple(agrees),
+        when=conditions(case, failures),
+        would_see=tuple(_would_see(case.trial)),
+        builds=_builds(history),
+        notes=tuple(notes),
     )
+
+
+def _from_evidence(case: Case, audited: Audit | None, problems: list[str]) -> Iterator[Suspect]:
+    """What explains the failed checks, and what else points to a cause."""
+    run = case.history.run
+    for check in case.trial.failed if case.steps else ():
+        yield from named(case, check)
+    if run is not None and not run.tells_tokens:
+        problems.append(f"{run.privacy.lack}: drafts were not held against the text")
+    elif case.steps:
+        yield from shifted_lookup(case)
+    if audited is not None:
+        yield from from_audit(case, audited)
 
 
 def _unseen(history: History, audited: Audit) -> Iterator[str]:
@@ -88,29 +119,44 @@ def _unseen(history: History, audited: Audit) -> Iterator[str]:
         )
 
 
-def rerun(
-    history: History, trial: Trial, audited: Audit, options: Options, progress: Progress, problems: list[str]
-) -> list[Suspect]:
+def _would_see(trial: Trial) -> Iterator[str]:
+    """What chance decides or draws can be off by a little and pass: how much each check of it would have seen."""
+    for check in trial.checks:
+        if check.result is CheckResult.PASSED and check.least_bias is not None and check.unit != "coin":
+            yield f"{check.name}: {check.note}, over {plural(check.tested, check.unit)}"
+
+
+def _builds(history: History) -> str:
+    """Which build recorded the run."""
+    versions = {} if history.run is None else history.run.versions
+    recorded = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return f"recorded by {recorded or 'a build that it does not name'}"
+
+
+def rerun(case: Case, audited: Audit, options: Options, progress: Progress, problems: list[str]) -> list[Suspect]:
     """The models again under named mistakes, where the audit found that they disagree. Each is loaded once."""
     from specscope.analyze.audit.model.rows import Models
     from specscope.analyze.diagnose.rerun.draws import shared_noise
-    from specscope.analyze.diagnose.rerun.search import drafter_mistakes, other_decisions, target_mistakes
+    from specscope.analyze.diagnose.rerun.search import mistakes, other_decisions
 
-    case, models = Case(history, trial), Models(options)
-    failed = {finding.name for finding in audited.findings if finding.result is CheckResult.FAILED}
-    drafter = failed & {*DRAFTER}
-    target = {name for name in failed if name.split()[0] in ("target", "final")}
-    asked: list[tuple[str, Callable[[], list[Suspect]]]] = []
-    if target:
-        asked.append(("the target under named mistakes", lambda: target_mistakes(case, models, audited)))
-    if drafter and options.draft is not None:
-        asked.append(("the drafter under named mistakes", lambda: drafter_mistakes(case, models, audited)))
-    if any(case.checks[name].failed for name in DECISIONS if name in case.checks):
-        asked.append(("the decisions by other rows", lambda: other_decisions(case, models, audited)))
-    if not target and not drafter:
-        asked.append(("the final draws again", lambda: shared_noise(case, models)))
+    models, failed = Models(options), {one.name for one in audited.findings if one.result is CheckResult.FAILED}
+    drafter, target = bool(failed & {*DRAFTER}), any(name.split()[0] in ("target", "final") for name in failed)
+    asked: dict[str, tuple[bool, Callable[[], list[Suspect]]]] = {
+        "the target under named mistakes": (target, lambda: mistakes(case, models, audited, drafter=False)),
+        "the drafter under named mistakes": (
+            drafter and options.draft is not None,
+            lambda: mistakes(case, models, audited, drafter=True),
+        ),
+        "the decisions by other rows": (
+            any(check.name in DECISIONS for check in case.trial.failed),
+            lambda: other_decisions(case, models, audited),
+        ),
+        "the final draws again": (not target and not drafter, lambda: shared_noise(case, models)),
+    }
     suspects: list[Suspect] = []
-    for number, (what, ask) in enumerate(asked):
+    for number, (what, (wanted, ask)) in enumerate(asked.items()):
+        if not wanted:
+            continue
         progress(what, number, len(asked))
         try:
             suspects += ask()

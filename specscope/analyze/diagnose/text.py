@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
@@ -22,9 +20,8 @@ NOT_LOCATED = "Something is wrong, and it was not located"
 def render_diagnosis(diagnosis: Diagnosis, source: str, console: Console) -> None:
     """Print a diagnosis. Text of models and users is never read as markup."""
     looked = ", ".join(diagnosis.looked_at)
-    console.print(
-        Text(f"{plural(diagnosis.steps, 'decode step')} of {printable(source)}; looked at: {looked}", style="dim")
-    )
+    steps = plural(diagnosis.steps, "decode step")
+    console.print(Text(f"{steps} of {printable(source)}; looked at: {looked}", style="dim"))
     if diagnosis.builds:
         console.print(Text(printable(diagnosis.builds), style="dim"))
     for line in (*diagnosis.left_out, *diagnosis.declined):
@@ -43,60 +40,49 @@ def render_diagnosis(diagnosis: Diagnosis, source: str, console: Console) -> Non
             console.print(Padding.indent(Text(printable(line)), 2))
     render_lines("Ruled out", diagnosis.ruled_out, console)
     if diagnosis.exit is not Exit.INCONSISTENT:
-        render_lines(
-            "What chance decides may be off by less than each check would have seen", diagnosis.would_see, console
-        )
+        title = "What chance decides may be off by less than each check would have seen"
+        render_lines(title, diagnosis.would_see, console)
     if diagnosis.remarks:
         console.print(Text("\nRemarks", style="bold cyan"))
-        for remark in diagnosis.remarks:
-            _remark(remark, console)
+    for remark in diagnosis.remarks:
+        head = Text(f"- {remark.cause.about}", style="cyan")
+        console.print(Padding.indent(head.append(f"  {remark.cause.label}", style="dim"), 2))
+        _evidence(remark, "", console)
     for line in diagnosis.notes:
         console.print(Text(f"\nnote: {printable(line)}", style="dim"))
     console.print(_verdict(diagnosis))
 
 
 def _fault(number: int, fault: PlacedFault, source: str, console: Console) -> None:
-    """A fault: its place, or the evidence for and against its cause, and the command that shows an example."""
+    """A fault: its place, or the evidence for its cause, and the command that shows an example."""
     place, cause = fault.place, fault.cause
     head = Text(f"\n{number}. {printable(_title(fault))}", style="bold red")
-    console.print(head if cause is None else head.append(f"  {cause.cause.label}, {_sure(cause)}", style="dim"))
+    if cause is not None:  # its grade, with the counts where it has some
+        sure = f"{cause.grade.value}: {cause.explained:,} of {cause.of:,}" if cause.of else cause.grade.value
+        head.append(f"  {cause.cause.label}, {sure}", style="dim")
+    console.print(head)
     if place is not None:
         render_located(place, source, console)
     if cause is not None:
-        _evidence(cause, console, said=() if place is None else (place.sentence,))
+        _evidence(cause, "" if place is None else place.sentence, console)
         console.print(Padding.indent(Text(f"look at: {cause.cause.look}"), 3))
         if place is None or place.where is None:
             console.print(Padding.indent(Text(cause.command(source), style="dim"), 3), soft_wrap=True)
 
 
-def _sure(cause: Suspect) -> str:
-    """Its grade, with the counts where it has some."""
-    return f"{cause.grade.value}: {cause.all_explained:,} of {cause.of:,}" if cause.of else cause.grade.value
-
-
 def _title(fault: PlacedFault) -> str:
     """Its familiar name, its place, or both."""
-    name = "" if fault.cause is None else fault.cause.cause.about
-    if fault.place is None:
-        return name
-    return f"{name}: {fault.place.operation.words}" if name else fault.place.operation.words
+    names = [] if fault.cause is None else [fault.cause.cause.about]
+    return ": ".join(names + ([] if fault.place is None else [fault.place.operation.words]))
 
 
-def _remark(remark: Suspect, console: Console) -> None:
-    """An explanation without a fault."""
-    head = Text(f"- {remark.cause.about}", style="cyan")
-    console.print(Padding.indent(head.append(f"  {remark.cause.label}", style="dim"), 2))
-    _evidence(remark, console)
-
-
-def _evidence(suspect: Suspect, console: Console, said: Sequence[str] = ()) -> None:
-    """The lines for and against a cause, but for those that were said with its place."""
-    for sign, lines, style in (("+", suspect.for_, "green"), ("-", suspect.against, "yellow")):
-        for line in (line for line in lines if line not in said):
-            console.print(Padding.indent(Text(f"{sign} ", style=style).append(printable(line), style="default"), 3))
+def _evidence(suspect: Suspect, said: str, console: Console) -> None:
+    """The lines for a cause, but for what was said with its place."""
+    lines = [line for line in suspect.for_ if line != said]
     if suspect.chance is not None:
-        text = f"chance gives this with less than {max(suspect.chance, 1e-300):.2g}"
-        console.print(Padding.indent(Text(f"+ {text}", style="green"), 3))
+        lines.append(f"chance gives this with less than {max(suspect.chance, 1e-300):.2g}")
+    for line in lines:
+        console.print(Padding.indent(Text("+ ", style="green").append(printable(line), style="default"), 3))
 
 
 def _verdict(diagnosis: Diagnosis) -> Text:

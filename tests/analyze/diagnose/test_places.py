@@ -49,9 +49,9 @@ def test_the_checks_of_a_stage_are_checks():
 @pytest.mark.parametrize(
     ("cause", "place", "fitting"),
     [
-        (Cause.POSITIONS, at(Stage.DRAFTER, "layers.0.self_attn.query"), True),
-        (Cause.POSITIONS, at(Stage.DRAFTER, "layers.0.mlp.down_proj"), False),
-        (Cause.POSITIONS, at(Stage.DRAFTER, "layers.0.self_attn.q_proj"), False),
+        (Cause.ROTARY_POSITIONS, at(Stage.DRAFTER, "layers.0.self_attn.query"), True),
+        (Cause.ROTARY_POSITIONS, at(Stage.DRAFTER, "layers.0.mlp.down_proj"), False),
+        (Cause.ROTARY_POSITIONS, at(Stage.DRAFTER, "layers.0.self_attn.q_proj"), False),
         (Cause.DRAFTER_KV, at(Stage.TARGET, "layers.0.self_attn.query"), False),
         (Cause.TARGET_KV, at(Stage.TARGET, "layers.3.self_attn.keys read"), True),
         (Cause.TARGET_KV, at(Stage.TARGET, "layers.3.post_attention_layernorm"), False),

@@ -9,6 +9,7 @@ from specscope.analyze.audit.options import ModelSource, Options
 from specscope.analyze.diagnose.causes import DRAFTER, LOGPROBS, TARGET
 from specscope.analyze.diagnose.run import rerun
 from specscope.analyze.findings import CheckResult, Finding
+from specscope.analyze.verify.case import Case
 from specscope.analyze.verify.trial import judge
 from tests.analyze.compare.runs import Made, make
 
@@ -29,7 +30,8 @@ def test_one_check_that_fails_alone_has_its_model_asked(name):
         findings=(Finding(name, CheckResult.FAILED, "", tested=24, failed=3, unit="node"),),
     )
     problems: list[str] = []
-    assert rerun(history, judge(history, source="run"), audited, NOWHERE, lambda *_: None, problems) == []
+    case = Case(history, judge(history, source="run"))
+    assert rerun(case, audited, NOWHERE, lambda *_: None, problems) == []
     asked = {line.split(":")[0] for line in problems}
     assert ("the target under named mistakes" in asked) == (name in TARGET and name != LOGPROBS)  # its p agrees
     assert ("the drafter under named mistakes" in asked) == (name in DRAFTER)

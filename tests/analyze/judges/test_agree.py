@@ -10,7 +10,7 @@ from specscope.analyze.audit.audit import Audit
 from specscope.analyze.compare.comparison import compare
 from specscope.analyze.compare.result import Sameness
 from specscope.analyze.compare.side import from_history
-from specscope.analyze.diagnose.by_check import diagnose
+from specscope.analyze.diagnose.run import examine
 from specscope.analyze.findings import CheckResult, Exit
 from specscope.analyze.verify.trial import judge
 from tests.analyze.judges.edits import changed, sample, with_verdict
@@ -23,7 +23,7 @@ VALUES = (0.0, 1.0, 0.3, 1.5, -0.25, float("nan"), float("inf"))
 def contradictions(history, audited: Audit | None = None):
     """What two judges say that cannot both be so, in lines."""
     trial = judge(history, source="run.jsonl")
-    found = diagnose(history, verify=trial, audit=audited)
+    found = examine(history, trial=trial, audited=audited)
     failed = {check.name for check in trial.failed}
     differing = set()
     if audited is not None:

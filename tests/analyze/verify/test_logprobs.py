@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from specscope.analyze.diagnose.by_check import diagnose
 from specscope.analyze.diagnose.causes import Cause
+from specscope.analyze.diagnose.run import examine
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.verify.trial import judge
 from tests.analyze.audit.runs import RULES, Bench, run
@@ -62,7 +62,7 @@ def test_a_fault_is_named_by_verify_and_by_audit_alone(bench, fault):
     trial, audited = judge(history, source="run"), bench.audit(engine, history)
     assert [failed.name for failed in trial.failed] == [NAME]
     assert [finding.name for finding in audited.findings if finding.failed] == [NAME]
-    for judges in ({"verify": trial}, {"verify": judge(healthy, source="run"), "audit": audited}):
-        found = diagnose(history, **judges)
+    for judges in ({"trial": trial}, {"trial": judge(healthy, source="run"), "audited": audited}):
+        found = examine(history, **judges)
         assert [suspect.cause for suspect in found.faults] == [Cause.LOGPROBS]
         assert not found.unexplained

@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from specscope.analyze.diagnose.by_check import diagnose
 from specscope.analyze.diagnose.causes import Cause
+from specscope.analyze.diagnose.run import examine
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.significance import holm
 from specscope.analyze.verify.chance import drafted
@@ -131,7 +131,7 @@ def test_a_drafter_that_takes_the_likeliest_is_convicted_and_named():
     assert found.result is CheckResult.FAILED
     assert found.unit == "draw"
     assert f"{found.tested} of {found.tested} are the likeliest" in found.detail
-    assert diagnose(history, verify=judge(history, source="x")).suspects[0].cause is Cause.Q_NOT_DRAWN
+    assert examine(history, trial=judge(history, source="x")).suspects[0].cause is Cause.Q_NOT_DRAWN
     assert failed(Synthetic(1, "1x1").run(1, 60)) == []
 
 

@@ -256,8 +256,8 @@ def decided_by_the_root(right, batch, row, children, p, found):
 p_again = tried(final=lambda whole, p, q: whole)
 TREE, CHAIN, HOT = "early tree warm", "early chain warm", "early chain hot"
 FAULTS = [
-    Fault("residual as it is", Cause.RESIDUAL, tried(reject=as_it_is), TREE),
-    Fault("nothing subtracted", Cause.RESIDUAL, tried(reject=unchanged), TREE),
+    Fault("residual as it is", Cause.RESIDUAL_NOT_RENORMALISED, tried(reject=as_it_is), TREE),
+    Fault("nothing subtracted", Cause.RESIDUAL_NOT_RENORMALISED, tried(reject=unchanged), TREE),
     Fault("final from p", Cause.FINAL_NOT_RESIDUAL, p_again, TREE),
     Fault("final from p, lookup", Cause.FINAL_NOT_RESIDUAL, p_again, "ngram tree warm"),
     Fault("accepted by p", Cause.RATIO_TEST, tried(ratio=lambda p: p), CHAIN),
@@ -271,7 +271,7 @@ FAULTS = [
     Fault("draft coins of the verdict", Cause.COINS, DRAFTS(of_the_verdict), CHAIN),
     Fault("coins by row", Cause.COINS, by_row, TREE, rare=10),
     Fault("q of the next row", Cause.Q_OTHER_ROW, next_row_of_q, "early chain warm"),
-    Fault("q not divided", Cause.RESIDUAL, not_divided, TREE),
+    Fault("q not divided", Cause.RESIDUAL_NOT_RENORMALISED, not_divided, TREE),
     Fault("coin against q", Cause.RATIO_TEST, tried(accept=lambda coin, ratio, q: coin <= q), TREE),
     Fault("accepted by majority", Cause.RATIO_TEST, tried(accept=lambda coin, ratio, q: ratio > 0.5), TREE),
     Fault("siblings backwards", Cause.TRIAL_ORDER, tried(order=lambda children: children[::-1]), TREE),

@@ -36,7 +36,7 @@ def shared_noise(case: Case, models: Models) -> list[Suspect]:
         return []
     names = list(dict.fromkeys(step.request for step in steps))
     chosen = {*names[:: max(1, len(names) // REQUESTS)][:REQUESTS]}
-    total, others, leans, variances = 0, [], [], []
+    total, others, leans, variances, lines = 0, [], [], [], []
     for one in drawn_from(case, models, [step for step in steps if step.request in chosen]):
         p, q, verdict = one.drawn_from[RESIDUAL], one.drawn_from.get("q"), one.step.verdict
         if q is None or float(p[verdict.token]) < 1e-9:
@@ -44,15 +44,13 @@ def shared_noise(case: Case, models: Models) -> list[Suspect]:
         left = one.mass ** len(one.step.rejected_last)  # each subtraction magnifies the errors of p and q
         border = max(ROUNDING.get(run.dtype, ROUNDING["bfloat16"]) / left, BORDER)
         if border < HOPELESS:
-            above = float(p[: verdict.token + 1].sum())
-            total += 1
+            above, total = float(p[: verdict.token + 1].sum()), total + 1
             if not above - float(p[verdict.token]) - border <= verdict.final_coin <= above + border:
                 others.append(one.step)
         held = q.clamp(min=1e-9).log()  # log q of the drawn token, less what the residual says
         mean = float((p * held).sum())
         leans.append(float(held[verdict.token]) - mean)
         variances.append(max(float((p * held * held).sum()) - mean * mean, 0.0))
-    lines = []
     if run.is_ours and len(others) > max(2, 0.05 * total):
         lines.append(f"the recorded coin draws another token from the residual in {len(others):,} of {total:,} draws")
     z = sum(leans) / np.sqrt(sum(variances)) if sum(variances) > 1 else 0.0
@@ -61,8 +59,6 @@ def shared_noise(case: Case, models: Models) -> list[Suspect]:
             f"tokens drawn from the residual are {'less' if z < 0 else 'more'} likely to the drafter than draws from "
             f"it would be, {abs(z):.0f} standard errors over {plural(len(leans), 'draw')}"
         )
-    if not lines:
-        return []
     proof = Proof.ROWS if run.is_ours and others else Proof.SUM
     example = others[0].reference() if others else None
-    return [Suspect(Cause.COINS, proof, tuple(lines), example=example, rerun=True)]
+    return [Suspect(Cause.COINS, proof, tuple(lines), example=example, rerun=True)] if lines else []

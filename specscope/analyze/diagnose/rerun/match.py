@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from specscope.analyze.audit.model.rows import recorded
 from specscope.analyze.verify.case import Step
 from specscope.trace.record.rules import ROUNDING
-from specscope.trace.record.tree import ROOT, Floats, Ints
+from specscope.trace.record.tree import Floats, Ints
 
 SURE = 0.99  # a row so sure of one token is like many others
 LEAST = 3e-4  # probabilities that differ by less are the same
@@ -49,66 +50,46 @@ class Match:
         if not self.total or not right.total:
             return 0.0
         counted = (self.share - right.share) / (1 - right.share) if right.share < 1 else 0.0
-        if right.share < 0.9 or right.mean <= 0:
-            return counted
-        return max(counted, 1 - self.mean / right.mean)
+        hidden = right.share >= 0.9 and right.mean > 0
+        return max(counted, 1 - self.mean / right.mean) if hidden else counted
 
     def common_scale(self, least: int) -> tuple[float, int] | None:
         """(factor, parents): one factor on all logits that gives what was recorded, and at how many parents it does.
 
         None where there is none. `least`: how many parents must have some factor.
         """
-        if len(self.scales) < max(least, 0.5 * self.differ):
-            return None
-        scale = float(np.median(self.scales))
+        scale = float(np.median(self.scales or [1.0]))
         alike = sum(abs(factor / scale - 1) < 0.1 for factor in self.scales)
-        return (scale, alike) if alike >= 0.8 * len(self.scales) else None
+        fits = len(self.scales) >= max(least, 0.5 * self.differ) and alike >= 0.8 * len(self.scales)
+        return (scale, alike) if fits else None
 
     def __add__(self, other: Match) -> Match:
-        return Match(
-            self.same + other.same,
-            self.total + other.total,
-            self.permuted + other.permuted,
-            self.off + other.off,
-            self.scales + other.scales,
-        )
+        return Match(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
 
     def __str__(self) -> str:
         return f"{self.same:,} of {self.total:,} (off by {self.mean:.2g} on average)"
 
 
-def compare(step: Step, logits: dict[int, Tensor], dtype: str, *, drafter: bool, known: int | None = None) -> Match:
+def compare(step: Step, logits: Mapping[int, Tensor], dtype: str, *, drafter: bool, known: int | None) -> Match:
     """A step's parents. `logits` [V] at root and nodes; `known`: only so many first tokens can be chosen."""
-    match = Match()
+    match, allowed = Match(), max(LEAST, 2 * ROUNDING.get(dtype, ROUNDING["bfloat16"]))
     for parent, tokens, probs in recorded(step, drafter=drafter):
-        if parent in logits:
-            row = logits[parent]
-            if known is not None:
-                row = row.clone()
-                row[known:] = -np.inf
-            _compare(match, row, tokens, probs, max(LEAST, 2 * ROUNDING.get(dtype, ROUNDING["bfloat16"])))
+        if parent not in logits:
+            continue
+        row = logits[parent].clone()
+        row[len(row) if known is None else known :] = -np.inf
+        p = row.softmax(-1)
+        likeliest = p.topk(len(tokens)).values.numpy()
+        there = likeliest if probs is None else probs  # tokens without probabilities must be the likeliest
+        deviation = float(np.abs(p[tokens.tolist()].numpy() - there).max())
+        match.total, match.off, match.same = match.total + 1, match.off + deviation, match.same + (deviation <= allowed)
+        if deviation <= allowed or probs is None:
+            continue
+        if probs.max() < SURE and np.abs(likeliest - np.sort(probs)[::-1]).max() <= allowed:
+            match.permuted += 1
+        elif (scale := _scale(row, tokens, probs, allowed)) is not None:
+            match.scales.append(scale)
     return match
-
-
-def _compare(match: Match, row: Tensor, tokens: Ints, probs: Floats | None, allowed: float) -> None:
-    """Count one parent: a row of logits [V] against recorded probabilities of some tokens, or against their order:
-    tokens without probabilities must be the likeliest."""
-    p = row.softmax(-1)
-    there = np.asarray(p.topk(len(tokens)).values.numpy(), np.float32) if probs is None else probs
-    match.total += 1
-    deviation = float(np.abs(p[tokens.tolist()].numpy() - there).max())
-    match.off += deviation
-    if deviation <= allowed:
-        match.same += 1
-    elif probs is None:
-        return
-    elif (
-        float(probs.max()) < SURE
-        and float(np.abs(p.topk(len(probs)).values.numpy() - np.sort(probs)[::-1]).max()) <= allowed
-    ):
-        match.permuted += 1
-    elif (scale := _scale(row, tokens, probs, allowed)) is not None:
-        match.scales.append(scale)
 
 
 def _scale(row: Tensor, tokens: Ints, probs: Floats, allowed: float) -> float | None:
@@ -119,13 +100,6 @@ def _scale(row: Tensor, tokens: Ints, probs: Floats, allowed: float) -> float | 
     if known.sum() < 3 or np.ptp(logprobs[known]) < 0.1:
         return None
     scale = float(np.polyfit(logprobs[known], there[known], 1)[0])
-    if not 0.05 < scale < 20 or abs(scale - 1) < 0.01:
-        return None
     p = (row * scale).softmax(-1)[tokens.tolist()].numpy()
-    return scale if float(np.abs(p - probs).max()) <= 2 * allowed else None
-
-
-def at_parents(step: Step, rows: Tensor, *, late: bool = False) -> dict[int, Tensor]:
-    """By root and node, its row of [n + 1, V]. `late`: each node has its parent's."""
-    places = {node: (int(step.tree.parent[node]) if late else node) + 1 for node in range(len(step.tree))}
-    return {node: rows[place] for node, place in places.items()} | ({} if late else {ROOT: rows[0]})
+    fits = 0.05 < scale < 20 and abs(scale - 1) >= 0.01 and np.abs(p - probs).max() <= 2 * allowed
+    return scale if fits else None

@@ -6,9 +6,9 @@ differs: all before it is right. The mistake was at work all along, or in one st
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import Protocol, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, Protocol, TypeVar
 
 from specscope.analyze.audit.audit import Audit
 from specscope.analyze.audit.model.rows import Models, recorded
@@ -16,8 +16,8 @@ from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import Suspect
 from specscope.analyze.diagnose.rerun import head as heads
 from specscope.analyze.diagnose.rerun import target as targets
-from specscope.analyze.diagnose.rerun.match import Match
-from specscope.analyze.findings import CheckResult, Finding
+from specscope.analyze.diagnose.rerun.match import Match, compare
+from specscope.analyze.locate.located import Located
 from specscope.analyze.locate.model.other_rows import OF_REQUESTS
 from specscope.analyze.locate.model.rules import OF_OTHERS, SampledFault, search_sampling
 from specscope.analyze.locate.model.sampling import ROWS, TEMPERATURE
@@ -35,7 +35,9 @@ NEAR = 0.2  # below the best gain there: a mistake that comes so near is asked a
 ENOUGH, SOME = 3, 0.02  # parents that differ, and of all: fewer are no sign of a mistake
 NEARLY = 0.98  # of the parents must come out as recorded
 HALF = 0.5  # of those that differ must, where no other cause explains half as many
-TARGETS, DRAFTERS = "the target's probabilities", "the drafter's probabilities"
+# The checks of raw probabilities, and of what the sampling rules make of them
+OF_TARGET = ("target raw p", "target top tokens"), ("target p",)
+OF_DRAFTER = ("drafter top tokens",), ("draft p", "drafter tokens")
 Begin = Sequence[Step]  # a request's steps up to the first that differs, which is the last of these
 M = TypeVar("M", targets.TreeMistake, heads.HeadMistake)
 
@@ -45,45 +47,133 @@ class Again(Protocol[M]):
 
     right: M  # no mistake
 
-    def ask(self, steps: Begin, mistake: M, back: int | None) -> Match:
-        """The last of some first steps, the mistake at work so many steps before it; None: in all of them."""
+    def rows(self, steps: Begin, mistake: M, back: int | None, *, every: bool) -> Iterator[tuple[Step, targets.Rows]]:
+        """The last of some first steps, or every one of them, with its logits at root and nodes.
+
+        The mistake is at work so many steps before the last; None: in all of them.
+        """
         ...
 
-    def step_by_step(self, steps: Begin) -> Iterator[Match]:
+
+def mistakes(case: Case, models: Models, audit: Audit, *, drafter: bool) -> list[Suspect]:
+    """What a model is fed and how its tree is seen, where its raw probabilities differ; else the sampling rules.
+
+    What a drafter is fed shows in its q and tokens too: these are asked about both.
+    """
+    run, (raw, ruled) = case.history.run, OF_DRAFTER if drafter else OF_TARGET
+    is_head = drafter and run is not None and runs_head(model_part(run.drafter))
+    model = None if is_head else models.draft if drafter else models.target
+    if model is not None and model.runs_on:  # these mistakes are attention's
+        return []
+    names, raw_differs = (*raw, *ruled) if drafter else raw, bool(first_differing(audit, raw))
+    first = first_differing(audit, names)
+    sampled = [] if raw_differs else _sampled(case, models, audit, (*raw, *ruled), drafter=drafter)
+    if sampled or not first:
+        return sampled
+    if model is None:
+        found = _explained(Asked(heads.HeadAgain(models, case), case, True), heads.MISTAKES, first)
+    else:
+        known = [*targets.of_drafter(case)] if drafter else targets.MISTAKES
+        found = _explained(Asked(targets.ModelAgain(model), case, drafter), known, first)
+    return found or (_sampled(case, models, audit, (*raw, *ruled), drafter=drafter) if raw_differs else [])
+
+
+def other_decisions(case: Case, models: Models, audit: Audit) -> list[Suspect]:
+    """Another row's p, or p at another temperature, that gives the outcomes of drafts decided against their own."""
+    located = located_verdicts(case, audit, models)
+    return [_named(Cause.P_NOT_USED, at) for at in located if at.operation.name == "p" and at.unit == "draft"]
+
+
+def first_differing(audit: Audit, names: Sequence[str]) -> dict[str, int]:
+    """By request the first step at which one of these quantities differs."""
+    first: dict[str, int] = {}
+    for item, differs in (
+        pair for name in names if (one := audit.finding(name)) for pair in zip(one.items, one.differs, strict=True)
+    ):
+        if differs:
+            first[item.request] = min(first.get(item.request, item.index), item.index)
+    return first
+
+
+def _named(cause: Cause, at: Located) -> Suspect:
+    """A cause that was located."""
+    return Suspect.rerun_of(cause, at.sentence, at.where, (at.explained, at.differing))
+
+
+def _sampled(case: Case, models: Models, audit: Audit, names: Sequence[str], *, drafter: bool) -> list[Suspect]:
+    """The variant of the sampling rules, or the row of elsewhere, that gives the recorded p, or q."""
+    sampled = search_sampling(case, audit, models, drafter=drafter) if first_differing(audit, names) else None
+    cause = None if sampled is None else _cause(sampled)
+    return [] if sampled is None or cause is None else [_named(cause, sampled.located)]
+
+
+def _cause(sampled: SampledFault) -> Cause | None:
+    """The familiar name of what was found; of raw probabilities only whose row they are is said."""
+    is_q = sampled.what.endswith("q")
+    other = Cause.Q_OTHER_ROW if is_q else Cause.P_OTHER_ROW
+    if sampled.whose:
+        return other if is_q or sampled.whose != OF_OTHERS else Cause.ROWS_SWAPPED
+    operations = {change.operation for change in sampled.changes}
+    if ROWS in operations:
+        of_requests = {f"the row of {relation.name}" for relation in OF_REQUESTS}
+        return Cause.ROWS_SWAPPED if not is_q and sampled.changes[0].name in of_requests else other
+    if sampled.what.startswith("raw"):
+        return None
+    return Cause.Q_TEMPERATURE if is_q and TEMPERATURE in operations else Cause.RULES_WRONG
+
+
+@dataclass(frozen=True)
+class Asked(Generic[M]):
+    """A model that is asked how well what was recorded comes out under a mistake."""
+
+    again: Again[M]
+    case: Case
+    drafter: bool
+
+    def every(self, steps: Begin) -> Iterator[Match]:
         """Each of these steps without a mistake."""
-        ...
+        return self._matches(steps, self.again.right, None, every=True)
+
+    def last(self, steps: Begin, mistake: M, back: int | None) -> Match:
+        """The last of these steps. `back`: as `Again.rows` has it."""
+        return next(self._matches(steps, mistake, back, every=False), Match())
+
+    def best(self, steps: Begin, mistake: M) -> Match:
+        """The same, the mistake at work all along or in one of the last steps: where it explains the most."""
+        backs: list[int | None] = [None] if len(steps) <= ALONG else []
+        found: list[Match] = []
+        for back in (*backs, *range(min(BACK, len(steps) - 1) + 1)):
+            found.append(self.last(steps, mistake, back))
+            if found[-1].share > NEARLY:
+                break
+        return max(found, key=lambda match: (match.share, -match.mean))
+
+    def _matches(self, steps: Begin, mistake: M, back: int | None, *, every: bool) -> Iterator[Match]:
+        for step, rows in self.again.rows(steps, mistake, back, every=every):
+            yield compare(step, rows, self.case.dtype, drafter=self.drafter, known=mistake.known)
 
 
-def target_mistakes(case: Case, models: Models, audit: Audit) -> list[Suspect]:
-    """Masks, positions and KV of the target where its raw p differs; else another row, or the sampling parameters."""
-    if models.target.runs_on:  # these mistakes are attention's
-        return []
-    raw = ("target raw p", "target top tokens")
-    again = targets.ModelAgain(models.target, case)
-    begins = _begins(case, audit, raw, again)
-    found = _explained(again, begins, targets.MISTAKES, TARGETS, case)
-    return found or _sampled(case, models, audit, (*raw, "target p"))
+def _begins(asked: Asked[M], first: Mapping[str, int]) -> list[Begin]:
+    """Of some requests the steps up to the first that differs from the model without a mistake.
+
+    The audit looks at a sample of steps: the `first` of these that differs need not be the first.
+    """
+    begins: dict[str, list[Step]] = {name: [] for name in first}
+    for step in asked.case.steps:
+        if step.part.index <= first.get(step.request, -1):
+            begins[step.request].append(step)
+    whole = [steps for steps in begins.values() if 0 < len(steps) <= LONGEST and _is_unbroken(steps)]
+    cut: list[Begin] = []
+    for steps in sorted(whole, key=len)[:REQUESTS]:
+        place = next((place for place, match in enumerate(asked.every(steps)) if match.differ), len(steps) - 1)
+        cut.append(steps[: place + 1])
+    return cut
 
 
-def drafter_mistakes(case: Case, models: Models, audit: Audit) -> list[Suspect]:
-    """What a drafter that is a model is fed, and what becomes of its probabilities."""
-    run = case.history.run
-    is_head = run is not None and runs_head(model_part(run.drafter))
-    if not is_head and models.draft.runs_on:
-        return []
-    names = ("drafter top tokens", "draft p", "drafter tokens")
-    raw_differs = bool(_failed(audit, names[:1]))
-    if not raw_differs and (suspects := _sampled(case, models, audit, names, drafter=True)):
-        return suspects
-    if is_head:
-        head = heads.HeadAgain(models, case)
-        begins = _begins(case, audit, names, head)
-        return _explained(head, begins, [*heads.MISTAKES, *_cut(head.right, case, begins)], DRAFTERS, case)
-    again = targets.ModelAgain(models.draft, case, drafter=True)
-    begins = _begins(case, audit, names, again)
-    mistakes = [*targets.of_drafter(case), *_cut(again.right, case, begins)]
-    found = _explained(again, begins, mistakes, DRAFTERS, case)
-    return _sampled(case, models, audit, names, drafter=True) if raw_differs and not found else found
+def _is_unbroken(steps: Begin) -> bool:
+    return steps[0].last is None and not any(
+        step.visit.preempted or step.part.position != step.after - 1 for step in steps
+    )
 
 
 def _cut(right: M, case: Case, begins: Sequence[Begin]) -> Iterator[M]:
@@ -98,140 +188,57 @@ def _cut(right: M, case: Case, begins: Sequence[Begin]) -> Iterator[M]:
         yield replace(right, name=name, cause=Cause.DRAFT_VOCABULARY, known=largest + 1)
 
 
-def other_decisions(case: Case, models: Models, audit: Audit) -> list[Suspect]:
-    """Another row's p, or p at another temperature, that gives the outcomes of drafts decided against their own."""
-    return [
-        Suspect.rerun_of(Cause.P_NOT_USED, at.sentence, at.where, (at.explained, at.differing))
-        for at in located_verdicts(case, audit, models)
-        if at.operation.name == "p" and at.unit == "draft"
-    ]
-
-
-def _failed(audit: Audit, names: Sequence[str]) -> list[Finding]:
-    """The findings of these names that failed."""
-    findings = [audit.finding(name) for name in names]
-    return [finding for finding in findings if finding is not None and finding.result is CheckResult.FAILED]
-
-
-def _sampled(case: Case, models: Models, audit: Audit, names: Sequence[str], *, drafter: bool = False) -> list[Suspect]:
-    """The variant of the sampling rules, or the row of elsewhere, that gives the recorded p, or q."""
-    sampled = search_sampling(case, audit, models, drafter=drafter) if _failed(audit, names) else None
-    cause = None if sampled is None else _cause(sampled)
-    if sampled is None or cause is None:
-        return []
-    at = sampled.located
-    return [Suspect.rerun_of(cause, at.sentence, at.where, (at.explained, at.differing))]
-
-
-def _cause(sampled: SampledFault) -> Cause | None:
-    """The familiar name of what was found; of raw probabilities only whose row they are is said."""
-    is_q = sampled.what.endswith("q")
-    other = Cause.Q_OTHER_ROW if is_q else Cause.P_OTHER_ROW
-    if sampled.whose:
-        return other if is_q or sampled.whose != OF_OTHERS else Cause.ROWS_SWAPPED
-    if any(change.operation == ROWS for change in sampled.changes):
-        of_requests = {f"the row of {relation.name}" for relation in OF_REQUESTS}
-        return Cause.ROWS_SWAPPED if not is_q and sampled.changes[0].name in of_requests else other
-    if sampled.what.startswith("raw"):
-        return None
-    if is_q and any(change.operation == TEMPERATURE for change in sampled.changes):
-        return Cause.Q_TEMPERATURE
-    return Cause.RULES_WRONG
-
-
-def _begins(case: Case, audit: Audit, names: Sequence[str], again: Again[M]) -> list[Begin]:
-    """Of some requests the steps up to the first that differs from the model without a mistake.
-
-    The audit looks at a sample of steps: the first of these that differs need not be the first.
-    """
-    first: dict[str, int] = {}
-    for finding in _failed(audit, names):
-        for item, differs in zip(finding.items, finding.differs, strict=True):
-            if differs:
-                first[item.request] = min(first.get(item.request, item.index), item.index)
-    begins: dict[str, list[Step]] = {name: [] for name in first}
-    for step in case.steps:
-        if step.part.index <= first.get(step.request, -1):
-            begins[step.request].append(step)
-    whole = [steps for steps in begins.values() if 0 < len(steps) <= LONGEST and _is_unbroken(steps)]
-    cut: list[Begin] = []
-    for steps in sorted(whole, key=len)[:REQUESTS]:
-        agree = (match.differ for match in again.step_by_step(steps))
-        place = next((place for place, differ in enumerate(agree) if differ), len(steps) - 1)
-        cut.append(steps[: place + 1])
-    return cut
-
-
-def _is_unbroken(steps: Begin) -> bool:
-    return steps[0].last is None and not any(
-        step.visit.preempted or step.part.position != step.after - 1 for step in steps
-    )
-
-
-def _explained(again: Again[M], begins: Sequence[Begin], mistakes: Sequence[M], what: str, case: Case) -> list[Suspect]:
+def _explained(asked: Asked[M], known: Sequence[M], first: Mapping[str, int]) -> list[Suspect]:
     """The mistakes that give the first steps that differ: nearly all of them, or far more than any other mistake.
 
     Most mistakes explain nothing. So each is asked about the few requests that differ most, and about all requests only
     where it comes near the best.
     """
-    base = {n: again.ask(steps, again.right, None) for n, steps in enumerate(begins)}
-    right = sum(base.values(), Match())
-    if right.total < ENOUGH or (right.share > 1 - SOME and case.dtype == "float32"):
+    begins: list[Begin] = _begins(asked, first)
+    base = {n: asked.last(steps, asked.again.right, None) for n, steps in enumerate(begins)}
+    right: Match = sum(base.values(), Match())
+    if right.total < ENOUGH or (right.share > 1 - SOME and asked.case.dtype == "float32"):
         return []
     few = sorted(base, key=lambda n: base[n].share)[:FEW]
-    tried = [(mistake, {n: _best(again, begins[n], mistake) for n in few}) for mistake in mistakes]
+    every = [*known, *(_cut(asked.again.right, asked.case, begins) if asked.drafter else ())]
+    tried = [(mistake, {n: asked.best(begins[n], mistake) for n in few}) for mistake in every]
 
-    def gain(found: dict[int, Match]) -> float:
+    def gain(found: Mapping[int, Match]) -> float:
         return sum(found.values(), Match()).gain(sum((base[n] for n in found), Match()))
 
-    reach = max(gain(found) for _, found in tried) - NEAR
+    reach = max(max(gain(found) for _, found in tried) - NEAR, HALF / 2)
     best: dict[Cause, tuple[float, str, Match]] = {}
     for mistake, found in tried:
-        if gain(found) < max(reach, HALF / 2):
+        if gain(found) < reach:
             continue
-        whole = found | {n: _best(again, begins[n], mistake) for n in base if n not in found}
+        whole = found | {n: asked.best(begins[n], mistake) for n in base if n not in found}
         share, (most, name, match) = gain(whole), best.get(mistake.cause, (0.0, "", Match()))
         if share > most:
             best[mistake.cause] = share, mistake.name, sum(whole.values(), Match())
         elif name and share == most:  # no step tells the two apart
             best[mistake.cause] = most, f"{name} or {mistake.name}", match
-    where = f", where {plural(len(begins), 'request')} first differ" + "s" * (len(begins) == 1)
-    first = min((steps[-1].visit for steps in begins), key=lambda visit: (visit.record.step, visit.row))
-    example = first.reference()
-    suspects = [
-        Suspect.rerun_of(cause, f"{what} {line}{where}", example, (count, right.differ))
-        for cause, line, count in _of_all_rows(right)
-    ]
+    named = [*_of_all_rows(right)]
     ranked = sorted(best.items(), key=lambda item: -item[1][0])
+    least = max([HALF, *(2 * share for _, (share, _, _) in ranked[1:2])])
     for place, (cause, (share, name, match)) in enumerate(ranked):
-        next_best = ranked[place + 1][1][0] if place + 1 < len(ranked) else 0.0
-        if match.share >= NEARLY or (not place and share >= max(HALF, 2 * next_best)):
-            line = f"{what} come out with {name} at {match} parents, without it at {right}{where}"
+        if match.share >= NEARLY or (not place and share >= least):
             count = min(max(round(share * right.differ), 0), right.differ)
-            suspects.append(Suspect.rerun_of(cause, line, example, (count, right.differ)))
-    return suspects
-
-
-def _best(again: Again[M], steps: Begin, mistake: M) -> Match:
-    """A mistake at work all along, or in one of the last steps: where it explains the request best."""
-    backs: list[int | None] = [None] if len(steps) <= ALONG else []
-    found: list[Match] = []
-    for back in (*backs, *range(min(BACK, len(steps) - 1) + 1)):
-        found.append(again.ask(steps, mistake, back))
-        if found[-1].share > NEARLY:
-            break
-    return max(found, key=lambda match: (match.share, -match.mean))
+            named.append((cause, f"come out with {name} at {match} parents, without it at {right}", count))
+    what = "the drafter's" if asked.drafter else "the target's"
+    where = f", where {plural(len(begins), 'request')} first differ" + "s" * (len(begins) == 1)
+    visit = min((steps[-1].visit for steps in begins), key=lambda visit: (visit.record.step, visit.row))
+    return [
+        Suspect.rerun_of(cause, f"{what} probabilities {line}{where}", visit.reference(), (count, right.differ))
+        for cause, line, count in named
+    ]
 
 
 def _of_all_rows(right: Match) -> Iterator[tuple[Cause, str, int]]:
     """What mends all rows alike: one factor on their logits, or other tokens; and at how many parents."""
     if (scaled := right.common_scale(ENOUGH)) is not None:
         scale, alike = scaled
-        yield (
-            Cause.LOGITS_SCALED,
-            f"come out with logits times {scale:.3g} at {alike:,} of {right.differ:,} parents that differ",
-            alike,
-        )
+        line = f"come out with logits times {scale:.3g} at {alike:,} of {right.differ:,} parents that differ"
+        yield Cause.LOGITS_SCALED, line, alike
     if right.permuted > HALF * right.differ:
         line = f"are right, but at other tokens, at {right.permuted:,} of {right.total:,} parents"
         yield Cause.DRAFT_VOCABULARY, line, right.permuted

@@ -18,14 +18,13 @@ from torch import Tensor
 
 from specscope.analyze.audit.model.causal import Causal, cached
 from specscope.analyze.diagnose.causes import Cause
-from specscope.analyze.diagnose.rerun.match import Match, at_parents, compare
+from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.verify.case import Case, Step
-from specscope.trace.record.tree import ROOT, Bools, DraftTree
+from specscope.trace.record.tree import ROOT, Bools, DraftTree, Ints
 
 Mask = Callable[[DraftTree], Bools]  # [n, n] which nodes each node sees
-Places = Callable[[DraftTree], "np.ndarray[Any, Any]"]  # [n] how far after the root each node is
-Keep = Callable[[Sequence[int], DraftTree], Sequence[int]]  # which nodes' KV is kept for an accepted path
-Text = Callable[[Step, int, int], Sequence[int]]  # positions of the text's tokens that a step feeds: from, to
+Keep = Callable[[Sequence[int], DraftTree], Sequence[int]]  # the nodes whose KV is kept, of an accepted path
+Rows = dict[int, Tensor]  # logits [V] by node
 
 
 @dataclass(frozen=True)
@@ -35,59 +34,27 @@ class TreeMistake:
     name: str
     cause: Cause
     mask: Mask = lambda tree: tree.ancestors
-    places: Places = lambda tree: tree.depth
+    depth: Callable[[DraftTree], Ints] = lambda tree: tree.depth  # how far after the root
+    moved: Callable[[Step, Indices], Indices] = lambda step, places: places  # the positions of all rows of a step
     keep: Keep = lambda path, tree: path
-    text: Text = lambda step, begin, end: range(begin, end)
-    further: Callable[[Step], int] = lambda step: 0  # by which its nodes lie too far on
     fed: Callable[[Step], Sequence[int]] = lambda step: step.text  # the tokens of the text as they are fed
     unseen: int = 0  # first tokens that nothing behind them sees
     known: int | None = None  # the model chooses among this many first tokens only
     late: bool = False  # each draft comes from the tokens without the last one
 
 
-def _from_its_chunk(step: Step, begin: int, end: int) -> Sequence[int]:
+def _from_its_chunk(step: Step, places: Indices) -> Indices:
     """Positions that begin at 0 again in each prefill chunk; tokens outside prefill chunks lie where they should."""
-    chunks = [part for part in step.visit.request.steps if part.index <= step.part.index and part.prefill_tokens]
-    first = {
-        place: part.context_len
-        for part in chunks
-        for place in range(part.context_len, part.position + (part.verdict is not None))
-    }
-    return [place - first.get(place, 0) for place in range(begin, end)]
-
-
-def _decoding_for_long(step: Step) -> int:
-    """1 in every step but the first two, for engines that draft the next tree at the end of a step.
-
-    Such an engine drafts the tree of the second step while it feeds the prompt.
-    """
-    return int(step.last is not None and step.last.last is not None)
-
-
-def _decoding(step: Step) -> int:
-    """1 in every step but the first, which feeds the prompt."""
-    return int(step.last is not None)
+    for part in step.visit.request.steps:
+        if part.prefill_tokens and part.index <= step.part.index:
+            inside = (places >= part.context_len) & (places < part.position + (part.verdict is not None))
+            places = np.where(inside, places - part.context_len, places)
+    return places
 
 
 def _elder(tree: DraftTree) -> Bools:
-    """Ancestors, and the elder siblings of all of them."""
-    elder = (tree.parent[:, None] == tree.parent[None]) & np.tri(len(tree), dtype=np.bool_)
-    return np.asarray(tree.ancestors | (tree.ancestors.astype(int) @ elder.astype(int) > 0))
-
-
-def _own_elder(tree: DraftTree) -> Bools:
-    """Ancestors, and the node's own elder siblings."""
-    return np.asarray(tree.ancestors | ((tree.parent[:, None] == tree.parent[None]) & np.tri(len(tree), dtype=bool)))
-
-
-def _level(tree: DraftTree) -> Bools:
-    """Everything on its own level or above."""
-    return np.asarray(tree.depth[None] <= tree.depth[:, None])
-
-
-def _above(tree: DraftTree) -> Bools:
-    """Everything on the levels above, and itself."""
-    return np.asarray((tree.depth[None] < tree.depth[:, None]) | np.eye(len(tree), dtype=np.bool_))
+    """Itself and its elder siblings."""
+    return np.asarray((tree.parent[:, None] == tree.parent[None]) & np.tri(len(tree), dtype=np.bool_))
 
 
 def _other_parents(by: int) -> Mask:
@@ -103,110 +70,101 @@ def _other_parents(by: int) -> Mask:
     return mask
 
 
-MASK, PLACE = Cause.MASK_SIBLINGS, Cause.POSITIONS
-RIGHT = TreeMistake("as it should be", Cause.TARGET_KV)
+MASKS: dict[str, Mask] = {
+    "shows elder siblings of all ancestors": lambda tree: tree.ancestors | (tree.ancestors @ _elder(tree)),
+    "shows a node's elder siblings": lambda tree: tree.ancestors | _elder(tree),
+    "shows all nodes before": lambda tree: np.tri(len(tree), dtype=np.bool_),
+    "shows a node's whole level": lambda tree: tree.depth <= tree.depth[:, None],
+    "shows all levels above": lambda tree: (tree.depth < tree.depth[:, None]) | np.eye(len(tree), dtype=np.bool_),
+    "shows all nodes": lambda tree: np.ones((len(tree), len(tree)), np.bool_),
+    "whose parents are one node too early": _other_parents(-1),
+    "whose parents are one node too late": _other_parents(1),
+    "hides the nodes from one another": lambda tree: np.eye(len(tree), dtype=np.bool_),
+}
+PLACE, KV = Cause.ROTARY_POSITIONS, Cause.TARGET_KV
+RIGHT = TreeMistake("as it should be", KV)
 MISTAKES = (
-    TreeMistake("a mask that shows elder siblings of all ancestors", MASK, mask=_elder),
-    TreeMistake("a mask that shows a node's elder siblings", MASK, mask=_own_elder),
-    TreeMistake("a mask that shows all nodes before", MASK, mask=lambda tree: np.tri(len(tree), dtype=np.bool_)),
-    TreeMistake("a mask that shows a node's whole level", MASK, mask=_level),
-    TreeMistake("a mask that shows all levels above", MASK, mask=_above),
-    TreeMistake("a mask that shows all nodes", MASK, mask=lambda tree: np.ones((len(tree), len(tree)), np.bool_)),
-    TreeMistake("a mask whose parents are one node too early", MASK, mask=_other_parents(-1)),
-    TreeMistake("a mask whose parents are one node too late", MASK, mask=_other_parents(1)),
-    TreeMistake(
-        "a mask that hides the nodes from one another", MASK, mask=lambda tree: np.eye(len(tree), dtype=np.bool_)
+    *(
+        TreeMistake(f"a mask {'' if how.startswith('whose') else 'that '}{how}", Cause.MASK_SIBLINGS, mask)
+        for how, mask in MASKS.items()
     ),
-    TreeMistake("positions by index", PLACE, places=lambda tree: 1 + np.arange(len(tree))),
-    TreeMistake("every node at the first level's position", PLACE, places=lambda tree: np.ones(len(tree), np.int32)),
-    TreeMistake("every node one position too far", PLACE, places=lambda tree: tree.depth + 1),
-    TreeMistake("every node at its parent's position", PLACE, places=lambda tree: tree.depth - 1),
+    TreeMistake("positions by index", PLACE, depth=lambda tree: np.arange(1, len(tree) + 1, dtype=np.int32)),
+    TreeMistake("every node at the first level's position", PLACE, depth=lambda tree: np.ones_like(tree.depth)),
+    TreeMistake("every node one position too far", PLACE, depth=lambda tree: tree.depth + 1),
+    TreeMistake("every node at its parent's position", PLACE, depth=lambda tree: tree.depth - 1),
     TreeMistake(
         "every token one position too far while decoding",
         PLACE,
-        text=lambda step, begin, end: range(begin + _decoding(step), end + _decoding(step)),
-        further=_decoding,
+        moved=lambda step, places: places + (step.last is not None),
     ),
-    TreeMistake(
+    TreeMistake(  # of engines that draft the tree of the second step while they feed the prompt
         "every token one position too far behind the first draft",
         PLACE,
-        text=lambda step, begin, end: range(begin + _decoding_for_long(step), end + _decoding_for_long(step)),
-        further=_decoding_for_long,
+        moved=lambda step, places: places + (step.last is not None and step.last.last is not None),
     ),
-    TreeMistake("later prefill chunks at positions from 0", Cause.TARGET_KV, text=_from_its_chunk),
-    TreeMistake("the first slots kept, not the path's", Cause.TARGET_KV, keep=lambda path, tree: range(len(path))),
+    TreeMistake("later prefill chunks at positions from 0", KV, moved=_from_its_chunk),
+    TreeMistake("the first slots kept, not the path's", KV, keep=lambda path, tree: range(len(path))),
 )
 
 
 @torch.inference_mode()
 def decoded(
     model: Causal,
-    steps: Sequence[Step],
+    step: Step,
     mistake: TreeMistake,
-    *,
-    states: bool = False,
-    cache: Any = None,  # noqa: ANN401
-) -> Iterator[tuple[Step, Tensor]]:
-    """Some first steps of a request in order, each with the target's logits at the root and at each node [n + 1, V].
+    cache: Any,  # noqa: ANN401
+    layers: Sequence[int] = (),
+) -> Tensor:
+    """The target's logits at the root and at each node of a step [n + 1, V], or what enters `layers` there.
 
-    With `states` what enters each layer there, [n + 1, layers, width], in place of the logits. `cache`: a DynamicCache
-    with what the steps before left, to go on from.
+    `cache`: a DynamicCache with what the steps before left; this step's path is added to it.
     """
-    from transformers import DynamicCache
-
-    cache = DynamicCache() if cache is None else cache
-    for step in steps:
-        done = cache.get_seq_length()
-        root = step.after - 1
-        pending = list(mistake.fed(step)[done : root + 1])
-        tree, c, n = step.tree, len(pending), len(step.tree)
-        seen = torch.ones(c + n, done + c + n, dtype=torch.bool)
-        seen[:, done:] = False
-        seen[:c, done : done + c] = torch.ones(c, c, dtype=torch.bool).tril()
-        seen[c:, done : done + c] = True
-        seen[max(mistake.unseen - done, 0) :, : mistake.unseen] = False
-        places = [*mistake.text(step, done, root + 1)]
-        if n:
-            seen[c:, done + c :] = torch.from_numpy(mistake.mask(tree))
-            places += (root + mistake.further(step) + mistake.places(tree)).tolist()
-        added = torch.zeros(seen.shape).masked_fill_(~seen, torch.finfo(torch.float32).min)
-        out = model.model(
-            input_ids=torch.tensor([[*pending, *tree.token.tolist()]], device=model.device),
-            position_ids=torch.tensor([places], device=model.device),
-            attention_mask=added[None, None].to(model.device),
-            output_hidden_states=states,
-            **cached(model.model, cache),
-        )
-        rows = torch.stack([x[0] for x in out.hidden_states[:-1]], dim=1) if states else out.logits[0]
-        yield step, rows[c - 1 :].float().cpu()
-        _keep(cache, done + c, list(mistake.keep(step.verdict.path.tolist(), tree)))
-
-
-def _keep(cache: Any, committed: int, nodes: Sequence[int]) -> None:  # noqa: ANN401
-    """Of the tree's slots keep only those of these nodes."""
-    places = torch.tensor([*range(committed), *(committed + node for node in nodes)])
+    done, root, tree = cache.get_seq_length(), step.after - 1, step.tree
+    pending = list(mistake.fed(step)[done : root + 1])
+    c, n = len(pending), len(tree)
+    seen = torch.ones(c + n, done + c + n, dtype=torch.bool).tril(done)
+    seen[max(mistake.unseen - done, 0) :, : mistake.unseen] = False
+    seen[c:, done + c :] = torch.from_numpy(mistake.mask(tree))
+    places = torch.from_numpy(mistake.moved(step, np.append(np.arange(done, root + 1), root + mistake.depth(tree))))
+    logits, states = model.forward(
+        [*pending, *tree.token.tolist()],
+        [*range(c - 1, c + n)],
+        layers,
+        position_ids=places[None].to(model.device),
+        attention_mask=model.masks(seen, places[:, None] - torch.cat([torch.arange(done), places])),
+        **cached(model.model, cache),
+    )
+    kept = torch.tensor(
+        [*range(done + c), *(done + c + node for node in mistake.keep(step.verdict.path.tolist(), tree))]
+    )
     for layer in cache.layers:
-        layer.keys = layer.keys[:, :, places.to(layer.keys.device)]
-        layer.values = layer.values[:, :, places.to(layer.values.device)]
+        layer.keys, layer.values = (x[:, :, kept.to(x.device)] for x in (layer.keys, layer.values))
+    return (logits if states is None else states[c - 1 :].reshape(n + 1, len(layers), -1)).cpu()
 
 
-def _first_run(path: Sequence[int], tree: DraftTree) -> list[int]:
-    """As many nodes as were accepted and run, but the first ones that were run, in the order of their slots."""
-    run = sorted({*tree.parent.tolist()} - {ROOT})
-    return run[: sum(node in run for node in path)]
+def _ran(tree: DraftTree) -> list[int]:
+    """The nodes that a drafter ran: those that have children."""
+    return sorted({*tree.parent.tolist()} - {ROOT})
 
 
-def _fed(keep: Keep) -> Keep:
-    """A drafter keeps what it ran: nodes that have children."""
+def _of_ran(keep: Keep) -> Keep:
+    """Of the nodes that are kept those that it ran."""
     return lambda path, tree: [node for node in keep(path, tree) if node in tree.parent]
 
 
 def of_drafter(case: Case) -> Iterator[TreeMistake]:
     """The mistakes of a draft model: the target's, with the cause that they have in a drafter, and its own."""
     for mistake in MISTAKES:
-        cause = Cause.DRAFTER_KV if mistake.cause is Cause.TARGET_KV else mistake.cause
-        yield replace(mistake, cause=cause, keep=_fed(mistake.keep))
-    yield TreeMistake("the first nodes that it ran kept, not the path's", Cause.DRAFTER_KV, keep=_first_run)
+        yield replace(
+            mistake,
+            cause=Cause.DRAFTER_KV if mistake.cause is KV else mistake.cause,
+            keep=_of_ran(mistake.keep),
+        )
+    yield TreeMistake(
+        "the first nodes that it ran kept, not the path's",
+        Cause.DRAFTER_KV,
+        keep=lambda path, tree: _ran(tree)[: len({*path} & {*_ran(tree)})],
+    )
     yield TreeMistake("each draft from the tokens without the last one", Cause.DRAFT_POSITION, late=True)
     yield _behind_a_cached_prefix(case)
 
@@ -238,41 +196,32 @@ class ModelAgain:
 
     right = RIGHT
 
-    def __init__(self, model: Causal, case: Case, *, drafter: bool = False) -> None:
-        self.model, self.dtype, self.drafter = model, case.dtype, drafter
-        self._before: dict[tuple[str, int], Any] = {}  # by request and steps: a cache with what they left
+    def __init__(self, model: Causal) -> None:
+        self.model = model
+        self._left_by: dict[tuple[str, int], Any] = {}  # by request and steps: a cache with what they left
 
-    def ask(self, steps: Sequence[Step], mistake: TreeMistake, back: int | None) -> Match:
-        """The last of some first steps, the mistake at work so many steps before it; None: in all of them."""
-        from transformers import DynamicCache
+    def rows(
+        self, steps: Sequence[Step], mistake: TreeMistake, back: int | None, *, every: bool
+    ) -> Iterator[tuple[Step, Rows]]:
+        """What `search.Again` asks for."""
+        begin = 0 if back is None else len(steps) - 1 - back
+        cache = self._left(steps[:begin])
+        for place, step in enumerate(steps[begin:]):
+            here = mistake if back is None or not place else RIGHT
+            rows = decoded(self.model, step, here, cache)
+            if every or step is steps[-1]:
+                above = {node: (int(step.tree.parent[node]) if here.late else node) for node in range(len(step.tree))}
+                by_node = {node: rows[of + 1] for node, of in above.items()}
+                yield step, by_node if here.late else {ROOT: rows[0], **by_node}
 
-        last = len(steps) - 1
-        begin = 0 if back is None else last - back
-        cache, match = DynamicCache() if back is None else self._after(steps[:begin]), Match()
-        for place in range(begin, last + 1):
-            here = mistake if back is None or place == begin else RIGHT
-            for step, logits in decoded(self.model, [steps[place]], here, cache=cache):
-                if place == last:
-                    match = self._compared(step, logits, here)
-        return match
-
-    def step_by_step(self, steps: Sequence[Step]) -> Iterator[Match]:
-        """Each of these steps without a mistake."""
-        for step, logits in decoded(self.model, steps, RIGHT):
-            yield self._compared(step, logits, RIGHT)
-
-    def _compared(self, step: Step, logits: Tensor, mistake: TreeMistake) -> Match:
-        rows = at_parents(step, logits, late=mistake.late)
-        return compare(step, rows, self.dtype, drafter=self.drafter, known=mistake.known)
-
-    def _after(self, steps: Sequence[Step]) -> Any:  # noqa: ANN401
+    def _left(self, steps: Sequence[Step]) -> Any:  # noqa: ANN401
         """A copy of the cache that these steps leave without a mistake."""
         from transformers import DynamicCache
 
-        key = (steps[0].request, len(steps)) if steps else ("", 0)
-        if key not in self._before:
-            cache = self._after(steps[:-1]) if steps else DynamicCache()
-            for _ in decoded(self.model, steps[-1:], RIGHT, cache=cache):
-                pass
-            self._before[key] = cache
-        return copy.deepcopy(self._before[key])
+        if not steps:
+            return DynamicCache()
+        key = steps[0].request, len(steps)
+        if key not in self._left_by:
+            self._left_by[key] = self._left(steps[:-1])
+            decoded(self.model, steps[-1], RIGHT, self._left_by[key])
+        return copy.deepcopy(self._left_by[key])
