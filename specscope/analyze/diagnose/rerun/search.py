@@ -218,7 +218,7 @@ def _explained(asked: Asked[M], known: Sequence[M], first: Mapping[str, int]) ->
         elif name and share == most:  # no step tells the two apart
             best[mistake.cause] = most, f"{name} or {mistake.name}", match
     named = [*_of_all_rows(right)]
-    ranked = sorted(best.items(), key=lambda item: -item[1][0])
+    ranked: list[tuple[Cause, tuple[float, str, Match]]] = sorted(best.items(), key=lambda item: -item[1][0])
     least = max([HALF, *(2 * share for _, (share, _, _) in ranked[1:2])])
     for place, (cause, (share, name, match)) in enumerate(ranked):
         if match.share >= NEARLY or (not place and share >= least):
