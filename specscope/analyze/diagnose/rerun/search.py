@@ -71,10 +71,10 @@ def mistakes(case: Case, models: Models, audit: Audit, *, drafter: bool) -> list
     if sampled or not first:
         return sampled
     if model is None:
-        found = _explained(Asked(heads.HeadAgain(models, case), case, True), heads.MISTAKES, first)
+        found = _explained(Rerun(heads.HeadAgain(models, case), case, True), heads.MISTAKES, first)
     else:
         known = [*targets.of_drafter(case)] if drafter else targets.MISTAKES
-        found = _explained(Asked(targets.ModelAgain(model), case, drafter), known, first)
+        found = _explained(Rerun(targets.ModelAgain(model), case, drafter), known, first)
     return found or (_sampled(case, models, audit, (*raw, *ruled), drafter=drafter) if raw_differs else [])
 
 
@@ -123,7 +123,7 @@ def _cause(sampled: SampledFault) -> Cause | None:
 
 
 @dataclass(frozen=True)
-class Asked(Generic[M]):
+class Rerun(Generic[M]):
     """A model that is asked how well what was recorded comes out under a mistake."""
 
     again: Again[M]
@@ -153,7 +153,7 @@ class Asked(Generic[M]):
             yield compare(step, rows, self.case.dtype, drafter=self.drafter, known=mistake.known)
 
 
-def _begins(asked: Asked[M], first: Mapping[str, int]) -> list[Begin]:
+def _begins(asked: Rerun[M], first: Mapping[str, int]) -> list[Begin]:
     """Of some requests the steps up to the first that differs from the model without a mistake.
 
     The audit looks at a sample of steps: the `first` of these that differs need not be the first.
@@ -188,7 +188,7 @@ def _cut(right: M, case: Case, begins: Sequence[Begin]) -> Iterator[M]:
         yield replace(right, name=name, cause=Cause.DRAFT_VOCABULARY, known=largest + 1)
 
 
-def _explained(asked: Asked[M], known: Sequence[M], first: Mapping[str, int]) -> list[Suspect]:
+def _explained(asked: Rerun[M], known: Sequence[M], first: Mapping[str, int]) -> list[Suspect]:
     """The mistakes that give the first steps that differ: nearly all of them, or far more than any other mistake.
 
     Most mistakes explain nothing. So each is asked about the few requests that differ most, and about all requests only
