@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from specscope.engine.config import EngineConfig
-from specscope.model.graphs import Capture, Shape, shapes
+from specscope.model.graphs import Capture, Shape, powers, shapes
 from specscope.model.heads.head_runner import HeadRunner
 from specscope.model.runner import ModelRunner
 from specscope.model.warm_up import warm_up_passes
-from specscope.plans.plan import DynamicPlan, TreePlan
+from specscope.plans.plan import TreePlan
 from specscope.speculate.drafters.base import Drafter
 from specscope.speculate.drafters.draft_model import DraftModel
 from specscope.speculate.drafters.eagle import Eagle
 from specscope.speculate.drafters.parallel import ParallelEagle
+from specscope.trace.record.notes import MODELS
 
 
 def warm_up(runner: ModelRunner, drafter: Drafter, max_context: int) -> None:
@@ -70,16 +71,21 @@ def capture_graphs(
 
 
 def verify_shapes(config: EngineConfig) -> list[Shape]:
-    """The shapes of the target's steps: the root and its tree for each request of a batch."""
-    return shapes(config.max_batch, 1 if config.plan is None else config.plan.max_nodes + 1)
+    """The shapes of the target's steps: the root of each request, alone or with its tree.
+
+    A drafter that is a model fills its tree; one that looks up text drafts what it finds.
+    """
+    if config.plan is None:
+        return shapes(config.max_batch, [1])
+    largest = config.plan.max_nodes + 1
+    return shapes(config.max_batch, [1, largest] if config.drafter in MODELS else powers(largest))
 
 
 def draft_shapes(config: EngineConfig, plan: TreePlan, *, one_pass: bool = False) -> list[Shape]:
-    """The shapes of a drafter's passes: what was accepted since the last draft, then one level of every tree.
+    """The shapes of a drafter's passes: what was committed since the last draft, then one level of every tree.
 
-    With `one_pass` a row for each further depth follows what was accepted, and there is no other pass.
+    With `one_pass` a row for each further depth follows what was committed, and there is no other pass.
     """
     if one_pass:
-        return shapes(config.max_batch, 2 * plan.max_depth)
-    widest = plan.top if isinstance(plan, DynamicPlan) else max(map(len, plan.shape.levels))
-    return shapes(config.max_batch, max(plan.max_depth + 1, widest))
+        return shapes(config.max_batch, [plan.max_depth, 2 * plan.max_depth])
+    return shapes(config.max_batch, [1, plan.max_depth + 1, *plan.fed])

@@ -9,7 +9,7 @@ sequence's own or to the spare block, and the result is not read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,12 +34,13 @@ class Shape:
     rows: int
 
 
-def shapes(max_batch: int, max_rows: int) -> list[Shape]:
-    """Shapes for batches up to `max_batch` sequences of up to `max_rows` rows: powers of two, and the largest."""
-    return [Shape(a, b) for a in _powers(max_batch) for b in _powers(max_rows)]
+def shapes(max_batch: int, rows: Iterable[int]) -> list[Shape]:
+    """Shapes for batches up to `max_batch` sequences, in powers of two, of each of these counts of rows."""
+    return [Shape(a, b) for a in powers(max_batch) for b in sorted({*rows})]
 
 
-def _powers(largest: int) -> list[int]:
+def powers(largest: int) -> list[int]:
+    """Powers of two up to `largest`, and it."""
     return sorted({largest, *(2**i for i in range(largest.bit_length()) if 2**i < largest)})
 
 
