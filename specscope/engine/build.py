@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 import specscope
+from specscope.engine import chat_template
 from specscope.engine.config import EngineConfig, ModelsGiven, models_given
 from specscope.engine.warm_up import capture_graphs, warm_up
 from specscope.errors import UserError
@@ -68,7 +69,7 @@ def build_parts(config: EngineConfig, progress: Callable[[str], None]) -> Parts:
     check_memory(config.kv_memory, device)
     find_model(config.target, progress)  # converts the default model where that was never done
     with ThreadPoolExecutor(2) as pool:  # the tokenizer is read, and the files are hashed, while the weights are loaded
-        reading, hashing = pool.submit(load_tokenizer, config.target), pool.submit(models_given, config)
+        reading, hashing = pool.submit(_read_tokenizer, config.target), pool.submit(models_given, config)
         target = load_model(config.target, device, dtype, progress)
         tokenizer, given = reading.result(), hashing.result()
     max_context = target.max_context if config.max_context is None else config.max_context
@@ -97,6 +98,12 @@ def build_parts(config: EngineConfig, progress: Callable[[str], None]) -> Parts:
         max_context=max_context,
         run_info=_run_info(config, target, drafter, max_context, blocks, ran_by, given),
     )
+
+
+def _read_tokenizer(target: str | None) -> Any:  # noqa: ANN401
+    tokenizer = load_tokenizer(target)
+    chat_template.start(tokenizer)
+    return tokenizer
 
 
 def check_memory(gib: float, device: torch.device) -> None:

@@ -16,7 +16,7 @@ from specscope.model.places import on_disk
 from specscope.plans.heads import is_head
 from specscope.plans.model_digest import model_digest, of_layers
 from specscope.plans.plan import DynamicPlan, StaticPlan, TreePlan, parse_plan
-from specscope.trace.checked import Flag, base_of, checked, required_types, short, whole
+from specscope.trace.checked import Flag, base_of, checked, flags_of, required_types, short, whole
 from specscope.trace.record.notes import MODELS
 from specscope.trace.record.rules import BLOCK, RULES, STANDARD
 from specscope.trace.record.tree import ROOT
@@ -136,25 +136,19 @@ class EngineConfig:
         if self.speculation not in ("on", "off"):
             refuse_gone(f"--speculation {self.speculation}")
             raise UserError(f"--speculation must be on or off, not {short(self.speculation)}")
-        if self.graphs not in ("auto", "off"):
-            raise UserError(f"graphs must be auto or off, not {self.graphs!r}")
-        if self.evidence not in ("auto", "full", "lean"):
-            raise UserError(f"evidence must be auto, full or lean, not {self.evidence!r}")
-        self._check_rule()
+        for name, flag in flags_of(EngineConfig).items():
+            if flag.choices and getattr(self, name) not in flag.choices:
+                raise UserError(f"unknown {name} {short(getattr(self, name))}: use {', '.join(flag.choices)}")
+        if self.rule == BLOCK and self.plan is not None and not self.plan.is_chain:
+            raise UserError(
+                f"--rule block takes a chain, such as --tree 5; for the tree {self.plan} use --rule traversal"
+            )
         for name, kind in _NUMBERS.items():
             value = getattr(self, name)
             object.__setattr__(self, name, None if value is None else checked(value, kind, name))
         if self.ngram_max < self.ngram_min:
             raise UserError(f"ngram_max ({self.ngram_max}) is below ngram_min ({self.ngram_min})")
         _ = self.draft_layers, self.plan  # what cannot be read is refused before anything is loaded
-
-    def _check_rule(self) -> None:
-        if self.rule not in RULES:
-            raise UserError(f"unknown rule {short(self.rule)}: use {', '.join(RULES)}")
-        if self.rule == BLOCK and self.plan is not None and not self.plan.is_chain:
-            raise UserError(
-                f"--rule block takes a chain, such as --tree 5; for the tree {self.plan} use --rule traversal"
-            )
 
     def _pick_drafter(self) -> str:
         """A model that was given drafts; the default target has a head of its own."""

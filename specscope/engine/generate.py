@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from specscope.engine.prompt_encoder import Prompt
 from specscope.errors import UserError
 from specscope.trace.history.stats import Acceptance, measure
 from specscope.trace.record.notes import OutputLogprob
 from specscope.trace.record.params import SamplingParams
-from specscope.trace.record.records import FinishReason, Origin, RequestEnd, RequestStep, StepRecord
+from specscope.trace.record.records import FinishReason, Origin, RequestEnd, RequestStep
 from specscope.trace.record.vocabulary import Detokenizer, Vocabulary
+
+if TYPE_CHECKING:
+    from specscope.engine.engine import Engine
 
 Prompts = Prompt | Sequence[Prompt]
 Params = SamplingParams | Sequence[SamplingParams] | None  # one for all, or one for each
@@ -39,6 +42,7 @@ class Result:
         """The result of a request that ended, from its records."""
         tokens = end.output.tolist()
         acceptance = measure(steps)
+        logprobs = [each for step in steps if step.logprobs is not None for each in step.logprobs.each(step.output())]
         return Result(
             id=end.info.id,
             prompt=end.info.prompt,
@@ -49,7 +53,7 @@ class Result:
             counts=acceptance.counts,
             acceptance=acceptance,
             steps=steps,
-            logprobs=_joined(steps, asked=end.info.params.logprobs is not None),
+            logprobs=None if end.info.params.logprobs is None else logprobs,
             error=end.error,
         )
 
@@ -75,22 +79,7 @@ class Chunk:
         return Chunk(step.request, text, tokens, origins, finish, logprobs)
 
 
-class Generating(Protocol):
-    """What a run takes of an engine: its requests and its steps."""
-
-    vocabulary: Vocabulary
-
-    def add(self, prompt: Prompt, params: SamplingParams | None = None) -> str:
-        """Queue a request and return its id."""
-
-    def cancel(self, name: str) -> None:
-        """End a request."""
-
-    def step(self) -> StepRecord:
-        """Run one step over all requests."""
-
-
-def generate(engine: Generating, prompts: Prompts, params: Params) -> list[Result]:
+def generate(engine: Engine, prompts: Prompts, params: Params) -> list[Result]:
     """Run prompts to their ends, batched; one Result each, in their order.
 
     `params`: one for all, or one for each. Requests that were added before run along.
@@ -109,7 +98,7 @@ def generate(engine: Generating, prompts: Prompts, params: Params) -> list[Resul
     return [ended[name] for name in names]
 
 
-def stream(engine: Generating, prompts: Prompts, params: Params) -> Iterator[Chunk]:
+def stream(engine: Engine, prompts: Prompts, params: Params) -> Iterator[Chunk]:
     """Run prompts and yield output as it is committed, requests interleaved. Closing the iterator cancels them."""
     names = _add_all(engine, prompts, params)
     left = {name: Detokenizer(engine.vocabulary) for name in names}
@@ -127,7 +116,7 @@ def stream(engine: Generating, prompts: Prompts, params: Params) -> Iterator[Chu
             engine.cancel(name)
 
 
-def _add_all(engine: Generating, prompts: Prompts, params: Params) -> list[str]:
+def _add_all(engine: Engine, prompts: Prompts, params: Params) -> list[str]:
     many: Sequence[Any] = [prompts] if _is_one(prompts) else prompts
     each = list(params) if isinstance(params, Sequence) else [params] * len(many)
     if len(each) != len(many):
@@ -146,8 +135,3 @@ def _add_all(engine: Generating, prompts: Prompts, params: Params) -> list[str]:
 def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
     """Whether this is a single prompt: text, token ids, or one conversation."""
     return isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int | Mapping))
-
-
-def _joined(steps: list[RequestStep], *, asked: bool) -> list[OutputLogprob] | None:
-    logprobs = [logprob for step in steps if step.logprobs is not None for logprob in step.logprobs.each(step.output())]
-    return logprobs if asked else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from typing import Protocol
+from collections.abc import Callable
 
 from specscope.engine.build import Parts
 from specscope.engine.forms import Forms
@@ -14,18 +14,11 @@ from specscope.errors import UserError
 from specscope.trace.record.records import FinishReason
 
 
-class Noted(Protocol):
-    """Keeps the order in which requests arrive and are cancelled."""
-
-    def __call__(self, request: Request, *, cancels: bool = False) -> None:
-        """Note that a request arrived, or is cancelled."""
-
-
 class Intake:
     """The requests of one engine. `lock` is held over all that a schedule reads and a commit changes."""
 
-    def __init__(self, parts: Parts, scheduler: Scheduler, noted: Noted) -> None:
-        """`noted` is told of each request that arrives, and of each that is cancelled."""
+    def __init__(self, parts: Parts, scheduler: Scheduler, noted: Callable[..., None]) -> None:
+        """`noted` is called with each request that arrives, and with `cancels` for each that is cancelled."""
         self.lock = threading.RLock()
         self.requests: dict[str, Request] = {}  # waiting and running, by id
         self.ended: list[Request] = []  # cancelled or failed between steps; reported by the next one

@@ -6,9 +6,9 @@ in the order of the steps. What is left of a step then (what is noted beside its
 that) changes nothing; the caller's thread does it one step late, while the worker already runs the next one.
 
 What is noted reads the target's probabilities, which a step writes to memory that is used again. So there are two such
-memories, each in a slot that one step owns from its launch until it was accounted for:
+memories, and one step has each from its launch until it was accounted for:
 
-    Launched --worker--> Run --caller--> StepRecord, and the slot is free again
+    Launched --worker--> StepRun --caller--> StepRecord, and its memory is free again
 """
 
 from __future__ import annotations
@@ -16,44 +16,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from enum import Enum, auto
+from dataclasses import dataclass
 from queue import SimpleQueue
 
 from specscope.engine.state import StepState
 from specscope.speculate.sampling import Memory
 from specscope.trace.record.records import StepRecord
 
-SLOTS = 2  # one step is accounted for while one runs
-
-
-class Owner(Enum):
-    """The thread that may touch a slot's memory."""
-
-    NOBODY = auto()
-    WORKER = auto()  # from launch until the step has run
-    CALLER = auto()  # until it was accounted for
-
-
-@dataclass
-class Slot:
-    """A place for one step in flight."""
-
-    memory: Memory = field(default_factory=Memory)
-    owner: Owner = Owner.NOBODY
-
-    def pass_on(self, giver: Owner, taker: Owner) -> None:
-        """Hand the slot over. That another than its owner does so is a fault of the pipeline, not of a request."""
-        if self.owner is not giver:
-            raise RuntimeError(f"a slot of the pipeline belongs to {self.owner.name}, and not to {giver.name}")
-        self.owner = taker
+AHEAD = 2  # steps at once: one is accounted for while one runs
 
 
 @dataclass(frozen=True)
 class Launched:
     """A step that the worker will run, or runs. Made by the caller."""
 
-    slot: Slot
+    memory: Memory
     launched_ns: int
     even_idle: bool  # whether it is run where there is nothing to do
 
@@ -77,20 +54,23 @@ class Pipeline:
     def __init__(self, job: Job, account: Account) -> None:
         """`job` runs a step, on the worker; `account` makes its record, on the caller's thread."""
         self._job, self._account = job, account
-        self._slots = [Slot() for _ in range(SLOTS)]
+        self.free = [Memory() for _ in range(AHEAD)]
         self._jobs: SimpleQueue[Launched | None] = SimpleQueue()
         self._done: SimpleQueue[StepRun] = SimpleQueue()
         self._worker: threading.Thread | None = None
-        self.flying = 0  # launched, and not yet accounted for
+
+    @property
+    def flying(self) -> int:
+        """Steps that were launched, and are not accounted for."""
+        return AHEAD - len(self.free)
 
     def step(self) -> StepRecord:
         """Account for the next step, with the one after it launched behind it."""
         idle = False
         while True:
-            if self.flying < SLOTS:
+            while self.free:
                 self._launch(even_idle=idle or not self.flying)
-            if self.flying < SLOTS:
-                self._launch(even_idle=False)
+                idle = False
             record = self._take()
             if record is not None:
                 return record
@@ -106,13 +86,10 @@ class Pipeline:
         self._jobs.put(None)
         if self._worker is not None:
             self._worker.join()
-        self._worker, self.flying = None, 0
+        self._worker, self.free = None, [Memory() for _ in range(AHEAD)]
 
     def _launch(self, *, even_idle: bool) -> None:
-        slot = next(slot for slot in self._slots if slot.owner is Owner.NOBODY)
-        slot.pass_on(Owner.NOBODY, Owner.WORKER)
-        self.flying += 1
-        self._jobs.put(Launched(slot, time.time_ns(), even_idle))
+        self._jobs.put(Launched(self.free.pop(), time.time_ns(), even_idle))
         if self._worker is None:
             self._worker = threading.Thread(target=self._work, name="specscope-steps", daemon=True)
             self._worker.start()
@@ -124,16 +101,15 @@ class Pipeline:
             state = None
             if error is None:
                 try:
-                    state = self._job(launched.slot.memory, launched.even_idle)
+                    state = self._job(launched.memory, launched.even_idle)
                 except Exception as raised:
                     error = raised
-            launched.slot.pass_on(Owner.WORKER, Owner.CALLER)
             self._done.put(StepRun(launched, state, error))
 
     def _take(self) -> StepRecord | None:
         """Account for the step that was launched first; None where there was nothing to do."""
         run = self._done.get()
-        read_ns, slot = time.time_ns(), run.launched.slot
+        read_ns = time.time_ns()
         try:
             if run.error is not None:
                 raise run.error
@@ -141,5 +117,4 @@ class Pipeline:
                 return None
             return self._account(run.state, run.launched.launched_ns, read_ns)
         finally:
-            self.flying -= 1
-            slot.pass_on(Owner.CALLER, Owner.NOBODY)
+            self.free.append(run.launched.memory)

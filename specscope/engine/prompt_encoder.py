@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from specscope.engine import chat_template
 from specscope.engine.prompts import NO_KWARGS
 from specscope.errors import UserError
 from specscope.trace.checked import short
@@ -51,12 +52,7 @@ class PromptEncoder:
         if prompt and isinstance(prompt[0], Mapping):
             if not self.tokenizer.chat_template:
                 raise UserError("chat messages need a model with a chat template: give the prompt as text")
-            try:
-                text = self.tokenizer.apply_chat_template(
-                    list(prompt), add_generation_prompt=True, tokenize=False, **template
-                )
-            except Exception as error:
-                raise UserError(f"the chat template rejects these messages: {error}") from error
+            text = chat_template.render(self.tokenizer, prompt, template, self.max_context * self.longest)
             return text, list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
         tokens = [int(t) for t in prompt]  # type: ignore[arg-type]
         bad = next((t for t in tokens if not 0 <= t < self.vocab_size), None)

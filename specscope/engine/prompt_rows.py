@@ -136,7 +136,7 @@ def _lines(path: str) -> Iterator[tuple[int, str | bytes | dict[str, Any]]]:
     first = next(lines, None)
     if first is None:
         return
-    number, line = first
+    line = first[1]
     if (kind := kind_of(line.encode())) is not None and kind.reader is not ReadAs.PROMPTS:
         raise kind.refusal(path, "a file of prompts")  # of a pipe, which cannot be looked at before
     if kind is PROMPT_TABLE:
@@ -146,8 +146,7 @@ def _lines(path: str) -> Iterator[tuple[int, str | bytes | dict[str, Any]]]:
         yield first
         yield from lines
         return
-    every = chain([(number, line)], lines)
-    yield from documents(((line_number, text.encode() + b"\n") for line_number, text in every), path)
+    yield from documents(((line_number, text.encode() + b"\n") for line_number, text in chain([first], lines)), path)
 
 
 def _table(path: str, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -155,10 +154,7 @@ def _table(path: str, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, d
     number, header = next(lines)
     delimiter = max(",;\t", key=header.count)
     names = [name.strip() for name in next(csv.reader([header], delimiter=delimiter))]
-    asked = next(
-        at for at, name in enumerate(names) if re.fullmatch("(?i)(?:prompt|question|instruction|query)s?", name)
-    )
-    names[asked] = "prompt"
+    names[next(index for index, name in enumerate(names) if ASKED.fullmatch(name))] = "prompt"
     rows = csv.reader((f"{line}\n" for _, line in lines), delimiter=delimiter)
     for row in rows:
         cells = {name: cell for name, cell in zip(names, row, strict=False) if name and (cell or name == "prompt")}
@@ -233,9 +229,15 @@ def parse_row(value: str | bytes | Mapping[str, Any], *, talks: bool = False) ->
 
 def _first_turn(messages: object, labels: Mapping[str, str]) -> Row:
     """A chat, to what its user says first."""
-    chat = checked(messages, Conversation, '"messages"')
-    until = next((count for count, message in enumerate(chat, 1) if message.role == "user"), len(chat))
-    return Row([{"role": each.role, "content": _filled(each.content)} for each in chat[:until]], labels=labels)
+    chat = _said(checked(messages, Conversation, '"messages"'))
+    until = next((count for count, message in enumerate(chat, 1) if message["role"] == "user"), len(chat))
+    for message in chat[:until]:
+        _filled(message["content"])
+    return Row(chat[:until], labels=labels)
+
+
+def _said(chat: list[ChatTurn]) -> list[dict[str, str]]:
+    return [msgspec.to_builtins(message) for message in chat]
 
 
 def _dumped(asked: Mapping[str, Any]) -> Row:
@@ -337,8 +339,9 @@ def _own(values: Mapping[str, Any]) -> Row:
         raise UserError('give either "prompt" or "messages"')
     prompt_line = checked_fields(rest, PromptLine)
     SamplingParams.from_dict({**SamplingParams().to_dict(), **given})  # what is wrong is said with its line
-    chat = [{"role": message.role, "content": message.content} for message in prompt_line.messages]
-    return Row(prompt_line.prompt or chat, given, _labels(rest), prompt_line.chat_template_kwargs)
+    return Row(
+        prompt_line.prompt or _said(prompt_line.messages), given, _labels(rest), prompt_line.chat_template_kwargs
+    )
 
 
 def _labels(values: Mapping[str, Any]) -> dict[str, str]:

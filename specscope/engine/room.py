@@ -29,14 +29,17 @@ class Room:
     def check(self, prompt: int, max_tokens: int) -> None:
         """Raise TooLargeError for a request that would not fit even alone."""
         total = min(prompt + max_tokens, self.max_context)
-        needed, pool = total - 1 + self.max_nodes, self.cache.pool  # the last token is never fed
-        if _blocks(needed) > pool.blocks:
-            raise TooLargeError(_too_large(prompt, total, self.max_nodes, _blocks(needed), pool.blocks, "the KV cache"))
+        caches = [(self.max_nodes, self.cache.pool, "the KV cache")]
         if self.model is not None:
-            max_fed, blocks = self.model.plan.max_fed, self.model.cache.pool.blocks
-            if _blocks(total - 1 + max_fed) > blocks:
-                of = "the drafter's KV cache"
-                raise TooLargeError(_too_large(prompt, total, max_fed, _blocks(total - 1 + max_fed), blocks, of))
+            caches.append((self.model.plan.max_fed, self.model.cache.pool, "the drafter's KV cache"))
+        for draft, pool, name in caches:
+            needed = -(-(total - 1 + draft) // BLOCK_SIZE)  # the last token is never fed
+            if needed > pool.blocks:
+                drafts = f" (with {draft} slots for drafts)" if draft else ""
+                raise TooLargeError(
+                    f"the request does not fit: {prompt:,} prompt tokens may grow to {total:,} tokens{drafts}, which "
+                    f"need {needed:,} KV blocks, but {name} has {pool.blocks:,}: raise --kv-memory, or lower max_tokens"
+                )
 
     def reserve(self, turn: Turn, *, drafts: bool = True) -> bool:
         """Room for a turn's rows behind what is computed, and for the drafter where the turn `drafts`.
@@ -78,24 +81,7 @@ class Room:
         for request, _ in wanted:
             self.free(request)
         for request, length in wanted:
-            self._fill(request, length)
-
-    def _fill(self, request: Request, length: int) -> None:
-        """The KV of a request's first `length` tokens, and their features where the drafter wants them."""
-        self.cache.reserve(request.table, length, 0)
-        for start, features in self.runner.compute(request.table, request.tokens[:length]):
-            if features is not None and self.model is not None:
-                self.model.observe(request.id, start, features, request.tokens)
-
-
-def _blocks(slots: int) -> int:
-    return -(-slots // BLOCK_SIZE)
-
-
-def _too_large(prompt: int, total: int, draft: int, needed: int, blocks: int, of: str) -> str:
-    """What does not fit, with its figures."""
-    drafts = f" (with {draft} slots for drafts)" if draft else ""
-    return (
-        f"the request does not fit: {prompt:,} prompt tokens may grow to {total:,} tokens{drafts}, which need "
-        f"{needed:,} KV blocks, but {of} has {blocks:,}: raise --kv-memory, or lower max_tokens"
-    )
+            self.cache.reserve(request.table, length, 0)
+            for start, features in self.runner.compute(request.table, request.tokens[:length]):
+                if features is not None and self.model is not None:
+                    self.model.observe(request.id, start, features, request.tokens)

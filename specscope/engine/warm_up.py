@@ -47,26 +47,25 @@ def capture_graphs(
     A model that reads a tensor on the host while it runs (some mixtures of experts, some rotary tables) cannot be
     captured, and runs as it did before.
     """
-    runners: list[ModelRunner | HeadRunner] = [runner]
-    wanted = [verify_shapes(config)]
-    windows = [drafter.max_nodes + 1]
+    wanted: list[tuple[ModelRunner | HeadRunner, list[Shape], int]] = [
+        (runner, verify_shapes(config), drafter.max_nodes + 1)
+    ]
     if isinstance(drafter, Eagle | DraftModel) and config.plan is not None:
-        runners.append(drafter.runner)
-        wanted.append(draft_shapes(config, config.plan, one_pass=isinstance(drafter, ParallelEagle)))
-        windows.append(config.plan.max_fed + wanted[-1][-1].rows)
-    announced, refused = 0, ""
-    for model_runner, these, window in zip(runners, wanted, windows, strict=True):
+        passes = draft_shapes(config, config.plan, one_pass=isinstance(drafter, ParallelEagle))
+        wanted.append((drafter.runner, passes, config.plan.max_fed + passes[-1].rows))
+    announced, refused, count = 0, "", sum(len(these) for _, these, _ in wanted)
+    for model_runner, these, window in wanted:
         try:
             for _ in model_runner.capture(these, make_capture(), max_context, window):
                 announced += 1
-                progress(f"capturing CUDA graphs: {announced} of {sum(map(len, wanted))}")
+                progress(f"capturing CUDA graphs: {announced} of {count}")
         except Exception as error:  # whatever a model, a compiler or a driver has against it
             first = error.__context__ or error  # the end of a capture that was broken off complains as well
             reason = (str(first).strip() or type(first).__name__).splitlines()[0]
             refused += (
                 f"; {'the drafter' if model_runner is not runner else 'the target'} could not be captured: {reason}"
             )
-    done = sum(len(model_runner.graphs) for model_runner in runners if model_runner.graphs is not None)
+    done = sum(len(model_runner.graphs) for model_runner, *_ in wanted if model_runner.graphs is not None)
     return f"{done} CUDA graphs{refused}"
 
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from specscope import Engine, SamplingParams
-from specscope.engine.pipeline import Owner, Slot
 from specscope.errors import UserError
 from specscope.speculate.verify.verifier import JudgedStep
 from specscope.trace.record.records import FinishReason
@@ -135,13 +134,12 @@ def held_back(engine, monkeypatch):
 
 
 def evidence(make, monkeypatch, *, planted):
-    """The entropies noted in an asynchronous run. `planted`: both slots have one memory."""
+    """The entropies noted in an asynchronous run. `planted`: both steps have one memory."""
     engine = make("draft tree", async_scheduling=True, max_batch=1)
     for i in range(2):
         engine.add("hello hello hel", SamplingParams(max_tokens=12, seed=i, ignore_eos=True, temperature=1.0))
     if planted:
-        one, other = engine.pipeline._slots
-        other.memory = one.memory
+        engine.pipeline.free[1:] = engine.pipeline.free[:1]
     with monkeypatch.context() as patch:
         held_back(engine, patch)
         records = run(engine)
@@ -159,15 +157,6 @@ def test_a_step_that_overwrites_what_the_last_one_reads_is_caught(make, monkeypa
     wrong = evidence(make, monkeypatch, planted=True)
     assert [tokens for tokens, _ in wrong] == [tokens for tokens, _ in want]
     assert wrong != want
-
-
-def test_a_slot_is_handed_on_by_its_owner_alone():
-    slot = Slot()
-    slot.pass_on(Owner.NOBODY, Owner.WORKER)
-    with pytest.raises(RuntimeError, match="belongs to WORKER, and not to NOBODY"):
-        slot.pass_on(Owner.NOBODY, Owner.WORKER)
-    with pytest.raises(RuntimeError, match="and not to CALLER"):
-        slot.pass_on(Owner.CALLER, Owner.NOBODY)
 
 
 def test_requests_come_and_go_while_steps_run(make):

@@ -1,15 +1,11 @@
 """Compiled grammars: made by a process of its own within a limit of time and memory, and kept.
 
-That process is the only true bound: xgrammar has no limit of time, its C++ cannot be cancelled, and a thread that was
-given up would keep a core busy (with `.{0,100000}` for minutes). It starts with the first grammar, in about two
-seconds, and serves every engine of this program.
+xgrammar has no limit of time, and `.{0,100000}` takes it minutes. The process starts with the first grammar, in about
+two seconds, and serves every engine of this program.
 """
 
 from __future__ import annotations
 
-import pickle
-import subprocess
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -20,6 +16,7 @@ from hashlib import blake2b
 from typing import Any
 
 from specscope.errors import UserError
+from specscope.speculate.bounded import BoundedProcess, EndedError
 from specscope.speculate.structured.checks import check_form
 from specscope.speculate.structured.matcher import GrammarState
 from specscope.speculate.structured.worker import SECONDS, token_info
@@ -28,7 +25,6 @@ from specscope.trace.record.params import StructuredOutputs
 from specscope.trace.record.vocabulary import Vocabulary
 
 KEPT, KEPT_BYTES = 256, 256 * 2**20  # compiled grammars, of all engines
-WALL = 300.0  # seconds that an answer may take on a machine that is busy with other things
 
 
 def library() -> Any:  # noqa: ANN401
@@ -64,48 +60,7 @@ def _info(tokens: GrammarTokens) -> Any:  # noqa: ANN401
     return token_info(library(), list(tokens.pieces), list(tokens.eos))
 
 
-class _Worker:
-    """The process that compiles. One job at a time: callers wait."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._knows = ""  # the vocabulary that it was sent
-
-    def compile(self, tokens: GrammarTokens, form: StructuredOutputs) -> tuple[str, str]:
-        """The process's answer. Raises UserError where its limits ended it."""
-        with self._lock:
-            if self._process is None or self._process.poll() is not None:
-                command = [sys.executable, "-P", "-m", "specscope.speculate.structured.worker"]
-                pipe = subprocess.PIPE
-                self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
-                self._knows = ""
-            process = self._process
-            assert process.stdin is not None
-            assert process.stdout is not None
-            pieces = None if self._knows == tokens.digest else list(tokens.pieces)
-            job = (tokens.digest, pieces, list(tokens.eos), form.kind, getattr(form, form.kind))
-            watch = threading.Timer(WALL, process.kill)
-            watch.start()
-            try:
-                pickle.dump(job, process.stdin)
-                process.stdin.flush()
-                answer: tuple[str, str] = pickle.load(process.stdout)
-            except (EOFError, OSError, pickle.UnpicklingError):
-                process.kill()
-                process.wait()
-                self._process = None
-                raise UserError(
-                    f"structured_outputs: {form.kind} takes more than {SECONDS} s or too much memory to compile: "
-                    "make it simpler"
-                ) from None
-            finally:
-                watch.cancel()
-            self._knows = tokens.digest
-            return answer
-
-
-_WORKER = _Worker()
+_WORKER = BoundedProcess("specscope.speculate.structured.worker")
 _CACHE: OrderedDict[tuple[str, StructuredOutputs], Any] = OrderedDict()
 _CACHE_LOCK = threading.Lock()
 
@@ -145,9 +100,7 @@ class Grammars:
         self.check(form)
         grammar = self.find(form)
         if grammar is None:
-            outcome, text = _WORKER.compile(self.tokens, form)
-            if outcome != "ok":
-                raise UserError(f"structured_outputs: {form.kind} cannot be used: {_reason(text)}")
+            text = _compile(self.tokens, form)
             grammar = library().CompiledGrammar.deserialize_json(text, _info(self.tokens))
             self._keep(form, grammar)
         return grammar
@@ -181,9 +134,22 @@ def check_forms(forms: Iterable[StructuredOutputs | None]) -> None:
     for form in dict.fromkeys(form for form in forms if form is not None):
         library()
         check_form(form)
-        outcome, text = _WORKER.compile(letters, form)
-        if outcome != "ok":
-            raise UserError(f"structured_outputs: {form.kind} cannot be used: {_reason(text)}")
+        _compile(letters, form)
+
+
+def _compile(tokens: GrammarTokens, form: StructuredOutputs) -> str:
+    """The compiled grammar, as text. Raises UserError where there is none."""
+    about = (list(tokens.pieces), list(tokens.eos))
+    try:
+        outcome, text = _WORKER.ask(tokens.digest, about, (form.kind, getattr(form, form.kind)))
+    except EndedError:
+        raise UserError(
+            f"structured_outputs: {form.kind} takes more than {SECONDS} s or too much memory to compile: "
+            "make it simpler"
+        ) from None
+    if outcome != "ok":
+        raise UserError(f"structured_outputs: {form.kind} cannot be used: {_reason(text)}")
+    return str(text)
 
 
 def _reason(text: str) -> str:

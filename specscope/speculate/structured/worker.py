@@ -1,18 +1,13 @@
-"""The process that compiles grammars: a compilation in C++ cannot be cancelled, a process can be ended.
-
-Each job may take SECONDS of processor time and MEMORY; the system ends the process that takes more, and the engine
-starts another. Jobs and answers are pickles over standard input and output; both ends are this program.
-"""
+"""What the process that compiles grammars does (specscope.speculate.bounded), within SECONDS and MEMORY."""
 
 from __future__ import annotations
 
-import os
-import pickle
-import resource
 import time
 from typing import Any
 
 import numpy as np
+
+from specscope.speculate.bounded import answer_jobs
 
 SECONDS = 5  # of processor time, for one grammar
 MEMORY = 3 * 2**30  # bytes
@@ -75,31 +70,6 @@ def _unusable(xgr: Any, grammar: Any, tokens: int) -> str:  # noqa: ANN401
     return ""
 
 
-def main() -> None:
-    """Answer jobs until standard input ends."""
-    jobs, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    quiet = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1, 2):
-        os.dup2(quiet, stream)  # xgrammar warns on stderr
-    import xgrammar as xgr
-
-    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # of one that is ended by its limit there is nothing to learn
-    infos: dict[str, Any] = {}
-    while True:
-        try:
-            name, pieces, stops, kind, value = pickle.load(jobs)
-        except EOFError:
-            return
-        if pieces is not None:
-            infos = {name: token_info(xgr, pieces, stops)}
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        seconds = int(used.ru_utime + used.ru_stime) + 1 + SECONDS
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
-        pickle.dump(_answer(xgr, infos[name], kind, value), answers)
-        answers.flush()
-
-
 def token_info(xgr: Any, pieces: list[bytes], stops: list[int]) -> Any:  # noqa: ANN401
     """xgrammar's view of a vocabulary: each token's bytes, none for tokens that are no text and never allowed."""
     return xgr.TokenizerInfo(
@@ -107,5 +77,15 @@ def token_info(xgr: Any, pieces: list[bytes], stops: list[int]) -> Any:  # noqa:
     )
 
 
+def _load() -> Any:  # noqa: ANN401
+    import xgrammar as xgr
+
+    def prepare(about: tuple[list[bytes], list[int]]) -> Any:  # noqa: ANN401
+        info = token_info(xgr, *about)
+        return lambda job: _answer(xgr, info, *job)
+
+    return prepare
+
+
 if __name__ == "__main__":
-    main()
+    answer_jobs(_load, SECONDS, MEMORY)
