@@ -57,7 +57,7 @@ class PromptEncoder:
         tokens = [int(t) for t in prompt]  # type: ignore[arg-type]
         bad = next((t for t in tokens if not 0 <= t < self.vocab_size), None)
         if bad is not None:
-            raise UserError(f"token id {bad} is outside the vocabulary ({self._ids()})")
+            raise UserError(f"token id {bad} is outside the vocabulary (0 to {self.vocab_size - 1})")
         return "", tokens
 
     def turn(self, prompt: Prompt, *, raw: bool = False) -> Prompt:
@@ -80,9 +80,6 @@ class PromptEncoder:
             raise UserError("the prompt is empty: it has no tokens")
         if len(tokens) >= self.max_context:
             raise TooLargeError(f"the prompt has {len(tokens)} tokens; the limit is {self.max_context - 1}")
-
-    def _ids(self) -> str:
-        return f"0 to {self.vocab_size - 1}"
 
 
 def check_length(prompt: Prompt, tokens: int, longest: int) -> None:

@@ -22,8 +22,7 @@ from specscope.speculate.allowed import Allowed, mask_
 from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.sampling import distributions, probabilities, scaled, shaped
 from specscope.speculate.tokens import TokenCounts
-from specscope.speculate.verify.distribution import Dense, Distribution, OneHot
-from specscope.speculate.verify.left import Chosen, DrafterRow, Left, Residual, rejected
+from specscope.speculate.verify.distribution import Chosen, DrafterRow, Left, rejected
 from specscope.trace.history.history import RequestHistory
 from specscope.trace.history.place import ratios
 from specscope.trace.record.params import SamplingParams
@@ -153,7 +152,7 @@ def _view(engine: Engine, seen: PartTensors, node: int | None) -> NodeView:
     logits = seen.logits[above + 1].float()
     raw = logits.softmax(-1)
     target = _target(seen, above)
-    p: Distribution | Left = target if node is not None else _left(seen, above, target)[0]
+    p: Left | Left = target if node is not None else _left(seen, above, target)[0]
     row = seen.draft.row(path)
     draft = None if row is None else row.full()
     q = seen.draft.q.get(above)
@@ -171,7 +170,7 @@ def _view(engine: Engine, seen: PartTensors, node: int | None) -> NodeView:
         raw=_array(raw),
         p=_array(_row(p, raw)),
         draft=None if draft is None else _array(draft.softmax(-1)),
-        q=None if q is None else _array(q.probs),
+        q=None if q is None else _array(q),
         outside=draft is not None and bool(draft[token] == -torch.inf),
         p_tried=None if p_tried is None else _array(_row(p_tried, raw)),
         q_tried=None if q_tried is None else _array(q_tried.row),
@@ -184,13 +183,13 @@ def _array(row: Tensor) -> Probs:
     return row.float().cpu().numpy()
 
 
-def _target(seen: PartTensors, node: int) -> Distribution:
+def _target(seen: PartTensors, node: int) -> Left:
     """The target's distribution below a node, as it is sampled from."""
     logits = seen.logits[node + 1 : node + 2]
     return distributions(logits, seen.params, seen.counts, [seen.path(node)], seen.limits(node))[0]
 
 
-def _tried(seen: PartTensors, node: int, p: Distribution) -> tuple[Left, DrafterRow | None] | tuple[None, None]:
+def _tried(seen: PartTensors, node: int, p: Left) -> tuple[Left, DrafterRow | None] | tuple[None, None]:
     """p and q that the rule used for a node whose elder siblings were rejected; None where it used them as sampled."""
     above = int(seen.draft.tree.parent[node])
     untried = seen.verdict is not None and seen.verdict.outcome[node] == Outcome.UNTRIED
@@ -199,15 +198,15 @@ def _tried(seen: PartTensors, node: int, p: Distribution) -> tuple[Left, Drafter
     return _left(seen, above, p, node)
 
 
-def _left(seen: PartTensors, above: int, p: Distribution, before: int | None = None) -> tuple[Left, DrafterRow | None]:
+def _left(seen: PartTensors, above: int, p: Left, before: int | None = None) -> tuple[Left, DrafterRow | None]:
     """p and q less what rejected children took, by the step's rule: all of them, or those before one.
 
     With all of them p is what the final token was drawn from. No q where the children are deterministic.
     """
     tree, verdict = seen.draft.tree, seen.verdict
     drawn_from = None if verdict is not None and verdict.rule == MATCH else seen.draft.q.get(above)
-    q = None if drawn_from is None else DrafterRow(drawn_from.probs)
-    left: Left = Chosen(p.token) if isinstance(p, OneHot) else Residual(p.probs)
+    q = None if drawn_from is None else DrafterRow(drawn_from)
+    left = p
     ahead = ratios(tree, verdict).parent if verdict is not None and looks_ahead(verdict.rule) else None
     for child in tree.children(above):
         if child == before:
@@ -225,7 +224,7 @@ def _contradictions(engine: Engine, seen: PartTensors) -> Iterator[str]:
     if seen.verdict is None:
         return
     tree, least = seen.draft.tree, ROUNDING.get(engine.run_info.dtype, 0.0)
-    below: dict[int, Distribution] = {}
+    below: dict[int, Left] = {}
     for node, (above, token) in enumerate(zip(tree.parent.tolist(), tree.token.tolist(), strict=True)):
         if above not in below:
             below[above] = _target(seen, above)
@@ -234,11 +233,11 @@ def _contradictions(engine: Engine, seen: PartTensors) -> Iterator[str]:
             yield contradiction(node, judged, here)
 
 
-def _row(p: Distribution | Left, like: Tensor) -> Tensor:
+def _row(p: Left, like: Tensor) -> Tensor:
     """[V] the probabilities of a distribution."""
-    if isinstance(p, OneHot | Chosen):
+    if isinstance(p, Chosen):
         return torch.zeros_like(like).index_fill_(0, torch.tensor(p.token, device=like.device), 1)
-    return p.probs if isinstance(p, Dense) else p.row
+    return p.row
 
 
 def _refused(logits: Tensor, limits: Ints, params: SamplingParams) -> Removed:

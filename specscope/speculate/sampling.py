@@ -19,7 +19,7 @@ from torch import Tensor
 from specscope.kernels.tree_batch import put
 from specscope.speculate.allowed import mask_
 from specscope.speculate.tokens import TokenCounts
-from specscope.speculate.verify.distribution import Dense, Distribution, OneHot
+from specscope.speculate.verify.distribution import Chosen, Left, Residual
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.tree import Ints
 
@@ -152,8 +152,8 @@ def distributions(
     counts: TokenCounts,
     paths: Sequence[Sequence[int]],
     allowed: Ints | None = None,
-) -> list[Distribution]:
-    """One distribution a row: Dense, or Points of a greedy request, which are read from the device.
+) -> list[Left]:
+    """One distribution a row; a greedy request's choices are read from the device.
 
     logits [R, V] of any float dtype; paths: the drafted tokens on the way to each row;
     allowed: as in LogitRows.
@@ -163,15 +163,17 @@ def distributions(
     """
     part = LogitRows(logits, params, counts, paths, allowed)
     if params.greedy:
-        return [OneHot(token) for token in argmax(part.shaped()).tolist()]
-    return [Dense(row) for row in all_probabilities([part])]
+        return [Chosen(token) for token in argmax(part.shaped()).tolist()]
+    return [Residual(row) for row in all_probabilities([part])]
 
 
 def shaped(logits: Tensor, params: SamplingParams, counts: TokenCounts, paths: Sequence[Sequence[int]]) -> Tensor:
     """Logits [R, V] after logit bias and penalties, float32; arguments as in `distributions`."""
     rows = logits.to(torch.float32, copy=params.penalised or bool(params.logit_bias))
-    if params.logit_bias:
-        _add_bias_(rows, params)
+    bias = {token: value for token, value in params.logit_bias.items() if token < rows.shape[-1]}
+    if bias:
+        tokens, values = np.array(list(bias), dtype=np.int64), np.array(list(bias.values()), dtype=np.float32)
+        rows[:, put(tokens, rows.device)] += put(values, rows.device)
     if params.penalised:
         _penalise_(rows, params, counts, paths)
     return rows
@@ -227,19 +229,17 @@ def _least_kept(largest: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
     return largest.gather(-1, last), mass[:, -1] < top_p
 
 
-def _add_bias_(rows: Tensor, params: SamplingParams) -> None:
-    inside = {token: value for token, value in params.logit_bias.items() if token < rows.shape[-1]}
-    tokens, values = np.array(list(inside), dtype=np.int64), np.array(list(inside.values()), dtype=np.float32)
-    rows[:, put(tokens, rows.device)] += put(values, rows.device)
-
-
 def _penalise_(rows: Tensor, params: SamplingParams, counts: TokenCounts, paths: Sequence[Sequence[int]]) -> None:
     """Repetition (Keskar et al. 2019), then frequency and presence penalties, on rows [R, V] in place.
 
     What all rows have in common is done at once. The few tokens on a row's own path follow, from what they were.
     """
-    on_path = put(np.array(list(_on_paths(counts, paths)), dtype=np.int64).reshape(-1, 3), rows.device)
-    row, token, times = on_path.unbind(1)
+    on_paths = [
+        (row, token, counts.times(token) + times)  # how often it is in that row's output
+        for row, path in enumerate(paths)
+        for token, times in Counter(path).items()
+    ]
+    row, token, times = put(np.array(on_paths, dtype=np.int64).reshape(-1, 3), rows.device).unbind(1)
     values = _repetition(rows[row, token], params)
     values -= params.frequency_penalty * times.to(rows.dtype) + params.presence_penalty
     if params.repetition_penalty != 1:
@@ -249,13 +249,6 @@ def _penalise_(rows: Tensor, params: SamplingParams, counts: TokenCounts, paths:
         common, often = (put(x, rows.device) for x in counts.output)
         rows[:, common] -= params.frequency_penalty * often.to(rows.dtype) + params.presence_penalty
     rows[row, token] = values
-
-
-def _on_paths(counts: TokenCounts, paths: Sequence[Sequence[int]]) -> Iterator[tuple[int, int, int]]:
-    """(row, token, how often it is in that row's output) of each token on each path."""
-    for row, path in enumerate(paths):
-        for token, times in Counter(path).items():
-            yield row, token, counts.times(token) + times
 
 
 def _repetition(values: Tensor, params: SamplingParams) -> Tensor:

@@ -15,10 +15,10 @@ from specscope.speculate.drafters.base import Context
 from specscope.speculate.drafters.tree_builder import Level, StaticTreeBuilder
 from specscope.speculate.sampling import distributions
 from specscope.speculate.tokens import TokenCounts
-from specscope.speculate.verify.distribution import Dense
 from specscope.trace.record.coins import Stream, coins
 from specscope.trace.record.tree import DraftTree, Drawn
 from tests.engine.test_real_model import PROMPTS, TOKENS, reference  # noqa: F401
+from tests.speculate.verify.book import Dense
 from tests.speculate.verify.oracle import verify
 
 # `least`: accepted tokens.
@@ -66,7 +66,8 @@ class FixedContext:
         """The distribution that is sampled from after the context and `path`."""
         if path not in self._p:
             output = self.tokens[len(prompt) :]
-            (self._p[path],) = distributions(self.target(path)[None], PARAMS, TokenCounts.of(prompt, output), [path])
+            (p,) = distributions(self.target(path)[None], PARAMS, TokenCounts.of(prompt, output), [path])
+            self._p[path] = Dense(p.row)
         return self._p[path]
 
     def head(self, path):
@@ -120,7 +121,7 @@ class Sampler:
         assert set(tree.drawn) == {Drawn.WITHOUT_REPLACEMENT}
         paths = [(), *(tuple(tree.token[tree.path_to(i)].tolist()) for i in range(len(tree)))]
         p = [fixed.p(path, self.prompt) for path in paths]
-        q = {node: self.tested(q) for node, q in draft.q.items()}
+        q = {node: Dense(self.tested(q)) for node, q in draft.q.items()}
         verdict = verify(tree, p, q, coins(seed, Stream.VERIFY, context.position, len(tree) + 1))
         return (*tree.token[verdict.path].tolist(), verdict.token)
 
@@ -160,6 +161,6 @@ def test_sampled_output_has_the_targets_distribution_and_a_fault_is_seen():
     counts = Counter(right.two_tokens(seed) for seed in range(samples))
     assert p_value(counts, joint, samples) > 1e-3
     # The fault: the ratio test has q as it was before temperature, not the q that was drawn from.
-    wrong = Sampler(engine, tokens, lambda q: Dense(q.probs**PARAMS.temperature / (q.probs**PARAMS.temperature).sum()))
+    wrong = Sampler(engine, tokens, lambda q: q**PARAMS.temperature / (q**PARAMS.temperature).sum())
     counts = Counter(wrong.two_tokens(seed) for seed in range(samples // 2))
     assert p_value(counts, joint, samples // 2) < 1e-6

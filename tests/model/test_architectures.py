@@ -14,9 +14,9 @@ from specscope.model.batch import Batch, Segment
 from specscope.model.kv_cache import BlockTable
 from specscope.model.loader import adopt
 from specscope.model.runner import ModelRunner
-from specscope.speculate.verify.distribution import OneHot
 from specscope.trace.record.tree import ROOT, DraftTree
 from tests.speculate.reads import Reads
+from tests.speculate.verify.book import OneHot
 from tests.speculate.verify.oracle import verify
 
 VOCAB = 199

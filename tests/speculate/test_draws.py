@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specscope.speculate.draws import BLOCK, _on_device, block_sums, draw, draw_siblings
-from specscope.speculate.verify.distribution import Dense
 from tests.speculate.reads import Reads
 from tests.speculate.verify import book
+from tests.speculate.verify.book import Dense
 
 WIDTHS = st.sampled_from([1, 2, 30, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 1000])
 SMALLEST, LARGEST = 2.0**-54, 1 - 2.0**-53  # what coins() gives at least and at most

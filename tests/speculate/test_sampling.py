@@ -21,7 +21,7 @@ from specscope.speculate.sampling import (
     target_rows,
 )
 from specscope.speculate.tokens import TokenCounts, Tokens
-from specscope.speculate.verify.distribution import Dense, OneHot
+from specscope.speculate.verify.distribution import Chosen, Residual
 from specscope.trace.record.params import SamplingParams
 
 VOCAB = 30
@@ -85,7 +85,7 @@ def test_every_row_is_processed_along_its_own_path(seed, prompt, output, paths, 
     assert torch.equal(logits, before)
     for row, path, numbers in zip(rows, paths, logits.tolist(), strict=True):
         wanted = reference(numbers, params, prompt, output + path)
-        got = np.eye(VOCAB)[row.token] if isinstance(row, OneHot) else row.probs.numpy()
+        got = np.eye(VOCAB)[row.token] if isinstance(row, Chosen) else row.row.numpy()
         assert got == pytest.approx(wanted, abs=2e-6)
         assert got.sum() == pytest.approx(1, abs=1e-5)
 
@@ -144,8 +144,8 @@ def test_top_p_is_right_where_the_first_look_lacks_mass(monkeypatch):
     logits = torch.randn(5, VOCAB, generator=torch.Generator().manual_seed(0)) * width
     params = SamplingParams(temperature=1.0, top_p=0.9)
     for row, numbers in zip(distributions(logits, params, TokenCounts(), [[]] * 5), logits.tolist(), strict=True):
-        assert isinstance(row, Dense)
-        assert row.probs.numpy() == pytest.approx(reference(numbers, params, [], []), abs=1e-6)
+        assert isinstance(row, Residual)
+        assert row.row.numpy() == pytest.approx(reference(numbers, params, [], []), abs=1e-6)
 
 
 @pytest.mark.parametrize("temperature", [1e-3, 1e-5, 1e-30, 1e-38, 1e-45, 1e-50, 5e-324])
@@ -169,9 +169,9 @@ def test_huge_penalties_and_biases_never_give_nan(dtype, temperature):
         params = SamplingParams(temperature=temperature, repetition_penalty=repetition, logit_bias=bias, **extremes)
         for row in distributions(logits, params, TokenCounts.of([1, 2, 5], [3, 5]), [[], [5], [5, 4]]):
             assert row.prob(5) == 0
-            if isinstance(row, Dense):
-                assert not row.probs.isnan().any()
-                assert float(row.probs.sum()) == pytest.approx(1)
+            if isinstance(row, Residual):
+                assert not row.row.isnan().any()
+                assert float(row.row.sum()) == pytest.approx(1)
 
 
 params_of_a_batch = st.builds(
@@ -194,8 +194,8 @@ def test_a_batch_has_what_each_request_has_alone(every, apart, at_once, seed):
     with patch.object(sampling, "AT_ONCE", at_once):
         target = target_rows(parts, Memory())
     alone = [distributions(part.logits, part.params, part.counts, part.paths) for part in parts]
-    assert target.choices.tolist() == [row.token for rows in alone for row in rows if isinstance(row, OneHot)]
-    wanted = [row.probs for rows in alone for row in rows if isinstance(row, Dense)]
+    assert target.choices.tolist() == [row.token for rows in alone for row in rows if isinstance(row, Chosen)]
+    wanted = [row.row for rows in alone for row in rows if isinstance(row, Residual)]
     assert torch.equal(target.p, torch.stack(wanted) if wanted else torch.zeros(0, VOCAB))
 
 

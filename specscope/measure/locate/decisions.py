@@ -214,7 +214,7 @@ class DecisionWatch:
         verdict = part.verdict
         assert verdict is not None
         p = dict(enumerate(rows.double().numpy(), ROOT))
-        q = {node: drawn.probs.double().cpu().numpy() for node, drawn in draft.q.items()}
+        q = {node: drawn.double().cpu().numpy() for node, drawn in draft.q.items()}
         given = GivenStep(verdict.rule, draft.tree, p, q, verdict.coin, verdict.final_coin)
         for figure in _figures(given, part, verdict, self.contexts[part.request].params.seed):
             self.held[figure.operation].append(figure._replace(where=judged.at(figure.node)))

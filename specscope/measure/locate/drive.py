@@ -237,7 +237,6 @@ class Drive:
 
     def _as_recorded(self, part: RequestStep, draft: Draft) -> Draft:
         """The draft with the recorded tree."""
-        from specscope.speculate.verify.distribution import Dense
 
         same = draft.tree.token.tolist() == part.tree.token.tolist()
         if same and draft.tree.parent.tolist() == part.tree.parent.tolist():
@@ -247,13 +246,13 @@ class Drive:
         if state is not None and len(state.fed) == len(draft.tree):
             fed = [-1 if (node := place[own]) is None else int(state.fed[node]) for own in range(len(part.tree))]
             state.fed = np.array(fed, np.int32)
-        tree, q = part.tree, dict[int, Dense]()
+        tree, q = part.tree, dict[int, Tensor]()
         for parent in {int(above) for above in tree.parent[tree.drawn != Drawn.DETERMINISTIC]}:
             drawn = None if (above := place[parent]) is None else draft.q.get(above)
             if drawn is None:  # anything will do: the request is not judged in this step
                 self.unlike.add(part.request)
                 vocab = self.engine.runner.loaded.vocab_size
-                drawn = Dense(torch.full((vocab,), 1 / vocab))
+                drawn = torch.full((vocab,), 1 / vocab)
             q[parent] = drawn
         return replace(draft, tree=tree, q=q)
 

@@ -13,7 +13,6 @@ from specscope.model.features import AuxLayer
 from specscope.speculate.allowed import Allowed
 from specscope.speculate.sampling import LogitRows
 from specscope.speculate.tokens import TokenCounts, Tokens
-from specscope.speculate.verify.distribution import Dense
 from specscope.trace.record.notes import MethodNotes
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import DraftNotes, Phase, Verdict
@@ -77,7 +76,7 @@ class Draft:
     """A drafted tree and, where tokens were sampled, the distributions that they were sampled from."""
 
     tree: DraftTree
-    q: Mapping[int, Dense] = field(default_factory=dict)  # by parent node, ROOT for the first level
+    q: Mapping[int, Tensor] = field(default_factory=dict)  # [V], by parent node, ROOT for the first level
     notes: DraftNotes | None = None  # what a drafter that is a model thought of it
     method: MethodNotes | None = None  # what a method that looks into texts tells of it
     # Of a drafter that is a model: its logits where it had drafted these tokens, none for the root; None where it did

@@ -18,7 +18,6 @@ from specscope.plans.plan import DynamicPlan, StaticPlan, TreePlan
 from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.draws import Draw, draw_siblings
 from specscope.speculate.sampling import LogitRows, all_probabilities, likeliest
-from specscope.speculate.verify.distribution import Dense
 from specscope.trace.record.coins import Stream, coins
 from specscope.trace.record.records import DraftNotes
 from specscope.trace.record.tree import ROOT, Doubles, DraftTree, Drawn, Ints
@@ -136,7 +135,7 @@ class StaticTreeBuilder(TreeBuilder):
         self.sampled = not plan.top and not context.params.greedy
         self.coin: Doubles = coins(context.params.seed, Stream.DRAFT, context.position, len(plan.shape))
         self._number: list[int] = []  # of each node's draw
-        self._q: dict[int, Dense] = {}
+        self._q: dict[int, Tensor] = {}
         self._draws: list[Draw] = []  # each node's
 
     def grow(self, level: Level, rows: slice) -> None:
@@ -160,7 +159,7 @@ class StaticTreeBuilder(TreeBuilder):
         """Give the frontier children: q [V] at each node, and what was drawn there, as far as q had tokens to give."""
         first = len(self.token)
         for node, children, row, tokens in zip(self.frontier, self.wanted(), q, drawn, strict=True):
-            self._q[node] = Dense(row)
+            self._q[node] = row
             for number, draw in zip(children, tokens, strict=False):
                 if draw.prob > 0:  # else q has no further token to give
                     self._number.append(number)

@@ -1,7 +1,4 @@
-"""A distribution over the vocabulary as it was sampled from: every probability, or the one token of a greedy target.
-
-left.py holds what is left of it while children are tried.
-"""
+"""A distribution over the vocabulary as it was sampled from, and what is left of it while children are tried."""
 
 from __future__ import annotations
 
@@ -9,10 +6,26 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from specscope.speculate.draws import draw
+
+
+class DrafterRow:
+    """What is left of q at a node while its children are tried."""
+
+    def __init__(self, row: Tensor) -> None:
+        self.row = row
+
+    def without(self, token: int) -> DrafterRow:
+        """The token zeroed and the rest renormalised; unchanged where nothing else has mass."""
+        row = self.row.clone()
+        row[token] = 0
+        mass = float(row.sum())
+        return DrafterRow(row.div_(mass)) if mass > 0 else self
+
 
 @dataclass(frozen=True)
-class OneHot:
-    """All probability at one token: the target's distribution at temperature 0."""
+class Chosen:
+    """A greedy target: all of p is at one token, and stays there."""
 
     token: int
 
@@ -20,16 +33,53 @@ class OneHot:
         """1 at the token, 0 elsewhere."""
         return 1.0 if token == self.token else 0.0
 
+    def reject(self, token: int, q: DrafterRow | None, scale: float = 1.0) -> tuple[Chosen, float]:
+        """What is left, and the mass that it had before it was renormalised. `scale`: of p."""
+        taken = scale * self.prob(token) if q is None else float(q.row[self.token])
+        return self, max(scale - taken, 0.0)
 
-@dataclass(frozen=True, eq=False)
-class Dense:
-    """`probs` float [V] sums to 1. It is the tensor really sampled from; it is never changed in place."""
+    def draw(self, coin: float) -> tuple[int, float, float]:
+        """The token, whatever the coin; its probability, and the draw's margin."""
+        return self.token, 1.0, 1.0
 
-    probs: Tensor
+
+class Residual:
+    """What is left of p [V] at a node while its children are tried. Its row is never changed in place."""
+
+    def __init__(self, row: Tensor) -> None:
+        self.row = row
 
     def prob(self, token: int) -> float:
-        """Probability of a token."""
-        return float(self.probs[token])
+        """Probability of a token, after renormalising."""
+        return float(self.row[token])
+
+    def reject(self, token: int, q: DrafterRow | None, scale: float = 1.0) -> tuple[Residual, float]:
+        """What is left, and the mass that it had before it was renormalised; all of it where that would be nothing.
+
+        `scale`: of p, by the ratio of the path where that counts.
+        """
+        left = self.row.clone() if scale == 1 else self.row * scale
+        if q is None:
+            left[token] = 0
+        else:
+            left = left.sub_(q.row).clamp_(min=0)
+        mass = float(left.sum())
+        return (Residual(left.div_(mass)) if mass > 0 else self), mass
+
+    def draw(self, coin: float) -> tuple[int, float, float]:
+        """The token at which the cumulative sum passes the coin, its probability, and the draw's margin."""
+        return draw(self.row, coin)
 
 
-Distribution = OneHot | Dense
+Left = Chosen | Residual
+
+
+def rejected(
+    p: Left, q: DrafterRow | None, token: int, *, gone: bool, scale: float = 1.0
+) -> tuple[Left, DrafterRow | None, float]:
+    """What is left of p and of q after a child was rejected, and the residual's mass before it was renormalised.
+
+    `gone`: whether the child's token leaves q: it was drawn without replacement, and a sibling follows. `scale`: of p.
+    """
+    left, mass = p.reject(token, q, scale)
+    return left, q.without(token) if gone and q is not None else q, mass

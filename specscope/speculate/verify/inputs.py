@@ -15,7 +15,6 @@ from specscope.kernels.flat_trees import ACCEPTED, NOBODY, REJECTED, UNTRIED, Fl
 from specscope.speculate.changes import Changes
 from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.sampling import LogitRows, Memory, TargetRows, target_rows
-from specscope.speculate.verify.distribution import Dense
 from specscope.trace.record.coins import Stream, coins
 from specscope.trace.record.tree import ROOT, Doubles, DraftTree
 
@@ -25,7 +24,7 @@ class VerifyInput:
     """What is verified for one request: its tree, its coins, and what is forced. The target's rows are kept apart."""
 
     tree: DraftTree
-    q: Mapping[int, Dense]  # the drafter's at each parent of sampled nodes, ROOT for the first level
+    q: Mapping[int, Tensor]  # [V], the drafter's at each parent of sampled nodes, ROOT for the first level
     coin: Doubles  # [n + 1]: coin[0] draws the final token, coin[i + 1] is node i's
     greedy: bool  # whether the target's rows are choices, not probabilities
     forced: Mapping[int, bool] = field(default_factory=dict)  # nodes that are forced accepted (True) or rejected
@@ -76,15 +75,11 @@ def step_batch(parts: Sequence[tuple[Context, Draft, Tensor]], changes: Changes 
 def changed_input(tree_input: VerifyInput, changes: Changes, position: int) -> VerifyInput:
     """The input with what a fork forces at this position of the request."""
     coin = tree_input.coin.copy()
-    for (fork_position, node), value in changes.coins.items():
-        if fork_position == position and node < len(tree_input.tree):
-            coin[node + 1] = value
-    here = {
-        node: yes
-        for (fork_position, node), yes in changes.outcomes.items()
-        if fork_position == position and node < len(tree_input.tree)
-    }
-    return dataclasses.replace(tree_input, coin=coin, forced=here, final=changes.tokens.get(position))
+    nodes = range(len(tree_input.tree))
+    for node in nodes:
+        coin[node + 1] = changes.coins.get((position, node), coin[node + 1])
+    forced = {node: changes.outcomes[position, node] for node in nodes if (position, node) in changes.outcomes}
+    return dataclasses.replace(tree_input, coin=coin, forced=forced, final=changes.tokens.get(position))
 
 
 def _rows(context: Context, draft: Draft, logits: Tensor) -> LogitRows:
@@ -97,9 +92,9 @@ def _tree(tree_input: VerifyInput, q: list[Tensor]) -> Tree:
     """The tree as the backends walk it. Its rows of q are appended to `q`."""
     tree, nodes = tree_input.tree, len(tree_input.tree)
     q_row, forced = np.full(nodes + 1, NOBODY), np.full(nodes, UNTRIED, dtype=np.uint8)
-    for node, distribution in tree_input.q.items():
+    for node, row in tree_input.q.items():
         q_row[node - ROOT] = len(q)
-        q.append(distribution.probs)
+        q.append(row)
     for node, accepted in tree_input.forced.items():
         forced[node] = ACCEPTED if accepted else REJECTED
     final = NOBODY if tree_input.final is None else tree_input.final

@@ -17,8 +17,8 @@ from specscope.model.batch import pick
 from specscope.speculate.allowed import unpacked
 from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.verify import host
+from specscope.speculate.verify.distribution import Left, Residual
 from specscope.speculate.verify.inputs import VerifyBatch
-from specscope.speculate.verify.left import Left, Residual
 from specscope.trace.record.notes import FormNotes, Logprobs, ParentsBuilder, RawRow, spread
 from specscope.trace.record.records import FinalKind, ParentNotes, Verdict
 from specscope.trace.record.tree import ROOT, DraftTree, Drawn, Floats

@@ -9,8 +9,8 @@ from specscope.model.places import Backend
 from specscope.speculate.changes import Changes
 from specscope.speculate.sampling import Memory
 from specscope.speculate.verify import host, match, traversal
+from specscope.speculate.verify.distribution import Left
 from specscope.speculate.verify.inputs import VerifyBatch, step_batch
-from specscope.speculate.verify.left import Left
 from specscope.speculate.verify.notes import Part, parent_notes
 from specscope.trace.record.records import ParentNotes, Verdict
 from specscope.trace.record.rules import LOOK_AHEAD, MATCH, STANDARD

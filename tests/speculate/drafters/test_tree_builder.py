@@ -241,9 +241,9 @@ def test_a_sampled_tree_is_drawn_without_replacement_from_its_coins(text, seed, 
     for node, q in draft.q.items():
         path = tree.token[tree.path_to(node)].tolist() if node != ROOT else []
         wanted = (oracle.full(path) / temperature).softmax(-1)
-        torch.testing.assert_close(q.probs, wanted)
+        torch.testing.assert_close(q, wanted)
         known = torch.arange(VOCAB) if oracle.d2t is None else oracle.d2t
-        assert q.probs[np.setdiff1d(np.arange(VOCAB), known)].tolist() == [0.0] * (VOCAB - len(known))
+        assert q[np.setdiff1d(np.arange(VOCAB), known)].tolist() == [0.0] * (VOCAB - len(known))
         children = tree.token[tree.children(node)].tolist()
         assert len(set(children)) == len(children), "siblings differ"
         assert set(children) <= set(known.tolist())
@@ -256,7 +256,7 @@ def test_a_sampled_tree_is_drawn_without_replacement_from_its_coins(text, seed, 
     assert draft.notes.draw_margin == pytest.approx(margins, abs=1e-6)
     assert draft.notes.coin.tolist() == coin.tolist()  # number for number: nothing ran dry
     for node, q in draft.q.items():
-        left = q.probs.double().clone()
+        left = q.double().clone()
         for child in tree.children(node):
             ends, mine = left.cumsum(0) / left.sum(), int(tree.token[child])
             low, high = float(ends[mine] - left[mine] / left.sum()), float(ends[mine])
@@ -275,7 +275,7 @@ def test_sampling_parameters_shape_q_and_a_q_that_runs_dry_ends_the_siblings():
     (draft, places, _, _) = grow([Oracle(3)], [context(temperature=1.0, top_k=2)], parse_plan("4x2"))[0]
     top = Oracle(3).full([]).topk(2)
     assert sorted(draft.tree.token[draft.tree.children(ROOT)].tolist()) == sorted(top.indices.tolist())
-    torch.testing.assert_close(draft.q[ROOT].probs[top.indices], top.values.softmax(-1))
+    torch.testing.assert_close(draft.q[ROOT][top.indices], top.values.softmax(-1))
     # Each of the two still gets its own child of the shape.
     assert draft.tree.parent.tolist() == [ROOT, ROOT, 0, 1]
     assert places.tolist() == [0, 1, -1, -1]

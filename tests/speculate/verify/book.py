@@ -1,9 +1,39 @@
 """The algebra of verification by the book, apart from the engine's: each operation gives a new distribution."""
 
+from dataclasses import dataclass
+
 import torch
+from torch import Tensor
 
 from specscope.speculate.draws import draw_margin
-from specscope.speculate.verify.distribution import Dense, OneHot
+
+
+@dataclass(frozen=True)
+class OneHot:
+    """All probability at one token: the target's distribution at temperature 0."""
+
+    token: int
+
+    def prob(self, token):
+        return 1.0 if token == self.token else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Dense:
+    """`probs` float [V] sums to 1."""
+
+    probs: Tensor
+
+    def prob(self, token):
+        return float(self.probs[token])
+
+
+Distribution = OneHot | Dense
+
+
+def dense(rows):
+    """The drafter's rows by node, as the engine has them: tensors [V]."""
+    return {node: Dense(row) for node, row in rows.items()}
 
 
 def without(p, token):

@@ -6,8 +6,8 @@ from collections import defaultdict
 import numpy as np
 import torch
 
-from specscope.speculate.verify.distribution import Dense
 from specscope.trace.record.tree import ROOT, DraftTree, Drawn
+from tests.speculate.verify.book import Dense
 
 SHAPES = [
     ("1", 5),

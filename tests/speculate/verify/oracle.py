@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specscope.speculate.verify.distribution import Dense, Distribution
 from specscope.trace.record.records import FinalKind, Outcome, Verdict
 from specscope.trace.record.tree import ROOT, Doubles, DraftTree, Drawn
 from tests.speculate.verify import book
+from tests.speculate.verify.book import Dense, Distribution
 
 NONE_FORCED: Mapping[int, bool] = {}
 

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specscope.debug.forked import Forked
-from specscope.speculate.verify.distribution import Dense, OneHot
 from specscope.trace.record.records import RequestStep
 from specscope.trace.record.rules import ROUNDING
 from specscope.trace.record.tree import DraftTree, Drawn
 from specscope.trace.record.vocabulary import Vocabulary
 from tests.speculate.verify import book
+from tests.speculate.verify.book import Dense, OneHot
 from tests.speculate.verify.oracle import verify
 
 COIN = st.floats(0.001, 0.999)

@@ -6,13 +6,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specscope.speculate.verify.distribution import Dense, OneHot
-from specscope.speculate.verify.left import DrafterRow, Residual
+from specscope.speculate.verify.distribution import DrafterRow, Residual
 from specscope.trace.record.coins import Stream, coins
 from specscope.trace.record.records import FinalKind, Outcome
 from specscope.trace.record.tree import ROOT, DraftTree, Drawn
 from specscope.tree_shape import parse_tree
 from tests.speculate.verify import book, enumeration
+from tests.speculate.verify.book import Dense, OneHot
 from tests.speculate.verify.enumeration import SHAPES, Model, dense, sampled_children, total_variation
 from tests.speculate.verify.oracle import judge, verify
 

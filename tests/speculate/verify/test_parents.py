@@ -69,7 +69,7 @@ def check_drafter(k, node, part, draft, raw):
     tree, notes = part.tree, part.parents
     children = tree.children(node)
     if tree.drawn[children[0]] != Drawn.DETERMINISTIC:
-        q = draft.q[node].probs.double().numpy()
+        q = draft.q[node].double().numpy()
         assert np.allclose([notes.q_entropy[k], notes.q_varentropy[k]], spread(q), atol=2e-5)
         assert all(notes.q_rank[c] == 1 + (q > q[tree.token[c]]).sum() for c in children)
     row = draft.row([] if node == ROOT else tree.token[tree.path_to(node)].tolist())
@@ -91,7 +91,7 @@ def check_final(part, draft, p):
     assert np.isclose(notes.final_target_p, p[verdict.token], atol=1e-6)
     if verdict.kind is FinalKind.RECOVERED and p.max() < 1:
         q = draft.q.get(above(verdict))
-        q = None if q is None else q.probs.double().numpy()
+        q = None if q is None else q.double().numpy()
         for child in tree.children(above(verdict)):
             token = int(tree.token[child])
             left = np.maximum(p - q, 0) if q is not None else np.where(np.arange(len(p)) == token, 0, p)
@@ -119,7 +119,7 @@ def shaped(part, logits, params, tokens, prompt_len, node):
     path = [] if node == ROOT else part.tree.token[part.tree.path_to(node)].tolist()
     found = distributions(logits[node + 1 : node + 2], params, counts, [path])[0]
     if hasattr(found, "probs"):
-        return found.probs.double().numpy()
+        return found.row.double().numpy()
     return torch.nn.functional.one_hot(torch.tensor(found.token), logits.shape[-1]).double().numpy()
 
 

@@ -14,9 +14,8 @@ from specscope.model.places import Backend
 from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.sampling import Memory, TargetRows
 from specscope.speculate.verify import host, inputs, match, traversal
-from specscope.speculate.verify.distribution import Dense
+from specscope.speculate.verify.distribution import Residual
 from specscope.speculate.verify.inputs import VerifyBatch, VerifyInput
-from specscope.speculate.verify.left import Residual
 from specscope.speculate.verify.verifier import Verifier
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import FinalKind, Outcome
@@ -36,6 +35,7 @@ DEEP = [*SHAPES, ("3", 3), ("[(0,), (1,), (0, 0), (0, 1), (1, 0)]", 3), ("[(0,),
 def batch_of(tree, p, q, coin, forced=None, greedy=False):
     rows = torch.stack([row.probs for row in p]) if not greedy else torch.zeros(0, 3)
     choices = torch.tensor(p if greedy else [], dtype=torch.int64)
+    q = {node: getattr(row, "probs", row) for node, row in q.items()}  # by the book, or as the engine has them
     one = VerifyInput(tree, q, np.asarray(coin, float), greedy, forced or {})
     return VerifyBatch.build([one], TargetRows(choices, rows))
 
@@ -352,13 +352,11 @@ def test_the_torch_backend_judges_rows_of_a_device(monkeypatch, temperature):
         [int(logits[0].argmax()), 4], [ROOT, ROOT], [float(q.max()), float(q[4])], Drawn.WITH_REPLACEMENT
     )
     context = Context("r", [5, 6, 7], 2, SamplingParams(temperature=temperature, seed=3))
-    ((wanted, of_host),) = Verifier(Backend.TORCH, notes=True).verify(
-        [(context, Draft(tree, {ROOT: Dense(q)}), logits)]
-    )
+    ((wanted, of_host),) = Verifier(Backend.TORCH, notes=True).verify([(context, Draft(tree, {ROOT: q}), logits)])
     rows = inputs.target_rows([context.rows(logits, list)], Memory())
     on_device = TargetRows(rows.choices.as_subclass(OnDevice), rows.p.as_subclass(OnDevice))
     monkeypatch.setattr(inputs, "target_rows", lambda parts, memory: on_device)
-    draft = Draft(tree, {ROOT: Dense(q.as_subclass(OnDevice))})
+    draft = Draft(tree, {ROOT: q.as_subclass(OnDevice)})
     ((verdict, notes),) = Verifier(Backend.TORCH, notes=True).verify([(context, draft, logits)])
     assert verdict == wanted
     assert notes == of_host

@@ -12,14 +12,14 @@ from specscope.speculate.changes import Changes
 from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.sampling import Memory, TargetRows
 from specscope.speculate.verify import device, host
-from specscope.speculate.verify.distribution import Dense, OneHot
 from specscope.speculate.verify.inputs import VerifyBatch, VerifyInput, step_batch
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import FinalKind, Outcome
 from specscope.trace.record.tree import ROOT, DraftTree, Drawn
 from tests.kernels import DEVICE
 from tests.speculate.reads import Reads
-from tests.speculate.verify import oracle
+from tests.speculate.verify import book, oracle
+from tests.speculate.verify.book import Dense, OneHot
 
 VOCAB = 11
 BACKENDS = pytest.mark.parametrize("backend", [host, device], ids=["host", "device"])
@@ -35,7 +35,7 @@ def random_input(rng, drawn, greedy, forced):
         children = [i for i in range(n) if parent[i] == above]
         token[children] = rng.choice(VOCAB, len(children), p=row / row.sum(), replace=drawn == Drawn.WITH_REPLACEMENT)
         if drawn != Drawn.DETERMINISTIC:
-            q[above] = Dense(torch.tensor(row / row.sum(), dtype=torch.float32))
+            q[above] = torch.tensor(row / row.sum(), dtype=torch.float32)
     tree = DraftTree.build(token, parent, drawn=drawn)
     if greedy:
         p = [OneHot(int(rng.choice([*token, *range(VOCAB)]))) for _ in range(n + 1)]
@@ -82,14 +82,14 @@ def test_a_batch_is_judged_as_each_tree_alone(backend, seed, drawn, greedy, forc
     asked = [random_input(rng, drawn, yes, forced) for yes in greedy]
     verdicts = backend.verify(batch_of(asked, DEVICE if backend is device else "cpu"))
     for (one, p), got in zip(asked, verdicts, strict=True):
-        agree(got, oracle.verify(one.tree, p, one.q, one.coin, one.forced, one.final))
+        agree(got, oracle.verify(one.tree, p, book.dense(one.q), one.coin, one.forced, one.final))
 
 
 @BACKENDS
 def test_a_forced_rejection_leaves_of_its_token_what_the_rule_leaves(backend):
     """p exceeds q at the token: nobody but a fork rejects there, and the rest of its mass may still be drawn."""
     tree = DraftTree.build([0, 1], [ROOT, ROOT], [0.2, 0.3], Drawn.WITHOUT_REPLACEMENT)
-    q = {ROOT: Dense(torch.tensor([0.2, 0.3, 0.5] + [0.0] * (VOCAB - 3)))}
+    q = {ROOT: torch.tensor([0.2, 0.3, 0.5] + [0.0] * (VOCAB - 3))}
     p = [Dense(torch.tensor([0.6, 0.1, 0.3] + [0.0] * (VOCAB - 3)))] * 3
     one = VerifyInput(tree, q, np.array([0.5, 0.01, 0.9]), False, {0: False}, None)
     (got,) = backend.verify(batch_of([(one, p)], DEVICE if backend is device else "cpu"))
