@@ -248,7 +248,7 @@ def test_a_sampled_tree_is_drawn_without_replacement_from_its_coins(text, seed, 
         assert len(set(children)) == len(children), "siblings differ"
         assert set(children) <= set(known.tolist())
         # q stands as the tensor that was sampled from, before anything was taken out of it.
-        assert tree.q[tree.children(node)].tolist() == [q.prob(token) for token in children]
+        assert tree.q[tree.children(node)].tolist() == [float(q[token]) for token in children]
     assert draft.notes.prob == pytest.approx(tree.q, rel=1e-5)
     coin = coins(seed, Stream.DRAFT, len(asked.tokens) - 1, len(plan.shape))
     tokens, margins = plain_draws(oracle, plan.shape, lambda x: (x / temperature).softmax(-1), coin)

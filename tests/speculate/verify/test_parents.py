@@ -118,7 +118,7 @@ def shaped(part, logits, params, tokens, prompt_len, node):
     counts = Context("r", list(tokens), prompt_len, params).counts
     path = [] if node == ROOT else part.tree.token[part.tree.path_to(node)].tolist()
     found = distributions(logits[node + 1 : node + 2], params, counts, [path])[0]
-    if hasattr(found, "probs"):
+    if hasattr(found, "row"):
         return found.row.double().numpy()
     return torch.nn.functional.one_hot(torch.tensor(found.token), logits.shape[-1]).double().numpy()
 
