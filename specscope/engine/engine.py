@@ -17,8 +17,7 @@ from specscope.engine.pipeline import Pipeline
 from specscope.engine.prompt_encoder import Encoded, Prompt, PromptEncoder, title_of
 from specscope.engine.prompts import NO_KWARGS, PromptSpec, template_label
 from specscope.engine.request import Request
-from specscope.engine.room import Room
-from specscope.engine.scheduler import Scheduler, SpeculationGate
+from specscope.engine.scheduler import Room, Scheduler, SpeculationGate
 from specscope.engine.state import LastStep, StepState
 from specscope.engine.timeline import Timeline
 from specscope.errors import UserError

@@ -19,7 +19,7 @@ from statistics import fmean, median
 import torch
 
 from specscope.engine.engine import Engine
-from specscope.engine.room import Room
+from specscope.engine.scheduler import Room
 from specscope.measure.lanes import Lane, Rounds, Timed, Work, in_turn, lanes, middle
 from specscope.plans.costs import CostPoint, Costs, about_run
 from specscope.plans.plan import DynamicPlan

@@ -35,7 +35,7 @@ class Shape:
 
 
 def shapes(max_batch: int, rows: Iterable[int]) -> list[Shape]:
-    """Shapes for batches up to `max_batch` sequences, in powers of two, of each of these counts of rows."""
+    """For batches up to `max_batch` sequences, in powers of two, with each of these counts of rows."""
     return [Shape(a, b) for a in powers(max_batch) for b in sorted({*rows})]
 
 
@@ -78,8 +78,7 @@ class Graphs:
             static = [row.new_zeros(shape.sequences * shape.rows, *row.shape[1:]) for row in inputs]
             padded = self._padded([], shape, [], [])
             buffer = padded.packed.host.to(self._cache.device, copy=True)
-            views = padded.packed.views(buffer)
-            batch = padded.batch(views)
+            batch = padded.batch(views := padded.packed.views(buffer))
             outputs, replay = self._capture(lambda batch=batch, static=static: self._pass(batch, static))  # type: ignore[misc]
             self._outputs = self._outputs or outputs
             self._captured[shape] = _Captured(buffer, views[FED], views[WANTED], static, outputs, replay)

@@ -4,8 +4,7 @@ import pytest
 
 from specscope import SamplingParams
 from specscope.engine.request import Request
-from specscope.engine.room import Room
-from specscope.engine.scheduler import Scheduler
+from specscope.engine.scheduler import Room, Scheduler
 from specscope.errors import UserError
 from specscope.speculate.drafters.base import NoDrafter
 from tests.engines import HEAD, build_engines, pressed

@@ -18,8 +18,7 @@ from torch import Tensor
 from specscope.kernels.flat_trees import ACCEPTED, NOBODY, REJECTED, UNTRIED, WITHOUT_REPLACEMENT
 from specscope.speculate.verify.distribution import Chosen, DrafterRow, Residual, rejected
 from specscope.speculate.verify.evidence import BatchEvidence
-from specscope.speculate.verify.inputs import VerifyBatch
-from specscope.speculate.verify.left import drafter_row, p_of_nodes, target_rows
+from specscope.speculate.verify.inputs import VerifyBatch, drafter_row, p_of_nodes, target_rows
 from specscope.trace.record.records import Verdict
 
 

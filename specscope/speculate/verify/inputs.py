@@ -11,10 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specscope.kernels.flat_trees import ACCEPTED, NOBODY, REJECTED, UNTRIED, FlatTrees, Tree
+from specscope.kernels.flat_trees import ACCEPTED, DETERMINISTIC, NOBODY, REJECTED, UNTRIED, FlatTrees, Tree
+from specscope.speculate import sampling
 from specscope.speculate.changes import Changes
 from specscope.speculate.drafters.base import Context, Draft
-from specscope.speculate.sampling import LogitRows, Memory, TargetRows, target_rows
+from specscope.speculate.sampling import LogitRows, Memory, TargetRows
+from specscope.speculate.verify.distribution import Chosen, DrafterRow, Left, Residual
 from specscope.trace.record.coins import Stream, coins
 from specscope.trace.record.tree import ROOT, Doubles, DraftTree
 
@@ -69,7 +71,7 @@ def step_batch(parts: Sequence[tuple[Context, Draft, Tensor]], changes: Changes 
         coin = coins(context.params.seed, Stream.VERIFY, context.position, len(draft.tree) + 1)
         tree_input = VerifyInput(draft.tree, draft.q, coin, context.params.greedy)
         inputs.append(tree_input if changes is None else changed_input(tree_input, changes, context.position))
-    return VerifyBatch.build(inputs, target_rows([_rows(*part) for part in parts], memory))
+    return VerifyBatch.build(inputs, sampling.target_rows([_rows(*part) for part in parts], memory))
 
 
 def changed_input(tree_input: VerifyInput, changes: Changes, position: int) -> VerifyInput:
@@ -99,3 +101,30 @@ def _tree(tree_input: VerifyInput, q: list[Tensor]) -> Tree:
         forced[node] = ACCEPTED if accepted else REJECTED
     final = NOBODY if tree_input.final is None else tree_input.final
     return Tree(tree.token, tree.parent, tree.drawn, tree_input.coin, q_row, forced, final, tree_input.greedy)
+
+
+def target_rows(batch: VerifyBatch) -> list[Left]:
+    """[R] the target's distribution at each row."""
+    choices, p = batch.target.choices.tolist(), batch.target.p.unbind()
+    greedy = batch.by_row(batch.trees.greedy).tolist()
+    return [
+        Chosen(choices[behind]) if one_hot else Residual(p[behind])
+        for behind, one_hot in zip(batch.trees.p_row.tolist(), greedy, strict=True)
+    ]
+
+
+def p_of_nodes(batch: VerifyBatch) -> Doubles:
+    """[R] the target's probability of each node's token, as its parent's row has it; 0 at roots."""
+    trees, target, greedy = batch.trees, batch.target, batch.by_row(batch.trees.greedy)
+    behind = trees.p_row[np.maximum(trees.parent, 0)]
+    out = np.zeros(len(greedy))
+    out[greedy] = target.choices.numpy()[behind[greedy]] == trees.token[greedy]
+    out[~greedy] = target.p.numpy()[behind[~greedy], trees.token[~greedy]]
+    out[trees.parent == NOBODY] = 0
+    return out
+
+
+def drafter_row(batch: VerifyBatch, row: int, children: Sequence[int]) -> DrafterRow | None:
+    """What the children of a row were drawn from; None where they are deterministic."""
+    trees = batch.trees
+    return None if trees.drawn[children[0]] == DETERMINISTIC else DrafterRow(batch.q[trees.q_row[row]])

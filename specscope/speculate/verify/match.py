@@ -13,8 +13,7 @@ from __future__ import annotations
 from specscope.kernels.flat_trees import ACCEPTED, NOBODY, REJECTED, UNTRIED
 from specscope.speculate.verify.distribution import Left
 from specscope.speculate.verify.evidence import BatchEvidence
-from specscope.speculate.verify.inputs import VerifyBatch
-from specscope.speculate.verify.left import p_of_nodes, target_rows
+from specscope.speculate.verify.inputs import VerifyBatch, p_of_nodes, target_rows
 from specscope.trace.record.records import Verdict
 from specscope.trace.record.rules import MATCH
 
