@@ -101,7 +101,7 @@ OURS = {
     "parameters": "specscope/speculate/verify/inputs.py _rows; specscope/speculate/drafters/base.py Context.rows",
     "rules": f"{SHAPED} all_probabilities",
     "rows": "specscope/speculate/verify/inputs.py VerifyBatch; specscope/kernels/flat_trees.py FlatTrees",
-    "p": "specscope/speculate/verify/inputs.py target_rows",
+    "p": "specscope/speculate/verify/inputs.py target_left",
     "q": "specscope/speculate/verify/inputs.py drafter_row",
     "coin": "specscope/speculate/verify/inputs.py step_batch; specscope/trace/record/coins.py coins",
     "acceptance": "specscope/speculate/verify/host.py _try; traversal.py _Walk.below; match.py _draw",

@@ -18,7 +18,7 @@ from torch import Tensor
 from specscope.kernels.flat_trees import ACCEPTED, NOBODY, REJECTED, UNTRIED, WITHOUT_REPLACEMENT
 from specscope.speculate.verify.distribution import Chosen, DrafterRow, Residual, rejected
 from specscope.speculate.verify.evidence import BatchEvidence
-from specscope.speculate.verify.inputs import VerifyBatch, drafter_row, p_of_nodes, target_rows
+from specscope.speculate.verify.inputs import VerifyBatch, drafter_row, p_of_nodes, target_left
 from specscope.trace.record.records import Verdict
 
 
@@ -26,7 +26,7 @@ def verify(batch: VerifyBatch) -> list[Verdict]:
     """A verdict for each tree: a pure function of the batch."""
     trees, evidence = batch.trees, BatchEvidence.empty(batch)
     evidence.p[:] = p_of_nodes(batch)
-    children, at_row = trees.children(), target_rows(batch)
+    children, at_row = trees.children(), target_left(batch)
     for tree, root in enumerate(trees.root[:-1].tolist()):
         row, left = root, at_row[root]
         while children[row] and not evidence.recovered[tree]:

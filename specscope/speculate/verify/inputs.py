@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specscope.kernels.flat_trees import ACCEPTED, DETERMINISTIC, NOBODY, REJECTED, UNTRIED, FlatTrees, Tree
-from specscope.speculate import sampling
 from specscope.speculate.changes import Changes
 from specscope.speculate.drafters.base import Context, Draft
-from specscope.speculate.sampling import LogitRows, Memory, TargetRows
+from specscope.speculate.sampling import LogitRows, Memory, TargetRows, target_rows
 from specscope.speculate.verify.distribution import Chosen, DrafterRow, Left, Residual
 from specscope.trace.record.coins import Stream, coins
 from specscope.trace.record.tree import ROOT, Doubles, DraftTree
@@ -71,7 +70,7 @@ def step_batch(parts: Sequence[tuple[Context, Draft, Tensor]], changes: Changes 
         coin = coins(context.params.seed, Stream.VERIFY, context.position, len(draft.tree) + 1)
         tree_input = VerifyInput(draft.tree, draft.q, coin, context.params.greedy)
         inputs.append(tree_input if changes is None else changed_input(tree_input, changes, context.position))
-    return VerifyBatch.build(inputs, sampling.target_rows([_rows(*part) for part in parts], memory))
+    return VerifyBatch.build(inputs, target_rows([_rows(*part) for part in parts], memory))
 
 
 def changed_input(tree_input: VerifyInput, changes: Changes, position: int) -> VerifyInput:
@@ -103,7 +102,7 @@ def _tree(tree_input: VerifyInput, q: list[Tensor]) -> Tree:
     return Tree(tree.token, tree.parent, tree.drawn, tree_input.coin, q_row, forced, final, tree_input.greedy)
 
 
-def target_rows(batch: VerifyBatch) -> list[Left]:
+def target_left(batch: VerifyBatch) -> list[Left]:
     """[R] the target's distribution at each row."""
     choices, p = batch.target.choices.tolist(), batch.target.p.unbind()
     greedy = batch.by_row(batch.trees.greedy).tolist()

@@ -13,7 +13,7 @@ from __future__ import annotations
 from specscope.kernels.flat_trees import ACCEPTED, NOBODY, REJECTED, UNTRIED
 from specscope.speculate.verify.distribution import Left
 from specscope.speculate.verify.evidence import BatchEvidence
-from specscope.speculate.verify.inputs import VerifyBatch, p_of_nodes, target_rows
+from specscope.speculate.verify.inputs import VerifyBatch, p_of_nodes, target_left
 from specscope.trace.record.records import Verdict
 from specscope.trace.record.rules import MATCH
 
@@ -22,7 +22,7 @@ def verify(batch: VerifyBatch) -> tuple[list[Verdict], list[Left]]:
     """A verdict for each tree, and what its final token was drawn from: a pure function of the batch."""
     trees, evidence = batch.trees, BatchEvidence.empty(batch, MATCH)
     evidence.p[:] = p_of_nodes(batch)
-    children, at_row = trees.children(), target_rows(batch)
+    children, at_row = trees.children(), target_left(batch)
     drawn_from = []
     for tree, root in enumerate(trees.root[:-1].tolist()):
         row, left, least, final = root, at_row[root], 1.0, int(trees.final[tree])

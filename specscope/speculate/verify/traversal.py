@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from specscope.kernels.flat_trees import ACCEPTED, NOBODY, REJECTED, UNTRIED, WITHOUT_REPLACEMENT
 from specscope.speculate.verify.distribution import Left, rejected
 from specscope.speculate.verify.evidence import BatchEvidence
-from specscope.speculate.verify.inputs import VerifyBatch, drafter_row, p_of_nodes, target_rows
+from specscope.speculate.verify.inputs import VerifyBatch, drafter_row, p_of_nodes, target_left
 from specscope.trace.record.records import Verdict
 from specscope.trace.record.rules import TRAVERSAL
 
@@ -32,7 +32,7 @@ def verify(batch: VerifyBatch, rule: str = TRAVERSAL) -> tuple[list[Verdict], li
     """
     trees, evidence = batch.trees, BatchEvidence.empty(batch, rule)
     evidence.p[:] = p_of_nodes(batch)
-    walk = _Walk(batch, evidence, trees.children(), target_rows(batch))
+    walk = _Walk(batch, evidence, trees.children(), target_left(batch))
     drawn_from = []
     for tree, root in enumerate(trees.root[:-1].tolist()):
         row, left = walk.below(root, 1.0, root=True) or (root, walk.at_row[root])

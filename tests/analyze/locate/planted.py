@@ -104,7 +104,7 @@ def no_bias_in_the_draft(patch, engine):
 
 def bonus_without_top_p(patch, engine):
     """The row of an accepted leaf has no top-p where the bonus token is drawn from it."""
-    right_rows, right_batch, free = host.target_rows, verifier.step_batch, []
+    right_rows, right_batch, free = host.target_left, verifier.step_batch, []
 
     def batch(parts, changes, memory):
         bare = [
@@ -120,12 +120,12 @@ def bonus_without_top_p(patch, engine):
         return [free[row] if not children[row] else target for row, target in enumerate(targets)]
 
     patch.setattr(verifier, "step_batch", batch)
-    patch.setattr(host, "target_rows", rows)
+    patch.setattr(host, "target_left", rows)
 
 
 def judged_by_the_next_request(patch, engine):
     """p is noted right; the trials of each request read the rows of the next one, where it has as many."""
-    right = host.target_rows
+    right = host.target_left
 
     def rows(batch):
         targets, starts = right(batch), batch.trees.root.tolist()
@@ -135,7 +135,7 @@ def judged_by_the_next_request(patch, engine):
             row for own, other in zip(spans, moved, strict=True) for row in (other if len(own) == len(other) else own)
         ]
 
-    patch.setattr(host, "target_rows", rows)
+    patch.setattr(host, "target_left", rows)
 
 
 def q_one_step_old(patch, engine):

@@ -84,7 +84,7 @@ def noise_again(patch, engine):
     def verify(right, batch):
         trees, found = batch.trees, BatchEvidence.empty(batch)
         found.p[:] = host.p_of_nodes(batch)
-        children, at_row = trees.children(), host.target_rows(batch)
+        children, at_row = trees.children(), host.target_left(batch)
         for tree, root in enumerate(trees.root[:-1].tolist()):
             row, left = root, at_row[root]
             while children[row] and not found.recovered[tree]:
@@ -195,7 +195,7 @@ def bonus_of_the_root(patch, engine):
             token, prob, margin = rows[root].draw(float(now[0].trees.coin[root]))
         draw_final(self, tree, token, prob, margin)
 
-    replaced(host, "target_rows")(remembered)(patch, engine)
+    replaced(host, "target_left")(remembered)(patch, engine)
     replaced(host.BatchEvidence, "final")(from_root)(patch, engine)
     replaced(host, "verify")(kept)(patch, engine)
 
@@ -239,7 +239,7 @@ def decided_by_the_root(right, batch, row, children, p, found):
     """p and q are recorded right; the coin is held against the root's p of the same token."""
     trees, q = batch.trees, host.drafter_row(batch, row, children)
     root = next(root for root, end in zip(trees.root, trees.root[1:], strict=False) if root <= row < end)
-    above = host.target_rows(batch)[int(root)]
+    above = host.target_left(batch)[int(root)]
     for child in children:
         token = int(trees.token[child])
         p_token, q_token = p.prob(token), 1.0 if q is None else float(q.row[token])
