@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from specscope.engine import generate
 from specscope.engine.build import Parts, build_parts
 from specscope.engine.config import EngineConfig
-from specscope.engine.generate import Chunk, Params, Prompts, Result
+from specscope.engine.generate import Chunk, Params, Prompts, Result, paired
 from specscope.engine.intake import Intake
 from specscope.engine.phases import DeviceClock, Phases
 from specscope.engine.pipeline import Pipeline
@@ -28,7 +27,8 @@ from specscope.speculate.drafters.model_drafter import ModelDrafter
 from specscope.speculate.sampling import Memory
 from specscope.speculate.verify.verifier import Verifier
 from specscope.trace.record.params import SamplingParams
-from specscope.trace.record.records import Flight, Moved, StepRecord
+from specscope.trace.record.records import Flight, Moved, RequestStep, StepRecord
+from specscope.trace.record.vocabulary import Detokenizer
 from specscope.trace.wire.outputs import Bus, Sink, Subscription
 
 
@@ -172,11 +172,45 @@ class Engine:
 
         `params`: one for all, or one for each. Requests that were added before run along.
         """
-        return generate.generate(self, prompts, params)
+        names = self._add_all(prompts, params)
+        records: dict[str, list[RequestStep]] = {name: [] for name in names}
+        ended: dict[str, Result] = {}
+        while len(ended) < len(names):
+            record = self.step()
+            for part in record.requests:
+                if part.request in records:
+                    records[part.request].append(part)
+            for end in record.finished:
+                if end.info.id in records:
+                    ended[end.info.id] = Result.of(end, records[end.info.id], self.vocabulary)
+        return [ended[name] for name in names]
 
     def stream(self, prompts: Prompts, params: Params = None) -> Iterator[Chunk]:
         """Run prompts and yield output as it is committed, requests interleaved. Closing the iterator cancels them."""
-        return generate.stream(self, prompts, params)
+        left = {name: Detokenizer(self.vocabulary) for name in self._add_all(prompts, params)}
+        try:
+            while left:
+                record = self.step()
+                ends = {end.info.id: end.reason for end in record.finished}
+                for part in record.requests:
+                    if part.request in left and (part.emitted or part.request in ends):
+                        yield Chunk.of(part, left[part.request], ends.get(part.request))
+                for name in ends:
+                    left.pop(name, None)
+        finally:
+            for name in left:
+                self.cancel(name)
+
+    def _add_all(self, prompts: Prompts, params: Params) -> list[str]:
+        names: list[str] = []
+        try:
+            for prompt, wanted in paired(prompts, params):
+                names.append(self.add(prompt, wanted))
+        except UserError:
+            for name in names:
+                self.cancel(name)
+            raise
+        return names
 
     def subscribe(self, sink: Sink, *, lossless: bool = False) -> Subscription:
         """Hand every record to `sink`, on a thread of its own. A lossless sink may make the engine wait."""

@@ -1,10 +1,10 @@
-"""Whole runs: prompts to their ends, batched, at once or as a stream."""
+"""What whole runs give: a result for each prompt, or its output piece by piece."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specscope.engine.prompt_encoder import Prompt
 from specscope.errors import UserError
@@ -13,9 +13,6 @@ from specscope.trace.record.notes import OutputLogprob
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import FinishReason, Origin, RequestEnd, RequestStep
 from specscope.trace.record.vocabulary import Detokenizer, Vocabulary
-
-if TYPE_CHECKING:
-    from specscope.engine.engine import Engine
 
 Prompts = Prompt | Sequence[Prompt]
 Params = SamplingParams | Sequence[SamplingParams] | None  # one for all, or one for each
@@ -79,59 +76,11 @@ class Chunk:
         return Chunk(step.request, text, tokens, origins, finish, logprobs)
 
 
-def generate(engine: Engine, prompts: Prompts, params: Params) -> list[Result]:
-    """Run prompts to their ends, batched; one Result each, in their order.
-
-    `params`: one for all, or one for each. Requests that were added before run along.
-    """
-    names = _add_all(engine, prompts, params)
-    records: dict[str, list[RequestStep]] = {name: [] for name in names}
-    ended: dict[str, Result] = {}
-    while len(ended) < len(names):
-        record = engine.step()
-        for part in record.requests:
-            if part.request in records:
-                records[part.request].append(part)
-        for end in record.finished:
-            if end.info.id in records:
-                ended[end.info.id] = Result.of(end, records[end.info.id], engine.vocabulary)
-    return [ended[name] for name in names]
-
-
-def stream(engine: Engine, prompts: Prompts, params: Params) -> Iterator[Chunk]:
-    """Run prompts and yield output as it is committed, requests interleaved. Closing the iterator cancels them."""
-    names = _add_all(engine, prompts, params)
-    left = {name: Detokenizer(engine.vocabulary) for name in names}
-    try:
-        while left:
-            record = engine.step()
-            ends = {end.info.id: end.reason for end in record.finished}
-            for part in record.requests:
-                if part.request in left and (part.emitted or part.request in ends):
-                    yield Chunk.of(part, left[part.request], ends.get(part.request))
-            for name in ends:
-                left.pop(name, None)
-    finally:
-        for name in left:
-            engine.cancel(name)
-
-
-def _add_all(engine: Engine, prompts: Prompts, params: Params) -> list[str]:
-    many: Sequence[Any] = [prompts] if _is_one(prompts) else prompts
+def paired(prompts: Prompts, params: Params) -> list[tuple[Any, SamplingParams | None]]:
+    """Each prompt with its parameters. Raises UserError where they are not as many."""
+    is_one = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int | Mapping))
+    many: Sequence[Any] = [prompts] if is_one else prompts
     each = list(params) if isinstance(params, Sequence) else [params] * len(many)
     if len(each) != len(many):
         raise UserError(f"{len(many)} prompts, but {len(each)} sampling parameters")
-    names: list[str] = []
-    try:
-        for prompt, wanted in zip(many, each, strict=True):
-            names.append(engine.add(prompt, wanted))
-    except UserError:
-        for name in names:
-            engine.cancel(name)
-        raise
-    return names
-
-
-def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
-    """Whether this is a single prompt: text, token ids, or one conversation."""
-    return isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int | Mapping))
+    return list(zip(many, each, strict=True))
