@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specscope.analyze.evidence.arrays import Indices
-from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.findings import Reference
 from specscope.trace.record.tree import Bools, Doubles
 
@@ -108,11 +107,9 @@ class Grouping:
             counted[int(key[place]) // span].append((int(key[place]) % span, int(count[place])))
         return counted
 
-    def examples(self, columns: Columns, places: Indices, weight: NDArray[Any], *, nodes: bool) -> list[Examples]:
-        """[groups] the examples. `places`: the node, or the step, of each item."""
-        reference = columns.at_node if nodes else columns.at_step
-        first, best = places[self.best(np.zeros(len(weight)))], places[self.best(weight)]
-        pairs = zip(first.tolist(), best.tolist(), strict=True)
+    def examples(self, weight: NDArray[Any], reference: Callable[[int], Reference]) -> list[Examples]:
+        """[groups] the first item and that of the highest weight."""
+        pairs = zip(self.best(np.zeros(len(weight))).tolist(), self.best(weight).tolist(), strict=True)
         return [Examples(reference(first), reference(clearest)) for first, clearest in pairs]
 
 

@@ -22,18 +22,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from specscope.analyze.evidence.arrays import Indices, indices, joined, lengths
-from specscope.analyze.evidence.columns import KINDS, Columns, TriedParents
+from specscope.analyze.evidence.columns import KINDS, Columns
 from specscope.analyze.findings import Reference
 from specscope.analyze.questions.evidence import Evidence
 from specscope.analyze.questions.groups import Examples, Share, by_value
 from specscope.trace.record.draft_vocabulary import draft_tokens, lacks_draft_tokens
 from specscope.trace.record.privacy import NO_TOKEN
 from specscope.trace.record.records import FinalKind, Preceded
-from specscope.trace.record.tree import Bools, Doubles
+from specscope.trace.record.tree import Doubles
 
 # Where the accepted path with the final token is in the draft tree, if it is there at all.
 
@@ -145,21 +146,25 @@ def missed(evidence: Evidence) -> Missed:
     """Where the target's choices were."""
     if lacking := evidence.lacking(evidence.drafts):
         return Missed(0, (), lacking)
-    steps = np.flatnonzero(evidence.drafts)
-    accepted = np.flatnonzero(evidence.columns.on_path & evidence.drafts[evidence.columns.step])
-    ends = Ends(evidence, steps)
-    choices = [_accepted(evidence, accepted, len(steps))] if len(accepted) else []
-    choices += [ends.choice(place, len(accepted)) for place in np.unique(ends.place).tolist()]
-    return Missed(len(steps), tuple(choices), evidence.notes(of_tokens=True))
+    c, steps = evidence.columns, np.flatnonzero(evidence.drafts)
+    accepted, ends = np.flatnonzero(c.on_path & evidence.drafts[c.step]), Ends(evidence, steps)
+    node, step = np.concatenate([accepted, ends.node]), np.concatenate([c.step[accepted], steps])
+    draft_p = np.concatenate([evidence.confidence[accepted], ends.draft_p])
+    sure = np.where(np.isnan(ends.draft_p), c.final_p[steps] - 1, ends.draft_p)  # those with a drafter's p first
+    found, groups = by_value(np.concatenate([np.zeros(len(accepted), np.int64), ends.place]))
 
+    def reference(item: int) -> Reference:
+        """The node that has the token, else the step."""
+        return c.at_node(int(node[item])) if node[item] >= 0 else c.at_step(int(step[item]))
 
-def _accepted(evidence: Evidence, nodes: Indices, drafts: int) -> Choice:
-    """The row of the accepted nodes."""
-    _, groups = by_value(np.zeros(len(nodes), np.int64))
-    confidence = evidence.confidence[nodes]
-    examples = groups.examples(evidence.columns, nodes, confidence, nodes=True)[0]
-    share = Share(len(nodes), len(nodes) + drafts)
-    return Choice(ChoicePlace.ACCEPTED, share, len(nodes) / drafts, groups.means(confidence)[0], examples)
+    columns: Sequence[Sequence[Any]] = (
+        [PLACES[place] for place in found.tolist()],
+        [Share(count, len(node)) for count in groups.counts()],
+        [count / len(steps) for count in groups.counts()],
+        groups.means(draft_p),
+        groups.examples(np.concatenate([evidence.confidence[accepted], sure]), reference),
+    )
+    return Missed(len(steps), tuple(map(Choice, *columns)), evidence.notes(of_tokens=True))
 
 
 class Ends:
@@ -167,84 +172,37 @@ class Ends:
 
     def __init__(self, evidence: Evidence, steps: Indices, token: Indices | None = None) -> None:
         """`token` [steps]: the final ones by default."""
-        self.evidence, self.steps = evidence, steps
         c, parents = evidence.columns, evidence.columns.parents
         row, token = c.final_row[steps], c.final[steps] if token is None else token
         named = token != NO_TOKEN
         matches = (find(c, steps, token) for find in (among_children, on_branches, among_dropped))
         child, branch, dropped = (np.where(named, node, -1) for node in matches)
         self.node = np.where(child >= 0, child, branch)  # the node that has the token; -1 where none has
-        parent = parents.at_row[row]
-        in_top, top_p = _likeliest(parents, parent, token)
-        chosen, rank, choice_q = _as_choice(parents, parent, token)
-        chosen &= named
-        known = _has_drafter(parents, parent) & named
-        outside = _outside(evidence, token) | (known & chosen & (rank == 0))
-        ranked = known & chosen & (rank > 0) & (rank <= RANKED)
-        lower = known & ((chosen & (rank > RANKED)) | (not lacks_draft_tokens(evidence.run)))  # or outside, else
+        top_p = np.where(named, parents.drafters(parents.at_row[row], token), np.nan)
+        likeliest = parents.top[:, :1].max(axis=1, initial=NO_TOKEN)  # the target's, raw
+        has_drafter = np.any(parents.draft_top_p > 0, axis=1)
+        of_rows = [parents.of_rows(values * 1.0, row) for values in (likeliest, has_drafter, parents.choice_rank)]
+        known = named & (of_rows[1] == 1)
+        rank = np.where(known & (of_rows[0] == token), of_rows[2], np.nan)  # for the drafter, where it is recorded
+        drafters = draft_tokens(evidence.run)
+        outside = (rank == 0) | (False if drafters is None else ~np.isin(token, drafters))
+        lower = known & ((rank > RANKED) | (not lacks_draft_tokens(evidence.run)))  # or outside, else
         leaf = ~c.children_at(np.ones(len(c.token), np.bool_))[row]
         order = (
             (child >= 0, ChoicePlace.CHILD),
             (branch >= 0, ChoicePlace.BRANCH),
             (dropped >= 0, ChoicePlace.DROPPED),
             (leaf, ChoicePlace.BEYOND),
-            (in_top, ChoicePlace.TOP),
+            (top_p > 0, ChoicePlace.TOP),
             (outside, ChoicePlace.OUTSIDE),
-            (ranked, ChoicePlace.RANKED),
+            ((rank > 0) & (rank <= RANKED), ChoicePlace.RANKED),
             (lower, ChoicePlace.LOWER),
         )
         places = [PLACES.index(place) for _, place in order]
         self.place = np.select([where for where, _ in order], places, PLACES.index(ChoicePlace.UNKNOWN))
         of_node = np.where(self.node >= 0, evidence.confidence[self.node], np.nan)
-        self.draft_p = np.where(in_top, top_p, np.where(known & chosen & (rank > 0), choice_q, of_node))
-
-    def choice(self, place: int, accepted: int) -> Choice:
-        """The row of one place."""
-        c = self.evidence.columns
-        members = np.flatnonzero(self.place == place)
-        draft_p, sure = self.draft_p[members], c.final_p[self.steps[members]]
-        weight = np.where(np.isnan(draft_p), sure - 1, draft_p)  # those with a drafter's p above those without
-        known = draft_p[~np.isnan(draft_p)]
-        total = accepted + len(self.steps)
-        return Choice(
-            PLACES[place],
-            Share(len(members), total),
-            len(members) / len(self.steps),
-            float(known.mean()) if len(known) else None,
-            Examples(self._reference(int(members[0])), self._reference(int(members[np.argmax(weight)]))),
-        )
-
-    def _reference(self, index: int) -> Reference:
-        """The step, and the node that has the token."""
-        c, node = self.evidence.columns, int(self.node[index])
-        return c.at_node(node) if node >= 0 else c.at_step(int(self.steps[index]))
-
-
-def _likeliest(parents: TriedParents, parent: Indices, token: Indices) -> tuple[Bools, Doubles]:
-    """Whether each token is among the drafter's likeliest at its parent, and the drafter's p of it there."""
-    p = np.where(token != NO_TOKEN, parents.drafters(parent, token), np.nan)
-    return p > 0, p
-
-
-def _has_drafter(parents: TriedParents, parent: Indices) -> Bools:
-    """Whether the drafter's distribution is known at each parent."""
-    if not parents.draft_top_p.size:
-        return np.zeros(len(parent), np.bool_)
-    return (parent >= 0) & (parents.draft_top_p[parent] > 0).any(axis=1)
-
-
-def _as_choice(parents: TriedParents, parent: Indices, token: Indices) -> tuple[Bools, Indices, Doubles]:
-    """Whether each token is the target's raw first choice at its parent; that one's rank and p for the drafter."""
-    if not parents.top.size:
-        nothing = np.zeros(len(parent))
-        return nothing.astype(np.bool_), nothing.astype(np.int64), nothing
-    return (parent >= 0) & (parents.top[parent, 0] == token), parents.choice_rank[parent], parents.choice_q[parent]
-
-
-def _outside(evidence: Evidence, token: Indices) -> Bools:
-    """Whether each token is one that the drafter does not know."""
-    known = draft_tokens(evidence.run)
-    return np.zeros(len(token), np.bool_) if known is None else ~np.isin(token, known)
+        of_rank = np.where(rank > 0, parents.of_rows(parents.choice_q, row), of_node)
+        self.draft_p = np.where(top_p > 0, top_p, of_rank)
 
 
 # The kinds of rejection of a run, and what each of them cost.

@@ -78,7 +78,7 @@ def _tokens(evidence: Evidence, tried: Indices, nodes: Indices) -> list[Rejected
         groups.medians(evidence.raw_p[nodes]),
         groups.medians(evidence.rank[nodes]),
         [depths[0][0] for depths in groups.commonest(c.depth[nodes])],
-        groups.examples(c, nodes, evidence.confidence[nodes], nodes=True),
+        groups.examples(evidence.confidence[nodes], lambda item: c.at_node(nodes[item])),
     )
     return sorted(map(RejectedToken, *columns), key=lambda row: -row.rejected.count)
 
@@ -181,7 +181,7 @@ def _bins(evidence: Evidence, plotted: Plotted, nodes: Indices) -> Iterator[Bin]
         groups.shares(c.accepted[nodes]),
         [None if by_others else mean for mean, by_others in expected],
         groups.means(c.p[nodes]),
-        groups.examples(c, nodes, values + 2 * c.rejected[nodes], nodes=True),
+        groups.examples(values + 2 * c.rejected[nodes], lambda item: c.at_node(nodes[item])),
     )
     return map(Bin, *columns)
 
@@ -263,8 +263,6 @@ def _rows(evidence: Evidence, steps: Indices, by: str, buckets: Buckets, values:
         return  # nothing is known about it: the notes say so
     nodes = np.diff(c.start)[steps]
     accepted = np.bincount(c.step[c.on_path], minlength=len(c))[steps]
-    depth = np.zeros(len(c), np.int64)
-    np.maximum.at(depth, c.step, c.depth)
     columns: Sequence[Sequence[Any]] = (
         [by] * groups.groups,
         list(map(buckets.name, places.tolist())),
@@ -273,7 +271,7 @@ def _rows(evidence: Evidence, steps: Indices, by: str, buckets: Buckets, values:
         groups.sums(accepted).astype(np.int64).tolist(),
         _intervals(groups, accepted, c.request[steps]),
         groups.shares(accepted > 0),
-        groups.examples(c, steps, depth[steps] - accepted, nodes=False),
+        groups.examples(c.tree_depth[steps] - accepted, lambda item: c.at_step(steps[item])),
     )
     yield from map(Bucket, *columns)
 
@@ -357,7 +355,7 @@ def by_cell(evidence: Evidence) -> TreeCells:
         groups.shares(c.on_path[nodes]),
         groups.counts(c.tried[nodes]),
         groups.means(c.draft_prob[nodes]),
-        groups.examples(c, nodes, sure + 2 * c.rejected[nodes], nodes=True),
+        groups.examples(sure + 2 * c.rejected[nodes], lambda item: c.at_node(nodes[item])),
     )
     return TreeCells(tuple(sorted(map(TreeCell, *columns), key=_worth)), evidence.notes())
 
