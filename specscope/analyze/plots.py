@@ -14,9 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from specscope.analyze.figures import by_position
 from specscope.analyze.questions.rates import Plotted
-from specscope.analyze.report import Report
+from specscope.analyze.report import Report, by_position
 from specscope.analyze.table import one_line
 from specscope.trace.files import keep_spaces
 

@@ -10,38 +10,121 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-from specscope.analyze.figures import Means, by_position, told
 from specscope.analyze.levels import Levels, levels
 from specscope.analyze.plain import fields, plain, valid
 from specscope.analyze.questions.answers import Answers, answer
 from specscope.trace.history.history import History, RequestHistory
-from specscope.trace.history.interval import cells, counts, definitions, missing_text, notes
+from specscope.trace.history.interval import counts, definitions, missing_text
 from specscope.trace.history.loops import LONGEST, TIMES, TOLD, Loops, find_loops, together
-from specscope.trace.history.stats import Acceptance
+from specscope.trace.history.stats import Acceptance, mean_tau
 from specscope.trace.history.totals import Undrafted, shares
 from specscope.trace.history.wording import plural
 from specscope.trace.record.aggregate import Aggregate
 from specscope.trace.record.notes import SOURCES
 from specscope.trace.record.privacy import NO_TOKEN, told_ids
-from specscope.trace.record.records import PHASES, RequestStep, RunInfo, StepRecord
+from specscope.trace.record.records import PHASES, FinalKind, RequestStep, StepRecord
 from specscope.trace.record.vocabulary import Detokenizer, Vocabulary
+
+
+@dataclass(frozen=True)
+class Position:
+    """One depth of the trees, the root's children at 1. vLLM's position of it is depth - 1."""
+
+    depth: int
+    drafts: int
+    proposed: int | None  # drafts whose tree reached this depth; None where it is not recorded
+    tried: int | None  # drafts in which a node at this depth was tried; None where it is not recorded
+    accepted: int  # drafts that accepted a token here
+    per_position: float | None  # as in vLLM: accepted / drafts; like the others, None where no draft proposed it
+    corrected: float | None  # accepted / proposed
+    conditional: float | None  # accepted / tried
+
+
+def committed(a: Acceptance) -> int | None:
+    """Tokens the verifier committed, before EOS, stop strings and the length limit cut the output."""
+    return None if a.aggregates else a.accepted + a.steps
+
+
+def final_shares(a: Acceptance) -> dict[FinalKind, float | None]:
+    """Share of each kind among the final tokens."""
+    return {kind: a.kinds[kind] / a.steps if a.steps else None for kind in FinalKind}
+
+
+def by_position(a: Acceptance) -> list[Position]:
+    """The figures by depth; empty where they are not recorded."""
+    if not a.by_depth:
+        return []
+    proposed, tried = (
+        getattr(a, name) if a.knows(name) else [None] * len(a.accepted_at) for name in ("proposed_at", "tried_at")
+    )
+    columns = (proposed, tried, a.accepted_at, a.per_position, a.per_position_corrected, a.conditional)
+    return [Position(depth, a.drafts, *row) for depth, row in enumerate(zip(*columns, strict=True), start=1)]
+
+
+def told(a: Acceptance) -> dict[str, Any]:
+    """All counts and figures as plain values."""
+    return a.to_dict() | {
+        "tokens_per_step": a.tokens_per_step,
+        "committed": committed(a),
+        "final_shares": {kind.value: share for kind, share in final_shares(a).items()},
+    }
+
+
+@dataclass(frozen=True)
+class Means:
+    """Per-request means: each over the requests that have the figure."""
+
+    tau: float | None
+    rate: float | None
+    depth_rate: float | None
+    tokens_per_step: float | None
+    looped: float | None = None  # share of the output in loops
+    tau_without: float | None = None  # without the steps whose output lies in loops
+
+    @staticmethod
+    def over(parts: Sequence[Acceptance], loops: Sequence[Loops] = ()) -> Means:
+        """The means over these requests. `loops`: those of each request, where they are wanted."""
+        return Means(
+            tau=mean_tau(parts),
+            rate=_mean(part.rate for part in parts),
+            depth_rate=_mean(part.depth_rate for part in parts),
+            tokens_per_step=_mean(part.tokens_per_step for part in parts),
+            looped=_mean(part.share for part in loops),
+            tau_without=mean_tau([part.rest for part in loops]),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Under the names that Acceptance.to_dict has."""
+        return {
+            "mean_acceptance_length": self.tau,
+            "draft_acceptance_rate": self.rate,
+            "accepted_over_depth": self.depth_rate,
+            "tokens_per_step": self.tokens_per_step,
+        }
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
 
 # What a reader of a report's figures must know: what is missing, forced, lossy or worked out.
 
 
-def notes_of(history: History, ended: Sequence[bool], missing: Sequence[int], loops: Loops) -> list[str]:
-    """Notes on a capture. `ended`, `missing`: of each request, whether it ended, and its tokens in missing steps."""
+def notes_of(history: History, requests: Sequence[RequestReport], loops: Loops) -> list[str]:
+    """Notes on a capture."""
     aggregates = [step.aggregate for step in history.steps if step.aggregate is not None]
     parts = [part for step in history.steps for part in step.requests if part.is_judged]
     lost = 0 if history.in_part else history.lost  # a reader says what its file lacks
-    branches, open_ended = len(history.branches), len(ended) - sum(ended)
+    branches, open_ended = len(history.branches), sum(request.finish is None for request in requests)
+    missing = [request.missing_tokens for request in requests if request.missing_tokens]
     forced, lossy = sum(len(part.told("verdict", "forced")) > 0 for part in parts), [p for p in parts if p.lossy]
     rules, verdicts = ", ".join(sorted({part.rule for part in lossy})), plural(len(parts), "verdict")
     infos = [request.info for request in history.requests.values() if request.info is not None]
@@ -60,7 +143,8 @@ def notes_of(history: History, ended: Sequence[bool], missing: Sequence[int], lo
         ),
         (
             open_ended,
-            f"{open_ended} of {plural(len(ended), 'request')} did not end: still running, or the capture was cut off",
+            f"{open_ended} of {plural(len(requests), 'request')} did not end: still running, or the capture was cut "
+            "off",
         ),
         (
             forced,
@@ -84,9 +168,8 @@ def notes_of(history: History, ended: Sequence[bool], missing: Sequence[int], lo
         ),
         (True, _forms([part for part in parts if part.form is not None])),
         (
-            any(missing),
-            f"{plural(sum(missing), 'output token')} of {plural(sum(map(bool, missing)), 'request')} in steps that are "
-            "missing",
+            missing,
+            f"{plural(sum(missing), 'output token')} of {plural(len(missing), 'request')} in steps that are missing",
         ),
     )
     return [*_looped(loops), *_of_counts(aggregates), *(text for applies, text in told if applies and text)]
@@ -185,18 +268,17 @@ class EngineFigures:
 class IntervalReport:
     """An interval, or a request, of an engine that reports counts only. What it does not report is None or empty."""
 
-    step: int
-    start_ns: int
-    end_ns: int
-    per_position: list[float | None]
-    mean_acceptance_length: float | None  # from the counts, else as it was told
+    record: StepRecord
     told: Aggregate
-    cells: dict[str, str]  # as tables show it
-    notes: list[str]  # what else is to be said of it
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return fields(self, "cells", "notes")
+        return {
+            **{name: getattr(self.record, name) for name in ("step", "start_ns", "end_ns")},
+            "per_position": counts(self.told).per_position,
+            "mean_acceptance_length": self.told.length,  # from the counts, else as it was told
+            "told": plain(self.told),
+        }
 
 
 @dataclass(frozen=True)
@@ -297,20 +379,15 @@ def build_report(history: History, *, source: str, warnings: Sequence[str] = ())
     text = history.run is None or history.run.tells_text
     loops = find_loops(request.steps for request in history.requests.values())
     pairs = zip(history.requests.values(), loops, strict=True)
-    requests = [_request(request, history.vocabulary, loop, text) for request, loop in pairs]
-    if not history.tells_preempted:
-        requests = [dataclasses.replace(request, preempted=None) for request in requests]
-    requests.sort(key=_worst_first)
-    looped = together(loops)
-    run = None if history.run is None else _run(history.run)
-    ended, missing = (
-        [request.finish is not None for request in requests],
-        [request.missing_tokens for request in requests],
+    requests = sorted((_request(request, history, loop, text) for request, loop in pairs), key=_worst_first)
+    looped, run = (
+        together(loops),
+        history.run and {f.name: getattr(history.run, f.name) for f in dataclasses.fields(history.run)},
     )
     return Report(
         source=valid(source),
         run=run,
-        warnings=[valid(line) for line in (*warnings, *notes_of(history, ended, missing, looped))],
+        warnings=[valid(line) for line in (*warnings, *notes_of(history, requests, looped))],
         lost=history.lost,
         engine=_engine(history),
         pooled=history.acceptance,
@@ -321,35 +398,12 @@ def build_report(history: History, *, source: str, warnings: Sequence[str] = ())
         phases=_phases([step for step in history.steps if step.is_timed]),
         groups=grouped(requests),
         requests=requests,
-        intervals=[_interval(step, step.aggregate) for step in history.steps if step.aggregate is not None],
+        intervals=[IntervalReport(step, step.aggregate) for step in history.steps if step.aggregate is not None],
         levels=levels(history.steps),
         other_params=sum(1 for request in requests if run and _differ(request.params, run["params"])),
         answers=None if history.counts_only or history.figures_only else answer(history),
         vocabulary=history.vocabulary,
     )
-
-
-def _interval(step: StepRecord, aggregate: Aggregate) -> IntervalReport:
-    return IntervalReport(
-        step=step.step,
-        start_ns=step.start_ns,
-        end_ns=step.end_ns,
-        per_position=counts(aggregate).per_position,
-        mean_acceptance_length=aggregate.length,
-        told=aggregate,
-        cells=cells(step, aggregate),
-        notes=notes(aggregate),
-    )
-
-
-def _run(run: RunInfo) -> dict[str, Any]:
-    values = {f.name: getattr(run, f.name) for f in dataclasses.fields(run)}
-    return values | {
-        "eos_tokens": list(run.eos_tokens),
-        "aux_layers": list(run.aux_layers),
-        "params": dict(run.params),
-        "versions": {str(name): str(version) for name, version in run.versions.items()},
-    }
 
 
 def _differ(mine: Mapping[str, Any] | None, default: Mapping[str, Any]) -> bool:
@@ -358,8 +412,8 @@ def _differ(mine: Mapping[str, Any] | None, default: Mapping[str, Any]) -> bool:
     return any(mine.get(name) != value for name, value in default.items() if name != "seed")
 
 
-def _request(request: RequestHistory, vocabulary: Vocabulary, loops: Loops, text: bool) -> RequestReport:
-    output, info, end = request.output(), request.info, request.end
+def _request(request: RequestHistory, history: History, loops: Loops, text: bool) -> RequestReport:
+    output, info, end, vocabulary = request.output(), request.info, request.end, history.vocabulary
     token_ids, acceptance = [token for token, _ in output], request.acceptance
     return RequestReport(
         id=request.id,
@@ -378,7 +432,7 @@ def _request(request: RequestHistory, vocabulary: Vocabulary, loops: Loops, text
         finish=None if end is None else end.reason.value,
         stop="" if end is None else end.stop,
         error="" if end is None else end.error,
-        preempted=len(request.preemptions),
+        preempted=len(request.preemptions) if history.tells_preempted else None,
         found=request.found,
         queued_s=None if info is None or not info.admitted_ns else (info.admitted_ns - info.arrival_ns) / 1e9,
         total_s=None if end is None else (end.finished_ns - end.info.arrival_ns) / 1e9,
@@ -464,14 +518,16 @@ def _group(label: str, requests: Sequence[RequestReport]) -> list[LabelGroup]:
     by_value: dict[str | None, list[Acceptance]] = defaultdict(list)
     for request in requests:
         by_value[request.labels.get(label)].append(request.figures)
-    groups = []
-    for value, parts in by_value.items():
-        pooled = Acceptance()
-        for part in parts:
-            pooled.merge(part)
-        groups.append(LabelGroup(value, len(parts), pooled, Means.over(parts)))
+    groups = [LabelGroup(value, len(each), _pooled(each), Means.over(each)) for value, each in by_value.items()]
     none_last = float("inf")
     return sorted(groups, key=lambda g: (g.figures.tau or none_last, g.value is None, g.value or ""))
+
+
+def _pooled(parts: Iterable[Acceptance]) -> Acceptance:
+    total = Acceptance()
+    for part in parts:
+        total.merge(part)
+    return total
 
 
 SETTINGS = ("target", "drafter", "draft_model", "tree", "rule")  # should be the same in all runs that are pooled
@@ -505,9 +561,7 @@ class Several:
 
 def several(reports: Sequence[Report]) -> Several:
     """These reports with their pooled figures."""
-    total = Acceptance()
-    for report in reports:
-        total.merge(report.pooled)
+    total = _pooled(report.pooled for report in reports)
     requests = [request for report in reports for request in report.requests]
     means = Means.over([request.figures for request in requests])
     return Several(tuple(reports), total, means, grouped(requests), (*_mixed(reports), *_twice(reports)))

@@ -8,12 +8,20 @@ from datetime import datetime
 from os.path import commonprefix
 from typing import Any
 
-from specscope.analyze.figures import Means, by_position, committed, final_shares
 from specscope.analyze.levels import ELSEWHERE, Level, Levels
 from specscope.analyze.questions.answers import grids
-from specscope.analyze.report import IntervalReport, Report, RequestReport, Several
+from specscope.analyze.report import (
+    IntervalReport,
+    Means,
+    Report,
+    RequestReport,
+    Several,
+    by_position,
+    committed,
+    final_shares,
+)
 from specscope.analyze.table import GAP, NONE, Table, count, number, one_line, percent, share, told
-from specscope.trace.history.interval import IntervalMeans, clock, covered
+from specscope.trace.history.interval import IntervalMeans, cells, clock, counts, covered, notes
 from specscope.trace.history.loops import LONGEST, TIMES
 from specscope.trace.history.stats import Acceptance
 from specscope.trace.history.totals import ABOUT, shares
@@ -98,8 +106,8 @@ def acceptance(report: Report) -> Table:
             ("τ without steps in loops", number(report.loops.rest.tau), number(mean.tau_without)),
             ("output tokens in loops", percent(report.loops.share), percent(mean.looped)),
         ]
-    counts = ((len(report.requests), "request"), (pooled.steps, "decode step"), (pooled.drafts, "draft"))
-    steps = ", ".join(plural(value, noun) for value, noun in counts)
+    sizes = ((len(report.requests), "request"), (pooled.steps, "decode step"), (pooled.drafts, "draft"))
+    steps = ", ".join(plural(value, noun) for value, noun in sizes)
     tokens = f"{plural(pooled.drafted, 'token')} drafted, {count(pooled.accepted)} accepted"
     output = f"{told(committed(report.pooled))} committed, {told(pooled.told('emitted'))} output"
     note = f"{steps}; {tokens}, {output}."
@@ -186,7 +194,10 @@ def summed(report: Report) -> Table:
     known = [interval.told for interval in report.intervals]
     ended = [1 if interval.is_request else interval.requests for interval in known]
     requests = None if None in ended else sum(filter(None, ended))
-    over, seconds = IntervalMeans(known), covered((each.start_ns, each.end_ns) for each in report.intervals)
+    over, seconds = (
+        IntervalMeans(known),
+        covered((each.record.start_ns, each.record.end_ns) for each in report.intervals),
+    )
     rows = [
         ("mean acceptance length τ", over.told(sums)),
         ("draft acceptance rate (accepted / drafted)", percent(over.rate(sums))),
@@ -212,9 +223,10 @@ def intervals(report: Report) -> Table:
     names = ("time", "drafts", "accepted", "length", "rate", "tokens")
     rows = []
     for interval in shown:
-        rates = " ".join(NONE if rate is None else f"{rate:.3f}" for rate in interval.per_position) or NONE
-        about = " ".join(filter(None, (one_line(interval.told.request, MOST_SHOWN), *interval.notes)))
-        rows.append((*(interval.cells[name] for name in names), rates, about))
+        each = cells(interval.record, interval.told)
+        rates = " ".join(NONE if r is None else f"{r:.3f}" for r in counts(interval.told).per_position) or NONE
+        about = " ".join(filter(None, (one_line(interval.told.request, MOST_SHOWN), *notes(interval.told))))
+        rows.append((*(each[name] for name in names), rates, about))
     left = len(report.intervals) - len(shown)
     note = "by position: accepted there, of the interval's drafts, as vLLM has it."
     note += f" The newest {count(len(shown))}; the JSON has all." if left else ""
@@ -370,9 +382,9 @@ def questions(report: Report, limit: int, width: int | None = None) -> list[Tabl
 def _answer(table: Table, limit: int, width: int | None) -> Table:
     """An answer as a report prints it: its first rows, the columns that there is room for, an example of each row."""
     left, rows = len(table.rows) - limit, table.rows[:limit]
-    notes = [f"{table.summary}." if table.summary else "", table.note if rows else ""]
-    notes += [f"{note}." for note in table.notes]
-    notes.append(f"{count(left)} more; --top {len(table.rows)} prints all, the JSON has them." if left > 0 else "")
+    lines = [f"{table.summary}." if table.summary else "", table.note if rows else ""]
+    lines += [f"{note}." for note in table.notes]
+    lines.append(f"{count(left)} more; --top {len(table.rows)} prints all, the JSON has them." if left > 0 else "")
     examples = [printable(str(examples.clearest)) for examples in table.examples[:limit]]
     room = 10**6 if width is None else width - max([7, *map(len, examples)]) - GAP
     shown = [column for column, _ in replace(table, rows=rows).fitted(room, GAP)] if rows else []
@@ -380,7 +392,7 @@ def _answer(table: Table, limit: int, width: int | None) -> Table:
         table.title,
         (*(table.columns[column] for column in shown), "example"),
         [(*(row[column] for column in shown), example) for row, example in zip(rows, examples, strict=True)],
-        " ".join(note for note in notes if note),
+        " ".join(filter(None, lines)),
         table.words | {"example"},
     )
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specscope.analyze import figures, tables
-from specscope.analyze.report import build_report
+from specscope.analyze import tables
+from specscope.analyze.report import build_report, by_position, committed, final_shares
 from specscope.analyze.table import told
 from specscope.trace.history.history import History
 from specscope.trace.history.stats import Acceptance, mean_tau
@@ -61,13 +61,13 @@ def test_pooled_and_per_request_figures() -> None:
     assert pooled.tau == 2.5
     assert pooled.rate == 6 / 11
     assert pooled.depth_rate == 6 / 10
-    assert (figures.committed(report.pooled), pooled.emitted, report.pooled.tokens_per_step) == (11, 10, 2.0)
+    assert (committed(report.pooled), pooled.emitted, report.pooled.tokens_per_step) == (11, 10, 2.0)
     assert report.means.tau == (2.0 + 3.0) / 2
     assert report.means.rate == pytest.approx((2 / 5 + 4 / 6) / 2)
     assert report.means.depth_rate == pytest.approx((2 / 4 + 4 / 6) / 2)
     assert report.means.tokens_per_step == pytest.approx((5 / 3 + 5 / 2) / 2)
     assert report.pooled.kinds == Counter({FinalKind.TARGET: 1, FinalKind.BONUS: 2, FinalKind.RECOVERED: 2})
-    assert figures.final_shares(report.pooled) == {
+    assert final_shares(report.pooled) == {
         FinalKind.TARGET: 0.2,
         FinalKind.BONUS: 0.4,
         FinalKind.RECOVERED: 0.4,
@@ -111,7 +111,7 @@ def test_output_in_loops_and_the_length_without_it() -> None:
 
 
 def test_positions() -> None:
-    rows = [dataclasses.astuple(at) for at in figures.by_position(build_report(small(), source="x").pooled)]
+    rows = [dataclasses.astuple(at) for at in by_position(build_report(small(), source="x").pooled)]
     assert rows == [
         (1, 4, 4, 4, 3, 3 / 4, 3 / 4, 3 / 4),
         (2, 4, 4, 3, 2, 2 / 4, 2 / 4, 2 / 3),
@@ -221,7 +221,7 @@ def test_no_drafts_at_all() -> None:
     report = build_report(history([record(0, [step("a"), step("b")])]), source="x")
     assert (report.pooled.tau, report.pooled.rate, report.means.tau) == (None, None, None)
     assert report.pooled.tokens_per_step == 1.0
-    assert figures.by_position(report.pooled) == []
+    assert by_position(report.pooled) == []
 
 
 def test_a_capture_that_was_cut() -> None:
@@ -302,7 +302,7 @@ def test_the_parts_add_up(steps: list[list[tuple[str, int, int]]]) -> None:
             total.merge(part)
         assert total == pooled
     assert report.means.tau == mean_tau([one.figures for one in report.requests])
-    assert sum(p.accepted for p in figures.by_position(report.pooled)) == pooled.accepted
+    assert sum(p.accepted for p in by_position(report.pooled)) == pooled.accepted
     assert sum(len(one.token_ids) for one in report.requests) == pooled.emitted
     taus = [one.figures.tau for one in report.requests]
     known = [tau for tau in taus if tau is not None]
