@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from specscope.analyze.findings import Reference
-from specscope.analyze.plain import fields
 from specscope.analyze.questions.evidence import Evidence
 from specscope.analyze.questions.missed import ChoicePlace, RejectionKind, RejectionKinds
 from specscope.errors import UserError
@@ -50,10 +49,6 @@ class RunAnswer:
     kinds: tuple[RejectionKind, ...]
     notes: tuple[str, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return fields(self)
-
     def lines(self) -> list[str]:
         """As text: a paragraph a kind."""
         lines = [f"{self.rejections:,} of {plural(self.steps, 'decode step')} ended in a rejection."]
@@ -73,7 +68,9 @@ def why_run(history: History, request: str | None = None) -> RunAnswer:
     """The answer on all requests on the path, or on one."""
     evidence = Evidence.of(history, request)
     kinds = RejectionKinds(evidence).all()
-    answers = tuple(replace(kind, sentence=_example(history, kind)) for kind in kinds[:SHOWN])
+    first = [(kind, kind.examples[0]) for kind in kinds[:SHOWN]]
+    parts = [(kind, history.requests[place.request].step(place.index)) for kind, place in first]
+    answers = tuple(replace(k, sentence=headline(p, ended_by(p), history.vocabulary)) for k, p in parts)
     rejections = kinds[0].of_rejections if kinds else 0
     notes = evidence.lacking(evidence.drafts) or evidence.notes(of_tokens=True)
     if not notes and any(kind.place is ChoicePlace.UNKNOWN for kind in kinds[:SHOWN]):
@@ -136,12 +133,6 @@ class Typical:
         if self._counted[0] != key:
             self._counted = (key, RejectionKinds(Evidence.of(history)))
         return self._counted[1]
-
-
-def _example(history: History, kind: RejectionKind) -> str:
-    reference = kind.examples[0]
-    part = history.requests[reference.request].step(reference.index)
-    return headline(part, ended_by(part), history.vocabulary)
 
 
 def _evidence(history: History, record: StepRecord, part: RequestStep, node: int) -> dict[str, Any]:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 
 import orjson
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specscope.analyze import tables
-from specscope.analyze.report import build_report, by_position, committed, final_shares
+from specscope.analyze.report import build_report, by_position
 from specscope.analyze.table import told
 from specscope.trace.history.history import History
 from specscope.trace.history.stats import Acceptance, mean_tau
 from specscope.trace.history.totals import Undrafted
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.privacy import Privacy
-from specscope.trace.record.records import Absent, FinalKind, FinishReason
+from specscope.trace.record.records import Absent, FinishReason
 
 from .histories import RUN, end, history, info, record, step
 
@@ -52,26 +50,6 @@ def small() -> History:
             ),
         ]
     )
-
-
-def test_pooled_and_per_request_figures() -> None:
-    report = build_report(small(), source="x")
-    pooled = report.pooled
-    assert (pooled.steps, pooled.drafts, pooled.drafted, pooled.accepted) == (5, 4, 11, 6)
-    assert pooled.tau == 2.5
-    assert pooled.rate == 6 / 11
-    assert pooled.depth_rate == 6 / 10
-    assert (committed(report.pooled), pooled.emitted, report.pooled.tokens_per_step) == (11, 10, 2.0)
-    assert report.means.tau == (2.0 + 3.0) / 2
-    assert report.means.rate == pytest.approx((2 / 5 + 4 / 6) / 2)
-    assert report.means.depth_rate == pytest.approx((2 / 4 + 4 / 6) / 2)
-    assert report.means.tokens_per_step == pytest.approx((5 / 3 + 5 / 2) / 2)
-    assert report.pooled.kinds == Counter({FinalKind.TARGET: 1, FinalKind.BONUS: 2, FinalKind.RECOVERED: 2})
-    assert final_shares(report.pooled) == {
-        FinalKind.TARGET: 0.2,
-        FinalKind.BONUS: 0.4,
-        FinalKind.RECOVERED: 0.4,
-    }
 
 
 def test_why_steps_drafted_nothing() -> None:
@@ -110,33 +88,6 @@ def test_output_in_loops_and_the_length_without_it() -> None:
     assert not any("loops" in line for line in [*plain.warnings, *(row[0] for row in tables.acceptance(plain).rows)])
 
 
-def test_positions() -> None:
-    rows = [dataclasses.astuple(at) for at in by_position(build_report(small(), source="x").pooled)]
-    assert rows == [
-        (1, 4, 4, 4, 3, 3 / 4, 3 / 4, 3 / 4),
-        (2, 4, 4, 3, 2, 2 / 4, 2 / 4, 2 / 3),
-        (3, 4, 2, 1, 1, 1 / 4, 1 / 2, 1 / 1),
-    ]
-
-
-def test_time_and_load() -> None:
-    report = build_report(small(), source="x")
-    engine = report.engine
-    assert engine.wall_s == pytest.approx(0.320)  # the fourth step begins at 300 ms and takes 20
-    assert engine.stepping_s == pytest.approx(0.020 + 0.032 + 0.071 + 0.020)
-    assert engine.tokens_per_s == pytest.approx(10 / 0.320)
-    assert engine.tokens_per_stepping_s == pytest.approx(10 / 0.143)
-    assert (engine.steps, engine.peak_running, engine.peak_waiting, engine.preempted) == (4, 2, 1, 1)
-    assert engine.peak_kv_usage == 0.25
-    assert engine.speculation_off == {"batch above 8": 1}
-    assert [phase.name for phase in report.phases] == ["schedule", "draft", "forward", "verify", "commit"]
-    forward = report.phases[2]
-    assert (forward.steps, forward.median_ms) == (4, 15.0)
-    assert forward.total_s == pytest.approx(0.100)
-    assert forward.share == pytest.approx(100 / 143)
-    assert sum(phase.share for phase in report.phases) == pytest.approx(1)
-
-
 def test_preemptions_of_steps_whose_own_spans_are_missing_are_unknown() -> None:
     steps = small().steps
     for known, count in ((steps, 1), ([steps[0], dataclasses.replace(steps[1], absent=Absent(engine=True))], None)):
@@ -164,11 +115,6 @@ def test_requests_in_full_worst_acceptance_first() -> None:
     assert second.params == SamplingParams(temperature=0.5, seed=3).to_dict()
 
 
-def test_requests_without_drafts_come_last() -> None:
-    whole = history([record(0, [step("plain"), step("good", "2", (0, 1)), step("bad", "2")])])
-    assert [one.id for one in build_report(whole, source="x").requests] == ["bad", "good", "plain"]
-
-
 def test_requests_of_one_seed_are_a_remark() -> None:
     def warned(*seeds: int, temperature: float = 0.5) -> list[str]:
         infos = [info(f"r{n}", "Say", temperature=temperature, seed=seed) for n, seed in enumerate(seeds)]
@@ -182,22 +128,15 @@ def test_requests_of_one_seed_are_a_remark() -> None:
     assert not warned(7, 7, temperature=0.0)
 
 
-def test_groups_by_label() -> None:
-    groups = build_report(small(), source="x").groups
-    assert list(groups) == ["kind", "lang"]
-    assert [(g.value, g.requests, g.figures.tau, g.means.tau) for g in groups["kind"]] == [
-        ("chat", 1, 2.0, 2.0),
-        ("code", 1, 3.0, 3.0),
-    ]
-    assert [(g.value, g.requests) for g in groups["lang"]] == [(None, 1), ("py", 1)]
-
-
 def test_a_group_pools_its_requests_and_also_has_their_mean() -> None:
     infos = [info(name, "", {"kind": "code"}) for name in "ab"]
     parts = [[step("a", "1"), step("b", "1", (0,))], [step("a", "1")], [step("a", "1")]]
     whole = history([record(n, p, admitted=tuple(infos) if n == 0 else ()) for n, p in enumerate(parts)])
     [group] = build_report(whole, source="x").groups["kind"]
     assert (group.requests, group.figures.tau, group.means.tau) == (2, 1.25, 1.5)
+    groups = build_report(small(), source="x").groups
+    assert list(groups) == ["kind", "lang"]
+    assert [(g.value, g.requests) for g in groups["lang"]] == [(None, 1), ("py", 1)]
 
 
 def test_params_that_differ_from_the_runs_are_counted_but_not_the_seed() -> None:

@@ -69,12 +69,21 @@ def test_the_figures_are_there_with_their_names() -> None:
     assert found["accepted / depth"] == ["60.0%", "58.3%"]
     assert found["output tokens per step"] == ["2.00", "2.08"]
     assert found["output tokens/s, wall clock"] == ["31.2"]
+    assert found["output tokens/s, inside steps"] == ["69.9"]  # 10 in 143 ms
+    assert (found["wall clock, s"], found["inside steps, s"]) == (["0.32"], ["0.14"])
+    assert [found[f"peak of {name}"] for name in ("running requests", "waiting requests")] == [["2"], ["1"]]
+    assert (found["peak of KV blocks in use"], found["preemptions"], found["engine steps"]) == (["25.0%"], ["1"], ["4"])
+    assert "11 tokens drafted, 6 accepted, 11 committed, 10 output." in " ".join(text.split())
     found |= rows(text.partition("Final tokens")[0])  # another table by depth comes later
     assert found["depth"] == ["per-position", "corrected", "conditional", "accepted"]
+    assert found["1"] == ["75.0% of 4", "75.0% of 4", "75.0% of 4", "3"]
+    assert found["2"] == ["50.0% of 4", "50.0% of 4", "66.7% of 3", "2"]
     assert found["3"] == ["25.0% of 4", "50.0% of 2", "100.0% of 1", "1"]
-    assert found["recovered"][:2] == ["2", "40.0%"]
+    kinds = {"bonus": ["2", "40.0%"], "recovered": ["2", "40.0%"], "target": ["1", "20.0%"]}
+    assert {kind: found[kind][:2] for kind in kinds} == kinds
     assert found["forward"] == ["4", "15.00", "0.100", "69.9%"]
     assert found["chat"] == ["1", "2", "2.00", "2.00", "40.0%", "1.67"]
+    assert found["code"] == ["1", "2", "3.00", "3.00", "66.7%", "2.50"]
     assert found["a"] == ["Say hello", "length limit", "5", "2", "2.00", "40.0%"]
     assert found["steps without speculation: batch above 8"] == ["1"]
 

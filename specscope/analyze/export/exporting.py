@@ -92,29 +92,24 @@ def check_folder(name: str) -> None:
     """Refuse a folder that cannot be written, or that holds anything but an older export. Writes nothing."""
     if not name:
         raise UserError("-o needs the name of a folder")
-    folder = Path(name)
+    folder = written = Path(name)
+    held: list[str] = []
     try:
         held = os.listdir(folder)
     except FileNotFoundError:
-        _check_new(folder)
-        return
+        written = folder.absolute().parent  # it will be made there
+        if folder.is_symlink() or not written.is_dir():
+            missing = folder if folder.is_symlink() else written
+            raise UserError(f"cannot write {folder}: there is no folder {missing}") from None
     except NotADirectoryError:
         raise UserError(f"{name} is a file: -o takes a folder") from None
     except (OSError, ValueError) as error:
         raise UserError(f"cannot write {name}: {getattr(error, 'strerror', None) or error}") from error
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UserError(f"cannot write {name}: Permission denied")
+    if not os.access(written, os.W_OK | os.X_OK):
+        raise UserError(f"cannot write {folder}: Permission denied")
     for entry in held:
         if not _is_ours(folder / entry):
             raise UserError(f"{name} holds {entry!r}, which is no table of an older export: give another folder")
-
-
-def _check_new(folder: Path) -> None:
-    above = folder.absolute().parent
-    if folder.is_symlink() or not above.is_dir():
-        raise UserError(f"cannot write {folder}: there is no folder {folder if folder.is_symlink() else above}")
-    if not os.access(above, os.W_OK | os.X_OK):
-        raise UserError(f"cannot write {folder}: Permission denied")
 
 
 def _is_ours(path: Path) -> bool:

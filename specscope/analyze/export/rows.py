@@ -74,13 +74,9 @@ class Source:
             self._prompts |= {info.id: len(info.prompt_tokens) for info in record.admitted}
             self._rows["requests"] += self._ended(record)
             self._rows["intervals"] += [] if record.aggregate is None else [(record.aggregate, record)]
-            if len(self._held) >= MOST_STEPS or self._nodes >= MOST_NODES or self._are_many:
+            if max(map(len, (self._held, *self._rows.values()))) >= MOST_STEPS or self._nodes >= MOST_NODES:
                 yield from self._filled()
         yield from self._filled()
-
-    @property
-    def _are_many(self) -> bool:
-        return any(len(rows) >= MOST_STEPS for rows in self._rows.values())
 
     def _filled(self) -> Batches:
         """The rows of what is held, which is let go."""

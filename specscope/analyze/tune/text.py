@@ -52,13 +52,11 @@ def tables(tuning: Tuning) -> list[Table]:
         note += f" Measured on {tuning.checked['prompts']}; expected: at what steps cost meanwhile."
     groups = [(NAMED, named)]
     groups += [(f"The best {family} tree of each size", tuning.family(family)) for family in ("static", "dynamic")]
-    groups = [(title, rows) for title, rows in groups if rows]  # the recorded tree may be none that can be read
-    made = [(title, [_cells(row, tuning, title) for row in rows]) for title, rows in groups]
-    notes = [note, *[""] * len(groups)]
-    return [
-        Table(title, tuple(cells[0]), [tuple(each.values()) for each in cells], about)
-        for (title, cells), about in zip(made, notes, strict=False)
-    ]
+    shown: list[Table] = []
+    for title, rows in groups:
+        if cells := [_cells(row, tuning, title) for row in rows]:  # the recorded tree may be none that can be read
+            shown.append(Table(title, tuple(cells[0]), [tuple(c.values()) for c in cells], "" if shown else note))
+    return shown
 
 
 def _cells(row: TreeRow, tuning: Tuning, title: str) -> dict[str, str]:

@@ -34,6 +34,7 @@ def why(place: str, *, as_json: bool, branch: int | None) -> None:
       specscope why run.jsonl#r3@17      a step: its path, and the node that ended it
       specscope why run.jsonl#r3@17/4    a node: what the target wanted, what decided, what would have kept it
     """
+    from specscope.analyze.plain import plain
     from specscope.analyze.why import why_part, why_run
     from specscope.trace.wire.reading import split_file
 
@@ -54,7 +55,7 @@ def why(place: str, *, as_json: bool, branch: int | None) -> None:
             answer = why_part(history, request, named.index, named.node)
     warnings = [*reader.warnings, *failures(request.end for request in asked)]
     if as_json:
-        print_json(envelope("why", answer.to_dict(), source=[file], warnings=warnings))
+        print_json(envelope("why", plain(answer), source=[file], warnings=warnings))
     else:
         for warning in warnings:
             warn(warning)

@@ -78,6 +78,8 @@ def test_totals_are_those_of_the_stats(seed, requests, steps):
     decisions = sum(one.decisions.count for one in found.missed.choices)
     assert decisions == (counted.accepted + counted.drafts)
     assert found.missed.drafts == counted.drafts
+    assert sum(cell.accepted.total for cell in found.tree.cells) == counted.drafted
+    assert sum(cell.accepted.count for cell in found.tree.cells) == counted.accepted
     assert all(one.decisions.total == decisions for one in found.missed.choices)
     assert found.rejections.rejected.total - found.rejections.rejected.count == counted.accepted
     for name in history.requests:

@@ -6,7 +6,6 @@ import io
 from pathlib import Path
 
 import orjson
-import pytest
 from rich.console import Console
 
 from specscope.analyze import tables
@@ -96,9 +95,3 @@ def test_the_report_prints_rows_with_their_examples_and_the_json_has_all():
     html = render_html(several([report]))
     assert "The drafter&#39;s probability against acceptance" in html
     assert ">calibrated</text>" in html  # the plot
-
-
-@pytest.mark.parametrize("width", [60, 80, 120, 200])
-def test_the_report_is_as_wide_as_the_terminal(width):
-    report = build_report(read_capture(CAPTURES[2]).history, source="x")
-    assert max(map(len, printed(report, width).splitlines())) <= width

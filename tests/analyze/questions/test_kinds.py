@@ -58,11 +58,8 @@ def test_the_cost_is_what_steps_that_got_past_the_depth_kept_more():
         1
     )  # the one that got there kept 2, this one 1
     assert [kind.tokens_lost for kind in answers] == sorted((kind.tokens_lost for kind in answers), reverse=True)
-
-
-def test_where_no_step_got_past_the_depth_a_rejection_costs_a_token():
-    (kind,) = kinds(rejected(7)).all()
-    assert (kind.tokens_lost, kind.compared_drafts) == (1.0, 0)
+    (alone,) = kinds(rejected(7)).all()  # no step got past the depth: a token each
+    assert (alone.tokens_lost, alone.compared_drafts) == (1.0, 0)
 
 
 def test_examples_are_those_where_the_target_was_surest_and_others_of_one_step():
