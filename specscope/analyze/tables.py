@@ -11,7 +11,6 @@ from typing import Any
 from specscope.analyze.levels import ELSEWHERE, Level, Levels
 from specscope.analyze.questions.answers import grids
 from specscope.analyze.report import (
-    IntervalReport,
     Means,
     Report,
     RequestReport,
@@ -26,6 +25,7 @@ from specscope.trace.history.loops import LONGEST, TIMES
 from specscope.trace.history.stats import Acceptance
 from specscope.trace.history.totals import ABOUT, shares
 from specscope.trace.history.wording import ending, plural
+from specscope.trace.record.aggregate import Aggregate
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import FinalKind
 from specscope.trace.record.vocabulary import printable
@@ -148,24 +148,27 @@ def over_all(all_of_them: Several) -> list[Table]:
 
 def captures(all_of_them: Several) -> Table:
     """Acceptance by capture, and pooled."""
-    rows = [
-        _capture_row(printable(each.source), len(each.requests), each.pooled, each.means, each.intervals)
-        for each in all_of_them.reports
-    ]
+    parts = [(printable(each.source), each, len(each.requests), each.intervals) for each in all_of_them.reports]
     every = [interval for report in all_of_them.reports for interval in report.intervals]
-    rows.append(_capture_row("pooled", all_of_them.requests, all_of_them.pooled, all_of_them.means, every))
-    note = "τ: mean acceptance length, pooled and as per-request mean. rate: draft acceptance rate."
-    columns = ("capture", "requests", "drafts", "τ", "per-request τ", "rate", "tok/step", "output tokens")
-    return Table("Over all captures", columns, rows, note)
+    rows = []
+    for name, each, requests, intervals in (*parts, ("pooled", all_of_them, all_of_them.requests, every)):
+        known = [interval.told for interval in intervals]
+        figures = _figures(requests + sum(one.is_request for one in known), each.pooled, each.means, known)
+        rows.append((name, *figures, told(each.pooled.told("emitted"))))
+    return Table("Over all captures", ("capture", *FIGURES, "output tokens"), rows, f"{ABOUT_FIGURES}.")
 
 
-def _capture_row(
-    name: str, requests: int, pooled: Acceptance, by_request: Means, intervals: Sequence[IntervalReport]
+FIGURES = ("requests", "drafts", "τ", "per-request τ", "rate", "tok/step")
+ABOUT_FIGURES = "τ: mean acceptance length, pooled and as per-request mean. rate: draft acceptance rate"
+
+
+def _figures(
+    requests: int, pooled: Acceptance, by_request: Means, intervals: Sequence[Aggregate] = ()
 ) -> tuple[str, ...]:
-    over = IntervalMeans(each.told for each in intervals)
-    figures = (over.told(pooled), number(by_request.tau), percent(over.rate(pooled)), number(pooled.tokens_per_step))
-    drafts, ended = over.mark + told(pooled.told("drafts")), sum(each.told.is_request for each in intervals)
-    return (name, count(requests + ended), drafts, *figures, told(pooled.told("emitted")))
+    over = IntervalMeans(intervals)
+    lengths = over.told(pooled), number(by_request.tau)
+    drafts = over.mark + told(pooled.told("drafts"))
+    return count(requests), drafts, *lengths, percent(over.rate(pooled)), number(pooled.tokens_per_step)
 
 
 def positions(report: Report | Several) -> Table:
@@ -347,26 +350,15 @@ def engine(report: Report) -> Table:
 def groups(report: Report | Several) -> list[Table]:
     """A table for each label that groups requests, and only a note for one that names them."""
     tables = []
-    columns = ("", "requests", "drafts", "τ", "per-request τ", "rate", "tok/step")
     for label, parts in report.groups.items():
         title = f"By {one_line(label, MOST_SHOWN)}"
         if len(parts) > MAX_GROUPS:
             tables.append(Table(title, (label,), [], f"{plural(len(parts), 'value')}; the JSON has them all."))
             continue
-        rows = [
-            (
-                NONE if part.value is None else one_line(part.value, MOST_SHOWN),
-                count(part.requests),
-                count(part.figures.drafts),
-                number(part.figures.tau),
-                number(part.means.tau),
-                percent(part.figures.rate),
-                number(part.figures.tokens_per_step),
-            )
-            for part in parts
-        ]
-        note = "τ: mean acceptance length, pooled and as per-request mean. rate: draft acceptance rate. Worst τ first."
-        tables.append(Table(title, (one_line(label, MOST_SHOWN), *columns[1:]), rows, note))
+        values = [NONE if part.value is None else one_line(part.value, MOST_SHOWN) for part in parts]
+        figures = [_figures(part.requests, part.figures, part.means) for part in parts]
+        rows = [(value, *each) for value, each in zip(values, figures, strict=True)]
+        tables.append(Table(title, (one_line(label, MOST_SHOWN), *FIGURES), rows, f"{ABOUT_FIGURES}. Worst τ first."))
     return tables
 
 
