@@ -49,10 +49,8 @@ def why(place: str, *, as_json: bool, branch: int | None) -> None:
     else:
         request, named = history.find(text)
         asked = [request]
-        if named.index is None:
-            answer = why_run(history, request.id)
-        else:
-            answer = why_part(history, request, named.index, named.node)
+        one, step = request.id, named.index
+        answer = why_run(history, one) if step is None else why_part(history, request, step, named.node)
     warnings = [*reader.warnings, *failures(request.end for request in asked)]
     if as_json:
         print_json(envelope("why", plain(answer), source=[file], warnings=warnings))
