@@ -93,22 +93,6 @@ def test_tokens_do_not_depend_on_batch_order_or_chunks(engines, each_alone, name
     ]
 
 
-@pytest.mark.parametrize("name", ["none", "ngram tree", "draft tree"])
-def test_preemption_changes_nothing_but_time(tiny, engines, name):
-    params = [SamplingParams(max_tokens=60, temperature=0.8, seed=i, ignore_eos=True) for i in range(len(PROMPTS))]
-    engine = make(tiny, name)
-    pool = engine.runner.cache.pool
-    hidden = pool.take(pool.blocks - 12)  # leave room for two requests or so
-    records = []
-    engine.subscribe(records.append, lossless=True)
-    results = engine.generate(PROMPTS, params)
-    engine.close()
-    assert sum(len(r.preempted) for r in records) > 0
-    assert pool.used == len(hidden)
-    wanted = engines[name].generate(PROMPTS, params)
-    assert [r.token_ids for r in results] == [r.token_ids for r in wanted]
-
-
 def test_a_request_that_cannot_fit_alone_ends_with_an_error_and_the_rest_goes_on(tiny):
     engine = make(tiny, "none")
     pool = engine.runner.cache.pool

@@ -77,6 +77,8 @@ def test_every_layout_is_recognised(name, tmp_path):
     given, template = [*more, {}, {}][:2]
     (row,) = of(tmp_path, content).rows
     assert (row.prompt, row.given, row.template) == (prompt, given, template)
+    if "SPEED-Bench" in name:
+        assert row.labels == {"category": "coding", "sub_category": "python", "difficulty": "easy"}
 
 
 def test_conversations_that_vllms_bench_leaves_out_are_left_out(tmp_path):

@@ -123,27 +123,17 @@ def test_a_folder_is_no_prompt(tmp_path, monkeypatch):
         prompt_specs(["prompts"], None, SamplingParams())
 
 
-SPEED = {"question_id": "a", "category": "coding", "sub_category": None, "difficulty": "easy", "multiturn": False}
-LAYOUTS = {
-    "SPEED-Bench": ([SPEED | {"turns": ["one", "two"]}], {"category": "coding", "difficulty": "easy"}),
-    "MT-bench": ([{"prompt": ["one", "two"], "category": "writing", "prompt_id": 7}], {"category": "writing"}),
-    "own": ([{"prompt": "one", "kind": "code"}], {"kind": "code"}),
-}
-
-
-@pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("written", ["lines", "indented", "array", "compressed"])
-def test_data_sets_are_read_as_benches_read_them(tmp_path, name, written):
-    """Of several turns the first is asked; categories become labels, other keys do not."""
-    rows, labels = LAYOUTS[name]
-    path = tmp_path / "data"
+def test_rows_are_read_however_they_are_written(tmp_path, written):
+    """Each line has a seed of its own, and other keys of a row of ours are labels."""
+    rows, path = [{"prompt": "one", "kind": "code"}] * 2, tmp_path / "data"
     text = {
-        "indented": "\n".join(json.dumps(row, indent=1) for row in rows * 2),
-        "array": json.dumps(rows * 2, indent=1),
-    }.get(written, "\n\n".join(map(json.dumps, rows * 2)))
+        "indented": "\n".join(json.dumps(row, indent=1) for row in rows),
+        "array": json.dumps(rows, indent=1),
+    }.get(written, "\n\n".join(map(json.dumps, rows)))
     path.write_bytes(gzip.compress(text.encode()) if written == "compressed" else text.encode())
     specs = read_prompts(str(path), PARAMS, raw=False)
-    assert [(spec.prompt, spec.labels) for spec in specs] == [("one", labels)] * 2
+    assert [(spec.prompt, spec.labels) for spec in specs] == [("one", {"kind": "code"})] * 2
     assert [spec.params.seed for spec in specs] == [10, 11]
 
 

@@ -84,21 +84,6 @@ def test_a_prompt_gets_its_turn_beside_decoding_requests(drafting):
     assert max(longest_waits(drafting, records + run(drafting)).values()) <= 4
 
 
-@pytest.mark.every(2)
-@pytest.mark.parametrize(("count", "tokens"), [(6, 16), (20, 100)])
-def test_output_does_not_depend_on_turns(drafting, count, tokens):
-    prompts = [f"abcabc {i}" for i in range(count)]
-    params = [SamplingParams(max_tokens=12, temperature=0.8, seed=i, ignore_eos=True) for i in range(count)]
-    drafting.scheduler.max_step_tokens = 2**16
-    wanted = drafting.generate(prompts, params)
-    try:
-        drafting.scheduler.max_step_tokens = tokens
-        got = drafting.generate(prompts, params)
-    finally:
-        drafting.scheduler.max_step_tokens = 512
-    assert [r.token_ids for r in got] == [r.token_ids for r in wanted]
-
-
 def test_what_cannot_draft_is_charged_its_feed_alone(eagle):
     """A head drafts nothing right after the prompt: all 64 run at once."""
     add(eagle, MANY, prompt="ab {}")
