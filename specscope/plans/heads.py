@@ -128,8 +128,9 @@ def _other_kind(folder: Path, config: Mapping[str, Any]) -> str:
     known = next(by_name, "") or next(by_key, "")
     if known or (isinstance(algorithm, str) and algorithm not in ALGORITHMS):
         return known or str(algorithm)
-    tensors = _tensors(folder) if any(config.get(key) for key in MTP_KEYS) else []
-    return "MTP" if tensors and all("mtp." in name for name in tensors) else ""
+    is_any = any(config.get(key) for key in MTP_KEYS)
+    names = [name for tensors in _opened(folder) for name in tensors.keys()] if is_any else []  # noqa: SIM118
+    return "MTP" if names and all("mtp." in name for name in names) else ""
 
 
 def _names(config: Mapping[str, Any]) -> Iterator[str]:
@@ -163,30 +164,21 @@ def _indexed(index: Path) -> list[Path]:
     return [index.parent / file for file in files]
 
 
-def _tensors(folder: Path) -> list[str]:
-    """The names of a head's tensors, where they can be read without loading the weights."""
-    from safetensors import SafetensorError, safe_open
-
-    names: list[str] = []
-    try:
-        for file in weight_files(folder):
-            with safe_open(file, framework="numpy") as tensors:
-                names += tensors.keys()
-    except (OSError, UserError, SafetensorError):  # the loader says what is wrong with them
-        return []
-    return names
-
-
-def draft_tokens_of(folder: Path) -> list[int] | None:
-    """The target's token behind each draft token of a head; None where nothing tells them, or they cannot be read."""
+def _opened(folder: Path) -> Iterator[Any]:
+    """A head's weight files, one after the other, as far as they can be read: the loader says what is wrong."""
     from safetensors import SafetensorError, safe_open
 
     with suppress(UserError, OSError, SafetensorError):
         for file in weight_files(folder):
             with safe_open(file, framework="numpy") as tensors:
-                if "d2t" in tensors.keys():  # noqa: SIM118 - it is no mapping
-                    offsets = tensors.get_tensor("d2t")
-                    return [place + int(offset) for place, offset in enumerate(offsets)]
+                yield tensors
+
+
+def draft_tokens_of(folder: Path) -> list[int] | None:
+    """The target's token behind each draft token of a head; None where nothing tells them, or they cannot be read."""
+    for tensors in _opened(folder):
+        if "d2t" in tensors.keys():  # noqa: SIM118 - it is no mapping
+            return [place + int(offset) for place, offset in enumerate(tensors.get_tensor("d2t"))]
     return None
 
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 import gzip
 import io
-import socket
 import threading
 import zlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
+from anyio.from_thread import start_blocking_portal
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from starlette.requests import ClientDisconnect, Request
@@ -99,7 +100,7 @@ class Receiver:
         self._parsing = threading.Lock()  # one export at a time: decoded they are many times larger
         self._open = False
         self._grpc: Any = None  # held here: without a reference a gRPC server is collected, and stops
-        self._http: _HttpThread | None = None
+        self._http = ExitStack()
 
     def start(self) -> Receiver:
         """Listen. Raises UserError where a port cannot be used, and leaves none open."""
@@ -118,11 +119,10 @@ class Receiver:
         """Stop listening; no span is handed over after this returns. May be called twice."""
         with self._lock:
             self._open = False
-        server, self._grpc, http, self._http = self._grpc, None, self._http, None
+        server, self._grpc = self._grpc, None
         if server is not None:
             server.stop(grace=1).wait()
-        if http is not None:
-            http.close()
+        self._http.close()
 
     def __enter__(self) -> Receiver:
         return self.start()
@@ -181,8 +181,10 @@ class Receiver:
             answer = await self._answer(Request(scope, receive), bodies)
             await answer(scope, receive, send)
 
-        application = Application(app, self.host, self._refusal, self.limits)
-        self._http = _HttpThread(application, bound)
+        http = HttpServer(Application(app, self.host, self._refusal, self.limits), bound)
+        portal = self._http.enter_context(start_blocking_portal())  # a thread with an event loop
+        portal.call(http.start)
+        self._http.callback(portal.call, http.close)
 
     def _refusal(self, refusal: Refusal) -> Response:
         self._on_refused(refusal.message)
@@ -223,27 +225,6 @@ class Receiver:
 
 def _cannot_take(error: Exception) -> str:
     return " ".join(f"the spans could not be taken: {type(error).__name__}: {error}".split())
-
-
-class _HttpThread:
-    """The HTTP side, on a thread with an event loop of its own."""
-
-    def __init__(self, application: Application, bound: socket.socket) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="specscope-otlp-http", daemon=True)
-        self._thread.start()
-        self._server = HttpServer(application, bound)
-        self._run(self._server.start())
-
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-    def close(self) -> None:
-        self._run(self._server.close())
-        self._run(self._loop.shutdown_default_executor())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
 
 
 def _decompress(body: bytes | bytearray, encoding: str, limit: int) -> bytes | bytearray:

@@ -23,7 +23,6 @@ from specscope.trace.run.parts import PartStore, PartViews, part_weight
 
 KEPT = 20_000  # most steps kept of a running engine, on its timeline and in each history of it; a capture keeps all
 KEPT_BYTES = 512 * 2**20  # most bytes of those steps, roughly
-OF_OUTPUT = (("verdict", "path"), ("verdict", "kind"), ("verdict", "token"), ("", "emitted"))  # fields of a step
 SPEED_NS = 3_000_000_000  # tokens per second are measured over this much of the run
 RECENT_BYTES = 64 * 2**20  # most bytes kept of an engine that nobody watches
 
@@ -159,16 +158,12 @@ class RequestHistory:
         taken = bisect_right(self.preemptions, position)
         if taken and self.preemptions[taken - 1] >= (self.engine_steps[count - 1] if count else -1):
             return "preempted"
-        judged = count and self.parts.field(self.rows[count - 1], "verdict", "kind") is not None
-        return "running" if judged else "prefill"
+        return "running" if count and self.steps[count - 1].is_judged else "prefill"
 
     def place_of(self, index: int) -> int | None:
         """The place in `steps` of the request's step of that number; None where it is not known."""
-        place = bisect_left(self.rows, index, key=self._index)
-        return place if place < len(self.rows) and self._index(self.rows[place]) == index else None
-
-    def _index(self, row: int) -> int:
-        return int(self.parts.field(row, "", "index"))
+        place = bisect_left(self.rows, index, key=lambda row: self.parts[row].index)
+        return place if place < len(self.rows) and self.steps[place].index == index else None
 
     def at(self, index: int) -> int:
         """The position in History.steps of the request's step of that number. Raises UserError if it is not known."""
@@ -188,18 +183,16 @@ class RequestHistory:
     def output(self, upto: int | None = None) -> list[tuple[int, Origin]]:
         """Output tokens with their origins, from the first `upto` of its steps (all by default)."""
         out: list[tuple[int, Origin]] = []
-        for row in self.rows[:upto]:
-            path, kind, token, emitted = (self.parts.field(row, *name) for name in OF_OUTPUT)
-            if path is not None:
-                accepted = self.parts.field(row, "tree", "token")[path].tolist() if len(path) else []
-                committed = [*((token, Origin.ACCEPTED) for token in accepted), (token, Origin(kind.value))]
-                out += committed[:emitted]
+        for step in self.steps[:upto]:
+            if tokens := step.tokens():
+                origins = [Origin.ACCEPTED] * (len(tokens) - 1) + [Origin(step.told("verdict", "kind").value)]
+                out += [*zip(tokens, origins, strict=True)][: step.emitted]
         return out
 
     @property
     def found(self) -> int:
         """Tokens whose KV it found in a prefix cache."""
-        return sum(self.parts.field(row, "", "found") for row in self.rows)
+        return sum(step.found for step in self.steps)
 
     def before(self, place: int, limit: int) -> list[int]:
         """The last tokens before the step at `place` in `steps`, at most `limit`: the prompt's, and the output so far.

@@ -91,26 +91,11 @@ def interval_record(step: int, start_ns: int, end_ns: int, aggregate: Aggregate)
 
 def counts_run(source: str, target: str) -> RunInfo:
     """The RunInfo of a run of intervals, filled as far as it is known."""
-    return RunInfo(
-        run_id=uuid.uuid4().hex,
-        target=target,
-        revision="",
-        drafter="",
-        draft_model="",
-        tree="",
-        device="",
-        dtype="",
-        backend=source,
-        seed=0,
-        eos_tokens=(),
-        max_context=0,
-        blocks=0,
-        block_size=1,
-        params={},
-        versions={"specscope": specscope.__version__},
-        evidence=COUNTS,
-        privacy=Privacy.NO_TEXT,
-    )
+    unknown: dict[str, Any] = dict.fromkeys(("revision", "drafter", "draft_model", "tree", "device", "dtype"), "")
+    unknown |= dict.fromkeys(("seed", "max_context", "blocks"), 0) | {"eos_tokens": (), "block_size": 1, "params": {}}
+    versions = {"specscope": specscope.__version__}
+    known: dict[str, Any] = {"run_id": uuid.uuid4().hex, "target": target, "backend": source, "versions": versions}
+    return RunInfo(**unknown, **known, evidence=COUNTS, privacy=Privacy.NO_TEXT)
 
 
 def counts(aggregate: Aggregate) -> Acceptance:

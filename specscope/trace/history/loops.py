@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -82,31 +83,20 @@ def step_sums(looped: Bools, sizes: NDArray[np.integer]) -> NDArray[np.int64]:
 
 def find_loops(requests: Iterable[Sequence[RequestStep]]) -> list[Loops]:
     """The loops of each request, from its steps in order. No cycle continues across missing steps."""
-    judged: list[list[RequestStep]] = []
-    texts: list[int] = []  # of each step that was judged
-    text = 0
-    for request in requests:
-        judged.append([])
-        text += 1
-        index = None
-        for step in request:
-            text += index is not None and step.index > index + 1
-            index = step.index
-            if step.is_judged:
-                judged[-1].append(step)
-                texts.append(text)
-    outputs = [step.output() for steps in judged for step in steps]
-    sizes = np.array([len(output) for output in outputs], np.int64)
+    return [_loops_of(request) for request in requests]
+
+
+def _loops_of(request: Sequence[RequestStep]) -> Loops:
+    texts = accumulate((b.index > a.index + 1 for a, b in pairwise(request)), initial=0)
+    judged = [(step, text) for step, text in zip(request, texts, strict=False) if step.is_judged]
+    outputs = [step.output() for step, _ in judged]
+    sizes = np.array([*map(len, outputs)], np.int64)
     tokens = np.array([token for output in outputs for token in output], np.int64)
-    looped = step_sums(in_loops(tokens, np.repeat(np.array(texts, np.int64), sizes)), sizes).tolist()
-    known = [0 if NO_TOKEN in output else len(output) for output in outputs]
-    counts = iter(zip(sizes.tolist(), known, looped, strict=True))
-    found = []
-    for steps in judged:
-        own = [next(counts) for _ in steps]
-        rest = measure(step for step, (size, _, inside) in zip(steps, own, strict=True) if not size or inside < size)
-        found.append(Loops(sum(known for _, known, _ in own), sum(inside for _, _, inside in own), rest))
-    return found
+    of_text = np.repeat(np.array([text for _, text in judged], np.int64), sizes)
+    looped = step_sums(in_loops(tokens, of_text), sizes).tolist()
+    each = zip(judged, outputs, looped, strict=True)
+    rest = measure(step for (step, _), output, inside in each if not output or inside < len(output))
+    return Loops(sum(len(output) for output in outputs if NO_TOKEN not in output), sum(looped), rest)
 
 
 def together(parts: Iterable[Loops]) -> Loops:

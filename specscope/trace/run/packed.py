@@ -47,49 +47,46 @@ def _columns(kind: type) -> tuple[tuple[str, Any, bool | None], ...]:
 
 
 class FieldColumns:
-    """Records of one kind in columns. Immutable."""
+    """Records of one kind in columns. Once they are filled, nothing is changed."""
 
-    def __init__(
-        self,
-        numbers: dict[str, NDArray[Any]],
-        words: dict[str, list[Any]],
-        arrays: dict[str, NDArray[Any]],
-        counts: Mapping[str, NDArray[np.integer]],
-        shapes: dict[str, Longs],
-    ) -> None:
-        """`words`: texts, names of enumerations, None. `arrays`: of all records end to end, with the `counts` of each.
-
-        `shapes`: [S, 2] of arrays of two dimensions.
-        """
-        self.numbers, self.words, self.arrays, self.shapes = numbers, words, arrays, shapes
-        same: dict[bytes, Longs] = {}
+    def __init__(self) -> None:
+        self.numbers: dict[str, NDArray[Any]] = {}
+        self.words: dict[str, list[Any]] = {}  # texts, names of enumerations, None
+        self.arrays: dict[str, NDArray[Any]] = {}  # of all records end to end
+        self.shapes: dict[str, Longs] = {}  # [S, 2] of arrays of two dimensions
         self.ends: dict[str, Longs] = {}  # where each begins, and where the last ends; arrays over the same share them
-        for name, each in counts.items():
-            ends = np.concatenate([[0], np.cumsum(each, dtype=np.int64)])
-            self.ends[name] = same.setdefault(ends.tobytes(), ends)
-        flat = {name: array for name, array in self.arrays.items() if name not in self.shapes}
-        self._together = [
-            (ends, [(name, array) for name, array in flat.items() if self.ends[name] is ends]) for ends in same.values()
-        ]
+        self._same: dict[bytes, Longs] = {}
+
+    def add(self, name: str, flat: NDArray[Any], counts: NDArray[np.integer], shapes: Longs | None = None) -> None:
+        """An array of each record, end to end."""
+        ends = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+        self.ends[name] = self._same.setdefault(ends.tobytes(), ends)
+        self.arrays[name] = flat
+        if shapes is not None:
+            self.shapes[name] = shapes
+
+    @cached_property
+    def _together(self) -> list[tuple[Longs, list[tuple[str, NDArray[Any]]]]]:
+        """The flat arrays that are over the same."""
+        flat = [(name, array) for name, array in self.arrays.items() if name not in self.shapes]
+        return [(ends, [each for each in flat if self.ends[each[0]] is ends]) for ends in self._same.values()]
 
     @staticmethod
     def of(kind: type, records: Sequence[Any]) -> FieldColumns:
         """These records."""
-        numbers, words, arrays, counts, shapes = {}, {}, {}, {}, {}
+        table = FieldColumns()
         for name, dtype, wide in _columns(kind):
             values = list(map(attrgetter(name), records))
             if dtype is None:
-                words[name] = values
-                continue
-            if wide is None:
-                numbers[name] = np.array(values, dtype)
-                continue
-            if wide:
-                shapes[name] = np.array([array.shape for array in values], np.int64).reshape(-1, 2)
-                values = [array.ravel() for array in values]
-            counts[name] = np.fromiter(map(len, values), np.int64, len(values))
-            arrays[name] = np.concatenate(values or [np.zeros(0, dtype)])
-        return FieldColumns(numbers, words, arrays, counts, shapes)
+                table.words[name] = values
+            elif wide is None:
+                table.numbers[name] = np.array(values, dtype)
+            else:
+                shapes = np.array([array.shape for array in values], np.int64).reshape(-1, 2) if wide else None
+                flat = [array.ravel() for array in values]
+                counts = np.fromiter(map(len, flat), np.int64, len(flat))
+                table.add(name, np.concatenate(flat or [np.zeros(0, dtype)]), counts, shapes)
+        return table
 
     def fields(self, row: int) -> dict[str, Any]:
         """The fields of a record, as they went in."""

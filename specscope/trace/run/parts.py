@@ -88,25 +88,13 @@ class PartStore:
 
     def __getitem__(self, row: int) -> RequestStep:
         """The step at a row. Raises LookupError where it was forgotten."""
-        chunk, place = self._at(row)
-        return chunk if isinstance(chunk, RequestStep) else chunk[place]
-
-    def field(self, row: int, held: str, name: str) -> Any:  # noqa: ANN401 - as the record has it
-        """One field of the step at a row, or of what it holds (`held`: "verdict"); None where it holds none."""
-        chunk, place = self._at(row)
-        if isinstance(chunk, RequestStep):
-            return chunk.told(held, name) if held else getattr(chunk, name)
-        return chunk.field(place, held, name)
-
-    def _at(self, row: int) -> tuple[PackedParts | RequestStep, int]:
-        """Where a row lies, or its step where that is not packed yet."""
         loose = self._loose.get(row) if self._chunk_of[row] == LOOSE else None
         if loose is not None:
-            return loose, 0
+            return loose
         chunk = self._chunks[self._chunk_of[row]]  # where it was packed in between, this is written
         if chunk is None:
             raise LookupError(f"row {row} was forgotten")
-        return chunk, self._place_of[row]
+        return chunk[self._place_of[row]]
 
     def forget(self, before: int) -> None:
         """Let go of the chunks that hold no row from this one on."""

@@ -145,11 +145,7 @@ class _Table:
 
     def __init__(self, count: int, lengths: Lengths, nameless: bool, where: str = "") -> None:
         self._count, self._lengths, self._nameless, self._where = count, lengths, nameless, where
-        self._numbers: dict[str, NDArray[Any]] = {}
-        self._words: dict[str, list[Any]] = {}
-        self._arrays: dict[str, NDArray[Any]] = {}
-        self._counts: dict[str, Longs] = {}
-        self._shapes: dict[str, Longs] = {}
+        self._columns = FieldColumns()
         self._gone: list[WireField] = []
 
     def leaves_out(self, field: WireField) -> bool:
@@ -162,21 +158,21 @@ class _Table:
     def add_plain(self, field: WireField, values: list[Any]) -> None:
         dtype = NUMBERS.get(field.base)
         if dtype is None:
-            self._words[field.name] = values
+            self._columns.words[field.name] = values
         else:
-            self._numbers[field.name] = np.fromiter(values, dtype, self._count)
+            self._columns.numbers[field.name] = np.fromiter(values, dtype, self._count)
 
     def add_array(self, field: WireField, flat: Sequence[Any], counts: Longs) -> None:
         """An array of each record, end to end; of two dimensions row after row."""
+        shapes = None
         if len(field.dimensions) > 1:
             rows = self._lengths.setdefault(field.dimensions[0], np.zeros(self._count, np.int64))
             if (wrong := (counts % np.maximum(rows, 1) != 0) | ((counts > 0) & (rows == 0))).any():
                 raise DamagedError(f"{self._called(field)} holds {counts[wrong][0]} values for {rows[wrong][0]} rows")
-            self._shapes[field.name] = np.stack([rows, counts // np.maximum(rows, 1)], axis=1)
+            shapes = np.stack([rows, counts // np.maximum(rows, 1)], axis=1)
         else:
             self._as_long(field, counts)
-        self._counts[field.name] = counts
-        self._arrays[field.name] = np.fromiter(flat, field.dtype, len(flat))
+        self._columns.add(field.name, np.fromiter(flat, field.dtype, len(flat)), counts, shapes)
 
     def add_rows(self, field: WireField, values: Sequence[Sequence[Sequence[Any]]]) -> None:
         """An array of two dimensions of each record, as lists of rows."""
@@ -187,10 +183,9 @@ class _Table:
         uneven = [any(len(row) != width for row in each) for each, width in zip(values, widths.tolist(), strict=True)]
         if (wrong := np.array(uneven, np.bool_) | ((rows > 0) & (widths != known))).any():
             raise DamagedError(f"{self._called(field)} has rows that do not hold {known[wrong][0]} values")
-        self._shapes[field.name] = np.stack([rows, widths], axis=1)
-        self._counts[field.name] = rows * widths
         flat = list(chain.from_iterable(chain.from_iterable(values)))
-        self._arrays[field.name] = np.fromiter(flat, field.dtype, len(flat))
+        shapes = np.stack([rows, widths], axis=1)
+        self._columns.add(field.name, np.fromiter(flat, field.dtype, len(flat)), rows * widths, shapes)
 
     def _as_long(self, field: WireField, counts: Longs) -> None:
         """Check that arrays over the same are of one length in each record."""
@@ -206,14 +201,12 @@ class _Table:
         nothing = np.zeros(self._count, np.int64)
         for field in self._gone:
             if field.dtype is None:
-                self._numbers[field.name] = np.full(self._count, NO_TOKEN)
+                self._columns.numbers[field.name] = np.full(self._count, NO_TOKEN)
                 continue
             shape = [self._lengths.get(letter, nothing) for letter in field.dimensions]
-            self._counts[field.name] = counts = np.prod(shape, axis=0)
-            self._arrays[field.name] = np.full(int(counts.sum()), NO_TOKEN, field.dtype)
-            if len(shape) > 1:
-                self._shapes[field.name] = np.stack(shape, axis=1)
-        return FieldColumns(self._numbers, self._words, self._arrays, self._counts, self._shapes)
+            counts, shapes = np.prod(shape, axis=0), np.stack(shape, axis=1) if len(shape) > 1 else None
+            self._columns.add(field.name, np.full(int(counts.sum()), NO_TOKEN, field.dtype), counts, shapes)
+        return self._columns
 
 
 def _counts(values: Sequence[Sequence[Any]]) -> Longs:

@@ -41,7 +41,7 @@ class ReadSpan:
     end_ns: int
     # Plain values and lists of them; None for a kind that no attribute of ours has. Of a decode step, arrays of numbers
     # as `Raw`, or as protobuf's LateArray: wire/decode_step.py reads those of many spans at once
-    attributes: dict[str, Any]
+    attributes: Mapping[str, Any]
 
 
 Spans = Sequence[ReadSpan | DamagedError]

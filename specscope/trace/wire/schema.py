@@ -257,9 +257,12 @@ KINDS: Mapping[str, type[AnySpan]] = {
 }
 
 
-def kind_of(name: str) -> type[AnySpan] | None:
-    """What a span of this name must look like; None where it is none that is read."""
-    return KINDS.get(name) or (Root if name.partition(" ")[0] in OPERATIONS else None)
+def kind_of(name: str, attributes: Mapping[str, Any]) -> type[AnySpan] | None:
+    """What a span must look like; None where it is none that is read, or another tells all of it."""
+    kind = KINDS.get(name) or (Root if name.partition(" ")[0] in OPERATIONS else None)
+    if kind is EngineStep and any(key.startswith(AGGREGATE) for key in attributes):
+        return AggregateStep
+    return None if kind is Prefill and attributes.get("specscope.prefill.reaches_root") is True else kind
 
 
 @checks(RunInfo)

@@ -202,19 +202,15 @@ class Encoder:
 
     def _engine_step(self, record: StepRecord) -> Span:
         trace, root = self._trace("step", record.step), self._span("step", record.step)
-        lists = {
-            "specscope.phase.names": [phase.name for phase in record.phases],
-            "specscope.phase.times": [t for phase in record.phases for t in (phase.start_ns, phase.end_ns)],
-            "specscope.pass.names": [timing.name for timing in record.passes],
-            "specscope.pass.times": [t for timing in record.passes for t in (timing.start_ns, timing.end_ns)],
-            "specscope.requests": [
-                *(part.request for part in record.requests),
-                *(() if record.absent is None else record.absent.names),
-            ],
-            "specscope.admitted": [info.id for info in record.admitted],
-            "specscope.preempted": list(record.preempted),
-            "specscope.finished": [end.info.id for end in record.finished],
-        }
+        lists: dict[str, Any] = {}
+        for kind, timings in (("phase", record.phases), ("pass", record.passes)):
+            lists[f"specscope.{kind}.names"] = [timing.name for timing in timings]
+            lists[f"specscope.{kind}.times"] = [t for timing in timings for t in (timing.start_ns, timing.end_ns)]
+        names = [part.request for part in record.requests]
+        lists["specscope.requests"] = names + list(() if record.absent is None else record.absent.names)
+        lists["specscope.admitted"] = [info.id for info in record.admitted]
+        lists["specscope.preempted"] = list(record.preempted)
+        lists["specscope.finished"] = [end.info.id for end in record.finished]
         flight = {} if record.flight is None else {"specscope.flight": list(dataclasses.astuple(record.flight))}
         attributes = self._of(record) | self._written(record, by_hand={"admitted": lists, "flight": flight})
         if record.left_out is not None:
@@ -224,8 +220,8 @@ class Encoder:
             of_names, of_values = (schema.AGGREGATE + name for name in ("averages", "average_values"))
             averages = {of_names: [*told], of_values: [*told.values()]} if told else {}
             attributes |= self._written(record.aggregate, by_hand={"averages": averages})
-        names = [(part.request, "prefill" if part.verdict is None else "decode") for part in record.requests]
-        links = tuple((self._request_trace(name), self._span(name, record.step, kind)) for name, kind in names)
+        kinds = [(part.request, "prefill" if part.verdict is None else "decode") for part in record.requests]
+        links = tuple((self._request_trace(name), self._span(name, record.step, kind)) for name, kind in kinds)
         return Span("engine_step", trace, root, 0, record.start_ns, record.end_ns, attributes, links, of_engine=True)
 
     def _root(self, end: RequestEnd, record: StepRecord) -> Span:

@@ -158,16 +158,8 @@ class _Pending:
         return None if absent == Absent() else absent
 
 
-@dataclass
-class _Opened:
-    """A span that was read as far as its kind alone says."""
-
-    name: str
-    start_ns: int
-    end_ns: int
-    attributes: Attributes
-    span: Any = None  # of schema.AnySpan, where nothing is wrong
-    part: Part | DamagedError | None = None  # the evidence of a decode step, or what is wrong
+def _has_evidence(given: ReadSpan, span: Any) -> bool:  # noqa: ANN401
+    return isinstance(span, schema.DecodeStep) and not schema.OF_EVIDENCE.isdisjoint(given.attributes)
 
 
 class Decoder:
@@ -234,75 +226,66 @@ class Decoder:
         lost = ", ".join(plural(count, *names) for count, *names in counts if count)
         return f"a part of its run, without {lost}" if self.in_part else ""
 
-    def _kind(self, name: str, attributes: Attributes) -> type[schema.AnySpan] | None:
-        """What a span is; None for what is not taken in: not ours, told by another span too, or too late."""
-        kind = schema.kind_of(name)
+    def _is_late(self, attributes: Attributes) -> bool:
+        """Whether the step of this span was given already."""
         step = attributes.get("specscope.step")
-        if kind is schema.EngineStep and any(key.startswith(schema.AGGREGATE) for key in attributes):
-            kind = schema.AggregateStep
-        elif kind is schema.Prefill and attributes.get("specscope.prefill.reaches_root") is True:
-            return None
-        if isinstance(step, int) and 0 <= step < self._next:
-            return None
-        return kind
+        return isinstance(step, int) and 0 <= step < self._next
 
     def feed(self, *spans: ReadSpan | DamagedError) -> list[StepRecord]:
         """Take these spans; gives the records that they complete."""
         records: list[StepRecord] = []
         opened = [each for each in map(self._opened, spans) if each is not None]
-        steps = [each for each in opened if isinstance(each.span, schema.DecodeStep)]
-        evidence = [each for each in steps if not schema.OF_EVIDENCE.isdisjoint(each.attributes)]
+        evidence = [(span, given.attributes) for given, span in opened if _has_evidence(given, span)]
         nameless = self.privacy >= Privacy.NO_TOKENS  # token ids were left out
-        parts = read_parts([(each.span, each.attributes) for each in evidence], nameless=nameless)
-        for each, part in zip(evidence, parts, strict=True):
-            each.part = part
-        for each in opened:
+        parts = iter(read_parts(evidence, nameless=nameless))
+        for given, span in opened:
+            part = next(parts) if _has_evidence(given, span) else span
             try:
-                if isinstance(each.part, DamagedError):
-                    raise each.part
-                if self._kind(each.name, each.attributes) is not None:
-                    self._take_in(each)
+                if isinstance(part, DamagedError):
+                    raise part
+                if not self._is_late(given.attributes):
+                    self._take_in(given, span, part)
             except DamagedError as error:
-                self.faults.add(each.name, str(error))
-            step = each.attributes.get("specscope.step")
+                self.faults.add(given.name, str(error))
+            step = given.attributes.get("specscope.step")
             records += self._ready(step) if isinstance(step, int) else []
         return records
 
-    def _opened(self, given: ReadSpan | DamagedError) -> _Opened | None:
-        """A span, checked but for the evidence of decode steps; None for one that is not taken in."""
+    def _opened(self, given: ReadSpan | DamagedError) -> tuple[ReadSpan, Any] | None:
+        """A span, and of schema.AnySpan or what is wrong, all but the evidence of decode steps; None: not taken in."""
         if isinstance(given, DamagedError):
             self.faults.add("a span", str(given))
             return None
         if isinstance(packed := given.attributes.get(DRAFT_TOKENS), str):
             self.draft_tokens = packed
-        kind = self._kind(given.name, given.attributes)
-        if kind is None:
+        kind = schema.kind_of(given.name, given.attributes)
+        if kind is None or self._is_late(given.attributes):
             return None
         name = schema.ROOT_NAME if issubclass(kind, schema.Root) else given.name
-        opened = _Opened(name, given.start_ns, given.end_ns, given.attributes)
         try:
             check_times(given.start_ns, given.end_ns)
-            opened.attributes, cut = schema.whole_objects(given.attributes)
+            attributes, cut = schema.whole_objects(given.attributes)
             for each in cut:
                 self.faults.add(name, f"`{each}` was cut short")
-            opened.span = checked_span(opened.attributes, kind)
+            given = ReadSpan(name, given.start_ns, given.end_ns, attributes)
+            return given, checked_span(attributes, kind)
         except DamagedError as error:
-            opened.part = error
-        return opened
+            return ReadSpan(name, given.start_ns, given.end_ns, given.attributes), error
 
-    def _take_in(self, given: _Opened) -> None:
-        span, start_ns, end_ns, pending = given.span, given.start_ns, given.end_ns, self._waiting(given.span.step)
+    def _take_in(self, given: ReadSpan, span: Any, evidence: Part | Any) -> None:  # noqa: ANN401
+        """Take a span in. `evidence`: of a decode step; else the span."""
+        start_ns, end_ns, pending = given.start_ns, given.end_ns, self._waiting(span.step)
         # bytes in memory, roughly; `length`: of ids that were left out
         sizes = (len(value) for value in given.attributes.values() if isinstance(value, str | list))
         weight = 2000 + 12 * sum(sizes) + 4 * getattr(span, "length", 0)
         self.has_steps |= not isinstance(span, schema.Root)
-        if isinstance(span, schema.DecodeStep) and not isinstance(given.part, tuple):
+        if isinstance(span, schema.DecodeStep) and not isinstance(evidence, tuple):
             self.summaries += 1
             pending.bare.add(span.request_id)
             return
         if isinstance(span, schema.Prefill | schema.DecodeStep):
-            if isinstance(span, schema.DecodeStep) and isinstance(given.part, tuple):
-                part, likeliest = given.part
+            if isinstance(span, schema.DecodeStep):
+                part, likeliest = evidence
                 self._learn(span, part, likeliest)
                 self.judged += 1
                 columns = part.__dict__["packed"][0]
