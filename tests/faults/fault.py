@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from operator import attrgetter
+from types import SimpleNamespace
 
 import pytest
 
@@ -87,52 +89,38 @@ def taken(change: Callable) -> Install:
     return replaced(StaticTreeBuilder, "take")(lambda take, self, q, drawn: take(self, *change(q, drawn)))
 
 
-class Switched:
-    """A fault that comes and goes: what it replaces is put in place for some engine steps, and taken out again.
+def now_and_then(install: Install, active: Callable[[int], bool]) -> Install:
+    """A fault that comes and goes: what it replaces is in place in the engine's steps of which `active` says so."""
 
-    It stands in for pytest's monkeypatch while the fault is installed, and notes what it would replace.
-    """
+    def planted(patch, engine):
+        step, numbers, noted = engine.step, count(1), []
+        install(SimpleNamespace(setattr=lambda *given: noted.append(given)), engine)
 
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.patch = patch
-        self.replaced: list[tuple[object, str, object, object]] = []  # (where, name, the fault's, the right one)
-
-    def setattr(self, target: object, name: str, value: object) -> None:
-        """Note it."""
-        right = vars(target)[name] if name in vars(target) else getattr(target, name)
-        self.replaced.append((target, name, value, right))
-
-    def drive(self, engine: Engine, active: Callable[[int], bool]) -> None:
-        """Let the engine's steps of which `active` says so run with the fault."""
-        step, count = engine.step, [0]
-
-        def switched() -> object:
-            count[0] += 1
+        def switched():
             with pytest.MonkeyPatch.context() as here:
-                if active(count[0]):
-                    for target, name, value, _ in self.replaced:
-                        here.setattr(target, name, value)
+                for given in noted if active(next(numbers)) else ():
+                    here.setattr(*given)
                 return step()
 
-        self.patch.setattr(engine, "step", switched)
+        patch.setattr(engine, "step", switched)
+
+    return planted
 
 
 @contextmanager
 def in_every_engine(install: Install) -> Iterator[None]:
     """Every engine that is built meanwhile has the fault, from when it is built until it is closed."""
-    build, close = Engine.__init__, Engine.close
-
     with pytest.MonkeyPatch.context() as outer, pytest.MonkeyPatch.context() as patch:
 
-        def faulty(self: Engine, *given: object, **named: object) -> None:
+        def faulty(build, self, *given, **named):
             patch.undo()
-            build(self, *given, **named)  # type: ignore[arg-type]
+            build(self, *given, **named)
             install(patch, self)
 
-        def closed(self: Engine) -> None:
+        def closed(close, self):
             close(self)
             patch.undo()
 
-        outer.setattr(Engine, "__init__", faulty)
-        outer.setattr(Engine, "close", closed)
+        for name, other in (("__init__", faulty), ("close", closed)):
+            replaced(Engine, name)(other)(outer, None)
         yield

@@ -13,7 +13,7 @@ from specscope import Engine, SamplingParams
 from specscope.trace.history.history import History
 from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.reading import read_capture
-from tests.faults.fault import Fault, Switched
+from tests.faults.fault import Fault, now_and_then
 from tests.faults.models import DRAFT, HEAD, TARGET, story, tokens_of
 
 TREE = "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]"
@@ -70,7 +70,6 @@ class Setting:
 
 SETTINGS = {
     "ngram": Setting("ngram"),
-    "ngram tree": Setting("ngram tree"),
     "ngram tree warm": Setting("ngram tree", WARM),
     "model chain": Setting("model chain"),
     "model chain warm": Setting("model chain", WARM),
@@ -85,7 +84,6 @@ SETTINGS = {
     "model tree warm": Setting("model tree", WARM, requests=24),
     "model tree rules": Setting("model tree", RULES),
     "model tree top-p": Setting("model tree", {"temperature": 1.2, "top_p": 0.8}),
-    "model tree crowded": Setting("model tree", WARM, blocks=20),
     "eagle chain": Setting("eagle chain"),
     "eagle chain warm": Setting("eagle chain", WARM),
     "eagle chain long": Setting("eagle chain", tokens=200, requests=9),
@@ -107,13 +105,10 @@ def prompts(setting: Setting, seed: int = 0) -> list[str]:
 
 def plant(patch: pytest.MonkeyPatch, engine: Engine, fault: Fault, *, rarely: bool = False) -> None:
     """Put a fault into an engine. `rarely`: into some of its steps alone, where it can be."""
-    if not rarely or not fault.rare:
-        fault.install(patch, engine)
-        return
-    switched = Switched(patch)
-    fault.install(switched, engine)  # type: ignore[arg-type]
-    every = EVERY if fault.rare <= FEW else 2
-    switched.drive(engine, lambda step: step % every == 0 and every <= step <= every * fault.rare)
+    every, install = EVERY if fault.rare <= FEW else 2, fault.install
+    if rarely and fault.rare:
+        install = now_and_then(install, lambda step: step % every == 0 and every <= step <= every * fault.rare)
+    install(patch, engine)
 
 
 def record(setting: Setting, path: Path, fault: Fault | None = None, seed: int = 0, *, rarely: bool = False) -> Path:

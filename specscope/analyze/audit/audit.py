@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -125,8 +125,7 @@ def audit(history: History, source: str, options: Options, progress: Progress = 
     run = history.run
     if run is None:
         raise UserError(f"{source} does not say what ran (its header is missing): it cannot be audited")
-    places, total = chosen_places(history, options.sample)
-    plans, left = _plans(history, places)
+    plans, left, total = _plans(history, options.sample)
     if not any(contexts.steps or contexts.unknown for contexts in plans):
         raise UserError(f"{source} holds no decode step whose whole context is known: there is nothing to audit")
     plan = None
@@ -186,24 +185,18 @@ def _text(history: History, run: RunInfo, plan: TreePlan | None, passes: Passes,
     return [skipped("draft p", DRAFTER["draft p"][0], why)] if why else []
 
 
-def chosen_places(history: History, sample: int | None) -> tuple[dict[str, list[int]], int]:
-    """The places of the steps to judge, by request: all decode steps, or `sample` of them; and how many there are."""
+def _plans(history: History, sample: int | None) -> tuple[list[Contexts], list[str], int]:
+    """What is judged, request by request, a sentence for each kind of request left out, and how many steps there are.
+
+    Of the decode steps, all, or `sample` of them, spread evenly.
+    """
+    requests, places = history.requests, dict[str, list[int]]()
     every = [
-        (request.id, place)
-        for request in history.requests.values()
-        for place, part in enumerate(request.steps)
-        if part.verdict is not None
+        (name, i) for name, one in requests.items() for i, part in enumerate(one.steps) if part.verdict is not None
     ]
     count = len(every) if sample is None else min(sample, len(every))
-    places: dict[str, list[int]] = {}
-    for index in range(count):
-        name, place = every[index * len(every) // count]
+    for name, place in (every[index * len(every) // count] for index in range(count)):
         places.setdefault(name, []).append(place)
-    return places, len(every)
-
-
-def _plans(history: History, places: Mapping[str, Sequence[int]]) -> tuple[list[Contexts], list[str]]:
-    """What is judged, request by request, and a sentence for each kind of request left out."""
     plans = [contexts_of(history, name, some) for name, some in places.items()]
     known = [contexts for contexts in plans if contexts is not None]
     judged = [contexts for contexts in known if contexts.params.structured_outputs is None or _HAS_GRAMMARS]
@@ -213,7 +206,7 @@ def _plans(history: History, places: Mapping[str, Sequence[int]]) -> tuple[list[
         left.append(f"{requests_left} left out: the prompt, or the first steps, are not in the capture.")
     if formed := len(known) - len(judged):
         left.append(f"{plural(formed, 'request')} with structured output left out: pip install 'specscope[serve]'.")
-    return judged, left
+    return judged, left, len(every)
 
 
 def _limited(plans: Sequence[Contexts]) -> list[str]:

@@ -15,9 +15,9 @@ import numpy as np
 
 from specscope.analyze.audit.contexts import AuditedStep, Contexts
 from specscope.analyze.audit.tally import Tally
-from specscope.plans.plan import DynamicPlan, StaticPlan, TreePlan
+from specscope.plans.plan import StaticPlan, TreePlan
 from specscope.trace.record.notes import TEXT, text_part
-from specscope.trace.record.records import RunInfo
+from specscope.trace.record.records import RequestStep, RunInfo
 from specscope.trace.record.tree import ROOT, DraftTree
 
 # Longest and shortest suffix, where a capture does not tell them
@@ -126,16 +126,16 @@ SHARES = 1e-6  # shares closer than this are the same: they are stored as float3
 
 
 @dataclass(frozen=True)
-class SuffixDraft:
-    """What suffix decoding drafts for a text."""
+class TextDraft:
+    """What is drafted for a text."""
 
     paths: tuple[Path, ...] = ()  # in draw order
-    share: tuple[float, ...] = ()  # of the occurrences that continue along each path
+    share: tuple[float, ...] = ()  # in suffix decoding, of the occurrences that continue along each path
     match: int = 0  # tokens that matched
     count: int = 0  # occurrences
 
 
-def redraw(tokens: Sequence[int], nodes: int, depth: int) -> SuffixDraft:
+def redraw(tokens: Sequence[int], nodes: int, depth: int) -> TextDraft:
     """The tree that follows `tokens`.
 
     Each length of suffix gives a tree of at most twice as many nodes, the likeliest path first. Of these trees the one
@@ -143,7 +143,7 @@ def redraw(tokens: Sequence[int], nodes: int, depth: int) -> SuffixDraft:
     """
     tokens = list(tokens)
     ends = list(_ends(tokens, 2))[:OCCURRENCES]
-    best, best_sum, before = SuffixDraft(), 0.0, 0
+    best, best_sum, before = TextDraft(), 0.0, 0
     for size in range(min(LONGEST, len(tokens)), 1, -1):
         suffix = tokens[-size:]
         follows = [tokens[end : end + depth] for end in ends if end >= size and tokens[end - size : end] == suffix]
@@ -153,7 +153,7 @@ def redraw(tokens: Sequence[int], nodes: int, depth: int) -> SuffixDraft:
         paths, counts = _likeliest(follows, min(nodes, 2 * size))
         if sum(counts) / len(follows) > best_sum:  # divided once, so that equals are equal
             shares = tuple(count / len(follows) for count in counts)
-            best, best_sum = SuffixDraft(tuple(paths), shares, size, len(follows)), sum(counts) / len(follows)
+            best, best_sum = TextDraft(tuple(paths), shares, size, len(follows)), sum(counts) / len(follows)
     return best
 
 
@@ -170,81 +170,68 @@ def _likeliest(follows: Sequence[Sequence[int]], nodes: int) -> tuple[list[Path]
 
 
 def judge_lookups(steps: Sequence[tuple[Contexts, AuditedStep]], run: RunInfo, plan: TreePlan, tally: Tally) -> str:
-    """Compare the tree of each of these steps with what the text gives; returns a remark on how that is looked up."""
-    if isinstance(plan, DynamicPlan):
-        drawn = [(step, _drawn(contexts, step, run, plan)) for contexts, step in steps]
-        faults = [(step, len(d.paths), _differs(step, d, tally.show)) for step, d in drawn if d is not None]
-        remark = "own text"
-    else:
-        assert isinstance(plan, StaticPlan)
-        rule, trees = _by_rule(steps, run, plan)
-        faults, remark = [], rule.words
-        for step, wanted in trees:
-            recorded = recorded_paths(step.part.tree)
-            fault = f"it drafts {_first(recorded, tally.show)}; the text gives {_first(wanted, tally.show)}"
-            faults.append((step, len(wanted), "" if rule.agrees(recorded, wanted) else fault))
-    for step, size, fault in faults:
-        tally.add(step.at(None), differs=bool(fault), recorded=len(step.part.tree), judged=size, text=fault)
-    return remark
+    """Compare the tree of each of these steps with what the text gives; returns a remark on how that is looked up.
 
-
-def _by_rule(
-    steps: Sequence[tuple[Contexts, AuditedStep]], run: RunInfo, plan: StaticPlan
-) -> tuple[Rule, list[tuple[AuditedStep, dict[Path, int]]]]:
-    """How prompts are looked up, and of each step with room for a draft what the text gives.
-
-    Our captures do not record how long the suffixes were: the lengths under which most sampled steps agree are taken.
-    Another engine's configuration has them.
+    Our captures do not record how long the suffixes of prompt lookup were: the lengths under which most sampled steps
+    agree are taken. Another engine's configuration has them.
     """
-    depth, width = plan.max_depth, len(plan.shape.children(ROOT))
     rules = told_rules(run.speculation) or tuple(Rule(*sizes) for sizes in SIZES)
-    judged = []
+    steps = [(contexts, step) for contexts, step in steps if _may_draft(step.part, run, plan, rules[0])]
+    rule: Rule | None = None
+    if isinstance(plan, StaticPlan):
+        some = steps[:: max(1, len(steps) // 100)]
+        off = [sum(bool(_differs(s, _drawn(c, s, run, plan, each), str, each)) for c, s in some) for each in rules]
+        rule = rules[off.index(min(off))]
     for contexts, step in steps:
-        part = step.part
+        drawn = _drawn(contexts, step, run, plan, rule)
+        fault, size = _differs(step, drawn, tally.show, rule), len(step.part.tree)
+        tally.add(step.at(None), differs=bool(fault), recorded=size, judged=len(drawn.paths), text=fault)
+    return "own text" if rule is None else rule.words
+
+
+def _may_draft(part: RequestStep, run: RunInfo, plan: TreePlan, rule: Rule) -> bool:
+    """Whether there is room for a draft, and whether the text alone decides on it."""
+    reach = plan.max_depth
+    if isinstance(plan, StaticPlan):
         # All of a draft may be left out by transformers; vLLM drafts behind a step, so that the first one has none
-        is_there = len(part.tree) > 0 if rules[0].cut else not (run.speculation and part.prefill_tokens)
-        if is_there and part.position + 1 + depth < run.max_context:
-            judged.append((contexts, step))
-
-    def given(contexts: Contexts, step: AuditedStep, rule: Rule) -> dict[Path, int]:
-        return lookup(contexts.text[: step.part.position + 1], depth, width, rule)
-
-    some = judged[:: max(1, len(judged) // 100)]
-    rule = max(
-        rules, key=lambda rule: sum(rule.agrees(recorded_paths(s.part.tree), given(c, s, rule)) for c, s in some)
-    )
-    return rule, [(step, given(contexts, step, rule)) for contexts, step in judged]
+        is_there = len(part.tree) > 0 if rule.cut else not (run.speculation and part.prefill_tokens)
+    else:
+        is_there = not part.tree.is_sampled  # the model's draws alone: no nodes of the text are beside them
+        if run.drafter != "suffix":
+            reach = max(reach, plan.max_nodes if text_part(run.drafter) == "suffix" else min(BESIDE[0], plan.max_nodes))
+    return is_there and part.position + 1 + reach < run.max_context
 
 
-def _drawn(contexts: Contexts, step: AuditedStep, run: RunInfo, plan: DynamicPlan) -> SuffixDraft | None:
-    """What the text gives; None where there is no room for a draft, or the model drew alone.
-
-    Beside a model the tree is a choice from both: the nodes recorded as the text's must be exactly those of the text's
-    tree, and all of that tree must be among the recorded candidates.
-    """
-    nodes, part, is_suffix = plan.max_nodes, step.part, text_part(run.drafter) == "suffix"
-    depth = min(plan.max_depth, nodes) if run.drafter == "suffix" else nodes
-    reach = max(plan.max_depth, depth if is_suffix else min(BESIDE[0], nodes))
-    if part.position + 1 + reach >= run.max_context or part.tree.is_sampled:
-        return None
+def _drawn(contexts: Contexts, step: AuditedStep, run: RunInfo, plan: TreePlan, rule: Rule | None) -> TextDraft:
+    """What the text gives. Beside a model the tree is a choice from both."""
+    part, text = step.part, contexts.text[: step.part.position + 1]
+    if rule is not None:
+        assert isinstance(plan, StaticPlan)
+        return TextDraft(tuple(lookup(text, plan.max_depth, len(plan.shape.children(ROOT)), rule)))
+    nodes = plan.max_nodes
     if "+" in run.drafter and not len(part.tree):
-        return SuffixDraft()  # no node was worth a row, and then nothing is recorded
-    text = contexts.text[: part.position + 1]
-    if is_suffix:
-        return redraw(text, nodes, depth)
+        return TextDraft()  # no node was worth a row, and then nothing is recorded
+    if text_part(run.drafter) == "suffix":
+        return redraw(text, nodes, min(plan.max_depth, nodes) if run.drafter == "suffix" else nodes)
     if part.method is None or not (size := part.method.match_length):  # what was not found is not drafted
-        return SuffixDraft()
-    return SuffixDraft(tuple(lookup(text, min(BESIDE[0], nodes), BESIDE[1], Rule(size, size))), match=size)
+        return TextDraft()
+    return TextDraft(tuple(lookup(text, min(BESIDE[0], nodes), BESIDE[1], Rule(size, size))), match=size)
 
 
-def _differs(step: AuditedStep, drawn: SuffixDraft, show: Callable[[int], str]) -> str:
-    """How the tree differs from what the text gives; "" where it does not."""
+def _differs(step: AuditedStep, drawn: TextDraft, show: Callable[[int], str], rule: Rule | None) -> str:
+    """How the tree differs from what the text gives; "" where it does not.
+
+    Beside a model the nodes recorded as the text's must be exactly those of the text's tree, and all of that tree must
+    be among the recorded candidates.
+    """
     tree, method, notes = step.part.tree, step.part.method, step.part.notes
     recorded = recorded_paths(tree)
-    if method is None or not len(method.source):
-        shares = () if method is None else tuple(method.confidence.tolist())
-        if tuple(recorded) != drawn.paths:
+    if rule is not None or method is None or not len(method.source):
+        if not (tuple(recorded) == drawn.paths if rule is None else rule.agrees(recorded, drawn.paths)):
             return f"it drafts {_first(recorded, show)}; the text gives {_first(drawn.paths, show)}"
+        if rule is not None:
+            return ""
+        shares = () if method is None else tuple(method.confidence.tolist())
         if len(shares) != len(drawn.share) or not np.allclose(shares, drawn.share, atol=SHARES):
             return "the shares of the occurrences are not those of the text"
     else:

@@ -2,10 +2,13 @@
 
 import pytest
 
+from specscope import Engine, SamplingParams
 from specscope.analyze.audit.audit import audit
 from specscope.analyze.audit.options import ModelSource, Options
 from specscope.analyze.findings import CheckResult, Exit
 from specscope.errors import UserError
+from specscope.measure.judges import audit_options
+from specscope.measure.prompts import PLAIN
 from specscope.trace.history.history import History
 from specscope.trace.record.notes import TEXTS
 from specscope.trace.wire.reading import read_capture
@@ -159,3 +162,20 @@ def test_without_xgrammar_requests_with_a_form_are_left_out_and_named(bench, mon
     assert failed(found) == set()
     assert found.exit is Exit.NOT_JUDGED
     assert any("2 requests with structured output left out: pip install" in sentence for sentence in found.unjudged)
+
+
+OF_DEFAULT = [{}, {"temperature": 0.8, "top_p": 0.95}, {"temperature": 1.0, "top_k": 40, "repetition_penalty": 1.2}]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_thousands_of_nodes_of_the_default_model_have_no_false_difference(dtype):
+    engine = Engine(dtype=dtype, tree="dynamic:10,depth=4,top=4", threads=1)
+    history = History(engine.run_info, engine.vocabulary)
+    for at, prompt in enumerate(PLAIN * 3):
+        engine.add(engine.turn(prompt), SamplingParams(max_tokens=32, seed=at, **OF_DEFAULT[at % len(OF_DEFAULT)]))
+    while engine.busy:
+        history.append(engine.step())
+    found = audit(history, "run.jsonl", audit_options(history, None, None, None))
+    assert found.nodes > 2000
+    assert failed(found) == set(), [(one.sentence, one.examples) for one in found.findings if one.failed]

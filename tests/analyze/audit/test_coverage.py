@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from specscope.analyze.audit.audit import audit, verdict
+from specscope.analyze.audit.audit import TREE, audit, verdict
 from specscope.analyze.audit.contexts import contexts_of
 from specscope.analyze.audit.options import ModelSource, Options
-from specscope.analyze.audit.tally import FED
-from specscope.analyze.findings import CheckResult, Exit
+from specscope.analyze.audit.tally import DRAFTER, EMBEDDING, FED, TARGET
+from specscope.analyze.findings import CheckResult, Exit, Finding
 from specscope.trace.wire.reading import read_capture
 from tests.analyze.audit.runs import RULES, changed, failed, run
 from tests.engines import PROMPTS
-from tests.faults.models import TARGET
+from tests.faults import models
 from tests.heads import head_tensors, write_head
 
 
@@ -140,7 +140,7 @@ def test_a_check_that_does_not_apply_is_exit_0(bench):
 
 def test_the_model_beside_a_text_is_named_in_older_captures():
     history = read_capture(Path(__file__).parents[2] / "data" / "before_deletion" / "combined.jsonl.gz").history
-    options = Options(target=ModelSource(str(TARGET), "target"), why_no_draft="it is not at hand")
+    options = Options(target=ModelSource(str(models.TARGET), "target"), why_no_draft="it is not at hand")
     found = audit(history, "run.jsonl", options)
     assert found.exit is Exit.NOT_JUDGED
     assert "The drafter agrees at" in found.to_dict()["verdict"]  # its text was judged
@@ -239,3 +239,14 @@ def test_a_bias_that_was_left_out_is_held_against_nobody(bench, name):
     assert found.finding("target raw p").tested
     said = "2 requests: the target's p and the drafter's were not compared, as logit_bias limit the tokens"
     assert any(note.startswith(said) for note in found.notes)
+
+
+@pytest.mark.parametrize("name", [*TARGET, *DRAFTER, TREE[0], EMBEDDING[0]])
+def test_a_check_accuses_its_own_model(name):
+    every = (*TARGET, *DRAFTER)
+    findings = [Finding(other, CheckResult.PASSED, "", tested=9, unit="node") for other in every if other != name]
+    findings.append(Finding(name, CheckResult.FAILED, "", tested=9, failed=2, unit="node"))
+    accused, other = ("target", "drafter") if name in TARGET else ("drafter", "target")
+    sentence = verdict(findings, 3, ())
+    assert f"The {accused} does not agree: {name} differs at 2 of 9 nodes." in sentence
+    assert f"The {other} agrees at 9 nodes of 3 steps." in sentence

@@ -69,17 +69,13 @@ def noise_again(patch, engine):
         return step_batch(parts, *rest)
 
     def draft(grow, level, growing):
-        q = all_probabilities([tree.rows(level, rows) for tree, rows in growing])
-        start = 0
         for tree, rows in growing:
-            end = start + rows.stop - rows.start
-            drawn = []
-            for node, row in zip(tree.frontier, q[start:end], strict=True):
+            q, drawn = all_probabilities([tree.rows(level, rows)]), []
+            for node, row in zip(tree.frontier, q, strict=True):
                 own = noise(tree.context.params.seed, tree.context.position, node, len(row))
                 token = int(np.argmax(row.numpy() / own))
                 drawn.append([Draw(token, float(row[token]), 1.0, 0.0, 0.0)])
-            tree.take(q[start:end].unbind(), drawn)
-            start = end
+            tree.take(q.unbind(), drawn)
 
     def verify(right, batch):
         trees, found = batch.trees, BatchEvidence.empty(batch)

@@ -8,7 +8,6 @@ parent. Dense attention over the whole text; no paging, no fused parts.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -25,15 +24,8 @@ from specscope.trace.record.tree import ROOT
 from specscope.whole_file import read_object
 
 STEPS = 64  # steps whose trees are run together
+PARTIAL = "partial_rotary_factor"
 CHUNK = 512  # rows of the text that are run together
-ACTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": functional.silu,
-    "swish": functional.silu,
-    "relu": functional.relu,
-    "gelu": functional.gelu,
-    "gelu_new": partial(functional.gelu, approximate="tanh"),
-    "gelu_pytorch_tanh": partial(functional.gelu, approximate="tanh"),
-}
 KV = tuple[Tensor, Tensor, Tensor]  # keys, rotated, and values of one layer, [rows, KV heads, size] each; positions
 # What an operation gave, by its name: [rows, ...], or [rows, heads, keys] for the logarithms of attention's weights
 Tap = Callable[[str, Tensor], None]
@@ -68,6 +60,7 @@ class Head:
 
     def _set_up(self, target: Any) -> None:  # noqa: ANN401
         from transformers import LlamaConfig
+        from transformers.activations import ACT2FN
         from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
         token = (self.config.get(name) for name in ("mask_token_id", "pard_token", "ptd_token_id"))
@@ -87,11 +80,13 @@ class Head:
         drafted = torch.arange(len(self.output))
         self.tokens = drafted + self.weights["d2t"].long() if "d2t" in self.weights else drafted
         self.heads = int(self.config["num_attention_heads"])
-        self.turned = int(self.size * _partial(self.config))  # how many of a head's channels are rotated, the first
+        inside = (self.config.get("rope_parameters") or self.config.get("rope_scaling") or {}).get(PARTIAL)
+        share = float(inside or self.config.get(PARTIAL) or 1)
+        self.turned = int(self.size * share)  # how many of a head's channels are rotated by position, the first
         config = LlamaConfig.from_dict(_llama(self.config, self.turned))
         self.eps = float(config.rms_norm_eps)
         self.rotary = LlamaRotaryEmbedding(config)
-        self.act = ACTS[config.hidden_act]
+        self.act = ACT2FN[config.hidden_act]
         kinds = self.config.get("layer_types") or []
         window = int(self.config.get("sliding_window") or 0)
         self.windows = [window if SLIDING in kinds[i : i + 1] else 0 for i in range(len(self.names))]  # 0: all
@@ -336,15 +331,9 @@ def _read(folder: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _partial(config: dict[str, Any]) -> float:
-    """The share of a head's channels that is rotated by position."""
-    inside = (config.get("rope_parameters") or config.get("rope_scaling") or {}).get("partial_rotary_factor")
-    return float(inside or config.get("partial_rotary_factor") or 1)
-
-
 def _llama(config: dict[str, Any], turned: int) -> dict[str, Any]:
     """A config for a layer whose heads are only the rotated channels."""
-    left_out = ("architectures", "torch_dtype", "dtype", "layer_types", "partial_rotary_factor")
+    left_out = ("architectures", "torch_dtype", "dtype", "layer_types", PARTIAL)
     layer = {
         name: {key: x for key, x in value.items() if key not in left_out} if isinstance(value, dict) else value
         for name, value in config.items()
