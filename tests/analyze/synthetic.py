@@ -28,6 +28,7 @@ from specscope.trace.record.records import (
 from specscope.trace.record.tree import DraftTree, Drawn
 from specscope.tree_shape import parse_tree
 from tests.analyze.histories import RUN, record
+from tests.support.records import parents
 
 PROMPT = np.array([1, 2, 3], np.int32)
 FAULTS = {
@@ -210,8 +211,8 @@ class Synthetic:
             float(final[final_token]),
             float(draft_coin[row + 1] if self.fault == "coin twice" else coin[0]),
         )
-        parents = self._parents(tree, p, q, tried, final, p[row + 1], final_token) if self.notes else None
-        return RequestStep("", 0, 0, 0, "synthetic", tree, verdict, 0, parents=parents)
+        noted = self._parents(tree, p, q, tried, final, p[row + 1], final_token) if self.notes else None
+        return RequestStep("", 0, 0, 0, "synthetic", tree, verdict, 0, parents=noted)
 
     def _residual(self, left: np.ndarray, q: np.ndarray, token: int) -> tuple[np.ndarray, float]:
         rest = left.copy()
@@ -243,22 +244,17 @@ class Synthetic:
                 raw[node] = p[row + 1][tree.token[node]]
                 rank[node] = 1 + (p[row + 1] > p[row + 1][tree.token[node]]).sum()
                 q_rank[node] = 1 + (q[row + 1] > q[row + 1][tree.token[node]]).sum() if sampled else 0
-        single = np.float32
-        return ParentNotes(
-            node=np.array(tried, np.int32),
+        return parents(
+            tried,
+            n,
             top=top,
-            top_p=np.array([one[t] for one, t in zip(of_p, top, strict=True)], single).reshape(k, -1),
-            choice=top[:, 0] if k else np.zeros(0, np.int32),
-            choice_p=np.array([one.max() for one in of_p], single),
-            entropy=entropy[:, 0].astype(single),
-            varentropy=entropy[:, 1].astype(single),
-            q_entropy=q_entropy[:, 0].astype(single),
-            q_varentropy=q_entropy[:, 1].astype(single),
-            draft_top=np.zeros((k, 0), np.int32),
-            draft_top_p=np.zeros((k, 0), single),
-            choice_rank=np.zeros(k, np.int32),
-            choice_q=np.zeros(k, single),
-            outside=np.zeros(k, single),
+            top_p=np.array([one[t] for one, t in zip(of_p, top, strict=True)]).reshape(k, -1),
+            choice=top[:, 0] if k else (),
+            choice_p=[one.max() for one in of_p],
+            entropy=entropy[:, 0],
+            varentropy=entropy[:, 1],
+            q_entropy=q_entropy[:, 0],
+            q_varentropy=q_entropy[:, 1],
             raw_p=raw,
             rank=rank,
             q_rank=q_rank,

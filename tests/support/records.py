@@ -12,6 +12,7 @@ from specscope.trace.record.records import (
     FinalKind,
     FinishReason,
     Outcome,
+    ParentNotes,
     Phase,
     RequestEnd,
     RequestInfo,
@@ -91,6 +92,24 @@ def verdict(
         final_p=final_p,
         final_coin=final_coin,
         **more,
+    )
+
+
+def parents(node: Sequence[int], nodes: int, **given: ArrayLike) -> ParentNotes:
+    """What was noted at some parents of a tree of so many nodes: nothing but what is given."""
+    k = len(node)
+    whole = dict.fromkeys(("top", "draft_top"), np.zeros((k, 0))) | dict.fromkeys(
+        ("choice", "choice_rank"), np.zeros(k)
+    )
+    whole |= {"node": node} | dict.fromkeys(("rank", "q_rank"), np.zeros(nodes))
+    names = ("choice_p", "entropy", "varentropy", "q_entropy", "q_varentropy", "choice_q", "outside")
+    real = dict.fromkeys(names, np.zeros(k)) | dict.fromkeys(("top_p", "draft_top_p"), np.zeros((k, 0)))
+    real["raw_p"] = np.zeros(nodes)
+    final = {"final_entropy": 0.0, "final_varentropy": 0.0, "final_target_p": 0.5}
+    return ParentNotes(
+        **{name: ints(given.pop(name, value)) for name, value in whole.items()},
+        **{name: floats(given.pop(name, value)) for name, value in real.items()},
+        **(final | given),
     )
 
 

@@ -77,38 +77,11 @@ def noted(
     top: Sequence[Sequence[int]],
     top_p: Sequence[Sequence[float]],
     raw_p: Sequence[float],
-    *,
-    rank: Sequence[int] | None = None,
-    entropy: Sequence[float] | None = None,
-    draft_top: Sequence[Sequence[int]] | None = None,
-    draft_top_p: Sequence[Sequence[float]] | None = None,
-    choice_rank: Sequence[int] | None = None,
+    **more: Sequence,
 ) -> ParentNotes:
     """What the target (and a drafter that is a model) gave at these parents."""
-    k = len(nodes)
-    zeros, none = np.zeros(k, np.float32), np.zeros((k, 0))
-    return ParentNotes(
-        node=ints(nodes),
-        top=ints(top),
-        top_p=floats(top_p),
-        choice=ints([row[0] for row in top]),
-        choice_p=zeros,
-        entropy=zeros if entropy is None else floats(entropy),
-        varentropy=zeros,
-        q_entropy=zeros,
-        q_varentropy=zeros,
-        draft_top=ints(none if draft_top is None else draft_top),
-        draft_top_p=floats(none if draft_top_p is None else draft_top_p),
-        choice_rank=ints(np.zeros(k) if choice_rank is None else choice_rank),
-        choice_q=zeros,
-        outside=zeros,
-        raw_p=floats(raw_p),
-        rank=ints(np.zeros(tree_size) if rank is None else rank),
-        q_rank=ints(np.zeros(tree_size)),
-        final_entropy=0.0,
-        final_varentropy=0.0,
-        final_target_p=0.5,
-    )
+    choice = [row[0] for row in top]
+    return build.parents(nodes, tree_size, top=top, top_p=top_p, raw_p=raw_p, choice=choice, **more)
 
 
 def run_of(parts: Sequence[RequestStep], kinds: dict[str, str] | None = None, **change: object) -> History:
