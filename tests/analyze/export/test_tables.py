@@ -15,9 +15,10 @@ from specscope.analyze.export.exporting import export
 from specscope.analyze.export.schema import SCHEMAS
 from specscope.trace.history.history import History
 from specscope.trace.record.declared import same
-from specscope.trace.record.records import ParentNotes, Phase
+from specscope.trace.record.records import Phase
 from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.reading import read_capture
+from tests.support.records import parents
 from tests.trace import samples
 from tests.trace.strategies import RUN, runs, vocabularies
 
@@ -183,26 +184,10 @@ def test_p_is_known_where_the_final_token_was_forced(tmp_path):
 
 def test_zeros_that_stand_for_nothing_are_null(tmp_path):
     """The rank of a token that has no p, and q of deterministic nodes; without a model's drafter what it would give."""
-    one, none = np.array([0.5], np.float32), np.zeros((1, 0), np.int32)
-    parents = ParentNotes(
-        node=np.array([-1], np.int32),
-        top=np.array([[20]], np.int32),
-        top_p=one[None],
-        choice=np.array([20], np.int32),
-        choice_p=one,
-        **dict.fromkeys(("entropy", "varentropy", "choice_q", "outside"), one),
-        **dict.fromkeys(("q_entropy", "q_varentropy"), one * 0),
-        draft_top=none,
-        draft_top_p=none.astype(np.float32),
-        choice_rank=np.array([0], np.int32),
-        raw_p=np.array([0.25, 0], np.float32),
-        rank=np.zeros(2, np.int32),
-        q_rank=np.zeros(2, np.int32),
-        final_entropy=0.5,
-        final_varentropy=0.25,
-        final_target_p=0.125,
-    )
-    (first, second), final = of_third(tmp_path, parents=parents)
+    half = {name: [0.5] for name in ("choice_p", "entropy", "varentropy", "choice_q", "outside")}
+    final = {"final_entropy": 0.5, "final_varentropy": 0.25, "final_target_p": 0.125}
+    noted = parents([-1], 2, top=[[20]], top_p=[[0.5]], choice=[20], raw_p=[0.25, 0], **half, **final)
+    (first, second), final = of_third(tmp_path, parents=noted)
     assert (first["raw_p"], first["parent_choice"], first["parent_entropy"]) == (0.25, 20, 0.5)
     unknown = ["rank", "q_rank", "parent_q_entropy", "parent_q_varentropy", "parent_choice_rank", "parent_choice_q"]
     assert {first[name] for name in [*unknown, "parent_outside"]} == {None}
