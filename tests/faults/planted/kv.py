@@ -121,10 +121,10 @@ def worse_with_time(patch, engine):
 
 def astray_after_preemption(patch, engine):
     """What is computed again after a preemption lies at positions that run too fast."""
-    lost = set()
+    lost = {}  # kept, so that no later table has the id of one
 
     def noted(preempt, self, victim, plan):
-        lost.add(id(victim.table))
+        lost[id(victim.table)] = victim.table
         preempt(self, victim, plan)
 
     def further(of_tree, table, context, *given, logits):
