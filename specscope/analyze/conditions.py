@@ -27,7 +27,8 @@ CERTAIN = 0.01  # the largest probability that noise alone gives a condition
 BEAM = 12  # rules of one length that are extended
 SEARCHED = 20_000  # items that the search uses; the figures are over all
 FEW = 3  # items that differ, whose look is told without a condition
-OPERATORS = (">=", "<=", "==", "!=")  # of those that do equally well, the first is taken
+COMPARE = {">=": np.greater_equal, "<=": np.less_equal, "==": np.equal, "!=": np.not_equal}
+OPERATORS = tuple(COMPARE)  # of those that do equally well, the first is taken
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,7 @@ class Test:
 
     def holds(self, facts: Facts) -> Bools:
         """[items] where it holds."""
-        column = np.asarray(facts[self.fact])
-        compare = {">=": np.greater_equal, "<=": np.less_equal, "==": np.equal, "!=": np.not_equal}[self.operator]
-        return np.asarray(compare(column, self.value), dtype=np.bool_)
+        return np.asarray(COMPARE[self.operator](np.asarray(facts[self.fact]), self.value), dtype=np.bool_)
 
     def __str__(self) -> str:
         if isinstance(self.value, bool):
@@ -63,9 +62,7 @@ def _negated(fact: str) -> str:
 
 
 def _hold(tests: Sequence[Test], joins: Sequence[str], facts: Facts) -> Bools:
-    """[items] where joined tests hold; everywhere without any."""
-    if not tests:
-        return np.ones(len(next(iter(facts.values()))), np.bool_)
+    """[items] where joined tests hold."""
     passing = tests[0].holds(facts)
     for join, test in zip(joins, tests[1:], strict=True):
         passing = passing & test.holds(facts) if join == "and" else passing | test.holds(facts)
@@ -122,14 +119,8 @@ class Condition:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for --json."""
-        return {
-            "text": self.text,
-            "hits_in": self.hits_in,
-            "total_in": self.total_in,
-            "hits_out": self.hits_out,
-            "total_out": self.total_out,
-            "p_value": self.p_value,
-        }
+        names = ("text", "hits_in", "total_in", "hits_out", "total_out", "p_value")
+        return {name: getattr(self, name) for name in names}
 
 
 def find(
@@ -144,18 +135,20 @@ def find(
         return None
     if label.all():
         return Condition((), (), len(label), len(label), 0, 0, 0.0)
-    table = [column for name, values in facts.items() if (column := _Column.of(name, values)) is not None]
-    if not table:
-        return None
-    search = _Search(table, label)
+    search = _Search(facts, label)
     groups = np.arange(len(label)) if clusters is None else np.unique(np.asarray(clusters), return_inverse=True)[1]
     best: Condition | None = None
-    for rules in search.by_length():
-        for rule in rules[:3]:
-            condition = _judged(rule, facts, label, groups, search.tried)
+    rules: list[_Rule] = [(0.0, (), ())]
+    for _ in range(LONGEST):
+        longer = [rule for _, *base in rules[:BEAM] for rule in search.extended(*base)]
+        rules = sorted(longer, key=lambda rule: -round(rule[0], 9))
+        for _, tests, joins in rules[:3]:
+            condition = _judged(tests, joins, facts, label, groups, search.tried)
             good = condition.p_value < CERTAIN and condition.correlation >= WEAKEST
             if good and (best is None or condition.score > best.score + 1e-9):
                 best = condition
+        if not rules or rules[0][0] >= 1 - 1e-9:
+            break
     return best
 
 
@@ -181,98 +174,57 @@ def rarest(facts: Facts, differs: Sequence[bool] | Bools) -> str:
     return f"{', '.join(shown)}; in brackets how many of {others:,} others are so" if rare else ""
 
 
-@dataclass(frozen=True)
-class _Column:
-    """A fact of all items: its distinct values, ascending, and which of them each item has."""
-
-    name: str
-    values: list[Any]
-    code: NDArray[np.int64]
-    operators: tuple[str, ...]
-
-    @staticmethod
-    def of(name: str, values: Sequence[Any] | NDArray[Any]) -> _Column | None:
-        """None where all items have the same value."""
-        array = np.asarray(values)
-        distinct, code = np.unique(array, return_inverse=True)
-        if len(distinct) < 2:
-            return None
-        if array.dtype == np.bool_:
-            return _Column(name, [False, True], code, ("==",))
-        operators = ("==", "!=") if array.dtype.kind in "US" else OPERATORS
-        return _Column(name, distinct.tolist(), code, operators)
-
-    def counts(self, chosen: NDArray[Any], label: Bools) -> Iterator[tuple[str, NDArray[Any], NDArray[Any]]]:
-        """For each operator the chosen items that pass it at each value: how many differ, and how many there are."""
-        size = len(self.values)
-        code = self.code[chosen]
-        here = np.bincount(code, minlength=size).astype(np.float64)
-        hits = np.bincount(code[label[chosen]], minlength=size).astype(np.float64)
-        whole, differ = here.sum(), hits.sum()
-        for operator in self.operators:
-            if operator == "==":
-                yield operator, hits, here
-            elif operator == "!=":
-                yield operator, differ - hits, whole - here
-            elif operator == "<=":
-                yield operator, hits.cumsum(), here.cumsum()
-            else:
-                yield operator, differ - hits.cumsum() + hits, whole - here.cumsum() + here
-
-
-@dataclass(frozen=True)
-class _Rule:
-    """Tests, how they are joined, and the score over the items that are searched."""
-
-    tests: tuple[Test, ...]
-    joins: tuple[str, ...]
-    score: float
+_Rule = tuple[float, tuple[Test, ...], tuple[str, ...]]  # the score over the items searched, tests, how they are joined
 
 
 class _Search:
     """The search, over a sample of at most SEARCHED items in which both kinds are well represented."""
 
-    def __init__(self, table: list[_Column], label: Bools) -> None:
+    def __init__(self, facts: Facts, label: Bools) -> None:
         chosen = _sampled(label)
-        self.table = [_Column(c.name, c.values, c.code[chosen], c.operators) for c in table]
-        self.label = label[chosen]
-        self.items = len(self.label)
-        self.differ = int(self.label.sum())
-        self.tried = sum(len(c.values) * len(c.operators) for c in table)
-        self.facts = {c.name: np.asarray(c.values)[c.code] for c in self.table}
+        self.label, self.tried = label[chosen], 0
+        # Facts with several values: those, ascending, which of them each item has, and what it may be held against
+        self.columns: list[tuple[str, NDArray[Any], NDArray[Any], tuple[str, ...]]] = []
+        for name, column in facts.items():
+            values, code = np.unique(np.asarray(column), return_inverse=True)
+            operators = (
+                ("==",) if values.dtype == np.bool_ else OPERATORS[2:] if values.dtype.kind in "US" else OPERATORS
+            )
+            if len(values) > 1:
+                self.columns.append((name, values, code[chosen], operators))
+                self.tried += len(values) * len(operators)
+        self.facts = {name: values[code] for name, values, code, _ in self.columns}
 
-    def by_length(self) -> Iterator[list[_Rule]]:
-        """The best rules of one test, of two, of three; best first."""
-        rules = self._extended(None)
-        yield rules
-        for _ in range(LONGEST - 1):
-            if not rules or rules[0].score >= 1 - 1e-9:
-                return
-            longer = [rule for base in rules[:BEAM] for rule in self._extended(base)]
-            rules = sorted(longer, key=lambda rule: -rule.score)[: 3 * BEAM]
-            yield rules
+    def extended(self, tests: tuple[Test, ...], joins: tuple[str, ...]) -> list[_Rule]:
+        """The best rules that extend this one by one test: with `and` where it holds, with `or` where it does not."""
+        held = _hold(tests, joins, self.facts) if tests else np.ones(len(self.label), np.bool_)
+        longer = []
+        for join, chosen in (("and", held), ("or", ~held)) if tests else (("", held),):
+            # Of the others those that hold already, and how many of them differ
+            more, hits = (int(held.sum()), int(self.label[held].sum())) if join == "or" else (0, 0)
+            best = []
+            for name, values, code, operators in self.columns:
+                for operator, differ, there in _counts(code[chosen], self.label[chosen], len(values), operators):
+                    score = phi(differ + hits, there + more, int(self.label.sum()), len(self.label))
+                    place = int(score.argmax())
+                    test = Test(name, operator, values[place].item())
+                    best.append((float(score[place]), (*tests, test), (*joins, join) if tests else ()))
+            longer += sorted(best, key=lambda rule: -round(rule[0], 9))[:BEAM]
+        return longer
 
-    def _extended(self, base: _Rule | None) -> list[_Rule]:
-        """The best rules that extend `base` by one test: with `and` where it holds, with `or` where it does not."""
-        if base is None:
-            return self._best(None, "", np.arange(self.items), 0, 0)
-        held = _hold(base.tests, base.joins, self.facts)
-        inside, outside = np.flatnonzero(held), np.flatnonzero(~held)
-        hits = int(self.label[inside].sum())
-        return [*self._best(base, "and", inside, 0, 0), *self._best(base, "or", outside, hits, len(inside))]
 
-    def _best(self, base: _Rule | None, join: str, chosen: NDArray[Any], hits: int, held: int) -> list[_Rule]:
-        """The best test of each fact and operator over the chosen items; `held` others hold already, `hits` differ."""
-        rules = []
-        for column in self.table:
-            for operator, differ, there in column.counts(chosen, self.label):
-                score = phi(differ + hits, there + held, self.differ, self.items)
-                index = int(score.argmax())
-                test = Test(column.name, operator, column.values[index])
-                tests = (test,) if base is None else (*base.tests, test)
-                joins = () if base is None else (*base.joins, join)
-                rules.append(_Rule(tests, joins, float(score[index])))
-        return sorted(rules, key=lambda rule: -round(rule.score, 9))[: BEAM if base is not None else 4 * BEAM]
+def _counts(
+    code: NDArray[Any], label: Bools, size: int, operators: Sequence[str]
+) -> Iterator[tuple[str, NDArray[Any], NDArray[Any]]]:
+    """For each operator the items that pass it at each value: how many differ, and how many there are."""
+    hits, here = (np.bincount(some, minlength=size).astype(np.float64) for some in (code[label], code))
+    for operator in operators:
+        passing = [hits, here] if operator in ("==", "!=") else [hits.cumsum(), here.cumsum()]
+        if operator == "!=":
+            passing = [hits.sum() - hits, here.sum() - here]
+        elif operator == ">=":
+            passing = [hits.sum() - passing[0] + hits, here.sum() - passing[1] + here]
+        yield operator, passing[0], passing[1]
 
 
 def _sampled(label: Bools) -> NDArray[Any]:
@@ -284,9 +236,7 @@ def _sampled(label: Bools) -> NDArray[Any]:
     few = min(len(yes), len(no), SEARCHED // 2)
     many = SEARCHED - few
     wanted = (few, many) if len(yes) <= len(no) else (many, few)
-    parts = [
-        draw.choice(part, min(count, len(part)), replace=False) for part, count in zip((yes, no), wanted, strict=True)
-    ]
+    parts = [draw.choice(part, min(count, len(part)), replace=False) for part, count in zip((yes, no), wanted)]
     return np.sort(np.concatenate(parts))
 
 
@@ -296,21 +246,15 @@ def phi(hits: NDArray[Any], held: NDArray[Any], differ: int, items: int) -> NDAr
     return np.where(below > 0, (items * hits - held * differ) / np.sqrt(np.maximum(below, 1)), 0.0)
 
 
-def _judged(rule: _Rule, facts: Facts, label: Bools, groups: NDArray[Any], tried: int) -> Condition:
+def _judged(
+    tests: tuple[Test, ...], joins: tuple[str, ...], facts: Facts, label: Bools, groups: NDArray[Any], tried: int
+) -> Condition:
     """The rule with its figures over all items, and the probability that noise gives one as good."""
-    holds = _hold(rule.tests, rule.joins, facts)
+    holds = _hold(tests, joins, facts)
     cells = [len(np.unique(groups[a & b])) for a in (holds, ~holds) for b in (label, ~label)]
-    choices = len(rule.tests) * math.log(max(tried, 1))
-    chance = min(0.0, log_fisher(*cells) + choices)
-    return Condition(
-        tests=rule.tests,
-        joins=rule.joins,
-        hits_in=int((holds & label).sum()),
-        total_in=int(holds.sum()),
-        hits_out=int((~holds & label).sum()),
-        total_out=int((~holds).sum()),
-        p_value=math.exp(max(chance, -700.0)),
-    )
+    chance = min(0.0, log_fisher(*cells) + len(tests) * math.log(max(tried, 1)))
+    counts = [int(items.sum()) for items in (holds & label, holds, ~holds & label, ~holds)]
+    return Condition(tests, joins, *counts, p_value=math.exp(max(chance, -700.0)))
 
 
 def log_fisher(a: int, b: int, c: int, d: int) -> float:

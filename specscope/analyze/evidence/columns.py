@@ -313,7 +313,7 @@ class Columns:
         for shares, place, step in places:
             for name, values in shares.items():
                 wrong = ~((values >= -SUMMED) & (values <= 1 + SUMMED))  # NaN always is
-                yield f"{name} of {place}", values, step, np.atleast_2d(wrong.T).any(axis=0)
+                yield f"{name} of {place}", values, step, np.asarray(np.atleast_2d(wrong.T).any(axis=0))
         for name, values in (("a", self.accept_prob), ("residual mass", self.residual_mass)):
             yield f"{name} of node {{}}", values, self.step, ~np.isfinite(values)  # others hold these against p and q
         for name in ("entropy", "varentropy", "q_entropy", "q_varentropy"):
@@ -370,6 +370,15 @@ class Columns:
             for one in keys:
                 seen.setdefault(one, name)
         return fresh
+
+    @cached_property
+    def is_first(self) -> Bools:
+        """[N] whether its path is all first siblings: what the drafter thinks likeliest."""
+        first = self.sibling == 0
+        for depth in range(2, int(self.depth.max(initial=0)) + 1):
+            nodes = np.flatnonzero(self.depth == depth)
+            first[nodes] &= first[self.above[nodes]]
+        return first
 
     @cached_property
     def q_left(self) -> Doubles:

@@ -123,19 +123,9 @@ def _likeliest_first(c: Columns) -> Seen:
     )
 
 
-def _chains(c: Columns) -> Indices:
-    """The nodes that are first children all the way from the root: what the drafter thinks likeliest."""
-    chain = c.sibling == 0
-    for depth in range(2, int(c.depth.max(initial=0)) + 1):
-        nodes = np.flatnonzero(c.depth == depth)
-        chain[nodes] &= chain[c.above[nodes]]
-    return np.flatnonzero(chain)
-
-
 @DRAFTS.add("drafts in place", "drafted tokens are the text's at their own depth, no more often at another", "draft")
 def _in_place(c: Columns) -> Seen:
-    texts, nodes = c.texts, _chains(c)
-    nodes = nodes[~_padding(c)[nodes]]
+    texts, nodes = c.texts, np.flatnonzero(c.is_first & ~_padding(c))
     shares: dict[int, tuple[float, float]] = {}  # by shift: the share that fits, and its variance
     for shift in SHIFTS:
         there = texts.token_at(c.step[nodes], c.depth[nodes] + shift)
