@@ -140,7 +140,7 @@ def find(
     best: Condition | None = None
     rules: list[_Rule] = [(0.0, (), ())]
     for _ in range(LONGEST):
-        longer = [rule for _, *base in rules[:BEAM] for rule in search.extended(*base)]
+        longer = [rule for _, tests, joins in rules[:BEAM] for rule in search.extended(tests, joins)]
         rules = sorted(longer, key=lambda rule: -round(rule[0], 9))
         for _, tests, joins in rules[:3]:
             condition = _judged(tests, joins, facts, label, groups, search.tried)
@@ -187,9 +187,7 @@ class _Search:
         self.columns: list[tuple[str, NDArray[Any], NDArray[Any], tuple[str, ...]]] = []
         for name, column in facts.items():
             values, code = np.unique(np.asarray(column), return_inverse=True)
-            operators = (
-                ("==",) if values.dtype == np.bool_ else OPERATORS[2:] if values.dtype.kind in "US" else OPERATORS
-            )
+            operators = {"b": ("==",), "U": ("==", "!="), "S": ("==", "!=")}.get(values.dtype.kind, OPERATORS)
             if len(values) > 1:
                 self.columns.append((name, values, code[chosen], operators))
                 self.tried += len(values) * len(operators)
@@ -236,7 +234,9 @@ def _sampled(label: Bools) -> NDArray[Any]:
     few = min(len(yes), len(no), SEARCHED // 2)
     many = SEARCHED - few
     wanted = (few, many) if len(yes) <= len(no) else (many, few)
-    parts = [draw.choice(part, min(count, len(part)), replace=False) for part, count in zip((yes, no), wanted)]
+    parts = [
+        draw.choice(each, min(count, len(each)), replace=False) for each, count in zip((yes, no), wanted, strict=True)
+    ]
     return np.sort(np.concatenate(parts))
 
 
@@ -253,8 +253,10 @@ def _judged(
     holds = _hold(tests, joins, facts)
     cells = [len(np.unique(groups[a & b])) for a in (holds, ~holds) for b in (label, ~label)]
     chance = min(0.0, log_fisher(*cells) + len(tests) * math.log(max(tried, 1)))
-    counts = [int(items.sum()) for items in (holds & label, holds, ~holds & label, ~holds)]
-    return Condition(tests, joins, *counts, p_value=math.exp(max(chance, -700.0)))
+    hits_in, total_in, hits_out, total_out = (
+        int(some.sum()) for some in (holds & label, holds, ~holds & label, ~holds)
+    )
+    return Condition(tests, joins, hits_in, total_in, hits_out, total_out, math.exp(max(chance, -700.0)))
 
 
 def log_fisher(a: int, b: int, c: int, d: int) -> float:

@@ -105,7 +105,7 @@ def _step_facts(c: Columns, steps: Indices) -> dict[str, Any]:
     def so_far(values: Iterable[float]) -> Indices:
         """[visits] of each request the sum up to and with each."""
         column, total = np.array(list(values), np.int64), np.zeros(len(every), np.int64)
-        for mine in ([visit.number for visit in visits] for visits in c.by_request):
+        for mine in ([visit.number for visit in one] for one in c.by_request):
             total[mine] = np.cumsum(column[mine])
         return total
 
@@ -114,7 +114,7 @@ def _step_facts(c: Columns, steps: Indices) -> dict[str, Any]:
     refused[judged] = np.bincount(c.step[c.rejected], minlength=len(c))
     preempted, of_steps, before = so_far(visit.preempted for visit in every), np.flatnonzero(judged), c.before[steps]
     found = so_far(visit.part.found or (0 if visit.part.index else visit.part.context_len) for visit in every)
-    last = {visit.number: then for visits in c.by_request for then, visit in pairwise(visits)}
+    last = {visit.number: then for one in c.by_request for then, visit in pairwise(one)}
     thens = [last.get(visit.number, visit) for visit in here]
     batches = list({id(visit.record): visit.record for visit in every}.values())
     same = {id(now): _names(then) == _names(now) for then, now in pairwise(batches)}

@@ -107,7 +107,11 @@ class TriedParents:
     def of_rows(self, values: Doubles, rows: Indices) -> Doubles:
         """The values [K] of the parents at these rows; NaN where there is none."""
         parents = self.at_row[rows]
-        return np.where(parents >= 0, values[parents], np.nan) if len(values) else np.full(len(parents), np.nan)
+        return np.where(parents >= 0, np.append(values, np.nan)[parents], np.nan)
+
+    def at(self, values: Doubles) -> Doubles:
+        """[N] those of each node's parent."""
+        return self.of_rows(values, self.columns.row)
 
     @cached_property
     def gap(self) -> Doubles:
@@ -374,7 +378,7 @@ class Columns:
     @cached_property
     def is_first(self) -> Bools:
         """[N] whether its path is all first siblings: what the drafter thinks likeliest."""
-        first = self.sibling == 0
+        first = np.equal(self.sibling, 0)
         for depth in range(2, int(self.depth.max(initial=0)) + 1):
             nodes = np.flatnonzero(self.depth == depth)
             first[nodes] &= first[self.above[nodes]]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from specscope.analyze.evidence.columns import RECOVERED, Columns
 from specscope.analyze.findings import Finding
 from specscope.analyze.significance import holm
 from specscope.analyze.verify.drafts import undrawn
-from specscope.analyze.verify.exact import NO_COINS, Checks, Seen
+from specscope.analyze.verify.exact import NO_COINS, Check
 from specscope.analyze.verify.parents import LACKING
 from specscope.analyze.verify.sums import CORRELATION, DISTANCE, FEW, NATS, SHARE, Family, Likeliest, Sum
 from specscope.trace.record.records import FinishReason
@@ -214,7 +215,6 @@ def _draw_order(c: Columns) -> Sum:
     return Sum.of((first > second) - chance, chance * (1 - chance), 1.0, nodes)
 
 
-COINS = Checks("Over the run")
 ROOT_3 = math.sqrt(3)
 
 
@@ -234,28 +234,23 @@ def _by_accident(coin: Doubles, group: Indices) -> float:
     return expected + 5 * math.sqrt(expected)
 
 
-@COINS.add("coins unequal", "no two coins of a step are the same", "step")
-def _unequal(c: Columns) -> Seen:
-    """Beyond what their resolution brings about."""
+def coins_apart(c: Columns) -> Iterator[Finding]:
+    """No coin comes again, beyond what their resolution brings about."""
+    check = partial(Check, c, unit="step")
     coin, step, draws = _tossed(c)
     single_use = draws | ~c.match[step]  # under match siblings are judged by one coin
-    coin, step = coin[single_use], step[single_use]
-    same, _ = _equal(coin, step)
-    tested, bad = np.full(len(c), c.has_coins and len(np.unique(step)) < len(step)), np.zeros(len(c), np.bool_)
-    bad[step[same]] = len(same) > _by_accident(coin, step)
+    single, its_step = coin[single_use], step[single_use]
+    same, _ = _equal(single, its_step)
+    bad = np.zeros(len(c), np.bool_)
+    bad[its_step[same]] = len(same) > _by_accident(single, its_step)
 
-    def detail(s: int) -> str:
-        found, times = np.unique(coin[step == s], return_counts=True)
+    def repeated(s: int) -> str:
+        found, times = np.unique(single[its_step == s], return_counts=True)
         return f"coin {found[times.argmax()]:.6g} came {times.max()} times"
 
-    why = "no step has two coins" if c.has_coins else NO_COINS
-    return Seen(bad, tested, detail, "" if tested.any() else why)
-
-
-@COINS.add("coins over steps", "no coin that drew a draft comes again at another step of its request", "step")
-def _over_steps(c: Columns) -> Seen:
-    """Not in a draw, and not in a verdict."""
-    coin, step, draws = _tossed(c)
+    tested = np.full(len(c), c.has_coins and len(np.unique(its_step)) < len(its_step))
+    why = "" if tested.any() else "no step has two coins" if c.has_coins else NO_COINS
+    yield check("coins unequal", "no two coins of a step are the same").of(bad, tested, repeated, why)
     # Another engine's verdicts may use one again. Of equal ones the draws come first: each pair has one
     looked = np.concatenate([np.flatnonzero(draws), np.flatnonzero(~draws & c.ours)])
     coin, step, draws = coin[looked], step[looked], draws[looked]
@@ -263,22 +258,24 @@ def _over_steps(c: Columns) -> Seen:
     before, after = _equal(coin, request)
     pairs = (step[before] != step[after]) & draws[before]
     before, after = before[pairs], after[pairs]
-    tested, bad = np.zeros((2, len(c)), np.bool_)
+    tested, again = np.zeros((2, len(c)), np.bool_)
     tested[step[draws]] = True
     if len(after) > _by_accident(coin, request):
-        bad[step[after]] = tested[step[after]] = True
+        again[step[after]] = tested[step[after]] = True
 
-    def detail(s: int) -> str:
+    def came(s: int) -> str:
         pair = np.argmax(step[after] == s)
         steps, shared = sorted((int(step[before[pair]]), s)), coin[before[pair]]
         times = int(((coin == shared) & (request == c.request[s])).sum())
         return f"coin {shared:.6g} came at {' and at '.join(str(c.at_step(s)) for s in steps)}, {times} times in all"
 
-    return Seen(bad, tested, detail, undrawn(c))
+    yield check("coins over steps", "no coin that drew a draft comes again at another step of its request").of(
+        again, tested, came, undrawn(c)
+    )
+    yield _coins_of_requests(c)
 
 
-@COINS.add("coins of requests", "no two requests of a step have the same coin, but with one seed and position", "step")
-def _of_requests(c: Columns) -> Seen:
+def _coins_of_requests(c: Columns) -> Finding:
     """Coins of our own drafts are compared over all steps: whatever runs beside it, a draw has its own."""
     nodes, drafts = np.flatnonzero((c.coin > 0) & ~c.match[c.step]), np.flatnonzero(c.drawn_by_coin)
     coin = np.concatenate([c.coin[nodes], c.draft_coin[drafts]])
@@ -297,7 +294,8 @@ def _of_requests(c: Columns) -> Seen:
         return f"{c.at_step(first)} and {c.at_step(second)} have a coin in common"
 
     why = "no step has two requests" if c.has_coins else NO_COINS
-    return Seen(bad, tested, detail, "" if tested.any() else why)
+    about = "no two requests of a step have the same coin, but with one seed and position"
+    return Check(c, "coins of requests", about, "step").of(bad, tested, detail, "" if tested.any() else why)
 
 
 def _share_seed(c: Columns, first: int, second: int) -> bool:

@@ -9,17 +9,19 @@ was seen before, only its direction is known.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
 from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.evidence.columns import Columns
-from specscope.analyze.verify.exact import LEAST, Checks, Seen
+from specscope.analyze.findings import Finding
+from specscope.analyze.verify.exact import LEAST, Check
 from specscope.analyze.verify.parents import lacking
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.tree import Bools, Doubles
 
-PARAMETERS = Checks("The sampling parameters")
 TIES = 8  # tokens that may share a probability at top-p's border
 FAINT = 1e-30  # raw probabilities below it have lost their digits
 
@@ -34,11 +36,6 @@ def _shaped(c: Columns) -> Bools:
     return c.asked(lambda params: params.penalised or params.has("logit_bias"))[c.step]
 
 
-def _at_parent(c: Columns, values: Doubles) -> Doubles:
-    """[N] a figure [K] of each node's parent. What is given where there is none means nothing."""
-    return values[c.parents.at_node] if len(c.parents) else np.full(len(c.token), np.nan)
-
-
 def _note(c: Columns, what: str, asked: Bools) -> str:
     """Why nothing was tested."""
     if not (c.known & ~c.greedy).any():
@@ -46,27 +43,37 @@ def _note(c: Columns, what: str, asked: Bools) -> str:
     return lacking(c) if asked.any() else f"no request has {what}"
 
 
-@PARAMETERS.add("top-k", "no token beyond the k likeliest has a probability, at any depth")
-def _top_k(c: Columns) -> Seen:
-    top_k, rank = c.parameter("top_k"), c.parents.rank
-    return Seen(
-        (c.p > 0) & (rank > top_k),
-        (top_k > 0) & _judged(c),
-        lambda i: f"p = {c.p[i]:.6g} at rank {rank[i]}, with top_k {top_k[i]:g}, at depth {c.depth[i]}",
+def cuts(c: Columns) -> Iterator[Finding]:
+    """Rules that cut tokens off."""
+    check, e, judged = partial(Check, c), c.parents, _judged(c)
+    top_k, min_p, top_p = (c.parameter(name) for name in ("top_k", "min_p", "top_p"))
+    yield check("top-k", "no token beyond the k likeliest has a probability, at any depth").of(
+        (c.p > 0) & (e.rank > top_k),
+        (top_k > 0) & judged,
+        lambda i: f"p = {c.p[i]:.6g} at rank {e.rank[i]}, with top_k {top_k[i]:g}, at depth {c.depth[i]}",
         _note(c, "top_k", top_k > 0),
     )
-
-
-@PARAMETERS.add("min-p", "no token below its share of the likeliest has a probability, at any depth")
-def _min_p(c: Columns) -> Seen:
-    min_p, choice_p = c.parameter("min_p"), _at_parent(c, c.parents.choice_p)
-    return Seen(
+    choice_p = e.at(e.choice_p)
+    yield check("min-p", "no token below its share of the likeliest has a probability, at any depth").of(
         (c.p > 0) & (c.p < min_p * choice_p * (1 - 1e-3) - LEAST),
-        (min_p > 0) & _judged(c),
+        (min_p > 0) & judged,
         lambda i: (
             f"p = {c.p[i]:.6g} where the likeliest has {choice_p[i]:.6g}, with min_p {min_p[i]}, at depth {c.depth[i]}"
         ),
         _note(c, "min_p", min_p > 0),
+    )
+    # At temperature 1, raw p over p is the mass that was kept: at least top_p, and less without its last token
+    asked = (top_p < 1) & (c.parameter("temperature") == 1) & ~_shaped(c)
+    asked &= ~c.asked(lambda params: params.limited or params.top_k > 0 or params.min_p > 0)[c.step]
+    kept = e.at(_raw_choice(c) / e.choice_p)
+    yield check("top-p", "the tokens with a probability are the fewest that reach top_p, at any depth").of(
+        (kept < top_p - 1e-3) | ((c.p > 0) & (kept - TIES * e.raw_p > top_p + 1e-3)),
+        asked & judged & np.isfinite(kept),
+        lambda i: (
+            f"the tokens kept have {kept[i]:.6g} of the raw mass, with top_p {top_p[i]}, at depth {c.depth[i]}; "
+            f"this one has {e.raw_p[i]:.3g}"
+        ),
+        _note(c, "top_p alone at temperature 1", asked),
     )
 
 
@@ -77,61 +84,38 @@ def _raw_choice(c: Columns) -> Doubles:
     return np.where(same.any(axis=1), np.where(same, e.top_p, 0).sum(axis=1), np.nan)
 
 
-@PARAMETERS.add("top-p", "the tokens with a probability are the fewest that reach top_p, at any depth")
-def _top_p(c: Columns) -> Seen:
-    """At temperature 1, raw p over p is the mass that was kept: at least top_p, and less without its last token."""
-    top_p, raw_p = c.parameter("top_p"), c.parents.raw_p
-    asked = (top_p < 1) & (c.parameter("temperature") == 1) & ~_shaped(c)
-    asked &= ~c.asked(lambda params: params.limited or params.top_k > 0 or params.min_p > 0)[c.step]
-    kept_mass = _at_parent(c, _raw_choice(c) / c.parents.choice_p)
-    return Seen(
-        (kept_mass < top_p - 1e-3) | ((c.p > 0) & (kept_mass - TIES * raw_p > top_p + 1e-3)),
-        asked & _judged(c) & np.isfinite(kept_mass),
-        lambda i: (
-            f"the tokens kept have {kept_mass[i]:.6g} of the raw mass, with top_p {top_p[i]}, at depth {c.depth[i]}; "
-            f"this one has {raw_p[i]:.3g}"
-        ),
-        _note(c, "top_p alone at temperature 1", asked),
-    )
-
-
-@PARAMETERS.add(
-    "temperature and penalties", "p follows from the raw p by temperature, bias and penalties, at any depth"
-)
-def _temperature(c: Columns) -> Seen:
-    """log(p / p of the choice) times the temperature is the raw tokens' log ratio, after bias and penalties."""
-    raw_p, raw, temperature = c.parents.raw_p, _at_parent(c, _raw_choice(c)), c.parameter("temperature")
-    tested = _judged(c) & (c.p > 0) & (raw_p > FAINT) & np.isfinite(raw) & (raw > FAINT) & (c.p > FAINT)
-    ratio = temperature * np.log(c.p / _at_parent(c, c.parents.choice_p))
-    expected = np.log(raw_p / raw)
-    low, high = _moves(c, tested)
+def temperatures(c: Columns) -> Iterator[Finding]:
+    """What moves p, and q, as a whole."""
+    check, e, judged, temperature = partial(Check, c), c.parents, _judged(c), c.parameter("temperature")
+    # log(p / p of the choice) times the temperature is the raw tokens' log ratio, after bias and penalties
+    raw = e.at(_raw_choice(c))
+    tested = judged & (e.raw_p > FAINT) & np.isfinite(raw) & (raw > FAINT) & (c.p > FAINT)
+    ratio, expected = temperature * np.log(c.p / e.at(e.choice_p)), np.log(e.raw_p / raw)
+    low, high = (expected + moved for moved in _moves(c, tested))
     slack = 2e-3 + 1e-4 * np.abs(expected) + 1e-3 * temperature
-    return Seen(
-        (ratio < expected + low - slack) | (ratio > expected + high + slack),
+    about = "p follows from the raw p by temperature, bias and penalties, at any depth"
+    yield check("temperature and penalties", about).of(
+        (ratio < low - slack) | (ratio > high + slack),
         tested,
         lambda i: (
             f"log p / p of the choice, times temperature {temperature[i]:g}: {ratio[i]:.4g}; raw {expected[i]:.4g}, "
-            f"after bias and penalties {_range(expected[i] + low[i], expected[i] + high[i])}; at depth {c.depth[i]}"
+            f"after bias and penalties {_range(low[i], high[i])}; at depth {c.depth[i]}"
         ),
         _note(c, "parameters", (c.known & ~c.greedy)[c.step]),
     )
-
-
-@PARAMETERS.add("draft's temperature", "q follows from the drafter's raw probability by the request's temperature")
-def _draft_temperature(c: Columns) -> Seen:
-    parent, temperature = c.parents.at_node, c.parameter("temperature")
-    raw = c.parents.drafters(parent, c.token)
-    asked = c.sampled & _judged(c) & ~_shaped(c)
-    tested = asked & (raw > FAINT)
-    low, high = np.zeros(len(raw)), np.ones(len(raw))
+    drafters = e.drafters(e.at_node, c.token)
+    asked = c.sampled & judged & ~_shaped(c)
+    tested = asked & (drafters > FAINT)
+    least, most = np.zeros(len(tested)), np.ones(len(tested))
     if tested.any():
-        low, high = q_bounds(c, parent, c.token, temperature, np.arange(len(raw)))
-    return Seen(
-        (c.q < low * (1 - 2e-3) - LEAST) | (c.q > high * (1 + 2e-3) + LEAST),
+        least, most = q_bounds(c, e.at_node, c.token, temperature, np.arange(len(tested)))
+    about = "q follows from the drafter's raw probability by the request's temperature"
+    yield check("draft's temperature", about).of(
+        (c.q < least * (1 - 2e-3) - LEAST) | (c.q > most * (1 + 2e-3) + LEAST),
         tested,
         lambda i: (
-            f"q = {c.q[i]:.6g}; the drafter's {raw[i]:.6g} at temperature {temperature[i]:g} allows "
-            f"{low[i]:.6g} to {high[i]:.6g}; at depth {c.depth[i]}"
+            f"q = {c.q[i]:.6g}; the drafter's {drafters[i]:.6g} at temperature {temperature[i]:g} allows "
+            f"{least[i]:.6g} to {most[i]:.6g}; at depth {c.depth[i]}"
         ),
         "" if asked.any() else "no draft was sampled from a model",
     )

@@ -2,48 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.evidence.visits import Visit
-from specscope.analyze.verify.exact import Checks, Seen
+from specscope.analyze.findings import Finding
+from specscope.analyze.verify.exact import Check
 from specscope.trace.history.history import History
 from specscope.trace.record.privacy import told_ids
 from specscope.trace.record.records import FinishReason, RequestEnd
 
-STEPS = Checks("From step to step")
 Looked = Iterator[tuple[Visit, str]]  # each place that was looked at, and what is wrong there: "" for nothing
 
 
-def _seen(c: Columns, looked: Iterable[tuple[Visit, str]], note: str = "") -> Seen:
-    places = list(looked)
+def from_step_to_step(c: Columns) -> Iterator[Finding]:
+    """All checks, over every step of every request."""
+    accounts = list(Account.all(c))
+    for name, about, unit, look in OF_REQUESTS:
+        yield _found(Check(c, name, about, unit), (seen for account in accounts for seen in look(account)))
+    for name, about, look_at_all in OF_BLOCKS:
+        note = "the capture does not tell which blocks were written"
+        yield _found(Check(c, name, about, STEP), look_at_all(c), note)
+
+
+def _found(check: Check, looked: Iterable[tuple[Visit, str]], note: str = "") -> Finding:
+    every, places = check.c.every, list(looked)
     problems = {visit.number: problem for visit, problem in places if problem}
-    tested, bad = np.zeros((2, len(c.every)), np.bool_)
+    tested, bad = np.zeros((2, len(every)), np.bool_)
     tested[[visit.number for visit, _ in places]] = True
     bad[list(problems)] = True
-    return Seen(bad, tested, problems.__getitem__, "" if places else note, lambda place: c.every[place].reference())
-
-
-def _of_each(name: str, about: str, unit: str = "request step") -> Callable[[Callable[[Account], Looked]], None]:
-    """A check of each request's steps by themselves. With `request` as unit it has one look, numbered by its step."""
-
-    def added(look: Callable[[Account], Looked]) -> None:
-        STEPS.add(name, about, unit)(lambda c: _seen(c, (seen for account in Account.all(c) for seen in look(account))))
-
-    return added
-
-
-def _of_blocks(name: str, about: str) -> Callable[[Callable[[Columns], Looked]], None]:
-    """A check of the blocks of all requests."""
-
-    def added(look: Callable[[Columns], Looked]) -> None:
-        note = "the capture does not tell which blocks were written"
-        STEPS.add(name, about, "request step")(lambda c: _seen(c, look(c), note))
-
-    return added
+    why = "" if places else note
+    return check.of(bad, tested, problems.__getitem__, why, lambda place: every[place].reference())
 
 
 @dataclass(frozen=True)
@@ -87,7 +79,6 @@ class Account:
             before = visit
 
 
-@_of_each("step numbers", "a request's steps are numbered one by one")
 def _step_numbers(account: Account) -> Looked:
     for before, visit in account.pairs():
         if before is not None:
@@ -95,7 +86,6 @@ def _step_numbers(account: Account) -> Looked:
             yield visit, "" if visit.part.index == due else f"step {visit.part.index} where {due} was due"
 
 
-@_of_each("requests in a batch", "a request has one part in a step")
 def _once_in_a_batch(account: Account) -> Looked:
     last = -1
     for visit in account.visits:
@@ -103,7 +93,6 @@ def _once_in_a_batch(account: Account) -> Looked:
         last = visit.record.step
 
 
-@_of_each("tokens in the cache", "a step begins with the KV that the one before left, or that it found at first")
 def _cached(account: Account) -> Looked:
     """A step begins with the KV that the one before left; the first, or after a preemption, with what was found."""
     for before, visit in account.pairs():
@@ -119,7 +108,6 @@ def _cached(account: Account) -> Looked:
             yield visit, "" if here == left else f"begins with {here} tokens in the cache, the step before left {left}"
 
 
-@_of_each("positions", "the root lies where the tokens before it put it")
 def _positions(account: Account) -> Looked:
     """The root is the last token: of the prompt at first, then of what the steps committed."""
     info = account.visits[0].request.info
@@ -136,7 +124,6 @@ def _positions(account: Account) -> Looked:
             due = here + 1 + visit.part.verdict.accepted
 
 
-@_of_each("prompt fed", "before the first token the prompt is fed, each token once", "request")
 def _prefill(account: Account) -> Looked:
     info = account.visits[0].request.info
     if not account.whole or account.gaps or info is None or not len(info.prompt_tokens):
@@ -153,7 +140,6 @@ def _prefill(account: Account) -> Looked:
             return
 
 
-@_of_each("tokens emitted", "every committed token is emitted, except those past the request's end")
 def _emitted(account: Account) -> Looked:
     last, end = account.visits[-1], account.visits[-1].request.end
     dropped = end is not None and end.reason in (FinishReason.CANCELLED, FinishReason.ERROR)  # while its step ran
@@ -166,7 +152,6 @@ def _emitted(account: Account) -> Looked:
         yield visit, "" if fine else f"{count} of {committed} committed tokens emitted, and the request went on"
 
 
-@_of_each("outputs", "the output is what the steps emitted, and no longer than allowed", "request")
 def _outputs(account: Account) -> Looked:
     end, last = account.told_end, account.visits[-1]
     if end is None:
@@ -186,7 +171,6 @@ def _outputs(account: Account) -> Looked:
         yield last, f"{len(output)} tokens where {allowed} were allowed" if len(output) > allowed else ""
 
 
-@_of_each("ends", "a request ends where its reason says, and no sooner", "request")
 def _ends(account: Account) -> Looked:
     end, run = account.told_end, account.history.run
     if end is None or run is None or not end.info.params.is_known or (run.ways.sends_empty and not len(end.output)):
@@ -224,7 +208,6 @@ def _wrong_end(account: Account, end: RequestEnd) -> str:
     return ""
 
 
-@_of_each("what preceded", "each step says what its request did before")
 def _preceded(account: Account) -> Looked:
     gap = False  # steps before are not known
     for before, visit in account.pairs():
@@ -237,7 +220,6 @@ def _preceded(account: Account) -> Looked:
         gap = False
 
 
-@_of_each("accepted KV moved", "accepted nodes that lay elsewhere are moved behind the root")
 def _moved(account: Account) -> Looked:
     """Accepted nodes whose KV lay elsewhere are moved to the slots after the root."""
     for visit in account.visits:
@@ -252,7 +234,6 @@ def _moved(account: Account) -> Looked:
             yield visit, "" if fine else f"moved the KV of nodes {moved}, the accepted path is {path.tolist()}"
 
 
-@_of_blocks("blocks written", "no block is written by two requests in one step")
 def _blocks_written(c: Columns) -> Looked:
     owner: dict[tuple[int, int], str] = {}
     for visit in c.every:
@@ -262,7 +243,6 @@ def _blocks_written(c: Columns) -> Looked:
             yield visit, f"block {shared[0][1]} is written by {owner[shared[0]]} too" if shared else ""
 
 
-@_of_blocks("blocks kept", "a request's blocks stay its own, in their order, until it ends or is preempted")
 def _blocks_kept(c: Columns) -> Looked:
     """With what the steps committed. Which block holds it is not known before it was written, and after a gap."""
     history = c.history
@@ -313,3 +293,27 @@ def _wrong_block(
         if block in table.values() or block in blocks[: entry - first]:
             return f"block {block} is in its table twice"
     return ""
+
+
+STEP, REQUEST = "request step", "request"  # of a request one look, numbered by its step
+OF_REQUESTS = (
+    ("step numbers", "a request's steps are numbered one by one", STEP, _step_numbers),
+    ("requests in a batch", "a request has one part in a step", STEP, _once_in_a_batch),
+    (
+        "tokens in the cache",
+        "a step begins with the KV that the one before left, or that it found at first",
+        STEP,
+        _cached,
+    ),
+    ("positions", "the root lies where the tokens before it put it", STEP, _positions),
+    ("prompt fed", "before the first token the prompt is fed, each token once", REQUEST, _prefill),
+    ("tokens emitted", "every committed token is emitted, except those past the request's end", STEP, _emitted),
+    ("outputs", "the output is what the steps emitted, and no longer than allowed", REQUEST, _outputs),
+    ("ends", "a request ends where its reason says, and no sooner", REQUEST, _ends),
+    ("what preceded", "each step says what its request did before", STEP, _preceded),
+    ("accepted KV moved", "accepted nodes that lay elsewhere are moved behind the root", STEP, _moved),
+)
+OF_BLOCKS = (
+    ("blocks written", "no block is written by two requests in one step", _blocks_written),
+    ("blocks kept", "a request's blocks stay its own, in their order, until it ends or is preempted", _blocks_kept),
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,12 +11,10 @@ import numpy as np
 from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.evidence.visits import visits
 from specscope.analyze.findings import CheckResult, Exit, Finding
-from specscope.analyze.verify.chance import COINS, statistical_checks
-from specscope.analyze.verify.drafts import DRAFTS
-from specscope.analyze.verify.exact import EACH_STEP, RECORDED
-from specscope.analyze.verify.parameters import PARAMETERS
-from specscope.analyze.verify.parents import EVIDENCE
-from specscope.analyze.verify.steps import STEPS
+from specscope.analyze.verify import drafts, exact, parents
+from specscope.analyze.verify.chance import coins_apart, statistical_checks
+from specscope.analyze.verify.parameters import cuts, temperatures
+from specscope.analyze.verify.steps import from_step_to_step
 from specscope.trace.history.history import History
 from specscope.trace.history.wording import plural
 from specscope.trace.record.rules import is_lossy
@@ -56,7 +54,21 @@ IN_PART = {
     "outputs": "how many tokens alone: token ids are not in this file",
     "ends": "ends by length alone: token ids are not in this file",
 }
-GROUPS = (RECORDED, EACH_STEP, EVIDENCE, PARAMETERS, DRAFTS, STEPS, COINS)
+GROUPS: tuple[tuple[str, tuple[Callable[[Columns], Iterable[Finding]], ...]], ...] = (
+    ("What was recorded", (exact.recorded,)),
+    ("Each step", (exact.trials, exact.residuals, exact.outcome_of_steps)),
+    (
+        "The evidence",
+        (parents.of_nodes, parents.of_parents, parents.of_greedy, parents.of_finals, parents.log_probabilities),
+    ),
+    ("The sampling parameters", (cuts, temperatures)),
+    (
+        "The drafts",
+        (drafts.from_vocabulary, drafts.as_planned, drafts.in_text, drafts.drafters_state, drafts.coins_of_draws),
+    ),
+    ("From step to step", (from_step_to_step,)),
+    ("Over the run", (coins_apart,)),
+)
 CONDITION = "holds unless this part of its run was chosen by what was accepted"
 ALPHA = 0.01  # how often a healthy run may be found guilty by chance
 
@@ -128,7 +140,7 @@ def judge(history: History, *, source: str, alpha: float = ALPHA, warnings: Sequ
     """Every check over the path on which the history stands. `alpha`: the family-wise error of the statistical ones."""
     with np.errstate(all="ignore"):  # what is not to be judged is computed along with the rest
         c = Columns.of(list(visits(history)), history)
-        groups = [(checks.title, checks.findings(c)) for checks in GROUPS]
+        groups = [(title, [found for checks in kinds for found in checks(c)]) for title, kinds in GROUPS]
         over_run = statistical_checks(c, alpha)
         groups[-1][1].extend(map(_conditional, over_run) if history.in_part else over_run)
         told = tuple((title, tuple(_told(check, c) for check in checks)) for title, checks in groups)
