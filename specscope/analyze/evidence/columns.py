@@ -347,10 +347,10 @@ class Columns:
         return last
 
     @cached_property
-    def seeds(self) -> list[object]:
-        """[S] the seed that its coins follow from; the request's name where no other request shares its coins."""
+    def seed(self) -> Indices:
+        """[S] a number for the seed that its coins follow from; one of its own where no other request shares them."""
         infos = [(visit.request.id, visit.request.info) for visit in self.visits]
-        return [name if i is None or i.labels.get("seed") == "none" else i.params.seed for name, i in infos]
+        return numbered(name if i is None or i.labels.get("seed") == "none" else i.params.seed for name, i in infos)
 
     @cached_property
     def fresh(self) -> Bools:
@@ -364,12 +364,12 @@ class Columns:
         fresh = np.ones(len(self), np.bool_)
         coins = np.where(self.drawn_by_coin, self.draft_coin, 0.0)
         for step in np.flatnonzero(~self.greedy).tolist():
-            name, key = self.visits[step].request.id, (self.seeds[step], self.position.item(step))
+            name, key = self.visits[step].request.id, (self.seed.item(step), self.position.item(step))
             keys: list[object] = [key]
             if not self.ours:
                 nodes = slice(self.start[step], self.start[step + 1])
                 mine = (*self.coin[nodes].tolist(), self.final_coin.item(step), *coins[nodes].tolist())
-                keys += [(self.seeds[step], coin) for coin in mine if coin > 0]
+                keys += [(key[0], coin) for coin in mine if coin > 0]
             fresh[step] = key not in seen and all(seen.get(one, name) == name for one in keys)
             for one in keys:
                 seen.setdefault(one, name)

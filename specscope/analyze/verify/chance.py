@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from specscope.analyze.evidence.arrays import Indices, numbered
+from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.evidence.columns import RECOVERED, Columns
 from specscope.analyze.findings import Finding
 from specscope.analyze.significance import holm
@@ -284,7 +284,9 @@ def _coins_of_requests(c: Columns) -> Finding:
     group[len(nodes) :] = -1 if c.ours else -2 - group[len(nodes) :]
     pairs = np.stack([step[places] for places in _equal(coin, group)], axis=1)
     pairs = pairs[c.request[pairs[:, 0]] != c.request[pairs[:, 1]]]
-    pairs = pairs[np.array([not _share_seed(c, int(a), int(b)) for a, b in pairs], np.bool_)]
+    a, b = pairs.T
+    shared = c.known[a] & c.known[b] & (c.seed[a] == c.seed[b])
+    pairs = pairs[~shared | (c.ours & (c.position[a] != c.position[b]))]  # vLLM's V2 goes by the place of each token
     meet = len(np.unique(c.batch)) < len(c) or bool(c.ours and len(drafts) and c.request.max() > 0)
     tested, bad = np.full(len(c), c.has_coins and meet), np.zeros(len(c), np.bool_)
     bad[pairs] = len(pairs) > _by_accident(coin, group)
@@ -296,14 +298,6 @@ def _coins_of_requests(c: Columns) -> Finding:
     why = "no step has two requests" if c.has_coins else NO_COINS
     about = "no two requests of a step have the same coin, but with one seed and position"
     return Check(c, "coins of requests", about, "step").of(bad, tested, detail, "" if tested.any() else why)
-
-
-def _share_seed(c: Columns, first: int, second: int) -> bool:
-    """Whether two steps are known to have the same seed, and position; vLLM's V2 goes by that of each token."""
-    same = c.known[first] and c.known[second] and not (c.ours and c.position[first] != c.position[second])
-    infos = [c.visits[step].request.info for step in (first, second)]
-    seeded = all(info is not None and info.labels.get("seed") != "none" for info in infos)
-    return bool(same and seeded and c.params[first].seed == c.params[second].seed)
 
 
 def _of_nodes(c: Columns) -> Bools:
@@ -338,7 +332,7 @@ def _tossed(c: Columns) -> tuple[Doubles, Indices, Bools]:
 
 def _once(c: Columns, coin: Doubles, step: Indices) -> Indices:
     """The first of each coin among those of one seed: another engine may note one at two nodes that hold its token."""
-    return np.delete(np.arange(len(coin)), _equal(coin, numbered(c.seeds)[step])[1])
+    return np.delete(np.arange(len(coin)), _equal(coin, c.seed[step])[1])
 
 
 def uniform(c: Columns) -> dict[str, Sum]:

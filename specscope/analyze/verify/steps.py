@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -15,27 +16,40 @@ from specscope.trace.history.history import History
 from specscope.trace.record.privacy import told_ids
 from specscope.trace.record.records import FinishReason, RequestEnd
 
-Looked = Iterator[tuple[Visit, str]]  # each place that was looked at, and what is wrong there: "" for nothing
+# Each place that a check looked at: the check, the step of the request, and what is wrong there: "" for nothing
+Looked = Iterator[tuple[str, Visit, str]]
+STEP, REQUEST = "request step", "request"  # of a request one look, numbered by its step
+CHECKS = (
+    ("step numbers", "a request's steps are numbered one by one", STEP),
+    ("requests in a batch", "a request has one part in a step", STEP),
+    ("tokens in the cache", "a step begins with the KV that the one before left, or that it found at first", STEP),
+    ("positions", "the root lies where the tokens before it put it", STEP),
+    ("prompt fed", "before the first token the prompt is fed, each token once", REQUEST),
+    ("tokens emitted", "every committed token is emitted, except those past the request's end", STEP),
+    ("outputs", "the output is what the steps emitted, and no longer than allowed", REQUEST),
+    ("ends", "a request ends where its reason says, and no sooner", REQUEST),
+    ("what preceded", "each step says what its request did before", STEP),
+    ("accepted KV moved", "accepted nodes that lay elsewhere are moved behind the root", STEP),
+    ("blocks written", "no block is written by two requests in one step", STEP),
+    ("blocks kept", "a request's blocks stay its own, in their order, until it ends or is preempted", STEP),
+)
 
 
 def from_step_to_step(c: Columns) -> Iterator[Finding]:
     """All checks, over every step of every request."""
-    accounts = list(Account.all(c))
-    for name, about, unit, look in OF_REQUESTS:
-        yield _found(Check(c, name, about, unit), (seen for account in accounts for seen in look(account)))
-    for name, about, look_at_all in OF_BLOCKS:
-        note = "the capture does not tell which blocks were written"
-        yield _found(Check(c, name, about, STEP), look_at_all(c), note)
-
-
-def _found(check: Check, looked: Iterable[tuple[Visit, str]], note: str = "") -> Finding:
-    every, places = check.c.every, list(looked)
-    problems = {visit.number: problem for visit, problem in places if problem}
-    tested, bad = np.zeros((2, len(every)), np.bool_)
-    tested[[visit.number for visit, _ in places]] = True
-    bad[list(problems)] = True
-    why = "" if places else note
-    return check.of(bad, tested, problems.__getitem__, why, lambda place: every[place].reference())
+    every, looked = c.every, {name: dict[int, str]() for name, *_ in CHECKS}
+    accounts = [look(account) for account in Account.all(c) for look in (_steps, _emitted, _whole)]
+    for name, visit, problem in chain(*accounts, _blocks_written(c), _blocks_kept(c)):
+        looked[name][visit.number] = problem
+    for name, about, unit in CHECKS:
+        problems = looked[name]
+        tested, bad = np.zeros((2, len(every)), np.bool_)
+        tested[list(problems)] = True
+        bad[[place for place, problem in problems.items() if problem]] = True
+        note = "the capture does not tell which blocks were written" if "blocks" in name and not problems else ""
+        yield Check(c, name, about, unit).of(
+            bad, tested, problems.__getitem__, note, lambda place: every[place].reference()
+        )
 
 
 @dataclass(frozen=True)
@@ -79,104 +93,93 @@ class Account:
             before = visit
 
 
-def _step_numbers(account: Account) -> Looked:
+def _steps(account: Account) -> Looked:
+    """Each step by the one before it."""
+    info, record = account.visits[0].request.info, -1
+    # The root is the last token: of the prompt at first, then of what the steps committed
+    due = len(info.prompt_tokens) - 1 if account.whole and info is not None and len(info.prompt_tokens) else None
+    gap = False  # steps before are not known
     for before, visit in account.pairs():
+        part, verdict, cached = visit.part, visit.part.verdict, visit.part.context_len
         if before is not None:
-            due = before.part.index + 1
-            yield visit, "" if visit.part.index == due else f"step {visit.part.index} where {due} was due"
-
-
-def _once_in_a_batch(account: Account) -> Looked:
-    last = -1
-    for visit in account.visits:
-        yield visit, "twice in one step" if visit.record.step == last else ""
-        last = visit.record.step
-
-
-def _cached(account: Account) -> Looked:
-    """A step begins with the KV that the one before left; the first, or after a preemption, with what was found."""
-    for before, visit in account.pairs():
-        here = visit.part.context_len
-        if (visit.preempted and before is not None) or (before is None and visit.part.index == 0):
+            index = before.part.index + 1
+            yield "step numbers", visit, "" if part.index == index else f"step {part.index} where {index} was due"
+        yield "requests in a batch", visit, "twice in one step" if visit.record.step == record else ""
+        record = visit.record.step
+        if (visit.preempted and before is not None) or (before is None and part.index == 0):
+            problem = f"{cached} tokens in the cache before any was fed"
+            problem += f", {part.found} were found there" if part.found else ""
             if account.ours:  # others share the KV of a common prefix
-                reused = visit.part.found
-                problem = f"{here} tokens in the cache before any was fed"
-                yield visit, "" if here == reused else problem + (f", {reused} were found there" if reused else "")
+                yield "tokens in the cache", visit, "" if cached == part.found else problem
         elif before is not None:
-            part = before.part
-            left = part.position + (0 if part.verdict is None else 1 + part.verdict.accepted)
-            yield visit, "" if here == left else f"begins with {here} tokens in the cache, the step before left {left}"
-
-
-def _positions(account: Account) -> Looked:
-    """The root is the last token: of the prompt at first, then of what the steps committed."""
-    info = account.visits[0].request.info
-    due: int | None = None
-    if account.whole and info is not None and len(info.prompt_tokens):
-        due = len(info.prompt_tokens) - 1
-    for before, visit in account.pairs():
-        if before is None and visit.part.index:
-            due = None
-        if visit.part.verdict is not None:
-            here = visit.part.position
-            if due is not None:
-                yield visit, "" if here == due else f"the root is at {here}, the tokens before put it at {due}"
-            due = here + 1 + visit.part.verdict.accepted
-
-
-def _prefill(account: Account) -> Looked:
-    info = account.visits[0].request.info
-    if not account.whole or account.gaps or info is None or not len(info.prompt_tokens):
-        return
-    fed = 0
-    for visit in account.visits:
-        if visit.preempted:
-            return  # it began anew
-        fed += visit.part.prefill_tokens
-        if visit.part.verdict is not None:
-            first = account.visits[0].part
-            due = len(info.prompt_tokens) - 1 - (first.found if account.ours else first.context_len)
-            yield visit, "" if fed == due else f"{fed} prompt tokens fed before the root, {due} were due"
-            return
+            left = before.part.position + (0 if before.part.verdict is None else 1 + before.part.verdict.accepted)
+            problem = f"begins with {cached} tokens in the cache, the step before left {left}"
+            yield "tokens in the cache", visit, "" if cached == left else problem
+        if before is None and part.index:
+            due, gap = None, True
+        if verdict is None:
+            continue
+        if due is not None:
+            problem = f"the root is at {part.position}, the tokens before put it at {due}"
+            yield "positions", visit, "" if part.position == due else problem
+        due = part.position + 1 + verdict.accepted
+        if part.preceded is not None and not gap:
+            right = part.preceded is visit.due
+            yield "what preceded", visit, "" if right else f"says `{part.preceded}`, it was `{visit.due}`"
+        gap = False
 
 
 def _emitted(account: Account) -> Looked:
+    """What each step gave, and where it put the KV of what it gave."""
     last, end = account.visits[-1], account.visits[-1].request.end
     dropped = end is not None and end.reason in (FinishReason.CANCELLED, FinishReason.ERROR)  # while its step ran
     for visit in account.visits:
-        verdict, count = visit.part.verdict, visit.part.emitted
+        part, verdict, count = visit.part, visit.part.verdict, visit.part.emitted
         if verdict is None:
             continue
         committed = verdict.accepted + 1
         fine = count == committed or (visit is last and (dropped or count > 0) and count < committed)
-        yield visit, "" if fine else f"{count} of {committed} committed tokens emitted, and the request went on"
+        problem = f"{count} of {committed} committed tokens emitted, and the request went on"
+        yield "tokens emitted", visit, "" if fine else problem
+        path, moved = verdict.path.tolist(), part.moved.tolist()
+        elsewhere = {node for place, node in enumerate(path) if node != place}
+        if len(part.blocks) and (elsewhere or moved):
+            fine = bool(elsewhere) and elsewhere <= set(moved) <= set(path)
+            problem = f"moved the KV of nodes {moved}, the accepted path is {path}"
+            yield "accepted KV moved", visit, "" if fine else problem
 
 
-def _outputs(account: Account) -> Looked:
-    end, last = account.told_end, account.visits[-1]
-    if end is None:
-        return
-    made = [token for visit in account.visits for token in visit.part.output()]
-    output = told_ids(end.output)
-    if output is None and len(made) == len(end.output):  # without token ids only the count can be checked
-        output = made
-    allowed = end.info.params.max_tokens
-    if output is None:
-        yield last, f"the steps emitted {len(made)} tokens, the output has {len(end.output)}"
-    elif made != output:
-        parted = [i for i, (a, b) in enumerate(zip(made, output, strict=False)) if a != b]
-        same = parted[0] if parted else min(len(made), len(output))
-        yield last, f"the steps emitted {len(made)} tokens, the output has {len(output)}; they part at token {same}"
-    else:
-        yield last, f"{len(output)} tokens where {allowed} were allowed" if len(output) > allowed else ""
-
-
-def _ends(account: Account) -> Looked:
+def _whole(account: Account) -> Looked:
+    """The request as a whole: its prompt, its output, its end."""
+    first, last, info = account.visits[0], account.visits[-1], account.visits[0].request.info
+    fed, visit = 0, first
+    for visit in account.visits:
+        fed += visit.part.prefill_tokens
+        if visit.preempted or visit.part.verdict is not None:
+            break  # after a preemption it began anew
+    prompt = len(info.prompt_tokens) if info is not None and account.whole and not account.gaps else 0
+    if prompt and not visit.preempted and visit.part.verdict is not None:
+        due = prompt - 1 - (first.part.found if account.ours else first.part.context_len)
+        yield "prompt fed", visit, "" if fed == due else f"{fed} prompt tokens fed before the root, {due} were due"
     end, run = account.told_end, account.history.run
-    if end is None or run is None or not end.info.params.is_known or (run.ways.sends_empty and not len(end.output)):
-        return  # without output it is the engine's own request
-    if run.tells_tokens or end.reason is FinishReason.LENGTH:
-        yield account.visits[-1], _wrong_end(account, end)
+    if end is None or run is None:
+        return
+    yield "outputs", last, _wrong_output(account, end)
+    own = run.ways.sends_empty and not len(end.output)  # the engine's own request
+    if end.info.params.is_known and not own and (run.tells_tokens or end.reason is FinishReason.LENGTH):
+        yield "ends", last, _wrong_end(account, end)
+
+
+def _wrong_output(account: Account, end: RequestEnd) -> str:
+    made = [token for visit in account.visits for token in visit.part.output()]
+    output, allowed, count = told_ids(end.output), end.info.params.max_tokens, len(end.output)
+    if output is None and len(made) == count:  # without token ids only the count can be checked
+        output = made
+    if made != output:
+        lengths = f"the steps emitted {len(made)} tokens, the output has {count}"
+        parted = (i for i, (a, b) in enumerate(zip(made, output or (), strict=False)) if a != b)
+        return lengths + ("" if output is None else f"; they part at token {next(parted, min(len(made), count))}")
+    return f"{count} tokens where {allowed} were allowed" if count > allowed else ""
 
 
 def _wrong_end(account: Account, end: RequestEnd) -> str:
@@ -208,39 +211,14 @@ def _wrong_end(account: Account, end: RequestEnd) -> str:
     return ""
 
 
-def _preceded(account: Account) -> Looked:
-    gap = False  # steps before are not known
-    for before, visit in account.pairs():
-        gap |= before is None and visit.part.index > 0
-        if visit.part.verdict is None:
-            continue
-        if visit.part.preceded is not None and not gap:
-            right = visit.part.preceded is visit.due
-            yield visit, "" if right else f"says `{visit.part.preceded}`, it was `{visit.due}`"
-        gap = False
-
-
-def _moved(account: Account) -> Looked:
-    """Accepted nodes whose KV lay elsewhere are moved to the slots after the root."""
-    for visit in account.visits:
-        part = visit.part
-        if part.verdict is None or not len(part.blocks):
-            continue
-        path = part.verdict.path
-        elsewhere = path[path != np.arange(len(path))].tolist()
-        if elsewhere or len(part.moved):
-            moved = part.moved.tolist()
-            fine = elsewhere and set(elsewhere) <= set(moved) <= set(path.tolist())
-            yield visit, "" if fine else f"moved the KV of nodes {moved}, the accepted path is {path.tolist()}"
-
-
 def _blocks_written(c: Columns) -> Looked:
     owner: dict[tuple[int, int], str] = {}
     for visit in c.every:
         part, keys = visit.part, [(id(visit.record), block) for block in visit.part.blocks.tolist()]
         shared = [key for key in keys if owner.setdefault(key, part.request) != part.request]
         if keys:
-            yield visit, f"block {shared[0][1]} is written by {owner[shared[0]]} too" if shared else ""
+            problem = f"block {shared[0][1]} is written by {owner[shared[0]]} too" if shared else ""
+            yield "blocks written", visit, problem
 
 
 def _blocks_kept(c: Columns) -> Looked:
@@ -272,7 +250,7 @@ def _blocks_kept(c: Columns) -> Looked:
             while table and next(reversed(table)) >= first:
                 behind.update([table.popitem()])
             if blocks:
-                yield visit, _wrong_block(name, blocks, first, behind, table, owner)
+                yield "blocks kept", visit, _wrong_block(name, blocks, first, behind, table, owner)
             release(behind.values())
             held = blocks[: max(-(-(part.position + len(part.tokens())) // size) - first, 0)]
             table.update(enumerate(held, first))
@@ -293,27 +271,3 @@ def _wrong_block(
         if block in table.values() or block in blocks[: entry - first]:
             return f"block {block} is in its table twice"
     return ""
-
-
-STEP, REQUEST = "request step", "request"  # of a request one look, numbered by its step
-OF_REQUESTS = (
-    ("step numbers", "a request's steps are numbered one by one", STEP, _step_numbers),
-    ("requests in a batch", "a request has one part in a step", STEP, _once_in_a_batch),
-    (
-        "tokens in the cache",
-        "a step begins with the KV that the one before left, or that it found at first",
-        STEP,
-        _cached,
-    ),
-    ("positions", "the root lies where the tokens before it put it", STEP, _positions),
-    ("prompt fed", "before the first token the prompt is fed, each token once", REQUEST, _prefill),
-    ("tokens emitted", "every committed token is emitted, except those past the request's end", STEP, _emitted),
-    ("outputs", "the output is what the steps emitted, and no longer than allowed", REQUEST, _outputs),
-    ("ends", "a request ends where its reason says, and no sooner", REQUEST, _ends),
-    ("what preceded", "each step says what its request did before", STEP, _preceded),
-    ("accepted KV moved", "accepted nodes that lay elsewhere are moved behind the root", STEP, _moved),
-)
-OF_BLOCKS = (
-    ("blocks written", "no block is written by two requests in one step", _blocks_written),
-    ("blocks kept", "a request's blocks stay its own, in their order, until it ends or is preempted", _blocks_kept),
-)

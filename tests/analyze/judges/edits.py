@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 
 from specscope.analyze.verify.case import Case
@@ -18,20 +19,39 @@ def sample(name: str) -> History:
     return read_capture(TRACES / f"{name}.jsonl").history
 
 
+def rebuilt(history: History, change) -> History:
+    """Every record through `change`, which gives the record that stands in its place, or None for none."""
+    out = History(run=history.run, vocabulary=history.vocabulary, lost=history.lost)
+    for record in history.steps:
+        if (new := change(record)) is not None:
+            out.append(new)
+    return out
+
+
 def changed(history: History, change, steps=None) -> History:
     """The history with `change` (a part, or None to leave it) put for its decode steps: all, or those so numbered."""
-    out = History(run=history.run, vocabulary=history.vocabulary)
-    number = -1
-    for record in history.steps:
-        parts = list(record.requests)
-        for row, part in enumerate(parts):
-            if part.verdict is None:
-                continue
-            number += 1
-            new = change(part) if steps is None or number in steps else None
-            parts[row] = part if new is None else new
-        out.append(dataclasses.replace(record, requests=tuple(parts)))
-    return out
+    number = itertools.count()
+
+    def step(part):
+        chosen = part.verdict is not None and (next(number) in steps if steps is not None else True)
+        return (change(part) if chosen else None) or part
+
+    return rebuilt(history, lambda one: dataclasses.replace(one, requests=tuple(map(step, one.requests))))
+
+
+def decode_steps(history):
+    """All of them."""
+    return [part for record in history.steps for part in record.requests if part.verdict is not None]
+
+
+def under(history, **params):
+    """The same run, said to have had other parameters."""
+
+    def change(record):
+        infos = (dataclasses.replace(i, params=dataclasses.replace(i.params, **params)) for i in record.admitted)
+        return dataclasses.replace(record, admitted=tuple(infos))
+
+    return rebuilt(history, change)
 
 
 def with_verdict(part, **values):

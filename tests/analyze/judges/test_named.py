@@ -22,7 +22,7 @@ from specscope.trace.record.records import Outcome, Preceded
 from tests.analyze.compare.runs import Made, make
 from tests.analyze.histories import history as made
 from tests.analyze.histories import record, step
-from tests.analyze.judges.edits import case_of, changed, sample, with_verdict
+from tests.analyze.judges.edits import case_of, changed, decode_steps, sample, under, with_verdict
 
 
 def judged(history):
@@ -39,21 +39,6 @@ def untried_pair(part):
     coin = part.verdict.coin.copy()
     coin[untried[1]] = coin[untried[0]]
     return with_verdict(part, coin=coin)
-
-
-def test_two_steps_of_many_are_enough():
-    """Item 1: verify saw equal coins in two steps of 41, and diagnose knew no cause."""
-    history = sample("sampled")
-    able = [n for n, part in enumerate(decode_steps(history)) if untried_pair(part) is not None][:2]
-    failed, found = judged(changed(history, untried_pair, able))
-    assert "coins unequal" in failed
-    assert found.faults[0].cause is Cause.COINS
-    assert "2 of 41 steps" in found.faults[0].for_[0]
-    assert not found.unexplained
-
-
-def decode_steps(history):
-    return [part for record in history.steps for part in record.requests if part.verdict is not None]
 
 
 def not_moved(part):
@@ -107,6 +92,7 @@ EDITS = [
     ("probabilities", minus_p, "eagle", Cause.NOT_A_NUMBER),
     ("q at trials", q_as_drawn, "sampled", Cause.RESIDUAL_NOT_RENORMALISED),
     ("outcomes", against_coin, "sampled", Cause.RATIO_TEST),
+    ("coins unequal", untried_pair, "sampled", Cause.COINS),
 ]
 
 
@@ -196,33 +182,21 @@ def failure(name, failed, tested):
     return Failure("audit", Finding(name, CheckResult.FAILED, "", tested, failed, unit="node"))
 
 
-def test_the_cause_that_explains_more_comes_first():
-    """Item 3: q_temperature explained 738 of 738 nodes, rules_wrong 1 of 738."""
+def test_causes_in_order_of_what_they_explain_and_nothing_that_chance_gives():
+    """Items 3 and 18: 738 of 738 before 1, 112 of 112 before 2 of 2, what rows prove before what a sum suggests."""
     failures = [failure("draft p", 738, 738), failure("target p", 1, 738)]
-    many = Suspect(Cause.Q_TEMPERATURE, Proof.ROWS, ("738 of 738",))
-    few = Suspect(Cause.RULES_WRONG, Proof.ROWS, ("1 of 738",))
-    faults = settled([few, many], failures)
-    assert [fault.cause for fault in faults] == [Cause.Q_TEMPERATURE, Cause.RULES_WRONG]
-
-
-def test_what_two_of_two_show_stands_below_what_112_of_112_show():
-    """And what a sum suggests below what rows prove, however much follows from it."""
+    pair = [Suspect(cause, Proof.ROWS, ("",)) for cause in (Cause.RULES_WRONG, Cause.Q_TEMPERATURE)]
+    assert [fault.cause for fault in settled(pair, failures)] == [Cause.Q_TEMPERATURE, Cause.RULES_WRONG]
     failures = [failure("accept probability", 2, 2), failure("target p", 112, 112), failure("trial order", 9, 300)]
     two = Suspect(Cause.RATIO_TEST, Proof.ROWS, ("2 of 2",), explained=2, of=2)
     many = Suspect(Cause.RULES_WRONG, Proof.ROWS, ("112 of 112",), explained=112, of=112)
     spoils = Suspect(Cause.TRIAL_ORDER, Proof.ROWS, ("9 of 9",), explained=9, of=9, spoiled=9)
-    summed = Suspect(Cause.VERDICT_LATE, Proof.SUM, ("z",))
-    faults = settled([summed, two, spoils, many], failures)
+    faults = settled([Suspect(Cause.VERDICT_LATE, Proof.SUM, ("z",)), two, spoils, many], failures)
     assert [fault.cause for fault in faults] == [Cause.RULES_WRONG, Cause.RATIO_TEST, Cause.TRIAL_ORDER]
-
-
-def test_what_chance_gives_is_not_named():
-    """Item 18: and what is named says how often chance gives it."""
-    failures = [failure("draft p", 5, 100)]
     by_chance = Suspect(Cause.DRAFTER_KV, Proof.CONDITION, ("perhaps",), chance=0.01)
-    assert settled([by_chance], failures) == []
-    faults = settled([dataclasses.replace(by_chance, chance=1e-9)], failures)
-    assert faults[0].to_dict("x")["chance"] == 1e-9
+    assert settled([by_chance], [failure("draft p", 5, 100)]) == []
+    (fault,) = settled([dataclasses.replace(by_chance, chance=1e-9)], [failure("draft p", 5, 100)])
+    assert fault.to_dict("x")["chance"] == 1e-9
 
 
 def test_a_greedy_run_is_not_convicted_of_late_verdicts():
@@ -335,11 +309,7 @@ def heated(part):
 @pytest.mark.parametrize(("temperature", "cause"), [(2.5, Cause.HIGH_TEMPERATURE), (0.5, Cause.HARD_TEXT)])
 def test_a_lower_bound_shows_no_sure_target_and_a_high_temperature_explains_low_acceptance(temperature, cause):
     """At 2.5 the target's own entropy lies below p's, somewhere from 0.5 nats on; at 0.5 it lies above p's 9."""
-    history = changed(sample("sampled"), heated)
-    for request in history.requests.values():
-        params = dataclasses.replace(request.info.params, temperature=temperature)
-        request.info = dataclasses.replace(request.info, params=params)
-    case = case_of(history)
+    case = case_of(under(changed(sample("sampled"), heated), temperature=temperature))
     (found,) = (remark for remark in healthy.remarks(case) if remark.cause is not Cause.TREE_TOO_SMALL)
     assert found.cause is cause
     (line,) = found.for_

@@ -6,8 +6,8 @@ import numpy as np
 
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.verify.trial import judge
-from specscope.trace.history.history import History
 from specscope.trace.record.records import FinalKind
+from tests.analyze.judges.edits import changed, decode_steps
 
 
 def replaced(part, **change):
@@ -31,17 +31,8 @@ def put(array, at, value):
 
 def edited(history, change):
     """The history with the first step replaced that `change` gives something for: a part, or None."""
-    out = History(run=history.run, vocabulary=history.vocabulary)
-    done = False
-    for record in history.steps:
-        parts = list(record.requests)
-        for row, part in enumerate(parts):
-            new = None if done or part.verdict is None else change(part)
-            if new is not None:
-                parts[row], done = new, True
-        out.append(dataclasses.replace(record, requests=tuple(parts)))
-    assert done, "no step to edit"
-    return out
+    able = (number for number, part in enumerate(decode_steps(history)) if change(part) is not None)
+    return changed(history, change, {next(able)})
 
 
 def failed(history, **options):

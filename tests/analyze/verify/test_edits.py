@@ -1,6 +1,6 @@
 """One edit of a real record: each check passes over the run, and convicts the step that was edited."""
 
-import dataclasses
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from specscope.trace.history.history import History
 from specscope.trace.record.draft_vocabulary import draft_tokens
 from specscope.trace.record.records import FinalKind, FinishReason, Outcome, Preceded
 from specscope.trace.record.tree import Drawn
+from tests.analyze.judges.edits import changed, rebuilt
 from tests.analyze.synthetic import Synthetic
 from tests.analyze.verify.conftest import run
 from tests.analyze.verify.edits import at, check, edited, elder, failed, node, of, passed, put, recovered, replaced
@@ -127,18 +128,9 @@ def test_one_edit_is_convicted(runs, name, run, change):
     assert name in LATER or wrong.index == found.example.index
 
 
-def rebuilt(history, change):
-    """Every record through `change`, which gives the record that stands in its place, or None for none."""
-    out = History(run=history.run, vocabulary=history.vocabulary, lost=history.lost)
-    for record in history.steps:
-        if (new := change(record)) is not None:
-            out.append(new)
-    return out
-
-
 def parts_of(change):
     """A record's requests through `change`, which gives all of them."""
-    return lambda record: dataclasses.replace(record, requests=tuple(change(record)))
+    return lambda record: replace(record, requests=tuple(change(record)))
 
 
 def taken():
@@ -151,7 +143,7 @@ def taken():
             held.setdefault(part.request, part.blocks[0])
         if record.step == 6:
             other = next(block for name, block in held.items() if name not in (parts[0].request, parts[1].request))
-            parts = [dataclasses.replace(parts[0], blocks=np.array([other], np.int32)), parts[1]]
+            parts = [replace(parts[0], blocks=np.array([other], np.int32)), parts[1]]
         return parts
 
     return parts_of(change)
@@ -159,42 +151,39 @@ def taken():
 
 def shared(record):
     first, *rest = record.requests
-    return (first, *(dataclasses.replace(part, blocks=first.blocks) for part in rest[:1]), *rest[1:])
+    return (first, *(replace(part, blocks=first.blocks) for part in rest[:1]), *rest[1:])
 
 
 def unfed(record):
     return (part if part.index else replaced(part, prefill_tokens=part.prefill_tokens - 1) for part in record.requests)
 
 
-def first_end(history):
-    return next(end for record in history.steps for end in record.finished)
+def ending(**change):
+    """The first end with these fields, or what gives them of it."""
+    done = []
 
+    def of_record(record):
+        first, *rest = record.finished or (None,)
+        if first is None or (done and record.step != done[0]):
+            return record
+        done.append(record.step)
+        fields = {name: value(first) if callable(value) else value for name, value in change.items()}
+        return replace(record, finished=(replace(first, **fields), *rest))
 
-def ending(change):
-    """The first end with these fields, which `change` gives of it."""
-
-    def of_history(history):
-        first = first_end(history)
-        new = dataclasses.replace(first, **change(first))
-        return lambda record: dataclasses.replace(
-            record, finished=tuple(new if end is first else end for end in record.finished)
-        )
-
-    return of_history
+    return of_record
 
 
 def allowed(count):
     """The first end's request was allowed so many tokens."""
-    params = lambda end: dataclasses.replace(end.info.params, max_tokens=count)  # noqa: E731
-    return ending(lambda end: {"info": dataclasses.replace(end.info, params=params(end))})
+    return ending(info=lambda end: replace(end.info, params=replace(end.info.params, max_tokens=count)))
 
 
 def no_such(reason):
-    return ending(lambda end: {"reason": reason, "stop": "no such text"})
+    return ending(reason=reason, stop="no such text")
 
 
 def untold(record):
-    return dataclasses.replace(record, preempted=())
+    return replace(record, preempted=())
 
 
 RECORDS = [  # check, run, what becomes of each record of a history, words
@@ -202,7 +191,7 @@ RECORDS = [  # check, run, what becomes of each record of a history, words
     ("prompt fed", "sampled", parts_of(unfed), "were due"),
     ("blocks written", "sampled", parts_of(shared), "is written by"),
     ("blocks kept", "sampled", taken(), "holds tokens of"),
-    ("outputs", "sampled", ending(lambda end: {"output": np.arange(3, dtype=np.int32)}), "the output has 3"),
+    ("outputs", "sampled", ending(output=np.arange(3, dtype=np.int32)), "the output has 3"),
     ("outputs", "sampled", allowed(2), "where 2 were allowed"),
     ("ends", "sampled", allowed(1000), "of 1000 tokens"),
     ("ends", "sampled", no_such(FinishReason.EOS), "which is not in the output"),
@@ -217,8 +206,6 @@ def test_one_edit_of_a_record_is_convicted(runs, name, run, change, words):
     history = runs[run]
     assert failed(history) == []
     assert passed(history, name)
-    if name in ("outputs", "ends"):  # the end that is changed is one of this history
-        change = change(history)
     found = check(rebuilt(history, change), name)
     assert found.result is CheckResult.FAILED
     assert words in found.detail
@@ -228,29 +215,22 @@ def test_tokens_after_the_end_of_sequence(runs):
     history = runs["sampled"]
     first = int(next(iter(history.requests.values())).end.output[0])
     history = rebuilt(history, lambda record: record)
-    history.run = dataclasses.replace(history.run, eos_tokens=(first,))
+    history.run = replace(history.run, eos_tokens=(first,))
     assert "after the end of sequence" in check(history, "ends").detail
 
 
 def test_a_token_lost_at_a_preemption(runs):
     """What comes back has one token less than was committed."""
-    lost = {name for record in runs["preempted"].steps for name in record.preempted}
 
-    def less(record):
-        parts = []
-        for part in record.requests:
-            back = part.request in lost and part.preceded is Preceded.PREEMPTION and part.prefill_tokens
-            parts.append(dataclasses.replace(part, prefill_tokens=part.prefill_tokens - 1) if back else part)
-        return dataclasses.replace(record, requests=tuple(parts))
+    def less(part):
+        back = part.index and part.preceded is Preceded.PREEMPTION and part.prefill_tokens
+        return replace(part, prefill_tokens=part.prefill_tokens - 1) if back else None
 
-    assert "positions" in failed(rebuilt(runs["preempted"], less))
+    assert "positions" in failed(changed(runs["preempted"], less))
 
 
 def test_steps_that_are_known_to_be_missing_are_no_fault(runs):
-    def gap(record):
-        return None if record.step == 9 else record
-
-    history = rebuilt(runs["sampled"], gap)
+    history = rebuilt(runs["sampled"], lambda record: None if record.step == 9 else record)
     assert "step numbers" in failed(history)
     history.lost = 1
     assert failed(history) == []
@@ -272,8 +252,8 @@ def test_a_run_that_went_back_is_consistent(engines, drafter):
             found[record.step] = record
             steps -= 1
     history = History(run=engine.run_info, vocabulary=engine.vocabulary)
-    for step in sorted(found):
-        history.append(found[step])
+    for _, record in sorted(found.items()):
+        history.append(record)
     assert [record.step for record in history.steps if record.rewound] == [10, 13]
     assert failed(history) == []
 
@@ -285,22 +265,20 @@ def test_a_branch_is_judged_by_itself(runs):
     fork = [r for r in runs["greedy"].steps if r.step > 5]
     for offset, record in enumerate(fork, 1):
         after = 5 if offset == 1 else None
-        history.append(dataclasses.replace(record, step=last + offset, branch=1, after=after))
+        history.append(replace(record, step=last + offset, branch=1, after=after))
     assert len(history.branches) == 2
     assert failed(history) == []
 
 
-LEFT_OUT = {  # edits that convict no more: a node that was forced against its coin, a rule that is not lossless
-    "forced": lambda part: {"verdict__forced": np.flatnonzero(part.verdict.coin == 0.95).astype(np.int32)},
-    "another rule": lambda part: {"verdict__rule": "lossy:typical"},
-}
-
-
-@pytest.mark.parametrize("why", LEFT_OUT)
+@pytest.mark.parametrize("why", ["forced", "another rule"])
 def test_what_follows_from_force_or_another_rule_is_left_out(runs, why):
+    """A node that was forced against its coin, a rule that is not lossless."""
+
     def change(part):
         new = COIN_ABOVE(part)
-        return None if new is None else replaced(new, **LEFT_OUT[why](new))
+        if new is None or why == "another rule":
+            return new and replaced(new, verdict__rule="lossy:typical")
+        return replaced(new, verdict__forced=np.flatnonzero(new.verdict.coin == 0.95).astype(np.int32))
 
     assert "outcomes" in failed(edited(runs["sampled"], COIN_ABOVE))
     assert "outcomes" not in failed(edited(runs["sampled"], change))
@@ -321,20 +299,21 @@ def test_with_replacement_q_stays(runs):
     assert "q at trials" in failed(again)
 
 
-def test_coins_of_another_engine_are_not_recomputed(runs):
-    history = edited(runs["sampled"], ANOTHER_COIN)
-    history.run = dataclasses.replace(history.run, versions={"vllm": "0.33"})
-    assert check(history, "coins").result is CheckResult.SKIPPED
+def of_vllm(history, **fields):
+    """The history, said to be another engine's."""
+    history.run = replace(history.run, versions={"vllm": "0.33"}, **fields)
+    return history
 
 
 def test_coins_that_are_recomputed_are_not_judged_by_their_distribution(runs):
     """Each was computed again from its key, which says more; another engine's are held to be random."""
-    history = edited(runs["sampled"], lambda part: None if part.index else part)
+    ours, others = (edited(runs["sampled"], ANOTHER_COIN) for _ in range(2))
+    of_vllm(others)
     for name in ("coins uniform", "coins in series"):
-        assert check(history, name).note == "every coin was computed again from its key"
-    assert passed(history, "coins and draws")
-    history.run = dataclasses.replace(history.run, versions={"vllm": "0.33"})
-    assert passed(history, "coins uniform")
+        assert check(ours, name).note == "every coin was computed again from its key"
+    assert passed(ours, "coins and draws")
+    assert passed(others, "coins uniform")
+    assert check(others, "coins").note == "the coins are another engine's"
 
 
 def test_a_token_outside_the_draft_vocabulary_is_found(runs, monkeypatch):
@@ -343,16 +322,11 @@ def test_a_token_outside_the_draft_vocabulary_is_found(runs, monkeypatch):
     assert (good.result, good.note) == (CheckResult.PASSED, f"{DRAFT_VOCAB} tokens of the target")
     assert good.tested > 100
     unknown = next(token for token in range(300) if token not in known)
-    bad = check(edited(history, at(None, tree__token=unknown)), name)
-    assert bad.result is CheckResult.FAILED
-    assert "is not among them" in bad.detail
+    assert "is not among them" in check(edited(history, at(None, tree__token=unknown)), name).detail
     assert check(runs["sampled"], name).note == "the drafter's vocabulary is not reduced"
-    monkeypatch.setattr(history, "run", dataclasses.replace(history.run, draft_tokens="", evidence=""))
+    monkeypatch.setattr(history, "run", replace(history.run, draft_tokens="", evidence=""))
     untold = check(history, name)
-    assert (untold.result, untold.note) == (
-        CheckResult.SKIPPED,
-        "the capture does not tell what the drafter knows",
-    )
+    assert (untold.result, untold.note) == (CheckResult.SKIPPED, "the capture does not tell what the drafter knows")
 
 
 def test_an_engine_that_verifies_a_part_of_a_chain_is_not_accused(runs):
@@ -367,35 +341,26 @@ def test_an_engine_that_verifies_a_part_of_a_chain_is_not_accused(runs):
         tree = {f"tree__{name}": getattr(part.tree, name)[:n] for name in ("token", "parent", "q", "drawn")}
         return replaced(part, **verdict, **tree, notes=None, parents=None)
 
-    def planned(run):
-        history = edited(runs["sampled"], cut)
-        history.run = run
-        return check(history, "drafts as planned")
-
-    ours = runs["sampled"].run
-    assert planned(ours).result is CheckResult.FAILED
-    assert planned(dataclasses.replace(ours, versions={"vllm": "0.32.0"})).result is CheckResult.PASSED
+    history = edited(runs["sampled"], cut)
+    assert check(history, "drafts as planned").result is CheckResult.FAILED
+    assert passed(of_vllm(history), "drafts as planned")
 
 
 def test_what_an_n_gram_is_filled_with_is_no_draft_in_another_place(runs):
     """vLLM's V2 runner fills the chain with the root's token where the text holds nothing more."""
-    before = runs["sampled"]
-    assert before.run is not None
-    history = History(run=before.run, vocabulary=before.vocabulary)
-    roots: dict[str, int] = {}
-    for record in before.steps:
-        roots |= {info.id: int(info.prompt_tokens[-1]) for info in record.admitted}
+    roots = {}
+
+    def filled(record):
+        roots.update({info.id: int(info.prompt_tokens[-1]) for info in record.admitted})
         parts = []
         for part in record.requests:
-            filled = np.full(len(part.tree), roots[part.request], np.int32)
+            tokens = np.full(len(part.tree), roots[part.request], np.int32)
             rejected = {} if part.verdict is None else {"verdict__path": np.zeros(0, np.int32), "emitted": 1}
-            parts.append(replaced(part, tree__token=filled, **rejected))
+            parts.append(replaced(part, tree__token=tokens, **rejected))
             roots[part.request] = roots[part.request] if part.verdict is None else part.verdict.token
-        history.append(dataclasses.replace(record, requests=tuple(parts)))
+        return replace(record, requests=tuple(parts))
 
-    def in_place(**changed):
-        history.run = dataclasses.replace(before.run, versions={"vllm": "0.32.0"}, **changed)
-        return check(history, "drafts in place").result
-
-    assert in_place(drafter="eagle") is CheckResult.FAILED
-    assert in_place(drafter="ngram") is CheckResult.SKIPPED  # nothing else was drafted
+    history = rebuilt(runs["sampled"], filled)
+    assert check(of_vllm(history, drafter="eagle"), "drafts in place").result is CheckResult.FAILED
+    of_ngram = check(of_vllm(history, drafter="ngram"), "drafts in place")
+    assert of_ngram.result is CheckResult.SKIPPED  # nothing else was drafted

@@ -6,7 +6,7 @@ import pytest
 
 from specscope.analyze.findings import CheckResult
 from specscope.speculate.sampling import LogitRows
-from specscope.trace.history.history import History
+from tests.analyze.judges.edits import under
 from tests.analyze.verify.conftest import run
 from tests.analyze.verify.edits import check, failed, passed
 
@@ -22,17 +22,6 @@ OTHER = {
     "top-p": {"top_p": 0.2},
     "temperature and penalties": {"presence_penalty": 0.0},
 }
-
-
-def under(history, **params):
-    """The same run, said to have had other parameters."""
-    out = History(run=history.run, vocabulary=history.vocabulary)
-    for record in history.steps:
-        admitted = tuple(
-            dataclasses.replace(info, params=dataclasses.replace(info.params, **params)) for info in record.admitted
-        )
-        out.append(dataclasses.replace(record, admitted=admitted))
-    return out
 
 
 @pytest.mark.every(3)

@@ -17,7 +17,7 @@ from specscope.trace.record.records import FinalKind, Outcome, RequestInfo, Requ
 from specscope.trace.record.tree import ROOT, DraftTree, Drawn
 from specscope.trace.wire.sampling import Sampler, sampling_text
 from tests.analyze import histories
-from tests.analyze.judges.edits import sample, with_verdict
+from tests.analyze.judges.edits import rebuilt, sample, under, with_verdict
 from tests.analyze.synthetic import FAULTS, Synthetic
 from tests.analyze.verify.edits import check, failed, passed
 from tests.engines import PROMPTS
@@ -204,14 +204,9 @@ def test_a_sample_of_a_healthy_run_is_not_convicted(by_outcome):
 
 def of_one_seed(change, **run):
     """The sample, its requests with one seed and their parts in each step as `change` gives them."""
-    whole = sample("sampled")
-    history = History(run=dataclasses.replace(whole.run, **run), vocabulary=whole.vocabulary)
-    for record in whole.steps:
-        admitted = tuple(
-            dataclasses.replace(info, params=dataclasses.replace(info.params, seed=7)) for info in record.admitted
-        )
-        history.append(dataclasses.replace(record, admitted=admitted, requests=tuple(change(list(record.requests)))))
-    return history
+    history = under(sample("sampled"), seed=7)
+    history.run = dataclasses.replace(history.run, **run)
+    return rebuilt(history, lambda one: dataclasses.replace(one, requests=tuple(change(list(one.requests)))))
 
 
 def in_common(parts):

@@ -10,7 +10,7 @@ from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.run import examine
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.significance import holm
-from specscope.analyze.verify.chance import drafted
+from specscope.analyze.verify.chance import drafted, surprisal
 from specscope.analyze.verify.sums import Likeliest, Sum
 from specscope.analyze.verify.trial import judge
 from specscope.trace.record.notes import ParentsBuilder
@@ -20,66 +20,49 @@ from tests.analyze.verify.edits import check, failed
 LEVEL = 0.01 / 14  # of each of so many checks, where the whole trial's is 1 %
 
 
-def softmax(logits, temperature=1.0):
-    weights = np.exp((logits - logits.max(1, keepdims=True)) / temperature)
-    return weights / weights.sum(1, keepdims=True)
-
-
-def likely(rng, n, kind):
-    """Logits [n, V] of nearly flat rows, of rows of all kinds of entropies, and of rows with a favourite."""
-    if kind == "flat":
-        return rng.normal(0, 0.3, (n, 60))
-    return rng.normal(0, 1, (n, 300)) * (rng.uniform(1, 4, (n, 1)) if kind == "mixed" else 4)
-
-
-def drawn(rng, q):
-    return np.minimum((q.cumsum(1) < rng.random((len(q), 1))).sum(1), q.shape[1] - 1)
-
-
-def draws(q, token):
-    here = q[np.arange(len(q)), token]
-    logs = np.log(np.maximum(q, 1e-300))
-    entropy = -(q * logs).sum(1)
-    varentropy = (q * logs**2).sum(1) - entropy**2
-    difference = -np.log(here) - entropy
-    surprisal = Sum.of(difference, varentropy, float(np.abs(difference).max(initial=1.0)), np.arange(len(q)))
-    return dataclasses.replace(surprisal, likeliest=Likeliest.of(here, q.argmax(1) == token))
-
-
 def run(rng, n, kind, *, stated=1.0, taken=1.0, likeliest=0.0):
-    """Drafts of a run. `stated`, `taken`: temperatures; `likeliest`: the share of drafts that is not drawn."""
-    logits = likely(rng, n, kind)
-    q = softmax(logits, stated)
-    token = np.where(rng.random(n) < likeliest, q.argmax(1), drawn(rng, softmax(logits, taken)))
-    return draws(q, token)
+    """Drafts of a run whose rows are nearly flat, of all kinds of entropies, or have a favourite.
+
+    `stated`, `taken`: temperatures; `likeliest`: the share of drafts that is not drawn.
+    """
+    spread = {"flat": 0.3, "mixed": rng.uniform(1, 4, (n, 1)), "peaked": 4.0}[kind]
+    logits = rng.normal(0, 1, (n, 60 if kind == "flat" else 300)) * spread
+    q, drawn_from = (np.exp(logits / t) / np.exp(logits / t).sum(1, keepdims=True) for t in (stated, taken))
+    drawn = np.minimum((drawn_from.cumsum(1) < rng.random((n, 1))).sum(1), q.shape[1] - 1)
+    token = np.where(rng.random(n) < likeliest, q.argmax(1), drawn)
+    here, logs = q[np.arange(n), token], np.log(np.maximum(q, 1e-300))
+    entropy = -(q * logs).sum(1)
+    draws = surprisal(here, entropy, (q * logs**2).sum(1) - entropy**2, np.arange(n))
+    return dataclasses.replace(draws, likeliest=Likeliest.of(here, q.argmax(1) == token))
+
+
+def seldom(values):
+    """A p-value is below x with a probability of x at most."""
+    return all((np.array(values) <= level).mean() <= level for level in (0.3, 0.1, 0.01))
 
 
 @pytest.mark.parametrize(
     ("kind", "n", "runs"), [("flat", 20, 900), ("mixed", 20, 700), ("peaked", 150, 400), ("mixed", 1000, 100)]
 )
 def test_healthy_drafters_are_not_convicted(kind, n, runs):
-    """2,100 runs, short and long: a p-value is below x with a probability of x at most."""
     rng = np.random.default_rng(4)
-    values = np.array([run(rng, n, kind).p_value for _ in range(runs)])
-    for level in (0.3, 0.1, 0.01):
-        assert (values <= level).mean() <= level
-    assert (values > LEVEL).all()
+    values = [run(rng, n, kind).p_value for _ in range(runs)]
+    assert seldom(values)
+    assert min(values) > LEVEL
 
 
 def test_a_drafter_whose_rows_follow_from_its_own_draws_is_not_convicted():
     """What comes next may depend on what was drawn, and a run may end where it likes: here, when it looks worst."""
-    rng = np.random.default_rng(5)
-    worst = []
+    rng, worst = np.random.default_rng(5), []
     for _ in range(300):
-        q, hit, largest = [], [], 0.0
+        q, hit, least = [], [], 1.0
         for _ in range(60):
             top = 0.2 if hit and hit[-1] else 0.6
             hit.append(rng.random() < top)
             q.append(top if hit[-1] else 0.01)
-            largest = min(largest, Likeliest.of(np.array(q), np.array(hit)).log_chance)
-        worst.append(largest)
-    for level in (0.3, 0.1, 0.01):
-        assert np.mean(np.array(worst) <= math.log(level)) <= level
+            least = min(least, Likeliest.of(np.array(q), np.array(hit)).p_value)
+        worst.append(least)
+    assert seldom(worst)
 
 
 @pytest.mark.parametrize(
@@ -102,13 +85,10 @@ def test_another_way_to_draft_is_seen(fault, kind, n):
 
 
 def test_always_the_likeliest_has_the_chance_of_the_product_of_its_probabilities():
-    q = np.array([0.25, 0.1, 0.5])
-    found = Likeliest.of(q, np.ones(3, bool))
-    assert q.prod() <= found.p_value <= 5 * q.prod()  # it is over the mean of five shares
-    assert Likeliest.of(np.ones(9), np.ones(9, bool)).p_value == 1.0  # all of q lay there
-    assert Likeliest.of(np.zeros(0), np.zeros(0, bool)).p_value == 1.0
-    assert Likeliest.of(np.full(500, 0.1), np.ones(500, bool)).log_chance < -1000
-    assert "10^-499" in Likeliest.of(np.full(500, 0.1), np.ones(500, bool)).words
+    every = lambda *q: Likeliest.of(np.array(q), np.ones(len(q), bool))  # noqa: E731
+    assert 0.0125 <= every(0.25, 0.1, 0.5).p_value <= 5 * 0.0125  # it is over the mean of five shares
+    assert every(*[1.0] * 9).p_value == every().p_value == 1.0  # all of q lay there; nothing drawn
+    assert "10^-499" in every(*[0.1] * 500).words
 
 
 def test_of_several_likeliest_tokens_one_has_rank_1():
@@ -144,19 +124,12 @@ def test_under_a_rule_that_looks_ahead_only_the_roots_children_count():
     assert 0 < drafted(c)[0].count < every
 
 
-def total(rng, chance, count):
-    a = np.full(count, chance)
-    found = (rng.random(count) < a) - a
-    return Sum.of(found, a * (1 - a), 1.0, np.arange(count))
-
-
 @pytest.mark.parametrize(("chance", "count"), [(0.5, 20), (0.01, 50), (0.002, 2000), (0.9, 400)])
 def test_the_bound_holds(chance, count):
-    """P(p-value <= x) <= x, for few and for rare ones too."""
-    rng = np.random.default_rng(1)
-    values = np.array([total(rng, chance, count).p_value for _ in range(4000)])
-    for level in (0.3, 0.1, 0.01):
-        assert (values <= level).mean() <= level
+    """For few and for rare ones too."""
+    rng, variance = np.random.default_rng(1), np.full(count, chance * (1 - chance))
+    differences = ((rng.random(count) < chance) - chance for _ in range(4000))
+    assert seldom([Sum.of(found, variance, 1.0, np.arange(count)).p_value for found in differences])
 
 
 def test_holm():
