@@ -50,10 +50,8 @@ def test_a_planted_rule_is_found(name, seed):
 
 def test_the_text_names_the_fact():
     facts = random_facts(0)
-    assert find(facts, RULES["depth >= 2"](facts)).text == "depth >= 2"
-    assert find(facts, RULES["kind is code"](facts)).text == "kind is code"
-    parent = find(facts, RULES["the parent is not the first sibling"](facts))
-    assert parent.text == "the parent is not the first sibling"
+    for text in ("depth >= 2", "kind is code", "the parent is not the first sibling"):
+        assert find(facts, RULES[text](facts)).text == text
     both = find(facts, RULES["depth and parent"](facts))
     assert sorted(both.text.split(" and ")) == ["depth >= 2", "the parent is not the first sibling"]
     said = both.sentence("p differs")
@@ -100,8 +98,7 @@ def test_items_of_a_cluster_count_as_one():
 def test_nothing_and_everything():
     facts = random_facts(0, items=30)
     assert find(facts, np.zeros(30, bool)) is None
-    everywhere = find(facts, np.ones(30, bool))
-    assert everywhere.sentence("p differs") == "p differs at all 30 nodes"
+    assert find(facts, np.ones(30, bool)).sentence("p differs") == "p differs at all 30 nodes"
     assert find({"same": [1] * 30}, np.arange(30) < 10) is None
 
 

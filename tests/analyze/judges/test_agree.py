@@ -51,56 +51,49 @@ def contradictions(history, audited: Audit | None = None):
     return lines
 
 
-@st.composite
-def damaged(draw):
-    """A sample capture with values of the evidence replaced in some steps: of the right type, and whatever they are."""
-    history = sample(draw(st.sampled_from(NAMES)))
-    field, value = draw(st.sampled_from(FIELDS)), draw(st.sampled_from(VALUES))
-    steps = draw(st.sets(st.integers(0, 60), min_size=1, max_size=4))
-    place = draw(st.integers(0, 5))
+def spoiled(field, value, place):
+    """A value of the evidence replaced: of the right type, and whatever it is."""
 
-    def damage(part):
+    def change(part):
         if not len(part.tree):
             return None
         array = getattr(part.verdict, field).copy()
         array[place % len(array)] = place % 3 if field == "outcome" else value
-        return dataclasses.replace(part, verdict=dataclasses.replace(part.verdict, **{field: array}))
+        return with_verdict(part, **{field: array})
 
-    return changed(history, damage, steps)
+    return change
+
+
+OTHERWISE = [  # steps that say other things of themselves: positions, blocks, paths, final tokens, params
+    lambda part: dataclasses.replace(part, context_len=part.context_len + 1),
+    lambda part: dataclasses.replace(part, emitted=max(part.emitted - 1, 0)),
+    lambda part: dataclasses.replace(part, moved=part.moved[:0]),
+    lambda part: dataclasses.replace(part, blocks=part.blocks[::-1]),
+    lambda part: dataclasses.replace(part, preceded=None),
+    lambda part: with_verdict(part, token=7),
+    lambda part: with_verdict(part, final_p=0.5),
+    lambda part: with_verdict(part, path=part.verdict.path[:0]),
+    lambda part: dataclasses.replace(part, tree=dataclasses.replace(part.tree, token=part.tree.token + 1)),
+    lambda part: dataclasses.replace(part, tree=dataclasses.replace(part.tree, q=part.tree.q / 2)),
+    lambda part: dataclasses.replace(part, parents=None),
+]
+DAMAGE = st.builds(spoiled, st.sampled_from(FIELDS), st.sampled_from(VALUES), st.integers(0, 5))
+
+
+def damaged(edits, most):
+    """Sample captures with an edit in some steps, at most so many."""
+    steps = st.sets(st.integers(0, 60), min_size=1, max_size=most)
+    return st.builds(changed, st.sampled_from(NAMES).map(sample), edits, steps)
 
 
 @settings(max_examples=60, suppress_health_check=list(HealthCheck))
-@given(damaged())
+@given(damaged(DAMAGE, 4))
 def test_damaged_captures(history):
     assert contradictions(history) == []
 
 
-@st.composite
-def misplaced(draw):
-    """A sample capture whose steps say other things of themselves: positions, blocks, paths, final tokens, params."""
-    history = sample(draw(st.sampled_from(NAMES)))
-    edit = draw(
-        st.sampled_from(
-            [
-                lambda part: dataclasses.replace(part, context_len=part.context_len + 1),
-                lambda part: dataclasses.replace(part, emitted=max(part.emitted - 1, 0)),
-                lambda part: dataclasses.replace(part, moved=part.moved[:0]),
-                lambda part: dataclasses.replace(part, blocks=part.blocks[::-1]),
-                lambda part: dataclasses.replace(part, preceded=None),
-                lambda part: with_verdict(part, token=7),
-                lambda part: with_verdict(part, final_p=0.5),
-                lambda part: with_verdict(part, path=part.verdict.path[:0]),
-                lambda part: dataclasses.replace(part, tree=dataclasses.replace(part.tree, token=part.tree.token + 1)),
-                lambda part: dataclasses.replace(part, tree=dataclasses.replace(part.tree, q=part.tree.q / 2)),
-                lambda part: dataclasses.replace(part, parents=None),
-            ]
-        )
-    )
-    return changed(history, edit, draw(st.sets(st.integers(0, 60), min_size=1, max_size=60)))
-
-
 @settings(max_examples=60, suppress_health_check=list(HealthCheck))
-@given(misplaced())
+@given(damaged(st.sampled_from(OTHERWISE), 60))
 def test_misplaced_steps(history):
     assert contradictions(history) == []
 
@@ -111,7 +104,7 @@ def test_the_samples(name):
 
 
 @settings(max_examples=15, suppress_health_check=list(HealthCheck))
-@given(damaged())
+@given(damaged(DAMAGE, 4))
 def test_no_difference_means_that_nothing_is_marked(history):
     """compare: "the same" is said where no row of any table is starred or marked."""
     whole = sample("sampled")

@@ -50,6 +50,7 @@ def test_a_healthy_run_passes_every_check(judged):
     for name in ("accept probability", "p at later trials", "residual mass", "trial order", "emitted surprisal"):
         assert check(history, name).result is CheckResult.PASSED, name
     assert (check(history, "outcomes").result is CheckResult.PASSED) is (rule != MATCH)
+    assert not examine(history, "run.jsonl").faults
 
 
 REJECTED, ACCEPT_PROB = Outcome.REJECTED, lambda part, i: part.verdict.accept_prob[i]
@@ -66,11 +67,15 @@ def test_an_edit_is_convicted(judged, name):
     assert name in failed(edited(judged[1], EDITS[name]))
 
 
-def test_a_coin_that_failed_rejects_unless_one_below_it_fell(judged):
-    """The accepted node whose own coin spoke is held to it; those above it are not."""
+def test_what_each_rule_holds_coins_and_ratios_to(judged):
+    """The accepted node whose own coin spoke is held to it; those above it are not. A ratio is capped.
+
+    Under match coins are held against no probability, and siblings have one.
+    """
     rule, history = judged
     if rule == MATCH:
-        pytest.skip("its coins are held against no probability")
+        assert "coins" in failed(edited(history, at(REJECTED, elder, verdict__coin=0.123)))
+        return
 
     def coin_at(place):
         at_node = lambda p: put(p.verdict.coin, p.verdict.path[place], 0.9999)  # noqa: E731
@@ -78,30 +83,9 @@ def test_a_coin_that_failed_rejects_unless_one_below_it_fell(judged):
 
     assert "outcomes" in failed(edited(history, coin_at(-1)))
     assert "outcomes" not in failed(edited(history, coin_at(0)))
-
-
-def test_a_ratio_that_was_not_capped_is_seen(judged):
-    rule, history = judged
-    if rule == MATCH:
-        pytest.skip("it has no ratios")
-
     more = lambda p, i: p.verdict.p_trial[i] > p.verdict.q_trial[i] > 0  # noqa: E731
     ratio = lambda p, i: p.verdict.p_trial[i] / p.verdict.q_trial[i]  # noqa: E731
     assert "accept probability" in failed(edited(history, at(REJECTED, more, verdict__accept_prob=ratio)))
-
-
-def test_siblings_that_each_had_a_coin_are_seen_under_match(judged):
-    rule, history = judged
-    if rule != MATCH:
-        pytest.skip("each of its nodes has a coin")
-
-    assert "coins" in failed(edited(history, at(REJECTED, elder, verdict__coin=0.123)))
-
-
-def test_diagnose_accuses_nobody(judged):
-    _, history = judged
-    found = examine(history, "run.jsonl")
-    assert not found.faults
 
 
 def test_compare_names_the_rule(judged, deep):

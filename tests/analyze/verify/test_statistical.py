@@ -122,21 +122,16 @@ def test_few_draws_are_not_judged():
     assert found.note == "too few to judge"
 
 
-def test_a_pass_says_what_it_would_have_seen():
+def test_the_power_that_is_promised_is_there():
+    """A pass says what it would have seen: samplers that accept more by as much are convicted."""
     short, long = (check(Synthetic(3).run(1, steps), "acceptance") for steps in (60, 960))
     assert short.result is long.result is CheckResult.PASSED
     assert check(Synthetic(3).run(1, 960), "acceptance by place").tested == long.tested
     assert "with 95 % power" in long.note
     assert 3 < short.least_bias / long.least_bias < 6  # sixteen times as many: a quarter, or a little less
-
-
-def test_the_power_that_is_promised_is_there():
-    """Samplers that accept more by as much as a healthy run of this length says that it would have seen."""
-    found = [
-        check(Synthetic(seed, "2x2", DETERMINISTIC, "accepts more").run(1, 400), "acceptance") for seed in range(6)
-    ]
+    runs = [Synthetic(seed, "2x2", DETERMINISTIC, "accepts more").run(1, 400) for seed in range(6)]
     least = check(Synthetic(0, "2x2", DETERMINISTIC).run(1, 400), "acceptance").least_bias
-    large = [one for one in found if one.bias >= least]
+    large = [one for one in (check(history, "acceptance") for history in runs) if one.bias >= least]
     assert large
     assert all(one.result is CheckResult.FAILED for one in large)
 
@@ -160,15 +155,11 @@ def asked(engine, *temperatures, at_once=False):
 
 
 def test_coins_that_are_known_already_are_no_chance(engines):
-    """Requests with one seed and one prompt make the same draws: they are counted once."""
+    """Requests with one seed and one prompt make the same draws: they are counted once. A greedy one uses no coins."""
     history = asked(engines["draft tree"], *[1.3] * 20, at_once=True)
     assert failed(history) == []
     first = next(iter(history.requests.values()))
     assert check(history, "acceptance").tested <= sum(len(step.tree) for step in first.steps)
-
-
-def test_a_greedy_request_uses_no_coins_of_a_sampled_one(engines):
-    """They have one seed, and the greedy one comes first: all of the other's chances count."""
     alone, after = (asked(engines["draft tree"], *temperatures) for temperatures in ([1.3], [0.0, 1.3]))
     assert check(after, "acceptance").tested == check(alone, "acceptance").tested > 0
 
