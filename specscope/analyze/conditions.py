@@ -8,7 +8,7 @@ further test. A rule that chance could have produced, given how many were tried,
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -199,30 +199,28 @@ class _Search:
         longer = []
         for join, chosen in (("and", held), ("or", ~held)) if tests else (("", held),):
             # Of the others those that hold already, and how many of them differ
-            more, hits = (int(held.sum()), int(self.label[held].sum())) if join == "or" else (0, 0)
+            more, known = (int(held.sum()), int(self.label[held].sum())) if join == "or" else (0, 0)
             best = []
             for name, values, code, operators in self.columns:
-                for operator, differ, there in _counts(code[chosen], self.label[chosen], len(values), operators):
-                    score = phi(differ + hits, there + more, int(self.label.sum()), len(self.label))
+                some = (
+                    code[chosen & self.label],
+                    code[chosen],
+                )  # of each value: those that differ, all
+                hits, here = (np.bincount(each, minlength=len(values)).astype(np.float64) for each in some)
+                passing = {
+                    ">=": (hits[::-1].cumsum()[::-1], here[::-1].cumsum()[::-1]),
+                    "<=": (hits.cumsum(), here.cumsum()),
+                    "==": (hits, here),
+                    "!=": (hits.sum() - hits, here.sum() - here),
+                }
+                for operator in operators:
+                    differ, there = passing[operator]
+                    score = phi(differ + known, there + more, int(self.label.sum()), len(self.label))
                     place = int(score.argmax())
                     test = Test(name, operator, values[place].item())
                     best.append((float(score[place]), (*tests, test), (*joins, join) if tests else ()))
             longer += sorted(best, key=lambda rule: -round(rule[0], 9))[:BEAM]
         return longer
-
-
-def _counts(
-    code: NDArray[Any], label: Bools, size: int, operators: Sequence[str]
-) -> Iterator[tuple[str, NDArray[Any], NDArray[Any]]]:
-    """For each operator the items that pass it at each value: how many differ, and how many there are."""
-    hits, here = (np.bincount(some, minlength=size).astype(np.float64) for some in (code[label], code))
-    for operator in operators:
-        passing = [hits, here] if operator in ("==", "!=") else [hits.cumsum(), here.cumsum()]
-        if operator == "!=":
-            passing = [hits.sum() - hits, here.sum() - here]
-        elif operator == ">=":
-            passing = [hits.sum() - passing[0] + hits, here.sum() - passing[1] + here]
-        yield operator, passing[0], passing[1]
 
 
 def _sampled(label: Bools) -> NDArray[Any]:

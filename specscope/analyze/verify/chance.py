@@ -71,33 +71,30 @@ def _draws(c: Columns) -> Iterator[Family]:
     recovered, (emitted, top_token), (first, later) = c.kind == RECOVERED, _emitted(c), drafted(c)
     choice = "the target's likeliest token is emitted as often as its p says"
     siblings = "first siblings follow q, and are its likeliest token no more often than draws are"
+    left = "siblings drawn after the first follow what is left of q"
     order = "of two sampled siblings the likelier one comes first as often as draws give"
-    for name, about, sum_, unit in (
-        ("recovered draws", "recovered tokens follow the residual", _final_draws(c, recovered), NATS),
-        ("other final draws", "bonus and target tokens follow p", _final_draws(c, ~recovered), NATS),
-        ("emitted surprisal", "emitted tokens follow the target's p: lossless", emitted, NATS),
-        ("target's choice emitted", choice, top_token, SHARE),
-    ):
-        yield Family(name, about, {"": sum_}, unit, c.at_step, lacking)
-    for name, about, sum_, unit in (
-        ("drafted surprisal", siblings, first, NATS),
-        ("later siblings", "siblings drawn after the first follow what is left of q", later, NATS),
-        ("order of siblings", order, _draw_order(c), SHARE),
-    ):
-        yield Family(name, about, {"": sum_}, unit, c.at_node, no_draws)
+    residual, drawn = (_final_draws(c, kind) for kind in (recovered, ~recovered))
+    yield Family("recovered draws", "recovered tokens follow the residual", {"": residual}, NATS, c.at_step, lacking)
+    yield Family("other final draws", "bonus and target tokens follow p", {"": drawn}, NATS, c.at_step, lacking)
+    lossless = "emitted tokens follow the target's p: lossless"
+    yield Family("emitted surprisal", lossless, {"": emitted}, NATS, c.at_step, lacking)
+    yield Family("target's choice emitted", choice, {"": top_token}, SHARE, c.at_step, lacking)
+    yield Family("drafted surprisal", siblings, {"": first}, NATS, c.at_node, no_draws)
+    yield Family("later siblings", left, {"": later}, NATS, c.at_node, no_draws)
+    yield Family("order of siblings", order, {"": _draw_order(c)}, SHARE, c.at_node, no_draws)
 
 
 def _coins(c: Columns) -> Iterator[Family]:
     """Coins against uniform, independent random numbers; those that were computed again are no chance."""
     lacking = "every coin was computed again from its key" if len(c) and c.recomputed.all() else FEW
     no_draws = FEW if c.sampled.any() else "no draft was sampled"
-    for name, about, sums, unit, why in (
-        ("coins uniform", "coins are spread evenly over 0 to 1", uniform(c), DISTANCE, lacking),
-        ("coins in series", "a coin is not correlated with the next one", _serial(c), CORRELATION, lacking),
-        ("coins and draws", "coins are not correlated with what was drafted", _against_draws(c), CORRELATION, no_draws),
-    ):
-        told = c.has_coins
-        yield Family(name, about, sums if told else {}, unit, c.at_step, why if told else NO_COINS)
+    in_series, drafted = "a coin is not correlated with the next one", "coins are not correlated with what was drafted"
+    found = (
+        Family("coins uniform", "coins are spread evenly over 0 to 1", uniform(c), DISTANCE, c.at_step, lacking),
+        Family("coins in series", in_series, _serial(c), CORRELATION, c.at_step, lacking),
+        Family("coins and draws", drafted, _against_draws(c), CORRELATION, c.at_step, no_draws),
+    )
+    yield from found if c.has_coins else (replace(family, sums={}, lacking=NO_COINS) for family in found)
 
 
 def surprisal(p: Doubles, entropy: Doubles, varentropy: Doubles, places: Indices) -> Sum:
