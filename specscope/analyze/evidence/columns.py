@@ -172,9 +172,7 @@ class Columns:
     prob = of_nodes("notes", "prob", np.float64, np.nan)  # the drafter's own
     draft_prob = doubles(lambda c: np.where(c.source == TEXT, np.nan, c.prob))  # without tokens taken from a text
     draw_margin = of_nodes("notes", "draw_margin", np.float64, np.nan)  # of the drafter's draw
-    draft_coin = of_nodes(
-        "notes", "coin", np.float64, 0.0
-    )  # that drew it; 0 where it is no draw, or it is not recorded
+    draft_coin = of_nodes("notes", "coin", np.float64, 0.0)  # that drew it; 0 where it is no draw, or not recorded
     draft_low = of_nodes("notes", "low", np.float64, 0.0)  # the lower end of its interval, likewise
     score = of_nodes("notes", "score", np.float64, np.nan)  # log probability of the path, by which trees are ranked
     source = of_nodes("method", "source", np.int32, -1)  # who drafted it: a number of SOURCES; -1 where only one drafts
@@ -267,9 +265,9 @@ class Columns:
     open = flags(lambda c: c._ratios[2])
     # [N] whether its outcome was forced; it holds the token with which the engine fills its trees. [S] whether the
     # final token was forced; levels of each step's tree
-    forced = flags(lambda c: c._forced[0])
+    forced = flags(lambda c: c._forced[c.own_row - 1])
     filler = flags(lambda c: c.token == (-2 if c.run is None or c.run.ways.filler is None else c.run.ways.filler))
-    forced_final = flags(lambda c: c._forced[1])
+    forced_final = flags(lambda c: c._forced[c.root_row + np.diff(c.start)])
 
     def __len__(self) -> int:
         return len(self.parts)
@@ -299,7 +297,7 @@ class Columns:
 
     def figures(self) -> Iterator[tuple[str, NDArray[Any], Indices, Bools]]:
         """By name all that must be a number in its range: the values, the step of each, and which are not."""
-        e, ends = self.parents, np.arange(len(self))
+        e = self.parents
         of_nodes = {name: getattr(self, name) for name in ("p", "q", "p_trial", "q_trial", "coin")}
         of_nodes |= {"draft coin": self.draft_coin, "lower end of the draw": self.draft_low, "raw p": e.raw_p}
         of_finals = {"p": self.final_p, "coin": self.final_coin, "target's p": e.final_p}
@@ -309,12 +307,8 @@ class Columns:
             "the drafter's probability of its likeliest tokens": e.draft_top_p,
             "the drafter's probability of the choice": e.choice_q,
         }
-        places = (
-            (of_nodes, "node {}", self.step),
-            (of_finals, "the final token", ends),
-            (of_parents, "a parent", e.step),
-        )
-        for shares, place, step in places:
+        ends = of_finals, "the final token", np.arange(len(self))
+        for shares, place, step in ((of_nodes, "node {}", self.step), ends, (of_parents, "a parent", e.step)):
             for name, values in shares.items():
                 wrong = ~((values >= -SUMMED) & (values <= 1 + SUMMED))  # NaN always is
                 yield f"{name} of {place}", values, step, np.asarray(np.atleast_2d(wrong.T).any(axis=0))
@@ -409,14 +403,11 @@ class Columns:
         return tokens[places(step) < numbers(self.picked, "", "emitted")[step]]
 
     @cached_property
-    def _forced(self) -> tuple[Bools, Bools]:
-        nodes, finals = np.zeros(len(self.token), np.bool_), np.zeros(len(self), np.bool_)
-        forced = joined(self.picked, "verdict", "forced", np.int64)
+    def _forced(self) -> Bools:
+        """[rows] of each step first its nodes, then its final token."""
         step = np.repeat(np.arange(len(self)), lengths(self.picked, "verdict", "forced"))
-        is_final = forced == np.diff(self.start)[step]
-        nodes[(self.start[step] + forced)[~is_final]] = True
-        finals[step[is_final]] = True
-        return nodes, finals
+        place = self.root_row[step] + joined(self.picked, "verdict", "forced", np.int64)
+        return np.isin(np.arange(self.rows), place)
 
     def any_in_step(self, nodes: Bools) -> Bools:
         """[S] whether a step has any of these nodes."""

@@ -23,6 +23,7 @@ from tests.analyze.compare.runs import Made, make
 from tests.analyze.histories import history as made
 from tests.analyze.histories import record, step
 from tests.analyze.judges.edits import case_of, changed, decode_steps, sample, under, with_verdict
+from tests.analyze.verify.edits import at, node, of, put, renormalised, replaced
 
 
 def judged(history):
@@ -31,73 +32,44 @@ def judged(history):
     return [check.name for check in trial.failed], examine(history, trial=trial)
 
 
-def untried_pair(part):
-    """The coins of two nodes that were not tried made equal."""
-    untried = np.flatnonzero(part.verdict.outcome == Outcome.UNTRIED)
-    if len(untried) < 2:
-        return None
-    coin = part.verdict.coin.copy()
-    coin[untried[1]] = coin[untried[0]]
-    return with_verdict(part, coin=coin)
+def untried(part):
+    return np.flatnonzero(part.verdict.outcome == Outcome.UNTRIED)
 
 
-def not_moved(part):
-    return dataclasses.replace(part, moved=part.moved[:0]) if len(part.moved) else None
+def open_coin(part, i):
+    """A node that chance decided: rejected at even positions, accepted at odd ones."""
+    outcome = Outcome.ACCEPTED if part.position % 2 else Outcome.REJECTED
+    return part.verdict.outcome[i] == outcome and 0.05 < part.verdict.accept_prob[i] < 0.95
 
 
-def accepted_by_p(part):
-    """The ratio test without q, and the verdicts as they were."""
-    if np.allclose(part.verdict.accept_prob, part.verdict.p_trial, atol=1e-3):
-        return None
-    return with_verdict(part, accept_prob=part.verdict.p_trial.astype(np.float64))
+def other_side(part, i):
+    """A coin on the wrong side of a: below it where it was rejected, above it where it was accepted."""
+    a = float(part.verdict.accept_prob[i])
+    return (1 + a) / 2 if part.verdict.outcome[i] == Outcome.ACCEPTED else a / 2
 
 
-def against_coin(part):
-    """A tried node's coin is on the wrong side of a: below it where it was rejected, above it where it was accepted."""
-    v = part.verdict
-    kind = Outcome.ACCEPTED if part.position % 2 else Outcome.REJECTED
-    tried = np.flatnonzero((v.outcome == kind) & (v.accept_prob > 0.05) & (v.accept_prob < 0.95))
-    if not len(tried):
-        return None
-    coin, a = v.coin.copy(), float(v.accept_prob[tried[0]])
-    coin[tried[0]] = (1 + a) / 2 if kind == Outcome.ACCEPTED else a / 2
-    return with_verdict(part, coin=coin)
-
-
-def nan_p(part):
-    return with_verdict(part, p=np.full_like(part.verdict.p, np.nan)) if len(part.tree) else None
-
-
-def minus_p(part):
-    p = part.verdict.p.copy()
-    p[:1] = -0.25
-    return with_verdict(part, p=p) if len(part.tree) else None
-
-
-def q_as_drawn(part):
-    """q as tried is q as drawn, though a sibling was taken out before."""
-    v, q = part.verdict, part.tree.q
-    later = [n for n in np.flatnonzero(v.outcome != 0) if (part.tree.parent[:n] == part.tree.parent[n]).any()]
-    if not later or abs(float(v.q_trial[later[0]] - q[later[0]])) < 1e-3:
-        return None
-    q_trial = v.q_trial.copy()
-    q_trial[later] = q[later]
-    return with_verdict(part, q_trial=q_trial)
-
-
+accepted_by_p = of(  # the ratio test without q, and the verdicts as they were
+    lambda part: not np.allclose(part.verdict.accept_prob, part.verdict.p_trial, atol=1e-3),
+    verdict__accept_prob=lambda part: part.verdict.p_trial.astype(np.float64),
+)
+untried_pair = of(  # the coins of two nodes that were not tried made equal
+    lambda part: len(untried(part)) > 1,
+    verdict__coin=lambda part: put(part.verdict.coin, untried(part)[1], part.verdict.coin[untried(part)[0]]),
+)
+q_as_drawn = at(None, renormalised, verdict__q_trial=lambda part, i: part.tree.q[i])
 EDITS = [
-    ("accepted KV moved", not_moved, "sampled", Cause.TARGET_KV),
+    ("accepted KV moved", of(lambda p: len(p.moved), moved=np.zeros(0, np.int32)), "sampled", Cause.TARGET_KV),
     ("accept probability", accepted_by_p, "sampled", Cause.RATIO_TEST),
-    ("probabilities", nan_p, "sampled", Cause.NOT_A_NUMBER),
-    ("probabilities", minus_p, "eagle", Cause.NOT_A_NUMBER),
+    ("probabilities", at(None, verdict__p=np.nan), "sampled", Cause.NOT_A_NUMBER),
+    ("probabilities", at(None, verdict__p=-0.25), "eagle", Cause.NOT_A_NUMBER),
     ("q at trials", q_as_drawn, "sampled", Cause.RESIDUAL_NOT_RENORMALISED),
-    ("outcomes", against_coin, "sampled", Cause.RATIO_TEST),
+    ("outcomes", at(None, open_coin, verdict__coin=other_side), "sampled", Cause.RATIO_TEST),
     ("coins unequal", untried_pair, "sampled", Cause.COINS),
 ]
 
 
 @pytest.mark.parametrize("often", [False, True], ids=["once", "always"])
-@pytest.mark.parametrize(("check", "edit", "name", "cause"), EDITS, ids=[edit[1].__name__ for edit in EDITS])
+@pytest.mark.parametrize(("check", "edit", "name", "cause"), EDITS, ids=[edit[0] for edit in EDITS])
 def test_a_failed_check_has_its_cause_named(check, edit, name, cause, often):
     """Items 1, 2 and 13, each in one step and in all that allow it."""
     history = sample(name)
@@ -108,27 +80,21 @@ def test_a_failed_check_has_its_cause_named(check, edit, name, cause, often):
     assert found.exit is Exit.INCONSISTENT
 
 
-def rejected_choice(part):
-    """Item 16: the last accepted draft is said to have been rejected, and so was the target's choice."""
-    v = part.verdict
-    if not len(v.path):
-        return None
-    outcome = v.outcome.copy()
-    outcome[v.path[-1]] = Outcome.REJECTED
-    return with_verdict(part, outcome=outcome, path=v.path[:-1])
+rejected_choice = of(  # item 16: the last accepted draft is said to have been rejected, and so was the target's choice
+    lambda part: len(part.verdict.path),
+    verdict__outcome=lambda part: put(part.verdict.outcome, part.verdict.path[-1], Outcome.REJECTED),
+    verdict__path=lambda part: part.verdict.path[:-1],
+)
 
 
 def accepted_other(part):
     """Item 16: a rejected draft is said to have been accepted, behind the path."""
-    v = part.verdict
-    rejected = np.flatnonzero(v.outcome == Outcome.REJECTED)
-    below = v.path[-1] if len(v.path) else -1
-    node = next((int(n) for n in rejected if part.tree.parent[n] == below), None)
-    if node is None:
+    path = part.verdict.path
+    i = node(part, Outcome.REJECTED, lambda part, i: part.tree.parent[i] == (path[-1] if len(path) else -1))
+    if i is None:
         return None
-    outcome = v.outcome.copy()
-    outcome[node] = Outcome.ACCEPTED
-    return with_verdict(part, outcome=outcome, path=np.append(v.path, node).astype(np.int32))
+    outcome = put(part.verdict.outcome, i, Outcome.ACCEPTED)
+    return with_verdict(part, outcome=outcome, path=np.append(path, i).astype(np.int32))
 
 
 @pytest.mark.parametrize("name", ["eagle", "ngram"])
@@ -252,12 +218,13 @@ def test_a_healthy_run_says_what_was_looked_at():
     assert "what could not be judged is named above" in shown(apart)
 
 
-def unsure(part):
-    """The target's four likeliest tokens, raw, are alike."""
-    if part.parents is None:
-        return None
-    alike = np.full_like(part.parents.top_p, 0.2)
-    return dataclasses.replace(part, parents=dataclasses.replace(part.parents, top_p=alike))
+def evidence(**values):
+    """An edit of the evidence on tried parents: what gives its fields of it."""
+    fields = {f"parents__{name}": lambda part, value=value: value(part.parents) for name, value in values.items()}
+    return of(lambda part: part.parents is not None, **fields)
+
+
+unsure = evidence(top_p=lambda e: np.full_like(e.top_p, 0.2))  # the target's four likeliest tokens, raw, are alike
 
 
 def test_the_targets_own_entropy_is_told_of_a_greedy_run():
@@ -276,10 +243,9 @@ def guessing(rank):
         if part.parents is None:
             return None
         ranks = np.array([rank(part.position + node) for node in part.parents.node.tolist()], np.int32)
-        nothing = np.zeros_like(part.verdict.path[:0])
-        outcome = np.minimum(part.verdict.outcome, 1) * Outcome.REJECTED
-        verdict = dataclasses.replace(part.verdict, path=nothing, outcome=outcome.astype(np.uint8))
-        return dataclasses.replace(part, verdict=verdict, parents=dataclasses.replace(part.parents, choice_rank=ranks))
+        outcome = (np.minimum(part.verdict.outcome, 1) * Outcome.REJECTED).astype(np.uint8)
+        nothing = {"verdict__path": part.verdict.path[:0], "verdict__outcome": outcome}
+        return replaced(part, parents__choice_rank=ranks, **nothing)
 
     return change
 
@@ -296,14 +262,10 @@ def test_a_drafter_at_the_level_of_chance_is_more_than_weak(rank, cause):
     assert not cause.is_fault
 
 
-def heated(part):
-    """The target's likeliest token holds a fifth of its own mass, and p is wide."""
-    if part.parents is None:
-        return None
-    few = np.zeros_like(part.parents.top_p)
-    few[:, 0] = 0.2
-    wide = np.full_like(part.parents.entropy, 9.0)
-    return dataclasses.replace(part, parents=dataclasses.replace(part.parents, top_p=few, entropy=wide))
+heated = evidence(  # the target's likeliest token holds a fifth of its own mass, and p is wide
+    top_p=lambda e: np.where(np.arange(e.top_p.shape[1]) == 0, 0.2, 0).astype(np.float32) + 0 * e.top_p,
+    entropy=lambda e: np.full_like(e.entropy, 9.0),
+)
 
 
 @pytest.mark.parametrize(("temperature", "cause"), [(2.5, Cause.HIGH_TEMPERATURE), (0.5, Cause.HARD_TEXT)])
@@ -333,11 +295,7 @@ def tree_of(accepted, depth, deeper):
 
 @pytest.mark.parametrize("coin", [float("nan"), float("inf"), -1.0, 2.0])
 def test_a_coin_that_is_no_number_is_convicted_and_left_out_of_sums(coin):
-    def spoil(part):
-        coins = part.verdict.coin.copy()
-        coins[-1] = coin
-        return with_verdict(part, coin=coins)
-
+    spoil = of(verdict__coin=lambda part: put(part.verdict.coin, -1, coin))
     histories = sample("sampled"), changed(sample("sampled"), spoil, {20})
     for history in histories:  # another engine's: ours are computed again, and no chance
         history.run = dataclasses.replace(history.run, versions={"vllm": "0.32.0"})

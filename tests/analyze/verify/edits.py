@@ -63,6 +63,11 @@ def elder(part, i):
     return bool(np.any(part.tree.parent[:i] == part.tree.parent[i]))
 
 
+def renormalised(part, i):
+    """Whether a later sibling's q is another than it was before the first draw."""
+    return part.verdict.outcome[i] and elder(part, i) and part.verdict.q_trial[i] > part.tree.q[i] * 1.01
+
+
 def valued(value, *where):
     return value(*where) if callable(value) else value
 

@@ -14,7 +14,20 @@ from specscope.trace.record.tree import Drawn
 from tests.analyze.judges.edits import changed, rebuilt
 from tests.analyze.synthetic import Synthetic
 from tests.analyze.verify.conftest import run
-from tests.analyze.verify.edits import at, check, edited, elder, failed, node, of, passed, put, recovered, replaced
+from tests.analyze.verify.edits import (
+    at,
+    check,
+    edited,
+    elder,
+    failed,
+    node,
+    of,
+    passed,
+    put,
+    recovered,
+    renormalised,
+    replaced,
+)
 from tests.engines import PROMPTS, fresh
 from tests.heads import DRAFT_VOCAB
 
@@ -42,11 +55,6 @@ def first_parent(where=lambda part: True, **values):
     arrays = {name: lambda part, name=name, v=v: put(getattr(part.parents, name), 0, v) for name, v in values.items()}
     there = lambda part: len(part.parents.node) and where(part)  # noqa: E731
     return of(there, **{f"parents__{name}": value for name, value in arrays.items()})
-
-
-def renormalised(part, i):
-    """Whether a later sibling's q is another than it was before the first draw."""
-    return part.verdict.outcome[i] and elder(part, i) and part.verdict.q_trial[i] > part.tree.q[i] * 1.01
 
 
 def noted(part):
