@@ -93,14 +93,13 @@ def temperatures(c: Columns) -> Iterator[Finding]:
     ratio, expected = temperature * np.log(c.p / e.at(e.choice_p)), np.log(e.raw_p / raw)
     low, high = (expected + moved for moved in _moves(c, tested))
     slack = 2e-3 + 1e-4 * np.abs(expected) + 1e-3 * temperature
-    span = lambda i: f"{low[i]:.4g}" + (f" to {high[i]:.4g}" if high[i] > low[i] else "")  # noqa: E731
     about = "p follows from the raw p by temperature, bias and penalties, at any depth"
     yield check("temperature and penalties", about).of(
         (ratio < low - slack) | (ratio > high + slack),
         tested,
         lambda i: (
             f"log p / p of the choice, times temperature {temperature[i]:g}: {ratio[i]:.4g}; raw {expected[i]:.4g}, "
-            f"after bias and penalties {span(i)}; at depth {c.depth[i]}"
+            f"after bias and penalties {_range(low[i], high[i])}; at depth {c.depth[i]}"
         ),
         _note(c, "parameters", (c.known & ~c.greedy)[c.step]),
     )
@@ -143,6 +142,10 @@ def q_bounds(
         low = raw**power / (listed + np.where(power >= 1, rest, spread))
         high = np.where(c.cut[c.step[node]], 1, raw**power / (listed + np.where(power <= 1, rest, 0)))
     return low, high
+
+
+def _range(low: float, high: float) -> str:
+    return f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
 
 
 def _moves(c: Columns, tested: Bools) -> tuple[Doubles, Doubles]:
