@@ -68,10 +68,6 @@ class Reference:
         return f"specscope replay {shell_word(f'{source}#{self}')}"
 
 
-def _none() -> NDArray[np.int64]:
-    return np.zeros(0, np.int64)
-
-
 @dataclass(frozen=True)
 class Example:
     """One item that differs from what a model says."""
@@ -83,7 +79,7 @@ class Example:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for --json."""
-        return {"where": str(self.where), "recorded": self.recorded, "judged": self.judged, "text": self.text}
+        return vars(self) | {"where": str(self.where)}
 
 
 @dataclass(frozen=True)
@@ -101,7 +97,7 @@ class Finding:
     unit: str = ""  # what was tested, in the singular: node, step, parent, draw, coin, request
     # Which failed, as their unit is numbered: nodes, decode steps and parents as verify's Columns has them, request
     # steps as `evidence.visits` gives them. What explains a failure starts from these and measures nothing again.
-    wrong: NDArray[np.int64] = field(default_factory=_none, compare=False, repr=False)
+    wrong: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64), compare=False, repr=False)
     # Of sums over chance alone
     statistic: float | None = None  # z: the sum over its standard deviation
     p_value: float | None = None  # before Holm's correction
@@ -127,23 +123,13 @@ class Finding:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for --json."""
-        names = ("about", "unit", "tested", "failed")
-        more = ("detail", "note", "statistic", "p_value", "bias", "least_bias")
-        return {
-            "name": self.name,
-            "result": self.result.value,
-            **{name: getattr(self, name) for name in names},
-            "example": None if self.example is None else str(self.example),
-            **{name: getattr(self, name) for name in more},
-        }
+        example = None if self.example is None else str(self.example)
+        shown = ("about", "unit", "tested", "failed", "detail", "note", "statistic", "p_value", "bias", "least_bias")
+        values = {"name": self.name, "result": self.result.value, "example": example}
+        return values | {name: getattr(self, name) for name in shown}
 
     def compared(self) -> dict[str, Any]:
         """The same of what models judged."""
-        return {
-            **self.to_dict(),
-            "noun": self.unit,
-            "condition": None if self.condition is None else self.condition.to_dict(),
-            "sentence": self.sentence,
-            "first_only": self.first_only,
-            "examples": [example.to_dict() for example in self.examples],
-        }
+        condition = None if self.condition is None else self.condition.to_dict()
+        more = {"noun": self.unit, "condition": condition, "sentence": self.sentence, "first_only": self.first_only}
+        return self.to_dict() | more | {"examples": [example.to_dict() for example in self.examples]}

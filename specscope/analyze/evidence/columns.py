@@ -241,6 +241,7 @@ class Columns:
     ahead = flags(lambda c: c.looks_ahead & c.ours)
     told = flags(lambda c: (c.walks | c.ahead) & c.sound)
     free = flags(lambda c: c.fresh & c.told)  # [S] and its coins were not known before
+    by_chance = flags(lambda c: c.sound & ~c.recomputed)  # [S] coins in range, of which none is computed again
     # [S] the request's decode step before it; [N] the sibling that was drawn just before it; -1 for none
     before = indices(lambda c: previous(c.request))
     elder = indices(lambda c: previous(c.row))

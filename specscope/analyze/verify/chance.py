@@ -6,7 +6,7 @@ And the coins: unequal, and where they cannot be computed again uniform, and ind
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -222,13 +222,17 @@ def _equal(coin: Doubles, group: Indices) -> tuple[Indices, Indices]:
     return order[same], order[same + 1]
 
 
-def _by_accident(coin: Doubles, group: Indices) -> float:
-    """How many pairs of equal coins within groups chance explains: a coin in float32 is one of 2^24."""
-    if not (coin == coin.astype(np.float32)).all():
-        return 0.0
-    count = np.unique(group, return_counts=True)[1].astype(np.float64)
-    expected = float((count * (count - 1) / 2).sum()) * 2.0**-24
-    return expected + 5 * math.sqrt(expected)
+def _again(coin: Doubles, group: Indices, counts: Callable[[Indices, Indices], Bools] | None = None) -> Indices:
+    """[P, 2] pairs of equal coins of one group that count; none where chance explains as many.
+
+    A coin in float32 is one of 2^24.
+    """
+    pairs = np.stack(_equal(coin, group), axis=1)
+    pairs = pairs if counts is None else pairs[counts(*pairs.T)]
+    size, expected = np.unique(group, return_counts=True)[1].astype(np.float64), 0.0
+    if (coin == coin.astype(np.float32)).all():
+        expected = float((size * (size - 1) / 2).sum()) * 2.0**-24
+    return pairs if len(pairs) > expected + 5 * math.sqrt(expected) else pairs[:0]
 
 
 def coins_apart(c: Columns) -> Iterator[Finding]:
@@ -237,9 +241,8 @@ def coins_apart(c: Columns) -> Iterator[Finding]:
     coin, step, draws = _tossed(c)
     single_use = draws | ~c.match[step]  # under match siblings are judged by one coin
     single, its_step = coin[single_use], step[single_use]
-    same, _ = _equal(single, its_step)
     bad = np.zeros(len(c), np.bool_)
-    bad[its_step[same]] = len(same) > _by_accident(single, its_step)
+    bad[its_step[_again(single, its_step)]] = True
 
     def repeated(s: int) -> str:
         found, times = np.unique(single[its_step == s], return_counts=True)
@@ -252,13 +255,9 @@ def coins_apart(c: Columns) -> Iterator[Finding]:
     looked = np.concatenate([np.flatnonzero(draws), np.flatnonzero(~draws & c.ours)])
     coin, step, draws = coin[looked], step[looked], draws[looked]
     request = c.request[step]
-    before, after = _equal(coin, request)
-    pairs = (step[before] != step[after]) & draws[before]
-    before, after = before[pairs], after[pairs]
+    before, after = _again(coin, request, lambda a, b: (step[a] != step[b]) & draws[a]).T
     tested, again = np.zeros((2, len(c)), np.bool_)
-    tested[step[draws]] = True
-    if len(after) > _by_accident(coin, request):
-        again[step[after]] = tested[step[after]] = True
+    again[step[after]] = tested[step[after]] = tested[step[draws]] = True
 
     def came(s: int) -> str:
         pair = np.argmax(step[after] == s)
@@ -266,27 +265,28 @@ def coins_apart(c: Columns) -> Iterator[Finding]:
         times = int(((coin == shared) & (request == c.request[s])).sum())
         return f"coin {shared:.6g} came at {' and at '.join(str(c.at_step(s)) for s in steps)}, {times} times in all"
 
-    yield check("coins over steps", "no coin that drew a draft comes again at another step of its request").of(
-        again, tested, came, undrawn(c)
-    )
+    about = "no coin that drew a draft comes again at another step of its request"
+    yield check("coins over steps", about).of(again, tested, came, undrawn(c))
     yield _coins_of_requests(c)
 
 
 def _coins_of_requests(c: Columns) -> Finding:
     """Coins of our own drafts are compared over all steps: whatever runs beside it, a draw has its own."""
     nodes, drafts = np.flatnonzero((c.coin > 0) & ~c.match[c.step]), np.flatnonzero(c.drawn_by_coin)
-    coin = np.concatenate([c.coin[nodes], c.draft_coin[drafts]])
-    step = np.concatenate([c.step[nodes], c.step[drafts]])
+    coin, step = np.concatenate([c.coin[nodes], c.draft_coin[drafts]]), c.step[np.concatenate([nodes, drafts])]
     group = c.batch[step]
     group[len(nodes) :] = -1 if c.ours else -2 - group[len(nodes) :]
-    pairs = np.stack([step[places] for places in _equal(coin, group)], axis=1)
-    pairs = pairs[c.request[pairs[:, 0]] != c.request[pairs[:, 1]]]
-    a, b = pairs.T
-    shared = c.known[a] & c.known[b] & (c.seed[a] == c.seed[b])
-    pairs = pairs[~shared | (c.ours & (c.position[a] != c.position[b]))]  # vLLM's V2 goes by the place of each token
+
+    def apart(first: Indices, second: Indices) -> Bools:
+        a, b = step[first], step[second]
+        shared = c.known[a] & c.known[b] & (c.seed[a] == c.seed[b])
+        shared &= (not c.ours) | (c.position[a] == c.position[b])  # vLLM's V2 goes by the position of each token
+        return np.asarray((c.request[a] != c.request[b]) & ~shared)
+
+    pairs = step[_again(coin, group, apart)]
     meet = len(np.unique(c.batch)) < len(c) or bool(c.ours and len(drafts) and c.request.max() > 0)
     tested, bad = np.full(len(c), c.has_coins and meet), np.zeros(len(c), np.bool_)
-    bad[pairs] = len(pairs) > _by_accident(coin, group)
+    bad[pairs] = True
 
     def detail(s: int) -> str:
         first, second = pairs[np.argmax((pairs == s).any(axis=1))].tolist()
@@ -305,11 +305,6 @@ def _of_nodes(c: Columns) -> Bools:
 def _of_finals(c: Columns) -> Bools:
     """[S] likewise for the final token; under match a recovered token shares the coin of the rejected siblings."""
     return np.asarray((c.final_coin > 0) & ~(c.match & (c.kind == RECOVERED)))
-
-
-def _untold(c: Columns) -> Bools:
-    """[S] whether the step's coins are in range (a check of its own), and none was computed again, which says more."""
-    return c.sound & ~c.recomputed
 
 
 def _all(c: Columns) -> tuple[Doubles, Indices]:
@@ -334,9 +329,8 @@ def _once(c: Columns, coin: Doubles, step: Indices) -> Indices:
 
 def uniform(c: Columns) -> dict[str, Sum]:
     """How far coins are from uniform."""
-    by_chance = _untold(c)
-    nodes, finals = np.flatnonzero(by_chance[c.step] & _of_nodes(c)), np.flatnonzero(by_chance & _of_finals(c))
-    of_drafts = c.draft_coin[(by_chance & c.fresh)[c.step] & c.drawn_by_coin]
+    nodes, finals = np.flatnonzero(c.by_chance[c.step] & _of_nodes(c)), np.flatnonzero(c.by_chance & _of_finals(c))
+    of_drafts = c.draft_coin[(c.by_chance & c.fresh)[c.step] & c.drawn_by_coin]
     return {
         "those of nodes": Sum.uniform(c.coin[nodes][_once(c, c.coin[nodes], c.step[nodes])]),
         "those of final tokens": Sum.uniform(c.final_coin[finals][_once(c, c.final_coin[finals], finals)]),
@@ -348,10 +342,10 @@ def _serial(c: Columns) -> dict[str, Sum]:
     """As correlations: each coin of a verdict with the next of its step, each that drew a draft with the next likewise,
     and with that of the same draw in the request's step before. Numbered by step."""
     coin, step = _all(c)
-    free = _untold(c) & ~c.match
+    free = c.by_chance & ~c.match
     pair = np.flatnonzero((np.diff(step) == 0) & free[step[:-1]] & (coin[:-1] > 0) & (coin[1:] > 0))
     pair = pair[_once(c, coin[pair + 1], step[pair])]
-    drafts = np.flatnonzero(c.drawn_by_coin & (_untold(c) & c.fresh)[c.step])
+    drafts = np.flatnonzero(c.drawn_by_coin & (c.by_chance & c.fresh)[c.step])
     follows = drafts[1:][(np.diff(drafts) == 1) & (np.diff(c.step[drafts]) == 0)]
     later, before = _one_step_apart(c, drafts)
     drew = c.draft_coin
