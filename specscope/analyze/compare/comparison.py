@@ -10,13 +10,11 @@ import numpy as np
 from specscope.analyze.compare.align import Aligned, Matched, PairedBy, align, hint, match, unpaired
 from specscope.analyze.compare.config import NOT_KNOWN, Difference, differences, explaining, models
 from specscope.analyze.compare.failif import GROUPED, counted, judge
-from specscope.analyze.compare.fields import ALWAYS, Field, fields, steps
+from specscope.analyze.compare.fields import Field, fields
 from specscope.analyze.compare.figures import believed, calibration, clustered, figures, groups
 from specscope.analyze.compare.parting import Partings
-from specscope.analyze.compare.result import Comparison, Pair, Sameness, SideFacts
+from specscope.analyze.compare.result import Comparison, Pair, Sameness, SideFacts, judged
 from specscope.analyze.compare.side import Side, SideRequest
-from specscope.analyze.compare.trees import trees
-from specscope.analyze.compare.verdict import judged
 from specscope.trace.history.conditions import Threshold
 from specscope.trace.history.wording import plural
 from specscope.trace.record.rules import MADE_UP
@@ -71,12 +69,10 @@ def compare(a: Side, b: Side, limits: Sequence[Threshold] = ()) -> Comparison:
 
 def _explained(aligned: Aligned, other: Sequence[Difference]) -> Iterator[Field]:
     """The evidence at equal contexts. What the configuration explains is not suspect."""
-    for field in (*fields(aligned), *trees(aligned), *steps(aligned)):
+    for field in fields(aligned):
         doubted = field.suspect or field.unsure
-        if names := explaining(field.stage, other, alike=aligned.some_alike) if doubted else ():
-            yield replace(field, suspect=False, unsure=False, explained=names)
-        elif field.compared or field.name in ALWAYS:
-            yield field
+        names = explaining(field.stage, other, alike=aligned.some_alike) if doubted else ()
+        yield replace(field, suspect=False, unsure=False, explained=names) if names else field
 
 
 def _pairs(a: Side, b: Side, matched: Matched) -> Iterator[Pair]:

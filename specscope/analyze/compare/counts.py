@@ -71,14 +71,13 @@ class CountsSide:
 
         A draft accepts K tokens, and r_d is the share of drafts with K >= d: so E[K^2] is the sum of (2 d - 1) r_d.
         """
-        a, error, of_rate, by_depth = self.acceptance, None, None, {}
-        if a.per_position and a.tau is not None:
-            square = sum((2 * depth - 1) * (rate or 0.0) for depth, rate in enumerate(a.per_position, 1))
+        a, error, of_rate = self.acceptance, None, None
+        rates = list(enumerate(a.per_position, 1))
+        if rates and a.tau is not None:
+            square = sum((2 * depth - 1) * (rate or 0.0) for depth, rate in rates)
             error = math.sqrt(max(square - (a.tau - 1) ** 2, 0) / a.drafts)
             of_rate = error * a.drafts / a.drafted if a.drafted else None
-        for depth, rate in enumerate(a.per_position, 1):
-            spread = None if rate is None else math.sqrt(rate * (1 - rate) / a.drafts)
-            by_depth[depth_rate(depth)] = rate, spread
+        by_depth = {depth_rate(at): (r, r if r is None else math.sqrt(r * (1 - r) / a.drafts)) for at, r in rates}
         return {TAU: (self.means.length(a), error), RATE: (self.means.rate(a), of_rate), **by_depth}
 
     def to_dict(self) -> dict[str, Any]:

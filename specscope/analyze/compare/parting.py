@@ -141,17 +141,11 @@ class Partings:
     def of(self, a: SideRequest, b: SideRequest, match: PairedBy) -> tuple[Parting | None, Parting | None]:
         """(where the outputs part, the first decision before that which differs)."""
         both = list(zip(self.sides, (a, b), self._decided, strict=True))
-        outputs = [side.tokens(request) for side, request, _ in both]
-        place = first_difference(*outputs)
-        begins = (int(side.begins[request.first]) for side, request, _ in both)
-        cuts = (
-            each[begin : begin + len(output)] for begin, output, (*_, each) in zip(begins, outputs, both, strict=True)
-        )
-        before = first_difference(*cuts)
-        ends = min(map(len, outputs)) if place is None else place
+        place = first_difference(*(side.tokens(request) for side, request, _ in both))
+        before = first_difference(*(every[side.output(request)] for side, request, every in both))
         return (
             None if place is None else self._parting(a, b, place, match),
-            None if before is None or before >= ends else self._parting(a, b, before, match),
+            None if before is None or (place is not None and before >= place) else self._parting(a, b, before, match),
         )
 
     def _parting(self, a: SideRequest, b: SideRequest, place: int, match: PairedBy) -> Parting:

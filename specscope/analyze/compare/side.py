@@ -167,9 +167,13 @@ class Side:
         """The same as records."""
         return self.columns.parts[self.rows(request)]
 
+    def output(self, request: SideRequest) -> slice:
+        """Where the output of a request is among all of the side."""
+        return slice(int(self.begins[request.first]), int(self.begins[request.first + request.count]))
+
     def tokens(self, request: SideRequest) -> Longs:
         """The output of a request."""
-        return self.columns.output[self.begins[request.first] : self.begins[request.first + request.count]]
+        return self.columns.output[self.output(request)]
 
     @cached_property
     def varies(self) -> Bools:

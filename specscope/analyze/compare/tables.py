@@ -13,8 +13,7 @@ from specscope.analyze.compare.failif import FailCondition
 from specscope.analyze.compare.fields import Field
 from specscope.analyze.compare.figures import LABEL
 from specscope.analyze.compare.parting import Decision, Half, Parting
-from specscope.analyze.compare.result import Comparison, Pair
-from specscope.analyze.compare.verdict import accused
+from specscope.analyze.compare.result import Comparison, Pair, accused
 from specscope.analyze.table import NONE, Table, count, number, one_line, percent
 from specscope.analyze.tables import MOST_SHOWN
 from specscope.trace.history.loops import LONGEST, TIMES

@@ -12,7 +12,7 @@ from specscope.analyze.compare.align import PairedBy
 from specscope.analyze.compare.comparison import compare
 from specscope.analyze.compare.config import Difference, StepStage, explaining
 from specscope.analyze.compare.parting import PartingCause
-from specscope.analyze.compare.result import Sameness
+from specscope.analyze.compare.result import ALOUD, Sameness
 from specscope.analyze.compare.side import from_history, joined
 from specscope.trace.history.history import History
 from specscope.trace.record.records import Absent, RunInfo
@@ -92,6 +92,7 @@ def test_the_cause_of_a_parting_is_named(a, b, causes, answers):
             assert AT <= parting.position <= AT + 3
             assert parting.a.at.index == parting.b.at.index == 4
             assert "r3" in found.reasons[-1]
+            assert found.summary == f"{ALOUD[parting.cause.stage]}, and nothing in the configuration explains it."
 
 
 def test_a_parting_shows_p_q_coin_and_margin_of_both(plain):

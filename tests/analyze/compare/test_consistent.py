@@ -14,8 +14,7 @@ from specscope.analyze.compare.comparison import compare
 from specscope.analyze.compare.failif import named, parse
 from specscope.analyze.compare.page import render_html
 from specscope.analyze.compare.parting import PartingCause
-from specscope.analyze.compare.result import Comparison, Sameness
-from specscope.analyze.compare.verdict import accused
+from specscope.analyze.compare.result import Comparison, Sameness, accused
 
 from .runs import RUN, Made, field_of, side, with_params
 
