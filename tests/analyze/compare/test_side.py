@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +69,7 @@ def test_large_captures_are_read_in_processes_of_their_own(tmp_path, monkeypatch
     apart = read_sides(names[:2], names[2:], shares.append)
     for one, other in zip(here, apart, strict=True):
         assert one.columns.parts == other.columns.parts
+        assert len(pickle.dumps(one)) < len(pickle.dumps(one.columns.parts))  # it is sent as its columns lie
         assert np.array_equal(one.batch, other.batch)
         assert [capture.source for capture in one.captures] == [capture.source for capture in other.captures]
         assert one.vocabulary.pieces == other.vocabulary.pieces
