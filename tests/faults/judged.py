@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specscope.analyze.audit.audit import Audit
 from specscope.analyze.diagnose.diagnosis import Diagnosis
 from specscope.analyze.diagnose.run import examine
-from specscope.analyze.locate.located import Location
-from specscope.analyze.verify.trial import Trial
 from specscope.measure.judges import audit_options
-from specscope.measure.locate.locate import locate
-from specscope.trace.history.history import History
+from specscope.measure.locate.locate import locate_in
 from specscope.trace.wire.reading import read_capture
 from tests.faults.models import TARGET
 from tests.faults.planted import FAULTS
@@ -26,10 +22,8 @@ def diagnosed(path: Path, setting: Setting, *, place: bool = False) -> Diagnosis
     draft = DRAFTERS[setting.drafter].get("draft_model")
     options = audit_options(reader.history, str(TARGET), draft, SAMPLE)
 
-    def located(history: History, trial: Trial, audited: Audit, little: bool) -> Location:
-        return locate(history, str(path), options, audited=audited, trial=trial, little=little)
-
-    return examine(reader.history, str(path), options, warnings=reader.warnings, locate=located if place else None)
+    located = (lambda session, little: locate_in(session, little=little)) if place else None
+    return examine(reader.history, str(path), options, warnings=reader.warnings, locate=located)
 
 
 def planted(name: str, folder: Path, *, rarely: bool = False) -> Diagnosis:

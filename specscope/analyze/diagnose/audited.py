@@ -16,9 +16,10 @@ from specscope.analyze.audit.audit import Audit
 from specscope.analyze.audit.tally import FED
 from specscope.analyze.conditions import log_fisher, phi
 from specscope.analyze.diagnose.causes import DRAFTER, LOGPROBS, TARGET, Cause
-from specscope.analyze.diagnose.diagnosis import LOG_CHANCE, Proof, Suspect, counted
+from specscope.analyze.diagnose.diagnosis import LOG_CHANCE, Suspect, counted
 from specscope.analyze.facts import facts_table
 from specscope.analyze.findings import CheckResult, Finding, Reference
+from specscope.analyze.locate.located import Proof
 from specscope.analyze.significance import tail_of_binomial
 from specscope.analyze.verify.case import Case, Step
 from specscope.plans.heads import runs_head
@@ -48,11 +49,7 @@ REJECTED: Prediction = (LAST, lambda facts: np.isin(facts, ("nothing", "partial"
 FULL: Prediction = (LAST, lambda facts: facts == "full", "the step before was accepted in full")
 PREEMPTED: Prediction = ("preemptions of the request", _some, "the request was preempted before")
 IN_CHUNKS: Prediction = ("prefill chunks", lambda values: values > 1, "the prompt came in several chunks")
-FOUND: Prediction = (
-    "tokens found in the prefix cache",
-    _some,
-    "the beginning of the prompt was found in the prefix cache",
-)
+FOUND = ("tokens found in the prefix cache", _some, "the beginning of the prompt was found in the prefix cache")
 ACCEPTED: Prediction = ("accepted in the step before", _some, "the step before accepted drafted tokens")
 OF_TARGET: dict[Prediction, Cause] = {
     **dict.fromkeys((MOVED, REJECTED, IN_CHUNKS, PREEMPTED), Cause.TARGET_KV),

@@ -6,12 +6,12 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum, StrEnum
+from enum import StrEnum
 from typing import Any
 
 from specscope.analyze.diagnose.causes import OF_STAGES, Cause
 from specscope.analyze.findings import Exit, Finding, Reference
-from specscope.analyze.locate.located import Located
+from specscope.analyze.locate.located import Located, Proof
 from specscope.analyze.plain import fields, plain
 from specscope.trace.history.wording import plural
 from specscope.trace.record.vocabulary import shell_word
@@ -20,15 +20,6 @@ CHANCE = 1e-3 / len(Cause)  # evidence likelier than this by chance names no cau
 LOG_CHANCE = math.log(CHANCE)
 NINE_IN_TEN = 0.9
 MOSTLY = 0.8  # of what is wrong: what holds less often is no pattern
-
-
-class Proof(IntEnum):
-    """What kind of evidence names a cause, the surest first: a formula, or a rerun, that gives what was recorded; a
-    condition, where differences are where the cause would put them; a sum, off by more than chance allows."""
-
-    ROWS = 0
-    CONDITION = 1
-    SUM = 2
 
 
 class Grade(StrEnum):
@@ -54,11 +45,6 @@ class Suspect:
     explains: Mapping[str, float] = field(default_factory=dict)  # by check, the share that it explains where not all
     chance: float | None = None  # how often chance gives such evidence; None where chance has no part in it
     rerun: bool = False  # whether something was computed again under this very mistake, and came out as recorded
-
-    @staticmethod
-    def rerun_of(cause: Cause, line: str, example: Reference | None, counts: tuple[int, int]) -> Suspect:
-        """A cause under which something was computed again. `counts`: (explained, of what differs)."""
-        return Suspect(cause, Proof.ROWS, (line,), example, *counts, rerun=True)
 
     @property
     def net(self) -> float:

@@ -10,10 +10,11 @@ import numpy as np
 
 from specscope.analyze.audit.lookup import SIZES, Rule, lookup, recorded_paths, told_rules
 from specscope.analyze.diagnose.causes import Cause
-from specscope.analyze.diagnose.diagnosis import MOSTLY, Proof, Suspect, said
+from specscope.analyze.diagnose.diagnosis import MOSTLY, Suspect, said
 from specscope.analyze.evidence.arrays import Indices, numbers
 from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.findings import Finding
+from specscope.analyze.locate.located import Proof
 from specscope.analyze.verify.case import Case, Step
 from specscope.analyze.verify.chance import drafted
 from specscope.analyze.verify.drafts import most_cached
@@ -225,5 +226,5 @@ def shifted_lookup(case: Case) -> list[Suspect]:
         f"prompt lookup that continues {late} drafts the recorded tree in {len(explained):,} of the {len(wrong):,} "
         f"steps in which the right lookup does not; {len(every):,} steps were looked at"
     )
-    counts = len(explained), len(wrong)
-    return [Suspect.rerun_of(Cause.DRAFT_POSITION, line, explained[0][0].reference(), counts)]
+    example = explained[0][0].reference()
+    return [Suspect(Cause.DRAFT_POSITION, Proof.ROWS, (line,), example, len(explained), len(wrong), rerun=True)]

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from specscope.analyze.diagnose.causes import Cause
-from specscope.analyze.diagnose.diagnosis import Proof, Suspect
+from specscope.analyze.diagnose.diagnosis import Suspect
+from specscope.analyze.locate.located import Proof
 from specscope.analyze.verify.case import Case
 from specscope.trace.history.wording import plural
 

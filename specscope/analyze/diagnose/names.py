@@ -15,11 +15,12 @@ import numpy as np
 
 from specscope.analyze.diagnose import drafted
 from specscope.analyze.diagnose.causes import LOGPROBS, Cause
-from specscope.analyze.diagnose.diagnosis import CHANCE, LOG_CHANCE, MOSTLY, Proof, Suspect, counted, said
+from specscope.analyze.diagnose.diagnosis import CHANCE, LOG_CHANCE, MOSTLY, Suspect, counted, said
 from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.evidence.visits import Visit
 from specscope.analyze.findings import Finding
+from specscope.analyze.locate.located import Proof
 from specscope.analyze.significance import tail_of_binomial
 from specscope.analyze.verify.case import Case
 from specscope.analyze.verify.coin_keys import BEFORE, CoinsOf
@@ -313,8 +314,7 @@ def wrong_key(case: Case, check: Finding) -> list[Suspect]:
     return [said(check, cause, Proof.ROWS, f"they are {name} in {fits:,} of {plural(len(steps), 'step')}")]
 
 
-Explanation = Callable[[Case, Finding], list[Suspect]]
-EXPLAINS: Mapping[str, Explanation] = {  # by check of verify
+EXPLAINS: Mapping[str, Callable[[Case, Finding], list[Suspect]]] = {  # by check of verify
     **dict.fromkeys(("outcomes", "greedy acceptance"), decided),
     "paths": other_counts,
     "q at trials": trial_q,

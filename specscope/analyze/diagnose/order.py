@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import CHANCE, Suspect
-from specscope.analyze.diagnose.failures import Failure
+from specscope.analyze.diagnose.judged import Failure
 from specscope.trace.history.wording import plural
 
 WHOLE = 0.995  # of a failed check: so much explained counts as all of it

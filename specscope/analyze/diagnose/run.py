@@ -10,13 +10,13 @@ from specscope.analyze.audit.options import Options, Progress
 from specscope.analyze.diagnose import healthy
 from specscope.analyze.diagnose.audited import from_audit
 from specscope.analyze.diagnose.causes import DRAFTER
-from specscope.analyze.diagnose.diagnosis import Diagnosis, Proof, Suspect, explains
+from specscope.analyze.diagnose.diagnosis import Diagnosis, Suspect, explains
 from specscope.analyze.diagnose.drafted import shifted_lookup
-from specscope.analyze.diagnose.failures import conditions, failures_of
+from specscope.analyze.diagnose.judged import JudgedCase, conditions, failures_of
 from specscope.analyze.diagnose.names import named
 from specscope.analyze.diagnose.order import settled, unexplained
 from specscope.analyze.findings import CheckResult
-from specscope.analyze.locate.located import Location
+from specscope.analyze.locate.located import Location, Proof
 from specscope.analyze.verify.case import Case
 from specscope.analyze.verify.trial import Trial, judge
 from specscope.errors import UserError, first_line
@@ -24,7 +24,7 @@ from specscope.trace.history.history import History
 from specscope.trace.history.wording import plural
 
 DECISIONS = ("outcomes", "greedy acceptance")  # the checks of verify that fail where another p decided
-Locate = Callable[[History, Trial, Audit, bool], Location]  # the last: nothing is wrong, a little is walked
+Locate = Callable[[JudgedCase, bool], Location]  # the last: nothing is wrong, a little is walked
 
 
 def examine(
@@ -50,19 +50,21 @@ def examine(
     progress("verify", 0, 1)
     case = Case(history, trial or judge(history, source=source, warnings=warnings))
     problems, notes, again, location = list(left_out), list[str](), list[Suspect](), None
+    session: JudgedCase | None = None
     if options is not None:
         try:
             audited = audit(history, source, options, progress)
+            session = JudgedCase(case, audited, options)
         except UserError as error:
             problems.append(f"audit: {error}")
         else:
             problems += [f"audit: {sentence}" for sentence in audited.unjudged]
-            again = rerun(case, audited, options, progress, problems) if known else []
+            again = rerun(session, progress, problems) if known else []
     failures = failures_of(case, audited)
-    if locate is not None and audited is not None:
+    if locate is not None and session is not None:
         wrong = bool(failures or again)
         try:
-            location = locate(history, case.trial, audited, not wrong)
+            location = locate(session, not wrong)
         except UserError as error:
             (problems if wrong else notes).append(f"locate: {error}")
         else:
@@ -70,7 +72,7 @@ def examine(
             if not wrong:  # nobody asked for this walk: where it cannot run the exit code stays
                 notes += [f"a few steps were not run again: {line}" for line in location.left_out]
                 location = replace(location, left_out=()) if location.walks else None
-        notes += _unseen(history, audited)
+        notes += _unseen(history, session.audited)
     faults = settled([*_from_evidence(case, audited, problems), *again], failures) if known else []
     found = location or Location(source, ())
     sure = found.located or any(fault.proof is not Proof.SUM for fault in faults)
@@ -133,25 +135,24 @@ def _builds(history: History) -> str:
     return f"recorded by {recorded or 'a build that it does not name'}"
 
 
-def rerun(case: Case, audited: Audit, options: Options, progress: Progress, problems: list[str]) -> list[Suspect]:
+def rerun(session: JudgedCase, progress: Progress, problems: list[str]) -> list[Suspect]:
     """The models again under named mistakes, where the audit found that they disagree. Each is loaded once."""
-    from specscope.analyze.audit.model.rows import Models
     from specscope.analyze.diagnose.rerun.draws import shared_noise
     from specscope.analyze.diagnose.rerun.search import mistakes, other_decisions
 
-    models, failed = Models(options), {one.name for one in audited.findings if one.result is CheckResult.FAILED}
+    failed = {one.name for one in session.audited.findings if one.result is CheckResult.FAILED}
     drafter, target = bool(failed & {*DRAFTER}), any(name.split()[0] in ("target", "final") for name in failed)
     asked: dict[str, tuple[bool, Callable[[], list[Suspect]]]] = {
-        "the target under named mistakes": (target, lambda: mistakes(case, models, audited, drafter=False)),
+        "the target under named mistakes": (target, lambda: mistakes(session, drafter=False)),
         "the drafter under named mistakes": (
-            drafter and options.draft is not None,
-            lambda: mistakes(case, models, audited, drafter=True),
+            drafter and session.options.draft is not None,
+            lambda: mistakes(session, drafter=True),
         ),
         "the decisions by other rows": (
-            any(check.name in DECISIONS for check in case.trial.failed),
-            lambda: other_decisions(case, models, audited),
+            any(check.name in DECISIONS for check in session.case.trial.failed),
+            lambda: other_decisions(session),
         ),
-        "the final draws again": (not target and not drafter, lambda: shared_noise(case, models)),
+        "the final draws again": (not target and not drafter, lambda: shared_noise(session)),
     }
     suspects: list[Suspect] = []
     for number, (what, (wanted, ask)) in enumerate(asked.items()):

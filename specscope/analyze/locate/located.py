@@ -96,11 +96,12 @@ class Walk:
 
 
 class Proof(IntEnum):
-    """How a fault was found, the surest first."""
+    """How a fault was found or named, the surest first."""
 
     PLACE = 0  # an operation whose inputs agree and whose output does not
-    ROWS = 1  # rows that a change of the reference gives as they were recorded
-    SUM = 2  # figures that are off over many rows
+    ROWS = 1  # rows that a formula, or a change of the reference, gives as they were recorded
+    CONDITION = 2  # differences are where the cause would put them
+    SUM = 3  # figures that are off over many rows, by more than chance allows
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,9 @@ from specscope.terminal import text_console
 from specscope.trace.history.wording import failures
 
 if TYPE_CHECKING:
-    from specscope.analyze.audit.audit import Audit
     from specscope.analyze.audit.options import Options
+    from specscope.analyze.diagnose.judged import JudgedCase
     from specscope.analyze.locate.located import Location
-    from specscope.analyze.verify.trial import Trial
     from specscope.trace.history.history import History
 
 
@@ -103,11 +102,10 @@ def _examine(
 
     with progress_bar() as progress:
 
-        def place_of(history: History, trial: Trial, audited: Audit, little: bool) -> Location:
-            from specscope.measure.locate.locate import locate
+        def place_of(session: JudgedCase, little: bool) -> Location:
+            from specscope.measure.locate.locate import locate_in
 
-            assert options is not None  # audit needs them
-            return locate(history, file, options, progress=progress, audited=audited, trial=trial, little=little)
+            return locate_in(session, progress=progress, little=little)
 
         diagnosis = examine(
             reader.history,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from specscope.analyze.audit.audit import Audit, audit, of_drafter
+from specscope.analyze.audit.audit import audit, of_drafter
 from specscope.analyze.audit.options import Options, Progress
+from specscope.analyze.diagnose.judged import JudgedCase
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.locate.located import Located, Location, Operation, Stage, ranked
-from specscope.analyze.verify.trial import Trial
+from specscope.analyze.verify.case import Case
+from specscope.analyze.verify.trial import judge
 from specscope.errors import UserError, first_line
 from specscope.measure.locate.question import Question
 from specscope.trace.history.history import History, PlaceName
@@ -30,20 +32,26 @@ def locate(
     place: PlaceName | None = None,
     stages: Sequence[Stage] = tuple(Stage),
     progress: Progress = lambda *_: None,
-    audited: Audit | None = None,
-    trial: Trial | None = None,
+) -> Location:
+    """Verify, audit, and walk both sides to the first operation that differs. Raises UserError where nothing can be
+    looked at."""
+    audited = audit(history, source, options, progress)
+    session = JudgedCase(Case(history, judge(history, source=source)), audited, options)
+    return locate_in(session, place=place, stages=stages, progress=progress)
+
+
+def locate_in(
+    session: JudgedCase,
+    *,
+    place: PlaceName | None = None,
+    stages: Sequence[Stage] = tuple(Stage),
+    progress: Progress = lambda *_: None,
     little: bool = False,
 ) -> Location:
-    """Walk both sides to the first operation that differs. Raises UserError where nothing can be looked at.
-
-    `audited`, `trial`: what audit and verify gave of the same run, where that is known; `little`: nothing is known to
-    be wrong, and a few steps of one request are walked.
-    """
-    began = time.perf_counter()
-    if history.run is None:
-        raise UserError(f"{source} does not say what ran (its header is missing)")
-    audited = audit(history, source, options, progress) if audited is None else audited
-    ask, found = Question(history, options, audited, place, progress, little, trial), Location(source)
+    """The same of a run that is verified and audited. `little`: nothing is known to be wrong, and a few steps of one
+    request are walked."""
+    began, ask = time.perf_counter(), Question(session, place, progress, little)
+    found = Location(session.case.trial.source)
     for name, look in _looks(ask, stages):
         progress(f"looking at the {name}", 0, 0)
         try:
@@ -54,7 +62,7 @@ def locate(
     known = {_side(item) for item in found.located}
     found.located = ranked([*found.located, *(item for item in ask.driven if _side(item) not in known)])
     if little and found.located:  # now something is known to be wrong
-        return locate(history, source, options, progress=progress, audited=audited, trial=ask.case.trial)
+        return locate_in(session, progress=progress)
     if tuple(stages) == tuple(Stage) and not little:
         found.unplaced = tuple(_without_place(ask, found))
     found.seconds = time.perf_counter() - began
@@ -83,19 +91,19 @@ def _looks(ask: Question, stages: Sequence[Stage]) -> Iterator[tuple[str, Look]]
 def _without_place(ask: Question, found: Location) -> Iterator[str]:
     """What audit and verify find wrong where nothing, or nothing of that side, is located."""
     located, unplaced = {item.operation.stage for item in found.located}, False
-    for finding in ask.audited.findings:
+    for finding in ask.session.audited.findings:
         sides = {Stage.DRAFTER, Stage.DRAWS} if of_drafter(finding.name) else set()
         if finding.failed and not located & {*sides, Stage.TARGET, Stage.SAMPLING, Stage.VERDICT}:
             unplaced = True
             yield f"audit: {finding.sentence}"
     if not located and not unplaced:
-        failed = [check for check in ask.case.checks.values() if check.result is CheckResult.FAILED]
+        failed = [check for check in ask.session.case.checks.values() if check.result is CheckResult.FAILED]
         yield from (f"verify: {check.name}: {check.detail or check.about}" for check in failed)
 
 
 def _lookup(ask: Question, found: Location) -> None:
     """Text lookup as a drafter: audit searches the text again."""
-    finding, text = ask.audited.finding(LOOKUP), text_part(ask.run.drafter)
+    finding, text = ask.session.audited.finding(LOOKUP), text_part(ask.run.drafter)
     if finding is None or not finding.tested or not text:
         return
     steps = plural(finding.tested, "step")
@@ -126,7 +134,7 @@ def _inside_vllm(ask: Question, found: Location) -> None:
         raise UserError(f"{ask.run.backend} is not run again here: its evidence is searched alone")
     differs = {**ask.differing(drafter=False), **ask.differing(drafter=True)}
     names = (ask.place.request,) if ask.place is not None else tuple(sorted(differs, key=lambda name: differs[name]))
-    options = ask.options
+    options = ask.session.options
     inside = locate_vllm(ask.history, options.target, options.draft, Again.found(), names=names, progress=ask.progress)
     found.located, found.walks = inside.located, inside.walks
     found.ruled_out, found.left_out = inside.ruled_out, inside.left_out
@@ -134,11 +142,9 @@ def _inside_vllm(ask: Question, found: Location) -> None:
 
 def _sampling(ask: Question, found: Location) -> None:
     """From logits to p and q."""
-    from specscope.analyze.locate.model.rules import search_sampling
-
-    for name in ("p", "q") if ask.options.draft is not None else ("p",):
-        sampled = search_sampling(ask.case, ask.audited, ask.models, drafter=name == "q")
-        checks = [item for item in ask.audited.findings if item.name in OF_RULES[name]]
+    for name in ("p", "q") if ask.session.options.draft is not None else ("p",):
+        sampled = ask.session.q if name == "q" else ask.session.p
+        checks = [item for item in ask.session.audited.findings if item.name in OF_RULES[name]]
         tested = sum(check.tested for check in checks)
         if sampled is not None:
             found.located += (sampled.located,)
@@ -150,12 +156,11 @@ def _sampling(ask: Question, found: Location) -> None:
 def _verdicts(ask: Question, found: Location) -> None:
     """From p, q and coins to what is accepted."""
     from specscope.analyze.locate.formulas import located_formulas
-    from specscope.analyze.locate.model.verdicts import located_verdicts
 
-    by_formula = located_formulas(ask.case)
-    located = located_verdicts(ask.case, ask.audited, ask.models) or ([] if found.located else by_formula)
+    by_formula = located_formulas(ask.session.case)
+    located = ask.session.verdicts or ([] if found.located else by_formula)
     found.located += tuple(located)
-    outcomes = ask.case.checks.get("outcomes")
+    outcomes = ask.session.case.checks.get("outcomes")
     if not (located or by_formula) and outcomes is not None and outcomes.tested and not outcomes.failed:
         found.ruled_out += (f"the verdict: {plural(outcomes.tested, 'outcome')} follow from p, q and coin",)
 
@@ -164,7 +169,8 @@ def _draws(ask: Question, found: Location) -> None:
     """From coins to drafted tokens."""
     from specscope.analyze.locate.draws import located_draws
 
-    located, interval = located_draws(ask.case, ask.audited), ask.case.checks.get("draft coins in their intervals")
+    case = ask.session.case
+    located, interval = located_draws(case, ask.session.audited), case.checks.get("draft coins in their intervals")
     found.located += tuple(located)
     if not located and interval is not None and interval.tested and not interval.failed:
         coins = plural(interval.tested, "draft coin")

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 
-from specscope.analyze.audit.audit import Audit, of_drafter
+from specscope.analyze.audit.audit import of_drafter
 from specscope.analyze.audit.contexts import Contexts, contexts_of
-from specscope.analyze.audit.model.rows import Models
-from specscope.analyze.audit.options import Options, Progress
+from specscope.analyze.audit.options import Progress
+from specscope.analyze.diagnose.judged import JudgedCase
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.locate.located import Located
-from specscope.analyze.verify.case import Case
-from specscope.analyze.verify.trial import Trial, judge
 from specscope.errors import UserError
 from specscope.trace.history.history import History, PlaceName
 from specscope.trace.record.records import RunInfo
@@ -40,13 +37,10 @@ class WalkPlan:
 class Question:
     """What is located: a run, the models that judge, and where to look. `little`: nothing is known to be wrong."""
 
-    history: History
-    options: Options
-    audited: Audit
+    session: JudgedCase
     place: PlaceName | None
     progress: Progress
     little: bool = False
-    trial: Trial | None = None  # what verify gave, where it has run
     # Of sampling and verdict, as the engine had them run again: said where the evidence has no place of that side
     driven: list[Located] = field(default_factory=list)
 
@@ -56,20 +50,15 @@ class Question:
         assert self.history.run is not None
         return self.history.run
 
-    @cached_property
-    def case(self) -> Case:
-        """The run laid out."""
-        return Case(self.history, self.trial or judge(self.history, source=""))
-
-    @cached_property
-    def models(self) -> Models:
-        """The models, each loaded once for all that searches the evidence."""
-        return Models(self.options)
+    @property
+    def history(self) -> History:
+        """The run."""
+        return self.session.case.history
 
     def differing(self, *, drafter: bool) -> dict[str, int]:
         """By request, the first engine step in which target (or drafter) differs."""
         first: dict[str, int] = {}
-        for finding in self.audited.findings:
+        for finding in self.session.audited.findings:
             name = finding.name
             is_models = drafter or "raw" in name or "top" in name
             if name in ("context", "committed tokens") or of_drafter(name) != drafter or not is_models:

@@ -30,19 +30,19 @@ DECIDED = {Stage.SAMPLING, Stage.VERDICT, Stage.DRAWS}
 
 def walk(ask: Question, found: Location, stages: Iterable[Stage]) -> None:
     """Walk what is asked for, in one run of the engine. Raises UserError."""
-    wanted, run, draft = {*stages}, ask.run, ask.options.draft
+    wanted, run, draft = {*stages}, ask.run, ask.session.options.draft
     if ask.little and run.drafter != "none" and read_plan(run.tree) is None:
         raise UserError("the capture names no tree that can be read")
     target, drafted = ask.watched(drafter=False), ask.watched(drafter=True)
     drafts = Stage.DRAFTER in wanted and bool(model_part(run.drafter))
     if drafts and draft is None:
-        found.left_out += (f"drafter: {ask.options.why_no_draft or NO_MODEL}",)
+        found.left_out += (f"drafter: {ask.session.options.why_no_draft or NO_MODEL}",)
     until = max(target.until if wanted - {Stage.DRAFTER} else 0, drafted.until if drafts and draft else 0)
     ask.progress("loading the reference", 0, 0)
-    reference = ModelReference(ask.options.target, ask.options.device)
+    reference = ModelReference(ask.session.options.target, ask.session.options.device)
     watches: list[ModelWatch] = []
     with ExitStack() as stack:
-        engine = start_engine(located_config(ask.history, ask.options), lambda what: ask.progress(what, 0, 0))
+        engine = start_engine(located_config(ask.history, ask.session.options), lambda what: ask.progress(what, 0, 0))
         stack.callback(engine.close)
         drive = Drive(engine, ask.history, frozenset(target.contexts) if ask.little else None)
         if Stage.TARGET in wanted:
@@ -70,8 +70,8 @@ def _decisions(ask: Question, drive: Drive, until: int) -> DecisionWatch:
     contexts = {name: known for name in wanted if (known := contexts_until(history, name, until)) is not None}
     limited = any(each.params.limited for each in contexts.values())
     vocab = drive.engine.runner.loaded.vocab_size
-    forms = RequestForms(ask.options.target, vocab, ask.run.eos_tokens) if limited else None
-    return DecisionWatch(drive, ask.case, contexts, forms)
+    forms = RequestForms(ask.session.options.target, vocab, ask.run.eos_tokens) if limited else None
+    return DecisionWatch(drive, ask.session.case, contexts, forms)
 
 
 def _of_watch(ask: Question, found: Location, watch: ModelWatch, layers: int) -> None:

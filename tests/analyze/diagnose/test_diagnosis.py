@@ -10,17 +10,18 @@ from specscope.analyze.compare.fields import FEATURES
 from specscope.analyze.compare.result import Sameness
 from specscope.analyze.compare.side import from_history
 from specscope.analyze.diagnose.causes import Cause
-from specscope.analyze.diagnose.diagnosis import Diagnosis, Grade, Proof, Suspect
+from specscope.analyze.diagnose.diagnosis import Diagnosis, Grade, Suspect
 from specscope.analyze.diagnose.order import merged
 from specscope.analyze.diagnose.run import examine
 from specscope.analyze.findings import CheckResult, Exit
+from specscope.analyze.locate.located import Proof
 from specscope.model.batch import Segment
 from specscope.speculate.drafters.draft_model import DraftModel
 from specscope.speculate.drafters.eagle import Eagle
 from specscope.speculate.drafters.model_drafter import ModelDrafter
 from specscope.trace.history.history import History
 from tests.analyze.judges.edits import case_of
-from tests.faults.fault import Fault
+from tests.faults.fault import Fault, replaced
 from tests.faults.judged import diagnosed
 from tests.faults.planted import FAULTS
 from tests.faults.settings import SETTINGS, history, record
@@ -50,38 +51,39 @@ def test_how_sure_a_cause_is_follows_from_what_it_explains_and_spoils(proof, cou
     assert (told["grade"], told["explained"], told["of"], told["spoiled"]) == (grade.value, *counts)
 
 
-def test_exit_codes():
-    assert examine(History()).exit is Exit.NOT_JUDGED
-    assert Diagnosis((), steps=3).exit is Exit.CONSISTENT
-    assert Diagnosis((), remarks=(Suspect(Cause.HARD_TEXT, Proof.SUM, ()),), steps=3).exit is Exit.CONSISTENT
-    assert Diagnosis((), left_out=("the model is not at hand",), steps=3).exit is Exit.NOT_JUDGED
-    assert Diagnosis((), declined=("--no-audit was given",), steps=3).exit is Exit.CONSISTENT
-    wrong = Diagnosis((Suspect(Cause.TOKEN_LOST, Proof.ROWS, ()),), left_out=("the model is not at hand",), steps=3)
-    assert wrong.exit is Exit.INCONSISTENT
-    assert Diagnosis((Suspect(Cause.TOKEN_LOST, Proof.ROWS, ()),), steps=3).exit is Exit.INCONSISTENT
-    assert Diagnosis((), unexplained=("p differs",), steps=3).exit is Exit.INCONSISTENT
+LOST, HARD = Suspect(Cause.TOKEN_LOST, Proof.ROWS, ()), Suspect(Cause.HARD_TEXT, Proof.SUM, ())
+NO_MODEL = ("the model is not at hand",)
 
 
-def positions_past(end):
+@pytest.mark.parametrize(
+    ("found", "code"),
+    [
+        (examine(History()), Exit.NOT_JUDGED),
+        (Diagnosis((), steps=3), Exit.CONSISTENT),
+        (Diagnosis((), remarks=(HARD,), steps=3), Exit.CONSISTENT),
+        (Diagnosis((), left_out=NO_MODEL, steps=3), Exit.NOT_JUDGED),
+        (Diagnosis((), declined=("--no-audit was given",), steps=3), Exit.CONSISTENT),
+        (Diagnosis((LOST,), left_out=NO_MODEL, steps=3), Exit.INCONSISTENT),
+        (Diagnosis((LOST,), steps=3), Exit.INCONSISTENT),
+        (Diagnosis((), unexplained=("p differs",), steps=3), Exit.INCONSISTENT),
+    ],
+)
+def test_exit_codes(found, code):
+    assert found.exit is code
+
+
+@replaced(Segment, "of_tree")
+def positions_past_100(of_tree, table, context, tokens, tree, *, logits):
     """The target's own positions are wrong from some length on: none of the causes that are known."""
-
-    def install(patch, engine):
-        of_tree = Segment.of_tree
-
-        def wrong(table, context, tokens, tree, *, logits):
-            segment = of_tree(table, context, tokens, tree, logits=logits)
-            if len(tree) and context > end:
-                segment.positions = segment.positions - 16
-            return segment
-
-        patch.setattr(Segment, "of_tree", staticmethod(wrong))
-
-    return install
+    segment = of_tree(table, context, tokens, tree, logits=logits)
+    if len(tree) and context > 100:
+        segment.positions = segment.positions - 16
+    return segment
 
 
 def test_what_fits_no_cause_is_said_with_its_condition(tmp_path):
     setting = SETTINGS["model chain long"]
-    fault = Fault("unknown", Cause.TOKEN_LOST, positions_past(100), "model chain long")
+    fault = Fault("unknown", Cause.TOKEN_LOST, positions_past_100, "model chain long")
     found = diagnosed(record(setting, tmp_path / "unknown.jsonl", fault), setting)
     assert found.exit is Exit.INCONSISTENT
     assert not found.faults
@@ -133,17 +135,13 @@ def a_step_late(patch, engine):
     patch.setattr(Eagle, "observe", late)
 
 
-def counted(patch, engine):
+@replaced(ModelDrafter, "_begin")
+def counted(begin, drafter, context):
     """A request's first draft takes 69 tokens of its prompt for cached that no pass was given."""
-    begin = ModelDrafter._begin
-
-    def late(self, context):
-        drafting = begin(self, context)
-        if drafting is not None and not drafting.cached and len(context.tokens) > 69:
-            drafting.state.computed = drafting.cached = 69
-        return drafting
-
-    patch.setattr(ModelDrafter, "_begin", late)
+    drafting = begin(drafter, context)
+    if drafting is not None and not drafting.cached and len(context.tokens) > 69:
+        drafting.state.computed = drafting.cached = 69
+    return drafting
 
 
 def no_numbers(patch, engine):

@@ -6,18 +6,15 @@ import io
 import pytest
 from rich.console import Console
 
-from specscope.analyze.diagnose.causes import OF_STAGES, Cause
-from specscope.analyze.diagnose.diagnosis import Diagnosis, Proof, Suspect, explains, fits
+from specscope.analyze.diagnose.causes import Cause
+from specscope.analyze.diagnose.diagnosis import Diagnosis, Suspect, explains, fits
 from specscope.analyze.diagnose.run import examine
 from specscope.analyze.diagnose.text import render_diagnosis
 from specscope.analyze.findings import Exit
-from specscope.analyze.locate.located import Operation, Stage
-from specscope.analyze.verify.trial import judge
+from specscope.analyze.locate.located import Operation, Proof, Stage
 from specscope.errors import UserError
 from specscope.measure.judges import audit_options
-from specscope.trace.history.history import History
 from specscope.trace.wire.reading import read_capture
-from tests.analyze.histories import RUN
 from tests.analyze.locate.locations import unplaced, wrong
 from tests.faults.models import TARGET
 from tests.faults.planted import FAULTS
@@ -38,12 +35,6 @@ def shown(diagnosis):
     out = io.StringIO()
     render_diagnosis(diagnosis, "run.jsonl", Console(file=out, width=80, markup=False))
     return " ".join(out.getvalue().split())
-
-
-def test_the_checks_of_a_stage_are_checks():
-    trial = judge(History(run=RUN), source="x")
-    known = {check.name for check in trial.checks} | {name for cause in Cause for name in cause.follows}
-    assert {name for names in OF_STAGES.values() for name in names} <= known
 
 
 @pytest.mark.parametrize(
@@ -126,7 +117,7 @@ def run(tmp_path_factory):
 def test_the_place_is_asked_for_where_the_models_disagree(run):
     asked = []
 
-    def locate(history, trial, audited, little):
+    def locate(session, little):
         asked.append(little)
         return wrong()
 

@@ -11,12 +11,13 @@ from rich.console import Console
 
 from specscope.analyze.diagnose import healthy
 from specscope.analyze.diagnose.causes import Cause
-from specscope.analyze.diagnose.diagnosis import Proof, Suspect
-from specscope.analyze.diagnose.failures import Failure
+from specscope.analyze.diagnose.diagnosis import Suspect
+from specscope.analyze.diagnose.judged import Failure
 from specscope.analyze.diagnose.order import settled
 from specscope.analyze.diagnose.run import examine
 from specscope.analyze.diagnose.text import render_diagnosis
 from specscope.analyze.findings import CheckResult, Exit, Finding
+from specscope.analyze.locate.located import Proof
 from specscope.analyze.verify.trial import judge
 from specscope.trace.record.records import Outcome, Preceded
 from tests.analyze.compare.runs import Made, make

@@ -11,9 +11,12 @@ import torch
 from torch import nn
 
 from specscope import Engine, SamplingParams
+from specscope.analyze.diagnose.judged import JudgedCase
 from specscope.analyze.locate.located import Stage
+from specscope.analyze.verify.case import Case
+from specscope.analyze.verify.trial import judge
 from specscope.measure.judges import audit_options
-from specscope.measure.locate.locate import locate
+from specscope.measure.locate.locate import locate_in
 from specscope.model.fast import decoder
 from specscope.model.fast.decoder import FusedLayer
 from specscope.model.heads.eagle_head import EagleHead
@@ -50,7 +53,8 @@ def walk_of(capture, target, draft, install):
     """The same, of any models."""
     options = audit_options(history(capture), target, draft, None)
     with nullcontext() if install is None else in_every_engine(install):
-        return locate(history(capture), "run", options, stages=(Stage.DRAFTER,), audited=NOTHING)
+        case = Case(history(capture), judge(history(capture), source="run"))
+        return locate_in(JudgedCase(case, NOTHING, options), stages=(Stage.DRAFTER,))
 
 
 def random_heads(folder):

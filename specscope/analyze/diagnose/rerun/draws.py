@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from specscope.analyze.audit.model.rows import Models
 from specscope.analyze.diagnose.causes import Cause
-from specscope.analyze.diagnose.diagnosis import Proof, Suspect
+from specscope.analyze.diagnose.diagnosis import Suspect
+from specscope.analyze.diagnose.judged import JudgedCase
+from specscope.analyze.locate.located import Proof
 from specscope.analyze.locate.model.finals import BORDER, RESIDUAL, drawn_from
-from specscope.analyze.verify.case import Case
 from specscope.trace.history.wording import plural
 from specscope.trace.record.rules import ROUNDING, STANDARD
 
@@ -23,21 +23,21 @@ HOPELESS = 0.25  # where rounding may move the border of a token's part of the s
 SIGMAS = 5.0
 
 
-def shared_noise(case: Case, models: Models) -> list[Suspect]:
+def shared_noise(session: JudgedCase) -> list[Suspect]:
     """Recovered tokens that do not follow from the residual."""
-    run = case.history.run
+    case, run = session.case, session.case.history.run
     steps = [
         step
         for step in case.drafting
         if step.rejected_last and step.is_sampled and step.params is not None and not step.params.greedy
         if step.verdict.rule == STANDARD  # other rules leave something else of p
     ]
-    if run is None or models.options.draft is None or len(steps) < LEAST:
+    if run is None or session.options.draft is None or len(steps) < LEAST:
         return []
     names = list(dict.fromkeys(step.request for step in steps))
     chosen = {*names[:: max(1, len(names) // REQUESTS)][:REQUESTS]}
     total, others, leans, variances, lines = 0, [], [], [], []
-    for one in drawn_from(case, models, [step for step in steps if step.request in chosen]):
+    for one in drawn_from(case, session.models, [step for step in steps if step.request in chosen]):
         p, q, verdict = one.drawn_from[RESIDUAL], one.drawn_from.get("q"), one.step.verdict
         if q is None or float(p[verdict.token]) < 1e-9:
             continue  # it could not be drawn at all: another cause

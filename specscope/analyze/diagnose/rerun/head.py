@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -84,9 +84,9 @@ class HeadMistake:
     by_slot: bool = False  # a branch of the tree reads its own slots, also where it began at another branch's node
 
 
-def _from(places: Callable[[Along], Tensor]) -> Feed:
+def _from(along: Along, places: Tensor) -> Tensor:
     """Each position gets the feature of another one. `places`: whose, [T]."""
-    return lambda along: along.features[places(along).clamp(0, len(along.text) - 1)]
+    return along.features[places.clamp(0, len(along.text) - 1)]
 
 
 def _of_roots(along: Along) -> Tensor:
@@ -94,31 +94,23 @@ def _of_roots(along: Along) -> Tensor:
     places = along.places
     for step, _, place in along.accepted:
         places[place] = step.after - 1
-    return places
+    return _from(along, places)
 
 
-def _without(places: Callable[[Along], Any]) -> Feed:
+def _without(along: Along, places: Any) -> Tensor:  # noqa: ANN401
     """Zeros at some positions."""
-
-    def feed(along: Along) -> Tensor:
-        features = along.features.clone()
-        features[places(along)] = 0
-        return features
-
-    return feed
+    features = along.features.clone()
+    features[places] = 0
+    return features
 
 
-def _of_nodes(node: Callable[[int, int], int]) -> Feed:
-    """Accepted tokens get the features of other nodes. `node`: of a token's place on the path and the tree's rows."""
-
-    def feed(along: Along) -> Tensor:
-        features = along.features.clone()
-        for step, i, place in along.accepted:
-            if (nodes := along.nodes.get(step.part.index)) is not None:
-                features[place] = along.fed(nodes[node(i, len(nodes))])
-        return features
-
-    return feed
+def _of_nodes(along: Along, *, last: bool) -> Tensor:
+    """Accepted tokens get the features of the first, or the `last`, nodes of their tree."""
+    features = along.features.clone()
+    for step, i, place in along.accepted:
+        if (nodes := along.nodes.get(step.part.index)) is not None:
+            features[place] = along.fed(nodes[len(nodes) - 1 - i if last else i + 1])
+    return features
 
 
 def _rows_before(along: Along) -> Tensor:
@@ -140,60 +132,48 @@ def _rows_before(along: Along) -> Tensor:
     return features
 
 
-def _layers(change: Callable[[tuple[int, ...]], Sequence[int]]) -> Feed:
-    """Other layers."""
-
-    def feed(along: Along) -> Tensor:
-        last = along.text.shape[1] - 1
-        return along.fed(along.text, [min(max(layer, 0), last) for layer in change(along.layers)])
-
-    return feed
+def _by(along: Along, higher: int) -> Tensor:
+    """Layers so much higher."""
+    last = along.text.shape[1] - 1
+    return along.fed(along.text, [min(max(layer + higher, 0), last) for layer in along.layers])
 
 
-def _behind_chunks(token: Callable[[Along, int], int]) -> Fed:
+def _behind_chunks(token: Callable[[Along, int], int], along: Along) -> list[int]:
     """Another token behind each of the prompt's prefill chunks but the last. `token`: by its place."""
-
-    def fed(along: Along) -> list[int]:
-        tokens = list(along.contexts.text)
-        for part in along.steps[0].visit.request.steps:
-            place = part.context_len + part.prefill_tokens
-            if 0 < place < len(along.prompt) and part.verdict is None:
-                tokens[place] = token(along, place)
-        return tokens
-
-    return fed
+    tokens, prompt = list(along.contexts.text), len(along.prompt)
+    for part in along.steps[0].visit.request.steps:
+        place = part.context_len + part.prefill_tokens
+        if 0 < place < prompt and part.verdict is None:
+            tokens[place] = token(along, place)
+    return tokens
 
 
 FEEDS: dict[str, Feed] = {
-    "the features of the position before": _from(lambda along: along.places - 1),
+    "the features of the position before": lambda along: _from(along, along.places - 1),
     "the features of the row before in the batch": _rows_before,
-    "the features of two positions before": _from(lambda along: along.places - 2),
-    "the features of the position after": _from(lambda along: along.places + 1),
-    "the root's features for all tokens of a step": _from(_of_roots),
-    "the features of the tree's first nodes for the accepted ones": _of_nodes(lambda i, n: i + 1),
-    "the features of the tree's last nodes for the accepted ones": _of_nodes(lambda i, n: n - 1 - i),
-    "the features of the prompt's last token for all of it": _from(
-        lambda along: torch.where(along.places < len(along.prompt), len(along.prompt) - 1, along.places)
+    "the features of two positions before": lambda along: _from(along, along.places - 2),
+    "the features of the position after": lambda along: _from(along, along.places + 1),
+    "the root's features for all tokens of a step": _of_roots,
+    "the features of the tree's first nodes for the accepted ones": lambda along: _of_nodes(along, last=False),
+    "the features of the tree's last nodes for the accepted ones": lambda along: _of_nodes(along, last=True),
+    "the features of the prompt's last token for all of it": lambda along: _from(
+        along, torch.where(along.places < len(along.prompt), len(along.prompt) - 1, along.places)
     ),
-    "no features at all": _without(lambda along: along.places),
-    "no features of accepted tokens": _without(lambda along: [place for _, _, place in along.accepted]),
-    "no features of the prompt": _without(lambda along: slice(along.steps[0].after - 1)),
-    "each layer one lower": _layers(lambda layers: [layer - 1 for layer in layers]),
-    "each layer one higher": _layers(lambda layers: [layer + 1 for layer in layers]),
-    "the layers in reverse order": _layers(lambda layers: layers[::-1]),
-    "the layers one place on": _layers(lambda layers: (*layers[1:], layers[0])),
-    "the layers one place back": _layers(lambda layers: (layers[-1], *layers[:-1])),
-    "the lowest layer thrice": _layers(lambda layers: layers[:1] * len(layers)),
-    "the highest layer thrice": _layers(lambda layers: layers[-1:] * len(layers)),
+    "no features at all": lambda along: 0 * along.features,
+    "no features of accepted tokens": lambda along: _without(along, [place for _, _, place in along.accepted]),
+    "no features of the prompt": lambda along: _without(along, slice(along.steps[0].after - 1)),
+    "each layer one lower": lambda along: _by(along, -1),
+    "each layer one higher": lambda along: _by(along, 1),
+    "the layers in reverse order": lambda along: along.fed(along.text, along.layers[::-1]),
+    "the layers one place on": lambda along: along.fed(along.text, (*along.layers[1:], along.layers[0])),
+    "the layers one place back": lambda along: along.fed(along.text, (along.layers[-1], *along.layers[:-1])),
+    "the lowest layer thrice": lambda along: along.fed(along.text, along.layers[:1] * len(along.layers)),
+    "the highest layer thrice": lambda along: along.fed(along.text, along.layers[-1:] * len(along.layers)),
 }
-TEXTS: dict[str, Fed] = {
-    "the prompt's last token fed behind each prefill chunk, not its next one": _behind_chunks(
-        lambda along, place: along.prompt[-1]
-    ),
-    "the target's choice fed behind each prefill chunk": _behind_chunks(lambda along, place: along.choice[place - 1]),
-    "the first output token fed behind each prefill chunk": _behind_chunks(
-        lambda along, place: along.contexts.text[len(along.prompt)]
-    ),
+BEHIND_CHUNKS: dict[str, Callable[[Along, int], int]] = {
+    "the prompt's last token fed behind each prefill chunk, not its next one": lambda along, place: along.prompt[-1],
+    "the target's choice fed behind each prefill chunk": lambda along, place: along.choice[place - 1],
+    "the first output token fed behind each prefill chunk": lambda along, place: along.contexts.text[len(along.prompt)],
 }
 TURNS: dict[str, Turned] = {
     "everything behind the prompt one position too far": lambda at, prompt, drafted: at + (at >= prompt),
@@ -215,7 +195,10 @@ RIGHT = HeadMistake("as it should be", Cause.DRAFTER_FED)
 MISTAKES = (
     *(HeadMistake(name, Cause.DRAFTER_FED, feed=feed) for name, feed in FEEDS.items()),
     HeadMistake("each branch reading its own slots, not its ancestors'", Cause.DRAFTER_KV, by_slot=True),
-    *(HeadMistake(name, Cause.DRAFTER_FED, fed=fed) for name, fed in TEXTS.items()),
+    *(
+        HeadMistake(name, Cause.DRAFTER_FED, fed=partial(_behind_chunks, token))
+        for name, token in BEHIND_CHUNKS.items()
+    ),
     *(HeadMistake(name, Cause.ROTARY_POSITIONS, turned=turned) for name, turned in TURNS.items()),
     *(HeadMistake(name, Cause.DRAFT_VOCABULARY, tokens=tokens) for name, tokens in MAPS.items()),
     *(HeadMistake(f"a rotary base {base:g} times as large", Cause.ROTARY_POSITIONS, base=base) for base in BASES),

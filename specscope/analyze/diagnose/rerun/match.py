@@ -53,16 +53,6 @@ class Match:
         hidden = right.share >= 0.9 and right.mean > 0
         return max(counted, 1 - self.mean / right.mean) if hidden else counted
 
-    def common_scale(self, least: int) -> tuple[float, int] | None:
-        """(factor, parents): one factor on all logits that gives what was recorded, and at how many parents it does.
-
-        None where there is none. `least`: how many parents must have some factor.
-        """
-        scale = float(np.median(self.scales or [1.0]))
-        alike = sum(abs(factor / scale - 1) < 0.1 for factor in self.scales)
-        fits = len(self.scales) >= max(least, 0.5 * self.differ) and alike >= 0.8 * len(self.scales)
-        return (scale, alike) if fits else None
-
     def __add__(self, other: Match) -> Match:
         return Match(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
 

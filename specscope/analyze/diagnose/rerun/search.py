@@ -8,20 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Generic, Protocol, TypeVar
 
 from specscope.analyze.audit.audit import Audit
-from specscope.analyze.audit.model.rows import Models, recorded
+from specscope.analyze.audit.model.rows import recorded
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import Suspect
+from specscope.analyze.diagnose.judged import JudgedCase
 from specscope.analyze.diagnose.rerun import head as heads
 from specscope.analyze.diagnose.rerun import target as targets
 from specscope.analyze.diagnose.rerun.match import Match, compare
-from specscope.analyze.locate.located import Located
+from specscope.analyze.locate.located import Located, Proof
 from specscope.analyze.locate.model.other_rows import OF_REQUESTS
-from specscope.analyze.locate.model.rules import OF_OTHERS, SampledFault, search_sampling
+from specscope.analyze.locate.model.rules import OF_OTHERS, SampledFault
 from specscope.analyze.locate.model.sampling import ROWS, TEMPERATURE
-from specscope.analyze.locate.model.verdicts import located_verdicts
 from specscope.analyze.verify.case import Case, Step
 from specscope.plans.heads import runs_head
 from specscope.trace.history.wording import plural
@@ -55,19 +56,20 @@ class Again(Protocol[M]):
         ...
 
 
-def mistakes(case: Case, models: Models, audit: Audit, *, drafter: bool) -> list[Suspect]:
+def mistakes(session: JudgedCase, *, drafter: bool) -> list[Suspect]:
     """What a model is fed and how its tree is seen, where its raw probabilities differ; else the sampling rules.
 
     What a drafter is fed shows in its q and tokens too: these are asked about both.
     """
-    run, (raw, ruled) = case.history.run, OF_DRAFTER if drafter else OF_TARGET
+    case, models, (raw, ruled) = session.case, session.models, OF_DRAFTER if drafter else OF_TARGET
+    run = case.history.run
     is_head = drafter and run is not None and runs_head(model_part(run.drafter))
     model = None if is_head else models.draft if drafter else models.target
     if model is not None and model.runs_on:  # these mistakes are attention's
         return []
-    names, raw_differs = (*raw, *ruled) if drafter else raw, bool(first_differing(audit, raw))
-    first = first_differing(audit, names)
-    sampled = [] if raw_differs else _sampled(case, models, audit, (*raw, *ruled), drafter=drafter)
+    names, raw_differs = (*raw, *ruled) if drafter else raw, bool(first_differing(session.audited, raw))
+    first = first_differing(session.audited, names)
+    sampled = [] if raw_differs else _sampled(session, (*raw, *ruled), drafter=drafter)
     if sampled or not first:
         return sampled
     if model is None:
@@ -75,13 +77,12 @@ def mistakes(case: Case, models: Models, audit: Audit, *, drafter: bool) -> list
     else:
         known = [*targets.of_drafter(case)] if drafter else targets.MISTAKES
         found = _explained(Rerun(targets.ModelAgain(model), case, drafter), known, first)
-    return found or (_sampled(case, models, audit, (*raw, *ruled), drafter=drafter) if raw_differs else [])
+    return found or (_sampled(session, (*raw, *ruled), drafter=drafter) if raw_differs else [])
 
 
-def other_decisions(case: Case, models: Models, audit: Audit) -> list[Suspect]:
+def other_decisions(session: JudgedCase) -> list[Suspect]:
     """Another row's p, or p at another temperature, that gives the outcomes of drafts decided against their own."""
-    located = located_verdicts(case, audit, models)
-    return [_named(Cause.P_NOT_USED, at) for at in located if at.operation.name == "p" and at.unit == "draft"]
+    return [_named(Cause.P_NOT_USED, at) for at in session.verdicts if at.operation.name == "p" and at.unit == "draft"]
 
 
 def first_differing(audit: Audit, names: Sequence[str]) -> dict[str, int]:
@@ -97,12 +98,13 @@ def first_differing(audit: Audit, names: Sequence[str]) -> dict[str, int]:
 
 def _named(cause: Cause, at: Located) -> Suspect:
     """A cause that was located."""
-    return Suspect.rerun_of(cause, at.sentence, at.where, (at.explained, at.differing))
+    return Suspect(cause, Proof.ROWS, (at.sentence,), at.where, at.explained, at.differing, rerun=True)
 
 
-def _sampled(case: Case, models: Models, audit: Audit, names: Sequence[str], *, drafter: bool) -> list[Suspect]:
+def _sampled(session: JudgedCase, names: Sequence[str], *, drafter: bool) -> list[Suspect]:
     """The variant of the sampling rules, or the row of elsewhere, that gives the recorded p, or q."""
-    sampled = search_sampling(case, audit, models, drafter=drafter) if first_differing(audit, names) else None
+    differs = first_differing(session.audited, names)
+    sampled = None if not differs else session.q if drafter else session.p
     cause = None if sampled is None else _cause(sampled)
     return [] if sampled is None or cause is None else [_named(cause, sampled.located)]
 
@@ -130,13 +132,14 @@ class Rerun(Generic[M]):
     case: Case
     drafter: bool
 
-    def every(self, steps: Begin) -> Iterator[Match]:
-        """Each of these steps without a mistake."""
-        return self._matches(steps, self.again.right, None, every=True)
+    def matches(self, steps: Begin, mistake: M, back: int | None, *, every: bool = False) -> Iterator[Match]:
+        """The last of these steps, or every one. `back`: as `Again.rows` has it."""
+        for step, rows in self.again.rows(steps, mistake, back, every=every):
+            yield compare(step, rows, self.case.dtype, drafter=self.drafter, known=mistake.known)
 
-    def last(self, steps: Begin, mistake: M, back: int | None) -> Match:
-        """The last of these steps. `back`: as `Again.rows` has it."""
-        return next(self._matches(steps, mistake, back, every=False), Match())
+    def last(self, steps: Begin, mistake: M, back: int | None = None) -> Match:
+        """The last of these steps."""
+        return next(self.matches(steps, mistake, back), Match())
 
     def best(self, steps: Begin, mistake: M) -> Match:
         """The same, the mistake at work all along or in one of the last steps: where it explains the most."""
@@ -148,10 +151,6 @@ class Rerun(Generic[M]):
                 break
         return max(found, key=lambda match: (match.share, -match.mean))
 
-    def _matches(self, steps: Begin, mistake: M, back: int | None, *, every: bool) -> Iterator[Match]:
-        for step, rows in self.again.rows(steps, mistake, back, every=every):
-            yield compare(step, rows, self.case.dtype, drafter=self.drafter, known=mistake.known)
-
 
 def _begins(asked: Rerun[M], first: Mapping[str, int]) -> list[Begin]:
     """Of some requests the steps up to the first that differs from the model without a mistake.
@@ -162,18 +161,18 @@ def _begins(asked: Rerun[M], first: Mapping[str, int]) -> list[Begin]:
     for step in asked.case.steps:
         if step.part.index <= first.get(step.request, -1):
             begins[step.request].append(step)
-    whole = [steps for steps in begins.values() if 0 < len(steps) <= LONGEST and _is_unbroken(steps)]
     cut: list[Begin] = []
-    for steps in sorted(whole, key=len)[:REQUESTS]:
-        place = next((place for place, match in enumerate(asked.every(steps)) if match.differ), len(steps) - 1)
+    for steps in sorted(filter(_is_whole, begins.values()), key=len)[:REQUESTS]:
+        matches = asked.matches(steps, asked.again.right, None, every=True)
+        place = next((place for place, match in enumerate(matches) if match.differ), len(steps) - 1)
         cut.append(steps[: place + 1])
     return cut
 
 
-def _is_unbroken(steps: Begin) -> bool:
-    return steps[0].last is None and not any(
-        step.visit.preempted or step.part.position != step.after - 1 for step in steps
-    )
+def _is_whole(steps: Begin) -> bool:
+    """Whether they begin with the request, and none follows a gap."""
+    gaps = any(step.visit.preempted or step.part.position != step.after - 1 for step in steps)
+    return 0 < len(steps) <= LONGEST and steps[0].last is None and not gaps
 
 
 def _cut(right: M, case: Case, begins: Sequence[Begin]) -> Iterator[M]:
@@ -195,7 +194,7 @@ def _explained(asked: Rerun[M], known: Sequence[M], first: Mapping[str, int]) ->
     where it comes near the best.
     """
     begins: list[Begin] = _begins(asked, first)
-    base = {n: asked.last(steps, asked.again.right, None) for n, steps in enumerate(begins)}
+    base = {n: asked.last(steps, asked.again.right) for n, steps in enumerate(begins)}
     right: Match = sum(base.values(), Match())
     if right.total < ENOUGH or (right.share > 1 - SOME and asked.case.dtype == "float32"):
         return []
@@ -224,19 +223,20 @@ def _explained(asked: Rerun[M], known: Sequence[M], first: Mapping[str, int]) ->
         if match.share >= NEARLY or (not place and share >= least):
             count = min(max(round(share * right.differ), 0), right.differ)
             named.append((cause, f"come out with {name} at {match} parents, without it at {right}", count))
-    what = "the drafter's" if asked.drafter else "the target's"
+    what = f"the {'drafter' if asked.drafter else 'target'}'s probabilities"
     where = f", where {plural(len(begins), 'request')} first differ" + "s" * (len(begins) == 1)
     visit = min((steps[-1].visit for steps in begins), key=lambda visit: (visit.record.step, visit.row))
     return [
-        Suspect.rerun_of(cause, f"{what} probabilities {line}{where}", visit.reference(), (count, right.differ))
+        Suspect(cause, Proof.ROWS, (f"{what} {line}{where}",), visit.reference(), count, right.differ, rerun=True)
         for cause, line, count in named
     ]
 
 
 def _of_all_rows(right: Match) -> Iterator[tuple[Cause, str, int]]:
     """What mends all rows alike: one factor on their logits, or other tokens; and at how many parents."""
-    if (scaled := right.common_scale(ENOUGH)) is not None:
-        scale, alike = scaled
+    scale = median(right.scales or [1.0])
+    alike = sum(abs(factor / scale - 1) < 0.1 for factor in right.scales)
+    if len(right.scales) >= max(ENOUGH, HALF * right.differ) and alike >= 0.8 * len(right.scales):
         line = f"come out with logits times {scale:.3g} at {alike:,} of {right.differ:,} parents that differ"
         yield Cause.LOGITS_SCALED, line, alike
     if right.permuted > HALF * right.differ:

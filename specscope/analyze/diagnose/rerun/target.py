@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -57,17 +58,13 @@ def _elder(tree: DraftTree) -> Bools:
     return np.asarray((tree.parent[:, None] == tree.parent[None]) & np.tri(len(tree), dtype=np.bool_))
 
 
-def _other_parents(by: int) -> Mask:
+def _other_parents(tree: DraftTree, by: int) -> Bools:
     """Ancestors by way of parents that are `by` nodes off; the first level stays."""
-
-    def mask(tree: DraftTree) -> Bools:
-        seen = np.eye(len(tree), dtype=np.bool_)
-        for node, parent in enumerate(tree.parent.tolist()):
-            if parent >= 0:
-                seen[node] |= seen[min(max(parent + by, 0), node - 1)]
-        return seen
-
-    return mask
+    seen = np.eye(len(tree), dtype=np.bool_)
+    for node, parent in enumerate(tree.parent.tolist()):
+        if parent >= 0:
+            seen[node] |= seen[min(max(parent + by, 0), node - 1)]
+    return seen
 
 
 MASKS: dict[str, Mask] = {
@@ -77,8 +74,8 @@ MASKS: dict[str, Mask] = {
     "shows a node's whole level": lambda tree: tree.depth <= tree.depth[:, None],
     "shows all levels above": lambda tree: (tree.depth < tree.depth[:, None]) | np.eye(len(tree), dtype=np.bool_),
     "shows all nodes": lambda tree: np.ones((len(tree), len(tree)), np.bool_),
-    "whose parents are one node too early": _other_parents(-1),
-    "whose parents are one node too late": _other_parents(1),
+    "whose parents are one node too early": lambda tree: _other_parents(tree, -1),
+    "whose parents are one node too late": lambda tree: _other_parents(tree, 1),
     "hides the nodes from one another": lambda tree: np.eye(len(tree), dtype=np.bool_),
 }
 PLACE, KV = Cause.ROTARY_POSITIONS, Cause.TARGET_KV
@@ -142,14 +139,9 @@ def decoded(
     return (logits if states is None else states[c - 1 :].reshape(n + 1, len(layers), -1)).cpu()
 
 
-def _ran(tree: DraftTree) -> list[int]:
-    """The nodes that a drafter ran: those that have children."""
-    return sorted({*tree.parent.tolist()} - {ROOT})
-
-
-def _of_ran(keep: Keep) -> Keep:
-    """Of the nodes that are kept those that it ran."""
-    return lambda path, tree: [node for node in keep(path, tree) if node in tree.parent]
+def _ran(keep: Keep, path: Sequence[int], tree: DraftTree) -> list[int]:
+    """Of the nodes that are kept those that a drafter ran: with children."""
+    return [node for node in keep(path, tree) if node in tree.parent]
 
 
 def of_drafter(case: Case) -> Iterator[TreeMistake]:
@@ -158,12 +150,12 @@ def of_drafter(case: Case) -> Iterator[TreeMistake]:
         yield replace(
             mistake,
             cause=Cause.DRAFTER_KV if mistake.cause is KV else mistake.cause,
-            keep=_of_ran(mistake.keep),
+            keep=partial(_ran, mistake.keep),
         )
     yield TreeMistake(
         "the first nodes that it ran kept, not the path's",
         Cause.DRAFTER_KV,
-        keep=lambda path, tree: _ran(tree)[: len({*path} & {*_ran(tree)})],
+        keep=lambda path, tree: sorted({*tree.parent.tolist()} - {ROOT})[: len(_ran(RIGHT.keep, path, tree))],
     )
     yield TreeMistake("each draft from the tokens without the last one", Cause.DRAFT_POSITION, late=True)
     yield _behind_a_cached_prefix(case)

@@ -1,18 +1,27 @@
-"""What verify and audit found wrong: each check that failed, in words, with the condition under which it does."""
+"""A run with all that judges it, and what verify and audit found wrong: each check that failed, in words, with the
+condition under which it does."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from specscope.analyze.audit.audit import Audit
+from specscope.analyze.audit.options import Options
 from specscope.analyze.conditions import Condition, find
 from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.facts import facts_table
 from specscope.analyze.findings import CheckResult, Finding
+from specscope.analyze.locate.located import Located
 from specscope.analyze.verify.case import Case
+
+if TYPE_CHECKING:
+    from specscope.analyze.audit.model.rows import Models
+    from specscope.analyze.locate.model.rules import SampledFault
 
 MOST = 2000  # items of either kind that a condition is looked for in
 CLEAR = 0.5  # the correlation from which on a condition is told
@@ -28,6 +37,43 @@ LIKELY = (  # facts on which known causes depend: chance has fewer rules among t
     "depth",
     "sibling",
 )
+
+
+@dataclass(frozen=True)
+class JudgedCase:
+    """What is named and what is located come from the same searches, each made once; they raise UserError."""
+
+    case: Case
+    audited: Audit
+    options: Options
+
+    @cached_property
+    def models(self) -> Models:
+        """The models, each loaded once."""
+        from specscope.analyze.audit.model.rows import Models
+
+        return Models(self.options)
+
+    @cached_property
+    def p(self) -> SampledFault | None:
+        """What makes another p of the target's logits."""
+        from specscope.analyze.locate.model.rules import search_sampling
+
+        return search_sampling(self.case, self.audited, self.models, drafter=False)
+
+    @cached_property
+    def q(self) -> SampledFault | None:
+        """What makes another q of the drafter's."""
+        from specscope.analyze.locate.model.rules import search_sampling
+
+        return search_sampling(self.case, self.audited, self.models, drafter=True)
+
+    @cached_property
+    def verdicts(self) -> list[Located]:
+        """What decides otherwise than p, q and coin."""
+        from specscope.analyze.locate.model.verdicts import located_verdicts
+
+        return located_verdicts(self.case, self.audited, self.models)
 
 
 @dataclass(frozen=True)
