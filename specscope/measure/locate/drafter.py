@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -63,56 +62,45 @@ def _shaped(tree: TreeBuilder) -> bool:
     return bool(params.penalised or params.logit_bias or tree.context.allowed is not None)
 
 
-@dataclass
-class Following:
-    """Follows a drafter from pass to pass, and compares what comes behind each."""
-
-    feeds: Feeds
-    watch: ModelWatch
+@contextmanager
+def _following(feeds: Feeds, watch: ModelWatch) -> Iterator[None]:
+    """Follow a drafter from pass to pass: compare its logits by the target's tokens, and what is chosen of them."""
+    drafter, one_pass = feeds.drafter, watch.side.one_pass
+    propose, run = drafter.propose, drafter._pass
     # Of the trees that grow now, by request: the reference's logits, as _chosen takes them
-    choices: dict[str, tuple[Drafting, dict[int, Tensor]]] = field(default_factory=dict)
+    grown: dict[str, tuple[Drafting, dict[int, Tensor]]] = {}
 
-    @contextmanager
-    def on(self) -> Iterator[None]:
-        """Follow meanwhile, and compare each pass's logits by the target's tokens, and what is chosen of them."""
-        feeds, watch, drafter = self.feeds, self.watch, self.feeds.drafter
+    def passed(feed: Callable[[Sequence[Drafting]], Level], drafting: Sequence[Drafting]) -> Level:
+        feeds.drafting, feeds.grows, watch.right = drafting, feed == drafter.feed_frontier, {}
+        level = run(feed, drafting)
+        for g in drafting:
+            name = g.context.request
+            if name in watch.right and watch.wrong is None:
+                pair = _by_target(level, *watch.right[name])
+                if not watch.compare(name, [pair]):
+                    _, known = grown.setdefault(name, (g, {}))
+                    known |= enumerate(pair.right) if one_pass else zip(g.builder.frontier, pair.right, strict=True)
+        feeds.drafting, feeds.grows = (), False
+        return level
 
-        def feeding(feed: Any, *, grows: bool) -> Any:  # noqa: ANN401
-            def fed(drafting: Sequence[Drafting]) -> Level:
-                feeds.drafting, feeds.grows, watch.right = drafting, grows, {}
-                level: Level = feed(drafting)
-                for g in drafting:
-                    if (found := watch.right.get(g.context.request)) is not None and watch.wrong is None:
-                        self._judge(level, g, *found)
-                feeds.drafting, feeds.grows = (), False
-                return level
+    def proposed(contexts: Any) -> Any:  # noqa: ANN401
+        grown.clear()
+        drafts = propose(contexts)
+        for name, (g, logits) in grown.items():
+            watch.compare(name, _chosen(g, logits, one_pass=one_pass))
+        return drafts
 
-            return fed
+    with patch.object(drafter, "propose", proposed), patch.object(drafter, "_pass", passed):
+        yield
 
-        def proposed(contexts: Any) -> Any:  # noqa: ANN401
-            self.choices = {}
-            drafts = propose(contexts)
-            for name, grown in self.choices.items():
-                watch.compare(name, _chosen(*grown, one_pass=watch.side.one_pass))
-            return drafts
 
-        propose, context, frontier = drafter.propose, drafter.feed_context, drafter.feed_frontier
-        with (
-            patch.object(drafter, "propose", proposed),
-            patch.object(drafter, "feed_context", feeding(context, grows=False)),
-            patch.object(drafter, "feed_frontier", feeding(frontier, grows=True)),
-        ):
-            yield
-
-    def _judge(self, level: Level, g: Drafting, part: FedPart, right: ReferencePass) -> None:
-        """The logits over the target's vocabulary, of which the tree's tokens are then chosen."""
-        ours, name, taps = level.full(part.wanted).cpu(), "vocabulary" if level.d2t is None else "d2t", right.taps
-        width, rows = ours.shape[1], right.rows[-len(ours) :]
-        logits = taps.get("d2t", taps["lm_head"])[-len(ours) :, :width]
-        logits = functional.pad(logits, (0, width - logits.shape[1]), value=-torch.inf)
-        if not self.watch.compare(part.request, [HeldPair(name, ours, logits, rows, code=code_of(Level.full))]):
-            _, known = self.choices.setdefault(part.request, (g, {}))
-            known |= enumerate(logits) if self.watch.side.one_pass else zip(g.builder.frontier, logits, strict=True)
+def _by_target(level: Level, part: FedPart, right: ReferencePass) -> HeldPair:
+    """The logits over the target's vocabulary, of which the tree's tokens are then chosen."""
+    ours, name, taps = level.full(part.wanted).cpu(), "vocabulary" if level.d2t is None else "d2t", right.taps
+    width, rows = ours.shape[1], right.rows[-len(ours) :]
+    logits = taps.get("d2t", taps["lm_head"])[-len(ours) :, :width]
+    logits = functional.pad(logits, (0, width - logits.shape[1]), value=-torch.inf)
+    return HeldPair(name, ours, logits, rows, code=code_of(Level.full))
 
 
 def drafter_watch(
@@ -135,5 +123,5 @@ def drafter_watch(
     states = drafter.states
     watch = ModelWatch(Stage.DRAFTER, drive, plan, side, lambda name: states[name].table if name in states else None)
     stack.enter_context(watch.on())
-    stack.enter_context(Following(feeds, watch).on())
+    stack.enter_context(_following(feeds, watch))
     return watch
