@@ -112,30 +112,18 @@ class RuledStep:
     wrong: set[int] = field(default_factory=set)  # nodes
 
 
-@dataclass
-class RuledSide:
-    """p, or q: what was compared, and steps that are kept to be searched."""
-
-    what: str
-    figures: list[TwoFigures] = field(default_factory=list)
-    kept: list[RuledStep] = field(default_factory=list)
-    before: Sequence[RuledStep] = ()  # of the engine's step before
-
-    def keep(self, some: Sequence[RuledStep]) -> None:
-        """A step of the engine: kept where some rows differ, with those of the step before."""
-        if any(step.wrong for step in some) and len(self.kept) < KEPT:
-            self.kept += [step for step in (*self.before, *some) if step not in self.kept]
-        self.before = some
-
-
 class DecisionWatch:
     """Holds what the engine decides against rules and formulas, step by step."""
 
     def __init__(self, drive: Drive, case: Case, contexts: Mapping[str, Contexts], forms: RequestForms | None) -> None:
         self.drive, self.case, self.contexts, self.forms = drive, case, contexts, forms
-        self.sides = [RuledSide("p"), RuledSide("q")]
-        self.held: dict[str, list[TwoFigures]] = defaultdict(list)  # of the verdict, by operation
-        # By operation the steps that differ in it first, and where
+        run, sampling, verdict = drive.history.run, Stage.SAMPLING, Stage.VERDICT
+        self.rules = {side: our_operation(run, sampling, "rules", f"{side} by the sampling rules") for side in "pq"}
+        self.verdict = {name: our_operation(run, verdict, name, words) for name, (words, _) in OPERATIONS.items()}
+        self.held: dict[Operation, list[TwoFigures]] = defaultdict(list)
+        self.kept: dict[str, list[RuledStep]] = {"p": [], "q": []}  # of p and q, to be searched
+        self.before: dict[str, Sequence[RuledStep]] = {"p": (), "q": ()}  # of the engine's step before
+        # By operation of the verdict the steps that differ in it first, and where
         self.wrong: dict[str, list[tuple[RequestStep, int | None]]] = defaultdict(list)
         self.left_out = Counter[str]()  # steps that were not judged, by why
         self.rows = self.steps = 0
@@ -147,15 +135,13 @@ class DecisionWatch:
         if now.judged is None or self.rows > ROWS:
             return
         batch, noted, sampled, greedy = now.judged.batch, now.judged.notes(), 0, 0
-        ruled: tuple[list[RuledStep], list[RuledStep]] = [], []
-        verified = [
-            pair for pair in zip(now.turns, parts, strict=True) if pair[0].verdict and pair[0].logits is not None
-        ]
-        for number, (turn, part) in enumerate(verified):
+        ruled: dict[str, list[RuledStep]] = {"p": [], "q": []}
+        number = -1
+        for turn, part in zip(now.turns, parts, strict=True):
             draft, logits = turn.draft, turn.logits
-            assert turn.verdict is not None
-            assert logits is not None
-            count = len(draft.tree) + 1
+            if turn.verdict is None or logits is None:
+                continue
+            number, count = number + 1, len(draft.tree) + 1
             if batch.inputs[number].greedy:
                 rows, greedy = _chosen(batch, greedy, count), greedy + count
             else:
@@ -168,11 +154,11 @@ class DecisionWatch:
             if not contexts.limits:
                 made = logits.float().cpu().clone()
                 asked = Asked(step, judged, contexts, {node: made[node + 1] for node in judged.rows})
-                ruled[0].append(RuledStep(asked, {node: rows[node + 1] for node in judged.rows}))
+                ruled["p"].append(RuledStep(asked, {node: rows[node + 1] for node in judged.rows}))
             if draft.q:
-                ruled[1].append(_drawn(step, judged, contexts, draft))
+                ruled["q"].append(_drawn(step, judged, contexts, draft))
             self._decide(replace(part, verdict=turn.verdict, parents=noted[number]), judged, draft, rows)
-        for side, some in zip(self.sides, ruled, strict=True):
+        for side, some in ruled.items():
             self._ruled(side, [step for step in some if step.asked.logits])
 
     def _judged(self, part: RequestStep) -> AuditedStep | None:
@@ -189,21 +175,26 @@ class DecisionWatch:
             return judged
         return None
 
-    def _ruled(self, side: RuledSide, some: Sequence[RuledStep]) -> None:
-        """p or q of a step's requests against the rules over the same logits."""
+    def _ruled(self, side: str, some: Sequence[RuledStep]) -> None:
+        """p or q of a step's requests against the rules over the same logits.
+
+        Where some rows differ the step is kept, with the one before.
+        """
         if some:
             rows, steps = self._rows(side, some)
             ours = torch.stack([step.ours[p.node] for step, p in zip(steps, rows.places.every, strict=True)])
             for step, place, *both in zip(steps, rows.places.every, *_apart(rows, ours), strict=True):
                 where = place.asked.step.reference(None if place.node == ROOT else place.node)
-                figure = TwoFigures("rules", side.what, place.node, both[0], 0.0, both[1], where)
-                side.figures.append(figure)
+                figure = TwoFigures("rules", side, place.node, both[0], 0.0, both[1], where)
+                self.held[self.rules[side]].append(figure)
                 step.wrong |= {place.node} if figure.differs else set()
-        side.keep(some)
+        if any(step.wrong for step in some) and len(self.kept[side]) < KEPT:
+            self.kept[side] += [step for step in (*self.before[side], *some) if step not in self.kept[side]]
+        self.before[side] = some
 
-    def _rows(self, side: RuledSide, some: Sequence[RuledStep]) -> tuple[RuledRows, list[RuledStep]]:
+    def _rows(self, side: str, some: Sequence[RuledStep]) -> tuple[RuledRows, list[RuledStep]]:
         """All rows of some steps, and the step of each."""
-        rows = RuledRows(Places([step.asked for step in some]), side.what, self.forms)
+        rows = RuledRows(Places([step.asked for step in some]), side, self.forms)
         by_key = {step.asked.step.key: step for step in some}
         return rows, [by_key[place.asked.step.key] for place in rows.places.every]
 
@@ -217,7 +208,7 @@ class DecisionWatch:
         q = {node: drawn.double().cpu().numpy() for node, drawn in draft.q.items()}
         given = GivenStep(verdict.rule, draft.tree, p, q, verdict.coin, verdict.final_coin)
         for figure in _figures(given, part, verdict, self.contexts[part.request].params.seed):
-            self.held[figure.operation].append(figure._replace(where=judged.at(figure.node)))
+            self.held[self.verdict[figure.operation]].append(figure._replace(where=judged.at(figure.node)))
             if figure.differs:
                 if len(self.wrong[figure.operation]) < KEPT:
                     self.wrong[figure.operation].append((part, figure.node))
@@ -225,23 +216,25 @@ class DecisionWatch:
 
     # What was found
 
-    def located(self) -> list[Located]:
+    def located(self) -> Iterator[Located]:
         """What differs, with its place."""
-        sampled = [self._sampled(side, wrong) for side in self.sides if (wrong := _wrong(side.figures))]
-        return sampled + [self._located(name, wrong) for name, held in self.held.items() if (wrong := _wrong(held))]
+        for operation, figures in self.held.items():
+            if wrong := _wrong(figures):
+                of_rules = operation.stage is Stage.SAMPLING
+                yield self._sampled(wrong, len(figures)) if of_rules else self._decided(operation, wrong, figures)
 
-    def _sampled(self, side: RuledSide, wrong: Sequence[TwoFigures]) -> Located:
+    def _sampled(self, wrong: Sequence[TwoFigures], compared: int) -> Located:
         """The rule by which p or q differs."""
-        rows, steps = self._rows(side, side.kept)
+        run, first, side = self.drive.history.run, wrong[0], wrong[0].what
+        rows, steps = self._rows(side, self.kept[side])
         found = search_rows(self.case, rows, [*_items(rows, steps)], logits_right=True, side="in the engine")
-        run, first = self.drive.history.run, wrong[0]
-        of_rows = f"{len(wrong):,} of {plural(len(side.figures), 'row')}"
-        counts = f"{side.what} of {of_rows} is not what the rules make of the engine's own logits"
+        of_rows = f"{len(wrong):,} of {plural(compared, 'row')}"
+        counts = f"{side} of {of_rows} is not what the rules make of the engine's own logits"
         if found is not None:
             operation = replace(found.located.operation, stage=Stage.SAMPLING, code=code_of(run, "rules"))
             text = f"{counts}; {found.located.sentence}"
             return replace(found.located, operation=operation, sentence=text, proof=Proof.PLACE, spoiled=0)
-        whose = "the target" if side.what == "p" else "the drafter"
+        whose = "the target" if side == "p" else "the drafter"
         return Located(
             our_operation(run, Stage.SAMPLING, "rules", f"{whose}: the sampling rules"),
             f"{counts}: up to {max(figure.error for figure in wrong):.2g} of a row's mass lies elsewhere",
@@ -252,15 +245,15 @@ class DecisionWatch:
             certain=False,
         )
 
-    def _located(self, name: str, wrong: Sequence[TwoFigures]) -> Located:
-        first, (words, unit) = wrong[0], OPERATIONS[name]
-        counted = [figure for figure in self.held[name] if figure.what == first.what]
+    def _decided(self, operation: Operation, wrong: Sequence[TwoFigures], figures: Sequence[TwoFigures]) -> Located:
+        first, (words, unit) = wrong[0], OPERATIONS[operation.name]
+        counted = [figure for figure in figures if figure.what == first.what]
         count = f"{len(_wrong(counted)):,} of {plural(len(counted), unit)}"
         both = f"is {first.ours:.6g} in the engine and {first.right:.6g} by the formula"
         return Located(
-            our_operation(self.drive.history.run, Stage.VERDICT, name, words),
+            operation,
             f"{words}: {count} differ, over the engine's own p, q and coins",
-            looks=_looks(name, self.wrong[name]),
+            looks=_looks(operation.name, self.wrong[operation.name]),
             smallest=f"{first.where}: {SHOWN.get(first.what, first.what)} {both}",
             where=first.where,
             explained=len(wrong),
@@ -270,33 +263,24 @@ class DecisionWatch:
 
     def walk(self) -> Walk | None:
         """All that was compared, by operation."""
-        run, sampling = self.drive.history.run, Stage.SAMPLING
-        told = [
-            (our_operation(run, sampling, "rules", f"{side.what} by the sampling rules"), side.figures)
-            for side in self.sides
-            if side.figures
-        ]
-        for name, figures in self.held.items():
-            told.append((our_operation(run, Stage.VERDICT, name, OPERATIONS[name][0]), figures))
-        first = next((figures[0] for _, figures in told), None)
-        if first is None or first.where is None:
+        told = sorted(self.held.items(), key=lambda each: each[0].stage is Stage.VERDICT)
+        where = told[0][1][0].where if told else None
+        if where is None:
             return None
         held = tuple(_held(*each) for each in told)
-        return Walk(Stage.VERDICT, first.where, (), held, "specscope's sampling and verdict", "rules and formulas")
+        return Walk(Stage.VERDICT, where, (), held, "specscope's sampling and verdict", "rules and formulas")
 
-    def ruled_out(self) -> list[str]:
+    def ruled_out(self) -> Iterator[str]:
         """What agrees, a sentence each."""
-        lines = [
-            f"the sampling rules: {side.what} of {plural(len(side.figures), 'row')}, run again, is what they make "
-            "of the engine's own logits"
-            for side in self.sides
-            if side.figures and not _wrong(side.figures)
-        ]
-        figures = [figure for some in self.held.values() for figure in some]
+        for side, operation in self.rules.items():
+            figures = self.held.get(operation, [])
+            if figures and not _wrong(figures):
+                rows = plural(len(figures), "row")
+                yield f"the sampling rules: {side} of {rows}, run again, is what they make of the engine's own logits"
+        figures = [figure for name in self.verdict.values() for figure in self.held.get(name, [])]
         if figures and not _wrong(figures):
             counts = f"{plural(len(figures), 'figure')} of {plural(self.steps, 'step')}"
-            lines.append(f"the verdict: {counts}, run again, follow from p, q and coins")
-        return lines
+            yield f"the verdict: {counts}, run again, follow from p, q and coins"
 
     def notes(self) -> list[str]:
         """What was not judged, and why."""
