@@ -10,7 +10,7 @@ import torch
 
 from specscope.analyze.findings import Exit
 from specscope.speculate import sampling
-from specscope.speculate.verify import left, match, notes, traversal
+from specscope.speculate.verify import distribution, match, notes, traversal
 from tests.faults import settings
 from tests.faults.fault import in_every_engine
 from tests.faults.judged import diagnosed
@@ -54,7 +54,7 @@ def without_the_path(patch, engine):
 
 def q_doubled_where_late(patch, engine):
     """From the second sibling on, q is not what was left of it."""
-    patch.setattr(left.DrafterRow, "without", lambda self, token: self)
+    patch.setattr(distribution.DrafterRow, "without", lambda self, token: self)
 
 
 def children_first(patch, engine):
@@ -73,7 +73,8 @@ def _drawn_late(right):
 
 def final_of_the_root(patch, engine):
     """The final token is the likeliest one, whatever the coin."""
-    patch.setattr(left.Residual, "draw", lambda self, coin: (int(self.row.argmax()), float(self.row.max()), 1.0))
+    likeliest = lambda self, coin: (int(self.row.argmax()), float(self.row.max()), 1.0)  # noqa: E731
+    patch.setattr(distribution.Residual, "draw", likeliest)
 
 
 def entropy_in_bits(patch, engine):
