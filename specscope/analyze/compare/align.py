@@ -137,9 +137,8 @@ class Aligned:
     steps: ContextRows  # whose roots are
     nodes: ContextRows  # of the same token
     parents: ContextRows  # with the likeliest tokens of target and drafter
-    tokens: ContextRows  # whose p is known: nodes, and behind them final tokens
+    tokens: ContextRows  # whose p is known: nodes, and behind them final tokens, of Side.drawn
     fed: ContextRows  # rows that fed a head, of the same position in the same text
-    drawn: tuple[Longs, Longs]  # the steps of those final tokens
     paths: tuple[Hashes, Hashes]  # [rows of all trees] the contexts of roots and nodes, hashed
     some_alike: bool  # whether the same parameters shape p in any pair
     tolerance: float
@@ -168,9 +167,8 @@ def align(a: Side, b: Side, pairs: Matched) -> Aligned:
         exact[first] = kind is PairedBy.EXACT
         alike[first] = kind is not PairedBy.PROMPT or not other_rules(a.requests[first], b.requests[second])
     some_alike = bool(alike.any())
-    drawn_a, drawn_b = (np.flatnonzero(~np.isnan(side.final_whole) & ~side.forced) for side in (a, b))
-    paths_a, of_a = _contexts(a, pair_a, drawn_a)
-    paths_b, of_b = _contexts(b, pair_b, drawn_b)
+    paths_a, of_a = _contexts(a, pair_a)
+    paths_b, of_b = _contexts(b, pair_b)
 
     def rows(of_kind: _Contexts, theirs: _Contexts) -> ContextRows:
         keys, *both = np.intersect1d(of_kind.keys, theirs.keys, return_indices=True)  # the first place of each
@@ -182,16 +180,15 @@ def align(a: Side, b: Side, pairs: Matched) -> Aligned:
 
     tolerance = rounding(*({run.dtype for side in (a, b) for run in side.runs} or {""}))
     steps, nodes, parents, tokens, fed = map(rows, of_a, of_b)
-    drawn, paths = (drawn_a, drawn_b), (paths_a, paths_b)
-    return Aligned(a, b, steps, nodes, parents, tokens, fed, drawn, paths, some_alike, tolerance)
+    return Aligned(a, b, steps, nodes, parents, tokens, fed, (paths_a, paths_b), some_alike, tolerance)
 
 
-def _contexts(side: Side, pair: Longs, drawn: Longs) -> tuple[Hashes, list[_Contexts]]:
-    """The contexts of roots and nodes by their rows, and those of each kind. `drawn`: steps of final tokens.
+def _contexts(side: Side, pair: Longs) -> tuple[Hashes, list[_Contexts]]:
+    """The contexts of roots and nodes by their rows, and those of each kind. `pair`: the number of each request's.
 
     A context is a sum of hashes: of the number of the request's pair, and of each token with its place in the output.
     """
-    c, parents, every = side.columns, side.columns.parents, np.arange(len(side))
+    c, parents, every, drawn = side.columns, side.columns.parents, np.arange(len(side)), side.drawn
     begins, made = side.earlier, np.arange(len(c.output)) - np.repeat(side.earlier, side.emitted)
     sums = np.append(np.uint64(0), np.cumsum(_said(made, c.output)))
 

@@ -184,10 +184,9 @@ def _target(aligned: Aligned) -> list[Field]:
     At parents whole distributions, by first token and entropy: also where neither side tried the other's tokens.
     """
     here, tolerance, sampling, target = aligned.tokens, aligned.tolerance, StepStage.SAMPLING, StepStage.TARGET
-    ends = list(zip(here.sides, aligned.drawn, strict=True))
-    p = here.values(np.concatenate([side.columns.p, side.final_whole[drawn]]) for side, drawn in ends)
-    raw = here.values(np.concatenate([side.raw_p, np.full(len(drawn), np.nan)]) for side, drawn in ends)
-    gap = here.values(np.concatenate([side.gap, side.final_gap[drawn]]) for side, drawn in ends)
+    p = here.values(np.append(side.columns.p, side.final_whole[side.drawn]) for side in here.sides)
+    raw = here.values(np.append(side.raw_p, np.full(len(side.drawn), np.nan)) for side in here.sides)
+    gap = here.values(np.append(side.gap, side.final_gap[side.drawn]) for side in here.sides)
     near = np.fmin(*gap) < 2 * tolerance
     # A greedy p without raw probabilities: whether a 0 that became 1 was a near tie cannot be known.
     near |= np.isnan(gap[0]) & np.isnan(gap[1]) & np.isin(p[0], (0, 1)) & np.isin(p[1], (0, 1)) & (p[0] != p[1])

@@ -129,6 +129,7 @@ class Side:
     # token, [N] for the node. NaN where not recorded
     final_gap = doubles(lambda side: side.columns.parents.of_rows(side.columns.parents.gap, side.columns.final_row))
     gap = doubles(lambda side: side.columns.parents.of_rows(side.columns.parents.gap, side.columns.row))
+    drawn = indices(lambda side: np.flatnonzero(~np.isnan(side.final_whole) & ~side.forced))  # steps with final_whole
     # [N] the target's probability before temperature and rules; NaN where it is not recorded
     raw_p = doubles(lambda side: np.where(np.isnan(side.gap), np.nan, side.columns.parents.raw_p))
 
