@@ -53,7 +53,7 @@ ANY = ""
 FED = r"^(tokens|positions|rows|features|embedding|fc|draw|drawn)"  # what enters a model, before its first layer
 # What attention does with positions, its mask and the KV cache, and what enters it
 SEEN = r"^(tokens|positions|rows)|\.(query|key|value|keys read|values read|scores|attention)$"
-OUT = r"^(lm_head|logits|d2t|norm|head)"  # from the last layer on
+OUT = r"^(lm_head|logits|d2t|vocabulary|norm|head)"  # from the last layer on
 T, D, S, V, W = Stage.TARGET, Stage.DRAFTER, Stage.SAMPLING, Stage.VERDICT, Stage.DRAWS
 # The checks of audit and verify that fail where a stage is wrong
 OF_STAGES: Mapping[Stage, tuple[str, ...]] = {
@@ -85,7 +85,7 @@ class Cause(Enum):
         "probabilities are not numbers, or lie outside 0 to 1",
         "where NaN or infinity enters: logits before the softmax, a row that is masked whole, a division by no mass",
         (*TARGET, *DRAFTER, "probabilities"),
-        {T: ANY, D: ANY, S: ANY},
+        {T: ANY, D: ANY, S: ANY, V: "^[pq]$"},
     )
     TOKEN_LOST = (
         "a token is lost or computed twice",
@@ -225,7 +225,7 @@ class Cause(Enum):
             *_names("draft coins, drafts as planned, q at trials, ranks, drafter's likeliest"),
             *_names("p at later trials, residual mass"),
         ),
-        {W: ANY},
+        {W: ANY, V: "^q$"},
     )
     Q_OTHER_ROW = (
         "the ratio test uses another q than the drafts were drawn from",

@@ -48,6 +48,10 @@ def shown(diagnosis):
         (Cause.TARGET_KV, at(Stage.TARGET, "layers.3.post_attention_layernorm"), False),
         (Cause.TARGET_KV, at(Stage.TARGET, "layers.3", certain=False), True),
         (Cause.RULES_WRONG, at(Stage.SAMPLING, "top-p"), True),
+        (Cause.DRAFT_VOCABULARY, at(Stage.DRAFTER, "vocabulary"), True),
+        (Cause.NOT_A_NUMBER, at(Stage.VERDICT, "p"), True),
+        (Cause.SIBLINGS_CHANGED, at(Stage.VERDICT, "q"), True),
+        (Cause.SIBLINGS_CHANGED, at(Stage.VERDICT, "p"), False),
         (Cause.PAST_THE_END, at(Stage.VERDICT, "ratio"), False),
     ],
 )
