@@ -152,11 +152,9 @@ def read_costs(path: str, run: object, batch: int) -> Costs | None:
     except OSError as error:
         raise UserError(f"cannot read the costs {path}: {error.strerror}") from error
     for name, here in about_run(run).items():
-        there = file.about.get(name, here)
-        if there != here:
-            raise UserError(
-                f"{path} holds the costs of {name} {there or 'none'}, and the capture's is {here or 'none'}"
-            )
+        if (there := file.about.get(name, here)) != here:
+            words = f"{name} {there or 'none'}, and the capture's is {here or 'none'}"
+            raise UserError(f"{path} holds the costs of {words}")
     steps = {curve[0].rows: curve for curve in file.steps}
     if batch not in steps:
         known = ", ".join(map(str, steps))

@@ -66,11 +66,8 @@ def _is(*values: object) -> Holds:
     return lambda value: value in values
 
 
-DECIDES = (
-    "use_aux_hidden_state",
-    "use_input_layernorm_in_first_layer",
-    "use_last_layernorm",
-)  # also where they are off
+# also where they are off
+DECIDES = ("use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_last_layernorm")
 VALUES: Mapping[str, Holds] = {  # what is computed for these values alone
     **dict.fromkeys((*COMPUTED.split(), *HARMLESS.split()), lambda _: True),
     **dict.fromkeys((*DECIDES, "next_layer_regular"), _is(True)),

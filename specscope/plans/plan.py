@@ -21,10 +21,8 @@ import msgspec
 from specscope.errors import UserError, short
 from specscope.tree_shape import MAX_NODES, ROOT, TreeShape, parse_tree
 
-MAX_DEPTH = 32
-MAX_TOP = 32
-DEFAULT_DEPTH = 5
-DEFAULT_TOP = 4
+MAX_DEPTH = MAX_TOP = 32
+DEFAULT_DEPTH, DEFAULT_TOP = 5, 4
 LONGEST = 100_000  # characters
 _DYNAMIC = re.compile(r"(?P<nodes>[0-9]{1,6})(?:,depth=(?P<depth>[0-9]{1,6}))?(?:,top=(?P<top>[0-9]{1,6}))?")
 SGLANG = ("num_steps", "eagle_topk", "num_draft_tokens")

@@ -38,7 +38,6 @@ class PartStore:
 
     def __init__(self) -> None:
         self._chunks: list[PackedParts | None] = []  # None for one that was forgotten
-        self._lasts: list[int] = []  # the last row in each
         self._chunk_of, self._place_of = array("q"), array("q")  # of each row
         self._loose: dict[int, RequestStep] = {}  # those that are not packed yet, by row
         self._packed_bytes = self._loose_bytes = 0
@@ -73,8 +72,6 @@ class PartStore:
         else:
             self._place_of[row] = place
             self._chunk_of[row] = chunk
-        if chunk != LOOSE:
-            self._lasts[chunk] = row
 
     def _number_of(self, packed: PackedParts) -> int:
         """The number of a chunk, which is new where it is none of the last."""
@@ -82,7 +79,6 @@ class PartStore:
             if self._chunks[number] is packed:
                 return number
         self._chunks.append(packed)
-        self._lasts.append(-1)
         self._packed_bytes += packed.nbytes
         return len(self._chunks) - 1
 
@@ -98,8 +94,9 @@ class PartStore:
 
     def forget(self, before: int) -> None:
         """Let go of the chunks that hold no row from this one on."""
-        for number, (chunk, last) in enumerate(zip(self._chunks, self._lasts, strict=True)):
-            if chunk is not None and last < before:
+        kept = set(self._chunk_of[before:])
+        for number, chunk in enumerate(self._chunks):
+            if chunk is not None and number not in kept:
                 self._packed_bytes -= chunk.nbytes
                 self._chunks[number] = None
 
