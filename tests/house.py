@@ -14,13 +14,13 @@ MOST_LINES, FEWEST_LINES = 600, 60
 MOST_FILES = 15  # of a folder
 SLACK = 50  # what may be gained before a bound is lowered
 BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
-    "trace": (11294, 9300),
+    "trace": (11291, 9300),
     "remote": (1878, 1700),
     "watch": (1994, 1850),
     "analyze": (21774, 15700),
     "measure": (4573, 3300),
     "engine": (2978, 2350),
-    "plans": (856, 850),
+    "plans": (850, 850),
     "speculate": (3500, 2700),
     "model": (3753, 2800),
     "kernels": (2694, 2200),
@@ -33,7 +33,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "page": (700, 700),
     "bench, train": (1492, 0),
     "top level": (897, 600),
-    "all": (82134, 64500),
+    "all": (82124, 64500),
     "benchmarks": (3300, 3300),
 }
 TESTS_BUDGET = 40_500
