@@ -27,24 +27,29 @@ NO_STYLES: Mapping[str, str] = MappingProxyType({})
 
 def render_text(report: Report, console: Console, top: int = TOP) -> None:
     """Print the report. Text of models and users is never read as markup, and holds no control characters."""
-    console.print(header_block(tables.header(report)))
-    for warning in report.warnings:
-        console.print(Text(f"! {printable(warning)}", style="yellow"))
-    for table in (*tables.tables(report), *tables.questions(report, top, console.width)):
-        console.print(table_block(table))
-    if report.requests or not report.intervals:
-        console.print(table_block(tables.requests(report, REQUESTS_SHOWN)))
+    shown = [*tables.tables(report), *tables.questions(report, top, console.width)]
+    shown += [tables.requests(report, REQUESTS_SHOWN)] if report.requests or not report.intervals else []
+    render_page(console, tables.header(report), report.warnings, shown)
 
 
 def render_several(all_of_them: Several, console: Console, top: int = TOP) -> None:
     """Print the pooled figures, and then each report."""
-    for note in all_of_them.notes:
-        console.print(Text(f"! {printable(note)}", style="yellow"))
-    for table in tables.over_all(all_of_them):
-        console.print(table_block(table))
+    render_page(console, (), all_of_them.notes, tables.over_all(all_of_them))
     for number, report in enumerate(all_of_them.reports, 1):
         console.print(Text(f"\nCapture {number} of {len(all_of_them.reports)}", style="bold"))
         render_text(report, console, top)
+
+
+def render_page(
+    console: Console, header: Sequence[tuple[str, str]], warnings: Iterable[str], shown: Iterable[Table]
+) -> None:
+    """Print what a page is about, what is wrong with it, and its tables."""
+    if header:
+        console.print(header_block(header))
+    for warning in warnings:
+        console.print(Text(f"! {printable(warning)}", style="yellow"))
+    for table in shown:
+        console.print(table_block(table))
 
 
 def header_block(lines: Iterable[tuple[str, str]]) -> RichTable:

@@ -80,8 +80,7 @@ def checked(
                 row, expected=predicted, measured=measurement.tokens_per_s, measured_length=measurement.length
             )
         new.append(row)
-    choice = next((row for row in new if "choice" in row.names), None)
-    return replace(tuning, rows=tuple(new), choice=choice, checked={"prompts": what, "batch": batch})
+    return replace(tuning, rows=tuple(new), checked={"prompts": what, "batch": batch})
 
 
 def _name(row: TreeRow) -> str:

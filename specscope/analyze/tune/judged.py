@@ -79,6 +79,11 @@ class TreeRow:
         """What trees are compared by: tokens per second, or per step without costs."""
         return self.length.value if self.speed is None else self.speed.value
 
+    @property
+    def error(self) -> float | None:
+        """Tokens/s expected at the costs during the check, over those measured, less one; None where none were."""
+        return None if self.measured is None or self.expected is None else self.expected / self.measured - 1
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         without = ("plan", "accepted", *(() if self.over_default else ("over_default",)))

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.text import Text
 
 from specscope.analyze.table import NONE, Table, number, percent
-from specscope.analyze.text import header_block, table_block
+from specscope.analyze.text import render_page
 from specscope.analyze.tune.judged import Length, TreeRow
 from specscope.analyze.tune.tuning import TOLD, Tuning
 from specscope.trace.history.wording import plural
@@ -17,11 +17,7 @@ NAMED = "Trees"
 
 def render_tuning(tuning: Tuning, console: Console) -> None:
     """Print it. Text of captures is never read as markup, and holds no control characters."""
-    console.print(header_block(header(tuning)))
-    for warning in tuning.warnings:
-        console.print(Text(f"! {printable(warning)}", style="yellow"))
-    for table in tables(tuning):
-        console.print(table_block(table))
+    render_page(console, header(tuning), tuning.warnings, tables(tuning))
     for note in tuning.notes:
         console.print(Text(f"– {printable(note)}", style="dim"))
     console.print()
@@ -68,10 +64,9 @@ def _cells(row: TreeRow, tuning: Tuning, title: str) -> dict[str, str]:
         cells["ms/step"], cells["tok/s"] = number((row.step or 0) * 1e3, 1), mark + number(row.speed.value, 1)
         cells["95 % "] = interval(row.speed, 1)
     if tuning.checked and title == NAMED:
-        error = tuning.error(row)
         cells["expected"], cells["measured"] = number(row.expected, 1), number(row.measured, 1)
         cells["length "] = number(row.measured_length)
-        cells["error"] = NONE if error is None else f"{error:+.1%}"
+        cells["error"] = NONE if row.error is None else f"{row.error:+.1%}"
     return cells
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from specscope.analyze.compare.bootstrap import FEWEST, LEVEL, resampled
-from specscope.analyze.plain import fields
+from specscope.analyze.plain import fields, plain
 from specscope.analyze.significance import t_quantile
 from specscope.analyze.tune.candidates import Space, asked, candidates
 from specscope.analyze.tune.evidence import RecordedCandidates, evidence
@@ -91,7 +91,6 @@ class Tuning:
     requests: int
     recorded_length: float  # what the run really accepted
     rows: tuple[TreeRow, ...]  # named ones first
-    choice: TreeRow | None  # what to take; None without costs
     costs: Costs | None
     notes: tuple[str, ...]
     warnings: tuple[str, ...] = ()
@@ -101,28 +100,27 @@ class Tuning:
         """The row of this name; None where there is none."""
         return next((row for row in self.rows if name in row.names), None)
 
-    def error(self, row: TreeRow) -> float | None:
-        """Tokens/s expected at the costs during the check, over those measured, less one; None where none were."""
-        return None if row.measured is None or row.expected is None else row.expected / row.measured - 1
+    @property
+    def choice(self) -> TreeRow | None:
+        """What to take; None without costs."""
+        return self.named("choice")
 
     def family(self, name: str) -> list[TreeRow]:
         """The best of each size."""
         return [row for row in self.rows if row.family == name]
 
-    def _errors(self) -> dict[str, float]:
-        each = [(row.tree or "none", self.error(row)) for row in self.rows]
-        return {tree: error for tree, error in each if error is not None}
-
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         told = {NAMED.get(name, name): value for name, value in fields(self, "sources", "warnings").items()}
-        return told | {"checked": {**self.checked, "errors": self._errors()} if self.checked else {}}
+        errors = {row.tree or "none": row.error for row in self.rows if row.error is not None}
+        checked = {**self.checked, "errors": errors} if self.checked else {}
+        return told | {"choice": plain(self.choice), "checked": checked}
 
 
 def trees(
     evidence: RecordedCandidates, named: Mapping[str, TreePlan], space: Space, costs: Costs | None
-) -> tuple[list[TreeRow], TreeRow | None]:
-    """Every tree's row, and, with costs, the fastest of them.
+) -> list[TreeRow]:
+    """Every tree's row; with costs the fastest of them is the `choice`.
 
     `named`: trees that are judged in any case, under a name ("recorded", "default"), or under themselves where the user
     gave them. Where the capture cannot judge one, a named one is left out, and one that the user gave raises UserError.
@@ -148,7 +146,7 @@ def trees(
     each = lengths(evidence, [row.accepted for row in rows])
     rows = [replace(row, length=length) for row, length in zip(rows, each, strict=True)]
     if costs is None:
-        return rows, None
+        return rows
     rows = [_priced(row, evidence, costs) for row in rows]
     plain = costs.plain
     speed = Length(costs.batch / plain.seconds, costs.batch / plain.high, costs.batch / plain.low)
@@ -161,7 +159,7 @@ def trees(
         paired = over(evidence, best.accepted, default.accepted)
         error = math.hypot(paired.error, costs.error)
         choice = replace(choice, over_default=_with_error(best.rate / default.rate, error, paired.low is not None))
-    return [choice if row is best else row for row in rows], choice
+    return [choice if row is best else row for row in rows]
 
 
 def _priced(row: TreeRow, evidence: RecordedCandidates, costs: Costs) -> TreeRow:
@@ -248,7 +246,7 @@ def tune(
         recorded=plan,
     )
     wanted: dict[str, TreePlan] = {} if plan is None else {"recorded": plan}
-    rows, choice = trees(candidates, wanted | dict(named), space, costs)
+    rows = trees(candidates, wanted | dict(named), space, costs)
     total = data.acceptance
     return Tuning(
         sources=data.sources,
@@ -263,7 +261,6 @@ def tune(
         requests=candidates.requests,
         recorded_length=total.tau or 1.0,
         rows=tuple(rows),
-        choice=choice,
         costs=costs,
         notes=tuple(_notes(data, plan, costs)),
         warnings=(*warnings, *_unsure(costs)),
