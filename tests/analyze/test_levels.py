@@ -69,29 +69,21 @@ def test_a_gradual_drift_is_a_line_and_no_steps():
 
 
 def test_levels_that_alternate_with_load_have_a_condition_and_no_changes():
+    """Also where the load is not told at the beginning; and with the times at which the condition held."""
     running = load(300)
-    found = levels(log(np.where(running >= 3, 0.35, 0.8), running))
+    steps = log(np.where(running >= 3, 0.35, 0.8), running)
+    steps[0] = dataclasses.replace(steps[0], aggregate=dataclasses.replace(steps[0].aggregate, running=None))
+    found = levels(steps)
     assert not found.changes
     assert found.condition.text == "running requests >= 3"
     assert (found.condition.hits_in, found.condition.hits_out) == (int((running >= 3).sum()), 0)
     low, high = found.groups
     assert low.intervals + high.intervals == 300
     assert low.high < 1.6 < 2.8 < high.low
-
-
-def test_the_condition_has_the_times_at_which_it_held():
     running = np.repeat([1, 3, 1, 2, 1], [95, 45, 70, 22, 68])
     found = levels(log(np.where(running >= 2, 0.3, 0.8), running))
-    assert not found.changes
-    assert found.condition.text == "running requests >= 2"
+    assert (found.changes, found.condition.text) == ((), "running requests >= 2")
     assert [(end - start) // 10**10 for start, end in found.stretches] == [45, 22]
-
-
-def test_a_load_that_is_not_told_at_the_beginning():
-    running = load(100)
-    steps = log(np.where(running >= 3, 0.35, 0.8), running)
-    steps[0] = dataclasses.replace(steps[0], aggregate=dataclasses.replace(steps[0].aggregate, running=None))
-    assert levels(steps).condition.text == "running requests >= 3"
 
 
 def test_kv_use_and_the_engine_are_conditions_too():

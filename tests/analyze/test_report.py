@@ -139,13 +139,13 @@ def test_a_group_pools_its_requests_and_also_has_their_mean() -> None:
     assert [(g.value, g.requests) for g in groups["lang"]] == [(None, 1), ("py", 1)]
 
 
-def test_params_that_differ_from_the_runs_are_counted_but_not_the_seed() -> None:
-    infos = (info("a", seed=5), info("b", top_k=3), info("c"))
-    whole = history([record(0, [step("a")], admitted=infos)])
-    assert build_report(whole, source="x").other_params == 1
-
-
-def test_an_empty_run() -> None:
+def test_runs_with_little_in_them() -> None:
+    """No drafts, requests whose admission was dropped; and nothing at all."""
+    report = build_report(history([record(0, [step("a"), step("b")])]), source="x")
+    assert (report.pooled.tau, report.pooled.rate, report.means.tau, report.pooled.tokens_per_step) == (*[None] * 3, 1)
+    assert by_position(report.pooled) == []
+    one = report.requests[0]
+    assert (one.prompt, one.params, one.queued_s, one.labels, one.prompt_token_ids) == (None, None, None, {}, [])
     report = build_report(History(), source="nothing.jsonl")
     assert report.pooled == Acceptance()
     assert report.engine.tokens_per_s is None
@@ -154,13 +154,6 @@ def test_an_empty_run() -> None:
     assert report.run is None
     assert report.warnings == ["the run's header is missing: its model and settings are unknown"]
     assert orjson.loads(orjson.dumps(report.to_dict())) == report.to_dict()
-
-
-def test_no_drafts_at_all() -> None:
-    report = build_report(history([record(0, [step("a"), step("b")])]), source="x")
-    assert (report.pooled.tau, report.pooled.rate, report.means.tau) == (None, None, None)
-    assert report.pooled.tokens_per_step == 1.0
-    assert by_position(report.pooled) == []
 
 
 def test_a_capture_that_was_cut() -> None:
@@ -180,12 +173,6 @@ def test_output_tokens_in_no_known_step_are_told() -> None:
     report = build_report(whole, source="x")
     assert report.requests[0].missing_tokens == 2
     assert any("2 output tokens of 1 request in" in line for line in report.warnings)
-
-
-def test_a_request_whose_admission_was_dropped() -> None:
-    report = build_report(history([record(1, [step("a")])]), source="x")
-    [one] = report.requests
-    assert (one.prompt, one.params, one.queued_s, one.labels, one.prompt_token_ids) == (None, None, None, {}, [])
 
 
 def test_text_left_out() -> None:

@@ -36,10 +36,14 @@ def rows(text: str) -> dict[str, list[str]]:
     return {cells[0]: cells[1:] for line in text.splitlines() if (cells := re.split(r"\s{2,}", line.strip()))}
 
 
-def test_params_that_no_request_has_are_not_told() -> None:
-    """Those of a run inside another engine are nobody's: each request brings its own."""
+def test_what_a_run_does_not_have_is_not_told() -> None:
+    """Parameters of a run inside another engine are nobody's: each request brings its own. Nor has it our blocks."""
     report = build_report(small(), source="run.jsonl")
     assert report.run is not None
+    bare = rows(shown(dataclasses.replace(report, run=report.run | {"blocks": 0, "max_context": 512})))
+    assert bare["KV cache"] == ["context 512"]
+    infos = (info("a", seed=5), info("b", top_k=3), info("c"))  # a seed alone makes no others
+    assert build_report(history([record(0, [step("a")], admitted=infos)]), source="x").other_params == 1
     warm = {**report.run["params"], "temperature": 0.7, "top_k": 20}
     same = dataclasses.replace(report, requests=[dataclasses.replace(each, params=warm) for each in report.requests])
     same = dataclasses.replace(same, other_params=len(same.requests))
@@ -48,13 +52,6 @@ def test_params_that_no_request_has_are_not_told() -> None:
     assert rows(shown(dataclasses.replace(same, requests=[first, *same.requests[1:]])))["params"] == [
         "differ between 2 requests"
     ]
-
-
-def test_a_run_without_blocks_tells_no_blocks() -> None:
-    report = build_report(small(), source="run.jsonl")
-    assert report.run is not None
-    bare = rows(shown(dataclasses.replace(report, run=report.run | {"blocks": 0, "max_context": 512})))
-    assert bare["KV cache"] == ["context 512"]
 
 
 def test_the_figures_are_there_with_their_names() -> None:

@@ -35,23 +35,17 @@ def judged(priced, name="eagle", most=16, **named):
     return tune(data, {key: parse_plan(tree) for key, tree in named.items()}, most, priced)
 
 
-def test_where_rows_are_free_the_largest_tree_is_taken():
+def test_the_tree_follows_what_rows_and_passes_cost():
+    """The largest where rows are free, a shallow one where passes cost, none where nothing pays."""
     found = judged(costs(row=0, one_pass=0))
     assert found.choice.nodes == 16
-    assert found.choice.speed.value == pytest.approx(
-        found.choice.length.value / 0.02, rel=0.1
-    )  # first steps draft nothing
-
-
-def test_where_passes_cost_the_tree_is_shallow():
+    speed = found.choice.length.value / 0.02
+    assert found.choice.speed.value == pytest.approx(speed, rel=0.1)  # first steps draft nothing
     deep, shallow = (judged(costs(plain=0.05, row=0.0002, one_pass=seconds)) for seconds in (0.0005, 0.02))
     assert deep.choice.depth > shallow.choice.depth == 1
-
-
-def test_where_nothing_pays_it_says_so():
-    found = judged(costs(row=0.02))
-    assert found.choice.family == "plain"
-    assert "--drafter none" in advice(found)
+    nothing = judged(costs(row=0.02))
+    assert nothing.choice.family == "plain"
+    assert "--drafter none" in advice(nothing)
 
 
 def test_the_choice_is_the_fastest_and_no_slower_than_the_default():
