@@ -206,16 +206,13 @@ def _of_counts(aggregates: Sequence[Aggregate]) -> list[str]:
 def _forms(parts: Sequence[RequestStep]) -> str:
     """A note on the tokens that forms (structured output, min_tokens) removed; "" where there are none."""
     forms = [part.form for part in parts if part.form is not None]
+    if not forms:
+        return ""
     steps, requests = plural(len(parts), "step"), plural(len({part.request for part in parts}), "request")
-    removed, pruned = [form.removed for form in forms if len(form.removed)], sum(form.pruned for form in forms)
-    mean = (
-        f", on average {100 * float(np.mean(np.concatenate(removed))):.1f} % of the target's own mass"
-        if removed
-        else ""
-    )
+    removed, pruned = np.concatenate([form.removed for form in forms]), sum(form.pruned for form in forms)
+    mean = f", on average {100 * float(removed.mean()):.1f} % of the target's own mass" if len(removed) else ""
     drafts = f"; {plural(pruned, 'draft')} pruned before verification" if pruned else ""
-    text = f"structured output or min_tokens shaped {steps} of {requests}: it removed tokens{mean}{drafts}"
-    return text if parts else ""
+    return f"structured output or min_tokens shaped {steps} of {requests}: it removed tokens{mean}{drafts}"
 
 
 def _sources(parts: Sequence[RequestStep]) -> str:

@@ -50,15 +50,12 @@ def params_line(params: Mapping[str, Any]) -> str:
 
 def header(report: Report) -> list[tuple[str, str]]:
     """What ran: (name, value) pairs, those without a value left out."""
-    lines = [("source", report.source)]
-    if report.run and report.intervals and not report.requests:
-        versions = ", ".join(f"{name} {version}" for name, version in report.run["versions"].items())
+    lines, run = [("source", report.source)], report.run
+    if run and report.intervals and not report.requests:
         engine = report.intervals[-1].told.engine
-        lines += [("model", report.run["target"]), ("engine", engine), ("reported by", report.run["backend"])]
-        lines += [("run", report.run["run_id"]), ("versions", versions)]
-    elif run := report.run:
+        lines += [("model", run["target"]), ("engine", engine), ("reported by", run["backend"]), ("run", run["run_id"])]
+    elif run:
         drafter = run["drafter"] + (f" ({run['draft_model']})" if run["draft_model"] else "")
-        versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
         blocks = f"{plural(run['blocks'], 'block')} of {run['block_size']} tokens, " if run["blocks"] else ""
         lines += [
             ("model", f"{run['target']} ({run['revision']})" if run["revision"] else run["target"]),
@@ -68,8 +65,8 @@ def header(report: Report) -> list[tuple[str, str]]:
             ("device", f"{run['device']}, {run['dtype']}, {run['backend']}"),
             ("KV cache", f"{blocks}context {run['max_context']}"),
             ("run", f"{run['run_id']}, seed {run['seed']}"),
-            ("versions", versions),
         ]
+    lines += [("versions", ", ".join(f"{name} {version}" for name, version in run["versions"].items()))] if run else []
     return [(name, printable(value)) for name, value in lines if value]
 
 
@@ -250,24 +247,17 @@ def levels(found: Levels) -> list[Table]:
         note += "Where τ goes from one figure to another, it drifts."
         names = ("from", "to", *columns, "p", "engine")
         tables.append(Table("When the level changed", names, rows, note, frozenset(["to", "engine"])))
-    if found.condition is not None:
+    if (condition := found.condition) is not None:
         rows = [(_where(level), *_level(level)) for level in found.groups]
-        note = f"{low_intervals(found)}."
+        inside = f"{condition.hits_in:,} of {plural(condition.total_in, found.unit)} where {printable(condition.text)}"
+        note = f"{inside} are low, {condition.hits_out:,} of {condition.total_out:,} others"
+        times = ", ".join(f"{_when(start)} to {_when(end)}" for start, end in found.stretches[:STRETCHES])
+        more = len(found.stretches) - STRETCHES
+        note += f": {times}{f' and {more} times more' if more > 0 else ''}." if times else "."
         if shares := _such(found):
             note += f" Such are {' and '.join(shares)}."
         tables.append(Table(f"Low {found.unit}s and the others", ("where", *columns), rows, note))
     return tables
-
-
-def low_intervals(found: Levels) -> str:
-    """`67 of 67 intervals where running requests >= 2 are low, 0 of 233 others: 09:16:00 to 09:23:30`."""
-    condition = found.condition
-    assert condition is not None
-    inside = f"{condition.hits_in:,} of {plural(condition.total_in, found.unit)} where {printable(condition.text)}"
-    line = f"{inside} are low, {condition.hits_out:,} of {condition.total_out:,} others"
-    times = [f"{_when(start)} to {_when(end)}" for start, end in found.stretches[:STRETCHES]]
-    more = len(found.stretches) - len(times)
-    return f"{line}: {', '.join(times)}{f' and {more} times more' if more else ''}" if times else line
 
 
 def _where(level: Level) -> str:
@@ -427,12 +417,14 @@ def _request_row(request: RequestReport, start: int) -> tuple[str, ...]:
 
 def request_facts(request: RequestReport) -> str:
     """What the row leaves out, in a line: labels, counts by position, parameters, errors."""
-    facts = [", ".join(f"{name}={value}" for name, value in request.labels.items())]
-    facts.append(f"counts {request.figures.counts}")
-    facts.append(params_line(request.params) if request.params else "")
-    facts.append(f"{percent(request.loops.share)} of its output in loops" if request.loops.looped else "")
-    facts.append(f"preempted {request.preempted}×" if request.preempted else "")
-    facts.append(f"{plural(request.found, 'token')} found in the prefix cache" if request.found else "")
-    facts.append(f"stopped at {request.stop!r}" if request.stop else "")
-    facts.append(request.error)
-    return printable(" · ".join(fact for fact in facts if fact))
+    facts = (
+        ", ".join(f"{name}={value}" for name, value in request.labels.items()),
+        f"counts {request.figures.counts}",
+        request.params and params_line(request.params),
+        request.loops.looped and f"{percent(request.loops.share)} of its output in loops",
+        request.preempted and f"preempted {request.preempted}×",
+        request.found and f"{plural(request.found, 'token')} found in the prefix cache",
+        request.stop and f"stopped at {request.stop!r}",
+        request.error,
+    )
+    return printable(" · ".join(str(fact) for fact in facts if fact))
