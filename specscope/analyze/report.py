@@ -377,10 +377,8 @@ def build_report(history: History, *, source: str, warnings: Sequence[str] = ())
     loops = find_loops(request.steps for request in history.requests.values())
     pairs = zip(history.requests.values(), loops, strict=True)
     requests = sorted((_request(request, history, loop, text) for request, loop in pairs), key=_worst_first)
-    looped, run = (
-        together(loops),
-        history.run and {f.name: getattr(history.run, f.name) for f in dataclasses.fields(history.run)},
-    )
+    looped, header = together(loops), history.run
+    run = None if header is None else {each.name: getattr(header, each.name) for each in dataclasses.fields(header)}
     return Report(
         source=valid(source),
         run=run,

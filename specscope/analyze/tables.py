@@ -11,6 +11,7 @@ from typing import Any
 from specscope.analyze.levels import ELSEWHERE, Level, Levels
 from specscope.analyze.questions.answers import grids
 from specscope.analyze.report import (
+    IntervalReport,
     Means,
     Report,
     RequestReport,
@@ -145,7 +146,9 @@ def over_all(all_of_them: Several) -> list[Table]:
 
 def captures(all_of_them: Several) -> Table:
     """Acceptance by capture, and pooled."""
-    parts = [(printable(each.source), each, len(each.requests), each.intervals) for each in all_of_them.reports]
+    parts: list[tuple[str, Report | Several, int, list[IntervalReport]]] = [
+        (printable(each.source), each, len(each.requests), each.intervals) for each in all_of_them.reports
+    ]
     every = [interval for report in all_of_them.reports for interval in report.intervals]
     rows = []
     for name, each, requests, intervals in (*parts, ("pooled", all_of_them, all_of_them.requests, every)):

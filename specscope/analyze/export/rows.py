@@ -74,7 +74,7 @@ class Source:
             self._prompts |= {info.id: len(info.prompt_tokens) for info in record.admitted}
             self._rows["requests"] += self._ended(record)
             self._rows["intervals"] += [] if record.aggregate is None else [(record.aggregate, record)]
-            if max(map(len, (self._held, *self._rows.values()))) >= MOST_STEPS or self._nodes >= MOST_NODES:
+            if max(len(self._held), *map(len, self._rows.values())) >= MOST_STEPS or self._nodes >= MOST_NODES:
                 yield from self._filled()
         yield from self._filled()
 

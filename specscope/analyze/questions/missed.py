@@ -181,7 +181,9 @@ class Ends:
         top_p = np.where(named, parents.drafters(parents.at_row[row], token), np.nan)
         likeliest = parents.top[:, :1].max(axis=1, initial=NO_TOKEN)  # the target's, raw
         has_drafter = np.any(parents.draft_top_p > 0, axis=1)
-        of_rows = [parents.of_rows(values * 1.0, row) for values in (likeliest, has_drafter, parents.choice_rank)]
+        of_rows = [
+            parents.of_rows(values.astype(np.float64), row) for values in (likeliest, has_drafter, parents.choice_rank)
+        ]
         known = named & (of_rows[1] == 1)
         rank = np.where(known & (of_rows[0] == token), of_rows[2], np.nan)  # for the drafter, where it is recorded
         drafters = draft_tokens(evidence.run)
