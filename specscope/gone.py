@@ -30,6 +30,7 @@ GONE = {
     "SPECSCOPE_KEEP_BUFFER": _COLLECTOR,
     "SPECSCOPE_SAMPLE_CAPTURE": "`specscope extract` takes requests out of a capture",
     **dict.fromkeys(("--evidence counts", "SPECSCOPE_EVIDENCE=counts", "SPECSCOPE_AGGREGATES"), _COUNTS),
+    "train": "docs/training.md shows the trainers of speculators and SpecForge, and how to judge what they make",
     "force": "`fork accept=NODE` shows what would follow, over a live engine of ours: specscope debug PROMPT",
     "bench": "docs/serve.md shows `vllm bench serve` and `guidellm` against `specscope serve`",
     "--again": "`specscope locate` runs the engine again and finds where it breaks",

@@ -18,7 +18,6 @@ from specscope.errors import UserError
 
 LARGEST_OBJECT = 2**24  # bytes of a model's config.json, its list of shards, or another file of one JSON object
 MOST_OBJECTS = 2**21  # of a line or a document: each takes some hundred bytes in memory, however short it is written
-LARGEST_DATA = 2**30  # of texts to train on
 
 T = TypeVar("T")
 

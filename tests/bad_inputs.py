@@ -170,18 +170,6 @@ BOUNDS = {
         "--presence-penalty": ["2.1", "-2.1"],
         "--frequency-penalty": ["2.1", "-2.1"],
     },
-    "train eagle3": {
-        "--self-synthesise": ["0", "-5"],
-        "--draft-vocab": ["3"],
-        "--steps": ["0", "17"],
-        "--batch-tokens": ["15"],
-        "--seed": ["-1", str(2**31)],
-        "--rows": ["0"],
-        "--longest": ["31"],
-        "--epochs": ["0", "-1"],
-        "--learning-rate": ["0", "-1e-3", "11"],
-    },
-    "train p-eagle": {"--depths": ["0", "17"], "--keep-ratio": ["0", "1.1"]},
     "tui": {"--http-port": ["-1"]},
     "watch": {"--for": ["0", "-1", "1e9"], "--interval": ["0", "-1", "1e9"]},
     "verify": {"--branch": ["-1"], "--alpha": ["0", "1", "-1"]},
@@ -297,7 +285,6 @@ def outputs() -> dict[str, list[Case]]:
     folders += ["/proc/tables", "n" * 300, "a\ud800b/x", "\udcff/x"]
     kept = ("--no-clobber", "-o", "c.jsonl")
     tune = ("tune", "c.jsonl")
-    train = ("train", "eagle3", "--target", "./nothing", "--data", "good.txt")
     vllm = {"": "--capture", "sub": "sub", "no/where.jsonl": "no/where.jsonl", "new/": "new"}
 
     def at(words: tuple[str, ...], *names: str, last: tuple[str, ...] = (), says: str = "") -> list[Case]:
@@ -344,8 +331,6 @@ def outputs() -> dict[str, list[Case]]:
         ],
         "folder": [
             *at(("export", "c.jsonl", "--output="), *folders),
-            *at((*train, "--output="), "", ".", "good.txt", "sub", "soft", "good.txt/x"),
-            Case(("train", "eagle3", "--target", "sub", "--data", "good.txt", "-o", "sub"), held, "overwrite"),
         ],
     }
 

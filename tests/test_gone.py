@@ -10,6 +10,7 @@ CAPTURE = ["capture", "prompts.txt", "-o", "run.jsonl"]
 ASKED: list[tuple[str, list[str]]] = [
     ("--alert", ["watch", "log.txt", "--headless", "--alert", "tau < 3"]),
     ("--exec", ["watch", "log.txt", "--headless", "--exec", "./page-me"]),
+    ("train", ["train", "eagle3", "-o", "head", "--self-synthesise", "1000"]),
     ("bench", ["bench", "serve", "http://127.0.0.1:9"]),
     ("--prefix-cache", ["serve", "--prefix-cache"]),
     ("--no-prefix-cache", ["tui", "--no-prefix-cache"]),

@@ -27,7 +27,6 @@ ALLOWED = {
     "sglang": {"vllm", "plans", "trace"},
     "serve": {"live", "remote", "engine", "debug", "trace", "specscope"},
     "tui": {"analyze", "debug", "trace"},
-    "train": {"engine", "speculate", "model", "plans", "trace", "specscope"},
     "measure": {
         "analyze",
         "live",

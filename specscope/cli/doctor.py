@@ -182,7 +182,7 @@ def _head() -> Examined:
         layers = read_object(DEFAULT_HEAD / "config.json").get("eagle_aux_hidden_state_layer_ids")
         fed = f", fed by layers {', '.join(map(str, layers))}" if layers else ""
         return Examined("default head", True, f"EAGLE-3{fed}, {DEFAULT_HEAD}")
-    remedy = "the default drafter is then ngram; specscope train eagle3 makes a head"
+    remedy = "the default drafter is then ngram"
     return Examined("default head", False, "not installed", remedy, needed=False)
 
 

@@ -16,7 +16,7 @@ from specscope.gone import refuse_gone
 GROUPS = {
     "Look": ("run", "capture", "replay", "report", "why", "export", "extract", "watch", "tui"),
     "Judge": ("verify", "diagnose", "audit", "locate", "compare"),
-    "Change": ("debug", "tune", "tree", "train"),
+    "Change": ("debug", "tune", "tree"),
     "Serve": ("serve", "vllm", "transformers"),
     "Develop": ("doctor", "help"),
 }

@@ -45,7 +45,6 @@ from specscope.cli.options import (
 )
 from specscope.cli.serve import serve
 from specscope.cli.streams import need_terminal, say, warn
-from specscope.cli.train import train
 from specscope.cli.tune import tune
 from specscope.cli.watch import watch
 from specscope.envelope import envelope, of_capture, of_captures
@@ -378,7 +377,7 @@ def _write_page(figures: Several, html: str, top: int | None) -> None:
 @click.option(
     "--trainer",
     metavar="FOLDER",
-    help="Compare the head's folder with the one it was trained in: specscope train's, or speculators'.",
+    help="Compare the head's folder with the one it was trained in: a trainer's, or speculators'.",
 )
 @json_option("Print what was found as JSON.")
 @fetches_captures
@@ -458,7 +457,6 @@ cli.add_command(extract)
 cli.add_command(help_verb)
 cli.add_command(locate)
 cli.add_command(serve)
-cli.add_command(train)
 cli.add_command(transformers)
 cli.add_command(tune)
 cli.add_command(verify)

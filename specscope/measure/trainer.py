@@ -32,7 +32,7 @@ from specscope.trace.history.wording import plural
 from specscope.trace.record.notes import model_part
 from specscope.trace.record.vocabulary import printable
 
-STATE = "training.pt"  # what `specscope train` goes on from
+STATE = "training.pt"  # what tools/train_head goes on from
 LAYER = (
     *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "rms_norm_eps", "hidden_act"),
     "attention_bias",

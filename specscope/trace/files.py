@@ -42,8 +42,6 @@ PATIENCE = 3.0  # seconds that a named pipe may be without a writer
 
 HEAD = 4096  # bytes of a file by which its kind is known
 
-TRAINING = {"data", "training.pt", "training.jsonl"}  # the files that `train` writes to its folder
-
 
 @dataclass(frozen=True)
 class Made:
@@ -206,26 +204,6 @@ def _refuse_taken(number: int, path: str | Path, made: Made, existing: Existing)
         raise TakenError(f"{path} exists and was not written by this command: remove it, or give another name")
     if size and existing is not Existing.REPLACE:
         raise TakenError(f"{path} exists, and --no-clobber keeps it: remove it, or give another name")
-
-
-def check_training(folder: str, inputs: Iterable[str | os.PathLike[str] | None]) -> None:
-    """Refuse a folder for `train` that holds anything but an older run of it, or what it reads. Writes nothing."""
-    if not folder:
-        raise UserError("-o needs the name of a folder")
-    try:
-        held = set(os.listdir(folder))
-    except FileNotFoundError:
-        return
-    except NotADirectoryError:
-        raise UserError(f"{folder} is a file: -o takes a folder") from None
-    except OSError as error:
-        raise UserError(f"cannot write {folder}: {error.strerror}") from error
-    for name in inputs:
-        places = () if name is None else (name, os.path.dirname(name) or ".")
-        if any(_is_same(place, os.stat(folder)) for place in places):
-            raise UserError(f"-o {folder} would overwrite the input {name}: give another folder")
-    if held and not held & TRAINING:
-        raise UserError(f"{folder} is not empty and was not made by specscope train: give another folder")
 
 
 def _check_new(path: str, flag: str) -> None:

@@ -35,7 +35,6 @@ class ReadAs(Enum):
     PROMPTS = "specscope capture {file} -o run.jsonl takes its prompts"
     WATCH = "specscope watch {file}, report and compare read it"
     TREES = "specscope tree --from draws its tree, and --tree takes it as text"
-    TRAIN = "specscope train takes it as --data"
     COSTS = "specscope tune takes it as --costs"
     NO_TRACE = "the store may not have the trace yet, or no longer"
     SERVER = "specscope watch http://HOST:PORT/metrics reads those of the server"
@@ -64,7 +63,7 @@ SHAREGPT = FileKind("ShareGPT's data set", ReadAs.PROMPTS)
 WRAPPED_LOG = FileKind("a log in JSON, a line in each", ReadAs.WATCH)
 VLLM_LOG = FileKind("a log of vLLM", ReadAs.WATCH)
 ANSWER = FileKind("an answer of a server", ReadAs.WATCH)
-TEXTS = FileKind("a file of texts to train on", ReadAs.TRAIN)
+TEXTS = FileKind("a file of texts to train on", ReadAs.NONE)
 STREAM = FileKind("an answer of a server, as a stream", ReadAs.WATCH)
 LLAMACPP_STREAM = FileKind("an answer of llama.cpp, as a stream", ReadAs.WATCH)
 LLAMACPP_LOG = FileKind("a log of llama.cpp", ReadAs.WATCH)

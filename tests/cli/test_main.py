@@ -123,7 +123,7 @@ def test_a_capture_where_prompts_are_wanted_names_the_verbs_that_read_it(capture
 
 def test_help_and_version_are_quick_to_read():
     assert specscope("--version").stdout.startswith("specscope")
-    for words in ([], ["run"], ["capture"], ["replay"], ["report"], ["train"], ["train", "eagle3"], ["doctor"]):
+    for words in ([], ["run"], ["capture"], ["replay"], ["report"], ["doctor"]):
         done = specscope(*words, "--help")
         assert done.returncode == 0
         assert "Usage:" in done.stdout
@@ -156,16 +156,6 @@ BAD = {
     "no such head": (
         ["capture", "P", "-o", "O", "TINY", "--drafter", "eagle", "--draft-model", "./no"],
         "no EAGLE head",
-    ),
-    "training without data": (["train", "eagle3", "-o", "O"], "give either --data FILE or --self-synthesise N"),
-    "training in one pass without data": (["train", "p-eagle", "-o", "O"], "give either --data FILE or"),
-    "training on no file": (
-        ["train", "eagle3", "-o", "O", "--target", "DEEP", "--data", "./no.txt"],
-        "cannot read the data",
-    ),
-    "training a shallow target": (
-        ["train", "eagle3", "-o", "O", "--target", "SHALLOW", "--self-synthesise", "9"],
-        "takes features from three of them and needs at least 6",
     ),
     "tree the drafter cannot draw": (
         ["capture", "P", "-o", "O", "--drafter", "ngram", "--tree", "[(0,), (1,), (0, 0)]"],

@@ -34,14 +34,12 @@ VERBS = {
     "watch": ("watch", "FILE", "--headless"),
     "capture": ("capture", "FILE", "-o", "out.jsonl", "--target", "./nothing"),
     "debug": ("debug", "--file", "FILE", "--target", "./nothing", "--commands", "script"),
-    "train": ("train", "eagle3", "--data", "FILE", "-o", "head", "--target", "./nothing"),
 }
 # How it shows that a file was read, where the verb ends in an error all the same
 READ = {
     "replay": "the screen needs a terminal",
     "capture": "no model at ./nothing",
     "debug": "no model at ./nothing",
-    "train": "no model at ./nothing",
 }
 
 FILES = {
@@ -109,7 +107,7 @@ MADE = {
     "spec.json": (b'{"method": "mtp", "num_speculative_tokens": 2}', "a speculative configuration", set()),
     "report.json": (b'{\n  "schema": "specscope.report/1"\n}', "what a specscope verb printed with --json", set()),
     "table.parquet": (b"PAR1\0\0", "a Parquet table", set()),
-    "texts.jsonl": (b'{"text": "To be or not to be"}\n', "a file of texts to train on", {"train"}),
+    "texts.jsonl": (b'{"text": "To be or not to be"}\n', "a file of texts to train on", set()),
     "page.html": (b"<!DOCTYPE html>\n<html>", "an HTML page", set()),
 }
 

@@ -17,7 +17,6 @@ from tests.waiting import HANG_SECONDS
 TRACES = Path(__file__).parents[2] / "traces"
 EAGLE, PLANTED = str(TRACES / "eagle.jsonl"), str(TRACES / "planted.jsonl")
 CAPTURE = ["capture", "p.txt", "-o", "o.jsonl"]
-TRAIN = ["train", "eagle3", "-o", "new"]
 CASES = {
     "debug socket in no folder": (["serve", "--debug-socket", "/nope/x"], "--debug-socket /nope/x: no such file or"),
     "debug socket that is a file": (["serve", "--debug-socket", "p.txt"], "--debug-socket p.txt: it exists and is no"),
@@ -31,9 +30,6 @@ CASES = {
     "more than all": (["run", "hi", "--target", "TINY", "--draft-model", "self:99"], "takes 1 to 2 layers of"),
     "context": ([*CAPTURE, "--target", "TINY", "--max-context", "9999"], "max_context must be between 2 and 512"),
     "metrics port": ([*CAPTURE, "--metrics-port", "PORT"], "choose another port if this one is in use"),
-    "training data": ([*TRAIN, "--data", "bad.jsonl"], 'bad.jsonl, line 2: give "text", "prompt" and "response"'),
-    "training data of none": ([*TRAIN, "--data", "empty"], "empty holds no text"),
-    "a target to train for": ([*TRAIN, "--data", "p.txt", "--target", "no/body"], "cannot load no/body"),
     "audit": (["audit", EAGLE, "--target", "no/body"], "cannot load no/body"),
     "audit's head": (["audit", EAGLE, "--draft-model", "./none"], "no EAGLE head at ./none"),
     "diagnose": (["diagnose", EAGLE, "--target", "./none"], "no model at ./none"),
@@ -43,7 +39,6 @@ CASES = {
     "no such head": ([*CAPTURE, "--drafter", "eagle", "--draft-model", "./no"], "no EAGLE head"),
     "bad device": ([*CAPTURE, "--device", "toaster"], "'toaster' is not supported"),
     "device of another kind": ([*CAPTURE, "--device", "mps"], "'mps' is not supported"),
-    "training on no file": ([*TRAIN, "--data", "./no.txt"], "cannot read the data"),
     "a tree": (["run", "a prompt", "--tree", "banana"], "cannot read the tree 'banana'"),
     "a tree of n-grams": (["run", "--drafter", "ngram", "--tree", "banana"], "cannot read the tree 'banana'"),
     "a tree alone": (["tree", "banana"], "cannot read the tree 'banana'"),

@@ -16,9 +16,10 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from specscope.model.loader import load_model
-from specscope.train.eagle3 import Eagle3Training, Recipe
-from specscope.train.shards import Sample, Shards, ShardWriter
 from tests.tiny import write_tiny_model
+from tools.train_head.heads import Recipe
+from tools.train_head.shards import Sample, Shards, ShardWriter
+from tools.train_head.training import Training
 
 FOLDER = Path(__file__).parent / "weights"
 TARGET, DRAFT, HEAD = FOLDER / "target", FOLDER / "draft", FOLDER / "head"
@@ -96,7 +97,7 @@ def train_head(of: Path = TARGET, to: Path = HEAD) -> None:
         writer.flush()
         recipe = Recipe(draft_vocab=27, steps=4, epochs=24, batch_tokens=3072, learning_rate=4e-3)
         with torch.enable_grad():
-            training = Eagle3Training(target, Shards(Path(folder) / "data"), recipe, Path(folder) / "head")
+            training = Training(target, Shards(Path(folder) / "data"), recipe, Path(folder) / "head")
             for scores in training.run():
                 if training.step % 50 == 0:
                     rates = [round(a / b, 2) for a, b in zip(scores.first, scores.positions, strict=True)]

@@ -8,11 +8,11 @@ import torch
 
 from specscope.analyze.findings import Exit
 from specscope.errors import UserError
-from specscope.train.eagle3 import Eagle3Training, Recipe
-from specscope.train.p_eagle import PEagleRecipe, PEagleTraining
 from tests.heads import head_tensors, write_parallel_head
 from tests.measure.head_runs import compared, head_copy, served
-from tests.train.conftest import data, target  # noqa: F401
+from tests.tools.conftest import data, target  # noqa: F401
+from tools.train_head.heads import Recipe
+from tools.train_head.training import Training
 
 
 def nudged(tensors):
@@ -92,18 +92,9 @@ def test_a_one_pass_head(tmp_path):
     assert found.key == "config: mask_token_id"
 
 
-SHORT = {"draft_vocab": 120, "epochs": 1, "batch_tokens": 256}
-KINDS = {
-    "eagle3": (Eagle3Training, Recipe(steps=3, **SHORT)),
-    "eagle3.1": (Eagle3Training, Recipe(steps=3, norm_output=True, **SHORT)),
-    "p-eagle": (PEagleTraining, PEagleRecipe(depths=3, **SHORT)),
-}
-
-
-@pytest.mark.every(3)
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_training_exports_is_served_as_it_was_trained(kind, deep, data, target, tmp_path):  # noqa: F811
-    training = KINDS[kind][0](target, data, KINDS[kind][1], tmp_path / "head")
+def test_what_training_exports_is_served_as_it_was_trained(deep, data, target, tmp_path):  # noqa: F811
+    recipe = Recipe(draft_vocab=120, epochs=1, batch_tokens=256)
+    training = Training(target, data, recipe, tmp_path / "head")
     steps = training.run()
     for _ in range(2):
         next(steps)

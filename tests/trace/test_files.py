@@ -36,7 +36,6 @@ def test_a_file_within_the_limit_is_read_and_one_beyond_it_is_not(tmp_path):
     ("words", "what"),
     [
         (["tune", PLANTED, "--costs"], "the costs"),
-        (["train", "eagle3", "-o", "new", "--data"], "the data"),
     ],
 )
 def test_what_has_no_end_is_refused(words, what, name, tmp_path, monkeypatch):

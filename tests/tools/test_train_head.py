@@ -1,4 +1,4 @@
-"""Training a head: the data a target writes, the recipe's arithmetic, resuming, and the command itself."""
+"""How the bundled head was made: the data a target writes, the recipe's arithmetic, resuming, and the command."""
 
 import dataclasses
 import json
@@ -17,15 +17,13 @@ from specscope.errors import UserError
 from specscope.model.features import published_aux_layers
 from specscope.model.heads.head_loader import load_head
 from specscope.model.runner import ModelRunner
-from specscope.train import synthesise
-from specscope.train.eagle3 import Eagle3Training as Training
-from specscope.train.eagle3 import Recipe, forward
-from specscope.train.shards import Sample, Shards, ShardWriter
-from specscope.train.synthesise import Synthesiser, Turns
-from specscope.train.texts import read_texts
-from specscope.train.training import batches_of
-from tests.heads import write_variant
 from tests.waiting import until
+from tools.train_head import synthesise
+from tools.train_head.eagle3 import forward
+from tools.train_head.heads import Recipe
+from tools.train_head.shards import Sample, Shards, ShardWriter
+from tools.train_head.synthesise import Synthesiser, Turns
+from tools.train_head.training import Training, batches_of
 
 RECIPE = Recipe(draft_vocab=120, steps=3, epochs=5, batch_tokens=256, learning_rate=3e-3)
 
@@ -75,8 +73,7 @@ def test_a_long_instruction_is_cut_and_answered(deep, target, tmp_path, monkeypa
     assert longest >= 12
 
 
-@pytest.mark.parametrize("norm_output", [False, True])
-def test_training_time_test_is_what_the_drafter_will_do(data, target, tmp_path, norm_output):
+def test_training_time_test_is_what_the_drafter_will_do(data, target, tmp_path):
     """Step k at index t is the k-th token of a greedy chain drafted from t: the same logits, from the paged head."""
     from specscope.model.batch import Segment
     from specscope.model.heads.head_loader import LoadedHead
@@ -84,8 +81,7 @@ def test_training_time_test_is_what_the_drafter_will_do(data, target, tmp_path, 
     from specscope.model.kv_cache import BlockTable
     from specscope.trace.record.tree import DraftTree
 
-    training = Training(target, data, dataclasses.replace(RECIPE, norm_output=norm_output), tmp_path)
-    assert training.head.config.norm_output is norm_output
+    training = Training(target, data, RECIPE, tmp_path)
     training.head.norm.weight.data.mul_(1.5)  # else the norm hardly shows
     batch = training.padded([3])
     seen = []
@@ -162,7 +158,7 @@ def test_batches_hold_every_sample_once_and_their_size(data):
 
 
 def test_shards_hold_what_was_added_across_files(tmp_path, monkeypatch):
-    monkeypatch.setattr("specscope.train.shards.SHARD_TOKENS", 20)
+    monkeypatch.setattr("tools.train_head.shards.SHARD_TOKENS", 20)
     writer = ShardWriter(tmp_path, {"a": 1})
     samples = [
         Sample(
@@ -188,26 +184,9 @@ def test_shards_hold_what_was_added_across_files(tmp_path, monkeypatch):
         ShardWriter(tmp_path, {"a": 2})
 
 
-@pytest.mark.parametrize(
-    ("content", "wrong"),
-    [
-        ("", "no text"),
-        ('{"text": ""}', "line 1"),
-        ('{"text": "a"}\n{"prompt": "a"}', "line 2"),
-        ('{"text": "a"}\n{broken', "line 2"),
-        ('{"messages": [{"role": "user", "content": "a"}]}', "line 1"),
-    ],
-)
-def test_a_broken_data_file_is_named_with_its_line(tmp_path, deep, content, wrong):
-    path = tmp_path / "data.jsonl"
-    path.write_text(content)
-    with pytest.raises(UserError, match=wrong):
-        list(read_texts(path, AutoTokenizer.from_pretrained(deep)))
-
-
 def command(*words):
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, "-m", "specscope", "train", "eagle3", *map(str, words)]
+    words = [sys.executable, "-m", "tools.train_head", *map(str, words)]
     return subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=env)
 
 
@@ -245,48 +224,9 @@ def test_too_little_room_is_refused_at_once(deep, target):
         Synthesiser(runner, AutoTokenizer.from_pretrained(deep), rows=1, longest=40, seed=0)
 
 
-def test_short_sequences_do_not_poison_the_loss(data, target, tmp_path):
-    """Sequences with fewer tokens than steps give nothing to later steps, not NaN."""
-    training = Training(target, data, RECIPE, tmp_path)
-    batch = training.padded([0])
-    short = type(batch)(
-        batch.tokens[:, :2], batch.real[:, :2], batch.learn[:, :2], batch.features[:, :2], batch.final[:, :2]
-    )
-    outcome = forward(training.head, training.heads, short, 5)
-    outcome.loss.backward()
-    assert all(p.grad is None or p.grad.isfinite().all() for p in training.head.parameters())
-
-
-def test_a_file_of_texts_trains_too(deep, tmp_path):
-    texts = tmp_path / "texts.jsonl"
-    lines = [{"prompt": f"say {i}", "response": f"{i} and once more {i}"} for i in range(60)]
-    texts.write_text("\n".join(map(json.dumps, lines)))
-    done = command(
-        "--target",
-        deep,
-        "--dtype",
-        "float32",
-        "--data",
-        texts,
-        "-o",
-        tmp_path / "h",
-        "--draft-vocab",
-        80,
-        "--epochs",
-        1,
-        "--norm-output",
-    )
-    error = done.communicate(timeout=120)[1]
-    assert done.returncode == 0, error
-    card = (tmp_path / "h" / "README.md").read_text()
-    assert "texts.jsonl" in card
-    assert "--norm-output -o" in card
-    assert json.loads((tmp_path / "h" / "config.json").read_text())["norm_output"] is True
-
-
 def test_a_head_can_be_gone_on_from(data, target, tmp_path):
-    """With its vocabulary, its numbers and its norm_output: what it knows is there from the first step on."""
-    first = Training(target, data, dataclasses.replace(RECIPE, norm_output=True), tmp_path / "first")
+    """With its vocabulary and its numbers: what it knows is there from the first step on."""
+    first = Training(target, data, RECIPE, tmp_path / "first")
     for _ in first.run():
         pass
     first.save()
@@ -296,29 +236,6 @@ def test_a_head_can_be_gone_on_from(data, target, tmp_path):
     assert second.head.target_tokens().tolist() == first.head.target_tokens().tolist()
     assert second.evaluate()["first"] == pytest.approx(knows["first"], abs=0.02)  # it was saved in bfloat16
     assert second.step == 0
-    assert second.head.config.norm_output
-
-
-def test_a_head_with_a_window_cannot_be_gone_on_from(data, target, tmp_path):
-    """Training attends to all of a sequence."""
-    recipe = dataclasses.replace(RECIPE, start=str(write_variant(tmp_path / "first", "sliding")))
-    with pytest.raises(UserError, match="cannot resume from this head"):
-        Training(target, data, recipe, tmp_path / "second")
-
-
-@pytest.mark.parametrize("name", ["fc_norm", "partial rotary"])
-def test_a_published_head_is_trained_as_it_runs(data, target, tmp_path, name):
-    """With more tokens, and so made anew: its features' norms and its rotary channels are kept."""
-    folder = str(write_variant(tmp_path / "first", name))
-    recipe = dataclasses.replace(RECIPE, start=folder, draft_vocab=120)
-    training, loaded = Training(target, data, recipe, tmp_path / "second"), load_head(folder, target).head
-    batch = training.padded([3])
-    with torch.no_grad():
-        assert torch.equal(training.head.combine(batch.features), loaded.combine(batch.features))
-        places = torch.arange(9)[None]
-        got, wanted = (head.rotary(head.fc.weight, places) for head in (training.head, loaded))
-    assert all(map(torch.equal, got, wanted))
-    assert training.head.config.flags == loaded.config.flags
 
 
 @pytest.mark.parametrize("size", [200, 10_000])  # 10,000: all 300 tokens of the target
@@ -355,7 +272,7 @@ def test_products_are_in_bfloat16_where_the_processor_has_it_and_nowhere_else(da
     """Weights, gradients and what is learnt stay float32, and the loss is the same to bfloat16's accuracy."""
     losses, dtypes = {}, {}
     for has in (False, True):
-        monkeypatch.setattr("specscope.train.training.has_bfloat16", lambda has=has: has)
+        monkeypatch.setattr("tools.train_head.training.has_bfloat16", lambda has=has: has)
         training = Training(target, data, RECIPE, tmp_path / str(has))
         seen = []
         training.head.fc.register_forward_hook(lambda module, given, out, seen=seen: seen.append(out.dtype))

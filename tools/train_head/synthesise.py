@@ -20,7 +20,7 @@ from specscope.model.kv_cache import BlockTable
 from specscope.model.runner import ModelRunner
 from specscope.speculate.sampling import argmax
 from specscope.trace.record.tree import DraftTree
-from specscope.train.shards import Sample, ShardWriter
+from tools.train_head.shards import Sample, ShardWriter
 
 INSTRUCTION_TEMPERATURES = (0.7, 0.9, 1.0)
 ANSWER_TEMPERATURES = (0.0, 0.0, 0.8)  # two in three greedy
@@ -69,14 +69,13 @@ class Turns:
         if not tokenizer.chat_template:
             start = [t for t in (tokenizer.bos_token_id,) if t is not None] or list(eos[:1])
             if not start:
-                raise UserError("the target has neither a chat template nor a first token to write from: give --data")
+                raise UserError("the target has neither a chat template nor a first token to write from")
             return Turns(start, [], eos)
         mark = "\N{OBJECT REPLACEMENT CHARACTER}"
-        text = tokenizer.apply_chat_template(
-            [{"role": "user", "content": mark}], add_generation_prompt=True, tokenize=False
-        )
+        turn = [{"role": "user", "content": mark}]
+        text = tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
         if text.count(mark) != 1:
-            raise UserError("the target's chat template repeats or drops the user's words: give --data")
+            raise UserError("the target's chat template repeats or drops the user's words")
         opening, answer = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in text.split(mark))
         return Turns(opening, answer, eos)
 
@@ -186,9 +185,8 @@ class Synthesiser:
 
     def _sample(self, writing: _Writing) -> Sample | None:
         """The sequence as a sample, without tokens that were never fed; None where it was abandoned."""
-        if not writing.answering or writing.computed < len(self.turns.opening) + SHORTEST_INSTRUCTION + len(
-            self.turns.answer
-        ):
+        least = len(self.turns.opening) + SHORTEST_INSTRUCTION + len(self.turns.answer)
+        if not writing.answering or writing.computed < least:
             return None
         rows = torch.cat([self._opening_features[:-1], *writing.features])
         learn = torch.ones(len(rows), dtype=torch.bool)

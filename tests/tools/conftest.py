@@ -7,8 +7,8 @@ from transformers import AutoTokenizer
 from specscope.model.features import published_aux_layers
 from specscope.model.loader import load_model
 from specscope.model.runner import ModelRunner
-from specscope.train.shards import Shards, ShardWriter
-from specscope.train.synthesise import Synthesiser
+from tools.train_head.shards import Shards, ShardWriter
+from tools.train_head.synthesise import Synthesiser
 
 
 @pytest.fixture(scope="module")

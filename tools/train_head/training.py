@@ -1,4 +1,4 @@
-"""What all ways to train a head have in common: data, optimiser, resuming, and held-out figures."""
+"""An EAGLE-3 head in training: data, optimiser, resuming, and held-out figures."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import math
 import os
 import random
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,71 +17,39 @@ from torch import Tensor
 
 from specscope.errors import UserError
 from specscope.model.fast.fast_paths import has_bfloat16
-from specscope.model.heads.eagle_head import EagleHead
 from specscope.model.heads.head_loader import save_head
 from specscope.model.loader import LoadedModel
-from specscope.train.data import HELD_OUT, check_enough
-from specscope.train.scores import BatchScores, Padded, TargetTensors, mean_shares
-from specscope.train.shards import Shards
+from tools.train_head.eagle3 import forward
+from tools.train_head.heads import Recipe, going_on, new_head
+from tools.train_head.scores import BatchScores, Padded, mean_shares
+from tools.train_head.shards import Shards
 
 STATE = "training.pt"
 LOG = "training.jsonl"
 WARM_UP = 50  # optimiser steps
 
 
-@dataclass(frozen=True, kw_only=True)
-class CommonRecipe:
-    """What decides a training run besides the data, for any kind of head."""
-
-    draft_vocab: int | None = None  # None: heads.DRAFT_VOCAB for a new head; a continued head keeps its own
-    epochs: float = 4.0
-    learning_rate: float = 1e-3
-    batch_tokens: int = 2048
-    seed: int = 0
-    start: str = ""  # the folder of a head to continue from; "" for a new one
+HELD_OUT = 40  # one in 40 sequences is held out of training
 
 
-class Training(ABC):
-    """One head in training. Resumes from its folder where an earlier run was stopped. A subclass for each kind."""
+class Training:
+    """One head in training. Resumes from its folder where an earlier run was stopped."""
 
-    kind: str  # its usual name, such as EAGLE-3
-    verb: str  # of `specscope train`
-
-    def __init__(self, target: LoadedModel, data: Shards, recipe: CommonRecipe, folder: Path) -> None:
-        check_enough(len(data))
+    def __init__(self, target: LoadedModel, data: Shards, recipe: Recipe, folder: Path) -> None:
+        if len(data) < HELD_OUT:
+            raise UserError(f"training needs at least {HELD_OUT} sequences, and there are {len(data)}")
         self.target, self.data, self.recipe, self.folder = target, data, recipe, folder
         folder.mkdir(parents=True, exist_ok=True)
         self.held_out = [i for i in range(len(data)) if i % HELD_OUT == HELD_OUT - 1]
         self.samples = [i for i in range(len(data)) if i % HELD_OUT != HELD_OUT - 1]
-        self.head, self.heads = self._make()
+        make = going_on if recipe.start else new_head
+        self.head, self.heads = make(target, data, self.samples, recipe)
         tokens = sum(data.length(i) for i in self.samples)
         self.total = max(round(tokens * recipe.epochs / recipe.batch_tokens), 1)
-        self.optimizer = torch.optim.AdamW(self._groups(), recipe.learning_rate, betas=(0.9, 0.95))
+        self.optimizer = torch.optim.AdamW(self.head.parameters(), recipe.learning_rate, betas=(0.9, 0.95))
         self.step, self.seen = 0, 0  # optimiser steps taken, tokens trained on
         self.seconds = 0.0
         self._resume()
-
-    @property
-    @abstractmethod
-    def depths(self) -> int:
-        """How many tokens it learns to draft; a line of the log has a figure for each."""
-
-    @property
-    @abstractmethod
-    def method(self) -> str:
-        """How it is trained, in a few words for the head's README."""
-
-    @abstractmethod
-    def _make(self) -> tuple[EagleHead, TargetTensors]:
-        """The head to start from."""
-
-    @abstractmethod
-    def _scores(self, batch: Padded, *, whole: bool) -> BatchScores:
-        """Run the head over a batch. `whole`: at every position, for held-out figures."""
-
-    def _groups(self) -> list[dict[str, Any]]:
-        """Parameters for the optimiser; `times`: their learning rate over that of the recipe."""
-        return [{"params": list(self.head.parameters()), "times": 1.0}]
 
     def _about(self) -> dict[str, Any]:
         return {"recipe": asdict(self.recipe), "target": self.target.revision, "tokens": self.data.tokens}
@@ -120,9 +87,9 @@ class Training(ABC):
         for batch in self._batches():
             began = time.perf_counter()
             for group in self.optimizer.param_groups:
-                group["lr"] = self._rate() * group["times"]
+                group["lr"] = self._rate()
             with faster_products(self.target.device):
-                outcome = self._scores(batch, whole=False)
+                outcome = forward(self.head, self.heads, batch, self.recipe.steps)
             self.optimizer.zero_grad(set_to_none=True)
             outcome.loss.backward()
             torch.nn.utils.clip_grad_norm_(self.head.parameters(), 1.0)
@@ -165,7 +132,8 @@ class Training(ABC):
     def evaluate(self) -> dict[str, Any]:
         """Held-out agreement with the target by position, logged with the tokens seen."""
         batches = batches_of(self.data, self.held_out, self.recipe.batch_tokens, 0)
-        share = mean_shares([self._scores(self.padded(members), whole=True) for members in batches])
+        steps = self.recipe.steps
+        share = mean_shares([forward(self.head, self.heads, self.padded(members), steps) for members in batches])
         line = {"step": self.step, "tokens": self.seen, "seconds": round(self.seconds, 1), **share}
         with open(self.folder / LOG, "a", encoding="utf-8") as log:
             log.write(json.dumps(line) + "\n")

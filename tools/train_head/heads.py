@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,32 +13,37 @@ from torch import Tensor
 from specscope.errors import UserError
 from specscope.model.features import published_aux_layers
 from specscope.model.heads.eagle_head import EagleHead
-from specscope.model.heads.head_config import PARTIAL, ROPES, HeadConfig, Parallel
+from specscope.model.heads.head_config import HeadConfig
 from specscope.model.heads.head_loader import load_head
 from specscope.model.loader import LoadedModel
-from specscope.train.scores import TargetTensors
-from specscope.train.shards import Shards
-from specscope.train.training import CommonRecipe
+from tools.train_head.scores import TargetTensors
+from tools.train_head.shards import Shards
 
 DRAFT_VOCAB = 8192  # of a new head
-FURTHER = ("attention_bias", "bias", *ROPES, PARTIAL)  # settings that a layer made elsewhere may have
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Everything that decides a training run besides the data."""
+
+    draft_vocab: int | None = None  # None: heads.DRAFT_VOCAB for a new head; a continued head keeps its own
+    epochs: float = 4.0
+    learning_rate: float = 1e-3
+    batch_tokens: int = 2048
+    seed: int = 0
+    start: str = ""  # the folder of a head to continue from; "" for a new one
+    steps: int = 3  # training-time test: passes of the head over its own outputs
 
 
 def new_head(
-    target: LoadedModel,
-    data: Shards,
-    samples: Sequence[int],
-    recipe: CommonRecipe,
-    parallel: Parallel | None = None,
-    *,
-    norm_output: bool = False,
+    target: LoadedModel, data: Shards, samples: Sequence[int], recipe: Recipe
 ) -> tuple[EagleHead, TargetTensors]:
     """A head of the target's width for the commonest tokens of the data; its LM head starts from the target's rows."""
     counts = data.counts(target.vocab_size, samples)
     size = min(recipe.draft_vocab or DRAFT_VOCAB, target.vocab_size)
     chosen = commonest(counts, size).to(target.device)
     torch.manual_seed(recipe.seed)
-    config = replace(head_config(target, size), parallel=parallel, norm_output=norm_output)
+    config = head_config(target, size)
     head = EagleHead(config).to(target.device)
     with torch.no_grad():
         for module in head.modules():
@@ -47,47 +52,30 @@ def new_head(
         rows = target.output.weight[chosen].float()
         head.lm_head.weight.copy_(rows)
         _start_from_the_last_tap(head, data, samples)
-        if parallel is not None:
-            _start_from_a_usual_feature(head, data, samples)
         if size != target.vocab_size:
             head.set_vocabulary(chosen)
     return head, TargetTensors(target.embedding.weight.float(), rows)
 
 
 def going_on(
-    target: LoadedModel,
-    data: Shards,
-    samples: Sequence[int],
-    recipe: CommonRecipe,
-    parallel: Parallel | None = None,
-    *,
-    norm_output: bool = False,
+    target: LoadedModel, data: Shards, samples: Sequence[int], recipe: Recipe
 ) -> tuple[EagleHead, TargetTensors]:
-    """An earlier head of the same shape, as an EAGLE-3 or a P-EAGLE head. Raises UserError where the shape differs.
+    """The head in the recipe's `start`. Raises UserError where its shape differs.
 
-    It keeps every token that it drafts; where the recipe's vocabulary is larger, the commonest of the others join. A
-    mask token, where it has one, is kept too, and so is its norm_output.
+    It keeps every token that it drafts; where `draft_vocab` is larger, the commonest of the others join.
     """
     loaded = load_head(recipe.start, target)
     head = loaded.head.float().requires_grad_(True)
     wanted, current = head_config(target, head.config.draft_vocab), head.config
-    alike = (current.aux_layers, current.width, current.layers) == (wanted.aux_layers, wanted.width, 1)
-    own_embedding = loaded.embedding is not target.embedding
-    if current.version != 3 or not alike or own_embedding or any(current.windows):
-        raise UserError(f"{recipe.start} cannot resume from this head: specscope train did not make it")
-    if parallel is not None and current.parallel is not None:
-        parallel = replace(parallel, mask_token=current.parallel.mask_token)
+    alike = current.layer.items() >= wanted.layer.items() and replace(current, layer=wanted.layer) == wanted
+    if not alike or id(loaded.embedding) != id(target.embedding) or any(current.windows):
+        raise UserError(f"{recipe.start}: this is another kind of head than these: start a new one")
     size = max(min(recipe.draft_vocab or 0, target.vocab_size), current.draft_vocab)
-    norm_output = norm_output or current.norm_output
-    if (size, parallel, norm_output) != (current.draft_vocab, current.parallel, current.norm_output):
-        layer = {name: value for name, value in current.layer.items() if name in (*wanted.layer, *FURTHER)}
-        config = replace(current, layer=layer, draft_vocab=size, parallel=parallel, norm_output=norm_output)
+    if size != current.draft_vocab:
+        config = replace(current, layer={name: current.layer[name] for name in wanted.layer}, draft_vocab=size)
         head = remade(head, config, target, data.counts(target.vocab_size, samples))
-        if parallel is not None and current.parallel is None:
-            with torch.no_grad():
-                _start_from_a_usual_feature(head, data, samples)
     tokens = head.target_tokens()
-    rows = target.output.weight if tokens is None else target.output.weight[tokens]
+    rows = target.output.weight[slice(None) if tokens is None else tokens]
     return head, TargetTensors(target.embedding.weight.float(), rows.float())
 
 
@@ -115,17 +103,6 @@ def remade(head: EagleHead, config: HeadConfig, target: LoadedModel, counts: Ten
             made.set_vocabulary(tokens)
     made.load_state_dict(weights, strict=False)
     return made
-
-
-def mask_token_of(counts: Tensor) -> int:
-    """The token for mask rows: the rarest one in the data, of equals the highest. counts int64 [V]."""
-    return len(counts) - 1 - int(counts.flip(0).argmin())
-
-
-def _start_from_a_usual_feature(head: EagleHead, data: Shards, samples: Sequence[int]) -> None:
-    """Let mask rows start from a typical feature: the median of each component over some of the data's tokens."""
-    some = torch.cat([data[i].features for i in samples[:64]]).float()
-    head.mask_hidden.copy_(some.median(0).values.view(1, 1, -1))
 
 
 def _start_from_the_last_tap(head: EagleHead, data: Shards, samples: Sequence[int]) -> None:

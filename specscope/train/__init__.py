@@ -1,1 +1,0 @@
-"""`specscope train`: data from a target, and drafters that are trained on it."""
