@@ -14,7 +14,7 @@ MOST_LINES, FEWEST_LINES = 600, 60
 MOST_FILES = 15  # of a folder
 SLACK = 50  # what may be gained before a bound is lowered
 BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
-    "trace": (11291, 9300),
+    "trace": (11268, 9300),
     "remote": (1878, 1700),
     "watch": (1994, 1850),
     "analyze": (21768, 15700),
@@ -28,18 +28,18 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "vllm, transformers, sglang": (6680, 4050),
     "debug, live": (3954, 3200),
     "tui": (7058, 5500),
-    "cli": (4215, 3100),
+    "cli": (4004, 3100),
     "serve": (1982, 1600),
     "page": (700, 700),
     "bench, train": (0, 0),
     "top level": (897, 600),
-    "all": (82117, 64500),
+    "all": (80391, 64500),
     "benchmarks": (3300, 3300),
 }
 TESTS_BUDGET = 40_500
 CROWDED: dict[str, int] = {
     "benchmarks": 17,
-    "specscope/cli": 18,
+    "specscope/cli": 17,
     "specscope/engine": 18,
     "specscope/tui/widgets": 17,
     "specscope/vllm": 16,
@@ -66,7 +66,6 @@ FRAGMENTS: dict[str, int] = {
     "specscope/speculate/verify/device.py": 1,
     "specscope/terminal.py": 1,
     "specscope/trace/history/same.py": 1,
-    "specscope/train/attend.py": 1,
     "specscope/tui/locate.py": 1,
     "specscope/vllm/launch.py": 1,
 }
