@@ -127,15 +127,15 @@ class Rules:
         params, off = self.params, slack / self.params.temperature
         row = (shaped - shaped.max()) / params.temperature
         share = min(off / 4, 0.5)  # what p can be off by
-        top_p = params.top_p
-        loose = replace(params, top_p=min(1.0, top_p + share) if top_p < 1 else 1.0, min_p=params.min_p / (1 + share))
-        tight = replace(
-            params,
-            top_p=max(1e-9, top_p - share) if top_p < 1 else 1.0,
-            min_p=min(params.min_p * (1 + share), 0.999999),
-        )
+
+        def moved(by: float) -> SamplingParams:
+            """Cuts that take in more, or less where it is below 0."""
+            min_p = params.min_p / (1 + by) if by > 0 else min(params.min_p * (1 - by), 0.999999)
+            top_p = max(1e-9, min(1.0, params.top_p + by)) if params.top_p < 1 else 1.0
+            return replace(params, top_p=top_p, min_p=min_p)
+
         low, high = torch.ones_like(row), torch.zeros_like(row)
-        for rules, border in ((loose, -off), (params, 0.0), (tight, off)):
+        for rules, border in ((moved(share), -off), (params, 0.0), (moved(-share), off)):
             logits_left = _truncated(row[None], rules)[0]
             last = logits_left[logits_left > -torch.inf].min() + border
             inside = (row >= last) | (row == row.max())

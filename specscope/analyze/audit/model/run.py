@@ -76,8 +76,11 @@ class Passes:
         """Judge target and drafter. Raises UserError where the target cannot judge at all."""
         self.progress("target", 0, self.steps)
         try:
-            if self._target() and not any(self.tallies[name].items for name in TARGET):
-                self._say_what_limits()
+            all_judged = self._target()
+            limits = dict.fromkeys(name for contexts in self.plans if contexts.steps for name in contexts.limits)
+            if all_judged and limits and not any(self.tallies[name].items for name in TARGET):
+                why = f"{', '.join(limits)} limit every request in a way that the capture does not tell"
+                self.unjudged.append(f"The target was not judged: {why}.")
         except FAULTS as error:
             self.unjudged.append(f"The target was not judged: {failure(error)}.")
         self.progress("drafter", 0, self.steps)
@@ -88,12 +91,6 @@ class Passes:
         if why:
             of_model = "'s model" if text_part(self.run.drafter) else ""  # beside text lookup, only that is not judged
             self.unjudged.append(f"The drafter{of_model} was not judged: {why}.")
-
-    def _say_what_limits(self) -> None:
-        """Why no figure of the target was judged, although there were steps to judge."""
-        if names := dict.fromkeys(name for contexts in self.plans if contexts.steps for name in contexts.limits):
-            why = f"{', '.join(names)} limit every request in a way that the capture does not tell"
-            self.unjudged.append(f"The target was not judged: {why}.")
 
     def _each(
         self,
