@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from specscope.analyze.audit.audit import Audit
@@ -15,7 +17,6 @@ from specscope.analyze.verify.coin_keys import CoinsOf
 from specscope.trace.history.wording import plural
 from specscope.trace.record.coins import Stream, coins, draw_number
 from specscope.trace.record.records import RunInfo
-from specscope.trace.record.tree import Bools
 from specscope.tree_shape import MAX_NODES
 
 REUSED = {  # by the check of verify that fails, whose coin it is
@@ -24,11 +25,15 @@ REUSED = {  # by the check of verify that fails, whose coin it is
     "coins of requests": "the coin of another request, of another seed or position",
 }
 INTERVALS, DRAWS, OF_MODEL = "draft coins in their intervals", "draft draws", "draft p"
-ORDER, COINS = "draft order", "draft coins"
+ORDER, COINS, DRAW = "draft order", "draft coins", "draft draw"
 WORDS = {
     COINS: "the coins that draw drafts",
     ORDER: "which node of the tree a draw becomes",
-    "draft draw": "the token that a coin draws from q",
+    DRAW: "the token that a coin draws from q",
+}
+SIDES = {  # by the share of coins that lie above
+    1.0: "the coin lies above the interval: the token comes before the one that the coin draws, or q is too small",
+    0.0: "the coin lies below the interval: the token comes behind the one that the coin draws",
 }
 MOST = draw_number(MAX_NODES, 0)  # draws of a tree
 LOOKED_AT = 1000  # steps whose coins are computed again
@@ -48,75 +53,56 @@ def _coins(case: Case) -> Located | None:
     if check is None or check.result is not CheckResult.FAILED:
         return None
     wrong = check.wrong
-    reused = [case.checks[name] for name in REUSED if name in case.checks]
-    reused = [each for each in reused if each.result is CheckResult.FAILED]
-    count, smallest = (
-        f"{len(wrong):,} of {plural(check.tested, 'draw')}",
-        f"coin {c.draft_coin[wrong[0]]:.6g} of {check.example}",
-    )
-    if not reused and _moved(c, wrong).all():
-        name, looks = ORDER, "draws moved to other places among their siblings, or dropped"
+    known = [case.checks[name] for name in REUSED if name in case.checks]
+    reused = next((each for each in known if each.result is CheckResult.FAILED), None)
+    count = f"{len(wrong):,} of {plural(check.tested, 'draw')}"
+    smallest = f"coin {c.draft_coin[wrong[0]]:.6g} of {check.example}"
+    if reused is None and _are_moved(c, wrong):
         sentence = f"{count} have the coin of another draw of their tree"
-    else:
-        key, name = _key(case, wrong), COINS
-        looks = f"the coins are {key}" if key else REUSED[reused[0].name] if reused else ""
-        sentence = f"{count} do not have the coin of their seed, position and number"
-        for each in reused[:1]:
-            sentence += f"; {REUSED[each.name]} in {each.failed:,} of {plural(each.tested, each.unit)}: {each.detail}"
-    return _located(case.history.run, name, sentence, looks, smallest, check.example, len(wrong))
+        looks = "draws moved to other places among their siblings, or dropped"
+        return _located(case.history.run, ORDER, sentence, looks, smallest, check.example, len(wrong))
+    key = CoinsOf.drafts(c).key_of(np.unique(c.step[wrong])[:LOOKED_AT])[0]
+    looks = f"the coins are {key}" if key else REUSED[reused.name] if reused else ""
+    sentence = f"{count} do not have the coin of their seed, position and number"
+    if reused:
+        of_reused = f"{reused.failed:,} of {plural(reused.tested, reused.unit)}"
+        sentence += f"; {REUSED[reused.name]} in {of_reused}: {reused.detail}"
+    return _located(case.history.run, COINS, sentence, looks, smallest, check.example, len(wrong))
 
 
-def _moved(c: Columns, wrong: Indices) -> Bools:
-    """Which wrong coins are those of another draw of the same tree: the key is right."""
+def _are_moved(c: Columns, wrong: Indices) -> bool:
+    """Whether wrong coins are those of another draw of the same tree: the key is right."""
     of_steps = ((node, c.step[node]) for node in wrong.tolist()[:LOOKED_AT])
     keys = ((node, c.params[step].seed, int(c.position[step])) for node, step in of_steps)
-    return np.array([c.draft_coin[n] in coins(seed, Stream.DRAFT, at, MOST) for n, seed, at in keys], np.bool_)
-
-
-def _key(case: Case, wrong: Indices) -> str:
-    """The key that the wrong coins follow from, where there is one; else ""."""
-    steps = np.unique(case.evidence.step[wrong])[:LOOKED_AT]
-    return CoinsOf.drafts(case.evidence).key_of(steps)[0]
+    return all(c.draft_coin[n] in coins(seed, Stream.DRAFT, position, MOST) for n, seed, position in keys)
 
 
 def _draws(case: Case, audit: Audit | None) -> Located | None:
     """A draw that does not give what its coin draws, where the q that it was made from is not in question."""
-    check, run = case.checks.get(INTERVALS), case.history.run
+    check, c = case.checks.get(INTERVALS), case.evidence
     redrawn, q = (None, None) if audit is None else (audit.finding(DRAWS), audit.finding(OF_MODEL))
     if redrawn is not None and q is not None and q.result is CheckResult.FAILED:
         return None  # q itself differs: what is wrong lies before the draw, or q is recorded otherwise
-    looks = _beside(case.evidence, check.wrong) if check is not None and len(check.wrong) else ""
+    looks, certain = "", True
+    if check is not None and len(check.wrong):  # on which side of their intervals these coins lie
+        count, above = len(check.wrong), int((c.draft_coin[check.wrong] >= c.draft_low[check.wrong]).sum())
+        looks = f"the coin lies above the interval at {above:,}, below it at {count - above:,}"
+        looks = SIDES.get(above / count, looks)
     if redrawn is not None and redrawn.result is CheckResult.FAILED:
-        sentence = "" if q is None else f"q is the model's at all {plural(q.tested, 'node')}, but "
-        sentence += f"the coin draws another token at {redrawn.failed:,} of {plural(redrawn.tested, 'draw')}"
-        return _located(run, "draft draw", sentence, looks, redrawn.detail, redrawn.example, redrawn.failed)
-    if check is None or check.result is not CheckResult.FAILED:
+        failed, sentence = redrawn, "" if q is None else f"q is the model's at all {plural(q.tested, 'node')}, but "
+        sentence += "the coin draws another token"
+    elif check is not None and check.result is CheckResult.FAILED:
+        failed, sentence = check, "the coin lies outside of its draft's interval"
+        certain = redrawn is not None and redrawn.result is CheckResult.PASSED
+    else:
         return None
-    sentence = f"the coin lies outside of its draft's interval at {check.failed:,} of {plural(check.tested, 'draw')}"
-    certain = redrawn is not None and redrawn.result is CheckResult.PASSED
-    return _located(run, "draft draw", sentence, looks, check.detail, check.example, check.failed, certain=certain)
-
-
-def _beside(c: Columns, wrong: Indices) -> str:
-    """On which side of their intervals these coins lie."""
-    above = int((c.draft_coin[wrong] >= c.draft_low[wrong]).sum())
-    if above == len(wrong):
-        return "the coin lies above the interval: the token comes before the one that the coin draws, or q is too small"
-    if not above:
-        return "the coin lies below the interval: the token comes behind the one that the coin draws"
-    return f"the coin lies above the interval at {above:,}, below it at {len(wrong) - above:,}"
+    sentence += f" at {failed.failed:,} of {plural(failed.tested, 'draw')}"
+    found = _located(case.history.run, DRAW, sentence, looks, failed.detail, failed.example, failed.failed)
+    return replace(found, certain=certain)
 
 
 def _located(
-    run: RunInfo | None,
-    name: str,
-    sentence: str,
-    looks: str,
-    smallest: str,
-    where: Reference | None,
-    count: int,
-    *,
-    certain: bool = True,
+    run: RunInfo | None, name: str, sentence: str, looks: str, smallest: str, where: Reference | None, count: int
 ) -> Located:
     operation = our_operation(run, Stage.DRAWS, name, WORDS[name])
-    return Located(operation, sentence, looks, smallest, where, count, count, "draw", certain, proof=Proof.ROWS)
+    return Located(operation, sentence, looks, smallest, where, count, count, "draw", proof=Proof.ROWS)

@@ -31,6 +31,27 @@ P, RAW_P, P_TRIED, Q_DRAWN, Q_TRIED, MASS, FINAL_P = (
 
 
 @dataclass(frozen=True)
+class Best:
+    """What gives most of what was recorded, of several things that may stand in place of the right one."""
+
+    name: str
+    explained: int  # of the wrong ones
+    wrong: int
+    fits: int  # of all
+    tried: int
+    next_best: str = ""
+
+    @staticmethod
+    def of(instead: Mapping[str, Bools], wrong: Bools) -> Best | None:
+        """`instead`: which items come out as recorded with each; None where nothing may stand there."""
+        scores = {name: (int((fits & wrong).sum()), int(fits.sum())) for name, fits in instead.items()}
+        names, total = sorted(scores, key=lambda name: -sum(scores[name])), int(wrong.sum())
+        leaves = [f"{name} leaves {total - scores[name][0]:,} of {total:,}" for name in names[1:2]]
+        explained, fits = scores[names[0]] if names else (0, 0)
+        return Best(names[0], explained, total, fits, len(names), *leaves) if names else None
+
+
+@dataclass(frozen=True)
 class Formula:
     """A figure of the verdict."""
 
@@ -43,23 +64,16 @@ class Formula:
         """What stands in place of the right figure, and at how many wrong items; "" where nothing known does."""
         if self.recorded is None or not len(wrong):
             return "", 0
-        name, count = clearest({name: made(c) for name, made in self.instead.items()}, self.recorded(c), wrong)
-        return (name, count) if count and count >= NEARLY * len(wrong) else ("", 0)
+        recorded = self.recorded(c)
+        values = {name: np.broadcast_to(made(c), len(recorded))[wrong] for name, made in self.instead.items()}
+        fits = {name: same(each, recorded[wrong]) for name, each in values.items()}
+        best = Best.of(fits, np.ones(len(wrong), np.bool_))
+        return (best.name, best.explained) if best and best.explained >= NEARLY * len(wrong) else ("", 0)
 
 
 def same(values: Doubles, others: Doubles) -> Bools:
     """Which of two sides' figures agree."""
     return np.asarray(np.abs(values - others) <= LEAST + NEAR * np.abs(others))
-
-
-def clearest(instead: Mapping[str, Doubles], recorded: Doubles, wrong: Indices) -> tuple[str, int]:
-    """What gives the most of the wrong figures as they were recorded, and how many."""
-    counts = {
-        name: int(same(np.broadcast_to(values, len(recorded))[wrong], recorded[wrong]).sum())
-        for name, values in instead.items()
-    }
-    name = max(counts, key=lambda name: counts[name], default="")
-    return name, counts.get(name, 0)
 
 
 def _over(above: Made, below: Made, most: float = 1.0) -> Made:

@@ -367,7 +367,7 @@ def _apart(rows: RuledRows, ours: Tensor) -> tuple[list[float], list[float]]:
     errors = _moved(rows, ours, sampling.RIGHT, range(len(ours)))
     at_border = [i for i, error in enumerate(errors) if error > allowed[i]]
     for by in (1 + BORDER, 1 - BORDER) if at_border else ():
-        recipe = RuleRecipe(knobs=(("top_p", _times(by)), ("min_p", _times(1 / by))))
+        recipe = RuleRecipe(changed=(("top_p", _times(by)), ("min_p", _times(1 / by))))
         for i, error in zip(at_border, _moved(rows, ours, recipe, at_border), strict=True):
             errors[i] = min(errors[i], error)
     return errors, allowed

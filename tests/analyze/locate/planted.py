@@ -12,6 +12,7 @@ from specscope.speculate import sampling
 from specscope.speculate.drafters import tree_builder
 from specscope.speculate.drafters.base import Context
 from specscope.speculate.verify import host, inputs, traversal, verifier
+from tests.faults.planted.rules import params_of
 
 
 def softmax(change):
@@ -54,20 +55,6 @@ def top_k_last(rows, params, right):
     return right(rows.masked_fill(~first, -torch.inf), dataclasses.replace(params, min_p=0.0, top_p=1.0))
 
 
-def of_target(change):
-    """The target's rows by other parameters."""
-
-    def install(patch, engine):
-        right = inputs._rows
-
-        def rows(context, draft, logits):
-            return dataclasses.replace(right(context, draft, logits), params=change(context.params))
-
-        patch.setattr(inputs, "_rows", rows)
-
-    return install
-
-
 def penalties_twice(patch, engine):
     """Shaped rows are shaped once more."""
     right = inputs._rows
@@ -82,24 +69,19 @@ def penalties_twice(patch, engine):
 def penalties_twice_without_top_p(patch, engine):
     """Both at once."""
     penalties_twice(patch, engine)
-    of_target(lambda params: dataclasses.replace(params, top_p=1.0))(patch, engine)
+    params_of(lambda params: dataclasses.replace(params, top_p=1.0))(patch, engine)
 
 
 def no_bias_in_the_draft(patch, engine):
     """The drafter's rows know no logit bias."""
     right = Context.rows
-    in_target = inputs._rows
 
     def drafted(self, logits, paths):
         made = right(self, logits, paths)
         return dataclasses.replace(made, params=dataclasses.replace(made.params, logit_bias={}))
 
-    def target(context, draft, logits):
-        made = in_target(context, draft, logits)
-        return dataclasses.replace(made, params=context.params)
-
     patch.setattr(Context, "rows", drafted)
-    patch.setattr(inputs, "_rows", target)
+    params_of(lambda params: params)(patch, engine)
 
 
 def bonus_without_top_p(patch, engine):

@@ -12,6 +12,7 @@ from specscope.analyze.audit.audit import Audit
 from specscope.analyze.audit.model.rows import Asked, Models, rows_of
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.locate.decided import FINAL
+from specscope.analyze.locate.formulas import NEARLY, Best
 from specscope.analyze.locate.located import Located, Proof, Stage
 from specscope.analyze.locate.model.other_rows import Places, some
 from specscope.analyze.locate.model.sampling import RIGHT, RuledRows
@@ -24,7 +25,7 @@ from specscope.trace.record.rules import STANDARD
 from specscope.trace.record.tree import ROOT, Drawn
 
 ENOUGH, SOME = 4, 10  # draws that an explanation must explain; and of which it may leave one
-NEARLY, MOST = 0.96, 0.9  # of the draws that are wrong, and of all
+MOST = 0.9  # of all draws
 FINE = 0.01  # of log odds: what float32 may be off by
 BORDER = 2e-3  # a coin so near to another token's part of the sum may have drawn that token
 RESIDUAL, WHOLE = "the residual", "p"
@@ -88,31 +89,31 @@ def _located(case: Case, audit: Audit, models: Models, steps: Sequence[Step], *,
     fits = {name: np.array([one.fits(name, audit.slack, by_coin=by_coin) for one in left]) for name in names}
     if len(names) < 2:
         return None
-    right, *rest = names
+    right = names[0]
     wrong = ~fits[right]
-    total, best, second = int(wrong.sum()), *sorted(rest, key=lambda name: -int(fits[name].sum()))[:2]
-    explained = int((fits[best] & wrong).sum())
-    everywhere = fits[best].sum() >= MOST * len(left) or audit.slack <= FINE
-    if total < ENOUGH or total - explained > max((1 - NEARLY) * total, total >= SOME) or not everywhere:
+    best = Best.of({name: fits[name] for name in names[1:]}, wrong)
+    everywhere = best is not None and (best.fits >= MOST * len(left) or audit.slack <= FINE)
+    if best is None or not everywhere or best.wrong < ENOUGH:
+        return None
+    if best.wrong - best.explained > max((1 - NEARLY) * best.wrong, best.wrong >= SOME):
         return None
     example = left[int(np.flatnonzero(wrong)[0])]
     verdict, where = example.step.verdict, example.step.reference()
-    of_right, of_best = (float(example.p(name)[verdict.token]) for name in (right, best))
+    of_right, of_best = (float(example.p(name)[verdict.token]) for name in (right, best.name))
     kind = "recovered tokens" if right == RESIDUAL else "bonus tokens"
-    how, own = ("by", "their own coin") if best in example.coins else ("from", right)
+    how, own = ("by", "their own coin") if best.name in example.coins else ("from", right)
     sentence = (
-        f"{kind} are drawn {how} {best}, not {how} {own}: {explained:,} of {plural(total, 'token')} whose p or coin "
-        f"does not fit {right} fit it, and {int(fits[right].sum()):,} of all {len(left):,} fit {right} "
+        f"{kind} are drawn {how} {best.name}, not {how} {own}: {best.explained:,} of {plural(best.wrong, 'token')} "
+        f"whose p or coin does not fit {right} fit it, and {int(fits[right].sum()):,} of all {len(left):,} fit {right} "
         f"({plural(len(fits), 'way')} tried)"
     )
     smallest = (
         f"token {verdict.token} at {where}: p {verdict.final_p:.6g} recorded, {of_right:.6g} in {right}, {of_best:.6g} "
         f"in this; coin {verdict.final_coin:.6g}"
     )
-    next_best = f"{second} leaves {total - int((fits[second] & wrong).sum()):,} of {total:,}"
     operation = our_operation(case.history.run, Stage.VERDICT, FINAL, f"what {kind} are drawn from")
-    counts = explained, total, "token", True, next_best
-    return Located(operation, sentence, best, smallest, where, *counts, proof=Proof.ROWS)
+    counts = best.explained, best.wrong, "token", True, best.next_best
+    return Located(operation, sentence, best.name, smallest, where, *counts, proof=Proof.ROWS)
 
 
 def drawn_from(case: Case, models: Models, steps: Sequence[Step]) -> Iterator[DrawnFrom]:

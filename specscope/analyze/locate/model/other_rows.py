@@ -38,12 +38,15 @@ class RowPlace:
         return self.asked.step.visit.record.step
 
 
+Related = Callable[["Places", RowPlace, "int | None"], int]  # of a place, and its child where one is asked about
+
+
 @dataclass(frozen=True)
 class Relation:
     """Another place than a row's own, by what it is to it."""
 
     name: str  # "the next request of the batch"
-    of: Callable[[Places, RowPlace, int | None], int]  # of a place, and its child where one is asked about; -1: none
+    of: Related  # -1: none
 
 
 class Places:
@@ -58,21 +61,17 @@ class Places:
             self._batch.setdefault(one.step.visit.record.step, []).append(one)
         self._others: dict[tuple[str, int, int | None], int] = {}
 
-    def at(self, asked: Asked, node: int) -> int:
+    def at(self, asked: Asked | None, node: int) -> int:
         """The number of the place there; -1 where the model was not asked."""
-        return self._number.get((*asked.step.key, node), -1)
-
-    def related(self, relation: Relation, row: int, child: int | None = None) -> int:
-        """The number of the related place, of a child that is asked about; -1 where there is none."""
-        key = relation.name, row, child
-        if key not in self._others:
-            self._others[key] = relation.of(self, self.every[row], child)
-        return self._others[key]
+        return -1 if asked is None else self._number.get((*asked.step.key, node), -1)
 
     def other(self, relation: Relation, row: int, child: int | None = None) -> int:
-        """The same; its own where there is none."""
-        there = self.related(relation, row, child)
-        return row if there < 0 else there
+        """The number of the related place, of a child that is asked about; its own where there is none."""
+        key = relation.name, row, child
+        if key not in self._others:
+            there = relation.of(self, self.every[row], child)
+            self._others[key] = row if there < 0 else there
+        return self._others[key]
 
     def beside(self, place: RowPlace) -> list[Asked]:
         """The requests of its engine step, in the order of the batch."""
@@ -84,14 +83,23 @@ class Places:
         return None if last is None else self._by_key.get(last.key)
 
 
-def _neighbour(by: int) -> Callable[[Places, RowPlace, int | None], int]:
+def _neighbour(by: int) -> Related:
     """At the same node of the request `by` places further on."""
 
     def of(places: Places, place: RowPlace, child: int | None) -> int:
         batch = places.beside(place)
         own = next(index for index, one in enumerate(batch) if one is place.asked)
-        other = batch[(own + by) % len(batch)]
-        return -1 if other is place.asked else places.at(other, place.node)
+        return places.at(batch[(own + by) % len(batch)], place.node)
+
+    return of
+
+
+def _row_further(by: int) -> Related:
+    """The row of the batch that lies `by` rows further on, of those that are known."""
+
+    def of(places: Places, place: RowPlace, child: int | None) -> int:
+        batch = [places.at(one, node) for one in places.beside(place) for node in sorted(one.logits)]
+        return batch[(batch.index(places.at(place.asked, place.node)) + by) % len(batch)]
 
     return of
 
@@ -105,27 +113,12 @@ def _above(places: Places, place: RowPlace, child: int | None) -> int:
     return -1 if place.node == ROOT else places.at(place.asked, int(place.asked.step.tree.parent[place.node]))
 
 
-def _before(places: Places, place: RowPlace, child: int | None) -> int:
-    before = places.before(place)
-    return -1 if before is None else places.at(before, place.node)
-
-
-def _row_further(by: int) -> Callable[[Places, RowPlace, int | None], int]:
-    """The row of the batch that lies `by` rows further on, of those that are known."""
-
-    def of(places: Places, place: RowPlace, child: int | None) -> int:
-        batch = [places.at(one, node) for one in places.beside(place) for node in sorted(one.logits)]
-        return batch[(batch.index(places.at(place.asked, place.node)) + by) % len(batch)]
-
-    return of
-
-
 OTHERS = PARENT, ROOT_ROW, NEXT, PREVIOUS, BEFORE, FIRST, CHILD, LATER_ROW, EARLIER_ROW = (
     Relation("the row above its own", _above),
-    Relation("the root", lambda places, place, child: -1 if place.node == ROOT else places.at(place.asked, ROOT)),
+    Relation("the root", lambda places, place, child: places.at(place.asked, ROOT)),
     Relation("the next request of the batch", _neighbour(1)),
     Relation("the request before it in the batch", _neighbour(-1)),
-    Relation("the request's step before", _before),
+    Relation("the request's step before", lambda places, place, child: places.at(places.before(place), place.node)),
     Relation("the batch's first row", _first_of_batch),
     Relation("the draft itself", lambda places, place, child: -1 if child is None else places.at(place.asked, child)),
     Relation("the next row of the batch", _row_further(1)),

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -138,27 +139,24 @@ class ModelReference:
             rows[0] = hidden.shape[1]
             taps.put("embedding", hidden[0])
 
-        def leaves(name: str) -> Any:  # noqa: ANN401
-            return lambda module, given, out: taps.put(name, (out if isinstance(out, Tensor) else out[0])[0])
+        def leave(name: str, module: nn.Module, given: tuple[Any, ...], out: Any) -> None:  # noqa: ANN401
+            taps.put(name, (out if isinstance(out, Tensor) else out[0])[0])
 
-        def inside(layer: str) -> Callable[[str, Tensor], None]:
-            def put(name: str, x: Tensor) -> None:
-                if wanted is None or f"{layer}.{name}" in wanted:
-                    taps.put(f"{layer}.{name}", x)
-
-            return put
+        def put(layer: str, name: str, x: Tensor) -> None:
+            if wanted is None or f"{layer}.{name}" in wanted:
+                taps.put(f"{layer}.{name}", x)
 
         handles.append(self.layers[0].register_forward_pre_hook(enter, with_kwargs=True))
         for index in layers:
-            layer, put = self.layers[index], inside(f"layers.{index}")
-            handles += hooked(layer, put, lambda: rows[0])
+            layer, inside = self.layers[index], partial(put, f"layers.{index}")
+            handles += hooked(layer, inside, lambda: rows[0])
             attention = next((m for m in layer.modules() if hasattr(m, "layer_idx") and m is not layer), None)
             if attention is not None:
-                setattr(attention, TAPS, put)
+                setattr(attention, TAPS, inside)
                 told.append(attention)
         named = {f"layers.{i}": layer for i, layer in enumerate(self.layers)}
         named |= {"norm": getattr(model, model.base_model_prefix), "embed_tokens": model.get_input_embeddings()}
-        handles += [module.register_forward_hook(leaves(name)) for name, module in named.items()]
+        handles += [module.register_forward_hook(partial(leave, name)) for name, module in named.items()]
         try:
             yield taps
         finally:

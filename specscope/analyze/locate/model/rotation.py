@@ -20,58 +20,53 @@ def rotated(block: Block) -> str:
     """In what way each pair of channels is rotated, by the same angle in each head; "" where it is not a rotation."""
     number, width = block.ours.shape
     size = width // block.heads
+    positions = torch.tensor([row.position for row in block.rows[:LOOKED_AT]], dtype=torch.float64)
     for extent in (size, size // 2, size // 4):  # the first channels of each head that are rotated
         if extent < 4 or extent % 2 or number * extent * block.heads < 32:
             continue
-        pairs = _Pairs(block, extent)
-        angles = torch.angle(pairs.cross)
-        phrase = block.explained(pairs.turned(angles))
+        ours, right = (_complex(side, block.heads, extent) for side in (block.ours, block.right))
+        cross = (ours * right.conj()).sum(1)  # [n, pairs]
+        angles = torch.angle(cross)
+        phrase = block.explained(_turned(block, right, angles))
         if not phrase or bool((angles.sin().abs() < 1e-3).all()):  # half a turn is a sign
             continue
         part = "" if extent == size else f" in the first {extent} channels of each head"
-        rule = next((words for words, by in _rules(pairs) if pairs.holds(by)), "")
-        if rule or block.heads > 1:  # of one head angles of its own would explain any order of two channels
-            return f"{rule or OF_ITS_OWN}{part} {phrase}"
+        rules = (words for words, by in _rules(positions, cross[:LOOKED_AT]) if _holds(block, right, by))
+        rule = next(rules, OF_ITS_OWN if block.heads > 1 else "")
+        if rule:  # of one head angles of its own would explain any order of two channels
+            return f"{rule}{part} {phrase}"
     return ""
 
 
-class _Pairs:
-    """A block's pairs of channels as complex numbers; in double precision, for angles are small."""
-
-    def __init__(self, block: Block, extent: int) -> None:
-        self.block, self.count = block, extent // 2
-        self.ours, self.right = (self._complex(side, extent) for side in (block.ours, block.right))
-        self.cross = (self.ours * self.right.conj()).sum(1)  # [n, pairs]
-        self.positions = torch.tensor([row.position for row in block.rows[:LOOKED_AT]], dtype=torch.float64)
-
-    def _complex(self, side: Tensor, extent: int) -> Tensor:
-        """[n, heads, pairs]: a pair is a channel of each half."""
-        low, high = side.reshape(len(side), self.block.heads, -1)[..., :extent].double().chunk(2, -1)
-        return torch.complex(low, high)
-
-    def turned(self, angles: Tensor) -> Tensor:
-        """[n, w] the right values, turned by angles [n, pairs]."""
-        turned = torch.polar(torch.ones_like(angles), angles)[:, None] * self.right[: len(angles)]
-        whole = self.block.right[: len(angles)].reshape(*turned.shape[:2], -1).clone()
-        whole[..., : 2 * self.count] = torch.cat([turned.real, turned.imag], -1).float()
-        return whole.flatten(1)
-
-    def holds(self, angles: Tensor) -> bool:
-        """Whether angles [LOOKED_AT, pairs] give nearly all of these rows."""
-        off = (self.block.ours[: len(angles)] - self.turned(angles)).norm(dim=1)
-        return float((off <= self.block.tolerance[: len(angles)]).float().mean()) >= MOST
+def _complex(side: Tensor, heads: int, extent: int) -> Tensor:
+    """[n, heads, pairs] a channel of each half; in double precision, for angles are small."""
+    return torch.complex(*side.reshape(len(side), heads, -1)[..., :extent].double().chunk(2, -1))
 
 
-def _rules(pairs: _Pairs) -> Iterator[tuple[str, Tensor]]:
+def _turned(block: Block, right: Tensor, angles: Tensor) -> Tensor:
+    """[n, w] the first n right values, their pairs turned by angles [n, pairs]."""
+    turned = torch.polar(torch.ones_like(angles), angles)[:, None] * right[: len(angles)]
+    whole = block.right[: len(angles)].reshape(*turned.shape[:2], -1).clone()
+    whole[..., : 2 * turned.shape[2]] = torch.cat([turned.real, turned.imag], -1).float()
+    return whole.flatten(1)
+
+
+def _holds(block: Block, right: Tensor, angles: Tensor) -> bool:
+    """Whether angles [LOOKED_AT, pairs] give nearly all of these rows."""
+    off = (block.ours[: len(angles)] - _turned(block, right, angles)).norm(dim=1)
+    return float((off <= block.tolerance[: len(angles)]).float().mean()) >= MOST
+
+
+def _rules(positions: Tensor, cross: Tensor) -> Iterator[tuple[str, Tensor]]:
     """What may have turned the pairs, in words, and by which angles.
 
     Rotary of base b turns pair k of position p by p b^(-k / pairs). Where the turn grows with the position, the
     logarithm of the whole growth over rotary's own is a line in k: level where all angles are scaled, through 0 where
     they are of another base.
     """
-    positions, cross = pairs.positions, pairs.cross[: len(pairs.positions)]
-    numbers, growth = torch.arange(pairs.count, dtype=torch.float64), _growth(positions, cross)
-    speeds = {base: base ** (-numbers / pairs.count) for base in BASES}
+    count = cross.shape[1]
+    numbers, growth = torch.arange(count, dtype=torch.float64), _growth(positions, cross)
+    speeds = {base: base ** (-numbers / count) for base in BASES}
     for base, own in speeds.items():
         yield f"no rotary is applied (base {base:g})", -positions[:, None] * own
         clear = growth.abs() * positions.max() > 1e-2
@@ -80,28 +75,22 @@ def _rules(pairs: _Pairs) -> Iterator[tuple[str, Tensor]]:
             continue
         line, x = left.log(), numbers[clear]
         slope = float(((x - x.mean()) * (line - line.mean())).sum() / (x - x.mean()).pow(2).sum())
-        scale, other = math.exp(line.mean() - slope * x.mean()), base * math.exp(-slope * pairs.count)
+        scale, other = math.exp(line.mean() - slope * x.mean()), base * math.exp(-slope * count)
         yield f"rotary angles are scaled by {figure(scale)} (base {base:g})", positions[:, None] * (scale - 1) * own
         usual = min(BASES, key=lambda known: abs(known / other - 1))
         other = usual if abs(usual / other - 1) < 0.03 else other
-        by = positions[:, None] * (other ** (-numbers / pairs.count) - own)
+        by = positions[:, None] * (other ** (-numbers / count) - own)
         yield f"rotary of base {float(f'{other:.3g}'):g} in place of {base:g}", by
-    for base, own in speeds.items():
+    for base, own in speeds.items():  # as at other positions, each row for itself
         turns = -own[:, None] * torch.arange(-FARTHEST, FARTHEST + 1, dtype=torch.float64)
         back = torch.polar(torch.ones_like(turns), turns).to(torch.complex64)
-        scores = (cross.to(torch.complex64) @ back).real
-        distances = scores.argmax(1) - FARTHEST
-        yield _moved(positions, distances, base), distances[:, None] * own
-
-
-def _moved(positions: Tensor, distances: Tensor, base: float) -> str:
-    """The words of rows that are turned as those so far away."""
-    if bool((distances == distances[0]).all()):
-        side = "after" if distances[0] > 0 else "before"
-        return f"rotary as of the position {abs(int(distances[0]))} {side} (base {base:g})"
-    both = zip(positions.tolist(), distances.tolist(), strict=True)
-    examples = [f"position {int(position)} as {int(position + distance)}" for position, distance in both]
-    return f"rotary as of other positions ({', '.join(examples[:3])}{', ...' if len(examples) > 3 else ''})"
+        away = (cross.to(torch.complex64) @ back).real.argmax(1) - FARTHEST
+        words = [f"position {int(at)} as {int(at + by)}" for at, by in zip(positions, away, strict=True)]
+        rule = f"rotary as of other positions ({', '.join(words[:3])}{', ...' if len(words) > 3 else ''})"
+        if bool((away == away[0]).all()):
+            side = "after" if away[0] > 0 else "before"
+            rule = f"rotary as of the position {abs(int(away[0]))} {side} (base {base:g})"
+        yield rule, away[:, None] * own
 
 
 def _growth(positions: Tensor, cross: Tensor) -> Tensor:

@@ -29,7 +29,6 @@ from specscope.trace.record.tree import Drawn
 
 LEAST = 3  # tokens that tell whose row it is
 KIND_NAMES = {NODE: "drafted", BONUS: "bonus", RECOVERED: "recovered", TARGET: "the target's"}
-KINDS = {FinalKind.BONUS: BONUS, FinalKind.RECOVERED: RECOVERED, FinalKind.TARGET: TARGET}
 GROUPS = OF_OTHERS, OF_NODES, OF_BEFORE = (
     "another request of the same step",
     "another node of the same tree",
@@ -92,7 +91,7 @@ def search_rows(
             return elsewhere
     if answer is None:
         return None
-    return SampledFault(rows.what, _located(case, rows.what, answer, side), answer.best.variant.changes)
+    return SampledFault(rows.what, _located(case, rows.what, answer, side), answer.best.changes)
 
 
 def _odd_finals(case: Case) -> list[tuple[str, int]]:
@@ -115,7 +114,8 @@ def _asked(case: Case, audit: Audit, models: Models, what: str) -> list[Asked]:
     keys = differing(audit, RULED[what], STEPS)
     if what == "p":
         keys += [key for key in some(_odd_finals(case)) if key not in keys]
-    right = some([step for step in case.steps if step.key not in {*keys}])
+    wrong = set(keys)
+    right = some([step for step in case.steps if step.key not in wrong])
     steps = {step.key: step for step in (*around(case, keys), *right)}
     asked = rows_of(case, models, what, list(steps.values()))
     return [one for one in asked if one.logits and _is_computable(one, what)]
@@ -179,7 +179,7 @@ def _finals(step: Step, item: Item, *, is_wrong: bool) -> Iterator[Item]:
         return
     is_wrong |= _is_apart(value, notes)  # one of them is right
     recorded = 1.0 if item.greedy else float(value)
-    item = replace(item, token=verdict.token, recorded=recorded, kind=KINDS[verdict.kind], wrong=is_wrong)
+    item = replace(item, token=verdict.token, recorded=recorded, kind=verdict.kind, wrong=is_wrong)
     yield item
     if verdict.final_p <= 0 and not item.greedy:
         yield replace(item, recorded=0.0, wrong=True, drawn=True)
@@ -235,8 +235,8 @@ def _near(places: Places, item: Item) -> dict[str, list[int]]:
 
 
 def _located(case: Case, what: str, answer: BestVariant, side: str) -> Located:
-    best, item, name = answer.best, answer.example, " and ".join(answer.best.variant.operations)
-    looks, where = best.variant.name, item.where
+    best, item, name = answer.best, answer.example, " and ".join(answer.best.operations)
+    looks, where = best.name, item.where
     sentence = (
         f"with {looks} {what} comes out as {side} at {best.explained:,} of {plural(answer.wrong, 'token')} at which it "
         "differs"
@@ -246,7 +246,7 @@ def _located(case: Case, what: str, answer: BestVariant, side: str) -> Located:
     else:
         sentence += f", and stays right at {answer.others - best.spoiled:,} of {answer.others:,} others"
     sentence += f" ({plural(answer.tried, 'variant')} tried)"
-    same = dict.fromkeys(score.variant.name for score in answer.alike if score.variant.name != looks)
+    same = dict.fromkeys(other.name for other in answer.alike if other.name != looks)
     if not answer.certain and answer.alike:
         sentence += f"; no token tells it from {', '.join(list(same)[:3])}"
     if item.greedy:

@@ -33,7 +33,7 @@ from specscope.trace.record.tree import ROOT, Drawn
 
 BIAS = "logit bias"
 FORM, TEMPERATURE, MIN_P, TOP_K, TOP_P = "form", "temperature", "min-p", "top-k", "top-p"
-LOGITS, SCORES, SOFTMAX, P = "logits", "scores", "softmax", "p"
+LOGITS, LARGEST, SCORES, SOFTMAX, P = "logits", "largest", "scores", "softmax", "p"
 CUTS = (MIN_P, TOP_K, TOP_P)
 ORDER = (BIAS, *PENALTIES, FORM, TEMPERATURE, *CUTS)
 COLD, TINY = 1e-3, 2.0**-126  # a temperature below which all is moved to 0 first; the least that float32 divides by
@@ -82,11 +82,8 @@ class RuleRecipe:
 
     steps: tuple[str, ...] = ORDER
     count: Count = as_it_should
-    knobs: tuple[tuple[str, Changing], ...] = ()  # changes of a parameter's values
-    knobs_of: tuple[tuple[str, Relation], ...] = ()  # parameters that are another row's
-    largest_of: Relation | None = None  # the row whose maximum min-p goes by
-    logits_of: Relation | None = None  # the row whose logits are taken
-    changed: tuple[tuple[str, Changing], ...] = ()  # what becomes of LOGITS, SCORES, the SOFTMAX, or P
+    changed: tuple[tuple[str, Changing], ...] = ()  # what becomes of LOGITS, SCORES, the SOFTMAX, P, or of a parameter
+    related: tuple[tuple[str, Relation], ...] = ()  # whose are the LOGITS, the LARGEST for min-p, or a parameter
     exclusive: bool = False  # top-p leaves out the token that reaches it
 
     def changing(self, stage: str, rows: Tensor) -> Tensor:
@@ -138,19 +135,17 @@ class RuledRows:
     def distributions(self, recipe: RuleRecipe, wanted: Sequence[int]) -> Tensor:
         """[len(wanted), V] p at these places, by their numbers."""
 
-        def others(relation: Relation | None, rows: Sequence[int]) -> Sequence[int]:
-            return rows if relation is None else [self.places.other(relation, row) for row in rows]
+        related = dict(recipe.related)
 
-        related = [relation for _, relation in recipe.knobs_of] + [recipe.largest_of, recipe.logits_of]
-        needed = sorted({row for relation in (None, *related) for row in others(relation, wanted)})
+        def whose(what: str, rows: Sequence[int]) -> list[int]:
+            return [self.places.other(related[what], row) for row in rows] if what in related else [*rows]
+
+        needed = sorted({row for what in ("", *related) for row in whose(what, wanted)})
         at = {row: index for index, row in enumerate(needed)}
-        knobs = {name: values[needed] for name, values in self.knobs.items()}
-        knobs |= {name: self.knobs[name][others(relation, needed)] for name, relation in recipe.knobs_of}
-        for name, change in recipe.knobs:
-            knobs[name] = change(knobs[name])
-        rows = torch.stack([self.places.every[row].logits for row in others(recipe.logits_of, needed)]).float()
+        knobs = {name: recipe.changing(name, each[whose(name, needed)]) for name, each in self.knobs.items()}
+        rows = torch.stack([self.places.every[row].logits for row in whose(LOGITS, needed)]).float()
         rows = recipe.changing(LOGITS, rows).float()
-        largest_of = [at.get(row, own) for own, row in enumerate(others(recipe.largest_of, needed))]
+        largest_of = [at.get(row, own) for own, row in enumerate(whose(LARGEST, needed))]
         for step in recipe.steps:
             rows = self._step(step, rows, needed, knobs, recipe, largest_of)
         p = recipe.changing(SOFTMAX, recipe.changing(SCORES, rows).float()).softmax(-1).float()
@@ -273,8 +268,8 @@ def _more(name: str, *items: tuple[str, Any]) -> Changed:
 
 
 def knob(name: str, change: Changing) -> Changed:
-    """A parameter's value changed at every row."""
-    return _more("knobs", (name, change))
+    """A parameter's value, or what there is at a stage, changed at every row."""
+    return _more("changed", (name, change))
 
 
 def times(by: float, plus: float = 0.0) -> Changing:
@@ -371,13 +366,13 @@ def _values(rows: RuledRows, active: Sequence[str]) -> Iterator[RuleChange]:
     if TOP_P in active:
         yield RuleChange("top-p without the token that reaches it", TOP_P, _set(exclusive=True))
     for relation in (FIRST, ROOT_ROW, PARENT, *OF_REQUESTS[:2], BEFORE) if MIN_P in active else ():
-        yield RuleChange(f"min-p by the largest p of {relation.name}", MIN_P, _set(largest_of=relation))
+        yield RuleChange(f"min-p by the largest p of {relation.name}", MIN_P, _more("related", (LARGEST, relation)))
     rules = [rule for rule in RULES if bool((rows.knobs[_knob(rule)] != rows.knobs[_knob(rule)][0]).any())]
     for relation in OF_REQUESTS if rules else ():
         every = [(_knob(rule), relation) for rule in rules]
-        yield RuleChange(f"the parameters of {relation.name}", "parameters", _more("knobs_of", *every))
+        yield RuleChange(f"the parameters of {relation.name}", "parameters", _more("related", *every))
         for rule, each in zip(rules, every, strict=True) if len(rules) > 1 else ():
-            yield RuleChange(f"the {rule} of {relation.name}", rule, _more("knobs_of", each))
+            yield RuleChange(f"the {rule} of {relation.name}", rule, _more("related", each))
 
 
 def changes(rows: RuledRows) -> list[RuleChange]:
@@ -394,60 +389,44 @@ def changes(rows: RuledRows) -> list[RuleChange]:
     for relation in OTHERS if has_rules else ():
         if relation is not CHILD:
             name = f"the logits of {relation.name} under its own rules"
-            made.append(RuleChange(name, ROWS, _set(logits_of=relation)))
+            made.append(RuleChange(name, ROWS, _more("related", (LOGITS, relation))))
     words = {LOGITS: "the logits", SCORES: "the scores before the softmax", SOFTMAX: "the softmax", P: rows.what}
     for name, dtype in DTYPES.items():
         for stage, what in words.items():
             operation = LOGITS if stage == LOGITS else SOFTMAX
-            rounded = _more("changed", (stage, partial(Tensor.to, dtype=dtype)))
+            rounded = knob(stage, partial(Tensor.to, dtype=dtype))
             made.append(RuleChange(f"{what} in {name}", operation, rounded))
     return made
 
 
-@dataclass(frozen=True)
-class Dial:
-    """A change with a number that is fitted to what was recorded."""
-
-    words: str
-    operation: str
-    of: Callable[[float], Changed]
-    low: float  # the ends of what is tried first
-    high: float
-    count: int = 41
-
-    @property
-    def values(self) -> list[float]:
-        """What is tried first, ascending."""
-        return list(np.geomspace(self.low, self.high, self.count))
-
-    def change(self, value: float) -> RuleChange:
-        """It with a number."""
-        return RuleChange(self.words.format(value), self.operation, self.of(value), fitted=True)
-
-
 def cut(first: int) -> RuleChange:
     """A choice among the first tokens only."""
-    among = _more("changed", (LOGITS, lambda rows: rows.index_fill(1, torch.arange(first, rows.shape[1]), -torch.inf)))
+    among = knob(LOGITS, lambda rows: rows.index_fill(1, torch.arange(first, rows.shape[1]), -torch.inf))
     return RuleChange(f"a choice among the first {first:,} tokens only", LOGITS, among)
 
 
-def dials(rows: RuledRows) -> list[Dial]:
+Dial = tuple[Callable[[float], RuleChange], list[float]]  # a change with a number; those tried first, ascending
+
+
+def dials(rows: RuledRows, *, logits_right: bool) -> list[Dial]:
     """What has a number in it. One temperature for all requests is another thing where these have several."""
-    made = [
-        Dial("the logits times {:.3g}", LOGITS, lambda x: _more("changed", (LOGITS, times(x))), 0.1, 10.0),
-        Dial("a soft cap of {:.3g} on the logits", LOGITS, _capped, 1.0, 100.0, 31),
-    ]
-    if rows.what.startswith("raw"):
-        return made
-    heats = rows.knobs["temperature"]
+
+    def dial(words: str, stage: str, of: Callable[[float], Changing], low: float, high: float, count: int = 41) -> Dial:
+        def change(x: float) -> RuleChange:
+            return RuleChange(words.format(x), stage, knob(stage, of(x)), fitted=True)
+
+        return change, list(np.geomspace(low, high, count))
+
+    made, heats = list[Dial](), rows.knobs[TEMPERATURE]
+    if not rows.what.startswith("raw"):
+        made.append(dial("the temperature times {:.3g}", TEMPERATURE, times, 0.1, 10.0))
     if bool((heats != heats[0]).any()):
-        at = Dial("a temperature of {:.3g}", TEMPERATURE, lambda x: knob("temperature", times(0, x)), 0.05, 5.0)
-        made.insert(0, at)
-    return [
-        Dial("the temperature times {:.3g}", TEMPERATURE, lambda x: knob("temperature", times(x)), 0.1, 10.0),
-        *made,
-    ]
+        made.append(dial("a temperature of {:.3g}", TEMPERATURE, partial(times, 0), 0.05, 5.0))
+    if not logits_right:
+        made.append(dial("the logits times {:.3g}", LOGITS, times, 0.1, 10.0))
+        made.append(dial("a soft cap of {:.3g} on the logits", LOGITS, _capped, 1.0, 100.0, 31))
+    return made
 
 
-def _capped(cap: float) -> Changed:
-    return _more("changed", (LOGITS, lambda rows: cap * torch.tanh(rows / cap)))
+def _capped(cap: float) -> Changing:
+    return lambda rows: cap * torch.tanh(rows / cap)

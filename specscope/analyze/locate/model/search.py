@@ -8,8 +8,8 @@ the one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import combinations, islice
 
 import numpy as np
@@ -26,7 +26,6 @@ from specscope.analyze.locate.model.sampling import (
     RIGHT,
     ROWS,
     SCOPES,
-    Dial,
     RuleChange,
     RuledRows,
     Scope,
@@ -40,8 +39,7 @@ FEW = 10  # tokens that differ, on which every change is tried first
 FULL = 14  # changes that are tried on all tokens
 IN_PAIRS = 40  # changes of which pairs are made
 PAIRS = 8  # pairs that are tried on all tokens
-GAIN = 0.5  # of the tokens that differ, how many a variant must explain
-EVERY = 0.9  # the same of a fitted number: some value fits part of anything
+GAIN, EVERY = 0.5, 0.9  # of the tokens that differ, how many a variant must explain; and one of a fitted number
 NEARLY = 0.97  # that explain so much of what the best one does are as good, where they are simpler
 SURE, LEAST_SURE = 10, 3  # tokens that tell a scope; and an operation
 WORK = 2**29  # probabilities that pairs may take, so that the answer does not hang on the machine's load
@@ -86,12 +84,15 @@ def item_at(rows: RuledRows, number: int, audit: Audit, where: Reference) -> Ite
 
 @dataclass(frozen=True, eq=False)
 class RuleVariant:
-    """Changes of the rules and where they are at work, and what that gives for all items."""
+    """Changes of the rules and where they are at work, what that gives for all items, and what it explains of some."""
 
     changes: tuple[RuleChange, ...]
     scope: Scope
     predicted: Array = field(repr=False)
     fits: Bools = field(repr=False)
+    explained: int = 0  # of the tokens that differ
+    spoiled: int = 0  # of the others
+    error: float = 0.0  # mean deviation of the log odds at tokens that differ
 
     @property
     def name(self) -> str:
@@ -111,39 +112,28 @@ class RuleVariant:
         return len(self.changes) + 0.1 * (self.scope is not EVERYWHERE) + 0.05 * fitted + of_rows
 
     @property
-    def least(self) -> float:
-        """What share of the tokens that differ it must explain."""
-        return EVERY if any(change.fitted for change in self.changes) else GAIN
-
-
-@dataclass(frozen=True)
-class Score:
-    """What a variant explains of the tokens that differ, and what it spoils of the others."""
-
-    variant: RuleVariant
-    explained: int
-    spoiled: int
-    error: float  # mean deviation of the log odds at tokens that differ
-
-    @property
     def gain(self) -> int:
         """Explained, less spoiled."""
         return self.explained - self.spoiled
+
+    def is_good(self, wrong: int) -> bool:
+        """Whether it explains enough of so many: more where a number was fitted, of which some value fits anything."""
+        return self.gain > (EVERY if any(change.fitted for change in self.changes) else GAIN) * wrong
 
 
 @dataclass(frozen=True)
 class BestVariant:
     """The best variant, and the search behind it."""
 
-    best: Score
+    best: RuleVariant
     wrong: int  # tokens that differ
     others: int
     tried: int  # variants
     example: Item  # a token that shows it
     right: float  # its p by the right rules
     under: float  # its p under the variant
-    runner_up: Score | None
-    alike: tuple[Score, ...]  # that cannot be told from it
+    runner_up: RuleVariant | None
+    alike: tuple[RuleVariant, ...]  # that cannot be told from it
     # Where it was found in the steps that differ alone: the tokens that are as it has them and not as they should be
     hits: tuple[Item, ...] = ()
     misses: tuple[Item, ...] = ()  # and those that are as they should be and not as it has them
@@ -151,7 +141,7 @@ class BestVariant:
     @property
     def certain(self) -> bool:
         """Whether it is one operation, that explains nearly all."""
-        same = all(set(score.variant.operations) == set(self.best.variant.operations) for score in self.alike)
+        same = all({*other.operations} == {*self.best.operations} for other in self.alike)
         return same and self.best.gain >= 0.8 * self.wrong and self.best.explained >= LEAST_SURE
 
     @property
@@ -160,7 +150,7 @@ class BestVariant:
         if (second := self.runner_up) is None:
             return ""
         spoils = f" and spoils {second.spoiled:,} others" if second.spoiled else ""
-        return f"{second.variant.name} leaves {self.wrong - second.explained:,} of {self.wrong:,}{spoils}"
+        return f"{second.name} leaves {self.wrong - second.explained:,} of {self.wrong:,}{spoils}"
 
 
 class Search:
@@ -253,24 +243,22 @@ class Search:
         made += [cut(first) for first in sorted(cuts) if self.first <= first < self.rows.vocab and first]
         if not self.few or bool(self.greedy[self.few].all()):
             return made
-        fitting = (dial for dial in dials(self.rows) if not (self.logits_right and dial.operation == LOGITS))
-        return [*made, *map(self._fitted, fitting)]
+        return [*made, *(self._fitted(*dial) for dial in dials(self.rows, logits_right=self.logits_right))]
 
-    def _fitted(self, dial: Dial) -> RuleChange:
+    def _fitted(self, dial: Callable[[float], RuleChange], values: list[float]) -> RuleChange:
         """The change with the number that comes nearest to what was recorded of the few."""
-        values, best = list(dial.values), dial.values[0]
-        without = self._apart(self.right[self.few], FINE)
+        best, without = values[0], self._apart(self.right[self.few], FINE)
         for _ in range(ROUNDS):
-            errors = [self._apart(self.predicted((dial.change(value),), self.few), FINE) for value in values]
+            errors = [self._apart(self.predicted((dial(value),), self.few), FINE) for value in values]
             self.tried += len(values)
             place = int(np.argmin(errors))
             best, low, high = values[place], values[max(place - 1, 0)], values[min(place + 1, len(values) - 1)]
             if errors[place] > 0.8 * without:
                 break
-            values = np.exp(np.linspace(np.log(low), np.log(high), 9)).tolist()
+            values = list(np.geomspace(low, high, 9))
         rounded = [float(f"{best:.{digits}g}") for digits in (2, 3)]  # what people write
-        counts = [self.on_few([(dial.change(value),)])[0][0] for value in (*rounded, best)]
-        return dial.change((*rounded, best)[int(np.argmax(counts))])
+        counts = [self.on_few([(dial(value),)])[0][0] for value in (*rounded, best)]
+        return dial((*rounded, best)[int(np.argmax(counts))])
 
     def _apart(self, values: Array, least: float = LEAST) -> float:
         """How far off what is predicted of the few is, on average; a fifth of them may be anything."""
@@ -310,7 +298,7 @@ class Search:
             if answer is not None and answer.best.gain >= NEARLY * answer.wrong:
                 if among is everything and answer.wrong < SURE:  # a rare fault spoils steps without it
                     simpler = self._best(made, at_work)
-                    if simpler is not None and simpler.best.variant.cost < answer.best.variant.cost:
+                    if simpler is not None and simpler.best.cost < answer.best.cost:
                         return simpler
                 return answer
         made += [variant for pair in self._pairs(singles, results, order) for variant in self.variants(pair)]
@@ -343,38 +331,32 @@ class Search:
 
     def _best(self, made: Iterable[RuleVariant], among: Bools, *, mixed: bool = False) -> BestVariant | None:
         """The simplest of those that explain the most of some items. `mixed`: any row may be right none the less."""
-        bad, others = self.differ & among, self.agree & among
-        scores, spoiled = list[Score](), list[int]()
+        bad, wrong = self.differ & among, int((self.differ & among).sum())
+        tried, spoils = list[RuleVariant](), dict[str, int]()
         for variant in made:
             off = np.minimum(self.off(variant.predicted)[bad], FARTHEST)
-            spoils, error = int((others & ~variant.fits).sum()), float(off.mean()) if bad.any() else 0.0
-            if not mixed or self._is_no_chance(
-                variant, bad
-            ):  # what it would spoil it does not: there it is not at work
-                scores.append(Score(variant, int(variant.fits[bad].sum()), 0 if mixed else spoils, error))
-                spoiled.append(spoils)
-        self.tried += len(scores)
-        wrong = int(bad.sum())
-        near = [i for i, score in enumerate(scores) if score.gain > score.variant.least * wrong]
-        if not near:
-            return None
-        most = max(scores[i].gain for i in near)
-        near = [i for i in near if scores[i].gain >= NEARLY * most - 1e-9]
-        if mixed:
-            near = [i for i in near if spoiled[i] == min(spoiled[j] for j in near)]
-        error = min(scores[i].error for i in near)
-        near = [i for i in near if scores[i].error <= 1.5 * error + 0.1 * float(np.median(self.slack))]
-        best = min((scores[i] for i in near), key=lambda score: (round(score.variant.cost, 3), -score.gain))
-        return self._told(best, scores, among, alone=mixed or not among.all())
+            spoiled = spoils[variant.name] = int((self.agree & among & ~variant.fits).sum())
+            if not mixed or self._is_no_chance(variant, bad):  # mixed, what it would spoil it does not
+                explained, error = int(variant.fits[bad].sum()), float(off.mean()) if wrong else 0.0
+                tried.append(replace(variant, explained=explained, spoiled=0 if mixed else spoiled, error=error))
+        self.tried += len(tried)
+        near = [variant for variant in tried if variant.is_good(wrong)]
+        most = max((variant.gain for variant in near), default=0)
+        near = [variant for variant in near if variant.gain >= NEARLY * most - 1e-9]
+        fewest = min((spoils[variant.name] for variant in near), default=0) if mixed else len(self.items)
+        near = [variant for variant in near if spoils[variant.name] <= fewest]
+        error = min((variant.error for variant in near), default=0.0)
+        near = [variant for variant in near if variant.error <= 1.5 * error + 0.1 * float(np.median(self.slack))]
+        best = min(near, key=lambda variant: (round(variant.cost, 3), -variant.gain), default=None)
+        return None if best is None else self._told(best, tried, among, alone=mixed or not among.all())
 
-    def _told(self, best: Score, scores: Sequence[Score], among: Bools, *, alone: bool) -> BestVariant:
+    def _told(self, best: RuleVariant, tried: Sequence[RuleVariant], among: Bools, *, alone: bool) -> BestVariant:
         """The best of some variants, with what stands beside it."""
-        variant, bad, fits = best.variant, self.differ & among, best.variant.fits
-        wrong, example = int(bad.sum()), int(np.flatnonzero(bad & fits)[0])
-        alike, other = list[Score](), list[Score]()
-        for score in scores:
-            if score is not best:
-                (alike if self._same(score.variant, variant, among) else other).append(score)
+        bad, alike, others = self.differ & among, list[RuleVariant](), list[RuleVariant]()
+        for variant in tried:
+            if variant is not best:
+                (alike if self._same(variant, best, among) else others).append(variant)
+        wrong, example = int(bad.sum()), int(np.flatnonzero(bad & best.fits)[0])
         return BestVariant(
             best,
             wrong,
@@ -382,11 +364,11 @@ class Search:
             self.tried,
             self.items[example],
             float(self.right[example]),
-            float(variant.predicted[example]),
-            max(other, key=lambda score: (score.gain, -score.variant.cost), default=None),
-            tuple(x for x in alike if x.gain > x.variant.least * wrong and x.variant.cost <= variant.cost + 0.2),
-            tuple(self.items[i] for i in np.flatnonzero(bad & fits)) if alone else (),
-            tuple(self.items[i] for i in np.flatnonzero(~self.wrong & ~fits)) if alone else (),
+            float(best.predicted[example]),
+            max(others, key=lambda variant: (variant.gain, -variant.cost), default=None),
+            tuple(variant for variant in alike if variant.is_good(wrong) and variant.cost <= best.cost + 0.2),
+            tuple(self.items[i] for i in np.flatnonzero(bad & best.fits)) if alone else (),
+            tuple(self.items[i] for i in np.flatnonzero(~self.wrong & ~best.fits)) if alone else (),
         )
 
     def _is_no_chance(self, variant: RuleVariant, bad: Bools) -> bool:

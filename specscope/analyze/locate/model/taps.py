@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,9 +30,9 @@ class Taps:
         return {name: torch.cat(rows) for name, rows in parts.items() if len({x.shape[1] for x in rows}) == 1}
 
 
-def by_row(x: Any, rows: int) -> Tensor | None:  # noqa: ANN401
+def by_row(x: Tensor, rows: int) -> Tensor | None:
     """A tensor of a pass over so many rows as [rows, ...]; None where it is not one value a row."""
-    if not isinstance(x, Tensor) or x.dim() < 2:
+    if x.dim() < 2:
         return None
     x = x[0] if x.dim() > 2 and x.shape[0] == 1 else x
     if x.dim() > 2 and x.shape[0] != rows and x.shape[1] == rows:  # heads first
@@ -45,33 +46,24 @@ def hooked(part: nn.Module, put: Callable[[str, Tensor], None], rows: Callable[[
     `rows`: how many rows the pass has that runs now.
     """
 
-    def inputs(name: str) -> Any:  # noqa: ANN401
-        def before(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-            x = by_row(next(iter(_tensors((*given, *named.values()))), None), rows())
+    def tell(name: str, values: Iterable[Any], most: int | None = None) -> None:
+        for index, tensor in enumerate([x for x in values if isinstance(x, Tensor)][:most]):
+            x = by_row(tensor, rows())
             if x is not None:
-                put(name + IN, x)
+                put(name if not index else f"{name}[{index}]", x)
 
-        return before
+    def enters(name: str, module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        tell(name + IN, (*given, *named.values()), 1)
 
-    def outputs(name: str) -> Any:  # noqa: ANN401
-        def after(module: nn.Module, given: tuple[Any, ...], out: Any) -> None:  # noqa: ANN401
-            for index, tensor in enumerate(_tensors(out if isinstance(out, tuple) else (out,))):
-                x = by_row(tensor, rows())
-                if x is not None:
-                    put(name if not index else f"{name}[{index}]", x)
-
-        return after
+    def leaves(name: str, module: nn.Module, given: tuple[Any, ...], out: Any) -> None:  # noqa: ANN401
+        tell(name, out if isinstance(out, tuple) else (out,))
 
     handles = []
     for name, module in part.named_modules():
         if name:
-            handles.append(module.register_forward_pre_hook(inputs(name), with_kwargs=True))
-            handles.append(module.register_forward_hook(outputs(name)))
+            handles.append(module.register_forward_pre_hook(partial(enters, name), with_kwargs=True))
+            handles.append(module.register_forward_hook(partial(leaves, name)))
     return handles
-
-
-def _tensors(values: Iterable[Any]) -> Iterable[Tensor]:
-    return (x for x in values if isinstance(x, Tensor))
 
 
 def relative(ours: Tensor, right: Tensor, heads: int = 1) -> Tensor:

@@ -18,7 +18,7 @@ from specscope.analyze.audit.model.rows import Models, around, rows_of
 from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.locate.decided import ACCEPTANCE
-from specscope.analyze.locate.formulas import NEARLY, clearest, located_formulas, same
+from specscope.analyze.locate.formulas import NEARLY, Best, located_formulas, same
 from specscope.analyze.locate.located import Located, Proof, Stage
 from specscope.analyze.locate.model.finals import located_finals
 from specscope.analyze.locate.model.other_rows import OTHERS, Places, some
@@ -110,49 +110,47 @@ def _instead(c: Columns) -> dict[str, dict[str, Doubles]]:
     return instead
 
 
-def _located(trials: Trials, name: str, words: str, sentence: str, looks: str, node: int, figures: str) -> Located:
-    """A fault, without its counts."""
-    operation, where = our_operation(trials.case.history.run, Stage.VERDICT, name, words), trials.c.at_node(node)
-    smallest = f"token {trials.c.token[node]} at {where}: {figures}"
-    return Located(operation, sentence, looks, smallest, where, proof=Proof.ROWS)
+def _located(
+    trials: Trials, operation: str, words: str, sentence: str, best: Best, unit: str, node: int, figures: str
+) -> Located:
+    where, run = trials.c.at_node(node), trials.case.history.run
+    smallest, counts = f"token {trials.c.token[node]} at {where}: {figures}", (best.explained, best.wrong, unit)
+    our = our_operation(run, Stage.VERDICT, operation, words)
+    return Located(our, sentence, best.name, smallest, where, *counts, runner_up=best.next_best, proof=Proof.ROWS)
 
 
 # What trials read
 
 
 def _reads(trials: Trials) -> Iterator[Located]:
-    """Whether the p and q of first trials are those of their own node."""
-    c, firsts = trials.c, trials.firsts
+    """Whether the p and q of first trials are those of their own node; else whose they are.
+
+    1, a value of elsewhere in the capture, or the token's in another row of the model.
+    """
+    c, firsts, instead = trials.c, trials.firsts, _instead(trials.c)
     for what, read, own, known in (
         ("p", c.p_trial, c.p, firsts),
         ("q", c.q_trial, c.q, firsts[c.sampled[firsts]]),
     ):
         wrong = known[~same(read[known], own[known])]
-        if len(wrong) >= ENOUGH:
-            yield from _read_of(trials, what, read, own, wrong, known)
-
-
-def _read_of(
-    trials: Trials, what: str, read: Doubles, own: Doubles, wrong: Indices, known: Indices
-) -> Iterator[Located]:
-    """Whose p or q it is: 1, a value of elsewhere in the capture, or the token's in another row of the model."""
-    instead, runner_up, total, node = _instead(trials.c)[what], "", len(wrong), int(wrong[0])
-    name, count = clearest(instead, read, wrong)
-    tried = len(instead)
-    if count < NEARLY * total:
-        search, _ = _search(trials, what, read, wrong, known)
-        answer = None if search is None else search.answer()
-        if answer is None:
-            return
-        name, count, tried, total = answer.best.variant.name, answer.best.explained, answer.tried, answer.wrong
-        runner_up = answer.next_best
-    sentence = (
-        f"drafts are judged by another {what} than their own: with {name} it comes out as recorded at {count:,} of "
-        f"{plural(total, 'first trial')} at which it differs ({plural(tried, 'explanation')} tried)"
-    )
-    figures = f"{what} {own[node]:.6g}, judged by {read[node]:.6g}"
-    found = _located(trials, what, f"the {what} that a draft is judged by", sentence, name, node, figures)
-    yield replace(found, explained=count, differing=total, unit="first trial", runner_up=runner_up)
+        if len(wrong) < ENOUGH:
+            continue
+        fits = {name: same(values[wrong], read[wrong]) for name, values in instead[what].items()}
+        best, node = Best.of(fits, np.ones(len(wrong), np.bool_)), int(wrong[0])
+        if best is None or best.explained < NEARLY * len(wrong):
+            search, _ = _search(trials, what, read, wrong, known)
+            answer = None if search is None else search.answer()
+            if answer is None:
+                continue
+            made = answer.best
+            best = Best(made.name, made.explained, answer.wrong, made.explained, answer.tried, answer.next_best)
+        sentence = (
+            f"drafts are judged by another {what} than their own: with {best.name} it comes out as recorded at "
+            f"{best.explained:,} of {plural(best.wrong, 'first trial')} at which it differs "
+            f"({plural(best.tried, 'explanation')} tried)"
+        )
+        words, figures = f"the {what} that a draft is judged by", f"{what} {own[node]:.6g}, judged by {read[node]:.6g}"
+        yield _located(trials, what, words, sentence, best, "first trial", node, figures)
 
 
 def _some_steps(c: Columns, nodes: Indices) -> dict[int, tuple[str, int]]:
@@ -198,47 +196,30 @@ TESTS: dict[str, Callable[[Doubles, Doubles, Doubles], Bools]] = {  # of p, q an
 }
 
 
-@dataclass(frozen=True)
-class DecidedBy:
-    """One thing that stands in place of the right one in a decision, and how many outcomes then follow."""
-
-    axis: str  # "p", "q", "coin", "acceptance"
-    name: str
-    explained: int  # of the wrong ones
-    fits: int  # of all
-
-
-def _outcomes(trials: Trials) -> list[Located]:
+def _outcomes(trials: Trials) -> Iterator[Located]:
     """Which p, q, coin or comparison gives the outcomes of drafts that were decided against their own."""
     c, nodes = trials.c, trials.nodes
     margin = c.p_trial - c.coin * c.q_trial
     known = (c.coin != 0) | c.greedy[c.step]  # else the engine tells no coin
     against = known & (np.abs(margin) > 1e-6) & ((margin > 0) != c.accepted)  # by more than rounding
     if int(against[nodes].sum()) < ENOUGH:
-        return []
+        return
     here = nodes[np.isin(c.step[nodes], list(_some_steps(c, nodes[against[nodes]])))]
-    wrong, total = against[here], len(here)
-    looked, ways = int(wrong.sum()), list[DecidedBy]()
-    for axis, name, accepted in _decisions(trials, here):
-        fits = accepted == c.accepted[here]
-        ways.append(DecidedBy(axis, name, int((fits & wrong).sum()), int(fits.sum())))
-    good = [way for way in ways if way.explained >= max(ENOUGH, NEARLY * looked) and way.fits > NEARLY * total]
-    if not good:
-        return []
-    best = max(good, key=lambda way: (way.fits, way.explained))
-    second = max((way for way in ways if way is not best), key=lambda way: way.explained + way.fits)
+    decided = {name: (axis, accepted == c.accepted[here]) for axis, name, accepted in _decisions(trials, here)}
+    likely = {name: fits for name, (_, fits) in decided.items() if fits.sum() > NEARLY * len(here)}
+    best = Best.of(likely, against[here])
+    if best is None or best.explained < max(ENOUGH, NEARLY * best.wrong):
+        return
     sentence = (
-        f"{best.explained:,} of {plural(looked, 'draft')} that are decided against their own p follow from "
-        f"{best.name}, and so do {best.fits:,} of all {total:,} that it could decide "
-        f"({plural(len(ways), 'way')} tried)"
+        f"{best.explained:,} of {plural(best.wrong, 'draft')} that are decided against their own p follow from "
+        f"{best.name}, and so do {best.fits:,} of all {len(here):,} that it could decide "
+        f"({plural(len(decided), 'way')} tried)"
     )
-    node = int(here[wrong][0])
+    node = int(here[against[here]][0])
     figures = f"p {c.p_trial[node]:.6g}, q {c.q_trial[node]:.6g}, coin {c.coin[node]:.6g}"
-    figures += f", {Outcome(int(c.outcome[node])).name.lower()}"
-    found = _located(trials, best.axis, "whether a draft is accepted", sentence, best.name, node, figures)
-    found = replace(found, explained=best.explained, differing=looked, unit="draft")
-    next_best = f"{second.name} leaves {looked - second.explained:,} of {looked:,}"
-    return [replace(found, spoiled=(total - best.fits) - (looked - best.explained), runner_up=next_best)]
+    figures, axis = f"{figures}, {Outcome(int(c.outcome[node])).name.lower()}", decided[best.name][0]
+    found = _located(trials, axis, "whether a draft is accepted", sentence, best, "draft", node, figures)
+    yield replace(found, spoiled=(len(here) - best.fits) - (best.wrong - best.explained))
 
 
 def _decisions(trials: Trials, here: Indices) -> Iterator[tuple[str, str, Bools]]:
