@@ -87,7 +87,7 @@ def search_rows(
     answer = search.answer()
     if answer is None or not answer.certain:
         elsewhere = _elsewhere(case, search, side)
-        if elsewhere is not None and (answer is None or elsewhere.located.share > answer.best.gain / answer.wrong):
+        if elsewhere is not None and (answer is None or elsewhere.located.share > answer.best.explained / answer.wrong):
             return elsewhere
     if answer is None:
         return None
@@ -236,32 +236,30 @@ def _near(places: Places, item: Item) -> dict[str, list[int]]:
 
 def _located(case: Case, what: str, answer: BestVariant, side: str) -> Located:
     best, item, name = answer.best, answer.example, " and ".join(answer.best.operations)
-    looks, where = best.name, item.where
+    where, told = _at_work(case, answer)
+    looks = f"{best.name}, where {where}" if where else best.name
     sentence = (
-        f"with {looks} {what} comes out as {side} at {best.explained:,} of {plural(answer.wrong, 'token')} at which it "
-        "differs"
+        f"with {best.name} {what} comes out as {side} at {best.explained:,} of {plural(answer.wrong, 'token')} at "
+        f"which it differs; {told} ({plural(answer.tried, 'variant')} tried)"
     )
-    if answer.hits:
-        sentence += _where_at_work(case, answer)
-    else:
-        sentence += f", and stays right at {answer.others - best.spoiled:,} of {answer.others:,} others"
-    sentence += f" ({plural(answer.tried, 'variant')} tried)"
-    same = dict.fromkeys(other.name for other in answer.alike if other.name != looks)
     if not answer.certain and answer.alike:
-        sentence += f"; no token tells it from {', '.join(list(same)[:3])}"
+        sentence += f"; no token tells it from {', '.join(list(dict.fromkeys(x.name for x in answer.alike))[:3])}"
     if item.greedy:
         chosen = f"is {side} as {'' if item.recorded else 'not '}the choice"
         figures = f" {chosen}: its log p is {answer.right:+.3g} against the best other, under this {answer.under:+.3g}"
     else:
         figures = f": {what} {item.recorded:.6g} {side}, {answer.right:.6g} right, {answer.under:.6g} under this"
     words = f"{'the target' if what.endswith('p') else 'the drafter'}: {WORDS.get(name, name)}"
-    operation, smallest = our_operation(case.history.run, Stage.SAMPLING, name, words), f"token {item.token} at {where}"
-    counts = best.explained, answer.wrong, "token", answer.certain, answer.next_best, best.spoiled
-    return Located(operation, sentence, looks, smallest + figures, where, *counts, Proof.ROWS)
+    operation = our_operation(case.history.run, Stage.SAMPLING, name, words)
+    smallest = f"token {item.token} at {item.where}{figures}"
+    counts = best.explained, answer.wrong, "token", answer.certain, answer.next_best
+    return Located(operation, sentence, looks, smallest, item.where, *counts, proof=Proof.ROWS)
 
 
-def _where_at_work(case: Case, answer: BestVariant) -> str:
-    """Which tokens come out as a variant has them, of those that can tell it from the right rules."""
+def _at_work(case: Case, answer: BestVariant) -> tuple[str, str]:
+    """Which tokens come out as a variant has them, of those that can tell it from the right rules: a rule, a line."""
+    if not answer.misses:
+        return "", "no token speaks against it"
     items = [*answer.hits, *answer.misses]
     hit = [True] * len(answer.hits) + [False] * len(answer.misses)
     facts: dict[str, list[Any]] = {
@@ -271,7 +269,7 @@ def _where_at_work(case: Case, answer: BestVariant) -> str:
     facts |= facts_table(case.history, [item.where for item in items])
     condition = find(facts, hit, [f"{item.where.request}@{item.where.index}" for item in items])
     if condition is not None:
-        return f"; of the tokens that can tell it {condition.sentence('is so', 'token')}"
+        return condition.text, f"of the tokens that can tell it {condition.sentence('is so', 'token')}"
     like = rarest(facts, hit)
-    rest = f"; {len(answer.misses):,} others could tell it and are right" if answer.misses else ""
-    return f"{rest}{': those that differ have ' + like if like else ''}"
+    alike = f": those that differ have {like}" if like else ""
+    return "", f"{plural(len(answer.misses), 'other')} could tell it and are right{alike}"

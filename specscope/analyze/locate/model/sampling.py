@@ -218,7 +218,7 @@ def _counted(place: RowPlace) -> Counted:
     return Counted(tuple(contexts.text[: contexts.prompt_len]), output[:committed], tuple(ends), output[committed:])
 
 
-# The ways that are searched: one change of the rules each, and at which tokens it is at work
+# The ways that are searched: one change of the rules each
 
 Changed = Callable[[RuleRecipe], RuleRecipe]
 ROWS = "rows"  # the operation of taking another row
@@ -235,26 +235,6 @@ class RuleChange:
     of: Changed = lambda recipe: recipe
     row: Relation | None = None  # whose p it is
     fitted: bool = False  # whether a number in it was fitted: then it must explain nearly all
-
-
-@dataclass(frozen=True)
-class Scope:
-    """At which tokens a change is at work."""
-
-    name: str  # "below the root alone"; "" for everywhere
-    holds: Callable[[str, int], bool]  # of a kind of item, and the node of its row
-
-
-EVERYWHERE = Scope("", lambda kind, node: True)
-SCOPES = (
-    EVERYWHERE,
-    Scope("for the bonus token alone", lambda kind, node: kind == BONUS),
-    Scope("for the recovered token alone", lambda kind, node: kind == RECOVERED),
-    Scope("for final tokens alone", lambda kind, node: kind != NODE),
-    Scope("for drafted tokens alone", lambda kind, node: kind == NODE),
-    Scope("below the root alone", lambda kind, node: node != ROOT),
-    Scope("at the root alone", lambda kind, node: node == ROOT),
-)
 
 
 def _set(**fields: Any) -> Changed:  # noqa: ANN401

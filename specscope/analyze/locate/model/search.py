@@ -1,15 +1,15 @@
 """The search: which variant of the rules gives what was recorded of every token, and what the next best leaves.
 
-Every change is tried by itself on a few tokens that differ. Those that explain any are tried on all tokens, at every
-scope, then row by row: each is right, or as the variant has it. Where no one explains all, pairs follow. Of several
-that explain as much the simplest is the answer, and where two cannot be told apart on any token, neither is stated as
-the one.
+Every change is tried by itself on a few tokens that differ. Those that explain any are tried on all tokens, row by
+row: each is right, or as the variant has it. Where no one explains all, pairs follow. Of several that explain as much
+the one that would spoil the fewest is the answer, then the simplest, and where two cannot be told apart on any token,
+neither is stated as the one. Which rows are as the variant has them is for a condition to say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import combinations, islice
 
 import numpy as np
@@ -20,15 +20,12 @@ from specscope.analyze.audit.audit import Audit
 from specscope.analyze.audit.tally import LEAST, SUMMED
 from specscope.analyze.findings import Reference
 from specscope.analyze.locate.model.sampling import (
-    EVERYWHERE,
     LOGITS,
     NODE,
     RIGHT,
     ROWS,
-    SCOPES,
     RuleChange,
     RuledRows,
-    Scope,
     changes,
     cut,
     dials,
@@ -84,20 +81,19 @@ def item_at(rows: RuledRows, number: int, audit: Audit, where: Reference) -> Ite
 
 @dataclass(frozen=True, eq=False)
 class RuleVariant:
-    """Changes of the rules and where they are at work, what that gives for all items, and what it explains of some."""
+    """Changes of the rules, what they give for all items, and what that explains."""
 
     changes: tuple[RuleChange, ...]
-    scope: Scope
     predicted: Array = field(repr=False)
     fits: Bools = field(repr=False)
-    explained: int = 0  # of the tokens that differ
-    spoiled: int = 0  # of the others
-    error: float = 0.0  # mean deviation of the log odds at tokens that differ
+    explained: int  # of the tokens that differ
+    spoils: int  # right ones of the same steps that are not as it has them
+    error: float  # mean deviation of the log odds at tokens that differ
 
     @property
     def name(self) -> str:
         """In words."""
-        return f"{' and '.join(change.name for change in self.changes)} {self.scope.name}".strip()
+        return " and ".join(change.name for change in self.changes)
 
     @property
     def operations(self) -> tuple[str, ...]:
@@ -108,17 +104,12 @@ class RuleVariant:
     def cost(self) -> float:
         """The simplest is the least."""
         of_rows = sum(0.2 if x.row is not None else 0.25 if x.operation == ROWS else 0 for x in self.changes)
-        fitted = sum(change.fitted for change in self.changes)
-        return len(self.changes) + 0.1 * (self.scope is not EVERYWHERE) + 0.05 * fitted + of_rows
+        return len(self.changes) + 0.05 * sum(change.fitted for change in self.changes) + of_rows
 
-    @property
-    def gain(self) -> int:
-        """Explained, less spoiled."""
-        return self.explained - self.spoiled
-
-    def is_good(self, wrong: int) -> bool:
+    def explains(self, wrong: int, less: int = 0) -> bool:
         """Whether it explains enough of so many: more where a number was fitted, of which some value fits anything."""
-        return self.gain > (EVERY if any(change.fitted for change in self.changes) else GAIN) * wrong
+        share = EVERY if any(change.fitted for change in self.changes) else GAIN
+        return self.explained - less > share * wrong
 
 
 @dataclass(frozen=True)
@@ -127,30 +118,26 @@ class BestVariant:
 
     best: RuleVariant
     wrong: int  # tokens that differ
-    others: int
     tried: int  # variants
     example: Item  # a token that shows it
     right: float  # its p by the right rules
     under: float  # its p under the variant
     runner_up: RuleVariant | None
     alike: tuple[RuleVariant, ...]  # that cannot be told from it
-    # Where it was found in the steps that differ alone: the tokens that are as it has them and not as they should be
-    hits: tuple[Item, ...] = ()
-    misses: tuple[Item, ...] = ()  # and those that are as they should be and not as it has them
+    hits: tuple[Item, ...]  # that are as it has them and not as they should be
+    misses: tuple[Item, ...]  # that are as they should be and not as it has them
 
     @property
     def certain(self) -> bool:
         """Whether it is one operation, that explains nearly all."""
         same = all({*other.operations} == {*self.best.operations} for other in self.alike)
-        return same and self.best.gain >= 0.8 * self.wrong and self.best.explained >= LEAST_SURE
+        return same and self.best.explained >= max(0.8 * self.wrong, LEAST_SURE)
 
     @property
     def next_best(self) -> str:
-        """In words what the next best leaves, and spoils."""
-        if (second := self.runner_up) is None:
-            return ""
-        spoils = f" and spoils {second.spoiled:,} others" if second.spoiled else ""
-        return f"{second.name} leaves {self.wrong - second.explained:,} of {self.wrong:,}{spoils}"
+        """In words what the next best leaves."""
+        second = self.runner_up
+        return "" if second is None else f"{second.name} leaves {self.wrong - second.explained:,} of {self.wrong:,}"
 
 
 class Search:
@@ -164,12 +151,12 @@ class Search:
             np.array([getattr(item, name) for item in items])
             for name in ("wrong", "recorded", "slack", "greedy", "drawn")
         )
-        self.at_work = {
-            scope: np.array([scope.holds(item.kind, item.node) for item in items], np.bool_) for scope in SCOPES
-        }
         self.right = self.predicted(())
         self.fits_right = self.fits(self.right)
-        self.differ, self.agree = self.wrong & ~self.fits_right, ~self.wrong & self.fits_right
+        self.differ = self.wrong & ~self.fits_right
+        keys = [(item.where.request, item.where.index) for item in items]
+        steps = {keys[i] for i in np.flatnonzero(self.differ)}
+        self.beside = ~self.wrong & self.fits_right & np.array([key in steps for key in keys], np.bool_)
         self.few = self._few()
         self.logits_right, self.first = logits_right, first
 
@@ -273,36 +260,26 @@ class Search:
 
     # On all tokens
 
-    def variants(self, made: Sequence[RuleChange]) -> list[RuleVariant]:
-        """Changes at every scope."""
-        values, variants = self.predicted(made), list[RuleVariant]()
-        for scope, at_work in self.at_work.items():
-            given = np.where(at_work, values, self.right)
-            variants.append(RuleVariant(tuple(made), scope, given, self.fits(given)))
-        return variants
+    def variant(self, made: Sequence[RuleChange]) -> RuleVariant:
+        """Changes, with what they explain."""
+        values = self.predicted(made)
+        fits, off = self.fits(values), np.minimum(self.off(values)[self.differ], FARTHEST)
+        explained, spoils = int(fits[self.differ].sum()), int((self.beside & ~fits).sum())
+        return RuleVariant(tuple(made), values, fits, explained, spoils, float(off.mean()))
 
     def answer(self) -> BestVariant | None:
         """The variant that explains the most; None where none explains enough."""
         if not self.few:
             return None
-        everything, keys = np.ones(len(self.items), np.bool_), [(i.where.request, i.where.index) for i in self.items]
-        steps = {keys[i] for i in np.flatnonzero(self.differ)}
-        at_work = np.array([key in steps for key in keys])
         singles = self.singles()
         results = self.on_few([(change,) for change in singles])
         order = sorted(range(len(singles)), key=lambda i: (-results[i][0], results[i][1]))
-        chosen = [singles[i] for i in order if results[i][0]][:FULL]
-        made = [variant for change in chosen for variant in self.variants([change])]
-        for among, mixed in ((everything, False), (at_work, False), (at_work, True)):
-            answer = self._best(made, among, mixed=mixed)
-            if answer is not None and answer.best.gain >= NEARLY * answer.wrong:
-                if among is everything and answer.wrong < SURE:  # a rare fault spoils steps without it
-                    simpler = self._best(made, at_work)
-                    if simpler is not None and simpler.best.cost < answer.best.cost:
-                        return simpler
-                return answer
-        made += [variant for pair in self._pairs(singles, results, order) for variant in self.variants(pair)]
-        return self._best(made, everything) or self._best(made, at_work)
+        made = [self.variant([singles[i]]) for i in order if results[i][0]][:FULL]
+        answer = self._best(made)
+        if answer is None or answer.best.explained < NEARLY * answer.wrong:
+            made += [self.variant(pair) for pair in self._pairs(singles, results, order)]
+            answer = self._best(made)
+        return answer
 
     def _pairs(
         self, singles: Sequence[RuleChange], results: Sequence[tuple[int, float, Array]], order: Sequence[int]
@@ -329,63 +306,53 @@ class Search:
         least = max(0.5 * float((self.off(self.right[self.few], self.few) > 0).sum()), 1)
         return [pair for count, _, pair in together[:PAIRS] if count >= least]
 
-    def _best(self, made: Iterable[RuleVariant], among: Bools, *, mixed: bool = False) -> BestVariant | None:
-        """The simplest of those that explain the most of some items. `mixed`: any row may be right none the less."""
-        bad, wrong = self.differ & among, int((self.differ & among).sum())
-        tried, spoils = list[RuleVariant](), dict[str, int]()
-        for variant in made:
-            off = np.minimum(self.off(variant.predicted)[bad], FARTHEST)
-            spoiled = spoils[variant.name] = int((self.agree & among & ~variant.fits).sum())
-            if not mixed or self._is_no_chance(variant, bad):  # mixed, what it would spoil it does not
-                explained, error = int(variant.fits[bad].sum()), float(off.mean()) if wrong else 0.0
-                tried.append(replace(variant, explained=explained, spoiled=0 if mixed else spoiled, error=error))
-        self.tried += len(tried)
-        near = [variant for variant in tried if variant.is_good(wrong)]
-        most = max((variant.gain for variant in near), default=0)
-        near = [variant for variant in near if variant.gain >= NEARLY * most - 1e-9]
-        fewest = min((spoils[variant.name] for variant in near), default=0) if mixed else len(self.items)
-        near = [variant for variant in near if spoils[variant.name] <= fewest]
-        error = min((variant.error for variant in near), default=0.0)
+    def _best(self, made: Sequence[RuleVariant]) -> BestVariant | None:
+        """The simplest of those that explain the most and would spoil the fewest."""
+        self.tried += len(made)
+        wrong = int(self.differ.sum())
+        near = [v for v in made if v.explains(wrong) and (v.explains(wrong, v.spoils) or self._is_no_chance(v))]
+        if not near:
+            return None
+        most = max(variant.explained for variant in near)
+        near = [variant for variant in near if variant.explained >= NEARLY * most]
+        fewest = min(variant.spoils for variant in near)
+        near = [variant for variant in near if variant.spoils == fewest]
+        error = min(variant.error for variant in near)
         near = [variant for variant in near if variant.error <= 1.5 * error + 0.1 * float(np.median(self.slack))]
-        best = min(near, key=lambda variant: (round(variant.cost, 3), -variant.gain), default=None)
-        return None if best is None else self._told(best, tried, among, alone=mixed or not among.all())
-
-    def _told(self, best: RuleVariant, tried: Sequence[RuleVariant], among: Bools, *, alone: bool) -> BestVariant:
-        """The best of some variants, with what stands beside it."""
-        bad, alike, others = self.differ & among, list[RuleVariant](), list[RuleVariant]()
-        for variant in tried:
+        best = min(near, key=lambda variant: (round(variant.cost, 3), -variant.explained))
+        alike, others = list[RuleVariant](), list[RuleVariant]()
+        for variant in made:
             if variant is not best:
-                (alike if self._same(variant, best, among) else others).append(variant)
-        wrong, example = int(bad.sum()), int(np.flatnonzero(bad & best.fits)[0])
+                (alike if self._same(variant, best) else others).append(variant)
+        hits = np.flatnonzero(self.differ & best.fits).tolist()
         return BestVariant(
             best,
             wrong,
-            int((self.agree & among).sum()),
             self.tried,
-            self.items[example],
-            float(self.right[example]),
-            float(best.predicted[example]),
-            max(others, key=lambda variant: (variant.gain, -variant.cost), default=None),
-            tuple(variant for variant in alike if variant.is_good(wrong) and variant.cost <= best.cost + 0.2),
-            tuple(self.items[i] for i in np.flatnonzero(bad & best.fits)) if alone else (),
-            tuple(self.items[i] for i in np.flatnonzero(~self.wrong & ~best.fits)) if alone else (),
+            self.items[hits[0]],
+            float(self.right[hits[0]]),
+            float(best.predicted[hits[0]]),
+            max(others, key=lambda variant: (variant.explained, -variant.spoils, -variant.cost), default=None),
+            tuple(variant for variant in alike if variant.explains(wrong) and variant.cost <= best.cost + 0.2),
+            tuple(self.items[i] for i in hits),
+            tuple(self.items[i] for i in np.flatnonzero(~self.wrong & ~best.fits)),
         )
 
-    def _is_no_chance(self, variant: RuleVariant, bad: Bools) -> bool:
+    def _is_no_chance(self, variant: RuleVariant) -> bool:
         """Whether what a variant explains is more than some value would fit, of all that were tried.
 
         A probability is met by chance about as often as its slack is of the span of log odds; 0 and 1 are met by many.
         """
         middling = np.where(self.greedy, self.recorded == 1, (self.recorded > 1e-4) & (self.recorded < TELLING))
-        hits = bad & variant.fits & middling & ~self.drawn
+        hits = self.differ & variant.fits & middling & ~self.drawn
         chance = np.where(self.greedy, OF_CHOICE, np.minimum(self.slack / SPAN, 1))[hits]
         return bool(np.log(chance).sum() + np.log(max(self.tried, 1)) < np.log(CHANCE))
 
-    def _same(self, variant: RuleVariant, other: RuleVariant, among: Bools) -> bool:
+    def _same(self, variant: RuleVariant, other: RuleVariant) -> bool:
         """Whether two variants give the same for all items."""
         one, two = variant.predicted, other.predicted
         away = np.where(np.abs(one - two) <= LEAST + SUMMED * np.abs(two), 0, np.abs(_odds(one) - _odds(two)))
-        return not bool(np.where(self.greedy, (one > 0) != (two > 0), away > self.slack)[among].any())
+        return not bool(np.where(self.greedy, (one > 0) != (two > 0), away > self.slack).any())
 
 
 def _odds(p: Array) -> Array:
