@@ -60,15 +60,15 @@ class Formula:
     recorded: Made | None = None
     instead: Mapping[str, Made] = field(default_factory=dict)  # by what may stand in place of the right figure
 
-    def looks(self, c: Columns, wrong: Indices) -> tuple[str, int]:
-        """What stands in place of the right figure, and at how many wrong items; "" where nothing known does."""
+    def best(self, c: Columns, wrong: Indices) -> Best | None:
+        """What stands in place of the right figure at nearly all wrong items; None where nothing known does."""
         if self.recorded is None or not len(wrong):
-            return "", 0
+            return None
         recorded = self.recorded(c)
         values = {name: np.broadcast_to(made(c), len(recorded))[wrong] for name, made in self.instead.items()}
         fits = {name: same(each, recorded[wrong]) for name, each in values.items()}
         best = Best.of(fits, np.ones(len(wrong), np.bool_))
-        return (best.name, best.explained) if best and best.explained >= NEARLY * len(wrong) else ("", 0)
+        return best if best is not None and best.explained >= NEARLY * len(wrong) else None
 
 
 def same(values: Doubles, others: Doubles) -> Bools:
@@ -197,8 +197,9 @@ def located_formulas(case: Case) -> list[Located]:
 def _located(case: Case, check: Finding, formula: Formula) -> Located:
     operation = our_operation(case.history.run, Stage.VERDICT, formula.operation, formula.words)
     unit, smallest = check.unit or "step", f"{check.example}: {check.detail}"
-    looks, count = formula.looks(case.evidence, check.wrong)
+    best = formula.best(case.evidence, check.wrong)
     text = f"{formula.words} is not what the recorded figures give at {check.failed:,} of {plural(check.tested, unit)}"
-    text += f" ({check.about})" + (f"; with {looks} it comes out as recorded at {count:,} of these" if looks else "")
-    explained = count if looks else check.failed
+    text += f" ({check.about})"
+    text += f"; with {best.name} it comes out as recorded at {best.explained:,} of these" if best else ""
+    looks, explained = (best.name, best.explained) if best else ("", check.failed)
     return Located(operation, text, looks, smallest, check.example, explained, check.failed, unit, proof=Proof.ROWS)

@@ -294,7 +294,7 @@ def _looks(name: str, wrong: Sequence[tuple[RequestStep, int | None]]) -> str:
     c, nodes = Columns([part for part, _ in wrong]), [node or 0 for _, node in wrong]  # of final tokens: of the step
     at = np.arange(len(nodes)) if name == FINAL else c.start[:-1] + np.array(nodes, np.int64)
     formulas = (formula for formula in FORMULAS.values() if formula.operation == name)
-    return next((looks for formula in formulas if (looks := formula.looks(c, at)[0])), "")
+    return next((best.name for formula in formulas if (best := formula.best(c, at)) is not None), "")
 
 
 def _figures(given: GivenStep, part: RequestStep, verdict: Verdict, seed: int) -> Iterator[TwoFigures]:
@@ -367,7 +367,7 @@ def _apart(rows: RuledRows, ours: Tensor) -> tuple[list[float], list[float]]:
     errors = _moved(rows, ours, sampling.RIGHT, range(len(ours)))
     at_border = [i for i, error in enumerate(errors) if error > allowed[i]]
     for by in (1 + BORDER, 1 - BORDER) if at_border else ():
-        recipe = RuleRecipe(changed=(("top_p", _times(by)), ("min_p", _times(1 / by))))
+        recipe = RuleRecipe(changed=(("top-p", _times(by)), ("min-p", _times(1 / by))))
         for i, error in zip(at_border, _moved(rows, ours, recipe, at_border), strict=True):
             errors[i] = min(errors[i], error)
     return errors, allowed

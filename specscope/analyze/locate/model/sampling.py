@@ -37,9 +37,9 @@ LOGITS, LARGEST, SCORES, SOFTMAX, P = "logits", "largest", "scores", "softmax", 
 CUTS = (MIN_P, TOP_K, TOP_P)
 ORDER = (BIAS, *PENALTIES, FORM, TEMPERATURE, *CUTS)
 COLD, TINY = 1e-3, 2.0**-126  # a temperature below which all is moved to 0 first; the least that float32 divides by
-OF_DRAWS = {"temperature": 1.0, "top_k": 0.0, "top_p": 1.0, "min_p": 0.0}  # and the value that does nothing
-KNOBS = {**OF_DRAWS, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-Knobs = dict[str, Tensor]  # [R, 1] each
+OF_DRAWS = {TEMPERATURE: 1.0, TOP_K: 0.0, TOP_P: 1.0, MIN_P: 0.0}  # rules that are a number, with what does nothing
+NUMBERS = {**OF_DRAWS, **dict(zip(PENALTIES, (1.0, 0.0, 0.0), strict=True))}
+Numbers = dict[str, Tensor]  # [R, 1] each, by the rule
 Changing = Callable[[Tensor], Tensor]
 
 
@@ -113,11 +113,12 @@ class RuledRows:
         return len(self.places.every[0].logits)
 
     @cached_property
-    def knobs(self) -> Knobs:
+    def numbers(self) -> Numbers:
         """Each parameter's value at every place; a greedy request has no temperature and cuts nothing."""
-        values = {name: torch.tensor([[float(getattr(p, name))] for p in self.params]) for name in KNOBS}
+        names = {rule: rule.replace(" ", "_").replace("-", "_") for rule in NUMBERS}
+        values = {rule: torch.tensor([[float(getattr(p, name))] for p in self.params]) for rule, name in names.items()}
         greedy = torch.tensor([[p.greedy] for p in self.params])
-        return values | {name: torch.where(greedy, none, values[name]) for name, none in OF_DRAWS.items()}
+        return values | {rule: torch.where(greedy, none, values[rule]) for rule, none in OF_DRAWS.items()}
 
     @cached_property
     def counted(self) -> list[Counted]:
@@ -128,7 +129,7 @@ class RuledRows:
     def active(self) -> list[str]:
         """The rules that any request has."""
         of_requests = {BIAS: any(p.logit_bias for p in self.params), FORM: any(p.limited for p in self.params)}
-        of_requests |= {rule: bool((self.knobs[_knob(rule)] != KNOBS[_knob(rule)]).any()) for rule in RULES}
+        of_requests |= {rule: bool((values != NUMBERS[rule]).any()) for rule, values in self.numbers.items()}
         return [rule for rule in ORDER if of_requests[rule] and not self.what.startswith("raw")]
 
     @torch.inference_mode()
@@ -142,18 +143,18 @@ class RuledRows:
 
         needed = sorted({row for what in ("", *related) for row in whose(what, wanted)})
         at = {row: index for index, row in enumerate(needed)}
-        knobs = {name: recipe.changing(name, each[whose(name, needed)]) for name, each in self.knobs.items()}
+        numbers = {rule: recipe.changing(rule, each[whose(rule, needed)]) for rule, each in self.numbers.items()}
         rows = torch.stack([self.places.every[row].logits for row in whose(LOGITS, needed)]).float()
         rows = recipe.changing(LOGITS, rows).float()
         largest_of = [at.get(row, own) for own, row in enumerate(whose(LARGEST, needed))]
         for step in recipe.steps:
-            rows = self._step(step, rows, needed, knobs, recipe, largest_of)
+            rows = self._step(step, rows, needed, numbers, recipe, largest_of)
         p = recipe.changing(SOFTMAX, recipe.changing(SCORES, rows).float()).softmax(-1).float()
         p = recipe.changing(P, p).float()
         return p[[at[row] for row in wanted]]
 
     def _step(
-        self, step: str, rows: Tensor, needed: list[int], knobs: Knobs, recipe: RuleRecipe, largest_of: list[int]
+        self, step: str, rows: Tensor, needed: list[int], numbers: Numbers, recipe: RuleRecipe, largest_of: list[int]
     ) -> Tensor:
         """One rule."""
         if step == BIAS:
@@ -161,7 +162,7 @@ class RuledRows:
             return torch.stack([biased(row, self.params[number].logit_bias) for row, number in of_rows])
         if step == FORM:
             return self._limited(rows, needed, recipe)
-        values = knobs[_knob(step)]
+        values = numbers[step]
         if step in PENALTIES:
             counted = [recipe.count(self.counted[row]) for row in needed]
             each = zip(rows, values[:, 0].tolist(), counted, strict=True)
@@ -183,14 +184,6 @@ class RuledRows:
             if (refused := self._refused[row, output]) is not None:
                 rows[index, refused] = -torch.inf
         return rows
-
-
-RULES = (*PENALTIES, TEMPERATURE, *CUTS)  # that are a number
-
-
-def _knob(rule: str) -> str:
-    """The name of a rule's number in the parameters."""
-    return rule.replace(" ", "_").replace("-", "_")
 
 
 def _params(place: RowPlace, what: str) -> SamplingParams:
@@ -247,7 +240,7 @@ def _more(name: str, *items: tuple[str, Any]) -> Changed:
     return lambda recipe: replace(recipe, **{name: (*getattr(recipe, name), *items)})  # type: ignore[arg-type]
 
 
-def knob(name: str, change: Changing) -> Changed:
+def changed(name: str, change: Changing) -> Changed:
     """A parameter's value, or what there is at a stage, changed at every row."""
     return _more("changed", (name, change))
 
@@ -339,20 +332,20 @@ def _reordered(active: Sequence[str]) -> Iterator[RuleChange]:
 def _values(rows: RuledRows, active: Sequence[str]) -> Iterator[RuleChange]:
     """Parameters that are off, or another row's."""
     if TEMPERATURE in active:
-        yield RuleChange("the inverse of the temperature", TEMPERATURE, knob("temperature", lambda t: 1 / t))
+        yield RuleChange("the inverse of the temperature", TEMPERATURE, changed(TEMPERATURE, lambda t: 1 / t))
     if TOP_K in active:
-        yield RuleChange("top-k with one token more", TOP_K, knob("top_k", lambda k: k + (k > 0).float()))
-        yield RuleChange("top-k with one token less", TOP_K, knob("top_k", lambda k: k - (k > 1).float()))
+        yield RuleChange("top-k with one token more", TOP_K, changed(TOP_K, lambda k: k + (k > 0).float()))
+        yield RuleChange("top-k with one token less", TOP_K, changed(TOP_K, lambda k: k - (k > 1).float()))
     if TOP_P in active:
         yield RuleChange("top-p without the token that reaches it", TOP_P, _set(exclusive=True))
     for relation in (FIRST, ROOT_ROW, PARENT, *OF_REQUESTS[:2], BEFORE) if MIN_P in active else ():
         yield RuleChange(f"min-p by the largest p of {relation.name}", MIN_P, _more("related", (LARGEST, relation)))
-    rules = [rule for rule in RULES if bool((rows.knobs[_knob(rule)] != rows.knobs[_knob(rule)][0]).any())]
+    rules = [rule for rule, values in rows.numbers.items() if bool((values != values[0]).any())]
     for relation in OF_REQUESTS if rules else ():
-        every = [(_knob(rule), relation) for rule in rules]
-        yield RuleChange(f"the parameters of {relation.name}", "parameters", _more("related", *every))
-        for rule, each in zip(rules, every, strict=True) if len(rules) > 1 else ():
-            yield RuleChange(f"the {rule} of {relation.name}", rule, _more("related", each))
+        every = _more("related", *((rule, relation) for rule in rules))
+        yield RuleChange(f"the parameters of {relation.name}", "parameters", every)
+        for rule in rules if len(rules) > 1 else ():
+            yield RuleChange(f"the {rule} of {relation.name}", rule, _more("related", (rule, relation)))
 
 
 def changes(rows: RuledRows) -> list[RuleChange]:
@@ -374,14 +367,14 @@ def changes(rows: RuledRows) -> list[RuleChange]:
     for name, dtype in DTYPES.items():
         for stage, what in words.items():
             operation = LOGITS if stage == LOGITS else SOFTMAX
-            rounded = knob(stage, partial(Tensor.to, dtype=dtype))
+            rounded = changed(stage, partial(Tensor.to, dtype=dtype))
             made.append(RuleChange(f"{what} in {name}", operation, rounded))
     return made
 
 
 def cut(first: int) -> RuleChange:
     """A choice among the first tokens only."""
-    among = knob(LOGITS, lambda rows: rows.index_fill(1, torch.arange(first, rows.shape[1]), -torch.inf))
+    among = changed(LOGITS, lambda rows: rows.index_fill(1, torch.arange(first, rows.shape[1]), -torch.inf))
     return RuleChange(f"a choice among the first {first:,} tokens only", LOGITS, among)
 
 
@@ -393,11 +386,11 @@ def dials(rows: RuledRows, *, logits_right: bool) -> list[Dial]:
 
     def dial(words: str, stage: str, of: Callable[[float], Changing], low: float, high: float, count: int = 41) -> Dial:
         def change(x: float) -> RuleChange:
-            return RuleChange(words.format(x), stage, knob(stage, of(x)), fitted=True)
+            return RuleChange(words.format(x), stage, changed(stage, of(x)), fitted=True)
 
         return change, list(np.geomspace(low, high, count))
 
-    made, heats = list[Dial](), rows.knobs[TEMPERATURE]
+    made, heats = list[Dial](), rows.numbers[TEMPERATURE]
     if not rows.what.startswith("raw"):
         made.append(dial("the temperature times {:.3g}", TEMPERATURE, times, 0.1, 10.0))
     if bool((heats != heats[0]).any()):

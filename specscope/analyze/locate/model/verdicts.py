@@ -22,7 +22,7 @@ from specscope.analyze.locate.formulas import NEARLY, Best, located_formulas, sa
 from specscope.analyze.locate.located import Located, Proof, Stage
 from specscope.analyze.locate.model.finals import located_finals
 from specscope.analyze.locate.model.other_rows import OTHERS, Places, some
-from specscope.analyze.locate.model.sampling import ROWS, RuleChange, RuledRows, knob, times
+from specscope.analyze.locate.model.sampling import ROWS, RuleChange, RuledRows, changed, times
 from specscope.analyze.locate.model.search import Item, Search, item_at
 from specscope.analyze.locate.operations import our_operation
 from specscope.analyze.verify.case import Case
@@ -244,7 +244,7 @@ def _other_rows(trials: Trials, here: Indices) -> Iterator[tuple[str, str, Doubl
             continue
         made = [RuleChange(f"the {what} of {relation.name}", ROWS, row=relation) for relation in OTHERS]
         if what == "p":
-            powers = ((f"its p to the power {power:g}", knob("temperature", times(1 / power))) for power in POWERS)
+            powers = ((f"its p to the power {power:g}", changed("temperature", times(1 / power))) for power in POWERS)
             made += [RuleChange(name, "p", colder) for name, colder in powers]
         for change in made:
             values, whole = search.predicted((change,)), np.full(len(here), np.nan)
