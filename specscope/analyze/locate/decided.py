@@ -38,10 +38,6 @@ class GivenStep:
     coin: Doubles  # [n]
     final_coin: float
 
-    def children(self, node: int) -> list[int]:
-        """A node's children in draw order."""
-        return self.tree.children(node)
-
 
 @dataclass(frozen=True)
 class Figure:
@@ -62,32 +58,26 @@ class LeftRow:
     error: float = 0.0
 
 
+class HopelessError(Exception):
+    """Rounding may have moved the figures by more than can be judged."""
+
+
 @dataclass
 class Decided:
-    """The figures of a step in the order of deciding."""
+    """A step that is decided, figure by figure. `outcome`: the engine's, taken where rounding may turn the decision."""
 
-    figures: list[Figure] = field(default_factory=list)
+    given: GivenStep
+    outcome: NDArray[np.uint8]
+    figures: list[Figure] = field(default_factory=list)  # in the order of deciding
     accepted: int = ROOT  # the last node of the path
     left: LeftRow | None = None  # what is left of p there; None where that is not known
     drawn_from: Doubles | None = None  # what the final coin draws from: the same, but under match, where it is p
     final_coin: float = 0.0
     kind: FinalKind = FinalKind.TARGET
 
-
-class HopelessError(Exception):
-    """Rounding may have moved the figures by more than can be judged."""
-
-
-@dataclass
-class _Deciding:
-    """One step while it is decided. `outcome`: the engine's, which is taken where rounding may turn the decision."""
-
-    given: GivenStep
-    outcome: NDArray[np.uint8]
-    out: Decided = field(default_factory=Decided)
-
     def tell(self, operation: str, name: str, node: int | None, right: float, allowed: float) -> None:
-        self.out.figures.append(Figure(operation, name, node, right, allowed))
+        """A figure."""
+        self.figures.append(Figure(operation, name, node, right, allowed))
 
     def trial(self, child: int, r: float, p: LeftRow, q: LeftRow | None, p_1: Doubles) -> tuple[float, float]:
         """(The ratio of the path down to a child, how far it may be off) when the child is tried."""
@@ -131,16 +121,17 @@ class _Deciding:
 
     def rows(self, node: int) -> tuple[LeftRow, LeftRow | None]:
         """p below a node, and q that its children were drawn from; None where they were not drawn."""
-        children = self.given.children(node)
+        children = self.given.tree.children(node)
         drawn = children and self.given.tree.drawn[children[0]] != Drawn.DETERMINISTIC
         return LeftRow(self.given.p[node]), LeftRow(self.given.q[node]) if drawn else None
 
     # The rules
 
     def standard(self) -> None:
+        """Standard."""
         node, kind = ROOT, FinalKind.TARGET
         p, q = self.rows(node)
-        while children := self.given.children(node):
+        while children := self.given.tree.children(node):
             p_1 = p.value
             for child in children:
                 a, off = self.trial(child, 1.0, p, q, p_1)
@@ -156,13 +147,14 @@ class _Deciding:
         self.end(node, kind, p)
 
     def ahead(self) -> None:
+        """Block and traversal."""
         node, p, kind = self._below(ROOT, 1.0, 0.0) or (ROOT, LeftRow(self.given.p[ROOT]), FinalKind.TARGET)
         self.end(node, kind, p)
 
     def _below(self, node: int, r: float, off: float) -> tuple[int, LeftRow, FinalKind] | None:
         """What is accepted at a node or below it: the node, what is left of p there, the kind of final token."""
         p, q = self.rows(node)
-        p_1, children = p.value, self.given.children(node)
+        p_1, children = p.value, self.given.tree.children(node)
         for child in children:
             a, off_a = self.trial(child, r, p, q, p_1)
             off_a += off * a / max(r, 1e-9)
@@ -186,9 +178,10 @@ class _Deciding:
         return (node, p, kind) if is_accepted else None
 
     def match(self) -> None:
+        """Match."""
         node, kind, coin = ROOT, FinalKind.TARGET, None
         p = LeftRow(self.given.p[ROOT])
-        while children := self.given.children(node):
+        while children := self.given.tree.children(node):
             coin = float(self.given.coin[children[0]])
             p_1 = p.value
             for child in children:
@@ -200,30 +193,30 @@ class _Deciding:
                 p, _, _ = self.reject(child, 1.0, p, None, last=True)
             else:
                 self.end(node, FinalKind.RECOVERED, p)  # one coin drew the token from the whole of p
-                self.out.drawn_from, self.out.final_coin = p_1, coin
+                self.drawn_from, self.final_coin = p_1, coin
                 return
         self.end(node, kind, p)
 
     def end(self, node: int, kind: FinalKind, p: LeftRow) -> None:
         """What the final token is drawn from."""
-        self.out.accepted, self.out.kind, self.out.left, self.out.drawn_from = node, kind, p, p.value
-        self.out.final_coin = self.given.final_coin
+        self.accepted, self.kind, self.left, self.drawn_from = node, kind, p, p.value
+        self.final_coin = self.given.final_coin
         self.tell(FINAL, "kind", None, 1.0, 0.0)
 
 
 def decide(given: GivenStep, outcome: NDArray[np.uint8]) -> Decided:
     """The figures of a step, up to where rounding may have moved them too far. `outcome`: the engine's."""
-    deciding = _Deciding(given, outcome)
+    decided = Decided(given, outcome)
     try:
         if given.rule == STANDARD:
-            deciding.standard()
+            decided.standard()
         elif given.rule == MATCH:
-            deciding.match()
+            decided.match()
         elif given.rule in LOOK_AHEAD:
-            deciding.ahead()
+            decided.ahead()
     except HopelessError:
-        deciding.out.left = None
-    return deciding.out
+        decided.left = None
+    return decided
 
 
 def interval_of(row: Doubles, token: int) -> tuple[float, float]:

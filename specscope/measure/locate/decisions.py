@@ -331,7 +331,7 @@ def _figures(given: GivenStep, part: RequestStep, verdict: Verdict, seed: int) -
     for place, node in enumerate(notes.node.tolist()):
         of_node = None if node == ROOT else node
         yield _spread("the entropy of p", of_node, notes.entropy[place], given.p[node])
-        if tree.drawn[given.children(node)[0]] != Drawn.DETERMINISTIC:
+        if tree.drawn[tree.children(node)[0]] != Drawn.DETERMINISTIC:
             yield _spread("the entropy of q", of_node, notes.q_entropy[place], given.q[node])
     yield _spread("the entropy of what the final token is drawn from", None, notes.final_entropy, left, 40 * off)
 
