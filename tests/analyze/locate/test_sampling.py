@@ -54,7 +54,7 @@ PENALISED = {**WARM, "top_p": 0.9, "repetition_penalty": 1.2, "frequency_penalty
 def located(folder, drafter, params, install=None, **more):
     """Of a run with a fault: what is located, of the target, the drafter, and the verdict."""
     setting = Setting(drafter, params, **{"requests": 6, "tokens": 60, **more})
-    fault = None if install is None else Fault("planted", Cause.RULES_WRONG, install, "", "")
+    fault = None if install is None else Fault("planted", Cause.RULES_WRONG, install, "")
     run = history(record(setting, folder / "run.jsonl", fault))
     options = audit_options(run, str(TARGET), DRAFTERS[drafter].get("draft_model"), 400)
     case, judged, models = case_of(run), audit(run, "run", options), Models(options)
@@ -160,7 +160,7 @@ def test_a_draw_beside_its_coin_is_located(tmp_path):
 def test_a_ratio_without_its_paths_product_is_told_under_block(tmp_path, monkeypatch):
     monkeypatch.setitem(DRAFTERS, "block", {**DRAFTERS["early chain"], "rule": "block"})
     setting = Setting("block", {"temperature": 1.2}, requests=6, tokens=40)
-    fault = Fault("planted", Cause.RATIO_TEST, planted.ratios_without_their_path, "", "")
+    fault = Fault("planted", Cause.RATIO_TEST, planted.ratios_without_their_path, "")
     found = located_formulas(case_of(history(record(setting, tmp_path / "run.jsonl", fault))))
     assert [one.looks for one in found if one.operation.name == "acceptance"] == [
         "the ratio of the draft alone, without its path's"
