@@ -137,7 +137,8 @@ class BestVariant:
     def next_best(self) -> str:
         """In words what the next best leaves."""
         second = self.runner_up
-        return "" if second is None else f"{second.name} leaves {self.wrong - second.explained:,} of {self.wrong:,}"
+        left = self.wrong - (0 if second is None else second.explained)
+        return f"{'any other variant' if second is None else second.name} leaves {left:,} of {self.wrong:,}"
 
 
 class Search:
