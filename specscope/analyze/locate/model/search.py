@@ -136,9 +136,8 @@ class BestVariant:
     @property
     def next_best(self) -> str:
         """In words what the next best leaves."""
-        second = self.runner_up
-        left = self.wrong - (0 if second is None else second.explained)
-        return f"{'any other variant' if second is None else second.name} leaves {left:,} of {self.wrong:,}"
+        name, explained = ("any other", 0) if (x := self.runner_up) is None else (x.name, x.explained)
+        return f"{name} leaves {self.wrong - explained:,} of {self.wrong:,}"
 
 
 class Search:
