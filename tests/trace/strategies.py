@@ -86,12 +86,9 @@ def _of(field, sizes):
 @st.composite
 def trees(draw, max_nodes=9):
     n = draw(st.integers(0, max_nodes))
-    return DraftTree(
-        token=draw(hnp.arrays(np.int32, n, elements=st.integers(0, TOKENS - 1))),
-        parent=np.array([draw(st.integers(-1, i - 1)) for i in range(n)], dtype=np.int32),
-        q=draw(floats(n, np.float32)),
-        drawn=draw(hnp.arrays(np.uint8, n, elements=st.integers(0, 2))),
-    )
+    parents = np.array([draw(st.integers(-1, i - 1)) for i in range(n)], dtype=np.int32)
+    drawn = hnp.arrays(np.uint8, n, elements=st.integers(0, 2))
+    return draw(evidence(DraftTree, {"n": n}, parent=st.just(parents), drawn=drawn))
 
 
 @st.composite

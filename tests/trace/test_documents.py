@@ -94,9 +94,6 @@ def test_any_bytes_are_of_some_kind_or_none(start):
 def test_json_is_seen_as_such_wherever_it_is_cut(value, at):
     assert looks_like_json(json.dumps(value)[: at + 1])
     assert is_array(json.dumps([value, value])[: at + 1])
-
-
-def test_what_is_no_json():
     starts = ("[INST] a", "[Gloo] b", "[0;36m(x", "[2026-01-01 10:00:00] c", "[a]", "1", "a {", "")
     assert not any(map(looks_like_json, starts))
 

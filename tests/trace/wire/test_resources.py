@@ -11,6 +11,7 @@ import pytest
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 
+from specscope.errors import UserError
 from specscope.trace.record.draft_vocabulary import DRAFT_TOKENS, digest, lacks_draft_tokens, pack
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.capture import CaptureWriter
@@ -95,6 +96,10 @@ def test_the_environment_is_read_as_the_sdk_reads_it(monkeypatch):
     assert is_ours(told)
     assert is_ours({"service.name": "specscope engine"})  # damaged, and not another service's
     assert not is_ours({"service.name": "vllm"})
+    sampled = dataclasses.replace(RUN, sampling="ratio 0.1, keep tau < 1.5")
+    assert run_info(resource_attributes(sampled)) == sampled
+    with pytest.raises(UserError, match=r"another program \(shop\)"):
+        run_info({"service.name": "shop"})
 
 
 def test_the_resource_of_a_run_with_a_head_has_at_most_1500_bytes():

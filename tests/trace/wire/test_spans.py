@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.resources import Resource
 
-from specscope.errors import UserError
 from specscope.trace.record.notes import DraftNotes
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.privacy import Privacy
@@ -22,8 +21,7 @@ from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.capture import span_json
 from specscope.trace.wire.otlp_json import ReadSpan
 from specscope.trace.wire.sending import readable
-from specscope.trace.wire.spans import INTERNAL, MESSAGE, SERVER, SpanLevel, resource_attributes
-from specscope.trace.wire.unspan import run_info
+from specscope.trace.wire.spans import INTERNAL, MESSAGE, SERVER, SpanLevel
 from tests.support import records as made
 from tests.trace.samples import NS, decode, encoded, records, verdict
 from tests.trace.samples import record as sample
@@ -102,14 +100,6 @@ def test_a_request_ends_as_it_was_admitted_on_that_branch():
     for seed in range(20):
         random.Random(seed).shuffle(spans)
         assert decode(spans)[1] == records
-
-
-def test_the_resource_tells_the_run():
-    assert run_info(resource_attributes(RUN)) == RUN
-    sampled = replace(RUN, sampling="ratio 0.1, keep tau < 1.5")
-    assert run_info(resource_attributes(sampled)) == sampled
-    with pytest.raises(UserError, match=r"another program \(shop\)"):
-        run_info({"service.name": "shop"})
 
 
 @given(runs(max_steps=2), vocabularies)
