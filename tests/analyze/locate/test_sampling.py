@@ -99,7 +99,7 @@ PLANTED = {  # drafter, parameters, what is planted; the operation, and words of
         "model chain",
         {"temperature": 1.4, "top_p": 0.8},
         planted.bonus_without_top_p,
-        ("top-p", "top-p left out"),
+        ("top-p", "top-p left out, where the token is bonus"),
     ),
 }
 
