@@ -54,7 +54,7 @@ class BoundedProcess:
             watch = threading.Timer(WALL, process.kill)
             watch.start()
             try:
-                pickle.dump((None if self._knows == key else about, job), process.stdin)
+                process.stdin.write(pickle.dumps((None if self._knows == key else about, job)))
                 process.stdin.flush()
                 answer = pickle.load(process.stdout)
             except (EOFError, OSError, pickle.UnpicklingError):
