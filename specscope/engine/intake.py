@@ -33,10 +33,11 @@ class Intake:
                 raise UserError(f"a request named {name!r} is already running")
             request.id = self._new_name() if name is None else name
             if self.forms.prepare(request):
-                self._arrive(request)
+                self.arrive(request)
         return request.id
 
-    def _arrive(self, request: Request) -> None:
+    def arrive(self, request: Request) -> None:
+        """Queue a request as it is."""
         self.requests[request.id] = request
         self._scheduler.waiting.append(request)
         self._noted(request)
@@ -47,7 +48,7 @@ class Intake:
             self.forms.wait()
         with self.lock:
             for request in self.forms.compiled():
-                self._arrive(request)
+                self.arrive(request)
 
     def _is_known(self, name: str) -> bool:
         return name in self.requests or name in self.forms.compiling
@@ -58,7 +59,7 @@ class Intake:
     def cancel(self, name: str) -> None:
         """End a request now; what it has emitted stays. Unknown or ended ids are ignored. Needs the lock."""
         if name in self.forms.compiling:
-            self._arrive(self.forms.compiling.pop(name)[0])
+            self.arrive(self.forms.compiling.pop(name)[0])
         request = self.requests.get(name)
         if request is not None:
             self._noted(request, cancels=True)

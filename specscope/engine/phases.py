@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -38,6 +39,11 @@ class Phases:
     device: torch.device  # of whatever thread runs a phase: Triton's launches and events go by it
     changes: Changes | None = None  # what is forced, in a fork
     clock: DeviceClock | None = None
+    # What runs as each phase. Who drives an engine from outside, or watches it, puts a function of its own in its place
+    run: dict[str, Callable[[StepState], None]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.run = {name: getattr(self, name) for name in PHASES}
 
     def run_next(self, now: StepState) -> bool:
         """Run the next phase of a step; whether it was the last."""
@@ -48,7 +54,7 @@ class Phases:
                 self.clock.mark()
             start = time.time_ns()
             with self.intake.lock if name in LOCKED else nullcontext():
-                getattr(self, name)(now)
+                self.run[name](now)
             now.phases.append(Phase(name, start, max(time.time_ns(), start)))
             if is_last and self.clock is not None:
                 now.device_ns = self.clock.turn()

@@ -79,6 +79,7 @@ class Room:
         if self.model is not None:
             self.model.release(request.id)
         request.kv_life += 1
+        request.computed = 0
 
     def restore(self, wanted: Sequence[tuple[Request, int]]) -> None:
         """Requests that lost their KV get that of so many of their first tokens again, as when they were there first.
@@ -92,6 +93,7 @@ class Room:
             for start, features in self.runner.compute(request.table, request.tokens[:length]):
                 if features is not None and self.model is not None:
                     self.model.observe(request.id, start, features, request.tokens)
+            request.computed = length
 
 
 class Scheduler:
@@ -168,7 +170,7 @@ class Scheduler:
                 self.room.give_back(victim)
                 plan.held_back.append(victim)
             elif later:
-                self._preempt(later[0], plan)
+                self.preempt(later[0], plan)
             elif len(later) < len(self.running) - 1:
                 plan.held_back.append(request)  # an earlier one goes on
                 return
@@ -195,18 +197,14 @@ class Scheduler:
         drafts &= decodes and (feed == 1 or not self.root_alone)
         return Turn(request, context, feed, decodes, self.room.nodes(context) if drafts else 0)
 
-    def _preempt(self, victim: Request, plan: Schedule) -> None:
+    def preempt(self, victim: Request, plan: Schedule) -> None:
         """Take a request's KV; it goes to the head of the queue and is computed again from its tokens."""
         self.running.remove(victim)
         plan.drop(victim)
-        self._let_go(victim)
+        self.room.free(victim)
         victim.preceded = Preceded.PREEMPTION
         self.waiting.appendleft(victim)
         plan.preempted.append(victim)
-
-    def _let_go(self, request: Request) -> None:
-        self.room.free(request)
-        request.computed = 0
 
     def _fail(self, request: Request, plan: Schedule, why: str = TOO_SMALL) -> None:
         request.finish, request.error = FinishReason.ERROR, why

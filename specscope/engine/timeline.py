@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from specscope.engine.intake import Intake
 from specscope.engine.request import Request
 from specscope.engine.scheduler import Scheduler, SpeculationGate
 from specscope.errors import UserError
@@ -29,6 +30,7 @@ class Rewindable(Protocol):
     """What of an engine goes back. engine.Engine is one."""
 
     scheduler: Scheduler
+    intake: Intake
     runner: ModelRunner
     gate: SpeculationGate
     requests: dict[str, Request]
@@ -218,8 +220,7 @@ class Timeline:
                 engine.cancel(event.request.id)
             elif event.request.id not in engine.requests:
                 event.request.restart()
-                engine.requests[event.request.id] = event.request
-                engine.scheduler.waiting.append(event.request)
+                engine.intake.arrive(event.request)
         self.repeating = False
 
     def arrivals(self) -> Iterable[Request]:

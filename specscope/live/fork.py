@@ -39,8 +39,7 @@ def forked(engine: Engine, request: Request, step: RequestStep, changes: Changes
         cache = engine.runner.cache
         twin.table, twin.computed = cache.fork(request.table), shared
         cache.truncate(twin.table, shared)
-    twin_engine.requests[twin.id] = twin
-    twin_engine.scheduler.waiting.append(twin)
+    twin_engine.intake.arrive(twin)
     try:
         yield twin_engine
     finally:

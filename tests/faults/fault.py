@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from operator import attrgetter
 from types import SimpleNamespace
@@ -13,7 +14,6 @@ import pytest
 
 from specscope import Engine
 from specscope.analyze.diagnose.causes import Cause
-from specscope.engine.phases import Phases
 from specscope.speculate.drafters.tree_builder import StaticTreeBuilder
 
 Install = Callable[[pytest.MonkeyPatch, Engine], None]
@@ -67,14 +67,16 @@ def in_phase(name: str, change: Callable, *, before: bool = False) -> Install:
     """What a phase of a step leaves (`before`: what it is given), changed by `change(engine, now)`."""
 
     def install(patch, engine):
-        def changed(run, self, now):
+        run = engine.phases.run[name]
+
+        def changed(now):
             if before:
                 change(engine, now)
-            run(self, now)
+            run(now)
             if not before:
                 change(engine, now)
 
-        replaced(Phases, name)(changed)(patch, engine)
+        patch.setitem(engine.phases.run, name, changed)
 
     return install
 
@@ -94,12 +96,13 @@ def now_and_then(install: Install, active: Callable[[int], bool]) -> Install:
 
     def planted(patch, engine):
         step, numbers, noted = engine.step, count(1), []
-        install(SimpleNamespace(setattr=lambda *given: noted.append(given)), engine)
+        kinds = {kind: partial(lambda *given: noted.append(given), kind) for kind in ("setattr", "setitem")}
+        install(SimpleNamespace(**kinds), engine)
 
         def switched():
             with pytest.MonkeyPatch.context() as here:
-                for given in noted if active(next(numbers)) else ():
-                    here.setattr(*given)
+                for kind, *given in noted if active(next(numbers)) else ():
+                    getattr(here, kind)(*given)
                 return step()
 
         patch.setattr(engine, "step", switched)

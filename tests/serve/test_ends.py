@@ -184,7 +184,7 @@ def test_a_failed_engine_fails_its_requests(served_engine, monkeypatch):
         def broken(now):
             raise RuntimeError("planted")
 
-        monkeypatch.setattr(served_engine.phases, "forward", broken)
+        monkeypatch.setitem(served_engine.phases.run, "forward", broken)
         thread.join(HANG_SECONDS)
         server.join()
         monkeypatch.undo()

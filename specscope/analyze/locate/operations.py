@@ -98,7 +98,7 @@ OURS = {
     "top-p": f"{SHAPED} _softmax_, _beyond_top_p",
     "softmax": f"{SHAPED} _softmax_",
     "logits": f"{SHAPED} target_rows, all_probabilities: what they are given",
-    "parameters": "specscope/speculate/verify/inputs.py _rows; specscope/speculate/drafters/base.py Context.rows",
+    "parameters": "specscope/speculate/verify/inputs.py logit_rows; specscope/speculate/drafters/base.py Context.rows",
     "rules": f"{SHAPED} all_probabilities",
     "rows": "specscope/speculate/verify/inputs.py VerifyBatch; specscope/kernels/flat_trees.py FlatTrees",
     "p": "specscope/speculate/verify/inputs.py target_left",

@@ -51,7 +51,7 @@ def _chosen(drafting: Drafting, logits: Mapping[int, Tensor], *, one_pass: bool)
             least = known.topk(len(children)).values[-1]
             short += [float(least - known[tree.token[child]]) for child in children]
             rows += [FedRow(root + tree.depth[child], tree.token[child], child) for child in children]
-    gap, code = torch.tensor(short)[:, None], code_of(TreeBuilder._top)
+    gap, code = torch.tensor(short)[:, None], code_of(TreeBuilder.best_tokens)
     ours = torch.where(gap > TIE, gap, 0.0)
     yield HeldPair("chosen tokens", ours, torch.zeros_like(ours), tuple(rows), code=code, exact=True)
 
@@ -66,7 +66,7 @@ def _shaped(tree: TreeBuilder) -> bool:
 def _following(feeds: Feeds, watch: ModelWatch) -> Iterator[None]:
     """Follow a drafter from pass to pass: compare its logits by the target's tokens, and what is chosen of them."""
     drafter, one_pass = feeds.drafter, watch.side.one_pass
-    propose, run = drafter.propose, drafter._pass
+    propose, run = drafter.propose, drafter.run_pass
     # Of the trees that grow now, by request: the reference's logits, as _chosen takes them
     grown: dict[str, tuple[Drafting, dict[int, Tensor]]] = {}
 
@@ -90,7 +90,7 @@ def _following(feeds: Feeds, watch: ModelWatch) -> Iterator[None]:
             watch.compare(name, _chosen(g, logits, one_pass=one_pass))
         return drafts
 
-    with patch.object(drafter, "propose", proposed), patch.object(drafter, "_pass", passed):
+    with patch.object(drafter, "propose", proposed), patch.object(drafter, "run_pass", passed):
         yield
 
 

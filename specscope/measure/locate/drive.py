@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from specscope.analyze.audit.options import ModelSource, Options
     from specscope.engine.config import EngineConfig
     from specscope.engine.engine import Engine
-    from specscope.engine.phases import Phases
     from specscope.engine.request import Request
     from specscope.engine.state import StepState
     from specscope.model.kv_cache import BlockTable
@@ -96,8 +95,8 @@ class Drive:
     _parts: tuple[RequestStep, ...] = ()  # those of it that are run: whose prompts are known
 
     def __post_init__(self) -> None:
-        phases = self.engine.phases
-        forward, self._verified = (self._own(phases, name) for name in ("forward", "verify"))
+        run = self.engine.phases.run
+        forward, self._verified = run["forward"], run["verify"]
 
         def watched(now: StepState) -> None:
             self._compare_stamps()
@@ -107,13 +106,7 @@ class Drive:
             finally:
                 self.fed = ()
 
-        taken = {"schedule": self._schedule, "draft": self._draft, "forward": watched, "verify": self._verify}
-        vars(phases).update(taken)
-
-    def _own(self, phases: Phases, name: str) -> Callable[[StepState], None]:
-        """A phase as the engine runs it, also where it was replaced in this engine alone."""
-        replaced: Callable[[StepState], None] | None = vars(phases).get(name)
-        return lambda now: (replaced or getattr(type(phases), name).__get__(phases))(now)
+        run |= {"schedule": self._schedule, "draft": self._draft, "forward": watched, "verify": self._verify}
 
     def steps(self, last: int) -> Iterator[StepRecord]:
         """Run the steps up to the one at this place of the history; gives each when it has run."""
@@ -122,7 +115,7 @@ class Drive:
             self.engine.step()
             for part in self._parts:
                 request = self._requests.get(part.request) if part.request in self.stamped else None
-                if request is not None and request.table.capacity >= request.computed:  # else it has ended
+                if request is not None and part.request in self.engine.requests:  # else it has ended
                     self._stamps[part.request] = self._stamp(part, request.computed)
             for end in record.finished:
                 self._end(end)
@@ -167,14 +160,14 @@ class Drive:
         from specscope.engine.state import Schedule, Turn
 
         engine, record = self.engine, self.history.steps[self.place]
-        scheduler, room = engine.scheduler, engine.scheduler.room
+        room = engine.scheduler.room
         for name in record.preempted:
             if name in self._requests:
-                scheduler._let_go(self._requests[name])
+                room.free(self._requests[name])
                 engine.drafter.release(name)
         for info in record.admitted:
             self._requests.pop(info.id, None)
-        for running in scheduler.running:
+        for running in engine.scheduler.running:
             room.give_back(running)
         now.plan = Schedule(sum(_rows(part) for part in record.requests))
         self._parts = ()
@@ -232,7 +225,6 @@ class Drive:
         if request.computed != part.context_len:  # it is new, came back from the queue, or its first steps are unknown
             self._stamps.pop(part.request, None)
             room.restore([(request, part.context_len)])
-            request.computed = part.context_len
         return request
 
     def _as_recorded(self, part: RequestStep, draft: Draft) -> Draft:

@@ -114,7 +114,7 @@ class HeadSide:
             tensors |= {"fc": ("given", hidden), "norm": ("wanted", made["norm"])}
         made_by: dict[str, object] = {"mask_hidden": EagleHead.mask_features, "fed back": EagleHead.leave}
         made_by |= {"lm_head": runner.lm_head, "fc": runner._fc, **modules, **self.norms}
-        fed = TreeBuilder.segment if self.feeds.grows else self.feeds.drafter._pending
+        fed = TreeBuilder.segment if self.feeds.grows else self.feeds.drafter.pending
         made_by |= {"tokens": fed, "positions": fed}
         code = {name: code_of(function) for name, function in made_by.items()}
         return out, Seen(dict(zip(self.layers, calls, strict=True)), tensors, code)

@@ -38,11 +38,12 @@ class DraftModel(ModelDrafter):
         """Long stretches of committed tokens a chunk at a time, then the rest of every request, the root last."""
         for g in drafting:
             while g.base - g.state.computed > PREFILL_CHUNK:
-                self.runner.forward([self._pending(g, PREFILL_CHUNK, logits=False)])
-        segments = [self._pending(g, g.base - g.state.computed, logits=True) for g in drafting]
+                self.runner.forward([self.pending(g, PREFILL_CHUNK, logits=False)])
+        segments = [self.pending(g, g.base - g.state.computed, logits=True) for g in drafting]
         return self._level(self.runner.forward(segments))
 
-    def _pending(self, g: Drafting, count: int, *, logits: bool) -> Segment:
+    def pending(self, g: Drafting, count: int, *, logits: bool) -> Segment:
+        """The next `count` committed tokens of a request."""
         start = g.state.computed
         g.state.computed += count
         tokens = list(g.context.tokens[start : start + count])

@@ -124,9 +124,9 @@ class Eagle(ModelDrafter):
         """The pairs of all that was committed since the last draft; the last of each is the root's."""
         for g in drafting:
             while g.base - g.state.computed > PREFILL_CHUNK:
-                segments, features = self._pending([g], PREFILL_CHUNK, logits=False)
+                segments, features = self.pending([g], PREFILL_CHUNK, logits=False)
                 self.runner.forward(segments, self.runner.combine(features))
-        segments, features = self._pending(drafting, PREFILL_CHUNK, logits=True)
+        segments, features = self.pending(drafting, PREFILL_CHUNK, logits=True)
         level = self._root_level(drafting, segments, self.runner.combine(features))
         if self.notes_features:
             self._note(drafting, segments, features)
@@ -144,7 +144,7 @@ class Eagle(ModelDrafter):
             g.first, g.norms = segment, norms[start:end].copy()  # a record keeps them: not the tensor of all
             start = end
 
-    def _pending(self, drafting: Sequence[Drafting], limit: int, *, logits: bool) -> tuple[list[Segment], Tensor]:
+    def pending(self, drafting: Sequence[Drafting], limit: int, *, logits: bool) -> tuple[list[Segment], Tensor]:
         """Segments of the next pairs, at most `limit` of each request, and the target's features of all of them."""
         segments, hidden = [], []
         for g in drafting:

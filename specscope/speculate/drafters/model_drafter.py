@@ -91,7 +91,7 @@ class ModelDrafter(ABC):
         drafting = {c.request: g for c in contexts if (g := self._begin(c)) is not None}
         alive, feed = list(drafting.values()), self.feed_context
         while alive:
-            level = self._pass(feed, alive)
+            level = self.run_pass(feed, alive)
             for g in alive:
                 g.fed.append(g.rows.stop - g.rows.start if g.passes else g.base - g.cached)
                 g.passes.append((level, g.rows.start, g.builder.frontier))
@@ -129,7 +129,8 @@ class ModelDrafter(ABC):
         if state is not None:
             self.cache.truncate(state.table, state.computed)
 
-    def _pass(self, feed: Callable[[Sequence[Drafting]], Level], drafting: Sequence[Drafting]) -> Level:
+    def run_pass(self, feed: Callable[[Sequence[Drafting]], Level], drafting: Sequence[Drafting]) -> Level:
+        """A pass of the model over all of them."""
         start = time.time_ns()
         level = feed(drafting)
         row = 0

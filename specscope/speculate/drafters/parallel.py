@@ -71,7 +71,7 @@ class ParallelEagle(Eagle):
 
     def _grow(self, drafting: Sequence[Drafting]) -> None:
         """Run the pass, and give each tree its levels: the nodes of a frontier share the row of their depth."""
-        level = self._pass(self.feed_context, drafting)
+        level = self.run_pass(self.feed_context, drafting)
         for g in drafting:
             g.fed = [g.base - g.cached + self.max_depth - 1]
         depth, alive = 0, [(g, place * self.max_depth) for place, g in enumerate(drafting)]

@@ -75,7 +75,7 @@ class TreeBuilder(ABC):
         self.depth.append(1 + (self.depth[parent] if parent != ROOT else 0))
         return len(self.token) - 1
 
-    def _move_on(self, frontier: list[int]) -> None:
+    def move_on(self, frontier: list[int]) -> None:
         """The next frontier; each of its nodes is a child of the present one."""
         row = {node: i for i, node in enumerate(self.frontier)}
         self.origin = [row[self.parent[node]] for node in frontier]
@@ -89,7 +89,7 @@ class TreeBuilder(ABC):
             node = self.parent[node]
         return path[::-1]
 
-    def _top(self, level: Level, rows: slice, count: int) -> list[list[tuple[int, float]]]:
+    def best_tokens(self, level: Level, rows: slice, count: int) -> list[list[tuple[int, float]]]:
         """For each node of the frontier its likeliest tokens with their log probabilities.
 
         After the request's logit bias, penalties and form, where it has any: they move the target's choice too.
@@ -144,7 +144,7 @@ class StaticTreeBuilder(TreeBuilder):
             grow_sampled(level, [(self, rows)])
             return
         first, wanted = len(self.token), self.wanted()
-        best = self._top(level, rows, max(map(len, wanted)))
+        best = self.best_tokens(level, rows, max(map(len, wanted)))
         for node, children, row in zip(self.frontier, wanted, best, strict=True):
             for shape_node, (token, log_prob) in zip(children, row, strict=False):
                 self._number.append(shape_node)
@@ -168,7 +168,7 @@ class StaticTreeBuilder(TreeBuilder):
         self._move_on_from(first)
 
     def _move_on_from(self, first: int) -> None:
-        self._move_on([node for node in range(first, len(self.token)) if self.shape.children(self._number[node])])
+        self.move_on([node for node in range(first, len(self.token)) if self.shape.children(self._number[node])])
 
     def finish(self) -> tuple[Draft, Ints]:
         """All nodes, as they were drawn."""
@@ -229,11 +229,11 @@ class DynamicTreeBuilder(TreeBuilder):
     def grow(self, level: Level, rows: slice) -> None:
         """Every node of the frontier is expanded; the best of the new ones are the next frontier."""
         first = len(self.token)
-        for node, row in zip(self.frontier, self._top(level, rows, self.plan.top), strict=True):
+        for node, row in zip(self.frontier, self.best_tokens(level, rows, self.plan.top), strict=True):
             for token, log_prob in row:
                 self._add(node, token, log_prob)
         self.level += 1
-        self._move_on(self._best(range(first, len(self.token)), self.plan.top) if self.level < self.plan.depth else [])
+        self.move_on(self._best(range(first, len(self.token)), self.plan.top) if self.level < self.plan.depth else [])
 
     def _best(self, nodes: Sequence[int], count: int) -> list[int]:
         """The nodes of highest score, in their order. Of equal ones the earlier: a parent comes before its child."""

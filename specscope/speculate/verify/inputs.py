@@ -70,7 +70,7 @@ def step_batch(parts: Sequence[tuple[Context, Draft, Tensor]], changes: Changes 
         coin = coins(context.params.seed, Stream.VERIFY, context.position, len(draft.tree) + 1)
         tree_input = VerifyInput(draft.tree, draft.q, coin, context.params.greedy)
         inputs.append(tree_input if changes is None else changed_input(tree_input, changes, context.position))
-    return VerifyBatch.build(inputs, target_rows([_rows(*part) for part in parts], memory))
+    return VerifyBatch.build(inputs, target_rows([logit_rows(*part) for part in parts], memory))
 
 
 def changed_input(tree_input: VerifyInput, changes: Changes, position: int) -> VerifyInput:
@@ -83,7 +83,7 @@ def changed_input(tree_input: VerifyInput, changes: Changes, position: int) -> V
     return dataclasses.replace(tree_input, coin=coin, forced=forced, final=changes.tokens.get(position))
 
 
-def _rows(context: Context, draft: Draft, logits: Tensor) -> LogitRows:
+def logit_rows(context: Context, draft: Draft, logits: Tensor) -> LogitRows:
     """The target's logits at the root and at each node, with the tokens on the way there where they count."""
     tree = draft.tree
     return context.rows(logits, lambda: [[], *(tree.token[tree.path_to(node)].tolist() for node in range(len(tree)))])

@@ -57,13 +57,13 @@ def top_k_last(rows, params, right):
 
 def penalties_twice(patch, engine):
     """Shaped rows are shaped once more."""
-    right = inputs._rows
+    right = inputs.logit_rows
 
     def rows(context, draft, logits):
         made = right(context, draft, logits)
         return dataclasses.replace(made, logits=made.shaped())
 
-    patch.setattr(inputs, "_rows", rows)
+    patch.setattr(inputs, "logit_rows", rows)
 
 
 def penalties_twice_without_top_p(patch, engine):
@@ -93,7 +93,7 @@ def bonus_without_top_p(patch, engine):
             (dataclasses.replace(context, params=dataclasses.replace(context.params, top_p=1.0)), draft, logits)
             for context, draft, logits in parts
         ]
-        other = sampling.target_rows([inputs._rows(*part) for part in bare], sampling.Memory())
+        other = sampling.target_rows([inputs.logit_rows(*part) for part in bare], sampling.Memory())
         free[:] = [host.Residual(row) for row in other.p]
         return right_batch(parts, changes, memory)
 

@@ -75,7 +75,7 @@ def prompts_last_token(patch, engine):
         return pending(self, drafting, most, logits=logits)
 
     replaced(Eagle, "observe")(fed)(patch, engine)
-    replaced(Eagle, "_pending")(wrong)(patch, engine)
+    replaced(Eagle, "pending")(wrong)(patch, engine)
 
 
 def high_while_decoding(patch, engine):
@@ -105,7 +105,7 @@ def own_slots(patch, engine):
         made.mask = np.tile(np.eye(branches, dtype=np.bool_), -(-made.mask.shape[1] // branches))
         return made
 
-    replaced(TreeBuilder, "_move_on")(best_first)(patch, engine)
+    replaced(TreeBuilder, "move_on")(best_first)(patch, engine)
     replaced(TreeBuilder, "segment")(by_place)(patch, engine)
 
 

@@ -133,7 +133,7 @@ def astray_after_preemption(patch, engine):
             segment.positions = segment.positions + np.arange(len(segment.positions)) // 8
         return segment
 
-    replaced(Scheduler, "_preempt")(noted)(patch, engine)
+    replaced(Scheduler, "preempt")(noted)(patch, engine)
     replaced(Segment, "of_tree")(further)(patch, engine)
 
 

@@ -14,7 +14,7 @@ from specscope.speculate.verify import inputs, verifier
 from tests.faults.fault import Fault, in_phase, replaced
 
 
-@replaced(inputs, "_rows")
+@replaced(inputs, "logit_rows")
 def penalties_of_the_root(rows, context, draft, logits):
     """Penalties count prompt and output, but not the drafted tokens on the way to a node."""
     if not context.params.penalised:
@@ -31,7 +31,7 @@ def cut_at_the_root(**without):
             (dataclasses.replace(context, params=dataclasses.replace(context.params, **without)), draft, logits)
             for context, draft, logits in parts
         ]
-        other = target_rows([inputs._rows(*part) for part in free], Memory())
+        other = target_rows([inputs.logit_rows(*part) for part in free], Memory())
         below = np.concatenate([np.arange(len(draft.tree) + 1) > 0 for _, draft, _ in parts])
         p = torch.where(torch.from_numpy(below)[:, None], other.p, batch.target.p)
         return dataclasses.replace(batch, target=dataclasses.replace(batch.target, p=p))
@@ -46,7 +46,7 @@ def params_of(change):
         params = dataclasses.replace(context.params, **change(context.params))
         return dataclasses.replace(rows(context, draft, logits), params=params)
 
-    return replaced(inputs, "_rows")(changed)
+    return replaced(inputs, "logit_rows")(changed)
 
 
 @replaced(sampling, "all_probabilities")
@@ -60,7 +60,7 @@ def cut_first(probabilities, parts, memory=None):
     return torch.cat(rows)
 
 
-@replaced(inputs, "_rows")
+@replaced(inputs, "logit_rows")
 def presence_of_the_prompt(rows, context, draft, logits):
     """Tokens that stand in the prompt alone are charged the presence penalty too."""
     alone = sorted({*context.tokens[: context.prompt_len]} - {*context.tokens[context.prompt_len :]})
@@ -86,7 +86,7 @@ def last_of_each_step(patch, engine):
         return dataclasses.replace(made, counts=dataclasses.replace(context, tokens=tokens).counts)
 
     in_phase("commit", noted)(patch, engine)
-    replaced(inputs, "_rows")(of_last)(patch, engine)
+    replaced(inputs, "logit_rows")(of_last)(patch, engine)
 
 
 NO_PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}

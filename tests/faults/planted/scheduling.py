@@ -13,7 +13,7 @@ from specscope.speculate.drafters.tree_builder import Level
 from tests.faults.fault import Fault, altered, in_phase, replaced
 
 
-@replaced(Scheduler, "_preempt")
+@replaced(Scheduler, "preempt")
 def lost_at_preemption(preempt, self, victim, plan):
     """A request that loses its place loses its newest token too."""
     preempt(self, victim, plan)

@@ -123,7 +123,7 @@ def scaled_positions(patch, engine):
 
 def stale_after_full(patch, engine):
     """After a full acceptance the last pair that was guessed stays in the head's cache."""
-    pending, full = Eagle._pending, set()
+    pending, full = Eagle.pending, set()
     commit = Eagle.commit
 
     def note(self, context, tree, verdict):
@@ -140,7 +140,7 @@ def stale_after_full(patch, engine):
         return pending(self, drafting, limit, logits=logits)
 
     patch.setattr(Eagle, "commit", note)
-    patch.setattr(Eagle, "_pending", skipping)
+    patch.setattr(Eagle, "pending", skipping)
 
 
 def missing_token(patch, engine):
