@@ -28,7 +28,7 @@ from specscope.model.kv_cache import BLOCK_SIZE, KVCache
 from specscope.model.loader import LoadedModel, find_model, load_model, load_tokenizer
 from specscope.model.places import Backend, check_context, check_layers, pick_backend
 from specscope.model.runner import ModelRunner
-from specscope.speculate.drafters.base import Drafter, NoDrafter
+from specscope.speculate.drafters.base import Drafter
 from specscope.speculate.drafters.draft_model import DraftModel
 from specscope.speculate.drafters.eagle import Eagle
 from specscope.speculate.drafters.model_drafter import ModelDrafter
@@ -147,7 +147,7 @@ def make_drafter(
     """
     plan = config.plan
     if plan is None:
-        return NoDrafter()
+        return Drafter()
     if config.drafter == "suffix":
         return SuffixDrafter(plan.max_nodes, plan.max_depth)
     if config.drafter == "ngram":

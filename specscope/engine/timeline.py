@@ -13,35 +13,16 @@ import dataclasses
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from specscope.engine.intake import Intake
 from specscope.engine.request import Request
-from specscope.engine.scheduler import Scheduler, SpeculationGate
 from specscope.errors import UserError
-from specscope.model.runner import ModelRunner
-from specscope.speculate.drafters.base import Drafter
 from specscope.trace.history.history import KEPT
 from specscope.trace.history.same import same_step
 from specscope.trace.record.records import Preceded, StepRecord
 
-
-class Rewindable(Protocol):
-    """What of an engine goes back. engine.Engine is one."""
-
-    scheduler: Scheduler
-    intake: Intake
-    runner: ModelRunner
-    gate: SpeculationGate
-    requests: dict[str, Request]
-    ended: list[Request]
-
-    @property
-    def drafter(self) -> Drafter:
-        """Its drafter."""
-
-    def cancel(self, name: str) -> None:
-        """End a request."""
+if TYPE_CHECKING:
+    from specscope.engine.engine import Engine
 
 
 @dataclass(frozen=True)
@@ -110,7 +91,7 @@ class Timeline:
         """The number of the next step, if it comes out as before."""
         return self.undone[0].step if self.undone else self.next
 
-    def note(self, engine: Rewindable) -> None:
+    def note(self, engine: Engine) -> None:
         """Keep the moment before the next step; what came here the first time comes again."""
         self._repeat(engine)
         if len(self.moments) >= KEPT:
@@ -177,7 +158,7 @@ class Timeline:
         known = self.step if first is None else first.step
         raise UserError(f"cannot go back to step {step}: only steps {known} to {self.step} are kept")
 
-    def rewind(self, engine: Rewindable, step: int) -> None:
+    def rewind(self, engine: Engine, step: int) -> None:
         """Make the engine what it was before `step`. Raises UserError and changes nothing where that is not known."""
         index = self.place_of(step)
         self.rewound = True
@@ -210,7 +191,7 @@ class Timeline:
         self.ahead = [*(i for i in self.inputs if i.place > here), *self.ahead]
         self.inputs = [i for i in self.inputs if i.place <= here]
 
-    def _repeat(self, engine: Rewindable) -> None:
+    def _repeat(self, engine: Engine) -> None:
         """Add and cancel again what was added and cancelled before this step."""
         self.repeating = True
         while self.ahead and self.ahead[0].place <= self.place:
@@ -228,7 +209,7 @@ class Timeline:
         return (event.request for event in reversed(self.inputs) if not event.cancels)
 
 
-def _shorten(engine: Rewindable, mark: Mark) -> bool:
+def _shorten(engine: Engine, mark: Mark) -> bool:
     """Back to the mark's lengths; False where the KV must be computed again."""
     request = mark.request
     del request.tokens[mark.tokens :]

@@ -23,7 +23,7 @@ from specscope.engine.scheduler import Room
 from specscope.measure.lanes import Lane, Rounds, Timed, Work, in_turn, lanes, middle
 from specscope.plans.costs import CostPoint, Costs, about_run
 from specscope.plans.plan import DynamicPlan
-from specscope.speculate.drafters.base import Context, Draft, NoDrafter
+from specscope.speculate.drafters.base import Context, Draft, Drafter
 from specscope.trace.record.tree import DraftTree
 from specscope.user_cache import processor
 
@@ -39,7 +39,7 @@ PLAIN = {"drafter": "none", "draft_model": None, "tree": None}
 Progress = Callable[[str, int, int], None]
 
 
-class Filler(NoDrafter):
+class Filler(Drafter):
     """Drafts a chain of `nodes` random tokens: what a step costs does not depend on which they are."""
 
     name = "filler"

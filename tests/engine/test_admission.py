@@ -6,7 +6,7 @@ from specscope import SamplingParams
 from specscope.engine.request import Request
 from specscope.engine.scheduler import Room, Scheduler
 from specscope.errors import UserError
-from specscope.speculate.drafters.base import NoDrafter
+from specscope.speculate.drafters.base import Drafter
 from tests.engines import HEAD, build_engines, pressed
 
 NODES = 16
@@ -115,7 +115,7 @@ class Toy:
 
     def __init__(self, cache, **how):
         runner = type("Runner", (), {"cache": cache})()
-        self.room = Room(runner, NoDrafter(), 4096)
+        self.room = Room(runner, Drafter(), 4096)
         self.scheduler = Scheduler(self.room, how.pop("max_batch", 4), how.pop("tokens", 512))
         self.count = 0
 

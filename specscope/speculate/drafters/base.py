@@ -1,10 +1,9 @@
-"""The drafter protocol: what the engine asks of anything that guesses."""
+"""Drafter: what the engine asks of anything that guesses."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -88,17 +87,18 @@ class Draft:
 NO_DRAFT = Draft(DraftTree.empty())
 
 
-class Drafter(Protocol):
-    """Guesses the next tokens of requests. A new drafter implements this in a file of its own."""
+class Drafter:
+    """Guesses the next tokens of requests; this one never does. A new drafter says what it does otherwise."""
 
-    name: str
-    max_nodes: int  # the largest tree it may propose: so many rows and KV slots are kept for it
-    max_depth: int
-    aux_layers: tuple[AuxLayer, ...]  # the target's features that it wants to observe; () for none
-    passes: tuple[Phase, ...]  # the model passes of the last `propose`; () for a drafter that is no model
+    name = "none"
+    max_nodes = 0  # the largest tree it may propose: so many rows and KV slots are kept for it
+    max_depth = 0
+    aux_layers: tuple[AuxLayer, ...] = ()  # the target's features that it wants to observe
+    passes: tuple[Phase, ...] = ()  # the model passes of the last `propose`
 
     def propose(self, contexts: Sequence[Context]) -> list[Draft]:
         """A draft for each request; NO_DRAFT where it has nothing to say."""
+        return [NO_DRAFT] * len(contexts)
 
     def commit(self, context: Context, tree: DraftTree, verdict: Verdict) -> None:
         """Learn what became of a draft, of an empty one too. `context`: as it was proposed for, before tokens grew."""
@@ -114,33 +114,7 @@ class Drafter(Protocol):
 
         False where it needs all features of the target anew.
         """
-
-    def release(self, request: str) -> None:
-        """Forget a request: it ended, or it lost its place and will come back from its tokens alone."""
-
-
-class NoDrafter:
-    """Never guesses: every step yields one token from the target."""
-
-    name = "none"
-    max_nodes = 0
-    max_depth = 0
-    aux_layers: tuple[AuxLayer, ...] = ()
-    passes: tuple[Phase, ...] = ()
-
-    def propose(self, contexts: Sequence[Context]) -> list[Draft]:
-        """No draft for any request."""
-        return [NO_DRAFT] * len(contexts)
-
-    def commit(self, context: Context, tree: DraftTree, verdict: Verdict) -> None:
-        """Nothing to learn."""
-
-    def observe(self, request: str, start: int, features: Tensor, tokens: Sequence[int]) -> None:
-        """Nothing to see."""
-
-    def rewind(self, request: str, tokens: int) -> bool:
-        """Nothing to shorten."""
         return True
 
     def release(self, request: str) -> None:
-        """Nothing to forget."""
+        """Forget a request: it ended, or it lost its place and will come back from its tokens alone."""

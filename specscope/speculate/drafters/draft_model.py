@@ -57,9 +57,6 @@ class DraftModel(ModelDrafter):
         loaded = self.runner.loaded
         return Level(torch.cat(logits), loaded.vocab_size, backend=self.cache.backend, compiles=loaded.compiles)
 
-    def observe(self, request: str, start: int, features: Tensor, tokens: Sequence[int]) -> None:
-        """It asks for no features."""
-
     def commit(self, context: Context, tree: DraftTree, verdict: Verdict) -> None:
         """Move the accepted path's KV to its final slots, as far as the drafter has run it.
 

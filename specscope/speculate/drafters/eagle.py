@@ -20,7 +20,6 @@ from specscope.plans.plan import TreePlan
 from specscope.speculate.drafters.base import Context
 from specscope.speculate.drafters.model_drafter import PREFILL_CHUNK, Drafting, ModelDrafter, State
 from specscope.speculate.drafters.tree_builder import Level
-from specscope.trace.record.records import Verdict
 from specscope.trace.record.tree import DraftTree, Floats
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -164,9 +163,6 @@ class Eagle(ModelDrafter):
     def _level(self, segments: list[Segment], hidden: Tensor) -> Level:
         logits, self._hidden = self.runner.forward(segments, hidden)
         return Level(logits, self.runner.vocab_size, self.runner.d2t, self.cache.backend, compiles=self.runner.compiles)
-
-    def commit(self, context: Context, tree: DraftTree, verdict: Verdict) -> None:
-        """Nothing to keep: the accepted tokens' features come from the target."""
 
     def rewind(self, request: str, tokens: int) -> bool:
         """Feed the head again what it was fed then, from the features that are kept."""

@@ -9,16 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from torch import Tensor
 
 from specscope.model.batch import Segment
-from specscope.model.features import AuxLayer
 from specscope.model.kv_cache import BlockTable, KVCache, OutOfBlocksError
 from specscope.plans.plan import TreePlan
-from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft, DraftRow
+from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft, Drafter, DraftRow
 from specscope.speculate.drafters.tree_builder import Level, TreeBuilder, grow_trees, start_tree
-from specscope.trace.record.records import Phase, Verdict
-from specscope.trace.record.tree import DraftTree, Floats, Ints
+from specscope.trace.record.records import Phase
+from specscope.trace.record.tree import Floats, Ints
 
 PREFILL_CHUNK = 512
 
@@ -57,11 +55,8 @@ class Drafting:
         return None
 
 
-class ModelDrafter(ABC):
+class ModelDrafter(Drafter, ABC):
     """Drafts by passes of a model over all requests' trees at once. Subclasses say how a pass is made."""
-
-    name: str
-    aux_layers: tuple[AuxLayer, ...] = ()
 
     def __init__(self, plan: TreePlan, cache: KVCache, max_context: int) -> None:
         self.plan = plan
@@ -69,7 +64,6 @@ class ModelDrafter(ABC):
         self.max_context = max_context
         self.max_nodes = plan.max_nodes
         self.max_depth = plan.max_depth
-        self.passes: tuple[Phase, ...] = ()
         self.states: dict[str, State] = {}
         self.can_go_back = False  # whether what that takes is kept
 
@@ -148,14 +142,6 @@ class ModelDrafter(ABC):
             token, position = np.array(g.first.tokens, np.int32), g.first.positions.astype(np.int32)
             notes = replace(notes, fed_token=token, fed_position=position, fed_norms=g.norms)
         return replace(draft, notes=notes, row=g.row)
-
-    @abstractmethod
-    def commit(self, context: Context, tree: DraftTree, verdict: Verdict) -> None:
-        """Learn what became of a draft."""
-
-    @abstractmethod
-    def observe(self, request: str, start: int, features: Tensor, tokens: Sequence[int]) -> None:
-        """The target's features, where there are aux layers."""
 
     def rewind(self, request: str, tokens: int) -> bool:
         """Keep what was computed before the draft that followed them, so that it comes out of the same passes again."""

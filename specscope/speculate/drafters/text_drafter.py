@@ -7,12 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
-from torch import Tensor
-
-from specscope.model.features import AuxLayer
 from specscope.speculate.allowed import allows
-from specscope.speculate.drafters.base import Context, Draft
-from specscope.trace.record.records import Phase, Verdict
+from specscope.speculate.drafters.base import Context, Draft, Drafter
 from specscope.trace.record.tree import ROOT, DraftTree
 
 
@@ -49,11 +45,8 @@ class TextIndex(Protocol):
 Index = TypeVar("Index", bound=TextIndex)
 
 
-class TextDrafter(ABC, Generic[Index]):
+class TextDrafter(Drafter, ABC, Generic[Index]):
     """Drafts what followed when the text's end occurred before. Deterministic: q is a point mass."""
-
-    aux_layers: tuple[AuxLayer, ...] = ()
-    passes: tuple[Phase, ...] = ()
 
     def __init__(self, nodes: int, depth: int) -> None:
         self.max_nodes, self.max_depth = nodes, depth
@@ -75,12 +68,6 @@ class TextDrafter(ABC, Generic[Index]):
         index = self._indices.setdefault(context.request, self._new_index())
         index.grow(context.tokens)
         return pruned(self._continue(context, index), context)
-
-    def commit(self, context: Context, tree: DraftTree, verdict: Verdict) -> None:
-        """What was committed is seen when the request comes again."""
-
-    def observe(self, request: str, start: int, features: Tensor, tokens: Sequence[int]) -> None:
-        """It asks for no features."""
 
     def rewind(self, request: str, tokens: int) -> bool:
         """Forget the end of a request's text."""
