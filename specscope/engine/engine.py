@@ -244,7 +244,7 @@ class Engine:
                 return ahead[-1]
             self.intake.await_forms()
             if self.timeline is not None:
-                self.timeline.note(self)
+                self.timeline.note(self.phases)
             self.current = now = StepState(self._memory)
         if not self.phases.run_next(now):
             return None
@@ -312,7 +312,7 @@ class Engine:
             raise UserError("this engine keeps no timeline, so it cannot go back")
         if step == self.steps and self.current is None:
             return
-        self.timeline.rewind(self, step)
+        self.timeline.rewind(self.phases, step)
         self.current, self.last, self.steps = None, None, self.timeline.step
         self._cancel_later.clear()
         if self.phases.clock is not None:

@@ -13,16 +13,13 @@ import dataclasses
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from specscope.engine.phases import Phases
 from specscope.engine.request import Request
 from specscope.errors import UserError
 from specscope.trace.history.history import KEPT
 from specscope.trace.history.same import same_step
 from specscope.trace.record.records import Preceded, StepRecord
-
-if TYPE_CHECKING:
-    from specscope.engine.engine import Engine
 
 
 @dataclass(frozen=True)
@@ -91,17 +88,17 @@ class Timeline:
         """The number of the next step, if it comes out as before."""
         return self.undone[0].step if self.undone else self.next
 
-    def note(self, engine: Engine) -> None:
+    def note(self, phases: Phases) -> None:
         """Keep the moment before the next step; what came here the first time comes again."""
-        self._repeat(engine)
+        self._repeat(phases)
         if len(self.moments) >= KEPT:
             self.gone += KEPT // 4
             self.floor = self._step(KEPT // 4 - 1)
             del self.moments[: KEPT // 4]
         waiting, running = (
-            tuple(map(Mark.of, group)) for group in (engine.scheduler.waiting, engine.scheduler.running)
+            tuple(map(Mark.of, group)) for group in (phases.scheduler.waiting, phases.scheduler.running)
         )
-        self.moments.append(Moment(waiting, running, tuple(engine.ended), engine.gate.crowded))
+        self.moments.append(Moment(waiting, running, tuple(phases.intake.ended), phases.gate.crowded))
 
     def arrived(self, request: Request, *, cancels: bool = False) -> None:
         """Note that a request was added or cancelled. Between the phases of a step, this counts as after the step."""
@@ -158,25 +155,23 @@ class Timeline:
         known = self.step if first is None else first.step
         raise UserError(f"cannot go back to step {step}: only steps {known} to {self.step} are kept")
 
-    def rewind(self, engine: Engine, step: int) -> None:
+    def rewind(self, phases: Phases, step: int) -> None:
         """Make the engine what it was before `step`. Raises UserError and changes nothing where that is not known."""
         index = self.place_of(step)
         self.rewound = True
         moment = self.moments[index]
         marks = (*moment.running, *moment.waiting)
-        keep = {mark.request.id for mark in marks}
-        for request in list(engine.requests.values()):
-            if request.id not in keep:
-                engine.scheduler.retire(request)
-                engine.drafter.release(request.id)
-        lost = [mark for mark in marks if not _shorten(engine, mark)]
-        engine.scheduler.room.restore([(mark.request, mark.computed) for mark in lost])
-        engine.requests.clear()
-        engine.requests.update((mark.request.id, mark.request) for mark in marks)
-        engine.scheduler.running = [mark.request for mark in moment.running]
-        engine.scheduler.waiting = deque(mark.request for mark in moment.waiting)
-        engine.ended[:] = moment.ended
-        engine.gate.crowded = moment.crowded
+        intake, scheduler, keep = phases.intake, phases.scheduler, {mark.request.id for mark in marks}
+        for request in [request for request in intake.requests.values() if request.id not in keep]:
+            intake.retire(request)
+        lost = [mark for mark in marks if not _shorten(phases, mark)]
+        scheduler.room.restore([(mark.request, mark.computed) for mark in lost])
+        intake.requests.clear()
+        intake.requests.update((mark.request.id, mark.request) for mark in marks)
+        scheduler.running = [mark.request for mark in moment.running]
+        scheduler.waiting = deque(mark.request for mark in moment.waiting)
+        intake.ended[:] = moment.ended
+        phases.gate.crowded = moment.crowded
         self.undone.extendleft(m.record for m in reversed(self.moments[index:]) if m.record is not None)
         del self.moments[index:]
         self._undo_inputs()
@@ -191,17 +186,18 @@ class Timeline:
         self.ahead = [*(i for i in self.inputs if i.place > here), *self.ahead]
         self.inputs = [i for i in self.inputs if i.place <= here]
 
-    def _repeat(self, engine: Engine) -> None:
+    def _repeat(self, phases: Phases) -> None:
         """Add and cancel again what was added and cancelled before this step."""
         self.repeating = True
         while self.ahead and self.ahead[0].place <= self.place:
             event = self.ahead.pop(0)
             self.inputs.append(event)
-            if event.cancels:
-                engine.cancel(event.request.id)
-            elif event.request.id not in engine.requests:
-                event.request.restart()
-                engine.intake.arrive(event.request)
+            with phases.intake.lock:
+                if event.cancels:
+                    phases.intake.cancel(event.request.id)
+                elif event.request.id not in phases.intake.requests:
+                    event.request.restart()
+                    phases.intake.arrive(event.request)
         self.repeating = False
 
     def arrivals(self) -> Iterable[Request]:
@@ -209,7 +205,7 @@ class Timeline:
         return (event.request for event in reversed(self.inputs) if not event.cancels)
 
 
-def _shorten(engine: Engine, mark: Mark) -> bool:
+def _shorten(phases: Phases, mark: Mark) -> bool:
     """Back to the mark's lengths; False where the KV must be computed again."""
     request = mark.request
     del request.tokens[mark.tokens :]
@@ -217,10 +213,11 @@ def _shorten(engine: Engine, mark: Mark) -> bool:
     request.steps, request.admitted_ns, request.computed = mark.steps, mark.admitted_ns, mark.computed
     request.preceded = mark.preceded
     decodes = mark.computed == mark.tokens - 1
-    if request.kv_life == mark.kv_life and (decodes or not engine.drafter.aux_layers):
-        engine.runner.cache.truncate(request.table, mark.computed)
-        if engine.drafter.rewind(request.id, mark.tokens):
+    cache, drafter = phases.parts.runner.cache, phases.parts.drafter
+    if request.kv_life == mark.kv_life and (decodes or not drafter.aux_layers):
+        cache.truncate(request.table, mark.computed)
+        if drafter.rewind(request.id, mark.tokens):
             return True
-    engine.runner.cache.truncate(request.table, 0)
-    engine.drafter.release(request.id)
+    cache.truncate(request.table, 0)
+    drafter.release(request.id)
     return mark.computed == 0
