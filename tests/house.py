@@ -19,7 +19,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "watch": (1994, 1850),
     "analyze": (21612, 15700),
     "measure": (4564, 3300),
-    "engine": (2965, 2350),
+    "engine": (2962, 2350),
     "plans": (850, 850),
     "speculate": (3442, 2700),
     "model": (3753, 2800),
@@ -33,7 +33,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "page": (700, 700),
     "bench, train": (0, 0),
     "top level": (897, 600),
-    "all": (80155, 64500),
+    "all": (80152, 64500),
     "benchmarks": (3300, 3300),
 }
 TESTS_BUDGET = 40_500
