@@ -122,56 +122,6 @@ def join_launch(heads: Heads, query_heads: int, **variant: int) -> Launch:
     return Launch(_join, constants, warps=8 if wide > 128 else 4)
 
 
-def tree_attention_reference(
-    query: Tensor,
-    rows: Tensor,
-    heads: Heads,
-    batch: TreeBatch,
-    *,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
-    """What tree_attention must give, in float64, one sequence after another."""
-    out = torch.empty(*query.shape[:2], heads.value_size, dtype=torch.float64)
-    starts, windows = batch.first_row.tolist(), batch.first_slot.tolist()
-    for i, context in enumerate(batch.context.tolist()):
-        r0, r1, w0, w1 = starts[i], starts[i + 1], windows[i], windows[i + 1]
-        index = torch.arange(context + w1 - w0)
-        slots = batch.table[i].cpu().long()[index // BLOCK_SIZE] * BLOCK_SIZE + index % BLOCK_SIZE
-        key, value = (
-            rows.cpu()[slots].double().split([heads.count * heads.key_size, heads.count * heads.value_size], dim=1)
-        )
-        fold = query.shape[1] // heads.count
-        key = key.unflatten(1, (heads.count, -1)).repeat_interleave(fold, 1)
-        value = value.unflatten(1, (heads.count, -1)).repeat_interleave(fold, 1)
-        score = torch.einsum("mhd,khd->hmk", query[r0:r1].cpu().double(), key) * scale
-        score = score if softcap is None else softcap * torch.tanh(score / softcap)
-        bit = torch.arange(w1 - w0)
-        seen = (batch.mask[r0:r1].cpu()[:, bit // 64] >> (bit % 64)) & 1
-        seen = torch.cat([torch.ones(r1 - r0, context, dtype=torch.int64), seen], dim=1).bool()
-        position = torch.cat([torch.arange(context), batch.positions[w0:w1].cpu().long()])
-        if window is not None:
-            seen = seen & (position[-(r1 - r0) :, None] - position[None] < window)
-        score = score.masked_fill(~seen, -torch.inf)
-        if sinks is not None:
-            score = torch.cat([score, sinks.cpu().double()[:, None, None].expand(-1, r1 - r0, 1)], dim=2)
-        weight = score.softmax(-1)[..., : len(index)]
-        whole = (key.isfinite().all(-1) & value.isfinite().all(-1)).all(1)  # what is not finite reaches who sees it
-        out[r0:r1] = torch.einsum("hmk,khd->mhd", weight, value.masked_fill(~whole[:, None, None], 0.0))
-        out[r0:r1][(seen & ~whole).any(-1)] = torch.nan
-    return out
-
-
-def tree_attention_bytes(query: Tensor, rows: Tensor, heads: Heads, batch: TreeBatch) -> int:
-    """Bytes that tree_attention moves at least: every visible key and value once, queries and outputs."""
-    starts = batch.first_slot.tolist()
-    slots = int(batch.context.sum()) + int(starts[-1])
-    out = query.shape[0] * query.shape[1] * (heads.key_size + heads.value_size) * query.element_size()
-    return slots * rows.shape[1] * rows.element_size() + out
-
-
 @triton.jit(do_not_specialize=["query_row", "query_head", "n", "tiles", "table_stride", "mask_stride"])  # type: ignore[untyped-decorator]
 def _attend(  # type: ignore[no-untyped-def]
     query, query_row, query_head, rows, rows_stride,

@@ -1,4 +1,4 @@
-"""`specscope doctor --gpu`: every kernel against its float64 reference on the device, a captured graph, its memory.
+"""`specscope doctor --gpu`: every kernel on the device against torch on the host, a captured graph, its memory.
 
 The first thing to run on a machine with a GPU. Tests run the same code on a CPU under Triton's interpreter, in small.
 """
@@ -14,18 +14,21 @@ from torch import Tensor
 
 from specscope.engine.engine import Engine
 from specscope.kernels import launch, tree_attention, tree_verify
-from specscope.kernels.flat_trees import DETERMINISTIC, NOBODY, WITHOUT_REPLACEMENT, FlatTrees, Tree
-from specscope.kernels.tree_batch import Part, TreeBatch
-from specscope.kernels.tree_verify import tree_verify_reference
+from specscope.kernels.tree_batch import TreeBatch
 from specscope.measure.device import copy_bandwidth, random_model
-from specscope.model.batch import Segment
+from specscope.model.attention import Variant, paged_attention
+from specscope.model.batch import Batch, Segment
 from specscope.model.graphs import CudaCapture, Outputs, Shape
-from specscope.model.kv_cache import BLOCK_SIZE, BlockTable
+from specscope.model.kv_cache import BLOCK_SIZE, BlockTable, KVCache, LayerShape
 from specscope.model.loader import adopt
 from specscope.model.places import Backend
 from specscope.model.runner import ModelRunner
+from specscope.speculate.sampling import TargetRows
+from specscope.speculate.verify import device as on_device
+from specscope.speculate.verify import host
+from specscope.speculate.verify.inputs import VerifyBatch, VerifyInput
 from specscope.trace.record.params import SamplingParams
-from specscope.trace.record.tree import ROOT, DraftTree
+from specscope.trace.record.tree import ROOT, DraftTree, Drawn
 
 BOUND = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}  # of the largest number: rounding alone
 
@@ -64,7 +67,7 @@ def check_gpu(device: torch.device, sizes: Sizes, target: str | None = None) -> 
         for name, nodes, splits in (("chunk", 0, 1), ("trees", 12, 1), ("trees, split", 12, 3)):
             label = f"tree_attention {_short(dtype)}, {name}"
             yield _try(label, lambda d=dtype, n=nodes, s=splits: _attention(device, sizes, d, n, s))  # type: ignore[misc]
-    for drawn, how in ((DETERMINISTIC, "deterministic"), (WITHOUT_REPLACEMENT, "sampled")):
+    for drawn, how in ((Drawn.DETERMINISTIC, "deterministic"), (Drawn.WITHOUT_REPLACEMENT, "sampled")):
         for shares, turns in ((1, 0), (None, None), (4, 3)):
             label = f"tree_verify {how}, {'as launched' if shares is None else f'{shares} a tree'}"
             yield _try(label, lambda d=drawn, s=shares, t=turns: _verify(device, sizes, d, s, t))  # type: ignore[misc]
@@ -100,42 +103,42 @@ def _random(device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:
 
 def _attention(device: torch.device, sizes: Sizes, dtype: torch.dtype, nodes: int, splits: int) -> str:
     """Two sequences, each a chunk of 40 rows or a root with a tree; their blocks are out of order."""
-    fed = 40 if nodes == 0 else 1 + nodes
-    mask = np.tri(fed, dtype=np.bool_)
-    if nodes:
-        mask = np.eye(fed, dtype=np.bool_)
-        mask[:, 0] = True
-    per = -(-(sizes.context + fed) // BLOCK_SIZE)
+    tree, pending = DraftTree.build(range(nodes), [ROOT] * nodes), 1 if nodes else 40
+    per = -(-(sizes.context + pending + nodes) // BLOCK_SIZE)
     blocks = np.random.default_rng(0).permutation(2 * per)
-    places = sizes.context + (np.minimum(np.arange(fed), 1) if nodes else np.arange(fed))
-    batch = TreeBatch.build([Part(blocks[i::2].tolist(), sizes.context, places, mask) for i in range(2)], device)
-    heads = tree_attention.Heads(sizes.heads, sizes.size, sizes.size)
-    query = _random(device, dtype, 2 * fed, 4 * sizes.heads, sizes.size)
-    rows = _random(device, dtype, 2 * per * BLOCK_SIZE, 2 * sizes.heads * sizes.size)
-    got = tree_attention.tree_attention(query, rows, heads, batch, scale=sizes.size**-0.5, splits=splits)
-    wanted = tree_attention.tree_attention_reference(query, rows, heads, batch, scale=sizes.size**-0.5)
+    tables = [BlockTable(blocks[i::2].tolist()) for i in range(2)]
+    segments = [Segment.of_tree(table, sizes.context, [0] * pending, tree, logits=True) for table in tables]
+    heads = LayerShape(sizes.heads, sizes.size, sizes.size)
+    query = _random(device, dtype, 2 * (pending + nodes), 4 * sizes.heads, sizes.size)
+    rows = _random(device, dtype, 2 * per * BLOCK_SIZE, heads.width)
+    batch = TreeBatch.build([segment.part for segment in segments], device)
+    kept = tree_attention.Heads(heads.heads, heads.key_size, heads.value_size)
+    got = tree_attention.tree_attention(query, rows, kept, batch, scale=sizes.size**-0.5, splits=splits)
+    cpu = torch.device("cpu")
+    cache = KVCache([heads], 2 * per, torch.float64, cpu)
+    cache.write_rows(0, torch.arange(len(rows)), rows.cpu().double())
+    variant = Variant(sizes.size**-0.5, None, None, None)
+    wanted = paged_attention(query.cpu().double(), 0, cache, Batch.build(segments, cpu), variant)
     return _near(got, wanted, BOUND[dtype])
 
 
-def _verify(device: torch.device, sizes: Sizes, drawn: int, shares: int | None, turns: int | None) -> str:
-    """Four trees of eight siblings with a child each; every decision must be the reference's."""
-    generator, nodes, trees = np.random.default_rng(7), 16, []
-    parent = np.array([-1] * 8 + list(range(8)), dtype=np.int32)
-    for i in range(4):
-        q_row = np.full(nodes + 1, NOBODY)
-        if drawn != DETERMINISTIC:
-            q_row[:9] = i * 9 + np.arange(9)
-        token = generator.choice(sizes.vocabulary, nodes, replace=False).astype(np.int32)
-        trees.append(Tree(token, parent, np.full(nodes, drawn, np.uint8), generator.random(nodes + 1), q_row))
+def _verify(device: torch.device, sizes: Sizes, drawn: Drawn, shares: int | None, turns: int | None) -> str:
+    """Four trees of eight siblings with a child each; every decision must be the host's."""
+    generator, nodes, inputs = np.random.default_rng(7), 16, []
     p, q = (_random(device, torch.float32, n, sizes.vocabulary).softmax(-1) for n in (4 * (nodes + 1), 36))
-    choices = torch.zeros(0, dtype=torch.int64, device=device)
-    work = FlatTrees.build(trees).on(device), p, choices, None if drawn == DETERMINISTIC else q
-    got = tree_verify.tree_verify(*work, block=sizes.block, shares=shares, turns=turns)
-    wanted = tree_verify_reference(*work)
-    for name in ("outcome", "token", "final_row", "recovered"):
-        if not torch.equal(getattr(got, name), getattr(wanted, name)):
-            raise ArithmeticError(f"another {name} than the reference's")
-    return _near(got.numbers, wanted.numbers, 2e-5)
+    for i in range(4):
+        token = generator.choice(sizes.vocabulary, nodes, replace=False)
+        tree = DraftTree.build(token.tolist(), [ROOT] * 8 + list(range(8)), drawn=drawn)
+        rows = {} if drawn == Drawn.DETERMINISTIC else {node: q[i * 9 + 1 + node] for node in range(ROOT, 8)}
+        inputs.append(VerifyInput(tree, rows, generator.random(nodes + 1), greedy=False))
+    batch = VerifyBatch.build(inputs, TargetRows(torch.zeros(0, dtype=torch.int64, device=device), p))
+    both = on_device.verify(batch, block=sizes.block, shares=shares, turns=turns), host.verify(batch.on_host())
+    got, wanted = (np.concatenate([(*one.outcome, one.token, one.kind) for one in verdicts]) for verdicts in both)
+    if not np.array_equal(got, wanted):
+        raise ArithmeticError("another verdict than the host's")
+    names = ("p", "p_trial", "q_trial", "accept_prob", "residual_mass")
+    ours, theirs = (np.concatenate([getattr(one, name) for one in verdicts for name in names]) for verdicts in both)
+    return _near(torch.from_numpy(ours), torch.from_numpy(theirs), 2e-5)
 
 
 def _graph(device: torch.device) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -13,20 +13,103 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specscope.kernels.tree_batch import FixedShape, Packed, Part, TreeBatch, put
-from specscope.model.groups import AttentionGroup, build_groups
+from specscope.model.kv_cache import BLOCK_SIZE, BlockTable
 from specscope.model.places import Backend
-from specscope.model.segment import Segment
+from specscope.trace.record.tree import Bools, DraftTree
 
 if TYPE_CHECKING:
     from specscope.kernels.cpu.flat_batch import FlatBatch
 
-__all__ = ["FED", "WANTED", "Batch", "PackedBatch", "Segment"]
 FED, WANTED = "fed_index", "wanted_index"  # further arrays of a PackedBatch: which rows of a graph's outputs count
 
 
 def pick(rows: Tensor, index: Sequence[int]) -> Tensor:
     """Rows [n, ...] of these numbers. An index as a list would make the host wait for its copy to a GPU."""
     return rows.index_select(0, put(np.asarray(index, np.int64), rows.device))
+
+
+@dataclass
+class Segment:
+    """One sequence's part of a forward pass. Filled by the engine or a drafter.
+
+    The sequence's first `context` slots are seen by every row. The window is what follows them: slots that
+    rows see only where `mask` says so. The fed tokens are the window's last rows, and their KV is written there.
+    """
+
+    table: BlockTable
+    tokens: list[int]  # [m] token ids to feed
+    context: int
+    positions: NDArray[np.int64]  # [w] rotary position of each slot of the window
+    mask: Bools  # [m, w] True where a fed row sees a slot of the window
+    wanted: Sequence[int]  # rows among the m whose logits are needed
+
+    @property
+    def length(self) -> int:
+        """Slots in use when the pass has run."""
+        return self.context + len(self.positions)
+
+    @staticmethod
+    def of_tree(table: BlockTable, context: int, tokens: list[int], tree: DraftTree, *, logits: bool) -> Segment:
+        """Pending tokens (the last is the root) and the drafts below it: causal, then by ancestry.
+
+        `logits`: whether the rows of root and nodes are wanted; False for a prefill chunk.
+        """
+        c, n = len(tokens), len(tree)
+        mask = np.zeros((c + n, c + n), dtype=np.bool_)
+        mask[:c, :c] = np.tri(c, dtype=np.bool_)
+        mask[c:, :c] = True
+        mask[c:, c:] = tree.ancestors
+        chain = context + np.arange(c, dtype=np.int64)
+        return Segment(
+            table=table,
+            tokens=tokens + tree.token.tolist(),
+            context=context,
+            positions=np.concatenate([chain, context + c - 1 + tree.depth]),
+            mask=mask,
+            wanted=range(c - 1, c + n) if logits else (),
+        )
+
+    @property
+    def part(self) -> Part:
+        """As the kernels take it."""
+        return Part(self.table.blocks, self.context, self.positions, self.mask)
+
+
+@dataclass
+class Reading:
+    """What the rows of one sequence read of the cache in a layer: M rows, K slots. For the torch backend."""
+
+    rows: slice  # of the batch
+    slots: slice | Tensor  # int64 [K]; a slice where they lie side by side: keys and values are read in place then
+    seen: Tensor  # bool [M, K]
+    _bias: dict[tuple[torch.dtype, int], Tensor | None] = field(default_factory=dict)
+
+    @staticmethod
+    def of(segment: Segment, first: int, window: int | None, device: torch.device) -> Reading:
+        """`first`: the segment's first row in the batch; `window`: how many positions a row looks back."""
+        rows = len(segment.tokens)
+        own = segment.positions[len(segment.positions) - rows :]
+        start = 0 if window is None else min(max(int(own.min()) - window + 1, 0), segment.context)
+        seen = np.concatenate([np.ones((rows, segment.context - start), np.bool_), segment.mask], axis=1)
+        if window is not None:
+            positions = np.concatenate([np.arange(start, segment.context), segment.positions])
+            seen &= own[:, None] - positions < window
+        slots: slice | Tensor
+        blocks = np.asarray(segment.table.blocks[start // BLOCK_SIZE : -(-segment.length // BLOCK_SIZE)])
+        if bool((np.diff(blocks) == 1).all()):
+            begin = int(blocks[0]) * BLOCK_SIZE + start % BLOCK_SIZE
+            slots = slice(begin, begin + segment.length - start)
+        else:
+            slots = put(segment.table.slots(start, segment.length), device)
+        return Reading(slice(first, first + rows), slots, put(seen, device))
+
+    def bias(self, dtype: torch.dtype, fold: int) -> Tensor | None:
+        """Additive mask [1, 1, fold * M, K]: 0 where a row sees a slot, least where not; None where all is seen."""
+        key = dtype, fold
+        if key not in self._bias:
+            bias = torch.zeros(self.seen.shape, dtype=dtype).masked_fill_(~self.seen, torch.finfo(dtype).min)
+            self._bias[key] = None if self.seen.all() else bias.repeat(fold, 1)[None, None]
+        return self._bias[key]
 
 
 @dataclass
@@ -37,69 +120,45 @@ class Batch:
     positions: Tensor  # int64 [1, N]
     slots: Tensor  # int64 [N] slot mapping: where each row's KV is written
     wanted: Tensor  # int64 [R] rows whose logits are needed
-    tree: TreeBatch | None  # for the triton backend
-    segments: Sequence[Segment] = ()  # for the torch backend: in the order of the rows
-    order: Tensor | None = (
-        None  # int64 [N] each row's place among the fed tokens as given; None where rows are in order
-    )
+    tree: TreeBatch | None = None  # for the triton backend
+    segments: Sequence[Segment] = ()  # for the torch backend
+    _readings: dict[int | None, list[Reading]] = field(default_factory=dict)
 
-    @cached_property
-    def groups(self) -> list[AttentionGroup]:
-        """How the torch backend's attention reads the contexts."""
-        first = np.cumsum([0] + [len(s.tokens) for s in self.segments])
-        return build_groups(self.segments, first, self.tokens.device)
+    def readings(self, window: int | None) -> list[Reading]:
+        """What each segment's rows read in a layer whose rows look so far back."""
+        if window not in self._readings:
+            first = np.cumsum([0] + [len(s.tokens) for s in self.segments]).tolist()
+            own = zip(self.segments, first, strict=False)
+            self._readings[window] = [Reading.of(s, row, window, self.tokens.device) for s, row in own]
+        return self._readings[window]
 
     @cached_property
     def slabs(self) -> list[FlatBatch]:
         """The same for the CPU kernels."""
         from specscope.kernels.cpu.flat_batch import FlatBatch
 
-        parts = [Part(s.table.blocks, s.context, s.positions, s.mask) for s in self.segments]
-        return FlatBatch.slabs(parts, self.slots.numpy())
+        return FlatBatch.slabs([s.part for s in self.segments], self.slots.numpy())
 
     @staticmethod
-    def build(
-        segments: Sequence[Segment],
-        device: torch.device,
-        backend: Backend = Backend.TORCH,
-    ) -> Batch:
-        """Lay segments end to end. Each table must already have room (KVCache.reserve).
-
-        The torch backend lays them in the order in which they lie in the cache: attention then reads and writes a
-        group's rows side by side, in every layer. `wanted` is in the order of the segments all the same.
-        """
+    def build(segments: Sequence[Segment], device: torch.device, backend: Backend = Backend.TORCH) -> Batch:
+        """Lay segments end to end. Each table must already have room (KVCache.reserve)."""
         if backend is Backend.TRITON:
             packed = PackedBatch.lay_out(segments, device)
             return packed.batch(packed.packed.put())
-        given = np.cumsum([0] + [len(s.tokens) for s in segments])
-        places = sorted(range(len(segments)), key=lambda i: segments[i].table.blocks[0])
-        in_order = places == list(range(len(segments)))
-        wanted = np.concatenate([given[i] + np.asarray(s.wanted, np.int64) for i, s in enumerate(segments)])
-        order = None
-        if not in_order:
-            order = np.concatenate([np.arange(given[i], given[i + 1]) for i in places])
-            wanted = np.argsort(order)[wanted]
-            segments = [segments[i] for i in places]
-        fed = [slice(len(s.positions) - len(s.tokens), None) for s in segments]
-        fed_slots = [s.table.slots(s.length - len(s.tokens), s.length) for s in segments]
-        positions = [s.positions[part] for s, part in zip(segments, fed, strict=True)]
-        return Batch(
-            tokens=put(np.array([[t for s in segments for t in s.tokens]], dtype=np.int64), device),
-            positions=put(np.concatenate(positions)[None], device),
-            slots=put(np.concatenate(fed_slots), device),
-            wanted=put(wanted, device),
-            tree=None,
-            segments=segments,
-            order=None if order is None else put(order, device),
-        )
+        rows: dict[str, Any] = {name: put(array, device) for name, array in _rows(segments).items()}
+        return Batch(**rows, segments=segments)
 
-    def as_given(self, rows: Tensor) -> Tensor:
-        """What a pass made of each row, [N, ...], in the order of the fed tokens as given."""
-        return rows if self.order is None else torch.empty_like(rows).index_copy_(0, self.order, rows)
 
-    def as_laid_out(self, tokens: Tensor) -> Tensor:
-        """Values of each fed token, [N, ...], in the order of the rows."""
-        return tokens if self.order is None else tokens[self.order]
+def _rows(segments: Sequence[Segment]) -> dict[str, NDArray[np.int64]]:
+    """The arrays of a Batch."""
+    first = np.cumsum([0] + [len(s.tokens) for s in segments])
+    wanted = [row + np.asarray(s.wanted, np.int64) for s, row in zip(segments, first, strict=False)]
+    return {
+        "tokens": np.array([[t for s in segments for t in s.tokens]], dtype=np.int64),
+        "positions": np.concatenate([s.positions[len(s.positions) - len(s.tokens) :] for s in segments])[None],
+        "slots": np.concatenate([s.table.slots(s.length - len(s.tokens), s.length) for s in segments]),
+        "wanted": np.concatenate(wanted),
+    }
 
 
 @dataclass(frozen=True)
@@ -117,19 +176,9 @@ class PackedBatch:
         further: dict[str, NDArray[Any]] | None = None,
     ) -> PackedBatch:
         """`room`: what every sequence is given room for, whatever it needs; `further`: arrays that go with it."""
-        fed = [slice(len(s.positions) - len(s.tokens), None) for s in segments]
-        fed_slots = [s.table.slots(s.length - len(s.tokens), s.length) for s in segments]
-        first = np.cumsum([0] + [len(s.tokens) for s in segments])
-        wanted = [int(start) + row for s, start in zip(segments, first, strict=False) for row in s.wanted]
-        parts = [Part(s.table.blocks, s.context, s.positions, s.mask) for s in segments]
-        arrays = {
-            "tokens": np.array([[t for s in segments for t in s.tokens]], dtype=np.int64),
-            "positions": np.concatenate([s.positions[part] for s, part in zip(segments, fed, strict=True)])[None],
-            "slots": np.concatenate(fed_slots),
-            "wanted": np.array(wanted, dtype=np.int64),
-        }
+        parts = [s.part for s in segments]
         tree = {f"tree {name}": array for name, array in TreeBatch.arrays(parts, room).items()}
-        return PackedBatch(Packed({**arrays, **tree, **(further or {})}, device), TreeBatch.sizes(parts, room))
+        return PackedBatch(Packed({**_rows(segments), **tree, **(further or {})}, device), TreeBatch.sizes(parts, room))
 
     def batch(self, views: dict[str, Tensor]) -> Batch:
         """The batch over these views of the device's copy."""

@@ -183,10 +183,9 @@ class KVCache:
         else:
             counts = Counter(part for shape in layers for part in shape.parts)
             stores = {
-                (heads, size): _zeros((count * heads + 1, slots, size), dtype, device)[:-1].view(-1, heads, slots, size)
+                (heads, size): _zeros((count, heads, slots, size), dtype, device)
                 for (heads, size), count in counts.items()
             }
-            # (one head more: stretches of one length that begin in place may reach beyond the last)
             free = {part: iter(store) for part, store in stores.items()}
             self.stores = list(stores.values())
             self.parts = [[next(free[part]) for part in shape.parts] for shape in layers]
@@ -195,7 +194,6 @@ class KVCache:
                 for shape, parts in zip(layers, self.parts, strict=True)
             ]
         self.key, self.value = [key for key, _ in pairs], [value for _, value in pairs]
-        self._views = [(key[:, None], value[:, None]) for key, value in pairs]
         self._by_slot = [[part.transpose(0, 1) for part in parts] for parts in self.parts]
 
     def touch(self) -> None:
@@ -219,16 +217,6 @@ class KVCache:
             _, heads, size = part.shape
             part.index_copy_(0, slots, rows.narrow(1, start, heads * size).view(len(rows), heads, size))
             start += heads * size
-
-    def read(self, layer: int, start: int, end: int, count: int = 1, stride: int = 0) -> tuple[Tensor, Tensor]:
-        """Keys and values of slots `start` to `end`, where they lie: [heads, count, slots, size] each.
-
-        With `count`, of so many stretches, each `stride` slots behind the one before.
-        """
-        key, value = self._views[layer]
-        if count == 1:
-            return key.narrow(2, start, end - start), value.narrow(2, start, end - start)
-        return _stretches(key, start, end, count, stride), _stretches(value, start, end, count, stride)
 
     def reserve(self, table: BlockTable, length: int, written_from: int) -> None:
         """Make room for `length` positions, of which those from `written_from` on may be written.
@@ -273,13 +261,6 @@ class KVCache:
         for key, value in zip(self.key, self.value, strict=True):
             for part in (key, value):
                 part[:, b : b + BLOCK_SIZE] = part[:, a : a + BLOCK_SIZE]
-
-
-def _stretches(part: Tensor, start: int, end: int, count: int, stride: int) -> Tensor:
-    """part [heads, 1, slots, size]; returns a view [heads, count, end - start, size]."""
-    heads, _, _, size = part.shape
-    first = part.storage_offset() + start * size
-    return part.as_strided((heads, count, end - start, size), (part.stride(0), stride * size, size, 1), first)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -24,7 +24,7 @@ from specscope.model.checkpoint import check_config, check_names, check_numbers
 from specscope.model.fast.fast_paths import must_compile
 from specscope.model.fast.fuse import fuse
 from specscope.model.hub import hub_arguments, hush
-from specscope.model.kv_cache import BlockTable, KVCache, LayerShape
+from specscope.model.kv_cache import BlockTable, LayerShape
 from specscope.model.places import model_place
 from specscope.trace.record.tree import DraftTree
 
@@ -150,23 +150,18 @@ def load_tokenizer(target: str | None, progress: Callable[[str], None] = lambda 
         raise not_loaded(f"the tokenizer of {name}", error) from error
 
 
-class _ShapeRecorder:
-    """Stands in for a KVCache during the probe: keeps what each layer writes, and lets attention read it."""
+class _Recorder:
+    """Stands in for a KVCache during the probe: keeps what each layer writes, from slot 0 on, for attention to read."""
 
     def __init__(self) -> None:
         self.layers: dict[int, LayerShape] = {}
-        self._stores: dict[int, KVCache] = {}
+        self.key, self.value = dict[int, Tensor](), dict[int, Tensor]()
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         if layer in self.layers:
             raise UserError("two attention layers share one layer number")
-        shape = LayerShape(key.shape[0], key.shape[2], value.shape[2])
-        store = KVCache([shape], 1, key.dtype, key.device)
-        store.write(0, slots, key, value)
-        self.layers[layer], self._stores[layer] = shape, store
-
-    def read(self, layer: int, start: int, end: int, count: int = 1, stride: int = 0) -> tuple[Tensor, Tensor]:
-        return self._stores[layer].read(0, start, end, count, stride)
+        self.layers[layer] = LayerShape(key.shape[0], key.shape[2], value.shape[2])
+        self.key[layer], self.value[layer] = key, value
 
 
 @torch.inference_mode()
@@ -179,12 +174,12 @@ def probe(model: Any, name: str) -> list[LayerShape]:  # noqa: ANN401
     kind = f"{name} ({type(model).__name__})"
     if model.config.is_encoder_decoder or model.get_output_embeddings() is None:
         raise UserError(f"{kind} is not a decoder-only language model")
-    recorder = _ShapeRecorder()
+    recorder = _Recorder()
     try:
         agrees = _agrees(model, recorder)
         if not agrees and model.dtype in (torch.bfloat16, torch.float16):
             dtype = model.dtype  # cut off after some layers, a model may differ by rounding alone
-            agrees = _agrees(model.float(), _ShapeRecorder())
+            agrees = _agrees(model.float(), _Recorder())
             model.to(dtype)  # exactly as before
     except Exception as error:
         raise UserError(f"{kind} cannot run on the paged cache: {first_line(error)}") from error
@@ -200,7 +195,7 @@ def probe(model: Any, name: str) -> list[LayerShape]:  # noqa: ANN401
     return [recorder.layers[i] for i in range(wanted)]
 
 
-def _agrees(model: Any, recorder: _ShapeRecorder) -> bool:  # noqa: ANN401
+def _agrees(model: Any, recorder: _Recorder) -> bool:  # noqa: ANN401
     """Whether the model's logits after a few tokens are the same with its own attention and with ours."""
     device = next(model.parameters()).device
     tokens = torch.arange(3, 8, device=device)[None] % model.get_output_embeddings().weight.shape[0]

@@ -92,4 +92,4 @@ class ModelRunner:
             batch=batch,
             pages=self.cache,  # not `cache`: since 5.24 that is transformers' own
         ).logits[0]
-        return (logits,) if self._aux is None else (logits, batch.as_given(self._aux.take()))
+        return (logits,) if self._aux is None else (logits, self._aux.take())

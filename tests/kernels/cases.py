@@ -6,12 +6,19 @@ A check takes the kernel's module, so that a changed copy of it can be given.
 import numpy as np
 import torch
 
-from specscope.kernels.flat_trees import NOBODY, WITH_REPLACEMENT, FlatTrees, Tree
-from specscope.kernels.tree_batch import Part, TreeBatch
-from specscope.kernels.tree_verify import tree_verify_reference
+from specscope.kernels.flat_trees import WITH_REPLACEMENT
+from specscope.kernels.tree_batch import BLOCK_SIZE, Part, TreeBatch
+from specscope.model.attention import Variant, paged_attention
+from specscope.model.batch import Batch, Segment
+from specscope.model.kv_cache import BlockTable, KVCache, LayerShape
+from specscope.speculate.sampling import TargetRows
+from specscope.speculate.verify import host
+from specscope.speculate.verify.evidence import BatchEvidence
+from specscope.speculate.verify.inputs import VerifyBatch, VerifyInput
+from specscope.trace.record.tree import DraftTree
 from tests.kernels import DEVICE
 
-BLOCK_SIZE = 16
+F64 = torch.float64
 # A sum of float32 products in another order, and the rounding of what comes out; half types round weights too.
 BOUND = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
@@ -89,34 +96,37 @@ def check_attention(
     named = {key: how[key] for key in ("window", "softcap") if how.get(key) is not None}
     if how.get("sinks"):
         named["sinks"] = make(heads.count * fold)
-    got = module.tree_attention(
-        query,
-        rows,
-        heads,
-        batch,
-        scale=size**-0.5,
-        splits=how.get("splits", 1),
-        keys=how.get("keys", 32),
-        least=1,
-        **named,
-    )
+    how = {"splits": 1, "keys": 32, **{key: how[key] for key in ("splits", "keys") if key in how}}
+    got = module.tree_attention(query, rows, heads, batch, scale=size**-0.5, least=1, **named, **how)
     assert got.dtype is dtype
-    wanted = module.tree_attention_reference(query, rows, heads, batch, scale=size**-0.5, **named)
+    wanted = on_host(query, rows, heads, parts, size**-0.5, **named)
     sees_it = wanted.isnan().flatten(1).any(1)
     assert not got[sees_it].isfinite().any()
     near(got[~sees_it], wanted[~sees_it], BOUND[dtype])
 
 
-def random_trees(rng, vocabulary, requests, most_nodes, drawn, *, greedy=0.0, forced=0.0):
-    """Trees with tokens really drawn from a random q where they are sampled; (trees, p, choices, q or None).
+def on_host(query, rows, heads, parts, scale, window=None, softcap=None, sinks=None):
+    """The same by the torch backend, in float64."""
+    cpu = torch.device("cpu")
+    cache = KVCache([LayerShape(heads.count, heads.key_size, heads.value_size)], len(rows) // BLOCK_SIZE, F64, cpu)
+    cache.write_rows(0, torch.arange(len(rows)), rows.cpu().double())
+    segments = [
+        Segment(BlockTable(list(p.blocks)), [0] * len(p.mask), p.context, p.positions, p.mask, ()) for p in parts
+    ]
+    variant = Variant(scale, window, softcap, None if sinks is None else sinks.cpu())
+    return paged_attention(query.cpu().double(), 0, cache, Batch.build(segments, cpu), variant)
+
+
+def random_batch(rng, vocabulary, requests, most_nodes, drawn, *, greedy=0.0, forced=0.0):
+    """A VerifyBatch of trees with tokens really drawn from a random q where they are sampled.
 
     `greedy` and `forced`: shares of the trees of which only choices are known, of the outcomes and final tokens given.
     """
-    trees, p, q, choices = [], [], [], []
+    inputs, p, choices = [], [], []
     for _ in range(requests):
         nodes = int(rng.integers(0, most_nodes + 1))
         parent = random_parents(rng, nodes)
-        token, q_row = np.zeros(nodes, dtype=np.int32), np.full(nodes + 1, NOBODY, dtype=np.int64)
+        token, q = np.zeros(nodes, dtype=np.int32), {}
         choice = rng.integers(0, vocabulary, nodes + 1)
         for above in range(-1, nodes):
             children = np.flatnonzero(parent == above)
@@ -129,33 +139,42 @@ def random_trees(rng, vocabulary, requests, most_nodes, drawn, *, greedy=0.0, fo
             token[children] = rng.choice(vocabulary, len(children), replace=drawn == WITH_REPLACEMENT, p=own)
             choice[above + 1] = rng.choice([choice[above + 1], rng.choice(token[children])])
             if drawn:
-                q_row[above + 1] = len(q)
-                q.append(own)
-        given = np.where(rng.random(nodes) < forced, rng.integers(1, 3, nodes), 0).astype(np.uint8)
-        final = int(rng.integers(0, vocabulary)) if rng.random() < forced else NOBODY
+                q[above] = float32(own)
+        given = {node: bool(rng.integers(2)) for node in range(nodes) if rng.random() < forced}
+        final = int(rng.integers(0, vocabulary)) if rng.random() < forced else None
         one_hot = bool(rng.random() < greedy)
-        coin = rng.random(nodes + 1)
-        trees.append(Tree(token, parent, np.full(nodes, drawn, np.uint8), coin, q_row, given, final, one_hot))
+        tree = DraftTree.build(token, parent, drawn=drawn)
+        inputs.append(VerifyInput(tree, q, rng.random(nodes + 1), one_hot, given, final))
         if one_hot:
             choices.extend(choice)
         else:
             p.append(rng.dirichlet(np.full(vocabulary, rng.choice([0.2, 1.0])), nodes + 1))
-    put = lambda rows: torch.tensor(np.array(rows), dtype=torch.float32, device=DEVICE)  # noqa: E731
-    rows = put(np.concatenate(p)) if p else torch.zeros(0, vocabulary, device=DEVICE)
+    rows = float32(np.concatenate(p)) if p else torch.zeros(0, vocabulary, device=DEVICE)
     chosen = torch.tensor(np.array(choices, dtype=np.int64), device=DEVICE)
-    return FlatTrees.build(trees).on(DEVICE), rows, chosen, put(q) if q else None
+    return VerifyBatch.build(inputs, TargetRows(chosen, rows))
+
+
+def float32(rows):
+    return torch.tensor(rows, dtype=torch.float32, device=DEVICE)
+
+
+def work_of(batch):
+    """What tree_verify takes: (trees, p, choices, q or None)."""
+    q = torch.stack(list(batch.q)) if batch.q else None
+    return batch.trees.on(DEVICE), batch.target.p, batch.target.choices, q
 
 
 def check_verify(
     module, rng, drawn, *, vocabulary=37, requests=2, most_nodes=8, block=16, shares=None, turns=None, **how
 ):
-    """Random trees: every decision is the reference's, unless its coin lay within rounding."""
-    work = random_trees(rng, vocabulary, requests, most_nodes, drawn, **how)
-    kept = work[1].clone()
-    got = module.tree_verify(*work, block=block, shares=shares, turns=turns)
-    wanted = tree_verify_reference(*work)
-    assert torch.equal(work[1], kept)
-    for name in ("outcome", "token", "final_row", "recovered"):
-        assert torch.equal(getattr(got, name), getattr(wanted, name)), name
-    for name in ("p", "p_trial", "q_trial", "accept_prob", "residual_mass", "final_p", "final_margin"):
-        near(getattr(got, name), getattr(wanted, name), 2e-5)
+    """Random trees: every decision is the host's, unless its coin lay within rounding."""
+    batch = random_batch(rng, vocabulary, requests, most_nodes, drawn, **how)
+    kept = batch.target.p.clone()
+    read = module.tree_verify(*work_of(batch), block=block, shares=shares, turns=turns).to_host()
+    assert torch.equal(batch.target.p, kept)
+    del read["final_row"]  # the path says it
+    got, wanted = BatchEvidence(coin=batch.trees.coin, **read).verdicts(batch), host.verify(batch.on_host())
+    for a, b in zip(got, wanted, strict=True):
+        assert (a.outcome.tolist(), a.token, a.kind) == (b.outcome.tolist(), b.token, b.kind)
+        for name in ("p", "p_trial", "q_trial", "accept_prob", "residual_mass", "final_p", "final_margin"):
+            near(*(torch.as_tensor(getattr(one, name)) for one in (a, b)), 2e-5)

@@ -18,7 +18,7 @@ from specscope.kernels import launch, tree_attention, tree_verify
 from specscope.kernels.flat_trees import DETERMINISTIC, WITHOUT_REPLACEMENT
 from specscope.kernels.launch import A100, B200, H100, Launch, watch_variants
 from specscope.kernels.tree_batch import Part, TreeBatch
-from tests.kernels.cases import random_trees
+from tests.kernels.cases import random_batch, work_of
 
 DEVICES = {80: A100, 90: H100, 100: B200}
 CPU = torch.device("cpu")
@@ -102,7 +102,7 @@ def test_verification_compiles(capability, monkeypatch):
     dry(monkeypatch)
     with watch_variants() as seen:
         for drawn in (DETERMINISTIC, WITHOUT_REPLACEMENT):
-            tree_verify.tree_verify(*random_trees(np.random.default_rng(0), 5000, 2, 5, drawn))
+            tree_verify.tree_verify(*work_of(random_batch(np.random.default_rng(0), 5000, 2, 5, drawn)))
     assert len({one.kernel for one in seen}) == 1
     assert {dict(one.constants).get("ALONE") for one in seen} == {True, False}
     check(capability, seen)

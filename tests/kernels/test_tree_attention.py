@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from specscope.kernels import tree_attention
 from specscope.kernels.tree_batch import TreeBatch
 from tests.kernels import DEVICE
-from tests.kernels.cases import check_attention, near, part
+from tests.kernels.cases import check_attention, near, on_host, part
 
 SEEDS = st.integers(0, 2**32 - 1).map(np.random.default_rng)
 
@@ -67,9 +67,10 @@ def test_long_contexts(splits):
 def test_tiles_reach_no_further_than_their_rows_see():
     """Of a chunk of 40 rows in tiles of 16, the first tile reads no slot that only later rows see: those hold NaN."""
     rng, heads = np.random.default_rng(0), tree_attention.Heads(1, 16, 16)
-    batch = TreeBatch.build([part(rng, 10, 40, 0, 40, list(range(4)))], DEVICE)
+    parts = [part(rng, 10, 40, 0, 40, list(range(4)))]
+    batch = TreeBatch.build(parts, DEVICE)
     query, rows = torch.randn(40, 4, 16, device=DEVICE), torch.randn(64, 32, device=DEVICE)
-    wanted = tree_attention.tree_attention_reference(query, rows, heads, batch, scale=0.2)
+    wanted = on_host(query, rows, heads, parts, 0.2)
     seen = torch.arange(26)
     slots = batch.table[0].cpu().long()[seen // 16] * 16 + seen % 16
     poisoned = torch.full_like(rows, torch.nan)
@@ -83,7 +84,8 @@ def test_tiles_reach_no_further_than_their_rows_see():
 def test_a_context_is_cut_into_as_many_parts_as_it_is_worth(monkeypatch, context, parts):
     """However many the grid has, as a captured graph's must: no more are written, or read."""
     rng, heads, lengths = np.random.default_rng(0), tree_attention.Heads(1, 16, 16), []
-    batch = TreeBatch.build([part(rng, context, 1, 0, 1, list(range(70)))], DEVICE)
+    own = [part(rng, context, 1, 0, 1, list(range(70)))]
+    batch = TreeBatch.build(own, DEVICE)
     query, rows = torch.randn(1, 2, 16, device=DEVICE), torch.randn(70 * 16, 32, device=DEVICE)
     call = tree_attention.Launch.__call__
 
@@ -95,7 +97,7 @@ def test_a_context_is_cut_into_as_many_parts_as_it_is_worth(monkeypatch, context
     monkeypatch.setattr(tree_attention.Launch, "__call__", note)
     got = tree_attention.tree_attention(query, rows, heads, batch, scale=0.2, splits=8, keys=32)
     assert lengths == [parts]
-    near(got, tree_attention.tree_attention_reference(query, rows, heads, batch, scale=0.2), 3e-6)
+    near(got, on_host(query, rows, heads, own, 0.2), 3e-6)
 
 
 def test_a_device_is_filled_and_no_more():

@@ -132,20 +132,6 @@ def test_what_is_longer_than_a_lane_takes_none():
     assert [pool.take(12) for _ in range(3)] == [[*range(12)], [*range(12, 24)], [*range(24, 36)]]
 
 
-def test_stretches_may_reach_beyond_the_last_slot():
-    """The shorter of contexts that are read together, in the last blocks: what lies behind it is masked."""
-    store = cache(12)
-    for part in (key for parts in store.parts for key in parts):
-        part.copy_(torch.arange(part.numel()).view(part.shape))
-    for layer in range(len(LAYERS)):
-        for stretches, whole in zip(
-            store.read(layer, 0, 190, 2, 176), (store.key[layer], store.value[layer]), strict=True
-        ):
-            assert stretches.shape[1:3] == (2, 190)
-            assert torch.equal(stretches[:, 0], whole[:, :190])
-            assert torch.equal(stretches[:, 1, :32], whole[:, 176:])
-
-
 @pytest.mark.parametrize("backend", Backend)
 @given(path=st.lists(st.integers(0, 19), min_size=1, max_size=8, unique=True).map(sorted))
 def test_an_accepted_path_moves_safely_onto_itself(backend, path):

@@ -82,7 +82,7 @@ class TrueFeatures:
     def _keeper(self, layer: Any) -> Any:  # noqa: ANN401
         def keep(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any], out: Any) -> None:  # noqa: ANN401
             rows = out[0] if layer == FINAL else given[0] if given else named["hidden_states"]
-            self._pass[layer] = named["batch"].as_given(rows[0]).float().cpu()
+            self._pass[layer] = rows[0].float().cpu()
 
         return keep
 

@@ -108,7 +108,7 @@ class HeadSide:
             made = stack.enter_context(kept(modules))
             out = forward(segments, hidden)
         tensors = {name: ("committed", x) for name, x in self._combined.items()}
-        tensors |= {name: ("given", calls[0].batch.as_given(x)) for name, x in made.items() if name != "norm"}
+        tensors |= {name: ("given", x) for name, x in made.items() if name != "norm"}
         tensors |= {"fed back": ("given", hidden), "mask_hidden": ("masked", hidden), "lm_head": ("wanted", out[0])}
         if is_three:
             tensors |= {"fc": ("given", hidden), "norm": ("wanted", made["norm"])}

@@ -96,7 +96,7 @@ class ModelSide:
             out = forward(segments)
         first = calls["layers.0"]
         every = {"embedding": first.hidden, "norm": norms[-1]}
-        tensors = {name: ("given", first.batch.as_given(x)) for name, x in every.items()}
+        tensors = {name: ("given", x) for name, x in every.items()}
         return out, Seen(calls, tensors | {"lm_head": ("wanted", torch.cat(out[0]))})
 
 

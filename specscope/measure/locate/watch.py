@@ -116,12 +116,12 @@ class ModelWatch:
         yield from self.side.first(part, right)
         for name, values in (("tokens", batch.tokens[0]), ("positions", batch.positions[0])):
             due = torch.tensor([getattr(row, name.removesuffix("s")) for row in rows])[:, None]
-            ours = batch.as_given(values)[part.given, None].cpu()
+            ours = values[part.given, None].cpu()
             yield HeldPair(name, ours, due, rows, code=seen.code.get(name, ""), exact=True)
         for name, due in right.taps.items():
             due = due.flatten(1)
             if (call := seen.calls.get(name)) is not None:
-                ours = batch.as_given(call.out)[part.given].float().cpu()
+                ours = call.out[part.given].float().cpu()
                 inside = partial(self._inside, name, call, part, right)
                 code = code_of(FusedLayer.run if call.fused is not None else call.module)
                 yield HeldPair(name, ours, due, rows, code=code, certain=False, inside=inside)
@@ -136,14 +136,14 @@ class ModelWatch:
         self, layer: str, call: LayerCall, part: FedPart, right: ReferencePass, limit: float
     ) -> Iterator[HeldPair]:
         """The operations of one layer, run again."""
-        again, batch, every = layer_again(call), call.batch, right.inside(layer)
+        again, every = layer_again(call), right.inside(layer)
         slots = part.segment.table.slots(0, len(right.keys)).tolist()
         cache = {"keys": call.cache.key[call.layer], "values": call.cache.value[call.layer]}
         allowed, groups = None if self.side.by_operation else limit, _experts(every)
         for short, due in every.items():
             name, code, rows = f"{layer}.{short}", again.code.get(short, ""), right.rows
             if short == "self_attn.scores" and again.weights is not None:
-                weights = batch.as_given(again.weights(slots))[part.given].cpu()
+                weights = again.weights(slots)[part.given].cpu()
                 due = due.exp().reshape(weights.shape)
                 weights = _to_the_same_sum(weights, due)
                 yield HeldPair(name, weights, due, rows, code=code, keys=right.keys, allowed=allowed)
@@ -151,7 +151,7 @@ class ModelWatch:
             if short.endswith(" read"):
                 ours, rows = cache[short.split(".")[1].split()[0]][:, slots].transpose(0, 1).flatten(1), right.keys
             elif short in again.taps:
-                ours = batch.as_given(again.taps[short])[part.given]
+                ours = again.taps[short][part.given]
             else:
                 continue
             if ours.shape == (due := self.side.ordered(short, due.flatten(1))).shape:
@@ -159,7 +159,7 @@ class ModelWatch:
                 pair = HeldPair(name, ours.float().cpu(), due, rows, heads, code, allowed=allowed)
                 yield replace(pair, groups=groups if rows is right.rows else {}, bias=_bias(call, short, due))
         if not again.same and call.fused is not None and call.fused.compiled is not None:
-            due, out = right.taps[layer].flatten(1), batch.as_given(call.out)[part.given].float().cpu()
+            due, out = right.taps[layer].flatten(1), call.out[part.given].float().cpu()
             yield HeldPair(layer, out, due, right.rows, code=code_of(call.fused.compiled), looks=COMPILED)
 
 

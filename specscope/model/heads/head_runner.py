@@ -133,7 +133,7 @@ class HeadRunner:
     @torch.inference_mode()
     def _run(self, batch: Batch, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """`forward` of a batch that is laid out."""
-        head, hidden = self.head, batch.as_laid_out(hidden)
+        head = self.head
         x, projected = head.prepare(self.loaded.embedding(batch.tokens[0]), hidden)
         cos, sin = self._turns[batch.positions[0]].unbind(1)
         x = self.layer.run(x, projected, (cos, sin), batch, self.cache)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -12,12 +14,12 @@ from specscope.speculate.verify.inputs import VerifyBatch
 from specscope.trace.record.records import Verdict
 
 
-def verify(batch: VerifyBatch) -> list[Verdict]:
-    """A verdict for each tree: as host.verify, on the same coins."""
+def verify(batch: VerifyBatch, **how: Any) -> list[Verdict]:  # noqa: ANN401
+    """A verdict for each tree: as host.verify, on the same coins. `how`: of tree_verify."""
     target = batch.target
     trees = batch.trees.on(target.p.device)
     q = torch.stack(list(batch.q)) if batch.q else None
-    read = tree_verify(trees, target.p, target.choices, q).to_host()
+    read = tree_verify(trees, target.p, target.choices, q, **how).to_host()
     del read["final_row"]  # where the final token was drawn: the path says it
     return BatchEvidence(coin=batch.trees.coin, **read).verdicts(batch)  # type: ignore[arg-type]
 

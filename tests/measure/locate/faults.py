@@ -83,13 +83,12 @@ def softmax_in_bfloat16(patch: pytest.MonkeyPatch, engine: Engine) -> None:
     """The attention's softmax is computed in bfloat16."""
     layers_of(engine)
 
-    def attend(query, key, value, bias, scale, softcap=None):
-        scores = (query @ key.transpose(2, 3)) * scale
-        scores = (scores if bias is None else scores + bias).bfloat16()
-        weights = scores.softmax(-1)
-        return weights.to(value.dtype) @ value, scores.float().logsumexp(-1)
+    def fused(query, key, value, reading, variant):
+        scores = query @ key[:, None].transpose(2, 3) * variant.scale
+        weights = scores.masked_fill(~reading.seen, -torch.inf).bfloat16().softmax(-1)
+        return weights.to(value.dtype) @ value[:, None]
 
-    patch.setattr(attention, "attend", attend)
+    patch.setattr(attention, "_fused", fused)
 
 
 def head_zeroed(patch: pytest.MonkeyPatch, engine: Engine) -> None:
