@@ -14,17 +14,8 @@ from torch.nn import functional
 from benchmarks.paired import write_figures
 from specscope.errors import UserError
 from specscope.kernels import tree_attention, tree_verify
-from specscope.kernels.flat_trees import (
-    DETERMINISTIC,
-    NOBODY,
-    REJECTED,
-    WITHOUT_REPLACEMENT,
-    FlatTrees,
-    Tree,
-    TreeTensors,
-    Verdicts,
-)
-from specscope.kernels.tree_batch import Part, TreeBatch
+from specscope.kernels.flat_trees import NOBODY, REJECTED, WITHOUT_REPLACEMENT, FlatTrees, Tree
+from specscope.kernels.tree_batch import LayerShape, Part, TreeBatch
 from specscope.measure.device import copy_bandwidth, device_info, seconds
 from specscope.terminal import text_console
 
@@ -112,10 +103,10 @@ def _attention(work: Work, context: int, nodes: int, device: torch.device, took:
         for i in range(work.batch)
     ]
     batch = TreeBatch.build(parts, device)
-    heads = tree_attention.Heads(work.heads, work.size, work.size)
+    heads = LayerShape(work.heads, work.size, work.size)
     rows = torch.randn(work.batch * per * BLOCK, 2 * work.heads * work.size, device=device).to(work.dtype)
     query = torch.randn(work.batch * fed, work.heads * work.fold, work.size, device=device).to(work.dtype)
-    size = attention_bytes(query, rows, heads, batch)
+    size = work.batch * (context + fed) * rows[0].nbytes + 2 * query.nbytes  # each key and value once
     scale = work.size**-0.5
     name = f"{context:,} of context, {nodes} nodes"
     yield took(
@@ -137,14 +128,6 @@ def _attention(work: Work, context: int, nodes: int, device: torch.device, took:
     )
     if device.type == "cuda":
         yield took(f"FlexAttention, {name}", size, _flex(q, key, value, seen, device))
-
-
-def attention_bytes(query: Tensor, rows: Tensor, heads: tree_attention.Heads, batch: TreeBatch) -> int:
-    """Bytes that tree_attention moves at least: every visible key and value once, queries and outputs."""
-    starts = batch.first_slot.tolist()
-    slots = int(batch.context.sum()) + int(starts[-1])
-    out = query.shape[0] * query.shape[1] * (heads.key_size + heads.value_size) * query.element_size()
-    return slots * rows.shape[1] * rows.element_size() + out
 
 
 def _flex(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, device: torch.device) -> Callable[[], object]:
@@ -173,14 +156,7 @@ def _verification(work: Work, device: torch.device, took: Took) -> Iterator[Meas
         )
     flat, choices = FlatTrees.build(trees).on(device), torch.zeros(0, dtype=torch.int64, device=device)
     verify = lambda: tree_verify.tree_verify(flat, p, choices, q)  # noqa: E731
-    moved = verify_bytes(flat, verify(), p)
-    yield took("tree_verify, 64 nodes each", moved, verify)
-
-
-def verify_bytes(trees: TreeTensors, verdicts: Verdicts, p: Tensor) -> int:
-    """Bytes that any verification of these sampled trees must read: rows of p and q where a pass was needed, once."""
-    rejected = verdicts.outcome == REJECTED
-    parents = trees.parent[rejected].unique()
-    sampled = trees.parent[rejected & (trees.drawn != DETERMINISTIC)].unique()
-    rows = len(torch.cat([parents, verdicts.final_row.to(parents.dtype)]).unique()) + len(sampled)
-    return rows * p.shape[1] * p.element_size()
+    verdicts = verify()
+    parents = flat.parent[verdicts.outcome == REJECTED].unique()  # there a pass needs a row of p and one of q
+    passes = len(torch.cat([parents, verdicts.final_row.int()]).unique()) + len(parents)
+    yield took("tree_verify, 64 nodes each", passes * p[0].nbytes, verify)

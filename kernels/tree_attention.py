@@ -8,8 +8,6 @@ and the parts are joined by a second launch (flash-decoding, Dao et al. 2023).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -17,7 +15,7 @@ from torch import Tensor
 
 from specscope.kernels import launch
 from specscope.kernels.launch import Launch, interpreted
-from specscope.kernels.tree_batch import BLOCK_SIZE, TreeBatch
+from specscope.kernels.tree_batch import BLOCK_SIZE, LayerShape, TreeBatch
 
 LEAST_TILE = 16  # rows that a matrix unit takes at least
 MOST_TILE = 64
@@ -27,19 +25,10 @@ BUFFERS = ((64, 3), (64, 2), (32, 3), (32, 2), (16, 3), (16, 2), (16, 1))  # (ke
 WIDEN = tl.constexpr(interpreted())  # Triton's interpreter multiplies bfloat16 as if it were integers
 
 
-@dataclass(frozen=True)
-class Heads:
-    """What a layer keeps of a token: keys of every head, then values, in one row."""
-
-    count: int
-    key_size: int
-    value_size: int
-
-
 def tree_attention(
     query: Tensor,
     rows: Tensor,
-    heads: Heads,
+    shape: LayerShape,
     batch: TreeBatch,
     *,
     scale: float,
@@ -52,38 +41,38 @@ def tree_attention(
 ) -> Tensor:
     """softmax(softcap(q k^T * scale) + mask) v of every row. Returns [N, H, value size] in the query's dtype.
 
-    query [N, H, key size]; rows [slots, count * (key size + value size)] a layer of the cache, with the rows' own
+    query [N, H, key size]; rows [slots, width] a layer of the cache, with the rows' own
     keys and values in it; sinks [H]. `splits`: into how many parts a context is cut at most; `keys`: how many are read
     at a time; `least`: blocks of so many in a part at least. None: as the device needs. Sums are float32.
     """
     n, query_heads, _ = query.shape
     device = launch.limits(query.device)
     variant = {"WINDOW": window or 0, "SOFTCAP": softcap is not None, "SINKS": sinks is not None}
-    tile, blocks = tile_of(heads, query_heads // heads.count, batch.most, query.dtype.itemsize, device.shared)
+    tile, blocks = tile_of(shape, query_heads // shape.heads, batch.most, query.dtype.itemsize, device.shared)
     blocks = blocks if keys is None else (keys, blocks[1])
-    tiles = triton.cdiv(batch.most, tile // (query_heads // heads.count))
-    programs = len(batch.context) * tiles * heads.count
+    tiles = triton.cdiv(batch.most, tile // (query_heads // shape.heads))
+    programs = len(batch.context) * tiles * shape.heads
     splits = splits_of(programs, batch.longest, blocks[0], device.multiprocessors) if splits is None else splits
-    out = query.new_empty(n, query_heads, heads.value_size)
+    out = query.new_empty(n, query_heads, shape.value_size)
     parts = sums = out
     if splits > 1:
-        parts = torch.empty(splits, n, query_heads, heads.value_size, dtype=torch.float32, device=query.device)
+        parts = torch.empty(splits, n, query_heads, shape.value_size, dtype=torch.float32, device=query.device)
         sums = torch.empty(splits, n, query_heads, 2, dtype=torch.float32, device=query.device)
-    attend_launch(heads, query_heads, tile, *blocks, LEAST=least, SPLIT=splits > 1, **variant)(
-        (len(batch.context) * tiles, heads.count, splits),
+    attend_launch(shape, query_heads, tile, *blocks, LEAST=least, SPLIT=splits > 1, **variant)(
+        (len(batch.context) * tiles, shape.heads, splits),
         *(query, query.stride(0), query.stride(1), rows, rows.stride(0)),
         *(out, parts, sums, sums if sinks is None else sinks, n, tiles),
         *(batch.table, batch.table.stride(0), batch.context, batch.first_row, batch.first_slot, batch.positions),
         *(batch.reach, batch.mask, batch.mask.stride(0), scale, softcap or 0.0),
     )
     if splits > 1:
-        join_launch(heads, query_heads, SINKS=sinks is not None)(
+        join_launch(shape, query_heads, SINKS=sinks is not None)(
             (n, query_heads), parts, sums, sums if sinks is None else sinks, out, n, splits
         )
     return out
 
 
-def tile_of(heads: Heads, fold: int, max_rows: int, itemsize: int, shared: int) -> tuple[int, tuple[int, int]]:
+def tile_of(shape: LayerShape, fold: int, max_rows: int, itemsize: int, shared: int) -> tuple[int, tuple[int, int]]:
     """Rows of a tile where `fold` query heads share a key and a sequence feeds `max_rows`; (keys, blocks) of BUFFERS.
 
     The first of BUFFERS that a program's shared memory holds: a tile of the query and of the weights, and the keys and
@@ -91,7 +80,7 @@ def tile_of(heads: Heads, fold: int, max_rows: int, itemsize: int, shared: int) 
     """
     largest = MOST_TILE if itemsize < 4 else LEAST_TILE  # no matrix unit takes float32: large tiles compile for minutes
     tile = max(LEAST_TILE, min(largest, triton.next_power_of_2(max_rows * fold)), triton.next_power_of_2(fold))
-    key, value = triton.next_power_of_2(heads.key_size), triton.next_power_of_2(heads.value_size)
+    key, value = triton.next_power_of_2(shape.key_size), triton.next_power_of_2(shape.value_size)
     for keys, blocks in BUFFERS:
         if (tile * (key + keys) + blocks * keys * (key + value)) * itemsize <= shared:
             break
@@ -104,21 +93,21 @@ def splits_of(programs: int, longest: int, keys: int, multiprocessors: int) -> i
     return max(1, min(wanted, longest // (LEAST_BLOCKS * keys), MOST_SPLITS))
 
 
-def attend_launch(heads: Heads, query_heads: int, tile: int, keys: int, blocks: int, **variant: int) -> Launch:
+def attend_launch(shape: LayerShape, query_heads: int, tile: int, keys: int, blocks: int, **variant: int) -> Launch:
     """One tile of rows of one key head and one part of a context; `variant`: the constants that layers differ in."""
-    key, value = triton.next_power_of_2(heads.key_size), triton.next_power_of_2(heads.value_size)
+    key, value = triton.next_power_of_2(shape.key_size), triton.next_power_of_2(shape.value_size)
     constants = {
-        **{"HEADS": query_heads, "FOLD": query_heads // heads.count, "VALUES_AT": heads.count * heads.key_size},
-        **{"KEY": heads.key_size, "VALUE": heads.value_size, "KEY_WIDE": key, "VALUE_WIDE": value},
+        **{"HEADS": query_heads, "FOLD": query_heads // shape.heads, "VALUES_AT": shape.heads * shape.key_size},
+        **{"KEY": shape.key_size, "VALUE": shape.value_size, "KEY_WIDE": key, "VALUE_WIDE": value},
         **{"TILE": tile, "KEYS": keys, "BLOCK": BLOCK_SIZE, **variant},
     }
     return Launch(_attend, constants, warps=8 if tile * value > MOST_TILE * 128 else 4, stages=blocks)
 
 
-def join_launch(heads: Heads, query_heads: int, **variant: int) -> Launch:
+def join_launch(shape: LayerShape, query_heads: int, **variant: int) -> Launch:
     """One row and query head."""
-    wide = triton.next_power_of_2(heads.value_size)
-    constants = {"HEADS": query_heads, "VALUE": heads.value_size, "VALUE_WIDE": wide, "MOST": MOST_SPLITS, **variant}
+    wide = triton.next_power_of_2(shape.value_size)
+    constants = {"HEADS": query_heads, "VALUE": shape.value_size, "VALUE_WIDE": wide, "MOST": MOST_SPLITS, **variant}
     return Launch(_join, constants, warps=8 if wide > 128 else 4)
 
 

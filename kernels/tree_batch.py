@@ -16,6 +16,38 @@ WORD = 64  # slots of the window that one word of the mask tells of
 
 
 @dataclass(frozen=True)
+class LayerShape:
+    """What one layer keeps of a token: heads and the sizes of a key and of a value."""
+
+    heads: int
+    key_size: int
+    value_size: int
+
+    @property
+    def width(self) -> int:
+        """Numbers in a slot: the keys of every head, then their values."""
+        return self.heads * (self.key_size + self.value_size)
+
+    @property
+    def parts(self) -> list[tuple[int, int]]:
+        """Heads and size of what a processor keeps apart: keys and values are one part where they are of one size."""
+        if self.key_size == self.value_size:
+            return [(2 * self.heads, self.key_size)]
+        return [(self.heads, self.key_size), (self.heads, self.value_size)]
+
+    def split(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Slots [..., slots, width] as keys [..., heads, slots, key size] and values [..., heads, slots, value size].
+
+        Both are views.
+        """
+        key, value = rows.tensor_split((self.heads * self.key_size,), dim=-1)
+        return (
+            key.unflatten(-1, (self.heads, self.key_size)).transpose(-3, -2),
+            value.unflatten(-1, (self.heads, self.value_size)).transpose(-3, -2),
+        )
+
+
+@dataclass(frozen=True)
 class Part:
     """One sequence's part of a batch: the rows that it feeds, and what they may see."""
 

@@ -108,16 +108,13 @@ def _attention(device: torch.device, sizes: Sizes, dtype: torch.dtype, nodes: in
     blocks = np.random.default_rng(0).permutation(2 * per)
     tables = [BlockTable(blocks[i::2].tolist()) for i in range(2)]
     segments = [Segment.of_tree(table, sizes.context, [0] * pending, tree, logits=True) for table in tables]
-    heads = LayerShape(sizes.heads, sizes.size, sizes.size)
+    shape, scale, cpu = LayerShape(sizes.heads, sizes.size, sizes.size), sizes.size**-0.5, torch.device("cpu")
     query = _random(device, dtype, 2 * (pending + nodes), 4 * sizes.heads, sizes.size)
-    rows = _random(device, dtype, 2 * per * BLOCK_SIZE, heads.width)
+    rows = _random(device, dtype, 2 * per * BLOCK_SIZE, shape.width)
     batch = TreeBatch.build([segment.part for segment in segments], device)
-    kept = tree_attention.Heads(heads.heads, heads.key_size, heads.value_size)
-    got = tree_attention.tree_attention(query, rows, kept, batch, scale=sizes.size**-0.5, splits=splits)
-    cpu = torch.device("cpu")
-    cache = KVCache([heads], 2 * per, torch.float64, cpu)
+    got = tree_attention.tree_attention(query, rows, shape, batch, scale=scale, splits=splits)
+    cache, variant = KVCache([shape], 2 * per, torch.float64, cpu), Variant(scale, None, None, None)
     cache.write_rows(0, torch.arange(len(rows)), rows.cpu().double())
-    variant = Variant(sizes.size**-0.5, None, None, None)
     wanted = paged_attention(query.cpu().double(), 0, cache, Batch.build(segments, cpu), variant)
     return _near(got, wanted, BOUND[dtype])
 

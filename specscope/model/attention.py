@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import AttentionInterface
 
-from specscope.model.batch import Batch, Reading
+from specscope.model.batch import Batch, Reach
 from specscope.model.kv_cache import KVCache
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def paged_attention(query: Tensor, layer: int, cache: KVCache, batch: Batch, var
     return out.permute(2, 0, 1, 3).flatten(1, 2)
 
 
-def _fused(query: Tensor, key: Tensor, value: Tensor, reading: Reading, variant: Variant) -> Tensor:
+def _fused(query: Tensor, key: Tensor, value: Tensor, reading: Reach, variant: Variant) -> Tensor:
     """torch's own attention. query [Hkv, fold, M, D], key [Hkv, K, D], value [Hkv, K, E]: [Hkv, fold, M, E]."""
     _, fold, rows, _ = query.shape
     bias = reading.bias(query.dtype, fold if rows <= FEW else 1)
@@ -66,14 +66,14 @@ def _fused(query: Tensor, key: Tensor, value: Tensor, reading: Reading, variant:
     return out.view(-1, fold, rows, out.shape[-1])
 
 
-def _masked(query: Tensor, key: Tensor, value: Tensor, reading: Reading, variant: Variant) -> Tensor:
+def _masked(query: Tensor, key: Tensor, value: Tensor, reading: Reach, variant: Variant) -> Tensor:
     """The same in plain operators, for every variant."""
     weights = _weights(query, key, reading, variant).to(value.dtype)
     out: Tensor = (weights.flatten(1, 2) @ value).unflatten(1, weights.shape[1:3])
     return out
 
 
-def _weights(query: Tensor, key: Tensor, reading: Reading, variant: Variant) -> Tensor:
+def _weights(query: Tensor, key: Tensor, reading: Reach, variant: Variant) -> Tensor:
     """float32 [Hkv, fold, M, K]: 0 where a row does not see a slot."""
     flat = (query.flatten(1, 2) @ key.transpose(1, 2)).float() * variant.scale
     scores: Tensor = flat.unflatten(1, query.shape[1:3])
@@ -86,7 +86,7 @@ def _weights(query: Tensor, key: Tensor, reading: Reading, variant: Variant) -> 
     return scores.softmax(-1)[..., : key.shape[1]]
 
 
-def _kept_apart(query: Tensor, key: Tensor, value: Tensor, reading: Reading, variant: Variant) -> Tensor:
+def _kept_apart(query: Tensor, key: Tensor, value: Tensor, reading: Reach, variant: Variant) -> Tensor:
     """The same where something is not finite, which reaches only the rows that see it: 0 x NaN is NaN.
 
     In float32: a product in bfloat16 lets it into other rows.
@@ -99,14 +99,12 @@ def _kept_apart(query: Tensor, key: Tensor, value: Tensor, reading: Reading, var
 
 
 def _kernel_attention(query: Tensor, layer: int, cache: KVCache, batch: TreeBatch, variant: Variant) -> Tensor:
-    from specscope.kernels.tree_attention import Heads, tree_attention  # triton is imported only where it runs
+    from specscope.kernels.tree_attention import tree_attention  # triton is imported only where it runs
 
-    shape = cache.layers[layer]
-    heads = Heads(shape.heads, shape.key_size, shape.value_size)
     return tree_attention(
         query,
         cache.rows[layer],
-        heads,
+        cache.layers[layer],
         batch,
         scale=variant.scale,
         window=variant.window,

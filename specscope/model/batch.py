@@ -76,7 +76,7 @@ class Segment:
 
 
 @dataclass
-class Reading:
+class Reach:
     """What the rows of one sequence read of the cache in a layer: M rows, K slots. For the torch backend."""
 
     rows: slice  # of the batch
@@ -85,7 +85,7 @@ class Reading:
     _bias: dict[tuple[torch.dtype, int], Tensor | None] = field(default_factory=dict)
 
     @staticmethod
-    def of(segment: Segment, first: int, window: int | None, device: torch.device) -> Reading:
+    def of(segment: Segment, first: int, window: int | None, device: torch.device) -> Reach:
         """`first`: the segment's first row in the batch; `window`: how many positions a row looks back."""
         rows = len(segment.tokens)
         own = segment.positions[len(segment.positions) - rows :]
@@ -101,7 +101,7 @@ class Reading:
             slots = slice(begin, begin + segment.length - start)
         else:
             slots = put(segment.table.slots(start, segment.length), device)
-        return Reading(slice(first, first + rows), slots, put(seen, device))
+        return Reach(slice(first, first + rows), slots, put(seen, device))
 
     def bias(self, dtype: torch.dtype, fold: int) -> Tensor | None:
         """Additive mask [1, 1, fold * M, K]: 0 where a row sees a slot, least where not; None where all is seen."""
@@ -122,14 +122,14 @@ class Batch:
     wanted: Tensor  # int64 [R] rows whose logits are needed
     tree: TreeBatch | None = None  # for the triton backend
     segments: Sequence[Segment] = ()  # for the torch backend
-    _readings: dict[int | None, list[Reading]] = field(default_factory=dict)
+    _readings: dict[int | None, list[Reach]] = field(default_factory=dict)
 
-    def readings(self, window: int | None) -> list[Reading]:
+    def readings(self, window: int | None) -> list[Reach]:
         """What each segment's rows read in a layer whose rows look so far back."""
         if window not in self._readings:
             first = np.cumsum([0] + [len(s.tokens) for s in self.segments]).tolist()
             own = zip(self.segments, first, strict=False)
-            self._readings[window] = [Reading.of(s, row, window, self.tokens.device) for s, row in own]
+            self._readings[window] = [Reach.of(s, row, window, self.tokens.device) for s, row in own]
         return self._readings[window]
 
     @cached_property

@@ -15,10 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specscope.kernels.tree_batch import put
+from specscope.kernels.tree_batch import BLOCK_SIZE, LayerShape, put
 from specscope.model.places import Backend
 
-BLOCK_SIZE = 16
 PAGE = 4096  # bytes that a system hands out at least
 
 
@@ -117,38 +116,6 @@ class BlockTable:
         positions, first = np.arange(start, end), start // BLOCK_SIZE
         blocks = np.asarray(self.blocks[first : -(-end // BLOCK_SIZE)], dtype=np.int64)
         return blocks[positions // BLOCK_SIZE - first] * BLOCK_SIZE + positions % BLOCK_SIZE
-
-
-@dataclass(frozen=True)
-class LayerShape:
-    """What one layer keeps of a token: heads and the sizes of a key and of a value."""
-
-    heads: int
-    key_size: int
-    value_size: int
-
-    @property
-    def width(self) -> int:
-        """Numbers in a slot: the keys of every head, then their values."""
-        return self.heads * (self.key_size + self.value_size)
-
-    @property
-    def parts(self) -> list[tuple[int, int]]:
-        """Heads and size of what a processor keeps apart: keys and values are one part where they are of one size."""
-        if self.key_size == self.value_size:
-            return [(2 * self.heads, self.key_size)]
-        return [(self.heads, self.key_size), (self.heads, self.value_size)]
-
-    def split(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Slots [..., slots, width] as keys [..., heads, slots, key size] and values [..., heads, slots, value size].
-
-        Both are views.
-        """
-        key, value = rows.tensor_split((self.heads * self.key_size,), dim=-1)
-        return (
-            key.unflatten(-1, (self.heads, self.key_size)).transpose(-3, -2),
-            value.unflatten(-1, (self.heads, self.value_size)).transpose(-3, -2),
-        )
 
 
 class KVCache:

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 
 from specscope.kernels.flat_trees import WITH_REPLACEMENT
-from specscope.kernels.tree_batch import BLOCK_SIZE, Part, TreeBatch
+from specscope.kernels.tree_batch import BLOCK_SIZE, LayerShape, Part, TreeBatch
 from specscope.model.attention import Variant, paged_attention
 from specscope.model.batch import Batch, Segment
-from specscope.model.kv_cache import BlockTable, KVCache, LayerShape
+from specscope.model.kv_cache import BlockTable, KVCache
 from specscope.speculate.sampling import TargetRows
 from specscope.speculate.verify import host
 from specscope.speculate.verify.evidence import BatchEvidence
@@ -18,7 +18,6 @@ from specscope.speculate.verify.inputs import VerifyBatch, VerifyInput
 from specscope.trace.record.tree import DraftTree
 from tests.kernels import DEVICE
 
-F64 = torch.float64
 # A sum of float32 products in another order, and the rounding of what comes out; half types round weights too.
 BOUND = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
@@ -80,14 +79,14 @@ def check_attention(
     module, rng, dtype=torch.float32, *, size=64, most_context=70, most_nodes=12, requests=3, wrong=None, **how
 ):
     """One random batch through tree_attention; `wrong`: what stands in slots of nobody and in one of a window."""
-    heads = module.Heads(int(rng.integers(1, 3)), size, int(how.pop("value_size", size)))
+    shape = LayerShape(int(rng.integers(1, 3)), size, int(how.pop("value_size", size)))
     fold = int(how.pop("fold", rng.integers(1, 5)))
     parts, slots = random_parts(rng, most_context, most_nodes, requests)
     batch = TreeBatch.build(parts, DEVICE)
     seed = torch.Generator().manual_seed(int(rng.integers(1 << 30)))
     make = lambda *shape: torch.randn(*shape, generator=seed).to(dtype).to(DEVICE)  # noqa: E731
-    query = make(sum(len(p.mask) for p in parts), heads.count * fold, size)
-    rows = make(slots, heads.count * (heads.key_size + heads.value_size))
+    query = make(sum(len(p.mask) for p in parts), shape.heads * fold, size)
+    rows = make(slots, shape.width)
     if wrong is not None:
         of = [np.array(p.blocks)[:, None] * BLOCK_SIZE + np.arange(BLOCK_SIZE) for p in parts]  # slots
         own = [each.ravel()[: p.context + p.mask.shape[1]] for p, each in zip(parts, of, strict=True)]
@@ -95,20 +94,20 @@ def check_attention(
         rows[rng.choice(own[0][parts[0].context :])] = wrong
     named = {key: how[key] for key in ("window", "softcap") if how.get(key) is not None}
     if how.get("sinks"):
-        named["sinks"] = make(heads.count * fold)
+        named["sinks"] = make(shape.heads * fold)
     how = {"splits": 1, "keys": 32, **{key: how[key] for key in ("splits", "keys") if key in how}}
-    got = module.tree_attention(query, rows, heads, batch, scale=size**-0.5, least=1, **named, **how)
+    got = module.tree_attention(query, rows, shape, batch, scale=size**-0.5, least=1, **named, **how)
     assert got.dtype is dtype
-    wanted = on_host(query, rows, heads, parts, size**-0.5, **named)
+    wanted = on_host(query, rows, shape, parts, size**-0.5, **named)
     sees_it = wanted.isnan().flatten(1).any(1)
     assert not got[sees_it].isfinite().any()
     near(got[~sees_it], wanted[~sees_it], BOUND[dtype])
 
 
-def on_host(query, rows, heads, parts, scale, window=None, softcap=None, sinks=None):
+def on_host(query, rows, shape, parts, scale, window=None, softcap=None, sinks=None):
     """The same by the torch backend, in float64."""
     cpu = torch.device("cpu")
-    cache = KVCache([LayerShape(heads.count, heads.key_size, heads.value_size)], len(rows) // BLOCK_SIZE, F64, cpu)
+    cache = KVCache([shape], len(rows) // BLOCK_SIZE, torch.float64, cpu)
     cache.write_rows(0, torch.arange(len(rows)), rows.cpu().double())
     segments = [
         Segment(BlockTable(list(p.blocks)), [0] * len(p.mask), p.context, p.positions, p.mask, ()) for p in parts

@@ -17,7 +17,7 @@ import torch
 from specscope.kernels import launch, tree_attention, tree_verify
 from specscope.kernels.flat_trees import DETERMINISTIC, WITHOUT_REPLACEMENT
 from specscope.kernels.launch import A100, B200, H100, Launch, watch_variants
-from specscope.kernels.tree_batch import Part, TreeBatch
+from specscope.kernels.tree_batch import LayerShape, Part, TreeBatch
 from tests.kernels.cases import random_batch, work_of
 
 DEVICES = {80: A100, 90: H100, 100: B200}
@@ -48,7 +48,7 @@ def attend(heads, fold, dtype, rows, context, **variant):
     query = torch.zeros(rows, count * fold, size, dtype=dtype)
     if variant.pop("sinks", False):
         variant["sinks"] = torch.zeros(count * fold, dtype=dtype)
-    tree_attention.tree_attention(query, layer, tree_attention.Heads(*heads), batch, scale=0.1, **variant)
+    tree_attention.tree_attention(query, layer, LayerShape(*heads), batch, scale=0.1, **variant)
 
 
 def check(capability, variants):

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specscope.kernels import tree_attention
-from specscope.kernels.tree_batch import TreeBatch
+from specscope.kernels.tree_batch import LayerShape, TreeBatch
 from tests.kernels import DEVICE
 from tests.kernels.cases import check_attention, near, on_host, part
 
@@ -66,7 +66,7 @@ def test_long_contexts(splits):
 
 def test_tiles_reach_no_further_than_their_rows_see():
     """Of a chunk of 40 rows in tiles of 16, the first tile reads no slot that only later rows see: those hold NaN."""
-    rng, heads = np.random.default_rng(0), tree_attention.Heads(1, 16, 16)
+    rng, heads = np.random.default_rng(0), LayerShape(1, 16, 16)
     parts = [part(rng, 10, 40, 0, 40, list(range(4)))]
     batch = TreeBatch.build(parts, DEVICE)
     query, rows = torch.randn(40, 4, 16, device=DEVICE), torch.randn(64, 32, device=DEVICE)
@@ -83,7 +83,7 @@ def test_tiles_reach_no_further_than_their_rows_see():
 @pytest.mark.parametrize(("context", "parts"), [(20, 1), (200, 2), (1000, 8)])
 def test_a_context_is_cut_into_as_many_parts_as_it_is_worth(monkeypatch, context, parts):
     """However many the grid has, as a captured graph's must: no more are written, or read."""
-    rng, heads, lengths = np.random.default_rng(0), tree_attention.Heads(1, 16, 16), []
+    rng, heads, lengths = np.random.default_rng(0), LayerShape(1, 16, 16), []
     own = [part(rng, context, 1, 0, 1, list(range(70)))]
     batch = TreeBatch.build(own, DEVICE)
     query, rows = torch.randn(1, 2, 16, device=DEVICE), torch.randn(70 * 16, 32, device=DEVICE)

@@ -16,10 +16,8 @@ from specscope.trace.record.records import Verdict
 
 def verify(batch: VerifyBatch, **how: Any) -> list[Verdict]:  # noqa: ANN401
     """A verdict for each tree: as host.verify, on the same coins. `how`: of tree_verify."""
-    target = batch.target
-    trees = batch.trees.on(target.p.device)
-    q = torch.stack(list(batch.q)) if batch.q else None
-    read = tree_verify(trees, target.p, target.choices, q, **how).to_host()
+    p, q = batch.target.p, torch.stack(list(batch.q)) if batch.q else None
+    read = tree_verify(batch.trees.on(p.device), p, batch.target.choices, q, **how).to_host()
     del read["final_row"]  # where the final token was drawn: the path says it
     return BatchEvidence(coin=batch.trees.coin, **read).verdicts(batch)  # type: ignore[arg-type]
 
