@@ -18,6 +18,7 @@ from torch import Tensor
 from specscope.kernels.tree_batch import BLOCK_SIZE, LayerShape, put
 from specscope.model.places import Backend
 
+__all__ = ["BLOCK_SIZE", "BlockPool", "BlockTable", "KVCache", "LayerShape", "OutOfBlocksError"]
 PAGE = 4096  # bytes that a system hands out at least
 
 
