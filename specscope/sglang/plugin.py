@@ -115,6 +115,7 @@ def open_witness(processor: Any, req: Any, settings: PluginSettings, guard: Erro
     """The witness of this process, with its sinks."""
     from specscope.sglang.run_info import run_info, settings_of
     from specscope.sglang.witness import ResultWitness
+    from specscope.trace.inside.recorder import Recorder
     from specscope.trace.record.vocabulary import Vocabulary
 
     context = importlib.import_module(CONTEXT)
@@ -127,11 +128,11 @@ def open_witness(processor: Any, req: Any, settings: PluginSettings, guard: Erro
     bus = Bus()
     opened = sinks(settings, bus, run, vocabulary, (int(getattr(context.get_parallel(), "dp_rank", None) or 0),))
     losses = Losses(bus)
-    made = ResultWitness(run, vocabulary, losses.publish)
+    made = ResultWitness(Recorder(run, vocabulary, losses.publish))
 
     def close() -> None:
         if made.bytes:
-            log.warning("specscope: %d bytes copied per step", made.bytes // max(made.steps, 1))
+            log.warning("specscope: %d bytes copied per step", made.bytes // max(made.recorder.steps, 1))
         if hooks.lost:
             log.warning("specscope: of %d results nothing was seen", hooks.lost)
         guard.safely(bus.close)

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from specscope.sglang.verification import SentNumbers, Verification, unpacked
 from specscope.trace.inside.chain import NO_FLOATS, NO_INTS, Judged
-from specscope.trace.record.records import DraftNotes, FinalKind, Outcome, ParentNotes, Verdict
+from specscope.trace.record.records import DraftNotes, FinalKind, Outcome, Verdict
 from specscope.trace.record.rules import SIMULATED, UNSEEN
 from specscope.trace.record.tree import ROOT, DraftTree, Ints
-from specscope.vllm.gathered import GatheredTables, read
+from specscope.vllm.gathered import GatheredTables, final_of, parents_of, read
 
 Tried = list[tuple[int, list[int]]]  # parents, each with its children
 
@@ -122,9 +121,9 @@ def judged(seen: Verification) -> list[JudgedRequest]:
 
 
 def _of_tree(tables: GatheredTables, row: int, numbers: SentNumbers, shape: _Shape) -> Judged:
-    end = {name: values[row] for name, values in tables.ends.items()}
-    greedy = bool(end["greedy"])
-    rows = {name: values[int(end["first"]) + shape.slots - 1] for name, values in tables.rows.items()}
+    end = {name: values[row].item() for name, values in tables.ends.items()}
+    greedy = end["greedy"]
+    rows = {name: values[end["first"] + shape.slots - 1] for name, values in tables.rows.items()}
     path = shape.path(numbers.path)
     tried, rejected = shape.walk(path)
     m = len(shape.slots)
@@ -139,25 +138,26 @@ def _of_tree(tables: GatheredTables, row: int, numbers: SentNumbers, shape: _Sha
                 mass[child] = 1 - p_trial[child]
                 left -= float(p[child])
     was_tried = outcome != Outcome.UNTRIED
-    final_p, final_target_p = float(end["final_p"]), float(end["final_target_p"])
-    if greedy:
-        chosen = not _ends_at(tried, path) or end["final"] == rows["choice"][tried[-1][1][0]]
-        final_p = final_target_p = float(chosen)
+    final = final_of(end, rows["choice"][tried[-1][1][0]] if _ends_at(tried, path) else None)
     verdict = Verdict(
         outcome=outcome,
         p=p,
         p_trial=p_trial.astype(np.float32),
         q_trial=was_tried.astype(np.float32),
         accept_prob=p_trial,
-        coin=np.where(was_tried & (not greedy), rows["coin"], 0.0),
+        coin=np.where(was_tried & (not greedy), rows.get("coin", 0.0), 0.0),
         residual_mass=mass,
         path=path,
         token=numbers.given[-1],
         kind=_kind(shape, tried, path),
-        final_p=final_p,
+        final_p=final.p,
         final_coin=0.0,
     )
-    parents = _parents(tables, rows, tried, end, greedy, final_target_p) if tables.full else None
+    parents = None
+    if tables.full:
+        first = np.array([children[0] for _, children in tried], np.int64)
+        every = np.array([child for _, children in tried for child in children], np.int64)
+        parents = parents_of(rows, np.array([parent for parent, _ in tried], np.int64), first, every, final, {})
     tree = DraftTree.build(rows["token"].tolist(), shape.parent.tolist())
     return Judged(tree, verdict, parents, None, len(numbers.candidates) - 1 - m)
 
@@ -171,44 +171,6 @@ def _kind(shape: _Shape, tried: Tried, path: Ints) -> FinalKind:
 def _ends_at(tried: Tried, path: Ints) -> bool:
     """Whether the walk ended at a parent whose children were all rejected, and not at a leaf."""
     return bool(tried) and tried[-1][0] == (path[-1] if len(path) else ROOT)
-
-
-def _parents(
-    tables: GatheredTables,
-    rows: dict[str, Any],
-    tried: Tried,
-    end: dict[str, Any],
-    greedy: bool,
-    final_target_p: float,
-) -> ParentNotes:
-    """What the target gave at the parents: the rows of a parent's children all tell it, so the first one's is taken."""
-    first = np.array([children[0] for _, children in tried], np.int64)
-    known = np.zeros(len(rows["p"]), np.bool_)
-    known[[child for _, children in tried for child in children]] = True
-    k, likeliest = len(tried), tables.likeliest if tried else 0
-    zeros = np.zeros(k, np.float32)
-    return ParentNotes(
-        node=np.array([parent for parent, _ in tried], np.int32),
-        top=rows["top"][first].reshape(k, likeliest).astype(np.int32),
-        top_p=rows["top_p"][first].reshape(k, likeliest).astype(np.float32),
-        choice=rows["choice"][first].astype(np.int32),
-        choice_p=rows["choice_p"][first].astype(np.float32),
-        entropy=rows["entropy"][first].astype(np.float32),
-        varentropy=rows["varentropy"][first].astype(np.float32),
-        q_entropy=zeros,
-        q_varentropy=zeros,
-        draft_top=np.zeros((k, 0), np.int32),
-        draft_top_p=np.zeros((k, 0), np.float32),
-        choice_rank=np.zeros(k, np.int32),
-        choice_q=zeros,
-        outside=zeros,
-        raw_p=np.where(known, rows["raw_p"], 0).astype(np.float32),
-        rank=np.where(known, rows["rank"], 0).astype(np.int32),
-        q_rank=np.zeros(len(known), np.int32),
-        final_entropy=0.0 if greedy else float(end["final_entropy"]),
-        final_varentropy=0.0 if greedy else float(end["final_varentropy"]),
-        final_target_p=final_target_p,
-    )
 
 
 def _notes(scores: np.ndarray, parent: Ints) -> DraftNotes:
@@ -243,6 +205,6 @@ def _blank(nodes: int, token: int, rule: str) -> Verdict:
     return Verdict(outcome, floats, floats, floats, zeros, zeros, zeros, NO_INTS, token, kind, 0.0, 0.0, rule=rule)
 
 
-def unseen(token: int) -> Verdict:
-    """The verdict of a token without drafts, drawn from what specscope does not see."""
-    return _blank(0, token, UNSEEN)
+def unseen(token: int) -> Judged:
+    """A token without drafts, drawn from what specscope does not see."""
+    return Judged(DraftTree.empty(), _blank(0, token, UNSEEN), None, None, 0)

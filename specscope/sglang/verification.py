@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specscope.trace.inside.sent import Sent
 from specscope.trace.record.rules import BLOCK, MATCH, STANDARD, THRESHOLDS
 from specscope.vllm.call import Rows
-from specscope.vllm.gather import gather, sent
+from specscope.vllm.gather import gather
 from specscope.vllm.gathered import Gathered
 
 
@@ -78,7 +79,7 @@ class Verification:
     rule: str = STANDARD
     gathered: Gathered | None = None
     final_coins: Tensor | None = None  # [B]
-    sent: tuple[Tensor, Tensor, Any] | None = None  # numbers on their way to the host, and the event of their arrival
+    sent: Sent[str] | None = None  # numbers on their way to the host
 
     def sampled(self, called: Mapping[str, Any], *, chain: bool) -> None:
         """A sampling kernel has run. What it used is gathered at once: it may not outlive the call."""
@@ -94,29 +95,34 @@ class Verification:
 
     def ended(self, outcome: VerifierResult) -> None:
         """All that SGLang did with it is done. Its numbers are sent to the host."""
-        batch = len(self.candidates)
-        links = [link for link in (self.first_child, self.next_sibling) if link is not None]
-        accepted, index = outcome.accepted.to(torch.int64), outcome.index.to(torch.int64)
-        given = outcome.predict[index.clamp(0, len(outcome.predict) - 1)]
-        parts = (accepted[:, None], self.context.reshape(batch, 1), self.candidates, *links, index, given)
-        ints = torch.cat([part.to(torch.int64) for part in parts], dim=1)
-        coins = torch.zeros(batch, device=ints.device) if self.final_coins is None else self.final_coins
-        floats = [coins[:, None], *([] if self.scores is None else [self.scores])]
-        self.sent = sent(ints, torch.cat([part.to(torch.float64) for part in floats], dim=1))
+        index = outcome.index.to(torch.int64)
+        numbers = {
+            "accepted": outcome.accepted,
+            "context": self.context,
+            "candidates": self.candidates,
+            "first_child": self.first_child,
+            "next_sibling": self.next_sibling,
+            "index": index,
+            "given": outcome.predict[index.clamp(0, len(outcome.predict) - 1)],
+            "final_coin": self.final_coins,
+            "scores": self.scores,
+        }
+        self.sent = Sent({name: tensor for name, tensor in numbers.items() if tensor is not None})
         self.raw = self.logits = self.final_coins = self.scores = None
+
+    @property
+    def _copies(self) -> list[Sent[Any]]:
+        return [*([] if self.sent is None else [self.sent]), *([] if self.gathered is None else [self.gathered.sent])]
 
     @property
     def bytes(self) -> int:
         """How much is copied to the host."""
-        own = 0 if self.sent is None else self.sent[0].nbytes + self.sent[1].nbytes
-        return own + (0 if self.gathered is None else self.gathered.bytes)
+        return sum(copy.bytes for copy in self._copies)
 
     def arrived(self) -> None:
         """Wait until the host has the numbers. Called where SGLang has waited for its own, which were sent later."""
-        if self.gathered is not None:
-            self.gathered.wait()
-        if self.sent is not None and self.sent[2] is not None:
-            self.sent[2].synchronize()
+        for copy in self._copies:
+            copy.wait()
 
 
 def parents_of(first_child: Tensor, next_sibling: Tensor) -> Tensor:
@@ -189,26 +195,24 @@ def _rows(seen: Verification, outcome: VerifierResult, draws: KernelCall | None)
 def unpacked(seen: Verification) -> Sequence[SentNumbers]:
     """What `ended` sent, a request each."""
     assert seen.sent is not None
-    ints, floats = seen.sent[0].numpy(), seen.sent[1].numpy()
-    n, chain = seen.candidates.shape[1], seen.first_child is None
-    links = [] if chain else [n, n]
-    depth = (ints.shape[1] - 2 - n - sum(links)) // 2
-    parts = np.split(ints, np.cumsum([1, 1, n, *links, depth]), axis=1)
-    first_child, next_sibling = (None, None) if chain else parts[3:5]
-    return [
-        SentNumbers(
-            accepted=(accepted := int(parts[0][b, 0])),
-            context=int(parts[1][b, 0]),
-            candidates=parts[2][b],
-            first_child=None if first_child is None else first_child[b],
-            next_sibling=None if next_sibling is None else next_sibling[b],
-            path=parts[-2][b, 1 : 1 + accepted] - b * n,
-            given=parts[-1][b, : 1 + accepted].tolist(),
-            final_coin=float(floats[b, 0]),
-            scores=floats[b, 1:] if floats.shape[1] > 1 else None,
+    sent, n = seen.sent.read(), seen.candidates.shape[1]
+    requests = []
+    for b, count in enumerate(sent["accepted"].tolist()):
+        row = {name: values.reshape(len(sent["accepted"]), -1)[b] for name, values in sent.items()}
+        requests.append(
+            SentNumbers(
+                accepted=count,
+                context=int(row["context"][0]),
+                candidates=row["candidates"],
+                first_child=row.get("first_child"),
+                next_sibling=row.get("next_sibling"),
+                path=row["index"][1 : 1 + count].astype(np.int64) - b * n,
+                given=row["given"][: 1 + count].tolist(),
+                final_coin=float(row["final_coin"][0]) if "final_coin" in row else 0.0,
+                scores=row.get("scores"),
+            )
         )
-        for b in range(len(ints))
-    ]
+    return requests
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from specscope.trace.inside.chain import Judged, Numbers, assembled
-from specscope.trace.record.notes import ParentsBuilder, RawRow, spread
-from specscope.trace.record.records import ParentNotes
+from specscope.trace.inside.host import HostChain
+from specscope.trace.record.notes import RawRow
 from specscope.trace.record.rules import LOSSY, MATCH, STANDARD
 from specscope.trace.record.tree import Doubles, Floats, Ints
 
@@ -150,100 +150,42 @@ def _choices(round_: Round, how: Judging, scores: Tensor, likeliest: Tensor) -> 
 
 
 def _numbers(round_: Round, how: Judging, outcome: _Outcome, full: bool) -> Numbers:
-    k, n = round_.k, outcome.accepted
-    chain, here = np.array(round_.chain, np.int32), np.arange(k)
-    if outcome.p is None:
-        assert outcome.choices is not None
-        p = (outcome.choices[:k] == chain).astype(np.float32)
-    else:
-        p = outcome.p[here, chain.astype(np.int64)].float().cpu().numpy()
-    q = np.ones(k, np.float32) if outcome.q is None else _at(outcome.q, chain)
-    final = _Final.of(outcome, chain, k)
+    k, n, tokens = round_.k, outcome.accepted, np.array(round_.chain, np.int32)
+    p, q, raw, given = (_rows(rows) for rows in (outcome.p, outcome.q, round_.raw, round_.given))
+    chain = HostChain(tokens, n, outcome.final, np.zeros(k, np.float32), outcome.coins, choices=outcome.choices)
+    if outcome.choices is not None:
+        chain.p = (outcome.choices[:k] == tokens).astype(np.float32)
+    elif p is not None:
+        chain.p, chain.target, chain.whole = p[np.arange(k), tokens], p.__getitem__, p[n]
+        chain.q, chain.taken = q, None if q is None or n == k else q[n]
+    drafter = given[0] if given is not None and round_.plain else ()
     prob = None if round_.given is None else _given_probability(round_, outcome)
-    return Numbers(
-        tokens=chain,
-        accepted=n,
-        final=outcome.final,
-        p=p,
-        q=q,
-        sampled=outcome.q is not None,
-        coin=outcome.coins,
-        mass=final.mass,
-        final_p=final.p,
-        parents=_parents(round_, outcome, chain, final) if full else None,
+    ratio = None if how.weight is None or chain.q is None else _mixed_ratio(chain, how.weight)
+    return chain.numbers(
+        None if raw is None else lambda index: RawRow.of(raw[index]),
+        lambda index: (RawRow.of(drafter[index]), None) if len(drafter) else None,
+        full=full,
         prob=prob,
-        invalid=0,
-        accept=_mixed_ratio(p, q, how.weight) if how.weight is not None and outcome.q is not None else None,
+        accept=ratio,
         confidence=prob,
     )
 
 
-def _at(rows: Tensor, chain: Ints) -> Floats:
-    """[k] each row's probability of the token there."""
-    values: Floats = rows[np.arange(len(chain)), chain.astype(np.int64)].float().cpu().numpy()
-    return values
+def _rows(rows: Tensor | None) -> Floats | None:
+    return None if rows is None else rows.float().cpu().numpy()
 
 
 def _given_probability(round_: Round, outcome: _Outcome) -> Floats:
     """[k] the drafter's probability of each of its tokens."""
     assert round_.given is not None
     rows = round_.given[0].float().softmax(-1) if outcome.q is None else outcome.q
-    return _at(rows, np.array(round_.chain, np.int32))
+    values: Floats = rows[range(round_.k), round_.chain].float().cpu().numpy()
+    return values
 
 
-def _mixed_ratio(p: Floats, q: Floats, weight: float) -> Doubles:
+def _mixed_ratio(chain: HostChain, weight: float) -> Doubles:
     """[k] what drafts are accepted by with an ensemble weight."""
-    ratio: Doubles = np.minimum(1.0 - weight + weight * (p.astype(np.float64) / np.maximum(q, 1e-45)), 1.0)
+    assert chain.q is not None
+    q = chain.q[np.arange(len(chain.tokens)), chain.tokens]
+    ratio: Doubles = np.minimum(1.0 - weight + weight * (chain.p.astype(np.float64) / np.maximum(q, 1e-45)), 1.0)
     return ratio
-
-
-@dataclass(frozen=True)
-class _Final:
-    """What the final token was drawn from."""
-
-    p: float  # the final token's probability there
-    mass: float  # of the residual, behind a rejected draft
-    spread: tuple[float, float]  # entropy and varentropy, in nats
-    target_p: float  # the final token's probability in the target's p
-
-    @staticmethod
-    def of(outcome: _Outcome, chain: Ints, k: int) -> _Final:
-        n = outcome.accepted
-        if outcome.p is None:
-            assert outcome.choices is not None
-            chosen = float(outcome.final == outcome.choices[n])
-            return _Final(chosen, 0.0 if n == k else float(chain[n] != outcome.choices[n]), (0.0, 0.0), chosen)
-        whole = outcome.p[n].float().cpu().numpy()
-        if n == k:
-            return _Final(float(whole[outcome.final]), 0.0, spread(whole), float(whole[outcome.final]))
-        left = whole.copy()
-        if outcome.q is None:
-            left[chain[n]] = 0
-        else:
-            np.maximum(left - outcome.q[n].float().cpu().numpy(), 0, out=left)
-        mass = float(left.sum())
-        if mass > 0:
-            left /= mass
-        drawn = left if mass > 0 else whole
-        return _Final(float(drawn[outcome.final]), mass, spread(drawn), float(whole[outcome.final]))
-
-
-def _parents(round_: Round, outcome: _Outcome, chain: Ints, final: _Final) -> ParentNotes:
-    """What target and drafter gave at the tried parents."""
-    tried = min(outcome.accepted + 1, len(chain))
-    notes = ParentsBuilder(len(chain), tried)
-    for index in range(tried):
-        child, token = np.array([index]), chain[index : index + 1]
-        if round_.raw is not None:
-            row = RawRow.of(round_.raw[index].cpu().numpy())
-            notes.raw(index, row, child, token)
-            if round_.plain and round_.given is not None:
-                notes.drafter(index, RawRow.of(round_.given[0, index].float().cpu().numpy()), row, None)
-        if outcome.p is None:
-            assert outcome.choices is not None
-            notes.chosen(index, int(outcome.choices[index]), child, token)
-        else:
-            notes.target(index, outcome.p[index].float().cpu().numpy(), child, token)
-        if outcome.q is not None:
-            notes.drawn(index, outcome.q[index].float().cpu().numpy(), child, token)
-    return notes.done(np.arange(-1, tried - 1, dtype=np.int32), final.spread, final.target_p)

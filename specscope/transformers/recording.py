@@ -7,6 +7,7 @@ import importlib
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -14,8 +15,8 @@ from typing import Any
 from specscope.errors import UserError
 from specscope.trace.files import CAPTURE, Existing, check_output
 from specscope.trace.inside.hooking import ErrorGuard, log
+from specscope.trace.inside.recorder import Recorder
 from specscope.trace.record.privacy import Privacy
-from specscope.trace.record.records import StepRecord
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.outputs import Bus, OutputOptions, Outputs
 from specscope.trace.wire.spans import SpanLevel
@@ -68,18 +69,13 @@ def record(
     return Recording(options, evidence, tokenizer)
 
 
+@dataclass(frozen=True)
 class _Run:
     """The outputs of one target with one drafter."""
 
-    def __init__(self, outputs: Outputs, bus: Bus, vocabulary: Vocabulary) -> None:
-        self.outputs, self.vocabulary = outputs, vocabulary
-        self.bus, self._steps, self._lock = bus, 0, threading.Lock()
-
-    def publish(self, step: StepRecord) -> None:
-        """Number a record, and pass it on. Called on any thread."""
-        with self._lock:
-            number, self._steps = self._steps, self._steps + 1
-            self.bus.publish(dataclasses.replace(step, step=number))
+    outputs: Outputs
+    bus: Bus
+    recorder: Recorder
 
 
 class Recording:
@@ -160,7 +156,7 @@ class Recording:
             self._requests += 1
         name = f"generate-{number}"
         full = self._evidence == "full"
-        return RequestWitness(name, arguments, source, generator, run.vocabulary, run.publish, full)
+        return RequestWitness(name, arguments, source, generator, run.recorder, full)
 
     def _open(self, arguments: Arguments, source: CandidateSource) -> _Run:
         info = run_info(arguments.model, source, arguments.config, self._version, self._evidence)
@@ -173,7 +169,7 @@ class Recording:
         if outputs.renamed:
             _warn(outputs.renamed)
         log.info("specscope: recording %s with %s", info.target, source.generator)
-        return _Run(outputs, bus, vocabulary)
+        return _Run(outputs, bus, Recorder(info, vocabulary, bus.publish))
 
 
 def _warn(line: str) -> None:

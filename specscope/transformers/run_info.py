@@ -26,7 +26,7 @@ DRAFTERS = {
     "DFlashTokenCandidateGenerator": "dflash",
     "SinglePositionMultiTokenCandidateGenerator": "gemma4_assistant",
 }
-ONE_PASS = ("dflash",)  # drafters of all depths in one pass
+
 # Processors that SamplingParams has a word for
 TOLD = (
     "TemperatureLogitsWarper",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,24 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specscope.trace.history.wording import title_of
-from specscope.trace.inside.chain import NO_FLOATS, Judged
+from specscope.trace.inside.recorder import Known, Recorder
 from specscope.trace.record.notes import MethodNotes
-from specscope.trace.record.records import (
-    FinishReason,
-    Phase,
-    Preceded,
-    RequestEnd,
-    RequestInfo,
-    RequestStep,
-    StepRecord,
-    followed_by,
-)
-from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.record.records import FinishReason, Phase, RequestEnd, RequestInfo, RequestStep, StepRecord
 from specscope.transformers.evidence import Judging, NotedDraws, Round, evidence
-from specscope.transformers.run_info import ONE_PASS, CandidateSource, eos_tokens, most_drafted, read_params
-
-Publish = Callable[[StepRecord], None]
+from specscope.transformers.run_info import CandidateSource, eos_tokens, most_drafted, read_params
 
 
 @dataclass
@@ -54,37 +40,25 @@ class Arguments:
 
 @dataclass
 class RequestWitness:
-    """`publish` takes records without a step number. A record is held until the next: the last has the end."""
+    """One request. A record is held until the next: the last has the end."""
 
     name: str
     arguments: Arguments
     source: CandidateSource
     generator: Any
-    vocabulary: Vocabulary
-    publish: Publish
+    recorder: Recorder
     full: bool
     drafts: bool = False  # whether the generator is at work: what it generates is no request of its own
     round: Round | None = None
     _held: StepRecord | None = None
-    _index: int = 0
     _output: list[int] = field(default_factory=list)
-    _preceded: Preceded = Preceded.PREFILL
 
     def __post_init__(self) -> None:
         config, prompt = self.arguments.config, self.arguments.input_ids[0].tolist()
         self._judging = Judging(bool(config.do_sample), config.assistant_ensemble_weight)
-        params, labels = read_params(config, len(prompt), self.arguments.processors)
-        text, now = self.vocabulary.text(prompt), time.time_ns()
-        self.info = RequestInfo(
-            id=self.name,
-            arrival_ns=now,
-            admitted_ns=now,
-            prompt=text,
-            prompt_tokens=np.array(prompt, np.int32),
-            params=params,
-            labels=labels,
-            title=title_of(text),
-        )
+        params, now = read_params(config, len(prompt), self.arguments.processors), time.time_ns()
+        self._known = Known(self.recorder.info(self.name, prompt, params, arrival_ns=now, admitted_ns=now))
+        self._admitted: tuple[RequestInfo, ...] = (self._known.info,)  # until a record has told it
 
     def begin_round(self, input_ids: Tensor) -> None:
         """The generator is asked for candidates behind these tokens [1, n]."""
@@ -125,31 +99,19 @@ class RequestWitness:
         if self.full and round_.plain:
             round_.raw = scores[0]
         made = evidence(round_, self._judging, scores, committed, full=self.full)
-        verdict = dataclasses.replace(made.verdict, rule=self._judging.rule(round_))
-        part = RequestStep(
-            request=self.name,
-            index=self._index,
-            context_len=round_.context,
-            prefill_tokens=max(round_.length - 1 - round_.context, 0),
-            drafter=self.source.drafter if round_.k else "none",
-            tree=made.tree,
-            verdict=verdict,
-            emitted=len(committed),
-            notes=made.notes,
+        unsure = made.confidence if self.source.threshold else None
+        part = self.recorder.decoded(
+            self._known,
+            made,
+            len(committed),
+            context=round_.context,
+            prefill=max(round_.length - 1 - round_.context, 0),
+            rule=self._judging.rule(round_),
+            method=None if unsure is None else MethodNotes(confidence=unsure),
             sizing=self._sizing() if round_.k else "",
-            preceded=self._preceded,
-            parents=made.parents,
-            method=self._method(made),
         )
-        self._index, self._preceded = self._index + 1, followed_by(verdict.kind, len(verdict.outcome), verdict.accepted)
         self._output += committed
         self._tell(self._record(self._phases(round_), part))
-
-    def _method(self, made: Judged) -> MethodNotes | None:
-        one_pass = self.source.drafter in ONE_PASS and len(made.tree) > 0
-        confidence = made.confidence if self.source.threshold and made.confidence is not None else NO_FLOATS
-        notes = MethodNotes(confidence=confidence, one_pass=one_pass)
-        return None if notes == MethodNotes() else notes
 
     def _sizing(self) -> str:
         """What bounds the draft, where that is more than the run's own number of tokens."""
@@ -170,45 +132,33 @@ class RequestWitness:
             Phase("verify", forward, max(time.time_ns(), forward)),
         )
 
-    def _record(self, phases: tuple[Phase, ...], part: RequestStep | None) -> StepRecord:
-        return StepRecord(
-            step=0,
-            phases=phases,
-            running=1,
-            waiting=0,
-            blocks_used=0,
-            blocks_free=0,
-            speculation=True,
-            speculation_off="",
-            admitted=() if self._held is not None or self._index > 1 else (self.info,),
-            requests=() if part is None else (part,),
-            preempted=(),
-            finished=(),
-        )
+    def _record(self, phases: tuple[Phase, ...], *parts: RequestStep) -> StepRecord:
+        admitted, self._admitted = self._admitted, ()
+        return self.recorder.record(phases, parts, running=1, admitted=admitted)
 
     def _tell(self, record: StepRecord) -> None:
         """Publish the record before this one."""
         before, self._held = self._held, record
         if before is not None:
-            self.publish(before)
+            self.recorder.publish(before)
 
     def end(self, error: BaseException | None) -> None:
         """generate() is over. Publishes what is held."""
         now = time.time_ns()
-        held = self._held or self._record((Phase("draft", now, now),), None)
+        held = self._held or self._record((Phase("draft", now, now),))
         reason, stop = (FinishReason.ERROR, "") if error is not None else self._reason()
         failed = "" if error is None else f"{type(error).__name__}: {error}"
-        end = RequestEnd(self.info, now, reason, stop, np.array(self._output, np.int32), failed)
+        end = RequestEnd(self._known.info, now, reason, stop, np.array(self._output, np.int32), failed)
         self._held = None
-        self.publish(dataclasses.replace(held, finished=(end,)))
+        self.recorder.publish(dataclasses.replace(held, finished=(end,)))
 
     def _reason(self) -> tuple[FinishReason, str]:
         """Why it ended: criteria of its own, which end it as they like, are a cancellation to us."""
         config = self.arguments.config
         if self._output and self._output[-1] in eos_tokens(config):
             return FinishReason.EOS, ""
-        if len(self.info.prompt_tokens) + len(self._output) >= config.max_length:
+        if len(self._known.info.prompt_tokens) + len(self._output) >= config.max_length:
             return FinishReason.LENGTH, ""
-        text = self.vocabulary.text(self._output)
-        stop = next((string for string in self.info.params.stop if string in text), "")
+        text = self.recorder.vocabulary.text(self._output)
+        stop = next((string for string in self._known.info.params.stop if string in text), "")
         return (FinishReason.STOP, stop) if stop else (FinishReason.CANCELLED, "")

@@ -8,16 +8,14 @@ vLLM has left.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from specscope.trace.inside.sent import Sent
 from specscope.trace.record.notes import TINY, TOP
 from specscope.vllm.call import Rows
-from specscope.vllm.gathered import Gathered, GatheredTables, Layout, Table, empty_tables, layouts
+from specscope.vllm.gathered import Gathered
 from specscope.vllm.v2 import rule
 
 PART = 2**24  # numbers in a part: rows times tokens
@@ -26,40 +24,23 @@ Columns = dict[str, Tensor]
 
 def gather(rows: Rows, *, full: bool) -> Gathered:
     """Queue the work and the copy."""
-    count, requests, likeliest = len(rows.tokens), len(rows.first), min(TOP, rows.vocabulary)
+    count, requests = len(rows.tokens), len(rows.first)
     step = max(PART // rows.vocabulary, 1)
     of_rows = [_row_columns(rows, low, min(low + step, count), full) for low in range(0, count, step)]
     scale = _add_blocks(rows, of_rows, step) if rows.by_step and rows.probs is not None and of_rows else None
     of_ends = [_end_columns(rows, low, min(low + step, requests), scale, full) for low in range(0, requests, step)]
-    scored = full and bool(rows.scores) and bool(of_rows)
-    of_scores = [_score_columns(rows, torch.cat([part["top"][:, 0] for part in of_rows]), step)] if scored else []
-    parts = (of_rows, of_scores, of_ends)
-    there = [
-        tuple(_gathered(made, layout) for layout in both) for made, both in zip(parts, layouts(likeliest), strict=True)
-    ]
-    ints, floats = (
-        _packed([(made, both[kind]) for made, both in zip(parts, there, strict=True)], dtype, rows.first.device)
-        for kind, dtype in enumerate((torch.int64, torch.float64))
-    )
-    ints, floats, arrived = sent(ints, floats)
-    described = partial(
-        GatheredTables,
-        likeliest=likeliest,
-        scored=rows.scored if scored else (),
-        sampled=rows.q is not None,
-        seeded=rows.seeds is not None,
-        by_step=rows.by_step,
-        step_seeds=rows.step_seeds,
-        confident=rows.confidence is not None,
-        full=full,
-    )
-    counts = (count, count if scored else 0, requests)
-    return Gathered(
-        tables=lambda: described(*_unpacked(ints, floats, likeliest, there, counts)),
-        requests=requests,
-        bytes=ints.nbytes + floats.nbytes,
-        arrived=arrived,
-    )
+    tables = {"rows": _joined(of_rows), "ends": _joined(of_ends)}
+    if full and rows.scores and of_rows:
+        tables["scores"] = _score_columns(rows, tables["rows"]["top"][:, 0], step)
+    columns = {(table, name): column for table, named in tables.items() for name, column in named.items()}
+    scored = rows.scored if "scores" in tables else ()
+    return Gathered(Sent(columns), requests, scored, full, rows.step_seeds)
+
+
+def _joined(parts: Sequence[Columns]) -> Columns:
+    """The columns [.] or [., w] of all parts, which have the same ones."""
+    joined = {name: torch.cat([part[name] for part in parts]) for name in (parts[0] if parts else ())}
+    return {name: column.squeeze(1) if column.shape[1:] == (1,) else column for name, column in joined.items()}
 
 
 def _row_columns(rows: Rows, low: int, high: int, full: bool) -> Columns:
@@ -144,11 +125,10 @@ def _score_columns(rows: Rows, choice: Tensor, step: int) -> Columns:
             made.append((places, scored))
     columns: Columns = {}
     for name, first in made[0][1].items():
-        width = first.reshape(len(first), -1).shape[1]
-        columns[name] = torch.zeros(len(rows.tokens), width, dtype=first.dtype, device=first.device)
+        columns[name] = first.new_zeros(len(rows.tokens), *first.shape[1:])
         for places, scored in made:
-            columns[name][places] = scored[name].reshape(len(places), width)
-    return columns
+            columns[name][places] = scored[name]
+    return _joined([columns])
 
 
 def _end_columns(rows: Rows, low: int, high: int, scale: Tensor | None, full: bool) -> Columns:
@@ -195,54 +175,3 @@ def _spreads(p: Tensor, where: Tensor, prefix: str) -> Columns:
     varentropy = (p * logs.square()).sum(1) - entropy.square()
     spreads = {prefix + "entropy": entropy, prefix + "varentropy": varentropy}
     return {name: torch.where(where, value.clamp_min(0), 0) for name, value in spreads.items()}
-
-
-def _gathered(parts: Sequence[Columns], layout: Layout) -> Layout:
-    """The columns that something was gathered for: no others are copied. All parts have the same."""
-    return {name: width for name, width in layout.items() if parts and name in parts[0]}
-
-
-def _packed(tables: Sequence[tuple[Sequence[Columns], Layout]], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """One table after the other, row by row."""
-    rows = [
-        torch.cat([part[name].reshape(-1, width).to(dtype) for name, width in layout.items()], dim=1).flatten()
-        for parts, layout in tables
-        for part in (parts if layout else ())
-    ]
-    return torch.cat(rows) if rows else torch.zeros(0, dtype=dtype, device=device)
-
-
-def sent(ints: Tensor, floats: Tensor) -> tuple[Tensor, Tensor, Any]:
-    """Copy towards the host, without waiting."""
-    if ints.device.type != "cuda":
-        return ints.cpu(), floats.cpu(), None
-    there = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in (ints, floats)]
-    for host, tensor in zip(there, (ints, floats), strict=True):
-        host.copy_(tensor, non_blocking=True)
-    arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    arrived.record()
-    return there[0], there[1], arrived
-
-
-def _unpacked(
-    ints: Tensor, floats: Tensor, likeliest: int, there: Sequence[tuple[Layout, ...]], counts: tuple[int, int, int]
-) -> list[Table]:
-    """What `_packed` put together; a column that nothing was gathered for is 0."""
-    tables = empty_tables(likeliest, counts)
-    for kind, packed in enumerate((ints, floats)):
-        for table, columns in zip(tables, _columns(packed, [both[kind] for both in there], counts), strict=True):
-            table.update(columns)
-    return tables
-
-
-def _columns(packed: Tensor, layouts: Sequence[Layout], counts: Sequence[int]) -> list[Table]:
-    values, start = packed.numpy(), 0
-    tables: list[Table] = []
-    for layout, count in zip(layouts, counts, strict=True):
-        width = sum(layout.values())
-        table = values[start : start + count * width].reshape(count, width)
-        start += count * width
-        ends = np.cumsum(list(layout.values()))
-        columns = zip(layout, np.split(table, ends, axis=1)[:-1], strict=True)
-        tables.append({name: column[:, 0] if layout[name] == 1 else column for name, column in columns})
-    return tables

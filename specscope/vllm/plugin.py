@@ -133,6 +133,7 @@ def witness(
     is_v2: bool = False,
 ) -> Any:
     """The witness of this worker, with its sinks; None on a rank that records nothing. Says so in one line."""
+    from specscope.trace.inside.recorder import Recorder
     from specscope.trace.record.vocabulary import Vocabulary
     from specscope.vllm.run_info import left_out, run_info, vllm_version
     from specscope.vllm.witness import Witness
@@ -155,7 +156,7 @@ def witness(
         lacking.append(f"the debugger ({why})")
     losses = Losses(bus)
     publish = losses.publish if debugger is None else _told(losses.publish, run, vocabulary, guard, debugger)
-    made = Witness(run, vocabulary, publish, full=settings.full)
+    made = Witness(Recorder(run, vocabulary, publish), full=settings.full)
 
     scheduler.resting = made.rest
 
@@ -163,7 +164,7 @@ def witness(
         guard.safely(scheduler.rest)
         guard.safely(made.rest, None)
         if made.bytes:
-            log.warning("specscope: %d bytes copied per step", made.bytes // max(made.steps, 1))
+            log.warning("specscope: %d bytes copied per step", made.bytes // max(made.recorder.steps, 1))
         lost = losses.count
         guard.safely(bus.close, running.ends)  # what vLLM had not ended it ends with itself
         for closer in opened.closers:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,9 @@ from opentelemetry.trace import get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from specscope.errors import UserError
-from specscope.trace.history.wording import title_of
+from specscope.trace.inside.recorder import Known, Recorder
 from specscope.trace.record.params import FORM, LIMITING, UNREAD, SamplingParams, StructuredOutputs
-from specscope.trace.record.records import FinishReason, Preceded, RequestEnd, RequestInfo
-from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.record.records import FinishReason, RequestEnd, RequestInfo
 from specscope.vllm.scheduling import Arrival, Ended
 
 # How vLLM's server begins the ids of requests; offline they are numbers
@@ -32,54 +30,20 @@ REASONS = {
 }
 
 
-@dataclass
-class Known:
-    """A request while it is in the engine."""
-
-    info: RequestInfo
-    index: int = 0  # its own next step
-    emitted: int = 0  # output tokens so far
-    committed: int = 0  # and those that the verifier gave: more, where a stop cut its last step
-    preceded: Preceded = Preceded.PREFILL  # what came before its next decode step
-    stops: frozenset[int] = frozenset()  # tokens that end it
-    most: int = 2**31 - 1  # output tokens at most
-    labels: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def context(self) -> int:
-        """Tokens whose KV is there when it decodes: all but the last."""
-        return len(self.info.prompt_tokens) + self.committed - 1
-
-    def kept(self, tokens: list[int], max_context: int) -> int:
-        """How many of these committed tokens become output: all up to one that ends the request."""
-        length = len(self.info.prompt_tokens) + self.emitted
-        for count, token in enumerate(tokens, 1):
-            if token in self.stops or self.emitted + count >= self.most or length + count >= max_context:
-                return count
-        return len(tokens)
-
-
-def known(
-    name: str, prompt: list[int], params: Any, arrival: Arrival, admitted_ns: int, vocabulary: Vocabulary
-) -> Known:
+def known(recorder: Recorder, name: str, prompt: list[int], params: Any, arrival: Arrival, admitted_ns: int) -> Known:
     """A request that vLLM has admitted. `params`: its SamplingParams, None for what is no generation."""
-    read, labels = read_params(params)
-    text = vocabulary.text(prompt)
-    info = RequestInfo(
-        id=name,
+    info = recorder.info(
+        name,
+        prompt,
+        read_params(params),
         arrival_ns=arrival.arrival_ns,
         admitted_ns=admitted_ns,
-        prompt=text,
-        prompt_tokens=np.array(prompt, np.int32),
-        params=read,
-        labels=labels,
-        title=title_of(text),
         traceparent=_traceparent(arrival.trace_headers),
         chat=name.startswith(CHAT),
         served=name.startswith(SERVED),
     )
-    max_tokens = getattr(params, "max_tokens", None)
-    return Known(info, stops=_stops(params), most=2**31 - 1 if max_tokens is None else max_tokens)
+    most = getattr(params, "max_tokens", None)
+    return Known(info, stops=_stops(params), **({} if most is None else {"most": most}))
 
 
 def _traceparent(headers: Mapping[str, str]) -> str:

@@ -9,46 +9,28 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specscope.trace.inside.chain import NO_FLOATS, NO_INTS, Judged
+from specscope.trace.inside.chain import NO_FLOATS, NO_INTS
+from specscope.trace.inside.recorder import Known, Recorder
 from specscope.trace.record.notes import MethodNotes
 from specscope.trace.record.privacy import strip
-from specscope.trace.record.records import (
-    Phase,
-    Preceded,
-    RequestEnd,
-    RequestInfo,
-    RequestStep,
-    RunInfo,
-    StepRecord,
-    followed_by,
-)
+from specscope.trace.record.records import Phase, Preceded, RequestEnd, RequestInfo, RequestStep, StepRecord
 from specscope.trace.record.rules import LOSSY
-from specscope.trace.record.tree import DraftTree, Ints
-from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.record.tree import Ints
 from specscope.vllm.gathered import Judgements
-from specscope.vllm.requests import Known, ended, known
+from specscope.vllm.requests import ended, known
 from specscope.vllm.scheduling import ATTRIBUTE, Arrival, Ended, SchedulerNotes
 
 LOSSLESS = ("standard", "block")  # of `rejection_sample_method`; every other is not, or is not known to be
-ONE_PASS = ("dflash", "dspark")  # methods that draft all depths in one pass
 
 
 def rule_of(speculation: Mapping[str, Any]) -> str:
     """The rule of verification; lossy:NAME where it does not keep the target's distribution."""
     method = str(speculation.get("rejection_sample_method") or "standard")
     return method if method in LOSSLESS else f"{LOSSY}:{method}"
-
-
-def in_one_pass(speculation: Mapping[str, Any]) -> bool:
-    """Whether a block drafter drafts."""
-    return speculation.get("method") in ONE_PASS or bool(speculation.get("parallel_drafting"))
-
-
-Publish = Callable[[StepRecord], None]
 
 
 @dataclass
@@ -83,13 +65,11 @@ class _Step:
 
 
 class Witness:
-    """`publish` takes each finished record, and must not wait."""
+    """What vLLM's hooks tell, put together a step at a time. It never waits, but for `settle` and `standing`."""
 
-    def __init__(self, run: RunInfo, vocabulary: Vocabulary, publish: Publish, *, full: bool) -> None:
-        self.run, self.full = run, full
+    def __init__(self, recorder: Recorder, *, full: bool) -> None:
+        self.recorder, self.run, self.full = recorder, recorder.run, full
         self.bytes = 0  # that were copied from a device
-        self.steps = 0  # that were told
-        self._vocabulary, self._publish = vocabulary, publish
         self._requests: dict[str, Known] = {}
         self._running: _Step | None = None
         self._untold: deque[_Step] = deque()
@@ -109,7 +89,7 @@ class Witness:
                 continue
             arrival = notes.arrived.get(new.req_id) or Arrival(now, {})
             prompt, admitted = list(new.prompt_token_ids or ()), max(now, arrival.arrival_ns)
-            made = known(new.req_id, prompt, new.sampling_params, arrival, admitted, self._vocabulary)
+            made = known(self.recorder, new.req_id, prompt, new.sampling_params, arrival, admitted)
             self._requests[new.req_id] = made
             step.admitted.append(made.info)
         step.resumed += [name for name in scheduled.scheduled_cached_reqs.resumed_req_ids if name in self._requests]
@@ -178,8 +158,7 @@ class Witness:
         record = self._record(step, self._corrected(parts, finished), preempted, finished)
         for end in finished:
             self._requests.pop(end.info.id, None)
-        self.steps += 1
-        self._publish(record)
+        self.recorder.publish(record)
 
     def _record(
         self,
@@ -188,18 +167,15 @@ class Witness:
         preempted: tuple[str, ...] = (),
         finished: tuple[RequestEnd, ...] = (),
     ) -> StepRecord:
-        now = time.time_ns()
-        return StepRecord(
-            step=self.steps,
-            phases=tuple(step.phases) or (Phase("schedule", now, now),),
-            running=step.notes.running,
-            waiting=step.notes.waiting,
-            blocks_used=step.notes.blocks_used,
-            blocks_free=step.notes.blocks_free,
-            speculation=bool(self.run.speculation),
-            speculation_off="" if self.run.speculation else "vLLM runs without a speculative config",
-            admitted=tuple(step.admitted),
-            requests=tuple(parts),
+        notes = step.notes
+        return self.recorder.record(
+            step.phases,
+            parts,
+            running=notes.running,
+            waiting=notes.waiting,
+            blocks_used=notes.blocks_used,
+            blocks_free=notes.blocks_free,
+            admitted=step.admitted,
             preempted=preempted,
             finished=finished,
             budget=step.budget,
@@ -213,48 +189,28 @@ class Witness:
         return [self._part(place, step.judgements, requests[place.name]) for place in there]
 
     def _part(self, place: BatchPlace, judgements: Judgements | None, request: Known) -> RequestStep:
-        index, request.index = request.index, request.index + 1
         judged = judgements.of(place.row) if place.ended_prompt and judgements is not None else None
         if judged is None:
-            blocks = self._blocks(place, place.context, place.count)
-            return RequestStep(
-                place.name, index, place.context, place.count, "none", DraftTree.empty(), None, 0, blocks=blocks
-            )
+            return request.chunk(place.context, place.count, self._blocks(place, place.context, place.count))
         prefill, verified = place.count - 1 - place.drafts, len(judged.tree) + judged.invalid
         context = request.context if place.ahead and not prefill and request.committed else place.context
-        verdict = dataclasses.replace(judged.verdict, rule=rule_of(self.run.speculation))
-        preceded = request.preceded
-        tokens = [*judged.tree.token[verdict.path].tolist(), verdict.token]
-        emitted = request.kept(tokens, self.run.max_context)
-        request.emitted += emitted
-        request.committed += len(tokens)
-        request.preceded = followed_by(verdict.kind, len(verdict.outcome), verdict.accepted)
-        return RequestStep(
-            request=place.name,
-            index=index,
-            context_len=context,
-            prefill_tokens=prefill,
-            drafter=self.run.drafter if len(judged.tree) else "none",
-            tree=judged.tree,
-            verdict=verdict,
-            emitted=emitted,
-            notes=judged.notes,
-            sizing=f"{judged.invalid} invalid drafts left out" if judged.invalid else "",
-            preceded=preceded,
-            blocks=self._blocks(place, context, prefill + 1 + verified),
-            parents=judged.parents,
-            method=self._method(judged, place, place.drafts - verified),
-        )
-
-    def _method(self, judged: Judged, place: BatchPlace, unverified: int) -> MethodNotes | None:
-        """What vLLM's drafters give besides."""
-        notes = MethodNotes(
+        tokens = [*judged.tree.token[judged.verdict.path].tolist(), judged.verdict.token]
+        method = MethodNotes(
             confidence=NO_FLOATS if judged.confidence is None else judged.confidence,
-            one_pass=bool(len(judged.tree)) and in_one_pass(self.run.speculation),
-            unverified=max(unverified, 0),
+            unverified=max(place.drafts - verified, 0),
             match_length=place.match_length if len(judged.tree) else 0,
         )
-        return None if notes == MethodNotes() else notes
+        return self.recorder.decoded(
+            request,
+            judged,
+            request.kept(tokens, self.run.max_context),
+            context=context,
+            prefill=prefill,
+            rule=rule_of(self.run.speculation),
+            method=method,
+            sizing=f"{judged.invalid} invalid drafts left out" if judged.invalid else "",
+            blocks=self._blocks(place, context, prefill + 1 + verified),
+        )
 
     def _blocks(self, place: BatchPlace, context: int, count: int) -> Ints:
         """The KV blocks that a step writes to; none where the model has several kinds of cache."""
@@ -264,7 +220,7 @@ class Witness:
     def _end(self, end: Ended) -> RequestEnd:
         request = self._requests.get(end.request)
         if request is None:  # it was aborted before it was admitted
-            request = known(end.request, end.prompt, end.params, Arrival(end.finished_ns, {}), 0, self._vocabulary)
+            request = known(self.recorder, end.request, end.prompt, end.params, Arrival(end.finished_ns, {}), 0)
         return ended(end, request.info, self.run.eos_tokens)
 
     def _corrected(self, parts: Sequence[RequestStep], finished: Sequence[RequestEnd]) -> list[RequestStep]:

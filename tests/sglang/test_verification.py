@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
-from specscope.sglang import trees, verification
+from specscope.sglang import trees
 from specscope.sglang.verification import Verification, VerifierResult, parents_of
-from specscope.vllm import gather
+from specscope.trace.inside import sent
 from tests.sglang import kernels
 
 
@@ -92,13 +92,12 @@ def test_nothing_waits_for_the_device_before_the_result_is_taken(monkeypatch, tr
     """Tensors of a device that is not there: whatever asks one of them for its numbers raises."""
     copied = []
 
-    def noted(ints, floats):
-        assert ints.device.type == floats.device.type == "cuda"
-        copied.append(ints.numel() + floats.numel())
-        return ints, floats, None
+    def noted(packed):
+        assert packed.device.type == "cuda"
+        copied.append(packed.numel())
+        return packed, None
 
-    monkeypatch.setattr(gather, "sent", noted)
-    monkeypatch.setattr(verification, "sent", noted)
+    monkeypatch.setattr(sent, "to_host", noted)
     with FakeTensorMode(), NoCopies():
         made, called = seen("cuda", tree=tree)
         outcome = VerifierResult(called["accept_token_num"], called["accept_index"], called["predicts"])

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from specscope.trace.inside.hooking import ErrorGuard
+from specscope.trace.inside.recorder import Recorder
 from specscope.trace.record.records import RunInfo
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.vllm.scheduling import ATTRIBUTE, Ended, SchedulerNotes
@@ -141,7 +142,7 @@ class FakeVllm:
             self.guard.safely(self.debugger.finished, record)
 
         self.debugger.history.run = run_info()
-        return Witness(run_info(), Vocabulary(), publish, full=True)
+        return Witness(Recorder(run_info(), Vocabulary(), publish), full=True)
 
     @property
     def params(self):

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from specscope.trace.inside.recorder import Recorder
 from specscope.trace.record.records import RunInfo
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.vllm.scheduling import ATTRIBUTE, Arrival, Ended, SchedulerNotes
@@ -48,9 +49,8 @@ class Engine:
         self.records = []
         self.device = device
         self.away = []
-        self.witness = Witness(
-            run, Vocabulary({i: f"t{i} ".encode() for i in range(11)}), self.records.append, full=True
-        )
+        vocabulary = Vocabulary({i: f"t{i} ".encode() for i in range(11)})
+        self.witness = Witness(Recorder(run, vocabulary, self.records.append), full=True)
         self.lengths = {}  # tokens in the cache
         self.notes = SchedulerNotes()
 

@@ -107,21 +107,23 @@ def test_rows_are_worked_on_in_parts(monkeypatch):
 def test_bytes_are_counted():
     """Some tens of numbers a row, however many tokens there are."""
     drafted = [3, 3, 5]
-    small, large = (gather(rows_of(call(1, drafted, [0.8] * 3, tokens=v), []), full=True).bytes for v in (50, 5000))
+    calls = [call(1, drafted, [0.8] * 3, tokens=tokens) for tokens in (50, 5000)]
+    small, large = (gather(rows_of(made, []), full=True).sent.bytes for made in calls)
     rows, requests = sum(drafted), len(drafted)
-    assert small == large == 8 * (rows * (2 + TOP + 1 + 6 + TOP) + requests * (5 + 5))
+    assert small == large == rows * (8 * (3 + TOP) + 4 * (5 + TOP) + 8) + requests * (8 * 4 + 1 + 4 * 5)
 
 
 @pytest.mark.parametrize(
-    ("heat", "draft_probs", "numbers"), [(0.0, False, (3, 5)), (0.8, False, (4, 7)), (0.8, True, (5, 7))]
+    ("heat", "draft_probs", "floats"), [(0.0, False, (1, 0)), (0.8, False, (3, 2)), (0.8, True, (4, 2))]
 )
-def test_lean_evidence_copies_only_what_it_gathered(heat, draft_probs, numbers):
+def test_lean_evidence_copies_only_what_it_gathered(heat, draft_probs, floats):
     """Token, choice and p of a row, its coin and q; of a request its rows, its outcome and the final draw."""
     drafted = [3, 3, 5]
     made = call(1, drafted, [heat] * 3, tokens=50, draft_probs=draft_probs)
     scores = [(passes(1, 5, 3, 50), row) for row in range(3)]
-    of_row, of_request = numbers
-    assert gather(rows_of(made, scores), full=False).bytes == 8 * (sum(drafted) * of_row + len(drafted) * of_request)
+    of_row, of_request = 8 * 2 + 4 * floats[0], 8 * 4 + 1 + 4 * floats[1]
+    copied = gather(rows_of(made, scores), full=False).sent.bytes
+    assert copied == sum(drafted) * of_row + len(drafted) * of_request
 
 
 def work(made, drafter, *, full):

@@ -4,13 +4,16 @@ from types import SimpleNamespace
 
 import pytest
 
+from specscope.trace.inside.recorder import Recorder
 from specscope.trace.record.aggregate import Reason
 from specscope.trace.record.params import SamplingParams, unknown_limits
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.sampling import ratio_keeps
 from specscope.vllm.requests import LONGEST, known, read_params
 from specscope.vllm.scheduling import Arrival
+from tests.trace.strategies import RUN
 
+RECORDER = Recorder(RUN, Vocabulary(), lambda record: None)
 TRACE, SPAN = f"{5:032x}", f"{9:016x}"
 
 
@@ -21,7 +24,7 @@ def _limits(info):
 def caller(headers):
     """The traceparent of a request that came with those headers."""
     arrival = Arrival(arrival_ns=1, trace_headers=headers)
-    return known("a", [1, 2], SamplingParams(), arrival, 2, Vocabulary()).info.traceparent
+    return known(RECORDER, "a", [1, 2], SamplingParams(), arrival, 2).info.traceparent
 
 
 @pytest.mark.parametrize("flags", ["00", "01"])
@@ -42,7 +45,7 @@ def test_a_caller_that_sent_none_has_none(headers):
     [("chatcmpl-7-1f", True, True), ("cmpl-7-0-1f", False, True), ("0-1f", False, False), ("completely", False, False)],
 )
 def test_what_was_asked_is_told_by_the_id_that_vllms_server_gave(name, chat, served):
-    info = known(name, [1, 2], SamplingParams(), Arrival(1, {}), 2, Vocabulary()).info
+    info = known(RECORDER, name, [1, 2], SamplingParams(), Arrival(1, {}), 2).info
     assert (info.chat, info.served) == (chat, served)
 
 
@@ -57,7 +60,7 @@ def asked(**values):
 
 def told(**values):
     """The request as a capture has it."""
-    return known("a", [1, 2], asked(**values), Arrival(1, {}), 2, Vocabulary()).info
+    return known(RECORDER, "a", [1, 2], asked(**values), Arrival(1, {}), 2).info
 
 
 def test_what_both_engines_have_is_a_parameter():

@@ -1,7 +1,7 @@
 import pytest
 
 from specscope.trace.record.rules import is_lossy
-from specscope.vllm.witness import in_one_pass, rule_of
+from specscope.vllm.witness import rule_of
 
 
 @pytest.mark.parametrize(
@@ -19,9 +19,3 @@ def test_rules(method, rule, lossy):
     told = {} if method is None else {"rejection_sample_method": method}
     assert rule_of(told) == rule
     assert is_lossy(rule) is lossy
-
-
-def test_block_drafters():
-    assert in_one_pass({"method": "dspark"})
-    assert in_one_pass({"method": "eagle3", "parallel_drafting": True})
-    assert not in_one_pass({"method": "eagle3", "parallel_drafting": False})

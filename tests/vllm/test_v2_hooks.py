@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from specscope.trace.inside.hooking import ErrorGuard
+from specscope.trace.inside.recorder import Recorder
 from specscope.trace.record.records import Preceded
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.vllm.scheduling import ATTRIBUTE, Ended, SchedulerNotes
@@ -139,7 +140,7 @@ def hooked(monkeypatch):
     module = types.SimpleNamespace(**made)
     records, guard = [], ErrorGuard()
     run = dataclasses.replace(RUN, block_size=4, speculation={"num_speculative_tokens": 3})
-    witness = Witness(run, Vocabulary(), records.append, full=True)
+    witness = Witness(Recorder(run, Vocabulary(), records.append), full=True)
     hooks = V2Hooks(guard, lambda runner: witness, DraftLogits(guard, lambda: True))
     hooks.install_plain(module)
     hooks.install_rejection(module)

@@ -20,6 +20,7 @@ from specscope.analyze.findings import CheckResult
 from specscope.analyze.verify.trial import judge
 from specscope.trace.history.history import History
 from specscope.trace.inside.hooking import ErrorGuard
+from specscope.trace.inside.recorder import Recorder
 from specscope.trace.record.records import FinalKind
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.vllm.v2.runner import V2Hooks
@@ -159,7 +160,7 @@ class Engine:
         speculation = {"method": "draft_model", "num_speculative_tokens": K, "rejection_sample_method": method}
         run = dataclasses.replace(run_info(), speculation=speculation, block_size=64)
         self.history.run = run
-        witness = Witness(run, Vocabulary(), self.history.append, full=True)
+        witness = Witness(Recorder(run, Vocabulary(), self.history.append), full=True)
         hooks = V2Hooks(self.guard, lambda runner: witness, DraftLogits(self.guard, lambda: True))
         sampler = type("RejectionSampler", (rejection.RejectionSampler,), {})  # hooks of this test alone
         runner, plain = type("GPUModelRunner", (Runner,), {}), type("Sampler", (PlainSampler,), {})

@@ -14,7 +14,7 @@ from specscope.vllm.call import SamplerCall
 from specscope.vllm.gather import gather
 from specscope.vllm.gathered import Judgements
 from specscope.vllm.processes import wrap_loaded
-from specscope.vllm.v1.here import DraftVocabulary, gather_here
+from specscope.vllm.v1.here import DraftVocabulary, judge_here
 from specscope.vllm.v1.rows import rows_of
 from specscope.vllm.v1.sampler import SamplerHooks
 from specscope.vllm.v1.scores import NONE, DrafterScores, Passes
@@ -139,17 +139,10 @@ class RunnerHooks:
         return sample_tokens
 
 
-def judge_here(
-    call: SamplerCall, passes: Mapping[int, Passes], *, full: bool, vocabulary: DraftVocabulary | None = None
-) -> Judgements:
-    """Of the rows that `passes` names: what the drafter gave for each. Their tensors lie on the host."""
-    return Judgements([gather_here(call, passes, full=full, vocabulary=vocabulary)])
-
-
 def judge_there(
     call: SamplerCall, passes: Mapping[int, Passes], *, full: bool, vocabulary: DraftVocabulary | None = None
 ) -> Judgements:
-    """Likewise of tensors on a device, to be read when they have come."""
+    """The judgements of tensors on a device, to be read when they have come."""
     drafter = [passes.get(row, NONE) for row in range(len(call.drafted))]
     return Judgements([gather(rows_of(call, drafter), full=full)])
 

@@ -1,0 +1,177 @@
+"""Recorder: makes StepRecords of another engine's steps. Its adapter says what was admitted, judged and ended."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from specscope.trace.history.wording import title_of
+from specscope.trace.inside.chain import NO_INTS, Judged
+from specscope.trace.record.notes import MethodNotes
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.records import (
+    Phase,
+    Preceded,
+    RequestEnd,
+    RequestInfo,
+    RequestStep,
+    RunInfo,
+    StepRecord,
+    followed_by,
+)
+from specscope.trace.record.tree import DraftTree, Ints
+from specscope.trace.record.vocabulary import Vocabulary
+
+ONE_PASS = ("dflash", "dspark")  # methods that draft all depths in one pass
+Publish = Callable[[StepRecord], None]
+ReadParams = tuple[SamplingParams, dict[str, str]]  # what specscope has a word for, and the others as labels
+
+
+@dataclass
+class Known:
+    """A request while it is in the engine."""
+
+    info: RequestInfo
+    index: int = 0  # its own next step
+    emitted: int = 0  # output tokens so far
+    committed: int = 0  # and those that the verifier gave: more, where a stop cut its last step
+    preceded: Preceded = Preceded.PREFILL  # what came before its next decode step
+    stops: frozenset[int] = frozenset()  # tokens that end it
+    most: int = 2**31 - 1  # output tokens at most
+
+    @property
+    def context(self) -> int:
+        """Tokens whose KV is there when it decodes: all but the last."""
+        return len(self.info.prompt_tokens) + self.committed - 1
+
+    def kept(self, tokens: list[int], max_context: int) -> int:
+        """How many of these committed tokens become output: all up to one that ends the request."""
+        length = len(self.info.prompt_tokens) + self.emitted
+        for count, token in enumerate(tokens, 1):
+            if token in self.stops or self.emitted + count >= self.most or length + count >= max_context:
+                return count
+        return len(tokens)
+
+    def chunk(self, context: int, fed: int, blocks: Ints = NO_INTS) -> RequestStep:
+        """A chunk of its prompt that does not reach the end: `fed` tokens behind `context`."""
+        index, self.index = self.index, self.index + 1
+        return RequestStep(self.info.id, index, context, fed, "none", DraftTree.empty(), None, 0, blocks=blocks)
+
+
+class Recorder:
+    """Numbers the records of a run and publishes them. `publish` must not wait; records may come on any thread."""
+
+    def __init__(self, run: RunInfo, vocabulary: Vocabulary, publish: Publish) -> None:
+        self.run, self.vocabulary = run, vocabulary
+        self.steps = 0  # that were published
+        self._publish, self._lock = publish, threading.Lock()
+
+    def info(
+        self,
+        name: str,
+        prompt: Sequence[int],
+        params: ReadParams,
+        *,
+        arrival_ns: int,
+        admitted_ns: int,
+        traceparent: str = "",
+        chat: bool = False,
+        served: bool = False,
+    ) -> RequestInfo:
+        """A request, whose `prompt` are tokens."""
+        text = self.vocabulary.text(prompt)
+        return RequestInfo(
+            id=name,
+            arrival_ns=arrival_ns,
+            admitted_ns=admitted_ns,
+            prompt=text,
+            prompt_tokens=np.array(prompt, np.int32),
+            params=params[0],
+            labels=params[1],
+            title=title_of(text),
+            traceparent=traceparent,
+            chat=chat,
+            served=served,
+        )
+
+    def decoded(
+        self,
+        request: Known,
+        judged: Judged,
+        emitted: int,
+        *,
+        context: int,
+        prefill: int = 0,
+        rule: str = "",
+        method: MethodNotes | None = None,
+        sizing: str = "",
+        blocks: Ints = NO_INTS,
+    ) -> RequestStep:
+        """A request's part in a step that verified drafts: by which rule, and what the drafter tells besides."""
+        tree, verdict = judged.tree, judged.verdict
+        if len(tree) and (self.run.drafter in ONE_PASS or self.run.speculation.get("parallel_drafting")):
+            method = dataclasses.replace(method or MethodNotes(), one_pass=True)
+        part = RequestStep(
+            request=request.info.id,
+            index=request.index,
+            context_len=context,
+            prefill_tokens=prefill,
+            drafter=self.run.drafter if len(tree) else "none",
+            tree=tree,
+            verdict=dataclasses.replace(verdict, rule=rule) if rule else verdict,
+            emitted=emitted,
+            notes=judged.notes,
+            preceded=request.preceded,
+            parents=judged.parents,
+            method=None if method == MethodNotes() else method,
+            sizing=sizing,
+            blocks=blocks,
+        )
+        request.index += 1
+        request.emitted += emitted
+        request.committed += verdict.accepted + 1
+        request.preceded = followed_by(verdict.kind, len(tree), verdict.accepted)
+        return part
+
+    def record(
+        self,
+        phases: Sequence[Phase],
+        parts: Sequence[RequestStep],
+        *,
+        running: int,
+        waiting: int = 0,
+        blocks_used: int = 0,
+        blocks_free: int = 0,
+        admitted: Sequence[RequestInfo] = (),
+        preempted: tuple[str, ...] = (),
+        finished: tuple[RequestEnd, ...] = (),
+        budget: int | None = None,
+    ) -> StepRecord:
+        """A step, to be numbered when it is published."""
+        now = time.time_ns()
+        return StepRecord(
+            step=self.steps,
+            phases=tuple(phases) or (Phase("schedule", now, now),),
+            running=running,
+            waiting=waiting,
+            blocks_used=blocks_used,
+            blocks_free=blocks_free,
+            speculation=bool(self.run.speculation),
+            speculation_off="" if self.run.speculation else f"{self.run.backend} runs without a speculative config",
+            admitted=tuple(admitted),
+            requests=tuple(parts),
+            preempted=preempted,
+            finished=finished,
+            budget=budget,
+        )
+
+    def publish(self, record: StepRecord) -> None:
+        """Number a record and pass it on."""
+        with self._lock:
+            number, self.steps = self.steps, self.steps + 1
+            self._publish(record if record.step == number else dataclasses.replace(record, step=number))
