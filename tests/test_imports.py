@@ -24,7 +24,7 @@ ALLOWED = {
     "analyze": {"plans", "trace"},
     "vllm": {"remote", "debug", "plans", "trace"},
     "transformers": {"plans", "trace"},
-    "sglang": {"vllm", "plans", "trace"},
+    "sglang": {"plans", "trace"},
     "serve": {"live", "remote", "engine", "debug", "trace", "specscope"},
     "tui": {"analyze", "debug", "trace"},
     "measure": {
@@ -42,8 +42,13 @@ ALLOWED = {
     "cli": {p.stem for p in (ROOT / "specscope").iterdir() if p.suffix in ("", ".py")} | {"specscope"},
 }
 LIGHT = ["plans", "trace", "remote", "watch", "analyze", "debug", "tui"]
-# audit, diagnose and locate run models: they import these when they do
-HEAVY = ("specscope.analyze.audit.model.", "specscope.analyze.diagnose.rerun.", "specscope.analyze.locate.model.")
+# audit, diagnose and locate run models, and what is gathered lies on a device: they import these when they do
+HEAVY = (
+    "specscope.analyze.audit.model.",
+    "specscope.analyze.diagnose.rerun.",
+    "specscope.analyze.locate.model.",
+    "specscope.trace.inside.gather",
+)
 
 
 def imported(path):

@@ -13,10 +13,10 @@ import numpy as np
 
 from specscope.sglang.verification import SentNumbers, Verification, unpacked
 from specscope.trace.inside.chain import NO_FLOATS, NO_INTS, Judged
+from specscope.trace.inside.gathered import GatheredTables, final_of, parents_of, read
 from specscope.trace.record.records import DraftNotes, FinalKind, Outcome, Verdict
 from specscope.trace.record.rules import SIMULATED, UNSEEN
 from specscope.trace.record.tree import ROOT, DraftTree, Ints
-from specscope.vllm.gathered import GatheredTables, final_of, parents_of, read
 
 Tried = list[tuple[int, list[int]]]  # parents, each with its children
 

@@ -15,11 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specscope.trace.inside.sent import Sent
+from specscope.trace.inside.gather import Rows, gather
+from specscope.trace.inside.gathered import Gathered, Sent
 from specscope.trace.record.rules import BLOCK, MATCH, STANDARD, THRESHOLDS
-from specscope.vllm.call import Rows
-from specscope.vllm.gather import gather
-from specscope.vllm.gathered import Gathered
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from torch import Tensor
 from specscope.debug.views import NodeView, Removed, ViewedPlace, contradiction
 from specscope.trace.record.records import RequestStep
 from specscope.trace.record.tree import Floats
-from specscope.vllm.call import SamplerCall
+from specscope.vllm.v1.call import SamplerCall
 
 
 def view_node(call: SamplerCall, row: int, step: int, part: RequestStep, node: int, drafter: Tensor | None) -> NodeView:

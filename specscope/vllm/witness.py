@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specscope.trace.inside.chain import NO_FLOATS, NO_INTS
+from specscope.trace.inside.gathered import Judgements
 from specscope.trace.inside.recorder import Known, Recorder
 from specscope.trace.record.notes import MethodNotes
 from specscope.trace.record.privacy import strip
 from specscope.trace.record.records import Phase, Preceded, RequestEnd, RequestInfo, RequestStep, StepRecord
 from specscope.trace.record.rules import LOSSY
 from specscope.trace.record.tree import Ints
-from specscope.vllm.gathered import Judgements
 from specscope.vllm.requests import ended, known
 from specscope.vllm.scheduling import ATTRIBUTE, Arrival, Ended, SchedulerNotes
 

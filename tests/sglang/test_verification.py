@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from specscope.sglang import trees
 from specscope.sglang.verification import Verification, VerifierResult, parents_of
-from specscope.trace.inside import sent
+from specscope.trace.inside import gathered
 from tests.sglang import kernels
 
 
@@ -97,7 +97,7 @@ def test_nothing_waits_for_the_device_before_the_result_is_taken(monkeypatch, tr
         copied.append(packed.numel())
         return packed, None
 
-    monkeypatch.setattr(sent, "to_host", noted)
+    monkeypatch.setattr(gathered, "to_host", noted)
     with FakeTensorMode(), NoCopies():
         made, called = seen("cuda", tree=tree)
         outcome = VerifierResult(called["accept_token_num"], called["accept_index"], called["predicts"])

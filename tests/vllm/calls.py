@@ -2,7 +2,7 @@
 
 import torch
 
-from specscope.vllm.call import SamplerCall
+from specscope.vllm.v1.call import SamplerCall
 
 V = 11
 

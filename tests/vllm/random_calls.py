@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from specscope.vllm.call import SamplerCall
+from specscope.vllm.v1.call import SamplerCall
 
 
 def cut(logits, top_k, top_p):

@@ -17,8 +17,8 @@ from specscope.errors import UserError
 from specscope.remote.debug_socket import AttachedCommands, DebugServer
 from specscope.remote.held import HeldCommands
 from specscope.trace.record.records import Outcome
-from specscope.vllm.call import SamplerCall
 from specscope.vllm.v1 import debugger, runner
+from specscope.vllm.v1.call import SamplerCall
 from specscope.vllm.v1.debugger import Limit
 from tests.vllm.fakes import FakeVllm
 from tests.waiting import HANG_SECONDS, until

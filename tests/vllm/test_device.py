@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from specscope.trace.inside import gather as device
+from specscope.trace.inside.gather import gather
+from specscope.trace.inside.gathered import read
 from specscope.trace.record.notes import TOP
-from specscope.vllm import gather as device
-from specscope.vllm.gather import gather
-from specscope.vllm.gathered import read
 from specscope.vllm.v1.rows import rows_of
 from tests.vllm.judging import judge
 from tests.vllm.random_calls import call

@@ -7,7 +7,7 @@ import triton.language as tl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specscope.vllm.v2.rule import of_step, uniform
+from specscope.trace.inside.chain import of_step, uniform
 
 
 @triton.jit

@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specscope.trace.inside.chain import of_step, uniform
+from specscope.trace.inside.gather import gather
+from specscope.trace.inside.gathered import read
 from specscope.trace.record.records import FinalKind
-from specscope.vllm.gather import gather
-from specscope.vllm.gathered import read
 from specscope.vllm.v2.rows import Verified, rows_of_verified
-from specscope.vllm.v2.rule import of_step, uniform
 from tests.vllm.judging import judge
 from tests.vllm.random_calls import call
 from tests.vllm.test_device import assert_same

@@ -1,7 +1,7 @@
 """A chain's numbers from rows that lie on the host, one after another in numpy.
 
 Torch's operations over whole batches take ten times as long here, and wake its threads, which are slow to meet when
-cores are busy. On a device the same numbers are gathered for a whole batch: vllm/gather.py.
+cores are busy. On a device the same numbers are gathered for a whole batch: gather.py.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from specscope.remote.held import Gate
 from specscope.trace.history.history import History, RecentSteps
 from specscope.trace.history.wording import plural
 from specscope.trace.record.records import RequestStep, StepRecord
-from specscope.vllm.call import SamplerCall, on_host
 from specscope.vllm.node_view import view_node
+from specscope.vllm.v1.call import SamplerCall, on_host
 from specscope.vllm.v1.scores import NONE, Passes
 from specscope.vllm.witness import Witness
 

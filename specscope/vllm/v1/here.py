@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from specscope.trace.inside.chain import Numbers, assembled
+from specscope.trace.inside.gathered import Judgements
 from specscope.trace.inside.host import DrafterRow, HostChain
 from specscope.trace.record.notes import Indices, RawRow
 from specscope.trace.record.tree import Floats, Ints
-from specscope.vllm.call import SamplerCall
-from specscope.vllm.gathered import Judgements
+from specscope.vllm.v1.call import SamplerCall
 from specscope.vllm.v1.scores import Passes
 
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specscope.vllm.call import Rows, SamplerCall, Scores
+from specscope.trace.inside.gather import Rows, Scores
+from specscope.vllm.v1.call import SamplerCall
 
 
 def rows_of(call: SamplerCall, drafter: Sequence[tuple[Sequence[Tensor], int]]) -> Rows:

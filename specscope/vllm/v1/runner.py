@@ -8,12 +8,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from specscope.trace.inside.chain import NO_INTS
+from specscope.trace.inside.gather import gather
+from specscope.trace.inside.gathered import Judgements
 from specscope.trace.inside.hooking import ErrorGuard, wrap
 from specscope.trace.record.tree import Ints
-from specscope.vllm.call import SamplerCall
-from specscope.vllm.gather import gather
-from specscope.vllm.gathered import Judgements
 from specscope.vllm.processes import wrap_loaded
+from specscope.vllm.v1.call import SamplerCall
 from specscope.vllm.v1.here import DraftVocabulary, judge_here
 from specscope.vllm.v1.rows import rows_of
 from specscope.vllm.v1.sampler import SamplerHooks

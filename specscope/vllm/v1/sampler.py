@@ -7,8 +7,8 @@ from types import ModuleType
 from typing import Any
 
 from specscope.trace.inside.hooking import ErrorGuard, named, wrap
-from specscope.vllm.call import SamplerCall
 from specscope.vllm.known import PLAIN, REJECTION, parameters_of
+from specscope.vllm.v1.call import SamplerCall
 
 
 class SamplerHooks:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specscope.vllm.call import Rows, Scores
+from specscope.trace.inside.gather import Rows, Scores
 
 
 @dataclass

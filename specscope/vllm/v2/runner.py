@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from specscope.trace.inside.chain import NO_INTS
+from specscope.trace.inside.gather import gather
+from specscope.trace.inside.gathered import Gathered, Judgements
 from specscope.trace.inside.hooking import ErrorGuard, named, wrap
 from specscope.trace.record.tree import Ints
-from specscope.vllm.gather import gather
-from specscope.vllm.gathered import Gathered, Judgements
 from specscope.vllm.processes import wrap_loaded
 from specscope.vllm.v2.rows import Verified, rows_of_verified
 from specscope.vllm.v2.scores import DraftLogits

@@ -1,25 +1,68 @@
 """What evidence needs of a sampler's tensors, gathered on their device: some tens of numbers a row, in two copies.
 
 Nothing here waits for the device. The numbers are copied behind the work that is queued there, into pinned memory, and
-read when they have come, a step or two later. Rows are worked on in parts, so that this takes little of the memory that
-vLLM has left.
+read when they have come, a step or two later.
+
+R rows of logits over V tokens, of B requests; a request's rows follow one another. Rows are asked for by ranges and
+worked on in parts, so that no copy of all of them need exist at once: the engine has left little memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from specscope.trace.inside.sent import Sent
+from specscope.trace.inside.gathered import Gathered, Sent
 from specscope.trace.record.notes import TINY, TOP
-from specscope.vllm.call import Rows
-from specscope.vllm.gathered import Gathered
-from specscope.vllm.v2 import rule
 
 PART = 2**24  # numbers in a part: rows times tokens
 Columns = dict[str, Tensor]
+Range = Callable[[int, int], Tensor]  # rows from..to of a tensor [., V]
+
+
+@dataclass
+class Scores:
+    """What the drafter itself gave for some of the rows."""
+
+    rows: Tensor  # [s] which
+    logits: Range  # of these s
+
+
+@dataclass
+class Rows:
+    """Functions of a range give float32 [., V]. Nothing here waits for the device."""
+
+    tokens: Tensor  # [R] the draft that each row judges; below 0 where there is none
+    request: Tensor  # [R] its request
+    first: Tensor  # [B] a request's first row
+    drafted: Tensor  # [B] how many of its rows judge a draft
+    accepted: Tensor  # [B]
+    final: Tensor  # [B] the token behind the accepted ones
+    greedy: Tensor  # [B] whether its temperature is 0
+    raw: Callable[[Tensor], Tensor]  # the target's logits at some of the rows, before any rule
+    target: Range  # and after every rule
+    probs: Range | None  # p [R]; None where all requests are greedy
+    q: Range | None  # [R] what drafts were sampled from; None where they are deterministic
+    whole: Range | None  # p [B] at the row of the final token; None where all requests are greedy
+    whole_q: Range | None  # q [B] there
+    vocabulary: int  # V
+    coins: Tensor | None = None  # [R]
+    scores: Sequence[Scores] = ()
+    scored: list[int] = field(default_factory=list)  # [B] rows that have scores, from the first on; empty: none have
+    seeds: Tensor | None = None  # int64 [B] where coins follow from a seed
+    positions: Tensor | None = None  # int64 [R] and a position
+    longest: int = 0  # drafts of a chain at most, where chains are verified as blocks
+    by_step: bool = False  # the chain is verified as one block
+    step_seeds: bool = False  # and each draft's coin has a seed of its own
+    confidence: Tensor | None = None  # [R] what the drafter thinks of its draft
+
+    @property
+    def ended(self) -> Tensor:
+        """[B] the row that the final token was drawn at, or one behind all drafts."""
+        return self.first + self.accepted
 
 
 def gather(rows: Rows, *, full: bool) -> Gathered:
@@ -94,12 +137,46 @@ def _add_blocks(rows: Rows, parts: list[Columns], step: int) -> Tensor:
     """Add to the parts what block verification decides by; returns the ratio [R] before each row."""
     p = torch.cat([part["p"].flatten() for part in parts])
     q = torch.cat([part["q"].flatten() for part in parts]) if rows.q is not None else None
-    ratio = rule.ratios(rows, p, q, rows.longest)
-    before = rule.before(rows, ratio)
-    ahead = rule.masses(rows, before, step)
+    ratio = _ratios(rows, p, q, rows.longest)
+    before = _before(rows, ratio)
+    ahead = _masses(rows, before, step)
     for part, *columns in zip(parts, torch.split(ratio, step), torch.split(ahead, step), strict=True):
         part["ratio"], part["ahead"] = columns
     return before
+
+
+def _ratios(rows: Rows, p: Tensor, q: Tensor | None, longest: int) -> Tensor:
+    """[R] the ratio of the prefix that ends with each row's draft.
+
+    `p`, `q` [R]: of the drafts; `longest`: the most drafts of a chain.
+    """
+    of_one = p if q is None else p / q
+    place = torch.arange(len(p), device=p.device) - rows.first[rows.request]
+    ratio = of_one.clamp_max(1)
+    for position in range(1, longest):
+        ratio = torch.where(place == position, (ratio.roll(1) * of_one).clamp_max(1), ratio)
+    return ratio
+
+
+def _before(rows: Rows, ratio: Tensor) -> Tensor:
+    """[R] the ratio of the prefix before each row: 1 at a request's first."""
+    is_first = torch.arange(len(ratio), device=ratio.device) == rows.first[rows.request]
+    return torch.where(is_first, 1, ratio.roll(1))
+
+
+def _masses(rows: Rows, scale: Tensor, step: int) -> Tensor:
+    """[R] the mass that scaled p has beyond q at each row."""
+    assert rows.probs is not None
+    parts = []
+    for low in range(0, len(scale), step):
+        high = min(low + step, len(scale))
+        left = rows.probs(low, high) * scale[low:high, None]
+        if rows.q is not None:
+            parts.append((left - rows.q(low, high)).clamp_min(0).sum(1))
+        else:  # all of q is at the draft
+            token = rows.tokens[low:high].clamp_min(0)[:, None]
+            parts.append(left.scatter(1, token, 0).sum(1))
+    return torch.cat(parts) if parts else scale
 
 
 def _score_columns(rows: Rows, choice: Tensor, step: int) -> Columns:

@@ -1,13 +1,9 @@
-"""The tensors of one call of vLLM's rejection sampler: as V1's hooks come by them, and as either runner's are gathered.
-
-R rows of logits over V tokens, of B requests; a request's rows follow one another. Rows are asked for by ranges, so
-that no copy of all of them need exist at once.
-"""
+"""The tensors of one call of V1's rejection sampler, as the hooks come by them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,8 +11,6 @@ import torch
 from torch import Tensor
 
 from specscope.trace.record.tree import Floats
-
-Range = Callable[[int, int], Tensor]  # rows from..to of a tensor [., V]
 
 
 @dataclass
@@ -83,48 +77,6 @@ class SamplerCall:
         k = None if self.top_k is None else self.top_k[low:high]
         p = None if self.top_p is None else self.top_p[low:high]
         return rows if self.cut is None or (k is None and p is None) else self.cut(rows, k, p)
-
-
-@dataclass
-class Scores:
-    """What the drafter itself gave for some of the rows."""
-
-    rows: Tensor  # [s] which
-    logits: Range  # of these s
-
-
-@dataclass
-class Rows:
-    """Functions of a range give float32 [., V]. Nothing here waits for the device."""
-
-    tokens: Tensor  # [R] the draft that each row judges; below 0 where there is none
-    request: Tensor  # [R] its request
-    first: Tensor  # [B] a request's first row
-    drafted: Tensor  # [B] how many of its rows judge a draft
-    accepted: Tensor  # [B]
-    final: Tensor  # [B] the token behind the accepted ones
-    greedy: Tensor  # [B] whether its temperature is 0
-    raw: Callable[[Tensor], Tensor]  # the target's logits at some of the rows, before any rule
-    target: Range  # and after every rule
-    probs: Range | None  # p [R]; None where all requests are greedy
-    q: Range | None  # [R] what drafts were sampled from; None where they are deterministic
-    whole: Range | None  # p [B] at the row of the final token; None where all requests are greedy
-    whole_q: Range | None  # q [B] there
-    vocabulary: int  # V
-    coins: Tensor | None = None  # [R]
-    scores: Sequence[Scores] = ()
-    scored: list[int] = field(default_factory=list)  # [B] rows that have scores, from the first on; empty: none have
-    seeds: Tensor | None = None  # int64 [B] where coins follow from a seed
-    positions: Tensor | None = None  # int64 [R] and a position
-    longest: int = 0  # drafts of a chain at most, where chains are verified as blocks
-    by_step: bool = False  # the chain is verified as one block
-    step_seeds: bool = False  # and each draft's coin has a seed of its own
-    confidence: Tensor | None = None  # [R] what the drafter thinks of its draft
-
-    @property
-    def ended(self) -> Tensor:
-        """[B] the row that the final token was drawn at, or one behind all drafts."""
-        return self.first + self.accepted
 
 
 def on_host(call: SamplerCall) -> SamplerCall:
