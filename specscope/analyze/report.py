@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -376,9 +376,14 @@ def build_report(history: History, *, source: str, warnings: Sequence[str] = ())
     text = history.run is None or history.run.tells_text
     loops = find_loops(request.steps for request in history.requests.values())
     pairs = zip(history.requests.values(), loops, strict=True)
-    requests = sorted((_request(request, history, loop, text) for request, loop in pairs), key=_worst_first)
+    requests = sorted(  # the lowest acceptance length first, those without drafts last
+        (_request(request, history, loop, text) for request, loop in pairs),
+        key=lambda one: (one.figures.tau is None, one.figures.tau or 0.0, one.figures.rate or 0.0, one.id),
+    )
     looped, header = together(loops), history.run
     run = None if header is None else {each.name: getattr(header, each.name) for each in dataclasses.fields(header)}
+    default = {} if run is None else {name: value for name, value in run["params"].items() if name != "seed"}
+    own = [request.params for request in requests if request.params is not None]
     return Report(
         source=valid(source),
         run=run,
@@ -395,16 +400,10 @@ def build_report(history: History, *, source: str, warnings: Sequence[str] = ())
         requests=requests,
         intervals=[IntervalReport(step, step.aggregate) for step in history.steps if step.aggregate is not None],
         levels=levels(history.steps),
-        other_params=sum(1 for request in requests if run and _differ(request.params, run["params"])),
+        other_params=sum(any(params.get(name) != value for name, value in default.items()) for params in own),
         answers=None if history.counts_only or history.figures_only else answer(history),
         vocabulary=history.vocabulary,
     )
-
-
-def _differ(mine: Mapping[str, Any] | None, default: Mapping[str, Any]) -> bool:
-    if mine is None:
-        return False
-    return any(mine.get(name) != value for name, value in default.items() if name != "seed")
 
 
 def _request(request: RequestHistory, history: History, loops: Loops, text: bool) -> RequestReport:
@@ -440,12 +439,6 @@ def _pieces(tokens: Sequence[int], vocabulary: Vocabulary) -> list[str]:
     if pieces:
         pieces[-1] += detokenizer.flush()
     return pieces
-
-
-def _worst_first(request: RequestReport) -> tuple[bool, float, float, str]:
-    """Lowest acceptance length first, requests without drafts last."""
-    acceptance = request.figures
-    return acceptance.tau is None, acceptance.tau or 0.0, acceptance.rate or 0.0, request.id
 
 
 def _engine(history: History) -> EngineFigures:

@@ -31,6 +31,11 @@ class KVCompared:
     tolerance: float
     differ: tuple[KVPlace, ...]  # all that do, by position
 
+    @property
+    def right(self) -> set[int]:
+        """The positions that agree."""
+        return {*range(self.places)} - {place.position for place in self.differ}
+
 
 @dataclass(frozen=True)
 class KVCheck:
@@ -41,8 +46,9 @@ class KVCheck:
     without: str = ""  # why there is nothing to compare of the drafter
 
 
-def kv_check_text(check: KVCheck, vocabulary: Vocabulary) -> str:
-    """The check as text: what agrees, and the first places that do not."""
+def kv_check_text(check: KVCheck, vocabulary: Vocabulary, before: KVCheck | None = None, steps: str = "") -> str:
+    """The check as text: what agrees, and the first places that do not. `before`: an earlier one; `steps`: of both."""
+    right = {} if before is None else {cache.model: cache.right for cache in before.compared}
     lines = []
     for cache in check.compared:
         count = plural(cache.places, "place")
@@ -56,11 +62,12 @@ def kv_check_text(check: KVCheck, vocabulary: Vocabulary) -> str:
             lines += [_place(place, vocabulary) for place in cache.differ[:SHOWN]]
             more = len(cache.differ) - SHOWN
             lines += [f"  and {plural(more, 'more place')}"] if more > 0 else []
+            if changed := [place.position for place in cache.differ if place.position in right.get(cache.model, ())]:
+                lines.append(f"  changed {steps}: {plural(len(changed), 'place')}, the first at position {changed[0]}")
     return "\n".join([*lines, *([check.without] if check.without else [])])
 
 
 def _place(place: KVPlace, vocabulary: Vocabulary) -> str:
-    where = f"  position {place.position} {vocabulary.show(place.token)}: "
-    if place.slot is None:
-        return where + "counted as computed, but no block holds it"
-    return where + f"slot {place.slot}, most in layer {place.layer}, by {place.apart:.2g}"
+    what = f"slot {place.slot}, most in layer {place.layer}, by {place.apart:.2g}"
+    what = "counted as computed, but no block holds it" if place.slot is None else what
+    return f"  position {place.position} {vocabulary.show(place.token)}: {what}"

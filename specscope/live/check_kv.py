@@ -41,11 +41,12 @@ def check_kv(engine: Engine, name: str) -> KVCheck:
     if isinstance(drafter, DraftModel | Eagle):
         state = drafter.states.get(name)
     pairs = state.computed if state is not None and isinstance(drafter, Eagle) else 0
-    fresh = _runner(engine, max(request.computed, pairs))
+    length, cache = max(request.computed, pairs), engine.runner.cache
+    fresh = ModelRunner(engine.runner.loaded, _blocks(length), engine.drafter.aux_layers, cache.backend)
     try:
-        table, features = _prefill(fresh, tokens[: max(request.computed, pairs)])
+        table, features = _prefill(fresh, tokens[:length])
         held = tokens[: request.computed]
-        compared = [_compare("target", engine.runner.cache, request.table, fresh.cache, table, held)]
+        compared = [_compare("target", cache, request.table, fresh.cache, table, held)]
     finally:
         fresh.close()
     if not isinstance(drafter, DraftModel | Eagle):
@@ -65,11 +66,6 @@ def check_kv(engine: Engine, name: str) -> KVCheck:
 
 def _blocks(length: int) -> int:
     return -(-length // BLOCK_SIZE) + 1
-
-
-def _runner(engine: Engine, length: int) -> ModelRunner:
-    """The target over a cache of its own, with the features that the drafter wants."""
-    return ModelRunner(engine.runner.loaded, _blocks(length), engine.drafter.aux_layers, engine.runner.cache.backend)
 
 
 def _prefill(runner: ModelRunner, tokens: Sequence[int]) -> tuple[BlockTable, list[Tensor]]:
@@ -100,11 +96,9 @@ def _compare(
     slots = held.slots(0, there)
     apart = _apart(cache, slots, fresh, table.slots(0, there))
     worst = apart.max(axis=0) if there else np.zeros(0)
-    differ = [
-        KVPlace(place, int(tokens[place]), int(slots[place]), int(apart[:, place].argmax()), float(worst[place]))
-        for place in np.flatnonzero(~(worst <= tolerance)).tolist()
-    ]
-    differ += [KVPlace(place, int(tokens[place]), None, 0, float("inf")) for place in range(there, len(tokens))]
+    wrong = np.flatnonzero(~(worst <= tolerance)).tolist()
+    differ = [KVPlace(i, tokens[i], int(slots[i]), int(apart[:, i].argmax()), float(worst[i])) for i in wrong]
+    differ += [KVPlace(place, tokens[place], None, 0, float("inf")) for place in range(there, len(tokens))]
     return KVCompared(model, len(tokens), float(worst.max(initial=0)), tolerance, tuple(differ))
 
 
@@ -112,13 +106,11 @@ def _compare(
 def _apart(cache: KVCache, held: Slots, fresh: KVCache, table: Slots) -> NDArray[np.float32]:
     """[layers, places] how far keys or values are apart, whichever is more, relative to the fresh one's norm."""
     mine, true = (torch.from_numpy(slots).to(cache.device) for slots in (held, table))
-    by_layer = []
-    for parts in zip(cache.key, fresh.key, cache.value, fresh.value, strict=True):
-        key, true_key, value, true_value = (
-            part[:, slots].float() for part, slots in zip(parts, (mine, true, mine, true), strict=True)
-        )
-        by_layer.append(torch.maximum(_distance(key, true_key), _distance(value, true_value)))
-    apart: NDArray[np.float32] = torch.stack(by_layer).cpu().numpy()
+    keys, values = (
+        torch.stack([_distance(a[:, mine].float(), b[:, true].float()) for a, b in zip(*sides, strict=True)])
+        for sides in ((cache.key, fresh.key), (cache.value, fresh.value))
+    )
+    apart: NDArray[np.float32] = torch.maximum(keys, values).cpu().numpy()
     return apart
 
 

@@ -83,8 +83,7 @@ def _twin(request: Request, tokens: list[int], changes: Changes, forms: Forms) -
 
 def beside(engine: Engine, changes: Changes) -> Engine:
     """An engine over the same target and cache, with a scheduler and a drafter of its own."""
-    unknown = set(changes.engine) - {"drafter", "draft_model", "tree", "rule"}
-    if unknown:
+    if unknown := set(changes.engine) - {"drafter", "draft_model", "tree", "rule"}:
         raise UserError(
             f"a fork cannot change {', '.join(sorted(unknown))}; it can change drafter, draft_model, tree and rule"
         )

@@ -48,7 +48,6 @@ class PartTensors:
     verdict: Verdict | None  # None where the step is not judged yet
     computed: bool  # whether it was computed again
     notes: tuple[str, ...] = ()
-
     allowed: Allowed | None = None  # what might follow, where not every token might
 
     @property
@@ -69,13 +68,11 @@ class PartTensors:
 
 
 def view_last(engine: Engine, part: RequestStep, node: int | None) -> NodeView:
-    """A view of the step that ran last. Raises UserError where `part` is not part of it."""
+    """A view of the step that ran last, of which `part` is one."""
     last = engine.last
     assert last is not None
-    places, asked = [(other.request, other.index) for other in last.record.requests], (part.request, part.index)
-    if asked not in places:
-        raise UserError(f"{part.request} was not in step {last.record.step}: use goto to reach one of its steps")
-    return _view(engine, _of_turn(engine, last.state.turns[places.index(asked)], last.record.step, part), node)
+    place = [other.request for other in last.record.requests].index(part.request)
+    return _view(engine, _of_turn(engine, last.state.turns[place], last.record.step, part), node)
 
 
 def view_begun(engine: Engine, request: str, node: int | None) -> NodeView:

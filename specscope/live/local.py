@@ -85,9 +85,8 @@ class EngineWhatIf(WhatIf):
         """As `view`, for any step on the engine's path, wherever the engine is."""
         position = session.history.position_of(step)
         record = None if position is None else session.history.steps[position]
-        part = (
-            next((other for other in record.requests if other.request == request), None) if record is not None else None
-        )
+        parts = () if record is None else record.requests
+        part = next((other for other in parts if other.request == request), None)
         if record is None or part is None:
             raise UserError(f"{request} in step {step} is not part of what the engine has run")
         return self._view(session, record, part, node)

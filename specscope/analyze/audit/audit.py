@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from specscope.analyze.audit.contexts import Contexts, contexts_of
 from specscope.analyze.audit.lookup import judge_lookups
 from specscope.analyze.audit.options import Options, Progress
-from specscope.analyze.audit.tally import DRAFTER, EMBEDDING, TARGET, Tally, skipped
+from specscope.analyze.audit.tally import DRAFTER, EMBEDDING, NEAR_TIE, TARGET, Tallies, Tally, skipped, span
 from specscope.analyze.findings import CheckResult, Exit, Finding
 from specscope.errors import UserError
 from specscope.plans.plan import DynamicPlan, TreePlan, read_plan
@@ -87,6 +87,7 @@ class Audit:
     findings: tuple[Finding, ...]
     notes: tuple[str, ...] = ()
     unjudged: tuple[str, ...] = ()  # what was asked for and could not be judged: a sentence each, with the reason
+    unseen: str = ""  # what the capture's dtype hides, in a sentence; "" where it hid nothing
 
     @property
     def exit(self) -> Exit:
@@ -108,7 +109,7 @@ class Audit:
         """As plain values, for --json."""
         names = ("source", "target", "draft_model", "dtype", "steps", "audited", "nodes")
         return {
-            **{name: getattr(self, name) for name in (*names, "slack", "draft_slack", "seconds")},
+            **{name: getattr(self, name) for name in (*names, "slack", "draft_slack", "seconds", "unseen")},
             "exit": int(self.exit),
             "warnings": list(self.notes),
             "verdict": verdict(self.findings, self.audited, self.unjudged),
@@ -159,8 +160,23 @@ def audit(history: History, source: str, options: Options, progress: Progress = 
         findings=tuple(findings),
         notes=(*options.notes, *_limited(plans)),
         unjudged=tuple(left),
+        unseen=_unseen(passes, tallies) if has_tails else "",
         seconds=time.perf_counter() - began,
     )
+
+
+def _unseen(passes: Passes, tallies: Tallies) -> str:
+    """How large an error rounding hides, and of how many figures it explains what they differ by."""
+    hidden = sum(tally.hidden + tally.left[NEAR_TIE] for tally in tallies.values())
+    tested = sum(len(tally.items) + tally.left[NEAR_TIE] for tally in tallies.values())
+    p, q = (span(0.5, slack)[1] - 0.5 for slack in (passes.slack, passes.draft_slack))
+    drafters = f" (the drafter's up to {q:.2g})" if passes.draft_slack else ""
+    sentence = (
+        f"an error of up to {p:.2g} in a p of 0.5{drafters} is not seen in {passes.run.dtype}: its "
+        f"rounding explains by how much {hidden:,} of {plural(tested, 'figure')} differ from the models'; to see such "
+        "errors, record with --dtype float32"
+    )
+    return sentence if hidden else ""
 
 
 def _text(history: History, run: RunInfo, plan: TreePlan | None, passes: Passes, *, is_judged: bool) -> list[Finding]:

@@ -41,6 +41,7 @@ EMBEDDING = ("head's embedding", "the head's embedding of a token points where t
 NEAR_TIE = "at near ties"  # where rounding allows either outcome
 NO_P = "whose p was not recorded"
 TAIL, FAR = 0.005, 4.0  # share of a half precision's items that may be off by more than was seen, and by how much
+FINE = 1e-3  # of log odds: float32 explains no more
 DEARER = 0.1  # the price of a test where steps differ because an earlier one did: such conditions are long
 
 
@@ -58,6 +59,7 @@ class Tally:
     left: Counter[str] = field(default_factory=Counter)  # items that cannot be judged, by what they are
     has_tails: bool = False  # whether the capture's dtype rounds so that a few items may be off by more than was seen
     far: int = 0  # items that differ by more than such tails
+    hidden: int = 0  # items that differ by what rounding explains, and float32's would not
     gives: str = ""  # the name of `judged` as a fact that conditions may use; "" where it is not used as one
     judged: list[float] = field(default_factory=list)  # the model's value for each item
 
@@ -71,6 +73,16 @@ class Tally:
         self.judged.append(judged)
         if differs and len(self.examples) < EXAMPLES:
             self.examples.append(Example(where, float(recorded), float(judged), text))
+
+    def compare(
+        self, where: Reference, recorded: float, judged: float, allowed: Bounds, text: str, *, cuts: bool
+    ) -> None:
+        """One more figure, by what rounding allows. `cuts`: whether it may lie at a border of top-k, top-p or min-p,
+        where rounding takes a token in or out, and that moves all others."""
+        differs = not within(recorded, allowed)
+        far = differs and not cuts and is_far(recorded, judged, allowed)
+        self.add(where, differs=differs, recorded=recorded, judged=judged, text=text, is_far=far)
+        self.hidden += not differs and not within(recorded, span(judged, FINE))
 
     def finding(self, history: History) -> Finding:
         """The finding on all items; the condition is searched for over all of them."""

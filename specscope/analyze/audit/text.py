@@ -25,6 +25,8 @@ def render_audit(audit: Audit, console: Console) -> None:
     for finding in audit.findings:
         if finding.failed:
             _differences(finding, audit, console)
+    if audit.unseen:
+        console.print(Text(f"\nnote: {printable(audit.unseen)}", style="dim"))
     sentence = printable(verdict(audit.findings, audit.audited, audit.unjudged))
     console.print(Text(f"\n{sentence}", style=VERDICT[audit.exit]))
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from specscope.analyze.diagnose.causes import OF_STAGES, Cause
+from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.findings import Exit, Finding, Reference
 from specscope.analyze.locate.located import Located, Proof
 from specscope.analyze.plain import fields, plain
@@ -160,8 +160,3 @@ def fits(cause: Cause, place: Located) -> bool:
     if pattern is None:
         return False
     return not pattern or not place.certain or re.search(pattern, place.operation.name) is not None
-
-
-def explains(located: Sequence[Located], check: str) -> bool:
-    """Whether a failed check follows from what is located."""
-    return any(check in OF_STAGES[place.operation.stage] for place in located)

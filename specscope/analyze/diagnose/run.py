@@ -9,8 +9,8 @@ from specscope.analyze.audit.audit import Audit, audit
 from specscope.analyze.audit.options import Options, Progress
 from specscope.analyze.diagnose import healthy
 from specscope.analyze.diagnose.audited import from_audit
-from specscope.analyze.diagnose.causes import DRAFTER
-from specscope.analyze.diagnose.diagnosis import Diagnosis, Suspect, explains
+from specscope.analyze.diagnose.causes import DRAFTER, OF_STAGES
+from specscope.analyze.diagnose.diagnosis import Diagnosis, Suspect
 from specscope.analyze.diagnose.drafted import shifted_lookup
 from specscope.analyze.diagnose.judged import JudgedCase, conditions, failures_of
 from specscope.analyze.diagnose.names import named
@@ -59,6 +59,7 @@ def examine(
             problems.append(f"audit: {error}")
         else:
             problems += [f"audit: {sentence}" for sentence in audited.unjudged]
+            notes += [audited.unseen] if audited.unseen else []
             again = rerun(session, progress, problems) if known else []
     failures = failures_of(case, audited)
     if locate is not None and session is not None:
@@ -72,11 +73,11 @@ def examine(
             if not wrong:  # nobody asked for this walk: where it cannot run the exit code stays
                 notes += [f"a few steps were not run again: {line}" for line in location.left_out]
                 location = replace(location, left_out=()) if location.walks else None
-        notes += _unseen(history, session.audited)
     faults = settled([*_from_evidence(case, audited, problems), *again], failures) if known else []
     found = location or Location(source, ())
     sure = found.located or any(fault.proof is not Proof.SUM for fault in faults)
-    wrongs = unexplained(faults, [one for one in failures if not explains(found.located, one.check.name)])
+    follows = {check for item in found.located for check in OF_STAGES[item.operation.stage]}
+    wrongs = unexplained(faults, [one for one in failures if one.check.name not in follows])
     agrees = list(found.ruled_out)
     # Figures of another build, for one: unless a fault explains them
     (wrongs if wrongs or not failures else agrees).extend(found.unexplained)
@@ -109,16 +110,6 @@ def _from_evidence(case: Case, audited: Audit | None, problems: list[str]) -> It
         yield from shifted_lookup(case)
     if audited is not None:
         yield from from_audit(case, audited)
-
-
-def _unseen(history: History, audited: Audit) -> Iterator[str]:
-    """What could not be seen at the run's dtype."""
-    dtype = "" if history.run is None else history.run.dtype
-    if dtype not in ("", "float32") and audited.slack:
-        yield (
-            f"in {dtype} rounding may move a p of 0.5 by {audited.slack / 4:.2g}: smaller errors of the recorded p "
-            "were not seen; to see them, record with --dtype float32"
-        )
 
 
 def _would_see(trial: Trial) -> Iterator[str]:

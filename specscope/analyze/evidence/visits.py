@@ -94,11 +94,7 @@ class Texts:
         """The texts of all requests among these visits."""
         request = numbered(visit.request.id for visit in visits)
         firsts = [visits[first] for first in np.unique(request, return_index=True)[1].tolist()]
-        texts, prompts, made = (
-            list[list[int]](),
-            list[int](),
-            list[int](),
-        )  # of each request; `made`: output tokens so far
+        texts, prompts, made = list[list[int]](), list[int](), list[int]()  # `made`: output tokens so far
         for visit in firsts:
             asked = visit.request
             prompt = [] if asked.info is None else told_ids(asked.info.prompt_tokens) or []

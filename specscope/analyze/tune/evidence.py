@@ -108,7 +108,8 @@ def evidence(histories: Sequence[History]) -> RecordedCandidates:
             f"{why}: tune cannot tell what others would have held. Record likeliest tokens of one drafter, with --tree "
             "dynamic:32 or top:..."
         )
-    widest = max(map(_looked_at, every))
+    dropped = (0 if step.notes is None else len(step.notes.dropped_token) for step in every)  # by re-ranking
+    widest = max(len(step.tree) + left_out for step, left_out in zip(every, dropped, strict=True))
     count = min(len(steps), MOST_STEPS, max(MOST_CANDIDATES // widest, 20))
     chosen = [steps[i * len(steps) // count] for i in range(count)]
     parts = [every[i * len(steps) // count] for i in range(count)]
@@ -131,11 +132,6 @@ def _usable(step: RequestStep) -> bool:
     scores = [] if step.notes is None else [*step.notes.score.tolist(), *step.notes.dropped_score.tolist()]
     wrong = np.isnan(sound(verdict.p)).any() or any(not score <= SUM_ROUNDING for score in scores)
     return not wrong  # values that are no probabilities say nothing about other trees
-
-
-def _looked_at(step: RequestStep) -> int:
-    """Nodes of its tree, and those that re-ranking left out."""
-    return len(step.tree) + (0 if step.notes is None else len(step.notes.dropped_token))
 
 
 def _why_nothing(histories: Sequence[History]) -> str:

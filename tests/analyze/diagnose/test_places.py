@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from specscope.analyze.diagnose.causes import Cause
-from specscope.analyze.diagnose.diagnosis import Diagnosis, Suspect, explains, fits
+from specscope.analyze.diagnose.diagnosis import Diagnosis, Suspect, fits
 from specscope.analyze.diagnose.run import examine
 from specscope.analyze.diagnose.text import render_diagnosis
 from specscope.analyze.findings import Exit
@@ -69,12 +69,6 @@ def test_a_place_takes_the_likeliest_name_that_fits_and_the_others_of_its_stage_
 def test_a_name_is_given_once():
     first, second = Diagnosis((suspect(Cause.MASK_SIBLINGS),), located=(LOCATED, LOCATED)).placed
     assert (first.cause.cause, second.cause) == (Cause.MASK_SIBLINGS, None)
-
-
-def test_what_is_located_explains_the_checks_of_its_stage():
-    assert explains([LOCATED], "draft p")
-    assert not explains([LOCATED], "target raw p")
-    assert not explains([], "draft p")
 
 
 def test_the_name_and_the_place_are_shown_together_and_once():

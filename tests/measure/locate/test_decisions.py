@@ -168,3 +168,6 @@ def test_nothing_is_said_of_a_healthy_run(tmp_path, name, dtype):
     found = of(HEALTHY[name], tmp_path, dtype)
     assert (found.located, found.faults, found.unexplained) == ((), (), ())
     assert any("run again" in line for line in found.ruled_out), (found.ruled_out, found.declined)
+    hidden = [note for note in found.notes if "record with --dtype float32" in note]
+    assert len(hidden) == (dtype == "bfloat16"), found.notes
+    assert all("is not seen in bfloat16: its rounding explains by how much" in note for note in hidden)

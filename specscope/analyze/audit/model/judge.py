@@ -14,7 +14,7 @@ from specscope.analyze.audit.contexts import Ask, AuditedStep, Contexts
 from specscope.analyze.audit.model.causal import Rows
 from specscope.analyze.audit.model.form import RequestForms
 from specscope.analyze.audit.model.rules import Rules
-from specscope.analyze.audit.tally import NEAR_TIE, NO_P, SUMMED, Bounds, Tallies, conditional, is_far, span, within
+from specscope.analyze.audit.tally import NEAR_TIE, NO_P, SUMMED, Bounds, Tallies, conditional, span, within
 from specscope.analyze.findings import Reference
 from specscope.trace.record.notes import TEXT
 from specscope.trace.record.params import FORM, UNREAD, SamplingParams, untold_limits
@@ -63,10 +63,8 @@ class _Judge:
 
     def compare(self, name: str, where: Reference, recorded: float, judged: float, allowed: Bounds) -> None:
         """Count a recorded figure, and whether rounding allows it."""
-        differs, text = not within(recorded, allowed), self.says.format(recorded, judged)
-        # at a border of top-k, top-p or min-p rounding takes a token in or out, and that moves all others
-        far = differs and not self.rules.truncates and is_far(recorded, judged, allowed)
-        self.tallies[name].add(where, differs=differs, recorded=recorded, judged=judged, text=text, is_far=far)
+        text, cuts = self.says.format(recorded, judged), self.rules.truncates
+        self.tallies[name].compare(where, recorded, judged, allowed, text, cuts=cuts)
 
     def tops(self, name: str, where: Reference, tokens: NDArray[Any], told: NDArray[Any], raw: Tensor) -> None:
         """Count the likeliest tokens of a row, with what was told of them: by the first that rounding does not allow,
