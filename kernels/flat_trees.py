@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -89,27 +89,14 @@ class FlatTrees:
     def on(self, device: torch.device) -> TreeTensors:
         """The same where a kernel reads it, in one copy."""
         child, sibling = np.full((2, len(self.parent)), NOBODY, np.int32)
-        below = self.children()
-        for row, children in enumerate(below):
+        for row, children in enumerate(self.children()):
             if children:
                 child[row] = children[0]
                 sibling[children[:-1]] = children[1:]
         by_row = [self.parent, child, sibling, self.token, self.drawn, self.p_row, self.q_row, self.forced]
         by_tree = [self.root[:-1], self.root[1:], self.greedy, self.final]
         arrays = {"by_tree": np.stack(by_tree).astype(np.int32), "by_row": np.stack(by_row).astype(np.int32)}
-        return TreeTensors(**Packed({**arrays, "coin": self.coin}, device).put(), most_passes=self.most_passes(below))
-
-    def most_passes(self, below: Sequence[Sequence[int]]) -> int:
-        """Passes over the vocabulary that the longest walk may take: one a rejection, or one to draw behind a leaf.
-
-        A greedy tree whose nodes are deterministic takes none: its p is one number. `below`: children.
-        """
-        passes = np.ones(len(self.parent), np.int64)  # of a walk that ends by rejecting the row, or at it
-        for row, children in enumerate(below):
-            for earlier, child in enumerate(children):
-                passes[child] = passes[row] + earlier
-        sampled = np.logical_or.reduceat(self.drawn != DETERMINISTIC, self.root[:-1])
-        return int((passes * np.repeat(~self.greedy | sampled, np.diff(self.root))).max(initial=0))
+        return TreeTensors(**Packed({**arrays, "coin": self.coin}, device).put())
 
 
 def _join(parts: Sequence[NDArray[Any]], dtype: type) -> NDArray[Any]:
@@ -118,70 +105,33 @@ def _join(parts: Sequence[NDArray[Any]], dtype: type) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class TreeTensors:
-    """FlatTrees on a device. `child` and `sibling` say in which order children are tried."""
+    """FlatTrees on a device, as `on` puts them there."""
 
-    by_tree: Tensor  # int32 [4, B]
-    by_row: Tensor  # int32 [8, R]
+    by_tree: Tensor  # int32 [4, B] first row, the row after the last, greedy, final
+    by_row: Tensor  # int32 [8, R] parent, child, sibling, token, drawn, p_row, q_row, forced
     coin: Tensor  # float64 [R]
-    most_passes: int  # over the vocabulary that a walk may take
-    first: Tensor = field(init=False)  # [B] each tree's first row: its root
-    end: Tensor = field(init=False)  # [B] the row after its last
-    greedy: Tensor = field(init=False)  # [B] 1 or 0
-    final: Tensor = field(init=False)  # [B]
-    parent: Tensor = field(init=False)  # [R]
-    child: Tensor = field(init=False)  # [R] the row of its first child, or -1
-    sibling: Tensor = field(init=False)  # [R] the row of the next child of its parent, or -1
-    token: Tensor = field(init=False)  # [R]
-    drawn: Tensor = field(init=False)  # [R]
-    p_row: Tensor = field(init=False)  # [R]
-    q_row: Tensor = field(init=False)  # [R]
-    forced: Tensor = field(init=False)  # [R]
-
-    def __post_init__(self) -> None:
-        names = ("first", "end", "greedy", "final", "parent", "child", "sibling", "token", "drawn", "p_row", "q_row")
-        for name, part in zip((*names, "forced"), (*self.by_tree, *self.by_row), strict=True):
-            object.__setattr__(self, name, part)
 
 
+# Of each row: zero at roots and, but for p, at untried nodes. p is the target's probability of the token at its parent;
+# p_trial and q_trial, target's and drafter's, are as it was tried; residual_mass is what was left of p at a rejection.
 BY_ROW = ("outcome", "p", "p_trial", "q_trial", "accept_prob", "residual_mass")
-BY_TREE = ("token", "final_p", "final_margin", "final_row", "recovered")
+# Of each tree: the final token, the probability it was drawn with, how far the cumulative sum would have to move for
+# another token, and whether it was drawn from a residual
+BY_TREE = ("token", "final_p", "final_margin", "recovered")
 
 
 @dataclass(frozen=True)
 class Verdicts:
-    """What became of the trees. All of it is float64 and lies in one tensor, so that one copy takes it to the host.
+    """What became of B trees with R rows. All of it lies in one tensor, so that one copy takes it to the host."""
 
-    [R] each, zero at roots and, but for p, at untried nodes.
-    """
-
-    numbers: Tensor  # [6 R + 5 B]
+    numbers: Tensor  # float64 [6 R + 4 B]
     rows: int  # R
-    outcome: Tensor = field(init=False)  # UNTRIED, ACCEPTED or REJECTED
-    p: Tensor = field(init=False)  # the target's probability of the token at its parent
-    p_trial: Tensor = field(init=False)  # as it was tried
-    q_trial: Tensor = field(init=False)  # the drafter's, as it was tried
-    accept_prob: Tensor = field(init=False)
-    residual_mass: Tensor = field(init=False)  # at rejected nodes: what was left of p before it was renormalised
-    token: Tensor = field(init=False)  # [B] the final token
-    final_p: Tensor = field(init=False)  # [B] the probability it was drawn with
-    final_margin: Tensor = field(init=False)  # [B] how far the cumulative sum would have to move for another token
-    final_row: Tensor = field(init=False)  # [B] the row at whose distribution it was drawn
-    recovered: Tensor = field(init=False)  # [B] whether from a residual
-
-    def __post_init__(self) -> None:
-        split = len(BY_ROW) * self.rows
-        by_row, by_tree = self.numbers[:split].view(len(BY_ROW), -1), self.numbers[split:].view(len(BY_TREE), -1)
-        for name, part in zip(BY_ROW + BY_TREE, (*by_row, *by_tree), strict=True):
-            object.__setattr__(self, name, part)
 
     @staticmethod
-    def empty(trees: TreeTensors) -> Verdicts:
+    def empty(count: int, rows: int, device: torch.device) -> Verdicts:
         """Untried everywhere."""
-        rows, count = len(trees.parent), len(trees.first)
-        numbers = torch.zeros(
-            len(BY_ROW) * rows + len(BY_TREE) * count, dtype=torch.float64, device=trees.parent.device
-        )
-        return Verdicts(numbers, rows)
+        size = len(BY_ROW) * rows + len(BY_TREE) * count
+        return Verdicts(torch.zeros(size, dtype=torch.float64, device=device), rows)
 
     def to_host(self) -> dict[str, NDArray[np.float64]]:
         """The numbers on the host, by name: the one read. From a GPU through pinned memory, behind all launches."""

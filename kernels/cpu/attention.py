@@ -219,29 +219,9 @@ def merge(out, outputs, tops, sums, first, apart, parts):
 
 @jit
 def attend(
-    segments_at,
-    count,
-    cuts_at,
-    cut_count,
-    partial,
-    kv_heads,
-    fold,
-    size,
-    scale,
-    window,
-    qkv,
-    stride,
-    multiply,
-    kind,
-    store,
-    slots,
-    outputs,
-    tops,
-    sums,
-    scratch,
-    thread,
-    threads,
-):
+    segments_at, count, cuts_at, cut_count, partial, kv_heads, fold, size, scale, window, qkv, stride, multiply, kind,
+    store, slots, outputs, tops, sums, scratch, thread, threads,
+):  # fmt: skip
     """This thread's share of all parts and heads. `store`: keys, then values [2 * kv_heads, slots, size].
 
     Line (heads * rows before the part) + head * rows of the part + query of `outputs`, `tops`, `sums` is its result.

@@ -8,9 +8,10 @@ contexts or panels of weights, none of which changes a sum.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -252,16 +253,11 @@ _Call = ctypes.c_int64 * 15
 
 
 @cache
-def _run() -> Callable[[object], None]:
-    return compiled(_layers)
-
-
-@cache
 def prepare() -> None:
     """Compile all kernels, or load what was kept. Raises what stands in the way of using them on this machine."""
-    product.prepare()
-    rows.prepare()
-    _run()
+    multiply_at()
+    for work in (product._product, rows._norm, rows._top, _layers):
+        compiled(work)
 
 
 @dataclass(frozen=True)
@@ -281,27 +277,51 @@ class LayerParts:
     gate_up: Panels
     down: Panels
 
+    def __post_init__(self) -> None:
+        assert self.size % PANEL == 0, "the kernel computes values in panels"
+        assert self.inner % PANEL == 0, "the kernel computes gates in panels"
+
     @property
-    def norms(self) -> list[Norm | None]:
-        """The norms in the order in which the kernel takes them."""
-        return [self.first_norm, self.second_norm, *(self.head_norms or (None, None))]
+    def width(self) -> int:
+        """Of the residual stream."""
+        return self.out.out_features
+
+    @property
+    def inner(self) -> int:
+        """Gates."""
+        return self.down.in_features
+
+    @cached_property
+    def words(self) -> tuple[Any, Tensor]:
+        """What is passed to the kernel, and the settings that it points to."""
+        norms = [self.first_norm, self.second_norm, *(self.head_norms or (None, None))]
+        settings = torch.tensor(
+            [self.scale, *(0.0 if norm is None else norm.eps for norm in norms)], dtype=torch.float32
+        )
+        numbers = [
+            *(self.width, self.heads, self.kv_heads, self.size, self.inner, self.window or 0, settings.data_ptr()),
+            *(0 if norm is None else norm.weight.data_ptr() for norm in norms),
+            *(word for part in (self.qkv, self.out, self.gate_up, self.down) for word in part.words),
+        ]
+        return (ctypes.c_int64 * len(numbers))(*numbers), settings
 
 
 class CompiledLayers:
     """Layers of one width that follow each other, as one kernel."""
 
     def __init__(self, parts: Sequence[LayerParts]) -> None:
-        layers = [_Layer(of) for of in parts]
-        self.count = len(layers)
-        self._width, self._joined = layers[0].width, parts[0].qkv.in_features
-        assert all(layer.width == self._width for layer in layers), "layers hand on what they make"
-        self._layers = layers  # what the addresses point to
-        self._addresses = (ctypes.c_int64 * self.count)(*(layer.address for layer in layers))
+        self.count = len(parts)
+        self._width, self._joined = parts[0].width, parts[0].qkv.in_features
+        assert all(of.width == self._width for of in parts), "layers hand on what they make"
+        self._parts = parts  # what the addresses point to
+        self._addresses = (ctypes.c_int64 * self.count)(*(ctypes.addressof(of.words[0]) for of in parts))
         # What is kept between products, in floats: of a thread, of a row, and of a row in a part of its context.
-        self._own_floats = max(layer.own_floats for layer in layers)
-        self._row_floats = max(layer.row_floats for layer in layers)
-        self._part_floats = max(layer.part_floats for layer in layers)
-        self._run, self._multiply = _run(), multiply_at()
+        self._own_floats = max(own_floats.py_func(of.size) for of in parts)
+        self._row_floats = max(
+            2 * of.width + of.qkv.in_features + 3 * of.inner + 2 * (of.heads + of.kv_heads) * of.size for of in parts
+        )
+        self._part_floats = max(of.heads * (of.size + 2) for of in parts)
+        self._run, self._multiply = compiled(_layers), multiply_at()
 
     def __call__(
         self,
@@ -329,45 +349,13 @@ class CompiledLayers:
         thread_floats = torch.get_num_threads() * self._own_floats
         stores_at = (ctypes.c_int64 * self.count)(*(store.data_ptr() for store in stores))
         for batch in batches:
-            first = batch.first
-            scratch = batch.scratch.address(
-                batch.rows * self._row_floats + batch.partial * self._part_floats + thread_floats
+            first, numbers = batch.first, batch.rows * self._row_floats + batch.partial * self._part_floats
+            call = _Call(
+                *(x.data_ptr() + first * row, out.data_ptr() + first * row, len(x) * row),
+                *(self.count, ctypes.addressof(self._addresses), ctypes.addressof(stores_at)),
+                *(batch.address, KIND_OF[x.dtype], 0 if projected is None else projected.data_ptr() + first * joined),
+                *(cos.data_ptr() + 4 * first * turn, sin.data_ptr() + 4 * first * turn, turn, stores[0].shape[1]),
+                *(batch.scratch.address(numbers + thread_floats), self._multiply),
             )
-            self._run(
-                _Call(
-                    *(x.data_ptr() + first * row, out.data_ptr() + first * row, len(x) * row),
-                    *(self.count, ctypes.addressof(self._addresses), ctypes.addressof(stores_at)),
-                    *(
-                        batch.address,
-                        KIND_OF[x.dtype],
-                        0 if projected is None else projected.data_ptr() + first * joined,
-                    ),
-                    *(cos.data_ptr() + 4 * first * turn, sin.data_ptr() + 4 * first * turn, turn),
-                    *(stores[0].shape[1], scratch, self._multiply),
-                )
-            )
+            self._run(call)
         return out
-
-
-class _Layer:
-    """What is passed to the kernel about a layer."""
-
-    def __init__(self, parts: LayerParts) -> None:
-        self.width, inner = parts.out.out_features, parts.down.in_features
-        assert parts.size % PANEL == 0, "the kernel computes values in panels"
-        assert inner % PANEL == 0, "the kernel computes gates in panels"
-        settings = [parts.scale, *(0.0 if norm is None else norm.eps for norm in parts.norms)]
-        self._floats = torch.tensor(settings, dtype=torch.float32, device="cpu")
-        self._parts = parts  # what the addresses point to
-        numbers = [
-            *(self.width, parts.heads, parts.kv_heads, parts.size, inner, parts.window or 0),
-            self._floats.data_ptr(),
-            *(0 if norm is None else norm.weight.data_ptr() for norm in parts.norms),
-            *(word for part in (parts.qkv, parts.out, parts.gate_up, parts.down) for word in part.words),
-        ]
-        self._numbers = (ctypes.c_int64 * len(numbers))(*numbers)
-        self.address = ctypes.addressof(self._numbers)
-        self.own_floats = own_floats.py_func(parts.size)
-        self.row_floats = 2 * self.width + parts.qkv.in_features + 3 * inner
-        self.row_floats += 2 * (parts.heads + parts.kv_heads) * parts.size
-        self.part_floats = parts.heads * (parts.size + 2)

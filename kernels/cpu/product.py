@@ -8,7 +8,6 @@ bfloat16 are [panels, in / 2, 16, 2], x is rounded to bfloat16 too, and up to tw
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -106,17 +105,6 @@ def _product(address):
 _Words = ctypes.c_int64 * 9
 
 
-@cache
-def _run() -> Callable[[object], None]:
-    return compiled(_product)
-
-
-def prepare() -> None:
-    """Compile what is in this file."""
-    multiply_at()
-    _run()
-
-
 @dataclass(frozen=True)
 class Panels:
     """A linear layer laid out for these kernels. Calling it gives x W^T + b."""
@@ -137,7 +125,7 @@ class Panels:
 
         Raises what stands in the way of running it on this machine.
         """
-        _run()
+        compiled(_product)
         numbers = weight.detach().to(dtype).unflatten(0, (-1, PANEL)).transpose(1, 2)
         width = weight.shape[1]
         if pairs and dtype is torch.bfloat16 and width % 2 == 0:
@@ -169,5 +157,7 @@ class Panels:
         """x float32 or bfloat16 [..., in]."""
         given = (x.bfloat16() if self.pairs else x.float()).contiguous()
         y = torch.empty(*x.shape[:-1], self.out_features, dtype=torch.float32, device="cpu")
-        _run()(_Words(multiply_at(), *self.words, given.data_ptr(), y.data_ptr(), x.numel() // self.in_features))
+        compiled(_product)(
+            _Words(multiply_at(), *self.words, given.data_ptr(), y.data_ptr(), x.numel() // self.in_features)
+        )
         return y.to(x.dtype) if self.rounds else y

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 import torch
@@ -34,11 +32,11 @@ def normalise(x, weight, eps, out):
 
 
 def _norm(address):
-    x, norm, out, out_stride, rows, width = carray(integers(address), 6)
+    x, norm, out, rows, width = carray(integers(address), 5)
     weight, eps = carray(floats(norm + 4), width), floats(norm)[0]
     thread, threads = me(), members()
     for row in range(thread, rows, threads):
-        line = carray(floats(out + 4 * row * out_stride), width)
+        line = carray(floats(out + 4 * row * width), width)
         normalise(carray(floats(x + 4 * row * width), width), weight, eps, line)
 
 
@@ -130,23 +128,7 @@ def _top(address):
         _join(tops[0, row], tops[1, row], values, columns, out, carray(integers(tokens_at + 8 * row * count), count))
 
 
-_NormCall, _TopCall = ctypes.c_int64 * 6, ctypes.c_int64 * 9
-
-
-@cache
-def _run_norm() -> Callable[..., None]:
-    return compiled(_norm)
-
-
-@cache
-def _run_top() -> Callable[..., None]:
-    return compiled(_top)
-
-
-def prepare() -> None:
-    """Compile what is in this file."""
-    _run_norm()
-    _run_top()
+_NormCall, _TopCall = ctypes.c_int64 * 5, ctypes.c_int64 * 9
 
 
 @dataclass(frozen=True)
@@ -160,18 +142,16 @@ class Norm:
     @staticmethod
     def of(weight: Tensor, eps: float) -> Norm:
         """Raises what stands in the way of running it on this machine."""
-        _run_norm()
+        compiled(_norm)
         wide = weight.detach().float().contiguous()
         return Norm(wide, eps, torch.cat([wide.new_tensor([eps]), wide]))
 
-    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """x float32 [..., width]. `out`: [N, width] where it is put; its rows may lie apart."""
+    def __call__(self, x: Tensor) -> Tensor:
+        """x float32 [..., width]."""
         x = x.contiguous()
-        out = torch.empty_like(x) if out is None else out
-        width = len(self.weight)
-        apart = out.stride(0) if out.dim() == 2 else width
-        call = (x.data_ptr(), self._numbers.data_ptr(), out.data_ptr(), apart, x.numel() // width, width)
-        _run_norm()(_NormCall(*call), alone=x.numel() <= ALONE)
+        out, width = torch.empty_like(x), len(self.weight)
+        call = _NormCall(x.data_ptr(), self._numbers.data_ptr(), out.data_ptr(), x.numel() // width, width)
+        compiled(_norm)(call, alone=x.numel() <= ALONE)
         return out
 
 
@@ -191,5 +171,5 @@ def likeliest(logits: Tensor, count: int) -> tuple[NDArray[np.int64], NDArray[np
     tokens, values = np.empty((rows, count), np.int64), np.empty((rows, count), np.float64)
     addresses = (array.ctypes.data for array in (partial, columns, values, tokens))
     call = _TopCall(logits.data_ptr(), rows, width, count, chunks, *addresses)
-    _run_top()(call, alone=logits.numel() <= ALONE)
+    compiled(_top)(call, alone=logits.numel() <= ALONE)
     return tokens, values

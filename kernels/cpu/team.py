@@ -52,6 +52,7 @@ def _library() -> ctypes.CDLL:
     return library
 
 
+@cache
 def compiled(work: Callable[[int], None]) -> Callable[..., None]:
     """`work`, compiled; it is called with the address of its arguments on every thread of a team.
 

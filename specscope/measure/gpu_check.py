@@ -68,9 +68,7 @@ def check_gpu(device: torch.device, sizes: Sizes, target: str | None = None) -> 
             label = f"tree_attention {_short(dtype)}, {name}"
             yield _try(label, lambda d=dtype, n=nodes, s=splits: _attention(device, sizes, d, n, s))  # type: ignore[misc]
     for drawn, how in ((Drawn.DETERMINISTIC, "deterministic"), (Drawn.WITHOUT_REPLACEMENT, "sampled")):
-        for shares, turns in ((1, 0), (None, None), (4, 3)):
-            label = f"tree_verify {how}, {'as launched' if shares is None else f'{shares} a tree'}"
-            yield _try(label, lambda d=drawn, s=shares, t=turns: _verify(device, sizes, d, s, t))  # type: ignore[misc]
+        yield _try(f"tree_verify {how}", lambda d=drawn: _verify(device, sizes, d))  # type: ignore[misc]
     yield _try("graph", lambda: _graph(device))
     yield _try("engine", lambda: _engine(device, target))
     yield _try("copy bandwidth", lambda: f"{copy_bandwidth(device, sizes.copied) / 1e9:,.1f} GB/s read and written")
@@ -119,7 +117,7 @@ def _attention(device: torch.device, sizes: Sizes, dtype: torch.dtype, nodes: in
     return _near(got, wanted, BOUND[dtype])
 
 
-def _verify(device: torch.device, sizes: Sizes, drawn: Drawn, shares: int | None, turns: int | None) -> str:
+def _verify(device: torch.device, sizes: Sizes, drawn: Drawn) -> str:
     """Four trees of eight siblings with a child each; every decision must be the host's."""
     generator, nodes, inputs = np.random.default_rng(7), 16, []
     p, q = (_random(device, torch.float32, n, sizes.vocabulary).softmax(-1) for n in (4 * (nodes + 1), 36))
@@ -129,7 +127,7 @@ def _verify(device: torch.device, sizes: Sizes, drawn: Drawn, shares: int | None
         rows = {} if drawn == Drawn.DETERMINISTIC else {node: q[i * 9 + 1 + node] for node in range(ROOT, 8)}
         inputs.append(VerifyInput(tree, rows, generator.random(nodes + 1), greedy=False))
     batch = VerifyBatch.build(inputs, TargetRows(torch.zeros(0, dtype=torch.int64, device=device), p))
-    both = on_device.verify(batch, block=sizes.block, shares=shares, turns=turns), host.verify(batch.on_host())
+    both = on_device.verify(batch, sizes.block), host.verify(batch.on_host())
     got, wanted = (np.concatenate([(*one.outcome, one.token, one.kind) for one in verdicts]) for verdicts in both)
     if not np.array_equal(got, wanted):
         raise ArithmeticError("another verdict than the host's")

@@ -16,9 +16,9 @@ import torch
 
 from specscope.kernels import launch, tree_attention, tree_verify
 from specscope.kernels.flat_trees import DETERMINISTIC, WITHOUT_REPLACEMENT
-from specscope.kernels.launch import A100, B200, H100, Launch, watch_variants
 from specscope.kernels.tree_batch import LayerShape, Part, TreeBatch
 from tests.kernels.cases import random_batch, work_of
+from tests.kernels.variants import A100, B200, H100, watched
 
 DEVICES = {80: A100, 90: H100, 100: B200}
 CPU = torch.device("cpu")
@@ -29,14 +29,6 @@ def capability(request, monkeypatch):
     """Launches for this device are seen, and none is made."""
     monkeypatch.setattr(launch, "limits", lambda _: DEVICES[request.param])
     return request.param
-
-
-def dry(monkeypatch):
-    def note(self, grid, *arguments):
-        for seen in launch._watching:
-            seen.add(self.variant(arguments))
-
-    monkeypatch.setattr(Launch, "__call__", note)
 
 
 def attend(heads, fold, dtype, rows, context, **variant):
@@ -70,9 +62,8 @@ def check(capability, variants):
         assert shared <= DEVICES[capability].shared, one
 
 
-def test_attention_compiles_within_shared_memory(capability, monkeypatch):
-    dry(monkeypatch)
-    with watch_variants() as seen:
+def test_attention_compiles_within_shared_memory(capability):
+    with watched(dry=True) as seen:
         for dtype, size in ((torch.bfloat16, 64), (torch.bfloat16, 128), (torch.float32, 128), (torch.float32, 256)):
             attend((8, size, size), 4, dtype, 64, 5000)  # the largest tile
         attend((8, 128, 128), 4, torch.bfloat16, 1, 5000)
@@ -84,9 +75,8 @@ def test_attention_compiles_within_shared_memory(capability, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_every_head_size_compiles_within_shared_memory(capability, monkeypatch, dtype):
-    dry(monkeypatch)
-    with watch_variants() as seen:
+def test_every_head_size_compiles_within_shared_memory(capability, dtype):
+    with watched(dry=True) as seen:
         for size in (64, 80, 96, 128, 192, 256):
             for rows in (1, 8, 64):
                 for context in (5, 5000):
@@ -98,11 +88,9 @@ def test_every_head_size_compiles_within_shared_memory(capability, monkeypatch, 
     check(capability, seen)
 
 
-def test_verification_compiles(capability, monkeypatch):
-    dry(monkeypatch)
-    with watch_variants() as seen:
+def test_verification_compiles(capability):
+    with watched(dry=True) as seen:
         for drawn in (DETERMINISTIC, WITHOUT_REPLACEMENT):
             tree_verify.tree_verify(*work_of(random_batch(np.random.default_rng(0), 5000, 2, 5, drawn)))
     assert len({one.kernel for one in seen}) == 1
-    assert {dict(one.constants).get("ALONE") for one in seen} == {True, False}
     check(capability, seen)

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 
 from specscope.kernels.flat_trees import NOBODY, FlatTrees, Tree
-from specscope.kernels.tree_verify import tree_verify
+from specscope.kernels.tree_verify import BLOCK, tree_verify
 from specscope.speculate.verify.evidence import BatchEvidence
 from specscope.speculate.verify.inputs import VerifyBatch
 from specscope.trace.record.records import Verdict
 
 
-def verify(batch: VerifyBatch, **how: Any) -> list[Verdict]:  # noqa: ANN401
-    """A verdict for each tree: as host.verify, on the same coins. `how`: of tree_verify."""
+def verify(batch: VerifyBatch, block: int = BLOCK) -> list[Verdict]:
+    """A verdict for each tree: as host.verify, on the same coins."""
     p, q = batch.target.p, torch.stack(list(batch.q)) if batch.q else None
-    read = tree_verify(batch.trees.on(p.device), p, batch.target.choices, q, **how).to_host()
-    del read["final_row"]  # where the final token was drawn: the path says it
+    read = tree_verify(batch.trees.on(p.device), p, batch.target.choices, q, block).to_host()
     return BatchEvidence(coin=batch.trees.coin, **read).verdicts(batch)  # type: ignore[arg-type]
 
 

@@ -26,15 +26,6 @@ def test_a_norm_is_float64s(rows, width, count, scale):
     assert torch.allclose(got.double(), exact, rtol=1e-5, atol=1e-7)
 
 
-def test_a_norm_can_be_put_into_a_part_of_other_rows():
-    x, both = random(3, 8), torch.zeros(3, 20)
-    norm = Norm.of(random(8, seed=1), 1e-5)
-    norm(x, both[:, 8:16])
-    assert torch.equal(both[:, 8:16], norm(x))
-    assert not both[:, :8].any()
-    assert not both[:, 16:].any()
-
-
 @given(st.integers(1, 6), WIDTHS, st.integers(1, 24), st.integers(1, 3), st.sampled_from([0.1, 3.0, 60.0]))
 def test_the_likeliest_are_those_of_a_stable_sort_in_float64(rows, width, count, workers, scale):
     logits = (random(rows, width, seed=width) * scale).round(decimals=1)  # so that some are equal
