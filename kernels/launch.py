@@ -15,6 +15,14 @@ from typing import Any
 import torch
 import triton
 
+from specscope.kernels.tree_batch import LayerShape
+
+LEAST_TILE = 16  # rows that a matrix unit takes at least
+MOST_TILE = 64
+MOST_SPLITS = 64  # parts of a context
+LEAST_BLOCKS = 4  # blocks of keys in a part: less is not worth a program
+BUFFERS = ((64, 3), (64, 2), (32, 3), (32, 2), (16, 3), (16, 2), (16, 1))  # (keys of a block, blocks on their way)
+
 
 @dataclass(frozen=True)
 class Device:
@@ -35,6 +43,27 @@ def limits(device: torch.device) -> Device:
     index = torch.cuda.current_device() if device.index is None else device.index
     properties = triton.runtime.driver.active.utils.get_device_properties(index)  # what Triton itself checks against
     return Device(properties["multiprocessor_count"], properties["max_shared_mem"])
+
+
+def tile_of(shape: LayerShape, fold: int, max_rows: int, itemsize: int, shared: int) -> tuple[int, tuple[int, int]]:
+    """Rows of a tile where `fold` query heads share a key and a sequence feeds `max_rows`; (keys, blocks) of BUFFERS.
+
+    The first of BUFFERS that a program's shared memory holds: a tile of the query and of the weights, and the keys and
+    values on their way. What compilers really take is tested against each device's limit.
+    """
+    largest = MOST_TILE if itemsize < 4 else LEAST_TILE  # no matrix unit takes float32: large tiles compile for minutes
+    tile = max(LEAST_TILE, min(largest, triton.next_power_of_2(max_rows * fold)), triton.next_power_of_2(fold))
+    key, value = triton.next_power_of_2(shape.key_size), triton.next_power_of_2(shape.value_size)
+    for keys, blocks in BUFFERS:
+        if (tile * (key + keys) + blocks * keys * (key + value)) * itemsize <= shared:
+            break
+    return tile, (keys, blocks)
+
+
+def splits_of(programs: int, longest: int, keys: int, multiprocessors: int) -> int:
+    """Parts of the longest context: enough for two programs a multiprocessor. Shorter contexts fill fewer of them."""
+    wanted = 2 * multiprocessors // max(programs, 1)
+    return max(1, min(wanted, longest // (LEAST_BLOCKS * keys), MOST_SPLITS))
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def _left(p_row, choice, q_row, sampled, x, vocabulary, taken, remains, token, s
     return r, theirs
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _at(row, p, p_stride, q, q_stride, choices, one_hot, p_rows, q_rows, child):  # type: ignore[no-untyped-def]
     """(row of p, the target's choice or -1, row of q, first child or -1) of a row."""
     behind = tl.load(p_rows + row)

@@ -15,7 +15,7 @@ from specscope.model.runner import ModelRunner
 @torch.inference_mode()
 def warm_up_passes(runner: ModelRunner | HeadRunner, max_context: int) -> None:
     """A pass for each size that makes a difference to the kernels, and a move of slots. Needs the triton backend."""
-    from specscope.kernels.tree_attention import MOST_TILE  # triton is imported only where it runs
+    from specscope.kernels.launch import MOST_TILE  # triton is imported only where it runs
 
     max_rows = min(MOST_TILE, max_context)  # rows of a sequence: more only make more tiles
     for rows in sorted({max_rows, *(2**i for i in range(max_rows.bit_length()))}):

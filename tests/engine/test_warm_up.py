@@ -4,7 +4,7 @@ import pytest
 
 from specscope import Engine, SamplingParams
 from specscope.engine.warm_up import warm_up
-from specscope.kernels import launch, tree_attention
+from specscope.kernels import launch
 from tests.heads import head_tensors, write_head
 from tests.kernels.variants import H100, watched
 
@@ -31,8 +31,8 @@ DRAFTERS = {
 def test_a_run_compiles_nothing_that_was_not_compiled_at_its_start(deep, tmp_path, monkeypatch, name, dtype):
     """As it would be launched on an H100, with contexts that are worth splitting."""
     monkeypatch.setattr(launch, "limits", lambda _: H100)
-    monkeypatch.setattr(tree_attention, "LEAST_BLOCKS", 1)
-    monkeypatch.setattr(tree_attention, "BUFFERS", ((16, 2),))
+    monkeypatch.setattr(launch, "LEAST_BLOCKS", 1)
+    monkeypatch.setattr(launch, "BUFFERS", ((16, 2),))
     how = dict(DRAFTERS[name])
     if name == "eagle":
         how["draft_model"] = str(write_head(tmp_path / "head", head_tensors()))

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specscope.kernels import tree_attention
+from specscope.kernels.launch import splits_of
 from specscope.kernels.tree_batch import LayerShape, TreeBatch
 from tests.kernels import DEVICE
 from tests.kernels.cases import check_attention, near, on_host, part
@@ -102,6 +103,6 @@ def test_a_context_is_cut_into_as_many_parts_as_it_is_worth(monkeypatch, context
 
 def test_a_device_is_filled_and_no_more():
     """8 sequences of 8 key heads are 64 programs; of one sequence and head, most parts are as long as is worth it."""
-    assert [tree_attention.splits_of(64, longest, 64, 132) for longest in (100, 600, 16384)] == [1, 2, 4]
-    assert tree_attention.splits_of(1, 16384, 64, 132) == 64
-    assert tree_attention.splits_of(1000, 16384, 64, 132) == 1
+    assert [splits_of(64, longest, 64, 132) for longest in (100, 600, 16384)] == [1, 2, 4]
+    assert splits_of(1, 16384, 64, 132) == 64
+    assert splits_of(1000, 16384, 64, 132) == 1
