@@ -22,7 +22,7 @@ from specscope.measure.prompts import COPYING, PLAIN
 from specscope.model.bundled import bundled_model
 from specscope.trace.wire.reading import read_capture
 from tests.vllm.served import PYTHON
-from tests.vllm.test_device import assert_same
+from tests.vllm.test_recording import assert_same
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not PYTHON, reason="SPECSCOPE_VLLM_PYTHON names no vLLM")]
 HERE = Path(__file__).parent

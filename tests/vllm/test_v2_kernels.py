@@ -23,14 +23,14 @@ from specscope.trace.inside.hooking import ErrorGuard
 from specscope.trace.inside.recorder import Recorder
 from specscope.trace.record.records import FinalKind
 from specscope.trace.record.vocabulary import Vocabulary
+from specscope.vllm.scheduling import ATTRIBUTE, SchedulerNotes
 from specscope.vllm.v2.runner import V2Hooks
 from specscope.vllm.v2.scores import DraftLogits
 from specscope.vllm.witness import Witness
 from tests.vllm import interpreted
 from tests.vllm.fakes import run_info
+from tests.vllm.small import params
 from tests.vllm.sources import ADAPTIVE, REJECTION, modules
-from tests.vllm.stand import params
-from tests.vllm.test_v2_hooks import scheduled
 
 SOURCES = os.environ.get("SPECSCOPE_VLLM_SOURCE", "")
 pytestmark = [
@@ -299,6 +299,22 @@ class Runner:
         if not batch.num_draft_tokens:
             return self.engine.plain(logits, batch)
         return self.engine.sampler(logits, batch, self.engine.draft_logits, invalid)
+
+
+def scheduled(counts, new=()):
+    """vLLM's SchedulerOutput."""
+    made = [
+        SimpleNamespace(req_id=name, prompt_token_ids=[5] * 10, sampling_params=None, block_ids=([10 * row],))
+        for row, name in enumerate(new, 1)
+    ]
+    return SimpleNamespace(
+        total_num_scheduled_tokens=sum(counts.values()),
+        num_scheduled_tokens=counts,
+        scheduled_new_reqs=made,
+        scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set(), req_ids=[], new_block_ids=[]),
+        finished_req_ids=set(),
+        **{ATTRIBUTE: SchedulerNotes()},
+    )
 
 
 def failed(history):

@@ -1,0 +1,457 @@
+"""What the plugin records of a small vLLM: each number from its tables, the same of both runners and of a device."""
+
+import dataclasses
+import random
+from collections import Counter
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+import torch
+
+from specscope.analyze.findings import CheckResult
+from specscope.analyze.verify.trial import judge
+from specscope.trace.inside.chain import of_step, uniform
+from specscope.trace.record.records import FinalKind, FinishReason, Outcome, Preceded
+from specscope.trace.record.rules import is_lossy
+from specscope.trace.record.tree import Drawn
+from specscope.trace.wire.reading import read_capture
+from tests.vllm import small
+from tests.vllm.small import PROMPT, Request, Speculation, params, parts, record
+from tests.waiting import until
+
+SAMPLED = Speculation(draft_sample_method="probabilistic")
+BLOCK = dataclasses.replace(SAMPLED, rejection_sample_method="block")
+HEATS = (0.0, 0.7, 1.3, 1.0)
+# Speculation, temperatures, top-p, of the engine
+CASES = {
+    "greedy": (Speculation(), (0.0,) * 3, 1, {}),
+    "drafts greedy": (Speculation(), HEATS, 1, {}),
+    "drafts sampled": (SAMPLED, HEATS, 1, {"varied": True}),
+    "top-p": (SAMPLED, HEATS, 0.6, {"seed": 1}),
+    "top-p, drafts greedy": (Speculation(), HEATS, 0.6, {"varied": True, "seed": 1}),
+    "a reduced vocabulary": (SAMPLED, HEATS, 1, {"knows": 7}),
+    "a block drafter": (dataclasses.replace(SAMPLED, parallel_drafting=True), HEATS, 1, {}),
+    "n-grams": (Speculation("ngram", ""), HEATS, 1, {"varied": True}),
+    "prompts in chunks": (SAMPLED, HEATS, 1, {"chunk": 4}),
+    "a host that runs ahead": (SAMPLED, HEATS, 1, {"ahead": True, "varied": True}),
+    "longer chains": (Speculation(num_speculative_tokens=5), HEATS, 1, {"seed": 5}),
+}
+
+
+def requests(heats=HEATS, **given):
+    """`given`: parameters of all, but top-p of a greedy one."""
+    return [Request(f"r{i}", params(temperature=heat, **(given if heat else {}))) for i, heat in enumerate(heats)]
+
+
+def of(case, **more):
+    speculation, heats, top_p, engine = CASES[case]
+    return record(requests(heats, top_p=top_p), speculation, **engine, **more)
+
+
+def failed(history):
+    return [check.name for check in judge(history, source="x").checks if check.result is CheckResult.FAILED]
+
+
+def assert_same(a, b, at):
+    """Dataclasses of numbers and arrays: integers are equal, floats but for rounding."""
+    if dataclasses.is_dataclass(a):
+        assert type(a) is type(b), at
+        for field in dataclasses.fields(a):
+            assert_same(getattr(a, field.name), getattr(b, field.name), f"{at}.{field.name}")
+    elif isinstance(a, np.ndarray):
+        assert (a.dtype, a.shape) == (b.dtype, b.shape), at
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6, err_msg=at)
+    elif isinstance(a, tuple):
+        assert len(a) == len(b), at
+        for place, (one, other) in enumerate(zip(a, b, strict=True)):
+            assert_same(one, other, f"{at}[{place}]")
+    elif isinstance(a, float):
+        assert a == pytest.approx(b, rel=2e-5, abs=2e-6, nan_ok=True), at
+    else:
+        assert a == b, at
+
+
+def assert_same_steps(a, b):
+    assert len(a.steps) == len(b.steps) > 3
+    for one, other in zip(a.steps, b.steps, strict=True):
+        assert_same(tuple(one.requests), tuple(other.requests), f"step {one.step}")
+        assert (one.preempted, [i.id for i in one.admitted]) == (other.preempted, [i.id for i in other.admitted])
+
+
+@pytest.mark.parametrize("evidence", ["full", "lean"])
+@pytest.mark.parametrize("case", CASES)
+def test_both_runners_and_a_device_tell_the_same_and_verify_passes(case, evidence):
+    asked = {"variables": {"EVIDENCE": evidence}}
+    here, engine, _ = of(case, **asked)
+    there, _, said = of(case, gather=nullcontext, **asked)
+    v2, other, _ = of(case, v2=True, **asked)
+    assert engine.outputs == other.outputs
+    assert_same_steps(here, there)
+    assert_same_steps(here, v2)
+    assert failed(here) == []
+    assert any("bytes copied per step" in line for line in said)
+    made = {end.info.id: end.output.tolist() for step in here.steps for end in step.finished}
+    assert made == engine.outputs
+    kinds = Counter(part.verdict.kind for part in parts(here) if part.verdict)
+    assert min(kinds[FinalKind.RECOVERED], kinds[FinalKind.TARGET]) > 0
+    assert kinds[FinalKind.BONUS] > 0 or case == "a block drafter"
+    assert {part.parents is None for part in parts(here) if len(part.tree)} == {evidence == "lean"}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_number_is_the_sampler_s_own(case):
+    """From the engine's tables, in plain float64."""
+    history, engine, _ = of(case)
+    text = {name: list(PROMPT) for name in engine.requests}
+    for part in parts(history):
+        request, own = engine.requests[part.request], text[part.request]
+        at = part.context_len + part.prefill_tokens
+        assert (
+            part.blocks.tolist()
+            == request.blocks[part.context_len // 4 : (at + len(part.tree) - (part.verdict is None)) // 4 + 1]
+        )
+        if part.verdict is None:
+            assert at < len(PROMPT)
+            continue
+        assert own[at:] == own[-1:]  # what is fed last is the root
+        check(engine, request, part, at, own[-1])
+        own += part.tokens()
+
+
+def check(engine, request, part, at, root):
+    tree, verdict, notes, heat = part.tree, part.verdict, part.parents, request.heat
+    drafts, n = tree.token.tolist(), len(tree)
+    accepted, above = verdict.accepted, [root, *drafts]
+    raw = [engine.target[token].double().softmax(-1) for token in above]
+    p = [distribution(engine.target[token], heat, request.sampling_params.top_p) for token in above]
+    fed = [(root + place) % small.V for place in range(n)] if engine.spec.parallel_drafting else above
+    own = [engine.draft[token].double() for token in fed[:n]]
+    sampled = engine.spec.samples and heat > 0
+    q = [
+        (row / heat).softmax(-1) if sampled else torch.eye(small.V).double()[d]
+        for row, d in zip(own, drafts, strict=True)
+    ]
+    assert tree.parent.tolist() == list(range(-1, n - 1))
+    assert set(tree.drawn.tolist()) <= {Drawn.WITH_REPLACEMENT if sampled else Drawn.DETERMINISTIC}
+    assert verdict.kind is (FinalKind.TARGET if not n else FinalKind.BONUS if accepted == n else FinalKind.RECOVERED)
+    outcomes = [Outcome.ACCEPTED] * accepted + [Outcome.REJECTED] + [Outcome.UNTRIED] * n
+    assert verdict.outcome.tolist() == outcomes[:n]
+    coins = uniform(np.full(n, request.seed), at + np.arange(n))
+    assert verdict.coin == pytest.approx(coins if heat else np.zeros(n))
+    for i, token in enumerate(drafts):
+        assert verdict.p[i] == pytest.approx(float(p[i][token]), rel=1e-5, abs=1e-7)
+        assert tree.q[i] == pytest.approx(float(q[i][token]), rel=1e-5)
+        if i <= accepted:
+            assert verdict.accept_prob[i] == pytest.approx(
+                min(1.0, float(p[i][token] / q[i][token])), rel=1e-5, abs=1e-7
+            )
+        if engine.spec.has_model:
+            assert part.notes.prob[i] == pytest.approx(float(own[i].softmax(-1)[token]), rel=1e-5)
+    tried = min(accepted + 1, n)
+    for i in range(tried):
+        top = raw[i].topk(4)
+        assert notes.top[i].tolist() == top.indices.tolist()
+        assert notes.top_p[i] == pytest.approx(top.values.numpy(), rel=1e-5)
+        assert notes.raw_p[i] == pytest.approx(float(raw[i][drafts[i]]), rel=1e-5)
+        if engine.spec.has_model:
+            assert notes.draft_top[i].tolist() == own[i].topk(4).indices.tolist()
+            assert notes.outside[i] == pytest.approx(float(raw[i][own[i] == -torch.inf].sum()), rel=1e-4)
+    assert notes.node.tolist() == list(range(-1, tried - 1))
+    assert notes.final_target_p == pytest.approx(float(p[accepted][verdict.token]), rel=1e-5, abs=1e-7)
+    left, mass = p[accepted], 0.0
+    if heat and accepted < n:
+        left = (p[accepted] - q[accepted]).clamp(min=0)
+        mass = float(left.sum())
+        assert verdict.residual_mass[accepted] == pytest.approx(mass, rel=1e-4)
+    drawn = left / left.sum()
+    assert verdict.final_p == pytest.approx(float(drawn[verdict.token]), rel=1e-4)
+    if heat:
+        assert notes.final_entropy == pytest.approx(float(torch.special.entr(drawn).sum()), rel=1e-4)
+
+
+def distribution(logits, heat, top_p):
+    """[V] after every rule."""
+    if heat == 0:
+        return torch.eye(small.V).double()[logits.argmax()]
+    p, order = (logits.double() / heat).softmax(-1), logits.argsort()
+    gone = order[:-1][p[order].cumsum(0)[:-1] <= 1 - top_p]
+    p[gone] = 0
+    return p / p.sum()
+
+
+@pytest.mark.parametrize("step_seeds", [True, False], ids=["0.33", "0.32"])
+@pytest.mark.parametrize("sampled", [True, False])
+def test_block_verification_accepts_by_h_with_its_coins(monkeypatch, sampled, step_seeds):
+    if step_seeds:
+        monkeypatch.setattr(small, "spec_step_seed", None, raising=False)
+    speculation = BLOCK if sampled else dataclasses.replace(BLOCK, draft_sample_method="greedy")
+    history, engine, _ = record(requests(), speculation, v2=True)
+    assert failed(history) == []
+    roots = dict.fromkeys(engine.requests, PROMPT[-1])
+    for part in parts(history):
+        request, drafts, n = engine.requests[part.request], part.tree.token.tolist(), len(part.tree)
+        root, roots[part.request] = roots[part.request], part.tokens()[-1]
+        if not (request.heat and n):
+            continue
+        above = torch.tensor([root, *drafts])
+        p, q = ((table[above] / request.heat).double().softmax(-1) for table in (engine.target, engine.draft))
+        h, _ = small.block(p, q if sampled else torch.eye(small.V).double()[drafts], drafts)
+        tried = part.verdict.outcome > 0
+        np.testing.assert_allclose(part.verdict.accept_prob[tried], np.array(h)[tried], rtol=1e-4)
+        seeds = of_step(np.full(n, request.seed), np.arange(n) * step_seeds)
+        at = part.context_len + part.prefill_tokens
+        np.testing.assert_array_equal(part.verdict.coin, uniform(seeds, at + np.arange(n)))
+        passed = [place for place in range(n) if part.verdict.coin[place] <= h[place]]
+        assert part.verdict.accepted == max(passed, default=-1) + 1
+
+
+@pytest.mark.parametrize(
+    ("method", "rule"),
+    [
+        ("", "standard"),
+        ("standard", "standard"),
+        ("fly", "lossy:fly"),
+        ("of tomorrow", "lossy:of tomorrow"),  # nothing is called lossless that is not known to be
+    ],
+)
+def test_rules_and_block_drafters_are_told(method, rule):
+    speculation = Speculation("dspark", rejection_sample_method=method)
+    history, _, _ = record(requests(), speculation)
+    assert {part.verdict.rule for part in parts(history)} == {rule}
+    assert is_lossy(rule) is rule.startswith("lossy:")
+    assert all(part.method.one_pass for part in parts(history) if len(part.tree))
+
+
+@pytest.mark.parametrize("engine", [{}, {"gather": nullcontext}, {"v2": True}], ids=["V1", "a device", "V2"])
+def test_invalid_drafts_are_left_out_and_counted(engine):
+    """V1 takes q away behind them, where drafts were sampled; V2 nothing."""
+    for speculation in (SAMPLED, Speculation()):
+        history, made, _ = record(requests(), speculation, invalid=(2, 3), **engine)
+        takes = speculation is SAMPLED and "v2" not in engine
+        assert failed(history) == (["share of the final token"] if takes else [])  # vLLM's own: it is not lossless
+        cut = [part for step in history.steps[2:4] for part in step.requests]
+        assert {(len(part.tree), part.sizing) for part in cut} == {(1, "2 invalid drafts left out")}
+        ended = [part for part in cut if part.verdict.accepted and made.requests[part.request].heat]
+        assert ended
+        for part in ended:
+            heat, draft = made.requests[part.request].heat, part.tree.token[0]
+            p, q = ((table[draft] / heat).softmax(-1) for table in (made.target, made.draft))
+            left = (p - q).clamp(min=0) if takes else p
+            assert part.verdict.final_p == pytest.approx(float((left / left.sum())[part.verdict.token]), rel=1e-4)
+
+
+@pytest.mark.parametrize("engine", [{}, {"gather": nullcontext}, {"v2": True}], ids=["V1", "a device", "V2"])
+@pytest.mark.parametrize("speculation", [Speculation(), SAMPLED], ids=["drafts greedy", "drafts sampled"])
+def test_what_is_no_number_stays_none(speculation, engine):
+    """Of logits that are NaN there is no p, greedy or sampled: min(1, NaN) is 1 to Python, and argmax gives a token."""
+
+    def run(made):
+        made.spoil = lambda step, logits: logits[:1].fill_(torch.nan) if step == 2 else None
+        made.run()
+
+    for heats in ((0.0, 0.8), (0.8, 0.0)):
+        history, _, _ = record(requests(heats), speculation, run=run, **engine)
+        first, *others = history.steps[2].requests
+        verdict = first.verdict
+        assert np.isnan([verdict.p[0], verdict.p_trial[0], verdict.accept_prob[0], first.parents.raw_p[0]]).all()
+        assert np.isfinite(verdict.p[1:]).all()
+        assert all(np.isfinite(other.verdict.p).all() for other in others)
+
+
+@pytest.mark.parametrize("engine", [{}, {"gather": nullcontext}, {"v2": True}], ids=["V1", "a device", "V2"])
+def test_the_target_s_choice_is_its_own_whatever_was_accepted(engine):
+    """An engine that accepts a wrong draft was said to have chosen it; of a wrong final token p is 0."""
+    seen = []
+
+    def run(made):
+        def wrong(tokens):
+            drafts = made.requests["r0"].drafts
+            if drafts:
+                seen.append(len(tokens[0]) - 1)
+                tokens[0] = [*drafts[: seen[-1] + 1], 10]
+
+        made.wrong = wrong
+        made.run()
+
+    history, made, _ = record(requests((0.0,)), run=run, **engine)
+    judged = [part for part in parts(history) if len(part.tree)]
+    root = {part.index: history.steps[part.index - 1].requests[0].tokens()[-1] for part in judged}
+    wrongly = 0
+    for part, right in zip(judged, seen, strict=True):
+        above = [root[part.index], *part.tree.token.tolist()]
+        choices = [int(made.target[token].argmax()) for token in above]
+        assert part.parents.choice.tolist() == choices[: len(part.parents.choice)]
+        assert part.verdict.final_p == part.parents.final_target_p == float(choices[part.verdict.accepted] == 10)
+        if right < len(part.tree):
+            wrongly += 1
+            assert part.verdict.p[right] == 0
+    assert wrongly
+    assert failed(history)
+
+
+# Requests from their arrival to their end
+
+
+def test_a_step_and_its_requests_are_told_from_arrival_to_end():
+    history, engine, _ = record(requests(), chunk=4)
+    first, last = history.steps[0], history.steps[-1]
+    assert (first.running, first.waiting, first.blocks_used, first.blocks_free) == (4, 0, 4, small.BLOCKS - 5)
+    assert [info.id for info in first.admitted] == list(engine.requests)
+    assert all(info.arrival_ns == 2_500_000_000 < info.admitted_ns == first.start_ns for info in first.admitted)
+    assert {phase.name for phase in history.steps[2].phases} == {"schedule", "forward", "verify", "draft", "commit"}
+    own = [part for part in parts(history) if part.request == "r0"]
+    assert [(part.context_len, part.prefill_tokens, part.verdict is None) for part in own[:2]] == [
+        (0, 4, True),
+        (4, 1, False),
+    ]
+    assert [part.preceded for part in own[1:3]] == [Preceded.PREFILL, Preceded.NO_DRAFT]
+    assert {end.reason for end in last.finished} == {FinishReason.LENGTH}
+
+
+@pytest.mark.parametrize("v2", [False, True], ids=["V1", "V2"])
+def test_a_request_that_was_preempted_comes_back_as_itself(v2):
+    """V2 forgets it, and is given its prompt and output as one prompt."""
+
+    def run(engine):
+        for _ in range(2):
+            engine.step()
+        engine.scheduler._preempt_request(engine.requests["r1"], 0.0)
+        engine.run()
+
+    history, engine, _ = record(requests(), run=run, v2=v2)
+    assert failed(history) == []
+    assert [step.preempted for step in history.steps[:4]] == [(), (), ("r1",), ()]
+    assert [info.id for step in history.steps[1:] for info in step.admitted] == []
+    back = next(part for part in history.steps[2].requests if part.request == "r1")
+    there = len(PROMPT) + sum(part.emitted for part in parts(history) if part.request == "r1" and part.index < 2)
+    assert (back.preceded, back.index, back.context_len) == (Preceded.PREEMPTION, 2, 0)
+    assert back.prefill_tokens == there - 1
+    assert {request: len(output) for request, output in engine.outputs.items()} == dict.fromkeys(engine.requests, 12)
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        (lambda token: {"stop_token_ids": [token]}, FinishReason.STOP),
+        (lambda token: {"max_tokens": 5}, FinishReason.LENGTH),
+        (lambda token: {"ignore_eos": False}, FinishReason.EOS),
+    ],
+    ids=["stop token", "length", "EOS"],
+)
+@pytest.mark.parametrize("v2", [False, True], ids=["V1", "V2"])
+def test_an_end_cuts_what_a_step_gives_out(how, reason, v2):
+    def asked(**more):
+        return [Request(f"r{seed}", params(**{"seed": seed, "max_tokens": 40} | more)) for seed in range(1, 7)]
+
+    inside = Counter(token for part in parts(record(asked())[0]) for token in part.tokens()[:-1])
+    history, engine, _ = record(asked(**how(inside.most_common(1)[0][0])), v2=v2)
+    assert failed(history) == []
+    ends = {end.info.id: end for step in history.steps for end in step.finished}
+    assert reason in {end.reason for end in ends.values()}
+    assert {name: end.output.tolist() for name, end in ends.items()} == engine.outputs
+    last = {part.request: part for part in parts(history)}
+    assert any(part.emitted <= part.verdict.accepted for part in last.values())
+
+
+def test_a_context_that_is_full_ends_a_request():
+    history, engine, _ = record(requests(), config={"max_model_len": 11})
+    assert failed(history) == []
+    assert {len(output) for output in engine.outputs.values()} == {5}
+
+
+def test_vllm_s_own_output_settles_what_the_last_step_gave_out():
+    """A stop that the plugin does not know of, such as a repetition, may cut it."""
+
+    def run(engine):
+        engine.step()
+        engine.step()
+        request = engine.requests["r0"]
+        del request.output_token_ids[1:]
+        request.reason = "repetition"
+        engine.scheduler._free_request(request)
+        engine.step()
+
+    history, _, _ = record(requests((1.0,)), run=run)
+    assert [part.emitted for part in parts(history)] == [1, 0]
+    assert history.steps[-1].finished[0].reason is FinishReason.STOP
+
+
+def test_a_request_that_was_aborted_while_it_waited_has_an_end():
+    def run(engine):
+        engine.requests["r1"].reason = "abort"
+        engine.scheduler._free_request(engine.requests["r1"])
+        engine.run()
+
+    history, _, _ = record(requests((0.0, 0.0)), run=run)
+    end = next(end for step in history.steps for end in step.finished if end.info.id == "r1")
+    assert (end.info.admitted_ns, end.reason) == (0, FinishReason.CANCELLED)
+
+
+@pytest.mark.parametrize("engine", [{}, {"v2": True}], ids=["V1", "V2"])
+def test_nothing_is_held_back_while_vllm_has_nothing_to_do(tmp_path, engine):
+    """Its server may be killed then, and nothing follows."""
+
+    def ended():
+        steps = read_capture(capture).history.steps if capture.exists() and capture.stat().st_size else []
+        return {end.info.id: end.output.tolist() for step in steps for end in step.finished}
+
+    capture = tmp_path / "run.jsonl"
+    with small.installed(CAPTURE=capture):
+        made = small.Engine(requests(), **engine)
+        made.run()
+        until(lambda: ended() == made.outputs)
+
+
+def test_verdicts_that_come_late_are_told_in_order(monkeypatch):
+    plain, _, _ = of("drafts sampled")
+    chance, there = random.Random(3), small.v1_runner.judge_there
+    comes = lambda: chance.random() < 0.3  # noqa: E731
+    monkeypatch.setattr(small.v1_runner, "judge_there", lambda *a, **k: small.Late(there(*a, **k), comes))
+    late, _, _ = of("drafts sampled", gather=nullcontext)
+    assert_same_steps(late, plain)
+
+
+def test_an_error_in_the_hooks_changes_nothing_and_they_step_aside():
+    def run(engine):
+        engine.step()
+        del engine.config.cache_config.block_size
+        engine.run()
+
+    _, plain, _ = record(requests())
+    history, engine, said = record(requests(), run=run, fails=True)
+    assert engine.outputs == plain.outputs
+    assert len(history.steps) < plain.steps
+    assert any("switched off: 5 errors; what was recorded before is kept" in line for line in said)
+
+
+# V2 alone
+
+
+@pytest.mark.parametrize("budget", [2, 1, 0])
+def test_only_the_device_knows_how_many_drafts_were_verified(budget):
+    history, engine, _ = record(requests(), SAMPLED, v2=True, budget=budget)
+    assert failed(history) == []
+    for step in history.steps[1:]:
+        assert step.budget == sum(len(part.tree) for part in step.requests)
+        for part in step.requests:
+            slot = engine.requests[part.request].slot
+            assert (len(part.tree), part.method.unverified) == (budget, 3 - budget)
+            np.testing.assert_array_equal(part.method.confidence, engine.confidence[slot, :budget])
+
+
+def test_samplers_that_run_outside_of_a_step_are_not_listened_to():
+    """vLLM calls them to warm up, and after a step in which nothing was scheduled."""
+
+    def run(engine):
+        engine.runner.execute_model(None, None, True)
+        engine.step()
+        step, batch = engine.runner.step, engine.runner.batch
+        engine.runner.sampler(step.logits, batch)
+        engine.run()
+        engine.runner.step, batch.num_reqs = step, 4
+        engine.runner.sampler(step.logits, batch)
+
+    plain, _, _ = record(requests(), v2=True)
+    history, _, _ = record(requests(), v2=True, run=run)
+    assert_same_steps(history, plain)
