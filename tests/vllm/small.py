@@ -10,11 +10,11 @@ import logging
 import pickle
 import sys
 import tempfile
-import time
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from inspect import Parameter, Signature
 from pathlib import Path
+from threading import Event
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -576,7 +576,7 @@ class Engine:
         self.step_seeds = "spec_step_seed" in globals()  # as since 0.33
         self.by_block = self.spec.rejection_sample_method == "block"
         self.confidence = torch.rand(SLOTS, 5, generator=made)
-        self.steps, self.pause, self.stopped, self.requests = 0, 0.0, False, {}
+        self.steps, self.pause, self.halt, self.requests = 0, 0.0, Event(), {}
         self.spoil = lambda step, logits: None  # changes the target's logits
         self.wrong = lambda tokens: None  # changes what requests are given
         self.runner = sys.modules[known.V2_RUNNER if v2 else known.RUNNER].GPUModelRunner(self)
@@ -628,9 +628,8 @@ class Engine:
             self.steps += 1
 
     def run(self):
-        while self.scheduler.get_num_unfinished_requests() and not self.stopped:
+        while self.scheduler.get_num_unfinished_requests() and not self.halt.wait(self.pause):
             self.step()
-            time.sleep(self.pause)
 
 
 def modules():
