@@ -57,25 +57,3 @@ def deep(tmp_path_factory):
 def patient(monkeypatch):
     """An OTLP endpoint that has not answered yet is waited for, however busy the machine."""
     monkeypatch.setattr("specscope.trace.wire.sending.UNKNOWN", HANG_SECONDS)
-
-
-def pytest_terminal_summary(terminalreporter):
-    """One table of what tests/engine/test_parity.py compared: tokens, and requests that part, each at a near tie."""
-    from rich.console import Console
-    from rich.table import Table
-
-    reports = terminalreporter.stats.get("passed", [])
-    rows = [value for report in reports for key, value in report.user_properties if key == "parity"]
-    if not rows:
-        return
-    table = Table(title="Parity: tokens that are those of the synchronous run with plenty of KV blocks")
-    for column in ("drafter", "parameters", "temperature"):
-        table.add_column(column)
-    for scheduling in ("sync", "async"):
-        for pressure in ("plenty", "few blocks", "fewer blocks"):
-            table.add_column(f"{scheduling}\n{pressure}", justify="right")
-    for name, params, temperature, cells in sorted(rows):
-        told = [f"{tokens}" + (f" ({parted} parted)" if parted else "") for tokens, parted in cells]
-        table.add_row(name, params, temperature, *told)
-    terminalreporter.write_line("")
-    Console(file=terminalreporter._tw, width=160).print(table)

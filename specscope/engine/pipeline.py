@@ -83,8 +83,8 @@ class Pipeline:
 
     def close(self) -> None:
         """Wait for what was launched and end the worker. What has run is not accounted for."""
-        self._jobs.put(None)
         if self._worker is not None:
+            self._jobs.put(None)
             self._worker.join()
         self._worker, self.free = None, [Memory() for _ in range(AHEAD)]
 

@@ -71,19 +71,6 @@ def is_legal(engine, params, tokens):
     return not state.refused
 
 
-@pytest.mark.every(3)
-@pytest.mark.parametrize(
-    ("form", "params"),
-    [*((form, "greedy") for form in FORMS), *(("choice", p) for p in PARAMS), ("json", "min tokens")],
-)
-def test_greedy_output_with_any_drafter_is_plain_decodings(engines, form, params):
-    asked = each(FORMS[form], PARAMS[params])[:3]
-    plain = outputs(engines["none"], PROMPTS[:3], asked)
-    assert all(is_legal(engines["none"], asked[0], tokens) for tokens, _, _ in plain)
-    for name, engine in engines.items():
-        assert outputs(engine, PROMPTS[:3], asked) == plain, name
-
-
 @pytest.mark.every(2)
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 @pytest.mark.parametrize("name", each_drafter(DRAFTERS))
@@ -102,16 +89,6 @@ def test_every_drafted_token_is_allowed_behind_its_own_path(engines, name, tempe
                 drafted += 1
             output += step.output()
     assert drafted or name == "none"
-
-
-@pytest.mark.every(3)
-@pytest.mark.parametrize("name", DRAFTERS)
-def test_a_seed_gives_legal_output_with_each_drafter_sampled(engines, name):
-    for form in FORMS.values():
-        params = each(form, temperature=1.2, top_p=0.95)[:2]
-        for result, own in zip(engines[name].generate(PROMPTS[:2], params), params, strict=True):
-            assert is_legal(engines[name], own, result.token_ids)
-            assert result.finish in (FinishReason.EOS, FinishReason.LENGTH)
 
 
 CHOICES = ("ab", "ac", "bca", "bcb", "c")
@@ -159,42 +136,6 @@ def test_sampled_output_has_the_masked_targets_distribution(engines, deep, name,
     assert chisquare([counts[text] for text in CHOICES], wanted).pvalue > 1e-3
     if name == "draft tree":
         assert any((step.tree.drawn != Drawn.DETERMINISTIC).any() for step in results[0].steps if len(step.tree))
-
-
-@pytest.mark.every(3)
-@pytest.mark.parametrize("name", ["draft tree", "eagle dynamic", "ngram"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_preemption_changes_nothing(engines, name, temperature):
-    engine = engines[name]
-    params = each(FORMS["json"], temperature=temperature, min_tokens=4)
-    fresh(engine, 60)
-    plenty = outputs(engine, PROMPTS, params)
-    fresh(engine, 6)
-    seen = []
-    engine.subscribe(seen.append, lossless=True)
-    few = outputs(engine, PROMPTS, params)
-    fresh(engine, 60)
-    assert few == plenty
-    engine.bus.close()
-    assert any(getattr(record, "preempted", ()) for record in seen)
-
-
-@pytest.mark.parametrize("name", ["draft tree", "eagle dynamic"])
-def test_going_back_gives_the_same_steps_again(engines, name):
-    engine = engines[name]
-    fresh(engine, 60)
-    for i, prompt in enumerate(PROMPTS[:3]):
-        engine.add(prompt, each(FORMS["json"], temperature=1.0)[i])
-    records = []
-    while engine.busy:
-        records.append(engine.step())
-    for back in (len(records) - 2, 3, 1, 0):
-        engine.rewind(records[back].step)
-        for known in records[back:]:
-            again = engine.step()
-            assert again is known  # it came out as it was: the known record stands
-    assert engine.timeline.branches == 1
-    fresh(engine, 60)
 
 
 def test_a_fork_follows_the_form_and_a_token_that_breaks_it_ends_it(engines):
@@ -313,20 +254,6 @@ def test_both_backends_mask_alike(deep, engines):
     how = {**DRAFTERS["draft tree"], "kv_memory": 0.01, "max_batch": 3, "max_step_tokens": 24, "dtype": "float32"}
     triton = Engine(target=str(deep), backend="triton", **how)
     assert outputs(triton, PROMPTS[:2], params[:2]) == outputs(engines["draft tree"], PROMPTS[:2], params[:2])
-
-
-@pytest.mark.parametrize("name", ["ngram", "draft tree", "eagle dynamic"])
-def test_requests_of_several_forms_and_none_do_not_get_each_others_masks(engines, name):
-    """Side by side in one batch, with drafts of several lengths, as each alone."""
-    forms = [{"regex": "[a-c]+"}, None, {"choice": ("abcabc", "hello world")}, {"json_object": True}, None]
-    params = [
-        SamplingParams(structured_outputs=form, max_tokens=14, temperature=t, seed=i, min_tokens=3 * (i % 2))
-        for t in (0.0, 0.9)
-        for i, form in enumerate(forms)
-    ]
-    together = outputs(engines[name], PROMPTS * 2, params)
-    alone = [outputs(engines[name], prompt, own)[0] for prompt, own in zip(PROMPTS * 2, params, strict=True)]
-    assert together == alone
 
 
 # Coming in

@@ -79,22 +79,6 @@ def test_what_comes_again_is_the_same(engines, name, seed, blocks, points):
             same(engine.step(), wanted)
 
 
-def test_a_preempted_request_is_among_them(engines):
-    engine = engines["ngram"]
-    fresh(engine, SMALL)
-    for i in range(3):
-        engine.add(PROMPTS[3], SamplingParams(max_tokens=30, ignore_eos=True, seed=i))
-    records = []
-    while engine.busy:
-        records.append(engine.step())
-    assert any(record.preempted for record in records)
-    at = next(i for i, record in enumerate(records) if record.preempted)
-    for step in (at + 1, at, max(at - 1, 0), 0):
-        engine.rewind(step)
-        for wanted in records[step:]:
-            same(engine.step(), wanted)
-
-
 def test_a_step_that_was_begun_is_given_up(engines):
     engine = engines["draft tree"]
     fresh(engine, 60)

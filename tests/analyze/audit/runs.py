@@ -51,11 +51,13 @@ SMALL = {"dtype": "float32", "kv_memory": 0.01, "max_batch": 3, "max_step_tokens
 class Bench:
     """Engines over one tiny target, each built when it is first asked for."""
 
-    def __init__(self, target, folder):
-        self.target = str(target)
+    def __init__(self, target, folder, **more):
+        """`more`: settings of all of them."""
+        self.target, self.more = str(target), more
         self.heads = {
             "eagle": str(write_head(Path(folder) / "head", head_tensors())),
             "p-eagle": str(write_parallel_head(Path(folder) / "parallel")),
+            "eagle-1": str(write_head(Path(folder) / "first", head_tensors(version=1, bias=True))),
             **{name: str(write_variant(Path(folder) / name, name)) for name in VARIANTS},
         }
         self._made = {}
@@ -67,7 +69,7 @@ class Bench:
             how["draft_model"] = self.heads.get(name, self.heads.get(name.split()[0], self.heads["eagle"]))
         if how.get("draft_model") == "same":
             how["draft_model"] = self.target
-        return Engine(target=self.target, **{**SMALL, **how})
+        return Engine(target=self.target, **{**SMALL, **how, **self.more})
 
     def engine(self, name):
         """One that several tests share."""

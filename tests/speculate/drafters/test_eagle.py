@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from specscope import Engine, SamplingParams
 from specscope.plans.plan import parse_plan
@@ -61,32 +59,6 @@ def plain(make):
     return {bias: [r.token_ids for r in engine.generate(PROMPTS, greedy(bias))] for bias in (False, True)}
 
 
-@pytest.mark.every(3)
-@pytest.mark.parametrize(
-    ("head", "tree"),
-    [*(("eagle3", tree) for tree in TREES), ("eagle3 whole", TREES[2]), ("eagle1", "4"), ("eagle1", TREES[4])],
-)
-def test_greedy_tokens_are_the_targets_own(make, plain, head, tree):
-    engine = make(head, tree)
-    results = engine.generate(PROMPTS * 2, [greedy()] * len(PROMPTS) + [greedy(bias=True)] * len(PROMPTS))
-    assert [r.token_ids for r in results] == plain[False] + plain[True]
-    drafted = [step for r in results for step in r.steps if len(step.tree)]
-    assert all(step.notes is not None and len(step.notes.prob) == len(step.tree) for step in drafted)
-    assert sum(r.acceptance.accepted for r in results) > 10
-    assert engine.runner.cache.pool.used == engine.drafter.cache.pool.used == 0
-    assert engine.drafter.states == engine.drafter._features == {}
-
-
-@pytest.mark.parametrize(
-    ("head", "tree", "chunk"), [("eagle3", TREES[4], 7), ("eagle3", "3x3", 512), ("eagle1", "4", 7)]
-)
-def test_greedy_tokens_do_not_depend_on_chunks(make, plain, monkeypatch, head, tree, chunk):
-    """A prompt fed in several steps, and its pairs in several passes of the head."""
-    monkeypatch.setattr(eagle, "PREFILL_CHUNK", chunk)
-    engine = make(head, tree, max_step_tokens=16, max_batch=2)
-    assert [r.token_ids for r in engine.generate(PROMPTS, greedy(bias=True))] == plain[True]
-
-
 def most_held(engine, prompt, params):
     """The most numbers of features that were kept of a prompt's request, in rows, and its drafts."""
     engine.add(prompt, params, name="long")
@@ -130,26 +102,6 @@ def test_a_prompt_whose_features_find_no_room_keeps_them(make, plain, monkeypatc
     assert [r.token_ids for r in engine.generate(PROMPTS, greedy(bias=True))] == plain[True]
 
 
-@pytest.mark.parametrize(
-    ("head", "tree", "temperature"), [("eagle3", TREES[4], 0), ("eagle1", "4", 0), ("eagle3", "3x3", 0.8)]
-)
-def test_preemption_changes_nothing_but_time(make, plain, head, tree, temperature):
-    """Sampled too: coins follow from positions, so a request must draft where it would have drafted."""
-    params = [greedy(bias=True, temperature=temperature, seed=i) for i in range(len(PROMPTS))]
-    engine = make(head, tree)
-    pool = engine.runner.cache.pool
-    hidden = pool.take(pool.blocks - 11)  # leave room for two requests or so
-    records = []
-    engine.subscribe(records.append, lossless=True)
-    results = engine.generate(PROMPTS, params)
-    engine.close()
-    assert sum(len(r.preempted) for r in records) > 0
-    assert pool.used == len(hidden)
-    assert engine.drafter.cache.pool.used == 0
-    wanted = plain[True] if temperature == 0 else [r.token_ids for r in make(head, tree).generate(PROMPTS, params)]
-    assert [r.token_ids for r in results] == wanted
-
-
 def test_no_room_for_a_draft_costs_the_draft_alone(make, plain):
     engine = make("eagle3", "dynamic:12,depth=4,top=3")
     pool = engine.drafter.cache.pool
@@ -158,49 +110,6 @@ def test_no_room_for_a_draft_costs_the_draft_alone(make, plain):
     assert [r.token_ids for r in results] == plain[True]
     sizes = [len(step.tree) for r in results for step in r.steps if step.verdict]
     assert 0 < sum(size > 0 for size in sizes) < len(sizes)
-
-
-def test_the_end_of_the_context_is_reached(make):
-    """Near the end no tree fits any more; features of the last steps go unused."""
-    params = SamplingParams(max_tokens=99, ignore_eos=True)
-    wanted, got = (make(head, "3x3").generate("a" * 470, params)[0] for head in (None, "eagle3"))
-    assert got.token_ids == wanted.token_ids
-    assert len(got.token_ids) == 512 - 470
-
-
-SAMPLED = [("eagle3", "3x3"), ("eagle3", TREES[4])]
-
-
-@pytest.fixture(scope="module")
-def sampling(make):
-    return {case: make(*case) for case in SAMPLED}
-
-
-def sampled(seed):
-    return SamplingParams(max_tokens=12, temperature=0.9, seed=seed, ignore_eos=True, logit_bias=BIAS)
-
-
-@pytest.mark.every(2)
-@pytest.mark.parametrize("case", SAMPLED, ids=str)
-@given(order=st.permutations(range(len(PROMPTS))), batch=st.integers(1, 4), budget=st.sampled_from([16, 40, 512]))
-@settings(max_examples=4)
-def test_a_seed_gives_its_tokens_whatever_the_batch(sampling, case, order, batch, budget):
-    engine, params = sampling[case], [sampled(i) for i in range(len(PROMPTS))]
-    engine.scheduler.max_batch, engine.scheduler.max_step_tokens = 8, 512
-    alone = [engine.generate(p, q)[0] for p, q in zip(PROMPTS, params, strict=True)]
-    engine.scheduler.max_batch, engine.scheduler.max_step_tokens = batch, budget
-    mixed = engine.generate([PROMPTS[i] for i in order], [params[i] for i in order])
-    assert [r.token_ids for r in mixed] == [alone[i].token_ids for i in order]
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_a_chunk_that_leaves_the_root_alone_changes_no_token(sampling, seed):
-    """17 tokens in chunks of 16: the root is fed alone, when the features before it are known already."""
-    engine, prompt = sampling["eagle3", "3x3"], "abcdefghijklmnopq"
-    engine.scheduler.max_batch, engine.scheduler.max_step_tokens = 8, 512
-    whole = engine.generate(prompt, sampled(seed))[0]
-    engine.scheduler.max_step_tokens = 16
-    assert engine.generate(prompt, sampled(seed))[0].token_ids == whole.token_ids
 
 
 @pytest.fixture(scope="module")

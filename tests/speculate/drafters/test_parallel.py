@@ -42,12 +42,6 @@ def greedy(bias=False, **more):
 
 
 @pytest.fixture(scope="module")
-def plain(make):
-    engine = make(None)
-    return {bias: [r.token_ids for r in engine.generate(PROMPTS, greedy(bias))] for bias in (False, True)}
-
-
-@pytest.fixture(scope="module")
 def hugging(deep):
     from transformers import AutoModelForCausalLM
 
@@ -58,18 +52,6 @@ def features_of(hugging, engine, tokens):
     with torch.inference_mode():
         states = hugging(torch.tensor([tokens]), output_hidden_states=True).hidden_states
     return torch.cat([states[layer][0] for layer in engine.drafter.aux_layers], dim=-1)
-
-
-@pytest.mark.every(2)
-@pytest.mark.parametrize("tree", TREES)
-def test_greedy_tokens_are_the_targets_own(make, plain, tree):
-    engine = make(tree)
-    assert type(engine.drafter) is ParallelEagle
-    results = engine.generate(PROMPTS * 2, [greedy()] * len(PROMPTS) + [greedy(bias=True)] * len(PROMPTS))
-    assert [r.token_ids for r in results] == plain[False] + plain[True]
-    assert sum(r.acceptance.accepted for r in results) > 10
-    assert engine.runner.cache.pool.used == engine.drafter.cache.pool.used == 0
-    assert engine.drafter.states == engine.drafter._features == {}
 
 
 def test_a_mask_row_sees_the_committed_pairs_and_the_mask_rows_before_it():
@@ -200,25 +182,6 @@ def test_a_row_that_somebody_looks_at_is_its_depths(make):
     rows = [draft.row([int(draft.tree.token[n])]).logits for n in (first, other)]
     assert torch.equal(*rows)
     assert not torch.equal(draft.row([]).logits, rows[0])
-
-
-def test_the_end_of_the_context_is_reached(make):
-    params = SamplingParams(max_tokens=99, ignore_eos=True)
-    wanted, got = (make(tree).generate("a" * 470, params)[0] for tree in (None, "3x3"))
-    assert got.token_ids == wanted.token_ids
-    assert len(got.token_ids) == 512 - 470
-
-
-@pytest.mark.parametrize("tree", ["3x3", "dynamic:12,depth=4,top=3"])
-def test_a_seed_gives_its_tokens_whatever_the_batch(make, tree):
-    params = [
-        SamplingParams(max_tokens=12, temperature=0.9, seed=i, ignore_eos=True, logit_bias=BIAS)
-        for i in range(len(PROMPTS))
-    ]
-    engine = make(tree)
-    alone = [engine.generate(p, q)[0].token_ids for p, q in zip(PROMPTS, params, strict=True)]
-    engine.scheduler.max_batch, engine.scheduler.max_step_tokens = 3, 24
-    assert [r.token_ids for r in engine.generate(PROMPTS, params)] == alone
 
 
 def test_plan_depths_decide_how_many_rows_are_fed(make):
