@@ -240,7 +240,9 @@ def show_pass(engine: Engine, phases: PhaseTimes, console: Console) -> None:
     ns, drafter = phases.ns.get("  pass 2", []), engine.drafter
     if not ns or not isinstance(drafter, Eagle):
         return
-    size = drafter.runner.read_bytes
+    head, lm_head = drafter.runner.head, drafter.runner.lm_head
+    weights = (w for part in (head.midlayer, head.layers, lm_head) for w in part.parameters())
+    size = 2 * sum(weight.numel() for weight in weights)  # repacked in 16 bits
     bandwidth = read_bandwidth(engine.runner.loaded.device)
     console.print(
         f"a drafting pass takes {median(ns) / 1e6:.2f} ms, {median(ns) / 1e9 / (size / bandwidth):.1f} times what its "

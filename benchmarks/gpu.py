@@ -15,7 +15,7 @@ from benchmarks.kernels import need_gpu
 from benchmarks.paired import write_figures
 from specscope.measure.device import copy_bandwidth, device_info, random_model, seconds
 from specscope.model.batch import Segment
-from specscope.model.graphs import Capture, CudaCapture, Shape
+from specscope.model.graphs import Capture, CudaCapture, Graphs, Shape
 from specscope.model.kv_cache import BLOCK_SIZE, BlockTable
 from specscope.model.loader import adopt
 from specscope.model.places import Backend
@@ -133,7 +133,7 @@ def measure(
         if capture is not None:
             list(runner.capture([Shape(batch, count + 1)], capture, context + count + 1, count + 1))
         took = seconds(lambda run=runner, s=segments: run.forward(s), loaded.device)  # type: ignore[misc]
-        runner.graphs = None  # they hold the runner as it holds them: its cache would stay
+        runner.graphs = Graphs(runner.cache)  # they hold the runner as it holds them: its cache would stay
         yield VerifyStep(name, batch, context, count, took, (weights + batch * context * slot) / bandwidth)
 
 

@@ -13,7 +13,6 @@ from specscope.engine.config import EngineConfig
 from specscope.model.graphs import Capture, Shape, powers, shapes
 from specscope.model.heads.head_runner import HeadRunner
 from specscope.model.runner import ModelRunner
-from specscope.model.warm_up import warm_up_passes
 from specscope.plans.plan import TreePlan
 from specscope.speculate.drafters.base import Drafter
 from specscope.speculate.drafters.draft_model import DraftModel
@@ -30,7 +29,7 @@ def warm_up(runner: ModelRunner, drafter: Drafter, max_context: int) -> None:
     if isinstance(drafter, Eagle | DraftModel):
         runners.append(drafter.runner)
     for model_runner in runners:
-        warm_up_passes(model_runner, max_context)
+        model_runner.warm_up(max_context)
     warm_up_verdicts(runner.loaded.vocab_size, runner.cache.device)
 
 
@@ -65,7 +64,7 @@ def capture_graphs(
             refused += (
                 f"; {'the drafter' if model_runner is not runner else 'the target'} could not be captured: {reason}"
             )
-    done = sum(len(model_runner.graphs) for model_runner, *_ in wanted if model_runner.graphs is not None)
+    done = sum(len(model_runner.graphs) for model_runner, *_ in wanted)
     return f"{done} CUDA graphs{refused}"
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from specscope.kernels.tree_batch import FixedShape
 from specscope.model.batch import FED, WANTED, Batch, PackedBatch, Segment
 from specscope.model.kv_cache import BLOCK_SIZE, BlockTable, KVCache
+from specscope.model.places import Backend
 
 Outputs = tuple[Tensor, ...]
 Run = Callable[..., Outputs]  # (batch, *inputs) -> outputs; a row of each input and output for each row of the batch
@@ -54,13 +55,12 @@ class Replayed:
 
 
 class Graphs:
-    """Captured passes of one runner, by shape."""
+    """Captured passes of one runner, by shape; a batch that none of them holds runs without."""
 
-    def __init__(self, cache: KVCache, run: Run, capture: Capture, max_context: int, window: int) -> None:
-        """`max_context`: slots of a sequence; `window`: those behind its context at most, fed rows included."""
-        self._cache, self._run, self._capture = cache, run, capture
-        self._blocks, self._beyond = (-(-slots // BLOCK_SIZE) for slots in (max_context, window))
-        self._window = window
+    def __init__(self, cache: KVCache, inputs: Sequence[Tensor] = ()) -> None:
+        """`inputs`: a row of each input that a pass takes besides its batch."""
+        self._cache, self._inputs = cache, inputs
+        self._window = self._blocks = self._beyond = 0
         self._captured: dict[Shape, _Captured] = {}
         self._outputs: Outputs = ()  # of the largest shape; those of the others are copied to their first rows
 
@@ -68,24 +68,48 @@ class Graphs:
         """How many shapes were captured."""
         return len(self._captured)
 
-    def capture(self, wanted: Sequence[Shape], inputs: Sequence[Tensor] = ()) -> Iterator[Shape]:
+    def capture(
+        self, run: Run, wanted: Sequence[Shape], capture: Capture, max_context: int, window: int
+    ) -> Iterator[Shape]:
         """Capture each shape, largest first, so that the smaller ones fit into its memory; says which comes next.
 
-        `inputs`: a row of each further input, to be made as long as the batch.
+        `max_context`: slots of a sequence; `window`: those behind its context at most, fed rows included.
         """
+        self._blocks, self._beyond = (-(-slots // BLOCK_SIZE) for slots in (max_context, window))
+        self._window, captured = window, dict[Shape, _Captured]()
         for shape in sorted(wanted, reverse=True):
             yield shape
-            static = [row.new_zeros(shape.sequences * shape.rows, *row.shape[1:]) for row in inputs]
+            static = [row.new_zeros(shape.sequences * shape.rows, *row.shape[1:]) for row in self._inputs]
             padded = self._padded([], shape, [], [])
             buffer = padded.packed.host.to(self._cache.device, copy=True)
             batch = padded.batch(views := padded.packed.views(buffer))
-            outputs, replay = self._capture(lambda batch=batch, static=static: self._pass(batch, static))  # type: ignore[misc]
+            outputs, replay = capture(lambda batch=batch, static=static: self._pass(run, batch, static))  # type: ignore[misc]
             self._outputs = self._outputs or outputs
-            self._captured[shape] = _Captured(buffer, views[FED], views[WANTED], static, outputs, replay)
+            captured[shape] = _Captured(buffer, views[FED], views[WANTED], static, outputs, replay)
+        self._captured = captured
 
-    def _pass(self, batch: Batch, static: Sequence[Tensor]) -> Outputs:
+    @torch.inference_mode()
+    def warm_up(self, run: Run, max_context: int) -> None:
+        """A pass for each size that makes a difference to the kernels, and a move of slots. Needs the triton backend.
+
+        They go over the cache's spare block, whose numbers nobody reads: they compile what a run's passes launch.
+        """
+        from specscope.kernels.launch import MOST_TILE  # triton is imported only where it runs
+
+        cache, max_rows = self._cache, min(MOST_TILE, max_context)  # of a sequence: more rows only make more tiles
+        for rows in sorted({max_rows, *(2**i for i in range(max_rows.bit_length()))}):
+            for context in {0, max_context - rows}:
+                table = BlockTable([cache.spare] * -(-(context + rows) // BLOCK_SIZE))
+                positions, mask = context + np.arange(rows, dtype=np.int64), np.tri(rows, dtype=np.bool_)
+                segment = Segment(table, [0] * rows, context, positions, mask, range(rows))
+                batch = Batch.build([segment], cache.device, Backend.TRITON)
+                run(batch, *(row.new_zeros(rows, *row.shape[1:]) for row in self._inputs))
+        slot = np.array([cache.spare * BLOCK_SIZE])
+        cache.move([(slot + 1, slot)])
+
+    def _pass(self, run: Run, batch: Batch, static: Sequence[Tensor]) -> Outputs:
         """The captured pass. Its outputs lie where those of the largest shape do, so that they take memory once."""
-        made = self._run(batch, *static)
+        made = run(batch, *static)
         if not self._outputs:
             return made
         outputs = tuple(whole[: len(part)] for whole, part in zip(self._outputs, made, strict=True))

@@ -33,14 +33,16 @@ class ModelRunner:
         """`cache`: another runner's over the same model, to share; else one of `blocks` blocks is made."""
         self.loaded = loaded
         self.cache = cache or KVCache(loaded.layers, blocks, loaded.dtype, loaded.device, backend)
-        self.graphs: Graphs | None = None  # captured passes; batches that they do not hold run without
+        self.graphs = Graphs(self.cache)
         self._aux = AuxHiddenStates(loaded.model, aux_layers) if aux_layers else None
+
+    def warm_up(self, max_context: int) -> None:
+        """Compile what passes launch (Graphs.warm_up)."""
+        self.graphs.warm_up(self._run, max_context)
 
     def capture(self, wanted: Sequence[Shape], capture: Capture, max_context: int, window: int) -> Iterator[Shape]:
         """Capture passes of these shapes for contexts up to `max_context` slots (Graphs); says which comes next."""
-        graphs = Graphs(self.cache, self._run, capture, max_context, window)
-        yield from graphs.capture(wanted)
-        self.graphs = graphs
+        return self.graphs.capture(self._run, wanted, capture, max_context, window)
 
     def compute(self, table: BlockTable, tokens: Sequence[int]) -> Iterator[tuple[int, Tensor | None]]:
         """Write the KV of a sequence's first tokens, a chunk at a time, without logits. The table must have room.
@@ -72,7 +74,7 @@ class ModelRunner:
 
         No features where the runner has no aux_layers.
         """
-        replayed = None if self.graphs is None else self.graphs.replay(segments)
+        replayed = self.graphs.replay(segments)
         if replayed is None:
             logits, *features = self._run(Batch.build(segments, self.loaded.device, self.cache.backend))
         else:

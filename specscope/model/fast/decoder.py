@@ -35,15 +35,14 @@ def looks_alike(module: nn.Module) -> bool:
     if _children(module) != CHILDREN:
         return False
     attention, mlp = module.get_submodule("self_attn"), module.get_submodule("mlp")
-    if _children(attention) - HEAD_NORMS != ATTENTION or _children(mlp) != MLP:
+    head_norms = _children(attention) - ATTENTION
+    if _children(attention) - head_norms != ATTENTION or head_norms not in (set(), HEAD_NORMS) or _children(mlp) != MLP:
         return False
-    if _children(attention) & HEAD_NORMS not in (set(), HEAD_NORMS):
-        return False
-    together = [[attention.get_submodule(name) for name in ("q_proj", "k_proj", "v_proj")]]
-    together += [[mlp.get_submodule(name) for name in ("gate_proj", "up_proj")]]
-    alone = [attention.get_submodule("o_proj"), mlp.get_submodule("down_proj")]
-    plain = all(type(linear) is nn.Linear for linears in (*together, alone) for linear in linears)
-    return plain and all(len({linear.bias is None for linear in linears}) == 1 for linears in together)
+    together = (attention, "q_proj", "k_proj", "v_proj"), (mlp, "gate_proj", "up_proj")
+    joined = [[of.get_submodule(name) for name in names] for of, *names in together]
+    linears = [*joined[0], *joined[1], attention.get_submodule("o_proj"), mlp.get_submodule("down_proj")]
+    plain = all(type(linear) is nn.Linear for linear in linears)
+    return plain and all(len({linear.bias is None for linear in each}) == 1 for each in joined)
 
 
 def _children(module: nn.Module) -> set[str]:
@@ -89,9 +88,8 @@ class Rotary:
 
     def __init__(self) -> None:
         self._known: tuple[Tensor, Tensor, Tensor] | None = None  # sin as given, and the tables made of it and its cos
-        self._wide: tuple[Tensor, Tensor, Tensor] | None = None  # the same in float32
 
-    def tables(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """[1, N, size] each to [N, 1, 2, size / 2] each."""
         known = self._known
         if known is None or known[0] is not sin:
@@ -100,19 +98,12 @@ class Rotary:
             self._known = known = sin, cos[0].unflatten(-1, (2, -1))[:, None], by_half[:, None]
         return known[1:]
 
-    def wide(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """The same tables in float32."""
-        known = self._wide
-        if known is None or known[0] is not sin:
-            turned = self.tables(cos, sin)
-            self._wide = known = sin, turned[0].float(), turned[1].float()
-        return known[1:]
-
 
 class FusedLayer:
     """Stands for `layer`, whose attention is `variant` and keeps `shape` of a token."""
 
-    def __init__(self, layer: Any, shape: LayerShape, variant: Variant, rotary: Rotary, *, pack: bool) -> None:  # noqa: ANN401
+    def __init__(self, layer: Any, shape: LayerShape, variant: Variant, rotary: Rotary | None, *, pack: bool) -> None:  # noqa: ANN401
+        """`rotary`: what makes tables of the rotation that it is given; None where it is given tables."""
         attention, mlp = layer.self_attn, layer.mlp
         self.index = int(attention.layer_idx)
         self.shape = shape
@@ -121,15 +112,13 @@ class FusedLayer:
         self.heads, self.kv_heads = attention.q_proj.out_features // self.size, shape.heads
         self.first_norm, self.second_norm = layer.input_layernorm, layer.post_attention_layernorm
         self.head_norms = (attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None
-        linears = (
+        self.linears = linears = (
             PackedLinear([attention.q_proj, attention.k_proj, attention.v_proj], pack=pack),
             PackedLinear([attention.o_proj], pack=pack),
             PackedLinear([mlp.gate_proj, mlp.up_proj], pack=pack),
             PackedLinear([mlp.down_proj], pack=pack),
         )
-        self.linears = linears
         self.qkv, self.out, self.gate_up, self.down = (linear.forward for linear in linears)
-        self.read_bytes = sum(linear.read_bytes for linear in linears)  # of weights, by a pass of few rows
         self.act = mlp.act_fn
         self.parts: LayerParts | None = None  # of a compiled layer
         self.compiled: CompiledLayers | None = None
@@ -147,12 +136,11 @@ class FusedLayer:
         from specscope.kernels.cpu.tiles import PANEL
 
         mine = [self.second_norm, *([self.first_norm] if norms else ()), *(self.head_norms or ())]
-        even = (
-            self.size == self.shape.value_size and self.size % PANEL == 0 and self.linears[3].in_features % PANEL == 0
-        )
+        sizes = (self.size, self.shape.value_size, self.linears[3].in_features)
         plain = self.variant.softcap is None and self.variant.sinks is None and _is_silu(self.act)
-        fits = all(Panels.fits(linear.weight) for linear in self.linears)
-        if not (even and plain and fits and all(isinstance(norm, FusedRMSNorm) and norm.kernel for norm in mine)):
+        fits = sizes[0] == sizes[1] and not any(size % PANEL for size in sizes)
+        fits = fits and all(Panels.fits(linear.weight) for linear in self.linears)
+        if not (plain and fits and all(isinstance(norm, FusedRMSNorm) and norm.kernel for norm in mine)):
             return
         self.most = max_rows
         self.parts = LayerParts(
@@ -187,6 +175,10 @@ class FusedLayer:
                 return made
         return self.run(hidden_states[0], None, position_embeddings, batch, pages)[None]
 
+    def tables(self, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """cos and sin as the layer uses them, [N, 1, 2, size / 2]."""
+        return rotation if self.rotary is None else self.rotary(*rotation)
+
     def is_compiled_for(self, x: Tensor, batch: Batch, cache: KVCache) -> bool:
         """Whether these rows [N, width] go through one kernel."""
         return self.compiled is not None and batch.tree is None and len(x) <= self.most and cache.dtype is x.dtype
@@ -199,8 +191,8 @@ class FusedLayer:
         `projected`: what attention makes its queries of; None: x after the first norm.
         """
         if self.compiled is not None and self.is_compiled_for(x, batch, cache):
-            cos, sin = self.rotary.wide(*rotation)
-            return self.compiled(x, projected, cos, sin, batch.slabs, [cache.parts[self.index][0]])[0]
+            cos, sin = self.tables(rotation)
+            return self.compiled(x, projected, cos.float(), sin.float(), batch.slabs, [cache.parts[self.index][0]])[0]
         projected = self.first_norm(x) if projected is None else projected
         x = self.out(self._attend(projected, rotation, batch, cache)).add_(x)
         gate, up = self.gate_up(self.second_norm(x)).chunk(2, dim=-1)
@@ -215,7 +207,7 @@ class FusedLayer:
             key = by_head[:, self.heads : self.heads + self.kv_heads]
             for norm, part in zip(self.head_norms, (query, key), strict=True):
                 part.copy_(norm(part))
-        cos, sin = self.rotary.tables(*rotation)
+        cos, sin = self.tables(rotation)
         turned = qkv.view(len(x), -1, 2, self.size // 2).narrow(1, 0, self.heads + self.kv_heads)
         flipped = turned.flip(2)
         turned.mul_(cos).addcmul_(flipped, sin)

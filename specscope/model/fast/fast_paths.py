@@ -36,7 +36,6 @@ class FastPath:
     dtype: torch.dtype
     lay_out: Callable[[Tensor, Tensor | None], Product]  # (weight, bias) to x -> x W^T + b
     fits: Callable[[Tensor], bool] = lambda weight: True
-    halves: bool = False  # whether it reads two bytes of each number, whatever the dtype
 
 
 def _fbgemm(weight: Tensor, bias: Tensor | None) -> Product:
@@ -97,9 +96,9 @@ def is_half(weight: Tensor) -> bool:
 
 # Those of a dtype that are faster on most processors come first (benchmarks/notes/2026-11.md has figures).
 PATHS = (
-    FastPath(NUMBA, torch.float32, _numba, fits=lambda weight: len(weight) % 16 == 0 and is_half(weight), halves=True),
+    FastPath(NUMBA, torch.float32, _numba, fits=lambda weight: len(weight) % 16 == 0 and is_half(weight)),
     FastPath(NUMBA, torch.bfloat16, _numba, fits=lambda weight: len(weight) % 16 == 0),
-    FastPath("fbgemm", torch.float32, _fbgemm, fits=is_half, halves=True),
+    FastPath("fbgemm", torch.float32, _fbgemm, fits=is_half),
     FastPath("mkl", torch.float32, _mkl),
     FastPath(ONEDNN, torch.float32, _onednn),
     FastPath(ONEDNN, torch.bfloat16, _onednn),

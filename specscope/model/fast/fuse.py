@@ -215,6 +215,6 @@ class LayerStack:
         compiled = all(layer.compiled is not None for layer in self._layers)
         if not compiled or not first.is_compiled_for(x[0], batch, cache) or len(batch.slabs) > 1:
             return ()
-        cos, sin = first.rotary.wide(*rotation)
+        cos, sin = (table.float() for table in first.tables(rotation))
         stores = [cache.parts[layer.index][0] for layer in self._layers]
         return self._kernel(x[0], None, cos, sin, batch.slabs, stores)[:, None].unbind()

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -44,24 +44,21 @@ class PackedLinear(nn.Module):
         self.out_features, self.in_features = self.weight.shape
         self._transposed = self.weight.detach().t()
         self._layouts = _layouts(self.weight.detach(), self.bias) if pack else {}
-        if wide and len(self._layouts) == 1:  # else how outputs are rounded would depend on the number of rows
-            self._layouts = {path: _unrounded(path, product) for path, product in self._layouts.items()}
-        self._product = _chosen(self._layouts, self.weight)
-        halves = bool(self._layouts) and next(iter(self._layouts)).halves
-        self.read_bytes = self.weight.numel() * (2 if halves else self.weight.itemsize)  # by a product of few rows
+        product: Any = _chosen(self._layouts, self.weight)
+        if wide and len(self._layouts) == 1 and hasattr(product, "rounds"):  # our own, of however many rows
+            product = replace(product, rounds=False)
+        self._product: Product | None = product
 
     @property
     def panels(self) -> Panels:
         """The layout for the compiled layer's products; it may be the one that this layer uses."""
         from specscope.kernels.cpu.product import Panels  # numba is imported only where it runs
 
-        panels = next((product for product in self._layouts.values() if isinstance(product, Panels)), None)
-        weight = self.weight.detach()
-        if panels is not None:
+        if (panels := next((x for x in self._layouts.values() if isinstance(x, Panels)), None)) is not None:
             return panels
-        return Panels.of(
-            weight, self.bias, torch.float16 if weight.dtype is torch.float32 and is_half(weight) else weight.dtype
-        )
+        weight = self.weight.detach()
+        halves = weight.dtype is torch.float32 and is_half(weight)
+        return Panels.of(weight, self.bias, torch.float16 if halves else weight.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """x W^T + b."""
@@ -82,15 +79,6 @@ def _layouts(weight: Tensor, bias: Tensor | None) -> dict[FastPath, Product]:
                 if path.name != NUMBA or compiled_rows(weight.dtype) > FEW:
                     break
     return layouts
-
-
-def _unrounded(path: FastPath, product: Product) -> Product:
-    """The same product, whose outputs are not rounded to the dtype of what goes in, where it is our own."""
-    if path.name != NUMBA:
-        return product
-    from specscope.kernels.cpu.product import Panels  # numba is imported only where it runs
-
-    return replace(product, rounds=False) if isinstance(product, Panels) else product
 
 
 def _chosen(layouts: Mapping[FastPath, Product], weight: Tensor) -> Product | None:

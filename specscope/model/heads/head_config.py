@@ -25,7 +25,6 @@ class Parallel:
 
     mask_token: int  # whose embedding every row below the root's gets
     depths: int  # that it was trained for; 0: its config does not say
-    verifier: str = ""  # the target's name, for those who look it up by the head
 
 
 @dataclass(frozen=True)
@@ -84,12 +83,7 @@ class HeadConfig:
         return {name: getattr(self, name) for name in FLAGS}
 
     def to_dict(self) -> dict[str, Any]:
-        """A config.json as the EAGLE-3 authors publish it, with what vLLM and SGLang read besides.
-
-        A P-EAGLE head's is that of vLLM's speculators.
-        """
-        if self.parallel is not None:
-            return self._speculators(self.parallel)
+        """A config.json as the EAGLE-3 authors publish it, with what vLLM and SGLang read too. Not a P-EAGLE head's."""
         return {
             **self.layer,
             "architectures": ["LlamaForCausalLMEagle3"],
@@ -99,28 +93,6 @@ class HeadConfig:
             "draft_vocab_size": self.draft_vocab,
             "target_hidden_size": self.target_width,
             **self.flags,
-            **layer_ids(self.aux_layers),
-        }
-
-    def _speculators(self, parallel: Parallel) -> dict[str, Any]:
-        """As speculators' PEagleSpeculatorConfig writes it, and vLLM 0.33 reads it (transformers_utils/configs/)."""
-        layer = {**self.layer, "model_type": "llama", "num_hidden_layers": self.layers, "tie_word_embeddings": False}
-        proposal = {"proposal_type": "greedy", "speculative_tokens": parallel.depths}
-        return {
-            "architectures": ["PEagleSpeculator"],
-            "model_type": "speculator_model",
-            "speculators_model_type": "peagle",
-            "speculators_config": {
-                "algorithm": "peagle",
-                "default_proposal_method": "greedy",
-                "proposal_methods": [proposal],
-                "verifier": {"name_or_path": parallel.verifier, "architectures": []},
-            },
-            "transformer_layer_config": layer,
-            "draft_vocab_size": self.draft_vocab,
-            "target_hidden_size": self.target_width,
-            **self.flags,
-            "mask_token_id": parallel.mask_token,
             **layer_ids(self.aux_layers),
         }
 
@@ -190,61 +162,55 @@ def read_config(folder: Path, version: int, target_layers: int, *, parallel: boo
 
     Raises UserError.
     """
-    layer = flattened(read_object(folder / "config.json"))
+    layer, none = (
+        flattened(read_object(folder / "config.json")),
+        f"{folder}/config.json does not describe an EAGLE head",
+    )
     try:
         head_json = msgspec.convert(layer, HeadJson)
         sizes = msgspec.convert(layer, LayerJson)
     except msgspec.ValidationError as error:
-        raise UserError(f"{folder}/config.json does not describe an EAGLE head: {error}") from None
+        raise UserError(f"{none}: {error}") from None
+    flags = {name: bool(getattr(head_json, name)) for name in FLAGS}
     if version == 1 and sizes.num_hidden_layers > 1:
         raise UserError(f"{folder}/config.json says {sizes.num_hidden_layers} layers: an EAGLE-1 head has one")
+    if version == 1 and any(flags.values()):
+        on = next(name for name, value in flags.items() if value)
+        raise UserError(f"{folder}/config.json has `{on}`, which an EAGLE-1 head has not")
     heads, kv_heads = sizes.num_attention_heads, sizes.num_key_value_heads or sizes.num_attention_heads
     size = sizes.head_dim or sizes.hidden_size // heads
     if size < 2 or size % 2 or heads % kv_heads:
-        raise UserError(
-            f"{folder}/config.json does not describe an EAGLE head: {heads} query and {kv_heads} key heads of {size}"
-        )
+        raise UserError(f"{none}: {heads} query and {kv_heads} key heads of {size}")
     config = HeadConfig(
         version=version,
         layer=layer,
         target_width=head_json.target_hidden_size or sizes.hidden_size,
         draft_vocab=head_json.draft_vocab_size or sizes.vocab_size,
-        aux_layers=choose_aux_layers(head_json, target_layers) if version == 3 else ("final",),
+        aux_layers=_aux_layers(head_json, target_layers) if version == 3 else ("final",),
         parallel=_parallel(head_json, sizes.vocab_size, folder) if parallel else None,
-        **{name: bool(getattr(head_json, name)) for name in FLAGS},
+        **flags,
     )
-    if version == 1 and any(config.flags.values()):
-        on = next(name for name, value in config.flags.items() if value)
-        raise UserError(f"{folder}/config.json has `{on}`, which an EAGLE-1 head has not")
-    _check_turned(config, folder)
-    return config
-
-
-def _check_turned(config: HeadConfig, folder: Path) -> None:
     try:
         turned = config.turned
     except (TypeError, ValueError, OverflowError):
         turned = 0
-    if not 2 <= turned <= config.head_size or turned % 2:
-        raise UserError(
-            f"{folder}/config.json does not describe an EAGLE head: {PARTIAL} must leave an even number of the "
-            f"{config.head_size} channels of a head"
-        )
+    if not 2 <= turned <= size or turned % 2:
+        raise UserError(f"{none}: {PARTIAL} must leave an even number of the {size} channels of a head")
+    return config
 
 
 def _parallel(head_json: HeadJson, vocab: int, folder: Path) -> Parallel:
     """What a P-EAGLE head's config says of its mask rows, looked up in vLLM 0.33's order."""
-    token = next(
-        (t for t in (head_json.mask_token_id, head_json.pard_token, head_json.ptd_token_id) if t is not None), None
-    )
+    tokens = (head_json.mask_token_id, head_json.pard_token, head_json.ptd_token_id)
+    token = next((token for token in tokens if token is not None), None)
     if token is None or token >= vocab:
         wrong = "names no mask token" if token is None else f"names mask token {token} in a vocabulary of {vocab}"
         raise UserError(f"{folder}/config.json {wrong}: a P-EAGLE head needs mask_token_id, pard_token or ptd_token_id")
-    methods = [] if head_json.speculators_config is None else head_json.speculators_config.proposal_methods
+    methods = head_json.speculators_config.proposal_methods if head_json.speculators_config else []
     return Parallel(token, (methods[0].speculative_tokens or 0) if methods else 0)
 
 
-def choose_aux_layers(head_json: HeadJson, target_layers: int) -> tuple[AuxLayer, ...]:
+def _aux_layers(head_json: HeadJson, target_layers: int) -> tuple[AuxLayer, ...]:
     """Which layers feed an EAGLE-3 head.
 
     `eagle_aux_hidden_state_layer_ids` is vLLM's: j is what enters layer j. Inside `eagle_config` it is SGLang's: j is

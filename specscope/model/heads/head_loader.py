@@ -45,36 +45,29 @@ def load_head(folder: str, target: LoadedModel) -> LoadedHead:
         tensors[MASK_HIDDEN] = tensors[MASK_HIDDEN].reshape(1, 1, -1)  # published with one or two leading ones
     biased = {"bias": "fc.bias" in tensors, "attention_bias": "midlayer.self_attn.q_proj.bias" in tensors}
     config = dataclasses.replace(config, layer={**config.layer, **biased})
-    _check_fit(config, target, path)
+    own = tensors.pop(EMBEDDING, None)
+    _check_fit(config, target, own, path)
     try:
         with torch.device("meta"), quick_meta():  # nothing is allocated before the shapes are known to be right
             head = EagleHead(config)
     except Exception as error:
         raise UserError(f"{path}/config.json does not describe a decoder layer: {first_line(error)}") from error
-    check_numbers(tensors.items(), f"the head in {path}")
-    own_embedding = tensors.pop(EMBEDDING, None)
+    check_numbers([*tensors.items(), *([] if own is None else [(EMBEDDING, own)])], f"the head in {path}")
     _fill(head, tensors, path)
     embedding: nn.Module = target.embedding
-    if own_embedding is not None:
-        if tuple(own_embedding.shape) != (config.vocab, config.width):
-            wanted = [config.vocab, config.width]
-            raise UserError(f"{EMBEDDING} in {path} is {list(own_embedding.shape)}, but config.json makes it {wanted}")
-        embedding = nn.Embedding.from_pretrained(own_embedding.to(target.device, target.dtype))
-    if config.width != target.width and (own_embedding is None or version == 1):
-        raise UserError(
-            f"the head in {path} is {config.width} wide and {target.name} {target.width}: "
-            "such a head needs embed_tokens of its own"
-        )
+    if own is not None:
+        embedding = nn.Embedding.from_pretrained(own.to(target.device, target.dtype))
     del head.rotary
     head = head.to(target.device, target.dtype).eval().requires_grad_(False)
     head.rotary = rotary_of(config).to(target.device)  # its frequencies stay float32
-    lm_head = head.lm_head if version == 3 else target.output
-    return LoadedHead(head, embedding, lm_head, path.resolve().name)
+    return LoadedHead(head, embedding, head.lm_head if version == 3 else target.output, path.resolve().name)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """A head's tensors as they were published, by the authors' names. Raises UserError."""
-    return _renamed({name: tensor for file in weight_files(path) for name, tensor in _read_file(file).items()})
+    read = {name.removeprefix("model."): x for file in weight_files(path) for name, x in _read_file(file).items()}
+    first = "layers.0."  # others' name of the first layer
+    return {"midlayer." + name[len(first) :] if name.startswith(first) else name: x for name, x in read.items()}
 
 
 def _read_file(file: Path) -> dict[str, Tensor]:
@@ -89,34 +82,24 @@ def _read_file(file: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _renamed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The authors' names for the names of others: `layers.0.` for the first layer, a `model.` before all."""
-    out = {}
-    for name, tensor in tensors.items():
-        name = name.removeprefix("model.")
-        if name.startswith("layers.0."):
-            name = "midlayer." + name.removeprefix("layers.0.")
-        out[name] = tensor
-    return out
-
-
-def _check_fit(config: HeadConfig, target: LoadedModel, path: Path) -> None:
-    width = target.width
+def _check_fit(config: HeadConfig, target: LoadedModel, own: Tensor | None, path: Path) -> None:
+    """Hold a config, and an embedding of the head's own, against the target."""
+    width, vocab, layers = target.width, target.vocab_size, len(target.layers)
+    high = [layer for layer in config.aux_layers if layer != "final" and not 0 <= layer < layers]
+    wanted = [config.vocab, config.width]
+    wrong = ""
     if config.target_width != width:
-        raise UserError(
-            f"the head in {path} was made for hidden states of {config.target_width}, but {target.name} has {width}"
-        )
-    if config.vocab != target.vocab_size:
-        raise UserError(
-            f"the head in {path} was made for a vocabulary of {config.vocab}, but {target.name} has {target.vocab_size}"
-        )
-    high = [
-        aux_layer for aux_layer in config.aux_layers if aux_layer != "final" and not 0 <= aux_layer < len(target.layers)
-    ]
-    if high:
-        raise UserError(
-            f"the head in {path} asks for layer {high[0]}, but {target.name} has {len(target.layers)} layers"
-        )
+        wrong = f"was made for hidden states of {config.target_width}, but {target.name} has {width}"
+    elif config.vocab != vocab:
+        wrong = f"was made for a vocabulary of {config.vocab}, but {target.name} has {vocab}"
+    elif high:
+        wrong = f"asks for layer {high[0]}, but {target.name} has {layers} layers"
+    elif own is not None and list(own.shape) != wanted:
+        raise UserError(f"{EMBEDDING} in {path} is {list(own.shape)}, but config.json makes it {wanted}")
+    elif config.width != width and (own is None or config.version == 1):
+        wrong = f"is {config.width} wide and {target.name} {width}: such a head needs embed_tokens of its own"
+    if wrong:
+        raise UserError(f"the head in {path} {wrong}")
 
 
 def _fill(head: EagleHead, tensors: dict[str, Tensor], path: Path) -> None:
@@ -132,9 +115,8 @@ def _fill(head: EagleHead, tensors: dict[str, Tensor], path: Path) -> None:
         raise UserError(f"the head in {path} " + " and ".join(what))
     for name, tensor in wanted.items():
         if name in tensors and tensor.shape != tensors[name].shape:
-            raise UserError(
-                f"{name} in {path} is {list(tensors[name].shape)}, but config.json makes it {list(tensor.shape)}"
-            )
+            held, made = list(tensors[name].shape), list(tensor.shape)
+            raise UserError(f"{name} in {path} is {held}, but config.json makes it {made}")
     _check_maps(tensors, head.config, path)
     if "t2d" in wanted and "t2d" not in tensors:
         drafted = tensors["d2t"].long() + torch.arange(head.config.draft_vocab)
@@ -154,24 +136,25 @@ def _ordered(name: str, tensor: Tensor, order: Tensor) -> Tensor:
 
 def _check_maps(tensors: dict[str, Tensor], config: HeadConfig, path: Path) -> None:
     """Refuse d2t and t2d unless they agree on which of the target's tokens each draft token is."""
-    d2t, t2d = tensors.get("d2t"), tensors.get("t2d")
-    if d2t is not None:
-        if d2t.dtype not in INTEGERS or d2t.shape != (config.draft_vocab,):
-            raise UserError(
-                f"d2t in {path} is {_kind(d2t)}: it must be whole numbers, [{config.draft_vocab}], a draft token each"
-            )
-        tokens = d2t.long() + torch.arange(config.draft_vocab)
+    d2t, t2d, size = tensors.get("d2t"), tensors.get("t2d"), config.draft_vocab
+    wrong = ""
+    if d2t is not None and (d2t.dtype not in INTEGERS or d2t.shape != (size,)):
+        wrong = f"d2t in {path} is {_kind(d2t)}: it must be whole numbers, [{size}], a draft token each"
+    elif d2t is not None:
+        tokens = d2t.long() + torch.arange(size)
         if int(tokens.min()) < 0 or int(tokens.max()) >= config.vocab:
-            raise UserError(f"d2t in {path} points outside the target's vocabulary")
-        if len(tokens.unique()) != len(tokens):
-            raise UserError(f"d2t in {path} gives two draft tokens the same token of the target")
-        if config.draft_vocab == config.vocab and bool(d2t.any()):
-            raise UserError(f"d2t in {path} must be zeros: the vocabulary is not reduced")
-    if t2d is not None:
+            wrong = f"d2t in {path} points outside the target's vocabulary"
+        elif len(tokens.unique()) != len(tokens):
+            wrong = f"d2t in {path} gives two draft tokens the same token of the target"
+        elif size == config.vocab and bool(d2t.any()):
+            wrong = f"d2t in {path} must be zeros: the vocabulary is not reduced"
+    if not wrong and t2d is not None:
         if t2d.dtype not in (torch.bool, *INTEGERS) or t2d.shape != (config.vocab,):
-            raise UserError(f"t2d in {path} is {_kind(t2d)}: it must be true or false, [{config.vocab}]")
-        if d2t is not None and not torch.equal(t2d.bool().nonzero()[:, 0], tokens.sort().values):
-            raise UserError(f"t2d in {path} marks other tokens than d2t names")
+            wrong = f"t2d in {path} is {_kind(t2d)}: it must be true or false, [{config.vocab}]"
+        elif d2t is not None and not torch.equal(t2d.bool().nonzero()[:, 0], tokens.sort().values):
+            wrong = f"t2d in {path} marks other tokens than d2t names"
+    if wrong:
+        raise UserError(wrong)
 
 
 def _kind(tensor: Tensor) -> str:
@@ -185,14 +168,10 @@ def published_tensors(head: EagleHead) -> dict[str, Tensor]:
 
 
 def save_head(head: EagleHead, folder: Path) -> None:
-    """Write a head as the EAGLE-3 authors publish theirs, a P-EAGLE head as vLLM's speculators do, in bfloat16."""
+    """Write a head, but for P-EAGLE's, as the EAGLE-3 authors publish theirs, in bfloat16."""
     folder.mkdir(parents=True, exist_ok=True)
-    layer = "midlayer." if head.config.parallel is None else "layers.0."
-    tensors = {
-        name.replace("midlayer.", layer): (x.bfloat16() if x.is_floating_point() else x).contiguous().clone()
-        for name, x in published_tensors(head).items()
-    }
+    published = published_tensors(head).items()
+    tensors = {name: (x.bfloat16() if x.is_floating_point() else x).contiguous().clone() for name, x in published}
     save_file(tensors, folder / WEIGHTS[0], metadata={"format": "pt"})
-    (folder / "config.json").write_text(
-        json.dumps({**head.config.to_dict(), "torch_dtype": "bfloat16"}, indent=2) + "\n"
-    )
+    told = {**head.config.to_dict(), "torch_dtype": "bfloat16"}
+    (folder / "config.json").write_text(json.dumps(told, indent=2) + "\n")

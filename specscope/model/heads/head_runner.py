@@ -22,18 +22,6 @@ from specscope.model.places import Backend
 TRIAL_ROWS = 5
 
 
-class _Turned(Rotary):
-    """Tables that are in the layer's shape already."""
-
-    def tables(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """The tables as given."""
-        return cos, sin
-
-    def wide(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """The tables in float32."""
-        return cos.float(), sin.float()
-
-
 class HeadRunner:
     """Runs pairs of a token and a hidden state through a head."""
 
@@ -63,54 +51,42 @@ class HeadRunner:
             fuse_norms(head, compiles=self.compiles)
         variants = [Variant(attention.size**-0.5, window, None, None) for window in head.config.windows]
         self.layer, *self.further = (
-            FusedLayer(layer, shape, variant, _Turned(), pack=pack)
-            for layer, variant in zip(layers, variants, strict=True)
+            FusedLayer(layer, shape, variant, None, pack=pack) for layer, variant in zip(layers, variants, strict=True)
         )
-        if self.compiles:
-            self.layer.compile(max_rows, norms=False)
-            for further in self.further:
-                further.compile(max_rows)
         is_eagle3 = head.config.version == 3
         self.lm_head: nn.Module = PackedLinear([head.lm_head], pack=pack) if is_eagle3 else loaded.lm_head
         self._fc: nn.Module = PackedLinear([head.fc], pack=pack) if is_eagle3 else nn.Identity()
         # No position lies beyond the cache, whatever context a config promises.
         positions = torch.arange(min(max_context, blocks * BLOCK_SIZE), device=weight.device)[None]
         # cos and sin of every position as the layer uses them, side by side: [positions, 2, 1, 2, size / 2]
-        self._turns = torch.stack(Rotary().tables(*head.rotary(weight, positions)), dim=1)
-        self.graphs: Graphs | None = None  # captured passes; batches that they do not hold run without
-        if self.compiles and not self._compiled_is_the_same():
-            self.compiles = False
-            for layer in (self.layer, *self.further):
-                layer.compiled = None
+        self._turns = torch.stack(Rotary()(*head.rotary(weight, positions)), dim=1)
+        self.graphs = Graphs(self.cache, [weight.new_zeros(1, head.fc.out_features)])
+        if self.compiles:
+            self._compile(max_rows)
 
-    def _compiled_is_the_same(self) -> bool:
-        """Whether a pass over a few rows comes out alike with compiled layers and without. Before the cache is used."""
+    def _compile(self, max_rows: int) -> None:
+        """Compile the layers, where a pass over a few rows then comes out alike. Before the cache is used."""
         rows = min(TRIAL_ROWS, len(self._turns), BLOCK_SIZE)
         segment = Segment(BlockTable([0]), [0] * rows, 0, np.arange(rows), np.tri(rows, dtype=np.bool_), range(rows))
         width, dtype = self.head.config.width, self.head.fc.weight.dtype
         hidden = torch.randn(rows, width, generator=torch.Generator().manual_seed(0)).to(dtype)
-        layers = [self.layer, *self.further]
-        compiled = [layer.compiled for layer in layers]
-        _, got = self.forward([segment], hidden)
-        for layer in layers:
-            layer.compiled = None
         _, plain = self.forward([segment], hidden)
-        for layer, kernel in zip(layers, compiled, strict=True):
-            layer.compiled = kernel
-        return same_numbers(plain, got)
+        self.layer.compile(max_rows, norms=False)
+        for layer in self.further:
+            layer.compile(max_rows)
+        _, got = self.forward([segment], hidden)
+        if not same_numbers(plain, got):
+            self.compiles = False
+            for layer in (self.layer, *self.further):
+                layer.compiled = None
 
-    @property
-    def read_bytes(self) -> int:
-        """Bytes of weights that each pass of a draft but the first reads, where it has few rows."""
-        unpacked = sum(weight.nbytes for weight in self.lm_head.parameters())
-        lm_head = self.lm_head.read_bytes if isinstance(self.lm_head, PackedLinear) else unpacked
-        return sum(layer.read_bytes for layer in (self.layer, *self.further)) + lm_head
+    def warm_up(self, max_context: int) -> None:
+        """Compile what passes launch (Graphs.warm_up)."""
+        self.graphs.warm_up(self._run, max_context)
 
     def capture(self, wanted: Sequence[Shape], capture: Capture, max_context: int, window: int) -> Iterator[Shape]:
         """Capture passes of these shapes for contexts up to `max_context` slots (Graphs); says which comes next."""
-        graphs = Graphs(self.cache, self._run, capture, max_context, window)
-        yield from graphs.capture(wanted, [self.head.fc.weight.new_zeros(1, self.head.fc.out_features)])
-        self.graphs = graphs
+        return self.graphs.capture(self._run, wanted, capture, max_context, window)
 
     @torch.inference_mode()
     def combine(self, features: Tensor) -> Tensor:
@@ -124,7 +100,7 @@ class HeadRunner:
         Returns the logits of the wanted rows, [R, draft vocabulary], and their hidden states [R, width], which are the
         features of the pairs that follow.
         """
-        replayed = None if self.graphs is None else self.graphs.replay(segments, hidden)
+        replayed = self.graphs.replay(segments, hidden)
         if replayed is None:
             return self._run(Batch.build(segments, self._turns.device, self.cache.backend), hidden)
         logits, out = replayed.outputs
