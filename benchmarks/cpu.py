@@ -240,9 +240,8 @@ def show_pass(engine: Engine, phases: PhaseTimes, console: Console) -> None:
     ns, drafter = phases.ns.get("  pass 2", []), engine.drafter
     if not ns or not isinstance(drafter, Eagle):
         return
-    head, lm_head = drafter.runner.head, drafter.runner.lm_head
-    weights = (w for part in (head.midlayer, head.layers, lm_head) for w in part.parameters())
-    size = 2 * sum(weight.numel() for weight in weights)  # repacked in 16 bits
+    read = (drafter.runner.head.midlayer, drafter.runner.head.layers, drafter.runner.lm_head)
+    size = 2 * sum(weight.numel() for part in read for weight in part.parameters())  # repacked in 16 bits
     bandwidth = read_bandwidth(engine.runner.loaded.device)
     console.print(
         f"a drafting pass takes {median(ns) / 1e6:.2f} ms, {median(ns) / 1e9 / (size / bandwidth):.1f} times what its "
