@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +89,7 @@ class Audit:
     notes: tuple[str, ...] = ()
     unjudged: tuple[str, ...] = ()  # what was asked for and could not be judged: a sentence each, with the reason
     unseen: str = ""  # what the capture's dtype hides, in a sentence; "" where it hid nothing
+    doubts: Mapping[tuple[str, int], int] = field(default_factory=dict)  # by step: figures that rounding just explains
 
     @property
     def exit(self) -> Exit:
@@ -161,6 +163,7 @@ def audit(history: History, source: str, options: Options, progress: Progress = 
         notes=(*options.notes, *_limited(plans)),
         unjudged=tuple(left),
         unseen=_unseen(passes, tallies) if has_tails else "",
+        doubts=sum((tally.doubts for tally in tallies.values()), Counter()),
         seconds=time.perf_counter() - began,
     )
 

@@ -41,7 +41,7 @@ EMBEDDING = ("head's embedding", "the head's embedding of a token points where t
 NEAR_TIE = "at near ties"  # where rounding allows either outcome
 NO_P = "whose p was not recorded"
 TAIL, FAR = 0.005, 4.0  # share of a half precision's items that may be off by more than was seen, and by how much
-FINE = 1e-3  # of log odds: float32 explains no more
+FINE, NARROW = 1e-3, 0.25  # of log odds: float32 explains no more; and of what rounding does: farther is doubtful
 DEARER = 0.1  # the price of a test where steps differ because an earlier one did: such conditions are long
 
 
@@ -60,6 +60,7 @@ class Tally:
     has_tails: bool = False  # whether the capture's dtype rounds so that a few items may be off by more than was seen
     far: int = 0  # items that differ by more than such tails
     hidden: int = 0  # items that differ by what rounding explains, and float32's would not
+    doubts: Counter[tuple[str, int]] = field(default_factory=Counter)  # by step: the farthest of these
     gives: str = ""  # the name of `judged` as a fact that conditions may use; "" where it is not used as one
     judged: list[float] = field(default_factory=list)  # the model's value for each item
 
@@ -82,7 +83,9 @@ class Tally:
         differs = not within(recorded, allowed)
         far = differs and not cuts and is_far(recorded, judged, allowed)
         self.add(where, differs=differs, recorded=recorded, judged=judged, text=text, is_far=far)
-        self.hidden += not differs and not within(recorded, span(judged, FINE))
+        if not differs and not within(recorded, span(judged, FINE)):
+            self.hidden += 1
+            self.doubts[where.request, where.index] += is_far(recorded, judged, allowed, NARROW)
 
     def finding(self, history: History) -> Finding:
         """The finding on all items; the condition is searched for over all of them."""
@@ -156,11 +159,11 @@ def _odds(p: float) -> float:
     return float(log_odds(np.asarray(p), SMALLEST, 1 - EPSILON))
 
 
-def is_far(recorded: float, judged: float, allowed: Bounds) -> bool:
-    """Whether a figure that rounding does not allow is off by more than FAR times what it does."""
+def is_far(recorded: float, judged: float, allowed: Bounds, times: float = FAR) -> bool:
+    """Whether a figure is off by more than so many times what rounding allows."""
     bound = _odds(allowed[0] if recorded < judged else allowed[1])
     off = abs(_odds(recorded) - _odds(judged)) if 0 <= recorded <= 1 else math.inf
-    return off > FAR * abs(bound - _odds(judged))
+    return off > times * abs(bound - _odds(judged))
 
 
 def within(value: float, bounds: Bounds) -> bool:

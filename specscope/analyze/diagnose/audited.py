@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import compress
 from typing import Any
 
@@ -39,10 +40,7 @@ ALIKE = "; it looks like "  # before what the audit says of the rows that fed a 
 Prediction = tuple[str, Callable[[NDArray[Any]], NDArray[Any]], str]
 
 
-def _some(values: NDArray[Any]) -> NDArray[Any]:
-    return values > 0
-
-
+_some: Callable[[NDArray[Any]], NDArray[Any]] = partial(np.less, 0)
 LAST, SHARED = "the step before", "a block is held by two requests"
 MOVED: Prediction = ("the path of the step before was moved", _some, "the step before moved its path")
 REJECTED: Prediction = (LAST, lambda facts: np.isin(facts, ("nothing", "partial")), "the step before rejected a draft")

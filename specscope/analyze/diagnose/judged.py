@@ -87,11 +87,8 @@ class Failure:
     def line(self) -> str:
         """What it found, in words."""
         check = self.check
-        return (
-            f"audit: {check.sentence}"
-            if self.judge == "audit"
-            else f"verify, {check.name}: {check.detail or check.about}"
-        )
+        verify = f"verify, {check.name}: {check.detail or check.about}"
+        return f"audit: {check.sentence}" if self.judge == "audit" else verify
 
     @property
     def weight(self) -> float:

@@ -81,6 +81,8 @@ def examine(
     agrees = list(found.ruled_out)
     # Figures of another build, for one: unless a fault explains them
     (wrongs if wrongs or not failures else agrees).extend(found.unexplained)
+    versions = {} if history.run is None else history.run.versions
+    builds = ", ".join(f"{name} {version}" for name, version in versions.items())
     looks = {"verify": True, "audit": audited is not None and audited.judged, "locate": location is not None}
     return Diagnosis(
         suspects=tuple(faults),
@@ -94,7 +96,7 @@ def examine(
         ruled_out=tuple(agrees),
         when=conditions(case, failures),
         would_see=tuple(_would_see(case.trial)),
-        builds=_builds(history),
+        builds=f"recorded by {builds or 'a build that it does not name'}",
         notes=tuple(notes),
     )
 
@@ -117,13 +119,6 @@ def _would_see(trial: Trial) -> Iterator[str]:
     for check in trial.checks:
         if check.result is CheckResult.PASSED and check.least_bias is not None and check.unit != "coin":
             yield f"{check.name}: {check.note}, over {plural(check.tested, check.unit)}"
-
-
-def _builds(history: History) -> str:
-    """Which build recorded the run."""
-    versions = {} if history.run is None else history.run.versions
-    recorded = ", ".join(f"{name} {version}" for name, version in versions.items())
-    return f"recorded by {recorded or 'a build that it does not name'}"
 
 
 def rerun(session: JudgedCase, progress: Progress, problems: list[str]) -> list[Suspect]:

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
-from specscope.trace.record.records import FinalKind, Outcome
+from specscope.analyze.findings import Reference
+from specscope.trace.record.records import FinalKind, Outcome, Verdict
 from specscope.trace.record.rules import LOOK_AHEAD, MATCH, STANDARD
 from specscope.trace.record.tree import ROOT, Doubles, DraftTree, Drawn
 
@@ -28,26 +28,27 @@ P, Q, ACCEPTANCE, RESIDUAL, FINAL = "p", "q", "acceptance", "residual", "final d
 
 
 @dataclass(frozen=True)
-class GivenStep:
-    """What a step is decided by."""
-
-    rule: str
-    tree: DraftTree
-    p: Mapping[int, Doubles]  # [V] below ROOT and below each node
-    q: Mapping[int, Doubles]  # [V] by parent, where its children were drawn
-    coin: Doubles  # [n]
-    final_coin: float
-
-
-@dataclass(frozen=True)
 class Figure:
-    """One figure of a decision: what it must be, and how far rounding may move it."""
+    """One figure of both sides: the engine's, and what rules or formulas give."""
 
     operation: str  # P, Q, ...
-    field: str  # of Verdict: "p_trial", "outcome", ...
+    what: str  # a field of Verdict: "p_trial", "outcome", ...; or in words
     node: int | None  # None: of the final token
+    ours: float
     right: float
-    allowed: float
+    allowed: float  # how far rounding may move it
+    where: Reference | None = None
+
+    @property
+    def error(self) -> float:
+        """How far ours is off; a number that is none is off by all."""
+        off = abs(self.ours - self.right)
+        return off if off == off else 1.0
+
+    @property
+    def differs(self) -> bool:
+        """Whether by more than rounding explains."""
+        return self.error > self.allowed
 
 
 @dataclass
@@ -64,24 +65,25 @@ class HopelessError(Exception):
 
 @dataclass
 class Decided:
-    """A step that is decided, figure by figure. `outcome`: the engine's, taken where rounding may turn the decision."""
+    """A step that is decided by p, q and coins, figure by figure."""
 
-    given: GivenStep
-    outcome: NDArray[np.uint8]
+    verdict: Verdict  # the engine's, whose outcomes are taken where rounding decides
+    tree: DraftTree
+    p: Mapping[int, Doubles]  # [V] below ROOT and below each node
+    q: Mapping[int, Doubles]  # [V] by parent, where its children were drawn
     figures: list[Figure] = field(default_factory=list)  # in the order of deciding
-    accepted: int = ROOT  # the last node of the path
-    left: LeftRow | None = None  # what is left of p there; None where that is not known
+    left: LeftRow | None = None  # what is left of p behind the path; None where that is not known
     drawn_from: Doubles | None = None  # what the final coin draws from: the same, but under match, where it is p
     final_coin: float = 0.0
-    kind: FinalKind = FinalKind.TARGET
 
-    def tell(self, operation: str, name: str, node: int | None, right: float, allowed: float) -> None:
-        """A figure."""
-        self.figures.append(Figure(operation, name, node, right, allowed))
+    def tell(self, operation: str, name: str, node: int, right: float, allowed: float) -> None:
+        """A figure of the verdict."""
+        ours = float(getattr(self.verdict, name)[node])
+        self.figures.append(Figure(operation, name, node, ours, right, allowed))
 
     def trial(self, child: int, r: float, p: LeftRow, q: LeftRow | None, p_1: Doubles) -> tuple[float, float]:
         """(The ratio of the path down to a child, how far it may be off) when the child is tried."""
-        token = int(self.given.tree.token[child])
+        token = int(self.tree.token[child])
         p_x, q_x = float(p.value[token]), 1.0 if q is None else float(q.value[token])
         off_p, off_q = p.error + 1e-6 * p_x, 0.0 if q is None else q.error + 1e-6 * q_x
         self.tell(P if p.value is p_1 else RESIDUAL, "p_trial", child, p_x, off_p + 1e-9)
@@ -96,7 +98,7 @@ class Decided:
     def accepts(self, child: int, coin: float, low: float, high: float, off: float) -> bool:
         """Whether a child's coin lies where it is accepted; near a border as the engine has it."""
         near = min(abs(coin - low), abs(coin - high)) <= off
-        accepted = self.outcome[child] == Outcome.ACCEPTED if near else low <= coin < high
+        accepted = self.verdict.outcome[child] == Outcome.ACCEPTED if near else low <= coin < high
         self.tell(ACCEPTANCE, "outcome", child, Outcome.ACCEPTED if accepted else Outcome.REJECTED, 0.0)
         return accepted
 
@@ -104,7 +106,7 @@ class Decided:
         self, child: int, r: float, p: LeftRow, q: LeftRow | None, *, last: bool
     ) -> tuple[LeftRow, LeftRow | None, float]:
         """What is left of p and q, and the mass before it was normalised."""
-        token = int(self.given.tree.token[child])
+        token = int(self.tree.token[child])
         if q is None:
             left = r * p.value
             left[token] = 0
@@ -116,14 +118,14 @@ class Decided:
         after = LeftRow(left / mass, (off + ROW) / mass + SUM) if mass > 0 else p
         if mass <= off + SUM:
             after = LeftRow(after.value, 1.0)  # all of it may be rounding
-        gone = self.given.tree.drawn[child] == Drawn.WITHOUT_REPLACEMENT and not last
+        gone = self.tree.drawn[child] == Drawn.WITHOUT_REPLACEMENT and not last
         return after, _without(q, token) if gone and q is not None else q, mass
 
     def rows(self, node: int) -> tuple[LeftRow, LeftRow | None]:
         """p below a node, and q that its children were drawn from; None where they were not drawn."""
-        children = self.given.tree.children(node)
-        drawn = children and self.given.tree.drawn[children[0]] != Drawn.DETERMINISTIC
-        return LeftRow(self.given.p[node]), LeftRow(self.given.q[node]) if drawn else None
+        children = self.tree.children(node)
+        drawn = children and self.tree.drawn[children[0]] != Drawn.DETERMINISTIC
+        return LeftRow(self.p[node]), LeftRow(self.q[node]) if drawn else None
 
     # The rules
 
@@ -131,12 +133,12 @@ class Decided:
         """Standard."""
         node, kind = ROOT, FinalKind.TARGET
         p, q = self.rows(node)
-        while children := self.given.tree.children(node):
+        while children := self.tree.children(node):
             p_1 = p.value
             for child in children:
                 a, off = self.trial(child, 1.0, p, q, p_1)
                 self.tell(ACCEPTANCE, "accept_prob", child, a, off + 1e-9)
-                if self.accepts(child, float(self.given.coin[child]), -np.inf, a, off + 1e-12):
+                if self.accepts(child, float(self.verdict.coin[child]), -np.inf, a, off + 1e-12):
                     node, kind = child, FinalKind.BONUS
                     p, q = self.rows(node)
                     break
@@ -148,13 +150,13 @@ class Decided:
 
     def ahead(self) -> None:
         """Block and traversal."""
-        node, p, kind = self._below(ROOT, 1.0, 0.0) or (ROOT, LeftRow(self.given.p[ROOT]), FinalKind.TARGET)
+        node, p, kind = self._below(ROOT, 1.0, 0.0) or (ROOT, LeftRow(self.p[ROOT]), FinalKind.TARGET)
         self.end(node, kind, p)
 
     def _below(self, node: int, r: float, off: float) -> tuple[int, LeftRow, FinalKind] | None:
         """What is accepted at a node or below it: the node, what is left of p there, the kind of final token."""
         p, q = self.rows(node)
-        p_1, children = p.value, self.given.tree.children(node)
+        p_1, children = p.value, self.tree.children(node)
         for child in children:
             a, off_a = self.trial(child, r, p, q, p_1)
             off_a += off * a / max(r, 1e-9)
@@ -174,21 +176,21 @@ class Decided:
         if node == ROOT:
             return node, p, kind
         self.tell(ACCEPTANCE, "accept_prob", node, r, off + 1e-9)
-        is_accepted = self.accepts(node, float(self.given.coin[node]), -np.inf, r, off + 1e-12)
+        is_accepted = self.accepts(node, float(self.verdict.coin[node]), -np.inf, r, off + 1e-12)
         return (node, p, kind) if is_accepted else None
 
     def match(self) -> None:
         """Match."""
         node, kind, coin = ROOT, FinalKind.TARGET, None
-        p = LeftRow(self.given.p[ROOT])
-        while children := self.given.tree.children(node):
-            coin = float(self.given.coin[children[0]])
+        p = LeftRow(self.p[ROOT])
+        while children := self.tree.children(node):
+            coin = float(self.verdict.coin[children[0]])
             p_1 = p.value
             for child in children:
-                token = int(self.given.tree.token[child])
+                token = int(self.tree.token[child])
                 self.tell(P, "p_trial", child, float(p.value[token]), p.error + 1e-6)
                 if self.accepts(child, coin, *interval_of(p_1, token), SUM):
-                    node, kind, p = child, FinalKind.BONUS, LeftRow(self.given.p[child])
+                    node, kind, p = child, FinalKind.BONUS, LeftRow(self.p[child])
                     break
                 p, _, _ = self.reject(child, 1.0, p, None, last=True)
             else:
@@ -199,20 +201,22 @@ class Decided:
 
     def end(self, node: int, kind: FinalKind, p: LeftRow) -> None:
         """What the final token is drawn from."""
-        self.accepted, self.kind, self.left, self.drawn_from = node, kind, p, p.value
-        self.final_coin = self.given.final_coin
-        self.tell(FINAL, "kind", None, 1.0, 0.0)
+        self.left, self.drawn_from = p, p.value
+        self.final_coin = self.verdict.final_coin
+        leaf = int(self.verdict.path[-1]) if len(self.verdict.path) else ROOT
+        ours = float((self.verdict.kind, leaf) == (kind, node))
+        self.figures.append(Figure(FINAL, "kind", None, ours, 1.0, 0.0))
 
 
-def decide(given: GivenStep, outcome: NDArray[np.uint8]) -> Decided:
-    """The figures of a step, up to where rounding may have moved them too far. `outcome`: the engine's."""
-    decided = Decided(given, outcome)
+def decide(verdict: Verdict, tree: DraftTree, p: Mapping[int, Doubles], q: Mapping[int, Doubles]) -> Decided:
+    """The figures of a step, up to where rounding may have moved them too far."""
+    decided = Decided(verdict, tree, p, q)
     try:
-        if given.rule == STANDARD:
+        if verdict.rule == STANDARD:
             decided.standard()
-        elif given.rule == MATCH:
+        elif verdict.rule == MATCH:
             decided.match()
-        elif given.rule in LOOK_AHEAD:
+        elif verdict.rule in LOOK_AHEAD:
             decided.ahead()
     except HopelessError:
         decided.left = None

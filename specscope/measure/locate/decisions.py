@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,13 +20,12 @@ from specscope.analyze.audit.contexts import AuditedStep, Contexts
 from specscope.analyze.audit.model.form import RequestForms
 from specscope.analyze.audit.model.rows import Asked
 from specscope.analyze.evidence.columns import Columns
-from specscope.analyze.findings import Reference as Where
 from specscope.analyze.locate.decided import (
     ACCEPTANCE,
     FINAL,
     RESIDUAL,
     SUM,
-    GivenStep,
+    Figure,
     P,
     Q,
     decide,
@@ -44,7 +43,7 @@ from specscope.analyze.verify.case import Case, Step
 from specscope.measure.locate.drive import Drive
 from specscope.trace.history.wording import plural
 from specscope.trace.record.coins import Stream, coins_at
-from specscope.trace.record.records import FinalKind, RequestStep, Verdict
+from specscope.trace.record.records import FinalKind, RequestStep
 from specscope.trace.record.rules import MATCH
 from specscope.trace.record.tree import ROOT, Doubles, Drawn
 
@@ -80,29 +79,6 @@ SHOWN = {
 }
 
 
-class TwoFigures(NamedTuple):
-    """One figure of both sides: the engine's, beside what rules or formulas give."""
-
-    operation: str
-    what: str
-    node: int | None
-    ours: float
-    right: float
-    allowed: float
-    where: Where | None = None
-
-    @property
-    def error(self) -> float:
-        """How far ours is off; a number that is none is off by all."""
-        off = abs(self.ours - self.right)
-        return off if off == off else 1.0
-
-    @property
-    def differs(self) -> bool:
-        """Whether by more than rounding explains."""
-        return self.error > self.allowed
-
-
 @dataclass(eq=False)
 class RuledStep:
     """The p, or q, of a step: the engine's rows beside the logits that they are made of."""
@@ -120,7 +96,7 @@ class DecisionWatch:
         run, sampling, verdict = drive.history.run, Stage.SAMPLING, Stage.VERDICT
         self.rules = {side: our_operation(run, sampling, "rules", f"{side} by the sampling rules") for side in "pq"}
         self.verdict = {name: our_operation(run, verdict, name, words) for name, (words, _) in OPERATIONS.items()}
-        self.held: dict[Operation, list[TwoFigures]] = defaultdict(list)
+        self.held: dict[Operation, list[Figure]] = defaultdict(list)
         self.kept: dict[str, list[RuledStep]] = {"p": [], "q": []}  # of p and q, to be searched
         self.before: dict[str, Sequence[RuledStep]] = {"p": (), "q": ()}  # of the engine's step before
         # By operation of the verdict the steps that differ in it first, and where
@@ -185,7 +161,7 @@ class DecisionWatch:
             ours = torch.stack([step.ours[p.node] for step, p in zip(steps, rows.places.every, strict=True)])
             for step, place, *both in zip(steps, rows.places.every, *_apart(rows, ours), strict=True):
                 where = place.asked.step.reference(None if place.node == ROOT else place.node)
-                figure = TwoFigures("rules", side, place.node, both[0], 0.0, both[1], where)
+                figure = Figure("rules", side, place.node, both[0], 0.0, both[1], where)
                 self.held[self.rules[side]].append(figure)
                 step.wrong |= {place.node} if figure.differs else set()
         if any(step.wrong for step in some) and len(self.kept[side]) < KEPT:
@@ -202,13 +178,10 @@ class DecisionWatch:
 
     def _decide(self, part: RequestStep, judged: AuditedStep, draft: Draft, rows: Tensor) -> None:
         """`part`: with the engine's own verdict and notes."""
-        verdict = part.verdict
-        assert verdict is not None
         p = dict(enumerate(rows.double().numpy(), ROOT))
         q = {node: drawn.double().cpu().numpy() for node, drawn in draft.q.items()}
-        given = GivenStep(verdict.rule, draft.tree, p, q, verdict.coin, verdict.final_coin)
-        for figure in _figures(given, part, verdict, self.contexts[part.request].params.seed):
-            self.held[self.verdict[figure.operation]].append(figure._replace(where=judged.at(figure.node)))
+        for figure in _figures(part, p, q, self.contexts[part.request].params.seed):
+            self.held[self.verdict[figure.operation]].append(replace(figure, where=judged.at(figure.node)))
             if figure.differs:
                 if len(self.wrong[figure.operation]) < KEPT:
                     self.wrong[figure.operation].append((part, figure.node))
@@ -223,7 +196,7 @@ class DecisionWatch:
                 of_rules = operation.stage is Stage.SAMPLING
                 yield self._sampled(wrong, len(figures)) if of_rules else self._decided(operation, wrong, figures)
 
-    def _sampled(self, wrong: Sequence[TwoFigures], compared: int) -> Located:
+    def _sampled(self, wrong: Sequence[Figure], compared: int) -> Located:
         """The rule by which p or q differs."""
         run, first, side = self.drive.history.run, wrong[0], wrong[0].what
         rows, steps = self._rows(side, self.kept[side])
@@ -245,7 +218,7 @@ class DecisionWatch:
             certain=False,
         )
 
-    def _decided(self, operation: Operation, wrong: Sequence[TwoFigures], figures: Sequence[TwoFigures]) -> Located:
+    def _decided(self, operation: Operation, wrong: Sequence[Figure], figures: Sequence[Figure]) -> Located:
         first, (words, unit) = wrong[0], OPERATIONS[operation.name]
         counted = [figure for figure in figures if figure.what == first.what]
         count = f"{len(_wrong(counted)):,} of {plural(len(counted), unit)}"
@@ -297,50 +270,45 @@ def _looks(name: str, wrong: Sequence[tuple[RequestStep, int | None]]) -> str:
     return next((best.name for formula in formulas if (best := formula.best(c, at)) is not None), "")
 
 
-def _figures(given: GivenStep, part: RequestStep, verdict: Verdict, seed: int) -> Iterator[TwoFigures]:
+def _figures(part: RequestStep, p: Mapping[int, Doubles], q: Mapping[int, Doubles], seed: int) -> Iterator[Figure]:
     """The figures of a step in the order of deciding, the engine's beside those of the formulas."""
-    tree, notes = given.tree, part.parents
+    tree, notes, verdict = part.tree, part.parents, part.verdict
+    assert verdict is not None
     due = coins_at(np.array([seed], np.uint64), Stream.VERIFY, np.array([part.position]), np.array([len(tree) + 1]))
     for node, above in enumerate(tree.parent.tolist()):
-        first = tree.children(above)[0] if given.rule == MATCH and verdict.outcome[node] else node
-        yield TwoFigures(COIN, "the coin", node, float(verdict.coin[node]), float(due[first + 1]), 0.0)
-    if not (given.rule == MATCH and verdict.kind is FinalKind.RECOVERED):
-        yield TwoFigures(COIN, "the final coin", None, verdict.final_coin, float(due[0]), 0.0)
+        first = tree.children(above)[0] if verdict.rule == MATCH and verdict.outcome[node] else node
+        yield Figure(COIN, "the coin", node, float(verdict.coin[node]), float(due[first + 1]), 0.0)
+    if not (verdict.rule == MATCH and verdict.kind is FinalKind.RECOVERED):
+        yield Figure(COIN, "the final coin", None, verdict.final_coin, float(due[0]), 0.0)
     for node, above in enumerate(tree.parent.tolist()):
-        right = float(given.p[above][tree.token[node]])
-        yield TwoFigures(P, "p", node, float(verdict.p[node]), right, 1e-6 * right + 1e-12)
-    decided = decide(given, verdict.outcome)
-    for figure in decided.figures:
-        if figure.field == "kind":
-            leaf = int(verdict.path[-1]) if len(verdict.path) else ROOT
-            ours = float((verdict.kind, leaf) == (decided.kind, decided.accepted))
-        else:
-            ours = float(getattr(verdict, figure.field)[figure.node])
-        yield TwoFigures(figure.operation, figure.field, figure.node, ours, figure.right, figure.allowed)
+        right = float(p[above][tree.token[node]])
+        yield Figure(P, "p", node, float(verdict.p[node]), right, 1e-6 * right + 1e-12)
+    decided = decide(verdict, tree, p, q)
+    yield from decided.figures
     if decided.left is None or decided.drawn_from is None:
         return
     # The final token: its coin lies in its interval, and its p is what is left of p there
     left, off = decided.left.value, decided.left.error
     low, high = interval_of(decided.drawn_from, verdict.token)
     away = max(low - decided.final_coin, decided.final_coin - high, 0.0) if high > low else 1.0
-    yield TwoFigures(FINAL, "token", None, away, 0.0, off + SUM)
+    yield Figure(FINAL, "token", None, away, 0.0, off + SUM)
     right = float(left[verdict.token]) / float(left.sum())
-    yield TwoFigures(FINAL, "final_p", None, verdict.final_p, right, off + SUM * right + 1e-9)
+    yield Figure(FINAL, "final_p", None, verdict.final_p, right, off + SUM * right + 1e-9)
     if notes is None:
         return
     for place, node in enumerate(notes.node.tolist()):
         of_node = None if node == ROOT else node
-        yield _spread("the entropy of p", of_node, notes.entropy[place], given.p[node])
+        yield _spread("the entropy of p", of_node, notes.entropy[place], p[node])
         if tree.drawn[tree.children(node)[0]] != Drawn.DETERMINISTIC:
-            yield _spread("the entropy of q", of_node, notes.q_entropy[place], given.q[node])
+            yield _spread("the entropy of q", of_node, notes.q_entropy[place], q[node])
     yield _spread("the entropy of what the final token is drawn from", None, notes.final_entropy, left, 40 * off)
 
 
-def _spread(what: str, node: int | None, ours: float, row: Doubles, off: float = 0.0) -> TwoFigures:
+def _spread(what: str, node: int | None, ours: float, row: Doubles, off: float = 0.0) -> Figure:
     """The entropy of what was sampled from."""
     some = row[row > 0]
     right = float(-(some * np.log(some)).sum())
-    return TwoFigures(ENTROPY, what, node, float(ours), right, 2e-4 * (1 + right) + off)
+    return Figure(ENTROPY, what, node, float(ours), right, 2e-4 * (1 + right) + off)
 
 
 def _chosen(batch: VerifyBatch, start: int, count: int) -> Tensor:
@@ -417,11 +385,11 @@ def _items(rows: RuledRows, steps: Sequence[RuledStep]) -> Iterator[Item]:
                 yield Item(number, token, float(own[token]), kind, where, wrong, SLACK, node, child, is_greedy)
 
 
-def _wrong(figures: Sequence[TwoFigures]) -> list[TwoFigures]:
+def _wrong(figures: Sequence[Figure]) -> list[Figure]:
     return [figure for figure in figures if figure.differs]
 
 
-def _held(operation: Operation, figures: Sequence[TwoFigures]) -> Held:
+def _held(operation: Operation, figures: Sequence[Figure]) -> Held:
     worst = max(figures, key=lambda figure: figure.error - figure.allowed)
     errors = np.array([[figure.error] for figure in figures], np.float32)
     return Held(operation, worst.allowed, worst.error, len(figures), len(_wrong(figures)), errors)

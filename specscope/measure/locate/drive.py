@@ -83,6 +83,7 @@ class Drive:
     engine: Engine
     history: History
     only: frozenset[str] | None = None  # the requests that are run; None: all
+    first: int = 0  # the place in the history from which on they are
     fed: tuple[RequestStep, ...] = ()  # whose rows are computed by the forward pass that runs now, in their order
     # Where there is one, each step is verified for real too, and shown to it before the recorded verdicts are taken
     decided: Callable[[StepState, tuple[RequestStep, ...]], None] | None = None
@@ -171,7 +172,7 @@ class Drive:
             room.give_back(running)
         now.plan = Schedule(sum(_rows(part) for part in record.requests))
         self._parts = ()
-        for part in record.requests:
+        for part in record.requests if self.place >= self.first else ():
             request = self._request(part) if self.only is None or part.request in self.only else None
             if request is None:
                 continue

@@ -62,7 +62,8 @@ def locate_in(
     known = {_side(item) for item in found.located}
     found.located = ranked([*found.located, *(item for item in ask.driven if _side(item) not in known)])
     if little and found.located:  # now something is known to be wrong
-        return locate_in(session, progress=progress)
+        whole = locate_in(session, progress=progress)
+        return whole if whole.located else found
     if tuple(stages) == tuple(Stage) and not little:
         found.unplaced = tuple(_without_place(ask, found))
     found.seconds = time.perf_counter() - began

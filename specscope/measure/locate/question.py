@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from specscope.analyze.audit.audit import of_drafter
@@ -26,6 +26,7 @@ class WalkPlan:
 
     contexts: Mapping[str, Contexts]  # by request
     until: int  # the place in the history of the last step to run
+    first: int = 0  # and of the first one
 
     @property
     def texts(self) -> dict[str, list[int]]:
@@ -71,14 +72,15 @@ class Question:
 
     def watched(self, *, drafter: bool) -> WalkPlan:
         """Whom to watch. Raises UserError where no text is known."""
+        first = 0
         if self.little and self.place is None:
-            names, until = _little(self.history)
+            names, first, until = _little(self.history, self.session.audited.doubts)
         else:
             names, until = self._chosen(self.differing(drafter=drafter))
         contexts = {name: known for name in names if (known := contexts_until(self.history, name, until)) is not None}
         if not contexts:
             raise UserError("no request's whole text is in the capture: there is nothing to feed")
-        return WalkPlan(contexts, until)
+        return WalkPlan(contexts, until, first)
 
     def _chosen(self, differs: dict[str, int]) -> tuple[list[str], int]:
         """The requests to watch, and the place in the history of the last step to run."""
@@ -103,24 +105,33 @@ class Question:
         return names[:REQUESTS], until
 
 
-def _little(history: History) -> tuple[list[str], int]:
-    """The first decode steps of a request: with the most drafts there, then the most rules, then a short prompt."""
+def _little(history: History, doubts: Mapping[tuple[str, int], int]) -> tuple[list[str], int, int]:
+    """Some decode steps of a request, and the places in the history of the first and the last step to run.
 
-    def rank(name: str) -> tuple[int, int, int]:
+    Where most figures need much of what rounding explains; then with the most drafts, the most rules, a short prompt.
+    """
+
+    def rank(name: str, steps: Sequence[int]) -> tuple[int, ...]:
         request = history.requests[name]
         assert request.info is not None
-        params = request.info.params
+        params, parts = request.info.params, [request.steps[i] for i in steps]
         cuts = [params.top_k > 0, params.top_p < 1, params.min_p > 0, params.temperature != 1, params.penalised]
         rules = sum((not params.greedy, *cuts, params.limited, bool(params.logit_bias)))
-        drafted = sum(len(request.steps[i].tree) > 0 for i in decoded(name))
-        return -drafted, -rules, len(request.info.prompt_tokens)
+        doubtful = sum(doubts.get((name, part.index), 0) for part in parts)
+        return -doubtful, -sum(len(part.tree) > 0 for part in parts), -rules, len(request.info.prompt_tokens)
 
-    def decoded(name: str) -> list[int]:
-        return [i for i, part in enumerate(history.requests[name].steps) if part.verdict is not None][:LITTLE]
-
-    whole = [name for name, each in history.requests.items() if each.info and each.steps and not each.steps[0].index]
-    best = min((name for name in whole if decoded(name)), key=rank, default=None)
-    return ([], 0) if best is None else ([best], history.requests[best].engine_steps[decoded(best)[-1]])
+    windows = list[tuple[str, list[int]]]()
+    for name, each in history.requests.items():
+        if each.info and each.steps and not each.steps[0].index:
+            decoded = [i for i, part in enumerate(each.steps) if part.verdict is not None]
+            begins = [n for n, i in enumerate(decoded) if not n or (name, each.steps[i].index) in doubts]
+            windows += [(name, decoded[n : n + LITTLE]) for n in begins]
+    if not windows:
+        return [], 0, 0
+    name, steps = min(windows, key=lambda window: rank(*window))
+    request = history.requests[name]
+    is_first = all(part.verdict is None for part in request.steps[: steps[0]])
+    return [name], request.engine_steps[0 if is_first else steps[0]], request.engine_steps[steps[-1]]
 
 
 def contexts_until(history: History, name: str, until: int) -> Contexts | None:

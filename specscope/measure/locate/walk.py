@@ -44,7 +44,7 @@ def walk(ask: Question, found: Location, stages: Iterable[Stage]) -> None:
     with ExitStack() as stack:
         engine = start_engine(located_config(ask.history, ask.session.options), lambda what: ask.progress(what, 0, 0))
         stack.callback(engine.close)
-        drive = Drive(engine, ask.history, frozenset(target.contexts) if ask.little else None)
+        drive = Drive(engine, ask.history, frozenset(target.contexts) if ask.little else None, target.first)
         if Stage.TARGET in wanted:
             drive.stamped = frozenset(target.contexts)
             watches.append(target_watch(drive, target, reference, stack))
@@ -91,7 +91,8 @@ def _of_watch(ask: Question, found: Location, watch: ModelWatch, layers: int) ->
         found.located += (located_in(watch.wrong, text, ask.history, overwritten),)
         return
     found.located += tuple(_overwritten(each) for each in overwritten[:1])
-    of_what = f"{plural(watch.plan.until + 1, 'engine step')} of {plural(len(watch.plan.contexts), 'request')}"
+    steps = watch.plan.until + 1 - watch.plan.first
+    of_what = f"{plural(steps, 'engine step')} of {plural(len(watch.plan.contexts), 'request')}"
     if is_target:
         found.ruled_out += (
             f"the target: {watch.rows:,} rows at the borders of {plural(layers, 'layer')} agree over {of_what}, "

@@ -32,6 +32,7 @@ from tests.faults.fault import Fault
 from tests.faults.healthy import HEALTHY
 from tests.faults.models import TARGET, tokens_of
 from tests.faults.planted.drafts import FAULTS as DRAFTS
+from tests.faults.planted.rules import params_of
 from tests.faults.planted.trials import FAULTS as TRIALS
 from tests.faults.settings import DRAFTERS, SETTINGS, Setting, history, record
 
@@ -68,6 +69,12 @@ PLANTED = {  # drafter, parameters, what is planted; the operation, and words of
         {"temperature": 1.5, "min_p": 0.2},
         planted.softmax(planted.min_p_by_the_first_row),
         ("min-p", "min-p by the largest p of the root"),
+    ),
+    "a temperature a little higher": (
+        "early chain",
+        {"temperature": 1.2},
+        params_of(lambda params: {"temperature": 1.05 * params.temperature}),
+        ("temperature", "the temperature times 1.05"),
     ),
     "softmax in bfloat16": ("early chain", WARM, planted.softmax(planted.in_bfloat16), ("softmax", "bfloat16")),
     "top-p before top-k": ("early tree", CUTS, planted.softmax(planted.top_k_last), ("top-p", "top-p before top-k")),

@@ -14,7 +14,7 @@ from specscope.speculate.verify import distribution, match, notes, traversal
 from tests.faults import settings
 from tests.faults.fault import in_every_engine
 from tests.faults.judged import diagnosed
-from tests.faults.planted.rules import cut_first
+from tests.faults.planted.rules import cut_first, params_of
 from tests.faults.planted.trials import coin_again, tried, unchanged
 from tests.faults.settings import DRAFTERS, RULES, WARM, Setting, record
 
@@ -103,6 +103,12 @@ class Planted:
 FAULTS = {
     "top-k": Planted(one_token_more, "model tree", "sampling: top-k", "one token more", {**HOT, "top_k": 4}),
     "top-p": Planted(cut_first, "model tree", "sampling: top-p", "before", {**HOT, "top_p": 0.8}),
+    "min-p": Planted(
+        params_of(lambda params: {"min_p": 1.4 * params.min_p}),
+        "model tree",
+        "sampling: min-p",
+        params={**HOT, "min_p": 0.05},
+    ),
     "head": Planted(louder_now_and_then, "eagle tree", "drafter: lm_head", "1.05"),
     "block": Planted(without_the_path, "early chain", "verdict: acceptance", rule="block"),
     "residual": Planted(tried(reject=unchanged), "ngram tree", "verdict: final draw", "p as it was"),
@@ -125,7 +131,7 @@ def of(planted, folder, dtype, requests=6):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=() if name in ("top-k", "top-p", "head") else pytest.mark.slow) for name in FAULTS],
+    [pytest.param(name, marks=() if name in ("top-k", "min-p", "head") else pytest.mark.slow) for name in FAULTS],
 )
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
 def test_a_fault_behind_the_logits_has_a_place(tmp_path, name, dtype):

@@ -235,12 +235,12 @@ class Search:
     def _fitted(self, dial: Callable[[float], RuleChange], values: list[float]) -> RuleChange:
         """The change with the number that comes nearest to what was recorded of the few."""
         best, without = values[0], self._apart(self.right[self.few], FINE)
-        for _ in range(ROUNDS):
+        for number in range(ROUNDS):
             errors = [self._apart(self.predicted((dial(value),), self.few), FINE) for value in values]
             self.tried += len(values)
             place = int(np.argmin(errors))
             best, low, high = values[place], values[max(place - 1, 0)], values[min(place + 1, len(values) - 1)]
-            if errors[place] > 0.8 * without:
+            if number and errors[place] > 0.8 * without:  # at first what does nothing may be the nearest
                 break
             values = list(np.geomspace(low, high, 9))
         rounded = [float(f"{best:.{digits}g}") for digits in (2, 3)]  # what people write
