@@ -18,7 +18,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "remote": (1878, 1700),
     "watch": (1994, 1850),
     "analyze": (21611, 15700),
-    "measure": (4561, 3300),
+    "measure": (4543, 3300),
     "engine": (2961, 2350),
     "plans": (850, 850),
     "speculate": (3439, 2700),
@@ -33,7 +33,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "page": (700, 700),
     "bench, train": (0, 0),
     "top level": (897, 600),
-    "all": (79013, 64500),
+    "all": (78995, 64500),
     "benchmarks": (3300, 3300),
 }
 TESTS_BUDGET = 40_500
