@@ -80,19 +80,17 @@ class TreeBatch:
     longest: int  # slots that a sequence has or, where the batch's shape is fixed, may have
 
     @staticmethod
-    def build(parts: Sequence[Part], device: torch.device, room: FixedShape | None = None) -> TreeBatch:
+    def build(parts: Sequence[Part], device: torch.device) -> TreeBatch:
         """A batch of its own, in one copy."""
-        arrays = TreeBatch.arrays(parts, room)
-        return TreeBatch.of(Packed(arrays, device).put(), TreeBatch.sizes(parts, room))
+        arrays, sizes = TreeBatch.lay_out(parts)
+        tensors: dict[str, Any] = {**Packed(arrays, device).put()}
+        return TreeBatch(**tensors, **sizes)
 
     @staticmethod
-    def of(tensors: Mapping[str, Tensor], sizes: Mapping[str, int]) -> TreeBatch:
-        """What `arrays` gave, on a device, and what `sizes` gave."""
-        return TreeBatch(**{**tensors, **sizes})  # type: ignore[arg-type]
-
-    @staticmethod
-    def arrays(parts: Sequence[Part], room: FixedShape | None = None) -> dict[str, NDArray[Any]]:
-        """The tensors' numbers; with `room`, in shapes that it and the rows of each part decide."""
+    def lay_out(
+        parts: Sequence[Part], room: FixedShape | None = None
+    ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """The tensors' numbers and the sizes; with `room`, such as it and the rows of each part decide."""
         fed = np.array([len(part.mask) for part in parts], dtype=np.int64)
         windows = [len(part.positions) for part in parts]
         longest_table = max(len(part.blocks) for part in parts)
@@ -104,21 +102,18 @@ class TreeBatch:
             table[i, : len(part.blocks)] = part.blocks
             bits[start : start + rows, :width] = part.mask
         unused = 0 if room is None else room.window * len(parts) - sum(windows)
-        return {
+        reach = np.concatenate([_reach(part) for part in parts]).astype(np.int32)
+        arrays = {
             "table": table,
             "context": np.array([part.context for part in parts], dtype=np.int32),
             "first_row": np.cumsum([0, *fed], dtype=np.int32),
             "first_slot": np.cumsum([0, *windows], dtype=np.int32),
             "positions": np.concatenate([*(part.positions for part in parts), np.zeros(unused)]).astype(np.int32),
-            "reach": np.concatenate([_reach(part) for part in parts]).astype(np.int32),
+            "reach": reach,
             "mask": np.packbits(bits, axis=1, bitorder="little").view("<i8"),
         }
-
-    @staticmethod
-    def sizes(parts: Sequence[Part], room: FixedShape | None = None) -> dict[str, int]:
-        """What the host knows of it."""
-        longest = max(int(_reach(part).max()) for part in parts) if room is None else room.blocks * BLOCK_SIZE
-        return {"most": max(len(part.mask) for part in parts), "longest": longest}
+        longest = int(reach.max()) if room is None else room.blocks * BLOCK_SIZE
+        return arrays, {"most": int(fed.max()), "longest": longest}
 
 
 def _reach(part: Part) -> NDArray[np.int64]:

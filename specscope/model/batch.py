@@ -20,7 +20,7 @@ from specscope.trace.record.tree import Bools, DraftTree
 if TYPE_CHECKING:
     from specscope.kernels.cpu.flat_batch import FlatBatch
 
-FED, WANTED = "fed_index", "wanted_index"  # further arrays of a PackedBatch: which rows of a graph's outputs count
+TREE = "tree "  # begins the names of a TreeBatch's arrays beside a Batch's own
 
 
 def pick(rows: Tensor, index: Sequence[int]) -> Tensor:
@@ -143,10 +143,29 @@ class Batch:
     def build(segments: Sequence[Segment], device: torch.device, backend: Backend = Backend.TORCH) -> Batch:
         """Lay segments end to end. Each table must already have room (KVCache.reserve)."""
         if backend is Backend.TRITON:
-            packed = PackedBatch.lay_out(segments, device)
-            return packed.batch(packed.packed.put())
+            packed, sizes = Batch.pack(segments, device)
+            return Batch.of(packed.put(), sizes)
         rows: dict[str, Any] = {name: put(array, device) for name, array in _rows(segments).items()}
         return Batch(**rows, segments=segments)
+
+    @staticmethod
+    def pack(
+        segments: Sequence[Segment], device: torch.device, room: FixedShape | None = None, **further: NDArray[Any]
+    ) -> tuple[Packed, dict[str, Any]]:
+        """A batch of the triton backend in one buffer on the host, and its sizes: one copy takes it to the device.
+
+        `room`: what every sequence is given room for, whatever it needs; `further`: arrays that go with it.
+        """
+        arrays, sizes = TreeBatch.lay_out([s.part for s in segments], room)
+        tree = {f"{TREE}{name}": array for name, array in arrays.items()}
+        return Packed({**_rows(segments), **tree, **further}, device), sizes
+
+    @staticmethod
+    def of(views: dict[str, Tensor], sizes: dict[str, Any]) -> Batch:
+        """The batch over these views of the device's copy."""
+        tree: dict[str, Any] = {name[len(TREE) :]: view for name, view in views.items() if name.startswith(TREE)}
+        tokens, positions, slots, wanted = (views[name] for name in ("tokens", "positions", "slots", "wanted"))
+        return Batch(tokens, positions, slots, wanted, TreeBatch(**tree, **sizes))
 
 
 def _rows(segments: Sequence[Segment]) -> dict[str, NDArray[np.int64]]:
@@ -159,29 +178,3 @@ def _rows(segments: Sequence[Segment]) -> dict[str, NDArray[np.int64]]:
         "slots": np.concatenate([s.table.slots(s.length - len(s.tokens), s.length) for s in segments]),
         "wanted": np.concatenate(wanted),
     }
-
-
-@dataclass(frozen=True)
-class PackedBatch:
-    """A batch of the triton backend in one buffer on the host: one copy takes it to where its kernels read."""
-
-    packed: Packed
-    sizes: dict[str, int]  # of the TreeBatch
-
-    @staticmethod
-    def lay_out(
-        segments: Sequence[Segment],
-        device: torch.device,
-        room: FixedShape | None = None,
-        further: dict[str, NDArray[Any]] | None = None,
-    ) -> PackedBatch:
-        """`room`: what every sequence is given room for, whatever it needs; `further`: arrays that go with it."""
-        parts = [s.part for s in segments]
-        tree = {f"tree {name}": array for name, array in TreeBatch.arrays(parts, room).items()}
-        return PackedBatch(Packed({**_rows(segments), **tree, **(further or {})}, device), TreeBatch.sizes(parts, room))
-
-    def batch(self, views: dict[str, Tensor]) -> Batch:
-        """The batch over these views of the device's copy."""
-        tree = {name.removeprefix("tree "): view for name, view in views.items() if name.startswith("tree ")}
-        tokens, positions, slots, wanted = (views[name] for name in ("tokens", "positions", "slots", "wanted"))
-        return Batch(tokens, positions, slots, wanted, TreeBatch.of(tree, self.sizes))

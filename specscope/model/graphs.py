@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from specscope.kernels.tree_batch import FixedShape
-from specscope.model.batch import FED, WANTED, Batch, PackedBatch, Segment
+from specscope.kernels.tree_batch import FixedShape, Packed
+from specscope.model.batch import Batch, Segment
 from specscope.model.kv_cache import BLOCK_SIZE, BlockTable, KVCache
 from specscope.model.places import Backend
 
@@ -80,12 +81,12 @@ class Graphs:
         for shape in sorted(wanted, reverse=True):
             yield shape
             static = [row.new_zeros(shape.sequences * shape.rows, *row.shape[1:]) for row in self._inputs]
-            padded = self._padded([], shape, [], [])
-            buffer = padded.packed.host.to(self._cache.device, copy=True)
-            batch = padded.batch(views := padded.packed.views(buffer))
+            packed, sizes = self._padded([], shape, [], [])
+            views = packed.views(buffer := packed.host.to(self._cache.device, copy=True))
+            batch = Batch.of(views, sizes)
             outputs, replay = capture(lambda batch=batch, static=static: self._pass(run, batch, static))  # type: ignore[misc]
             self._outputs = self._outputs or outputs
-            captured[shape] = _Captured(buffer, views[FED], views[WANTED], static, outputs, replay)
+            captured[shape] = _Captured(buffer, views["fed_rows"], views["wanted_rows"], static, outputs, replay)
         self._captured = captured
 
     @torch.inference_mode()
@@ -132,14 +133,16 @@ class Graphs:
         each = list(zip(range(0, len(segments) * shape.rows, shape.rows), segments, strict=True))
         fed = [start + row for start, s in each for row in range(len(s.tokens))]
         wanted = [start + row for start, s in each for row in s.wanted]
-        captured.buffer.copy_(self._padded(segments, shape, fed, wanted).packed.host, non_blocking=True)
+        captured.buffer.copy_(self._padded(segments, shape, fed, wanted)[0].host, non_blocking=True)
         index = captured.fed[: len(fed)]
         for static, given in zip(captured.inputs, inputs, strict=True):
             static.index_copy_(0, index, given.to(static.dtype))
         captured.again()
         return Replayed(captured.outputs, index, captured.wanted[: len(wanted)])
 
-    def _padded(self, segments: Sequence[Segment], shape: Shape, fed: list[int], wanted: list[int]) -> PackedBatch:
+    def _padded(
+        self, segments: Sequence[Segment], shape: Shape, fed: list[int], wanted: list[int]
+    ) -> tuple[Packed, dict[str, Any]]:
         """A batch of exactly this shape, of which the first sequences are these; with the rows that count."""
         spare = [self._cache.spare] * self._beyond
         padding = Segment(BlockTable(), [], 0, np.zeros(0, np.int64), np.zeros((0, 0), np.bool_), ())
@@ -148,12 +151,12 @@ class Graphs:
         index = np.zeros((2, shape.sequences * shape.rows), dtype=np.int64)
         index[0, : len(fed)], index[1, : len(wanted)] = fed, wanted
         room = FixedShape(self._window, self._blocks + self._beyond)
-        return PackedBatch.lay_out(padded, self._cache.device, room, {FED: index[0], WANTED: index[1]})
+        return Batch.pack(padded, self._cache.device, room, fed_rows=index[0], wanted_rows=index[1])
 
 
 @dataclass
 class _Captured:
-    buffer: Tensor  # uint8: the batch that the pass reads, and which rows count, as PackedBatch lays it out
+    buffer: Tensor  # uint8: the batch that the pass reads, and which rows count, as Batch.pack lays it out
     fed: Tensor  # int64, in the buffer
     wanted: Tensor  # likewise
     inputs: list[Tensor]

@@ -24,15 +24,37 @@ def folder(tiny, tmp_path):
     return tmp_path / "model"
 
 
-def told(folder, **changes):
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+def told(**changes):
+    def tell(folder):
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, **changes}))
+
+    return tell
 
 
-def weights(folder, change):
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+def weights(change):
+    def spoil(folder):
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+    return spoil
+
+
+def one_number(name, value):
+    return weights(lambda t: t["model." + name].view(-1).__setitem__(3, value))
+
+
+def file(name, content):
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def torn(share):
+    def tear(folder):
+        whole = (folder / "model.safetensors").read_bytes()
+        (folder / "model.safetensors").write_bytes(whole[: len(whole) * share // 100])
+
+    return tear
 
 
 def refused(folder, match, layers=None):
@@ -42,133 +64,86 @@ def refused(folder, match, layers=None):
     assert "model" in str(error.value)
 
 
-def test_weights_of_another_architecture(folder):
-    told(folder, model_type="gpt2")
-    refused(
-        folder,
+NUMBERS = "holds NaN or infinite numbers"
+UNREADABLE = "cannot load model: |the files beside it hold"
+SIZES = ("num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings")
+A_LAYER = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "head_dim")  # or one for each layer
+NO_SIZES = {
+    **{(name, str(value)): value for name in SIZES for value in (0, -1, "3", 2.5, [1, "x"], True, 10**9, 10**30)},
+    **{(name, str(value)): value for name in A_LAYER for value in (0, -1, "3", 10**9)},
+}
+BROKEN = [
+    (
+        told(model_type="gpt2"),
         r"its config says GPT2LMHeadModel, but .* lacks transformer\.h\.0\.\S+ and \d+ more; has model\.\S+ and \d+",
-    )
+    ),
+    (weights(lambda t: t.pop("lm_head.weight")), r"lacks lm_head\.weight$"),
+    (told(num_hidden_layers=99), r"lacks model\.layers\.10\.\S+ and \d+ more"),
+    (told(num_hidden_layers=2), r"has model\.layers\.2\.\S+ and 8 more that such a model has no place for"),
+    (told(intermediate_size=96), r"holds model\.layers\.0\.mlp\.\S+ as \[\d+, \d+\] instead of \[\d+, \d+\]"),
+    *[(one_number("norm.weight", value), f"norm.weight {NUMBERS}") for value in (torch.nan, torch.inf, -torch.inf)],
+    (one_number("embed_tokens.weight", torch.nan), f"embed_tokens.weight {NUMBERS}"),
+    (one_number("layers.2.mlp.up_proj.weight", torch.inf), f"layers.2.mlp.up_proj.weight {NUMBERS}"),
+    (weights(lambda t: [x.fill_(torch.nan) for x in t.values()]), NUMBERS),
+    (weights(lambda t: [x.zero_() for x in t.values()]), "holds nothing but zeros"),
+    (
+        weights(lambda t: t["model.layers.1.self_attn.o_proj.weight"].zero_()),
+        r"model\.layers\.1\.self_attn\.o_proj\.weight holds nothing but zeros",
+    ),
+    *[
+        (told(**{name: value}), rf"config.json is not usable: .* at `\$\.{name}`")
+        for (name, _), value in NO_SIZES.items()
+    ],
+    *[(file("config.json", text), "config.json is not JSON") for text in (b"\x00broken", b"", b"\xff\xfe")],
+    *[(file("config.json", text), "config.json is not a JSON object") for text in (b"[1]", b"null")],
+    (file("config.json", b'{"a":' * 100_000), "config.json is not usable: its JSON is nested too deep"),
+    *[
+        (file("config.json", text), "cannot load model: ")
+        for text in (b"{}", b'{"model_type": "none such"}', b'{"model_type": 5}')
+    ],
+    *[(torn(share), UNREADABLE) for share in (0, 10, 50, 90, 99)],
+    *[
+        (file("model.safetensors", header), UNREADABLE)
+        for header in (b"broken", b"\xff" * 8 + b"x" * 100_000, b"\x02" + b"\x00" * 7 + b"{}" + b"x" * 99_000)
+    ],
+]
 
 
-def test_an_untied_head_that_is_missing(folder):
-    weights(folder, lambda t: t.pop("lm_head.weight"))
-    refused(folder, r"lacks lm_head\.weight$")
+@pytest.mark.parametrize(("spoil", "match"), BROKEN)
+def test_what_is_not_whole_is_refused(folder, spoil, match):
+    spoil(folder)
+    refused(folder, match)
 
 
 def test_a_tied_head_need_not_be_there(folder):
-    weights(folder, lambda t: t.pop("lm_head.weight"))
-    told(folder, tie_word_embeddings=True)
+    weights(lambda t: t.pop("lm_head.weight"))(folder)
+    told(tie_word_embeddings=True)(folder)
     loaded = load_model(str(folder), CPU, torch.float32)
     assert loaded.output.weight is loaded.embedding.weight
 
 
-def test_more_layers_in_the_config_than_in_the_file(folder):
-    told(folder, num_hidden_layers=99)
-    refused(folder, r"lacks model\.layers\.10\.\S+ and \d+ more")
-
-
-def test_fewer_layers_in_the_config_than_in_the_file(folder):
-    told(folder, num_hidden_layers=2)
-    refused(folder, r"has model\.layers\.2\.\S+ and 8 more that such a model has no place for")
-
-
 def test_the_first_layers_alone_may_be_asked_for(folder):
     assert len(load_model(str(folder), CPU, torch.float32, layers=2).layers) == 2
-    weights(folder, lambda t: t.pop("model.layers.1.mlp.up_proj.weight"))
+    weights(lambda t: t.pop("model.layers.1.mlp.up_proj.weight"))(folder)
     refused(folder, r"lacks model\.layers\.1\.mlp\.up_proj\.weight", layers=2)
-    weights(folder, lambda t: t.update({"score.weight": torch.ones(2, 48)}))
+    weights(lambda t: t.update({"score.weight": torch.ones(2, 48)}))(folder)
     refused(folder, r"has score\.weight", layers=1)
-
-
-def test_a_shape_that_the_config_does_not_say(folder):
-    told(folder, intermediate_size=96)
-    refused(folder, r"holds model\.layers\.0\.mlp\.\S+ as \[\d+, \d+\] instead of \[\d+, \d+\]")
-
-
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("name", ["embed_tokens.weight", "norm.weight", "layers.2.mlp.up_proj.weight"])
-def test_one_number_that_is_none(folder, name, value):
-    weights(folder, lambda t: t["model." + name].view(-1).__setitem__(3, value))
-    refused(folder, f"{name} holds NaN or infinite numbers")
-
-
-def test_nothing_but_nan(folder):
-    weights(folder, lambda t: [x.fill_(torch.nan) for x in t.values()])
-    refused(folder, "holds NaN or infinite numbers")
-
-
-def test_nothing_but_zeros(folder):
-    weights(folder, lambda t: [x.zero_() for x in t.values()])
-    refused(folder, "holds nothing but zeros")
-
-
-def test_one_matrix_of_zeros(folder):
-    weights(folder, lambda t: t["model.layers.1.self_attn.o_proj.weight"].zero_())
-    refused(folder, r"model\.layers\.1\.self_attn\.o_proj\.weight holds nothing but zeros")
-
-
-@pytest.mark.parametrize("name", ["num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings"])
-@pytest.mark.parametrize("value", [0, -1, "3", 2.5, [1, "x"], True, 10**9, 10**30])
-def test_sizes_that_are_none(folder, name, value):
-    told(folder, **{name: value})
-    refused(folder, rf"config.json is not usable: .* at `\$\.{name}`")
-
-
-@pytest.mark.parametrize("name", ["num_attention_heads", "num_key_value_heads", "intermediate_size", "head_dim"])
-@pytest.mark.parametrize("value", [0, -1, "3", 10**9])
-def test_other_sizes_that_are_none(folder, name, value):
-    told(folder, **{name: value})
-    refused(folder, rf"config.json is not usable: .* at `\$\.{name}`")
 
 
 def test_a_config_that_promises_far_more_than_the_file_holds(folder, monkeypatch):
     """transformers would fill what is missing with random numbers, here 100 GB of them: it is not asked."""
     asked = []
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", lambda *_, **__: asked.append(1))
-    told(folder, hidden_size=100_000, num_hidden_layers=4)
+    told(hidden_size=100_000, num_hidden_layers=4)(folder)
     refused(folder, "describes a model of at least 4.* weights, but the files beside it hold")
     assert not asked
-
-
-@pytest.mark.parametrize(
-    ("content", "match"),
-    [
-        (b"\x00broken", "config.json is not JSON"),
-        (b"", "config.json is not JSON"),
-        (b"[1]", "config.json is not a JSON object"),
-        (b"null", "config.json is not a JSON object"),
-        (b"\xff\xfe", "config.json is not JSON"),
-        (b'{"a":' * 100_000, "config.json is not usable: its JSON is nested too deep"),
-        (b"{}", "cannot load model: "),
-        (b'{"model_type": "none such"}', "cannot load model: "),
-        (b'{"model_type": 5}', "cannot load model: "),
-    ],
-)
-def test_configs_that_are_none(folder, content, match):
-    (folder / "config.json").write_bytes(content)
-    refused(folder, match)
-
-
-@pytest.mark.parametrize("share", [0, 10, 50, 90, 99])
-def test_torn_weights(folder, share):
-    whole = (folder / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(whole[: len(whole) * share // 100])
-    refused(folder, "cannot load model: |the files beside it hold")
-
-
-@pytest.mark.parametrize(
-    "header", [b"broken", b"\xff" * 8 + b"x" * 100_000, b"\x02" + b"\x00" * 7 + b"{}" + b"x" * 99_000]
-)
-def test_weights_that_are_none(folder, header):
-    (folder / "model.safetensors").write_bytes(header)
-    refused(folder, "cannot load model: |the files beside it hold")
 
 
 def test_what_a_family_declares_as_ignorable_is_no_fault(tmp_path):
     """GPT-2's published file holds its causal masks as well."""
     config = transformers.GPT2Config(vocab_size=199, n_embd=64, n_layer=2, n_head=4, n_positions=64, eos_token_id=2)
     transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "model")
-    weights(tmp_path / "model", lambda t: t.update({"transformer.h.0.attn.bias": torch.ones(1, 1, 64, 64).tril()}))
+    weights(lambda t: t.update({"transformer.h.0.attn.bias": torch.ones(1, 1, 64, 64).tril()}))(tmp_path / "model")
     assert load_model(str(tmp_path / "model"), CPU, torch.float32).vocab_size == 199
 
 

@@ -40,8 +40,12 @@ def linears(dtype, bias, *sizes):
     return [nn.Linear(48, size, bias=bias, dtype=dtype).requires_grad_(False) for size in sizes]
 
 
+def layers_of(model):
+    return [m for m in model.modules() if type(m).__name__.endswith(("DecoderLayer", "GPTNeoXLayer"))]
+
+
 def fused_layers(model):
-    return [isinstance(m.forward, FusedLayer) for m in model.modules() if type(m).__name__.endswith("DecoderLayer")]
+    return [isinstance(layer.forward, FusedLayer) for layer in layers_of(model)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -155,20 +159,14 @@ def test_fused_models_equal_plain_ones(name, dtype, compiles, monkeypatch):
     assert [layer is not None for layer in layers] == [compiles] * len(layers)
 
 
-def test_a_compiled_layer_that_gives_something_else_is_not_used(monkeypatch):
+@pytest.mark.parametrize("what", ["numbers", "activation"])
+def test_a_compiled_layer_that_gives_something_else_is_not_used(what, monkeypatch):
     monkeypatch.setattr("specscope.model.fast.fuse.compiled_rows", lambda _: 128)
-    right = CompiledLayers.__call__
-    monkeypatch.setattr(CompiledLayers, "__call__", lambda *given: right(*given) * 1.001)
-    model = build("llama")
+    right, gelu = CompiledLayers.__call__, t.LlamaForCausalLM(t.LlamaConfig(**{**SIZE, "hidden_act": "gelu"})).eval()
+    if what == "numbers":
+        monkeypatch.setattr(CompiledLayers, "__call__", lambda *given: right(*given) * 1.001)
+    model = build("llama") if what == "numbers" else gelu
     adopt(model, "llama")
-    assert all(fused_layers(model))
-    assert not any(layer.forward.compiled for layer in model.model.layers)
-
-
-def test_layers_with_another_activation_are_not_compiled(monkeypatch):
-    monkeypatch.setattr("specscope.model.fast.fuse.compiled_rows", lambda _: 128)
-    model = t.LlamaForCausalLM(t.LlamaConfig(**{**SIZE, "hidden_act": "gelu"})).eval()
-    adopt(model, "gelu")
     assert all(fused_layers(model))
     assert not any(layer.forward.compiled for layer in model.model.layers)
 
@@ -198,28 +196,21 @@ def fused_equals_plain(name, dtype, fused):
     return cheap
 
 
-@pytest.mark.parametrize("name", LEFT_ALONE)
-def test_layers_of_another_shape_are_left_alone(name):
-    model = build(name)
-    adopt(model, name)
-    assert not any(fused_layers(model))
-
-
-def test_layers_that_do_not_rotate_are_left_alone():
-    model = build("smollm3")
-    without = [not layer.self_attn.use_rope for layer in model.model.layers]
-    assert any(without)
-    adopt(model, "smollm3")
-    assert fused_layers(model) == [not plain for plain in without]
-
-
-def test_a_layer_that_looks_alike_and_computes_something_else_is_left_alone():
-    """Granite's layers have the same parts, but scale what they add."""
-    config = t.GraniteConfig(**SIZE, residual_multiplier=0.5)
-    model = t.AutoModelForCausalLM.from_config(config).eval()
+def granite():
+    """Its layers have the same parts, but scale what they add."""
+    model = t.AutoModelForCausalLM.from_config(t.GraniteConfig(**SIZE, residual_multiplier=0.5)).eval()
     assert looks_alike(model.model.layers[0])
-    adopt(model, "granite")
-    assert not any(fused_layers(model))
+    return model
+
+
+@pytest.mark.parametrize("name", [*LEFT_ALONE, "granite scaled", "smollm3"])
+def test_layers_of_another_shape_are_left_alone(name):
+    """SmolLM3's, where they do not rotate."""
+    model = granite() if name == "granite scaled" else build(name)
+    rotates = [name == "smollm3" and bool(layer.self_attn.use_rope) for layer in layers_of(model)]
+    adopt(model, name)
+    assert fused_layers(model) == rotates
+    assert name != "smollm3" or 0 < sum(rotates) < len(rotates)
 
 
 def test_a_layer_that_treats_distant_positions_otherwise_is_left_alone(monkeypatch):

@@ -15,25 +15,6 @@ from specscope.trace.record.vocabulary import read_vocabulary
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda p: p / "nothing", "no model at"),
-        (lambda p: p, "no config.json"),
-        (lambda p: p / "x.gguf", "no such file"),
-    ],
-)
-def test_missing_models_are_refused(tmp_path, make, message):
-    with pytest.raises(UserError, match=message):
-        load_model(str(make(tmp_path)), CPU, torch.float32)
-
-
-def test_an_unreachable_hub_name_is_refused_in_one_line():
-    with pytest.raises(UserError, match="cannot load nobody/nothing") as error:
-        load_model("nobody/nothing", CPU, torch.float32)
-    assert "\n" not in str(error.value)
-
-
 def test_a_corrupt_gguf_is_refused_in_one_line(tmp_path):
     (tmp_path / "x.gguf").write_bytes(b"GGUFbroken")
     with pytest.raises(UserError, match="cannot load x"):
@@ -44,11 +25,8 @@ def test_devices_and_dtypes():
     assert pick_dtype("bfloat16", CPU) is torch.bfloat16
     with pytest.raises(UserError, match="unknown dtype"):
         pick_dtype("int3", CPU)
-    with pytest.raises(UserError, match="is not supported"):
-        pick_device("toaster")
-    for name in ("mps", "meta", "xpu", "cuda:-1", "cpu:x"):
-        with pytest.raises(UserError, match="use auto, cpu or cuda"):
-            pick_device(name)
+    with pytest.raises(UserError, match="use auto, cpu or cuda"):
+        pick_device("mps")
     assert pick_device("cpu:1") == CPU
     if not torch.cuda.is_available():
         with pytest.raises(UserError, match="no CUDA device"):

@@ -40,6 +40,6 @@ def test_what_is_no_head(tmp_path):
 def test_devices():
     for name in ("auto", "cpu", "cpu:0", "cuda", "cuda:1", "cuda:99"):
         check_device(name)
-    for name in ("", "mps", "meta", "toaster", "cuda:", "cuda:x", "cuda:1234", "auto:0", "CUDA", "cpu\n"):
+    for name in ("", "mps", "meta", "toaster", "cuda:", "cuda:x", "cuda:-1", "cuda:1234", "auto:0", "CUDA", "cpu\n"):
         with pytest.raises(UserError, match="is not supported: use auto, cpu or cuda"):
             check_device(name)

@@ -1,6 +1,6 @@
 """A compiled layer against float64, over ragged batches, trees, windows, scattered blocks and any number of threads."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -39,6 +39,11 @@ class Case:
         store = self.store.clone()
         slabs = FlatBatch.slabs(self.batch, self.slots)
         return CompiledLayers([self.parts])(self.x, self.projected, self.cos, self.sin, slabs, [store])[0], store
+
+    def alone(self, part, rows):
+        """These rows of one sequence, without the others."""
+        tensors = {name: getattr(self, name)[rows] for name in ("slots", "x", "cos", "sin")}
+        return replace(self, batch=[part], **tensors).run()[0]
 
 
 def make(seed, *, heads=6, kv_heads=2, size=16, halves=False, sequences=((3, 40, 2),), window=None, **options):
@@ -188,33 +193,26 @@ def test_many_rows_of_many_sequences():
     agrees(make(2, sequences=[(120, 30, 0)], heads=8, kv_heads=1))
 
 
-@pytest.mark.parametrize("sequences", [[(40, 30, 3), (1, 100, 0), (37, 0, 0)], [(70, 129, 0)]])
-@pytest.mark.parametrize(("slab", "tall"), [(16, 4), (10, 10), (32, 32), (256, 5)])
-def test_many_rows_come_out_the_same_however_they_are_cut(monkeypatch, sequences, slab, tall):
+@pytest.mark.parametrize(
+    "sequences", [[(40, 30, 3), (1, 100, 0), (37, 0, 0)], [(70, 129, 0)], [(40, 300, 0), (3, 10, 0)]]
+)
+@pytest.mark.parametrize(("slab", "tall", "found"), [(16, 4, 8192), (10, 10, 40), (32, 32, 8192), (256, 5, 40)])
+def test_many_rows_come_out_the_same_however_they_are_cut(monkeypatch, sequences, slab, tall, found):
+    """At most so many rows at once, fewer behind long contexts."""
     case = make(7, sequences=sequences)
     agrees(case)
     whole, store = case.run()
-    monkeypatch.setattr("specscope.kernels.cpu.flat_batch.SLAB", slab)
-    monkeypatch.setattr("specscope.kernels.cpu.flat_batch.TALL", tall)
+    for name, value in (("SLAB", slab), ("TALL", tall), ("FOUND", found)):
+        monkeypatch.setattr(f"specscope.kernels.cpu.flat_batch.{name}", value)
     slabs = FlatBatch.slabs(case.batch, case.slots)
-    assert (len(slabs) > 1) == (slab < len(case.x))
+    assert len(slabs) > 1 or (slab, found) == (256, 8192)
     assert [one.first for one in slabs] == np.cumsum([0, *(one.rows for one in slabs[:-1])]).tolist()
     assert max(one.rows for one in slabs) <= slab
+    assert max(one.partial for one in slabs) <= found or len(max(slabs, key=lambda one: one.partial).segments) == 1
     assert sum(one.rows for one in slabs) == len(case.x)
     got, got_store = case.run()
     assert torch.equal(got, whole)
     assert torch.equal(got_store.nan_to_num(), store.nan_to_num())
-
-
-def test_rows_behind_long_contexts_go_in_smaller_slabs(monkeypatch):
-    case = make(8, sequences=[(40, 300, 0), (3, 10, 0)])
-    whole, _ = case.run()
-    monkeypatch.setattr("specscope.kernels.cpu.flat_batch.FOUND", 40)
-    monkeypatch.setattr("specscope.kernels.cpu.flat_batch.TALL", 8)
-    slabs = FlatBatch.slabs(case.batch, case.slots)
-    assert [one.rows for one in slabs] == [8, 8, 8, 8, 8 + 3]
-    assert max(one.partial for one in slabs) <= 40
-    assert torch.equal(case.run()[0], whole)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -224,12 +222,7 @@ def test_a_row_is_the_same_alone_and_among_others_on_any_number_of_threads(dtype
     out, store = whole.run()
     row = 0
     for part, (fed, _, _) in zip(whole.batch, sequences, strict=True):
-        rows = slice(row, row + fed)
-        one = Case(
-            whole.parts, whole.weights, [part], whole.slots[rows], whole.x[rows], None, whole.cos[rows],
-            whole.sin[rows], whole.store,
-        )  # fmt: skip
-        assert torch.equal(one.run()[0], out[rows])
+        assert torch.equal(whole.alone(part, slice(row, row + fed)), out[row : row + fed])
         row += fed
     for count in (1, 2, 3):
         with threads(count):
@@ -249,7 +242,7 @@ def test_where_blocks_lie_changes_nothing(dtype, blocks):
     store = torch.full_like(case.store, UNUSED)
     store[:, new] = case.store[:, old]
     moved = Part(blocks, part.context, part.positions, part.mask)
-    other = Case(**{**vars(case), "batch": [moved], "slots": new[120:], "store": store})
+    other = replace(case, batch=[moved], slots=new[120:], store=store)
     assert torch.equal(other.run()[0], case.run()[0])
 
 
@@ -279,9 +272,9 @@ def test_a_mistake_in_any_part_would_be_seen():
     other[2, 1] ^= True
     assert batch.mask[2].sum() > 1
     spoiled = [
-        Case(**{**vars(case), "batch": [Part(batch.blocks, batch.context, batch.positions, other)]}),
-        Case(**{**vars(case), "sin": -case.sin}),
-        Case(**{**vars(case), "slots": case.slots[::-1].copy()}),
+        replace(case, batch=[Part(batch.blocks, batch.context, batch.positions, other)]),
+        replace(case, sin=-case.sin),
+        replace(case, slots=case.slots[::-1].copy()),
     ]
     for one in spoiled:
         assert not (one.run()[0] - exact).norm() <= 1e-3 * exact.norm()
@@ -319,14 +312,10 @@ def test_a_row_that_is_no_number_spoils_no_other_request(bad):
 
 def test_a_root_is_the_same_with_drafts_behind_it_and_alone():
     whole = make(6, sequences=[(9, 121, 0)], scattered=False)
-    part, rows = whole.batch[0], slice(0, 1)
+    part = whole.batch[0]
     part.mask[:] = np.tri(9, dtype=bool)
     alone = Part(part.blocks, part.context, part.positions[:1], part.mask[:1, :1])
-    one = Case(
-        whole.parts, whole.weights, [alone], whole.slots[rows], whole.x[rows], None, whole.cos[rows], whole.sin[rows],
-        whole.store,
-    )  # fmt: skip
-    assert torch.equal(one.run()[0], whole.run()[0][rows])
+    assert torch.equal(whole.alone(alone, slice(0, 1)), whole.run()[0][:1])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
