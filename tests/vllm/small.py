@@ -216,7 +216,7 @@ class Step:
         self.engine, self.requests = engine, [engine.requests[name] for name in counts]
         self.counts, runs = list(counts.values()), list(zip(self.requests, counts.values(), strict=True))
         self.ended = [r.computed + count >= len(r.tokens) for r, count in runs]  # False in the midst of a prompt
-        self.drafts = [engine.verified(r.drafts) for r in self.requests]
+        self.drafts = engine.verified(self.requests)
         roots = [r.computed + count - 1 - len(r.drafts) for r, count in runs]
         fed = [[r.tokens[at], *own] for r, at, own in zip(self.requests, roots, self.drafts, strict=True)]
         self.fed = torch.tensor([token for row in fed for token in row])
@@ -593,10 +593,10 @@ class Engine:
     def outputs(self):
         return {name: request.output_token_ids for name, request in self.requests.items()}
 
-    def verified(self, drafts):
-        """Those of a request's drafts that the device verifies; -1 where one is invalid."""
-        kept = drafts if self.budget is None else drafts[: self.budget]
-        return [-1 if at and self.steps in self.invalid else token for at, token in enumerate(kept)]
+    def verified(self, requests):
+        """Those of each request's drafts that the device verifies; -1 where one is invalid."""
+        kept = [request.drafts[: self.budget] for request in requests]
+        return [[-1 if at and self.steps in self.invalid else t for at, t in enumerate(own)] for own in kept]
 
     def propose(self, step, given, compute):
         """Draft behind what each request was given. `compute`: (tokens, rows of the batch, depths) to logits."""
@@ -632,6 +632,10 @@ class Engine:
             self.step()
 
 
+def shutdown(procs, timeout=None):
+    """vLLM's, of its engines."""
+
+
 def modules():
     """By vLLM's names, each with classes of its own, so that no wrapper is left in these."""
     group = SimpleNamespace(rank_in_group=0, is_last_rank=True)
@@ -648,7 +652,7 @@ def modules():
         known.V2_REJECTION: {"RejectionSampler": V2RejectionSampler, "rejection_sample": rejection_sample},
         known.V2_DRAFTER: {"DraftModelSpeculator": DraftModelSpeculator},
         known.V2_RUNNER: {"GPUModelRunner": V2GPUModelRunner},
-        ENDS: {"shutdown": lambda processes, timeout=None: None},
+        ENDS: {"shutdown": lambda *args, **kwargs: shutdown(*args, **kwargs)},
         "vllm.distributed.parallel_state": {"get_tp_group": lambda: group, "get_pp_group": lambda: group},
         "vllm": {"envs": SimpleNamespace(VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS=1.0)},
         "vllm.tokenizers": {"cached_tokenizer_from_config": lambda config: tokenizer},
@@ -673,8 +677,11 @@ class Said(logging.Handler):
 
 
 @contextmanager
-def installed(**variables):
-    """vLLM with the plugin in it, as SPECSCOPE_* say; gives what the plugin says, and ends as a process does."""
+def installed(others=(), **variables):
+    """vLLM with the plugin in it, as SPECSCOPE_* say; gives what the plugin says, and ends as a process does.
+
+    `others`: members of its modules that are not these, by module.
+    """
     said, ends = Said(), []
     with pytest.MonkeyPatch.context() as patch:
         for name in settings.ALL:
@@ -682,6 +689,7 @@ def installed(**variables):
         for name, value in variables.items():
             patch.setenv(f"SPECSCOPE_{name}", str(value))
         for name, module in modules():
+            vars(module).update(dict(others).get(name, {}))
             patch.setitem(sys.modules, name, module)
         patch.setattr(known, "here", lambda: known.Fit((), (), ()))
         patch.setattr(plugin, "at_exit", ends.append)
@@ -695,14 +703,14 @@ def installed(**variables):
             logging.getLogger("specscope").removeHandler(said)
 
 
-def record(requests, speculation=None, *, run=Engine.run, gather=None, fails=False, variables=(), **engine):
+def record(requests, speculation=None, *, run=Engine.run, gather=None, fails=False, variables=(), others=(), **engine):
     """(The history of a run, its engine, what the plugin said).
 
     `gather`: V1's tensors are gathered as on a device, inside of this context; `fails`: something goes wrong in hooks.
     """
     with tempfile.TemporaryDirectory() as folder:
         capture = Path(folder) / "run.jsonl"
-        with installed(CAPTURE=capture, **dict(variables)) as said, pytest.MonkeyPatch.context() as patch:
+        with installed(others, CAPTURE=capture, **dict(variables)) as said, pytest.MonkeyPatch.context() as patch:
             if gather is not None:
                 patch.setattr(v1_runner, "judge_here", inside(gather, v1_runner.judge_there))
             made = Engine(requests, speculation, **engine)

@@ -1,13 +1,14 @@
 """vLLM's debugger over real sockets: a worker's thread with the plugin's hooks on one side, the console beyond."""
 
 import errno
+import re
 import socket
 import stat
 import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 
 import pytest
@@ -17,47 +18,75 @@ from specscope.errors import UserError
 from specscope.remote.debug_socket import AttachedCommands, DebugServer
 from specscope.remote.held import HeldCommands
 from specscope.trace.record.records import Outcome
-from specscope.vllm.v1 import debugger, runner
-from specscope.vllm.v1.call import SamplerCall
-from specscope.vllm.v1.debugger import Limit
-from tests.vllm.fakes import FakeVllm
+from specscope.vllm.v1 import debugger as module
+from specscope.vllm.v1.debugger import Debugger, Limit
+from tests.vllm import small
+from tests.vllm.small import Engine, Request, Speculation, installed, params
+from tests.vllm.test_recording import distribution
 from tests.waiting import HANG_SECONDS, until
 
 REJECTION = "break reject if p < 0.1"
+MP = {"distributed_executor_backend": "mp"}
 
 
 class Bench:
-    """A fake vLLM with its socket."""
+    """A small vLLM on a thread, with its socket."""
 
-    def __init__(self, folder, **settings):
-        self.vllm = FakeVllm(**settings)
-        self.path = folder / "debug.sock"
-        debugger = self.vllm.debugger
-        commands = partial(HeldCommands, debugger, debugger.limit.describe)
-        self.server = DebugServer(self.path, debugger.gate, lambda: "attached to a fake", commands)
-        self.clients = []
+    def __init__(
+        self, folder, *, tokens=60, requests=2, heat=0.8, rules=(), samples="probabilistic", pause=0.0, **engine
+    ):
+        self.path, self.clients, self.stack = folder / "debug.sock", [], ExitStack()
+        patch, made = self.stack.enter_context(pytest.MonkeyPatch.context()), []
+        patch.setattr(module, "Debugger", lambda: made.append(Debugger()) or made[-1])
+        self.said = self.stack.enter_context(installed(DEBUG_SOCKET=self.path))
+        asked = [
+            Request(f"r{n}", params(temperature=heat, max_tokens=tokens + 9 * n, **dict(rules)))
+            for n in range(requests)
+        ]
+        config = {"max_model_len": 4096, **engine}
+        self.engine, (self.debugger,) = Engine(asked, Speculation(draft_sample_method=samples), config=config), made
+        self.engine.pause, self.gate, self.fails = pause, self.debugger.gate, False
+        self.thread = threading.Thread(target=self.engine.run, daemon=True)
+
+    @property
+    def steps(self):
+        return self.engine.steps
 
     def attach(self):
-        client = AttachedCommands(str(self.path))
-        self.clients.append(client)
-        return client
+        self.clients.append(AttachedCommands(str(self.path)))
+        return self.clients[-1]
 
     def stopped(self):
-        """A client, with vLLM stopped at an unlikely rejection."""
+        """A client, with vLLM stopped at an unlikely rejection, and what it was told."""
         client = self.attach()
         client.run(REJECTION)
-        self.vllm.thread.start()
+        self.thread.start()
         return client, client.run("continue")
+
+    def still(self):
+        """Whether it runs no step for a while."""
+        before = self.steps
+        time.sleep(0.3)
+        return self.steps == before
+
+    def goes_on(self, steps=3):
+        """Until it has run some more."""
+        before = self.steps
+        until(lambda: self.steps > before + steps)
+
+    def ends(self):
+        self.thread.join(HANG_SECONDS)
+        assert not self.thread.is_alive(), "vLLM did not go on"
 
     def close(self):
         for client in self.clients:
             client.close()
-        self.server.close()
-        self.vllm.tokens, self.vllm.pause = 0, 0.0  # what runs ends with its step
-        if self.vllm.thread.ident is not None:
-            self.vllm.thread.join(HANG_SECONDS)
-            assert not self.vllm.thread.is_alive(), "vLLM did not go on"
-        assert not self.vllm.guard.errors
+        self.engine.halt.set()
+        until(lambda: not self.gate.controlled)
+        if self.thread.ident is not None:
+            self.ends()
+        self.stack.close()
+        assert self.fails == any("failed" in line for line in self.said), self.said
 
 
 @pytest.fixture
@@ -73,41 +102,22 @@ def bench(tmp_path):
         one.close()
 
 
-def still(vllm, seconds=0.3):
-    """Whether it runs no step for a while."""
-    before = vllm.steps
-    time.sleep(seconds)
-    return vllm.steps == before
-
-
 def test_it_stops_at_an_unlikely_rejection_and_shows_it(bench):
     one = bench()
     client, said = one.stopped()
     assert "breakpoint 1 (break reject if p < 0.1)" in said
     assert "vLLM waits here without a limit" in said
-    assert still(one.vllm)
-    step = int(client.run("print step"))
-    part = one.vllm.debugger.history.steps[-1].requests[0]
+    assert one.still()
     name, node = client.run("print request"), int(client.run("print node"))
-    part = next(p for p in one.vllm.debugger.history.steps[-1].requests if p.request == name)
+    part = next(part for part in one.debugger.history.steps[-1].requests if part.request == name)
     assert part.verdict.outcome[node] == Outcome.REJECTED
     assert part.verdict.p[node] < 0.1
-    assert step == one.vllm.steps  # counted from 0: those before it are done, and this one is not
+    assert int(client.run("print step")) == one.steps  # counted from 0: those before it are done, and this one is not
     shown = client.run(f"node {node}")
     assert "target, as sampled" in shown
     assert "of the target's mass is left" in shown
     assert "CONTRADICTION" not in shown
     assert "✗" in client.run("tree")
-
-
-def test_other_ranks_that_wait_are_told_of(bench):
-    _, said = bench(limit=Limit(3600.0, "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", ranks=2)).stopped()
-    assert "1 other rank may wait in a collective" in said
-    assert "continues by itself after 300 s" in said  # half of what a collective waits
-
-
-def test_going_back_and_forks_are_refused_with_the_reason(bench):
-    client, _ = bench().stopped()
     for line in ("reverse-next", "reverse-continue", "reverse-step", "goto 0", "goto start", "run"):
         with pytest.raises(UserError, match="cannot go back"):
             client.run(line)
@@ -122,92 +132,80 @@ def test_going_back_and_forks_are_refused_with_the_reason(bench):
             client.run(line)
 
 
+def test_how_long_vllm_waits():
+    assert Limit(None).describe() == "vLLM waits here without a limit: engine and worker are one process"
+    said = Limit(3600.0, "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", ranks=2).describe()
+    assert "1 other rank may wait in a collective" in said
+    assert "continues by itself after 300 s" in said  # half of what a collective waits
+
+
 def test_next_runs_one_engine_step_and_pause_stops_a_run(bench):
-    one = bench(tokens=200)
-    one.vllm.pause = 0.01
-    one.vllm.thread.start()
+    one = bench(tokens=200, pause=0.01)
+    one.thread.start()
     client = one.attach()
-    until(lambda: one.vllm.steps > 3)  # attaching alone stops nothing
-    said = client.run("pause")
-    assert "vLLM waits here" in said
-    assert still(one.vllm)
-    at = one.vllm.steps
-    client.run("next")
-    assert one.vllm.steps == at + 1
-    client.run("next 3")
-    assert one.vllm.steps == at + 4
+    one.goes_on()  # attaching alone stops nothing
+    assert "vLLM waits here" in client.run("pause")
+    assert one.still()
+    at = one.steps
+    for line, steps in (("next", 1), ("next 3", 4)):
+        client.run(line)
+        assert one.steps == at + steps
     assert client.run("pause").startswith(f"step {at + 4} ")  # it stands already
-    assert one.vllm.steps == at + 4
-    client.run("until step == 30")
-    assert one.vllm.steps == 30
-    client.run("goto 33")
-    assert one.vllm.steps == 33
+    for line, step in (("until step == 30", 30), ("goto 33", 33)):
+        client.run(line)
+        assert one.steps == step
 
 
 def test_the_end_of_a_request_stops_it_too(bench):
     one = bench(tokens=20)
     client = one.attach()
     client.run("break finish")
-    one.vllm.thread.start()
+    one.thread.start()
     said = client.run("continue")
     assert "breakpoint 1 (break finish)" in said
     name = said.split("\n")[0].split(", ")[1]
-    assert one.vllm.debugger.history.requests[name].end is not None
+    assert one.debugger.history.requests[name].end is not None
     client.run("delete")
     assert "has ended" in client.run(f"finish {next(n for n in ('r0', 'r1') if n != name)}")
 
 
-def test_conditions_over_several_steps_hold_as_in_our_own_engine(bench):
-    one = bench(tokens=200)
+def test_conditions_over_several_steps_hold_and_commands_run_where_it_stops(bench):
+    one = bench(tokens=200, requests=1)
     client = one.attach()
-    client.run("break step if tau < 1.6 and index > 5")
-    one.vllm.thread.start()
-    client.run("continue")
-    assert float(client.run("print tau")) < 1.6
+    client.run("break step if tau < 3.6 and index > 5")
+    client.run("commands 1")
+    assert client.reading
+    for line in ("print step", "where", "end"):
+        client.run(line)
+    assert not client.reading
+    one.thread.start()
+    said = client.run("continue")
+    assert f"\n{one.steps}\n" in said
+    assert said.count(f"step {one.steps} ") == 2
+    assert float(client.run("print tau")) < 3.6
     assert int(client.run("print index")) > 5
     assert client.run("print before_accepted") != "None"
     assert client.run("print gap") == "1"
 
 
-def test_commands_of_a_breakpoint_run_where_it_stops(bench):
-    one = bench(requests=1)
-    client = one.attach()
-    client.run(REJECTION)
-    client.run("commands 1")
-    assert client.reading
-    client.run("print step")
-    client.run("where")
-    client.run("end")
-    assert not client.reading
-    one.vllm.thread.start()
-    said = client.run("continue")
-    assert f"\n{one.vllm.steps}\n" in said
-    assert said.count(f"step {one.vllm.steps} ") == 2
-
-
 def test_what_ran_before_it_was_attached_is_known(bench):
-    one = bench(tokens=200)
-    one.vllm.pause = 0.005
-    one.vllm.thread.start()
+    one = bench(tokens=200, pause=0.005)
+    one.thread.start()
     for _ in range(2):  # and what ran while none was attached
-        until(lambda before=one.vllm.steps: one.vllm.steps > before + 12)
+        one.goes_on(10)
         client = one.attach()
         client.run("next")
-        history = one.vllm.debugger.history
-        assert [record.step for record in history.steps] == list(range(one.vllm.steps + 1))
+        assert [record.step for record in one.debugger.history.steps] == list(range(one.steps + 1))
         assert float(client.run("print tau")) > 1
         assert "context: … " in client.run("node 0")
         client.run("quit")
 
 
-def test_the_socket_is_this_users_alone(bench):
-    mode = bench().path.stat().st_mode
+def test_the_socket_is_this_users_alone_and_takes_one_debugger(bench):
+    one = bench()
+    mode = one.path.stat().st_mode
     assert stat.S_ISSOCK(mode)
     assert stat.S_IMODE(mode) == 0o600
-
-
-def test_a_second_debugger_is_told_that_there_is_one(bench):
-    one = bench()
     first = one.attach()
     with pytest.raises(UserError, match="another debugger is attached"):
         one.attach()
@@ -218,133 +216,96 @@ def test_a_second_debugger_is_told_that_there_is_one(bench):
 
 CLIENT = """
 import sys
-from specscope.remote.held import HeldCommands
 from specscope.remote.debug_socket import AttachedCommands
 client = AttachedCommands(sys.argv[1])
 client.run("break reject if p < 0.1")
 print(client.run("continue"), flush=True)
 print("stopped", flush=True)
-sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize("waits", [False, True], ids=["while it holds", "while it waits"])
-def test_a_debugger_that_is_killed_lets_vllm_go_on(bench, waits):
-    one = bench(tokens=400, requests=1)
-    line = "print(client.run('until step < 0'))" if waits else ""
-    process = subprocess.Popen(
-        [sys.executable, "-c", CLIENT.replace("sys.stdin.read()", f"{line}\nsys.stdin.read()"), str(one.path)],
-        stdout=subprocess.PIPE,
-        stdin=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        until(lambda: one.vllm.debugger.gate.is_open)
-        one.vllm.pause = 0.005
-        one.vllm.thread.start()
-        for said in process.stdout:
-            if said == "stopped\n":
-                break
-        if not waits:
-            assert still(one.vllm)
-        before = one.vllm.steps
-        process.kill()
-        until(lambda: one.vllm.steps > before + 2)
-    finally:
-        process.kill()
-        process.wait()
-    until(lambda: not one.vllm.debugger.gate.controlled)
-    one.vllm.thread.join(HANG_SECONDS)
-    assert len(one.vllm.contexts["r0"]) == 401
-
-
-def test_a_client_that_left_lines_unread_does_not_hold_vllm(bench):
-    """Piped lines arrive at once, and the client is gone before the second runs."""
-    one = bench(tokens=400)
-    one.vllm.pause = 0.005
-    one.vllm.thread.start()
-    with socket.socket(socket.AF_UNIX) as client:
-        client.connect(str(one.path))
-        client.sendall(b'{"line": "next"}\n{"line": "next"}\n{"line": "continue"}\n{"line": "continue"}\n')
-    before = one.vllm.steps
-    until(lambda: one.vllm.steps > before + 5)
+@pytest.mark.parametrize("then", ["sys.stdin.read()", "client.run('until step < 0')"], ids=["holds", "waits"])
+def test_a_debugger_that_is_killed_lets_vllm_go_on(bench, then):
+    one = bench(tokens=400, requests=1, pause=0.005)
+    command = [sys.executable, "-c", CLIENT + then, str(one.path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) as process:
+        try:
+            until(lambda: one.gate.is_open)
+            one.thread.start()
+            assert "stopped\n" in iter(process.stdout.readline, "")
+            assert "until" in then or one.still()
+            process.kill()
+            one.goes_on()
+        finally:
+            process.kill()
+    until(lambda: not one.gate.controlled)
+    one.ends()
+    assert len(one.engine.outputs["r0"]) == 400
 
 
 def test_it_goes_on_by_itself_before_its_engine_gives_up_and_says_so(bench):
-    one = bench(limit=Limit(1.0, "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"), tokens=400)
-    one.vllm.pause = 0.005
+    one = bench(parallel=MP, tokens=400, pause=0.005)
     client, said = one.stopped()
     assert "gives up after 1 s (VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS), so it continues by itself after 0.5 s" in said
-    before = one.vllm.steps
-    until(lambda: one.vllm.steps > before + 3)
+    one.goes_on()
     said = client.run("info breakpoints")
     assert said.startswith("vLLM went on by itself after 0.5 s: pause stops it again")
     assert "vLLM is running" in client.run("node 0")
     assert "vLLM waits here" in client.run("pause")
 
 
-def test_control_c_ends_the_wait_of_a_vllm_that_runs_nothing(bench):
-    one = bench()
-    client = one.attach()
-    began = time.monotonic()
+@pytest.mark.parametrize("runs", [False, True], ids=["nothing runs", "it runs"])
+def test_control_c_ends_the_wait_and_vllm_stops_at_its_next_step(bench, runs):
+    one = bench(tokens=2000, pause=0.005)
+    if runs:
+        one.thread.start()
+    client, began = one.attach(), time.monotonic()
     client.session.interrupted = lambda: time.monotonic() - began > 0.3
     said = client.run("continue")
     assert "interrupted" in said
-    assert "stops at its next step" in said
-    one.vllm.thread.start()
-    until(lambda: one.vllm.debugger.gate.stands)
-    assert one.vllm.steps == 0
+    if not runs:
+        assert "stops at its next step" in said
+        one.thread.start()
+    until(lambda: one.gate.stands)
+    assert one.still()
+    assert runs or one.steps == 0
 
 
-def test_control_c_stops_a_run_at_its_next_step(bench):
-    one = bench(tokens=2000)
-    one.vllm.pause = 0.005
-    one.vllm.thread.start()
-    client = one.attach()
-    began = time.monotonic()
-    client.session.interrupted = lambda: time.monotonic() - began > 0.3
-    assert "interrupted" in client.run("continue")
-    until(lambda: one.vllm.debugger.gate.stands)  # it may have been between two steps
-    assert still(one.vllm)
-
-
-def test_its_output_is_the_same_with_a_debugger_that_only_looks(bench):
-    plain = FakeVllm()
-    plain.run()
+def test_its_output_is_the_same_with_a_debugger_that_only_looks(bench, tmp_path):
+    plain = bench()
+    plain.engine.run()
+    plain.close()
     one = bench()
     client = one.attach()
     client.run("break reject")
-    one.vllm.thread.start()
+    one.thread.start()
     for _ in range(10):
         client.run("continue")
         client.run("node 0")
     client.run("quit")
-    one.vllm.thread.join(HANG_SECONDS)
-    assert one.vllm.contexts == plain.contexts
+    one.ends()
+    assert one.engine.outputs == plain.engine.outputs
 
 
 def test_a_failing_debugger_never_reaches_vllm(bench, monkeypatch):
     one = bench(tokens=30)
-    monkeypatch.setattr(one.vllm.debugger.history, "append", lambda record: 1 / 0)
+    one.fails = True
+    monkeypatch.setattr(one.debugger.history, "append", lambda record: 1 / 0)
     client = one.attach()
-    one.vllm.thread.start()
+    one.thread.start()
     client._send({"line": "next"})
-    one.vllm.thread.join(HANG_SECONDS)
-    assert not one.vllm.thread.is_alive()
-    assert len(one.vllm.contexts["r0"]) == 31
-    assert one.vllm.guard.errors
-    one.vllm.guard.errors = 0  # they were meant
+    one.ends()
+    assert len(one.engine.outputs["r0"]) == 30
 
 
 def test_a_socket_that_a_process_left_behind_is_taken_over(tmp_path):
-    path = tmp_path / "debug.sock"
+    path, debugger = tmp_path / "debug.sock", Debugger()
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(path))
-    vllm = FakeVllm()
-    commands = partial(HeldCommands, vllm.debugger, vllm.debugger.limit.describe)
-    server = DebugServer(path, vllm.debugger.gate, lambda: "here", commands)
+    commands = partial(HeldCommands, debugger, debugger.limit.describe)
+    server = DebugServer(path, debugger.gate, lambda: "here", commands)
     with pytest.raises(OSError, match="another process listens"):
-        DebugServer(path, vllm.debugger.gate, lambda: "there", commands)
+        DebugServer(path, debugger.gate, lambda: "there", commands)
     client = AttachedCommands(str(path))
     assert client.greeting == "here"
     client.close()
@@ -354,34 +315,45 @@ def test_a_socket_that_a_process_left_behind_is_taken_over(tmp_path):
         AttachedCommands(str(path))
 
 
-def test_a_client_that_could_not_be_let_in_does_not_end_the_socket(bench):
+def test_a_client_that_could_not_be_let_in_does_not_end_the_socket(tmp_path):
     """Too many files were open, for one."""
-    one = bench()
-    real = one.server._socket
+    debugger = Debugger()
+    commands = partial(HeldCommands, debugger, debugger.limit.describe)
+    server = DebugServer(tmp_path / "debug.sock", debugger.gate, lambda: "here", commands)
+    real = server._socket
 
     class Failing:
         def accept(self):
-            one.server._socket = real
+            server._socket = real
             raise OSError(errno.EMFILE, "Too many open files")
 
-    one.server._socket = Failing()
-    one.attach().close()  # the one that the thread waits for already
-    until(lambda: one.server._socket is real)
-    assert one.attach().greeting == "attached to a fake"
+    server._socket = Failing()
+    AttachedCommands(str(tmp_path / "debug.sock")).close()  # the one that the thread waits for already
+    until(lambda: server._socket is real)
+    client = AttachedCommands(str(tmp_path / "debug.sock"))
+    assert client.greeting == "here"
+    client.close()
+    server.close()
 
 
-def test_lines_that_are_no_protocol_end_the_client_alone(bench):
-    one = bench()
-    for sent in (b"\xff\n", b"[]\n", b"{}\n", b'{"line"', b"x" * 200_000):
-        with socket.socket(socket.AF_UNIX) as client:
-            client.settimeout(HANG_SECONDS)
-            client.connect(str(one.path))
-            client.recv(1000)
-            with suppress(ConnectionError):  # it may have closed before it read all
-                client.sendall(sent)
+LINES = b'{"line": "next"}\n{"line": "next"}\n{"line": "continue"}\n{"line": "continue"}\n'
+
+
+@pytest.mark.parametrize("sent", [b"\xff\n", b"[]\n", b"{}\n", b'{"line"', b"x" * 200_000, LINES], ids=range(6))
+def test_a_client_that_sends_no_protocol_or_reads_nothing_ends_alone(bench, sent):
+    one = bench(tokens=400, pause=0.005)
+    one.thread.start()
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(HANG_SECONDS)
+        client.connect(str(one.path))
+        with suppress(ConnectionError):  # it may have closed before it read all
+            client.sendall(sent)
+            if sent != LINES:  # which leaves unread what it is told
                 client.shutdown(socket.SHUT_WR)
                 while client.recv(1000):
                     pass
+    one.goes_on(5)
+    until(lambda: not one.gate.controlled)
     assert one.attach().run("info breakpoints") == "no breakpoints"
 
 
@@ -393,25 +365,32 @@ def test_vllm_waits_without_the_interpreters_lock(bench):
     for _ in range(30):
         time.sleep(0.01)
     assert time.process_time() - time.thread_time() - before < 0.15  # of the other threads, in 0.3 s or more
-    assert one.vllm.debugger.gate.stands
+    assert one.gate.stands
+
+
+@contextmanager
+def console(path, *words):
+    """`specscope debug --attach`."""
+    command = [sys.executable, "-m", "specscope", "debug", "--attach", str(path), *map(str, words)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as process:
+        yield process
 
 
 def test_the_console_runs_a_script_and_vllm_goes_on_at_its_end(bench, tmp_path):
-    one = bench(tokens=200)
-    script = tmp_path / "script"
+    one, script = bench(tokens=200), tmp_path / "script"
     script.write_text(f"{REJECTION}\ncontinue\nwhere\nreverse-next\nwhere\n")
-    command = [sys.executable, "-m", "specscope", "debug", "--attach", str(one.path), "--commands", str(script)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as console:
-        until(lambda: one.vllm.debugger.gate.is_open)
-        one.vllm.thread.start()
-        out, err = console.communicate(timeout=HANG_SECONDS)
-    assert console.returncode == 2
+    with console(one.path, "--commands", script) as process:
+        until(lambda: one.gate.is_open)
+        one.thread.start()
+        out, err = process.communicate(timeout=HANG_SECONDS)
+    assert process.returncode == 2
     assert "1 command failed, in line 4" in err
-    assert "attached to a fake" in out
+    assert re.search(r"attached to vLLM unknown, process \d+, org/model: it runs on until it is moved", out)
     assert "vLLM waits here" in out
     assert out.count("node ") > 2
-    one.vllm.thread.join(HANG_SECONDS)
-    assert len(one.vllm.contexts["r0"]) == 201
+    one.ends()
+    assert len(one.engine.outputs["r0"]) == 200
 
 
 def test_a_console_whose_vllm_ends_says_so_and_ends(tmp_path):
@@ -419,19 +398,15 @@ def test_a_console_whose_vllm_ends_says_so_and_ends(tmp_path):
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(path))
         server.listen()
-        command = [sys.executable, "-m", "specscope", "debug", "--attach", str(path)]
-        with subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ) as console:
+        with console(path) as process:
             client, _ = server.accept()
             client.sendall(b'{"text": "attached", "refused": false}\n')
-            console.stdin.write("continue\nwhere\n")
-            console.stdin.flush()
+            process.stdin.write("continue\nwhere\n")
+            process.stdin.flush()
             assert client.recv(100) == b'{"line": "continue"}\n'
             client.close()
-            _, said = console.communicate(timeout=HANG_SECONDS)
-            assert said.count("vLLM has ended") == 1
-            assert console.returncode == 0
+            _, said = process.communicate(timeout=HANG_SECONDS)
+            assert (said.count("vLLM has ended"), process.returncode) == (1, 0)
 
 
 @pytest.mark.parametrize("sent", [b"HTTP/1.1 400\n", b"[]\n", b"{}\n"])
@@ -445,41 +420,85 @@ def test_a_socket_of_something_else_is_refused(tmp_path, sent):
             AttachedCommands(str(path))
 
 
-class Late:
-    """Verdicts that come when they are waited for, as from a device."""
-
-    bytes = 0
-
-    def __init__(self, judgements):
-        self.judgements, self.is_there = judgements, False
-
-    def ready(self):
-        return self.is_there
-
-    def wait(self):
-        self.is_there = True
-
-    def of(self, row):
-        assert self.is_there
-        return self.judgements.of(row)
+# A node's distributions where it was judged
 
 
-def copies(call):
-    """As on_host makes them of tensors on a device."""
-    values = {name: getattr(call, name) for name in call.__dataclass_fields__}
-    return SamplerCall(
-        **{name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in values.items()}
+@pytest.fixture
+def seen(bench, monkeypatch):
+    """Stops a vLLM at its third step; (its engine, the view of a node, its part)."""
+
+    def look(name, node, **settings):
+        views, own = [], module.view_node
+        monkeypatch.setattr(module, "view_node", lambda *args: views.append(own(*args)) or views[-1])
+        one = bench(**settings)
+        client = one.attach()
+        client.run("break step if index == 2")
+        one.thread.start()
+        client.run("continue")
+        client.run(f"request {name}")
+        text = client.run(f"node {node}")
+        (part,) = [part for part in one.debugger.history.steps[-1].requests if part.request == name]
+        return one.engine, views[0], part, text
+
+    return look
+
+
+@pytest.mark.parametrize("samples", ["greedy", "probabilistic"])
+def test_the_columns_are_those_of_the_row_that_judged_the_node(seen, samples):
+    engine, view, part, _ = seen("r1", 1, samples=samples)
+    above, token = part.tree.token[:2].tolist()
+    raw, p, thought = (
+        row.softmax(-1) for row in (engine.target[above], engine.target[above] / 0.8, engine.draft[above])
     )
+    for column, probs in ((view.raw, raw), (view.p, p), (view.draft, thought)):
+        assert column.prob == pytest.approx(float(probs[token]), abs=1e-6)
+        assert column.entropy == pytest.approx(float(torch.special.entr(probs).sum()), abs=1e-5)
+        assert column.top[0].token == int(probs.argmax())
+        assert column.rank == 1 + int((probs > probs[token]).sum())
+    assert view.tv == pytest.approx(float((raw - thought).abs().sum() / 2), abs=1e-6)
+    assert view.kl == pytest.approx(float((raw * (raw / thought).log()).sum()), abs=1e-5)
+    assert (view.q is None) == (samples == "greedy")
+    if view.q is not None:
+        assert view.q.prob == pytest.approx(float((engine.draft[above] / 0.8).softmax(-1)[token]), abs=1e-6)
+    assert (view.computed, view.notes) == (False, ())
+
+
+def test_a_greedy_target_has_all_of_p_at_one_token(seen):
+    _, view, _, _ = seen("r0", 0, heat=0.0)
+    assert ([one.prob for one in view.p.top], view.p.entropy) == ([1.0], 0)
+    assert (view.removed[0].rule, view.removed[0].tokens) == ("temperature 0", small.V - 1)
+
+
+def test_what_top_p_took_away_is_said(seen):
+    engine, view, part, _ = seen("r1", 1, rules={"top_p": 0.5})
+    (removed,) = view.removed
+    logits = engine.target[part.tree.token[0]]
+    gone = distribution(logits, 0.8, 0.5) == 0
+    assert (removed.rule, removed.tokens) == ("top-p 0.5", int(gone.sum()))
+    assert removed.mass == pytest.approx(float((logits / 0.8).softmax(-1)[gone].sum()), abs=1e-5)
+
+
+def test_numbers_that_are_not_those_that_were_judged_are_a_contradiction(seen, monkeypatch):
+    own = module.on_host
+
+    def other(call):
+        there = own(call)
+        there.target_probs[:] = 1 / small.V
+        return there
+
+    monkeypatch.setattr(module, "on_host", other)
+    _, view, _, text = seen("r1", 0)
+    assert "was judged with p" in view.notes[0]
+    assert "CONTRADICTION" in text
 
 
 def test_on_a_device_it_waits_for_the_verdicts_and_looks_at_copies(bench, monkeypatch):
-    here = runner.judge_here
-    monkeypatch.setattr(runner, "judge_here", lambda *args, **kwargs: Late(here(*args, **kwargs)))
-    monkeypatch.setattr(debugger, "on_host", copies)
+    here = small.v1_runner.judge_here
+    monkeypatch.setattr(small.v1_runner, "judge_here", lambda *args, **more: small.Late(here(*args, **more)))
     one = bench()
     client, _ = one.stopped()
     at = int(client.run("print step"))
-    assert [record.step for record in one.vllm.debugger.history.steps] == list(range(at + 1))
+    assert [record.step for record in one.debugger.history.steps] == list(range(at + 1))
     shown = client.run(f"node {client.run('print node')}")
     assert "target, as sampled" in shown
     assert "CONTRADICTION" not in shown

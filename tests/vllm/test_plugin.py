@@ -1,65 +1,55 @@
-"""What the plugin writes, sends and tells a debugger, at each level of privacy."""
+"""What variables ask of the plugin; what it writes, sends and tells a debugger, at each level of privacy."""
 
+import dataclasses
+import json
+import os
 import re
+import subprocess
+import sys
+from types import SimpleNamespace
 
 import pytest
 
-from specscope.remote.held import HeldCommands
+from specscope.gone import instead
+from specscope.plans.model_digest import model_digest
+from specscope.remote.debug_socket import AttachedCommands
 from specscope.remote.receiver import Receiver
-from specscope.trace.inside.hooking import ErrorGuard
 from specscope.trace.inside.settings import PluginSettings
+from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.records import FinishReason
-from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.reading import read_capture
-from specscope.vllm import plugin
-from specscope.vllm.processes import engine_number
-from specscope.vllm.scheduling import SchedulerHooks
-from specscope.vllm.v1.debugger import Debugger
+from specscope.trace.wire.spans import SpanLevel
+from specscope.vllm import known
+from specscope.vllm.plugin import register
+from specscope.vllm.processes import ENDS, GRACE_SECONDS, engine_number
+from specscope.vllm.run_info import run_info
 from tests.searching import of_file, rows, tells
 from tests.support.records import received
-from tests.vllm import test_run_info
-from tests.vllm.stand import Engine, params
+from tests.vllm import small
+from tests.vllm.small import PROMPT, Engine, Request, Speculation, config, installed, params
 
-PROMPT, STOP = [1, 2, 3, 5, 4, 7], "wombat"
-PIECES = {token: f"quokka{token} ".encode() for token in range(11)}
-
-
-def recorded(monkeypatch, variables, *, ends_request=True):
-    """Run a request under the plugin's own witness, and let its process end; the debugger that it told."""
-    debugger, ends = Debugger(), []
-    monkeypatch.setattr(plugin, "rank_of_worker", lambda: 0)
-    monkeypatch.setattr(plugin, "_vocabulary", lambda *_: Vocabulary(PIECES))
-    monkeypatch.setattr(plugin, "at_exit", ends.append)
-    runner, guard = test_run_info.runner("org/model"), ErrorGuard()
-    runner.vllm_config.parallel_config = test_run_info.SimpleNamespace(data_parallel_rank=0)
-    engine = Engine()
-    engine.witness = plugin.witness(runner, PluginSettings.read(variables), guard, SchedulerHooks(guard), debugger)
-    engine.step({"a": []}, new={"a": (PROMPT, params(stop=[STOP]))})
-    one = engine.step({"a": [3, 4, 5]})
-    if ends_request:
-        engine.ends("a", "length", [token for token in one.output[0].tolist() if token >= 0])
-    engine.rest()
-    for end in ends:
-        end()
-    assert not guard.is_off
-    debugger.catch_up()
-    return debugger
+STOP = "wombat"
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
 @pytest.mark.parametrize("level", Privacy, ids=lambda level: level.name.lower())
-def test_what_it_is_told_to_leave_out_leaves_it_by_no_way(tmp_path, monkeypatch, caplog, protocol, level):
-    file, taken = tmp_path / "a.jsonl", []
-    flags = {Privacy.NO_TEXT: "SPECSCOPE_NO_TEXT", Privacy.NO_TOKENS: "SPECSCOPE_NO_TOKENS"}
+def test_what_it_is_told_to_leave_out_leaves_it_by_no_way(tmp_path, monkeypatch, protocol, level):
+    monkeypatch.setattr(small, "PIECES", {token: f"quokka{token}Ġ" for token in range(small.V)})
+    file, path, taken = tmp_path / "a.jsonl", tmp_path / "debug.sock", []
+    flags = {Privacy.NO_TEXT: {"NO_TEXT": 1}, Privacy.NO_TOKENS: {"NO_TOKENS": 1}}
     with Receiver(taken.append) as receiver:
         port = receiver.grpc_port if protocol == "grpc" else receiver.http_port
-        variables = {"SPECSCOPE_CAPTURE": str(file), "SPECSCOPE_OTLP_ENDPOINT": f"http://127.0.0.1:{port}"}
-        variables |= {"SPECSCOPE_OTLP_PROTOCOL": protocol} | ({flags[level]: "1"} if level else {})
-        debugger = recorded(monkeypatch, variables)
+        asked = {"CAPTURE": file, "OTLP_ENDPOINT": f"http://127.0.0.1:{port}", "OTLP_PROTOCOL": protocol}
+        with installed(**asked, DEBUG_SOCKET=path, **flags.get(level, {})) as said:
+            engine = Engine([Request("a", params(stop=[STOP]))])
+            for _ in range(3):  # what the second gave is told when the third begins
+                engine.step()
+            client = AttachedCommands(str(path))
+            told = [client.run(line) for line in ("info requests", "tree", "why", "node 0")]
+            client.close()
+            engine.run()
     sent = [(span.name, span.attributes) for _, span in received(taken)]
-    commands = HeldCommands(debugger, debugger.limit.describe)
-    told = [commands.run(line) for line in ("info requests", "tree", "why", "node 0")]
     ways = {"file": file.read_text(), "network": repr(sent), "debug socket": "\n".join(told)}
     for word, where in (("quokka", set(ways)), (STOP, {"file", "network"})):
         assert {name for name, written in ways.items() if word in written} == (set() if level else where)
@@ -70,19 +60,22 @@ def test_what_it_is_told_to_leave_out_leaves_it_by_no_way(tmp_path, monkeypatch,
     assert bool(re.search(r"#[0-9]", told[1])) is (level is Privacy.NO_TEXT)
     if not names_ids:
         assert "this shows tokens, which are left out here" in told[-1]
-    assert ("text to anyone with the tokenizer" in caplog.text) is (level is Privacy.NO_TEXT)
+    assert any("text to anyone with the tokenizer" in line for line in said) is (level is Privacy.NO_TEXT)
     assert read_capture(file).history.run.privacy is level
     assert {resource["specscope.run.text"] for resource, _ in received(taken)} == {level is Privacy.EVERYTHING}
 
 
-def test_what_runs_when_the_process_ends_is_ended_with_it(tmp_path, monkeypatch):
+def test_what_runs_when_the_process_ends_is_ended_with_it(tmp_path):
     """vLLM aborts it, and tells nobody."""
     file = tmp_path / "a.jsonl"
-    recorded(monkeypatch, {"SPECSCOPE_CAPTURE": str(file)}, ends_request=False)
+    with installed(CAPTURE=file):
+        engine = Engine([Request("a")])
+        for _ in range(3):
+            engine.step()
     reader = read_capture(file)
     (request,) = reader.history.requests.values()
     assert request.end.reason is FinishReason.CANCELLED
-    assert request.end.output.tolist() == [token for token, _ in request.output()]
+    assert request.end.output.tolist() == [token for token, _ in request.output()] == engine.outputs["a"]
     assert reader.warnings == []
 
 
@@ -94,5 +87,142 @@ def test_what_runs_when_the_process_ends_is_ended_with_it(tmp_path, monkeypatch)
     ],
 )
 def test_each_engine_has_its_own_names(numbers, engine):
-    config = test_run_info.SimpleNamespace(parallel_config=test_run_info.SimpleNamespace(**numbers))
-    assert engine_number(test_run_info.SimpleNamespace(vllm_config=config)) == engine
+    assert engine_number(SimpleNamespace(vllm_config=config(parallel=numbers))) == engine
+
+
+@pytest.mark.parametrize(("asked", "given"), [(0, GRACE_SECONDS), (9, 9), (None, None)])
+def test_engines_get_time_to_write_where_vllm_gives_them_none(monkeypatch, tmp_path, asked, given):
+    calls = []
+    monkeypatch.setattr(small, "shutdown", lambda procs, timeout=None: calls.append((procs, timeout)))
+    with installed(CAPTURE=tmp_path / "a.jsonl"):
+        sys.modules[ENDS].shutdown(["engine"], timeout=asked)
+        sys.modules[ENDS].shutdown(["engine"], asked)
+    assert calls == [(["engine"], given)] * 2
+
+
+# What variables ask
+
+
+def wrapped():
+    return hasattr(sys.modules[known.RUNNER].GPUModelRunner.execute_model, "__wrapped__")
+
+
+def test_nothing_happens_unless_a_variable_asks_for_it(tmp_path):
+    for variables in ({}, {"CAPTURE": "", "NO_TEXT": 1}):
+        with installed(**variables) as said:
+            assert (said, wrapped()) == ([], False)
+    with installed(CAPTURE=tmp_path / "a.jsonl"):
+        assert wrapped()
+    read = PluginSettings.read({"SPECSCOPE_CAPTURE": "a", "SPECSCOPE_EVIDENCE": "lean", "SPECSCOPE_NO_TEXT": "1"})
+    asked = PluginSettings(None, None, None, evidence="lean", privacy=Privacy.NO_TEXT)
+    assert read == dataclasses.replace(asked, capture="a")
+
+
+def test_an_error_while_it_is_installed_does_not_reach_vllm(tmp_path, monkeypatch):
+    with installed() as said:
+        monkeypatch.setattr(known, "here", lambda: 1 / 0)
+        monkeypatch.setenv("SPECSCOPE_CAPTURE", str(tmp_path / "a.jsonl"))
+        register()
+        assert not wrapped()
+    assert "ZeroDivisionError" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "read", "means"),
+    [
+        ("SAMPLE", "0.01", PluginSettings.ratio, 0.01),
+        ("SAMPLE", "", PluginSettings.ratio, None),
+        ("TRACE_LEVEL", "", PluginSettings.level, SpanLevel.TREES),
+        ("TRACE_LEVEL", "requests", PluginSettings.level, SpanLevel.REQUESTS),
+        ("EVIDENCE", "lean", lambda read: read.full, False),
+        ("EVIDENCE", "", lambda read: read.full, True),
+        ("AGGREGATES", "0", lambda read: read.gone, ()),
+    ],
+)
+def test_what_a_value_means(name, value, read, means):
+    assert read(PluginSettings.read({f"SPECSCOPE_{name}": value})) == means
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("SAMPLE", "7", "SPECSCOPE_SAMPLE must be between 0 and 1"),
+        ("TRACE_LEVEL", "all", "SPECSCOPE_TRACE_LEVEL is 'all': use off, requests, steps, trees"),
+        ("EVIDENCE", "Lean", "SPECSCOPE_EVIDENCE is 'Lean': use full, lean"),  # or more were recorded than asked for
+        ("AGGREGATES", "1", instead("SPECSCOPE_AGGREGATES")),
+        ("EVIDENCE", "counts", instead("SPECSCOPE_EVIDENCE=counts")),
+        ("KEEP", "error", instead("SPECSCOPE_KEEP")),
+    ],
+)
+def test_what_cannot_be_done_switches_the_plugin_off_in_one_line(monkeypatch, tmp_path, name, value, why):
+    monkeypatch.setenv(f"SPECSCOPE_{name}", value)
+    with installed(CAPTURE=tmp_path / "a.jsonl", **{name: value}) as said:
+        assert not wrapped()
+    (line,) = said
+    assert line.startswith(f"specscope: switched off: {why}")
+
+
+def test_what_every_process_of_a_vllm_finds_is_said_once(tmp_path):
+    code = (
+        "import multiprocessing\n"
+        "from specscope.vllm.plugin import register\n"
+        "register()\n"
+        "worker = multiprocessing.get_context('fork').Process(target=register)\n"
+        "worker.start(); worker.join(); print(worker.exitcode)"
+    )
+    variables = os.environ | {"SPECSCOPE_CAPTURE": "a.jsonl"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path, env=variables
+    )
+    assert (done.stdout.strip(), done.stderr.count("specscope: ")) == ("0", 1)
+
+
+# What it tells of vLLM's models
+
+
+def told(target, draft="", method="eagle3", **more):
+    speculation = Speculation(method, str(draft)) if method else None
+    runner = SimpleNamespace(vllm_config=config(speculation, model=str(target)), **more)
+    return run_info(runner, "full")
+
+
+@pytest.fixture
+def models(tmp_path):
+    for name in ("target", "head"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({"hidden_size": 4}))
+        (tmp_path / name / "model.safetensors").write_bytes(name[:1].encode() * 100)
+    return tmp_path / "target", tmp_path / "head"
+
+
+def test_paths_and_digests_of_local_folders(models, monkeypatch):
+    target, head = models
+    run = told(target, head)
+    assert (run.target_path, run.draft_path) == (str(target), str(head))
+    assert (run.target_digest, run.draft_digest) == (model_digest(target), model_digest(head))
+    for alone in (told(target, method=None), told(target, target, "ngram")):  # whose `model` repeats the target's
+        assert (alone.draft_path, alone.draft_digest) == ("", "")
+    run = told("org/model", "org/head")
+    assert (run.target_path, run.target_digest, run.draft_path, run.draft_digest) == ("org/model", "", "org/head", "")
+    monkeypatch.setattr("specscope.plans.model_digest.MOST_AT_START", 10)
+    assert told(target).target_digest == ""
+
+
+def test_what_shapes_the_drafter_is_a_fact_of_the_engine(models):
+    run = told(*models)
+    asked = SamplingParams(temperature=0.7, top_p=0.9, repetition_penalty=1.3, min_tokens=4, logit_bias={3: 2.0})
+    assert run.ways.drafter_params(asked) == SamplingParams(temperature=0.7)
+    ours = dataclasses.replace(run, versions={"specscope": "0.1.0"})
+    assert ours.ways.drafter_params(asked) == asked
+    assert (run.ways.raw_is_masked, ours.ways.raw_is_masked) == (True, False)
+
+
+def test_the_settings_that_shape_batches_are_told_as_vllm_takes_them(models):
+    there = config(None, model=str(models[0]))
+    there.scheduler_config = SimpleNamespace(max_num_batched_tokens=48, max_num_seqs=4, policy="fcfs")
+    there.cache_config.enable_prefix_caching = True
+    settings = {"runner": "V1", "max_num_batched_tokens": 48, "max_num_seqs": 4, "enable_prefix_caching": True}
+    settings |= {"block_size": 4, "max_model_len": 64}
+    assert run_info(SimpleNamespace(vllm_config=there), "full").settings == settings
+    v2 = SimpleNamespace(vllm_config=there, prepare_inputs=None)  # only V2's runner has it
+    assert run_info(v2, "full").settings["runner"] == "V2"

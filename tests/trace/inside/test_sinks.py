@@ -3,6 +3,7 @@ import logging
 import os
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,13 +17,15 @@ from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.outputs import Bus
 from specscope.trace.wire.reading import read_capture
-from specscope.vllm.run_info import left_out
+from specscope.vllm.run_info import left_out, run_info
 from tests.processes import room_for
 from tests.support.records import received
 from tests.trace.sampled_runs import SAMPLED, FakeEngine, FinishReason
 from tests.trace.samples import record as sample
 from tests.trace.strategies import RUN
-from tests.vllm.stand import RUN as VLLM_RUN
+from tests.vllm import small
+
+VLLM_RUN = run_info(SimpleNamespace(vllm_config=small.config(small.Speculation("eagle3"))), "full")
 
 
 def open_sinks(bus, **asked):
