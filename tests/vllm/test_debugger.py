@@ -33,7 +33,7 @@ class Bench:
     """A small vLLM on a thread, with its socket."""
 
     def __init__(
-        self, folder, *, tokens=60, requests=2, heat=0.8, rules=(), samples="probabilistic", pause=0.0, **engine
+        self, folder, *, tokens=60, requests=2, heat=0.8, rules=(), samples="probabilistic", pause=0.005, **engine
     ):
         self.path, self.clients, self.stack = folder / "debug.sock", [], ExitStack()
         patch, made = self.stack.enter_context(pytest.MonkeyPatch.context()), []
@@ -189,7 +189,7 @@ def test_conditions_over_several_steps_hold_and_commands_run_where_it_stops(benc
 
 
 def test_what_ran_before_it_was_attached_is_known(bench):
-    one = bench(tokens=200, pause=0.005)
+    one = bench(tokens=200)
     one.thread.start()
     for _ in range(2):  # and what ran while none was attached
         one.goes_on(10)
@@ -226,7 +226,7 @@ print("stopped", flush=True)
 
 @pytest.mark.parametrize("then", ["sys.stdin.read()", "client.run('until step < 0')"], ids=["holds", "waits"])
 def test_a_debugger_that_is_killed_lets_vllm_go_on(bench, then):
-    one = bench(tokens=400, requests=1, pause=0.005)
+    one = bench(tokens=400, requests=1)
     command = [sys.executable, "-c", CLIENT + then, str(one.path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) as process:
         try:
@@ -244,7 +244,7 @@ def test_a_debugger_that_is_killed_lets_vllm_go_on(bench, then):
 
 
 def test_it_goes_on_by_itself_before_its_engine_gives_up_and_says_so(bench):
-    one = bench(parallel=MP, tokens=400, pause=0.005)
+    one = bench(parallel=MP, tokens=400)
     client, said = one.stopped()
     assert "gives up after 1 s (VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS), so it continues by itself after 0.5 s" in said
     one.goes_on()
@@ -256,7 +256,7 @@ def test_it_goes_on_by_itself_before_its_engine_gives_up_and_says_so(bench):
 
 @pytest.mark.parametrize("runs", [False, True], ids=["nothing runs", "it runs"])
 def test_control_c_ends_the_wait_and_vllm_stops_at_its_next_step(bench, runs):
-    one = bench(tokens=2000, pause=0.005)
+    one = bench(tokens=2000)
     if runs:
         one.thread.start()
     client, began = one.attach(), time.monotonic()
@@ -341,7 +341,7 @@ LINES = b'{"line": "next"}\n{"line": "next"}\n{"line": "continue"}\n{"line": "co
 
 @pytest.mark.parametrize("sent", [b"\xff\n", b"[]\n", b"{}\n", b'{"line"', b"x" * 200_000, LINES], ids=range(6))
 def test_a_client_that_sends_no_protocol_or_reads_nothing_ends_alone(bench, sent):
-    one = bench(tokens=400, pause=0.005)
+    one = bench(tokens=400)
     one.thread.start()
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(HANG_SECONDS)
@@ -432,7 +432,7 @@ def seen(bench, monkeypatch):
         monkeypatch.setattr(module, "view_node", lambda *args: views.append(own(*args)) or views[-1])
         one = bench(**settings)
         client = one.attach()
-        client.run("break step if index == 2")
+        client.run("break step if index >= 2")
         one.thread.start()
         client.run("continue")
         client.run(f"request {name}")
