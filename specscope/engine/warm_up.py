@@ -18,13 +18,12 @@ from specscope.speculate.drafters.base import Drafter
 from specscope.speculate.drafters.draft_model import DraftModel
 from specscope.speculate.drafters.eagle import Eagle
 from specscope.speculate.drafters.parallel import ParallelEagle
+from specscope.speculate.verify.verifier import warm_up_verdicts
 from specscope.trace.record.notes import MODELS
 
 
 def warm_up(runner: ModelRunner, drafter: Drafter, max_context: int) -> None:
     """Launch each variant once. Needs the triton backend."""
-    from specscope.speculate.verify.device import warm_up_verdicts  # triton is imported only where it runs
-
     runners: list[ModelRunner | HeadRunner] = [runner]
     if isinstance(drafter, Eagle | DraftModel):
         runners.append(drafter.runner)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from specscope.engine.engine import Engine
 from specscope.kernels import launch, tree_attention, tree_verify
+from specscope.kernels.flat_trees import FlatTrees
 from specscope.kernels.tree_batch import TreeBatch
 from specscope.measure.device import copy_bandwidth, random_model
 from specscope.model.attention import Variant, paged_attention
@@ -24,9 +25,9 @@ from specscope.model.loader import adopt
 from specscope.model.places import Backend
 from specscope.model.runner import ModelRunner
 from specscope.speculate.sampling import TargetRows
-from specscope.speculate.verify import device as on_device
 from specscope.speculate.verify import host
-from specscope.speculate.verify.inputs import VerifyBatch, VerifyInput
+from specscope.speculate.verify.inputs import VerifyBatch, judged_tree
+from specscope.speculate.verify.verifier import on_device
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.tree import ROOT, DraftTree, Drawn
 
@@ -119,15 +120,16 @@ def _attention(device: torch.device, sizes: Sizes, dtype: torch.dtype, nodes: in
 
 def _verify(device: torch.device, sizes: Sizes, drawn: Drawn) -> str:
     """Four trees of eight siblings with a child each; every decision must be the host's."""
-    generator, nodes, inputs = np.random.default_rng(7), 16, []
+    generator, nodes, trees, q_rows = np.random.default_rng(7), 16, [], list[Tensor]()
     p, q = (_random(device, torch.float32, n, sizes.vocabulary).softmax(-1) for n in (4 * (nodes + 1), 36))
     for i in range(4):
         token = generator.choice(sizes.vocabulary, nodes, replace=False)
         tree = DraftTree.build(token.tolist(), [ROOT] * 8 + list(range(8)), drawn=drawn)
         rows = {} if drawn == Drawn.DETERMINISTIC else {node: q[i * 9 + 1 + node] for node in range(ROOT, 8)}
-        inputs.append(VerifyInput(tree, rows, generator.random(nodes + 1), greedy=False))
-    batch = VerifyBatch.build(inputs, TargetRows(torch.zeros(0, dtype=torch.int64, device=device), p))
-    both = on_device.verify(batch, sizes.block), host.verify(batch.on_host())
+        trees.append(judged_tree(tree, rows, generator.random(nodes + 1), q_rows))
+    target = TargetRows(torch.zeros(0, dtype=torch.int64, device=device), p)
+    batch = VerifyBatch(FlatTrees.build(trees), target, q_rows)
+    both = on_device(batch, sizes.block), host.verify(batch.on_host())[0]
     got, wanted = (np.concatenate([(*one.outcome, one.token, one.kind) for one in verdicts]) for verdicts in both)
     if not np.array_equal(got, wanted):
         raise ArithmeticError("another verdict than the host's")

@@ -6,7 +6,7 @@ A check takes the kernel's module, so that a changed copy of it can be given.
 import numpy as np
 import torch
 
-from specscope.kernels.flat_trees import WITH_REPLACEMENT
+from specscope.kernels.flat_trees import WITH_REPLACEMENT, FlatTrees
 from specscope.kernels.tree_batch import BLOCK_SIZE, LayerShape, Part, TreeBatch
 from specscope.model.attention import Variant, paged_attention
 from specscope.model.batch import Batch, Segment
@@ -14,7 +14,7 @@ from specscope.model.kv_cache import BlockTable, KVCache
 from specscope.speculate.sampling import TargetRows
 from specscope.speculate.verify import host
 from specscope.speculate.verify.evidence import BatchEvidence
-from specscope.speculate.verify.inputs import VerifyBatch, VerifyInput
+from specscope.speculate.verify.inputs import VerifyBatch, judged_tree
 from specscope.trace.record.tree import DraftTree
 from tests.kernels import DEVICE
 
@@ -121,7 +121,7 @@ def random_batch(rng, vocabulary, requests, most_nodes, drawn, *, greedy=0.0, fo
 
     `greedy` and `forced`: shares of the trees of which only choices are known, of the outcomes and final tokens given.
     """
-    inputs, p, choices = [], [], []
+    trees, q_rows, p, choices = [], [], [], []
     for _ in range(requests):
         nodes = int(rng.integers(0, most_nodes + 1))
         parent = random_parents(rng, nodes)
@@ -143,14 +143,15 @@ def random_batch(rng, vocabulary, requests, most_nodes, drawn, *, greedy=0.0, fo
         final = int(rng.integers(0, vocabulary)) if rng.random() < forced else None
         one_hot = bool(rng.random() < greedy)
         tree = DraftTree.build(token, parent, drawn=drawn)
-        inputs.append(VerifyInput(tree, q, rng.random(nodes + 1), one_hot, given, final))
+        how = {"greedy": one_hot, "forced": given, "final": final}
+        trees.append(judged_tree(tree, q, rng.random(nodes + 1), q_rows, **how))
         if one_hot:
             choices.extend(choice)
         else:
             p.append(rng.dirichlet(np.full(vocabulary, rng.choice([0.2, 1.0])), nodes + 1))
     rows = float32(np.concatenate(p)) if p else torch.zeros(0, vocabulary, device=DEVICE)
     chosen = torch.tensor(np.array(choices, dtype=np.int64), device=DEVICE)
-    return VerifyBatch.build(inputs, TargetRows(chosen, rows))
+    return VerifyBatch(FlatTrees.build(trees), TargetRows(chosen, rows), q_rows)
 
 
 def float32(rows):
@@ -169,7 +170,7 @@ def check_verify(module, rng, drawn, *, vocabulary=37, requests=2, most_nodes=8,
     kept = batch.target.p.clone()
     read = module.tree_verify(*work_of(batch), block=block).to_host()
     assert torch.equal(batch.target.p, kept)
-    got, wanted = BatchEvidence(coin=batch.trees.coin, **read).verdicts(batch), host.verify(batch.on_host())
+    got, wanted = BatchEvidence(coin=batch.trees.coin, **read).verdicts(batch), host.verify(batch.on_host())[0]
     for a, b in zip(got, wanted, strict=True):
         assert (a.outcome.tolist(), a.token, a.kind) == (b.outcome.tolist(), b.token, b.kind)
         for name in ("p", "p_trial", "q_trial", "accept_prob", "residual_mass", "final_p", "final_margin"):

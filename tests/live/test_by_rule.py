@@ -12,8 +12,7 @@ from specscope.speculate.verify import traversal
 from specscope.speculate.verify.distribution import Residual
 from specscope.trace.record.rules import MATCH, STANDARD
 from specscope.trace.record.tree import ROOT, DraftTree, Drawn
-from tests.speculate.verify.enumeration import dense
-from tests.speculate.verify.test_rules import batch_of
+from tests.speculate.verify.enumeration import batch_of, dense
 
 
 def test_p_where_nothing_is_left_of_it_is_what_the_engine_drew_from():
@@ -23,8 +22,8 @@ def test_p_where_nothing_is_left_of_it_is_what_the_engine_drew_from():
     q = {ROOT: dense([0.5, 0.25, 0.25]), 0: row}
     (verdict,), (drawn_from,) = traversal.verify(batch_of(tree, [first, row, row], q, [0.5, 1e-9, 0.99]))
     assert verdict.path.tolist() in ([0], [])
-    seen = SimpleNamespace(draft=Draft(tree, {node: drawn.probs for node, drawn in q.items()}), verdict=verdict)
-    left, _ = _left(seen, 0, Residual(row.probs))
+    seen = SimpleNamespace(draft=Draft(tree, q), verdict=verdict)
+    left, _ = _left(seen, 0, Residual(row))
     assert float(left.row.sum()) == pytest.approx(1)
     if verdict.path.tolist() == [0]:
         assert left.row.tolist() == pytest.approx(drawn_from.row.tolist())

@@ -14,10 +14,10 @@ from specscope.model.batch import Batch, Segment
 from specscope.model.kv_cache import BlockTable
 from specscope.model.loader import adopt
 from specscope.model.runner import ModelRunner
+from specscope.speculate.verify import host
 from specscope.trace.record.tree import ROOT, DraftTree
 from tests.speculate.reads import Reads
-from tests.speculate.verify.book import OneHot
-from tests.speculate.verify.oracle import verify
+from tests.speculate.verify.enumeration import batch_of
 
 VOCAB = 199
 SIZE = {
@@ -80,8 +80,7 @@ def decode(runner, prompt, count, guess):
         feed = tokens[computed:]
         runner.cache.reserve(table, len(tokens) + len(tree), computed)
         (logits,) = runner.forward([Segment.of_tree(table, computed, feed, tree, logits=True)])
-        p = [OneHot(token) for token in logits.argmax(-1).tolist()]
-        verdict = verify(tree, p, {}, np.full(len(tree) + 1, 0.5))
+        (verdict,), _ = host.verify(batch_of(tree, logits.argmax(-1).tolist(), {}, np.full(len(tree) + 1, 0.5)))
         base, path = len(tokens), verdict.path
         if len(path):
             slots = table.slots(0, base + len(tree))

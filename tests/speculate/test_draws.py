@@ -6,20 +6,29 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specscope.speculate.draws import BLOCK, _on_device, block_sums, draw, draw_siblings
+from specscope.speculate.draws import BLOCK, _on_device, block_sums, draw, draw_margin, draw_siblings
 from tests.speculate.reads import Reads
-from tests.speculate.verify import book
-from tests.speculate.verify.book import Dense
 
 WIDTHS = st.sampled_from([1, 2, 30, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 1000])
 SMALLEST, LARGEST = 2.0**-54, 1 - 2.0**-53  # what coins() gives at least and at most
+
+
+def by_sum(row, coin):
+    """(The token at which the whole cumulative sum passes the coin, in float64, the draw's margin)."""
+    total = row.double().cumsum(0)
+    whole = float(total[-1])
+    token = int(torch.searchsorted(total, coin * whole, right=True))
+    if token == len(total):
+        token = int(row.nonzero()[-1])
+    below, above = float(total[token]) - float(row[token]), float(total[token])
+    return token, draw_margin(coin, below / whole, above / whole)
 
 
 @given(st.integers(0, 10_000), WIDTHS, st.sampled_from([0.5, 4.0, 60.0]), st.floats(SMALLEST, LARGEST))
 def test_a_draw_is_that_of_the_cumulative_sum(seed, width, spread, coin):
     row = (torch.randn(width, generator=torch.Generator().manual_seed(seed)) * spread).softmax(-1)
     token, prob, margin = draw(row, coin)
-    wanted, far = book.draw(Dense(row), coin)
+    wanted, far = by_sum(row, coin)
     assert row[token] > 0
     between = row.double()[min(token, wanted) + 1 : max(token, wanted) + 1].sum()
     assert token == wanted or between < 1e-12  # at a border the last digit of a sum decides
@@ -70,22 +79,24 @@ def test_siblings_are_drawn_without_replacement(way, seed, width, count):
     coins = rng.random((4, count))
     tokens, probs, margins, lows = way(rows, coins)
     for f, row in enumerate(rows):
-        left = Dense(row)
+        left = row
         for child in range(count):
             if len(set(tokens[f][:child])) == int((row > 0).sum()):
                 assert probs[f][child:] == [0.0] * (count - child)
                 assert margins[f][child:] == [1.0] * (count - child)
                 assert lows[f][child:] == [0.0] * (count - child)
                 break
-            wanted, far = book.draw(left, float(coins[f, child]))
+            wanted, far = by_sum(left, float(coins[f, child]))
             assert margins[f][child] == pytest.approx(far, abs=1e-6)
             if far < 1e-6:
                 break  # each renormalises in float32, we never do
             assert tokens[f][child] == wanted
             assert probs[f][child] == float(row[wanted])
-            assert lows[f][child] == pytest.approx(float(left.probs.double()[:wanted].sum()), abs=1e-5)
-            assert lows[f][child] <= coins[f, child] < lows[f][child] + float(left.probs[wanted]) + 1e-5
-            left, _ = book.without(left, wanted)
+            assert lows[f][child] == pytest.approx(float(left.double()[:wanted].sum()), abs=1e-5)
+            assert lows[f][child] <= coins[f, child] < lows[f][child] + float(left[wanted]) + 1e-5
+            left = left.clone()
+            left[wanted] = 0
+            left = left / left.sum() if left.sum() else left
 
 
 def test_siblings_are_drawn_on_a_device_without_a_read(monkeypatch):

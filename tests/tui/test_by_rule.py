@@ -10,8 +10,7 @@ from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.words import draw_tree
 from specscope.tui.widgets.decision import decision
 from specscope.tui.widgets.tree_lines import tree_lines
-from tests.speculate.verify.enumeration import dense
-from tests.speculate.verify.test_rules import batch_of
+from tests.speculate.verify.enumeration import batch_of, dense
 
 TREE = DraftTree.build([0, 0, 1], [ROOT, 0, ROOT])
 P = [dense([0.5, 0.5]), dense([0.9, 0.1]), dense([1.0, 0.0]), dense([0.5, 0.5])]

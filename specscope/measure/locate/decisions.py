@@ -118,7 +118,7 @@ class DecisionWatch:
             if turn.verdict is None or logits is None:
                 continue
             number, count = number + 1, len(draft.tree) + 1
-            if batch.inputs[number].greedy:
+            if batch.trees.greedy[number]:
                 rows, greedy = _chosen(batch, greedy, count), greedy + count
             else:
                 rows = batch.target.p[sampled : sampled + count].float().cpu().clone()  # its memory is used again

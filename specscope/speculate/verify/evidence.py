@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specscope.kernels.flat_trees import ACCEPTED, UNTRIED
-from specscope.speculate.verify.inputs import VerifyBatch, VerifyInput
+from specscope.kernels.flat_trees import ACCEPTED, NOBODY, UNTRIED
+from specscope.speculate.verify.distribution import Left
+from specscope.speculate.verify.inputs import VerifyBatch
 from specscope.trace.record.records import FinalKind, Verdict
 from specscope.trace.record.rules import STANDARD
 from specscope.trace.record.tree import Doubles
@@ -33,8 +34,7 @@ class BatchEvidence:
     @staticmethod
     def empty(batch: VerifyBatch, rule: str = STANDARD) -> BatchEvidence:
         """Evidence before any node was tried."""
-        rows, trees = len(batch.trees.parent), len(batch.inputs)
-        nodes, each = np.zeros((6, rows)), np.zeros((4, trees))
+        nodes, each = np.zeros((6, len(batch.trees.parent))), np.zeros((4, len(batch.trees.final)))
         return BatchEvidence(*nodes, *each, batch.trees.coin.copy(), rule)  # type: ignore[call-arg]
 
     def trial(self, row: int, outcome: int, p: float, q: float, accept: float) -> None:
@@ -45,20 +45,25 @@ class BatchEvidence:
         """Note a tree's final token, its probability and the draw's margin."""
         self.token[tree], self.final_p[tree], self.final_margin[tree] = token, prob, margin
 
+    def draw_final(self, batch: VerifyBatch, tree: int, left: Left) -> None:
+        """Draw a tree's final token from what is left of p, unless it is given."""
+        given = int(batch.trees.final[tree])
+        if given == NOBODY:
+            self.final(tree, *left.draw(float(batch.trees.coin[batch.trees.root[tree]])))
+        else:
+            self.final(tree, given, left.prob(given), 1.0)
+
     def verdicts(self, batch: VerifyBatch) -> list[Verdict]:
         """One verdict for each tree."""
-        root = batch.trees.root.tolist()
-        return [
-            self._verdict(tree_input, i, root[i], slice(root[i] + 1, root[i + 1]))
-            for i, tree_input in enumerate(batch.inputs)
-        ]
+        return [self._verdict(batch, tree, root) for tree, root in enumerate(batch.trees.root[:-1].tolist())]
 
-    def _verdict(self, tree_input: VerifyInput, tree: int, root: int, nodes: slice) -> Verdict:
+    def _verdict(self, batch: VerifyBatch, tree: int, root: int) -> Verdict:
+        nodes = slice(root + 1, int(batch.trees.root[tree + 1]))
         outcome = self.outcome[nodes].astype(np.uint8)
         path = np.flatnonzero(outcome == ACCEPTED).astype(np.int32)
-        forced = [node for node in tree_input.forced if outcome[node] != UNTRIED]
-        if tree_input.final is not None:
-            forced.append(len(tree_input.tree))
+        forced = np.flatnonzero((batch.trees.forced[nodes] != UNTRIED) & (outcome != UNTRIED)).tolist()
+        if batch.trees.final[tree] != NOBODY:
+            forced.append(len(outcome))
         kind = FinalKind.BONUS if len(path) else FinalKind.TARGET
         return Verdict(
             outcome=outcome,

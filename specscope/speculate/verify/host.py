@@ -15,18 +15,18 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from specscope.kernels.flat_trees import ACCEPTED, NOBODY, REJECTED, UNTRIED, WITHOUT_REPLACEMENT
-from specscope.speculate.verify.distribution import Chosen, DrafterRow, Residual, rejected
+from specscope.kernels.flat_trees import ACCEPTED, REJECTED, UNTRIED, WITHOUT_REPLACEMENT
+from specscope.speculate.verify.distribution import DrafterRow, Left, Residual, rejected
 from specscope.speculate.verify.evidence import BatchEvidence
 from specscope.speculate.verify.inputs import VerifyBatch, drafter_row, p_of_nodes, target_left
 from specscope.trace.record.records import Verdict
 
 
-def verify(batch: VerifyBatch) -> list[Verdict]:
-    """A verdict for each tree: a pure function of the batch."""
+def verify(batch: VerifyBatch) -> tuple[list[Verdict], list[Left]]:
+    """A verdict for each tree, and what its final token was drawn from: a pure function of the batch."""
     trees, evidence = batch.trees, BatchEvidence.empty(batch)
     evidence.p[:] = p_of_nodes(batch)
-    children, at_row = trees.children(), target_left(batch)
+    children, at_row, drawn_from = trees.children(), target_left(batch), []
     for tree, root in enumerate(trees.root[:-1].tolist()):
         row, left = root, at_row[root]
         while children[row] and not evidence.recovered[tree]:
@@ -34,17 +34,14 @@ def verify(batch: VerifyBatch) -> list[Verdict]:
             evidence.recovered[tree] = accepted is None
             if accepted is not None:
                 row, left = accepted, at_row[accepted]
-        final = int(trees.final[tree])
-        if final == NOBODY:
-            evidence.final(tree, *left.draw(float(trees.coin[root])))
-        else:
-            evidence.final(tree, final, left.prob(final), 1.0)
-    return evidence.verdicts(batch)
+        evidence.draw_final(batch, tree, left)
+        drawn_from.append(left)
+    return evidence.verdicts(batch), drawn_from
 
 
 def _try(
-    batch: VerifyBatch, row: int, children: list[int], p: Chosen | Residual, evidence: BatchEvidence
-) -> tuple[int | None, Chosen | Residual]:
+    batch: VerifyBatch, row: int, children: list[int], p: Left, evidence: BatchEvidence
+) -> tuple[int | None, Left]:
     """Try siblings in draw order: the accepted one, or None with what is left of p."""
     trees, q = batch.trees, drafter_row(batch, row, children)
     for child in children:
@@ -62,7 +59,7 @@ def _try(
 def residual(batch: VerifyBatch, row: int) -> Tensor:
     """[V] what the final token of a sampled request was drawn from after all children of a row were rejected."""
     children = batch.trees.children()[row]
-    left: Chosen | Residual = Residual(batch.target.p[int(batch.trees.p_row[row])])
+    left: Left = Residual(batch.target.p[int(batch.trees.p_row[row])])
     q = drafter_row(batch, row, children)
     for child in children:
         left, q, _ = _reject(batch, child, left, q, last=child == children[-1])
@@ -71,8 +68,8 @@ def residual(batch: VerifyBatch, row: int) -> Tensor:
 
 
 def _reject(
-    batch: VerifyBatch, child: int, p: Chosen | Residual, q: DrafterRow | None, *, last: bool
-) -> tuple[Chosen | Residual, DrafterRow | None, float]:
+    batch: VerifyBatch, child: int, p: Left, q: DrafterRow | None, *, last: bool
+) -> tuple[Left, DrafterRow | None, float]:
     """What is left of p and of q after a rejection, and the residual's mass before it was renormalised."""
     gone = batch.trees.drawn[child] == WITHOUT_REPLACEMENT and not last
     return rejected(p, q, int(batch.trees.token[child]), gone=gone)

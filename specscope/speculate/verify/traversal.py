@@ -39,11 +39,7 @@ def verify(batch: VerifyBatch, rule: str = TRAVERSAL) -> tuple[list[Verdict], li
         evidence.recovered[tree] = bool(walk.children[row])
         for above in walk.path(row):
             evidence.outcome[above] = ACCEPTED
-        final = int(trees.final[tree])
-        if final == NOBODY:
-            evidence.final(tree, *left.draw(float(trees.coin[root])))
-        else:
-            evidence.final(tree, final, left.prob(final), 1.0)
+        evidence.draw_final(batch, tree, left)
         drawn_from.append(left)
     return evidence.verdicts(batch), drawn_from
 

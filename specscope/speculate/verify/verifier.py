@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import torch
+
+from specscope.kernels.flat_trees import NOBODY, FlatTrees, Tree
 from specscope.model.places import Backend
 from specscope.speculate.changes import Changes
 from specscope.speculate.sampling import Memory
 from specscope.speculate.verify import host, match, traversal
 from specscope.speculate.verify.distribution import Left
+from specscope.speculate.verify.evidence import BatchEvidence
 from specscope.speculate.verify.inputs import VerifyBatch, step_batch
 from specscope.speculate.verify.notes import Part, parent_notes
 from specscope.trace.record.records import ParentNotes, Verdict
@@ -30,21 +35,13 @@ class JudgedStep:
         return parent_notes(self.batch, self.verdicts, self.parts, self.drawn_from)
 
 
+@dataclass
 class Verifier:
-    """Verifies steps: a pure function of each, except for the memory that it reuses."""
+    """Verifies steps: a pure function of each, except for the memory that it is given."""
 
-    def __init__(self, backend: Backend, *, notes: bool = False, rule: str = STANDARD) -> None:
-        self.backend, self.rule = backend, rule
-        self.notes = notes  # whether to note what target and drafter gave at the parents that were tried
-        self._memory = Memory()
-
-    def verify(self, parts: Sequence[Part], changes: Changes | None = None) -> list[tuple[Verdict, ParentNotes | None]]:
-        """A verdict for each part, and what is noted beside it: `judge`, where nothing else is done meanwhile."""
-        judged = self.judge(parts, self._memory, changes)
-        if judged is None:
-            return []
-        notes = judged.notes() if self.notes else [None] * len(parts)
-        return list(zip(judged.verdicts, notes, strict=True))
+    backend: Backend
+    notes: bool = False  # whether to note what target and drafter gave at the parents that were tried
+    rule: str = STANDARD
 
     def judge(self, parts: Sequence[Part], memory: Memory, changes: Changes | None = None) -> JudgedStep | None:
         """Verdicts of one part or more: a request, its draft, the target's logits [n + 1, V] at the root and each node.
@@ -55,15 +52,30 @@ class Verifier:
             return None
         batch = step_batch(parts, changes, memory)
         if self.rule == STANDARD and self.backend is Backend.TRITON:
-            from specscope.speculate.verify import device  # triton is imported only where it runs
-
-            return JudgedStep(device.verify(batch), batch, parts, None)
+            return JudgedStep(on_device(batch), batch, parts, None)
         batch = batch.on_host()  # the other rules have no kernels
-        verdicts, drawn_from = self._judge(batch)
+        if self.rule in LOOK_AHEAD:
+            verdicts, drawn_from = traversal.verify(batch, self.rule)
+        else:
+            verdicts, drawn_from = (match if self.rule == MATCH else host).verify(batch)
         return JudgedStep(verdicts, batch, parts, drawn_from)
 
-    def _judge(self, batch: VerifyBatch) -> tuple[list[Verdict], list[Left] | None]:
-        """Verdicts on the host, and what the final tokens were drawn from where that is at hand."""
-        if self.rule in LOOK_AHEAD:
-            return traversal.verify(batch, self.rule)
-        return match.verify(batch) if self.rule == MATCH else (host.verify(batch), None)
+
+def on_device(batch: VerifyBatch, block: int | None = None) -> list[Verdict]:
+    """A verdict for each tree, as host.verify on the same coins: a launch, and one read of all evidence."""
+    from specscope.kernels.tree_verify import BLOCK, tree_verify  # triton is imported only where it runs
+
+    p, q = batch.target.p, torch.stack(list(batch.q)) if batch.q else None
+    read = tree_verify(batch.trees.on(p.device), p, batch.target.choices, q, block or BLOCK).to_host()
+    return BatchEvidence(coin=batch.trees.coin, **read).verdicts(batch)  # type: ignore[arg-type]
+
+
+@torch.inference_mode()
+def warm_up_verdicts(vocabulary: int, device: torch.device) -> None:
+    """Compile what verdicts launch: of a tree with one node."""
+    from specscope.kernels.tree_verify import tree_verify
+
+    p = torch.full((2, vocabulary), 1 / vocabulary, device=device)
+    nobody, token = np.full(1, NOBODY, np.int32), np.zeros(1, np.int32)
+    tree = Tree(token, nobody, token.astype(np.uint8), np.full(2, 0.5), np.full(2, NOBODY))
+    tree_verify(FlatTrees.build([tree]).on(device), p, torch.zeros(0, dtype=torch.int64, device=device), None)

@@ -80,7 +80,7 @@ def noise_again(patch, engine):
     def verify(right, batch):
         trees, found = batch.trees, BatchEvidence.empty(batch)
         found.p[:] = host.p_of_nodes(batch)
-        children, at_row = trees.children(), host.target_left(batch)
+        children, at_row, lefts = trees.children(), host.target_left(batch), []
         for tree, root in enumerate(trees.root[:-1].tolist()):
             row, left = root, at_row[root]
             while children[row] and not found.recovered[tree]:
@@ -95,7 +95,8 @@ def noise_again(patch, engine):
                 token = int(np.argmax(rest / own))
                 prob, margin = float(rest[token]), 1.0
             found.final(tree, token, prob, margin)
-        return found.verdicts(batch)
+            lefts.append(left)
+        return found.verdicts(batch), lefts
 
     replaced(verifier, "step_batch")(remember)(patch, engine)
     replaced(tree_builder, "grow_sampled")(draft)(patch, engine)
@@ -108,7 +109,7 @@ def coin_again(right, batch):
     trees = batch.trees
     for tree, root in enumerate(trees.root[:-1].tolist()):
         if trees.root[tree + 1] > root + 1:
-            batch.inputs[tree].coin[0] = trees.coin[root] = trees.coin[root + 1]
+            trees.coin[root] = trees.coin[root + 1]
     return right(batch)
 
 

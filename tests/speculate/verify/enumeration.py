@@ -1,4 +1,7 @@
-"""What a rule emits, by exact enumeration: over every draw of the drafts and every outcome of the coins."""
+"""What a rule emits, by exact enumeration: over every draw of the drafts and every outcome of the coins.
+
+And batches of trees as a rule takes them: by hand, and random ones.
+"""
 
 import itertools
 from collections import defaultdict
@@ -6,9 +9,12 @@ from collections import defaultdict
 import numpy as np
 import torch
 
+from specscope.kernels.flat_trees import FlatTrees
+from specscope.speculate.sampling import TargetRows
+from specscope.speculate.verify.inputs import VerifyBatch, judged_tree
 from specscope.trace.record.tree import ROOT, DraftTree, Drawn
-from tests.speculate.verify.book import Dense
 
+VOCAB = 11  # of random inputs
 SHAPES = [
     ("1", 5),
     ("2x1", 5),
@@ -33,8 +39,46 @@ class Model:
         return self.rows[prefix]
 
 
-def dense(row: np.ndarray) -> Dense:
-    return Dense(torch.tensor(row, dtype=torch.float64))
+def dense(row):
+    return torch.tensor(row, dtype=torch.float64)
+
+
+def batch_of(*asked, where="cpu"):
+    return batch_of_all([asked], where)
+
+
+def batch_of_all(asked, where="cpu"):
+    """Each: (tree, p, q by parent, coins[, forced, final]). p: rows [V] of the target, or a greedy one's choices."""
+    trees, p, choices, q = [], [], [], []
+    for tree, rows, own_q, coin, *given in asked:
+        greedy = isinstance(rows[0], int)
+        (choices if greedy else p).extend(rows)
+        forced, final = [*given, None, None][:2]
+        how = {"greedy": greedy, "forced": forced or {}, "final": final}
+        trees.append(judged_tree(tree, own_q, np.asarray(coin, float), q, **how))
+    rows = torch.stack(p) if p else torch.zeros(0, VOCAB)
+    target = TargetRows(torch.tensor(choices, dtype=torch.int64).to(where), rows.to(where))
+    return VerifyBatch(FlatTrees.build(trees), target, [row.to(where) for row in q])
+
+
+def random_input(rng, drawn, greedy, forced):
+    """What batch_of takes."""
+    n = int(rng.integers(0, 7))
+    parent = [int(rng.integers(-1, i)) if i else ROOT for i in range(n)]
+    token, q = np.zeros(n, dtype=np.int64), {}
+    for above in set(parent):
+        row = rng.dirichlet(np.full(VOCAB, 0.7)) + 1e-6
+        children = [i for i in range(n) if parent[i] == above]
+        token[children] = rng.choice(VOCAB, len(children), p=row / row.sum(), replace=drawn == Drawn.WITH_REPLACEMENT)
+        if drawn != Drawn.DETERMINISTIC:
+            q[above] = torch.tensor(row / row.sum(), dtype=torch.float32)
+    if greedy:
+        p = [int(rng.choice([*token, *range(VOCAB)])) for _ in range(n + 1)]
+    else:
+        p = [torch.tensor(row, dtype=torch.float32) for row in rng.dirichlet(np.full(VOCAB, 0.5), n + 1)]
+    given_nodes = {i: bool(rng.integers(2)) for i in range(n) if rng.random() < forced}
+    final = int(rng.integers(VOCAB)) if rng.random() < forced else None
+    return DraftTree.build(token, parent, drawn=drawn), p, q, rng.random(n + 1), given_nodes, final
 
 
 def sampled_children(q: np.ndarray, count: int, drawn: Drawn):

@@ -4,30 +4,30 @@ import dataclasses
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from specscope.debug.forked import Forked
+from specscope.speculate.draws import draw
+from specscope.speculate.verify import host
 from specscope.trace.record.records import RequestStep
 from specscope.trace.record.rules import ROUNDING
 from specscope.trace.record.tree import DraftTree, Drawn
 from specscope.trace.record.vocabulary import Vocabulary
-from tests.speculate.verify import book
-from tests.speculate.verify.book import Dense, OneHot
-from tests.speculate.verify.oracle import verify
+from tests.speculate.verify.enumeration import batch_of, dense
 
 COIN = st.floats(0.001, 0.999)
 ROWS = st.integers(0, 10_000).map(lambda seed: np.random.default_rng(seed).dirichlet(np.full(5, 0.7)))
 
 
-def dense(row):
-    return Dense(torch.tensor(row, dtype=torch.float64))
+def drawn(row, coin):
+    token, _, margin = draw(dense(row), coin)
+    return token, margin
 
 
 @given(ROWS, COIN)
 def test_another_token_needs_the_margin_and_no_less(row, coin):
-    token, margin = book.draw(dense(row), coin)
+    token, margin = drawn(row, coin)
     others = [i for i in range(5) if i != token]
     outcomes = {}
     for share in (0.999, 1.001):
@@ -37,7 +37,7 @@ def test_another_token_needs_the_margin_and_no_less(row, coin):
                 other = row.copy()
                 other[giver] -= moved
                 other[taker] += moved
-                outcomes.setdefault(share, set()).add(book.draw(dense(other), coin)[0])
+                outcomes.setdefault(share, set()).add(drawn(other, coin)[0])
     assert outcomes.get(0.999, {token}) == {token}
     if any(row[i] >= 1.001 * margin for i in range(5)) and margin < 1:
         below = coin - row[:token].sum()
@@ -47,22 +47,21 @@ def test_another_token_needs_the_margin_and_no_less(row, coin):
 
 
 def test_what_is_certain_has_no_margin():
-    assert book.draw(OneHot(3), 0.5) == (3, 1.0)
-    assert book.draw(dense([0.0, 1.0, 0.0]), 1e-9) == (1, 1.0)
-    assert book.draw(dense([0.5, 0.5]), 0.499)[1] == pytest.approx(0.001)
-    assert book.draw(dense([0.5, 0.5]), 1e-9)[1] == pytest.approx(0.5)  # below the first token there is none
+    assert drawn([0.0, 1.0, 0.0], 1e-9) == (1, 1.0)
+    assert drawn([0.5, 0.5], 0.499)[1] == pytest.approx(0.001)
+    assert drawn([0.5, 0.5], 1e-9)[1] == pytest.approx(0.5)  # below the first token there is none
 
 
-def judged(p, coin, q=None, drawn=Drawn.DETERMINISTIC, forced=None):
-    tree = DraftTree.build([0], [-1], None if q is None else [q[0]], drawn)
+def judged(p, coin, q=None, how=Drawn.DETERMINISTIC, forced=None):
+    tree = DraftTree.build([0], [-1], None if q is None else [q[0]], how)
     own = {} if q is None else {-1: dense(q)}
-    return verify(tree, [dense(p), dense(p)], own, np.array([0.5, coin]), forced or {})
+    return host.verify(batch_of(tree, [dense(p)] * 2, own, [0.5, coin], forced))[0][0]
 
 
 @given(ROWS, ROWS, COIN, st.booleans())
 def test_another_outcome_needs_the_margin_and_no_less(row, q, coin, sampled):
-    q, drawn = (q, Drawn.WITHOUT_REPLACEMENT) if sampled else (None, Drawn.DETERMINISTIC)
-    verdict = judged(row, coin, q, drawn)
+    q, how = (q, Drawn.WITHOUT_REPLACEMENT) if sampled else (None, Drawn.DETERMINISTIC)
+    verdict = judged(row, coin, q, how)
     margin = float(verdict.margin[0])
     for share, same in ((0.999, True), (1.001, False)):
         for way in (-1, 1):
@@ -70,7 +69,7 @@ def test_another_outcome_needs_the_margin_and_no_less(row, q, coin, sampled):
             other[0] += way * share * margin
             other[1:] *= (1 - other[0]) / row[1:].sum()
             if 0 < other[0] < 1:
-                outcome = judged(other, coin, q, drawn).outcome[0]
+                outcome = judged(other, coin, q, how).outcome[0]
                 if same:
                     assert outcome == verdict.outcome[0]
                 elif way == (1 if verdict.outcome[0] == 2 else -1):
@@ -100,7 +99,7 @@ def test_a_tiny_probability_is_no_near_tie():
 
 def test_greedy_decisions_are_no_ties_of_coins():
     tree = DraftTree.build([0, 1], [-1, -1])
-    verdict = verify(tree, [OneHot(1)] * 3, {}, np.array([0.5, 1e-9, 1 - 1e-9]))
+    (verdict,), _ = host.verify(batch_of(tree, [1] * 3, {}, [0.5, 1e-9, 1 - 1e-9]))
     assert verdict.margin.tolist() == [1.0, 1.0]
     assert verdict.near_ties("bfloat16") == []
 

@@ -1,4 +1,4 @@
-"""Block verification, traversal and token matching: lossless by exact enumeration, with planted mistakes caught."""
+"""Every rule of verification: lossless by exact enumeration, with planted mistakes caught."""
 
 import inspect
 import sys
@@ -14,30 +14,30 @@ from specscope.model.places import Backend
 from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.sampling import Memory, TargetRows
 from specscope.speculate.verify import host, inputs, match, traversal
-from specscope.speculate.verify.distribution import Residual
-from specscope.speculate.verify.inputs import VerifyBatch, VerifyInput
-from specscope.speculate.verify.verifier import Verifier
+from specscope.speculate.verify.distribution import DrafterRow, Residual
+from specscope.speculate.verify.verifier import Verifier, on_device
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import FinalKind, Outcome
-from specscope.trace.record.rules import BLOCK, MATCH, TRAVERSAL
+from specscope.trace.record.rules import BLOCK, MATCH, STANDARD, TRAVERSAL
 from specscope.trace.record.tree import ROOT, DraftTree, Drawn
 from specscope.tree_shape import parse_tree
 from tests.kernels import DEVICE
-from tests.speculate.verify.enumeration import SHAPES, Model, dense, draws, total_variation
-from tests.speculate.verify.test_oracle import coin_outcomes
-from tests.speculate.verify.test_verify import random_input
+from tests.speculate.verify import enumeration
+from tests.speculate.verify.enumeration import (
+    SHAPES,
+    Model,
+    batch_of,
+    batch_of_all,
+    dense,
+    draws,
+    random_input,
+    sampled_children,
+    total_variation,
+)
 
 ACCEPT, REJECT = 1e-300, 1 - 2.0**-53
 DRAWN = pytest.mark.parametrize("drawn", list(Drawn), ids=lambda d: d.name.lower())
 DEEP = [*SHAPES, ("3", 3), ("[(0,), (1,), (0, 0), (0, 1), (1, 0)]", 3), ("[(0,), (0, 0), (0, 0, 0), (0, 1)]", 3)]
-
-
-def batch_of(tree, p, q, coin, forced=None, greedy=False):
-    rows = torch.stack([row.probs for row in p]) if not greedy else torch.zeros(0, 3)
-    choices = torch.tensor(p if greedy else [], dtype=torch.int64)
-    q = {node: getattr(row, "probs", row) for node, row in q.items()}  # by the book, or as the engine has them
-    one = VerifyInput(tree, q, np.asarray(coin, float), greedy, forced or {})
-    return VerifyBatch.build([one], TargetRows(choices, rows))
 
 
 def post_order(tree):
@@ -51,24 +51,31 @@ def post_order(tree):
     return list(below(ROOT))
 
 
-def ahead(tree, p, q):
-    """Every outcome of the coins under traversal: (probability, path, what the final token is drawn from)."""
-    order = post_order(tree)
+def by_coins(rule, order):
+    """Every outcome of the coins under a rule: (probability, path, what the final token is drawn from)."""
 
-    def explore(given_nodes, weight):
-        coin = [0.5, *(ACCEPT if given_nodes.get(node) else REJECT for node in range(len(tree)))]
-        (verdict,), (left,) = traversal.verify(batch_of(tree, p, q, coin))
-        open_ones = [node for node in order if verdict.judged[node] and node not in given_nodes]
-        fresh = next((node for node in open_ones if verdict.accept_prob[node] > 0), None)
-        if fresh is None:
-            yield weight, verdict.path, left.row.numpy()
-            return
-        accept = min(verdict.accept_prob[fresh], 1.0)
-        yield from explore(given_nodes | {fresh: True}, weight * accept)
-        if accept < 1:
-            yield from explore(given_nodes | {fresh: False}, weight * (1 - accept))
+    def outcomes(tree, p, q):
+        nodes = order(tree)
 
-    yield from explore({}, 1.0)
+        def explore(given_nodes, weight):
+            coin = [0.5, *(ACCEPT if given_nodes.get(node) else REJECT for node in range(len(tree)))]
+            (verdict,), (left,) = rule.verify(batch_of(tree, p, q, coin))
+            open_ones = [node for node in nodes if verdict.judged[node] and node not in given_nodes]
+            fresh = next((node for node in open_ones if verdict.accept_prob[node] > 0), None)
+            if fresh is None:
+                yield weight, verdict.path, left.row.numpy()
+                return
+            accept = min(verdict.accept_prob[fresh], 1.0)
+            yield from explore(given_nodes | {fresh: True}, weight * accept)
+            if accept < 1:
+                yield from explore(given_nodes | {fresh: False}, weight * (1 - accept))
+
+        yield from explore({}, 1.0)
+
+    return outcomes
+
+
+standard, ahead = by_coins(host, lambda tree: range(len(tree))), by_coins(traversal, post_order)
 
 
 def matched(tree, p, q):
@@ -82,7 +89,7 @@ def matched(tree, p, q):
         reached = [ROOT, *verdict.path.tolist()]
         fresh = next((node for node in reached if tree.children(node) and node not in coins), None)
         if fresh is not None:
-            row = p[fresh + 1].probs.numpy()
+            row = p[fresh + 1].numpy()
             ends = np.cumsum(row) / row.sum()
             for end, share in zip(ends, row, strict=True):
                 yield from explore(coins | {fresh: end - share / 2}, weight * share)
@@ -95,8 +102,15 @@ def matched(tree, p, q):
     yield from explore({}, 1.0)
 
 
-def worst(text, vocab, drawn, outcomes, seeds=5):
-    return max(total_variation(parse_tree(text), seed, vocab, drawn, outcomes) for seed in range(seeds))
+def worst(text, vocab, drawn, outcomes, seeds=5, **how):
+    return max(total_variation(parse_tree(text), seed, vocab, drawn, outcomes, **how) for seed in range(seeds))
+
+
+@DRAWN
+@pytest.mark.parametrize(("text", "vocab"), SHAPES)
+def test_the_standard_rule_emits_the_targets_distribution(text, vocab, drawn):
+    """Total variation from the target, over every draw and coin outcome, for many random p and q."""
+    assert worst(text, vocab, drawn, standard) < 1e-12
 
 
 @pytest.mark.every(3)
@@ -124,6 +138,50 @@ def mutant(module, old, new):
     sys.modules[changed.__name__] = changed  # dataclasses look their module up
     exec(compile(source.replace(old, new), changed.__name__, "exec"), changed.__dict__)
     return changed.verify
+
+
+def sorted_siblings(tree, q):
+    order = np.argsort([-float(q[ROOT][int(t)]) for t in tree.token], kind="stable")
+    return DraftTree.build(tree.token[order], tree.parent, drawn=Drawn.WITHOUT_REPLACEMENT)
+
+
+def pruned(tree, q):
+    kept = int(np.argmax([float(q[ROOT][int(t)]) for t in tree.token]))
+    return DraftTree.build([tree.token[kept]], [ROOT], drawn=Drawn.WITHOUT_REPLACEMENT)
+
+
+def top_k(q, count, drawn):
+    yield from sampled_children(q, count, Drawn.DETERMINISTIC)
+
+
+def not_divided(self, token, q, scale=1.0):
+    left = (self.row - q.row).clamp(min=0)
+    return (Residual(left) if left.any() else self), float(left.sum())
+
+
+def zeroed(self, token):
+    return DrafterRow(self.row.scatter(0, torch.tensor([token]), 0))
+
+
+MISTAKES = {  # what is wrong, in drafting or in the rule
+    "a ratio test of deterministic drafts": (enumeration, "sampled_children", top_k),
+    "the residual is not renormalised": (Residual, "reject", not_divided),
+    "q is not renormalised": (DrafterRow, "without", zeroed),
+    "q keeps a rejected sibling": (DrafterRow, "without", lambda self, token: self),
+    "the residual is forgotten": (Residual, "reject", lambda self, token, q, scale=1.0: (self, 1.0)),
+    "siblings are sorted by q": sorted_siblings,
+    "a sampled sibling is pruned": pruned,
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_in_drafting_and_of_the_standard_rule_are_caught(monkeypatch, name):
+    mistake, how = MISTAKES[name], {}
+    if callable(mistake):
+        how["rearrange"] = mistake
+    else:
+        monkeypatch.setattr(*mistake)
+    assert max(worst(shape, 5, Drawn.WITHOUT_REPLACEMENT, standard, **how) for shape in ("2x1", "3x1")) > 0.05
 
 
 TRAVERSAL_MISTAKES = {
@@ -187,9 +245,9 @@ def mean_accepted(shape, seed, vocab, drawn, outcomes):
 def test_traversal_accepts_at_least_as_much_as_the_standard_rule(text, vocab, drawn):
     shape, gain = parse_tree(text), []
     for seed in range(3):
-        standard, ours = (mean_accepted(shape, seed, vocab, drawn, rule) for rule in (coin_outcomes, ahead))
-        assert ours >= standard - 1e-12
-        gain.append(ours - standard)
+        least, ours = (mean_accepted(shape, seed, vocab, drawn, rule) for rule in (standard, ahead))
+        assert ours >= least - 1e-12
+        gain.append(ours - least)
     if drawn == Drawn.DETERMINISTIC:  # nothing accepts more: a child is accepted as often as it is the target's token
         assert max(gain) < 1e-12
     elif shape.max_depth > 1:
@@ -200,10 +258,8 @@ def test_traversal_accepts_at_least_as_much_as_the_standard_rule(text, vocab, dr
 def test_matching_accepts_what_the_standard_rule_does_of_deterministic_drafts(text, vocab):
     shape = parse_tree(text)
     for seed in range(2):
-        standard, ours = (
-            mean_accepted(shape, seed, vocab, Drawn.DETERMINISTIC, rule) for rule in (coin_outcomes, matched)
-        )
-        assert ours == pytest.approx(standard, abs=1e-12)
+        least, ours = (mean_accepted(shape, seed, vocab, Drawn.DETERMINISTIC, rule) for rule in (standard, matched))
+        assert ours == pytest.approx(least, abs=1e-12)
 
 
 # Block verification as its paper writes it
@@ -238,37 +294,141 @@ def test_a_chain_is_judged_as_block_verification_has_it(seed, length, sampled):
         assert verdict.accept_prob[node] == pytest.approx(h[node], abs=1e-9)
 
 
+# The verdict and its evidence
+
+
+def test_greedy_accepts_the_targets_tokens_and_recovers_with_its_choice():
+    tree = DraftTree.build([7, 3, 9, 4], [ROOT, ROOT, 1, 2])
+    (verdict,), _ = host.verify(batch_of(tree, [3, 0, 9, 5, 8], {}, np.full(5, 0.5)))
+    assert verdict.path.tolist() == [1, 2]
+    assert (verdict.token, verdict.kind) == (5, FinalKind.RECOVERED)
+    assert verdict.outcome.tolist() == [Outcome.REJECTED, Outcome.ACCEPTED, Outcome.ACCEPTED, Outcome.REJECTED]
+    assert verdict.p.tolist() == [0, 1, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("token", "parent", "choices", "final"),
+    [
+        ([], [], [3], (3, FinalKind.TARGET, [])),
+        ([3], [ROOT], [3, 4], (4, FinalKind.BONUS, [0])),
+        ([1, 3, 5], [ROOT, ROOT, 0], [3, 9, 4, 9], (4, FinalKind.BONUS, [1])),  # a leaf that is not the deepest
+    ],
+)
+def test_kinds_of_final_tokens(token, parent, choices, final):
+    (verdict,), _ = host.verify(batch_of(DraftTree.build(token, parent), choices, {}, np.full(len(choices), 0.5)))
+    assert (verdict.token, verdict.kind, verdict.path.tolist()) == final
+
+
+@given(st.integers(0, 10_000))
+def test_a_verdict_can_be_recomputed_from_its_evidence(seed):
+    """accept_prob follows from p_i and q_i, outcomes from the coins, q_i and residual mass from p and q alone."""
+    rng = np.random.default_rng(seed)
+    p_left, q_left = rng.dirichlet(np.full(6, 0.5), 2)
+    tokens = rng.choice(6, 3, replace=False, p=q_left * 0.9 + 0.1 / 6)
+    tree = DraftTree.build(tokens, [ROOT] * 3, drawn=Drawn.WITHOUT_REPLACEMENT)
+    (verdict,), _ = host.verify(batch_of(tree, [dense(p_left)] * 4, {ROOT: dense(q_left)}, rng.random(4)))
+    for node, token in enumerate(tokens):
+        if verdict.outcome[node] == Outcome.UNTRIED:
+            assert verdict.path[0] < node
+            continue
+        assert verdict.p_trial[node] == pytest.approx(p_left[token], rel=1e-5, abs=1e-7)
+        assert verdict.q_trial[node] == pytest.approx(q_left[token], rel=1e-5, abs=1e-7)
+        assert verdict.accept_prob[node] == pytest.approx(min(1, p_left[token] / q_left[token]), rel=1e-4)
+        accepted = verdict.coin[node] < verdict.accept_prob[node]
+        assert verdict.outcome[node] == (Outcome.ACCEPTED if accepted else Outcome.REJECTED)
+        if accepted:
+            break
+        p_left = np.maximum(p_left - q_left, 0)
+        assert verdict.residual_mass[node] == pytest.approx(p_left.sum(), rel=1e-5)
+        p_left /= p_left.sum()
+        q_left = np.where(np.arange(6) == token, 0, q_left)
+        q_left /= q_left.sum()
+
+
+def test_a_residual_of_zeros_falls_back_to_p_and_never_gives_nan():
+    p = q = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float32)
+    left, mass = Residual(p).reject(0, DrafterRow(q))
+    assert mass == 0
+    assert torch.equal(left.row, p)
+    left, mass = Residual(torch.tensor([1.0, 0.0])).reject(0, None)
+    assert mass == 0
+    assert not left.row.isnan().any()
+
+
+def test_a_decreed_verdict_says_so_and_keeps_the_true_evidence():
+    tree, p, coin = (
+        DraftTree.build([1, 2, 3], [ROOT, ROOT, 0]),
+        [dense([0.1, 0.2, 0.3, 0.4])] * 4,
+        [0.5, 0.01, 0.99, 0.01],
+    )
+    (free,), _ = host.verify(batch_of(tree, p, {}, coin))
+    assert (free.path.tolist(), free.forced.tolist()) == ([0, 2], [])
+    (forced,), _ = host.verify(batch_of(tree, p, {}, coin, {0: False, 1: True}, 2))
+    assert (forced.path.tolist(), forced.forced.tolist()) == ([1], [0, 1, 3])
+    assert (forced.token, forced.kind) == (2, FinalKind.BONUS)
+    assert forced.accept_prob[0] == free.accept_prob[0]
+    assert forced.p_trial[1] == pytest.approx(0.3 / 0.8)
+
+
+BACKENDS = pytest.mark.parametrize(
+    ("verify", "where"), [(lambda batch: host.verify(batch)[0], "cpu"), (on_device, DEVICE)], ids=["host", "device"]
+)
+
+
+@BACKENDS
+def test_a_forced_rejection_leaves_of_its_token_what_the_rule_leaves(verify, where):
+    """p exceeds q at the token: nobody but a fork rejects there, and the rest of its mass may still be drawn."""
+    tree = DraftTree.build([0, 1], [ROOT, ROOT], [0.2, 0.3], Drawn.WITHOUT_REPLACEMENT)
+    p, q = (torch.tensor([*some, 0.0]) for some in ([0.6, 0.1, 0.3], [0.2, 0.3, 0.5]))
+    (got,) = verify(batch_of(tree, [p] * 3, {ROOT: q}, [0.5, 0.01, 0.9], {0: False}, where=where))
+    assert got.outcome.tolist() == [Outcome.REJECTED, Outcome.REJECTED]
+    assert got.residual_mass[0] == pytest.approx(0.4)
+    assert (got.token, got.kind, got.forced.tolist()) == (0, FinalKind.RECOVERED, [0])
+
+
+@BACKENDS
+def test_a_choice_that_is_forced_rejected_has_nothing_left_and_is_recovered(verify, where):
+    (got,) = verify(batch_of(DraftTree.build([4], [ROOT]), [4, 5], {}, [0.5] * 2, {0: False}, where=where))
+    assert (got.token, got.kind, got.residual_mass.tolist()) == (4, FinalKind.RECOVERED, [0.0])
+
+
 # All rules alike
 
 
-@given(st.integers(0, 2**32 - 1), st.sampled_from(list(Drawn)), st.booleans())
+@given(st.integers(0, 2**32 - 1), st.sampled_from(list(Drawn)))
 @settings(max_examples=100, deadline=None)
-def test_of_a_greedy_target_every_rule_accepts_the_same(seed, drawn, forced):
+def test_of_a_greedy_target_every_rule_accepts_the_same(seed, drawn):
+    batch = batch_of(*random_input(np.random.default_rng(seed), drawn, True, 0.0))
+    (wanted,), _ = host.verify(batch)
+    for rule in (traversal, match):
+        (found,), _ = rule.verify(batch)
+        assert found.path.tolist() == wanted.path.tolist()
+        assert (found.token, found.kind) == (wanted.token, wanted.kind)
+
+
+@pytest.mark.parametrize("rule", [host, traversal, match])
+@given(seed=st.integers(0, 2**32 - 1), greedy=st.lists(st.booleans(), min_size=1, max_size=4))
+@settings(max_examples=30, deadline=None)
+def test_a_batch_is_judged_as_each_tree_alone(rule, seed, greedy):
     rng = np.random.default_rng(seed)
-    one, p = random_input(rng, drawn, True, 0.0)
-    batch = batch_of(one.tree, [row.token for row in p], one.q, one.coin, greedy=True)
-    (standard,) = host.verify(batch)
-    for verify in (traversal.verify, match.verify):
-        (found,), _ = verify(batch)
-        assert found.path.tolist() == standard.path.tolist()
-        assert (found.token, found.kind) == (standard.token, standard.kind)
+    asked = [random_input(rng, Drawn(int(rng.integers(3))), yes, 0.3) for yes in greedy]
+    for verdict, one in zip(rule.verify(batch_of_all(asked))[0], asked, strict=True):
+        assert verdict == rule.verify(batch_of(*one))[0][0]
 
 
-@pytest.mark.parametrize(("verify", "rule"), [(traversal.verify, TRAVERSAL), (match.verify, MATCH)])
+@pytest.mark.parametrize(("rule", "name"), [(host, STANDARD), (traversal, TRAVERSAL), (match, MATCH)])
 @given(seed=st.integers(0, 2**32 - 1), drawn=st.sampled_from(list(Drawn)), greedy=st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_forced_outcomes_are_kept(verify, rule, seed, drawn, greedy):
+def test_forced_outcomes_are_kept(rule, name, seed, drawn, greedy):
     """A node that is forced rejected is on no path; one that is forced accepted is, where its turn came."""
-    rng = np.random.default_rng(seed)
-    one, p = random_input(rng, drawn, False, 0.5)
-    batch = VerifyBatch.build([one], TargetRows(torch.zeros(0, dtype=torch.int64), torch.stack([r.probs for r in p])))
-    (found,), _ = verify(batch, rule) if rule == TRAVERSAL else verify(batch)
-    for node, accepted in one.forced.items():
+    *asked, forced, final = random_input(np.random.default_rng(seed), drawn, greedy, 0.5)
+    (found,), _ = rule.verify(batch_of(*asked, forced, final))
+    for node, accepted in forced.items():
         if found.outcome[node] != Outcome.UNTRIED:
             assert (node in found.path) is accepted
             assert node in found.forced
-    assert one.final is None or found.token == one.final
-    assert found.rule == rule
+    assert final is None or found.token == final
+    assert found.rule == name
 
 
 def test_a_forced_rejection_under_match_leaves_elder_siblings_alone():
@@ -295,9 +455,9 @@ def test_a_later_coin_accepts_past_a_failing_one():
     p = [dense([0.5, 0.5]), dense([0.9, 0.1]), dense([1.0, 0.0])]
     tree = DraftTree.build([0, 0], [ROOT, 0])
     coin = [0.5, 0.99, 0.4]  # the first node's own coin would never accept it
-    (standard,) = host.verify(batch_of(tree, p, {}, coin))
+    (by_standard,), _ = host.verify(batch_of(tree, p, {}, coin))
     (found,), _ = traversal.verify(batch_of(tree, p, {}, coin))
-    assert standard.path.tolist() == []
+    assert by_standard.path.tolist() == []
     assert found.path.tolist() == [0, 1]
     assert found.judged.tolist() == [False, True]
     assert found.accept_prob.tolist() == pytest.approx([0.5, 0.45])
@@ -312,6 +472,12 @@ def test_what_lies_below_a_path_of_ratio_0_is_not_tried():
     assert isinstance(left, Residual)
 
 
+def judged(backend, context, draft, logits, rule=STANDARD):
+    """The verdict on a draft, and what is noted beside it."""
+    step = Verifier(backend, rule=rule).judge([(context, draft, logits)], Memory())
+    return step.verdicts[0], step.notes()[0]
+
+
 @pytest.mark.parametrize("rule", [BLOCK, TRAVERSAL, MATCH])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_a_verifier_on_the_device_judges_these_rules_on_the_host(rule, temperature):
@@ -322,9 +488,7 @@ def test_a_verifier_on_the_device_judges_these_rules_on_the_host(rule, temperatu
     found = []
     for backend in Backend:
         where = DEVICE if backend is Backend.TRITON else "cpu"
-        ((verdict, notes),) = Verifier(backend, notes=True, rule=rule).verify(
-            [(context, Draft(tree), logits.to(where))]
-        )
+        verdict, notes = judged(backend, context, Draft(tree), logits.to(where), rule)
         assert verdict.rule == rule
         found.append((verdict.path.tolist(), verdict.token, notes.final_entropy))
     assert found[0][:2] == found[1][:2]
@@ -352,11 +516,11 @@ def test_the_torch_backend_judges_rows_of_a_device(monkeypatch, temperature):
         [int(logits[0].argmax()), 4], [ROOT, ROOT], [float(q.max()), float(q[4])], Drawn.WITH_REPLACEMENT
     )
     context = Context("r", [5, 6, 7], 2, SamplingParams(temperature=temperature, seed=3))
-    ((wanted, of_host),) = Verifier(Backend.TORCH, notes=True).verify([(context, Draft(tree, {ROOT: q}), logits)])
+    wanted, of_host = judged(Backend.TORCH, context, Draft(tree, {ROOT: q}), logits)
     rows = inputs.target_rows([context.rows(logits, list)], Memory())
     on_device = TargetRows(rows.choices.as_subclass(OnDevice), rows.p.as_subclass(OnDevice))
     monkeypatch.setattr(inputs, "target_rows", lambda parts, memory: on_device)
     draft = Draft(tree, {ROOT: q.as_subclass(OnDevice)})
-    ((verdict, notes),) = Verifier(Backend.TORCH, notes=True).verify([(context, draft, logits)])
+    verdict, notes = judged(Backend.TORCH, context, draft, logits)
     assert verdict == wanted
     assert notes == of_host

@@ -9,20 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specscope.speculate.sampling import TargetRows
 from specscope.speculate.verify import match, traversal
-from specscope.speculate.verify.inputs import VerifyBatch
 from specscope.trace.history.place import brief, coin_sign, headline, ratios, why, why_step
 from specscope.trace.record.records import Outcome
 from specscope.trace.record.tree import DraftTree, Drawn
 from specscope.trace.wire.reading import read_capture
-from tests.speculate.verify.enumeration import dense
-from tests.speculate.verify.test_rules import batch_of
-from tests.speculate.verify.test_verify import random_input
+from tests.speculate.verify.enumeration import batch_of, dense, random_input
 from tests.trace.samples import decode, encoded
 
 ROOT = Path(__file__).parents[3]
@@ -190,10 +185,9 @@ def test_how_a_coin_stands_to_its_a():
 @given(st.integers(0, 2**32 - 1), st.sampled_from(list(Drawn)))
 def test_ratios_follow_from_the_evidence(seed, drawn):
     """What each coin was held against comes out again from p and q as tried and the residuals' masses."""
-    one, p = random_input(np.random.default_rng(seed), drawn, False, 0.0)
-    rows = torch.stack([row.probs for row in p])
-    (found,), _ = traversal.verify(VerifyBatch.build([one], TargetRows(torch.zeros(0, dtype=torch.int64), rows)))
-    again = ratios(one.tree, found)
+    tree, *asked = random_input(np.random.default_rng(seed), drawn, False, 0.0)
+    (found,), _ = traversal.verify(batch_of(tree, *asked))
+    again = ratios(tree, found)
     for node in np.flatnonzero(found.judged):
         assert again.left[node] == pytest.approx(found.accept_prob[node], abs=1e-5, rel=1e-4)
     for node in found.path[:-1]:
