@@ -127,8 +127,7 @@ def _verify(device: torch.device, sizes: Sizes, drawn: Drawn) -> str:
         tree = DraftTree.build(token.tolist(), [ROOT] * 8 + list(range(8)), drawn=drawn)
         rows = {} if drawn == Drawn.DETERMINISTIC else {node: q[i * 9 + 1 + node] for node in range(ROOT, 8)}
         trees.append(judged_tree(tree, rows, generator.random(nodes + 1), q_rows))
-    target = TargetRows(torch.zeros(0, dtype=torch.int64, device=device), p)
-    batch = VerifyBatch(FlatTrees.build(trees), target, q_rows)
+    batch = VerifyBatch(FlatTrees.build(trees), TargetRows(q.new_zeros(0, dtype=torch.int64), p), q_rows)
     both = on_device(batch, sizes.block), host.verify(batch.on_host())[0]
     got, wanted = (np.concatenate([(*one.outcome, one.token, one.kind) for one in verdicts]) for verdicts in both)
     if not np.array_equal(got, wanted):

@@ -230,7 +230,6 @@ class Drive:
 
     def _as_recorded(self, part: RequestStep, draft: Draft) -> Draft:
         """The draft with the recorded tree."""
-
         same = draft.tree.token.tolist() == part.tree.token.tolist()
         if same and draft.tree.parent.tolist() == part.tree.parent.tolist():
             return draft
