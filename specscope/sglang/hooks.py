@@ -7,8 +7,6 @@ called with; nothing before the result is taken waits for the device.
 
 from __future__ import annotations
 
-import functools
-import inspect
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -21,10 +19,9 @@ from torch import Tensor
 from specscope.sglang import known, trees
 from specscope.sglang.verification import Verification, VerifierResult
 from specscope.sglang.witness import Prefilled, ResultWitness
-from specscope.trace.inside.hooking import ErrorGuard, log
+from specscope.trace.inside.hooking import ErrorGuard, HookedCall, log
 from specscope.trace.record.rules import SIMULATED, UNSEEN
 
-Function = Callable[..., Any]
 MOST_PENDING = 64  # verifications whose results have not been taken; SGLang overlaps two
 
 
@@ -59,7 +56,7 @@ class ServerHooks:
         self._witness: ResultWitness | None = None
         self.lost = 0  # results of which nothing was seen
 
-    def targets(self) -> Mapping[str, Mapping[str, Function]]:
+    def targets(self) -> Mapping[str, Mapping[str, Callable[[HookedCall], Any]]]:
         """What goes around which function, by module."""
         results = "SchedulerBatchResultProcessor."
         return {
@@ -77,27 +74,26 @@ class ServerHooks:
 
     # Where the worker drafts and verifies
 
-    def draft(self, original: Function, *args: Any, **kwargs: Any) -> Any:
+    def draft(self, call: HookedCall) -> Any:
         """A model drafts."""
         began, self._scores = time.time_ns(), None
-        made = original(*args, **kwargs)
+        made = call()
         self._drafted_ns = (began, time.time_ns())
         return made
 
-    def organize(self, original: Function, *args: Any, **kwargs: Any) -> Any:
+    def organize(self, call: HookedCall) -> Any:
         """The best drafts are chosen by their scores; not where a CUDA graph does it, or is being captured."""
-        made = original(*args, **kwargs)
-        self._guard.safely(lambda: self._score(_bound(original, args, kwargs)["score_list"], made[1]))
+        made = call()
+        self._guard.safely(lambda: self._score(call.given["score_list"], made[1]))
         return made
 
     def _score(self, score_list: Sequence[Tensor], chosen: Tensor) -> None:
         if not (chosen.is_cuda and torch.cuda.is_current_stream_capturing()):
             self._scores = torch.cat(list(score_list), dim=1).flatten(1).gather(1, chosen)
 
-    def sample(self, original: Function, *args: Any, **kwargs: Any) -> Any:
+    def sample(self, call: HookedCall) -> Any:
         """eagle_sample: a tree or a chain is verified."""
-        seen = self._guard.safely(lambda: self._begin(_bound(original, args, kwargs)))
-        return self._around(original, args, kwargs, seen, self._eagle_ended)
+        return self._around(call, self._begin, self._eagle_ended)
 
     def _begin(self, called: Mapping[str, Any]) -> Verification | None:
         verify, batch = called["verify_input"], called["batch"]
@@ -135,10 +131,9 @@ class ServerHooks:
         predict, lens, index = made
         self._ended(seen, VerifierResult(lens - 1, index, predict))
 
-    def accept_block(self, original: Function, *args: Any, **kwargs: Any) -> Any:
+    def accept_block(self, call: HookedCall) -> Any:
         """DFlash: a chain is verified."""
-        seen = self._guard.safely(lambda: self._begin_block(_bound(original, args, kwargs)))
-        return self._around(original, args, kwargs, seen, self._block_ended)
+        return self._around(call, self._begin_block, self._block_ended)
 
     def _begin_block(self, called: Mapping[str, Any]) -> Verification | None:
         if not self._records_here():
@@ -161,17 +156,16 @@ class ServerHooks:
 
     def _around(
         self,
-        original: Function,
-        args: Any,
-        kwargs: Any,
-        seen: Verification | None,
+        call: HookedCall,
+        begin: Callable[[Mapping[str, Any]], Verification | None],
         ended: Callable[[Verification, Any], None],
     ) -> Any:
+        seen = self._guard.safely(lambda: begin(call.given))
         if seen is None:
-            return original(*args, **kwargs)
+            return call()
         began, self._running = time.time_ns(), seen
         try:
-            made = original(*args, **kwargs)
+            made = call()
         finally:
             self._running = None
         seen.drafted_ns, seen.verified_ns, seen.scores = self._drafted_ns, (began, time.time_ns()), self._scores
@@ -192,19 +186,19 @@ class ServerHooks:
             self._pending.popleft()
             self.lost += 1
 
-    def sample_tree(self, original: Function, *args: Any, **kwargs: Any) -> Any:
+    def sample_tree(self, call: HookedCall) -> Any:
         """The kernel that draws from the target alone."""
-        return self._sampling(original, args, kwargs, chain=False)
+        return self._sampling(call, chain=False)
 
-    def sample_chain(self, original: Function, *args: Any, **kwargs: Any) -> Any:
+    def sample_chain(self, call: HookedCall) -> Any:
         """The kernels that judge chains by p / q."""
-        return self._sampling(original, args, kwargs, chain=True)
+        return self._sampling(call, chain=True)
 
-    def _sampling(self, original: Function, args: Any, kwargs: Any, *, chain: bool) -> Any:
-        made = original(*args, **kwargs)
+    def _sampling(self, call: HookedCall, *, chain: bool) -> Any:
+        made = call()
         seen = self._running
         if seen is not None:
-            self._guard.safely(lambda: seen.sampled(_bound(original, args, kwargs), chain=chain))
+            self._guard.safely(lambda: seen.sampled(call.given, chain=chain))
         return made
 
     def _records_here(self) -> bool:
@@ -214,16 +208,16 @@ class ServerHooks:
 
     # Where the scheduler takes results
 
-    def resolve(self, original: Function, *args: Any, **kwargs: Any) -> Any:
+    def resolve(self, call: HookedCall) -> Any:
         """The host learns which tokens came out; of requests that have ended meanwhile they are dropped."""
-        self._skipped = self._guard.safely(lambda: [_dropped(req) for req in _reqs(original, args, kwargs)])
-        return original(*args, **kwargs)
+        self._skipped = self._guard.safely(lambda: [_dropped(req) for req in call.given["batch"].reqs])
+        return call()
 
-    def decoded(self, original: Function, *args: Any, **kwargs: Any) -> Any:
+    def decoded(self, call: HookedCall) -> Any:
         """The result of a decode step is taken."""
         began, self._skipped = time.time_ns(), None
-        made = original(*args, **kwargs)
-        self._guard.safely(lambda: self._decoded(_bound(original, args, kwargs), began))
+        made = call()
+        self._guard.safely(lambda: self._decoded(call.given, began))
         return made
 
     def _decoded(self, called: Mapping[str, Any], began_ns: int) -> None:
@@ -258,13 +252,13 @@ class ServerHooks:
         if batch.reqs and batch.spec_algorithm.is_none():
             self._guard.step_aside("SGLang runs without speculation")
 
-    def prefilled(self, original: Function, *args: Any, **kwargs: Any) -> Any:
+    def prefilled(self, call: HookedCall) -> Any:
         """The result of a prefill is taken."""
         began = time.time_ns()
-        before = self._guard.safely(lambda: [_prefilled(req) for req in _reqs(original, args, kwargs)])
-        made = original(*args, **kwargs)
+        before = self._guard.safely(lambda: [_prefilled(req) for req in call.given["batch"].reqs])
+        made = call()
         if before:
-            self._guard.safely(lambda: self._prefilled(_bound(original, args, kwargs), before, began))
+            self._guard.safely(lambda: self._prefilled(call.given, before, began))
         return made
 
     def _prefilled(self, called: Mapping[str, Any], before: list[Prefilled], began_ns: int) -> None:
@@ -280,19 +274,6 @@ class ServerHooks:
                     "specscope: SGLang decodes greedily on this device, whatever temperature a request asks for"
                 )
         return self._witness
-
-
-_signature = functools.cache(inspect.signature)
-
-
-def _bound(original: Function, args: Any, kwargs: Any) -> dict[str, Any]:
-    """The arguments by name."""
-    return _signature(original).bind(*args, **kwargs).arguments
-
-
-def _reqs(original: Function, args: Any, kwargs: Any) -> Sequence[Any]:
-    requests: Sequence[Any] = _bound(original, args, kwargs)["batch"].reqs
-    return requests
 
 
 def _dropped(req: Any) -> bool:

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from specscope.errors import UserError
-from specscope.trace.inside.hooking import ErrorGuard, log
+from specscope.trace.inside.hooking import ErrorGuard, HookedCall, around, log
 from specscope.trace.inside.on_import import at_exit
 from specscope.trace.inside.settings import DEBUG, PluginSettings
 from specscope.trace.inside.sinks import Losses, sinks, start_line, warn
@@ -64,17 +64,17 @@ def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
     )
     for name in modules:
         for function, hook in hooks.targets()[name].items():
-            registry.HookRegistry.register(f"{name}.{function}", hook, registry.HookType.AROUND)
+            registry.HookRegistry.register(f"{name}.{function}", around(hook), registry.HookType.AROUND)
 
 
 def before_shutdown(capture: Path, guard: ErrorGuard) -> Callable[..., Any]:
     """What goes around Engine.shutdown, which kills the schedulers: first their captures are written."""
 
-    def shutdown(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def shutdown(call: HookedCall) -> Any:
         guard.safely(_written, capture)
-        return original(*args, **kwargs)
+        return call()
 
-    return shutdown
+    return around(shutdown)
 
 
 def _written(capture: Path) -> None:

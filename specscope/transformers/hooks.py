@@ -6,20 +6,16 @@ nothing, and change no tensor. A request belongs to the thread that generates it
 
 from __future__ import annotations
 
-import functools
-import inspect
 import threading
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Protocol
 
-from specscope.trace.inside.hooking import ErrorGuard
+from specscope.trace.inside.hooking import ErrorGuard, HookedCall, wrap, wrapped
 from specscope.transformers.evidence import NotedDraws
 from specscope.transformers.known import DECODING, GENERATOR, SAMPLING
 from specscope.transformers.run_info import CandidateSource
 from specscope.transformers.witness import Arguments, RequestWitness
-
-Function = Callable[..., Any]
 
 
 class Begins(Protocol):
@@ -60,9 +56,9 @@ class Hooks:
             undo()
         self._undo.clear()
 
-    def _replace(self, owner: Any, name: str, make: Callable[[Function], Function]) -> None:
+    def _replace(self, owner: Any, name: str, hook: Callable[[HookedCall], Any]) -> None:
         original = getattr(owner, name)
-        ours = functools.wraps(original)(make(original))
+        ours = wrapped(original, hook)
         setattr(owner, name, ours)
 
         def undo() -> None:
@@ -84,31 +80,26 @@ class Hooks:
         running = self._stack[-1] if self._stack else None
         return None if running is None or running.witness is None or running.witness.drafts else running
 
-    def _decoding(self, original: Function) -> Function:
-        signature = inspect.signature(original)
-
-        def decode(*args: Any, **kwargs: Any) -> Any:
-            if self._guard.is_off or any(outer.witness and outer.witness.drafts for outer in self._stack):
-                return original(*args, **kwargs)
-            arguments = self._guard.safely(lambda: Arguments.of(signature.bind(*args, **kwargs).arguments))
-            if arguments is None:
-                return original(*args, **kwargs)
-            running = _Running(arguments)
-            self._stack.append(running)
-            handle = self._guard.safely(self._listen, running)
-            error: BaseException | None = None
-            try:
-                return original(*args, **kwargs)
-            except BaseException as raised:
-                error = raised
-                raise
-            finally:
-                self._stack.pop()
-                self._close(running, error)
-                if handle is not None:
-                    handle.remove()
-
-        return decode
+    def _decoding(self, call: HookedCall) -> Any:
+        if self._guard.is_off or any(outer.witness and outer.witness.drafts for outer in self._stack):
+            return call()
+        arguments = self._guard.safely(lambda: Arguments.of(call.given))
+        if arguments is None:
+            return call()
+        running = _Running(arguments)
+        self._stack.append(running)
+        handle = self._guard.safely(self._listen, running)
+        error: BaseException | None = None
+        try:
+            return call()
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            self._stack.pop()
+            self._close(running, error)
+            if handle is not None:
+                handle.remove()
 
     def _close(self, running: _Running, error: BaseException | None) -> None:
         self._stop_noting(running)
@@ -136,15 +127,12 @@ class Hooks:
         if running.witness is not None and running.witness.round is not None:
             running.witness.round.draws = draws
 
-    def _generator(self, original: Function) -> Function:
-        def get(*args: Any, **kwargs: Any) -> Any:
-            generator = original(*args, **kwargs)
-            running = self._stack[-1] if self._stack else None
-            if running is not None and running.witness is None:
-                self._guard.safely(self._watch, running, generator)
-            return generator
-
-        return get
+    def _generator(self, call: HookedCall) -> Any:
+        generator = call()
+        running = self._stack[-1] if self._stack else None
+        if running is not None and running.witness is None:
+            self._guard.safely(self._watch, running, generator)
+        return generator
 
     def _watch(self, running: _Running, generator: Any) -> None:
         """Replace two methods of this one generator."""
@@ -153,36 +141,31 @@ class Hooks:
         if witness is None:
             return
         running.witness = witness
-        candidates, update = generator.get_candidates, generator.update_candidate_strategy
 
-        @functools.wraps(candidates)
-        def get_candidates(input_ids: Any, *args: Any, **kwargs: Any) -> Any:
-            self._guard.safely(witness.begin_round, input_ids)
+        def get_candidates(call: HookedCall) -> Any:
+            self._guard.safely(witness.begin_round, call.given["input_ids"])
             try:
-                made = candidates(input_ids, *args, **kwargs)
+                made = call()
             finally:
                 witness.drafts = False
             if witness.round is not None:
                 self._guard.safely(witness.drafted, *made)
             return made
 
-        @functools.wraps(update)
-        def update_candidate_strategy(input_ids: Any, scores: Any, *args: Any, **kwargs: Any) -> Any:
+        def update_candidate_strategy(call: HookedCall) -> Any:
             self._stop_noting(running)
             if witness.round is not None:
-                self._guard.safely(witness.end_round, input_ids, scores)
-            return update(input_ids, scores, *args, **kwargs)
+                self._guard.safely(witness.end_round, call.given["input_ids"], call.given["scores"])
+            return call()
 
-        generator.get_candidates, generator.update_candidate_strategy = get_candidates, update_candidate_strategy
+        wrap(generator, "get_candidates", get_candidates)
+        wrap(generator, "update_candidate_strategy", update_candidate_strategy)
 
-    def _sampling(self, original: Function) -> Function:
-        def sample(*args: Any, **kwargs: Any) -> Any:
-            running = self._current()
-            if running is None or running.witness is None or running.witness.round is None or self._guard.is_off:
-                return original(*args, **kwargs)
-            with NotedDraws() as draws:
-                made = original(*args, **kwargs)
-            self._guard.safely(running.witness.judged, *made, draws)
-            return made
-
-        return sample
+    def _sampling(self, call: HookedCall) -> Any:
+        running = self._current()
+        if running is None or running.witness is None or running.witness.round is None or self._guard.is_off:
+            return call()
+        with NotedDraws() as draws:
+            made = call()
+        self._guard.safely(running.witness.judged, *made, draws)
+        return made

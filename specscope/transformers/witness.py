@@ -31,8 +31,7 @@ class Arguments:
     @staticmethod
     def of(bound: dict[str, Any]) -> Arguments:
         """`bound`: the call's arguments by name."""
-        kwargs = bound.get("model_kwargs", {})
-        cache = kwargs.get("cache", kwargs.get("past_key_values"))  # the name since 5.24, and before
+        cache = bound.get("cache", bound.get("past_key_values"))  # the name since 5.24, and before
         return Arguments(
             bound["self"], bound["input_ids"], bound["generation_config"], bound.get("logits_processor") or [], cache
         )

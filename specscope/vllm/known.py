@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-from specscope.trace.inside.hooking import compared, live, written
+from specscope.trace.inside.hooking import HookedCall, compared, live, wrap, written
 
 SCHEDULER = "vllm.v1.core.sched.scheduler"
 PLAIN = "vllm.v1.sample.sampler"
@@ -162,6 +163,11 @@ def parameters_of(module: str, name: str) -> tuple[str, ...]:
     """What vLLM calls the parameters of a function that is wrapped, in the oldest version that has all it passes."""
     written = WRAPPED[module][name]
     return tuple((written if isinstance(written, str) else written[0]).split())
+
+
+def wrap_known(module: str, owner: object, name: str, hook: Callable[[HookedCall], Any]) -> None:
+    """Have a function of the tables above, `Class.function` or `function`, go through the hook. `owner` has it."""
+    wrap(owner, name.rsplit(".", 1)[-1], hook, parameters_of(module, name))
 
 
 @dataclass(frozen=True)

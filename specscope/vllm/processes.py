@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from specscope.trace.inside.hooking import wrap
+from specscope.trace.inside.hooking import HookedCall, wrap
 
 ENDS = "vllm.v1.engine.utils"  # where its server ends its engines
 GRACE_SECONDS = 1.0  # for what a worker writes within 50 ms, on a busy machine
@@ -42,21 +42,19 @@ def engine_number(runner: Any) -> int:
 
 
 def wrap_loaded(runner: type, tell: Callable[[Any], object]) -> None:
-    """Call `tell` with each of a class's model runners when it has its model and KV cache, before any request.
+    """HookedCall `tell` with each of a class's model runners when it has its model and KV cache, before any request.
 
     A vLLM that has no such method tells with its first step.
     """
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def initialize_kv_cache(runner: Any, config: Any, *args: Any, **kwargs: Any) -> None:
-            original(runner, config, *args, **kwargs)
-            if not kwargs.get("is_profiling", args[0] if args else False):
-                tell(runner)
-
-        return initialize_kv_cache
+    def loaded(call: HookedCall) -> Any:
+        made = call()
+        if not call.given.get("is_profiling", False):
+            tell(call.args[0])
+        return made
 
     if hasattr(runner, "initialize_kv_cache"):
-        wrap(runner, "initialize_kv_cache", make)
+        wrap(runner, "initialize_kv_cache", loaded)
 
 
 def give_grace(module: ModuleType) -> None:
@@ -65,11 +63,10 @@ def give_grace(module: ModuleType) -> None:
     Their workers write the rest meanwhile, whether they end by themselves or not. `module`: vllm.v1.engine.utils.
     """
 
-    def make(original: Callable[..., None]) -> Callable[..., None]:
-        def shutdown(processes: Any, timeout: float | None = None, **kwargs: Any) -> None:
-            original(processes, GRACE_SECONDS if timeout == 0 else timeout, **kwargs)
-
-        return shutdown
+    def shutdown(call: HookedCall) -> Any:
+        if call.given.get("timeout") != 0:
+            return call()
+        return call.original(*call.args[:1], **call.kwargs | {"timeout": GRACE_SECONDS})
 
     if hasattr(module, "shutdown"):
-        wrap(module, "shutdown", make)
+        wrap(module, "shutdown", shutdown)

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from specscope.trace.inside.hooking import ErrorGuard, wrap
+from specscope.trace.inside.hooking import ErrorGuard, HookedCall
+from specscope.vllm.known import SCHEDULER, wrap_known
 
 ATTRIBUTE = "specscope_notes"
 
@@ -65,43 +66,35 @@ class SchedulerHooks:
         self._guard.safely(self._install, module.Scheduler)
 
     def _install(self, scheduler: type) -> None:
-        wrap(scheduler, "add_request", self._before(self._arrives))
-        wrap(scheduler, "_preempt_request", self._before(self._preempted))
-        wrap(scheduler, "_free_request", self._before(self._ends))
-        wrap(scheduler, "schedule", self._schedule)
-        wrap(scheduler, "update_from_output", self._update)
+        for name, hook in (
+            ("add_request", self._before(self._arrives)),
+            ("_preempt_request", self._before(self._preempted)),
+            ("_free_request", self._before(self._ends)),
+            ("schedule", self._schedule),
+            ("update_from_output", self._update),
+        ):
+            wrap_known(SCHEDULER, scheduler, f"Scheduler.{name}", hook)
 
-    def _before(self, note: Callable[[Any, Any], None]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def _before(self, note: Callable[[Any, Any], None]) -> Callable[[HookedCall], Any]:
         """Note a request of a scheduler, then go on."""
 
-        def make(original: Callable[..., Any]) -> Callable[..., Any]:
-            def wrapped(scheduler: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-                self._guard.safely(note, scheduler, request)
-                return original(scheduler, request, *args, **kwargs)
+        def hook(call: HookedCall) -> Any:
+            self._guard.safely(lambda: note(call.given["self"], call.given["request"]))
+            return call()
 
-            return wrapped
+        return hook
 
-        return make
+    def _schedule(self, call: HookedCall) -> Any:
+        began, output = time.time_ns(), call()
+        self._guard.safely(self._attach, call.args[0], output, began)
+        return output
 
-    def _schedule(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def schedule(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-            began = time.time_ns()
-            output = original(scheduler, *args, **kwargs)
-            self._guard.safely(self._attach, scheduler, output, began)
-            return output
-
-        return schedule
-
-    def _update(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _update(self, call: HookedCall) -> Any:
         """Offline, no further step comes when the last request has ended."""
-
-        def update_from_output(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-            outputs = original(scheduler, *args, **kwargs)
-            if self.resting is not None and not scheduler.get_num_unfinished_requests():
-                self._guard.safely(self.rest)
-            return outputs
-
-        return update_from_output
+        outputs = call()
+        if self.resting is not None and not call.args[0].get_num_unfinished_requests():
+            self._guard.safely(self.rest)
+        return outputs
 
     def rest(self) -> None:
         """Hand the worker in this process the notes that no further step may come to bring."""

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specscope.trace.inside.hooking import ErrorGuard, log, named
+from specscope.trace.inside.hooking import ErrorGuard, log, names_of
 from specscope.trace.inside.on_import import at_exit
 from specscope.trace.inside.settings import TapSettings
 from specscope.vllm.code import functions_of, inputs_code
@@ -269,7 +269,7 @@ class VllmTaps:
     def _started(self, who: str, model: Any, args: Any, kwargs: Any) -> None:
         if self._scheduled is None or self._is_full:
             return
-        given = named(model.forward)(args, kwargs)
+        given = dict(zip(names_of(model.forward), args, strict=False)) | kwargs
         number = self._in_step if who == DRAFTER else 0
         self._in_step += who == DRAFTER
         self._now = self._last[who] = Pass(who, self._step, number, self._facts())

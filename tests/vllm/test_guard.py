@@ -44,10 +44,7 @@ def test_a_function_is_wrapped_once_and_keeps_its_name():
             """Twice."""
             return 2 * x
 
-    def more(original):
-        return lambda self, x: original(self, x) + 1
-
-    wrap(Owner, "double", more)
-    wrap(Owner, "double", more)
+    for _ in range(2):
+        wrap(Owner, "double", lambda call: call() + 1)
     assert Owner().double(3) == 7
     assert Owner.double.__doc__ == "Twice."

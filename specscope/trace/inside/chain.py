@@ -1,6 +1,6 @@
 """A chain that another engine drafted and judged: the numbers that were read of it, and the evidence they become.
 
-Where coins follow from seeds, they are Triton's `tl.rand(seed, position)`, which is Philox 4x32 with ten rounds, here in numpy.
+Where coins follow from seeds, they are Triton's `tl.rand(seed, position)`: Philox 4x32 with ten rounds, here in numpy.
 
 Block verification (Sun et al., 2024): the ratio of a prefix is the product of p / q of its drafts, never above 1 on
 the way. A prefix is accepted with h = mass / (mass + 1 - ratio), where the mass is what p has beyond q, with p scaled

@@ -49,26 +49,56 @@ class ErrorGuard:
             return None
 
 
-def wrap(owner: object, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Replace a function of a module or class by what `make` makes of it. Once: a second time changes nothing."""
-    original = getattr(owner, name)
-    if hasattr(original, "__specscope__"):
-        return
-    replaced = functools.wraps(original)(make(original))
-    replaced.__specscope__ = True  # type: ignore[attr-defined]
-    setattr(owner, name, replaced)
+class HookedCall:
+    """One call of a function that is wrapped. Called itself, it calls the function, with what that was given."""
+
+    __slots__ = ("_names", "args", "kwargs", "original")
+
+    def __init__(
+        self, original: Callable[..., Any], names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self.original, self._names, self.args, self.kwargs = original, names, args, kwargs
+
+    def __call__(self) -> Any:  # noqa: ANN401
+        """The function's own value."""
+        return self.original(*self.args, **self.kwargs)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The arguments by the names of the function's parameters, whichever way they were given."""
+        return dict(zip(self._names, self.args, strict=False)) | self.kwargs
 
 
-def named(
-    function: Callable[..., Any], known: tuple[str, ...] = ()
-) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
-    """What reads a call's arguments by the names of the function's parameters, whichever way they are given.
-
-    `known`: the engine's own names. Somebody who replaced its function may call them otherwise.
-    """
+def names_of(function: Callable[..., Any], known: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Of its parameters. `known`: the engine's own names: who replaced its function may call them otherwise."""
     names = tuple(inspect.signature(function).parameters)
-    names = names if set(known) <= set(names) else known
-    return lambda args, kwargs: dict(zip(names, args, strict=False)) | kwargs
+    return names if set(known) <= set(names) else known
+
+
+def around(hook: Callable[[HookedCall], Any]) -> Callable[..., Any]:
+    """The hook as a function of what it goes around, and that one's arguments."""
+    names = functools.cache(names_of)
+    return lambda original, *args, **kwargs: hook(HookedCall(original, names(original), args, kwargs))
+
+
+def wrapped(original: Callable[..., Any], hook: Callable[[HookedCall], Any], known: tuple[str, ...] = ()) -> Any:  # noqa: ANN401
+    """The function as it goes through the hook."""
+    names = names_of(original, known)
+
+    @functools.wraps(original)
+    def through(*args: object, **kwargs: object) -> Any:  # noqa: ANN401
+        return hook(HookedCall(original, names, args, kwargs))
+
+    return through
+
+
+def wrap(owner: object, name: str, hook: Callable[[HookedCall], Any], known: tuple[str, ...] = ()) -> None:
+    """Have a function of a module, class or object go through the hook. Once: a second time changes nothing."""
+    original = getattr(owner, name)
+    if not hasattr(original, "__specscope__"):
+        replaced = wrapped(original, hook, known)
+        replaced.__specscope__ = True
+        setattr(owner, name, replaced)
 
 
 def compared(module: str, wanted: Signatures, read: Callable[[str], tuple[str, ...] | None]) -> Iterator[str]:

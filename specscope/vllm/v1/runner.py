@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from specscope.trace.inside.chain import NO_INTS
 from specscope.trace.inside.gather import gather
 from specscope.trace.inside.gathered import Judgements
-from specscope.trace.inside.hooking import ErrorGuard, wrap
+from specscope.trace.inside.hooking import ErrorGuard, HookedCall, wrap
 from specscope.trace.record.tree import Ints
+from specscope.vllm.known import RUNNER, wrap_known
 from specscope.vllm.processes import wrap_loaded
 from specscope.vllm.v1.call import SamplerCall
 from specscope.vllm.v1.here import DraftVocabulary, judge_here
@@ -52,10 +53,13 @@ class RunnerHooks:
         if self._debugger is not None:
             wrap(runner, "__init__", self._init)
         wrap_loaded(runner, self._of)
-        wrap(runner, "execute_model", self._execute_model)
-        wrap(runner, "_sample", self._sample)
-        wrap(runner, "sample_tokens", self._sample_tokens)
-        wrap(runner, "propose_draft_token_ids", self._propose)
+        for name, hook in (
+            ("execute_model", self._execute_model),
+            ("_sample", self._sample),
+            ("sample_tokens", self._sample_tokens),
+            ("propose_draft_token_ids", self._propose),
+        ):
+            wrap_known(RUNNER, runner, f"GPUModelRunner.{name}", hook)
 
     def _of(self, runner: Any) -> Witness | None:
         if not self._asked:
@@ -66,41 +70,33 @@ class RunnerHooks:
                 self._scores = DrafterScores(self._guard, sampled=sampled, full=self._witness.full)
         return None if self._guard.is_off else self._witness
 
-    def _init(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def __init__(runner: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-            original(runner, *args, **kwargs)
-            self._guard.safely(self._listen, runner)
+    def _init(self, call: HookedCall) -> None:
+        call()
+        self._guard.safely(self._listen, call.args[0])
 
-        return __init__
+    def _execute_model(self, call: HookedCall) -> Any:
+        given = call.given
+        witness, began = self._of(given["self"]), time.time_ns()
+        if witness is not None:
+            self._scheduled = given["scheduler_output"]
+            self._guard.safely(witness.begin, self._scheduled)
+        output = call()
+        if witness is not None:
+            witness.phase("forward", began, time.time_ns())
+        return output
 
-    def _execute_model(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def execute_model(runner: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-            witness, began = self._of(runner), time.time_ns()
-            if witness is not None:
-                self._scheduled = scheduler_output
-                self._guard.safely(witness.begin, scheduler_output)
-            output = original(runner, scheduler_output, *args, **kwargs)
-            if witness is not None:
-                witness.phase("forward", began, time.time_ns())
-            return output
-
-        return execute_model
-
-    def _sample(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def _sample(runner: Any, *args: Any, **kwargs: Any) -> Any:
-            witness, began = self._witness, time.time_ns()
-            self._sampler.listening = witness is not None and not self._guard.is_off
-            try:
-                output = original(runner, *args, **kwargs)
-            finally:
-                self._sampler.listening = False
-            if witness is not None:
-                witness.phase("verify", began, time.time_ns())
-                call, self._sampler.call = self._sampler.call, None
-                self._guard.safely(self._judge, witness, runner, call)
-            return output
-
-        return _sample
+    def _sample(self, call: HookedCall) -> Any:
+        witness, began = self._witness, time.time_ns()
+        self._sampler.listening = witness is not None and not self._guard.is_off
+        try:
+            output = call()
+        finally:
+            self._sampler.listening = False
+        if witness is not None:
+            witness.phase("verify", began, time.time_ns())
+            judged, self._sampler.call = self._sampler.call, None
+            self._guard.safely(self._judge, witness, call.args[0], judged)
+        return output
 
     def _judge(self, witness: Witness, runner: Any, call: SamplerCall | None) -> None:
         """The sampler has run, and the runner's batch still is as it was judged."""
@@ -116,27 +112,21 @@ class RunnerHooks:
             rows = {place.name: place.row for place in there}
             self._debugger.judged(witness, call, rows, passes)
 
-    def _propose(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def propose_draft_token_ids(runner: Any, *args: Any, **kwargs: Any) -> Any:
-            witness, scores, began = self._witness, self._scores, time.time_ns()
-            if scores is not None:
-                self._guard.safely(scores.begin, runner)
-            drafts = original(runner, *args, **kwargs)
-            if witness is not None and scores is not None:
-                witness.phase("draft", began, time.time_ns())
-                self._guard.safely(lambda: scores.end(list(runner.input_batch.req_ids)))
-            return drafts
+    def _propose(self, call: HookedCall) -> Any:
+        runner, witness, scores, began = call.args[0], self._witness, self._scores, time.time_ns()
+        if scores is not None:
+            self._guard.safely(scores.begin, runner)
+        drafts = call()
+        if witness is not None and scores is not None:
+            witness.phase("draft", began, time.time_ns())
+            self._guard.safely(lambda: scores.end(list(runner.input_batch.req_ids)))
+        return drafts
 
-        return propose_draft_token_ids
-
-    def _sample_tokens(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def sample_tokens(runner: Any, *args: Any, **kwargs: Any) -> Any:
-            output = original(runner, *args, **kwargs)
-            if self._witness is not None:
-                self._witness.phase("commit", 0, time.time_ns())
-            return output
-
-        return sample_tokens
+    def _sample_tokens(self, call: HookedCall) -> Any:
+        output = call()
+        if self._witness is not None:
+            self._witness.phase("commit", 0, time.time_ns())
+        return output
 
 
 def judge_there(

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from specscope.trace.inside.hooking import ErrorGuard
+from specscope.trace.inside.hooking import ErrorGuard, HookedCall, wrap
 
 MOST = 2**27  # bytes of logits that may be kept on a device until the next step; with more, none are
 Passes = tuple[Sequence[Tensor], int]  # the logits [., V] of each of its passes, and a request's row in them
@@ -30,9 +30,11 @@ class DrafterScores:
         if not self._listens:
             self._listens = True
             drafter = getattr(runner, "drafter", None)
-            if self._full:
-                self._listen(getattr(drafter, "model", None))
-            self._listen_to_suffixes(getattr(drafter, "suffix_cache", None))
+            model, cache = getattr(drafter, "model", None), getattr(drafter, "suffix_cache", None)
+            if self._full and hasattr(model, "compute_logits"):
+                wrap(model, "compute_logits", self._compute_logits)
+            if hasattr(cache, "speculate"):
+                wrap(cache, "speculate", self._speculate)
         self._passes, self._matches, self._drafts = [], {}, True
 
     def end(self, names: Sequence[str]) -> None:
@@ -52,29 +54,17 @@ class DrafterScores:
         """Suffix decoding: how many tokens of a request's context matched; 0 where none did, or it is not known."""
         return self._matches.get(name, 0)
 
-    def _listen_to_suffixes(self, cache: Any) -> None:
-        original = getattr(cache, "speculate", None)
-        if original is None:
-            return
+    def _speculate(self, call: HookedCall) -> Any:
+        """Of the suffix cache."""
+        draft = call()
+        self._guard.safely(lambda: self._matches.update({call.args[0]: int(getattr(draft, "match_len", 0))}))
+        return draft
 
-        def speculate(name: str, *args: Any, **kwargs: Any) -> Any:
-            draft = original(name, *args, **kwargs)
-            self._guard.safely(lambda: self._matches.update({name: int(getattr(draft, "match_len", 0))}))
-            return draft
-
-        cache.speculate = speculate
-
-    def _listen(self, model: Any) -> None:
-        original = getattr(model, "compute_logits", None)
-        if original is None:
-            return
-
-        def compute_logits(*args: Any, **kwargs: Any) -> Any:
-            logits = original(*args, **kwargs)
-            self._guard.safely(self._keep, logits)
-            return logits
-
-        model.compute_logits = compute_logits
+    def _compute_logits(self, call: HookedCall) -> Any:
+        """Of the drafter's model."""
+        logits = call()
+        self._guard.safely(self._keep, logits)
+        return logits
 
     def _keep(self, logits: Any) -> None:
         """Sampling divides logits by the temperature in place."""

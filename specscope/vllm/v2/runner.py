@@ -13,8 +13,9 @@ import numpy as np
 from specscope.trace.inside.chain import NO_INTS
 from specscope.trace.inside.gather import gather
 from specscope.trace.inside.gathered import Gathered, Judgements
-from specscope.trace.inside.hooking import ErrorGuard, named, wrap
+from specscope.trace.inside.hooking import ErrorGuard, HookedCall
 from specscope.trace.record.tree import Ints
+from specscope.vllm.known import V2_PLAIN, V2_REJECTION, V2_RUNNER, wrap_known
 from specscope.vllm.processes import wrap_loaded
 from specscope.vllm.v2.rows import Verified, rows_of_verified
 from specscope.vllm.v2.scores import DraftLogits
@@ -43,8 +44,8 @@ class V2Hooks:
     def install_runner(self, module: ModuleType) -> None:
         """Into vllm.v1.worker.gpu.model_runner."""
         self._guard.safely(wrap_loaded, module.GPUModelRunner, self._of)
-        self._guard.safely(wrap, module.GPUModelRunner, "execute_model", self._execute_model)
-        self._guard.safely(wrap, module.GPUModelRunner, "sample_tokens", self._sample_tokens)
+        self._wrap(V2_RUNNER, module, "GPUModelRunner.execute_model", self._execute_model)
+        self._wrap(V2_RUNNER, module, "GPUModelRunner.sample_tokens", self._sample_tokens)
 
     def install_drafter(self, module: ModuleType) -> None:
         """Into vllm.v1.worker.gpu.spec_decode.speculator."""
@@ -54,14 +55,17 @@ class V2Hooks:
         """Into vllm.v1.worker.gpu.spec_decode.rejection_sampler."""
         kernels = sys.modules.get(getattr(getattr(module, "rejection_sample", None), "__module__", ""))
         self._step_seeds = kernels is None or hasattr(kernels, "spec_step_seed")
-        self._guard.safely(wrap, module.RejectionSampler, "__call__", self._sampler)
-        self._guard.safely(wrap, module.RejectionSampler, "_verify", self._verify)
+        self._wrap(V2_REJECTION, module, "RejectionSampler.__call__", self._sampler)
+        self._wrap(V2_REJECTION, module, "RejectionSampler._verify", self._verify)
 
     def install_plain(self, module: ModuleType) -> None:
         """Into vllm.v1.worker.gpu.sample.sampler: a step without drafts goes through it alone."""
-        self._guard.safely(wrap, module.Sampler, "__call__", self._sampler)
-        self._guard.safely(wrap, module.Sampler, "sample", self._sample)
-        self._guard.safely(wrap, module.Sampler, "_sample_random", self._sample_random)
+        self._wrap(V2_PLAIN, module, "Sampler.__call__", self._sampler)
+        self._wrap(V2_PLAIN, module, "Sampler.sample", self._sample)
+        self._wrap(V2_PLAIN, module, "Sampler._sample_random", self._sample_random)
+
+    def _wrap(self, where: str, module: ModuleType, name: str, hook: Callable[[HookedCall], Any]) -> None:
+        self._guard.safely(wrap_known, where, getattr(module, name.split(".")[0]), name, hook)
 
     def _of(self, runner: Any) -> Witness | None:
         if not self._asked:
@@ -69,54 +73,44 @@ class V2Hooks:
             self._witness = self._guard.safely(self._make, runner)
         return None if self._guard.is_off else self._witness
 
-    def _execute_model(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        arguments = named(original)
+    def _execute_model(self, call: HookedCall) -> Any:
+        given = call.given
+        scheduled, is_real = given["scheduler_output"], not given.get("dummy_run", False)
+        witness, began = self._of(given["self"]) if is_real else None, time.time_ns()
+        if witness is not None:
+            self._guard.safely(witness.begin, scheduled)
+            self._guard.safely(self._blocks.update, scheduled)
+        output = call()
+        if witness is not None:
+            witness.phase("forward", began, time.time_ns())
+        self._listens = witness is not None and scheduled.total_num_scheduled_tokens > 0
+        return output
 
-        def execute_model(runner: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-            dummy = arguments((runner, scheduler_output, *args), kwargs).get("dummy_run", False)
-            witness, began = None if dummy else self._of(runner), time.time_ns()
-            if witness is not None:
-                self._guard.safely(witness.begin, scheduler_output)
-                self._guard.safely(self._blocks.update, scheduler_output)
-            output = original(runner, scheduler_output, *args, **kwargs)
-            if witness is not None:
-                witness.phase("forward", began, time.time_ns())
-            self._listens = witness is not None and scheduler_output.total_num_scheduled_tokens > 0
-            return output
+    def _sample_tokens(self, call: HookedCall) -> Any:
+        if self._listens:
+            adaptive = getattr(call.args[0], "adaptive_verification", None)
+            self._confidence = getattr(adaptive, "_confidence_probs", None)
+        try:
+            output = call()
+        finally:
+            listened, self._listens = self._listens, False
+        if listened and self._witness is not None:
+            self._witness.phase("draft", 0, time.time_ns())
+        return output
 
-        return execute_model
-
-    def _sample_tokens(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def sample_tokens(runner: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._listens:
-                adaptive = getattr(runner, "adaptive_verification", None)
-                self._confidence = getattr(adaptive, "_confidence_probs", None)
-            try:
-                output = original(runner, *args, **kwargs)
-            finally:
-                listened, self._listens = self._listens, False
-            if listened and self._witness is not None:
-                self._witness.phase("draft", 0, time.time_ns())
-            return output
-
-        return sample_tokens
-
-    def _sampler(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap either sampler: what it calls meanwhile gathers."""
-
-        def __call__(sampler: Any, logits: Any, input_batch: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-            if not self._listens or self._witness is None or self._guard.is_off:
-                return original(sampler, logits, input_batch, *args, **kwargs)
-            self._batch, self._calls, began = input_batch, [], time.time_ns()
-            try:
-                output = original(sampler, logits, input_batch, *args, **kwargs)
-            finally:
-                self._batch = None
-            self._witness.phase("verify", began, time.time_ns())
-            self._guard.safely(self._judge, self._witness, input_batch)
-            return output
-
-        return __call__
+    def _sampler(self, call: HookedCall) -> Any:
+        """Of either sampler: what it calls meanwhile gathers."""
+        if not self._listens or self._witness is None or self._guard.is_off:
+            return call()
+        batch = self._batch = call.given["input_batch"]
+        self._calls, began = [], time.time_ns()
+        try:
+            output = call()
+        finally:
+            self._batch = None
+        self._witness.phase("verify", began, time.time_ns())
+        self._guard.safely(self._judge, self._witness, batch)
+        return output
 
     def _judge(self, witness: Witness, batch: Any) -> None:
         calls, self._calls = self._calls, []
@@ -127,16 +121,11 @@ class V2Hooks:
         there = places(batch, self._blocks, witness.run.block_size, longest)
         witness.judged(there, Judgements(calls), budget)
 
-    def _verify(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        arguments = named(original)
-
-        def _verify(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
-            if self._batch is not None:
-                self._guard.safely(self._keep_verified, result, arguments(args, kwargs))
-            return result
-
-        return _verify
+    def _verify(self, call: HookedCall) -> Any:
+        result = call()
+        if self._batch is not None:
+            self._guard.safely(self._keep_verified, result, call.given)
+        return result
 
     def _keep_verified(self, result: Any, given: Mapping[str, Any]) -> None:
         """`given`: the arguments of `_verify`, by name."""
@@ -158,25 +147,15 @@ class V2Hooks:
         assert self._witness is not None
         self._calls.append(gather(rows_of_verified(call), full=self._witness.full))
 
-    def _sample_random(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        arguments = named(original)
+    def _sample_random(self, call: HookedCall) -> Any:
+        self._fused = bool(call.given.get("use_fused_sampler"))
+        return call()
 
-        def _sample_random(*args: Any, **kwargs: Any) -> Any:
-            self._fused = bool(arguments(args, kwargs).get("use_fused_sampler"))
-            return original(*args, **kwargs)
-
-        return _sample_random
-
-    def _sample(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        arguments = named(original)
-
-        def sample(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
-            if self._batch is not None:
-                self._guard.safely(self._keep_sampled, result, arguments(args, kwargs))
-            return result
-
-        return sample
+    def _sample(self, call: HookedCall) -> Any:
+        result = call()
+        if self._batch is not None:
+            self._guard.safely(self._keep_sampled, result, call.given)
+        return result
 
     def _keep_sampled(self, result: Any, given: Mapping[str, Any]) -> None:
         """A row for each request, and no drafts. A kernel that cuts by itself leaves its logits uncut."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specscope.trace.inside.hooking import ErrorGuard, log, named, wrap
+from specscope.trace.inside.hooking import ErrorGuard, HookedCall, log, wrap
 
 MOST = 2**27  # bytes that they may take; with more, they are left out
 
@@ -31,31 +31,25 @@ class DraftLogits:
         """Into vllm.v1.worker.gpu.spec_decode.speculator."""
         self._guard.safely(wrap, module.DraftModelSpeculator, "sample_draft", self._sample_draft)
 
-    def _sample_draft(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        arguments = named(original)
+    def _sample_draft(self, call: HookedCall) -> Any:
+        self._guard.safely(self._expect, call.given)
+        try:
+            return call()
+        finally:
+            self._places = None
 
-        def sample_draft(speculator: Any, *args: Any, **kwargs: Any) -> Any:
-            self._guard.safely(self._expect, speculator, arguments((speculator, *args), kwargs))
-            try:
-                return original(speculator, *args, **kwargs)
-            finally:
-                self._places = None
-
-        return sample_draft
-
-    def _expect(self, speculator: Any, given: dict[str, Any]) -> None:
+    def _expect(self, given: dict[str, Any]) -> None:
+        speculator = given["self"]
         if given["draft_logits"] is not None:
             return
         self._places = given["idx_mapping"].long(), given["draft_step"].long()
-        if "compute_draft_logits" not in vars(speculator):  # of a subclass too
-            original = speculator.compute_draft_logits
 
-            def compute_draft_logits(*args: Any, **kwargs: Any) -> Any:
-                logits = original(*args, **kwargs)
-                self._guard.safely(self._keep, speculator, logits)
-                return logits
+        def compute_draft_logits(call: HookedCall) -> Any:
+            logits = call()
+            self._guard.safely(self._keep, speculator, logits)
+            return logits
 
-            speculator.compute_draft_logits = compute_draft_logits
+        wrap(speculator, "compute_draft_logits", compute_draft_logits)  # of a subclass too
 
     def _keep(self, speculator: Any, logits: Tensor) -> None:
         if not self._asked:
