@@ -38,12 +38,8 @@ def converted_folder() -> Path:
 
 def _places() -> list[Path]:
     """The user's cache, and where that cannot be written the folder for temporary files, in which only we may write."""
-    name = f"{NAME}-{VERSION}"
-    return [user_cache_path("specscope") / "models" / name, Path(tempfile.gettempdir()) / f"specscope-{_user()}" / name]
-
-
-def _user() -> int:
-    return os.getuid() if hasattr(os, "getuid") else 0
+    name, user = f"{NAME}-{VERSION}", os.getuid() if hasattr(os, "getuid") else 0
+    return [user_cache_path("specscope") / "models" / name, Path(tempfile.gettempdir()) / f"specscope-{user}" / name]
 
 
 def _is_whole(folder: Path) -> bool:

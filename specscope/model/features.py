@@ -39,8 +39,9 @@ class AuxHiddenStates:
                 )
         self.aux_layers = tuple(aux_layers)
         self._seen: dict[AuxLayer, Tensor] = {}
+        base = getattr(model, model.base_model_prefix)  # the model below its head
         self._hooks = [
-            _base(model).register_forward_hook(self._keep_final)
+            base.register_forward_hook(lambda module, args, out: self._seen.update({"final": out[0][0]}))
             if aux_layer == "final"
             else layers[aux_layer].register_forward_pre_hook(self._keeper(aux_layer), with_kwargs=True)
             for aux_layer in set(aux_layers)
@@ -57,9 +58,6 @@ class AuxHiddenStates:
 
         return keep
 
-    def _keep_final(self, base: nn.Module, args: tuple[Any, ...], out: Any) -> None:  # noqa: ANN401
-        self._seen["final"] = out[0][0]
-
     def take(self) -> Tensor:
         """The last pass's features, [N, aux_layers * width], the aux layers side by side. They are not kept here."""
         seen, self._seen = self._seen, {}
@@ -73,9 +71,3 @@ def decoder_layers(model: Any) -> nn.ModuleList:  # noqa: ANN401
         if isinstance(module, nn.ModuleList) and len(module) == wanted:
             return module
     raise UserError(f"{type(model).__name__} has no list of {wanted} layers to take features from")
-
-
-def _base(model: Any) -> nn.Module:  # noqa: ANN401
-    """The model below its head."""
-    base: nn.Module = getattr(model, model.base_model_prefix)
-    return base

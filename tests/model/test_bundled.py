@@ -70,19 +70,6 @@ def test_a_killed_conversion_blocks_nobody_and_leaves_nothing(tmp_path, sign):
     assert not list(models(tmp_path).glob(".convert-*"))
 
 
-def test_a_conversion_that_is_interrupted_leaves_nothing_half_done(tmp_path, monkeypatch):
-    monkeypatch.setattr(bundled, "_places", lambda: [tmp_path / "models" / "m"])
-
-    def killed(source, folder):
-        (folder / "config.json").write_text("{}")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(bundled, "convert_gguf", killed)
-    with pytest.raises(KeyboardInterrupt):
-        bundled.bundled_model(lambda _: None)
-    assert [p.name for p in (tmp_path / "models").iterdir()] in ([], [".m.lock"])
-
-
 def converted(source, folder):
     (folder / "config.json").write_text("{}")
 

@@ -130,12 +130,11 @@ def _stack(run: list[_Call]) -> None:
         return
     layers: list[FusedLayer] = [call.layer.forward for call in run]  # type: ignore[misc]
     stack = LayerStack(layers)
-    alone: Tensor = run[0].given[0]
-    together: Tensor | None = alone
+    alone = together = run[0].given[0]
     for layer, call in zip(layers, run, strict=True):
         rotation, batch, cache = (call.named[name] for name in ("position_embeddings", "batch", "pages"))
         alone = layer.run(alone[0], None, rotation, batch, cache)[None]
-        together = None if together is None else stack.after(layer, together, rotation, batch, cache)
+        together = stack.after(layer, together, rotation, batch, cache)
         if together is None or not torch.equal(alone, together):
             return
     for layer in layers:
