@@ -34,12 +34,6 @@ class Allowed:
             if token < vocabulary:
                 bits[token // 32] &= np.uint32(0xFFFFFFFF ^ (1 << token % 32))
 
-    def again(self) -> Allowed:
-        """The same rules for another request."""
-        other = Allowed(self.vocabulary, (), self.min_tokens, None if self.grammar is None else self.grammar.again())
-        other._early = self._early
-        return other
-
     def rows(self, output: Sequence[int], paths: Sequence[Sequence[int]]) -> Ints | None:
         """int32 [n, V / 32] what may follow the output and each path; None where all may.
 

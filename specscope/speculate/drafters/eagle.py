@@ -157,7 +157,7 @@ class Eagle(ModelDrafter):
 
     def feed_frontier(self, drafting: Sequence[Drafting]) -> Level:
         """Each node's token with the hidden state made at its parent."""
-        hidden = pick(self._hidden, [g.rows.start + row for g in drafting for row in g.builder.origin])
+        hidden = pick(self._hidden, [g.rows[row] for g in drafting for row in g.builder.origin])
         return self._level([g.builder.segment(g.state.table, g.base) for g in drafting], hidden)
 
     def _level(self, segments: list[Segment], hidden: Tensor) -> Level:

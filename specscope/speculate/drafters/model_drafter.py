@@ -41,15 +41,15 @@ class Drafting:
     base: int  # slots before the tree's
     cached: int  # committed tokens that the drafter's cache held when it began
     fed: list[int] = field(default_factory=list)  # rows of each pass
-    rows: slice = field(default_factory=lambda: slice(0, 0))  # its rows in the last pass
-    passes: list[tuple[Level, int, list[int]]] = field(default_factory=list)  # each one's first row and frontier
+    rows: Sequence[int] = ()  # of its frontier in the last pass
+    passes: list[tuple[Level, Sequence[int], list[int]]] = field(default_factory=list)  # each one's rows and frontier
     first: Segment | None = None  # what its first pass fed, where that is noted
     norms: Floats = field(default_factory=lambda: np.zeros((0, 0), np.float32))  # of the features of those rows
 
     def row(self, path: Sequence[int]) -> DraftRow | None:
         """The logits behind these tokens, for whoever looks at the step."""
-        for level, first, frontier in self.passes:
-            for row, node in enumerate(frontier, first):
+        for level, rows, frontier in self.passes:
+            for row, node in zip(rows, frontier, strict=True):
                 if self.builder.path(node) == list(path):
                     return DraftRow(level.logits[row], level.vocab_size, level.d2t)
         return None
@@ -83,33 +83,46 @@ class ModelDrafter(Drafter, ABC):
         """One tree for each request; none for a request for which the drafter's cache has no room."""
         self.passes = ()
         drafting = {c.request: g for c in contexts if (g := self._begin(c)) is not None}
-        alive, feed = list(drafting.values()), self.feed_context
-        while alive:
-            level = self.run_pass(feed, alive)
-            for g in alive:
-                g.fed.append(g.rows.stop - g.rows.start if g.passes else g.base - g.cached)
-                g.passes.append((level, g.rows.start, g.builder.frontier))
-            grow_trees(level, [(g.builder, g.rows) for g in alive])
-            alive, feed = [g for g in alive if g.builder.frontier], self.feed_frontier
+        if drafting:
+            self.grow([*drafting.values()])
         return [self._finish(drafting[c.request]) if c.request in drafting else NO_DRAFT for c in contexts]
 
+    def grow(self, drafting: Sequence[Drafting]) -> None:
+        """Grow the trees, a pass for each of their levels."""
+        feed = self.feed_context
+        while drafting:
+            level = self.run_pass(feed, drafting)
+            for g in drafting:
+                g.fed.append(len(g.rows) if g.passes else g.base - g.cached)
+            drafting, feed = self.give_children(level, drafting), self.feed_frontier
+
+    def give_children(self, level: Level, drafting: Sequence[Drafting]) -> list[Drafting]:
+        """Give each tree's frontier children from its rows of `level`; the trees that grow on."""
+        for g in drafting:
+            g.passes.append((level, g.rows, g.builder.frontier))
+        grow_trees(level, [(g.builder, g.rows) for g in drafting])
+        return [g for g in drafting if g.builder.frontier]
+
     def _begin(self, context: Context) -> Drafting | None:
-        if not self.make_room(context):
-            return None
-        state = self.states.get(context.request, State())
-        base = self.known(context, state)
-        if base < 0 or base + self.plan.max_fed > self.max_context:
+        has_room = self.make_room(context)
+        state, base = self._base(context)
+        if base < 0 or not has_room:
             return None
         if self.can_go_back:
             state.drafts.append((len(context.tokens), state.computed))
         return Drafting(context, state, start_tree(context, self.plan), base, state.computed)
 
-    def make_room(self, context: Context) -> bool:
-        """Hold the slots that the next draft takes; False where there are too few blocks."""
+    def _base(self, context: Context) -> tuple[State, int]:
+        """What is kept of a request, and the slots before its next tree; -1 where it will not draft."""
         state = self.states.get(context.request, State())
         base = self.known(context, state)
-        if base < 0 or base + self.plan.max_fed > self.max_context:
-            return True  # it will not draft
+        return state, base if base + self.plan.max_fed <= self.max_context else -1
+
+    def make_room(self, context: Context) -> bool:
+        """Hold the slots that the next draft takes; False where there are too few blocks."""
+        state, base = self._base(context)
+        if base < 0:
+            return True
         try:
             self.cache.reserve(state.table, base + self.plan.max_fed, state.computed)
         except OutOfBlocksError:
@@ -129,8 +142,7 @@ class ModelDrafter(Drafter, ABC):
         level = feed(drafting)
         row = 0
         for g in drafting:
-            g.rows = slice(row, row + len(g.builder.frontier))
-            row = g.rows.stop
+            g.rows = range(row, row := row + len(g.builder.frontier))
         self.passes += (Phase(f"pass {len(self.passes) + 1}", start, max(time.time_ns(), start)),)
         return level
 

@@ -13,41 +13,21 @@ node's children without replacement. Only committed pairs stay in the head's cac
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from specscope.model.batch import Segment, pick
+from specscope.model.batch import Segment
 from specscope.model.heads.head_runner import HeadRunner
 from specscope.plans.plan import TreePlan
-from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft
+from specscope.speculate.drafters.base import Draft
 from specscope.speculate.drafters.eagle import Eagle
 from specscope.speculate.drafters.model_drafter import Drafting
-from specscope.speculate.drafters.tree_builder import Level, grow_trees
+from specscope.speculate.drafters.tree_builder import Level
 from specscope.trace.record.notes import MethodNotes
 from specscope.trace.record.tree import DraftTree
-
-
-@dataclass
-class Shared(Level):
-    """Rows of a pass, each as often as nodes share it. The likeliest tokens are those of the pass, found once."""
-
-    whole: Level | None = None
-    rows: Sequence[int] = ()
-
-    @staticmethod
-    def of(whole: Level, rows: Sequence[int]) -> Shared:
-        """These rows of a level, in this order."""
-        logits = pick(whole.logits, rows)
-        return Shared(logits, whole.vocab_size, whole.d2t, whole.backend, whole=whole, rows=rows)
-
-    def top(self, count: int) -> tuple[list[list[int]], list[list[float]]]:
-        """The likeliest tokens of each row, and their log probabilities."""
-        assert self.whole is not None
-        tokens, log_probs = self.whole.top(count)
-        return [tokens[row] for row in self.rows], [log_probs[row] for row in self.rows]
 
 
 class ParallelEagle(Eagle):
@@ -61,29 +41,17 @@ class ParallelEagle(Eagle):
         with torch.inference_mode():
             self._mask_hidden = runner.combine(runner.head.mask_features())  # [1, width]
 
-    def propose(self, contexts: Sequence[Context]) -> list[Draft]:
-        """One tree a request, all of them from one pass. A request without room in the head's cache gets none."""
-        self.passes = ()
-        drafting = {c.request: g for c in contexts if (g := self._begin(c)) is not None}
-        if drafting:
-            self._grow(list(drafting.values()))
-        return [self._finish(drafting[c.request]) if c.request in drafting else NO_DRAFT for c in contexts]
-
-    def _grow(self, drafting: Sequence[Drafting]) -> None:
-        """Run the pass, and give each tree its levels: the nodes of a frontier share the row of their depth."""
-        level = self.run_pass(self.feed_context, drafting)
-        for g in drafting:
+    def grow(self, drafting: Sequence[Drafting]) -> None:
+        """Grow the trees from one pass: the nodes of a frontier share the row of their depth."""
+        level, row = self.run_pass(self.feed_context, drafting), dict[str, int]()
+        for place, g in enumerate(drafting):
+            row[g.context.request] = place * self.max_depth
             g.fed = [g.base - g.cached + self.max_depth - 1]
-        depth, alive = 0, [(g, place * self.max_depth) for place, g in enumerate(drafting)]
-        while alive:
-            here = Shared.of(level, [row + depth for g, row in alive for _ in g.builder.frontier])
-            offset, growing = 0, []
-            for g, _ in alive:
-                growing.append((g.builder, slice(offset, offset + len(g.builder.frontier))))
-                g.passes.append((here, offset, g.builder.frontier))
-                offset += len(g.builder.frontier)
-            grow_trees(here, growing)
-            alive, depth = [(g, row) for g, row in alive if g.builder.frontier], depth + 1
+        while drafting:
+            for g in drafting:
+                g.rows = [row[g.context.request]] * len(g.builder.frontier)
+                row[g.context.request] += 1
+            drafting = self.give_children(level, drafting)
 
     def _root_level(self, drafting: Sequence[Drafting], segments: list[Segment], hidden: Tensor) -> Level:
         """The pass over the committed pairs, with the mask rows of each request behind its own."""

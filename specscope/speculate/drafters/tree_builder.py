@@ -40,7 +40,7 @@ class TreeBuilder(ABC):
         self.fed: list[int] = []  # nodes that were run, in order: their KV lies there
 
     @abstractmethod
-    def grow(self, level: Level, rows: slice) -> None:
+    def grow(self, level: Level, rows: Sequence[int]) -> None:
         """Give the frontier children from its rows of `level`, and move it on."""
 
     @abstractmethod
@@ -89,7 +89,7 @@ class TreeBuilder(ABC):
             node = self.parent[node]
         return path[::-1]
 
-    def best_tokens(self, level: Level, rows: slice, count: int) -> list[list[tuple[int, float]]]:
+    def best_tokens(self, level: Level, rows: Sequence[int], count: int) -> list[list[tuple[int, float]]]:
         """For each node of the frontier its likeliest tokens with their log probabilities.
 
         After the request's logit bias, penalties and form, where it has any: they move the target's choice too.
@@ -97,14 +97,14 @@ class TreeBuilder(ABC):
         params, dead = self.context.params, frozenset[int]()
         if params.penalised or params.logit_bias or self.context.allowed is not None:
             logit_rows = self.rows(level, rows)
-            dead, level, rows = logit_rows.dead, Level(logit_rows.shaped(), level.vocab_size), slice(None)
+            dead, level, rows = logit_rows.dead, Level(logit_rows.shaped(), level.vocab_size), range(len(rows))
         tokens, log_probs = level.top(count)
-        both = enumerate(zip(tokens[rows], log_probs[rows], strict=True))
         return [
-            [(t, p) for t, p in zip(*row, strict=True) if p > -torch.inf and index not in dead] for index, row in both
+            [(t, p) for t, p in zip(tokens[row], log_probs[row], strict=True) if p > -torch.inf and index not in dead]
+            for index, row in enumerate(rows)
         ]
 
-    def rows(self, level: Level, rows: slice) -> LogitRows:
+    def rows(self, level: Level, rows: Sequence[int]) -> LogitRows:
         """The frontier's logits, and what shapes them to q: all of the request's processing."""
         return self.context.rows(level.full(rows), lambda: [self.path(node) for node in self.frontier])
 
@@ -138,7 +138,7 @@ class StaticTreeBuilder(TreeBuilder):
         self._q: dict[int, Tensor] = {}
         self._draws: list[Draw] = []  # each node's
 
-    def grow(self, level: Level, rows: slice) -> None:
+    def grow(self, level: Level, rows: Sequence[int]) -> None:
         """Top tokens, or draws without replacement."""
         if self.sampled:
             grow_sampled(level, [(self, rows)])
@@ -181,7 +181,7 @@ class StaticTreeBuilder(TreeBuilder):
         return Draft(tree, self._q, replace(notes, draw_margin=margin, coin=coin, low=low)), places
 
 
-def grow_trees(level: Level, growing: Sequence[tuple[TreeBuilder, slice]]) -> None:
+def grow_trees(level: Level, growing: Sequence[tuple[TreeBuilder, Sequence[int]]]) -> None:
     """Give every tree's frontier children from its rows of `level`; those that are sampled are drawn together."""
     sampled = [(tree, rows) for tree, rows in growing if isinstance(tree, StaticTreeBuilder) and tree.sampled]
     if sampled:
@@ -191,7 +191,7 @@ def grow_trees(level: Level, growing: Sequence[tuple[TreeBuilder, slice]]) -> No
             tree.grow(level, rows)
 
 
-def grow_sampled(level: Level, growing: Sequence[tuple[StaticTreeBuilder, slice]]) -> None:
+def grow_sampled(level: Level, growing: Sequence[tuple[StaticTreeBuilder, Sequence[int]]]) -> None:
     """All children of every frontier, drawn without replacement: one read of the device, whatever the batch."""
     parts = [tree.rows(level, rows) for tree, rows in growing]
     q = all_probabilities(parts)
@@ -205,7 +205,7 @@ def grow_sampled(level: Level, growing: Sequence[tuple[StaticTreeBuilder, slice]
     drawn = [list(map(Draw, *draws))[: len(children)] for draws, (_, children) in zip(by_node, wanted, strict=True)]
     start = 0
     for tree, rows in growing:
-        end = start + rows.stop - rows.start
+        end = start + len(rows)
         tree.take(q[start:end].unbind(), drawn[start:end])
         start = end
 
@@ -226,7 +226,7 @@ class DynamicTreeBuilder(TreeBuilder):
         self.plan = plan
         self.level = 0  # how deep it has looked
 
-    def grow(self, level: Level, rows: slice) -> None:
+    def grow(self, level: Level, rows: Sequence[int]) -> None:
         """Every node of the frontier is expanded; the best of the new ones are the next frontier."""
         first = len(self.token)
         for node, row in zip(self.frontier, self.best_tokens(level, rows, self.plan.top), strict=True):
@@ -278,9 +278,9 @@ class Level:
             self._top[count] = both[0].long().tolist(), both[1].tolist()
         return self._top[count]
 
-    def full(self, rows: slice) -> Tensor:
-        """Rows as logits over the target's vocabulary, float32; least where the drafter does not know a token."""
-        logits = self.logits[rows].float()
+    def full(self, rows: Sequence[int]) -> Tensor:
+        """Rows, in a row or one for all, as logits over the target's vocabulary; least where a token is not known."""
+        logits = self.logits[rows[0] : rows[-1] + 1].float().expand(len(rows), -1)
         if self.d2t is None:
             return logits
         return logits.new_full((len(logits), self.vocab_size), -torch.inf).index_copy_(1, self.d2t, logits)

@@ -26,7 +26,6 @@ class GrammarState:
         never: frozenset[int],
     ) -> None:
         """`stops`: the tokens that end the output where the grammar is complete; `never`: those without any text."""
-        self._args = (xgr, grammar, stops, vocabulary, never)
         self._matcher = xgr.GrammarMatcher(grammar, override_stop_tokens=list(stops))
         self._vocabulary = vocabulary
         self._never = never - set(stops)
@@ -34,10 +33,6 @@ class GrammarState:
         self._path: list[int] = []  # and of a path behind it
         self._rows: dict[tuple[int, ...], Ints] = {}  # what is allowed behind each path; of this output
         self.refused = False  # whether the output went on with a token that the grammar refuses
-
-    def again(self) -> GrammarState:
-        """The same grammar at its beginning, for another request."""
-        return GrammarState(*self._args)
 
     def follow(self, output: Sequence[int]) -> None:
         """Move to the end of this output, forward or back."""

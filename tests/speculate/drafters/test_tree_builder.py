@@ -66,8 +66,7 @@ def grow(oracles, contexts, plan, base=40):
                 before = list(builder.fed)
                 segments[i].append((before, list(builder.frontier), builder.segment(BlockTable([0]), base)))
             rows += [oracles[i](path_of(builder, node)) for node in builder.frontier]
-            slices[i] = slice(at, at + len(builder.frontier))
-            at = slices[i].stop
+            slices[i] = range(at, at := at + len(builder.frontier))
         level = Level(torch.stack(rows), VOCAB, oracles[0].d2t)
         for i in alive:
             growths[i].grow(level, slices[i])
@@ -176,7 +175,7 @@ def test_origins_name_the_parents_row_of_the_pass_before():
         frontier = builder.frontier
         rows = torch.stack([oracle(path_of(builder, node)) for node in frontier])
         beside = torch.randn(2, VOCAB)  # rows of another request
-        builder.grow(Level(torch.cat([beside, rows]), VOCAB), slice(2, 2 + len(rows)))
+        builder.grow(Level(torch.cat([beside, rows]), VOCAB), range(2, 2 + len(rows)))
         assert [frontier[row] for row in builder.origin] == [builder.parent[node] for node in builder.frontier]
 
 
