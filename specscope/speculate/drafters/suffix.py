@@ -36,11 +36,6 @@ class Grown:
     counts: list[int] = field(default_factory=list)
 
     @property
-    def share(self) -> list[float]:
-        """Of the occurrences, that went down to each node."""
-        return [count / self.total for count in self.counts]
-
-    @property
     def score(self) -> float:
         """Tokens that are expected to be accepted: the sum of the shares, divided once, so that equals are equal."""
         return sum(self.counts) / self.total
@@ -58,20 +53,23 @@ class SuffixDrafter(TextDrafter[Text]):
         return Text()
 
     def _continue(self, context: Context, index: Text) -> Draft:
-        best, of = Grown(1), (0, list[int]())
+        best, match = Grown(1), (0, list[int]())
         for size, places in occurrences(index, LONGEST).items():  # the longest first
             nodes = min(self.max_nodes, int(FACTOR * size))
             if min(nodes, self.max_depth) <= best.score:  # shares of a level add up to 1: no shorter match has more
                 break
             grown = grow(index, places, nodes, self.max_depth)
             if grown.score > best.score:  # of equals the longer match
-                best, of = grown, (size, places)
-        if not best.tokens:
+                best, match = grown, (size, places)
+        size, places = match
+        if not places:
             return NO_DRAFT
-        size, places = of
-        source = _source(places, context.prompt_len)
+        found = {"the prompt": min(places) <= context.prompt_len, "the output": max(places) > context.prompt_len}
         method = MethodNotes(
-            confidence=np.array(best.share, np.float32), match_length=size, match_count=len(places), match_source=source
+            confidence=(np.array(best.counts) / best.total).astype(np.float32),
+            match_length=size,
+            match_count=len(places),
+            match_source=", ".join(name for name, yes in found.items() if yes),
         )
         return Draft(DraftTree.build(best.tokens, best.parents), method=method)
 
@@ -101,9 +99,3 @@ def grow(text: Text, places: Sequence[int], nodes: int, depth: int) -> Grown:
         if further and deep[-1] < depth:
             add(further, len(grown.tokens) - 1)
     return grown
-
-
-def _source(places: Sequence[int], prompt_len: int) -> str:
-    """Where the occurrences were found, in words."""
-    sources = {"the prompt": min(places) <= prompt_len, "the output": max(places) > prompt_len}
-    return ", ".join(name for name, yes in sources.items() if yes)

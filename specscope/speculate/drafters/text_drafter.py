@@ -5,10 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from specscope.speculate.allowed import allows
 from specscope.speculate.drafters.base import Context, Draft, Drafter
+from specscope.speculate.drafters.ngram_index import NgramIndex
+from specscope.speculate.drafters.suffix_index import Text
 from specscope.trace.record.tree import ROOT, DraftTree
 
 
@@ -32,17 +34,7 @@ def pruned(draft: Draft, context: Context) -> Draft:
     return replace(draft, tree=left, method=method if allowed else None, pruned=len(tree) - len(allowed))
 
 
-class TextIndex(Protocol):
-    """Finds earlier occurrences in one request's text."""
-
-    def grow(self, tokens: Sequence[int]) -> None:
-        """Take in the tokens after those it knows; `tokens` is the whole text."""
-
-    def cut(self, length: int) -> None:
-        """Forget all but the first `length` tokens."""
-
-
-Index = TypeVar("Index", bound=TextIndex)
+Index = TypeVar("Index", NgramIndex, Text)
 
 
 class TextDrafter(Drafter, ABC, Generic[Index]):
@@ -62,12 +54,12 @@ class TextDrafter(Drafter, ABC, Generic[Index]):
 
     def propose(self, contexts: Sequence[Context]) -> list[Draft]:
         """A tree of continuations for each request."""
-        return [self._draft(context) for context in contexts]
-
-    def _draft(self, context: Context) -> Draft:
-        index = self._indices.setdefault(context.request, self._new_index())
-        index.grow(context.tokens)
-        return pruned(self._continue(context, index), context)
+        drafts = []
+        for context in contexts:
+            index = self._indices.setdefault(context.request, self._new_index())
+            index.grow(context.tokens)
+            drafts.append(pruned(self._continue(context, index), context))
+        return drafts
 
     def rewind(self, request: str, tokens: int) -> bool:
         """Forget the end of a request's text."""
