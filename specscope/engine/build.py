@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import platform
 import uuid
@@ -16,7 +15,7 @@ import torch
 
 import specscope
 from specscope.engine import chat_template
-from specscope.engine.config import EngineConfig, ModelsGiven, models_given
+from specscope.engine.config import EngineConfig, models_given
 from specscope.engine.warm_up import capture_graphs, warm_up
 from specscope.errors import UserError
 from specscope.model.device import pick_device, pick_dtype
@@ -28,6 +27,7 @@ from specscope.model.kv_cache import BLOCK_SIZE, KVCache
 from specscope.model.loader import LoadedModel, find_model, load_model, load_tokenizer
 from specscope.model.places import Backend, check_context, check_layers, pick_backend
 from specscope.model.runner import ModelRunner
+from specscope.plans.plan import StaticPlan
 from specscope.speculate.drafters.base import Drafter
 from specscope.speculate.drafters.draft_model import DraftModel
 from specscope.speculate.drafters.eagle import Eagle
@@ -39,6 +39,7 @@ from specscope.trace.record.draft_vocabulary import pack
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import RunInfo
 from specscope.trace.record.rules import STANDARD
+from specscope.trace.record.tree import ROOT
 from specscope.trace.record.vocabulary import Vocabulary, read_vocabulary
 
 GIB = 2**30
@@ -88,8 +89,8 @@ def build_parts(config: EngineConfig, progress: Callable[[str], None]) -> Parts:
     if backend is Backend.TRITON and config.rule != STANDARD:
         ran_by += f", rule {config.rule} on the host"
         progress(f"rule {config.rule} has no GPU kernel: verdicts are computed on the host")
-    if not given.is_whole:  # a hub name's files may have come only now
-        given = models_given(config)
+    if not given["target_digest"] or (given["draft_path"] and not given["draft_digest"]):
+        given = models_given(config)  # a hub name's files may have come only now
     return Parts(
         runner=runner,
         drafter=drafter,
@@ -151,7 +152,8 @@ def make_drafter(
     if config.drafter == "suffix":
         return SuffixDrafter(plan.max_nodes, plan.max_depth)
     if config.drafter == "ngram":
-        return NgramDrafter(plan.max_depth, config.width, config.ngram_max, config.ngram_min)
+        assert isinstance(plan, StaticPlan)
+        return NgramDrafter(plan.max_depth, len(plan.shape.children(ROOT)), config.ngram_max, config.ngram_min)
     if config.drafter == "eagle":
         head = other.runner.loaded if isinstance(other, Eagle) else load_head(config.head, target)
         runner = HeadRunner(head, target.vocab_size, target.max_context, blocks, backend)
@@ -190,19 +192,6 @@ def _check_same_vocabulary(target: LoadedModel, draft: LoadedModel, tokenizer: A
         )
 
 
-def _draft_vocab(drafter: Drafter) -> int:
-    """How many tokens a drafter that is a model knows; 0 for any other."""
-    if isinstance(drafter, Eagle):
-        return drafter.runner.vocab_size if drafter.runner.d2t is None else len(drafter.runner.d2t)
-    return drafter.runner.loaded.vocab_size if isinstance(drafter, DraftModel) else 0
-
-
-def _draft_tokens(drafter: Drafter) -> str:
-    """Which of the target's tokens a head with a reduced vocabulary drafts; "" for any other drafter."""
-    d2t = drafter.runner.d2t if isinstance(drafter, Eagle) else None
-    return "" if d2t is None else pack(d2t.tolist())
-
-
 def _run_info(
     config: EngineConfig,
     target: LoadedModel,
@@ -210,15 +199,17 @@ def _run_info(
     max_context: int,
     blocks: int,
     ran_by: str,
-    given: ModelsGiven,
+    given: dict[str, Any],
 ) -> RunInfo:
     on_gpu = target.device.type == "cuda"
+    model = drafter.runner if isinstance(drafter, DraftModel | Eagle) else None
+    d2t = model.d2t if isinstance(model, HeadRunner) else None
     return RunInfo(
         run_id=uuid.uuid4().hex,
         target=target.name,
         revision=target.revision,
         drafter=drafter.name,
-        draft_model=drafter.runner.loaded.name if isinstance(drafter, DraftModel | Eagle) else "",
+        draft_model="" if model is None else model.loaded.name,
         tree="" if config.plan is None else str(config.plan),
         device=torch.cuda.get_device_name(target.device) if on_gpu else platform.processor() or platform.machine(),
         dtype=str(target.dtype).removeprefix("torch."),
@@ -236,9 +227,9 @@ def _run_info(
             "python": platform.python_version(),
         },
         aux_layers=tuple(map(str, drafter.aux_layers)),
-        draft_vocab=_draft_vocab(drafter),
-        draft_tokens=_draft_tokens(drafter),
+        draft_vocab=0 if model is None else target.vocab_size if d2t is None else len(d2t),
+        draft_tokens="" if d2t is None else pack(d2t.tolist()),
         evidence=evidence(config, target),
         rule=config.rule,
-        **dataclasses.asdict(given),
+        **given,
     )

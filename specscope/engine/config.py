@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta
 
@@ -17,9 +17,7 @@ from specscope.plans.heads import is_head
 from specscope.plans.model_digest import model_digest, of_layers
 from specscope.plans.plan import DynamicPlan, StaticPlan, TreePlan, parse_plan
 from specscope.trace.checked import Flag, base_of, checked, flags_of, required_types, short, whole
-from specscope.trace.record.notes import MODELS
 from specscope.trace.record.rules import BLOCK, RULES, STANDARD
-from specscope.trace.record.tree import ROOT
 
 DRAFTERS = ("auto", "eagle", "ngram", "suffix", "draft_model", "none")
 DEFAULT_HEAD = Path(specscope.__file__).parent / "heads" / "SmolLM2-135M-Instruct"
@@ -185,46 +183,24 @@ class EngineConfig:
             raise UserError(f"the suffix drafter takes the largest tree, as dynamic:16,depth=12, and not {plan}")
         return plan
 
-    @property
-    def width(self) -> int:
-        """Children of the root in a static tree."""
-        return len(self.plan.shape.children(ROOT)) if isinstance(self.plan, StaticPlan) else 0
-
 
 _NUMBERS = {name: kind for name, kind in required_types(EngineConfig).items() if base_of(kind) in (int, float)}
 
 
-@dataclass(frozen=True)
-class ModelsGiven:
-    """Which models a run was given: their paths as they were given, and digests of what lay there.
+def models_given(config: EngineConfig) -> dict[str, Any]:
+    """RunInfo's fields of the models that an engine is given: their paths as they are given, and digests of them.
 
-    RunInfo's fields of the same names. Filled by `models_given`.
+    "" for what is not on this machine. Takes half a second for each 270 MB that were never hashed on it.
     """
-
-    target_path: str = ""
-    target_digest: str = ""
-    draft_path: str = ""
-    draft_digest: str = ""
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether all that was given is known."""
-        return bool(self.target_digest) and (bool(self.draft_digest) or not self.draft_path)
-
-
-def models_given(config: EngineConfig) -> ModelsGiven:
-    """The models an engine is given. Takes half a second for each 270 MB that were never hashed on this machine."""
-    target = given_digest(config.target)
-    given = ModelsGiven(config.target or "", target)
-    if config.drafter not in MODELS:
-        return given
+    target, draft = given_digest(config.target), ""
     if config.drafter == "eagle":
-        digest = model_digest(Path(config.head).expanduser())
+        draft = model_digest(Path(config.head).expanduser())
     elif config.draft_layers is not None:
-        digest = of_layers(target, config.draft_layers)
-    else:
-        digest = given_digest(config.draft_model)
-    return ModelsGiven(given.target_path, target, config.draft_model or "", digest)
+        draft = of_layers(target, config.draft_layers)
+    elif config.drafter == "draft_model":
+        draft = given_digest(config.draft_model)
+    paths = {"target_path": config.target or "", "draft_path": config.draft_model or ""}
+    return {**paths, "target_digest": target, "draft_digest": draft}
 
 
 def given_digest(target: str | None) -> str:

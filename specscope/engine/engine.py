@@ -11,7 +11,7 @@ from specscope.engine.build import Parts, build_parts
 from specscope.engine.config import EngineConfig
 from specscope.engine.generate import Chunk, Params, Prompts, Result, paired
 from specscope.engine.intake import Intake
-from specscope.engine.phases import DeviceClock, Phases
+from specscope.engine.phases import Phases
 from specscope.engine.pipeline import Pipeline
 from specscope.engine.prompt_encoder import Encoded, Prompt, PromptEncoder, title_of
 from specscope.engine.prompts import NO_KWARGS, PromptSpec, template_label
@@ -77,9 +77,7 @@ class Engine:
             scheduler=self.scheduler,
             verifier=self.verifier,
             gate=self.gate,
-            device=self.runner.loaded.device,
             changes=changes,
-            clock=DeviceClock() if self.runner.loaded.device.type == "cuda" else None,
         )
         self.pipeline = Pipeline(self._job, self._account) if self.config.async_scheduling else None
         self.bus = Bus()

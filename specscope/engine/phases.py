@@ -36,13 +36,13 @@ class Phases:
     scheduler: Scheduler
     verifier: Verifier
     gate: SpeculationGate
-    device: torch.device  # of whatever thread runs a phase: Triton's launches and events go by it
     changes: Changes | None = None  # what is forced, in a fork
-    clock: DeviceClock | None = None
     # What runs as each phase. Who drives an engine from outside, or watches it, puts a function of its own in its place
     run: dict[str, Callable[[StepState], None]] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.device = self.parts.runner.loaded.device  # of whatever thread runs a phase: Triton's launches go by it
+        self.clock = DeviceClock() if self.device.type == "cuda" else None
         self.run = {name: getattr(self, name) for name in PHASES}
 
     def run_next(self, now: StepState) -> bool:

@@ -8,7 +8,7 @@ that) changes nothing; the caller's thread does it one step late, while the work
 What is noted reads the target's probabilities, which a step writes to memory that is used again. So there are two such
 memories, and one step has each from its launch until it was accounted for:
 
-    Launched --worker--> StepRun --caller--> StepRecord, and its memory is free again
+    Launched --worker--> its state --caller--> StepRecord, and its memory is free again
 """
 
 from __future__ import annotations
@@ -26,21 +26,14 @@ from specscope.trace.record.records import StepRecord
 AHEAD = 2  # steps at once: one is accounted for while one runs
 
 
-@dataclass(frozen=True)
+@dataclass
 class Launched:
-    """A step that the worker will run, or runs. Made by the caller."""
+    """A step that the worker runs. Made by the caller; the worker says what became of it."""
 
     memory: Memory
     launched_ns: int
     even_idle: bool  # whether it is run where there is nothing to do
-
-
-@dataclass(frozen=True)
-class StepRun:
-    """What became of a launched step. Made by the worker."""
-
-    launched: Launched
-    state: StepState | None  # None: there was nothing to do
+    state: StepState | None = None  # None: there was nothing to do
     error: Exception | None = None
 
 
@@ -56,7 +49,7 @@ class Pipeline:
         self._job, self._account = job, account
         self.free = [Memory() for _ in range(AHEAD)]
         self._jobs: SimpleQueue[Launched | None] = SimpleQueue()
-        self._done: SimpleQueue[StepRun] = SimpleQueue()
+        self._done: SimpleQueue[Launched] = SimpleQueue()
         self._worker: threading.Thread | None = None
 
     @property
@@ -98,13 +91,13 @@ class Pipeline:
         """The worker's loop. A step that fails is the caller's to know of, and no further one runs."""
         error: Exception | None = None
         while (launched := self._jobs.get()) is not None:
-            state = None
             if error is None:
                 try:
-                    state = self._job(launched.memory, launched.even_idle)
+                    launched.state = self._job(launched.memory, launched.even_idle)
                 except Exception as raised:
                     error = raised
-            self._done.put(StepRun(launched, state, error))
+            launched.error = error
+            self._done.put(launched)
 
     def _take(self) -> StepRecord | None:
         """Account for the step that was launched first; None where there was nothing to do."""
@@ -115,6 +108,6 @@ class Pipeline:
                 raise run.error
             if run.state is None:
                 return None
-            return self._account(run.state, run.launched.launched_ns, read_ns)
+            return self._account(run.state, run.launched_ns, read_ns)
         finally:
-            self.free.append(run.launched.memory)
+            self.free.append(run.memory)

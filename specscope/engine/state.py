@@ -93,17 +93,15 @@ class StepState:
         """Those that draw a token, in the order in which they are judged."""
         return [turn for turn in self.turns if turn.decodes]
 
-    def requests(self, *, notes: bool) -> tuple[RequestStep, ...]:
-        """What became of each turn; `notes`: with what target and drafter gave beside the verdicts."""
-        steps = [turn.step for turn in self.turns if turn.step is not None]
-        if not notes or self.judged is None:
-            return tuple(steps)
-        noted = iter(self.judged.notes())
-        return tuple(step if step.verdict is None else replace(step, parents=next(noted)) for step in steps)
-
     def record(self, *, notes: bool) -> StepRecord:
-        """The record of the step, when it has run. Changes nothing."""
-        end_ns = self.phases[-1].end_ns
+        """The record of the step, when it has run. Changes nothing.
+
+        `notes`: with what target and drafter gave beside the verdicts.
+        """
+        end_ns, steps = self.phases[-1].end_ns, [turn.step for turn in self.turns if turn.step is not None]
+        if notes and self.judged is not None:
+            noted = iter(self.judged.notes())
+            steps = [step if step.verdict is None else replace(step, parents=next(noted)) for step in steps]
         return StepRecord(
             step=self.number,
             phases=tuple(self.phases),
@@ -114,7 +112,7 @@ class StepState:
             speculation=not self.off,
             speculation_off=self.off,
             admitted=tuple(request.info for request in self.plan.admitted),
-            requests=self.requests(notes=notes),
+            requests=tuple(steps),
             preempted=tuple(request.id for request in self.plan.preempted),
             finished=tuple(request.end(end_ns) for request in self.finished),
             passes=self.passes,
