@@ -96,12 +96,8 @@ def _following(feeds: Feeds, watch: ModelWatch) -> Iterator[None]:
 
 def _by_target(level: Level, part: FedPart, right: ReferencePass) -> HeldPair:
     """The logits over the target's vocabulary, of which the tree's tokens are then chosen."""
-    ours, name, taps = (
-        level.full(range(part.wanted.start, part.wanted.stop)).cpu(),
-        "vocabulary" if level.d2t is None else "d2t",
-        right.taps,
-    )
-    width, rows = ours.shape[1], right.rows[-len(ours) :]
+    ours, taps = level.full(range(part.wanted.start, part.wanted.stop)).cpu(), right.taps
+    width, rows, name = ours.shape[1], right.rows[-len(ours) :], "vocabulary" if level.d2t is None else "d2t"
     logits = taps.get("d2t", taps["lm_head"])[-len(ours) :, :width]
     logits = functional.pad(logits, (0, width - logits.shape[1]), value=-torch.inf)
     return HeldPair(name, ours, logits, rows, code=code_of(Level.full))
