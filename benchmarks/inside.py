@@ -20,7 +20,7 @@ from specscope.engine.config import EngineConfig
 from specscope.measure.prompts import COPYING, PLAIN
 from specscope.measure.step_costs import machine_info
 from specscope.terminal import text_console
-from specscope.transformers.known import DECODING, GENERATOR, SAMPLING
+from specscope.transformers.hooks import DECODING, GENERATOR, SAMPLING
 
 TOKENS = 32  # a side of a round: many short rounds see more than a few long ones
 GOAL = 0.97

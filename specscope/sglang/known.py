@@ -1,18 +1,18 @@
-"""What the hooks rely on in SGLang: the functions that they wrap, and their parameters, in the versions that are known.
+"""What the hooks rely on in SGLang 0.5.21 to 0.5.23: the functions that they wrap, and their parameters.
 
-Signatures decide, and not numbers: a version that is not known is used where it fits a table. Where it fits none,
-nothing is wrapped, and the plugin says what differs.
+Signatures decide, and not numbers: another version is used where it fits. Where it does not, nothing is wrapped, and
+the plugin says what differs.
 """
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+import importlib
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 
-from specscope.trace.inside.hooking import Signatures, compared, live, written
+from specscope.trace.inside.hooking import log
+from specscope.trace.inside.known import Functions, differing, differing_in_text, source_of
 
 VERIFY = "sglang.srt.speculative.eagle_utils"
 DRAFT = "sglang.srt.speculative.eagle_worker_v2"
@@ -27,83 +27,43 @@ _SAMPLING = (
     "uniform_samples uniform_samples_for_final_sampling target_probs draft_probs threshold_single threshold_acc "
     "deterministic"
 )
-_23: Mapping[str, dict[str, str]] = {
+_EAGLE = "verify_input batch logits_output grammar_mask uno_target_max_top_k"
+_BLOCK = "self candidates next_token_logits sampling_info draft_input prefix_lens bs"
+WRAPPED: Mapping[str, Functions] = {
     VERIFY: {
-        "eagle_sample": (
-            "verify_input batch logits_output grammar_mask uno_target_max_top_k watermark_state watermark_full_mask"
-        ),
+        "eagle_sample": (_EAGLE, f"{_EAGLE} watermark_state watermark_full_mask"),  # the second since 0.5.22
         "organize_draft_results": "score_list token_list parents_list num_draft_token",
         "_verify_uses_greedy": "is_all_greedy is_cpu is_hip is_xpu use_rejection_sampling",
     },
     DRAFT: {"EagleDraftWorker.draft": "self batch with_topology"},
-    DFLASH: {
-        "DFlashWorkerV2._accept_block": (
-            "self candidates next_token_logits sampling_info draft_input prefix_lens bs target_predict"
-        )
-    },
+    DFLASH: {"DFlashWorkerV2._accept_block": (_BLOCK, f"{_BLOCK} target_predict")},  # the second since 0.5.23
     RESULTS: {
         "SchedulerBatchResultProcessor._resolve_spec_v2_tokens": "self result batch",
         "SchedulerBatchResultProcessor.process_batch_result_decode": "self batch result",
         "SchedulerBatchResultProcessor.process_batch_result_prefill": "self batch result",
     },
     TREE: {"tree_speculative_sampling_target_only": _SAMPLING},
-    CHAIN: {"chain_speculative_sampling_triton": f"{_SAMPLING} block_verification"},
-}
-# What differed before.
-_22: Mapping[str, dict[str, str]] = {
-    DFLASH: {
-        "DFlashWorkerV2._accept_block": "self candidates next_token_logits sampling_info draft_input prefix_lens bs"
-    }
-}
-_21: Mapping[str, dict[str, str]] = {
-    VERIFY: {"eagle_sample": "verify_input batch logits_output grammar_mask uno_target_max_top_k"},
-    CHAIN: {"chain_speculative_sampling_triton": _SAMPLING},
+    CHAIN: {"chain_speculative_sampling_triton": (_SAMPLING, f"{_SAMPLING} block_verification")},  # since 0.5.22
 }
 
 
-def _read(*tables: Mapping[str, dict[str, str]]) -> Mapping[str, Signatures]:
-    """Later tables replace what earlier ones say of a function."""
-    merged: dict[str, dict[str, tuple[str, ...]]] = {}
-    for table in tables:
-        for module, functions in table.items():
-            merged.setdefault(module, {}).update({name: tuple(text.split()) for name, text in functions.items()})
-    return merged
+def imported() -> Iterator[tuple[str, ModuleType]]:
+    """Each of these modules with its name, but for those that this device has not."""
+    for name in WRAPPED:
+        try:
+            yield name, importlib.import_module(name)
+        except Exception as error:
+            if name not in OPTIONAL:
+                raise
+            log.warning("specscope: without %s: %r", name, error)
 
 
-KNOWN: Mapping[str, Mapping[str, Signatures]] = {
-    "0.5.21": _read(_23, _22, _21),
-    "0.5.22": _read(_23, _22),
-    "0.5.23": _read(_23),
-}
+def difference(modules: Iterable[ModuleType]) -> str:
+    """What the hooks would wrap in these modules, and is not as they know it, the first one; "" where all is."""
+    return next((line for module in modules for line in differing(module, WRAPPED[module.__name__])), "")
 
 
-def tables(version: str) -> list[Mapping[str, Signatures]]:
-    """The version's signatures by module; of one that is not known all tables, the newest first."""
-    public = ".".join(version.split("+")[0].split(".")[:3])
-    return [KNOWN[public]] if public in KNOWN else list(KNOWN.values())[::-1]
-
-
-def difference(modules: Sequence[ModuleType], version: str) -> str:
-    """What the hooks would wrap in these modules, and is not as any table has it, the first one; "" where all is."""
-    first = [next(_differences(modules, table), "") for table in tables(version)]
-    return "" if "" in first else first[0]
-
-
-def _differences(modules: Sequence[ModuleType], table: Mapping[str, Signatures]) -> Iterator[str]:
-    for module in modules:
-        wanted = table[module.__name__]
-        yield from compared(module.__name__, wanted, partial(_there, module, wanted))
-
-
-def _there(module: ModuleType, wanted: Signatures, name: str) -> tuple[str, ...] | None:
-    return live(module, name, wanted[name])
-
-
-def differences_in_text(root: Path, version: str) -> list[str]:
+def differences_in_text(root: Path) -> list[str]:
     """Likewise from SGLang's sources under `root` (its folder `sglang`), all of them: nothing is imported."""
-    lines: list[str] = []
-    for name, wanted in tables(version)[0].items():
-        path = root.joinpath(*name.split(".")[1:]).with_suffix(".py")
-        tree = ast.parse(path.read_text(encoding="utf-8")) if path.is_file() else ast.Module([], [])
-        lines += compared(name, wanted, partial(written, tree))
-    return lines
+    every = ((name, functions, source_of(root, name)) for name, functions in WRAPPED.items())
+    return [line for name, functions, tree in every for line in differing_in_text(tree, name, functions)]

@@ -6,7 +6,7 @@ import glob
 import importlib
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -50,8 +50,8 @@ def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
     if settings.debug:
         log.warning("specscope: %s is for vLLM: SGLang cannot be stopped at a decision", DEBUG)
     version = sglang_version()
-    modules = dict(_imported(known.tables(version)[0], known.OPTIONAL))
-    if line := known.difference(list(modules.values()), version):
+    modules = dict(known.imported())
+    if line := known.difference(modules.values()):
         guard.step_aside(f"SGLang {version} is not as it is known: {line}. `specscope watch` reads its counters")
         return
     hooks: ServerHooks = ServerHooks(
@@ -87,17 +87,6 @@ def _written(capture: Path) -> None:
         if grown != size:
             size, since = grown, now
         time.sleep(QUIET / 10)
-
-
-def _imported(names: Iterable[str], optional: tuple[str, ...]) -> Iterator[tuple[str, ModuleType]]:
-    """Each of SGLang's modules with its name, but for those that this device has not."""
-    for name in names:
-        try:
-            yield name, importlib.import_module(name)
-        except Exception as error:
-            if name not in optional:
-                raise
-            log.warning("specscope: without %s: %r", name, error)
 
 
 def _simulated() -> float:

@@ -1,21 +1,60 @@
 """The hooks in transformers' assisted generation: three functions are wrapped, and the generator of each request.
 
-They are there while something is recorded, and gone after. What they call is transformers' own, once; they draw
-nothing, and change no tensor. A request belongs to the thread that generates it, and may begin inside of another one.
+They are there while something is recorded, and gone after. In another version than those that are known, or where a
+signature differs, nothing is wrapped, and recording is refused with the reason. What they call is transformers' own,
+once; they draw nothing, and change no tensor. A request belongs to the thread that generates it, and may begin inside
+of another one.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
+from specscope.errors import UserError
 from specscope.trace.inside.hooking import ErrorGuard, HookedCall, wrap, wrapped
+from specscope.trace.inside.known import Functions, differing, differing_in_text, source_of
+from specscope.transformers import UTILS
 from specscope.transformers.evidence import NotedDraws
-from specscope.transformers.known import DECODING, GENERATOR, SAMPLING
 from specscope.transformers.run_info import CandidateSource
 from specscope.transformers.witness import Arguments, RequestWitness
+
+DECODING, GENERATOR, SAMPLING = "_assisted_decoding", "_get_candidate_generator", "_speculative_sampling"
+
+WRAPPED: Functions = {
+    f"GenerationMixin.{DECODING}": (
+        "self input_ids logits_processor stopping_criteria generation_config synced_gpus streamer inputs_tensor "
+        "assistant_model assistant_tokenizer tokenizer **model_kwargs"
+    ),
+    f"GenerationMixin.{GENERATOR}": (
+        "self generation_config input_ids inputs_tensor logits_processor model_kwargs assistant_model "
+        "target_tokenizer assistant_tokenizer"
+    ),
+    SAMPLING: "candidate_input_ids candidate_logits candidate_length new_logits assistant_ensemble_weight",
+}
+VERSIONS = ("5.20", "5.21", "5.22", "5.23", "5.24")  # each with its patch releases
+
+
+def check_version(version: str) -> None:
+    """Raises UserError where the hooks were not written for it."""
+    if ".".join(version.split(".")[:2]) not in VERSIONS:
+        raise UserError(
+            f"transformers {version} is not known to specscope: {VERSIONS[0]} to {VERSIONS[-1]} can be recorded"
+        )
+
+
+def check_signatures(utils: ModuleType, version: str) -> None:
+    """`utils`: transformers.generation.utils. Raises UserError that names what differs."""
+    for line in differing(utils, WRAPPED):
+        raise UserError(f"transformers {version} is not as it is known: {line}")
+
+
+def differences_in_text(root: Path) -> list[str]:
+    """What differs in its sources under `root` (its folder `transformers`), a line each: nothing is imported."""
+    return list(differing_in_text(source_of(root, UTILS), UTILS, WRAPPED))
 
 
 class Begins(Protocol):

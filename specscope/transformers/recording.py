@@ -20,7 +20,7 @@ from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.outputs import Bus, OutputOptions, Outputs
 from specscope.trace.wire.spans import SpanLevel
-from specscope.transformers import known
+from specscope.transformers import UTILS, hooks
 from specscope.transformers.hooks import Hooks
 from specscope.transformers.run_info import CandidateSource, name_of, run_info
 from specscope.transformers.witness import Arguments, RequestWitness
@@ -97,8 +97,8 @@ class Recording:
     def __enter__(self) -> Recording:
         """Wrap transformers' functions."""
         self._version = importlib.import_module("transformers").__version__
-        known.check_version(self._version)
-        utils = importlib.import_module(known.UTILS)
+        hooks.check_version(self._version)
+        utils = importlib.import_module(UTILS)
         if self._options.capture is not None:
             check_output(self._options.capture, "capture", (), CAPTURE, self._options.existing)
         with _LOCK:
@@ -107,7 +107,7 @@ class Recording:
                     "transformers is being recorded already: end that `with specscope.record(...)` first, or run the "
                     "script without SPECSCOPE_CAPTURE and `specscope transformers`"
                 )
-            known.check_signatures(utils, self._version)
+            hooks.check_signatures(utils, self._version)
             self._hooks = Hooks(utils, self._begin, self._guard)
             self._hooks.install()
             _ACTIVE.append(self)

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from specscope.transformers import UTILS
+
 if TYPE_CHECKING:
     from specscope.trace.inside.settings import PluginSettings
     from specscope.transformers.recording import Recording
@@ -25,7 +27,6 @@ def register() -> None:
         return
     from specscope.trace.inside.hooking import ErrorGuard
     from specscope.trace.inside.on_import import on_import
-    from specscope.transformers.known import UTILS
 
     guard = ErrorGuard()
     guard.safely(on_import, UTILS, lambda module: guard.safely(_begin, module))

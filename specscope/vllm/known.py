@@ -10,12 +10,12 @@ import ast
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from specscope.trace.inside.hooking import HookedCall, compared, live, wrap, written
+from specscope.trace.inside.hooking import HookedCall, wrap
+from specscope.trace.inside.known import Functions, differing, differing_in_text, signatures, source_of
 
 SCHEDULER = "vllm.v1.core.sched.scheduler"
 PLAIN = "vllm.v1.sample.sampler"
@@ -27,10 +27,7 @@ V2_DRAFTER = "vllm.v1.worker.gpu.spec_decode.speculator"
 V2_RUNNER = "vllm.v1.worker.gpu.model_runner"
 TRIED = ("0.32.0", "0.33.0")
 
-Written = str | tuple[str, ...]  # a function's parameters, by name; several where versions differ, the oldest first
-Read = Callable[[str, tuple[str, ...]], tuple[str, ...] | None]
-
-_SHARED: Mapping[str, Mapping[str, Written]] = {
+_SHARED: Mapping[str, Functions] = {
     SCHEDULER: {
         "Scheduler.add_request": "self request",
         "Scheduler._preempt_request": "self request timestamp drop_stale_output",
@@ -39,7 +36,7 @@ _SHARED: Mapping[str, Mapping[str, Written]] = {
         "Scheduler.update_from_output": "self scheduler_output model_runner_output",
     },
 }
-_V1: Mapping[str, Mapping[str, Written]] = {
+_V1: Mapping[str, Functions] = {
     PLAIN: {
         "Sampler.sample": "self logits sampling_metadata logprobs_mode_override",
     },
@@ -68,7 +65,7 @@ _V1: Mapping[str, Mapping[str, Written]] = {
         ),
     },
 }
-_V2: Mapping[str, Mapping[str, Written]] = {
+_V2: Mapping[str, Functions] = {
     V2_PLAIN: {
         "Sampler.__call__": "self logits input_batch",
         "Sampler.sample": (
@@ -156,13 +153,12 @@ _V2_READ: Mapping[str, Mapping[str, str]] = {
     },
     "vllm.v1.worker.gpu.spec_decode.adaptive_verification": {"AdaptiveVerificationManager": "_confidence_probs"},
 }
-WRAPPED: Mapping[str, Mapping[str, Written]] = {**_SHARED, **_V1, **_V2}
+WRAPPED: Mapping[str, Functions] = {**_SHARED, **_V1, **_V2}
 
 
 def parameters_of(module: str, name: str) -> tuple[str, ...]:
     """What vLLM calls the parameters of a function that is wrapped, in the oldest version that has all it passes."""
-    written = WRAPPED[module][name]
-    return tuple((written if isinstance(written, str) else written[0]).split())
+    return signatures(WRAPPED[module], name)[0]
 
 
 def wrap_known(module: str, owner: object, name: str, hook: Callable[[HookedCall], Any]) -> None:
@@ -206,33 +202,14 @@ def remark(version: str) -> str:
 
 
 def differences(module: ModuleType) -> list[str]:
-    """What the hooks would wrap in the module, and is not as they know it; a line each.
-
-    A function that somebody else put there is passed over: what counts is how vLLM calls it, which has not changed.
-    """
-    return list(_compared(module.__name__, WRAPPED[module.__name__], partial(live, module)))
+    """What the hooks would wrap in the module, and is not as they know it; a line each."""
+    return list(differing(module, WRAPPED[module.__name__]))
 
 
-def _compared(module: str, wrapped: Mapping[str, Written], read: Read) -> Iterator[str]:
-    """A function is to have one of its known signatures; what differs from the newest is told."""
-    for name, known in wrapped.items():
-        line = ""
-        for parameters in (known,) if isinstance(known, str) else known:
-            wanted = {name: tuple(parameters.split())}
-            line = next(compared(module, wanted, lambda name, wanted=wanted: read(name, wanted[name])), "")  # type: ignore[misc]
-            if not line:
-                break
-        if line:
-            yield line
-
-
-def _in_text(
-    root: Path, wrapped: Mapping[str, Mapping[str, Written]], read: Mapping[str, Mapping[str, str]]
-) -> Iterator[str]:
+def _in_text(root: Path, wrapped: Mapping[str, Functions], read: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
     for module in dict.fromkeys([*wrapped, *read]):
-        path = root.joinpath(*module.split(".")[1:]).with_suffix(".py")
-        tree = ast.parse(path.read_text(encoding="utf-8")) if path.is_file() else ast.Module([], [])
-        yield from _compared(module, wrapped.get(module, {}), lambda name, wanted, tree=tree: written(tree, name))  # type: ignore[misc]
+        tree = source_of(root, module)
+        yield from differing_in_text(tree, module, wrapped.get(module, {}))
         for owner, names in read.get(module, {}).items():
             there = _attributes(tree, owner)
             yield from (f"{module}.{owner}.{name} is gone" for name in names.split() if name not in there)

@@ -42,7 +42,7 @@ def engine_number(runner: Any) -> int:
 
 
 def wrap_loaded(runner: type, tell: Callable[[Any], object]) -> None:
-    """HookedCall `tell` with each of a class's model runners when it has its model and KV cache, before any request.
+    """Call `tell` with each of a class's model runners when it has its model and KV cache, before any request.
 
     A vLLM that has no such method tells with its first step.
     """
@@ -69,4 +69,4 @@ def give_grace(module: ModuleType) -> None:
         return call.original(*call.args[:1], **call.kwargs | {"timeout": GRACE_SECONDS})
 
     if hasattr(module, "shutdown"):
-        wrap(module, "shutdown", shutdown)
+        wrap(module, "shutdown", shutdown, ("procs", "timeout"))

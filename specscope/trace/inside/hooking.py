@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
 
 from specscope.errors import UserError
 
 log = logging.getLogger("specscope")
-Signatures = Mapping[str, tuple[str, ...]]  # by the function's name in its module; * is `**` or `*` and a name
 MOST = 5  # errors, after which specscope steps aside
 
 
@@ -99,49 +96,3 @@ def wrap(owner: object, name: str, hook: Callable[[HookedCall], Any], known: tup
         replaced = wrapped(original, hook, known)
         replaced.__specscope__ = True
         setattr(owner, name, replaced)
-
-
-def compared(module: str, wanted: Signatures, read: Callable[[str], tuple[str, ...] | None]) -> Iterator[str]:
-    """What differs from the wanted signatures, a line each. `read`: a function's parameters; None where it is gone."""
-    for name, parameters in wanted.items():
-        there = read(name)
-        if there is None:
-            yield f"{module}.{name} is gone"
-        elif there != parameters:
-            yield f"{module}.{name} takes ({', '.join(there)}), not ({', '.join(parameters)})"
-
-
-def live(module: ModuleType, name: str, wanted: tuple[str, ...]) -> tuple[str, ...] | None:
-    """A function's parameters in a module. Where somebody else put another there: `wanted`."""
-    member: Any = module
-    for part in name.split("."):
-        member = getattr(member, part, None)
-    if member is None:
-        return None
-    if member.__module__ != module.__name__:
-        return wanted
-    parameters = inspect.signature(member).parameters.values()
-    return tuple("*" * _stars(parameter) + parameter.name for parameter in parameters)
-
-
-def _stars(parameter: inspect.Parameter) -> int:
-    return 1 if parameter.kind is parameter.VAR_POSITIONAL else 2 if parameter.kind is parameter.VAR_KEYWORD else 0
-
-
-def written(tree: ast.Module, name: str) -> tuple[str, ...] | None:
-    """A function's parameters in a source."""
-    body: list[ast.stmt] = tree.body
-    node: ast.AST | None = None
-    for part in name.split("."):
-        named = ast.ClassDef | ast.FunctionDef
-        node = next((statement for statement in body if isinstance(statement, named) and statement.name == part), None)
-        body = getattr(node, "body", [])
-    if not isinstance(node, ast.FunctionDef):
-        return None
-    arguments = node.args
-    plain = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
-    rest = [f"*{arguments.vararg.arg}"] if arguments.vararg else []
-    keywords = [argument.arg for argument in arguments.kwonlyargs] + (
-        [f"**{arguments.kwarg.arg}"] if arguments.kwarg else []
-    )
-    return tuple(plain + rest + keywords)

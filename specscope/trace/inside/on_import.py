@@ -65,7 +65,7 @@ _FINDER = _Finder()
 
 
 def at_exit(close: Callable[[], object]) -> None:
-    """HookedCall it once when this process ends, but for one that is killed. A forked worker never runs what atexit has."""
+    """Call it once when this process ends, but for one that is killed. A forked worker never runs what atexit has."""
     if multiprocessing.parent_process() is None:
         atexit.register(close)
     else:
@@ -73,7 +73,7 @@ def at_exit(close: Callable[[], object]) -> None:
 
 
 def on_import(name: str, hook: Hook) -> None:
-    """HookedCall the hook with the module: now where it has been imported, else when it is."""
+    """Call the hook with the module: now where it has been imported, else when it is."""
     if name in sys.modules:
         hook(sys.modules[name])
         return
