@@ -2,13 +2,11 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
 import torch
 
 from specscope import Engine, SamplingParams
 from specscope.errors import UserError
-from specscope.model.kv_cache import BLOCK_SIZE
 from specscope.trace.record.records import FinalKind, FinishReason, Origin
 
 PROMPTS = [
@@ -173,37 +171,3 @@ def test_chat_messages_and_turns(engines):
     assert text == "<|user|>hi<|a|>"
     assert engine.encode(engine.turn("hi")) == (text, tokens)
     assert engine.turn("hi", raw=True) == "hi"
-
-
-def test_step_records_tell_the_truth(engines):
-    engine = engines["ngram tree"]
-    records = []
-    subscription = engine.subscribe(records.append)
-    engine.generate(PROMPTS, SamplingParams(max_tokens=10, ignore_eos=True))
-    subscription.flush()
-    steps = [r.step for r in records]
-    assert steps == list(range(steps[0], steps[0] + len(steps)))
-    for record in records:
-        assert [p.name for p in record.phases] == ["schedule", "draft", "forward", "verify", "commit"]
-        assert all(p.start_ns <= p.end_ns for p in record.phases)
-        assert record.blocks_used + record.blocks_free == engine.run_info.blocks
-        for part in record.requests:
-            if part.verdict:
-                assert part.emitted <= part.verdict.accepted + 1
-    context = {}
-    for record in records:
-        for part in record.requests:
-            assert part.context_len == context.get(part.request, 0)
-            accepted = part.verdict.accepted if part.verdict else 0
-            context[part.request] = part.context_len + part.prefill_tokens + (part.verdict is not None) + accepted
-    assert engine.run_info.block_size == BLOCK_SIZE
-
-
-def test_sampled_drafts_carry_their_evidence(engines):
-    (result,) = engines["draft tree"].generate("abcd", SamplingParams(max_tokens=30, temperature=1.0, seed=4))
-    for step in result.steps:
-        verdict = step.verdict
-        tried = verdict.outcome > 0
-        ratio = np.minimum(1, verdict.p_trial[tried].astype(float) / verdict.q_trial[tried].astype(float))
-        assert verdict.accept_prob[tried] == pytest.approx(ratio, rel=1e-6)
-        assert ((verdict.coin < verdict.accept_prob)[tried] == (verdict.outcome[tried] == 1)).all()

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from specscope import Engine, SamplingParams
-from specscope.errors import UserError
 from specscope.speculate.verify.verifier import JudgedStep
 from specscope.trace.record.records import FinishReason
 from tests.engines import DRAFTERS, PROMPTS, each_drafter
@@ -263,15 +262,6 @@ def test_closing_waits_for_what_was_launched(make):
     assert any(thread.name == "specscope-steps" for thread in {*threading.enumerate()} - before)
     engine.close()
     assert not any(thread.name == "specscope-steps" for thread in {*threading.enumerate()} - before)
-
-
-def test_a_name_is_given_once(make):
-    engine = make("ngram", async_scheduling=True)
-    engine.add("abc", name="one")
-    with pytest.raises(UserError, match="already running"):
-        engine.add("abc", name="one")
-    run(engine)
-    engine.close()
 
 
 def test_each_thread_that_runs_a_phase_uses_the_engines_device(make, monkeypatch):

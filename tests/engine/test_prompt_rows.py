@@ -107,6 +107,12 @@ BAD = {
     "turns of numbers": (lines(ABOUT | {"turns": [3]}), 'data, line 1: "turns" must be'),
     "no messages": (lines(ABOUT | {"messages": []}), 'data, line 1: "messages" must be'),
     "no tokens": (lines({"prompt": "x", "output_tokens": 0}), 'data, line 1: "output_tokens" must be 1 or more, not 0'),
+    "nothing written": (lines({"prompt": ""}), 'data, line 1: "prompt" must be text, not empty'),
+    "a number": (GOOD + b"\n" + lines({"prompt": 3}), 'data, line 3: "prompt" must be text, not empty'),
+    "a capture": (GOOD + lines({"other": 1, "resourceSpans": []}), "data, line 2: this is a capture, not a prompt"),
+    "variables": (lines({"prompt": "a", "chat_template_kwargs": 3}), "chat_template_kwargs must be a JSON object"),
+    "a turn without text": (lines({"messages": [{"role": "user"}]}), 'data, line 1: "messages" must be'),
+    "no number": (lines({"prompt": "a", "top_p": "x"}), "data, line 1: top_p must be a number"),
     "a parameter": (lines({"prompt": "x", "top_p": 2}), "data, line 1: top_p must be"),
     "a placeholder": (GOOD + lines(ABOUT | {"multiturn": False, "turns": [PLACEHOLDER]}), "data, line 2: this row"),
     "a placeholder among messages": (

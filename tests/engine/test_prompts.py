@@ -6,19 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from specscope.engine.prompt_rows import parse_row
 from specscope.engine.prompts import prompt_specs, read_prompts
 from specscope.errors import UserError
 from specscope.trace.record.params import SamplingParams
 
 PARAMS = SamplingParams(seed=10)
-
-
-def test_text_lines(tmp_path):
-    path = tmp_path / "p.txt"
-    path.write_text("first\n\n  second \n")
-    specs = read_prompts(str(path), PARAMS, raw=True)
-    assert [(s.prompt, s.params.seed, s.raw) for s in specs] == [("first", 10, True), ("  second ", 11, True)]
 
 
 def test_json_lines_with_parameters_messages_and_labels(tmp_path):
@@ -34,44 +26,6 @@ def test_json_lines_with_parameters_messages_and_labels(tmp_path):
     assert two.params.seed == 1
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("{broken", "not JSON"),
-        ('{"kind": "x"}', 'either "prompt" or "messages"'),
-        ('{"other": 1, "resourceSpans": []}', "this is a capture, not a prompt"),
-        ('{"prompt": "a", "chat_template_kwargs": 3}', "chat_template_kwargs must be a JSON object"),
-        ('{"prompt": ""}', "not empty"),
-        ('{"prompt": 3}', "not empty"),
-        ('{"prompt": "a", "temperature": -1}', "temperature must be"),
-        ('{"prompt": "a", "top_p": "x"}', "top_p must be a number"),
-        ('{"messages": [{"role": "user"}]}', '"messages" must be'),
-        ('{"messages": []}', '"messages" must be'),
-    ],
-)
-def test_a_broken_line_is_named(tmp_path, line, message):
-    path = tmp_path / "p.jsonl"
-    path.write_text('{"prompt": "fine"}\n\n' + line + "\n")
-    with pytest.raises(UserError, match=rf"p.jsonl, line 3: .*{message}"):
-        read_prompts(str(path), PARAMS, raw=False)
-
-
-def test_other_bad_files(tmp_path):
-    with pytest.raises(UserError, match="cannot read the prompts"):
-        read_prompts(str(tmp_path / "none"), PARAMS, raw=False)
-    (tmp_path / "empty").write_text("\n\n")
-    with pytest.raises(UserError, match="has no prompts"):
-        read_prompts(str(tmp_path / "empty"), PARAMS, raw=False)
-    (tmp_path / "latin").write_bytes(b"fine\n\xff\xfe\n")
-    with pytest.raises(UserError, match="line 2: this is not UTF-8"):
-        read_prompts(str(tmp_path / "latin"), PARAMS, raw=False)
-
-
-def test_a_line_that_is_no_object():
-    with pytest.raises(UserError, match="not a JSON object"):
-        parse_row(b"[1]")
-
-
 CAPTURE = Path(__file__).parents[2] / "traces" / "planted.jsonl"
 
 
@@ -82,6 +36,7 @@ def test_an_argument_that_names_a_file_stands_for_its_prompts(tmp_path, monkeypa
     said = []
     specs = prompt_specs(["a prompt", "some.txt", "word", "hello"], None, PARAMS, tell=said.append)
     assert [spec.prompt for spec in specs] == ["a prompt", "one", "two", "three", "hello"]
+    assert [spec.params.seed for spec in specs] == [10, 10, 11, 10, 10]
     assert said == [
         "some.txt is a file: decoding the 2 prompts in it",
         "word is a file: decoding the 1 prompt in it",

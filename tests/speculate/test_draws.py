@@ -57,13 +57,6 @@ def test_rows_are_summed_in_blocks():
     assert block_sums(rows).tolist() == [[float(r[:BLOCK].sum()), float(r[BLOCK:].sum())] for r in rows.double()]
 
 
-def test_draws_follow_the_distribution():
-    row = torch.zeros(2 * BLOCK)
-    row[[3, 200, BLOCK + 7]] = torch.tensor([0.1, 0.6, 0.3])
-    made = np.bincount([draw(row, (i + 0.5) / 1000)[0] for i in range(1000)], minlength=2 * BLOCK)
-    assert made[[3, 200, BLOCK + 7]].tolist() == [100, 600, 300]
-
-
 def device(rows, coins):
     return tuple(x.tolist() for x in _on_device(rows, torch.from_numpy(coins)))
 
@@ -105,19 +98,3 @@ def test_siblings_are_drawn_on_a_device_without_a_read(monkeypatch):
     tokens, probs, margins, lows = _on_device(rows, coins)
     assert reads.count == 0
     assert tokens.shape == probs.shape == margins.shape == lows.shape == (3, 4)
-
-
-@given(st.integers(0, 10_000), WIDTHS, st.integers(1, 6))
-def test_a_device_gives_the_intervals_of_the_host(seed, width, count):
-    """Where a draw is a border case, another token may come; up to there all is equal."""
-    rng = np.random.default_rng(seed)
-    rows, coins = torch.tensor(rng.dirichlet(np.ones(width), 3), dtype=torch.float32), rng.random((3, count))
-    for ours, others in zip(
-        zip(*draw_siblings(rows, coins), strict=True), zip(*device(rows, coins), strict=True), strict=True
-    ):
-        for token, prob, margin, low in zip(*ours, strict=True):
-            other_token, _, _, other_low = (column.pop(0) for column in others)
-            if prob == 0 or (token != other_token and margin < 1e-9):
-                break
-            assert token == other_token
-            assert low == pytest.approx(other_low, abs=1e-9)

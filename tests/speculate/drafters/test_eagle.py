@@ -147,33 +147,6 @@ def test_a_chain_is_what_the_head_says_of_true_features(make, heads, hugging, he
     assert checked >= ({0, 1, 2} if bias and head != "all" else {0})  # that one's choice is never the target's
 
 
-@pytest.mark.parametrize(
-    ("head", "tree"), [("eagle3", "3x3"), ("eagle3", "dynamic:12,depth=4,top=3"), ("all", "dynamic:12,depth=4,top=3")]
-)
-def test_a_tree_is_what_the_head_says_of_true_features(make, heads, hugging, head, tree):
-    """Each node's probability and score, from the dense head on the node's own path."""
-    engine = make(head, tree)
-    (result,) = engine.generate("the cat", greedy())
-    reference = Reference(heads[head], hugging.model.embed_tokens.weight)
-    tokens = engine.encode("the cat")[1] + result.token_ids
-    with torch.inference_mode():
-        states = hugging(torch.tensor([tokens]), output_hidden_states=True).hidden_states
-    features = torch.cat([states[aux_layer][0] for aux_layer in engine.drafter.aux_layers], dim=-1)
-    for step in [step for step in result.steps if len(step.tree)][::9]:
-        known = step.context_len + step.prefill_tokens + 1
-        for node in range(len(step.tree)):
-            path, fed, hidden = step.tree.path_to(node), tokens[1:known], reference.combine(features[: known - 1])
-            score = 0.0
-            for at in path:
-                logits, out = reference.forward(fed, hidden)
-                token = int(step.tree.token[at])
-                prob = reference.full(logits[-1]).log_softmax(-1)[token]
-                score += float(prob.detach())
-                fed, hidden = [*fed, token], torch.cat([hidden, out[-1:]])
-            assert step.notes.prob[node] == pytest.approx(float(prob.exp()), rel=1e-3)
-            assert step.notes.score[node] == pytest.approx(score, rel=1e-3)
-
-
 def test_the_passes_of_a_draft_are_recorded(make):
     engine = make("eagle3", "dynamic:12,depth=4,top=3")
     records = []

@@ -1,7 +1,6 @@
 """P-EAGLE heads through the engine: one pass a draft, the same tokens as plain decoding, and nothing that stays."""
 
 import dataclasses
-import math
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable
 from specscope.plans.plan import parse_plan
 from specscope.speculate.drafters import eagle
-from specscope.speculate.drafters.parallel import ParallelEagle, with_masks
+from specscope.speculate.drafters.parallel import with_masks
 from specscope.trace.record.tree import ROOT, DraftTree
 from tests.heads import Reference, head_tensors, write_parallel_head
 
@@ -90,68 +89,6 @@ def test_a_chain_is_what_one_pass_of_the_head_says(make, head, hugging, monkeypa
             assert step.tree.token.tolist() == full.argmax(-1).tolist()
             accepted.add(step.verdict.accepted)
     assert accepted >= ({0, 1, 2} if bias else {0})
-
-
-def test_a_dynamic_tree_holds_the_best_paths_by_product(make, head, hugging):
-    """Against every path of the likeliest tokens of each depth: products of probabilities, one row a depth."""
-    engine = make("dynamic:6,depth=3,top=3")
-    (result,) = engine.generate("the cat", greedy())
-    reference = Reference(head, hugging.model.embed_tokens.weight)
-    tokens = engine.encode("the cat")[1] + result.token_ids
-    features = features_of(hugging, engine, tokens)
-    steps = [step for step in result.steps if len(step.tree)]
-    assert steps
-    for step in steps:
-        known = step.context_len + step.prefill_tokens + 1
-        rows = reference.one_pass(tokens[:known], features, 3, MASK).log_softmax(-1)
-        best = rows.topk(3)
-        choices = [
-            list(zip(reference.d2t[i].tolist(), p.tolist(), strict=True))
-            for i, p in zip(best.indices, best.values, strict=True)
-        ]
-        paths = {(): 0.0}
-        for depth in range(3):
-            longer = {(*path, t): s + p for path, s in paths.items() if len(path) == depth for t, p in choices[depth]}
-            paths |= dict(sorted(longer.items(), key=lambda item: -item[1])[:3] if depth < 2 else longer.items())
-            if depth < 2:  # what is not expanded may be kept all the same
-                paths |= longer
-        del paths[()]
-        wanted = sorted(paths.values(), reverse=True)[:6]
-        assert sorted(step.notes.score, reverse=True) == pytest.approx(wanted, rel=1e-3)
-        for node in range(len(step.tree)):
-            path = tuple(int(step.tree.token[at]) for at in step.tree.path_to(node))
-            assert step.notes.score[node] == pytest.approx(paths[path], rel=1e-3)
-            assert step.method.confidence[node] == pytest.approx(math.exp(paths[path]), rel=1e-3)
-
-
-def test_sampled_nodes_are_drawn_from_their_depths_distribution(make, head, hugging):
-    """The q that is kept for the verdict, at every parent: one distribution for all nodes of a depth."""
-    engine = make("3x3")
-    steps = []
-    real = ParallelEagle.propose
-
-    def propose(self, contexts):
-        drafts = real(self, contexts)
-        steps.extend(zip([list(c.tokens) for c in contexts], drafts, strict=True))
-        return drafts
-
-    engine.drafter.propose = propose.__get__(engine.drafter)
-    params = SamplingParams(max_tokens=12, temperature=0.7, top_k=20, seed=3, ignore_eos=True)
-    engine.generate("the cat", params)
-    reference = Reference(head, hugging.model.embed_tokens.weight)
-    drafted = [(tokens, draft) for tokens, draft in steps if len(draft.tree)]
-    assert len(drafted) > 3
-    for tokens, draft in drafted:
-        rows = reference.one_pass(tokens, features_of(hugging, engine, tokens), 3, MASK).detach()
-        parents = [ROOT, *(n for n in range(len(draft.tree)) if draft.tree.children(n))]
-        assert sorted(draft.q) == sorted(parents)
-        for parent in parents:
-            depth = 0 if parent == ROOT else int(draft.tree.depth[parent])
-            full = reference.full(rows[depth]) / 0.7
-            wanted = torch.where(full >= full.topk(20).values[-1], full, -torch.inf).softmax(-1)
-            for child in draft.tree.children(parent):
-                assert float(wanted[int(draft.tree.token[child])]) > 0
-            assert draft.q[parent].numpy() == pytest.approx(wanted.numpy(), abs=1e-4)
 
 
 def test_the_notes_say_that_it_was_one_pass(make):

@@ -2,18 +2,17 @@
 
 import random
 import tracemalloc
-from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from specscope import SamplingParams
 from specscope.errors import UserError
 from specscope.speculate.drafters.base import NO_DRAFT, Context
-from specscope.speculate.drafters.suffix import FACTOR, LEAST, LONGEST, SuffixDrafter, grow
-from specscope.speculate.drafters.suffix_index import Text, occurrences
+from specscope.speculate.drafters.suffix import FACTOR, SuffixDrafter
+from specscope.speculate.drafters.suffix_index import Text
 from tests.counting import lines_run
 
 texts = st.lists(st.integers(0, 3), max_size=40)
@@ -29,22 +28,6 @@ def context(tokens, prompt_len=None, name="r"):
     return Context(name, tokens, len(tokens) if prompt_len is None else prompt_len, SamplingParams())
 
 
-@given(texts)
-def test_occurrences_are_those_of_a_plain_search(tokens):
-    text = text_of(tokens)
-    found = occurrences(text, LONGEST)
-    for size, places in found.items():
-        suffix = tokens[-size:]
-        wanted = [end for end in range(size, len(tokens)) if tokens[end - size : end] == suffix]
-        assert places == wanted[::-1]
-    longest = max((n for n in range(2, len(tokens)) if _occurs(tokens, n)), default=0)
-    assert max(found, default=0) == longest
-
-
-def _occurs(tokens, size):
-    return any(tokens[end - size : end] == tokens[-size:] for end in range(size, len(tokens)))
-
-
 @given(texts, texts, st.integers(0, 40))
 def test_a_text_that_was_cut_is_as_if_it_had_never_been_longer(tokens, others, length):
     length = min(length, len(tokens))
@@ -55,28 +38,6 @@ def test_a_text_that_was_cut_is_as_if_it_had_never_been_longer(tokens, others, l
     again = text_of(whole)
     assert text.tokens == again.tokens
     assert (text._last, text._before) == (again._last, again._before)
-
-
-@settings(max_examples=200)
-@given(texts, st.integers(1, 8), st.integers(1, 6))
-def test_a_tree_holds_the_commonest_continuations(tokens, nodes, depth):
-    text = text_of(tokens)
-    for places in occurrences(text, LONGEST).values():
-        grown = grow(text, places, nodes, depth)
-        assert len(grown.tokens) <= nodes
-        paths = {}
-        for node, (token, parent) in enumerate(zip(grown.tokens, grown.parents, strict=True)):
-            paths[node] = (*(paths[parent] if parent >= 0 else ()), token)
-            assert len(paths[node]) <= depth
-        lengths = range(1, depth + 1)
-        went = Counter(tuple(tokens[end : end + n]) for end in places for n in lengths if end + n <= len(tokens))
-        for node, path in paths.items():
-            assert (grown.counts[node], grown.total) == (went[path], len(places))
-        left = [count for path, count in went.items() if path not in paths.values() and count >= LEAST * len(places)]
-        if len(grown.tokens) == nodes and left:
-            assert min(grown.counts) >= max(left)
-        else:
-            assert not left
 
 
 def test_the_longest_match_of_equals_is_taken_and_told():

@@ -33,14 +33,6 @@ def test_rows_are_a_function_of_output_and_path(grammars, form):  # noqa: F811
         assert here.row(path).tolist() == afresh(grammars, form, output, path)
 
 
-def test_a_token_is_accepted_once_however_often_its_output_is_followed(grammars):  # noqa: F811
-    here = state(grammars, regex="abc")
-    for _ in range(3):
-        here.follow(ids("a"))
-        here.follow(ids("a"))
-    assert allowed(here.row(())) == ids("b")
-
-
 def test_behind_the_end_nothing_is_allowed_and_nothing_raises(grammars):  # noqa: F811
     here = state(grammars, regex="ab")
     here.follow([*ids("ab"), EOS])
@@ -48,13 +40,6 @@ def test_behind_the_end_nothing_is_allowed_and_nothing_raises(grammars):  # noqa
     assert not here.row(ids("a")).any()
     here.follow(ids("ab"))  # back over the stop token
     assert allowed(here.row(())) == [EOS]
-
-
-def test_the_end_inside_a_run_of_tokens_is_not_missed(grammars):  # noqa: F811
-    here = state(grammars, regex="ab")
-    here.follow([*ids("ab"), EOS, *ids("zz")])
-    assert here.refused
-    assert here.row(ids("b")).tolist() == [0] * (-(-SIZE // 32))
 
 
 def test_each_node_of_a_tree_has_the_row_of_its_own_path_not_of_a_chain(grammars):  # noqa: F811
@@ -83,10 +68,3 @@ def test_a_special_token_is_refused_without_a_word(grammars, capfd):  # noqa: F8
     here.row([0, 1, SIZE + 5])
     assert here.refused
     assert capfd.readouterr().err == ""
-
-
-def test_refused_tokens_leave_the_state_as_it_was(grammars):  # noqa: F811
-    here = state(grammars, regex="abc")
-    here.follow(ids("a"))
-    assert not here.row(ids("x")).any()
-    assert allowed(here.row(ids("b"))) == ids("c")

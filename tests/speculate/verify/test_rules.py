@@ -262,38 +262,6 @@ def test_matching_accepts_what_the_standard_rule_does_of_deterministic_drafts(te
         assert ours == pytest.approx(least, abs=1e-12)
 
 
-# Block verification as its paper writes it
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.booleans())
-def test_a_chain_is_judged_as_block_verification_has_it(seed, length, sampled):
-    """Sun et al. 2024, Algorithm 2: every h, the longest prefix whose coin falls below it, and its residual."""
-    rng = np.random.default_rng(seed)
-    target, draft = rng.dirichlet(np.full(6, 0.6), length + 1), rng.dirichlet(np.full(6, 0.6), length)
-    tokens = [int(rng.choice(6, p=row)) for row in draft]
-    point = np.eye(6)[tokens]
-    q, coin = (draft if sampled else point), rng.random(length + 1)
-    ratio, h, residual = [1.0], [], []
-    for i, token in enumerate(tokens):
-        residual.append(np.maximum(ratio[-1] * target[i] - q[i], 0))
-        ratio.append(min(1.0, ratio[-1] * target[i][token] / q[i][token]))
-    for i in range(1, length + 1):
-        mass = residual[i].sum() if i < length else 0
-        h.append(ratio[i] if i == length else mass / (mass + 1 - ratio[i]) if mass + 1 - ratio[i] > 0 else 1.0)
-    accepted = max((i for i in range(1, length + 1) if coin[i] < h[i - 1]), default=0)
-    drawn = Drawn.WITHOUT_REPLACEMENT if sampled else Drawn.DETERMINISTIC
-    tree = DraftTree.build(tokens, list(range(-1, length - 1)), drawn=drawn)
-    given_q = {i - 1: dense(draft[i]) for i in range(length)} if sampled else {}
-    (verdict,), (left,) = traversal.verify(batch_of(tree, [dense(row) for row in target], given_q, coin), BLOCK)
-    assert verdict.path.tolist() == list(range(accepted))
-    assert verdict.rule == BLOCK
-    wanted = target[length] if accepted == length else residual[accepted] / residual[accepted].sum()
-    np.testing.assert_allclose(left.row.numpy(), wanted, atol=1e-12)
-    for node in np.flatnonzero(verdict.judged):
-        assert verdict.accept_prob[node] == pytest.approx(h[node], abs=1e-9)
-
-
 # The verdict and its evidence
 
 
