@@ -15,8 +15,7 @@ from specscope.errors import UserError
 from specscope.trace.inside.hooking import ErrorGuard, HookedCall, around, log
 from specscope.trace.inside.on_import import at_exit
 from specscope.trace.inside.settings import DEBUG, PluginSettings
-from specscope.trace.inside.sinks import Losses, sinks, start_line, warn
-from specscope.trace.wire.outputs import Bus
+from specscope.trace.inside.sinks import Outlet, start_line, warn
 
 ENGINE = "sglang.srt.entrypoints.engine"
 QUIET, LONGEST = 0.1, 1.0  # seconds: a capture that does not grow for so long is written; waited for at most
@@ -114,22 +113,17 @@ def open_witness(processor: Any, req: Any, settings: PluginSettings, guard: Erro
     if settings.privacy.remark:
         log.warning("specscope: %s", settings.privacy.remark)
     vocabulary = Vocabulary() if settings.privacy else _vocabulary(req)
-    bus = Bus()
-    opened = sinks(settings, bus, run, vocabulary, (int(getattr(context.get_parallel(), "dp_rank", None) or 0),))
-    losses = Losses(bus)
-    made = ResultWitness(Recorder(run, vocabulary, losses.publish))
+    rank = int(getattr(context.get_parallel(), "dp_rank", None) or 0)
+    outlet = Outlet(settings, run, vocabulary, guard, (rank,))
+    made = ResultWitness(Recorder(run, vocabulary, outlet.publish))
 
     def close() -> None:
-        if made.bytes:
-            log.warning("specscope: %d bytes copied per step", made.bytes // max(made.recorder.steps, 1))
         if hooks.lost:
             log.warning("specscope: of %d results nothing was seen", hooks.lost)
-        guard.safely(bus.close)
-        for closer in opened.closers:
-            guard.safely(closer)
+        outlet.close(copied=made.bytes, steps=made.recorder.steps)
 
     at_exit(close)
-    warn(start_line(f"SGLang {run.versions['sglang']}", run, run.drafter, opened, opened.lacking))
+    warn(start_line(f"SGLang {run.versions['sglang']}", run, run.drafter, outlet.places, outlet.lacking))
     return made
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from specscope.errors import UserError
 from specscope.plans.model_digest import digest_of_loaded
 from specscope.trace.checked import decoded
-from specscope.trace.record.params import FORM, NO_SEED, UNREAD, SamplingParams
+from specscope.trace.inside.recorder import label, params_of
+from specscope.trace.record.params import FORM, NO_SEED, SamplingParams
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.records import FinishReason, RunInfo
 
@@ -37,7 +37,6 @@ SETTINGS = (
 GREEDILY = "decoded_greedily"  # a setting of ours: every request is, whatever its temperature
 IGNORED = "ignored by SGLang"
 FORMS = ("json_schema", "regex", "ebnf", "structural_tag")
-LONGEST = 200  # characters of a label
 ALL = 1 << 30  # top_k of a request that asks for none
 
 
@@ -120,9 +119,9 @@ def read_params(params: Any, *, greedily: bool) -> tuple[SamplingParams, dict[st
     if params.min_p:
         labels[IGNORED] = f"min_p={params.min_p}"  # where it speculates
     if params.logit_bias:
-        labels["logit_bias"] = repr(params.logit_bias)[:LONGEST]
+        labels["logit_bias"] = label(params.logit_bias)
     if form := next((name for name in FORMS if getattr(params, name, None)), None):
-        labels[FORM] = f"{form}: {getattr(params, form)}"[:LONGEST]
+        labels[FORM] = label(f"{form}: {getattr(params, form)}")
     greedy = params.top_k == 1
     if greedily and not greedy:
         labels["temperature"] = f"{params.temperature:g} was asked for, and this device decodes greedily"
@@ -141,10 +140,7 @@ def read_params(params: Any, *, greedily: bool) -> tuple[SamplingParams, dict[st
         "stop_token_ids": tuple(sorted(params.stop_token_ids or ())),
         "min_tokens": params.min_new_tokens or 0,
     }
-    try:
-        return SamplingParams(**values), labels
-    except UserError as error:
-        return SamplingParams(), labels | {UNREAD: f"{values!r} ({error})"[:LONGEST]}
+    return params_of(values, labels)
 
 
 def end_reason(req: Any, eos: tuple[int, ...]) -> tuple[FinishReason, str, str]:

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from specscope.errors import UserError
 from specscope.plans.model_digest import digest_of_loaded
-from specscope.trace.record.params import NO_SEED, UNREAD, SamplingParams
+from specscope.trace.inside.recorder import label, params_of
+from specscope.trace.record.params import NO_SEED, SamplingParams
 from specscope.trace.record.records import RunInfo
 
 # Our name of a drafter, by the class that generates candidates. The class itself is in RunInfo.speculation.
@@ -38,7 +38,6 @@ TOLD = (
     "MinNewTokensLengthLogitsProcessor",
 )
 OTHERS = "logits_processors"  # the label of all others
-LONGEST = 200  # characters of a label
 
 
 @dataclass(frozen=True)
@@ -143,7 +142,7 @@ def read_params(config: Any, prompt: int, processors: Iterable[Any]) -> tuple[Sa
     labels = dict([NO_SEED])
     names = [type(processor).__name__ for processor in processors]
     if others := [name for name in names if name not in TOLD]:
-        labels[OTHERS] = ", ".join(others)[:LONGEST]
+        labels[OTHERS] = label(", ".join(others))
     values: dict[str, Any] = {
         "repetition_penalty": config.repetition_penalty or 1.0,
         "max_tokens": max(int(config.max_length) - prompt, 1),
@@ -154,10 +153,7 @@ def read_params(config: Any, prompt: int, processors: Iterable[Any]) -> tuple[Sa
         temperature = 1.0 if config.temperature is None else config.temperature
         top_p = 1.0 if config.top_p is None else config.top_p
         values |= {"temperature": temperature, "top_k": config.top_k or 0, "top_p": top_p, "min_p": config.min_p or 0.0}
-    try:
-        return SamplingParams(**values), labels
-    except UserError as error:
-        return SamplingParams(), labels | {UNREAD: f"{values!r} ({error})"[:LONGEST]}
+    return params_of(values, labels)
 
 
 def _stop_strings(config: Any) -> tuple[str, ...]:

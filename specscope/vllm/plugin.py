@@ -12,8 +12,7 @@ from specscope.errors import UserError
 from specscope.trace.inside.hooking import ErrorGuard, log
 from specscope.trace.inside.on_import import at_exit, on_import
 from specscope.trace.inside.settings import PluginSettings
-from specscope.trace.inside.sinks import QUEUED, Losses, of_ranks, sinks, start_line, warn
-from specscope.trace.wire.outputs import Bus, OpenRequests
+from specscope.trace.inside.sinks import Outlet, of_ranks, start_line, warn
 from specscope.vllm.processes import ENDS, engine_number, first_process_tells, give_grace, rank_of_worker
 from specscope.vllm.scheduling import SchedulerHooks
 
@@ -145,35 +144,24 @@ def witness(
     run = run_info(runner, "full" if settings.full else "lean", settings.privacy)
     lacking = left_out(run)
     vocabulary = Vocabulary() if settings.privacy else _vocabulary(runner, lacking)  # what has no words can tell none
-    bus, running = Bus(), OpenRequests()
-    bus.subscribe(running, limit=QUEUED)
-    opened = sinks(settings, bus, run, vocabulary, (engine_number(runner), rank))
-    lacking += opened.lacking
+    outlet = Outlet(settings, run, vocabulary, guard, (engine_number(runner), rank))
+    lacking += outlet.lacking
     if debugger is not None and debugger.socket is not None:
-        opened.places.append(f"specscope debug --attach {debugger.socket} stops it at a decision")
+        outlet.places.append(f"specscope debug --attach {debugger.socket} stops it at a decision")
     elif settings.debug is not None:
         why = "it needs the V1 runner: set VLLM_USE_V2_MODEL_RUNNER=0" if is_v2 else "its socket could not be opened"
         lacking.append(f"the debugger ({why})")
-    losses = Losses(bus)
-    publish = losses.publish if debugger is None else _told(losses.publish, run, vocabulary, guard, debugger)
+    publish = outlet.publish if debugger is None else _told(outlet.publish, run, vocabulary, guard, debugger)
     made = Witness(Recorder(run, vocabulary, publish), full=settings.full)
-
     scheduler.resting = made.rest
 
     def close() -> None:
         guard.safely(scheduler.rest)
         guard.safely(made.rest, None)
-        if made.bytes:
-            log.warning("specscope: %d bytes copied per step", made.bytes // max(made.recorder.steps, 1))
-        lost = losses.count
-        guard.safely(bus.close, running.ends)  # what vLLM had not ended it ends with itself
-        for closer in opened.closers:
-            guard.safely(closer)
-        if lost:
-            log.warning("specscope: %d steps or spans were lost", lost)
+        outlet.close(copied=made.bytes, steps=made.recorder.steps)
 
     at_exit(close)
-    warn(start_line(f"vLLM {vllm_version()}", run, f"{'V2' if is_v2 else 'V1'} runner", opened, lacking))
+    warn(start_line(f"vLLM {vllm_version()}", run, f"{'V2' if is_v2 else 'V1'} runner", outlet.places, lacking))
     return made
 
 

@@ -11,15 +11,14 @@ from opentelemetry.trace import get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from specscope.errors import UserError
-from specscope.trace.inside.recorder import Known, Recorder
-from specscope.trace.record.params import FORM, LIMITING, UNREAD, SamplingParams, StructuredOutputs
+from specscope.trace.inside.recorder import Known, Recorder, label, params_of
+from specscope.trace.record.params import FORM, LIMITING, SamplingParams, StructuredOutputs
 from specscope.trace.record.records import FinishReason, RequestEnd, RequestInfo
 from specscope.vllm.scheduling import Arrival, Ended
 
 # How vLLM's server begins the ids of requests; offline they are numbers
 CHAT, SERVED = "chatcmpl-", ("chatcmpl-", "cmpl-")
 LABELS = (*LIMITING, "repetition_detection")
-LONGEST = 200  # characters of a label
 OTHER_FORMS = ("structural_tag", "disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
 REASONS = {
     "stop": FinishReason.STOP,
@@ -63,15 +62,15 @@ def read_params(params: Any) -> tuple[SamplingParams, dict[str, str]]:
     """(The parameters that specscope has, the others as labels)."""
     if params is None:
         return SamplingParams(), {}
-    labels = {name: _short(value) for name in LABELS if (value := getattr(params, name, None))}
+    labels = {name: label(value) for name in LABELS if (value := getattr(params, name, None))}
     asked = getattr(params, FORM, None)
     form = None if asked is None or params.ignore_eos else _form(asked)  # ours ends with the form, whatever else
     if asked is not None and form is None:
-        labels[FORM] = _short(asked)
+        labels[FORM] = label(asked)
     seed = getattr(params, "seed", None)
     if seed is None:
         labels["seed"] = "none"
-    values: Mapping[str, Any] = {
+    values = {
         "temperature": params.temperature,
         "top_k": max(params.top_k or 0, 0),
         "top_p": params.top_p,
@@ -88,10 +87,7 @@ def read_params(params: Any) -> tuple[SamplingParams, dict[str, str]]:
         "min_tokens": getattr(params, "min_tokens", 0) or 0,
         "structured_outputs": form,
     }
-    try:
-        return SamplingParams(**values), labels
-    except UserError as error:
-        return SamplingParams(), labels | {UNREAD: _short(f"{values!r} ({error})")}
+    return params_of(values, labels)
 
 
 def _form(asked: Any) -> StructuredOutputs | None:
@@ -104,12 +100,6 @@ def _form(asked: Any) -> StructuredOutputs | None:
         return StructuredOutputs(**given | ({"choice": tuple(given["choice"])} if "choice" in given else {}))
     except UserError:
         return None
-
-
-def _short(value: object) -> str:
-    """A value, shortened to fit a label."""
-    text = value if isinstance(value, str) else repr(value)
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
 def ended(end: Ended, info: RequestInfo, eos: tuple[int, ...]) -> RequestEnd:

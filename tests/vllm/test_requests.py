@@ -4,12 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from specscope.trace.inside.recorder import Recorder
+from specscope.trace.inside.recorder import LONGEST, Recorder
 from specscope.trace.record.aggregate import Reason
 from specscope.trace.record.params import SamplingParams, unknown_limits
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.sampling import ratio_keeps
-from specscope.vllm.requests import LONGEST, known, read_params
+from specscope.vllm.requests import known, read_params
 from specscope.vllm.scheduling import Arrival
 from tests.trace.strategies import RUN
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from specscope.errors import UserError
 from specscope.trace.history.wording import title_of
 from specscope.trace.inside.chain import NO_INTS, Judged
 from specscope.trace.record.notes import MethodNotes
-from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.params import UNREAD, SamplingParams
 from specscope.trace.record.records import (
     Phase,
     Preceded,
@@ -28,8 +30,23 @@ from specscope.trace.record.tree import DraftTree, Ints
 from specscope.trace.record.vocabulary import Vocabulary
 
 ONE_PASS = ("dflash", "dspark")  # methods that draft all depths in one pass
+LONGEST = 200  # characters of a label
 Publish = Callable[[StepRecord], None]
 ReadParams = tuple[SamplingParams, dict[str, str]]  # what specscope has a word for, and the others as labels
+
+
+def label(value: object) -> str:
+    """A value as a label, cut where it is long."""
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+def params_of(values: Mapping[str, Any], labels: dict[str, str]) -> ReadParams:
+    """An engine's values as parameters. Those that specscope would refuse are a label."""
+    try:
+        return SamplingParams(**values), labels
+    except UserError as error:
+        return SamplingParams(), labels | {UNREAD: label(f"{values!r} ({error})")}
 
 
 @dataclass

@@ -12,10 +12,9 @@ from specscope.remote.attached import WATCHING
 from specscope.remote.receiver import Receiver
 from specscope.trace.inside.hooking import ErrorGuard
 from specscope.trace.inside.settings import PluginSettings
-from specscope.trace.inside.sinks import Losses, Sinks, of_ranks, sinks, start_line
+from specscope.trace.inside.sinks import Outlet, of_ranks, start_line
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.trace.wire.outputs import Bus
 from specscope.trace.wire.reading import read_capture
 from specscope.vllm.run_info import left_out, run_info
 from tests.processes import room_for
@@ -28,16 +27,10 @@ from tests.vllm import small
 VLLM_RUN = run_info(SimpleNamespace(vllm_config=small.config(small.Speculation("eagle3"))), "full")
 
 
-def open_sinks(bus, **asked):
-    """Those that the environment asks for."""
+def outlet(**asked):
+    """To what the environment asks for."""
     settings = PluginSettings.read({f"SPECSCOPE_{name}": value for name, value in asked.items()})
-    return sinks(settings, bus, RUN, Vocabulary(), (0, 0))
-
-
-def close(bus, opened):
-    bus.close()
-    for each in opened.closers:
-        each()
+    return Outlet(settings, RUN, Vocabulary(), ErrorGuard(), (0, 0))
 
 
 def test_losses_are_told_when_they_begin_and_when_they_have_doubled(caplog):
@@ -47,48 +40,46 @@ def test_losses_are_told_when_they_begin_and_when_they_have_doubled(caplog):
         def __call__(self, step):
             Sink.failed += 1
 
-    bus, one = Bus(), sample(0, ())
-    bus.subscribe(Sink())
-    losses = Losses(bus)
+    opened = outlet()
+    opened.also(Sink())
     with caplog.at_level(logging.WARNING):
         for _ in range(10):
-            losses.publish(one)
-            bus.flush()
-    assert losses.count == 10
+            opened.publish(sample(0, ()))
+            opened.flush()
+    assert opened.lost == 10
     counts = [int(line.split()[1]) for line in (r.getMessage() for r in caplog.records)]
     assert counts == [1, 2, 4, 8]
-    bus.close()
+    opened.close()
 
 
 def test_a_sink_that_breaks_is_told_once_and_the_others_go_on(caplog):
     def broken(step):
         raise OSError("No space left on device")
 
-    bus, one, heard = Bus(), sample(0, ()), []
-    bus.subscribe(broken)
-    bus.subscribe(heard.append)
-    losses = Losses(bus)
+    opened, heard = outlet(), []
+    opened.also(broken)
+    opened.also(heard.append)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            losses.publish(one)
-            bus.flush()
+            opened.publish(sample(0, ()))
+            opened.flush()
     assert len(heard) == 3
     assert [r.getMessage() for r in caplog.records] == [
         "specscope: nothing more is recorded there: No space left on device"
     ]
-    bus.close()
+    opened.close()
 
 
 def test_the_plugins_sinks_are_behind_sampling(tmp_path, caplog):
     """Spans alone: the same parts as in specscope's own outputs."""
-    taken, bus, engine = [], Bus(), FakeEngine()
+    taken, engine = [], FakeEngine()
     with Receiver(taken.append) as receiver:
         url = f"http://127.0.0.1:{receiver.grpc_port}"
-        opened = open_sinks(bus, CAPTURE=str(tmp_path / "a.jsonl"), SAMPLE="0", OTLP_ENDPOINT=url)
+        opened = outlet(CAPTURE=str(tmp_path / "a.jsonl"), SAMPLE="0", OTLP_ENDPOINT=url)
         ends = [(0, FinishReason.ERROR), (0, FinishReason.EOS)]
-        bus.publish(engine.step([(SAMPLED, {}), ("", {})], [], [(2, 1)]))
-        bus.publish(engine.step([], ends, [(2, 1)]))
-        close(bus, opened)
+        opened.publish(engine.step([(SAMPLED, {}), ("", {})], [], [(2, 1)]))
+        opened.publish(engine.step([], ends, [(2, 1)]))
+        opened.close()
     names = [(span.name, span.attributes.get("specscope.request.id")) for _, span in received(taken)]
     assert [name for name, request in names if request == "r1"] == []
     assert [name for name, request in names if request == "r0"][-1].startswith("text_completion")
@@ -101,13 +92,12 @@ def test_the_plugin_replaces_no_capture_and_tells_what_becomes_of_its_own(happen
     path = tmp_path / "a.jsonl"
     if happens == "an older capture":
         path.write_text('{"resourceSpans": []}\n')
-    bus = Bus()
-    opened = open_sinks(bus, CAPTURE=str(path))
+    opened = outlet(CAPTURE=str(path))
     if happens == "deleted meanwhile":
         path.unlink()
     with room_for(path.stat().st_size + 10) if happens == "a full disk" else nullcontext():
-        bus.publish(sample(0, ()))
-        close(bus, opened)
+        opened.publish(sample(0, ()))
+        opened.close()
     new = tmp_path / "a.2.jsonl"
     places = {"an older capture": f"writing to {new} ({path} exists)"}
     assert opened.places == [places.get(happens, f"writing to {path}")]
@@ -123,14 +113,22 @@ def test_the_plugin_replaces_no_capture_and_tells_what_becomes_of_its_own(happen
         assert len(read_capture(new if new.exists() else path).history.steps) == 1
 
 
+def test_what_the_engine_has_not_ended_ends_with_it(tmp_path):
+    opened, engine = outlet(CAPTURE=str(tmp_path / "a.jsonl")), FakeEngine()
+    opened.publish(engine.step([("", {})], [], [(2, 1)]))
+    opened.close()
+    *_, last = read_capture(tmp_path / "a.jsonl").history.steps
+    assert [end.reason for end in last.finished] == [FinishReason.CANCELLED]
+
+
 def test_a_sink_that_cannot_be_opened_is_lacking_and_the_others_are_there(tmp_path):
-    file, bus = tmp_path / "no folder" / "a.jsonl", Bus()
+    file = tmp_path / "no folder" / "a.jsonl"
     with Receiver(lambda spans: None) as receiver:
         url = f"http://127.0.0.1:{receiver.grpc_port}"
-        opened = open_sinks(bus, CAPTURE=str(file), OTLP_ENDPOINT=url)
+        opened = outlet(CAPTURE=str(file), OTLP_ENDPOINT=url)
         assert opened.places == [f"sending spans to {url}"]
         assert opened.lacking == [f"the capture (cannot write {file}: No such file or directory)"]
-        close(bus, opened)
+        opened.close()
 
 
 @pytest.mark.parametrize(
@@ -141,15 +139,15 @@ def test_each_rank_has_a_file_of_its_own(ranks, name):
 
 
 def test_one_line_says_what_is_watched_where_it_goes_and_what_it_lacks():
-    opened = Sinks(places=["writing to /x/a.jsonl", "sending spans to http://y:4317"])
-    assert start_line("vLLM 0.32.0", VLLM_RUN, "V1 runner", opened, left_out(VLLM_RUN)) == (
+    places = ["writing to /x/a.jsonl", "sending spans to http://y:4317"]
+    assert start_line("vLLM 0.32.0", VLLM_RUN, "V1 runner", places, left_out(VLLM_RUN)) == (
         f"watching vLLM 0.32.0 (process {os.getpid()}, V1 runner, eagle3, evidence full); writing to /x/a.jsonl, "
         "sending spans to http://y:4317; lacking nothing"
     )
     # By these words the screen knows that it has loaded
-    assert start_line("vLLM 0.32.0", VLLM_RUN, "", opened, ()).startswith(WATCHING)
+    assert start_line("vLLM 0.32.0", VLLM_RUN, "", places, ()).startswith(WATCHING)
     bare = dataclasses.replace(VLLM_RUN, speculation={}, evidence="lean", privacy=Privacy.NO_TOKENS)
-    assert start_line("vLLM 0.32.0", bare, "V2 runner", Sinks(), left_out(bare)) == (
+    assert start_line("vLLM 0.32.0", bare, "V2 runner", [], left_out(bare)) == (
         f"watching vLLM 0.32.0 (process {os.getpid()}, V2 runner, evidence lean); writing nowhere; lacking drafts "
         "(vLLM runs without a speculative config), likeliest tokens, ranks and entropies (lean evidence), texts and "
         "token ids (--no-tokens)"
