@@ -44,8 +44,8 @@ def paged_attention(query: Tensor, layer: int, cache: KVCache, batch: Batch, var
     attend = _fused if plain and query.device.type == "cpu" else _masked
     by_head = query.unflatten(1, (len(key), -1)).permute(1, 2, 0, 3)  # [Hkv, fold, N, D]
     given = [
-        (by_head[:, :, reading.rows], key[:, reading.slots], value[:, reading.slots], reading, variant)
-        for reading in batch.readings(variant.window)
+        (by_head[:, :, reach.rows], key[:, reach.slots], value[:, reach.slots], reach, variant)
+        for reach in batch.reaches(variant.window)
     ]
     each = [attend(*own) for own in given]
     if not math.isfinite((out := torch.cat(each, dim=2)).sum(dtype=torch.float32)):
@@ -54,10 +54,10 @@ def paged_attention(query: Tensor, layer: int, cache: KVCache, batch: Batch, var
     return out.permute(2, 0, 1, 3).flatten(1, 2)
 
 
-def _fused(query: Tensor, key: Tensor, value: Tensor, reading: Reach, variant: Variant) -> Tensor:
+def _fused(query: Tensor, key: Tensor, value: Tensor, reach: Reach, variant: Variant) -> Tensor:
     """torch's own attention. query [Hkv, fold, M, D], key [Hkv, K, D], value [Hkv, K, E]: [Hkv, fold, M, E]."""
     _, fold, rows, _ = query.shape
-    bias = reading.bias(query.dtype, fold if rows <= FEW else 1)
+    bias = reach.bias(query.dtype, fold if rows <= FEW else 1)
     if rows <= FEW:
         query, key, value = query.flatten(1, 2)[:, None], key[:, None], value[:, None]
     else:
@@ -66,34 +66,34 @@ def _fused(query: Tensor, key: Tensor, value: Tensor, reading: Reach, variant: V
     return out.view(-1, fold, rows, out.shape[-1])
 
 
-def _masked(query: Tensor, key: Tensor, value: Tensor, reading: Reach, variant: Variant) -> Tensor:
+def _masked(query: Tensor, key: Tensor, value: Tensor, reach: Reach, variant: Variant) -> Tensor:
     """The same in plain operators, for every variant."""
-    weights = _weights(query, key, reading, variant).to(value.dtype)
+    weights = _weights(query, key, reach, variant).to(value.dtype)
     out: Tensor = (weights.flatten(1, 2) @ value).unflatten(1, weights.shape[1:3])
     return out
 
 
-def _weights(query: Tensor, key: Tensor, reading: Reach, variant: Variant) -> Tensor:
+def _weights(query: Tensor, key: Tensor, reach: Reach, variant: Variant) -> Tensor:
     """float32 [Hkv, fold, M, K]: 0 where a row does not see a slot."""
     flat = (query.flatten(1, 2) @ key.transpose(1, 2)).float() * variant.scale
     scores: Tensor = flat.unflatten(1, query.shape[1:3])
     if variant.softcap is not None:
         scores = torch.tanh(scores / variant.softcap) * variant.softcap
-    scores = scores.masked_fill(~reading.seen, -torch.inf)
+    scores = scores.masked_fill(~reach.seen, -torch.inf)
     if variant.sinks is not None:  # a logit of its own in each head's softmax, whose value is 0
         sinks = variant.sinks.float().view(len(key), -1, 1, 1)
         scores = torch.cat([scores, sinks.expand(-1, -1, scores.shape[2], -1)], dim=-1)
     return scores.softmax(-1)[..., : key.shape[1]]
 
 
-def _kept_apart(query: Tensor, key: Tensor, value: Tensor, reading: Reach, variant: Variant) -> Tensor:
+def _kept_apart(query: Tensor, key: Tensor, value: Tensor, reach: Reach, variant: Variant) -> Tensor:
     """The same where something is not finite, which reaches only the rows that see it: 0 x NaN is NaN.
 
     In float32: a product in bfloat16 lets it into other rows.
     """
-    weights = _weights(query.float(), key.float(), reading, variant)
+    weights = _weights(query.float(), key.float(), reach, variant)
     whole = key.isfinite().all(-1) & value.isfinite().all(-1)
-    spoiled = (reading.seen & ~whole[:, None]).any(-1)[:, None, :, None]
+    spoiled = (reach.seen & ~whole[:, None]).any(-1)[:, None, :, None]
     kept = value.float().masked_fill(~whole[..., None], 0.0)
     return (weights @ kept[:, None]).masked_fill(spoiled, torch.nan).to(query.dtype)
 

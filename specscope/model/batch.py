@@ -122,15 +122,15 @@ class Batch:
     wanted: Tensor  # int64 [R] rows whose logits are needed
     tree: TreeBatch | None = None  # for the triton backend
     segments: Sequence[Segment] = ()  # for the torch backend
-    _readings: dict[int | None, list[Reach]] = field(default_factory=dict)
+    _reaches: dict[int | None, list[Reach]] = field(default_factory=dict)
 
-    def readings(self, window: int | None) -> list[Reach]:
+    def reaches(self, window: int | None) -> list[Reach]:
         """What each segment's rows read in a layer whose rows look so far back."""
-        if window not in self._readings:
+        if window not in self._reaches:
             first = np.cumsum([0] + [len(s.tokens) for s in self.segments]).tolist()
             own = zip(self.segments, first, strict=False)
-            self._readings[window] = [Reach.of(s, row, window, self.tokens.device) for s, row in own]
-        return self._readings[window]
+            self._reaches[window] = [Reach.of(s, row, window, self.tokens.device) for s, row in own]
+        return self._reaches[window]
 
     @cached_property
     def slabs(self) -> list[FlatBatch]:

@@ -109,18 +109,18 @@ def test_a_context_is_read_where_it_lies_and_no_further_back_than_rows_look():
         Segment.of_tree(BlockTable(blocks), 60, [1], tree, logits=True) for blocks in (range(4, 8), [9, 1, 7, 3])
     )
     batch = Batch.build([apart, beside], torch.device("cpu"))
-    gathered, in_place = batch.readings(None)
+    gathered, in_place = batch.reaches(None)
     assert (in_place.slots, in_place.rows) == (slice(64, 64 + 63), slice(3, 6))
     assert gathered.slots.tolist() == apart.table.slots(0, 63).tolist()
-    assert [reading.slots for reading in batch.readings(20)][1] == slice(64 + 41, 64 + 63)
-    assert [reading.seen.sum(1).tolist() for reading in batch.readings(20)] == [[20, 20, 20]] * 2
+    assert [reach.slots for reach in batch.reaches(20)][1] == slice(64 + 41, 64 + 63)
+    assert [reach.seen.sum(1).tolist() for reach in batch.reaches(20)] == [[20, 20, 20]] * 2
 
 
 def test_a_row_alone_needs_no_mask():
-    (reading,) = Batch.build(
+    (reach,) = Batch.build(
         [Segment.of_tree(BlockTable([0]), 9, [1], DraftTree.empty(), logits=True)], torch.device("cpu")
-    ).readings(None)
-    assert reading.bias(torch.float32, 3) is None
+    ).reaches(None)
+    assert reach.bias(torch.float32, 3) is None
 
 
 def test_positions_and_slots_of_a_tree():

@@ -83,9 +83,9 @@ def softmax_in_bfloat16(patch: pytest.MonkeyPatch, engine: Engine) -> None:
     """The attention's softmax is computed in bfloat16."""
     layers_of(engine)
 
-    def fused(query, key, value, reading, variant):
+    def fused(query, key, value, reach, variant):
         scores = query @ key[:, None].transpose(2, 3) * variant.scale
-        weights = scores.masked_fill(~reading.seen, -torch.inf).bfloat16().softmax(-1)
+        weights = scores.masked_fill(~reach.seen, -torch.inf).bfloat16().softmax(-1)
         return weights.to(value.dtype) @ value[:, None]
 
     patch.setattr(attention, "_fused", fused)
