@@ -92,7 +92,7 @@ def _compare(
 ) -> KVCompared:
     """Compare each place of a table with the same place of a table in a fresh cache."""
     tolerance = TOLERANCE.get(cache.dtype, max(TOLERANCE.values()))
-    there = min(len(tokens), held.capacity)
+    there = min(len(tokens), len(held.blocks) * BLOCK_SIZE)
     slots = held.slots(0, there)
     apart = _apart(cache, slots, fresh, table.slots(0, there))
     worst = apart.max(axis=0) if there else np.zeros(0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,16 +18,13 @@ from transformers.modeling_utils import AttentionInterface
 from specscope.model.batch import FEW, Batch, Reach
 from specscope.model.kv_cache import KVCache
 
-if TYPE_CHECKING:
-    from specscope.kernels.tree_batch import TreeBatch
-
 BACKEND = "specscope"
 FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 @dataclass(frozen=True)
 class Variant:
-    """What distinguishes the attention of one layer."""
+    """What distinguishes the attention of one layer, by the names of tree_attention's arguments."""
 
     scale: float
     window: int | None
@@ -38,7 +35,9 @@ class Variant:
 def paged_attention(query: Tensor, layer: int, cache: KVCache, batch: Batch, variant: Variant) -> Tensor:
     """Attention of every row of the batch over its own context in the cache. query [N, H, D]; returns [N, H, E]."""
     if batch.tree is not None:
-        return _kernel_attention(query, layer, cache, batch.tree, variant)
+        from specscope.kernels.tree_attention import tree_attention  # triton is imported only where it runs
+
+        return tree_attention(query, cache.rows[layer], cache.layers[layer], batch.tree, **vars(variant))
     key, value = cache.key[layer], cache.value[layer]
     plain = variant.softcap is None and variant.sinks is None and key.shape[-1] == value.shape[-1]
     attend = _fused if plain and query.device.type == "cpu" else _masked
@@ -100,21 +99,6 @@ def _kept_apart(query: Tensor, key: Tensor, value: Tensor, reach: Reach, variant
     spoiled = (reach.seen & ~whole[:, :, None]).any(-1)[:, :, None, :, None]
     kept = value.float().masked_fill(~whole[..., None], 0.0)
     return (weights @ kept[:, :, None]).masked_fill(spoiled, torch.nan).to(query.dtype)
-
-
-def _kernel_attention(query: Tensor, layer: int, cache: KVCache, batch: TreeBatch, variant: Variant) -> Tensor:
-    from specscope.kernels.tree_attention import tree_attention  # triton is imported only where it runs
-
-    return tree_attention(
-        query,
-        cache.rows[layer],
-        cache.layers[layer],
-        batch,
-        scale=variant.scale,
-        window=variant.window,
-        softcap=variant.softcap,
-        sinks=variant.sinks,
-    )
 
 
 def specscope_attention(

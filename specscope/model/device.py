@@ -34,24 +34,17 @@ def pick_device(name: str) -> torch.device:
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     """`auto` is bfloat16 where the device computes in it, float32 elsewhere. Raises UserError for what it cannot do."""
-    if name != "auto":
-        if name not in DTYPES:
-            raise UserError(f"unknown dtype {name!r}: use auto, {', '.join(DTYPES)}")
-        _try(DTYPES[name], name, device)
-        return DTYPES[name]
-    if device.type == "cuda":
-        fast = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
-        fast = has_bfloat16()
-    return torch.bfloat16 if fast else torch.float32
-
-
-def _try(dtype: torch.dtype, name: str, device: torch.device) -> None:
-    """Multiply and attend once, on small tensors."""
-    try:
-        x = torch.ones(1, 1, 16, 16, dtype=dtype, device=device)
+    if name == "auto":
+        cuda = device.type == "cuda"
+        fast = torch.cuda.is_bf16_supported(including_emulation=False) if cuda else has_bfloat16()
+        return torch.bfloat16 if fast else torch.float32
+    if name not in DTYPES:
+        raise UserError(f"unknown dtype {name!r}: use auto, {', '.join(DTYPES)}")
+    try:  # to multiply and attend once, on small tensors
+        x = torch.ones(1, 1, 16, 16, dtype=DTYPES[name], device=device)
         functional.scaled_dot_product_attention(functional.linear(x, x[0, 0]), x, x)
     except (RuntimeError, NotImplementedError) as error:
         raise UserError(
             f"--dtype {name}: the device {device} does not support it ({first_line(error)}): use --dtype float32"
         ) from error
+    return DTYPES[name]

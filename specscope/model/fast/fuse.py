@@ -38,24 +38,21 @@ def fuse(model: Any, layers: list[LayerShape]) -> bool:  # noqa: ANN401
         _fuse_layers(model, layers, pack=pack, max_rows=max_rows)
     if pack:
         output = model.get_output_embeddings()
-        _swap(model, lambda module: _packed(module, wide=module is output))
+        pack_linear = lambda linear: PackedLinear([linear], pack=True, wide=linear is output)  # noqa: E731
+        _swap(model, lambda module: pack_linear(module) if type(module) is nn.Linear else None)
     return max_rows > 0
 
 
 def fuse_norms(model: nn.Module, *, compiles: bool) -> None:
     """Put FusedRMSNorms in the place of a model's RMSNorms, unless the user switched that off."""
+
+    def norm(module: Any) -> nn.Module | None:  # noqa: ANN401
+        if type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon"):
+            return FusedRMSNorm(module.weight, float(module.variance_epsilon), compiles=compiles)
+        return None
+
     if FUSE not in disabled():
-        _swap(model, lambda module: _norm(module, compiles=compiles))
-
-
-def _norm(module: nn.Module, *, compiles: bool) -> nn.Module | None:
-    if type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon"):
-        return FusedRMSNorm(module.weight, float(module.variance_epsilon), compiles=compiles)  # type: ignore[arg-type]
-    return None
-
-
-def _packed(module: nn.Module, *, wide: bool) -> nn.Module | None:
-    return PackedLinear([module], pack=True, wide=wide) if type(module) is nn.Linear else None
+        _swap(model, norm)
 
 
 def _swap(parent: nn.Module, make: Callable[[nn.Module], nn.Module | None]) -> None:
@@ -111,17 +108,13 @@ def _fuse_layers(model: Any, layers: list[LayerShape], *, pack: bool, max_rows: 
             if fused.compiled is not None and not _gives_the_same(fused, call):
                 fused.compiled = None
         if fused.compiled is not None:
-            if runs[-1] and not _follows(call, runs[-1][-1]):
+            before = runs[-1][-1] if runs[-1] else call
+            same = turned[1] is before.named["position_embeddings"][1]  # rotation
+            if before is not call and not (same and call.given[0] is before.out):
                 runs.append([])
             runs[-1].append(call)
     for run in runs:
         _stack(run)
-
-
-def _follows(call: _Call, before: _Call) -> bool:
-    """Whether a call was given what the one before it made, and the same rotation."""
-    rotations = (call.named["position_embeddings"], before.named["position_embeddings"])
-    return call.given[0] is before.out and rotations[0][1] is rotations[1][1]
 
 
 def _stack(run: list[_Call]) -> None:
