@@ -76,10 +76,9 @@ def build_parts(config: EngineConfig, progress: Callable[[str], None]) -> Parts:
     max_context = target.max_context if config.max_context is None else config.max_context
     check_context(max_context, target.max_context, target.name)
     blocks = count_blocks(target, config.kv_memory)
-    drafter = make_drafter(config, target, tokenizer, drafter_blocks(config, blocks), backend, progress)
+    drafter = make_drafter(config, target, tokenizer, blocks, backend, progress)
     runner = ModelRunner(target, blocks, drafter.aux_layers, backend)
-    for cache in (runner.cache, *((drafter.cache,) if isinstance(drafter, ModelDrafter) else ())):
-        cache.pool.keep_apart(config.max_batch)
+    runner.cache.pool.keep_apart(config.max_batch)
     ran_by = backend.value
     if device.type == "cuda" and backend is Backend.TRITON:
         progress("compiling kernels")
@@ -142,11 +141,11 @@ def make_drafter(
     progress: Callable[[str], None],
     other: Drafter | None = None,
 ) -> Drafter:
-    """The drafter that a config asks for, with so many KV blocks. Raises UserError where it does not fit the target.
+    """The drafter that a config asks for. Raises UserError where it does not fit the target.
 
-    `other`: one that has loaded the same weights, to share them.
+    `blocks`: the target's of KV; `other`: a drafter that has loaded the same weights, to share them.
     """
-    plan = config.plan
+    plan, blocks = config.plan, drafter_blocks(config, blocks)
     if plan is None:
         return Drafter()
     if config.drafter == "suffix":
@@ -158,16 +157,19 @@ def make_drafter(
         head = other.runner.loaded if isinstance(other, Eagle) else load_head(config.head, target)
         runner = HeadRunner(head, target.vocab_size, target.max_context, blocks, backend)
         make = Eagle if head.head.config.parallel is None else ParallelEagle
-        return make(runner, plan, target.max_context, notes_features=evidence(config, target) == "full")
-    if isinstance(other, DraftModel):
-        draft = other.runner.loaded
-    elif config.draft_layers is None:
-        draft = load_model(config.draft_model, target.device, target.dtype, progress)
-        _check_same_vocabulary(target, draft, tokenizer, config)
+        made: ModelDrafter = make(runner, plan, target.max_context, notes_features=evidence(config, target) == "full")
     else:
-        check_layers(config.draft_layers, len(target.layers), target.name)
-        draft = load_model(config.target, target.device, target.dtype, progress, config.draft_layers)
-    return DraftModel(ModelRunner(draft, blocks, backend=backend), plan)
+        if isinstance(other, DraftModel):
+            draft = other.runner.loaded
+        elif config.draft_layers is None:
+            draft = load_model(config.draft_model, target.device, target.dtype, progress)
+            _check_same_vocabulary(target, draft, tokenizer, config)
+        else:
+            check_layers(config.draft_layers, len(target.layers), target.name)
+            draft = load_model(config.target, target.device, target.dtype, progress, config.draft_layers)
+        made = DraftModel(ModelRunner(draft, blocks, backend=backend), plan)
+    made.cache.pool.keep_apart(config.max_batch)
+    return made
 
 
 def evidence(config: EngineConfig, target: LoadedModel) -> str:

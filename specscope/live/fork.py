@@ -6,14 +6,13 @@ import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from specscope.engine.build import Parts, drafter_blocks, make_drafter
+from specscope.engine.build import Parts, make_drafter
 from specscope.engine.engine import Engine
 from specscope.engine.forms import Forms
 from specscope.engine.request import Request
 from specscope.errors import UserError
 from specscope.model.runner import ModelRunner
 from specscope.speculate.changes import Changes
-from specscope.speculate.drafters.model_drafter import ModelDrafter
 from specscope.speculate.tokens import Tokens
 from specscope.trace.history.wording import plural
 from specscope.trace.record.records import RequestStep
@@ -91,12 +90,9 @@ def beside(engine: Engine, changes: Changes) -> Engine:
     settings = {**({"draft_model": None, "tree": None} if "drafter" in changes.engine else {}), **changes.engine}
     config = dataclasses.replace(engine.config, async_scheduling=False, **settings)
     loaded, cache = engine.runner.loaded, engine.runner.cache
-    blocks = drafter_blocks(config, cache.pool.blocks)
     same = (config.drafter, config.draft_model) == (engine.config.drafter, engine.config.draft_model)
     other = engine.drafter if same else None
-    drafter = make_drafter(config, loaded, engine.tokenizer, blocks, cache.backend, lambda _: None, other)
-    if isinstance(drafter, ModelDrafter):
-        drafter.cache.pool.keep_apart(config.max_batch)
+    drafter = make_drafter(config, loaded, engine.tokenizer, cache.pool.blocks, cache.backend, lambda _: None, other)
     parts = Parts(
         runner=ModelRunner(loaded, 0, drafter.aux_layers, cache=cache),
         drafter=drafter,

@@ -7,7 +7,7 @@ Found by trying each keyword on xgrammar 0.2.8; vLLM (v1/structured_output/backe
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from specscope.errors import UserError
@@ -43,7 +43,7 @@ def check_form(form: StructuredOutputs) -> None:
             raise UserError(f"structured_outputs: regex: {why}")
     elif form.kind == "json":
         for schema, where in _schemas(decoded(form.text), "#"):
-            if why := _unheld(schema):
+            if why := next(_unheld(schema), ""):
                 raise UserError(f"structured_outputs: json: {why}, at {where[:80]}")
 
 
@@ -64,52 +64,42 @@ def _schemas(schema: object, where: str) -> Iterator[tuple[dict[str, Any], str]]
             yield from _schemas(subschema, f"{where}/{name}/{key}")
 
 
-def _unheld(schema: dict[str, Any]) -> str:
-    """Why the grammar of a schema would allow what the schema forbids; "" where it would not."""
-    ignored = next((name for name in _IGNORED if schema.get(name, False) is not False), "")
-    if ignored:
-        return f"{ignored} cannot be enforced: leave it out"
+def _unheld(schema: dict[str, Any]) -> Iterator[str]:
+    """Why the grammar of a schema would allow what the schema forbids, one reason after another."""
+    for name in _IGNORED:
+        if schema.get(name, False) is not False:
+            yield f"{name} cannot be enforced: leave it out"
     if len(schema.get("allOf") or ()) > 1:
-        return "allOf of several schemas cannot be enforced: write them as one"
+        yield "allOf of several schemas cannot be enforced: write them as one"
     for name in ("$ref", "anyOf", "oneOf", "allOf"):
-        beside = set(schema) - {name} - _SAYS_NOTHING
-        if name in schema and beside:
-            return f"what stands beside {name} cannot be enforced: move {short(min(beside))} into it"
-    if "$ref" in schema and not str(schema["$ref"]).startswith("#"):
-        return f"only references within the schema can be followed, not {short(schema['$ref'])}"
+        if name in schema and (beside := set(schema) - {name} - _SAYS_NOTHING):
+            yield f"what stands beside {name} cannot be enforced: move {short(min(beside))} into it"
+    if not str(schema.get("$ref", "#")).startswith("#"):
+        yield f"only references within the schema can be followed, not {short(schema['$ref'])}"
     if "enum" in schema or "const" in schema:
-        return ""
-    return _unheld_strings(schema) or _unheld_objects(schema)
-
-
-def _unheld_strings(schema: dict[str, Any]) -> str:
-    untyped = next((name for name in _TYPED if name in schema and "type" not in schema), "")
-    if untyped:
-        return f"{untyped} cannot be enforced without a type: add one"
+        return
+    known, patterns = schema.get("properties", {}), schema.get("patternProperties") or {}
+    yield from _untyped(schema, _TYPED)
     if "format" in schema and schema["format"] not in _FORMATS:
-        return f"format {short(schema['format'])} is not known: leave it out"
-    groups = ["format" in schema, "pattern" in schema, "minLength" in schema or "maxLength" in schema]
-    if sum(groups) > 1:
-        return "format, pattern and minLength or maxLength cannot be enforced together: keep one of them"
+        yield f"format {short(schema['format'])} is not known: leave it out"
+    if sum(["format" in schema, "pattern" in schema, "minLength" in schema or "maxLength" in schema]) > 1:
+        yield "format, pattern and minLength or maxLength cannot be enforced together: keep one of them"
     if "pattern" in schema and (why := _unheld_regex(str(schema["pattern"]), in_schema=True)):
-        return f"pattern: {why}"
-    return ""
-
-
-def _unheld_objects(schema: dict[str, Any]) -> str:
-    known = schema.get("properties", {})
-    untyped = next((name for name in _OF_OBJECTS if name in schema and "type" not in schema and not known), "")
-    if untyped:
-        return f"{untyped} cannot be enforced without a type: add one"
-    missing = [name for name in schema.get("required") or () if isinstance(known, dict) and name not in known]
-    if missing:
-        return f"required names {short(missing[0])}, which properties does not describe: add it there"
-    patterns = schema.get("patternProperties") or {}
+        yield f"pattern: {why}"
+    if not known:
+        yield from _untyped(schema, _OF_OBJECTS)
+    for name in schema.get("required") or () if isinstance(known, dict) else ():
+        if name not in known:
+            yield f"required names {short(name)}, which properties does not describe: add it there"
     if patterns and (known or len(patterns) > 1 or "propertyNames" in schema):
-        return "patternProperties cannot be enforced beside properties, propertyNames or another pattern"
+        yield "patternProperties cannot be enforced beside properties, propertyNames or another pattern"
     if "propertyNames" in schema and known:
-        return "propertyNames cannot be enforced beside properties"
-    return ""
+        yield "propertyNames cannot be enforced beside properties"
+
+
+def _untyped(schema: dict[str, Any], names: Iterable[str]) -> Iterator[str]:
+    if "type" not in schema:
+        yield from (f"{name} cannot be enforced without a type: add one" for name in names if name in schema)
 
 
 def _unheld_regex(text: str, *, in_schema: bool = False) -> str:

@@ -89,7 +89,7 @@ def judged_tree(
 def logit_rows(context: Context, draft: Draft, logits: Tensor) -> LogitRows:
     """The target's logits at the root and at each node, with the tokens on the way there where they count."""
     tree = draft.tree
-    return context.rows(logits, lambda: [[], *(tree.token[tree.path_to(node)].tolist() for node in range(len(tree)))])
+    return context.rows(logits, lambda: [tree.token[tree.path_to(node)].tolist() for node in range(ROOT, len(tree))])
 
 
 def target_left(batch: VerifyBatch) -> list[Left]:

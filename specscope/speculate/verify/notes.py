@@ -21,7 +21,7 @@ from specscope.speculate.verify.distribution import Left, Residual
 from specscope.speculate.verify.inputs import VerifyBatch
 from specscope.trace.record.notes import FormNotes, Logprobs, ParentsBuilder, RawRow, spread
 from specscope.trace.record.records import FinalKind, ParentNotes, Verdict
-from specscope.trace.record.tree import ROOT, DraftTree, Drawn, Floats
+from specscope.trace.record.tree import ROOT, Drawn, Floats
 
 Part = tuple[Context, Draft, Tensor]  # a request, its draft, the target's logits [n + 1, V]
 
@@ -43,39 +43,39 @@ def _notes(
     batch: VerifyBatch, part: int, verdict: Verdict, draft: Draft, logits: Tensor, left: Left | None
 ) -> ParentNotes:
     """The notes of one part. `left`: what its final token was drawn from, where that is known."""
-    tree = draft.tree
-    nodes = _tried(tree, verdict)
+    tree, root, above = draft.tree, int(batch.trees.root[part]) + 1, set(draft.tree.parent.tolist())
+    nodes = [node for node in (ROOT, *verdict.path.tolist()) if node in above]
     notes = ParentsBuilder(len(tree), len(nodes))
     for index, node in enumerate(nodes):
         children = np.array(tree.children(node))
-        tokens = tree.token[children]
-        raw = raw_row(logits[node + 1])
+        tokens, raw, p = tree.token[children], raw_row(logits[node + 1]), _p(batch, part, root + node)
         notes.raw(index, raw, children, tokens)
-        p = _p(batch, part, node)
         if isinstance(p, int):
             notes.chosen(index, p, children, tokens)
         else:
             notes.target(index, p, children, tokens)
         if tree.drawn[children[0]] != Drawn.DETERMINISTIC:
-            notes.drawn(index, _q(batch, part, node), children, tokens)
-        drafter_row = draft.row([] if node == ROOT else tree.token[tree.path_to(node)].tolist())
-        if drafter_row is not None:
-            notes.drafter(
-                index,
-                raw_row(drafter_row.logits),
-                raw,
-                None if drafter_row.d2t is None else drafter_row.d2t.cpu().numpy(),
-            )
-    above = int(verdict.path[-1]) if len(verdict.path) else ROOT
-    p = _p(batch, part, above)
+            q = batch.q[int(batch.trees.q_row[root + node])]
+            notes.drawn(index, q.float().cpu().numpy(), children, tokens)
+        if (own := draft.row(tree.token[tree.path_to(node)].tolist())) is not None:
+            notes.drafter(index, raw_row(own.logits), raw, None if own.d2t is None else own.d2t.cpu().numpy())
+    last = root + (int(verdict.path[-1]) if len(verdict.path) else ROOT)
+    p = _p(batch, part, last)
     parents = np.array(nodes, np.int32)
     if isinstance(p, int):
         return notes.done(parents, (0.0, 0.0), float(verdict.final_p))
+    drawn_from = p
     if isinstance(left, Residual):
         drawn_from = left.row.cpu().numpy()
-    else:
-        drawn_from = _residual(batch, part, above) if verdict.kind is FinalKind.RECOVERED else p
+    elif verdict.kind is FinalKind.RECOVERED:
+        drawn_from = host.residual(batch, last).cpu().numpy()
     return notes.done(parents, spread(drawn_from), float(p[verdict.token]))
+
+
+def _p(batch: VerifyBatch, part: int, row: int) -> Floats | int:
+    """The target's distribution at a row, as it is sampled from; of a greedy request its choice alone."""
+    behind = int(batch.trees.p_row[row])
+    return int(batch.target.choices[behind]) if batch.trees.greedy[part] else batch.target.p[behind].cpu().numpy()
 
 
 def raw_row(logits: Tensor) -> RawRow:
@@ -84,31 +84,6 @@ def raw_row(logits: Tensor) -> RawRow:
     if row.dtype is torch.bfloat16:  # the upper half of a float32; torch would wake its threads
         return RawRow.of((row.view(torch.uint16).numpy().astype(np.uint32) << 16).view(np.float32))
     return RawRow.of(row.numpy().astype(np.float32, copy=False))
-
-
-def _tried(tree: DraftTree, verdict: Verdict) -> list[int]:
-    """The root and the accepted nodes, as far as they have children."""
-    above = set(tree.parent.tolist())
-    return [node for node in (ROOT, *verdict.path.tolist()) if node in above]
-
-
-def _p(batch: VerifyBatch, part: int, node: int) -> Floats | int:
-    """The target's distribution below a node, as it is sampled from; of a greedy request its choice alone."""
-    behind = int(batch.trees.p_row[int(batch.trees.root[part]) + node + 1])
-    if batch.trees.greedy[part]:
-        return int(batch.target.choices[behind])
-    return batch.target.p[behind].cpu().numpy()
-
-
-def _q(batch: VerifyBatch, part: int, node: int) -> Floats:
-    """The distribution that a node's children were drawn from."""
-    behind = int(batch.trees.q_row[int(batch.trees.root[part]) + node + 1])
-    return batch.q[behind].float().cpu().numpy()
-
-
-def _residual(batch: VerifyBatch, part: int, node: int) -> Floats:
-    """What a recovered token was drawn from."""
-    return host.residual(batch, int(batch.trees.root[part]) + node + 1).cpu().numpy()
 
 
 def logprobs(logits: Tensor, verdict: Verdict, tokens: list[int], count: int) -> Logprobs:
@@ -132,10 +107,9 @@ def form_notes(context: Context, draft: Draft, logits: Tensor, verdict: Verdict,
     """
     if context.allowed is None:
         return None
-    nodes = [ROOT, *verdict.path.tolist()]
-    output, tree = context.tokens[context.prompt_len :], draft.tree
-    paths = [[] if node == ROOT else tree.token[tree.path_to(node)].tolist() for node in nodes]
-    rows = context.allowed.rows(output, paths)
+    nodes, tree = [ROOT, *verdict.path.tolist()], draft.tree
+    paths = [tree.token[tree.path_to(node)].tolist() for node in nodes]
+    rows = context.allowed.rows(context.tokens[context.prompt_len :], paths)
     if rows is None:
         return None
     if not full:
