@@ -11,13 +11,12 @@ from specscope.engine.build import Parts, build_parts
 from specscope.engine.config import EngineConfig
 from specscope.engine.generate import Chunk, Params, Prompts, Result, paired
 from specscope.engine.intake import Intake
-from specscope.engine.phases import Phases
+from specscope.engine.phases import LastStep, Phases, StepState
 from specscope.engine.pipeline import Pipeline
 from specscope.engine.prompt_encoder import Encoded, Prompt, PromptEncoder, title_of
 from specscope.engine.prompts import NO_KWARGS, PromptSpec, template_label
 from specscope.engine.request import Request
 from specscope.engine.scheduler import Room, Scheduler, SpeculationGate
-from specscope.engine.state import LastStep, StepState
 from specscope.engine.timeline import Timeline
 from specscope.errors import UserError
 from specscope.gone import refuse_gone

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -13,18 +13,82 @@ import torch
 
 from specscope.engine.build import Parts
 from specscope.engine.intake import Intake
-from specscope.engine.scheduler import Scheduler, SpeculationGate
-from specscope.engine.state import StepState, Turn
+from specscope.engine.request import Request
+from specscope.engine.scheduler import Schedule, Scheduler, SpeculationGate, Turn
 from specscope.model.batch import Segment, pick
 from specscope.speculate.changes import Changes
 from specscope.speculate.drafters.base import NO_DRAFT
+from specscope.speculate.sampling import Memory
 from specscope.speculate.verify.notes import form_notes
 from specscope.speculate.verify.notes import logprobs as raw_logprobs
-from specscope.speculate.verify.verifier import Verifier
-from specscope.trace.record.records import PHASES, Phase, RequestStep, Verdict, followed_by
+from specscope.speculate.verify.verifier import JudgedStep, Verifier
+from specscope.trace.record.records import PHASES, Phase, RequestStep, StepRecord, Verdict, followed_by
 
 NO_NODES = np.zeros(0, np.int32)
 LOCKED = ("schedule", "commit")  # phases that nobody may add or cancel a request meanwhile
+
+
+@dataclass
+class StepState:
+    """An engine step while it happens; each phase fills its part."""
+
+    memory: Memory  # where the target's probabilities are put; another step's once this one was accounted for
+    apart: bool = False  # whether it is accounted for while the next one runs
+    plan: Schedule = field(default_factory=Schedule)
+    judged: JudgedStep | None = None  # what the verdicts follow from
+    finished: list[Request] = field(default_factory=list)
+    phases: list[Phase] = field(default_factory=list)
+    passes: tuple[Phase, ...] = ()  # the drafter's
+    waiting: int = 0  # requests that were left in the queue
+    off: str = ""  # why it does not draft, "" where it does
+    # When it has run
+    number: int = 0
+    blocks: tuple[int, int] = (0, 0)  # KV blocks of the target: used and free
+    device_ns: tuple[int, ...] = ()
+
+    @property
+    def turns(self) -> list[Turn]:
+        """Of the requests that run, in the order of the batch."""
+        return self.plan.turns
+
+    @property
+    def decoding(self) -> list[Turn]:
+        """Those that draw a token, in the order in which they are judged."""
+        return [turn for turn in self.turns if turn.decodes]
+
+    def record(self, *, notes: bool) -> StepRecord:
+        """The record of the step, when it has run. Changes nothing.
+
+        `notes`: with what target and drafter gave beside the verdicts.
+        """
+        end_ns, steps = self.phases[-1].end_ns, [turn.step for turn in self.turns if turn.step is not None]
+        if notes and self.judged is not None:
+            noted = iter(self.judged.notes())
+            steps = [step if step.verdict is None else replace(step, parents=next(noted)) for step in steps]
+        return StepRecord(
+            step=self.number,
+            phases=tuple(self.phases),
+            running=len(self.turns),
+            waiting=self.waiting,
+            blocks_used=self.blocks[0],
+            blocks_free=self.blocks[1],
+            speculation=not self.off,
+            speculation_off=self.off,
+            admitted=tuple(request.info for request in self.plan.admitted),
+            requests=tuple(steps),
+            preempted=tuple(request.id for request in self.plan.preempted),
+            finished=tuple(request.end(end_ns) for request in self.finished),
+            passes=self.passes,
+            device_ns=self.device_ns,
+        )
+
+
+@dataclass(frozen=True)
+class LastStep:
+    """The step that ran last, with the very tensors that it was judged by."""
+
+    record: StepRecord
+    state: StepState
 
 
 @dataclass

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
 
-from specscope.engine.state import StepState
+from specscope.engine.phases import StepState
 from specscope.speculate.sampling import Memory
 from specscope.trace.record.records import StepRecord
 

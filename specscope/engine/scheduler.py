@@ -4,20 +4,73 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
 
 from specscope.engine.prompt_encoder import TooLargeError
 from specscope.engine.request import Request
-from specscope.engine.state import Schedule, Turn
 from specscope.model.kv_cache import BLOCK_SIZE, KVCache, OutOfBlocksError
 from specscope.model.runner import ModelRunner
-from specscope.speculate.drafters.base import Context, Drafter
+from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft, Drafter
 from specscope.speculate.drafters.model_drafter import ModelDrafter
-from specscope.trace.record.records import FinishReason, Preceded
+from specscope.trace.record.records import FinishReason, Preceded, RequestStep, Verdict
 
 SHARE = 4  # one in so many tokens of a step: kept for who waits while the batch has a place; a prefill's turn, at least
 QUIETER = 4  # drafting is on again when a quarter fewer requests decode than where it goes off
 
+Slots = NDArray[np.int64]
 TOO_SMALL = "the KV cache is too small for this request alone: raise --kv-memory"
+
+
+@dataclass
+class Turn:
+    """One request's turn in a step. The scheduler makes it, and each phase fills its part."""
+
+    request: Request
+    context: Context  # before the step: its tokens grow in commit
+    feed: int  # pending tokens to feed
+    decodes: bool  # whether the feed reaches the root, so that a token is drawn
+    nodes: int = 0  # room for a draft; 0 where it does not draft
+    draft: Draft = NO_DRAFT
+    logits: Tensor | None = None  # [n + 1, V] of root and nodes; [0, V] where it only prefills
+    features: Tensor | None = None  # [feed + n, F] where the drafter wants them
+    verdict: Verdict | None = None
+    moves: tuple[Slots, Slots] | None = None  # of the accepted path's KV, from and to, where it does not lie there
+    step: RequestStep | None = None  # what became of it
+
+    @property
+    def cost(self) -> int:
+        """Rows of the step that it may take."""
+        return self.feed + self.nodes
+
+
+@dataclass
+class Schedule:
+    """What one step will do. Filled by Scheduler.schedule."""
+
+    budget: int = 0  # tokens that are left
+    turns: list[Turn] = field(default_factory=list)
+    admitted: list[Request] = field(default_factory=list)  # joined the batch for the first time
+    preempted: list[Request] = field(default_factory=list)
+    held_back: list[Request] = field(default_factory=list)  # keep their KV, and wait for the next step
+    failed: list[Request] = field(default_factory=list)  # cannot run at all: their KV does not fit
+
+    def add(self, turn: Turn) -> None:
+        """Give a request its turn."""
+        self.turns.append(turn)
+        self.budget -= turn.cost
+
+    def drop(self, request: Request) -> None:
+        """Take a request's turn back, where it has one."""
+        self.budget += sum(turn.cost for turn in self.turns if turn.request is request)
+        self.turns = [turn for turn in self.turns if turn.request is not request]
+
+    def has(self, request: Request) -> bool:
+        """Whether a request has a turn."""
+        return any(turn.request is request for turn in self.turns)
 
 
 class Room:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specscope.debug.kv_check import KVCheck, KVCompared, KVPlace
 from specscope.engine.engine import Engine
-from specscope.engine.state import Slots
+from specscope.engine.scheduler import Slots
 from specscope.errors import UserError
 from specscope.model.batch import Segment
 from specscope.model.heads.head_runner import HeadRunner

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from specscope.engine.build import Parts, make_drafter
 from specscope.engine.engine import Engine
-from specscope.engine.forms import Forms
+from specscope.engine.intake import Forms
 from specscope.engine.request import Request
 from specscope.errors import UserError
 from specscope.model.runner import ModelRunner

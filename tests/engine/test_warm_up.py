@@ -3,7 +3,7 @@
 import pytest
 
 from specscope import Engine, SamplingParams
-from specscope.engine.warm_up import warm_up
+from specscope.engine.build import warm_up
 from specscope.kernels import launch
 from tests.heads import head_tensors, write_head
 from tests.kernels.variants import H100, watched

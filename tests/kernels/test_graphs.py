@@ -10,8 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specscope import Engine, SamplingParams
+from specscope.engine.build import capture_graphs, draft_shapes, verify_shapes
 from specscope.engine.config import EngineConfig
-from specscope.engine.warm_up import capture_graphs, draft_shapes, verify_shapes
 from specscope.model.batch import Segment
 from specscope.model.graphs import CudaCapture, Shape, shapes
 from specscope.model.kv_cache import BlockTable

@@ -48,7 +48,7 @@ from specscope.trace.record.rules import MATCH
 from specscope.trace.record.tree import ROOT, Doubles, Drawn
 
 if TYPE_CHECKING:
-    from specscope.engine.state import StepState
+    from specscope.engine.phases import StepState
     from specscope.speculate.drafters.base import Draft
     from specscope.speculate.verify.inputs import VerifyBatch
 

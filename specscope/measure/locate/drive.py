@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from specscope.analyze.audit.options import ModelSource, Options
     from specscope.engine.config import EngineConfig
     from specscope.engine.engine import Engine
+    from specscope.engine.phases import StepState
     from specscope.engine.request import Request
-    from specscope.engine.state import StepState
     from specscope.model.kv_cache import BlockTable
     from specscope.speculate.drafters.base import Draft
 
@@ -158,7 +158,7 @@ class Drive:
 
     def _schedule(self, now: StepState) -> None:
         """The recorded schedule, with real KV blocks."""
-        from specscope.engine.state import Schedule, Turn
+        from specscope.engine.scheduler import Schedule, Turn
 
         engine, record = self.engine, self.history.steps[self.place]
         room = engine.scheduler.room
