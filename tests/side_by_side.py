@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tests.faults.models import story
 from tests.vllm.models import DRAFT, HEAD, TARGET
+from tests.vllm.record import run_inside
 
 PROMPTS = [story(seed, 120) for seed in range(6)]
 TOKENS = 60
@@ -106,6 +107,8 @@ def vllm(cell: Cell, capture: Path) -> str:
     if speculation is not None:
         speculation["num_speculative_tokens"] = LENGTH
     temperature = TEMPERATURES[cell.sampling]
+    seed = SEED if temperature and speculation else None  # plain, a CPU has no seeds in 0.32
+    params = {"temperature": temperature, "max_tokens": TOKENS, "ignore_eos": True, "seed": seed}
     job = {
         "v2": cell.engine == "vLLM V2",
         "model": str(TARGET),
@@ -113,18 +116,13 @@ def vllm(cell: Cell, capture: Path) -> str:
         # In 0.32, V1 feeds a head the wrong token behind a chunk of a prompt, and a CPU has no seeds there
         "engine": {"max_model_len": 256, "max_num_batched_tokens": 256 if cell.engine == "vLLM V2" else 2048}
         | ({} if speculation else {"per_request_spec_decode_metrics": "none"}),
-        "prompts": PROMPTS,
-        "seeds": [SEED if temperature and speculation else None] * len(PROMPTS),  # plain, a CPU has no seeds in 0.32
-        "params": {"temperature": temperature, "max_tokens": TOKENS},
+        "runs": [{"name": capture.stem, "prompts": PROMPTS, "params": [params] * len(PROMPTS)}],
     }
-    work = capture.with_suffix(".job")
-    work.write_text(json.dumps(job))
-    script = Path(__file__).parent / "vllm" / "offline.py"
-    environment = {**os.environ, "SPECSCOPE_CAPTURE": str(capture)}
-    command = [python, "-P", str(script), str(work), str(capture.with_suffix(".out"))]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    capture.with_suffix(".log").write_text(done.stdout + done.stderr)
-    return "" if done.returncode == 0 and capture.exists() else f"exit code {done.returncode}"
+    try:
+        run_inside(capture.parent, job, python, f"{capture.stem}.log")
+    except AssertionError as error:
+        return str(error)
+    return ""
 
 
 ENGINES = {"ours": ours, "transformers": transformers, "vLLM V1": vllm, "vLLM V2": vllm}

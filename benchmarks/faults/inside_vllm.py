@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.faults.rows import Clock, Key, Row, first_named, row_of
-from tests.vllm.planted import FAULTY, RUNS, Run
-from tests.vllm.record import file_name, record
-from tests.vllm.test_real_faults import diagnosed
+from tests.vllm.planted import FAULTY, RUNS, Run, file_name
+from tests.vllm.record import record
+from tests.vllm.test_real import diagnosed
 from tests.vllm.test_real_locate import ENGINES, PLANTED, located, recorded
 
 NAMED, LOCATED = "vllm", "vllm located"

@@ -15,7 +15,7 @@ def main():
     planted = json.loads(os.environ.get("PLANTED", "{}"))
     with open(sys.argv[1]) as file:
         job = json.load(file)
-    import offline  # beside this file
+    import inside  # beside this file
 
     if job["v2"]:
         import interpreted
@@ -23,10 +23,10 @@ def main():
         interpreted.prepare()
         interpreted.complete()
     if planted.get("mend", True):
-        offline.mend()
+        inside.mend()
     import faults
 
-    faults.plant_alone(planted.get("faults", []))
+    faults.plant(planted.get("faults", []))
     from specscope.vllm.again import run
 
     run(job)

@@ -13,14 +13,9 @@ import statistics
 import sys
 import time
 
-os.environ |= {
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-}
+sys.path.insert(0, os.path.dirname(__file__))
+from inside import mend  # beside this file; it sets what vLLM reads
+
 PROMPTS = [
     *("The capital of France is", "def fibonacci(n):\n    if n <", "Once upon a time there was a"),
     *("Water boils at a temperature of", "List: one, two, three, one, two, three, one,", "The best way to learn is"),
@@ -42,9 +37,6 @@ def wrapped():
 def main():
     model, head = sys.argv[1:3]
     rounds = int(sys.argv[3]) if len(sys.argv) > 3 else 5
-    sys.path.insert(0, os.path.dirname(__file__))
-    from offline import mend
-
     mend()
     from vllm import LLM, SamplingParams
 

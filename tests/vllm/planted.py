@@ -1,5 +1,6 @@
-"""What is recorded of the real vLLM with faults planted in it, and which causes would be right. tests/vllm/record.py
-runs it, faults/ holds the faults.
+"""What is run in the real vLLM: engines, faults planted in them and which causes would be right, and healthy runs.
+
+tests/vllm/record.py runs it; faults/ holds the faults.
 """
 
 from __future__ import annotations
@@ -9,473 +10,250 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from specscope.measure.prompts import COPYING, PLAIN
 from specscope.model.bundled import bundled_model
+from tests.faults.models import story
+from tests.vllm.faults import FAULTS
 from tests.vllm.models import DRAFT, HEAD, TARGET
 
 HERE = Path(__file__).parent
 BUNDLED_HEAD = HERE.parents[1] / "specscope" / "heads" / "SmolLM2-135M-Instruct"
 SAMPLED = {"draft_sample_method": "probabilistic"}
 
-BUNDLED = {"method": "eagle3", "model": str(BUNDLED_HEAD), "num_speculative_tokens": 3}
 
-# vLLM's `speculative_config`, and options of its engine, by name
-ENGINES: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "eagle": ({"method": "eagle3", "model": str(HEAD), "num_speculative_tokens": 4}, {}),
-    "eagle sampled": ({"method": "eagle3", "model": str(HEAD), "num_speculative_tokens": 4} | SAMPLED, {}),
-    "model": ({"method": "draft_model", "model": str(DRAFT), "num_speculative_tokens": 3}, {}),
-    "model sampled": ({"method": "draft_model", "model": str(DRAFT), "num_speculative_tokens": 3} | SAMPLED, {}),
-    "ngram": (
-        {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 2},
-        {},
-    ),
-    "eagle chunks": (
-        {"method": "eagle3", "model": str(HEAD), "num_speculative_tokens": 4},
-        {"max_num_batched_tokens": 48},
-    ),
-    "default": (BUNDLED, {"max_num_seqs": 4}),
-    "default sampled": (BUNDLED | SAMPLED, {"max_num_seqs": 4}),
-    "default chunks": (BUNDLED, {"max_num_seqs": 4, "max_num_batched_tokens": 16}),
-    "model chunks": (
-        {"method": "draft_model", "model": str(DRAFT), "num_speculative_tokens": 3},
-        {"max_num_batched_tokens": 64},
-    ),
+def eagle(length: int, head: Path = HEAD, **more: Any) -> dict[str, Any]:
+    """vLLM's `speculative_config`."""
+    return {"method": "eagle3", "model": str(head), "num_speculative_tokens": length, **more}
+
+
+def drafting(length: int, model: Path = DRAFT, **more: Any) -> dict[str, Any]:
+    """Likewise, with a draft model."""
+    return {"method": "draft_model", "model": str(model), "num_speculative_tokens": length, **more}
+
+
+def ngram(length: int, most: int) -> dict[str, Any]:
+    """Likewise, with n-grams of two to `most` tokens."""
+    lookup = {"prompt_lookup_max": most, "prompt_lookup_min": 2}
+    return {"method": "ngram", "num_speculative_tokens": length, **lookup}
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A vLLM. One of V2 runs under Triton's interpreter, and its prompts are few."""
+
+    speculation: dict[str, Any]
+    draft: Path | None = None  # the folder of its draft model or head
+    options: dict[str, Any] = field(default_factory=dict)
+    is_bundled: bool = False  # with the default model
+    v2: bool = False
+    chunk: int | None = None  # rows of logits that one call of V2's `_verify` takes; by default vLLM's own number
+
+    @property
+    def target(self) -> Path:
+        """The folder of its target."""
+        return bundled_model(lambda text: None) if self.is_bundled else TARGET
+
+    def job(self) -> dict[str, Any]:
+        """For inside.py."""
+        small = {"max_model_len": 256, "max_num_batched_tokens": 256} if self.v2 else {}
+        own = {"speculation": self.speculation, "v2": self.v2, "chunk": self.chunk}
+        return {"model": str(self.target), "engine": small | self.options, **own}
+
+
+def bundled(speculation: dict[str, Any], draft: Path | None = BUNDLED_HEAD, **more: Any) -> Engine:
+    """With the default model."""
+    return Engine(speculation, draft, {"max_num_seqs": 4, **more}, is_bundled=True)
+
+
+def v2(speculation: dict[str, Any], draft: Path | None, chunk: int | None = None, **more: Any) -> Engine:
+    """With V2's runner."""
+    return Engine(speculation, draft, more, v2=True, chunk=chunk)
+
+
+# Five blocks, where four requests would take eight
+FEW_BLOCKS = {"block_size": 32, "num_gpu_blocks_override": 6, "max_model_len": 128, "max_num_batched_tokens": 128}
+BLOCK_RULE = {"rejection_sample_method": "block"}
+ENGINES: Mapping[str, Engine] = {
+    "eagle": Engine(eagle(4), HEAD),
+    "eagle sampled": Engine(eagle(4, **SAMPLED), HEAD),
+    "eagle chunks": Engine(eagle(4), HEAD, {"max_num_batched_tokens": 48}),
+    "model": Engine(drafting(3), DRAFT),
+    "model sampled": Engine(drafting(3, **SAMPLED), DRAFT),
+    "model chunks": Engine(drafting(3), DRAFT, {"max_num_batched_tokens": 64}),
+    "ngram": Engine(ngram(5, 4)),
+    "default": bundled(eagle(3, BUNDLED_HEAD)),
+    "default sampled": bundled(eagle(3, BUNDLED_HEAD, **SAMPLED)),
+    "default chunks": bundled(eagle(3, BUNDLED_HEAD), max_num_batched_tokens=16),
+    "default long": bundled(eagle(5, BUNDLED_HEAD)),
+    "default ngram": bundled(ngram(5, 4), None),
+    "v2 ngram": v2(ngram(3, 3), None),
+    "v2 model": v2(drafting(3), DRAFT),
+    "v2 model sampled": v2(drafting(3, **SAMPLED), DRAFT),
+    "v2 eagle": v2(eagle(3), HEAD),
+    "v2 eagle sampled": v2(eagle(3, **SAMPLED), HEAD),
+    "v2 in chunks": v2(eagle(3, **SAMPLED), HEAD, chunk=5),
+    "v2 block": v2(drafting(3, **SAMPLED, **BLOCK_RULE), DRAFT),
+    "v2 block, drafts greedy": v2(drafting(3, **BLOCK_RULE), DRAFT),
+    "v2 preempted": v2(drafting(3, **SAMPLED), DRAFT, **FEW_BLOCKS),
+    "v2 asynchronous": v2(drafting(3), DRAFT, async_scheduling=True),
+    "v2 prompts in chunks": v2(eagle(3), HEAD, max_num_batched_tokens=32),
 }
-WARM = {"temperature": 0.9}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run. A healthy one has no cause that would be right."""
+
+    name: str
+    engine: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+    faults: tuple[str, ...] = ()
+    right: tuple[str, ...] = ()  # labels of causes, of which one is to be named
+    subtle: bool = False  # a tenth of a nat a draw: so few draws may not show it
+    requests: int = 8
+    tokens: int = 64
+    prompt: int = 60  # characters of a prompt
+    gather: bool = False  # as on a GPU, but that nothing has to come from anywhere
+
+    @property
+    def target(self) -> Path:
+        """The folder of its target."""
+        return ENGINES[self.engine].target
+
+    @property
+    def draft(self) -> Path | None:
+        """The folder of its draft model or head."""
+        return ENGINES[self.engine].draft
+
+    def job(self) -> dict[str, Any]:
+        """For inside.py."""
+        prompts = [story(10**7 + at, self.prompt) for at in range(self.requests)]
+        if ENGINES[self.engine].is_bundled:
+            prompts = [*PLAIN, *COPYING][: self.requests]
+        seeded = self.params.get("temperature", 0) > 0
+        plain = {"temperature": 0, "max_tokens": self.tokens, "ignore_eos": True}
+        params = [plain | {"seed": at + 1 if seeded else None} | self.params for at in range(len(prompts))]
+        told = {"name": file_name(self), "faults": list(self.faults), "gather": self.gather}
+        return {**told, "prompts": prompts, "params": params}
+
+
+def file_name(run: Run) -> str:
+    """Of its capture, without the ending."""
+    return run.name.replace(",", "").replace(" ", "-")
+
+
+WARM, HOT = {"temperature": 0.9}, {"temperature": 1.5}  # hot: rejected often, so that what a rejection does shows
+HOTTEST = {"temperature": 2.0}  # the most that vLLM takes
+PENALTIES = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.5}
+UNTIL = {"min_tokens": 40, "stop_token_ids": [84], "ignore_eos": False}  # r: else the text goes on much as before
 PERSON = {
     "type": "object",
     "properties": {"who": {"enum": ["anna", "bob"]}, "times": {"type": "integer"}},
     "required": ["who"],
 }
-STOPS = [84]  # r: without it the text goes on much as before, and drafts are accepted
-HOTTEST = {"temperature": 2.0}  # the most that vLLM takes
-HOT = {"temperature": 1.5}  # drafts are rejected often, so that what a rejection does shows
 
 
-@dataclass(frozen=True)
-class Run:
-    """One run. `right`: labels of causes that would be right, none for a healthy run."""
-
-    name: str
-    engine: str
-    about: str
-    right: tuple[str, ...] = ()
-    faults: tuple[str, ...] = ()
-    params: Mapping[str, Any] = field(default_factory=dict)
-    proposed: str = ""  # a label that there is none of yet
-    subtle: bool = False  # a tenth of a nat a draw: so few draws may not show it
-    requests: int = 8
-    tokens: int = 64
-    prompt: int = 60  # characters of a prompt
-
-    @property
-    def draft(self) -> Path | None:
-        """The folder of its draft model or head."""
-        return {"eagle": HEAD, "model": DRAFT, "default": BUNDLED_HEAD}.get(self.engine.split()[0])
-
-    @property
-    def target(self) -> Path:
-        """The folder of its target."""
-        return bundled_model(lambda text: None) if self.engine.startswith("default") else TARGET
+def faulty(engine: str, params: Mapping[str, Any], *names: str, right: tuple[str, ...] = (), **more: Any) -> list[Run]:
+    """Runs with the faults that their names begin with. `right`: where a fault is named otherwise than elsewhere."""
+    faults = [name.split(" ")[0] for name in names]
+    pairs = zip(names, faults, strict=True)
+    return [Run(name, engine, params, (own,), right or FAULTS[own].right, **more) for name, own in pairs]
 
 
-def fault(name: str, engine: str, about: str, *right: str, **more: Any) -> Run:
-    """A run with the fault of that name."""
-    return Run(name, engine, about, right, more.pop("faults", (name.split(" ")[0],)), **more)
-
-
+LESS = {"temperature": 1.2, "repetition_penalty": 1.3, "frequency_penalty": 0.5}
 FAULTY = (
-    # The rule
-    fault(
-        "one_more_greedy",
-        "eagle",
-        "one draft more is accepted than is the target's choice",
-        "accepted_count",
-        "ratio_test",
-    ),
-    fault(
-        "one_more_sampled",
-        "model sampled",
-        "one draft more is accepted than its coin says",
-        "accepted_count",
-        "ratio_test",
-        params=HOT,
-    ),
-    fault(
-        "greedy_rejection_ignored",
-        "model",
-        "the first draft is accepted whatever the target's choice is",
-        "p_not_used",
-        "ratio_test",
-    ),
-    fault(
-        "counts_of_others", "eagle", "each request gets the count of accepted drafts of the next one", "rows_swapped"
-    ),
-    fault("counts_of_others sampled", "model sampled", "likewise, sampled", "rows_swapped", params=HOT),
-    fault(
-        "decided_by_another_p",
-        "model sampled",
-        "p, q and coin are recorded right, and another p decided",
-        "p_not_used",
-        params=HOT,
-    ),
-    fault(
-        "against_coins",
-        "model sampled",
-        "a draft is accepted where its coin is a little above the ratio",
-        "ratio_test",
-        params=HOT,
-    ),
-    fault(
-        "final_not_residual",
-        "model sampled",
-        "the recovered token is drawn from p",
-        "final_not_residual",
-        params=HOT,
-        requests=12,
-    ),
-    fault(
-        "final_from_p deterministic",
-        "eagle",
-        "likewise, of drafts that were not sampled",
-        "final_not_residual",
-        params=HOT,
-    ),
-    fault("final_from_p default", "default", "likewise, of the default model", "final_not_residual", params=WARM),
-    fault(
-        "final_from_q",
-        "model sampled",
-        "the recovered token is drawn from q without p",
-        "final_not_residual",
-        params=HOT,
-    ),
-    fault(
-        "bonus_of_the_row_before",
-        "model",
-        "the bonus token is drawn from the row of the last draft",
-        "final_other_node",
-    ),
-    fault("bonus_of_the_row_before sampled", "model sampled", "likewise, sampled", "final_other_node", params=HOT),
-    fault("verdict_late", "eagle", "every fourth step has the output of the step before", "verdict_late"),
-    fault(
-        "outputs_swapped",
-        "eagle",
-        "every fourth step the first two requests get each other's tokens",
-        "rows_swapped",
-        "rows_swapped",
-    ),
-    # Rows of p and q
-    fault(
-        "p_of_the_next_request",
-        "model sampled",
-        "drafts are judged by p of the next request's rows",
-        "rows_swapped",
-        "p_other_row",
-        params=HOT,
-    ),
-    fault("p_of_the_next_request greedy", "eagle", "likewise, greedy", "rows_swapped", "p_other_row"),
-    fault("p_of_the_next_row", "model", "drafts are judged by the row behind them", "p_other_row"),
-    fault(
-        "temperature_left_out",
-        "model sampled",
-        "drafts are judged at temperature 1, 1.6 was asked for",
-        "rules_wrong",
-        params={"temperature": 1.6},
-    ),
-    fault(
-        "penalties_without_drafts",
-        "model sampled",
-        "penalties do not count the drafts before a row",
-        "rules_wrong",
-        params={"temperature": 1.2, "repetition_penalty": 1.3, "frequency_penalty": 0.5},
-    ),
-    fault(
-        "penalties_without_drafts greedy",
-        "eagle",
-        "likewise, greedy",
-        "rules_wrong",
-        params={"repetition_penalty": 1.3, "frequency_penalty": 0.5},
-    ),
-    fault(
-        "q_of_another_request", "model sampled", "a request is judged with the next one's q", "q_other_row", params=HOT
-    ),
-    fault("q_of_another_request eagle", "eagle sampled", "likewise, of a head", "q_other_row", params=WARM),
-    fault(
-        "q_shifted", "model sampled", "a draft is judged with the q of the draft behind it", "q_other_row", params=HOT
-    ),
-    fault(
-        "q_of_the_step_before",
-        "model sampled",
-        "drafts are judged with the q of the step before",
-        "q_other_row",
-        params=HOT,
-    ),
-    fault("q_dropped", "model sampled", "drafts are sampled and judged without q", "q_dropped", params=HOT),
-    fault(
-        "q_at_another_temperature",
-        "model sampled",
-        "q is recorded at a higher temperature than drafts were drawn at",
-        "q_temperature",
-        params=HOT,
-    ),
-    fault(
-        "drawn_at_another_temperature",
-        "model sampled",
-        "drafts are drawn at a higher temperature than q says",
-        "q_temperature",
-        params=HOT,
-    ),
-    fault(
-        "q_with_a_bias",
-        "model sampled",
-        "the q that judges has a bias, which drafts were drawn without",
-        "q_other_row",
-        params=HOT,
-        proposed="q_biased",
-    ),
-    fault(
-        "drawn_with_a_bias",
-        "model sampled",
-        "drafts are drawn with a bias that q does not have",
-        "q_other_row",
-        params=HOTTEST,
-        requests=16,
-        tokens=96,
-        proposed="q_biased",
-    ),
-    fault(
-        "nan_now_and_then",
-        "eagle",
-        "the target's logits of a request are NaN every fifth step",
-        "not_a_number",
-    ),
-    fault("nan_now_and_then sampled", "model sampled", "likewise, sampled", "not_a_number", params=WARM),
-    # Noise
-    fault(
-        "coins_of_a_request_shared",
-        "model sampled",
-        "all drafts of a request have one coin",
-        "coins",
-        params=HOT,
-    ),
-    fault(
-        "coins_of_requests_shared",
-        "model sampled",
-        "all requests of a step have the same coins",
-        "coins",
-        params=HOT,
-    ),
-    fault(
-        "noise_reused",
-        "model sampled",
-        "the residual is drawn with the noise that drew the rejected draft",
-        "coins",
-        params=HOTTEST,
-        requests=48,
-        tokens=96,
-        subtle=True,
-    ),
-    # Drafts
-    fault("one_late", "ngram", "the first draft of each chain is lost", "draft_position"),
-    fault("one_late eagle", "eagle", "likewise, of a head", "draft_position"),
-    fault(
-        "first_tokens_only",
-        "eagle",
-        "the drafter chooses among the first tokens of the vocabulary only",
-        "draft_vocabulary",
-    ),
-    fault(
-        "placeholders", "ngram", "short drafts are padded with token 0, and the padding is judged", "draft_placeholders"
-    ),
-    fault("placeholders eagle", "eagle", "the second half of each draft is token 0", "draft_placeholders"),
-    # Features, positions and KV
-    fault("drafter_fed", "eagle", "the head is fed zeros", "drafter_fed"),
-    fault("features_shifted", "eagle", "the head is fed the features of the position before", "drafter_fed"),
-    fault("features_of_the_step_before", "eagle", "the head is fed the features of the step before", "drafter_fed"),
-    fault("layers_one_lower", "eagle", "the head is fed what enters its layers", "drafter_fed"),
-    fault(
-        "positions_high_in_decode", "eagle", "the head's positions are one high while it decodes", "rotary_positions"
-    ),
-    fault("positions_high_in_decode model", "model", "likewise, of a draft model", "rotary_positions"),
-    fault(
-        "kv_stale_after_rejection",
-        "eagle",
-        "after a rejection the head's KV of the last position stays the rejected draft's",
-        "drafter_kv",
-    ),
-    fault(
-        "kv_stale_after_full",
-        "eagle",
-        "after a full acceptance the head's KV of the last position is not written",
-        "drafter_kv",
-    ),
-    fault(
-        "slots_one_block_off",
-        "eagle",
-        "while it drafts the head writes its KV one block further on",
-        proposed="drafter_kv_slots",
-    ),
-    fault(
-        "target_positions_high_after_rejection",
-        "eagle",
-        "after a rejection the target's positions are one high",
-        "rotary_positions",
-        proposed="target_positions",
-    ),
-    fault("token_lost", "eagle", "every sixth step the first request's last token is lost", "token_lost"),
-    Run(
-        "chunk_ends",
-        "eagle chunks",
-        "vLLM's own: behind a chunk of a prompt the head is fed the prompt's last token",
-        ("drafter_fed",),
-        prompt=150,
-    ),
-    Run(
-        "min_tokens",
-        "eagle",
-        "vLLM's own: behind drafts that reach min_tokens stop tokens are still refused",
-        ("rules_wrong", "rules_wrong"),
-        params={"min_tokens": 40, "stop_token_ids": STOPS, "ignore_eos": False},
-        requests=24,
-    ),
-    Run(
-        "min_tokens sampled",
-        "model sampled",
-        "likewise, sampled",
-        ("rules_wrong", "rules_wrong"),
-        params=WARM | {"min_tokens": 40, "stop_token_ids": STOPS, "ignore_eos": False},
-        requests=24,
-    ),
-    # The default model, with the head that comes with it
-    fault(
-        "one_more_greedy default", "default", "one draft more is accepted than is the target's choice", "accepted_count"
-    ),
-    fault(
-        "first_tokens_only default", "default", "the drafter chooses among the first 2,000 tokens", "draft_vocabulary"
-    ),
-    fault("features_shifted default", "default", "the head is fed the features of the position before", "drafter_fed"),
-    fault(
-        "positions_high_in_decode default",
-        "default",
-        "the head's positions are one high while it decodes",
-        "rotary_positions",
-    ),
-    fault(
-        "q_with_a_bias default",
-        "default sampled",
-        "the q that judges has a bias",
-        "q_other_row",
-        params=WARM,
-        proposed="q_biased",
-    ),
-    fault(
-        "nan_now_and_then default",
-        "default sampled",
-        "logits of a request are NaN every fifth step",
-        "not_a_number",
-        params=WARM,
-    ),
-    Run(
-        "chunk_ends default",
-        "default chunks",
-        "vLLM's own: behind a chunk of a prompt the head is fed the prompt's last token",
-        ("drafter_fed",),
-    ),
+    *faulty("eagle", {}, "one_more_greedy", "counts_of_others", "verdict_late", "outputs_swapped"),
+    *faulty("eagle", {}, "p_of_the_next_request greedy", "nan_now_and_then", "one_late eagle", "first_tokens_only"),
+    *faulty("eagle", {}, "placeholders eagle", "features_missing", "features_shifted", "features_of_the_step_before"),
+    *faulty("eagle", {}, "layers_one_lower", "positions_high_in_decode", "kv_stale_after_rejection"),
+    *faulty("eagle", {}, "kv_stale_after_full", "slots_one_block_off", "target_positions_high_after_rejection"),
+    *faulty("eagle", {}, "token_lost"),
+    *faulty("eagle", {"repetition_penalty": 1.3, "frequency_penalty": 0.5}, "penalties_without_drafts greedy"),
+    *faulty("eagle", HOT, "final_from_p deterministic"),
+    *faulty("eagle sampled", WARM, "q_of_another_request eagle"),
+    *faulty("model", {}, "greedy_rejection_ignored", "bonus_of_the_row_before", "p_of_the_next_row"),
+    *faulty("model", {}, "positions_high_in_decode model"),
+    *faulty("model sampled", HOT, "one_more_sampled", "counts_of_others sampled", "decided_by_another_p"),
+    *faulty("model sampled", HOT, "against_coins", "final_from_q", "bonus_of_the_row_before sampled"),
+    *faulty("model sampled", HOT, "p_of_the_next_request", "q_of_another_request", "q_shifted", "q_dropped"),
+    *faulty("model sampled", HOT, "q_of_the_step_before", "q_at_another_temperature", "drawn_at_another_temperature"),
+    *faulty("model sampled", HOT, "q_with_a_bias", "coins_of_a_request_shared", "coins_of_requests_shared"),
+    *faulty("model sampled", HOT, "final_from_p", requests=12),
+    *faulty("model sampled", {"temperature": 1.6}, "temperature_left_out"),
+    *faulty("model sampled", LESS, "penalties_without_drafts"),
+    *faulty("model sampled", HOTTEST, "drawn_with_a_bias", requests=16, tokens=96),
+    *faulty("model sampled", HOTTEST, "noise_reused", requests=48, tokens=96, subtle=True),
+    *faulty("model sampled", WARM, "nan_now_and_then sampled"),
+    *faulty("ngram", {}, "one_late", "placeholders"),
+    *faulty("default", WARM, "final_from_p default"),
+    *faulty("default", {}, "one_more_greedy default", right=("accepted_count",)),
+    *faulty("default", {}, "first_tokens_only default", "features_shifted default", "positions_high_in_decode default"),
+    *faulty("default sampled", WARM, "q_with_a_bias default", "nan_now_and_then default"),
+    # vLLM's own: behind a chunk of a prompt the head is fed the prompt's last token
+    Run("chunk_ends", "eagle chunks", right=("drafter_fed",), prompt=150),
+    Run("chunk_ends default", "default chunks", right=("drafter_fed",)),
+    # Likewise: behind drafts that reach min_tokens stop tokens are still refused
+    Run("min_tokens", "eagle", UNTIL, right=("rules_wrong",), requests=24),
+    Run("min_tokens sampled", "model sampled", WARM | UNTIL, right=("rules_wrong",), requests=24),
 )
-
+CUT, FEW = WARM | {"top_p": 0.8, "top_k": 5}, {"allowed_token_ids": list(range(60, 160))}
+CHOICE = {"choice": ["anna saw the red cat near the sea.", "bob met the old house."]}
+JSON, BAD = {"ignore_eos": False, "structured_outputs": {"json": PERSON}}, {"bad_words": ["the", "anna", "cat"]}
+MENDED: dict[str, Any] = {"faults": ("min_tokens_mended",), "requests": 24}
+CHUNKS: dict[str, Any] = {"faults": ("chunk_ends_mended",), "prompt": 150}
+FOUR: dict[str, Any] = {"requests": 4, "tokens": 20, "prompt": 40}
+V2_WARM = {"temperature": 0.8}
 HEALTHY = (
-    Run("healthy eagle", "eagle", "greedy"),
-    Run("healthy eagle sampled", "eagle sampled", "sampled", params=WARM),
-    Run("healthy eagle top-p", "eagle sampled", "top-p and top-k", params=WARM | {"top_p": 0.8, "top_k": 5}),
-    Run("healthy model", "model", "greedy"),
-    Run("healthy model sampled", "model sampled", "sampled", params=WARM),
-    Run("healthy model hot", "model sampled", "sampled at a high temperature", params=HOT),
-    Run("healthy model top-p", "model sampled", "top-p and top-k", params=WARM | {"top_p": 0.8, "top_k": 5}),
-    Run("healthy ngram", "ngram", "greedy"),
-    Run("healthy ngram sampled", "ngram", "sampled", params=WARM),
+    Run("healthy eagle", "eagle"),
+    Run("healthy eagle sampled", "eagle sampled", WARM),
+    Run("healthy eagle top-p", "eagle sampled", CUT),
+    Run("healthy model", "model"),
+    Run("healthy model sampled", "model sampled", WARM),
+    Run("healthy model hot", "model sampled", HOT),
+    Run("healthy model top-p", "model sampled", CUT),
+    Run("healthy ngram", "ngram"),
+    Run("healthy ngram sampled", "ngram", WARM),
+    Run("healthy penalties", "eagle", PENALTIES),
+    Run("healthy penalties sampled", "model sampled", WARM | PENALTIES),
+    Run("healthy choice", "eagle", {"ignore_eos": False, "structured_outputs": CHOICE}),
+    Run("healthy json", "eagle sampled", WARM | JSON),
+    Run("healthy allowed tokens", "model sampled", WARM | FEW),
+    Run("healthy allowed tokens greedy", "eagle", FEW),
+    Run("healthy bad words", "eagle", BAD),
+    Run("healthy bad words sampled", "model sampled", WARM | BAD),
+    Run("healthy min tokens", "eagle", UNTIL, **MENDED),
+    Run("healthy min tokens sampled", "model sampled", WARM | UNTIL, **MENDED),
+    Run("healthy chunks", "eagle chunks", **CHUNKS),
+    Run("healthy chunks model", "model chunks", **CHUNKS),
+    Run("healthy default json", "default", JSON),
+    Run("healthy default", "default"),
+    Run("healthy default sampled", "default sampled", WARM),
+    Run("healthy default long", "default long", requests=12, tokens=32),
+    Run("healthy default ngram", "default ngram", requests=12, tokens=32),
+    Run("healthy default ngram sampled", "default ngram", V2_WARM, requests=12, tokens=32),
+    Run("v2 ngram", "v2 ngram", **FOUR),
+    Run("v2 ngram warm", "v2 ngram", V2_WARM, **FOUR),
+    Run("v2 model", "v2 model", **FOUR),
+    Run("v2 model warm", "v2 model", V2_WARM, **FOUR),
+    Run("v2 model warm, drafts sampled", "v2 model sampled", V2_WARM, **FOUR),
+    Run("v2 head", "v2 eagle", **FOUR),
+    Run("v2 head warm", "v2 eagle", V2_WARM, **FOUR),
+    Run("v2 head hot, drafts sampled", "v2 eagle sampled", HOT, **FOUR),
     Run(
-        "healthy penalties",
-        "eagle",
-        "penalties with a greedy head",
-        params={"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.5},
+        "v2 cut, penalised",
+        "v2 eagle sampled",
+        V2_WARM | {"top_p": 0.8, "top_k": 12, "repetition_penalty": 1.2},
+        **FOUR,
     ),
-    Run(
-        "healthy penalties sampled",
-        "model sampled",
-        "penalties, sampled",
-        params=WARM | {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.5},
-    ),
-    Run(
-        "healthy choice",
-        "eagle",
-        "structured output: a choice",
-        params={
-            "ignore_eos": False,
-            "structured_outputs": {"choice": ["anna saw the red cat near the sea.", "bob met the old house."]},
-        },
-    ),
-    Run(
-        "healthy json",
-        "eagle sampled",
-        "structured output: JSON",
-        params=WARM
-        | {
-            "ignore_eos": False,
-            "structured_outputs": {
-                "json": PERSON,
-            },
-        },
-    ),
-    Run(
-        "healthy allowed tokens",
-        "model sampled",
-        "allowed_token_ids",
-        params=WARM | {"allowed_token_ids": list(range(60, 160))},
-    ),
-    Run(
-        "healthy allowed tokens greedy",
-        "eagle",
-        "allowed_token_ids",
-        params={"allowed_token_ids": list(range(60, 160))},
-    ),
-    Run("healthy bad words", "eagle", "bad_words", params={"bad_words": ["the", "anna", "cat"]}),
-    Run("healthy bad words sampled", "model sampled", "bad_words", params=WARM | {"bad_words": ["the", "anna", "cat"]}),
-    Run(
-        "healthy min tokens",
-        "eagle",
-        "min_tokens and stop tokens, vLLM's own fault mended",
-        faults=("min_tokens_mended",),
-        params={"min_tokens": 40, "stop_token_ids": STOPS, "ignore_eos": False},
-        requests=24,
-    ),
-    Run(
-        "healthy min tokens sampled",
-        "model sampled",
-        "min_tokens and stop tokens, vLLM's own fault mended",
-        faults=("min_tokens_mended",),
-        params=WARM | {"min_tokens": 40, "stop_token_ids": STOPS, "ignore_eos": False},
-        requests=24,
-    ),
-    Run(
-        "healthy default json",
-        "default",
-        "structured output: JSON, of the default model",
-        params={"ignore_eos": False, "structured_outputs": {"json": PERSON}},
-    ),
-    Run("healthy default", "default", "greedy, of the default model"),
-    Run("healthy default sampled", "default sampled", "sampled, of the default model", params=WARM),
-    Run(
-        "healthy chunks",
-        "eagle chunks",
-        "prompts in chunks, vLLM's own fault mended",
-        faults=("chunk_ends_mended",),
-        prompt=150,
-    ),
-    Run(
-        "healthy chunks model",
-        "model chunks",
-        "prompts in chunks, of a draft model",
-        faults=("chunk_ends_mended",),
-        prompt=150,
-    ),
+    Run("v2 in chunks", "v2 in chunks", V2_WARM, **FOUR),
+    Run("v2 block", "v2 block", HOT, **FOUR),
+    Run("v2 block, drafts greedy", "v2 block, drafts greedy", HOT, **FOUR),
+    Run("v2 preempted", "v2 preempted", V2_WARM, **FOUR | {"prompt": 20}),
+    Run("v2 asynchronous", "v2 asynchronous", V2_WARM, **FOUR),
+    Run("v2 prompts in chunks", "v2 prompts in chunks", V2_WARM, **FOUR),
 )
-RUNS = (*FAULTY, *HEALTHY)
+GATHERED = (  # the same as those whose names they begin with
+    Run("healthy model sampled, gathered", "model sampled", WARM, gather=True),
+    Run("healthy eagle sampled, gathered", "eagle sampled", WARM, gather=True),
+)
+RUNS = (*FAULTY, *HEALTHY, *GATHERED)

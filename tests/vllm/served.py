@@ -8,20 +8,16 @@ import urllib.request
 from contextlib import suppress
 
 from tests.processes import free_port
-from tests.vllm.models import HEAD, TARGET
+from tests.vllm.models import TARGET
+from tests.vllm.planted import eagle
+from tests.vllm.record import clean_environment
 from tests.waiting import wait_for
 
 PYTHON = os.environ.get("SPECSCOPE_VLLM_PYTHON", "")
 LOAD_SECONDS = 600  # on a busy machine
-EAGLE = {"method": "eagle3", "model": str(HEAD), "num_speculative_tokens": 4}
+EAGLE = eagle(4)
 OFFLINE = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 OPTIONS = ["--dtype", "float32", "--max-model-len", "1024", "--enforce-eager", "--host", "127.0.0.1"]
-
-
-def clean_environment(**variables):
-    """Of a vLLM that the tests start: no setting of the plugin but these."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("SPECSCOPE_")}
-    return kept | OFFLINE | variables
 
 
 def ask(url, prompt, tokens, **more):
@@ -45,7 +41,7 @@ class Server:
         self.url = f"http://127.0.0.1:{port}"
         with log.open("w") as file:
             self.process = subprocess.Popen(
-                command, env=clean_environment(**variables), stdout=file, stderr=file, start_new_session=True
+                command, env=clean_environment(**OFFLINE, **variables), stdout=file, stderr=file, start_new_session=True
             )
 
     def __enter__(self):

@@ -1,126 +1,124 @@
-"""Real vLLM, in an environment of its own: SPECSCOPE_VLLM_PYTHON names its interpreter, with the plugin installed.
+"""The real vLLM, in an environment of its own: SPECSCOPE_VLLM_PYTHON names its interpreter, with the plugin installed.
 
 SPECSCOPE_VLLM_PYTHON=/path/to/vllm/bin/python pytest -m slow tests/vllm/test_real.py
+
+An engine runs all that is planned for it (planted.py) when the first of its runs is asked for. V2's runner is run by
+Triton's interpreter (interpreted.py).
 """
+
+from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import subprocess
-from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.run import examine
 from specscope.analyze.findings import CheckResult, Exit
 from specscope.analyze.verify.trial import judge
 from specscope.measure.judges import audit_options
-from specscope.measure.prompts import COPYING, PLAIN
-from specscope.model.bundled import bundled_model
+from specscope.trace.record.tree import Drawn
 from specscope.trace.wire.reading import read_capture
+from tests.vllm.faults import FAULTS
+from tests.vllm.planted import ENGINES, FAULTY, GATHERED, HEALTHY, RUNS, file_name
+from tests.vllm.record import record, run_inside
 from tests.vllm.served import PYTHON
 from tests.vllm.test_recording import assert_same
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not PYTHON, reason="SPECSCOPE_VLLM_PYTHON names no vLLM")]
-HERE = Path(__file__).parent
-HEAD = str(HERE.parents[1] / "specscope" / "heads" / "SmolLM2-135M-Instruct")
-PROMPTS = [*PLAIN, *COPYING, *(f"{prompt} Be brief." for prompt in PLAIN)]
+slow = [pytest.mark.slow, pytest.mark.skipif(not PYTHON, reason="SPECSCOPE_VLLM_PYTHON names no vLLM")]
+real = lambda test: slow[0](slow[1](test))  # noqa: E731
+CHECKED = ("blocks written", "tokens in the cache", "outputs")
+SHAPED = {"structured_outputs", "allowed_token_ids", "bad_words", "min_tokens"}  # what audit knows no more of
 
 
-@cache
-def model():
-    return str(bundled_model(lambda text: None))
+@pytest.fixture(scope="session")
+def ran(tmp_path_factory):
+    """Gives a run's capture and what vLLM gave; `plugin`: or what it gives without the plugin."""
+    done = {}
+
+    def of(run, *, plugin=True):
+        if (run.engine, plugin) not in done:
+            folder = done[run.engine, plugin] = tmp_path_factory.mktemp("runs")
+            runs = [other for other in (RUNS if plugin else HEALTHY) if other.engine == run.engine]
+            record(folder, runs, PYTHON, plugin=plugin)
+        path = done[run.engine, plugin] / f"{file_name(run)}.json"
+        return path.with_suffix(".jsonl"), json.loads(path.read_text())
+
+    return of
 
 
-def speculation(method, length):
-    if method == "ngram":
-        return {"method": method, "num_speculative_tokens": length, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
-    if method == "draft_model":
-        more = {"model": model(), "draft_sample_method": "probabilistic"}
-        return {"method": method, "num_speculative_tokens": length} | more
-    return {"method": method, "model": HEAD, "num_speculative_tokens": length}
-
-
-def run(folder, method, length, temperature, *, plugin=True, prompts=20, tokens=32, faults=(), gather=False):
-    """(the capture, what vLLM gave)."""
-    folder.mkdir(exist_ok=True)
-    capture, out = folder / "run.jsonl", folder / "out.json"
-    job = {
-        "model": model(),
-        "speculation": speculation(method, length),
-        "prompts": PROMPTS[:prompts],
-        "seeds": list(range(1, prompts + 1)) if temperature else [None] * prompts,
-        "params": {"temperature": temperature, "max_tokens": tokens},
-        "faults": list(faults),
-        "gather": gather,
-    }
-    (folder / "job.json").write_text(json.dumps(job))
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SPECSCOPE_")}
-    environment |= {"SPECSCOPE_CAPTURE": str(capture)} if plugin else {}
-    command = [PYTHON, "-P", str(HERE / "offline.py"), str(folder / "job.json"), str(out)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return capture, json.loads(out.read_text())
-
-
-@pytest.mark.parametrize("temperature", [0, 0.8])
-@pytest.mark.parametrize(("method", "length"), [("eagle3", 3), ("eagle3", 5), ("ngram", 5), ("draft_model", 3)])
-def test_the_capture_is_what_vllm_says_and_stands_every_trial(tmp_path, method, length, temperature):
-    capture, told = run(tmp_path / "on", method, length, temperature)
-    _, plain = run(tmp_path / "off", method, length, temperature, plugin=False)
-    assert told["outputs"] == plain["outputs"]
+def diagnosed(run, capture):
     reader = read_capture(capture)
-    requests = sorted(reader.history.requests.values(), key=lambda one: int(one.id.split("-")[0]))
-    for request, output, steps in zip(requests, told["outputs"], told["steps"], strict=True):
-        assert [token for token, _ in request.output()] == output
-        judged = [part for part in request.steps if part.verdict is not None and len(part.tree)]
-        assert [part.verdict.accepted for part in judged] == steps[0]
-        assert [len(part.tree) for part in judged] == steps[1]
-    acceptance, counters = reader.history.acceptance, told["counters"]
-    assert acceptance.drafts == counters["vllm:spec_decode_num_drafts"]
-    assert acceptance.drafted == counters["vllm:spec_decode_num_draft_tokens"]
-    assert acceptance.accepted == (counters["vllm:spec_decode_num_accepted_tokens"] or 0)
-    assert acceptance.accepted_at == counters["vllm:spec_decode_num_accepted_tokens_per_pos"][: acceptance.steps]
-    trial = judge(reader.history, source="run")
-    assert [c.name for c in trial.checks if c.result is CheckResult.FAILED] == []
-    found = diagnosed(reader, method)
-    assert "audit" in found.looked_at
-    assert (found.exit, list(found.faults), found.unexplained) == (Exit.CONSISTENT, [], ())
-
-
-def diagnosed(reader, method):
-    draft = {"ngram": None, "draft_model": model()}.get(method, HEAD)
-    options = audit_options(reader.history, model(), draft, 150)
+    assert not [line for line in reader.warnings if "left out" in line]
+    options = audit_options(reader.history, str(run.target), None if run.draft is None else str(run.draft), 1000)
     return examine(reader.history, "run", options, warnings=reader.warnings)
 
 
-@pytest.mark.parametrize(
-    ("fault", "method", "temperature", "cause"),
-    [
-        ("final_from_p", "eagle3", 0.8, Cause.FINAL_NOT_RESIDUAL),
-        ("q_dropped", "draft_model", 0.8, Cause.Q_DROPPED),
-        ("one_late", "ngram", 0, Cause.DRAFT_POSITION),
-        ("layers_one_lower", "eagle3", 0, Cause.DRAFTER_FED),
-        ("features_missing", "eagle3", 0, Cause.DRAFTER_FED),
-    ],
-)
-def test_diagnose_names_a_fault_from_the_plugin_s_capture(tmp_path, fault, method, temperature, cause):
-    length = 5 if method == "ngram" else 3
-    capture, _ = run(tmp_path, method, length, temperature, prompts=12, tokens=48, faults=[fault])
-    found = diagnosed(read_capture(capture), method)
-    assert found.suspects[0].cause is cause
+def test_every_fault_is_run_and_every_name_is_one():
+    """What is planned, before any vLLM is started."""
+    planned = {fault for run in RUNS for fault in run.faults}
+    located = {"rotary_base", "attention_scale", "head_zeroed", "norm_of_another_layer", "rejected_kv_attended"}
+    located |= {"rejected_kv_attended_by_target", "target_positions_high_in_decode", "argmax_of_a_part"}
+    located |= {"next_request_in_the_kernel", "bonus_without_top_p", *(name for name in FAULTS if name[:3] == "v2_")}
+    assert planned | located == set(FAULTS)
+    assert len({file_name(run) for run in RUNS}) == len(RUNS)
 
 
-@pytest.mark.parametrize("method", ["eagle3", "draft_model"])
-def test_what_a_gpu_would_gather_is_the_same_evidence(tmp_path, method):
+@real
+@pytest.mark.parametrize("run", FAULTY, ids=file_name)
+def test_a_fault_in_vllm_is_named_first(ran, run):
+    found = diagnosed(run, ran(run)[0])
+    labels = [suspect.cause.label for suspect in found.suspects]
+    if run.subtle:
+        assert set(labels[:1]) <= set(run.right)  # not seen, or rightly named
+        return
+    assert found.exit is Exit.INCONSISTENT
+    if run.right:  # for some there is no name yet, and they are seen all the same
+        assert labels, found.unexplained
+        assert labels[0] in run.right
+
+
+@real
+@pytest.mark.parametrize("run", HEALTHY, ids=file_name)
+def test_a_healthy_capture_is_what_vllm_says_and_stands_every_trial(ran, run):
+    capture, given = ran(run)
+    assert given["outputs"] == ran(run, plugin=False)[1]["outputs"] or run.faults
+    history = read_capture(capture).history
+    requests = sorted(history.requests.values(), key=lambda request: int(request.id.split("-")[0]))
+    for request, output, (accepted, drafted) in zip(requests, given["outputs"], given["steps"], strict=True):
+        assert [token for token, _ in request.output()] == output
+        judged = [part for part in request.steps if part.verdict is not None and len(part.tree)]
+        assert [part.verdict.accepted for part in judged] == accepted
+        assert [len(part.tree) for part in judged] == drafted
+        for part in judged:
+            assert len(part.blocks)
+            sampled = "draft_sample_method" in ENGINES[run.engine].speculation and "temperature" in run.params
+            assert bool((part.tree.drawn == Drawn.DETERMINISTIC).all()) is not sampled
+            assert (part.notes is None) is (run.draft is None)  # the drafter's scores, of greedy drafts too
+            if part.notes is not None:
+                assert 0 < np.min(part.notes.prob) <= np.max(part.notes.prob) <= 1
+    acceptance, counters = history.acceptance, given["counters"]
+    assert acceptance.drafts == (counters["vllm:spec_decode_num_drafts"] or 0)
+    assert acceptance.drafted == (counters["vllm:spec_decode_num_draft_tokens"] or 0)
+    assert acceptance.accepted == (counters["vllm:spec_decode_num_accepted_tokens"] or 0)
+    assert acceptance.accepted_at == counters["vllm:spec_decode_num_accepted_tokens_per_pos"][: acceptance.steps]
+    assert ("preempted" in run.name) is any(record.preempted for record in history.steps)
+    checks = {check.name: check for check in judge(history, source="run").checks}
+    assert [check for check in checks.values() if check.result is CheckResult.FAILED] == []
+    assert {checks[name].result for name in CHECKED} == {CheckResult.PASSED}
+    found = diagnosed(run, capture)
+    assert "audit" in found.looked_at or SHAPED & set(run.params)
+    assert (list(found.faults), found.unexplained) == ([], ())
+    assert found.exit is not Exit.INCONSISTENT
+
+
+@real
+@pytest.mark.parametrize("run", GATHERED, ids=file_name)
+def test_what_a_gpu_would_gather_is_the_same_evidence(ran, run):
     """The same tensors, read where they are and gathered by batches. Varentropy is a difference, and rounds more."""
-    read, gathered = (
-        read_capture(run(tmp_path / str(gather), method, 3, 0.8, prompts=6, gather=gather)[0]).history
-        for gather in (False, True)
-    )
+    (plain,) = [other for other in HEALTHY if other.name == run.name.split(",")[0]]
+    read, gathered = (read_capture(ran(each)[0]).history for each in (plain, run))
     for one, other in zip(read.steps, gathered.steps, strict=True):
         for here, there in zip(one.requests, other.requests, strict=True):
             assert_same(_plain(here), _plain(there), f"step {one.step}")
@@ -138,3 +136,24 @@ def _plain(part):
 def _varentropies(part):
     told = part.parents
     return [] if told is None else [*told.varentropy, *told.q_varentropy, told.final_varentropy]
+
+
+@real
+def test_vllm_refuses_what_was_called_ignored_and_several_outputs_are_requests(tmp_path):
+    warm = {"temperature": 0.8, "max_tokens": 6, "seed": 1, "ignore_eos": True}
+    asked = [
+        warm | {"min_p": 0.1},
+        warm | {"logit_bias": {"3": 2.0}},
+        warm | {"temperature": 0, "n": 2},
+        warm | {"n": 2},
+    ]
+    run = {"name": "asked", "singly": True, "prompts": ["anna saw the red cat"] * 4, "params": asked}
+    run_inside(tmp_path, ENGINES["ngram"].job() | {"runs": [run]}, PYTHON)
+    given = json.loads((tmp_path / "asked.json").read_text())
+    assert [text.split(".")[0] for text in given["refused"]] == [
+        *["The min_p and logit_bias sampling parameters are not yet supported with speculative decoding"] * 2,
+        "n must be 1 when using greedy sampling, got 2",
+    ]
+    requests = read_capture(tmp_path / "asked.jsonl").history.requests.values()
+    assert sorted([token for token, _ in request.output()] for request in requests) == sorted(given["outputs"])
+    assert all("ignored by vLLM" not in request.info.labels for request in requests)

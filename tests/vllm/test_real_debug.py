@@ -4,7 +4,6 @@ SPECSCOPE_VLLM_PYTHON=/path/to/vllm/bin/python pytest -m slow tests/vllm/test_re
 """
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -17,7 +16,9 @@ from specscope.analyze.verify.trial import judge
 from specscope.errors import UserError
 from specscope.remote.debug_socket import AttachedCommands
 from specscope.trace.wire.reading import read_capture
-from tests.vllm.test_real import HERE, PYTHON, model, speculation
+from tests.vllm import planted
+from tests.vllm.record import clean_environment
+from tests.vllm.served import PYTHON
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not PYTHON, reason="SPECSCOPE_VLLM_PYTHON names no vLLM")]
@@ -32,22 +33,18 @@ class Vllm:
         """`greedy`: where nothing is said, vLLM samples if it is one process."""
         self.folder, self.socket, self.capture = folder, folder / "debug.sock", folder / "run.jsonl"
         greedy = processes if greedy is None else greedy
-        job = {
-            "model": model(),
-            "speculation": speculation("eagle3", 3),
-            "prompts": PROMPTS,
-            "params": {"max_tokens": tokens} | ({"temperature": 0} if greedy else {"temperature": 0.8, "seed": 7}),
-            "go": str(folder / "go"),
-        }
+        params = {"temperature": 0} if greedy else {"temperature": 0.8, "seed": 7}
+        params |= {"max_tokens": tokens, "ignore_eos": True}
+        run = {"name": "out", "prompts": PROMPTS, "params": [params] * len(PROMPTS)}
+        job = planted.bundled(planted.eagle(3, planted.BUNDLED_HEAD)).job() | {"go": str(folder / "go"), "runs": [run]}
         (folder / "job.json").write_text(json.dumps(job))
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("SPECSCOPE_")}
-        environment |= {"SPECSCOPE_CAPTURE": str(self.capture), "SPECSCOPE_DEBUG_SOCKET": str(self.socket)}
-        environment["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
-        environment["SPECSCOPE_TEST_PROCESSES"] = str(int(processes))
+        variables = {"SPECSCOPE_CAPTURE": str(self.capture), "SPECSCOPE_DEBUG_SOCKET": str(self.socket)}
+        variables["SPECSCOPE_TEST_PROCESSES"] = str(int(processes))
         if timeout is not None:
-            environment["VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"] = str(timeout)
+            variables["VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"] = str(timeout)
         self.log = (folder / "vllm.log").open("w+")
-        command = [PYTHON, "-P", str(HERE / "serving.py"), str(folder / "job.json"), str(folder / "out.json")]
+        command = [PYTHON, "-P", str(planted.HERE / "inside.py"), str(folder / "job.json"), str(folder)]
+        environment = clean_environment(**variables)
         self.process = subprocess.Popen(command, env=environment, stdout=self.log, stderr=self.log)
 
     def attach(self):
@@ -65,7 +62,7 @@ class Vllm:
 
     def outputs(self):
         assert self.process.wait(300) == 0, (self.folder / "vllm.log").read_text()[-2000:]
-        return json.loads((self.folder / "out.json").read_text())
+        return json.loads((self.folder / "out.json").read_text())["outputs"]
 
     def close(self):
         self.process.kill()

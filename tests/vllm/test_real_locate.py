@@ -8,7 +8,6 @@ A capture of each engine is recorded once, of a healthy vLLM; then vLLM runs it 
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,16 +25,14 @@ from specscope.trace.inside.settings import CAPTURE
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.wire.reading import read_capture
 from tests.faults.models import story
-from tests.vllm.models import DRAFT, HEAD, TARGET
+from tests.vllm.faults import FAULTS
+from tests.vllm.models import TARGET
+from tests.vllm.planted import HERE, SAMPLED, drafting, eagle, ngram
+from tests.vllm.served import PYTHON
 
-PYTHON = os.environ.get("SPECSCOPE_VLLM_PYTHON", "")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not PYTHON, reason="SPECSCOPE_VLLM_PYTHON names no vLLM")]
-HERE = Path(__file__).parent
 QUIET = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1", "FAULT_KNOWN": "74"}
-EAGLE: dict[str, Any] = {"method": "eagle3", "model": str(HEAD), "num_speculative_tokens": 3}
-MODEL: dict[str, Any] = {"method": "draft_model", "model": str(DRAFT), "num_speculative_tokens": 3}
-SAMPLED = {"draft_sample_method": "probabilistic"}
-NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 2}
+EAGLE, MODEL = eagle(3), drafting(3)
 
 
 @dataclass(frozen=True)
@@ -83,57 +80,61 @@ ENGINES = {
     "model": Engine(MODEL),
     "model sampled": Engine(MODEL | SAMPLED, temperature=1.5),
     "model top-p": Engine(MODEL, temperature=2.0, top_p=0.5, requests=8, tokens=96),
-    "ngram": Engine(NGRAM),
+    "ngram": Engine(ngram(3, 3)),
     "v2 eagle": Engine(EAGLE, v2=True, **SHORT),
     "v2 model": Engine(MODEL, v2=True, **SHORT),
     "v2 chunks": Engine(EAGLE, v2=True, batched=32, requests=2, characters=80, tokens=8),
 }
-WORKER, PROPOSER = "vllm.v1.worker.gpu_model_runner.GPUModelRunner", "vllm.v1.spec_decode.llm_base_proposer"
-BASE, LAYERS = f"{PROPOSER}.SpecDecodeBaseProposer", "vllm.model_executor.layers"
-SPECULATOR = "vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator.TargetDependentARSpeculator"
-ROTARY = f"{LAYERS}.rotary_embedding.base.RotaryEmbeddingBase._compute_inv_freq"
-SCALED = "vllm.v1.attention.backends.cpu_attn.CPUAttentionBackendImpl.forward"
-ATTENTION, NORM = f"{LAYERS}.attention.attention.Attention.forward", f"{LAYERS}.layernorm.RMSNorm.forward_native"
+BASE = "vllm.v1.spec_decode.llm_base_proposer.SpecDecodeBaseProposer"
 T, D, V, W = Stage.TARGET, Stage.DRAFTER, Stage.VERDICT, Stage.DRAWS
-# The fault, the engine, and the first that is located: its stage, operation, class and method
+# Of each engine: the fault, and the first operation that is located
+LOCATED: dict[str, list[tuple[str, Stage, str]]] = {
+    "eagle": [
+        ("rotary_base", T, "layers.0.self_attn.query"),
+        ("attention_scale", D, "layers.0.self_attn.attention"),
+        ("head_zeroed", T, "layers.4.self_attn.attention"),
+        ("norm_of_another_layer", T, "layers.3.post_attention_layernorm"),
+        ("rejected_kv_attended", D, "later keys seen"),
+        ("rejected_kv_attended_by_target", T, "keys seen"),
+        ("target_positions_high_in_decode", T, "positions"),
+        ("target_positions_high_after_rejection", T, "positions"),
+        ("positions_high_in_decode", D, "positions"),
+        ("features_shifted", D, "features"),
+        ("features_of_the_step_before", D, "features"),
+        ("layers_one_lower", D, "features"),
+        ("kv_stale_after_full", D, "slots"),
+        ("kv_stale_after_rejection", D, "slots"),
+        ("slots_one_block_off", D, "slots"),
+        ("first_tokens_only", W, "draft"),
+        ("argmax_of_a_part", V, "choice"),
+        ("next_request_in_the_kernel", V, "choice"),
+        ("token_lost", T, "tokens"),
+    ],
+    "model": [("positions_high_in_decode", D, "positions"), ("p_of_the_next_request", V, "choice")],
+    "model top-p": [("bonus_without_top_p", V, "choice")],
+    "v2 eagle": [
+        ("rotary_base", T, "layers.0.self_attn.query"),
+        ("attention_scale", D, "layers.0.self_attn.attention"),
+        ("head_zeroed", T, "layers.4.self_attn.attention"),
+        ("norm_of_another_layer", T, "layers.3.post_attention_layernorm"),
+        ("v2_positions_high_in_decode", T, "positions"),
+        ("v2_too_many_keys", T, "keys seen"),
+        ("v2_features_shifted", D, "features"),
+        ("v2_rejected_kv_attended", D, "keys seen"),
+        ("v2_argmax_of_a_part", W, "draft"),
+    ],
+}
+# It changes weights, and no function that computes
+NORM = {"norm_of_another_layer": "vllm.model_executor.layers.layernorm.RMSNorm.forward_native"}
+
+
+def code_of(fault: str) -> str:
+    """The class and method that a fault is in."""
+    return NORM.get(fault) or FAULTS[fault].changes[0][0].replace(":", ".")
+
+
 PLANTED = [
-    ("rotary_base", "eagle", T, "layers.0.self_attn.query", ROTARY),
-    ("attention_scale", "eagle", D, "layers.0.self_attn.attention", SCALED),
-    ("head_zeroed", "eagle", T, "layers.4.self_attn.attention", ATTENTION),
-    ("norm_of_another_layer", "eagle", T, "layers.3.post_attention_layernorm", NORM),
-    ("rejected_kv_attended", "eagle", D, "later keys seen", f"{BASE}.propose"),
-    ("rejected_kv_attended_by_target", "eagle", T, "keys seen", f"{WORKER}._prepare_inputs"),
-    ("target_positions_high_in_decode", "eagle", T, "positions", f"{WORKER}._prepare_inputs"),
-    ("target_positions_high_after_rejection", "eagle", T, "positions", f"{WORKER}._prepare_inputs"),
-    ("positions_high_in_decode", "eagle", D, "positions", f"{BASE}.propose"),
-    ("positions_high_in_decode", "model", D, "positions", f"{BASE}.propose"),
-    ("features_shifted", "eagle", D, "features", f"{BASE}.propose"),
-    ("features_of_the_step_before", "eagle", D, "features", f"{BASE}.propose"),
-    ("layers_one_lower", "eagle", D, "features", "vllm.model_executor.models.llama.LlamaModel.forward"),
-    ("kv_stale_after_full", "eagle", D, "slots", f"{BASE}.propose"),
-    ("kv_stale_after_rejection", "eagle", D, "slots", f"{BASE}.propose"),
-    ("slots_one_block_off", "eagle", D, "slots", f"{BASE}._get_slot_mapping"),
-    ("first_tokens_only", "eagle", W, "draft", f"{BASE}._greedy_sample"),
-    ("argmax_of_a_part", "eagle", V, "choice", "vllm.v1.sample.rejection_sampler.rejection_sample"),
-    ("next_request_in_the_kernel", "eagle", V, "choice", "vllm.v1.sample.rejection_sampler.rejection_sample"),
-    ("p_of_the_next_request", "model", V, "choice", "vllm.v1.sample.rejection_sampler.apply_sampling_constraints"),
-    ("bonus_without_top_p", "model top-p", V, "choice", "vllm.v1.sample.sampler.Sampler.sample"),
-    ("token_lost", "eagle", T, "tokens", f"{WORKER}._bookkeeping_sync"),
-    ("rotary_base", "v2 eagle", T, "layers.0.self_attn.query", ROTARY),
-    ("attention_scale", "v2 eagle", D, "layers.0.self_attn.attention", SCALED),
-    ("head_zeroed", "v2 eagle", T, "layers.4.self_attn.attention", ATTENTION),
-    ("norm_of_another_layer", "v2 eagle", T, "layers.3.post_attention_layernorm", NORM),
-    (
-        "v2_positions_high_in_decode",
-        "v2 eagle",
-        T,
-        "positions",
-        "worker.gpu.model_runner.GPUModelRunner.prepare_inputs",
-    ),
-    ("v2_too_many_keys", "v2 eagle", T, "keys seen", "worker.gpu.model_runner.GPUModelRunner.prepare_inputs"),
-    ("v2_features_shifted", "v2 eagle", D, "features", f"{SPECULATOR}.propose"),
-    ("v2_rejected_kv_attended", "v2 eagle", D, "keys seen", f"{SPECULATOR}.propose"),
-    ("v2_argmax_of_a_part", "v2 eagle", W, "draft", "speculator.DraftModelSpeculator.sample_draft"),
+    (fault, engine, stage, name, code_of(fault)) for engine, rows in LOCATED.items() for fault, stage, name in rows
 ]
 
 
@@ -181,7 +182,7 @@ def test_a_fault_is_located_at_its_class_and_method(captures, fault, engine, sta
     first = found.located[0]
     assert (first.operation.stage, first.operation.name) == (stage, operation)
     assert code in first.operation.code
-    if fault != "norm_of_another_layer":  # whose weights were changed, and no function that computes
+    if fault not in NORM:
         assert f"(replaced: {HERE / 'faults'}" in first.operation.code
     assert first.explained > first.differing / 2 or fault == "token_lost"
     assert found.exit is Exit.INCONSISTENT
