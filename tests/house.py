@@ -72,7 +72,6 @@ SLEEPS: dict[str, int] = {
     "tests/test_interrupt.py": 2,
     "tests/test_lifetime.py": 5,
     "tests/test_user_cache.py": 2,
-    "tests/vllm/serving.py": 1,
     "tests/vllm/test_debugger.py": 2,
     "tests/vllm/test_real_debug.py": 4,
 }
