@@ -16,6 +16,7 @@ from specscope.engine.intake import Intake
 from specscope.engine.request import Request
 from specscope.engine.scheduler import Schedule, Scheduler, SpeculationGate, Turn
 from specscope.model.batch import Segment, pick
+from specscope.model.kv_cache import BLOCK_SIZE
 from specscope.speculate.changes import Changes
 from specscope.speculate.drafters.base import NO_DRAFT
 from specscope.speculate.sampling import Memory
@@ -199,6 +200,7 @@ class Phases:
         """Keep the accepted path's KV, append what was committed, and say what became of the turn."""
         request, draft, verdict, start = turn.request, turn.draft, turn.verdict, turn.request.computed
         emitted, preceded, form, logprobs = 0, request.preceded, None, None
+        end = start + turn.feed + len(draft.tree)
         request.computed += turn.feed
         if verdict is not None:
             assert turn.logits is not None
@@ -223,7 +225,7 @@ class Phases:
             emitted=emitted,
             notes=draft.notes,
             preceded=None if verdict is None else preceded,
-            blocks=request.table.written(start, start + turn.feed + len(draft.tree)),
+            blocks=np.array(request.table.blocks[start // BLOCK_SIZE : -(-end // BLOCK_SIZE)], np.int32),
             moved=NO_NODES if verdict is None or turn.moves is None else verdict.path,
             method=draft.method,
             form=form,
