@@ -98,8 +98,6 @@ class Engine:
         """Tokens of a prompt and its output at most."""
         return self.parts.max_context
 
-    # Requests
-
     def add(
         self,
         prompt: Prompt | Encoded,
@@ -218,8 +216,6 @@ class Engine:
         if self.pipeline is not None:
             self.pipeline.close()
         self.bus.close()
-
-    # A step
 
     def step(self) -> StepRecord:
         """Run one step over all requests, or what is left of it, and publish its record."""
