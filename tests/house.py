@@ -19,7 +19,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "watch": (1994, 1850),
     "analyze": (21611, 15700),
     "measure": (4543, 3300),
-    "engine": (2881, 2350),
+    "engine": (2879, 2350),
     "plans": (850, 850),
     "speculate": (3328, 2700),
     "model": (3124, 2800),
@@ -33,7 +33,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "page": (700, 700),
     "bench, train": (0, 0),
     "top level": (897, 600),
-    "all": (78617, 64500),
+    "all": (78615, 64500),
     "benchmarks": (3300, 3300),
 }
 TESTS_BUDGET = 40_500
