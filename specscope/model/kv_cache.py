@@ -103,6 +103,10 @@ class BlockTable:
 
     blocks: list[int] = field(default_factory=list)
 
+    def written(self, start: int, end: int) -> NDArray[np.int32]:
+        """The blocks that hold positions start..end-1."""
+        return np.asarray(self.blocks[start // BLOCK_SIZE : -(-end // BLOCK_SIZE)], dtype=np.int32)
+
     def slots(self, start: int, end: int) -> NDArray[np.int64]:
         """Slots of positions start..end-1."""
         positions, first = np.arange(start, end), start // BLOCK_SIZE
