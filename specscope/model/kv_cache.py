@@ -145,17 +145,12 @@ class KVCache:
             pairs = [shape.split(rows) for shape, rows in zip(layers, self.rows, strict=True)]
         else:
             counts = Counter(part for shape in layers for part in shape.parts)
-            stores = {
-                (heads, size): _zeros((count, heads, slots, size), dtype, device)
-                for (heads, size), count in counts.items()
-            }
+            stores = {part: _zeros((count, part[0], slots, part[1]), dtype, device) for part, count in counts.items()}
             free = {part: iter(store) for part, store in stores.items()}
             self.stores = list(stores.values())
             self.parts = [[next(free[part]) for part in shape.parts] for shape in layers]
-            pairs = [
-                (parts[0][: shape.heads], parts[-1][-shape.heads :])
-                for shape, parts in zip(layers, self.parts, strict=True)
-            ]
+            of = zip(layers, self.parts, strict=True)
+            pairs = [(parts[0][: shape.heads], parts[-1][-shape.heads :]) for shape, parts in of]
         self.key, self.value = [key for key, _ in pairs], [value for _, value in pairs]
         self._by_slot = [[part.transpose(0, 1) for part in parts] for parts in self.parts]
 
