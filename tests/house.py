@@ -22,7 +22,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "engine": (2879, 2350),
     "plans": (850, 850),
     "speculate": (3328, 2700),
-    "model": (3124, 2800),
+    "model": (3123, 2800),
     "kernels": (2295, 2200),
     "inside": (1850, 1850),
     "vllm, transformers, sglang": (5457, 4050),
@@ -33,7 +33,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "page": (700, 700),
     "bench, train": (0, 0),
     "top level": (897, 600),
-    "all": (78615, 64500),
+    "all": (78614, 64500),
     "benchmarks": (3300, 3300),
 }
 TESTS_BUDGET = 40_500
