@@ -59,10 +59,12 @@ T, D, S, V, W = Stage.TARGET, Stage.DRAFTER, Stage.SAMPLING, Stage.VERDICT, Stag
 OF_STAGES: Mapping[Stage, tuple[str, ...]] = {
     T: TARGET,
     D: (*DRAFTER, "head's embedding"),
-    S: (*RULED, *OF_Q, "draft p"),
+    S: (*RULED, *OF_Q, *_names("draft p, entropies")),
     V: (*LOSSLESS, *ACCEPTANCE, *OF_FINALS, *COUNTED, *_names("accept probability, trial order, residual mass")),
     W: (*OF_Q, *COINS, "drafter tokens", "drafter tree"),
 }
+# And beside these where an operation is
+OF_OPERATIONS: Mapping[str, tuple[str, ...]] = {"coin": COINS, "entropy": ("entropies",)}
 Places = Mapping[Stage, str]  # by stage, the pattern of the operations at which a cause shows first
 
 
@@ -271,7 +273,7 @@ class Cause(Enum):
         "the residual after a rejection is wrong",
         "after a rejection p becomes max(p - q, 0), and q is q without the token before; both divided by what is left",
         (*LOSSLESS, *OF_FINALS, *_names("p at later trials, residual mass, q at trials")),
-        {V: ANY},
+        {V: "^(residual|q$|final)"},
     )
     FINAL_NOT_RESIDUAL = (
         "after a rejection the final token is drawn from something else than the residual",

@@ -301,7 +301,7 @@ def blocks(case: Case, check: Finding) -> list[Suspect]:
 def wrong_key(case: Case, check: Finding) -> list[Suspect]:
     """Coins that do not follow from seed and position: the key that nearly all of them follow from.
 
-    Where most of a step's coins are right, so is its key: one was used twice (another check's) or set by hand.
+    Where most of a step's coins are right, so is its key: one was used twice (another check's), or is none of its own.
     """
     c, of_drafts = case.evidence, check.name == "draft coins"
     coins = CoinsOf.drafts(c) if of_drafts else CoinsOf.verdicts(c)
@@ -309,7 +309,7 @@ def wrong_key(case: Case, check: Finding) -> list[Suspect]:
     steps = steps[coins.same(steps, coins.right) <= 0.5]
     name, fits = coins.key_of(steps)
     if not name:
-        return []
+        return [said(check, Cause.COINS, Proof.CONDITION)]
     cause = Cause.VERDICT_LATE if name == BEFORE and not of_drafts else Cause.COINS
     return [said(check, cause, Proof.ROWS, f"they are {name} in {fits:,} of {plural(len(steps), 'step')}")]
 

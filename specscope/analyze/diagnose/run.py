@@ -9,7 +9,7 @@ from specscope.analyze.audit.audit import Audit, audit
 from specscope.analyze.audit.options import Options, Progress
 from specscope.analyze.diagnose import healthy
 from specscope.analyze.diagnose.audited import from_audit
-from specscope.analyze.diagnose.causes import DRAFTER, OF_STAGES
+from specscope.analyze.diagnose.causes import DRAFTER, OF_OPERATIONS, OF_STAGES
 from specscope.analyze.diagnose.diagnosis import Diagnosis, Suspect
 from specscope.analyze.diagnose.drafted import shifted_lookup
 from specscope.analyze.diagnose.judged import JudgedCase, conditions, failures_of
@@ -76,7 +76,8 @@ def examine(
     faults = settled([*_from_evidence(case, audited, problems), *again], failures) if known else []
     found = location or Location(source, ())
     sure = found.located or any(fault.proof is not Proof.SUM for fault in faults)
-    follows = {check for item in found.located for check in OF_STAGES[item.operation.stage]}
+    places = [item.operation for item in found.located]
+    follows = {name for at in places for name in (*OF_STAGES[at.stage], *OF_OPERATIONS.get(at.name, ()))}
     wrongs = unexplained(faults, [one for one in failures if one.check.name not in follows])
     agrees = list(found.ruled_out)
     # Figures of another build, for one: unless a fault explains them

@@ -9,6 +9,7 @@ from specscope.analyze.audit.audit import audit, of_drafter
 from specscope.analyze.audit.options import Options, Progress
 from specscope.analyze.diagnose.judged import JudgedCase
 from specscope.analyze.findings import CheckResult
+from specscope.analyze.locate.decided import RESIDUAL, P
 from specscope.analyze.locate.located import Located, Location, Operation, Stage, ranked
 from specscope.analyze.verify.case import Case
 from specscope.analyze.verify.trial import judge
@@ -160,6 +161,8 @@ def _verdicts(ask: Question, found: Location) -> None:
 
     by_formula = located_formulas(ask.session.case)
     located = ask.session.verdicts or ([] if found.located else by_formula)
+    if any(item.operation.name == P for item in ask.driven):  # what is recorded as p is not the engine's own
+        located = [item for item in located if item.operation.name != RESIDUAL]
     found.located += tuple(located)
     outcomes = ask.session.case.checks.get("outcomes")
     if not (located or by_formula) and outcomes is not None and outcomes.tested and not outcomes.failed:
