@@ -98,11 +98,6 @@ class Audit:
         unjudged = bool(self.unjudged) or CheckResult.PASSED not in results
         return Exit.of(wrong=CheckResult.FAILED in results, unjudged=unjudged)
 
-    @property
-    def judged(self) -> bool:
-        """Whether anything of target or drafter was compared at all."""
-        return any(finding.tested for finding in self.findings if finding.name != CONTEXT[0])
-
     def finding(self, name: str) -> Finding | None:
         """The finding of that name."""
         return next((finding for finding in self.findings if finding.name == name), None)

@@ -63,8 +63,7 @@ OF_STAGES: Mapping[Stage, tuple[str, ...]] = {
     V: (*LOSSLESS, *ACCEPTANCE, *OF_FINALS, *COUNTED, *_names("accept probability, trial order, residual mass")),
     W: (*OF_Q, *COINS, "drafter tokens", "drafter tree"),
 }
-# And beside these where an operation is
-OF_OPERATIONS: Mapping[str, tuple[str, ...]] = {"coin": COINS, "entropy": ("entropies",)}
+OF_OPERATIONS: Mapping[str, tuple[str, ...]] = {"coin": COINS, "entropy": ("entropies",)}  # beside these
 Places = Mapping[Stage, str]  # by stage, the pattern of the operations at which a cause shows first
 
 

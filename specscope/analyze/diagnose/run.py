@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from specscope.analyze.audit.audit import Audit, audit
+from specscope.analyze.audit.audit import CONTEXT, Audit, audit
 from specscope.analyze.audit.options import Options, Progress
 from specscope.analyze.diagnose import healthy
 from specscope.analyze.diagnose.audited import from_audit
@@ -84,7 +84,8 @@ def examine(
     (wrongs if wrongs or not failures else agrees).extend(found.unexplained)
     versions = {} if history.run is None else history.run.versions
     builds = ", ".join(f"{name} {version}" for name, version in versions.items())
-    looks = {"verify": True, "audit": audited is not None and audited.judged, "locate": location is not None}
+    compared = [] if audited is None else [one for one in audited.findings if one.tested and one.name != CONTEXT[0]]
+    looks = {"verify": True, "audit": bool(compared), "locate": location is not None}
     return Diagnosis(
         suspects=tuple(faults),
         unexplained=tuple(dict.fromkeys(wrongs)),

@@ -144,11 +144,12 @@ def _inside_vllm(ask: Question, found: Location) -> None:
 
 def _sampling(ask: Question, found: Location) -> None:
     """From logits to p and q."""
-    for name in ("p", "q") if ask.session.options.draft is not None else ("p",):
+    walked = {item.operation.stage for item in found.located}
+    for name, model in (("p", Stage.TARGET), ("q", Stage.DRAFTER))[: 1 + (ask.session.options.draft is not None)]:
         sampled = ask.session.q if name == "q" else ask.session.p
         checks = [item for item in ask.session.audited.findings if item.name in OF_RULES[name]]
         tested = sum(check.tested for check in checks)
-        if sampled is not None:
+        if sampled is not None and not (sampled.what.startswith("raw") and model in walked):  # else that is why
             found.located += (sampled.located,)
         elif tested and not any(check.failed for check in checks):
             tokens = plural(tested, "token")
@@ -161,7 +162,7 @@ def _verdicts(ask: Question, found: Location) -> None:
 
     by_formula = located_formulas(ask.session.case)
     located = ask.session.verdicts or ([] if found.located else by_formula)
-    if any(item.operation.name == P for item in ask.driven):  # what is recorded as p is not the engine's own
+    if P in {item.operation.name for item in ask.driven}:  # what is recorded as p is not the engine's own
         located = [item for item in located if item.operation.name != RESIDUAL]
     found.located += tuple(located)
     outcomes = ask.session.case.checks.get("outcomes")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 
 from specscope.analyze.audit.audit import of_drafter
 from specscope.analyze.audit.contexts import Contexts, contexts_of
 from specscope.analyze.audit.options import Progress
 from specscope.analyze.diagnose.judged import JudgedCase
-from specscope.analyze.findings import CheckResult
 from specscope.analyze.locate.located import Located
 from specscope.errors import UserError
 from specscope.trace.history.history import History, PlaceName
@@ -62,39 +62,36 @@ class Question:
         for finding in self.session.audited.findings:
             name = finding.name
             is_models = drafter or "raw" in name or "top" in name
-            if name in ("context", "committed tokens") or of_drafter(name) != drafter or not is_models:
+            if name == "context" or of_drafter(name) != drafter or not is_models:
                 continue
-            if finding.result is CheckResult.FAILED:
-                for item, wrong in zip(finding.items, finding.differs, strict=True):
-                    if wrong:
-                        first[item.request] = min(first.get(item.request, item.step), item.step)
+            for item in compress(finding.items, finding.differs):
+                first[item.request] = min(first.get(item.request, item.step), item.step)
         return first
 
     def watched(self, *, drafter: bool) -> WalkPlan:
         """Whom to watch. Raises UserError where no text is known."""
-        first = 0
         if self.little and self.place is None:
             names, first, until = _little(self.history, self.session.audited.doubts)
         else:
-            names, until = self._chosen(self.differing(drafter=drafter))
+            names, first, until = self._chosen(self.differing(drafter=drafter))
         contexts = {name: known for name in names if (known := contexts_until(self.history, name, until)) is not None}
         if not contexts:
             raise UserError("no request's whole text is in the capture: there is nothing to feed")
         return WalkPlan(contexts, until, first)
 
-    def _chosen(self, differs: dict[str, int]) -> tuple[list[str], int]:
-        """The requests to watch, and the place in the history of the last step to run."""
+    def _chosen(self, differs: dict[str, int]) -> tuple[list[str], int, int]:
+        """The requests to watch, and the places in the history of the first and the last step to run."""
         history, place = self.history, self.place
         if place is not None:
             request = history.requests[place.request]
             index = len(request.steps) - 1
             if place.index is not None:
                 index = next(i for i, part in enumerate(request.steps) if part.index == place.index)
-            return [place.request], request.engine_steps[index]
+            return [place.request], 0, request.engine_steps[index]
         if differs:
             names = sorted(differs, key=lambda name: differs[name])[:REQUESTS]
             last = max(differs[name] for name in names)
-            return names, max(i for i, record in enumerate(history.steps) if record.step <= last)
+            return names, 0, max(i for i, record in enumerate(history.steps) if record.step <= last)
         names, rows, until = list[str](), 0, 0
         for number, record in enumerate(history.steps):
             until = number
@@ -102,14 +99,12 @@ class Question:
             names += [part.request for part in record.requests if part.request not in names]
             if rows > ROWS:
                 break
-        return names[:REQUESTS], until
+        return names[:REQUESTS], 0, until
 
 
 def _little(history: History, doubts: Mapping[tuple[str, int], int]) -> tuple[list[str], int, int]:
-    """Some decode steps of a request, and the places in the history of the first and the last step to run.
-
-    Where most figures need much of what rounding explains; then with the most drafts, the most rules, a short prompt.
-    """
+    """Some steps of a request, likewise: where most figures need much of what rounding explains, then with the most
+    drafts, the most rules, a short prompt."""
 
     def rank(name: str, steps: Sequence[int]) -> tuple[int, ...]:
         request = history.requests[name]

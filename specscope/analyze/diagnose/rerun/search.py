@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from statistics import median
 from typing import Generic, Protocol, TypeVar
 
@@ -88,10 +89,8 @@ def other_decisions(session: JudgedCase) -> list[Suspect]:
 def first_differing(audit: Audit, names: Sequence[str]) -> dict[str, int]:
     """By request the first step at which one of these quantities differs."""
     first: dict[str, int] = {}
-    for item, differs in (
-        pair for name in names if (one := audit.finding(name)) for pair in zip(one.items, one.differs, strict=True)
-    ):
-        if differs:
+    for finding in filter(None, map(audit.finding, names)):
+        for item in compress(finding.items, finding.differs):
             first[item.request] = min(first.get(item.request, item.index), item.index)
     return first
 
@@ -113,6 +112,8 @@ def _cause(sampled: SampledFault) -> Cause | None:
     """The familiar name of what was found; of raw probabilities only whose row they are is said."""
     is_q = sampled.what.endswith("q")
     other = Cause.Q_OTHER_ROW if is_q else Cause.P_OTHER_ROW
+    if sampled.whose and sampled.what.startswith("raw") and not sampled.located.certain:
+        return None  # some of a wrong output is like another row's by chance
     if sampled.whose:
         return other if is_q or sampled.whose != OF_OTHERS else Cause.ROWS_SWAPPED
     operations = {change.operation for change in sampled.changes}
