@@ -62,6 +62,14 @@ def test_a_healthy_run_of_a_head_that_drafts_in_one_pass_names_no_cause(tmp_path
     check("one pass", tmp_path)
 
 
+def test_a_healthy_run_in_bfloat16_behind_long_prompts_names_no_cause(tmp_path, monkeypatch):
+    """Rounding is measured on as many steps as behind short ones."""
+    monkeypatch.setitem(DRAFTERS, "rounded", {**DRAFTERS["eagle tree"], "dtype": "bfloat16"})
+    params = {"temperature": 1.6, "top_k": 2, "top_p": 0.91, "min_p": 0.157, "repetition_penalty": 1.06}
+    monkeypatch.setitem(HEALTHY, "rounded", Setting("rounded", params, tokens=40, requests=6, prompt=120))
+    check("rounded", tmp_path)
+
+
 def test_mask_rows_at_wrong_positions_are_named(tmp_path, monkeypatch):
     """Each of them one position too far: the head is asked again with its drafts moved, and agrees."""
     real = parallel.with_masks

@@ -229,7 +229,7 @@ def _short(plans: Iterable[Contexts]) -> list[Contexts]:
     judged = [contexts for contexts in plans if contexts.steps]
     short = []
     for contexts in judged[:: max(1, len(judged) // REQUESTS)][:REQUESTS]:
-        steps = [step for step in contexts.steps if step.part.position + 1 < TOKENS][:STEPS] or contexts.steps[:1]
+        steps = ([step for step in contexts.steps if step.part.position + 1 < TOKENS] or contexts.steps)[:STEPS]
         short.append(contexts.of(steps, max(step.part.position + 1 for step in steps)))
     return short
 
