@@ -17,8 +17,8 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "trace": (11268, 9300),
     "remote": (1878, 1700),
     "watch": (1994, 1850),
-    "analyze": (21611, 15700),
-    "measure": (4543, 3300),
+    "analyze": (21610, 15700),
+    "measure": (4542, 3300),
     "engine": (2879, 2350),
     "plans": (850, 850),
     "speculate": (3328, 2700),
@@ -33,7 +33,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "page": (700, 700),
     "bench, train": (0, 0),
     "top level": (897, 600),
-    "all": (78614, 64500),
+    "all": (78612, 64500),
     "benchmarks": (3300, 3300),
 }
 TESTS_BUDGET = 40_500
