@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from specscope.kernels.tree_batch import Part
@@ -19,19 +18,6 @@ CUT = 4  # and of a part of its slots
 SLAB = 256  # rows that go through a layer together: what they leave between its products stays near the processor
 FOUND = 8192  # times a row finds something in a part of its context: what is found there is kept in memory meanwhile
 TALL = 64  # rows of a sequence that read its slots up to their own last one: a prompt's rows see ever more of it
-
-
-class Scratch:
-    """Memory for one layer after the other."""
-
-    def __init__(self) -> None:
-        self._floats = torch.empty(0, dtype=torch.float32, device="cpu")
-
-    def address(self, numbers: int) -> int:
-        """The address of scratch memory for this many floats."""
-        if numbers > len(self._floats):
-            self._floats = torch.empty(numbers, dtype=torch.float32, device="cpu")
-        return self._floats.data_ptr()
 
 
 @dataclass
@@ -45,7 +31,6 @@ class FlatBatch:
     rows: int  # N
     partial: int  # rows of one head over all parts
     keeps: tuple[object, ...]  # what the addresses in `segments` point to
-    scratch: Scratch  # of this batch and those before and behind it
 
     @staticmethod
     def slabs(parts: Sequence[Part], slots: NDArray[np.int64]) -> list[FlatBatch]:
@@ -58,19 +43,18 @@ class FlatBatch:
         batches: list[FlatBatch] = []
         waiting: list[Part] = []
         first = rows = partial = 0
-        scratch = Scratch()
         for part in _cut(parts):
             fed, window = part.mask.shape
             more = fed * -(-(part.context + window) // PART)
             if waiting and (rows + fed > SLAB or partial + more > FOUND):
-                batches.append(FlatBatch._build(waiting, slots[first : first + rows], first, scratch))
+                batches.append(FlatBatch._build(waiting, slots[first : first + rows], first))
                 waiting, first, rows, partial = [], first + rows, 0, 0
             waiting.append(part)
             rows, partial = rows + fed, partial + more
-        return [*batches, FlatBatch._build(waiting, slots[first:], first, scratch)]
+        return [*batches, FlatBatch._build(waiting, slots[first:], first)]
 
     @staticmethod
-    def _build(parts: Sequence[Part], slots: NDArray[np.int64], first: int, scratch: Scratch) -> FlatBatch:
+    def _build(parts: Sequence[Part], slots: NDArray[np.int64], first: int) -> FlatBatch:
         """One batch. `first`: its first row's place in the forward pass."""
         segments = np.zeros((len(parts), SEGMENT), np.int64)
         referenced: list[object] = []
@@ -89,7 +73,7 @@ class FlatBatch:
             referenced += [blocks, positions, mask]
             row += fed
         arrays = segments, np.array(cuts, np.int64), np.ascontiguousarray(slots)
-        return FlatBatch(first, *arrays, row, partial, tuple(referenced), scratch)
+        return FlatBatch(first, *arrays, row, partial, tuple(referenced))
 
     @cached_property
     def address(self) -> int:

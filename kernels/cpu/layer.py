@@ -249,9 +249,6 @@ def _merge_all(
                 item += 1
 
 
-_Call = ctypes.c_int64 * 15
-
-
 @cache
 def prepare() -> None:
     """Compile all kernels, or load what was kept. Raises what stands in the way of using them on this machine."""
@@ -346,16 +343,16 @@ class CompiledLayers:
         row = self._width * x.itemsize  # bytes
         joined = 0 if projected is None else self._joined * x.itemsize
         turn = cos.stride(0)
-        thread_floats = torch.get_num_threads() * self._own_floats
         stores_at = (ctypes.c_int64 * self.count)(*(store.data_ptr() for store in stores))
+        needed = max(batch.rows * self._row_floats + batch.partial * self._part_floats for batch in batches)
+        scratch = torch.empty(needed + torch.get_num_threads() * self._own_floats, dtype=torch.float32, device="cpu")
         for batch in batches:
-            first, numbers = batch.first, batch.rows * self._row_floats + batch.partial * self._part_floats
-            call = _Call(
+            first = batch.first
+            self._run(
                 *(x.data_ptr() + first * row, out.data_ptr() + first * row, len(x) * row),
                 *(self.count, ctypes.addressof(self._addresses), ctypes.addressof(stores_at)),
                 *(batch.address, KIND_OF[x.dtype], 0 if projected is None else projected.data_ptr() + first * joined),
-                *(cos.data_ptr() + 4 * first * turn, sin.data_ptr() + 4 * first * turn, turn, stores[0].shape[1]),
-                *(batch.scratch.address(numbers + thread_floats), self._multiply),
+                *(cos.data_ptr() + 4 * first * turn, sin.data_ptr() + 4 * first * turn, turn),
+                *(stores[0].shape[1], scratch.data_ptr(), self._multiply),
             )
-            self._run(call)
         return out

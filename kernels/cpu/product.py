@@ -7,7 +7,6 @@ bfloat16 are [panels, in / 2, 16, 2], x is rounded to bfloat16 too, and up to tw
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -102,9 +101,6 @@ def _product(address):
     call_product(function, kind, first, last, w, PANEL, apart, x, length, start, 0, y, panels * PANEL, rows, length)
 
 
-_Words = ctypes.c_int64 * 9
-
-
 @dataclass(frozen=True)
 class Panels:
     """A linear layer laid out for these kernels. Calling it gives x W^T + b."""
@@ -157,7 +153,6 @@ class Panels:
         """x float32 or bfloat16 [..., in]."""
         given = (x.bfloat16() if self.pairs else x.float()).contiguous()
         y = torch.empty(*x.shape[:-1], self.out_features, dtype=torch.float32, device="cpu")
-        compiled(_product)(
-            _Words(multiply_at(), *self.words, given.data_ptr(), y.data_ptr(), x.numel() // self.in_features)
-        )
+        rows = x.numel() // self.in_features
+        compiled(_product)(multiply_at(), *self.words, given.data_ptr(), y.data_ptr(), rows)
         return y.to(x.dtype) if self.rounds else y

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 
 import numpy as np
@@ -128,9 +127,6 @@ def _top(address):
         _join(tops[0, row], tops[1, row], values, columns, out, carray(integers(tokens_at + 8 * row * count), count))
 
 
-_NormCall, _TopCall = ctypes.c_int64 * 5, ctypes.c_int64 * 9
-
-
 @dataclass(frozen=True)
 class Norm:
     """An RMSNorm: x / sqrt(mean x^2 + eps) * weight."""
@@ -150,8 +146,8 @@ class Norm:
         """x float32 [..., width]."""
         x = x.contiguous()
         out, width = torch.empty_like(x), len(self.weight)
-        call = _NormCall(x.data_ptr(), self._numbers.data_ptr(), out.data_ptr(), x.numel() // width, width)
-        compiled(_norm)(call, alone=x.numel() <= ALONE)
+        call = x.data_ptr(), self._numbers.data_ptr(), out.data_ptr(), x.numel() // width, width
+        compiled(_norm)(*call, alone=x.numel() <= ALONE)
         return out
 
 
@@ -170,6 +166,6 @@ def likeliest(logits: Tensor, count: int) -> tuple[NDArray[np.int64], NDArray[np
     columns = np.empty(rows * chunks * count, np.int64)
     tokens, values = np.empty((rows, count), np.int64), np.empty((rows, count), np.float64)
     addresses = (array.ctypes.data for array in (partial, columns, values, tokens))
-    call = _TopCall(logits.data_ptr(), rows, width, count, chunks, *addresses)
-    compiled(_top)(call, alone=logits.numel() <= ALONE)
+    call = logits.data_ptr(), rows, width, count, chunks, *addresses
+    compiled(_top)(*call, alone=logits.numel() <= ALONE)
     return tokens, values

@@ -56,12 +56,16 @@ def _library() -> ctypes.CDLL:
 def compiled(work: Callable[[int], None]) -> Callable[..., None]:
     """`work`, compiled; it is called with the address of its arguments on every thread of a team.
 
-    Calling what is returned with a ctypes array of int64 runs it; with `alone=True` on the caller's thread, where the
-    others would take longer to begin than the work takes.
+    Calling what is returned with whole numbers runs it; with `alone=True` on the caller's thread, where the others
+    would take longer to begin than the work takes.
     """
-    library = _library()
-    address, run, threads = machine_code(work, 1).address, library.GOMP_parallel, torch.get_num_threads
-    return lambda arguments, alone=False: run(address, ctypes.addressof(arguments), 1 if alone else threads(), 0)
+    run, address = _library().GOMP_parallel, machine_code(work, 1).address
+
+    def call(*numbers: int, alone: bool = False) -> None:
+        arguments = (ctypes.c_int64 * len(numbers))(*numbers)
+        run(address, ctypes.addressof(arguments), 1 if alone else torch.get_num_threads(), 0)
+
+    return call
 
 
 def machine_code(function: Callable[..., None], arguments: int) -> Any:
