@@ -24,102 +24,72 @@ _V2_SPECULATOR = "vllm.v1.worker.gpu.spec_decode.speculator:DraftModelSpeculator
 _V2_RULE = "vllm.v1.worker.gpu.spec_decode.rejection_sampler"
 _V2_SAMPLER = "vllm.v1.worker.gpu.sample.sampler:Sampler"
 _V2_BATCH = "vllm.v1.worker.gpu.input_batch"
+
+
+def _of(owner: str, names: str) -> tuple[str, ...]:
+    """Paths of functions, module:Class.name, of a class or of a module."""
+    return tuple(f"{owner}{'.' if ':' in owner else ':'}{name}" for name in names.split())
+
+
+_SLOTS = "compute_slot_mapping"
 # The functions that make what a forward is fed, the one that computes it first, then those it passes through.
 INPUTS: Mapping[tuple[bool, str], Mapping[str, tuple[str, ...]]] = {
     (False, TARGET): {
-        "tokens": (
-            f"{_V1}._prepare_inputs",
-            f"{_V1}._prepare_input_ids",
-            f"{_V1}._preprocess",
-            f"{_V1}._bookkeeping_sync",
-            f"{_V1}._update_states",
-        ),
-        "positions": (f"{_V1}._prepare_inputs", f"{_V1}._preprocess"),
-        "slots": (
-            f"{_V1_TABLE}:MultiGroupBlockTable.compute_slot_mapping",
-            f"{_V1_TABLE}:BlockTable.compute_slot_mapping",
-            f"{_V1}._get_slot_mappings",
-        ),
-        "keys seen": (f"{_V1}._build_attention_metadata", f"{_V1}._prepare_inputs"),
-        "block table": (f"{_V1}._build_attention_metadata", f"{_V1_TABLE}:BlockTable.commit_block_table"),
-        "parameters": (f"{_V1_RULE}:expand_batch_to_tokens",),
-        "choice": (
-            f"{_V1_RULE}:rejection_sample",
-            f"{_V1_RULE}:RejectionSampler.forward",
-            f"{_V1_RULE}:apply_sampling_constraints",
-            f"{_V1_RULE}:RejectionSampler.apply_logits_processors",
-            f"{_V1_SAMPLER}.greedy_sample",
-            f"{_V1_SAMPLER}.sample",
-            f"{_V1}._sample",
-        ),
+        "tokens": _of(_V1, "_prepare_inputs _prepare_input_ids _preprocess _bookkeeping_sync _update_states"),
+        "positions": _of(_V1, "_prepare_inputs _preprocess"),
+        "slots": _of(_V1_TABLE, f"MultiGroupBlockTable.{_SLOTS} BlockTable.{_SLOTS}") + _of(_V1, "_get_slot_mappings"),
+        "keys seen": _of(_V1, "_build_attention_metadata _prepare_inputs"),
+        "block table": _of(_V1, "_build_attention_metadata") + _of(_V1_TABLE, "BlockTable.commit_block_table"),
+        "parameters": _of(_V1_RULE, "expand_batch_to_tokens"),
+        "choice": _of(_V1_RULE, "rejection_sample RejectionSampler.forward apply_sampling_constraints")
+        + _of(_V1_RULE, "RejectionSampler.apply_logits_processors")
+        + _of(_V1_SAMPLER, "greedy_sample sample")
+        + _of(_V1, "_sample"),
     },
     (False, DRAFTER): {
-        "tokens": (f"{_PROPOSER}.set_inputs_first_pass", f"{_PROPOSER}.propose"),
-        "last token": (
-            f"{_PROPOSER}.prepare_next_token_ids_padded",
-            f"{_PROPOSER}.prepare_next_token_ids_cpu",
-            f"{_V1}._bookkeeping_sync",
-            f"{_PROPOSER}.set_inputs_first_pass",
-        ),
-        "positions": (f"{_PROPOSER}.set_inputs_first_pass", f"{_PROPOSER}._set_positions", f"{_PROPOSER}.propose"),
-        "later positions": (f"{_PROPOSER}._update_positions_dependent_metadata", f"{_PROPOSER}.propose"),
-        "slots": (f"{_PROPOSER}._get_slot_mapping", f"{_PROPOSER}.prepare_inputs_padded", f"{_PROPOSER}.propose"),
-        "keys seen": (f"{_PROPOSER}.propose", f"{_PROPOSER}.prepare_inputs_padded"),
-        "later keys seen": (f"{_PROPOSER}._update_positions_dependent_metadata", f"{_PROPOSER}.propose"),
-        "block table": (f"{_PROPOSER}.prepare_inputs_padded", f"{_PROPOSER}.propose"),
-        "features": (f"{_V1}.propose_draft_token_ids", f"{_PROPOSER}.propose"),
-        "state": (f"{_PROPOSER}.propose", f"{_PROPOSER}.set_inputs_first_pass"),
-        "draft": (
-            f"{_PROPOSER}._greedy_sample",
-            f"{_PROPOSER}._sample_draft_tokens",
-            f"{_PROPOSER}._sample_from_logits",
-            f"{_BASE}:compute_probs_and_sample_next_token",
-            f"{_PROPOSER}.propose",
-            f"{_V1}.propose_draft_token_ids",
-        ),
+        "tokens": _of(_PROPOSER, "set_inputs_first_pass propose"),
+        "last token": _of(_PROPOSER, "prepare_next_token_ids_padded prepare_next_token_ids_cpu")
+        + _of(_V1, "_bookkeeping_sync")
+        + _of(_PROPOSER, "set_inputs_first_pass"),
+        "positions": _of(_PROPOSER, "set_inputs_first_pass _set_positions propose"),
+        "later positions": _of(_PROPOSER, "_update_positions_dependent_metadata propose"),
+        "slots": _of(_PROPOSER, "_get_slot_mapping prepare_inputs_padded propose"),
+        "keys seen": _of(_PROPOSER, "propose prepare_inputs_padded"),
+        "later keys seen": _of(_PROPOSER, "_update_positions_dependent_metadata propose"),
+        "block table": _of(_PROPOSER, "prepare_inputs_padded propose"),
+        "features": _of(_V1, "propose_draft_token_ids") + _of(_PROPOSER, "propose"),
+        "state": _of(_PROPOSER, "propose set_inputs_first_pass"),
+        "draft": _of(_PROPOSER, "_greedy_sample _sample_draft_tokens _sample_from_logits")
+        + _of(_BASE, "compute_probs_and_sample_next_token")
+        + _of(_PROPOSER, "propose")
+        + _of(_V1, "propose_draft_token_ids"),
     },
     (True, TARGET): {
-        "tokens": (
-            f"{_V2}.prepare_inputs",
-            f"{_V2_BATCH}:prepare_prefill_inputs",
-            f"{_V2_BATCH}:combine_sampled_and_draft_tokens",
-        ),
-        "positions": (f"{_V2}.prepare_inputs", f"{_V2_BATCH}:prepare_pos_seq_lens"),
-        "slots": (f"{_V2_TABLE}.compute_slot_mappings", f"{_V2}.prepare_attn"),
-        "keys seen": (f"{_V2}.prepare_inputs", f"{_V2_BATCH}:prepare_pos_seq_lens"),
-        "block table": (f"{_V2_TABLE}.gather_block_tables", f"{_V2}.prepare_attn"),
-        "choice": (
-            f"{_V2_RULE}_utils:rejection_sample",
-            f"{_V2_RULE}:RejectionSampler._verify",
-            f"{_V2_RULE}:RejectionSampler.__call__",
-            f"{_V2_SAMPLER}.sample",
-            f"{_V2_SAMPLER}.apply_sampling_params",
-            f"{_V2}.sample",
-        ),
+        "tokens": _of(_V2, "prepare_inputs")
+        + _of(_V2_BATCH, "prepare_prefill_inputs combine_sampled_and_draft_tokens"),
+        "positions": _of(_V2, "prepare_inputs") + _of(_V2_BATCH, "prepare_pos_seq_lens"),
+        "slots": _of(_V2_TABLE, "compute_slot_mappings") + _of(_V2, "prepare_attn"),
+        "keys seen": _of(_V2, "prepare_inputs") + _of(_V2_BATCH, "prepare_pos_seq_lens"),
+        "block table": _of(_V2_TABLE, "gather_block_tables") + _of(_V2, "prepare_attn"),
+        "choice": _of(f"{_V2_RULE}_utils", "rejection_sample")
+        + _of(_V2_RULE, "RejectionSampler._verify RejectionSampler.__call__")
+        + _of(_V2_SAMPLER, "sample apply_sampling_params")
+        + _of(_V2, "sample"),
     },
     (True, DRAFTER): {
-        "tokens": (f"{_V2_AR}:prepare_prefill_inputs", f"{_AR}.propose", f"{_V2_AR}:update_draft_inputs"),
-        "last token": (f"{_V2_AR}:prepare_prefill_inputs", f"{_AR}.propose"),
-        "positions": (f"{_V2_AR}:prepare_prefill_inputs", f"{_AR}._prefill", f"{_AR}.propose"),
-        "later positions": (
-            f"{_V2_AR}:prepare_decode_inputs",
-            f"{_V2_AR}:update_draft_inputs",
-            f"{_AR}._multi_step_decode",
-            f"{_AR}.propose",
-        ),
-        "slots": (f"{_V2_TABLE}.compute_slot_mappings", f"{_AR}._prefill", f"{_AR}.propose"),
-        "keys seen": (f"{_AR}._prefill", f"{_AR}.propose"),
-        "later keys seen": (f"{_V2_AR}:prepare_decode_inputs", f"{_AR}._multi_step_decode", f"{_AR}.propose"),
-        "block table": (f"{_V2_TABLE}.gather_block_tables", f"{_AR}.propose"),
-        "features": (f"{_V2}.sample_tokens", f"{_AR}.propose"),
-        "state": (f"{_V2_AR}:update_draft_inputs", f"{_AR}._generate_draft", f"{_AR}.propose"),
-        "draft": (
-            f"{_V2_SPECULATOR}.sample_draft",
-            f"{_V2_SPECULATOR}.compute_draft_logits",
-            f"{_AR}._generate_draft",
-            f"{_AR}._prefill",
-            f"{_AR}.propose",
-        ),
+        "tokens": _of(_V2_AR, "prepare_prefill_inputs") + _of(_AR, "propose") + _of(_V2_AR, "update_draft_inputs"),
+        "last token": _of(_V2_AR, "prepare_prefill_inputs") + _of(_AR, "propose"),
+        "positions": _of(_V2_AR, "prepare_prefill_inputs") + _of(_AR, "_prefill propose"),
+        "later positions": _of(_V2_AR, "prepare_decode_inputs update_draft_inputs")
+        + _of(_AR, "_multi_step_decode propose"),
+        "slots": _of(_V2_TABLE, "compute_slot_mappings") + _of(_AR, "_prefill propose"),
+        "keys seen": _of(_AR, "_prefill propose"),
+        "later keys seen": _of(_V2_AR, "prepare_decode_inputs") + _of(_AR, "_multi_step_decode propose"),
+        "block table": _of(_V2_TABLE, "gather_block_tables") + _of(_AR, "propose"),
+        "features": _of(_V2, "sample_tokens") + _of(_AR, "propose"),
+        "state": _of(_V2_AR, "update_draft_inputs") + _of(_AR, "_generate_draft propose"),
+        "draft": _of(_V2_SPECULATOR, "sample_draft compute_draft_logits")
+        + _of(_AR, "_generate_draft _prefill propose"),
     },
 }
 

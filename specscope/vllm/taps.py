@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,13 +24,12 @@ from torch import Tensor
 from specscope.trace.inside.hooking import ErrorGuard, log, names_of
 from specscope.trace.inside.on_import import at_exit
 from specscope.trace.inside.settings import TapSettings
-from specscope.vllm.code import functions_of, inputs_code
+from specscope.vllm.code import DRAFTER, TARGET, functions_of, inputs_code
 from specscope.vllm.known import REJECTION, RUNNER, V2_RUNNER, parameters_of
 from specscope.vllm.kv_layout import KvReader
 from specscope.vllm.processes import rank_of_worker
 from specscope.vllm.v2.runner import BlockLists
 
-TARGET, DRAFTER = "target", "drafter"
 TOP = 32  # of a row of logits, the likeliest tokens are kept
 PIECE = 64 * 2**20  # bytes of a file
 NUMBERED = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)$")
@@ -99,6 +99,7 @@ TABLE: Mapping[str, Read] = {
     "norm": _norm,  # q_norm, k_norm, hidden_norm, input_norm, input_layernorm, ...
 }
 ATTENTION, LOGITS = "attn", "logits_processor"
+EXPANDED = ("x", "cu_num_tokens", "num_tokens", "replace_from", "replace_to")  # of expand_batch_to_tokens
 
 
 def read_of(name: str) -> Read | None:
@@ -146,23 +147,34 @@ class VllmTaps:
         self._guard.safely(self._install, module.GPUModelRunner)
 
     def _install(self, runner: type) -> None:
-        around(runner, "execute_model", self._execute_model)
+        self._around(runner, "execute_model", before=self._begin)
         if hasattr(runner, "prepare_inputs"):
-            around(runner, "prepare_inputs", self._prepare_inputs)
+            self._around(runner, "prepare_inputs", after=self._take_batch)
 
-    def _execute_model(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def execute_model(*args: Any, **kwargs: Any) -> Any:
-            self._guard.safely(self._begin, args, kwargs)
-            return original(*args, **kwargs)
+    def _around(
+        self,
+        owner: Any,
+        name: str,
+        before: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None,
+        after: Callable[[Any, tuple[Any, ...], dict[str, Any]], None] | None = None,
+    ) -> None:
+        """Tell of a function's calls, whether or not the plugin's hooks are there; `after` gets what it gave, too."""
+        original = getattr(owner, name)
 
-        return execute_model
+        @functools.wraps(original)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            if before is not None:
+                self._guard.safely(before, args, kwargs)
+            output = original(*args, **kwargs)
+            if after is not None:
+                self._guard.safely(after, output, args, kwargs)
+            return output
 
-    def _prepare_inputs(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def prepare_inputs(*args: Any, **kwargs: Any) -> Any:
-            self._batch = original(*args, **kwargs)
-            return self._batch
+        called.__specscope__ = True  # type: ignore[attr-defined]
+        setattr(owner, name, called)
 
-        return prepare_inputs
+    def _take_batch(self, batch: Any, *_: Any) -> None:
+        self._batch = batch
 
     def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._now = self._scheduled = None
@@ -193,33 +205,19 @@ class VllmTaps:
         if DRAFTER in code:  # the target's layers are collected by the model that runs them
             code[DRAFTER]["features"] += functions_of(getattr(runner.model, "model", runner.model))
         if proposer is not None and drafter is not None:
-            around(proposer, "propose", self._propose)
-        if TARGET in code and not hasattr(runner, "prepare_inputs"):
-            self._tap_parameters()
+            self._around(proposer, "propose", after=self._proposed)
+        sampler = sys.modules.get(REJECTION)
+        if TARGET in code and not hasattr(runner, "prepare_inputs") and hasattr(sampler, "expand_batch_to_tokens"):
+            self._around(sampler, "expand_batch_to_tokens", after=self._expanded)
         sizes = {who: sizes_of(model) for who, model in ((TARGET, runner.model), (DRAFTER, drafter)) if model}
         block_size = int(runner.vllm_config.cache_config.block_size)
         about = {"v2": hasattr(runner, "prepare_inputs"), "block_size": block_size, "code": code, "sizes": sizes}
         (self._folder / "about.json").write_text(json.dumps(about))
         at_exit(lambda: self._guard.safely(self._close))
 
-    def _tap_parameters(self) -> None:
+    def _expanded(self, expanded: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """V1 gives each drafted row the temperature, top-k and top-p of its request in a call of its own."""
-        sampler = sys.modules.get(REJECTION)
-        if hasattr(sampler, "expand_batch_to_tokens"):
-            around(sampler, "expand_batch_to_tokens", self._expand)
-
-    def _expand(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        names = ("x", "cu_num_tokens", "num_tokens", "replace_from", "replace_to")
-
-        def expand_batch_to_tokens(*args: Any, **kwargs: Any) -> Any:
-            expanded = original(*args, **kwargs)
-            given = dict(zip(names, args, strict=False)) | kwargs
-            self._guard.safely(self._expanded, given, expanded)
-            return expanded
-
-        return expand_batch_to_tokens
-
-    def _expanded(self, given: dict[str, Any], expanded: Tensor) -> None:
+        given = dict(zip(EXPANDED, args, strict=False)) | kwargs
         last = self._last.get(TARGET)
         if last is None or self._scheduled is None or last.step != self._step:
             return
@@ -232,7 +230,7 @@ class VllmTaps:
     def _hook(self, who: str, model: Any) -> dict[str, Any]:
         """Where each of its operations is computed, by name."""
         code: dict[str, Any] = {}
-        model.register_forward_pre_hook(self._safe_pre(who), with_kwargs=True)
+        model.register_forward_pre_hook(partial(self._guard.safely, self._started, who), with_kwargs=True)
         model.register_forward_hook(lambda *_: self._ended(who))
         is_first = True  # of its attention layers: what it was told stands for the others
         for path, module in model.named_modules(remove_duplicate=False):
@@ -253,9 +251,6 @@ class VllmTaps:
             elif last == "rotary_emb":
                 code[name] = functions_of(module)
         return code
-
-    def _safe_pre(self, who: str) -> Callable[..., None]:
-        return lambda model, args, kwargs: self._guard.safely(self._started, who, model, args, kwargs)
 
     def _safe(self, function: Callable[..., None], *bound: Any) -> Callable[..., None]:
         """A module's hook that gives nothing back, whatever happens."""
@@ -379,15 +374,10 @@ class VllmTaps:
         self._put(last.tensors, "lm_head", best.values)
         self._put(last.tensors, "lm_head.tokens", best.indices)
 
-    def _propose(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def propose(*args: Any, **kwargs: Any) -> Any:
-            drafts = original(*args, **kwargs)
-            last = self._last.get(DRAFTER)
-            if last is not None and last.step == self._step and isinstance(drafts, Tensor):
-                self._guard.safely(self._put, last.tensors, "drafted", drafts)
-            return drafts
-
-        return propose
+    def _proposed(self, drafts: Any, *_: Any) -> None:
+        last = self._last.get(DRAFTER)
+        if last is not None and last.step == self._step and isinstance(drafts, Tensor):
+            self._put(last.tensors, "drafted", drafts)
 
     def _write_if(self, limit: int) -> None:
         if self._bytes <= limit or not self._passes:
@@ -412,11 +402,3 @@ def sizes_of(model: Any) -> dict[str, int]:
     module = next((part for name, part in model.named_modules() if name.endswith(".attn")), None)
     names = ("num_heads", "num_kv_heads", "head_size")
     return {} if module is None else {name: int(getattr(module, name)) for name in names}
-
-
-def around(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Replace a function by what `make` makes of it, whether or not the plugin's hooks are there."""
-    original = getattr(owner, name)
-    replaced = functools.wraps(original)(make(original))
-    replaced.__specscope__ = True  # type: ignore[attr-defined]
-    setattr(owner, name, replaced)
