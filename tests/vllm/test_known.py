@@ -3,109 +3,18 @@
 import os
 import subprocess
 import sys
-import types
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from specscope.trace.inside.hooking import ErrorGuard
+from specscope.trace.inside.known import signatures
 from specscope.vllm import known
 from specscope.vllm.plugin import _checked
 
 ROOT = Path(__file__).parents[2]
 SOURCES = os.environ.get("SPECSCOPE_VLLM_SOURCE", "")
-
-
-def module(**functions):
-    made = types.ModuleType(known.REJECTION)
-    for one in (*functions.values(), RejectionSampler.forward):
-        one.__module__ = made.__name__
-    vars(made).update(functions)
-    return made
-
-
-class RejectionSampler:
-    def forward(self, metadata, draft_probs, logits, sampling_metadata): ...
-
-
-def rejection_sample(
-    draft_token_ids,
-    num_draft_tokens,
-    max_spec_len,
-    cu_num_draft_tokens,
-    draft_probs,
-    target_logits,
-    bonus_token_ids,
-    sampling_metadata,
-    synthetic_mode=False,
-    synthetic_conditional_rates=None,
-    use_fp64_gumbel=False,
-): ...
-
-
-def generate_uniform_probs(num_tokens, num_draft_tokens, generators, device): ...
-
-
-def sample_recovered_tokens(
-    max_spec_len,
-    num_draft_tokens,
-    cu_num_draft_tokens,
-    draft_token_ids,
-    draft_probs,
-    target_probs,
-    sampling_metadata,
-    device,
-    use_fp64_gumbel=False,
-): ...
-
-
-ALL = {one.__name__: one for one in (RejectionSampler, rejection_sample, generate_uniform_probs)}
-ALL["sample_recovered_tokens"] = sample_recovered_tokens
-
-
-def test_a_module_as_it_is_known():
-    assert known.differences(module(**ALL)) == []
-
-
-def test_what_differs_is_named():
-    def rejection_sample(draft_token_ids, new): ...
-
-    (one,) = known.differences(module(**ALL | {"rejection_sample": rejection_sample}))
-    assert one.startswith(f"{known.REJECTION}.rejection_sample takes (draft_token_ids, new), not (draft_token_ids, num")
-    gone = {name: one for name, one in ALL.items() if name != "generate_uniform_probs"}
-    assert known.differences(module(**gone)) == [f"{known.REJECTION}.generate_uniform_probs is gone"]
-
-
-def test_a_function_of_somebody_else_s_is_passed_over():
-    """Another plugin, or a planted fault, may have put its own there: vLLM calls it as it calls its own."""
-    there = module(**ALL)
-    there.generate_uniform_probs = lambda *args: None
-    assert known.differences(there) == []
-
-
-def test_a_version_that_fits_and_was_not_tried_is_told():
-    assert known.remark("0.33.0+cu129") == known.remark("0.32.0") == ""
-    for version in ("0.32.1", "0.33.0.post1", "0.34.0.dev12+g1234", "unknown"):
-        assert known.remark(version).startswith(
-            f"vLLM {version} is none of 0.32.0, 0.33.0, which were tried, but is as"
-        )
-
-
-def test_nothing_is_touched_where_something_differs(caplog):
-    """Once said, and every hook that depends on it steps aside."""
-    guards, installed = (ErrorGuard(), ErrorGuard()), []
-    check = _checked(installed.append, guards, "0.33.0")
-    gone = {name: one for name, one in ALL.items() if name != "rejection_sample"}
-    check(module(**gone))
-    check(module(**gone))
-    assert installed == []
-    assert [guard.is_off for guard in guards] == [True, True]
-    assert sum("rejection_sample is gone" in line for line in caplog.messages) == len(guards)
-    fine, there = ErrorGuard(), module(**ALL)
-    _checked(installed.append, (fine,), "0.32.0")(there)
-    assert installed == [there]
-
-
 PARTS = {
     "shared": (known._SHARED, known._SHARED_READ),
     "v1": (known._V1, known._V1_READ),
@@ -113,16 +22,16 @@ PARTS = {
 }
 
 
-def write(root, newest=True, leave_out=(), parts=PARTS):
-    """Sources that hold what is wrapped and read, but for `leave_out`: Class.name, or a function."""
+def sources(newest=True, leave_out=(), parts=PARTS):
+    """By module the text that holds what is wrapped and read, but for `leave_out`: Class.name, or a function."""
     modules: dict[str, dict[str, list[str]]] = {}
     for wrapped, read in (PARTS[part] for part in parts):
         for module, functions in wrapped.items():
-            for function, known_as in functions.items():
+            for function in functions:
                 owner, _, method = function.rpartition(".")
-                parameters = known_as if isinstance(known_as, str) else known_as[-1 if newest else 0]
+                parameters = signatures(functions, function)[-1 if newest else 0]
                 if function not in leave_out:
-                    line = f"def {method}({', '.join(parameters.split())}): pass"
+                    line = f"def {method}({', '.join(parameters)}): pass"
                     modules.setdefault(module, {}).setdefault(owner, []).append(line)
         for module, owners in read.items():
             for owner, names in owners.items():
@@ -132,49 +41,90 @@ def write(root, newest=True, leave_out=(), parts=PARTS):
         lines = classes.pop("", [])
         for owner, members in classes.items():
             lines += [f"class {owner}:", *(f"    {member}" for member in members or ["pass"])]
+        yield module, "\n".join(lines)
+
+
+def write(root, **asked):
+    for module, text in sources(**asked):
         path = root.joinpath(*module.split(".")[1:]).with_suffix(".py")
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("\n".join(lines))
+        path.write_text(text)
 
 
-@pytest.mark.parametrize("newest", [True, False])
-def test_sources_are_read_as_text(tmp_path, newest):
-    write(tmp_path, newest)
-    assert known.fit(tmp_path) == known.Fit((), (), ())
+def live(**asked):
+    """V1's rejection sampler, imported."""
+    made = ModuleType(known.REJECTION)
+    exec(dict(sources(**asked))[known.REJECTION], vars(made))
+    return made
 
 
-def test_what_differs_in_one_runner_is_no_matter_to_the_other(tmp_path):
-    write(tmp_path, leave_out=["RejectionSampler._verify", "Sampler.sampling_states"])
-    there = known.fit(tmp_path)
-    assert there.v2 == (
-        f"{known.V2_PLAIN}.Sampler.sampling_states is gone",
-        f"{known.V2_REJECTION}.RejectionSampler._verify is gone",
-    )
-    assert (there.shared, there.v1, there.lacking) == ((), (), "")
+def test_what_differs_in_a_module_is_named():
+    assert known.differences(live()) == known.differences(live(newest=False)) == []
+    there = live()
+    exec("def rejection_sample(draft_token_ids, new): pass", vars(there))
+    (one,) = known.differences(there)
+    assert one.startswith(f"{known.REJECTION}.rejection_sample takes (draft_token_ids, new), not (draft_token_ids, num")
+    gone = known.differences(live(leave_out=["generate_uniform_probs"]))
+    assert gone == [f"{known.REJECTION}.generate_uniform_probs is gone"]
 
 
-def test_a_runner_that_is_no_more(tmp_path):
-    """vLLM calls its V1 runner deprecated."""
-    write(tmp_path, parts=["shared", "v2"])
-    there = known.fit(tmp_path)
-    assert f"{known.RUNNER}.GPUModelRunner._sample is gone" in there.v1
-    assert (there.v2, there.lacking) == ((), "")
+def test_a_function_of_somebody_else_s_is_passed_over():
+    """Another plugin, or a planted fault, may have put its own there: vLLM calls it as it calls its own."""
+    there = live()
+    there.generate_uniform_probs = lambda *args: None
+    assert known.differences(there) == []
+
+
+def test_a_version_that_fits_and_was_not_tried_is_told():
+    assert known.remark("0.33.0+cu129") == known.remark("0.32.0") == ""
+    for version in ("0.32.1", "0.33.0.post1", "0.34.0.dev12+g1234", "unknown"):
+        told = f"vLLM {version} is none of 0.32.0, 0.33.0, which were tried, but is as"
+        assert known.remark(version).startswith(told)
+
+
+def test_nothing_is_touched_where_something_differs(caplog):
+    """Once said, and every hook that depends on it steps aside."""
+    guards, installed = (ErrorGuard(), ErrorGuard()), []
+    check = _checked(installed.append, guards, "0.33.0")
+    for _ in range(2):
+        check(live(leave_out=["rejection_sample"]))
+    assert (installed, [guard.is_off for guard in guards]) == ([], [True, True])
+    assert sum("rejection_sample is gone" in line for line in caplog.messages) == len(guards)
+    there = live()
+    _checked(installed.append, (ErrorGuard(),), "0.32.0")(there)
+    assert installed == [there]
+
+
+V2_GONE = (
+    f"{known.V2_PLAIN}.Sampler.sampling_states is gone",
+    f"{known.V2_REJECTION}.RejectionSampler._verify is gone",
+)
 
 
 @pytest.mark.parametrize(
-    ("missing", "named"),
+    ("asked", "lacking", "v2"),
     [
-        (["Scheduler.schedule"], f"{known.SCHEDULER}.Scheduler.schedule is gone"),
-        (["Request.arrival_time"], "vllm.v1.request.Request.arrival_time is gone"),
+        ({}, "", ()),
+        ({"newest": False}, "", ()),
+        ({"leave_out": ["RejectionSampler._verify", "Sampler.sampling_states"]}, "", V2_GONE),  # no matter to V1
+        ({"parts": ["shared", "v2"]}, "", ()),  # vLLM calls its V1 runner deprecated
+        ({"leave_out": ["Scheduler.schedule"]}, f"{known.SCHEDULER}.Scheduler.schedule is gone", ()),
+        ({"leave_out": ["Request.arrival_time"]}, "vllm.v1.request.Request.arrival_time is gone", ()),
         (
-            ["GPUModelRunner._sample", "SamplingStates.seeds"],
+            {"leave_out": ["GPUModelRunner._sample", "SamplingStates.seeds"]},
             "vllm.v1.worker.gpu.sample.states.SamplingStates.seeds is gone",
+            ("vllm.v1.worker.gpu.sample.states.SamplingStates.seeds is gone",),
         ),
     ],
 )
-def test_without_either_runner_there_is_no_evidence(tmp_path, missing, named):
-    write(tmp_path, leave_out=missing)
-    assert known.fit(tmp_path).lacking == named
+def test_sources_are_read_as_text(tmp_path, asked, lacking, v2):
+    """Without either runner there is no evidence."""
+    write(tmp_path, **asked)
+    there = known.fit(tmp_path)
+    assert (there.lacking, there.v2) == (lacking, v2)
+    sample = f"{known.RUNNER}.GPUModelRunner._sample is gone"
+    has_v1 = "parts" not in asked and "GPUModelRunner._sample" not in asked.get("leave_out", ())
+    assert (sample in there.v1) is not has_v1
 
 
 def test_what_a_method_sets_is_an_attribute(tmp_path):
