@@ -5,7 +5,7 @@ import pytest
 from specscope.sglang import plugin
 from specscope.trace.inside import settings
 from specscope.trace.wire.reading import read_capture
-from tests.sglang import stand
+from tests.sglang import stand, wheel
 
 
 @pytest.fixture
@@ -35,3 +35,18 @@ def recorded(monkeypatch, tmp_path):
         return capture.history, made
 
     return record
+
+
+@pytest.fixture(params=[None, *wheel.SOURCES], ids=lambda source: source.name if source else "stand")
+def anywhere(request, recorded, monkeypatch):
+    """Likewise in the stand, and with SGLang's own registry, eagle_sample, chain kernel and host side (fetch.py)."""
+    source = request.param
+
+    def record(spec, requests, **options):
+        if spec.speculative_use_block_verification and source.name == "sglang-0.5.21":
+            pytest.skip("0.5.21 has no block verification")
+        modules = wheel.install(monkeypatch, source, spec)
+        requests[:] = [wheel.WheelReq(req.rid, req.origin_input_ids, req.sampling_params) for req in requests]
+        return recorded(spec, requests, modules=modules, processor=wheel.processor, result=wheel.result, **options)
+
+    return recorded if source is None else record

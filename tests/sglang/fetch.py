@@ -6,12 +6,12 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from specscope.sglang.known import KNOWN
+VERSIONS = ("0.5.21", "0.5.22", "0.5.23")  # that are known
 
 
 def fetch(folder: Path) -> None:
     """A folder sglang-VERSION for each version that is known, with its .py files alone."""
-    for version in KNOWN:
+    for version in VERSIONS:
         place = folder / f"sglang-{version}"
         if place.exists():
             continue

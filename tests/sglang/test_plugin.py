@@ -68,28 +68,23 @@ def outputs(reqs):
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapping"])
 @pytest.mark.parametrize("name", CASES)
-def test_verify_passes_counts_are_sglangs_and_output_is_as_without(recorded, name, overlap):
+def test_verify_passes_counts_are_sglangs_and_output_is_as_without(anywhere, name, overlap):
     spec, params, rule = CASES[name]
     with_plugin, without = requests(**params), requests(**params)
-    history, engine = recorded(spec, with_plugin, overlap=overlap)
-    recorded(spec, without, environment={"SPECSCOPE_CAPTURE": ""}, overlap=overlap)
+    history, engine = anywhere(spec, with_plugin, overlap=overlap)
+    anywhere(spec, without, environment={"SPECSCOPE_CAPTURE": ""}, overlap=overlap)
     assert outputs(with_plugin) == outputs(without)
     assert failed(history) == []
-    assert {part.rule for part in decoded(history)} == {rule}
-    assert [part.verdict.accepted for part in decoded(history)] == engine.counts
+    parts = decoded(history)
+    assert {part.rule for part in parts} == {rule}
+    assert [part.verdict.accepted for part in parts] == engine.counts
     made = {end.info.id: end.output.tolist() for record in history.steps for end in record.finished}
     assert [made[req.rid] for req in with_plugin] == outputs(with_plugin)
     assert all(part.rule == UNSEEN for part in steps(history) if not len(part.tree))
-
-
-@pytest.mark.parametrize("name", ["chain", "tree", "tree, hot and cut", "ratios", "ratios, cold", "blocks"])
-def test_each_accepted_count_follows_from_its_coins(recorded, name):
-    spec, params, _ = CASES[name]
-    history, _ = recorded(spec, requests(12, **params))
-    parts = decoded(history)
-    assert [accepted(part) for part in parts] == [part.verdict.accepted for part in parts]
-    assert any((part.verdict.outcome == Outcome.REJECTED).any() for part in parts)
-    assert all(0 < part.verdict.final_coin < 1 for part in parts)
+    if params != stand.GREEDY:  # each accepted count follows from its coins
+        assert [accepted(part) for part in parts] == engine.counts
+        assert any((part.verdict.outcome == Outcome.REJECTED).any() for part in parts)
+        assert all(0 < part.verdict.final_coin < 1 for part in parts)
 
 
 def test_greedy_and_sampled_requests_of_one_batch(recorded):
@@ -120,11 +115,11 @@ def test_the_drafters_scores_are_those_of_its_table(recorded):
         assert (np.exp(part.notes.score) <= part.notes.prob + 1e-6).all()
 
 
-def test_raw_rows_are_those_before_penalties(recorded):
+def test_raw_rows_are_those_before_penalties(anywhere):
     penalty = torch.zeros(1, stand.VOCABULARY)
     penalty[0, :4] = -3
     reqs = requests(8, logit_bias={"0": -3, "1": -3, "2": -3, "3": -3})
-    history, engine = recorded(CHAIN, reqs, penalty=penalty)
+    history, engine = anywhere(CHAIN, reqs, penalty=penalty)
     raw, ruled = (rows.softmax(-1).numpy() for rows in (engine.target, engine.target + penalty))
     for part in decoded(history):
         if part.verdict.accepted:
@@ -196,12 +191,12 @@ def thresholds_untold(**called):
     ],
     ids=["tree, p of another row", "chain, p of another row", "ratios, p of another row", "single", "acc"],
 )
-def test_what_is_recorded_wrongly_or_told_as_another_rule_is_convicted(recorded, monkeypatch, spec, falsify):
+def test_what_is_recorded_wrongly_or_told_as_another_rule_is_convicted(anywhere, monkeypatch, spec, falsify):
     draws = verification.KernelCall.of
     monkeypatch.setattr(
         verification.KernelCall, "of", staticmethod(lambda called, *, chain: draws(falsify(**called), chain=chain))
     )
-    history, _ = recorded(spec, requests(30))
+    history, _ = anywhere(spec, requests(30))
     assert failed(history)
 
 
