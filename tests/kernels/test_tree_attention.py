@@ -38,23 +38,17 @@ def test_half_types_sum_in_float32(dtype, how):
         check_attention(tree_attention, np.random.default_rng(seed), dtype, **how)
 
 
-@pytest.mark.parametrize("size", [64, 80, 96, 128, 192, 256])
-def test_head_sizes(size):
-    check_attention(tree_attention, np.random.default_rng(size), size=size, most_context=40, requests=2)
+SIZES = [
+    *({"size": size, "most_context": 40, "requests": 2} for size in (64, 80, 96, 128, 192, 256)),
+    {"size": 96, "value_size": 64},
+    *({"fold": fold} for fold in (1, 3, 5, 8, 20)),
+    *({"most_nodes": nodes, "most_context": 20, "requests": 2} for nodes in (1, 63, 64, 65, 200)),  # a word has 64 bits
+]
 
 
-def test_values_may_be_narrower_than_keys():
-    check_attention(tree_attention, np.random.default_rng(0), size=96, value_size=64)
-
-
-@pytest.mark.parametrize("fold", [1, 3, 5, 8, 20])
-def test_any_number_of_query_heads_share_a_key_head(fold):
-    check_attention(tree_attention, np.random.default_rng(fold), fold=fold)
-
-
-@pytest.mark.parametrize("nodes", [1, 63, 64, 65, 200])
-def test_trees_of_more_nodes_than_a_word_has_bits(nodes):
-    check_attention(tree_attention, np.random.default_rng(nodes), most_nodes=nodes, most_context=20, requests=2)
+@pytest.mark.parametrize("how", SIZES, ids=str)
+def test_any_size_of_heads_and_trees(how):
+    check_attention(tree_attention, np.random.default_rng(1), **how)
 
 
 @pytest.mark.slow

@@ -117,15 +117,15 @@ def test_greedy_tokens_are_generates_own(name):
     assert accepted >= 12
 
 
-def test_a_model_with_recurrent_state_is_refused_by_name():
-    config = t.MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, state_size=4)
-    with pytest.raises(UserError, match=r"tiny \(MambaForCausalLM\) cannot run on the paged cache"):
-        adopt(t.AutoModelForCausalLM.from_config(config), "tiny")
-
-
-def test_a_model_whose_positions_we_cannot_see_is_refused_by_name():
-    config = t.BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=2, n_head=2)
-    with pytest.raises(UserError, match=r"tiny \(BloomForCausalLM\) cannot run on the paged cache"):
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        (t.MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, state_size=4), "Mamba"),
+        (t.BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=2, n_head=2), "Bloom"),
+    ],
+)
+def test_recurrent_state_or_positions_that_we_cannot_see_are_refused_by_name(config, kind):
+    with pytest.raises(UserError, match=rf"tiny \({kind}ForCausalLM\) cannot run on the paged cache"):
         adopt(t.AutoModelForCausalLM.from_config(config), "tiny")
 
 
