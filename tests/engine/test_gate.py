@@ -9,7 +9,8 @@ from specscope import Engine, SamplingParams
 from specscope.engine.config import EngineConfig
 from specscope.engine.scheduler import SpeculationGate
 from specscope.errors import UserError
-from tests.engine.test_pipeline import make, run, timeless  # noqa: F401
+from tests.engine.test_invariances import timeless
+from tests.engine.test_pipeline import make, run  # noqa: F401
 from tests.engines import PROMPTS
 
 

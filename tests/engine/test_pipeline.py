@@ -1,6 +1,5 @@
 """Async scheduling: the same steps, one ahead; and what goes wrong where somebody does not wait for whom he must."""
 
-import dataclasses
 import threading
 from contextlib import contextmanager
 from itertools import count, pairwise
@@ -11,11 +10,11 @@ import torch
 from specscope import Engine, SamplingParams
 from specscope.speculate.verify.verifier import JudgedStep
 from specscope.trace.record.records import FinishReason
-from tests.engines import DRAFTERS, PROMPTS, each_drafter
+from tests.engine.test_invariances import timeless
+from tests.engines import DRAFTERS, PROMPTS
 from tests.heads import head_tensors, write_head, write_parallel_head
 from tests.waiting import HANG_SECONDS, until
 
-FEW = 7  # blocks: somebody is preempted
 KINDS = {
     "greedy": {},
     "sampled": {"temperature": 0.9},
@@ -40,11 +39,6 @@ def make(deep, tmp_path_factory):
     return built
 
 
-def limit(engine, blocks):
-    engine.runner.cache.pool.__init__(blocks)
-    engine.runner.cache.pool.keep_apart(engine.config.max_batch)
-
-
 def fill(engine, tokens=24):
     for i, (prompt, kind) in enumerate(zip(PROMPTS, KINDS.values(), strict=True)):
         engine.add(prompt, SamplingParams(max_tokens=tokens, seed=i, ignore_eos=True, **kind))
@@ -55,36 +49,6 @@ def run(engine):
     while engine.busy:
         records.append(engine.step())
     return records
-
-
-def timeless(record):
-    """A record without what a clock said."""
-    parts = tuple(dataclasses.replace(part, sizing="") for part in record.requests)
-    ends = tuple((end.info.id, end.reason, end.stop, end.output.tolist()) for end in record.finished)
-    admitted = tuple(info.id for info in record.admitted)
-    return dataclasses.replace(
-        record, phases=(), passes=(), device_ns=(), flight=None, requests=parts, finished=ends, admitted=admitted
-    )
-
-
-@pytest.mark.every(3)
-@pytest.mark.parametrize("blocks", [FEW, 400])
-@pytest.mark.parametrize("name", each_drafter(DRAFTERS))
-def test_the_steps_are_those_of_a_synchronous_engine(make, name, blocks):
-    """Records with all their evidence, equal bit for bit: tokens, verdicts, coins, blocks, who ran and who waited."""
-    want, got = make(name), make(name, async_scheduling=True)
-    for engine in (want, got):
-        limit(engine, blocks)
-        fill(engine, 40)
-    a, b = run(want), run(got)
-    got.close()
-    assert [timeless(one) for one in b] == [timeless(one) for one in a]
-    noted = [p.parents for one in a for p in one.requests if p.parents is not None and len(p.parents.node)]
-    assert bool(noted) == (name != "none")
-    assert any(one.preempted for one in a) == (blocks == FEW)
-    assert all(one.flight is not None for one in b)
-    assert all(one.flight is None for one in a)
-    assert got.runner.cache.pool.used == 0
 
 
 def test_the_next_step_runs_while_one_is_accounted_for(make):
