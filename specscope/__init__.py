@@ -12,13 +12,36 @@ if TYPE_CHECKING:
     from specscope.engine.config import EngineConfig
     from specscope.engine.engine import Engine
     from specscope.engine.generate import Result
+    from specscope.speculate.drafters.base import Context, Draft, Drafter
+    from specscope.speculate.drafters.own import DrafterSetup, draft_tree
     from specscope.trace.record.params import SamplingParams
+    from specscope.trace.record.tree import DraftTree
     from specscope.transformers.recording import record
 
 __version__ = "0.1.0"
-__all__ = ["Engine", "EngineConfig", "Result", "SamplingParams", "__version__", "load", "record"]
+__all__ = [
+    "Context",
+    "Draft",
+    "DraftTree",
+    "Drafter",
+    "DrafterSetup",
+    "Engine",
+    "EngineConfig",
+    "Result",
+    "SamplingParams",
+    "__version__",
+    "draft_tree",
+    "load",
+    "record",
+]
 
 _HOMES = {
+    "Context": "specscope.speculate.drafters.base",
+    "Draft": "specscope.speculate.drafters.base",
+    "draft_tree": "specscope.speculate.drafters.own",
+    "Drafter": "specscope.speculate.drafters.base",
+    "DrafterSetup": "specscope.speculate.drafters.own",
+    "DraftTree": "specscope.trace.record.tree",
     "Engine": "specscope.engine.engine",
     "EngineConfig": "specscope.engine.config",
     "load": "specscope.analyze.load",

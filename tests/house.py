@@ -14,14 +14,14 @@ MOST_LINES, FEWEST_LINES = 600, 60
 MOST_FILES = 15  # of a folder
 SLACK = 50  # what may be gained before a bound is lowered
 BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
-    "trace": (11268, 9300),
+    "trace": (11272, 9300),
     "remote": (1878, 1700),
     "watch": (1994, 1850),
     "analyze": (21610, 15700),
     "measure": (4542, 3300),
-    "engine": (2879, 2350),
+    "engine": (2898, 2350),
     "plans": (850, 850),
-    "speculate": (3328, 2700),
+    "speculate": (3533, 2700),
     "model": (3123, 2800),
     "kernels": (2271, 2200),
     "inside": (1850, 1850),
@@ -32,8 +32,8 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "serve": (1982, 1600),
     "page": (700, 700),
     "bench, train": (0, 0),
-    "top level": (897, 600),
-    "all": (78540, 64500),
+    "top level": (920, 600),
+    "all": (78791, 64500),
     "benchmarks": (3300, 3300),
 }
 TESTS_BUDGET = 40_500

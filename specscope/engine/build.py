@@ -31,14 +31,16 @@ from specscope.model.kv_cache import BLOCK_SIZE, KVCache
 from specscope.model.loader import LoadedModel, find_model, load_model, load_tokenizer
 from specscope.model.places import Backend, check_context, check_layers, pick_backend
 from specscope.model.runner import ModelRunner
-from specscope.plans.plan import StaticPlan, TreePlan
+from specscope.plans.plan import StaticPlan, TreePlan, parse_plan
 from specscope.speculate.drafters.base import Drafter
 from specscope.speculate.drafters.draft_model import DraftModel
 from specscope.speculate.drafters.eagle import Eagle
 from specscope.speculate.drafters.model_drafter import ModelDrafter
 from specscope.speculate.drafters.ngram import NgramDrafter
+from specscope.speculate.drafters.own import DrafterSetup, OwnDrafter
 from specscope.speculate.drafters.parallel import ParallelEagle
 from specscope.speculate.drafters.suffix import SuffixDrafter
+from specscope.speculate.named import load
 from specscope.speculate.verify.verifier import warm_up_verdicts
 from specscope.trace.record.draft_vocabulary import pack
 from specscope.trace.record.notes import MODELS
@@ -152,6 +154,10 @@ def make_drafter(
     `blocks`: the target's of KV; `other`: a drafter that has loaded the same weights, to share them.
     """
     plan, blocks = config.plan, drafter_blocks(config, blocks)
+    if config.is_own:
+        make = config.own or load(config.drafter, config.own_folder, "--drafter")
+        setup = DrafterSetup(target, tokenizer, plan or parse_plan("5"), config.draft_model, blocks, backend)
+        return OwnDrafter(make, config.drafter, setup)
     if plan is None:
         return Drafter()
     if config.drafter == "suffix":
@@ -267,7 +273,7 @@ def capture_graphs(
     captured, and runs as it did before.
     """
     wanted: list[tuple[ModelRunner | HeadRunner, list[Shape], int]] = [
-        (runner, verify_shapes(config), drafter.max_nodes + 1)
+        (runner, verify_shapes(config, drafter.max_nodes), drafter.max_nodes + 1)
     ]
     if isinstance(drafter, Eagle | DraftModel) and config.plan is not None:
         passes = draft_shapes(config, config.plan, one_pass=isinstance(drafter, ParallelEagle))
@@ -288,15 +294,13 @@ def capture_graphs(
     return f"{done} CUDA graphs{refused}"
 
 
-def verify_shapes(config: EngineConfig) -> list[Shape]:
-    """The shapes of the target's steps: the root of each request, alone or with its tree.
+def verify_shapes(config: EngineConfig, nodes: int) -> list[Shape]:
+    """The shapes of the target's steps: the root of each request, alone or with its tree of at most `nodes`.
 
     A drafter that is a model fills its tree; one that looks up text drafts what it finds.
     """
-    if config.plan is None:
-        return shapes(config.max_batch, [1])
-    largest = config.plan.max_nodes + 1
-    return shapes(config.max_batch, [1, largest] if config.drafter in MODELS else powers(largest))
+    sizes = [1, nodes + 1] if config.drafter in MODELS or not nodes else powers(nodes + 1)
+    return shapes(config.max_batch, sizes)
 
 
 def draft_shapes(config: EngineConfig, plan: TreePlan, *, one_pass: bool = False) -> list[Shape]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +17,7 @@ from specscope.model.places import on_disk
 from specscope.plans.heads import is_head
 from specscope.plans.model_digest import model_digest, of_layers
 from specscope.plans.plan import DynamicPlan, StaticPlan, TreePlan, parse_plan
+from specscope.speculate.named import find, is_named, name_of
 from specscope.trace.checked import Flag, base_of, checked, flags_of, required_types, short, whole
 from specscope.trace.record.rules import BLOCK, RULES, STANDARD
 
@@ -47,11 +49,11 @@ class EngineConfig:
         str | None,
         Flag("Model: a folder, a hub name or a .gguf file.  [default: SmolLM2-135M-Instruct]", "MODEL"),
     ] = None
-    # One of DRAFTERS; auto: eagle with the default target, or where a head is given; ngram with another target
+    # One of DRAFTERS, or module:Class; auto: eagle with the default target or a head, ngram with another target
     drafter: Annotated[
         str,
         Flag(
-            "eagle, ngram, suffix, draft_model or none.  [default: eagle; ngram with --target]",
+            "eagle, ngram, suffix, draft_model, none, or your module:Class.  [default: eagle; ngram with --target]",
             "DRAFTER",
         ),
     ] = "auto"
@@ -113,14 +115,20 @@ class EngineConfig:
     threads: Annotated[Threads | None, Flag("CPU threads.  [default: torch's choice]", "N")] = None
     ngram_max: Count = 4  # longest suffix that prompt lookup tries
     ngram_min: Count = 2  # shortest
+    own: Callable[..., Any] | None = None  # the class or function that was given as drafter
+    own_folder: str = ""  # of the module that drafter names, where it is not installed
 
     def __post_init__(self) -> None:
+        if not isinstance(self.drafter, str):
+            object.__setattr__(self, "own", self.drafter)
+            object.__setattr__(self, "drafter", name_of(self.drafter))
+        elif self.is_own and self.own is None and not self.own_folder:
+            object.__setattr__(self, "own_folder", find(self.drafter, "--drafter"))
         for name in ("target", "draft_model", "tree", "device"):
             if getattr(self, name) == "":
                 raise UserError(f"--{name.replace('_', '-')} is empty: give a value, or leave the flag out")
-        if self.drafter not in DRAFTERS:
-            refuse_gone(self.drafter.partition(":")[0])
-            raise UserError(f"unknown drafter {short(self.drafter)}: use {', '.join(DRAFTERS)}")
+        if self.drafter not in DRAFTERS and not self.is_own:
+            raise UserError(f"unknown drafter {short(self.drafter)}: use {', '.join(DRAFTERS)} or module:Class")
         if self.drafter == "auto":
             object.__setattr__(self, "drafter", self._pick_drafter())
         if self.drafter == "draft_model" and self.draft_model is None:
@@ -153,6 +161,13 @@ class EngineConfig:
         if self.draft_model is not None:
             return "eagle" if is_head(Path(self.draft_model)) else "draft_model"
         return "eagle" if self.target is None and is_head(DEFAULT_HEAD) else "ngram"
+
+    @property
+    def is_own(self) -> bool:
+        """Whether a class of the user's drafts. Raises UserError for a name that there was once."""
+        if self.drafter not in DRAFTERS:
+            refuse_gone(self.drafter.partition(":")[0])
+        return self.own is not None or is_named(self.drafter)
 
     @property
     def head(self) -> str:

@@ -1,10 +1,13 @@
 """No process that specscope starts runs a file of the current folder because it has a module's name."""
 
+import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from specscope.trace.wire.reading import read_capture
 from tests.processes import Terminal
 
 ROOT = Path(__file__).parents[2]
@@ -59,3 +62,19 @@ def test_it_is_not_run(words, shows, folder, installed, tiny, tmp_path):
     finally:
         terminal.close()
     assert not ran.exists()
+
+
+def test_the_module_of_a_drafter_of_ones_own_is_run_and_no_other(folder, installed, tiny):
+    """As docs/python.md has it, from a folder that holds nothing else of use."""
+    page = (ROOT / "docs" / "python.md").read_text()
+    (folder / "mine.py").write_text(re.findall(r"```python\n(.*?)```", page, re.S)[-1])
+    words = "capture - --drafter mine:LastWords --tree 4 -o mine.jsonl --max-tokens 9 --ignore-eos".split()
+    command = [*installed, *words, "--target", str(tiny), "--kv-memory", "0.01"]
+    done = subprocess.run(
+        command, input="abc abc abc abc\n", cwd=folder, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    run = read_capture(folder / "mine.jsonl").history
+    assert (run.run.drafter, run.run.tree) == ("last words", "4")
+    assert any(len(part.tree) == 4 for step in run.steps for part in step.requests)
+    assert not (folder / "ran").exists()

@@ -83,6 +83,11 @@ class Draft:
     row: Callable[[Sequence[int]], DraftRow | None] = lambda path: None
     pruned: int = 0  # nodes of a text that the request's form does not allow
 
+    @staticmethod
+    def chain(tokens: Sequence[int]) -> Draft:
+        """These tokens, one behind another; deterministic."""
+        return Draft(DraftTree.build(tokens, range(-1, len(tokens) - 1)))
+
 
 NO_DRAFT = Draft(DraftTree.empty())
 

@@ -33,6 +33,7 @@ class Undrafted(StrEnum):
     NOT_KEPT = "not kept"
     PROMPT = "prompt"
     NO_MATCH = "no match"
+    NOTHING = "nothing"
     FORM = "form"
     BUDGET = "budget"
     NO_ROOM = "no room"
@@ -46,6 +47,7 @@ ABOUT = {
     Undrafted.NOT_KEPT: "no node worth verifying",
     Undrafted.PROMPT: "first token after the prompt",
     Undrafted.NO_MATCH: "no match in the text",
+    Undrafted.NOTHING: "the drafter proposed nothing",
     Undrafted.FORM: "nothing that the form allows",
     Undrafted.BUDGET: "beyond the step's budget",
     Undrafted.NO_ROOM: "no room in the context",
@@ -72,7 +74,9 @@ def why_undrafted(run: RunInfo | None, record: StepRecord, part: RequestStep) ->
         return Undrafted.PROMPT
     if run is not None and 0 < run.max_context <= part.position + 1 + _deepest(drafter, run.tree):
         return Undrafted.NO_ROOM
-    return Undrafted.NO_MATCH if text_part(drafter) and not model_part(drafter) else Undrafted.UNKNOWN
+    if model_part(drafter) or not ours or drafter.startswith("synthetic:"):
+        return Undrafted.UNKNOWN
+    return Undrafted.NO_MATCH if text_part(drafter) else Undrafted.NOTHING  # of a drafter of somebody's own
 
 
 @lru_cache(maxsize=16)

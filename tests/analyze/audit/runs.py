@@ -10,6 +10,7 @@ from specscope.trace.history.history import History
 from specscope.trace.wire.capture import CaptureWriter
 from tests.engines import DRAFTERS, PROMPTS
 from tests.heads import VARIANTS, head_tensors, write_head, write_parallel_head, write_variant
+from tests.own import Bigrams
 
 RULES = {
     "greedy": {},
@@ -36,6 +37,7 @@ RULES = {
     },
 }
 SETTINGS = {
+    "own": {"drafter": Bigrams, "tree": "[(0,), (1,), (0, 0)]"},
     **DRAFTERS,
     "same model": {"drafter": "draft_model", "draft_model": "same", "tree": "[(0,), (1,), (0, 0), (1, 0), (0, 0, 0)]"},
     "same model, top": {

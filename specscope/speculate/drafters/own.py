@@ -1,0 +1,133 @@
+"""A drafter of your own: a class, or a function that makes one, given to Engine or named as module:Class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specscope.errors import UserError
+from specscope.model.loader import LoadedModel
+from specscope.model.places import Backend
+from specscope.plans.plan import TreePlan
+from specscope.speculate.drafters.base import Context, Draft, Drafter, DraftRow
+from specscope.speculate.drafters.tree_builder import Level, start_tree
+from specscope.speculate.named import failed
+from specscope.trace.record.notes import MODELS, TEXTS
+from specscope.trace.record.records import Verdict
+from specscope.trace.record.tree import ROOT, DraftTree, Drawn
+from specscope.tree_shape import MAX_NODES
+
+
+@dataclass(frozen=True)
+class DrafterSetup:
+    """What a drafter of your own is told when it is made."""
+
+    target: LoadedModel  # its `model` is the transformers model; vocab_size, max_context, device, dtype
+    tokenizer: Any  # of transformers
+    plan: TreePlan  # of --tree; a chain of 5 where it was not given
+    draft_model: str | None  # --draft-model, as it was given
+    blocks: int  # KV blocks of 16 tokens that it may hold
+    backend: Backend
+
+
+def draft_tree(context: Context, plan: TreePlan, logits: Callable[[list[list[int]]], Tensor]) -> Draft:
+    """A tree for one request, drawn or chosen as the plan and the request's sampling say, with the request's coins.
+
+    `logits`: float [n, V] behind the request's tokens and each of n drafted paths; called once a level, at first with
+    the empty path.
+    """
+    builder, rows = start_tree(context, plan), dict[tuple[int, ...], Tensor]()
+    while builder.frontier:
+        paths = [builder.path(node) for node in builder.frontier]
+        level = logits(paths).float()
+        rows |= zip(map(tuple, paths), level, strict=True)
+        builder.grow(Level(level, level.shape[1]), range(len(paths)))
+    draft, _ = builder.finish()
+
+    def row(path: Sequence[int]) -> DraftRow | None:
+        given = rows.get(tuple(path))
+        return None if given is None else DraftRow(given, len(given), None)
+
+    return Draft(draft.tree, draft.q, draft.notes, row=row)
+
+
+class OwnDrafter(Drafter):
+    """Asks a drafter of your own, and checks what it says: a mistake is named, and where it is."""
+
+    def __init__(self, make: Callable[[DrafterSetup], Any], named: str, setup: DrafterSetup) -> None:
+        """`named`: module:Class. Raises UserError where what `make` makes is no drafter."""
+        self._flag, self._vocabulary = f"--drafter {named}", setup.target.vocab_size
+        self._theirs = self._asked("making it", make, setup)
+        missing = [name for name in ("max_nodes", "max_depth", "propose") if not hasattr(self._theirs, name)]
+        if missing:
+            raise UserError(
+                f"{self._flag} has no {missing[0]}: derive it from specscope.Drafter, which says what it needs"
+            )
+        name = str(getattr(self._theirs, "name", Drafter.name))
+        self.name = named if name == Drafter.name else name
+        if self.name in (*TEXTS, *MODELS):
+            raise UserError(f"{self._flag}: its name is {name}, which is a drafter of specscope: give it another")
+        self.max_nodes, self.max_depth = int(self._theirs.max_nodes), int(self._theirs.max_depth)
+        if not 1 <= self.max_depth <= self.max_nodes <= MAX_NODES:
+            raise UserError(
+                f"{self._flag}: max_nodes is {self.max_nodes} and max_depth {self.max_depth}: "
+                f"they must be at least 1, and at most {MAX_NODES} nodes"
+            )
+        self.aux_layers = tuple(getattr(self._theirs, "aux_layers", ()))
+
+    def _asked(self, what: str, ask: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401
+        try:
+            return ask(*arguments)
+        except Exception as error:
+            raise failed(f"{self._flag}: {what} failed", error) from error
+
+    def _told(self, name: str, *arguments: object, otherwise: object = None) -> Any:  # noqa: ANN401
+        """What a method gives that a drafter need not have."""
+        method = getattr(self._theirs, name, None)
+        return otherwise if method is None else self._asked(name, method, *arguments)
+
+    def propose(self, contexts: Sequence[Context]) -> list[Draft]:
+        """Its drafts. Raises UserError where one cannot be verified."""
+        self.passes = ()
+        drafts = list(self._asked("propose", self._theirs.propose, contexts))
+        self.passes = tuple(getattr(self._theirs, "passes", ()))
+        if len(drafts) != len(contexts):
+            raise UserError(f"{self._flag}: propose gave {len(drafts)} drafts for {len(contexts)} requests")
+        for context, draft in zip(contexts, drafts, strict=True):
+            if wrong := self._wrong(draft):
+                raise UserError(f"{self._flag}: the draft for {context.request} {wrong}")
+        return drafts
+
+    def _wrong(self, draft: Draft) -> str:
+        tree, n = draft.tree, len(draft.tree)
+        if any(not ROOT <= above < node for node, above in enumerate(tree.parent.tolist())):
+            return "has a node before its parent"
+        if n > self.max_nodes or tree.max_depth > self.max_depth:
+            return f"has {n} nodes, {tree.max_depth} deep; max_nodes is {self.max_nodes} and max_depth {self.max_depth}"
+        if n and not 0 <= int(tree.token.min()) <= int(tree.token.max()) < self._vocabulary:
+            return f"has tokens outside the target's vocabulary of {self._vocabulary}"
+        for node in (tree.drawn != Drawn.DETERMINISTIC).nonzero()[0].tolist():
+            row = draft.q.get(int(tree.parent[node]))
+            if row is None or row.shape != torch.Size([self._vocabulary]):
+                return f"has the sampled node {node} without q [{self._vocabulary}] at its parent"
+        return ""
+
+    def commit(self, context: Context, tree: DraftTree, verdict: Verdict) -> None:
+        """Tell it what became of a draft."""
+        self._told("commit", context, tree, verdict)
+
+    def observe(self, request: str, start: int, features: Tensor, tokens: Sequence[int]) -> None:
+        """Give it the target's features."""
+        self._told("observe", request, start, features, tokens)
+
+    def rewind(self, request: str, tokens: int) -> bool:
+        """Whether it can go back."""
+        return bool(self._told("rewind", request, tokens, otherwise=True))
+
+    def release(self, request: str) -> None:
+        """Have it forget a request."""
+        self._told("release", request)

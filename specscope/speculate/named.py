@@ -1,0 +1,67 @@
+"""Code of your own, named as module:Name on a command line, or in a call. It is imported where it was named, only."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec, PathFinder
+from typing import Any
+
+from specscope.errors import UserError
+
+_NAME = re.compile(r"(?P<module>[A-Za-z_][\w.]*):(?P<name>[A-Za-z_][\w.]*)")
+
+
+def is_named(text: str) -> bool:
+    """Whether it is written as module:Name."""
+    return _NAME.fullmatch(text) is not None
+
+
+def name_of(code: Callable[..., Any]) -> str:
+    """module:Name of a class or function."""
+    return f"{code.__module__}:{code.__qualname__}"
+
+
+def find(text: str, flag: str) -> str:
+    """The folder of the module that `text` names, "" where it is installed. Raises UserError; nothing is imported."""
+    top = text.partition(":")[0].partition(".")[0]
+    if top in sys.modules or importlib.util.find_spec(top) is not None:
+        return ""
+    folder = os.getcwd()
+    if PathFinder.find_spec(top, [folder]) is None:
+        raise UserError(f"{flag} {text}: there is no module {top}, neither installed nor in {folder}")
+    return folder
+
+
+def load(text: str, folder: str, flag: str) -> Any:  # noqa: ANN401
+    """What `text` names. Of `folder` only that module is run. Raises UserError with the place of its mistake."""
+    module, _, name = text.partition(":")
+    top = module.partition(".")[0]
+    spec: ModuleSpec | None = PathFinder.find_spec(top, [folder]) if folder and top not in sys.modules else None
+    try:
+        if spec is not None and spec.loader is not None:
+            sys.modules[top] = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(sys.modules[top])
+        made: Any = importlib.import_module(module)
+    except Exception as error:
+        sys.modules.pop(top, None)
+        raise failed(f"{flag} {text} cannot be imported", error) from error
+    for part in name.split("."):
+        if not hasattr(made, part):
+            raise UserError(f"{flag} {text}: {module} has no {name}")
+        made = getattr(made, part)
+    return made
+
+
+def failed(what: str, error: Exception) -> UserError:
+    """An error of the user's code as one line, with the place in that code."""
+    if isinstance(error, UserError):
+        return error
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
+    place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return UserError(f"{what}: {type(error).__name__}: {error}{place}")

@@ -1,0 +1,137 @@
+"""A drafter of one's own: what it gives is verified, and its mistakes are named."""
+
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+import specscope
+from specscope import Draft, Engine, EngineConfig, SamplingParams
+from specscope.errors import UserError
+from specscope.trace.record.tree import DraftTree, Drawn
+from tests.own import Bigrams
+
+
+class LastWords(specscope.Drafter):
+    max_nodes = max_depth = 4
+
+    def __init__(self, setup):
+        self.vocabulary = setup.target.vocab_size
+
+    def propose(self, contexts):
+        return [Draft.chain(list(context.tokens[-3:])) for context in contexts]
+
+
+class Duck:
+    """It derives from nothing, and has what it needs."""
+
+    name, max_nodes, max_depth = "a duck", 2, 2
+
+    def __init__(self, setup):
+        self.told = []
+
+    def propose(self, contexts):
+        return [Draft.chain([int(context.tokens[-1])] * 2) for context in contexts]
+
+    def commit(self, context, tree, verdict):
+        self.told.append((context.request, len(tree), verdict.accepted))
+
+
+def generated(tiny, drafter, **how):
+    engine = Engine(target=str(tiny), dtype="float32", kv_memory=0.01, drafter=drafter, **how)
+    try:
+        return engine, engine.generate(["abcabcabc", "hello hello"], SamplingParams(max_tokens=12, ignore_eos=True))
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("drafter", [LastWords, Duck, Bigrams, lambda setup: Duck(setup)], ids=str)
+def test_output_is_as_without(tiny, drafter):
+    engine, results = generated(tiny, drafter)
+    _, plain = generated(tiny, "none")
+    assert [result.token_ids for result in results] == [result.token_ids for result in plain]
+    assert any(len(step.tree) for result in results for step in result.steps)
+    assert {step.drafter for result in results for step in result.steps if len(step.tree)} == {engine.run_info.drafter}
+
+
+def test_its_name_is_its_own_or_where_it_is(tiny):
+    assert generated(tiny, Duck)[0].run_info.drafter == "a duck"
+    assert generated(tiny, LastWords)[0].run_info.drafter == f"{__name__}:LastWords"
+
+
+def test_it_hears_what_became_of_its_drafts(tiny):
+    made = []
+    _, results = generated(tiny, lambda setup: made.append(Duck(setup)) or made[0])
+    steps = [(step.request, len(step.tree), step.verdict.accepted) for result in results for step in result.steps]
+    assert sorted(told for told in made[0].told if told[1]) == sorted(step for step in steps if step[1])
+
+
+def test_a_config_builds_several(tiny):
+    """A fork and a judge build an engine from the same configuration."""
+    config = EngineConfig(target=str(tiny), drafter=Bigrams, tree="2x2", dtype="float32", kv_memory=0.01)
+    assert replace(config, max_batch=2).own is Bigrams
+    assert config.drafter == "tests.own:Bigrams"
+    engines = [Engine(config), Engine(replace(config, max_batch=2))]
+    assert engines[0].drafter is not engines[1].drafter
+
+
+def mine(members):
+    return type("Mine", (LastWords,), members)
+
+
+def proposing(draft):
+    return mine({"propose": lambda self, contexts: [draft for _ in contexts]})
+
+
+SAMPLED = DraftTree.build([3], [-1], [0.5], Drawn.WITH_REPLACEMENT)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "says"),
+    [
+        (proposing(Draft.chain([1] * 9)), "has 9 nodes, 9 deep; max_nodes is 4 and max_depth 4"),
+        (proposing(Draft.chain([5000])), "has tokens outside the target's vocabulary of 300"),
+        (proposing(Draft.chain([-1])), "has tokens outside the target's vocabulary of 300"),
+        (proposing(Draft(DraftTree.build([1, 2], [1, -1]))), "has a node before its parent"),
+        (proposing(Draft(SAMPLED)), r"has the sampled node 0 without q \[300\] at its parent"),
+        (proposing(Draft(SAMPLED, {-1: torch.ones(7)})), r"has the sampled node 0 without q \[300\]"),
+        (mine({"propose": lambda self, contexts: []}), "propose gave 0 drafts for 2 requests"),
+        (mine({"propose": lambda self, contexts: 1 / 0}), "propose failed: ZeroDivisionError"),
+        (
+            mine({"commit": lambda self, *_: {}["a"]}),
+            "commit failed: KeyError.*test_own.py, line",
+        ),
+        (mine({"max_nodes": 0}), "max_nodes is 0 and max_depth 4"),
+        (mine({"name": "eagle"}), "its name is eagle, which is a drafter of specscope"),
+        (lambda: None, "making it failed: TypeError"),
+        (lambda setup: 3, "has no max_nodes: derive it from specscope.Drafter"),
+    ],
+)
+def test_a_mistake_is_named(tiny, drafter, says):
+    with pytest.raises(UserError, match=says):
+        generated(tiny, drafter)
+
+
+@pytest.mark.parametrize(
+    ("text", "source", "says"),
+    [
+        ("nowhere_to_be:A", None, "there is no module nowhere_to_be, neither installed nor in"),
+        ("mine_a:B", "A = 1", "mine_a has no B"),
+        ("mine_b:A", "A = (", r"cannot be imported: SyntaxError"),
+        ("mine_c:A", "1 / 0", r"cannot be imported: ZeroDivisionError: division by zero \(.*mine_c.py, line 1\)"),
+        ("mine_d:A", "import mine_e", "cannot be imported: ModuleNotFoundError: No module named 'mine_e'"),
+        ("synthetic:3", None, "gone"),
+        ("7:A", None, "unknown drafter '7:A': use .* or module:Class"),
+    ],
+)
+def test_a_name_that_leads_nowhere(tiny, tmp_path, monkeypatch, text, source, says):
+    """Of the folder that module alone is run: what it imports is installed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    (tmp_path / "mine_e.py").write_text("A = 1")
+    if source is not None:
+        (tmp_path / f"{text.partition(':')[0]}.py").write_text(source)
+    with pytest.raises(UserError, match=says):
+        generated(tiny, text)
+    assert not [name for name in sys.modules if name in ("mine_b", "mine_c", "mine_d")]
