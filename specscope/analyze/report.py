@@ -129,8 +129,8 @@ def notes_of(history: History, requests: Sequence[RequestReport], loops: Loops) 
     rules, verdicts = ", ".join(sorted({part.rule for part in lossy})), plural(len(parts), "verdict")
     infos = [request.info for request in history.requests.values() if request.info is not None]
     sampled = [info for info in infos if info.params.is_known and not info.params.greedy]
-    seeds = Counter(info.params.seed for info in sampled if info.labels.get("seed") != "none")
-    shared = sum(count for count in seeds.values() if count > 1)
+    seeds = Counter(info.labels.get("seed", info.params.seed) for info in sampled)
+    shared = sum(count for seed, count in seeds.items() if count > 1 and seed != "none")
     unverified = sum(part.method.unverified for part in parts if part.method is not None)
     told = (
         (history.without_steps, history.figures_note),

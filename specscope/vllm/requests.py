@@ -68,8 +68,8 @@ def read_params(params: Any) -> tuple[SamplingParams, dict[str, str]]:
     if asked is not None and form is None:
         labels[FORM] = label(asked)
     seed = getattr(params, "seed", None)
-    if seed is None:
-        labels["seed"] = "none"
+    if seed is None or seed < 0:  # a seed is a number of ours from 0 on; vLLM takes others
+        labels["seed"] = "none" if seed is None else str(seed)
     values = {
         "temperature": params.temperature,
         "top_k": max(params.top_k or 0, 0),
@@ -79,7 +79,7 @@ def read_params(params: Any) -> tuple[SamplingParams, dict[str, str]]:
         "repetition_penalty": params.repetition_penalty,
         "presence_penalty": params.presence_penalty,
         "frequency_penalty": params.frequency_penalty,
-        "seed": seed or 0,
+        "seed": max(seed or 0, 0),
         "max_tokens": SamplingParams().max_tokens if params.max_tokens is None else params.max_tokens,
         "stop": tuple(params.stop or ()),
         "ignore_eos": bool(params.ignore_eos),

@@ -63,6 +63,13 @@ def told(**values):
     return known(RECORDER, "a", [1, 2], asked(**values), Arrival(1, {}), 2).info
 
 
+def test_a_negative_seed_is_a_label_and_the_rest_stay_parameters():
+    """All parameters were given up for it, and `verify` took a request that ignores EOS for one that ran past it."""
+    info = told(ours={"temperature": 0.7, "ignore_eos": True}, seed=-5)
+    assert (info.params.temperature, info.params.ignore_eos, info.params.seed) == (0.7, True, 0)
+    assert info.labels["seed"] == "-5"
+
+
 def test_what_both_engines_have_is_a_parameter():
     ours = {"min_tokens": 4, "repetition_penalty": 1.2, "presence_penalty": 0.5, "stop_token_ids": (7,)}
     assert read_params(asked(ours=ours, seed=0)) == (SamplingParams(**ours), {})

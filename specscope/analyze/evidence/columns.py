@@ -345,7 +345,8 @@ class Columns:
     def seed(self) -> Indices:
         """[S] a number for the seed that its coins follow from; one of its own where no other request shares them."""
         infos = [(visit.request.id, visit.request.info) for visit in self.visits]
-        return numbered(name if i is None or i.labels.get("seed") == "none" else i.params.seed for name, i in infos)
+        seeds = ((name, "none" if info is None else info.labels.get("seed", info.params.seed)) for name, info in infos)
+        return numbered(name if seed == "none" else seed for name, seed in seeds)
 
     @cached_property
     def fresh(self) -> Bools:

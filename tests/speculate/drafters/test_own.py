@@ -46,7 +46,9 @@ def generated(tiny, drafter, **how):
         engine.close()
 
 
-@pytest.mark.parametrize("drafter", [LastWords, Duck, Bigrams, lambda setup: Duck(setup)], ids=str)
+@pytest.mark.parametrize(
+    "drafter", [LastWords, Duck, Bigrams, lambda setup: Duck(setup)], ids=["words", "duck", "model", "factory"]
+)
 def test_output_is_as_without(tiny, drafter):
     engine, results = generated(tiny, drafter)
     _, plain = generated(tiny, "none")
