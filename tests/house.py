@@ -17,7 +17,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "trace": (11272, 9300),
     "remote": (1878, 1700),
     "watch": (1994, 1850),
-    "analyze": (21610, 15700),
+    "analyze": (21611, 15700),
     "measure": (4542, 3300),
     "engine": (2898, 2350),
     "plans": (850, 850),
@@ -33,7 +33,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "page": (700, 700),
     "bench, train": (0, 0),
     "top level": (920, 600),
-    "all": (78791, 64500),
+    "all": (78792, 64500),
     "benchmarks": (3300, 3300),
 }
 TESTS_BUDGET = 40_500
