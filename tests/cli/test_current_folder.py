@@ -68,8 +68,8 @@ def test_the_module_of_a_drafter_of_ones_own_is_run_and_no_other(folder, install
     """As docs/python.md has it, from a folder that holds nothing else of use."""
     page = (ROOT / "docs" / "python.md").read_text()
     (folder / "mine.py").write_text(re.findall(r"```python\n(.*?)```", page, re.S)[-1])
-    words = "capture - --drafter mine:LastWords --tree 4 -o mine.jsonl --max-tokens 9 --ignore-eos".split()
-    command = [*installed, *words, "--target", str(tiny), "--kv-memory", "0.01"]
+    words = ["capture", "-", "--drafter", "mine:LastWords", "--tree", "4", "-o", "mine.jsonl", "--max-tokens", "9"]
+    command = [*installed, *words, "--ignore-eos", "--target", str(tiny), "--kv-memory", "0.01"]
     done = subprocess.run(
         command, input="abc abc abc abc\n", cwd=folder, capture_output=True, text=True, timeout=120, check=False
     )
