@@ -142,7 +142,8 @@ def test_a_fork_follows_the_form_and_a_token_that_breaks_it_ends_it(engines):
     engine = engines["draft tree"]
     fresh(engine, 60)
     name = engine.add(PROMPTS[0], each(FORMS["json"])[0])
-    request, steps = engine.requests[name], []
+    steps = [part for part in engine.step().requests if part.verdict is not None]  # its grammar is compiled by then
+    request = engine.requests[name]
     while engine.busy:
         steps += [part for part in engine.step().requests if part.verdict is not None]
     output = request.output

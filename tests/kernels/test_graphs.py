@@ -184,8 +184,8 @@ def test_shapes_are_those_of_the_configured_tree():
     """A batch's sequences are padded to powers of two; their rows are what the tree and the drafter's passes have."""
     assert shapes(3, [1]) == [Shape(1, 1), Shape(2, 1), Shape(3, 1)]
     config = EngineConfig(target="x", drafter="draft_model", draft_model="self:1", tree="dynamic:24,depth=4,top=6")
-    assert verify_shapes(config) == [Shape(a, b) for a in (1, 2, 4, 8) for b in (1, 25)]
+    assert verify_shapes(config, 24) == [Shape(a, b) for a in (1, 2, 4, 8) for b in (1, 25)]
     assert {shape.rows for shape in draft_shapes(config, config.plan)} == {1, 5, 6}
     assert {shape.rows for shape in draft_shapes(config, config.plan, one_pass=True)} == {4, 8}
     found = EngineConfig(target="x", drafter="ngram", tree="3x2", max_batch=1)  # as much as its lookup finds
-    assert [shape.rows for shape in verify_shapes(found)] == [1, 2, 4, 7]
+    assert [shape.rows for shape in verify_shapes(found, 6)] == [1, 2, 4, 7]

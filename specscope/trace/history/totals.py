@@ -74,7 +74,7 @@ def why_undrafted(run: RunInfo | None, record: StepRecord, part: RequestStep) ->
         return Undrafted.PROMPT
     if run is not None and 0 < run.max_context <= part.position + 1 + _deepest(drafter, run.tree):
         return Undrafted.NO_ROOM
-    if model_part(drafter) or not ours or drafter.startswith("synthetic:"):
+    if run is None or not ours or model_part(drafter) or drafter.startswith("synthetic:"):
         return Undrafted.UNKNOWN
     return Undrafted.NO_MATCH if text_part(drafter) else Undrafted.NOTHING  # of a drafter of somebody's own
 

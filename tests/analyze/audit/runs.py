@@ -37,7 +37,6 @@ RULES = {
     },
 }
 SETTINGS = {
-    "own": {"drafter": Bigrams, "tree": "[(0,), (1,), (0, 0)]"},
     **DRAFTERS,
     "same model": {"drafter": "draft_model", "draft_model": "same", "tree": "[(0,), (1,), (0, 0), (1, 0), (0, 0, 0)]"},
     "same model, top": {
@@ -47,6 +46,7 @@ SETTINGS = {
     },
     "dynamic model": {"drafter": "draft_model", "draft_model": "self:5", "tree": "dynamic:8,depth=3,top=3"},
 }
+OWN = {"drafter": Bigrams, "tree": "[(0,), (1,), (0, 0)]"}  # which no judge knows
 SMALL = {"dtype": "float32", "kv_memory": 0.01, "max_batch": 3, "max_step_tokens": 24}
 
 
@@ -66,7 +66,7 @@ class Bench:
 
     def fresh(self, name):
         """An engine of its own, for a test that breaks it."""
-        how = dict(SETTINGS.get(name, SETTINGS["eagle dynamic"]))
+        how = dict(OWN if name == "own" else SETTINGS.get(name, SETTINGS["eagle dynamic"]))
         if how["drafter"] == "eagle":
             how["draft_model"] = self.heads.get(name, self.heads.get(name.split()[0], self.heads["eagle"]))
         if how.get("draft_model") == "same":

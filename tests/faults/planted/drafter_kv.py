@@ -132,7 +132,7 @@ def other_base(base: float):
         half = like.shape[-1]
         angle = torch.outer(torch.arange(len(like)).float(), base ** (torch.arange(half) / -half))
         both = torch.cat([angle, angle], -1)[None].to(like.dtype)
-        turns = torch.stack(Rotary().tables(both.cos(), both.sin()), dim=1)
+        turns = torch.stack(Rotary()(both.cos(), both.sin()), dim=1)
         assert turns.shape == like.shape
         return turns
 
