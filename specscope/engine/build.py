@@ -40,7 +40,7 @@ from specscope.speculate.drafters.ngram import NgramDrafter
 from specscope.speculate.drafters.own import DrafterSetup, OwnDrafter
 from specscope.speculate.drafters.parallel import ParallelEagle
 from specscope.speculate.drafters.suffix import SuffixDrafter
-from specscope.speculate.named import load
+from specscope.speculate.named import NamedCode
 from specscope.speculate.verify.verifier import warm_up_verdicts
 from specscope.trace.record.draft_vocabulary import pack
 from specscope.trace.record.notes import MODELS
@@ -155,7 +155,8 @@ def make_drafter(
     """
     plan, blocks = config.plan, drafter_blocks(config, blocks)
     if config.is_own:
-        make = config.own or load(config.drafter, config.own_folder, "--drafter")
+        make = config.own.load("--drafter") if isinstance(config.own, NamedCode) else config.own
+        assert make is not None
         setup = DrafterSetup(target, tokenizer, plan or parse_plan("5"), config.draft_model, blocks, backend)
         return OwnDrafter(make, config.drafter, setup)
     if plan is None:

@@ -17,7 +17,7 @@ from specscope.model.places import on_disk
 from specscope.plans.heads import is_head
 from specscope.plans.model_digest import model_digest, of_layers
 from specscope.plans.plan import DynamicPlan, StaticPlan, TreePlan, parse_plan
-from specscope.speculate.named import find, is_named, name_of
+from specscope.speculate.named import NamedCode, is_named, name_of
 from specscope.trace.checked import Flag, base_of, checked, flags_of, required_types, short, whole
 from specscope.trace.record.rules import BLOCK, RULES, STANDARD
 
@@ -115,19 +115,19 @@ class EngineConfig:
     threads: Annotated[Threads | None, Flag("CPU threads.  [default: torch's choice]", "N")] = None
     ngram_max: Count = 4  # longest suffix that prompt lookup tries
     ngram_min: Count = 2  # shortest
-    own: Callable[..., Any] | None = None  # the class or function that was given as drafter
-    own_folder: str = ""  # of the module that drafter names, where it is not installed
+    own: Callable[..., Any] | NamedCode | None = None  # what makes a drafter that is none of DRAFTERS
 
     def __post_init__(self) -> None:
-        if not isinstance(self.drafter, str):
+        if callable(self.drafter):
             object.__setattr__(self, "own", self.drafter)
             object.__setattr__(self, "drafter", name_of(self.drafter))
-        elif self.is_own and self.own is None and not self.own_folder:
-            object.__setattr__(self, "own_folder", find(self.drafter, "--drafter"))
         for name in ("target", "draft_model", "tree", "device"):
             if getattr(self, name) == "":
                 raise UserError(f"--{name.replace('_', '-')} is empty: give a value, or leave the flag out")
-        if self.drafter not in DRAFTERS and not self.is_own:
+        if self.is_own and (self.own is None or name_of(self.own) != self.drafter):
+            refuse_gone(self.drafter.partition(":")[0])
+            if is_named(self.drafter):
+                raise UserError(f"the drafter {short(self.drafter)} is imported only where --drafter names it")
             raise UserError(f"unknown drafter {short(self.drafter)}: use {', '.join(DRAFTERS)} or module:Class")
         if self.drafter == "auto":
             object.__setattr__(self, "drafter", self._pick_drafter())
@@ -164,10 +164,8 @@ class EngineConfig:
 
     @property
     def is_own(self) -> bool:
-        """Whether a class of the user's drafts. Raises UserError for a name that there was once."""
-        if self.drafter not in DRAFTERS:
-            refuse_gone(self.drafter.partition(":")[0])
-        return self.own is not None or is_named(self.drafter)
+        """Whether a class of the user's drafts."""
+        return self.drafter not in DRAFTERS
 
     @property
     def head(self) -> str:
@@ -202,6 +200,15 @@ class EngineConfig:
 _NUMBERS = {name: kind for name, kind in required_types(EngineConfig).items() if base_of(kind) in (int, float)}
 
 
+def named_drafter(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings of an EngineConfig as somebody wrote them: a drafter that they name may be imported."""
+    drafter = settings.get("drafter")
+    if not isinstance(drafter, str) or drafter in DRAFTERS or not is_named(drafter):
+        return settings
+    refuse_gone(drafter.partition(":")[0])
+    return settings | {"own": NamedCode.find(drafter, "--drafter")}
+
+
 def models_given(config: EngineConfig) -> dict[str, Any]:
     """RunInfo's fields of the models that an engine is given: their paths as they are given, and digests of them.
 
@@ -212,7 +219,7 @@ def models_given(config: EngineConfig) -> dict[str, Any]:
         draft = model_digest(Path(config.head).expanduser())
     elif config.draft_layers is not None:
         draft = of_layers(target, config.draft_layers)
-    elif config.drafter == "draft_model":
+    elif config.draft_model is not None:
         draft = given_digest(config.draft_model)
     paths = {"target_path": config.target or "", "draft_path": config.draft_model or ""}
     return {**paths, "target_digest": target, "draft_digest": draft}

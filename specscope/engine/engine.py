@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from specscope.engine.build import Parts, build_parts
-from specscope.engine.config import EngineConfig
+from specscope.engine.config import EngineConfig, named_drafter
 from specscope.engine.generate import Chunk, Params, Prompts, Result, paired
 from specscope.engine.intake import Intake
 from specscope.engine.phases import LastStep, Phases, StepState
@@ -53,7 +53,7 @@ class Engine:
         for name in settings:
             if name not in EngineConfig.__dataclass_fields__:
                 refuse_gone(f"--{name.replace('_', '-')}")
-        self.config = config or EngineConfig(**settings)
+        self.config = config or EngineConfig(**named_drafter(settings))
         self.parts = parts = parts or build_parts(self.config, progress)
         self.runner, self.tokenizer = parts.runner, parts.tokenizer
         self.vocabulary, self.run_info = parts.vocabulary, parts.run_info

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from specscope.analyze.audit.options import ModelSource, Options
-from specscope.engine.config import DEFAULT_HEAD, EngineConfig, given_digest
+from specscope.engine.config import DEFAULT_HEAD, DRAFTERS, EngineConfig, given_digest
 from specscope.errors import UserError, not_loaded
 from specscope.model.bundled import NAME
 from specscope.model.hub import hush
@@ -66,16 +66,16 @@ def draft_named(run: RunInfo, given: str | None) -> str | None:
 def engine_config_of(run: RunInfo, target: str | None, draft_model: str | None, **more: Any) -> EngineConfig:  # noqa: ANN401
     """The configuration of the engine that made a capture.
 
-    Of an older one whose model drafted beside a text: the model alone, with all that its search may hold. Of one whose
-    verdicts were made up: nothing drafts.
+    Of an older one whose model drafted beside a text: the model alone, with all that its search may hold. Nothing
+    drafts where verdicts were made up, nor for a drafter of somebody's own: what a capture names is never imported.
     """
     drafter, draft, tree = model_part(run.drafter) or run.drafter, draft_named(run, draft_model), run.tree
     if draft is None and drafter == "draft_model":
         draft = run.draft_model
     if drafter != run.drafter and isinstance(plan := read_plan(tree), DynamicPlan):
         tree = str(replace(plan, nodes=min(plan.candidates, MAX_NODES)))
-    if drafter.startswith("synthetic:"):
-        drafter, tree = "none", ""
+    if run.is_ours and drafter not in DRAFTERS:
+        drafter, draft, tree = "none", None, ""
     return EngineConfig(
         target=target_named(run, target),
         drafter=drafter,

@@ -9,12 +9,13 @@ import re
 import sys
 import traceback
 from collections.abc import Callable
-from importlib.machinery import ModuleSpec, PathFinder
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from typing import Any
 
 from specscope.errors import UserError
 
-_NAME = re.compile(r"(?P<module>[A-Za-z_][\w.]*):(?P<name>[A-Za-z_][\w.]*)")
+_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 def is_named(text: str) -> bool:
@@ -22,40 +23,47 @@ def is_named(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
-def name_of(code: Callable[..., Any]) -> str:
-    """module:Name of a class or function."""
-    return f"{code.__module__}:{code.__qualname__}"
+@dataclass(frozen=True)
+class NamedCode:
+    """What somebody named, and may be imported: a capture and a debug socket make none of these."""
+
+    name: str  # module:Name
+    folder: str  # of the module; "" where it is installed
+
+    @staticmethod
+    def find(name: str, flag: str) -> NamedCode:
+        """Raises UserError where there is no such module; nothing is imported."""
+        top = name.partition(":")[0].partition(".")[0]
+        if top in sys.modules or importlib.util.find_spec(top) is not None:
+            return NamedCode(name, "")
+        folder = os.getcwd()
+        if PathFinder.find_spec(top, [folder]) is None:
+            raise UserError(f"{flag} {name}: there is no module {top}, neither installed nor in {folder}")
+        return NamedCode(name, folder)
+
+    def load(self, flag: str) -> Any:  # noqa: ANN401
+        """Import it. Of the folder only that module is run. Raises UserError with the place of its mistake."""
+        module, _, name = self.name.partition(":")
+        top = module.partition(".")[0]
+        spec = PathFinder.find_spec(top, [self.folder]) if self.folder and top not in sys.modules else None
+        try:
+            if spec is not None and spec.loader is not None:
+                sys.modules[top] = importlib.util.module_from_spec(spec)
+                spec.loader.exec_module(sys.modules[top])
+            made: Any = importlib.import_module(module)
+        except Exception as error:
+            sys.modules.pop(top, None)
+            raise failed(f"{flag} {self.name} cannot be imported", error) from error
+        for part in name.split("."):
+            if not hasattr(made, part):
+                raise UserError(f"{flag} {self.name}: {module} has no {name}")
+            made = getattr(made, part)
+        return made
 
 
-def find(text: str, flag: str) -> str:
-    """The folder of the module that `text` names, "" where it is installed. Raises UserError; nothing is imported."""
-    top = text.partition(":")[0].partition(".")[0]
-    if top in sys.modules or importlib.util.find_spec(top) is not None:
-        return ""
-    folder = os.getcwd()
-    if PathFinder.find_spec(top, [folder]) is None:
-        raise UserError(f"{flag} {text}: there is no module {top}, neither installed nor in {folder}")
-    return folder
-
-
-def load(text: str, folder: str, flag: str) -> Any:  # noqa: ANN401
-    """What `text` names. Of `folder` only that module is run. Raises UserError with the place of its mistake."""
-    module, _, name = text.partition(":")
-    top = module.partition(".")[0]
-    spec: ModuleSpec | None = PathFinder.find_spec(top, [folder]) if folder and top not in sys.modules else None
-    try:
-        if spec is not None and spec.loader is not None:
-            sys.modules[top] = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(sys.modules[top])
-        made: Any = importlib.import_module(module)
-    except Exception as error:
-        sys.modules.pop(top, None)
-        raise failed(f"{flag} {text} cannot be imported", error) from error
-    for part in name.split("."):
-        if not hasattr(made, part):
-            raise UserError(f"{flag} {text}: {module} has no {name}")
-        made = getattr(made, part)
-    return made
+def name_of(code: Callable[..., Any] | NamedCode) -> str:
+    """module:Name."""
+    return code.name if isinstance(code, NamedCode) else f"{code.__module__}:{code.__qualname__}"
 
 
 def failed(what: str, error: Exception) -> UserError:

@@ -64,17 +64,33 @@ def test_it_is_not_run(words, shows, folder, installed, tiny, tmp_path):
     assert not ran.exists()
 
 
-def test_the_module_of_a_drafter_of_ones_own_is_run_and_no_other(folder, installed, tiny):
-    """As docs/python.md has it, from a folder that holds nothing else of use."""
+def captured(folder, installed, tiny, module, *, named):
+    """The capture of the class of docs/python.md as this module. `named`: whether the class has a name."""
     page = (ROOT / "docs" / "python.md").read_text()
-    (folder / "mine.py").write_text(re.findall(r"```python\n(.*?)```", page, re.S)[-1])
-    words = ["capture", "-", "--drafter", "mine:LastWords", "--tree", "4", "-o", "mine.jsonl", "--max-tokens", "9"]
+    source = re.findall(r"```python\n(.*?)```", page, re.S)[-1]
+    (folder / f"{module}.py").write_text(source if named else source.replace('name = "last words"', ""))
+    words = ["capture", "-", "--drafter", f"{module}:LastWords", "--tree", "4", "-o", "mine.jsonl", "--max-tokens", "9"]
     command = [*installed, *words, "--ignore-eos", "--target", str(tiny), "--kv-memory", "0.01"]
     done = subprocess.run(
         command, input="abc abc abc abc\n", cwd=folder, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
-    run = read_capture(folder / "mine.jsonl").history
+    assert not (folder / "ran").exists()
+    return read_capture(folder / "mine.jsonl").history
+
+
+def test_the_module_of_a_drafter_of_ones_own_is_run_and_no_other(folder, installed, tiny):
+    """As docs/python.md has it, from a folder that holds nothing else of use."""
+    run = captured(folder, installed, tiny, "mine", named=True)
     assert (run.run.drafter, run.run.tree) == ("last words", "4")
     assert any(len(part.tree) == 4 for step in run.steps for part in step.requests)
-    assert not (folder / "ran").exists()
+
+
+def test_a_module_that_only_a_capture_names_is_never_imported(folder, installed, tiny):
+    assert captured(folder, installed, tiny, "theirs", named=False).run.drafter == "theirs:LastWords"
+    (folder / "theirs.py").write_text((folder / "torch.py").read_text())
+    for verb in ("diagnose", "locate", "tune --check"):
+        command = [*installed, *verb.split(), "mine.jsonl", "--target", str(tiny)]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+        assert "internal error" not in done.stderr
+        assert not (folder / "ran").exists(), verb

@@ -78,6 +78,15 @@ def test_a_config_builds_several(tiny):
     assert engines[0].drafter is not engines[1].drafter
 
 
+def test_a_name_alone_imports_nothing():
+    """A capture's, or one that comes over a debug socket: `fork` changes an engine's configuration."""
+    config = EngineConfig(drafter=Bigrams)
+    for drafter in ("tests.own:Other", "tests.own:Bigrams.plan"):
+        with pytest.raises(UserError, match="is imported only where --drafter names it"):
+            replace(config, drafter=drafter)
+    assert not replace(config, drafter="ngram").is_own
+
+
 def mine(members):
     return type("Mine", (LastWords,), members)
 
