@@ -13,7 +13,7 @@ import numpy as np
 
 from specscope.sglang.verification import SentNumbers, Verification, unpacked
 from specscope.trace.inside.chain import NO_FLOATS, NO_INTS, Judged
-from specscope.trace.inside.gathered import GatheredTables, final_of, parents_of, read
+from specscope.trace.inside.gathered import Gathered, final_of, parents_of, read
 from specscope.trace.record.records import DraftNotes, FinalKind, Outcome, Verdict
 from specscope.trace.record.rules import SIMULATED, UNSEEN
 from specscope.trace.record.tree import ROOT, DraftTree, Ints
@@ -105,25 +105,25 @@ def judged(seen: Verification) -> list[JudgedRequest]:
     for each in numbers:
         if each.candidates[each.path].tolist() != each.given[:-1]:
             raise VerificationError(f"tokens {each.given} came out of the slots {each.path.tolist()}")
-    tables = seen.gathered.tables()
+    call = seen.gathered
     shapes = [_Shape.of(each) for each in numbers]
-    chains = read(tables) if all(shape.is_chain for shape in shapes) else []
+    chains = read(call) if all(shape.is_chain for shape in shapes) else []
     requests = []
     for row, (each, shape) in enumerate(zip(numbers, shapes, strict=True)):
         made = chains[row] if len(chains) and len(shape.slots) == len(chains[row].tree) else None
         if made is None:
-            made = _of_tree(tables, row, each, shape)
-        final_coin = 0.0 if bool(tables.ends["greedy"][row]) else each.final_coin
+            made = _of_tree(call, row, each, shape)
+        final_coin = 0.0 if bool(call.tables["ends"]["greedy"][row]) else each.final_coin
         verdict = dataclasses.replace(made.verdict, rule=seen.rule, final_coin=final_coin)
         notes = None if each.scores is None else _notes(each.scores[shape.slots - 1], shape.parent)
         requests.append(JudgedRequest(dataclasses.replace(made, verdict=verdict, notes=notes), each.context))
     return requests
 
 
-def _of_tree(tables: GatheredTables, row: int, numbers: SentNumbers, shape: _Shape) -> Judged:
-    end = {name: values[row].item() for name, values in tables.ends.items()}
+def _of_tree(call: Gathered, row: int, numbers: SentNumbers, shape: _Shape) -> Judged:
+    end = {name: values[row].item() for name, values in call.tables["ends"].items()}
     greedy = end["greedy"]
-    rows = {name: values[end["first"] + shape.slots - 1] for name, values in tables.rows.items()}
+    rows = {name: values[end["first"] + shape.slots - 1] for name, values in call.tables["rows"].items()}
     path = shape.path(numbers.path)
     tried, rejected = shape.walk(path)
     m = len(shape.slots)
@@ -154,7 +154,7 @@ def _of_tree(tables: GatheredTables, row: int, numbers: SentNumbers, shape: _Sha
         final_coin=0.0,
     )
     parents = None
-    if tables.full:
+    if call.full:
         first = np.array([children[0] for _, children in tried], np.int64)
         every = np.array([child for _, children in tried for child in children], np.int64)
         parents = parents_of(rows, np.array([parent for parent, _ in tried], np.int64), first, every, final, {})

@@ -7,7 +7,6 @@ every request of the batch; what is written is read by specscope/measure/locate/
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 import sys
@@ -21,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specscope.trace.inside.hooking import ErrorGuard, log, names_of
+from specscope.trace.inside.hooking import ErrorGuard, HookedCall, log, names_of, wrapped
 from specscope.trace.inside.on_import import at_exit
 from specscope.trace.inside.settings import TapSettings
 from specscope.vllm.code import DRAFTER, TARGET, functions_of, inputs_code
@@ -159,19 +158,18 @@ class VllmTaps:
         after: Callable[[Any, tuple[Any, ...], dict[str, Any]], None] | None = None,
     ) -> None:
         """Tell of a function's calls, whether or not the plugin's hooks are there; `after` gets what it gave, too."""
-        original = getattr(owner, name)
 
-        @functools.wraps(original)
-        def called(*args: Any, **kwargs: Any) -> Any:
+        def hook(call: HookedCall) -> Any:
             if before is not None:
-                self._guard.safely(before, args, kwargs)
-            output = original(*args, **kwargs)
+                self._guard.safely(before, call.args, call.kwargs)
+            output = call()
             if after is not None:
-                self._guard.safely(after, output, args, kwargs)
+                self._guard.safely(after, output, call.args, call.kwargs)
             return output
 
-        called.__specscope__ = True  # type: ignore[attr-defined]
-        setattr(owner, name, called)
+        replaced = wrapped(getattr(owner, name), hook)
+        replaced.__specscope__ = True
+        setattr(owner, name, replaced)
 
     def _take_batch(self, batch: Any, *_: Any) -> None:
         self._batch = batch

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -64,33 +65,25 @@ class Sent(Generic[Key]):
 
 
 @dataclass
-class GatheredTables:
-    """The columns of one call, on the host. One that nothing was gathered for is not there."""
-
-    rows: Table
-    scores: Table  # of what the drafter gave for these rows
-    ends: Table  # of requests
-    scored: Sequence[int]  # rows of each request that the drafter scored, from the first on; empty: none have scores
-    full: bool
-    step_seeds: bool = False  # whether coins follow from the draft's place in its chain, besides seed and position
-
-
-@dataclass
 class Gathered:
     """The numbers of one call, which may be on their way to the host."""
 
     sent: Sent[tuple[str, str]]  # columns by table and name
     requests: int
-    scored: Sequence[int]
+    scored: Sequence[int]  # rows of each request that the drafter scored, from the first on; empty: none have scores
     full: bool
-    step_seeds: bool
+    step_seeds: bool  # whether coins follow from the draft's place in its chain, besides seed and position
 
-    def tables(self) -> GatheredTables:
-        """When they have come."""
+    @cached_property
+    def tables(self) -> dict[str, Table]:
+        """When they have come: of rows, of what the drafter gave for them (scores), of requests (ends).
+
+        A column that nothing was gathered for is not there.
+        """
         tables: dict[str, Table] = {"rows": {}, "scores": {}, "ends": {}}
         for (table, name), column in self.sent.read().items():
             tables[table][name] = column
-        return GatheredTables(**tables, scored=self.scored, full=self.full, step_seeds=self.step_seeds)
+        return tables
 
 
 class Judgements:
@@ -115,21 +108,21 @@ class Judgements:
     def of(self, row: int) -> Judged:
         """The judgement of the request in that row of the sampler's batch. All are read with the first."""
         if self._judged is None:
-            self._judged = dict(enumerate(judged for call in self._calls for judged in read(call.tables())))
+            self._judged = dict(enumerate(judged for call in self._calls for judged in read(call)))
         return self._judged[row]
 
 
-def read(tables: GatheredTables) -> list[Judged]:
+def read(call: Gathered) -> list[Judged]:
     """The judgement of each request in the batch."""
-    return [assembled(_OneRequest(tables, request).numbers()) for request in range(len(tables.ends["first"]))]
+    return [assembled(_OneRequest(call, request).numbers()) for request in range(call.requests)]
 
 
 class _OneRequest:
-    def __init__(self, tables: GatheredTables, request: int) -> None:
-        self.tables = tables
-        self.end = {name: values[request].item() for name, values in tables.ends.items()}
+    def __init__(self, call: Gathered, request: int) -> None:
+        self.call, tables = call, call.tables
+        self.end = {name: values[request].item() for name, values in tables["ends"].items()}
         first, drafted = self.end["first"], self.end["drafted"]
-        rows = {name: values[first : first + drafted] for name, values in tables.rows.items()}
+        rows = {name: values[first : first + drafted] for name, values in tables["rows"].items()}
         invalid = np.flatnonzero(rows["token"] < 0) if rows else NO_INTS
         self.n = int(invalid[0]) if len(invalid) else drafted
         self.rows = {name: values[: self.n] for name, values in rows.items()}
@@ -137,14 +130,15 @@ class _OneRequest:
         self.accepted = min(self.end["accepted"], self.n)
         self.greedy = self.end["greedy"]
         self.sampled = "q" in rows and not self.greedy
-        scored = min(tables.scored[request], self.n) if len(tables.scored) else 0
-        self.scores = {name: values[first : first + scored] for name, values in tables.scores.items()} if scored else {}
+        scored = min(call.scored[request], self.n) if len(call.scored) else 0
+        scores = tables["scores"] if scored else {}
+        self.scores = {name: values[first : first + scored] for name, values in scores.items()}
 
     def numbers(self) -> Numbers:
         tried = np.arange(min(self.accepted + 1, self.n))
         final = final_of(self.end, None if self.accepted == self.n else self.rows["choice"][self.accepted])
         parents = None
-        if self.tables.full:
+        if self.call.full:
             own = {name: values[: len(tried)] for name, values in self.scores.items()}
             parents = parents_of(self.rows, tried - 1, tried, tried, final, own, sampled=self.sampled)
         return Numbers(
@@ -177,7 +171,7 @@ class _OneRequest:
         if self.greedy or "seed" not in self.end:
             return np.zeros(self.n) if self.greedy else self._of("coin", np.float64)
         seeds = np.full(self.n, self.end["seed"], np.int64)
-        if self.tables.step_seeds:
+        if self.call.step_seeds:
             seeds = of_step(seeds, np.arange(self.n, dtype=np.int64))
         return uniform(seeds, self._of("position", np.int64)).astype(np.float64)
 
