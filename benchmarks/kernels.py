@@ -152,8 +152,8 @@ def _verification(work: Work, device: torch.device, took: Took) -> Iterator[Meas
             Tree(token, parent, np.full(nodes, WITHOUT_REPLACEMENT, np.uint8), generator.random(nodes + 1), q_row)
         )
     flat, choices = FlatTrees.build(trees), torch.zeros(0, dtype=torch.int64, device=device)
-    work = flat.on(device), p, choices, q
-    read = tree_verify.tree_verify(*work).to_host()
+    arguments = flat.on(device), p, choices, q
+    read = tree_verify.tree_verify(*arguments).to_host()
     parents = np.unique(flat.parent[read["outcome"] == REJECTED])  # there a pass needs a row of p and one of q
     passes = 2 * len(parents) + int((read["recovered"] == 0).sum())
-    yield took("tree_verify, 64 nodes each", passes * p[0].nbytes, lambda: tree_verify.tree_verify(*work))
+    yield took("tree_verify, 64 nodes each", passes * p[0].nbytes, lambda: tree_verify.tree_verify(*arguments))
