@@ -7,6 +7,7 @@ from specscope.errors import UserError
 _TUNE = "`specscope tune` finds the tree to use, and --tree takes it"
 _ALONE = "use one drafter, such as --drafter eagle"
 _COLLECTOR = "docs/telemetry.md shows how an OpenTelemetry Collector keeps chosen requests"
+_PART = "`specscope export FILE#REQUEST -o part.jsonl` writes a part of a capture"
 _COUNTS = "`specscope watch` reads counts from the server's metrics page"
 
 # Each name as people write it (a flag, a verb, a drafter, a variable, a setting), and the end of the sentence.
@@ -25,10 +26,8 @@ GONE = {
     "synthetic": "`fork accept=NODE` of the debugger forces verdicts",
     "--keep": _COLLECTOR,
     "--keep-buffer": _COLLECTOR,
-    "--sample-capture": "`specscope extract` takes requests out of a capture",
     "SPECSCOPE_KEEP": _COLLECTOR,
     "SPECSCOPE_KEEP_BUFFER": _COLLECTOR,
-    "SPECSCOPE_SAMPLE_CAPTURE": "`specscope extract` takes requests out of a capture",
     **dict.fromkeys(("--evidence counts", "SPECSCOPE_EVIDENCE=counts", "SPECSCOPE_AGGREGATES"), _COUNTS),
     "train": "docs/training.md shows the trainers of speculators and SpecForge, and how to judge what they make",
     "force": "`fork accept=NODE` shows what would follow, over a live engine of ours: specscope debug PROMPT",
@@ -38,6 +37,7 @@ GONE = {
     "--web": "`ssh -t HOST specscope ...` shows the screen from another machine",
     "--web-host": "`ssh -t HOST specscope ...` shows the screen from another machine",
     "--web-port": "`ssh -t HOST specscope ...` shows the screen from another machine",
+    **dict.fromkeys(("extract", "--sample-capture", "SPECSCOPE_SAMPLE_CAPTURE"), _PART),
     "info spans": "Jaeger shows the spans of other services",
     "[keys]": "keys cannot be changed, so leave it out",
     **dict.fromkeys(("--alert", "--exec"), "an alerting rule of Prometheus does it, over the metrics page"),

@@ -188,7 +188,7 @@ JUDGES += [
     ("replay",),
     ("why",),
 ]
-JUDGES += [("extract", "-o", "part.jsonl")]
+JUDGES += [("export", "-o", "part.jsonl")]
 
 
 def judged() -> dict[str, list[Case]]:
@@ -297,8 +297,8 @@ def outputs() -> dict[str, list[Case]]:
             *at(("capture", "good.txt", "--output="), *same, last=CAPTURE[4:], says=input_says),
             *at(("capture", "good.txt", "--output="), *places, last=CAPTURE[4:]),
             *at(("watch", "c.jsonl", "--headless", "--capture="), "soft-c", "hard-c", says=input_says),
-            *at(("extract", "c.jsonl#r0", "--output="), "c.jsonl", "soft-c", "hard-c", says=input_says),
-            *at(("extract", "c.jsonl#r0", "--output="), *places),
+            *at(("export", "c.jsonl#r0", "--output="), "c.jsonl", "./c.jsonl", "sub/../c.jsonl", says=input_says),
+            *at(("export", "c.jsonl#r0", "--output="), *places),
             *at(("run", "--file", "good.txt", "--output="), "soft2", "sub", "page.html", last=CAPTURE[4:]),
             *(
                 Case(("vllm", f"--capture={x}", "--debug=s", "--", "serve", "m"), held, says)
@@ -330,7 +330,10 @@ def outputs() -> dict[str, list[Case]]:
             *at((*tune, "--save-costs="), "", ".", "good.txt", "c.jsonl", "no/x"),
         ],
         "folder": [
-            *at(("export", "c.jsonl", "--output="), *folders),
+            *at(("export", "c.jsonl", "--output="), *folders, "part.csv", "tables.parquet"),
+            Case(("export", "c.jsonl", "--output=part.jsonl"), held, "write a request after #"),
+            Case(("export", "c.jsonl#r0", "--output=tables"), held, "names a part, which is written to a file"),
+            Case(("export", "c.jsonl", "--no-clobber", "--output=."), held, "--no-clobber keeps what it holds"),
         ],
     }
 

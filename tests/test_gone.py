@@ -27,6 +27,7 @@ ASKED: list[tuple[str, list[str]]] = [
     ("--keep", ["vllm", "--capture", "run.jsonl", "--keep", "error", "--", "serve", "m"]),
     ("--keep-buffer", ["serve", "--keep-buffer", "32"]),
     ("--sample-capture", ["transformers", "--sample-capture", "script.py"]),
+    ("extract", ["extract", "run.jsonl#r3", "-o", "part.jsonl"]),
     ("--again", ["audit", "run.jsonl", "--again"]),
     ("--against", ["diagnose", "run.jsonl", "--against", "good.jsonl"]),
 ]

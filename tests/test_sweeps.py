@@ -35,7 +35,7 @@ READERS = (
     *(("tune", "FILE", "--no-costs", "--nodes", "4", *more) for more in ((), (JSON,))),
     *(("tune", "FILE", "--costs", str(TRACES.parent / "tests/data/costs.json"), *more) for more in ((), (JSON,))),
     ("export", "FILE", "-o", "NEW"),
-    *(("extract", f"FILE{place}", "-o", "NEW.jsonl") for place in ("#r0", "#r1@1:3", "#r0@2")),
+    *(("export", f"FILE{place}", "-o", "NEW.jsonl") for place in ("#r0", "#r1@1:3", "#r0@2")),
     ("debug", "--over", "FILE", "--commands", "SCRIPT"),
     ("replay", "FILE"),
     ("watch", "FILE", "--headless", "-o", "NEW.jsonl"),

@@ -1,38 +1,100 @@
-"""`specscope export`: captures as Parquet tables."""
+"""`specscope export`: captures as Parquet tables, or a part of one as a capture."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
 import click
 
-from specscope.cli.captures import captures_argument, fetches_captures, need_different, reading_bar
+from specscope.cli.captures import PLACE, fetches_captures, need_different, need_steps, reading_bar
+from specscope.cli.options import asked_privacy, no_clobber_option, privacy_options
 from specscope.cli.streams import say, warn
+from specscope.errors import UserError
+from specscope.trace.files import CAPTURE, Existing, check_output
 from specscope.trace.history.wording import plural
-from specscope.trace.stored import as_runs
+from specscope.trace.record.privacy import Privacy
+from specscope.trace.record.vocabulary import printable
+from specscope.trace.stored import CaptureSource, as_runs
+
+PART = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+FORMS = "give a folder for Parquet tables, or a name in .jsonl, .jsonl.gz or .jsonl.zst for a part of a capture"
 
 
 @click.command()
-@captures_argument
-@click.option("-o", "--output", required=True, metavar="DIR", help="Folder for the tables.")
+@click.argument("captures", nargs=-1, required=True, type=PLACE, metavar="CAPTURE[#REQUEST[@STEP[:LAST]]]...")
+@click.option(
+    "-o", "--output", required=True, metavar="DIR|FILE", help="A folder for tables, or the name of a capture."
+)
+@no_clobber_option
+@privacy_options
 @fetches_captures
-def export(captures: tuple[str, ...], output: str) -> None:
-    """Write captures as Parquet tables, for pandas, DuckDB and other tools.
+def export(captures: tuple[str, ...], output: str, *, no_clobber: bool, **flags: Any) -> None:  # noqa: ANN401
+    """Write captures as Parquet tables, or a part of a capture as a capture.
 
     \b
-      specscope export run.jsonl -o tables
-      duckdb -c "SELECT depth, outcome, count(*) FROM 'tables/nodes.parquet' GROUP BY ALL"
+      specscope export run.jsonl -o tables                   tables for pandas, DuckDB and other tools
+      specscope export run.jsonl#r3 -o part.jsonl            a request, to attach to an issue
+      specscope export run.jsonl#r3@17 -o part.jsonl         a step of it
+      specscope export run.jsonl#r3@10:40 -o part.jsonl      its steps 10 to 40, both included; 10: goes to its end
+      specscope export run.jsonl#r3@10:40 run.jsonl#r5 -o part.jsonl.gz --no-text
 
-    DIR holds runs, requests, steps (one row for each request and step), nodes (one for each drafted token), finals
-    (the token that ended each decode step), tokens (texts) and intervals (of captures that hold counts only). The
-    columns `capture`, `step` and `request` join them. The files describe their columns.
+    A folder gets the tables runs, requests, steps (one row for each request and step), nodes (one for each drafted
+    token), finals (the token that ended each decode step), tokens (texts) and intervals (of captures that hold counts
+    only). It must be new, empty, or hold an older export, which is replaced. Needs pip install 'specscope[export]'.
 
-    DIR must be new, empty, or an older export, which is replaced. Needs pip install 'specscope[export]'.
+    A part holds the prompt, parameters and output of its requests, and nothing of other requests except how many took
+    part in a step. --no-text leaves out the texts, and --no-tokens the token ids too. Every verb that reads a capture
+    reads a part.
     """
+    existing = Existing.REFUSE if no_clobber else Existing.REPLACE
+    is_part = output.endswith(PART) and not Path(output).is_dir()
+    if Path(output).suffix and not is_part and not Path(output).is_dir():
+        raise UserError(f"-o {output}: {FORMS}")
+    from specscope.trace.wire.reading import split_file
+
+    write, named = _write_part if is_part else _write_tables, [split_file(capture) for capture in captures]
+    write(named, output, asked_privacy(flags), existing)
+
+
+def _write_tables(named: Sequence[tuple[str, str]], folder: str, privacy: Privacy, existing: Existing) -> None:
     from specscope.analyze.export.exporting import export as write
 
+    if place := next((place for _, place in named if place), ""):
+        raise UserError(f"#{printable(place)} names a part, which is written to a file: -o part.jsonl")
+    if existing is Existing.REFUSE and Path(folder).is_dir() and any(Path(folder).iterdir()):
+        raise UserError(f"{folder} is not empty, and --no-clobber keeps what it holds: give another folder")
+    captures = [file for file, _ in named]
     need_different(captures)
     with reading_bar("exporting") as progress:
-        written = write(as_runs(captures), output, progress)
+        written = write(as_runs(captures), folder, progress, privacy)
     for warning in written.warnings:
         warn(warning)
     counts = (plural(count, name.removesuffix("s")) for name, count in written.rows.items() if count)
-    say(f"wrote {output}: {', '.join(counts)}")
+    say(f"wrote {folder}: {', '.join(counts)}")
+
+
+def _write_part(named: Sequence[tuple[str, str]], output: str, privacy: Privacy, existing: Existing) -> None:
+    from specscope.trace.extract import part_of, write_part
+    from specscope.trace.wire.reading import read_capture
+
+    file = named[0][0]
+    for other, _ in named:
+        if other != file:
+            raise UserError(f"{other} is another capture than {file}: {output} takes places of one")
+    check_output(output, "-o", (file,), CAPTURE, existing)
+    with reading_bar("reading") as progress:
+        reader = read_capture(file, progress)
+    history = reader.history
+    need_steps(history, file, "exported in part")
+    first = next(iter(history.requests), "r3")
+    is_part = isinstance(file, CaptureSource) and len(history.requests) == 1  # a store's trace of a request
+    if not is_part and not all(place for _, place in named):
+        raise UserError(f"{output} takes a part of {file}: write a request after #, such as {file}#{printable(first)}")
+    part = part_of(history, [place or first for _, place in named], privacy)
+    for warning in reader.warnings:
+        warn(warning)
+    size = write_part(part, history.vocabulary, output, existing)
+    counts = f"{plural(part.steps, 'step')} of {plural(len(part.requests), 'request')}, {plural(size, 'byte')}"
+    say(f"wrote {output}: {counts}; left out: {', '.join(part.left_out)}")

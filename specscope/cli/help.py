@@ -14,7 +14,7 @@ from specscope.errors import UserError
 from specscope.gone import refuse_gone
 
 GROUPS = {
-    "Look": ("run", "capture", "replay", "report", "why", "export", "extract", "watch", "tui"),
+    "Look": ("run", "capture", "replay", "report", "why", "export", "watch", "tui"),
     "Judge": ("verify", "diagnose", "audit", "locate", "compare"),
     "Change": ("debug", "tune", "tree"),
     "Serve": ("serve", "vllm", "transformers"),

@@ -24,7 +24,6 @@ from specscope.cli.captures import (
 from specscope.cli.compare import compare
 from specscope.cli.doctor import doctor
 from specscope.cli.export import export
-from specscope.cli.extract import extract
 from specscope.cli.help import GroupedVerbs, help_verb
 from specscope.cli.inside.transformers import transformers
 from specscope.cli.inside.vllm import vllm
@@ -453,7 +452,6 @@ cli.add_command(compare)
 cli.add_command(diagnose)
 cli.add_command(doctor)
 cli.add_command(export)
-cli.add_command(extract)
 cli.add_command(help_verb)
 cli.add_command(locate)
 cli.add_command(serve)

@@ -124,3 +124,29 @@ def test_an_interrupted_export_leaves_what_was_there(tmp_path, number, older):
         assert pq.read_metadata(folder / "steps.parquet").num_rows == 11
     else:
         assert not folder.exists()
+
+
+def test_tables_leave_out_what_a_capture_recorded_so_leaves_out(tmp_path):
+    """Of the same run: what --no-text and --no-tokens take from the tables is what they would have taken from it."""
+    eagle = str(Path(PLANTED).parent / "eagle.jsonl")
+    for flag in ("--no-text", "--no-tokens"):
+        part, folders = tmp_path / f"part{flag}.jsonl", [tmp_path / f"recorded{flag}", tmp_path / f"left{flag}"]
+        assert run_here(["export", *(f"{eagle}#r{n}" for n in range(3)), "-o", str(part), flag])[0] == 0
+        whole = tmp_path / f"part{flag}"
+        whole.mkdir()
+        full = str(whole / part.name)
+        assert run_here(["export", *(f"{eagle}#r{n}" for n in range(3)), "-o", full])[0] == 0
+        for source, folder, more in ((str(part), folders[0], ()), (full, folders[1], (flag,))):
+            assert run_here(["export", source, "-o", str(folder), *more])[0] == 0
+        for name in NAMES:
+            recorded, left = (pq.read_table(folder / name) for folder in folders)
+            out = {"capture", "warnings"}  # the file's name, and what it says of itself
+            names = [column for column in left.column_names if column not in out]
+            assert recorded.select(names).to_pydict() == left.select(names).to_pydict(), (flag, name)
+
+
+def test_an_older_export_is_kept_where_that_is_asked(tmp_path):
+    assert run_here(["export", PLANTED, "-o", str(tmp_path / "tables"), "--no-clobber"])[0] == 0
+    code, _, err = run_here(["export", SAMPLED, "-o", str(tmp_path / "tables"), "--no-clobber"])
+    assert (code, err.count("\n")) == (2, 1)
+    assert pq.read_metadata(tmp_path / "tables" / "steps.parquet").num_rows == 11

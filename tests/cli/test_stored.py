@@ -76,8 +76,8 @@ def test_tables_are_written_of_it(store, tmp_path):
 
 def test_parts_of_it_make_a_file(store, tmp_path):
     part = tmp_path / "part.jsonl"
-    assert "11 steps of 1 request" in told("extract", store.given, "-o", part).stderr
-    assert "4 steps of 1 request" in told("extract", f"{store.given}#r0@1:3", f"{store.given}#r0@7", "-o", part).stderr
+    assert "11 steps of 1 request" in told("export", store.given, "-o", part).stderr
+    assert "4 steps of 1 request" in told("export", f"{store.given}#r0@1:3", f"{store.given}#r0@7", "-o", part).stderr
     told("why", f"{part}#r0@7")
 
 

@@ -97,7 +97,11 @@ def examine(
         located=found.located,
         ruled_out=tuple(agrees),
         when=conditions(case, failures),
-        would_see=tuple(_would_see(case.trial)),
+        would_see=tuple(
+            f"{check.name}: {check.note}, over {plural(check.tested, check.unit)}"
+            for check in case.trial.checks  # of chance or draws, that may be off by a little and pass
+            if check.result is CheckResult.PASSED and check.least_bias is not None and check.unit != "coin"
+        ),
         builds=f"recorded by {builds or 'a build that it does not name'}",
         notes=tuple(notes),
     )
@@ -114,13 +118,6 @@ def _from_evidence(case: Case, audited: Audit | None, problems: list[str]) -> It
         yield from shifted_lookup(case)
     if audited is not None:
         yield from from_audit(case, audited)
-
-
-def _would_see(trial: Trial) -> Iterator[str]:
-    """What chance decides or draws can be off by a little and pass: how much each check of it would have seen."""
-    for check in trial.checks:
-        if check.result is CheckResult.PASSED and check.least_bias is not None and check.unit != "coin":
-            yield f"{check.name}: {check.note}, over {plural(check.tested, check.unit)}"
 
 
 def rerun(session: JudgedCase, progress: Progress, problems: list[str]) -> list[Suspect]:

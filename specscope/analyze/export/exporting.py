@@ -15,6 +15,7 @@ from specscope.analyze.export.rows import Batches, Source
 from specscope.analyze.export.schema import MARK, SCHEMAS
 from specscope.errors import UserError, first_line
 from specscope.trace.files import PRIVATE
+from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.records import StepRecord
 from specscope.trace.wire.reading import CaptureReader, without_gc
 
@@ -138,7 +139,9 @@ class BranchedError(Exception):
     """A run went back: which of its steps are on the way to its end is known when all of it has been read."""
 
 
-def export(captures: Sequence[str], folder: str, progress: Progress | None = None) -> Exported:
+def export(
+    captures: Sequence[str], folder: str, progress: Progress | None = None, privacy: Privacy = Privacy.EVERYTHING
+) -> Exported:
     """Write the tables of some captures into a folder. Raises UserError; then nothing is written.
 
     Rows are written while a capture is read, and its steps are let go. Only of a run with branches all are held.
@@ -153,7 +156,7 @@ def export(captures: Sequence[str], folder: str, progress: Progress | None = Non
             with open_tables(folder) as tables, without_gc():
                 for index, name in enumerate(captures):
                     reader = CaptureReader(name, keep=index in branched)
-                    source = Source(name, reader.history)
+                    source = Source(name, reader.history, privacy)
                     records = _records(reader, progress, index / len(captures), 1 / len(captures))
                     tables.add(source.steps(records))
                     if index not in branched:

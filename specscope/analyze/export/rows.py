@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -20,7 +20,7 @@ from specscope.analyze.export.schema import STEP, TABLES, Column, clean, schema_
 from specscope.trace.history.history import History
 from specscope.trace.history.totals import why_undrafted
 from specscope.trace.record.notes import SOURCES, MethodNotes
-from specscope.trace.record.privacy import NO_TOKEN, told_ids
+from specscope.trace.record.privacy import NO_TOKEN, Privacy, strip, told_ids
 from specscope.trace.record.records import PHASES, Outcome, RequestEnd, RequestInfo, RequestStep, RunInfo, StepRecord
 from specscope.trace.record.rules import STANDARD
 from specscope.trace.record.tree import Bools, Drawn
@@ -36,9 +36,10 @@ Batches = Iterator[tuple[str, pa.RecordBatch]]  # of rows, each of the table of 
 class Source:
     """A capture, whose records are taken in their order."""
 
-    def __init__(self, name: str, history: History) -> None:
+    def __init__(self, name: str, history: History, privacy: Privacy = Privacy.EVERYTHING) -> None:
         """`name`: as it was given. `history`: what is known of it; where that keeps no steps, all are on the path."""
-        self.name, self.history = name, history
+        self.name, self.history, self.privacy = name, history, privacy  # left out besides
+        self.vocabulary = Vocabulary() if privacy else history.vocabulary
         self._count = self._nodes = 0  # of records; of nodes in `_held`
         self._requests: dict[str, _Request] = {}
         self._prompts: dict[str, int] = {}  # tokens of each request's
@@ -49,7 +50,8 @@ class Source:
     def run(self) -> RunInfo:
         """The run's header."""
         assert self.history.run is not None  # CaptureReader sees to it
-        return self.history.run
+        run = self.history.run
+        return strip(replace(run, privacy=max(run.privacy, self.privacy)), self.privacy) if self.privacy else run
 
     @cached_property
     def named(self) -> dict[str, str]:
@@ -67,7 +69,7 @@ class Source:
 
     def steps(self, records: Iterable[StepRecord]) -> Batches:
         """Steps, nodes, final tokens and parents; requests that end; and intervals."""
-        for record in records:
+        for record in (strip(each, self.privacy) for each in records):
             self._count += 1
             self._held += [(record, part) for part in record.requests]
             self._nodes += sum(len(part.told("tree", "token")) for part in record.requests)
@@ -101,7 +103,7 @@ class Source:
         for name, end in ends.items():
             self._requests[name].ended.add(here)
             self._requests[name].info = None if here else self._requests[name].info
-            yield _Request(name, record.branch, here, end.info, end).told(self.history.vocabulary)
+            yield _Request(name, record.branch, here, end.info, end).told(self.vocabulary)
 
     @property
     def gaps(self) -> list[int]:
@@ -115,7 +117,7 @@ class Source:
 
     def others(self, warnings: Sequence[str]) -> Batches:
         """The run, its tokens, and the requests that did not end, or on an abandoned branch alone."""
-        run, vocabulary = self.run, self.history.vocabulary
+        run, vocabulary = self.run, self.vocabulary
         told = {
             "draft_vocab": run.draft_vocab or None,
             "text": run.tells_text,
@@ -330,7 +332,7 @@ class Chunk:
     def _pieces(self, tokens: Array) -> pa.Array:
         """The texts of token ids."""
         known, codes = np.unique(tokens, return_inverse=True)
-        pieces = [self._source.history.vocabulary.pieces.get(token) for token in known.tolist()]
+        pieces = [self._source.vocabulary.pieces.get(token) for token in known.tolist()]
         there = np.array([piece is not None for piece in pieces], np.bool_)[codes]
         return coded(["" if piece is None else _text(piece) for piece in pieces], codes, there)
 

@@ -55,7 +55,8 @@ def _draw(axes: Axes, tuning: Tuning, *, speed: bool) -> None:
         if row is not None and row.family != "plain":
             size = 11 if name == "choice" else 6
             value = _figure(row, speed)[0]
-            axes.plot([row.nodes], [value], mark, color=colour, markersize=size, label=f"{name}: {_short(row.tree)}")
+            tree = row.tree if len(row.tree) <= 32 else row.tree[:31] + "…"
+            axes.plot([row.nodes], [value], mark, color=colour, markersize=size, label=f"{name}: {tree}")
     checked = [(row.nodes, _measured(row, speed)) for row in tuning.rows if row.measured is not None]
     if checked:
         axes.plot(*zip(*checked, strict=True), "x", color=TEXT, markersize=7, label="measured, other prompts")
@@ -76,7 +77,3 @@ def _measured(row: TreeRow, speed: bool) -> float:
     if not speed:
         return row.measured_length or 1.0
     return _figure(row, speed)[0] * (row.measured or 0.0) / (row.expected or 1.0)
-
-
-def _short(tree: str) -> str:
-    return tree if len(tree) <= 32 else tree[:31] + "…"
