@@ -373,11 +373,11 @@ class Report:
 
 def build_report(history: History, *, source: str, warnings: Sequence[str] = ()) -> Report:
     """The report of what the history holds. `source` says where it came from, `warnings` what is wrong with it."""
-    text = history.run is None or history.run.tells_text
+    text, preemptions = history.run is None or history.run.tells_text, history.tells_preempted
     loops = find_loops(request.steps for request in history.requests.values())
     pairs = zip(history.requests.values(), loops, strict=True)
     requests = sorted(  # the lowest acceptance length first, those without drafts last
-        (_request(request, history, loop, text) for request, loop in pairs),
+        (_request(request, history, loop, text=text, preemptions=preemptions) for request, loop in pairs),
         key=lambda one: (one.figures.tau is None, one.figures.tau or 0.0, one.figures.rate or 0.0, one.id),
     )
     looped, header = together(loops), history.run
@@ -406,7 +406,9 @@ def build_report(history: History, *, source: str, warnings: Sequence[str] = ())
     )
 
 
-def _request(request: RequestHistory, history: History, loops: Loops, text: bool) -> RequestReport:
+def _request(
+    request: RequestHistory, history: History, loops: Loops, *, text: bool, preemptions: bool
+) -> RequestReport:
     output, info, end, vocabulary = request.output(), request.info, request.end, history.vocabulary
     token_ids, acceptance = [token for token, _ in output], request.acceptance
     return RequestReport(
@@ -426,7 +428,7 @@ def _request(request: RequestHistory, history: History, loops: Loops, text: bool
         finish=None if end is None else end.reason.value,
         stop="" if end is None else end.stop,
         error="" if end is None else end.error,
-        preempted=len(request.preemptions) if history.tells_preempted else None,
+        preempted=len(request.preemptions) if preemptions else None,
         found=request.found,
         queued_s=None if info is None or not info.admitted_ns else (info.admitted_ns - info.arrival_ns) / 1e9,
         total_s=None if end is None else (end.finished_ns - end.info.arrival_ns) / 1e9,

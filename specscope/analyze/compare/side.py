@@ -262,11 +262,11 @@ def from_history(history: History, source: str, warnings: Iterable[str] = ()) ->
     visited: dict[str, list[Visit]] = {name: [] for name in history.requests}
     for visit in visits(history):
         visited[visit.request.id].append(visit)
-    in_part = any(record.absent is not None for record in history.steps)
+    in_part, tells_preempted = any(record.absent is not None for record in history.steps), history.tells_preempted
     requests: list[SideRequest] = []
     judged: list[Visit] = []
     for request, mine in zip(history.requests.values(), visited.values(), strict=True):
-        preempted = len(request.preemptions) if history.tells_preempted else None
+        preempted = len(request.preemptions) if tells_preempted else None
         decoded = [visit for visit in mine if visit.part.is_judged]
         whole = not in_part or _is_whole(request, mine)
         requests.append(SideRequest(request.id, request.info, preempted, whole, len(judged), len(decoded)))
