@@ -18,7 +18,7 @@ ALLOWED = {
     "speculate": {"model", "plans", "trace", "kernels"},
     "debug": {"trace"},
     "engine": {"speculate", "model", "plans", "trace", "specscope"},
-    "live": {"engine", "speculate", "model", "debug", "trace"},
+    "live": {"engine", "speculate", "model", "debug", "plans", "trace"},
     "remote": {"debug", "trace"},
     "watch": {"remote", "debug", "trace", "specscope"},
     "analyze": {"plans", "trace"},

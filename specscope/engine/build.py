@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import platform
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -25,12 +25,13 @@ from specscope.errors import UserError
 from specscope.model.device import pick_device, pick_dtype
 from specscope.model.fast.fast_paths import disabled
 from specscope.model.graphs import Capture, CudaCapture, Shape, powers, shapes
-from specscope.model.heads.head_loader import load_head
+from specscope.model.heads.head_loader import LoadedHead, load_head
 from specscope.model.heads.head_runner import HeadRunner
 from specscope.model.kv_cache import BLOCK_SIZE, KVCache
 from specscope.model.loader import LoadedModel, find_model, load_model, load_tokenizer
 from specscope.model.places import Backend, check_context, check_layers, pick_backend
 from specscope.model.runner import ModelRunner
+from specscope.plans.kinds import model_part
 from specscope.plans.plan import StaticPlan, TreePlan, parse_plan
 from specscope.speculate.drafters.base import Drafter
 from specscope.speculate.drafters.draft_model import DraftModel
@@ -43,7 +44,6 @@ from specscope.speculate.drafters.suffix import SuffixDrafter
 from specscope.speculate.named import NamedCode
 from specscope.speculate.verify.verifier import warm_up_verdicts
 from specscope.trace.record.draft_vocabulary import pack
-from specscope.trace.record.notes import MODELS
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import RunInfo
 from specscope.trace.record.rules import STANDARD
@@ -140,6 +140,24 @@ def drafter_blocks(config: EngineConfig, blocks: int) -> int:
     return blocks if config.plan is None else blocks + config.max_batch * (config.plan.max_fed // BLOCK_SIZE + 2)
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What a drafter is made from."""
+
+    config: EngineConfig
+    target: LoadedModel
+    tokenizer: Any  # a Hugging Face tokenizer
+    blocks: int  # of KV, for the drafter
+    backend: Backend
+    progress: Callable[[str], None]
+    loaded: LoadedModel | LoadedHead | None  # the drafter's weights, where somebody has loaded them
+
+    @property
+    def plan(self) -> TreePlan:
+        """How trees are drafted; a chain of 5 for a drafter of somebody's own, where no tree was given."""
+        return self.config.plan or parse_plan("5")
+
+
 def make_drafter(
     config: EngineConfig,
     target: LoadedModel,
@@ -153,36 +171,58 @@ def make_drafter(
 
     `blocks`: the target's of KV; `other`: a drafter that has loaded the same weights, to share them.
     """
-    plan, blocks = config.plan, drafter_blocks(config, blocks)
-    if config.is_own:
-        make = config.own.load("--drafter") if isinstance(config.own, NamedCode) else config.own
-        assert make is not None
-        setup = DrafterSetup(target, tokenizer, plan or parse_plan("5"), config.draft_model, blocks, backend)
-        return OwnDrafter(make, config.drafter, setup)
-    if plan is None:
-        return Drafter()
-    if config.drafter == "suffix":
-        return SuffixDrafter(plan.max_nodes, plan.max_depth)
-    if config.drafter == "ngram":
-        assert isinstance(plan, StaticPlan)
-        return NgramDrafter(plan.max_depth, len(plan.shape.children(ROOT)), config.ngram_max, config.ngram_min)
-    if config.drafter == "eagle":
-        head = other.runner.loaded if isinstance(other, Eagle) else load_head(config.head, target)
-        runner = HeadRunner(head, target.vocab_size, target.max_context, blocks, backend)
-        make = Eagle if head.head.config.parallel is None else ParallelEagle
-        made: ModelDrafter = make(runner, plan, target.max_context, notes_features=evidence(config, target) == "full")
+    loaded = None if other is None or other.runner is None else other.runner.loaded
+    wanted = Wanted(config, target, tokenizer, drafter_blocks(config, blocks), backend, progress, loaded)
+    drafter = _own(wanted) if config.is_own else MAKERS[config.drafter](wanted)
+    if isinstance(drafter, ModelDrafter):
+        drafter.cache.pool.keep_apart(config.max_batch)
+    return drafter
+
+
+def _own(wanted: Wanted) -> Drafter:
+    config = wanted.config
+    make = config.own.load("--drafter") if isinstance(config.own, NamedCode) else config.own
+    assert make is not None
+    setup = DrafterSetup(
+        wanted.target, wanted.tokenizer, wanted.plan, config.draft_model, wanted.blocks, wanted.backend
+    )
+    return OwnDrafter(make, config.drafter, setup)
+
+
+def _ngram(wanted: Wanted) -> Drafter:
+    plan, config = wanted.plan, wanted.config
+    assert isinstance(plan, StaticPlan)
+    return NgramDrafter(plan.max_depth, len(plan.shape.children(ROOT)), config.ngram_max, config.ngram_min)
+
+
+def _eagle(wanted: Wanted) -> Drafter:
+    target, config = wanted.target, wanted.config
+    head = wanted.loaded if isinstance(wanted.loaded, LoadedHead) else load_head(config.head, target)
+    runner = HeadRunner(head, target.vocab_size, target.max_context, wanted.blocks, wanted.backend)
+    make = Eagle if head.head.config.parallel is None else ParallelEagle
+    return make(runner, wanted.plan, target.max_context, notes_features=evidence(config, target) == "full")
+
+
+def _draft_model(wanted: Wanted) -> Drafter:
+    target, config, layers = wanted.target, wanted.config, wanted.config.draft_layers
+    if isinstance(wanted.loaded, LoadedModel):
+        draft = wanted.loaded
+    elif layers is None:
+        draft = load_model(config.draft_model, target.device, target.dtype, wanted.progress)
+        _check_same_vocabulary(target, draft, wanted.tokenizer, config)
     else:
-        if isinstance(other, DraftModel):
-            draft = other.runner.loaded
-        elif config.draft_layers is None:
-            draft = load_model(config.draft_model, target.device, target.dtype, progress)
-            _check_same_vocabulary(target, draft, tokenizer, config)
-        else:
-            check_layers(config.draft_layers, len(target.layers), target.name)
-            draft = load_model(config.target, target.device, target.dtype, progress, config.draft_layers)
-        made = DraftModel(ModelRunner(draft, blocks, backend=backend), plan)
-    made.cache.pool.keep_apart(config.max_batch)
-    return made
+        check_layers(layers, len(target.layers), target.name)
+        draft = load_model(config.target, target.device, target.dtype, wanted.progress, layers)
+    return DraftModel(ModelRunner(draft, wanted.blocks, backend=wanted.backend), wanted.plan)
+
+
+MAKERS: Mapping[str, Callable[[Wanted], Drafter]] = {  # by the name of the kind
+    "none": lambda _: Drafter(),
+    "eagle": _eagle,
+    "ngram": _ngram,
+    "suffix": lambda wanted: SuffixDrafter(wanted.plan.max_nodes, wanted.plan.max_depth),
+    "draft_model": _draft_model,
+}
 
 
 def evidence(config: EngineConfig, target: LoadedModel) -> str:
@@ -217,8 +257,7 @@ def _run_info(
     given: dict[str, Any],
 ) -> RunInfo:
     on_gpu = target.device.type == "cuda"
-    model = drafter.runner if isinstance(drafter, DraftModel | Eagle) else None
-    d2t = model.d2t if isinstance(model, HeadRunner) else None
+    model, d2t = drafter.runner, drafter.d2t
     return RunInfo(
         run_id=uuid.uuid4().hex,
         target=target.name,
@@ -252,11 +291,9 @@ def _run_info(
 
 def warm_up(runner: ModelRunner, drafter: Drafter, max_context: int) -> None:
     """Launch each variant once. Needs the triton backend."""
-    runners: list[ModelRunner | HeadRunner] = [runner]
-    if isinstance(drafter, Eagle | DraftModel):
-        runners.append(drafter.runner)
-    for model_runner in runners:
-        model_runner.warm_up(max_context)
+    runner.warm_up(max_context)
+    if drafter.runner is not None:
+        drafter.runner.warm_up(max_context)
     warm_up_verdicts(runner.loaded.vocab_size, runner.cache.device)
 
 
@@ -276,8 +313,8 @@ def capture_graphs(
     wanted: list[tuple[ModelRunner | HeadRunner, list[Shape], int]] = [
         (runner, verify_shapes(config, drafter.max_nodes), drafter.max_nodes + 1)
     ]
-    if isinstance(drafter, Eagle | DraftModel) and config.plan is not None:
-        passes = draft_shapes(config, config.plan, one_pass=isinstance(drafter, ParallelEagle))
+    if drafter.runner is not None and config.plan is not None:
+        passes = shapes(config.max_batch, drafter.rows_fed)
         wanted.append((drafter.runner, passes, config.plan.max_fed + passes[-1].rows))
     announced, refused, count = 0, "", sum(len(these) for _, these, _ in wanted)
     for model_runner, these, window in wanted:
@@ -300,15 +337,5 @@ def verify_shapes(config: EngineConfig, nodes: int) -> list[Shape]:
 
     A drafter that is a model fills its tree; one that looks up text drafts what it finds.
     """
-    sizes = [1, nodes + 1] if config.drafter in MODELS or not nodes else powers(nodes + 1)
+    sizes = [1, nodes + 1] if model_part(config.drafter) or not nodes else powers(nodes + 1)
     return shapes(config.max_batch, sizes)
-
-
-def draft_shapes(config: EngineConfig, plan: TreePlan, *, one_pass: bool = False) -> list[Shape]:
-    """The shapes of a drafter's passes: what was committed since the last draft, then one level of every tree.
-
-    With `one_pass` a row for each further depth follows what was committed, and there is no other pass.
-    """
-    if one_pass:
-        return shapes(config.max_batch, [plan.max_depth, 2 * plan.max_depth])
-    return shapes(config.max_batch, [1, plan.max_depth + 1, *plan.fed])

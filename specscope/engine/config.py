@@ -14,21 +14,17 @@ import specscope
 from specscope.errors import UserError
 from specscope.gone import refuse_gone
 from specscope.model.places import on_disk
-from specscope.plans.heads import is_head
+from specscope.plans.heads import head_kind, is_head
+from specscope.plans.kinds import KINDS, RUN_HERE, runs_head
 from specscope.plans.model_digest import model_digest, of_layers
 from specscope.plans.plan import DynamicPlan, StaticPlan, TreePlan, parse_plan
 from specscope.speculate.named import NamedCode, is_named, name_of
 from specscope.trace.checked import Flag, base_of, checked, flags_of, required_types, short, whole
 from specscope.trace.record.rules import BLOCK, RULES, STANDARD
 
-DRAFTERS = ("auto", "eagle", "ngram", "suffix", "draft_model", "none")
+DRAFTERS = ("auto", *RUN_HERE, "none")
 DEFAULT_HEAD = Path(specscope.__file__).parent / "heads" / "SmolLM2-135M-Instruct"
-DEFAULT_TREES = {
-    "eagle": "dynamic:3,depth=2,top=2",
-    "ngram": "3x5",
-    "suffix": "dynamic:16,depth=12",
-    "draft_model": "5",
-}
+DEFAULT_TREES = {kind.name: kind.tree for kind in KINDS if kind.runs}
 MOST_THREADS = os.cpu_count() or 1
 
 Count = Annotated[int, Meta(ge=1, le=1024, description="between 1 and 1024")]
@@ -133,8 +129,10 @@ class EngineConfig:
             object.__setattr__(self, "drafter", self._pick_drafter())
         if self.drafter == "draft_model" and self.draft_model is None:
             raise UserError("the drafter draft_model needs --draft-model: a model with the target's vocabulary")
-        if self.drafter == "eagle" and self.draft_model is None and self.target is not None:
-            raise UserError("the drafter eagle needs --draft-model: the folder of a head trained for the target")
+        has_head = self.drafter == "eagle" and self.target is None
+        if runs_head(self.drafter) and self.draft_model is None and not has_head:
+            need = "the folder of a head trained for the target"
+            raise UserError(f"the drafter {self.drafter} needs --draft-model: {need}")
         if self.drafter in ("ngram", "suffix", "none") and self.draft_model is not None:
             raise UserError(f"--draft-model is given, but the drafter is {self.drafter}: add --drafter draft_model")
         if self.drafter == "none" and self.tree is not None:
@@ -159,7 +157,8 @@ class EngineConfig:
     def _pick_drafter(self) -> str:
         """A model that was given drafts; the default target has a head of its own."""
         if self.draft_model is not None:
-            return "eagle" if is_head(Path(self.draft_model)) else "draft_model"
+            folder = Path(self.draft_model)
+            return head_kind(folder) if is_head(folder) else "draft_model"
         return "eagle" if self.target is None and is_head(DEFAULT_HEAD) else "ngram"
 
     @property
@@ -215,7 +214,7 @@ def models_given(config: EngineConfig) -> dict[str, Any]:
     "" for what is not on this machine. Takes half a second for each 270 MB that were never hashed on it.
     """
     target, draft = given_digest(config.target), ""
-    if config.drafter == "eagle":
+    if runs_head(config.drafter):
         draft = model_digest(Path(config.head).expanduser())
     elif config.draft_layers is not None:
         draft = of_layers(target, config.draft_layers)

@@ -17,14 +17,9 @@ from specscope.debug.kv_check import KVCheck, KVCompared, KVPlace
 from specscope.engine.engine import Engine
 from specscope.engine.scheduler import Slots
 from specscope.errors import UserError
-from specscope.model.batch import Segment
-from specscope.model.heads.head_runner import HeadRunner
 from specscope.model.kv_cache import BLOCK_SIZE, BlockTable, KVCache
 from specscope.model.runner import ModelRunner
-from specscope.speculate.drafters.draft_model import DraftModel
-from specscope.speculate.drafters.eagle import Eagle
-from specscope.speculate.drafters.model_drafter import PREFILL_CHUNK
-from specscope.trace.record.tree import DraftTree
+from specscope.speculate.drafters.model_drafter import ModelDrafter
 
 # How far a key or value may be from one computed in another batch, relative to its norm. KV of another token is 0.4
 # away or more. Measured over trees, moves and preemptions, on SmolLM2-135M-Instruct and on models of a few layers:
@@ -37,30 +32,23 @@ def check_kv(engine: Engine, name: str) -> KVCheck:
     request, drafter = engine.requests.get(name), engine.drafter
     if request is None:
         raise UserError(f"{name} is not running: its KV was given back")
-    tokens, state = list(request.tokens), None
-    if isinstance(drafter, DraftModel | Eagle):
-        state = drafter.states.get(name)
-    pairs = state.computed if state is not None and isinstance(drafter, Eagle) else 0
-    length, cache = max(request.computed, pairs), engine.runner.cache
-    fresh = ModelRunner(engine.runner.loaded, _blocks(length), engine.drafter.aux_layers, cache.backend)
+    tokens = list(request.tokens)
+    model = drafter if isinstance(drafter, ModelDrafter) else None
+    state = None if model is None else model.states.get(name)
+    length, cache = max(request.computed, 0 if state is None else state.computed), engine.runner.cache
+    fresh = ModelRunner(engine.runner.loaded, _blocks(length), drafter.aux_layers, cache.backend)
     try:
         table, features = _prefill(fresh, tokens[:length])
         held = tokens[: request.computed]
         compared = [_compare("target", cache, request.table, fresh.cache, table, held)]
     finally:
         fresh.close()
-    if not isinstance(drafter, DraftModel | Eagle):
-        return KVCheck(name, tuple(compared), f"the drafter ({engine.drafter.name}) keeps no KV")
+    if model is None:
+        return KVCheck(name, tuple(compared), f"the drafter ({drafter.name}) keeps no KV")
     if state is None:
         return KVCheck(name, tuple(compared), f"the drafter ({drafter.name}) holds nothing of {name}")
-    if isinstance(drafter, Eagle):
-        held = tokens[1 : state.computed + 1]  # its place t is the feature of position t with the token at t + 1
-        cache, table = _feed_head(drafter, held, features)
-    else:
-        held = tokens[: state.computed]
-        beside = ModelRunner(drafter.runner.loaded, _blocks(len(held)), backend=drafter.cache.backend)
-        cache, (table, _) = beside.cache, _prefill(beside, held)
-    compared.append(_compare(f"drafter {drafter.name}", drafter.cache, state.table, cache, table, held))
+    drafts, table, drafted = model.afresh(tokens, state.computed, features, _blocks(state.computed))
+    compared.append(_compare(f"drafter {drafter.name}", model.cache, state.table, drafts, table, drafted))
     return KVCheck(name, tuple(compared))
 
 
@@ -73,18 +61,6 @@ def _prefill(runner: ModelRunner, tokens: Sequence[int]) -> tuple[BlockTable, li
     table = BlockTable()
     runner.cache.reserve(table, len(tokens), 0)
     return table, [part for _, part in runner.compute(table, tokens) if part is not None]
-
-
-def _feed_head(drafter: Eagle, tokens: Sequence[int], features: Sequence[Tensor]) -> tuple[KVCache, BlockTable]:
-    """The head over a cache of its own, fed pairs of true features and committed tokens."""
-    old, table, blocks = drafter.runner, BlockTable(), _blocks(len(tokens))
-    runner = HeadRunner(old.loaded, old.vocab_size, drafter.max_context, blocks, drafter.cache.backend)
-    runner.cache.reserve(table, len(tokens), 0)
-    for start in range(0, len(tokens), PREFILL_CHUNK):
-        chunk = list(tokens[start : start + PREFILL_CHUNK])
-        segment = Segment.of_tree(table, start, chunk, DraftTree.empty(), logits=True)
-        runner.forward([segment], runner.combine(torch.cat(list(features))[start : start + len(chunk)]))
-    return runner.cache, table
 
 
 def _compare(

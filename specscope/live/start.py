@@ -18,6 +18,7 @@ from specscope.engine.prompts import PromptSpec
 from specscope.errors import UserError
 from specscope.model.bundled import NAME
 from specscope.model.places import check_context, check_device, check_layers, check_model, config_of, head_place
+from specscope.plans.kinds import runs_head
 from specscope.trace.record.vocabulary import read_vocabulary
 from specscope.user_cache import Others
 
@@ -73,7 +74,7 @@ def check_places(config: EngineConfig) -> None:
     """
     check_device(config.device)
     check_model(config.target)
-    if config.draft_model is not None and config.drafter == "eagle":
+    if config.draft_model is not None and runs_head(config.drafter):
         head_place(config.draft_model)
     elif config.draft_model is not None and config.draft_layers is None:
         check_model(config.draft_model)

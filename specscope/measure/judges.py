@@ -16,11 +16,11 @@ from specscope.errors import UserError, not_loaded
 from specscope.model.bundled import NAME
 from specscope.model.hub import hush
 from specscope.model.places import check_model, head_place, model_place, on_disk
-from specscope.plans.heads import check_kind, is_head, runs_head, unread_layers
+from specscope.plans.heads import check_kind, is_head, unread_layers
+from specscope.plans.kinds import model_part, runs_head
 from specscope.plans.model_digest import model_digest, shown
 from specscope.plans.plan import DynamicPlan, read_plan
 from specscope.trace.history.history import History
-from specscope.trace.record.notes import model_part
 from specscope.trace.record.records import RunInfo
 from specscope.tree_shape import MAX_NODES
 from specscope.whole_file import read_object
@@ -37,7 +37,7 @@ def audit_options(history: History, target: str | None, draft_model: str | None,
         raise UserError(f"{run.privacy.lack}: models cannot be fed what was decided")
     if target is not None:
         check_model(target)  # before torch is imported
-    if draft_model is not None and runs_head(model_part(run.drafter)):
+    if draft_model is not None and runs_head(run.drafter):
         head_place(draft_model)
     hush(gguf=True)
     notes: list[str] = []

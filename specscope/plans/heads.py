@@ -13,20 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from specscope.errors import UserError
+from specscope.plans.kinds import BY_NAME, KINDS, DraftedBy, Kind, drafter_named
 from specscope.whole_file import read_object
 
 Holds = Callable[[Any], bool]
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # in the order in which they are looked for
 INDEX = ".index.json"  # behind the name: weights in several files, and which tensor lies in which
-KINDS = frozenset(("eagle",))  # drafters whose model is a head, fed with the target's hidden states
-ALGORITHMS = ("eagle", "eagle3", "peagle")  # of vLLM's speculators that run here
-# Heads of other kinds, by a word in the name of their model or algorithm (the first that fits), or by a key
-OTHERS = {
-    **{name.lower(): name for name in ("DSpark", "Domino", "DFlash", "Medusa", "Hydra", "MTP")},
-    **dict.fromkeys(("mlp_speculator", "mlpspeculator"), "MLP speculator"),
-    "nextn": "MTP",
-}
-OTHER_KEYS = {"dflash_config": "DFlash", "medusa_num_heads": "Medusa"}
 MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")  # of MTP layers, and of whole models that have some
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"  # at the top, where vLLM looks: j is what enters layer j
 IN_SGLANG = "eagle_config"  # in which SGLang looks for them: there j is what leaves layer j
@@ -57,11 +49,6 @@ HARMLESS = """
 """
 
 
-def runs_head(kind: str) -> bool:
-    """Whether a drafter of this kind runs a head over the target, and no model of its own."""
-    return kind in KINDS
-
-
 def _is(*values: object) -> Holds:
     return lambda value: value in values
 
@@ -86,7 +73,7 @@ TENSORS = re.compile(
 
 
 def is_head(folder: Path) -> bool:
-    """Whether a folder holds a head, by its config: an EAGLE-3 one, or one that does not run here.
+    """Whether a folder holds a head, by its config: an EAGLE-3 one, or one of another kind.
 
     The config of an older EAGLE head is a plain model's.
     """
@@ -94,7 +81,16 @@ def is_head(folder: Path) -> bool:
         config = read_object(folder / "config.json")
     except UserError:  # the loader reports what is wrong with it
         return False
-    return "draft_vocab_size" in config or bool(_other_kind(folder, config))
+    return "draft_vocab_size" in config or bool(_kind(folder, config))
+
+
+def head_kind(folder: Path) -> str:
+    """The drafter that runs the head in a folder: eagle, unless its config names another kind that runs here."""
+    try:
+        kind = _kind(folder, read_object(folder / "config.json"))
+    except UserError:
+        kind = None
+    return kind.name if kind is not None and kind.runs else "eagle"
 
 
 def check_head(folder: Path) -> None:
@@ -111,23 +107,25 @@ def check_head(folder: Path) -> None:
 
 
 def check_kind(folder: Path, config: Mapping[str, Any], instead: str) -> None:
-    """Refuse a folder that holds a head of another kind than ours. `instead`: what is wanted. Raises UserError."""
-    if kind := _other_kind(folder, config):
-        raise UserError(f"{folder} holds a drafter of the kind {kind}: {instead}")
+    """Refuse a head of a kind that does not run here. `instead`: what is wanted. Raises UserError."""
+    kind = _kind(folder, config)
+    if kind is not None and not kind.runs:
+        raise UserError(f"{folder} holds a drafter of the kind {kind.called}: {instead}")
 
 
-def _other_kind(folder: Path, config: Mapping[str, Any]) -> str:
-    """The kind of a head that does not run here, as people call it; "" for any other folder."""
+def _kind(folder: Path, config: Mapping[str, Any]) -> Kind | None:
+    """The kind of a head; None where nothing says so, as in an EAGLE head's config, and for any other folder."""
     names = [name.lower() for name in _names(config)]
-    by_name = (kind for word, kind in OTHERS.items() if any(word in name for name in names))
-    by_key = (kind for key, kind in OTHER_KEYS.items() if config.get(key))
+    by_name = (kind for kind in KINDS if any(word in name for word in kind.words for name in names))
+    by_key = (kind for kind in KINDS if kind.key and config.get(kind.key))
+    if (known := next(by_name, None) or next(by_key, None)) is not None:
+        return known
     algorithm = config.get("speculators_model_type")
-    known = next(by_name, "") or next(by_key, "")
-    if known or (isinstance(algorithm, str) and algorithm not in ALGORITHMS):
-        return known or str(algorithm)
+    if isinstance(algorithm, str):
+        return BY_NAME.get(drafter_named(algorithm)) or Kind(algorithm, DraftedBy.HEAD, algorithm)
     is_any = any(config.get(key) for key in MTP_KEYS)
     names = [name for tensors in _opened(folder) for name in tensors.keys()] if is_any else []  # noqa: SIM118
-    return "MTP" if names and all("mtp." in name for name in names) else ""
+    return BY_NAME["mtp"] if names and all("mtp." in name for name in names) else None
 
 
 def _names(config: Mapping[str, Any]) -> Iterator[str]:

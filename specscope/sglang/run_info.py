@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from specscope.plans.kinds import drafter_named
 from specscope.plans.model_digest import digest_of_loaded
 from specscope.trace.checked import decoded
 from specscope.trace.inside.recorder import label, params_of
@@ -18,8 +19,6 @@ from specscope.trace.record.params import FORM, NO_SEED, SamplingParams
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.records import FinishReason, RunInfo
 
-# Our names of drafters, by the algorithm; the algorithm itself is in RunInfo.speculation
-DRAFTERS = {"EAGLE3": "eagle", "NEXTN": "eagle", "STANDALONE": "draft_model", "FROZEN_KV_MTP": "mtp"}
 # Settings, behind `speculative_`, that say how it drafts and verifies
 SETTINGS = (
     "algorithm",
@@ -83,7 +82,7 @@ def run_info(
         run_id=uuid.uuid4().hex,
         target=_last(str(getattr(args, "served_model_name", None) or target)),
         revision=str(getattr(args, "revision", None) or ""),
-        drafter=DRAFTERS.get(method.upper(), method),
+        drafter=drafter_named(method),  # the algorithm itself is in RunInfo.speculation
         draft_model=_last(draft),
         tree=tree_string(settings),
         device=torch.cuda.get_device_name() if on_gpu else platform.processor() or platform.machine(),

@@ -12,13 +12,11 @@ from typing import Any
 
 import torch
 
+from specscope.plans.kinds import drafter_named
 from specscope.plans.model_digest import digest_of_loaded
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.records import RunInfo
-
-# vLLM's methods that are our drafters by another name. The method itself is in RunInfo.speculation.
-FAMILIES = {"eagle3": "eagle", "ngram_gpu": "ngram"}
 
 
 def run_info(runner: Any, evidence: str, privacy: Privacy = Privacy.EVERYTHING) -> RunInfo:
@@ -30,7 +28,7 @@ def run_info(runner: Any, evidence: str, privacy: Privacy = Privacy.EVERYTHING) 
         run_id=uuid.uuid4().hex,
         target=str(model.served_model_name or model.model).rstrip("/").rsplit("/", 1)[-1],
         revision=str(model.revision or ""),
-        drafter=FAMILIES.get(method := str(settings.get("method", "none")), method),
+        drafter=drafter_named(str(settings.get("method", "none"))),  # the method itself is in RunInfo.speculation
         draft_model=str(settings.get("model", "")).rstrip("/").rsplit("/", 1)[-1] if runner_has_model(settings) else "",
         tree=tree_string(settings),
         device=_device(),

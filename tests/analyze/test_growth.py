@@ -64,6 +64,6 @@ def test_reading(captures):
 
 
 def test_export(captures, tmp_path):
-    """Columns are written by the chunk, and the short one fills none: so twice as much, where a square is four times."""
+    """Columns go by the chunk, and the short one fills none: so twice as much; a square is four times."""
     folders = [([str(path)], str(tmp_path / str(laps))) for laps, path in captures.items()]
     assert grows_by(export, *folders) < 2 * (LONG - 1) / (SHORT - 1)

@@ -15,11 +15,11 @@ from specscope.analyze.audit.options import Options, Progress
 from specscope.analyze.audit.tally import DRAFTER, EMBEDDING, NEAR_TIE, TARGET, Tallies, Tally, skipped, span
 from specscope.analyze.findings import CheckResult, Exit, Finding
 from specscope.errors import UserError
+from specscope.plans.kinds import model_part, text_part
 from specscope.plans.plan import DynamicPlan, TreePlan, read_plan
 from specscope.trace.checked import short
 from specscope.trace.history.history import History
 from specscope.trace.history.wording import plural
-from specscope.trace.record.notes import model_part, text_part
 from specscope.trace.record.params import RELAXED, untold_limits
 from specscope.trace.record.records import RunInfo
 

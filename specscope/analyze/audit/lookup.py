@@ -15,8 +15,9 @@ import numpy as np
 
 from specscope.analyze.audit.contexts import AuditedStep, Contexts
 from specscope.analyze.audit.tally import Tally
+from specscope.plans.kinds import text_part
 from specscope.plans.plan import StaticPlan, TreePlan
-from specscope.trace.record.notes import TEXT, text_part
+from specscope.trace.record.notes import TEXT
 from specscope.trace.record.records import RequestStep, RunInfo
 from specscope.trace.record.tree import ROOT, DraftTree
 

@@ -20,7 +20,7 @@ from specscope.analyze.compare.side import Hashes, Longs, Side, mix
 from specscope.analyze.conditions import find
 from specscope.analyze.evidence.columns import PRECEDED
 from specscope.analyze.findings import Reference
-from specscope.trace.record.notes import model_part, text_part
+from specscope.plans.kinds import model_part, text_part
 from specscope.trace.record.rules import NORM_ROUNDING, ROUNDING, log_odds
 from specscope.trace.record.tree import Bools, Doubles, Drawn
 

@@ -24,9 +24,9 @@ from specscope.analyze.evidence.visits import Visit, visits
 from specscope.errors import UserError
 from specscope.interrupt import ignore_terminal
 from specscope.lifetime import end_with_parent
+from specscope.plans.kinds import model_part, text_part
 from specscope.trace.history.history import History, RequestHistory
 from specscope.trace.history.loops import in_loops, step_sums
-from specscope.trace.record.notes import model_part, text_part
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import FinalKind, RequestInfo, RequestStep, RunInfo
 from specscope.trace.record.tree import Bools, Doubles

@@ -23,9 +23,8 @@ from specscope.analyze.findings import CheckResult, Finding, Reference
 from specscope.analyze.locate.located import Proof
 from specscope.analyze.significance import tail_of_binomial
 from specscope.analyze.verify.case import Case, Step
-from specscope.plans.heads import runs_head
+from specscope.plans.kinds import runs_head
 from specscope.trace.history.wording import plural
-from specscope.trace.record.notes import model_part
 from specscope.trace.record.tree import ROOT, Bools
 
 Compared = tuple[Step, int | None, bool]  # a node, or a step as a whole, and whether it differs
@@ -71,7 +70,7 @@ def from_audit(case: Case, audit: Audit) -> Iterator[Suspect]:
     elif LOGPROBS in failed:
         yield _shown(failed[LOGPROBS], Cause.LOGPROBS)
     if drafter is not None:
-        is_head = case.history.run is not None and runs_head(model_part(case.history.run.drafter))
+        is_head = case.history.run is not None and runs_head(case.history.run.drafter)
         yield from _predicted(case, drafter, OF_HEAD if is_head else {**OF_DRAFTER, MOVED: Cause.DRAFTER_KV}, "drafter")
         yield from _beyond(case, drafter)
         yield from _odd_token(case, drafter)

@@ -16,9 +16,10 @@ from specscope.analyze.findings import Finding
 from specscope.analyze.verify.coin_keys import coins_of, draw_numbers, own_key
 from specscope.analyze.verify.exact import HOPELESS, LEAST, RELATIVE, WHOLE, Check, childless, plan_of, with_children
 from specscope.analyze.verify.sums import FEW, share_of
+from specscope.plans.kinds import model_part, text_part
 from specscope.trace.record.coins import Stream
 from specscope.trace.record.draft_vocabulary import NOT_TOLD, draft_tokens, lacks_draft_tokens
-from specscope.trace.record.notes import TEXT, model_part, text_part
+from specscope.trace.record.notes import TEXT
 from specscope.trace.record.records import Preceded, RequestStep
 from specscope.trace.record.tree import ROOT, Bools, DraftTree
 

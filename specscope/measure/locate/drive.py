@@ -17,8 +17,8 @@ from torch import Tensor
 
 from specscope.analyze.findings import Reference
 from specscope.measure.judges import engine_config_of
+from specscope.plans.kinds import text_part
 from specscope.trace.history.history import History
-from specscope.trace.record.notes import text_part
 from specscope.trace.record.records import RequestEnd, RequestStep, StepRecord
 from specscope.trace.record.tree import ROOT, DraftTree, Drawn
 

@@ -15,9 +15,9 @@ from specscope.analyze.verify.case import Case
 from specscope.analyze.verify.trial import judge
 from specscope.errors import UserError, first_line
 from specscope.measure.locate.question import Question
+from specscope.plans.kinds import text_part
 from specscope.trace.history.history import History, PlaceName
 from specscope.trace.history.wording import plural
-from specscope.trace.record.notes import text_part
 
 LOOKUP = "drafter tree"  # the finding of audit on text lookup
 OF_RULES = {"p": ("target p", "final p"), "q": ("draft p",)}  # what the sampling rules make

@@ -19,10 +19,9 @@ from specscope.measure.locate.layer_taps import code_of
 from specscope.measure.locate.question import Question, contexts_until
 from specscope.measure.locate.watch import ModelWatch, target_watch
 from specscope.model.kv_cache import KVCache
-from specscope.plans.heads import runs_head
+from specscope.plans.kinds import model_part, runs_head
 from specscope.plans.plan import read_plan
 from specscope.trace.history.wording import plural
-from specscope.trace.record.notes import model_part
 
 NO_MODEL = "the drafter's model is not at hand"
 DECIDED = {Stage.SAMPLING, Stage.VERDICT, Stage.DRAWS}
@@ -77,7 +76,7 @@ def _decisions(ask: Question, drive: Drive, until: int) -> DecisionWatch:
 def _of_watch(ask: Question, found: Location, watch: ModelWatch, layers: int) -> None:
     """What a model's passes come to."""
     is_target = watch.stage is Stage.TARGET
-    head = not is_target and runs_head(model_part(ask.run.drafter))
+    head = not is_target and runs_head(ask.run.drafter)
     if head and any(item.operation.stage is Stage.TARGET for item in found.located):
         found.ruled_out += ("the drafter was not walked: it is fed the target's features, which differ",)
         return

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from specscope.model.features import AuxLayer
+from specscope.model.heads.head_runner import HeadRunner
+from specscope.model.runner import ModelRunner
 from specscope.speculate.allowed import Allowed
 from specscope.speculate.sampling import LogitRows
 from specscope.speculate.tokens import TokenCounts, Tokens
@@ -100,6 +102,11 @@ class Drafter:
     max_depth = 0
     aux_layers: tuple[AuxLayer, ...] = ()  # the target's features that it wants to observe
     passes: tuple[Phase, ...] = ()  # the model passes of the last `propose`
+    runner: ModelRunner | HeadRunner | None = None  # of its model, where it has one
+    rows_fed: tuple[int, ...] = ()  # of one request in a pass of its model: the usual numbers, for graphs
+    d2t: Tensor | None = (
+        None  # int64 [draft vocabulary] the target's token behind each it drafts; None: all are drafted
+    )
 
     def propose(self, contexts: Sequence[Context]) -> list[Draft]:
         """A draft for each request; NO_DRAFT where it has nothing to say."""

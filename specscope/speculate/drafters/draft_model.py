@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from specscope.model.batch import Segment
+from specscope.model.kv_cache import BlockTable, KVCache
 from specscope.model.runner import ModelRunner
 from specscope.plans.plan import TreePlan
 from specscope.speculate.drafters.base import Context
@@ -28,7 +30,7 @@ class DraftModel(ModelDrafter):
 
     def __init__(self, runner: ModelRunner, plan: TreePlan) -> None:
         super().__init__(plan, runner.cache, runner.loaded.max_context)
-        self.runner = runner
+        self.runner: ModelRunner = runner
 
     def known(self, context: Context, state: State) -> int:
         """Every committed token, including the root."""
@@ -48,6 +50,19 @@ class DraftModel(ModelDrafter):
         g.state.computed += count
         tokens = list(g.context.tokens[start : start + count])
         return Segment.of_tree(g.state.table, start, tokens, DraftTree.empty(), logits=logits)
+
+    def afresh(
+        self, tokens: Sequence[int], count: int, features: Sequence[Tensor], blocks: int
+    ) -> tuple[KVCache, BlockTable, Sequence[int]]:
+        """A prefill of the committed tokens, which lie at their positions."""
+        runner, table, held = (
+            ModelRunner(self.runner.loaded, blocks, backend=self.cache.backend),
+            BlockTable(),
+            tokens[:count],
+        )
+        runner.cache.reserve(table, count, 0)
+        deque(runner.compute(table, held), maxlen=0)
+        return runner.cache, table, held
 
     def feed_frontier(self, drafting: Sequence[Drafting]) -> Level:
         """Feed one row for each node of the frontiers."""

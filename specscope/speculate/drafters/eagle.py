@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specscope.model.batch import Segment, pick
 from specscope.model.heads.head_runner import HeadRunner
-from specscope.model.kv_cache import OutOfBlocksError
+from specscope.model.kv_cache import BlockTable, KVCache, OutOfBlocksError
 from specscope.plans.plan import TreePlan
 from specscope.speculate.drafters.base import Context
 from specscope.speculate.drafters.model_drafter import PREFILL_CHUNK, Drafting, ModelDrafter, State
@@ -79,7 +79,8 @@ class Eagle(ModelDrafter):
     def __init__(self, runner: HeadRunner, plan: TreePlan, max_context: int, *, notes_features: bool = True) -> None:
         """`notes_features`: whether each draft says what fed the head: rows, and the norms of their features."""
         super().__init__(plan, runner.cache, max_context)
-        self.runner = runner
+        self.runner: HeadRunner = runner
+        self.d2t = runner.d2t
         self.notes_features = notes_features
         self.aux_layers = runner.head.config.aux_layers
         self._features: dict[str, Features] = {}
@@ -154,6 +155,19 @@ class Eagle(ModelDrafter):
             hidden.append(self._features[g.context.request].take(end - start))
             g.state.computed = end
         return segments, torch.cat(hidden)
+
+    def afresh(
+        self, tokens: Sequence[int], count: int, features: Sequence[Tensor], blocks: int
+    ) -> tuple[KVCache, BlockTable, Sequence[int]]:
+        """The head fed true features: its place t is the feature of position t with the token at t + 1."""
+        old, table, held, hidden = self.runner, BlockTable(), tokens[1 : count + 1], torch.cat(list(features))
+        runner = HeadRunner(old.loaded, old.vocab_size, self.max_context, blocks, self.cache.backend)
+        runner.cache.reserve(table, count, 0)
+        for start in range(0, count, PREFILL_CHUNK):
+            chunk = list(held[start : start + PREFILL_CHUNK])
+            segment = Segment.of_tree(table, start, chunk, DraftTree.empty(), logits=True)
+            runner.forward([segment], runner.combine(hidden[start : start + len(chunk)]))
+        return runner.cache, table, held
 
     def feed_frontier(self, drafting: Sequence[Drafting]) -> Level:
         """Each node's token with the hidden state made at its parent."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from torch import Tensor
 
 from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable, KVCache, OutOfBlocksError
@@ -64,12 +65,23 @@ class ModelDrafter(Drafter, ABC):
         self.max_context = max_context
         self.max_nodes = plan.max_nodes
         self.max_depth = plan.max_depth
+        self.rows_fed = (1, plan.max_depth + 1, *plan.fed)  # what was committed since the last draft, then each level
         self.states: dict[str, State] = {}
         self.can_go_back = False  # whether what that takes is kept
 
     @abstractmethod
     def known(self, context: Context, state: State) -> int:
         """How many slots the committed tokens take in the drafter's cache; -1 where it cannot draft yet."""
+
+    @abstractmethod
+    def afresh(
+        self, tokens: Sequence[int], count: int, features: Sequence[Tensor], blocks: int
+    ) -> tuple[KVCache, BlockTable, Sequence[int]]:
+        """What its first `count` places hold of a text, computed in a cache of so many blocks that nobody else uses.
+
+        `features`: of the target's layers that it observes, in parts, from the text's first position on. Returns the
+        cache, its table, and the token behind each place.
+        """
 
     @abstractmethod
     def feed_context(self, drafting: Sequence[Drafting]) -> Level:

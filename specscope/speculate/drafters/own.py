@@ -12,11 +12,11 @@ from torch import Tensor
 from specscope.errors import UserError
 from specscope.model.loader import LoadedModel
 from specscope.model.places import Backend
+from specscope.plans.kinds import RUN_HERE
 from specscope.plans.plan import TreePlan
 from specscope.speculate.drafters.base import Context, Draft, Drafter, DraftRow
 from specscope.speculate.drafters.tree_builder import Level, start_tree
 from specscope.speculate.named import failed
-from specscope.trace.record.notes import MODELS, TEXTS
 from specscope.trace.record.records import Verdict
 from specscope.trace.record.tree import ROOT, DraftTree, Drawn
 from specscope.tree_shape import MAX_NODES
@@ -69,7 +69,7 @@ class OwnDrafter(Drafter):
             )
         name = str(getattr(self._theirs, "name", Drafter.name))
         self.name = named if name == Drafter.name else name
-        if self.name in (*TEXTS, *MODELS):
+        if self.name in RUN_HERE:
             raise UserError(f"{self._flag}: its name is {name}, which is a drafter of specscope: give it another")
         self.max_nodes, self.max_depth = int(self._theirs.max_nodes), int(self._theirs.max_depth)
         if not 1 <= self.max_depth <= self.max_nodes <= MAX_NODES:

@@ -37,6 +37,7 @@ class ParallelEagle(Eagle):
         super().__init__(runner, plan, max_context, notes_features=notes_features)
         parallel = runner.head.config.parallel
         assert parallel is not None
+        self.rows_fed = (plan.max_depth, 2 * plan.max_depth)  # what was committed, with a row for each further depth
         self.mask_token = parallel.mask_token
         with torch.inference_mode():
             self._mask_hidden = runner.combine(runner.head.mask_features())  # [1, width]

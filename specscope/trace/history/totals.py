@@ -16,11 +16,11 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any
 
+from specscope.plans.kinds import model_part, text_part
 from specscope.plans.plan import read_plan
 from specscope.trace.history.stats import AT_DEPTH, SUMS, Acceptance, Counted, StepCounts
 from specscope.trace.history.wording import plural
 from specscope.trace.record.aggregate import DEPTHS, Aggregate, RequestFigures
-from specscope.trace.record.notes import model_part, text_part
 from specscope.trace.record.records import FinalKind, Preceded, RequestEnd, RequestStep, RunInfo, StepRecord
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from specscope.trace.record.notes import MODEL_NAMES, SOURCES, MethodNotes, model_part
+from specscope.plans.kinds import BY_NAME, model_part
+from specscope.trace.record.notes import SOURCES, MethodNotes
 from specscope.trace.record.records import FinishReason, RequestEnd, RequestStep
 from specscope.trace.record.vocabulary import Vocabulary, printable
 
@@ -97,7 +98,8 @@ def about_sizing(step: RequestStep) -> str:
     """
     if not len(step.tree):
         return printable(step.sizing)
-    alone = f"the {MODEL_NAMES.get(model_part(step.drafter), 'model')}'s draft would not pay"
+    kind = BY_NAME.get(model_part(step.drafter))
+    alone = f"the {'model' if kind is None else kind.called}'s draft would not pay"
     text = re.sub("^no draft pays", alone, step.sizing)
     return printable(text.replace(alone, f"{alone}, and the text's was verified", 1))
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from specscope.errors import UserError
+from specscope.plans.kinds import BY_NAME
 from specscope.trace.history.wording import title_of
 from specscope.trace.inside.chain import NO_INTS, Judged
 from specscope.trace.record.notes import MethodNotes
@@ -29,7 +30,6 @@ from specscope.trace.record.records import (
 from specscope.trace.record.tree import DraftTree, Ints
 from specscope.trace.record.vocabulary import Vocabulary
 
-ONE_PASS = ("dflash", "dspark")  # methods that draft all depths in one pass
 LONGEST = 200  # characters of a label
 Publish = Callable[[StepRecord], None]
 ReadParams = tuple[SamplingParams, dict[str, str]]  # what specscope has a word for, and the others as labels
@@ -131,7 +131,8 @@ class Recorder:
     ) -> RequestStep:
         """A request's part in a step that verified drafts: by which rule, and what the drafter tells besides."""
         tree, verdict = judged.tree, judged.verdict
-        if len(tree) and (self.run.drafter in ONE_PASS or self.run.speculation.get("parallel_drafting")):
+        kind = BY_NAME.get(self.run.drafter)
+        if len(tree) and ((kind is not None and kind.one_pass) or self.run.speculation.get("parallel_drafting")):
             method = dataclasses.replace(method or MethodNotes(), one_pass=True)
         part = RequestStep(
             request=request.info.id,

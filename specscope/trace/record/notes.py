@@ -32,8 +32,6 @@ from specscope.trace.record.declared import (
 from specscope.trace.record.privacy import TokenIds
 from specscope.trace.record.tree import Doubles, Floats, Ints
 
-TEXTS, MODELS = ("suffix", "ngram"), ("eagle", "draft_model")  # in older captures one of each may draft together
-MODEL_NAMES = {"eagle": "head", "draft_model": "draft model"}
 MODEL, TEXT, BOTH = 0, 1, 2
 SOURCES = ("model", "text", "both")  # who drafted a node, by these numbers
 Source = Annotated[int, Meta(ge=0, lt=len(SOURCES), title="0, 1 or 2")]
@@ -147,18 +145,6 @@ class MethodNotes(ArrayEq):
     def source_of(self, node: int) -> str:
         """Who drafted a node: model, text or both; "" where one drafter works alone."""
         return SOURCES[self.source[node]] if len(self.source) else ""
-
-
-def text_part(drafter: str) -> str:
-    """The part of our drafter that searches the text: suffix or ngram, alone or combined; "" for none."""
-    name = drafter.partition("+")[0]
-    return name if name in TEXTS else ""
-
-
-def model_part(drafter: str) -> str:
-    """The part of our drafter that runs a model: eagle or draft_model, alone or combined; "" for none."""
-    name = drafter.rpartition("+")[2]
-    return name if name in MODELS else ""
 
 
 @dataclass(frozen=True, eq=False)

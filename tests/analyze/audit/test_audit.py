@@ -9,8 +9,8 @@ from specscope.analyze.findings import CheckResult, Exit
 from specscope.errors import UserError
 from specscope.measure.judges import audit_options
 from specscope.measure.prompts import PLAIN
+from specscope.plans.kinds import text_part
 from specscope.trace.history.history import History
-from specscope.trace.record.notes import TEXTS
 from specscope.trace.wire.reading import read_capture
 from tests.analyze.audit.runs import RULES, SETTINGS, failed, run, saved
 from tests.engines import PROMPTS, each_drafter
@@ -32,7 +32,7 @@ def test_a_healthy_run_has_no_difference(bench, name, rule):
     if drafted:
         p = found.finding("target p")
         assert p.tested + (p.note != "") >= 0.9 * drafted
-        if engine.config.drafter in TEXTS:
+        if text_part(engine.config.drafter):
             tree = found.finding("drafter tree")
             assert (tree.result, tree.tested) == (CheckResult.PASSED, found.audited)
         else:

@@ -17,8 +17,7 @@ from specscope.analyze.audit.model.head import Head
 from specscope.analyze.audit.model.judge import AskedRows, by_ask, drafted_by_model
 from specscope.analyze.audit.options import Options
 from specscope.analyze.verify.case import Case, Step
-from specscope.plans.heads import runs_head
-from specscope.trace.record.notes import model_part
+from specscope.plans.kinds import runs_head
 from specscope.trace.record.tree import Floats, Ints
 
 Key = tuple[str, int]  # a request, its step
@@ -52,7 +51,7 @@ class Models:
         run = case.history.run
         if self.options.draft is None or run is None:
             return None
-        return self.head if runs_head(model_part(run.drafter)) else self.draft
+        return self.head if runs_head(run.drafter) else self.draft
 
 
 @dataclass(frozen=True)

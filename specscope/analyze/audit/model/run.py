@@ -22,9 +22,8 @@ from specscope.analyze.audit.options import Options, Progress
 from specscope.analyze.audit.tally import EMBEDDING, FED, TARGET, Tallies
 from specscope.analyze.findings import CheckResult, Finding
 from specscope.errors import UserError, first_line
-from specscope.plans.heads import runs_head
+from specscope.plans.kinds import model_part, runs_head, text_part
 from specscope.trace.history.wording import plural
-from specscope.trace.record.notes import model_part, text_part
 from specscope.trace.record.records import RunInfo
 from specscope.trace.record.rules import ROUNDING
 
@@ -123,7 +122,7 @@ class Passes:
         causal = Causal(source, self.run.dtype, self.options.device)
         self.forms = RequestForms(source, causal.vocab, self.run.eos_tokens)
         self.plans[:] = [contexts.within(causal.vocab) for contexts in self.plans]
-        if draft is not None and runs_head(model_part(self.run.drafter)):
+        if draft is not None and runs_head(self.run.drafter):
             try:
                 head = Head(draft, causal.model)
             except UserError as error:

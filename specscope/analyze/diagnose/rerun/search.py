@@ -25,9 +25,8 @@ from specscope.analyze.locate.model.other_rows import OF_REQUESTS
 from specscope.analyze.locate.model.rules import OF_OTHERS, SampledFault
 from specscope.analyze.locate.model.sampling import ROWS, TEMPERATURE
 from specscope.analyze.verify.case import Case, Step
-from specscope.plans.heads import runs_head
+from specscope.plans.kinds import runs_head
 from specscope.trace.history.wording import plural
-from specscope.trace.record.notes import model_part
 
 REQUESTS, LONGEST = 8, 60  # whose first step that differs is looked at; steps up to it
 ALONG = 12  # steps, up to which a mistake that was at work all along is tried
@@ -64,7 +63,7 @@ def mistakes(session: JudgedCase, *, drafter: bool) -> list[Suspect]:
     """
     case, models, (raw, ruled) = session.case, session.models, OF_DRAFTER if drafter else OF_TARGET
     run = case.history.run
-    is_head = drafter and run is not None and runs_head(model_part(run.drafter))
+    is_head = drafter and run is not None and runs_head(run.drafter)
     model = None if is_head else models.draft if drafter else models.target
     if model is not None and model.runs_on:  # these mistakes are attention's
         return []

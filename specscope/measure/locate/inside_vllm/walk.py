@@ -19,9 +19,8 @@ from specscope.measure.locate.inside_vllm import compare
 from specscope.measure.locate.inside_vllm.fed import Fed, FedText, fed_rows
 from specscope.measure.locate.inside_vllm.sheet import ComparisonSheet
 from specscope.measure.locate.inside_vllm.tapped import DRAFTER, TARGET, Tapped
-from specscope.plans.heads import runs_head
+from specscope.plans.kinds import runs_head
 from specscope.trace.history.history import History
-from specscope.trace.record.notes import model_part
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import RunInfo
 from specscope.trace.record.tree import ROOT
@@ -35,7 +34,7 @@ class WalkedModels:
 
     def __init__(self, run: RunInfo, target: ModelSource, draft: ModelSource | None) -> None:
         """Raises UserError."""
-        self.target, is_head = ModelReference(target), runs_head(model_part(run.drafter))
+        self.target, is_head = ModelReference(target), runs_head(run.drafter)
         self.head = Head(draft, self.target.causal.model) if draft is not None and is_head else None
         self.draft = ModelReference(draft) if draft is not None and not is_head else None
         self.samples_drafts = run.speculation.get("draft_sample_method") == "probabilistic"  # of sampled requests
