@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from specscope.engine.generate import Result
     from specscope.speculate.drafters.base import Context, Draft, Drafter
     from specscope.speculate.drafters.own import DrafterSetup, draft_tree
+    from specscope.trace.record.own_rule import NodeTrial
     from specscope.trace.record.params import SamplingParams
     from specscope.trace.record.tree import DraftTree
     from specscope.transformers.recording import record
@@ -27,6 +28,7 @@ __all__ = [
     "DrafterSetup",
     "Engine",
     "EngineConfig",
+    "NodeTrial",
     "Result",
     "SamplingParams",
     "__version__",
@@ -45,6 +47,7 @@ _HOMES = {
     "Engine": "specscope.engine.engine",
     "EngineConfig": "specscope.engine.config",
     "load": "specscope.analyze.load",
+    "NodeTrial": "specscope.trace.record.own_rule",
     "record": "specscope.transformers.recording",
     "Result": "specscope.engine.generate",
     "SamplingParams": "specscope.trace.record.params",

@@ -1,5 +1,6 @@
 """The one error meant for users, and values as its message shows them."""
 
+import traceback
 from reprlib import Repr
 
 _SHORT = Repr()
@@ -32,3 +33,12 @@ def short(value: object) -> str:
     if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 128:
         return "a number of over 38 digits"
     return _SHORT.repr(value)
+
+
+def failed(what: str, error: Exception) -> UserError:
+    """An error of the user's code as one line, with the place in that code."""
+    if isinstance(error, UserError):
+        return error
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
+    place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return UserError(f"{what}: {type(error).__name__}: {error}{place}")

@@ -28,7 +28,8 @@ def test_what_is_made_of_the_code_is_up_to_date(made):
 
 def test_the_python_examples_run(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
-    *examples, _ = re.findall(r"```python\n(.*?)```", TEXT["docs/python.md"], re.S)
+    blocks = re.findall(r"```python\n(.*?)```", TEXT["docs/python.md"], re.S)
+    examples = [block for block in blocks if "class LastWords" not in block and "def typical" not in block]
     for example, printed in zip(examples, ("acceptance length", "untried  accepted  rejected"), strict=True):
         assert len(example.strip().splitlines()) <= 12
         exec(compile(example, "docs/python.md", "exec"), {})

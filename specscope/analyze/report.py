@@ -30,6 +30,7 @@ from specscope.trace.record.aggregate import Aggregate
 from specscope.trace.record.notes import SOURCES
 from specscope.trace.record.privacy import NO_TOKEN, told_ids
 from specscope.trace.record.records import PHASES, FinalKind, RequestStep, StepRecord
+from specscope.trace.record.rules import is_own
 from specscope.trace.record.vocabulary import Detokenizer, Vocabulary
 
 
@@ -127,6 +128,7 @@ def notes_of(history: History, requests: Sequence[RequestReport], loops: Loops) 
     missing = [request.missing_tokens for request in requests if request.missing_tokens]
     forced, lossy = sum(len(part.told("verdict", "forced")) > 0 for part in parts), [p for p in parts if p.lossy]
     rules, verdicts = ", ".join(sorted({part.rule for part in lossy})), plural(len(parts), "verdict")
+    own = sorted({part.rule for part in parts if is_own(part.rule)})
     infos = [request.info for request in history.requests.values() if request.info is not None]
     sampled = [info for info in infos if info.params.is_known and not info.params.greedy]
     seeds = Counter(info.labels.get("seed", info.params.seed) for info in sampled)
@@ -160,6 +162,11 @@ def notes_of(history: History, requests: Sequence[RequestReport], loops: Loops) 
             lossy,
             f"{len(lossy)} of {verdicts} under a rule that is not lossless ({rules}): the output is not distributed as "
             "the target's own",
+        ),
+        (
+            own,
+            f"the rule of verification is somebody's own ({', '.join(own)}): verify tests whether the output is "
+            "distributed as the target's",
         ),
         (True, _sources(parts)),
         (

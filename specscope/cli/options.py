@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from specscope.cli.numbers import Number
 from specscope.cli.streams import say
-from specscope.engine.config import EngineConfig, named_drafter
+from specscope.engine.config import EngineConfig, named_code
 from specscope.engine.prompts import read_template
 from specscope.errors import UserError
 from specscope.trace.checked import Flag, Port, base_of, checked_url, flags_of, required_types
@@ -155,7 +155,7 @@ def refuse_others(flag: str, why: str, allowed: Iterable[str]) -> None:
 def engine_config(flags: dict[str, Any]) -> EngineConfig:
     """Take the engine's flags out of `flags`. Raises UserError for values that do not fit together."""
     given = {field.name: flags.pop(field.name) for field in fields(EngineConfig) if field.name in flags}
-    return EngineConfig(**named_drafter({name: value for name, value in given.items() if value is not None}))
+    return EngineConfig(**named_code({name: value for name, value in given.items() if value is not None}))
 
 
 def sampling_params(flags: dict[str, Any]) -> tuple[SamplingParams, dict[str, Any]]:

@@ -181,13 +181,14 @@ def _engine(data: Recorded, target: str | None, draft_model: str | None, batch: 
     from specscope.cli.judges.audit import progress_bar
     from specscope.live.start import share_cores, start_engine
     from specscope.measure.judges import audit_options, engine_config_of
-    from specscope.trace.record.rules import BLOCK, STANDARD
+    from specscope.trace.record.rules import BLOCK, STANDARD, is_own
 
     share_cores()
     options = audit_options(data.histories[0], target, draft_model, None)  # reports missing models
     if options.why_no_draft:
         raise UserError(options.why_no_draft)
-    rule = STANDARD if data.run.rule == BLOCK else data.run.rule  # costs are of trees too; a chain's is the same
+    rule = data.run.rule  # costs are of trees too; a chain's is the same under block
+    rule = STANDARD if rule == BLOCK or is_own(rule) else rule
     more = {"rule": rule, "max_batch": batch, "kv_memory": max(1.0, batch / 4)}
     with progress_bar() as progress:
         config = engine_config_of(data.run, target, draft_model, **more)

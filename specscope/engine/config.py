@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,6 +20,7 @@ from specscope.plans.model_digest import model_digest, of_layers
 from specscope.plans.plan import DynamicPlan, StaticPlan, TreePlan, parse_plan
 from specscope.speculate.named import NamedCode, is_named, name_of
 from specscope.trace.checked import Flag, base_of, checked, flags_of, required_types, short, whole
+from specscope.trace.record.own_rule import NodeTrial, OwnRule
 from specscope.trace.record.rules import BLOCK, RULES, STANDARD
 
 DRAFTERS = ("auto", *RUN_HERE, "none")
@@ -78,8 +79,9 @@ class EngineConfig:
     rule: Annotated[
         str,
         Flag(
-            "How drafts are verified; block and traversal accept more sampled drafts.  [default: standard]",
-            choices=RULES,
+            "How drafts are verified: standard, block, traversal, match, or your module:function; block and traversal "
+            "accept more sampled drafts.  [default: standard]",
+            "RULE",
         ),
     ] = STANDARD
     dtype: Annotated[
@@ -112,19 +114,18 @@ class EngineConfig:
     ngram_max: Count = 4  # longest suffix that prompt lookup tries
     ngram_min: Count = 2  # shortest
     own: Callable[..., Any] | NamedCode | None = None  # what makes a drafter that is none of DRAFTERS
+    own_rule: Callable[[NodeTrial], Any] | NamedCode | None = None  # a rule that is none of RULES
 
     def __post_init__(self) -> None:
-        if callable(self.drafter):
-            object.__setattr__(self, "own", self.drafter)
-            object.__setattr__(self, "drafter", name_of(self.drafter))
+        for name, own in (("drafter", "own"), ("rule", "own_rule")):
+            if callable(given := getattr(self, name)):
+                object.__setattr__(self, own, given)
+                object.__setattr__(self, name, name_of(given))
         for name in ("target", "draft_model", "tree", "device"):
             if getattr(self, name) == "":
                 raise UserError(f"--{name.replace('_', '-')} is empty: give a value, or leave the flag out")
-        if self.is_own and (self.own is None or name_of(self.own) != self.drafter):
-            refuse_gone(self.drafter.partition(":")[0])
-            if is_named(self.drafter):
-                raise UserError(f"the drafter {short(self.drafter)} is imported only where --drafter names it")
-            raise UserError(f"unknown drafter {short(self.drafter)}: use {', '.join(DRAFTERS)} or module:Class")
+        self._check_named("drafter", self.own, DRAFTERS, "module:Class")
+        self._check_named("rule", self.own_rule, RULES, "module:function")
         if self.drafter == "auto":
             object.__setattr__(self, "drafter", self._pick_drafter())
         if self.drafter == "draft_model" and self.draft_model is None:
@@ -154,6 +155,18 @@ class EngineConfig:
             raise UserError(f"ngram_max ({self.ngram_max}) is below ngram_min ({self.ngram_min})")
         _ = self.draft_layers, self.plan  # what cannot be read is refused before anything is loaded
 
+    def _check_named(
+        self, what: str, own: Callable[..., Any] | NamedCode | None, known: Sequence[str], form: str
+    ) -> None:
+        """Refuse a name that is none of `known`, and that nobody gave leave to import."""
+        name = getattr(self, what)
+        if name in known or (own is not None and name_of(own) == name):
+            return
+        refuse_gone(name.partition(":")[0])
+        if is_named(name):
+            raise UserError(f"the {what} {short(name)} is imported only where --{what} names it")
+        raise UserError(f"unknown {what} {short(name)}: use {', '.join(known)} or {form}")
+
     def _pick_drafter(self) -> str:
         """A model that was given drafts; the default target has a head of its own."""
         if self.draft_model is not None:
@@ -165,6 +178,10 @@ class EngineConfig:
     def is_own(self) -> bool:
         """Whether a class of the user's drafts."""
         return self.drafter not in DRAFTERS
+
+    def load_rule(self) -> OwnRule | None:
+        """The rule of somebody's own, imported where it was named; None of one of RULES. Raises UserError."""
+        return None if self.rule in RULES or self.own_rule is None else load_rule(self.rule, self.own_rule)
 
     @property
     def head(self) -> str:
@@ -199,13 +216,23 @@ class EngineConfig:
 _NUMBERS = {name: kind for name, kind in required_types(EngineConfig).items() if base_of(kind) in (int, float)}
 
 
-def named_drafter(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings of an EngineConfig as somebody wrote them: a drafter that they name may be imported."""
-    drafter = settings.get("drafter")
-    if not isinstance(drafter, str) or drafter in DRAFTERS or not is_named(drafter):
-        return settings
-    refuse_gone(drafter.partition(":")[0])
-    return settings | {"own": NamedCode.find(drafter, "--drafter")}
+def named_code(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings of an EngineConfig as somebody wrote them: a drafter and a rule that they name may be imported."""
+    found = dict[str, Any]()
+    for what, own, known in (("drafter", "own", DRAFTERS), ("rule", "own_rule", RULES)):
+        name = settings.get(what)
+        if isinstance(name, str) and name not in known and is_named(name):
+            refuse_gone(name.partition(":")[0])
+            found[own] = NamedCode.find(name, f"--{what}")
+    return settings | found
+
+
+def load_rule(name: str, code: Callable[[NodeTrial], Any] | NamedCode) -> OwnRule:
+    """A rule of somebody's own. Raises UserError where it cannot be imported, or is no function."""
+    function = code.load("--rule") if isinstance(code, NamedCode) else code
+    if not callable(function):
+        raise UserError(f"--rule {name} is {short(function)}: name a function")
+    return OwnRule(name, function)
 
 
 def models_given(config: EngineConfig) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from specscope.engine.build import Parts, build_parts
-from specscope.engine.config import EngineConfig, named_drafter
+from specscope.engine.config import EngineConfig, named_code
 from specscope.engine.generate import Chunk, Params, Prompts, Result, paired
 from specscope.engine.intake import Intake
 from specscope.engine.phases import LastStep, Phases, StepState
@@ -53,7 +53,8 @@ class Engine:
         for name in settings:
             if name not in EngineConfig.__dataclass_fields__:
                 refuse_gone(f"--{name.replace('_', '-')}")
-        self.config = config or EngineConfig(**named_drafter(settings))
+        self.config = config or EngineConfig(**named_code(settings))
+        own_rule = self.config.load_rule()
         self.parts = parts = parts or build_parts(self.config, progress)
         self.runner, self.tokenizer = parts.runner, parts.tokenizer
         self.vocabulary, self.run_info = parts.vocabulary, parts.run_info
@@ -68,7 +69,7 @@ class Engine:
         self.intake = Intake(parts, self.scheduler, self._note_input)
         self.requests, self.ended, self.forms = self.intake.requests, self.intake.ended, self.intake.forms
         notes = self.run_info.evidence == "full"
-        self.verifier = Verifier(self.runner.cache.backend, notes=notes, rule=self.config.rule)
+        self.verifier = Verifier(self.runner.cache.backend, notes=notes, rule=self.config.rule, own=own_rule)
         self.gate = SpeculationGate(chosen=self.config.speculation != "off", disable_above=self.config.disable_above)
         self.phases = Phases(
             parts=parts,

@@ -22,6 +22,7 @@ from specscope.plans.model_digest import model_digest, shown
 from specscope.plans.plan import DynamicPlan, read_plan
 from specscope.trace.history.history import History
 from specscope.trace.record.records import RunInfo
+from specscope.trace.record.rules import STANDARD, is_own
 from specscope.tree_shape import MAX_NODES
 from specscope.whole_file import read_object
 
@@ -67,7 +68,8 @@ def engine_config_of(run: RunInfo, target: str | None, draft_model: str | None, 
     """The configuration of the engine that made a capture.
 
     Of an older one whose model drafted beside a text: the model alone, with all that its search may hold. Nothing
-    drafts where verdicts were made up, nor for a drafter of somebody's own: what a capture names is never imported.
+    drafts where verdicts were made up, nor for a drafter of somebody's own: what a capture names is never imported, and
+    in place of a rule of somebody's own the standard one judges.
     """
     drafter, draft, tree = model_part(run.drafter) or run.drafter, draft_named(run, draft_model), run.tree
     if draft is None and drafter == "draft_model":
@@ -83,7 +85,7 @@ def engine_config_of(run: RunInfo, target: str | None, draft_model: str | None, 
         tree=tree or None,
         dtype=run.dtype,
         max_context=run.max_context,
-        **{"rule": run.rule, **more},
+        **{"rule": STANDARD if is_own(run.rule) else run.rule, **more},
     )
 
 

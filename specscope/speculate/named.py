@@ -7,13 +7,12 @@ import importlib.util
 import os
 import re
 import sys
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from typing import Any
 
-from specscope.errors import UserError
+from specscope.errors import UserError, failed, short
 
 _NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
@@ -33,6 +32,8 @@ class NamedCode:
     @staticmethod
     def find(name: str, flag: str) -> NamedCode:
         """Raises UserError where there is no such module; nothing is imported."""
+        if not is_named(name):
+            raise UserError(f"{flag} {short(name)}: write module:name")
         top = name.partition(":")[0].partition(".")[0]
         if top in sys.modules or importlib.util.find_spec(top) is not None:
             return NamedCode(name, "")
@@ -64,12 +65,3 @@ class NamedCode:
 def name_of(code: Callable[..., Any] | NamedCode) -> str:
     """module:Name."""
     return code.name if isinstance(code, NamedCode) else f"{code.__module__}:{code.__qualname__}"
-
-
-def failed(what: str, error: Exception) -> UserError:
-    """An error of the user's code as one line, with the place in that code."""
-    if isinstance(error, UserError):
-        return error
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
-    place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-    return UserError(f"{what}: {type(error).__name__}: {error}{place}")

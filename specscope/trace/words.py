@@ -16,7 +16,7 @@ from specscope.trace.history.place import BELOW, PlaceView, TopToken, coin_sign,
 from specscope.trace.history.wording import about_draft, acceptance, ending, ordinal, probability
 from specscope.trace.record.draft_vocabulary import draft_id, draft_tokens
 from specscope.trace.record.records import Outcome, RequestStep, StepRecord, Verdict
-from specscope.trace.record.rules import ABOUT, looks_ahead
+from specscope.trace.record.rules import ABOUT, is_own, looks_ahead
 from specscope.trace.record.tree import ROOT, DraftTree, Drawn
 from specscope.trace.record.vocabulary import Vocabulary, printable, token_id
 
@@ -309,6 +309,8 @@ def node_rows(history: History, place: PlaceView, show: Callable[[int], str]) ->
         rows.append(("residual", f"{float(verdict.residual_mass[node]):.6g} of the target's mass is left", False))
     if step.rule in ABOUT:
         rows.append(("rule", f"{step.rule}: {ABOUT[step.rule]}", False))
+    if is_own(step.rule):
+        rows.append(("rule", f"{printable(step.rule)}: a function of somebody's own", False))
     if step.lossy:
         rows.append(("rule", f"{printable(step.rule)}: not lossless", True))
     untried = verdict.outcome[node] == Outcome.UNTRIED

@@ -67,7 +67,7 @@ def test_it_is_not_run(words, shows, folder, installed, tiny, tmp_path):
 def captured(folder, installed, tiny, module, *, named):
     """The capture of the class of docs/python.md as this module. `named`: whether the class has a name."""
     page = (ROOT / "docs" / "python.md").read_text()
-    source = re.findall(r"```python\n(.*?)```", page, re.S)[-1]
+    (source,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "class LastWords" in block)
     (folder / f"{module}.py").write_text(source if named else source.replace('name = "last words"', ""))
     words = ["capture", "-", "--drafter", f"{module}:LastWords", "--tree", "4", "-o", "mine.jsonl", "--max-tokens", "9"]
     command = [*installed, *words, "--ignore-eos", "--target", str(tiny), "--kv-memory", "0.01"]
@@ -94,3 +94,65 @@ def test_a_module_that_only_a_capture_names_is_never_imported(folder, installed,
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
         assert "internal error" not in done.stderr
         assert not (folder / "ran").exists(), verb
+
+
+def said(folder, installed, tiny, *words, code=0):
+    """What a command prints, from the folder."""
+    command = [*installed, *words]
+    if words[0] == "capture":
+        command += [
+            "-o",
+            "run.jsonl",
+            "--max-tokens",
+            "30",
+            "--ignore-eos",
+            "--target",
+            str(tiny),
+            "--kv-memory",
+            "0.01",
+        ]
+    done = subprocess.run(
+        command, input="abc abc abc\n" * 8, cwd=folder, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode in (code if isinstance(code, tuple) else (code,)), done.stdout + done.stderr
+    assert not (folder / "ran").exists()
+    assert "internal error" not in done.stderr
+    return done.stdout + done.stderr
+
+
+RULE = ["--rule", "lenient:typical"]
+SAMPLED = ["capture", "-", "--draft-model", "self:1", "--tree", "2x2", "--temperature", "1", "--seed", "1", *RULE]
+
+
+@pytest.fixture
+def judged_by_theirs(folder, installed, tiny):
+    """A capture of the rule of docs/python.md, and the rule's text."""
+    page = (ROOT / "docs" / "python.md").read_text()
+    (source,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "def typical" in block)
+    (folder / "lenient.py").write_text(source)
+    said(folder, installed, tiny, *SAMPLED)
+    return source
+
+
+def test_a_rule_of_ones_own_is_asked_again(folder, installed, tiny, judged_by_theirs):
+    verify = "verify", "run.jsonl", *RULE
+    asked = said(folder, installed, tiny, *verify, code=(0, 1))
+    assert re.search(r"✓ accept probability +\d\d+ nodes\n", asked), asked
+    (folder / "lenient.py").write_text(judged_by_theirs.replace("trial.p >", "trial.p + 1 >"))
+    assert "--rule lenient:typical gives 1" in said(folder, installed, tiny, *verify, code=1)
+    (folder / "lenient.py").write_text("def typical(trial):\n    return 2 * trial.p + 1\n")
+    line = said(folder, installed, tiny, *verify, code=2)
+    assert re.fullmatch(r"specscope: error: --rule lenient:typical gave .*lenient.py, line 1\)\n", line), line
+
+
+@pytest.mark.slow
+def test_a_rule_that_only_a_capture_names_is_never_imported(folder, installed, tiny, judged_by_theirs):
+    (folder / "lenient.py").write_text((folder / "torch.py").read_text())
+    told = {}
+    judges = (
+        "verify, diagnose, report, why, audit, locate, export --format csv -o t, tune, tune --check, compare run.jsonl"
+    )
+    for verb in judges.split(", "):
+        told[verb] = said(folder, installed, tiny, *verb.split(), "run.jsonl", code=(0, 1, 2))
+    assert "was not judged: give --rule lenient:typical" in " ".join(told["verify"].split())
+    assert "somebody's own (lenient:typical)" in " ".join(told["report"].split())

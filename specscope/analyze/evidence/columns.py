@@ -42,10 +42,11 @@ from specscope.analyze.findings import Reference
 from specscope.trace.history.history import History
 from specscope.trace.history.place import ratios
 from specscope.trace.record.notes import TEXT
+from specscope.trace.record.own_rule import OwnRule
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.privacy import NO_TOKEN
 from specscope.trace.record.records import FinalKind, Outcome, Preceded, RequestStep, RunInfo, Verdict
-from specscope.trace.record.rules import LOOK_AHEAD, MATCH, STANDARD, margins
+from specscope.trace.record.rules import LOOK_AHEAD, MATCH, STANDARD, is_own, margins
 from specscope.trace.record.tree import Bools, Doubles, Drawn
 from specscope.trace.run.packed import Picked
 
@@ -139,12 +140,13 @@ class Columns:
     visits: Sequence[Visit] = ()  # [S] the same with what lies around them; empty where only their figures matter
     history: History | None = None  # the run, where all of it is judged
     every: Sequence[Visit] = ()  # with prefill chunks among them
+    own_rule: OwnRule | None = None  # that somebody named: it may be asked what it gives
 
     @staticmethod
-    def of(every: Sequence[Visit], history: History | None = None) -> Columns:
+    def of(every: Sequence[Visit], history: History | None = None, own_rule: OwnRule | None = None) -> Columns:
         """The columns of the decode steps among these visits."""
         visits = [visit for visit in every if visit.part.is_judged]
-        return Columns([visit.part for visit in visits], visits, history, every)
+        return Columns([visit.part for visit in visits], visits, history, every, own_rule)
 
     @property
     def run(self) -> RunInfo | None:
@@ -233,10 +235,11 @@ class Columns:
     limited = flags(lambda c: c.asked(lambda params: params.limited))
     cut = flags(lambda c: c.limited | c.asked(lambda asked: asked.top_k > 0 or asked.top_p < 1 or asked.min_p > 0))
     recomputed = flags(lambda c: c.known & c.ours)
-    # [S] by its rule: it walks from the root down, sibling after sibling; all siblings share a coin; it looks ahead and
-    # our own engine made the run (another's block verification records less). Whether it can be checked: its rule is
-    # one of these, and all its figures are in range
-    walks = flags(lambda c: np.isin(c.rule, (STANDARD, MATCH)))
+    # [S] by its rule: it is somebody's own; it walks from the root down, sibling after sibling; all siblings share a
+    # coin; it looks ahead and our own engine made the run (another's block verification records less). Whether it can
+    # be checked: its rule is one of these, and all its figures are in range
+    by_own_rule = flags(lambda c: np.array(list(map(is_own, c.rule.tolist())), np.bool_))
+    walks = flags(lambda c: np.isin(c.rule, (STANDARD, MATCH)) | c.by_own_rule)
     match = flags(lambda c: c.rule == MATCH)
     ahead = flags(lambda c: c.looks_ahead & c.ours)
     told = flags(lambda c: (c.walks | c.ahead) & c.sound)
@@ -286,7 +289,7 @@ class Columns:
     def margin(self) -> Doubles:
         """[N] Verdict.margin."""
         given = (self.accept_prob, self.coin, self.p_trial, self.q_trial, self.by_own_coin & ~self.forced)
-        return margins(*given, ahead=self.looks_ahead[self.step], match=self.match[self.step])
+        return margins(*given, by_a=(self.looks_ahead | self.by_own_rule)[self.step], match=self.match[self.step])
 
     @cached_property
     def by_request(self) -> list[list[Visit]]:

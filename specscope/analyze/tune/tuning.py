@@ -23,7 +23,7 @@ from specscope.trace.history.history import History
 from specscope.trace.history.stats import Acceptance
 from specscope.trace.history.wording import plural
 from specscope.trace.record.records import RunInfo
-from specscope.trace.record.rules import BLOCK
+from specscope.trace.record.rules import BLOCK, is_own
 from specscope.trace.record.tree import Doubles
 
 # From what single steps would have accepted to a run's acceptance length, with its interval.
@@ -288,6 +288,8 @@ def _notes(data: Recorded, plan: TreePlan | None, costs: Costs | None) -> list[s
         lines.append(
             "the recorded tree is static: dynamic ones are told as far as it reaches; record dynamic:32 for more"
         )
+    if is_own(data.run.rule):
+        lines.append(f"the rule is {data.run.rule}: other trees are judged as the standard rule accepts")
     if costs is None:
         why = "--no-costs was given" if data.run.is_ours else "give --costs FILE to add them"
         lines.append(f"no costs ({why}): trees of a size are compared by acceptance alone")

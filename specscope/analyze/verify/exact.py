@@ -20,6 +20,7 @@ from specscope.analyze.findings import CheckResult, Finding, Reference
 from specscope.analyze.verify.coin_keys import CoinsOf, coins_of
 from specscope.plans.plan import StaticPlan, read_plan
 from specscope.trace.history.wording import plural
+from specscope.trace.record.own_rule import Siblings
 from specscope.trace.record.records import Outcome, RequestStep, RunInfo
 from specscope.trace.record.tree import ROOT, Bools, Doubles, Drawn
 
@@ -29,6 +30,7 @@ LEAST = 1e-6  # of any figure
 WHOLE = 3e-5  # by which a sum of float32 over a vocabulary may miss 1: 5e-6 was seen with 49,152 tokens
 HOPELESS = 0.05  # where rounding alone may move a probability by more, nothing is judged
 NO_COINS = "the capture has no coins"
+UNASKED = "the rule needs token ids and the target's entropies, which this capture does not hold"
 
 
 @dataclass(frozen=True)
@@ -129,16 +131,24 @@ def trials(c: Columns) -> Iterator[Finding]:
     """Each node: its ratio, its coin, its turn."""
     check, step, ahead, free = partial(Check, c), c.step, c.ahead[c.step], _unforced_ratios(c)
     expected = np.where(c.q_trial > 0, np.minimum(1.0, c.p_trial / c.q_trial), 0.0)
-    expected = np.where(ahead, c.own_ratio, expected)
+    expected, own = np.where(ahead, c.own_ratio, expected), c.by_own_rule[step]
+    can_ask = _asked(c, own & c.tried & free, expected)
     about = "a = min(1, p / q), with p and q as tried; under block and traversal what is left of its path's ratio"
-    yield check("accept probability", about).of(
+    by_rule = "" if c.own_rule is None else f"--rule {c.own_rule.name} gives {{:.6g}}"
+    yield check("accept probability", about if not own.any() else "a is what the rule gives for p and q as tried").of(
         ~np.isclose(c.accept_prob, expected, rtol=RELATIVE, atol=LEAST),
-        np.where(ahead, c.by_own_coin, c.tried) & free,
+        np.where(ahead, c.by_own_coin, c.tried) & free & (~own | can_ask),
         lambda i: (
-            f"a = {c.accept_prob[i]:.6g}, but the ratio of its path comes to {expected[i]:.6g}"
-            if ahead[i]
-            else f"a = {c.accept_prob[i]:.6g}, but p / q = {c.p_trial[i]:.6g} / {c.q_trial[i]:.6g}"
+            f"a = {c.accept_prob[i]:.6g}, but "
+            + (
+                by_rule.format(expected[i])
+                if own[i]
+                else f"the ratio of its path comes to {expected[i]:.6g}"
+                if ahead[i]
+                else f"p / q = {c.p_trial[i]:.6g} / {c.q_trial[i]:.6g}"
+            )
         ),
+        "" if not own.any() or can_ask.any() else UNASKED if c.own_rule is not None else "the rule was not named",
     )
     near = np.abs(c.coin - c.accept_prob) < 1e-7  # rounding in another engine
     yield check("outcomes", "accepted where coin < a, rejected elsewhere").of(
@@ -153,6 +163,23 @@ def trials(c: Columns) -> Iterator[Finding]:
     yield check(
         "trial order", "siblings are tried in draw order until one is accepted, and only below accepted nodes"
     ).of(due != c.tried, free, lambda i: words[not due[i]])
+
+
+def _asked(c: Columns, nodes: Bools, gives: Doubles) -> Bools:
+    """[N] of which of these nodes a rule of somebody's own can be asked; `gives` is set to what it gives there.
+
+    Raises UserError where it gives no probability.
+    """
+    parent, can = c.parents.at_node, np.zeros(len(nodes), np.bool_)
+    if c.own_rule is None:
+        return can
+    can = nodes & c.named & (parent >= 0) & c.parents.there[c.step]
+    siblings = dict[int, Siblings]()
+    for i in np.flatnonzero(can).tolist():
+        figures = float(c.parents.entropy[parent[i]]), float(c.parents.choice_p[parent[i]])
+        asked = siblings.setdefault(int(c.row[i]), Siblings(c.own_rule, int(c.depth[i]), *figures))
+        gives[i] = asked.accept(int(c.token[i]), float(c.p_trial[i]), float(c.q_trial[i]), float(c.coin[i]))
+    return can
 
 
 def residuals(c: Columns) -> Iterator[Finding]:

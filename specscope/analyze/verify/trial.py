@@ -15,8 +15,10 @@ from specscope.analyze.verify import drafts, exact, parents
 from specscope.analyze.verify.chance import coins_apart, statistical_checks
 from specscope.analyze.verify.parameters import cuts, temperatures
 from specscope.analyze.verify.steps import from_step_to_step
+from specscope.errors import UserError
 from specscope.trace.history.history import History
 from specscope.trace.history.wording import plural
+from specscope.trace.record.own_rule import OwnRule
 from specscope.trace.record.rules import is_lossy
 
 OF_FINALS = (  # where the last token of a step is drawn from something else; two of them are audit's
@@ -136,10 +138,24 @@ class Trial:
         }
 
 
-def judge(history: History, *, source: str, alpha: float = ALPHA, warnings: Sequence[str] = ()) -> Trial:
-    """Every check over the path on which the history stands. `alpha`: the family-wise error of the statistical ones."""
+def judge(
+    history: History,
+    *,
+    source: str,
+    alpha: float = ALPHA,
+    warnings: Sequence[str] = (),
+    own_rule: OwnRule | None = None,
+) -> Trial:
+    """Every check over the path on which the history stands. `alpha`: the family-wise error of the statistical ones.
+
+    `own_rule`: the rule of somebody's own by which its steps were judged, where it may be asked. Raises UserError where
+    none was, and for its mistakes.
+    """
     with np.errstate(all="ignore"):  # what is not to be judged is computed along with the rest
-        c = Columns.of(list(visits(history)), history)
+        c = Columns.of(list(visits(history)), history, own_rule)
+        if own_rule is not None and not c.by_own_rule.any():
+            rules = ", ".join(sorted(set(c.rule.tolist()))) or "not told"
+            raise UserError(f"--rule {own_rule.name}: no step of {source} has a rule of somebody's own ({rules})")
         groups = [(title, [found for checks in kinds for found in checks(c)]) for title, kinds in GROUPS]
         over_run = statistical_checks(c, alpha)
         groups[-1][1].extend(map(_conditional, over_run) if history.in_part else over_run)
@@ -164,6 +180,9 @@ def _told(check: Finding, c: Columns) -> Finding:
     """
     if check.note.startswith("no request was") and len(c) and not c.known.any():
         check = replace(check, note="what the requests asked is not in this file")
+    if check.name in DISTRIBUTION and check.result is CheckResult.FAILED and c.by_own_rule.any():
+        rules = ", ".join(sorted(set(c.rule[c.by_own_rule].tolist())))
+        check = replace(check, detail=f"{check.detail}; the rule is {rules}, which nobody proved lossless")
     if c.run is None or c.run.tells_tokens:
         return check
     if check.name in BY_TOKENS:
@@ -188,6 +207,11 @@ def _notes(history: History, c: Columns) -> Iterator[str]:
         yield f"{count} under a rule that cannot be checked here ({names}) left out"
     if any(map(is_lossy, others)):
         yield "a lossy rule's output is not distributed as the target's: it is not judged"
+    named = "" if c.own_rule is None else c.own_rule.name
+    for rule in sorted(set(c.rule[c.by_own_rule].tolist()) - {named}):
+        yield f"the rule is {rule}: " + (
+            f"judged by {named}" if named else f"what it gives for p and q was not judged: give --rule {rule}"
+        )
     if filled := int(c.filler.sum()):
         nodes = f"{filled:,} of {plural(len(c.token), 'node')}"
         yield f"this engine fills its trees with a token that nobody drafted: {nodes} are verified for nothing"

@@ -11,7 +11,9 @@ from msgspec import Meta
 
 from specscope.cli.captures import captures_argument, fetches_captures, json_option, judge_each, need_steps, read_branch
 from specscope.cli.numbers import Number, whole_from
+from specscope.engine.config import load_rule
 from specscope.envelope import of_capture
+from specscope.speculate.named import NamedCode
 from specscope.terminal import text_console
 
 Share = Annotated[float, Meta(gt=0, lt=1, description="above 0 and below 1")]
@@ -28,9 +30,10 @@ Share = Annotated[float, Meta(gt=0, lt=1, description="above 0 and below 1")]
     metavar="P",
     help="How often a run without a fault may fail the statistical checks, all together.",
 )
+@click.option("--rule", metavar="RULE", help="Your module:function by which the run was judged: it is asked again.")
 @click.option("--branch", type=whole_from(0, 2**31), metavar="N", help="Judge this branch.  [default: the last]")
 @fetches_captures
-def verify(captures: tuple[str, ...], *, as_json: bool, alpha: float, branch: int | None) -> None:
+def verify(captures: tuple[str, ...], *, as_json: bool, alpha: float, rule: str | None, branch: int | None) -> None:
     """Check from CAPTURE alone that the run is consistent and lossless.
 
     \b
@@ -46,10 +49,12 @@ def verify(captures: tuple[str, ...], *, as_json: bool, alpha: float, branch: in
     from specscope.analyze.verify.text import render_trial
     from specscope.analyze.verify.trial import judge
 
+    own_rule = None if rule is None else load_rule(rule, NamedCode.find(rule, "--rule"))
+
     def judged(file: str) -> Mapping[str, Any]:
         reader = read_branch(file, branch)
         need_steps(reader.history, file)
-        trial = judge(reader.history, source=file, alpha=alpha, warnings=reader.warnings)
+        trial = judge(reader.history, source=file, alpha=alpha, warnings=reader.warnings, own_rule=own_rule)
         if not as_json:
             render_trial(trial, text_console())
         return of_capture(file, trial.to_dict(), code=trial.exit, warnings=trial.notes)

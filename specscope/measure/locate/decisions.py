@@ -44,7 +44,7 @@ from specscope.measure.locate.drive import Drive
 from specscope.trace.history.wording import plural
 from specscope.trace.record.coins import Stream, coins_at
 from specscope.trace.record.records import FinalKind, RequestStep
-from specscope.trace.record.rules import MATCH
+from specscope.trace.record.rules import MATCH, is_own
 from specscope.trace.record.tree import ROOT, Doubles, Drawn
 
 if TYPE_CHECKING:
@@ -133,7 +133,10 @@ class DecisionWatch:
                 ruled["p"].append(RuledStep(asked, {node: rows[node + 1] for node in judged.rows}))
             if draft.q:
                 ruled["q"].append(_drawn(step, judged, contexts, draft))
-            self._decide(replace(part, verdict=turn.verdict, parents=noted[number]), judged, draft, rows)
+            if is_own(part.rule):
+                self.left_out["their rule is somebody's own"] += 1
+            else:
+                self._decide(replace(part, verdict=turn.verdict, parents=noted[number]), judged, draft, rows)
         for side, some in ruled.items():
             self._ruled(side, [step for step in some if step.asked.logits])
 

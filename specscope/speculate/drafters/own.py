@@ -9,14 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specscope.errors import UserError
+from specscope.errors import UserError, failed
 from specscope.model.loader import LoadedModel
 from specscope.model.places import Backend
 from specscope.plans.kinds import RUN_HERE
 from specscope.plans.plan import TreePlan
 from specscope.speculate.drafters.base import Context, Draft, Drafter, DraftRow
 from specscope.speculate.drafters.tree_builder import Level, start_tree
-from specscope.speculate.named import failed
 from specscope.trace.record.records import Verdict
 from specscope.trace.record.tree import ROOT, DraftTree, Drawn
 from specscope.tree_shape import MAX_NODES

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 from torch import Tensor
 
 from specscope.speculate.draws import draw
+from specscope.trace.record.notes import spread
 
 
 class DrafterRow:
@@ -38,6 +40,10 @@ class Chosen:
         taken = scale * self.prob(token) if q is None else float(q.row[self.token])
         return self, max(scale - taken, 0.0)
 
+    def figures(self) -> tuple[float, float]:
+        """Its entropy and its largest probability."""
+        return 0.0, 1.0
+
     def draw(self, coin: float) -> tuple[int, float, float]:
         """The token, whatever the coin; its probability, and the draw's margin."""
         return self.token, 1.0, 1.0
@@ -65,6 +71,11 @@ class Residual:
             left = left.sub_(q.row).clamp_(min=0)
         mass = float(left.sum())
         return (Residual(left.div_(mass)) if mass > 0 else self), mass
+
+    def figures(self) -> tuple[float, float]:
+        """Its entropy and its largest probability, both as float32: so the evidence holds them."""
+        row = self.row.numpy()
+        return float(np.float32(spread(row)[0])), float(np.float32(row.max()))
 
     def draw(self, coin: float) -> tuple[int, float, float]:
         """The token at which the cumulative sum passes the coin, its probability, and the draw's margin."""

@@ -9,6 +9,7 @@ sampling, Leviathan et al. 2022):
     deterministic:  q_i is a point mass at x_i: accept with p_i(x_i), else p_{i+1} = norm(p_i with x_i zeroed)
 
 When all children are rejected the final token is drawn from what is left of p; below an accepted leaf, from p.
+A rule of somebody's own gives another probability in place of min(1, p_i(x_i) / q_i(x_i)); all else is the same.
 """
 
 from __future__ import annotations
@@ -19,35 +20,40 @@ from specscope.kernels.flat_trees import ACCEPTED, REJECTED, UNTRIED, WITHOUT_RE
 from specscope.speculate.verify.distribution import DrafterRow, Left, Residual, rejected
 from specscope.speculate.verify.evidence import BatchEvidence
 from specscope.speculate.verify.inputs import VerifyBatch, drafter_row, p_of_nodes, target_left
+from specscope.trace.record.own_rule import OwnRule, Siblings
 from specscope.trace.record.records import Verdict
+from specscope.trace.record.rules import STANDARD
 
 
-def verify(batch: VerifyBatch) -> tuple[list[Verdict], list[Left]]:
+def verify(batch: VerifyBatch, own: OwnRule | None = None) -> tuple[list[Verdict], list[Left]]:
     """A verdict for each tree, and what its final token was drawn from: a pure function of the batch."""
-    trees, evidence = batch.trees, BatchEvidence.empty(batch)
+    trees, evidence = batch.trees, BatchEvidence.empty(batch, STANDARD if own is None else own.name)
     evidence.p[:] = p_of_nodes(batch)
     children, at_row, drawn_from = trees.children(), target_left(batch), []
     for tree, root in enumerate(trees.root[:-1].tolist()):
-        row, left = root, at_row[root]
+        row, left, depth = root, at_row[root], 1
         while children[row] and not evidence.recovered[tree]:
-            accepted, left = _try(batch, row, children[row], left, evidence)
+            asked = None if own is None else Siblings(own, depth, *left.figures())
+            accepted, left = _try(batch, row, children[row], left, evidence, asked)
             evidence.recovered[tree] = accepted is None
             if accepted is not None:
-                row, left = accepted, at_row[accepted]
+                row, left, depth = accepted, at_row[accepted], depth + 1
         evidence.draw_final(batch, tree, left)
         drawn_from.append(left)
     return evidence.verdicts(batch), drawn_from
 
 
 def _try(
-    batch: VerifyBatch, row: int, children: list[int], p: Left, evidence: BatchEvidence
+    batch: VerifyBatch, row: int, children: list[int], p: Left, evidence: BatchEvidence, asked: Siblings | None
 ) -> tuple[int | None, Left]:
-    """Try siblings in draw order: the accepted one, or None with what is left of p."""
+    """Try siblings in draw order: the accepted one, or None with what is left of p. `asked`: of somebody's own rule."""
     trees, q = batch.trees, drafter_row(batch, row, children)
     for child in children:
         token, forced = int(trees.token[child]), trees.forced[child]
         p_token, q_token = p.prob(token), 1.0 if q is None else float(q.row[token])
         accept = min(1.0, p_token / q_token) if q_token > 0 else 0.0
+        if asked is not None:
+            accept = asked.accept(token, p_token, q_token, float(trees.coin[child]))
         accepted = trees.coin[child] < accept if forced == UNTRIED else forced == ACCEPTED
         evidence.trial(child, ACCEPTED if accepted else REJECTED, p_token, q_token, accept)
         if accepted:

@@ -17,6 +17,7 @@ from specscope.speculate.verify.distribution import Left
 from specscope.speculate.verify.evidence import BatchEvidence
 from specscope.speculate.verify.inputs import VerifyBatch, step_batch
 from specscope.speculate.verify.notes import Part, parent_notes
+from specscope.trace.record.own_rule import OwnRule
 from specscope.trace.record.records import ParentNotes, Verdict
 from specscope.trace.record.rules import LOOK_AHEAD, MATCH, STANDARD
 
@@ -42,6 +43,7 @@ class Verifier:
     backend: Backend
     notes: bool = False  # whether to note what target and drafter gave at the parents that were tried
     rule: str = STANDARD
+    own: OwnRule | None = None  # the rule, where it is somebody's own
 
     def judge(self, parts: Sequence[Part], memory: Memory, changes: Changes | None = None) -> JudgedStep | None:
         """Verdicts of one part or more: a request, its draft, the target's logits [n + 1, V] at the root and each node.
@@ -57,7 +59,7 @@ class Verifier:
         if self.rule in LOOK_AHEAD:
             verdicts, drawn_from = traversal.verify(batch, self.rule)
         else:
-            verdicts, drawn_from = (match if self.rule == MATCH else host).verify(batch)
+            verdicts, drawn_from = match.verify(batch) if self.rule == MATCH else host.verify(batch, self.own)
         return JudgedStep(verdicts, batch, parts, drawn_from)
 
 

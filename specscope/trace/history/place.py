@@ -21,9 +21,9 @@ from specscope.trace.record.draft_vocabulary import NOT_TOLD, draft_id, lacks_dr
 from specscope.trace.record.notes import TEXT, ParentNotes
 from specscope.trace.record.privacy import NO_TOKEN
 from specscope.trace.record.records import FinalKind, Outcome, RequestStep, StepRecord, Verdict
-from specscope.trace.record.rules import MATCH, STANDARD, looks_ahead
+from specscope.trace.record.rules import MATCH, STANDARD, is_own, looks_ahead
 from specscope.trace.record.tree import ROOT, Doubles, DraftTree, Drawn
-from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.record.vocabulary import Vocabulary, printable
 from specscope.tree_shape import MAX_NODES
 
 OUTSIDE = 0  # a rank: the drafter's vocabulary does not have the token
@@ -534,6 +534,8 @@ def _made(place: PlaceView, digits: int = 4) -> str:
     p, q, a = (float(numbers[node]) for numbers in (verdict.p_trial, verdict.q_trial, verdict.accept_prob))
     if step.rule == MATCH:
         return f"a = {a:.{digits}g}, the target's p of it with its earlier siblings excluded"
+    if is_own(step.rule):
+        return f"a = {a:.{digits}g}, by the rule {printable(step.rule)} for p = {p:.{digits}g} and q = {q:.{digits}g}"
     if not looks_ahead(step.rule) and place.q is None and q == 1:
         return f"a = p = {a:.{digits}g}: the token was not drawn, so q is 1"
     if not looks_ahead(step.rule):

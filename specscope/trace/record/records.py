@@ -42,7 +42,17 @@ from specscope.trace.record.notes import FormNotes, Logprobs, MethodNotes
 from specscope.trace.record.notes import ParentNotes as ParentNotes
 from specscope.trace.record.params import EngineWays, SamplingParams, kept_labels, kept_params, ways_of
 from specscope.trace.record.privacy import IDS, Privacy, TokenId, TokenIds, Withheld, Written, marked
-from specscope.trace.record.rules import MATCH, OUTCOME_ALONE, STANDARD, is_lossy, looks_ahead, margins, near, near_draw
+from specscope.trace.record.rules import (
+    MATCH,
+    OUTCOME_ALONE,
+    STANDARD,
+    goes_by_a,
+    is_lossy,
+    looks_ahead,
+    margins,
+    near,
+    near_draw,
+)
 from specscope.trace.record.tree import Doubles, DraftTree, Floats, Ints
 from specscope.trace.record.vocabulary import Vocabulary, stop_begins
 
@@ -136,7 +146,7 @@ class Verdict(ArrayEq):
     final_margin: Annotated[float, Wire("specscope.final.margin", Probability, told=Told.ALWAYS)] = 1.0
     # nodes whose outcome was forced and not judged, and n where the final token was: such a run is not lossless
     forced: Annotated[Ints, Wire("specscope.forced", Node, "f")] = empty(np.int32)
-    # the rule of verification; lossy:NAME where it is not lossless
+    # the rule of verification; lossy:NAME where it is not lossless, module:function where it is somebody's own
     rule: Annotated[str, Wire("specscope.rule", Name, told=Told.ALWAYS)] = STANDARD
 
     @property
@@ -174,17 +184,18 @@ class Verdict(ArrayEq):
         """[n] how far the target's p would have to move for another outcome: |p_i - coin q_i|; 1 where nothing could.
 
         Nothing could where no coin was tossed for the node or its outcome was forced, and where p was exactly 0 or 1.
-        Under block and traversal it is |a - coin|, and a counts; under match `final_margin` is the least of all draws.
+        Under block, traversal and a rule of one's own it is |a - coin|, and a counts; under match `final_margin` is the
+        least of all draws.
         """
         decided, given = self.judged, (self.accept_prob, self.coin, self.p_trial, self.q_trial)
         decided[self.forced[self.forced < len(decided)]] = False
-        return margins(*given, decided, ahead=looks_ahead(self.rule), match=self.rule == MATCH)
+        return margins(*given, decided, by_a=goes_by_a(self.rule), match=self.rule == MATCH)
 
     def near_ties(self, dtype: str) -> list[int]:
         """The decisions that rounding in this dtype could flip: nodes, and n for the draw of the final token."""
-        ahead = looks_ahead(self.rule)
+        by_a = goes_by_a(self.rule)
         with np.errstate(all="ignore"):  # what an engine computed may be no number
-            p, border = (self.accept_prob, self.coin) if ahead else (self.p_trial, self.coin * self.q_trial)
+            p, border = (self.accept_prob, self.coin) if by_a else (self.p_trial, self.coin * self.q_trial)
             nodes = (self.margin < 1) & near(p.astype(np.float64), border, dtype)
         coin = 0.0 if self.rule == MATCH else self.final_coin  # the margin is the least of several draws
         final = near_draw(np.array([coin]), np.array([self.final_margin]), dtype)

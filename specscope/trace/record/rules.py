@@ -40,9 +40,19 @@ def is_lossy(rule: str) -> bool:
     return rule.split(":")[0] == LOSSY
 
 
+def is_own(rule: str) -> bool:
+    """Whether it is a function of somebody's own, as module:function: what it gives for p and q is not known here."""
+    return ":" in rule and not is_lossy(rule)
+
+
 def looks_ahead(rule: str) -> bool:
     """Whether a coin that fails does not yet reject: the nodes below were judged before."""
     return rule in LOOK_AHEAD
+
+
+def goes_by_a(rule: str) -> bool:
+    """Whether an outcome is known to follow from a and the coin alone, and not from p and q as tried."""
+    return looks_ahead(rule) or is_own(rule)
 
 
 def margins(
@@ -52,14 +62,14 @@ def margins(
     q_trial: NDArray[np.floating],
     decided: NDArray[np.bool_],
     *,
-    ahead: bool | NDArray[np.bool_],
+    by_a: bool | NDArray[np.bool_],
     match: bool | NDArray[np.bool_],
 ) -> NDArray[np.float64]:
-    """Verdict.margin of nodes. `decided`: whether the node's own coin did; `ahead` and `match`: of its step's rule."""
+    """Verdict.margin of nodes. `decided`: whether the node's own coin did; `by_a`, `match`: of its step's rule."""
     p = p_trial.astype(np.float64)
-    sure = np.where(ahead, accept_prob, p)
+    sure = np.where(by_a, accept_prob, p)
     with np.errstate(invalid="ignore"):  # of numbers that are none there is no distance
-        away = np.abs(np.where(ahead, accept_prob - coin, p - coin * q_trial))
+        away = np.abs(np.where(by_a, accept_prob - coin, p - coin * q_trial))
     return np.where(match | ~decided | (sure == 0) | (sure == 1), 1.0, away)
 
 

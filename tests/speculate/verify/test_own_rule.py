@@ -1,0 +1,180 @@
+"""A rule of one's own: it decides, a capture tells it, and `verify` asks it again."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+from specscope import Engine, EngineConfig, SamplingParams
+from specscope.analyze.findings import CheckResult
+from specscope.analyze.verify.trial import judge
+from specscope.errors import UserError
+from specscope.trace.history.history import History
+from specscope.trace.history.place import decision_text
+from specscope.trace.record.own_rule import NodeTrial, OwnRule
+from specscope.trace.record.records import Outcome
+from tests.own import Bigrams
+
+SAMPLED = SamplingParams(max_tokens=12, ignore_eos=True, temperature=1.0, seed=3)
+
+
+def ratio(trial):
+    return min(1.0, trial.p / trial.q)
+
+
+def typical(trial):
+    """Medusa's: what is likely enough for how certain the target is."""
+    return trial.p > min(0.3, 0.5 * np.exp(-trial.entropy))
+
+
+def every_field(trial):
+    seen = trial.depth + len(trial.elders) + sum(elder.p for elder in trial.elders) + trial.token % 3
+    return (trial.coin + seen + trial.choice_p) % 1.0
+
+
+def run(tiny, rule, tree="2x2", params=SAMPLED):
+    """The history of a run of three requests."""
+    engine = Engine(target=str(tiny), dtype="float32", kv_memory=0.01, drafter=Bigrams, tree=tree, rule=rule)
+    history = History()
+    history.run = engine.run_info
+    try:
+        for prompt in ("abcabcabc", "hello hello", "ab"):
+            engine.add(prompt, params)
+        while engine.busy:
+            history.append(engine.step())
+    finally:
+        engine.close()
+    return history
+
+
+def steps(history):
+    return [part for record in history.steps for part in record.requests if part.verdict is not None]
+
+
+def accept_check(history, rule):
+    trial = judge(history, source="x", own_rule=rule)
+    (check,) = (check for check in trial.checks if check.name == "accept probability")
+    return check, trial
+
+
+def test_the_standard_rule_as_ones_own_gives_its_verdicts(tiny):
+    mine, theirs = run(tiny, ratio), run(tiny, "standard")
+    for one, other in zip(steps(mine), steps(theirs), strict=True):
+        assert one.rule == f"{__name__}:ratio"
+        assert dataclasses.replace(one.verdict, rule="standard") == other.verdict
+
+
+@pytest.mark.parametrize("rule", [ratio, typical, every_field, lambda trial: trial.p], ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize("params", [SAMPLED, SamplingParams(max_tokens=12, ignore_eos=True)], ids=["sampled", "greedy"])
+def test_verify_asks_it_again(tiny, rule, params):
+    """From the numbers of a capture it gives what it gave, to the last bit."""
+    history = run(tiny, rule, params=params)
+    verdicts = [step.verdict for step in steps(history)]
+    tried = sum(int((verdict.outcome != Outcome.UNTRIED).sum()) for verdict in verdicts)
+    asked = []
+
+    def same(trial):
+        asked.append(rule(trial))
+        return asked[-1]
+
+    check, trial = accept_check(history, OwnRule(verdicts[0].rule, same))
+    assert (check.result, check.tested) == (CheckResult.PASSED, tried)
+    given = [a for verdict in verdicts for a in verdict.accept_prob[verdict.outcome != Outcome.UNTRIED].tolist()]
+    assert sorted(map(float, asked)) == sorted(given)
+    assert not [note for note in trial.notes if "rule" in note]
+
+
+def test_without_its_name_it_is_not_judged_and_verify_says_so(tiny):
+    history = run(tiny, typical)
+    check, trial = accept_check(history, None)
+    assert check.result is CheckResult.SKIPPED
+    name = f"{__name__}:typical"
+    assert f"the rule is {name}: what it gives for p and q was not judged: give --rule {name}" in trial.notes
+    others = {check.name: check.result for check in trial.checks}
+    assert {others[name] for name in ("outcomes", "trial order", "residual mass", "paths")} == {CheckResult.PASSED}
+
+
+def test_another_rule_than_the_captures_is_convicted(tiny):
+    history = run(tiny, typical)
+    check, trial = accept_check(history, OwnRule("mine:ratio", ratio))
+    assert check.result is CheckResult.FAILED
+    assert "--rule mine:ratio gives" in check.detail
+    assert f"the rule is {__name__}:typical: judged by mine:ratio" in trial.notes
+
+
+def test_a_capture_of_specscopes_rules_has_nothing_to_ask_of_it(tiny):
+    history = run(tiny, "standard")
+    with pytest.raises(UserError, match=r"no step of x has a rule of somebody's own \(standard\)"):
+        judge(history, source="x", own_rule=OwnRule("mine:ratio", ratio))
+
+
+@pytest.mark.parametrize("tree", ["3", "3x1", "2x2"])
+def test_it_is_told_what_was_tried_before(tiny, tree):
+    told = []
+    run(tiny, lambda trial: told.append(trial) or 0.0, tree)
+    assert {trial.depth for trial in told} == {1}  # nothing is accepted
+    for before, trial in itertools.pairwise(told):
+        assert trial.elders in ((), (*before.elders, before))
+    assert max(len(trial.elders) for trial in told) == (0 if tree == "3" else int(tree[0]) - 1)
+
+
+BAD = {
+    "half a word": (lambda trial: "0.5", r"gave '0.5' for p = .*must give a probability .*test_own_rule.py, line"),
+    "nothing": (lambda trial: None, "gave None"),
+    "not a number": (lambda trial: float("nan"), "gave nan"),
+    "above 1": (lambda trial: 1.5, r"gave 1.5"),
+    "below 0": (lambda trial: np.float32(-0.5), "gave"),
+    "an array": (lambda trial: np.ones(2), "gave array"),
+    "a mistake": (lambda trial: trial.r, r"failed for p = .*AttributeError.*test_own_rule.py, line"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_mistake_is_named_with_its_place(tiny, name):
+    rule, says = BAD[name]
+    with pytest.raises(UserError, match=says) as raised:
+        run(tiny, rule)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_name_alone_imports_nothing():
+    config = EngineConfig(rule=ratio)
+    assert config.rule == f"{__name__}:ratio"
+    assert dataclasses.replace(config, max_batch=2).load_rule().function is ratio
+    assert dataclasses.replace(config, rule="match").load_rule() is None
+    with pytest.raises(UserError, match="the rule 'mine:f' is imported only where --rule names it"):
+        dataclasses.replace(config, rule="mine:f")
+    with pytest.raises(UserError, match="unknown rule 'best': use standard, block, traversal, match or module:fun"):
+        EngineConfig(rule="best")
+
+
+def test_what_is_no_function_is_refused():
+    with pytest.raises(UserError, match=r"--rule tests\.own:Bigrams\.plan"):
+        Engine(rule="tests.own:Bigrams.plan")
+    with pytest.raises(UserError, match=r"--rule specscope:__version__ is '0.1.0': name a function"):
+        Engine(rule="specscope:__version__")
+
+
+def test_its_decisions_are_told_in_words(tiny):
+    history = run(tiny, typical)
+    words = [decision_text(part, node, history.vocabulary) for part in steps(history) for node in range(len(part.tree))]
+    tried = [text for text in words if not text.startswith("not tried")]
+    assert tried
+    assert all(f"by the rule {__name__}:typical for p = " in text for text in tried)
+
+
+def test_a_lossy_one_is_found_by_what_comes_out(tiny):
+    """It accepts whatever is drafted."""
+    many = SamplingParams(max_tokens=400, ignore_eos=True, temperature=1.0, seed=3)
+    (check,) = (
+        check
+        for check in judge(run(tiny, lambda trial: True, params=many), source="x").checks
+        if check.name == "emitted surprisal"
+    )
+    assert check.result is CheckResult.FAILED
+    assert "the rule is tests.speculate.verify.test_own_rule:test_a_lossy" in check.detail
+
+
+def test_it_is_not_asked_where_q_is_0():
+    assert OwnRule("mine:f", lambda trial: 1 / 0)(NodeTrial(1, 0.5, 0.0, 0.5, 1, 0.0, 1.0)) == 0
