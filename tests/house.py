@@ -14,26 +14,26 @@ MOST_LINES, FEWEST_LINES = 600, 60
 MOST_FILES = 15  # of a folder
 SLACK = 50  # what may be gained before a bound is lowered
 BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
-    "trace": (11260, 9300),
+    "trace": (11358, 9300),
     "remote": (1878, 1700),
     "watch": (1994, 1850),
-    "analyze": (21610, 15700),
-    "measure": (4540, 3300),
-    "engine": (2932, 2350),
+    "analyze": (21673, 15700),
+    "measure": (4545, 3300),
+    "engine": (2960, 2350),
     "plans": (927, 850),
-    "speculate": (3590, 2700),
+    "speculate": (3600, 2700),
     "model": (3123, 2800),
     "kernels": (2271, 2200),
     "inside": (1850, 1850),
     "vllm, transformers, sglang": (5404, 4050),
     "debug, live": (3925, 3200),
     "tui": (7058, 5500),
-    "cli": (4002, 3100),
+    "cli": (4008, 3100),
     "serve": (1982, 1600),
     "page": (700, 700),
     "bench, train": (0, 0),
-    "top level": (920, 600),
-    "all": (78911, 64500),
+    "top level": (933, 600),
+    "all": (79134, 64500),
     "benchmarks": (3300, 3300),
 }
 TESTS_BUDGET = 40_500
@@ -51,7 +51,6 @@ NAMES: dict[str, int] = {
 FRAGMENTS: dict[str, int] = {
     "specscope/analyze/audit/options.py": 1,
     "specscope/analyze/plain.py": 1,
-    "specscope/cli/judges/verify.py": 1,
     "specscope/cli/numbers.py": 1,
     "specscope/envelope.py": 1,
     "specscope/errors.py": 1,

@@ -16,6 +16,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from specscope.trace.record import rules
 from specscope.trace.record.aggregate import Aggregate, LeftOut, RequestFigures, Sampled
 from specscope.trace.record.declared import (
     MAX_TEXT,
@@ -42,17 +43,7 @@ from specscope.trace.record.notes import FormNotes, Logprobs, MethodNotes
 from specscope.trace.record.notes import ParentNotes as ParentNotes
 from specscope.trace.record.params import EngineWays, SamplingParams, kept_labels, kept_params, ways_of
 from specscope.trace.record.privacy import IDS, Privacy, TokenId, TokenIds, Withheld, Written, marked
-from specscope.trace.record.rules import (
-    MATCH,
-    OUTCOME_ALONE,
-    STANDARD,
-    goes_by_a,
-    is_lossy,
-    looks_ahead,
-    margins,
-    near,
-    near_draw,
-)
+from specscope.trace.record.rules import MATCH, OUTCOME_ALONE, STANDARD, is_lossy, looks_ahead, margins, near, near_draw
 from specscope.trace.record.tree import Doubles, DraftTree, Floats, Ints
 from specscope.trace.record.vocabulary import Vocabulary, stop_begins
 
@@ -114,7 +105,6 @@ class Verdict(ArrayEq):
     Arrays are over the nodes of the tree. A node that was not tried has 0 in p_trial, q_trial, accept_prob and
     residual_mass; `outcome` is what says so. DESIGN: with p_i, q_i at trial i, a node is accepted when
     coin < min(1, p_i / q_i); after a rejection residual_mass is the sum of max(p_i - q_i, 0) over the vocabulary.
-
     The rule says how to read it. Under block and traversal (speculate/verify/traversal.py) a node is also accepted
     where one below it is: `judged` names those whose own coin spoke, and accept_prob of the others is the ratio of
     their path. Under match all children of a parent have one coin, which draws the parent's token.
@@ -184,16 +174,15 @@ class Verdict(ArrayEq):
         """[n] how far the target's p would have to move for another outcome: |p_i - coin q_i|; 1 where nothing could.
 
         Nothing could where no coin was tossed for the node or its outcome was forced, and where p was exactly 0 or 1.
-        Under block, traversal and a rule of one's own it is |a - coin|, and a counts; under match `final_margin` is the
-        least of all draws.
+        Where a decides (rules.goes_by_a) it is |a - coin|; under match `final_margin` is the least of all draws.
         """
         decided, given = self.judged, (self.accept_prob, self.coin, self.p_trial, self.q_trial)
         decided[self.forced[self.forced < len(decided)]] = False
-        return margins(*given, decided, by_a=goes_by_a(self.rule), match=self.rule == MATCH)
+        return margins(*given, decided, by_a=rules.goes_by_a(self.rule), match=self.rule == MATCH)
 
     def near_ties(self, dtype: str) -> list[int]:
         """The decisions that rounding in this dtype could flip: nodes, and n for the draw of the final token."""
-        by_a = goes_by_a(self.rule)
+        by_a = rules.goes_by_a(self.rule)
         with np.errstate(all="ignore"):  # what an engine computed may be no number
             p, border = (self.accept_prob, self.coin) if by_a else (self.p_trial, self.coin * self.q_trial)
             nodes = (self.margin < 1) & near(p.astype(np.float64), border, dtype)
