@@ -14,7 +14,7 @@ MOST_LINES, FEWEST_LINES = 600, 60
 MOST_FILES = 15  # of a folder
 SLACK = 50  # what may be gained before a bound is lowered
 BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
-    "trace": (11358, 9300),
+    "trace": (11347, 9300),
     "remote": (1878, 1700),
     "watch": (1994, 1850),
     "analyze": (21673, 15700),
@@ -33,7 +33,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "page": (700, 700),
     "bench, train": (0, 0),
     "top level": (933, 600),
-    "all": (79134, 64500),
+    "all": (79123, 64500),
     "benchmarks": (3300, 3300),
 }
 TESTS_BUDGET = 40_500
