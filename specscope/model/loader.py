@@ -183,8 +183,10 @@ def probe(model: Any, name: str) -> list[LayerShape]:  # noqa: ANN401
             model.to(dtype)  # exactly as before
     except Exception as error:
         raise UserError(f"{kind} cannot run on the paged cache: {first_line(error)}") from error
-    wanted = int(model.config.get_text_config().num_hidden_layers)
-    missing = sorted(set(range(wanted)) - set(recorder.layers))
+    config = model.config.get_text_config()
+    wanted, kinds = int(config.num_hidden_layers), getattr(config, "layer_types", None) or ()
+    hybrid = {i for i, kind in enumerate(kinds) if kind.startswith("hybrid")}  # convolutions beside attention
+    missing = sorted({*range(wanted)} - {*recorder.layers} | hybrid)
     if missing:
         raise UserError(
             f"{kind} cannot run on the paged cache: layers {', '.join(map(str, missing[:5]))} keep state that does "

@@ -35,6 +35,27 @@ SIZE = {
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 WINDOW = {"sliding_window": 8, "head_dim": 16}
+MIXED = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
+ROUTED = {
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+LATENT = {"q_lora_rank": 24, "kv_lora_rank": 20, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 16}
+LATENT["num_key_value_heads"] = 4  # each query head has keys of its own
+STEP = {**SIZE, **WINDOW, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+STEP |= {"share_expert_dim": 32, "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]}
+VISION = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+    "image_size": 28,
+}
 CONFIGS = {
     "llama": lambda: t.LlamaConfig(**SIZE),
     "qwen2": lambda: t.Qwen2Config(**SIZE),
@@ -54,15 +75,21 @@ CONFIGS = {
     "starcoder2": lambda: t.Starcoder2Config(**SIZE, sliding_window=8),
     "gpt_neox": lambda: t.GPTNeoXConfig(**{k: v for k, v in SIZE.items() if k != "num_key_value_heads"}),
     "gpt_oss_sinks": lambda: t.GptOssConfig(**SIZE, **WINDOW, num_local_experts=4, num_experts_per_tok=2),
+    # Targets that declare next-token modules (MTP) of their own
+    "deepseek_v3": lambda: t.DeepseekV3Config(**SIZE | LATENT, **ROUTED),
+    "glm4_moe": lambda: t.Glm4MoeConfig(**SIZE, **ROUTED, head_dim=16),
+    "mellum": lambda: t.MellumConfig(**SIZE, **EXPERTS, **WINDOW, layer_types=MIXED),
+    "step3p7": lambda: t.Step3p7Config(text_config=STEP | {"layer_types": MIXED}, vision_config=VISION),
 }
 
-EXPERT_MODELS = ("qwen3_moe", "mixtral_sliding", "gpt_oss_sinks")
+EXPERT_MODELS = ("qwen3_moe", "mixtral_sliding", "gpt_oss_sinks", "deepseek_v3", "glm4_moe", "mellum", "step3p7")
 
 
 def build(name):
     """A model with weights large enough that its greedy tokens differ from place to place."""
     torch.manual_seed(0)
-    model = t.AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=torch.float32)
+    auto = t.AutoModelForImageTextToText if name == "step3p7" else t.AutoModelForCausalLM
+    model = auto.from_config(CONFIGS[name](), dtype=torch.float32)
     for parameter in model.parameters():
         if parameter.dim() >= 2:
             torch.nn.init.normal_(parameter, std=0.2)
@@ -127,6 +154,22 @@ def test_greedy_tokens_are_generates_own(name):
 def test_recurrent_state_or_positions_that_we_cannot_see_are_refused_by_name(config, kind):
     with pytest.raises(UserError, match=rf"tiny \({kind}ForCausalLM\) cannot run on the paged cache"):
         adopt(t.AutoModelForCausalLM.from_config(config), "tiny")
+
+
+LINEAR = {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
+SHORT = {"swa_head_dim": 16, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "d_rel": 4, "rel_extent": 32}
+SHORT |= {"sliding_window_size": 8, "num_mtp_layers": 1}
+HYBRIDS = {  # targets with MTP modules, some of whose state is no key or value
+    "Qwen3Next": lambda: t.Qwen3NextConfig(**SIZE, **EXPERTS, **LINEAR, head_dim=16, num_nextn_predict_layers=1),
+    "BailingHybrid": lambda: t.BailingHybridConfig(**SIZE | LATENT, **EXPERTS, n_group=1, topk_group=1, head_dim=16),
+    "Inkling": lambda: t.InklingTextConfig(**SIZE, **SHORT, n_routed_experts=4, num_experts_per_tok=2, head_dim=16),
+}
+
+
+@pytest.mark.parametrize("kind", HYBRIDS)
+def test_hybrid_targets_with_next_token_modules_are_refused_with_the_reason(kind):
+    with pytest.raises(UserError, match=rf"tiny \({kind}ForCausalLM\) cannot run on the paged cache: .*keep state"):
+        adopt(t.AutoModelForCausalLM.from_config(HYBRIDS[kind]()), "tiny")
 
 
 @pytest.mark.parametrize("name", CONFIGS)
