@@ -22,7 +22,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "engine": (2960, 2350),
     "plans": (927, 850),
     "speculate": (3600, 2700),
-    "model": (3123, 2800),
+    "model": (3125, 2800),
     "kernels": (2271, 2200),
     "inside": (1850, 1850),
     "vllm, transformers, sglang": (5404, 4050),
@@ -33,7 +33,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "page": (700, 700),
     "bench, train": (0, 0),
     "top level": (933, 600),
-    "all": (79123, 64500),
+    "all": (79125, 64500),
     "benchmarks": (3300, 3300),
 }
 TESTS_BUDGET = 40_500
