@@ -22,6 +22,7 @@ ALLOWED = {
     "remote": {"debug", "trace"},
     "watch": {"remote", "debug", "trace", "specscope"},
     "analyze": {"plans", "trace"},
+    "testing": {"analyze", "speculate", "kernels", "trace", "specscope"},
     "vllm": {"remote", "debug", "plans", "trace"},
     "transformers": {"plans", "trace"},
     "sglang": {"plans", "trace"},
@@ -41,13 +42,14 @@ ALLOWED = {
     },
     "cli": {p.stem for p in (ROOT / "specscope").iterdir() if p.suffix in ("", ".py")} | {"specscope"},
 }
-LIGHT = ["plans", "trace", "remote", "watch", "analyze", "debug", "tui"]
+LIGHT = ["plans", "trace", "remote", "watch", "analyze", "debug", "tui", "testing"]
 # audit, diagnose and locate run models, and what is gathered lies on a device: they import these when they do
 HEAVY = (
     "specscope.analyze.audit.model.",
     "specscope.analyze.diagnose.rerun.",
     "specscope.analyze.locate.model.",
     "specscope.trace.inside.gather",
+    "specscope.testing.enumeration",
 )
 
 

@@ -36,6 +36,7 @@ class ReadAs(Enum):
     WATCH = "specscope watch {file}, report and compare read it"
     TREES = "specscope tree --from draws its tree, and --tree takes it as text"
     COSTS = "specscope tune takes it as --costs"
+    CALLS = "specscope verify {file} judges its calls of a sampler"
     NO_TRACE = "the store may not have the trace yet, or no longer"
     SERVER = "specscope watch http://HOST:PORT/metrics reads those of the server"
     NONE = "this version of specscope does not read it"
@@ -170,6 +171,13 @@ _BY_TEXT = (
     (FileKind("an HTML page", ReadAs.NONE), r"\A\s*<(?:!doctype )?html"),
 )
 _TEXTS = [(kind, re.compile(pattern, re.MULTILINE | re.IGNORECASE)) for kind, pattern in _BY_TEXT]
+ARRAYS = FileKind("a file of arrays (.npz)", ReadAs.CALLS)
+TENSORS = FileKind("a file of tensors (.pt)", ReadAs.CALLS)
+_MEMBER = rb"PK\x03\x04[\x00-\xff]{26}[^\x00/]{1,200}"  # of a ZIP archive, with its name
+_IN_ZIP = (
+    (ARRAYS, re.compile(_MEMBER + rb"\.npy")),
+    (TENSORS, re.compile(_MEMBER + rb"/(?:data\.pkl|\.format_version)")),
+)
 _BY_BYTES: Mapping[bytes, str] = {
     b"PAR1": "a Parquet table",
     b"PK\x03\x04": "a ZIP archive",
@@ -207,6 +215,9 @@ def is_array(text: str) -> bool:
 
 def kind_of(start: bytes) -> FileKind | None:
     """The kind of a file with this start; None where it is not known."""
+    for kind, member in _IN_ZIP:
+        if member.match(start):
+            return kind
     for magic, words in _BY_BYTES.items():
         if start.startswith(magic):
             return FileKind(words, ReadAs.NONE)

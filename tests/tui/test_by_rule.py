@@ -3,6 +3,7 @@
 import pytest
 
 from specscope.speculate.verify import match, traversal
+from specscope.testing.enumeration import dense
 from specscope.trace.record.records import RequestStep
 from specscope.trace.record.rules import MATCH, TRAVERSAL
 from specscope.trace.record.tree import ROOT, DraftTree
@@ -10,7 +11,7 @@ from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.words import draw_tree
 from specscope.tui.widgets.decision import decision
 from specscope.tui.widgets.tree_lines import tree_lines
-from tests.speculate.verify.enumeration import batch_of, dense
+from tests.speculate.verify.enumeration import batch_of
 
 TREE = DraftTree.build([0, 0, 1], [ROOT, 0, ROOT])
 P = [dense([0.5, 0.5]), dense([0.9, 0.1]), dense([1.0, 0.0]), dense([0.5, 0.5])]

@@ -23,7 +23,7 @@ def render_trial(trial: Trial, console: Console) -> None:
     for title, checks in trial.groups:
         console.print(Text(f"\n{title}", style="bold cyan"))
         for check in checks:
-            _check(check, trial.source, console)
+            render_check(check, trial.source, console)
     console.print(Text(f"\n{verdict(trial)}", style="bold red" if trial.failed else "bold"), soft_wrap=True)
 
 
@@ -42,7 +42,8 @@ def verdict(trial: Trial) -> str:
     return f"consistent: {rest}, over {plural(trial.steps, 'decode step')}{untested}"
 
 
-def _check(check: Finding, source: str, console: Console) -> None:
+def render_check(check: Finding, source: str, console: Console) -> None:
+    """A check in a line, and what failed in a few more."""
     mark, style = MARKS[check.result]
     line = Text(f"{mark} {check.name:<{NAME}}", style=style if check.result is not CheckResult.PASSED else "")
     line.append(f" {_figures(check)}")

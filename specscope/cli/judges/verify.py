@@ -8,15 +8,19 @@ from typing import Annotated, Any
 
 import click
 from msgspec import Meta
+from rich.text import Text
 
 from specscope.cli.captures import captures_argument, fetches_captures, json_option, judge_each, need_steps, read_branch
 from specscope.cli.numbers import Number, whole_from
+from specscope.cli.streams import warn
 from specscope.engine.config import load_rule
 from specscope.envelope import of_capture
 from specscope.speculate.named import NamedCode
 from specscope.terminal import text_console
+from specscope.trace.kinds import ARRAYS, TENSORS, kind_of, start_of
 
 Share = Annotated[float, Meta(gt=0, lt=1, description="above 0 and below 1")]
+MOST_SHOWN = 10  # calls whose outputs are impossible
 
 
 @click.command()
@@ -30,7 +34,11 @@ Share = Annotated[float, Meta(gt=0, lt=1, description="above 0 and below 1")]
     metavar="P",
     help="How often a run without a fault may fail the statistical checks, all together.",
 )
-@click.option("--rule", metavar="RULE", help="Your module:function by which the run was judged: it is asked again.")
+@click.option(
+    "--rule",
+    metavar="RULE",
+    help="The run's rule, where it is your module:function; of calls: standard, match, block or greedy.",
+)
 @click.option("--branch", type=whole_from(0, 2**31), metavar="N", help="Judge this branch.  [default: the last]")
 @fetches_captures
 def verify(captures: tuple[str, ...], *, as_json: bool, alpha: float, rule: str | None, branch: int | None) -> None:
@@ -39,6 +47,7 @@ def verify(captures: tuple[str, ...], *, as_json: bool, alpha: float, rule: str 
     \b
       specscope verify run.jsonl
       specscope verify run*.jsonl      each by itself
+      specscope verify call.npz        calls of a sampler: p, q, drafted, output, coin
 
     No model is needed. Each step's verdict is recomputed from the recorded numbers. Positions, tokens and KV blocks are
     tracked from step to step. Over the whole run, what was accepted and drawn is tested against the recorded
@@ -49,9 +58,10 @@ def verify(captures: tuple[str, ...], *, as_json: bool, alpha: float, rule: str 
     from specscope.analyze.verify.text import render_trial
     from specscope.analyze.verify.trial import judge
 
-    own_rule = None if rule is None else load_rule(rule, NamedCode.find(rule, "--rule"))
-
     def judged(file: str) -> Mapping[str, Any]:
+        if kind_of(start_of(file)) in (ARRAYS, TENSORS):
+            return judge_file(file, rule, alpha, as_json=as_json)
+        own_rule = None if rule is None else load_rule(rule, NamedCode.find(rule, "--rule"))
         reader = read_branch(file, branch)
         need_steps(reader.history, file)
         trial = judge(reader.history, source=file, alpha=alpha, warnings=reader.warnings, own_rule=own_rule)
@@ -60,3 +70,26 @@ def verify(captures: tuple[str, ...], *, as_json: bool, alpha: float, rule: str 
         return of_capture(file, trial.to_dict(), code=trial.exit, warnings=trial.notes)
 
     sys.exit(judge_each("verify", captures, judged, as_json=as_json))
+
+
+def judge_file(file: str, rule: str | None, alpha: float, *, as_json: bool) -> Mapping[str, Any]:
+    """Judge the calls of a sampler in a file of arrays. Raises UserError."""
+    from specscope.analyze.verify.text import render_check
+    from specscope.testing.call_file import read_calls
+    from specscope.testing.calls import judge_calls
+
+    calls, notes = read_calls(file)
+    found = judge_calls(calls, rule, alpha)
+    if not as_json:
+        console = text_console()
+        for note in notes:
+            warn(note)
+        for check in found.checks:
+            render_check(check, file, console)
+        for number, words in found.impossible[1:MOST_SHOWN]:
+            console.print(Text(f"    call {number}: {words}"), soft_wrap=True)
+        if found.fits:
+            for name, words in found.refuted.items():
+                console.print(Text(f"not {name}: {words}"), soft_wrap=True)
+        console.print(Text(f"\n{found}", style="bold" if found.fits else "bold red"), soft_wrap=True)
+    return of_capture(file, found.to_dict(), code=found.exit, warnings=notes)

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from specscope.debug.forked import Forked
 from specscope.speculate.draws import draw
 from specscope.speculate.verify import host
+from specscope.testing.enumeration import dense
 from specscope.trace.record.records import RequestStep
 from specscope.trace.record.rules import ROUNDING
 from specscope.trace.record.tree import DraftTree, Drawn
 from specscope.trace.record.vocabulary import Vocabulary
-from tests.speculate.verify.enumeration import batch_of, dense
+from tests.speculate.verify.enumeration import batch_of
 
 COIN = st.floats(0.001, 0.999)
 ROWS = st.integers(0, 10_000).map(lambda seed: np.random.default_rng(seed).dirichlet(np.full(5, 0.7)))

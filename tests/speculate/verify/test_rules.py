@@ -16,26 +16,16 @@ from specscope.speculate.sampling import Memory, TargetRows
 from specscope.speculate.verify import host, inputs, match, traversal
 from specscope.speculate.verify.distribution import DrafterRow, Residual
 from specscope.speculate.verify.verifier import Verifier, on_device
+from specscope.testing import enumeration
+from specscope.testing.enumeration import Conditional, by_coins, dense, sampled_children, total_variation, trees
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import FinalKind, Outcome
 from specscope.trace.record.rules import BLOCK, MATCH, STANDARD, TRAVERSAL
 from specscope.trace.record.tree import ROOT, DraftTree, Drawn
 from specscope.tree_shape import parse_tree
 from tests.kernels import DEVICE
-from tests.speculate.verify import enumeration
-from tests.speculate.verify.enumeration import (
-    SHAPES,
-    Model,
-    batch_of,
-    batch_of_all,
-    dense,
-    draws,
-    random_input,
-    sampled_children,
-    total_variation,
-)
+from tests.speculate.verify.enumeration import SHAPES, batch_of, batch_of_all, random_input
 
-ACCEPT, REJECT = 1e-300, 1 - 2.0**-53
 DRAWN = pytest.mark.parametrize("drawn", list(Drawn), ids=lambda d: d.name.lower())
 DEEP = [*SHAPES, ("3", 3), ("[(0,), (1,), (0, 0), (0, 1), (1, 0)]", 3), ("[(0,), (0, 0), (0, 0, 0), (0, 1)]", 3)]
 
@@ -51,31 +41,9 @@ def post_order(tree):
     return list(below(ROOT))
 
 
-def by_coins(rule, order):
-    """Every outcome of the coins under a rule: (probability, path, what the final token is drawn from)."""
-
-    def outcomes(tree, p, q):
-        nodes = order(tree)
-
-        def explore(given_nodes, weight):
-            coin = [0.5, *(ACCEPT if given_nodes.get(node) else REJECT for node in range(len(tree)))]
-            (verdict,), (left,) = rule.verify(batch_of(tree, p, q, coin))
-            open_ones = [node for node in nodes if verdict.judged[node] and node not in given_nodes]
-            fresh = next((node for node in open_ones if verdict.accept_prob[node] > 0), None)
-            if fresh is None:
-                yield weight, verdict.path, left.row.numpy()
-                return
-            accept = min(verdict.accept_prob[fresh], 1.0)
-            yield from explore(given_nodes | {fresh: True}, weight * accept)
-            if accept < 1:
-                yield from explore(given_nodes | {fresh: False}, weight * (1 - accept))
-
-        yield from explore({}, 1.0)
-
-    return outcomes
-
-
-standard, ahead = by_coins(host, lambda tree: range(len(tree))), by_coins(traversal, post_order)
+# Looked up when they are called: tests plant others
+standard = by_coins(lambda batch: host.verify(batch))
+ahead = by_coins(lambda batch: traversal.verify(batch), post_order)
 
 
 def matched(tree, p, q):
@@ -103,7 +71,8 @@ def matched(tree, p, q):
 
 
 def worst(text, vocab, drawn, outcomes, seeds=5, **how):
-    return max(total_variation(parse_tree(text), seed, vocab, drawn, outcomes, **how) for seed in range(seeds))
+    models = ((Conditional(vocab, seed), Conditional(vocab, seed + 1000)) for seed in range(seeds))
+    return max(total_variation(parse_tree(text), *each, drawn, outcomes, **how) for each in models)
 
 
 @DRAWN
@@ -228,11 +197,9 @@ def test_mistakes_of_matching_are_caught(monkeypatch, name):
 
 def mean_accepted(shape, seed, vocab, drawn, outcomes):
     """Expected number of accepted tokens, in closed form."""
-    p_model, q_model, total = Model(vocab, seed), Model(vocab, seed + 1000), 0.0
-    for tokens, weight in draws(shape, q_model, drawn):
-        tree = DraftTree.build([tokens[i] for i in range(len(shape))], shape.parent, drawn=drawn)
+    p_model, q_model, total = Conditional(vocab, seed), Conditional(vocab, seed + 1000), 0.0
+    for tree, q, weight in trees(shape, q_model, drawn):
         paths = [(), *(tuple(tree.token[tree.path_to(i)].tolist()) for i in range(len(tree)))]
-        q = {n: dense(q_model(paths[n + 1])) for n in [ROOT, *range(len(tree))] if shape.children(n)}
         p = [dense(p_model(path)) for path in paths]
         for share, path, _ in outcomes(tree, p, {} if drawn == Drawn.DETERMINISTIC else q):
             total += weight * share * len(path)

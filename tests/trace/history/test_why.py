@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specscope.speculate.verify import match, traversal
+from specscope.testing.enumeration import dense
 from specscope.trace.history.place import brief, coin_sign, headline, ratios, why, why_step
 from specscope.trace.record.records import Outcome
 from specscope.trace.record.tree import DraftTree, Drawn
 from specscope.trace.wire.reading import read_capture
-from tests.speculate.verify.enumeration import batch_of, dense, random_input
+from tests.speculate.verify.enumeration import batch_of, random_input
 from tests.trace.samples import decode, encoded
 
 ROOT = Path(__file__).parents[3]

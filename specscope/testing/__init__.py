@@ -1,0 +1,23 @@
+"""What people who write rules and samplers test them by.
+
+`lossless(rule)`: by exact enumeration, does a rule emit what the target would? Needs torch. `judge_calls(calls)`: what
+a sampler was given and what it gave: is it possible, by which rule, and has it the target's distribution?
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from specscope.testing.calls import CallsJudged, judge_calls
+    from specscope.testing.enumeration import Losslessness, lossless
+    from specscope.testing.laws import ChainCall
+
+__all__ = ["CallsJudged", "ChainCall", "Losslessness", "judge_calls", "lossless"]
+_HOMES = {"ChainCall": "laws", "Losslessness": "enumeration", "lossless": "enumeration"}
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401
+    """Import the public names on first use."""
+    if name not in __all__:
+        raise AttributeError(f"module 'specscope.testing' has no attribute {name!r}")
+    return getattr(import_module(f"specscope.testing.{_HOMES.get(name, 'calls')}"), name)

@@ -1,0 +1,241 @@
+"""Is a rule of verification lossless? By enumeration, over every draw of the drafts and every outcome of the coins.
+
+The verdicts are those of the engine's own code. p and q are random conditional distributions over a small vocabulary,
+or given; what a step does not emit is continued by the target, up to one token more than the tree is deep.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specscope.errors import UserError
+from specscope.kernels.flat_trees import FlatTrees
+from specscope.speculate.sampling import TargetRows
+from specscope.speculate.verify import host
+from specscope.speculate.verify.inputs import VerifyBatch, judged_tree
+from specscope.trace.record.own_rule import NodeTrial, OwnRule
+from specscope.trace.record.tree import ROOT, Doubles, DraftTree, Drawn
+from specscope.tree_shape import TreeShape, parse_tree
+
+Prefix = tuple[int, ...]
+Rows = Mapping[int, Tensor]
+Outcome = tuple[float, Any, Doubles]  # its probability, the accepted path, [V] what the last token is drawn from
+Outcomes = Callable[[DraftTree, Sequence[Tensor], Rows], Iterator[Outcome]]  # of a tree, p at each row, q by parent
+ACCEPT, REJECT = 1e-300, 1 - 2.0**-53  # coins
+ROUNDING = 1e-9  # of a total variation
+COINS: list[float] = [1e-12, *((np.arange(64) + 0.5) / 64).tolist(), 1 - 1e-12]  # at which a rule is looked at
+
+
+@dataclass
+class Conditional:
+    """A conditional distribution over a small vocabulary: a random row for each prefix of tokens, or what is given."""
+
+    vocab: int
+    seed: int
+    given: Any = None  # a row [V], or a function from a prefix to one
+    rows: dict[Prefix, Doubles] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.generator = np.random.default_rng(self.seed)
+
+    def __call__(self, prefix: Prefix) -> Doubles:
+        """float64 [V] behind a prefix."""
+        if prefix not in self.rows:
+            made = self.generator.dirichlet(np.full(self.vocab, 0.5)) if self.given is None else self.given
+            self.rows[prefix] = np.asarray(made(prefix) if callable(made) else made, np.float64)
+        return self.rows[prefix]
+
+
+@dataclass(frozen=True)
+class Losslessness:
+    """What an enumeration found."""
+
+    rule: str
+    largest: float  # total variation of what is emitted from what the target emits: 0 to 1
+    where: str  # of which p and q
+    cases: int  # pairs of p and q
+    drafts: int  # trees of tokens that may be drafted
+    outcomes: int  # of their coins
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether nothing but rounding differs."""
+        return self.largest < ROUNDING
+
+    def __str__(self) -> str:
+        covered = f"{self.cases:,} p and q, {self.drafts:,} drafts, {self.outcomes:,} outcomes of their coins"
+        off = f"the output differs from the target's by {self.largest:.2g} (total variation) at most: {self.where}"
+        return f"{self.rule} is {'' if self.is_lossless else 'not '}lossless over {covered}; {off}"
+
+
+def lossless(
+    rule: Callable[[NodeTrial], Any],
+    tree: str = "2x1",
+    *,
+    vocabulary: int = 4,
+    seeds: int = 5,
+    drawn: Drawn | None = None,
+    p: Any = None,  # noqa: ANN401
+    q: Any = None,  # noqa: ANN401
+) -> Losslessness:
+    """Enumerate a rule of your own over `seeds` random p and q, or those that are given.
+
+    `tree`: a shape, as --tree has it; `drawn`: how drafts are drawn, None for every way. p and q: rows [V], or
+    functions from a tuple of tokens to rows. Raises UserError for a rule that cannot be enumerated.
+    """
+    own = OwnRule(getattr(rule, "__qualname__", type(rule).__name__), rule)
+    outcomes, shape, counts = by_coins(partial(host.verify, own=averaged(own))), parse_tree(tree), [0, 0]
+
+    def counted(*asked: Any) -> Iterator[Outcome]:  # noqa: ANN401
+        counts[0] += 1
+        for outcome in outcomes(*asked):
+            counts[1] += 1
+            yield outcome
+
+    found: dict[str, float] = {}
+    given = [row(()) if callable(row) else row for row in (p, q) if row is not None]
+    vocabulary = len(given[0]) if given else vocabulary
+    for way, seed in itertools.product(Drawn if drawn is None else [drawn], range(seeds)):
+        models = Conditional(vocabulary, seed, p), Conditional(vocabulary, seed + 1000, q)
+        where = f"{tree}, {Drawn(way).name.lower().replace('_', ' ')}, seed {seed}"
+        found[where] = total_variation(shape, *models, way, counted)
+    worst = max(found, key=found.__getitem__)
+    return Losslessness(own.name, found[worst], worst, len(found), *counts)
+
+
+def averaged(rule: OwnRule) -> OwnRule:
+    """The rule with the chance that it accepts, over the coin: exact where it does not look at it, else by bisection.
+
+    Raises UserError where the coins that it accepts are no interval from 0.
+    """
+
+    def chance(trial: NodeTrial) -> float:
+        def accepts(coin: float) -> bool:
+            return coin < rule(replace(trial, coin=coin))
+
+        if len({rule(replace(trial, coin=coin)) for coin in COINS}) == 1:
+            return rule(trial)
+        ends, accepted = [0.0, *COINS, 1.0], [True, *map(accepts, COINS), False]
+        low, high = (ends[accepted.index(False) - back] for back in (1, 0))
+        if any(accepted[accepted.index(False) :]):
+            raise UserError(f"{rule.name} accepts coins that are no interval from 0: it cannot be enumerated")
+        while high - low > 2.0**-50:
+            middle = (low + high) / 2
+            low, high = (middle, high) if accepts(middle) else (low, middle)
+        return high
+
+    return OwnRule(rule.name, chance)
+
+
+def by_coins(
+    verify: Callable[[VerifyBatch], Any], order: Callable[[DraftTree], Iterable[int]] = lambda tree: range(len(tree))
+) -> Outcomes:
+    """Every outcome of the nodes' coins, tossed in this order."""
+
+    def outcomes(tree: DraftTree, p: Sequence[Tensor], q: Rows) -> Iterator[Outcome]:
+        nodes = list(order(tree))
+
+        def explore(given: dict[int, bool], weight: float) -> Iterator[Outcome]:
+            coin, rows = [0.5, *(ACCEPT if given.get(node) else REJECT for node in range(len(tree)))], list[Tensor]()
+            trees = FlatTrees.build([judged_tree(tree, q, np.array(coin), rows)])
+            target = TargetRows(torch.zeros(0, dtype=torch.int64), torch.stack([*p]))
+            (verdict,), (left,) = verify(VerifyBatch(trees, target, rows))
+            open_ones = [node for node in nodes if verdict.judged[node] and node not in given]
+            fresh = next((node for node in open_ones if verdict.accept_prob[node] > 0), None)
+            if fresh is None:
+                yield weight, verdict.path, left.row.numpy()
+                return
+            accept = min(float(verdict.accept_prob[fresh]), 1.0)
+            yield from explore(given | {fresh: True}, weight * accept)
+            if accept < 1:
+                yield from explore(given | {fresh: False}, weight * (1 - accept))
+
+        yield from explore({}, 1.0)
+
+    return outcomes
+
+
+def sampled_children(q: Doubles, count: int, drawn: Drawn) -> Iterator[tuple[Prefix, float]]:
+    """Every way to draw `count` siblings from q in order: (tokens, probability)."""
+    if drawn == Drawn.DETERMINISTIC:
+        yield tuple(np.argsort(-q, kind="stable")[:count].tolist()), 1.0
+        return
+    for tokens in itertools.product(range(len(q)), repeat=count):
+        left, weight = q.copy(), 1.0
+        for token in tokens:
+            weight *= left[token]
+            if drawn == Drawn.WITHOUT_REPLACEMENT and weight:
+                left[token] = 0
+                left = left / left.sum() if left.sum() else left
+        if weight:
+            yield tokens, weight
+
+
+def trees(shape: TreeShape, q: Conditional, drawn: Drawn) -> Iterator[tuple[DraftTree, Rows, float]]:
+    """Every tree of a shape with its q by parent and its probability."""
+    inner = [node for node in (ROOT, *range(len(shape))) if shape.children(node)]
+
+    def go(paths: dict[int, Prefix], weight: float) -> Iterator[tuple[dict[int, Prefix], float]]:
+        node = next((node for node in inner if shape.children(node)[0] not in paths), None)
+        if node is None:
+            yield paths, weight
+            return
+        children = shape.children(node)
+        for tokens, share in sampled_children(q(paths[node]), len(children), drawn):
+            below = {child: (*paths[node], token) for child, token in zip(children, tokens, strict=True)}
+            yield from go(paths | below, weight * share)
+
+    for paths, weight in go({ROOT: ()}, 1.0):
+        tree = DraftTree.build([paths[node][-1] for node in range(len(shape))], shape.parent, drawn=drawn)
+        yield tree, {node: dense(q(paths[node])) for node in inner}, weight
+
+
+def dense(row: Any) -> Tensor:  # noqa: ANN401
+    """A row in float64."""
+    return torch.tensor(row, dtype=torch.float64)
+
+
+def emitted(
+    drafts: Iterable[tuple[DraftTree, Rows, float]], p: Conditional, length: int, outcomes: Outcomes
+) -> Iterator[tuple[Prefix, float]]:
+    """Tokens with the probability that they come out first, over drafts of a tree, its q and its probability."""
+    for tree, q, weight in drafts:
+        paths = [(), *(tuple(tree.token[tree.path_to(node)].tolist()) for node in range(len(tree)))]
+        sampled = {} if (tree.drawn == Drawn.DETERMINISTIC).all() else q
+        for share, path, last in outcomes(tree, [dense(p(path)) for path in paths], sampled):
+            begun = tuple(tree.token[path].tolist())
+            for token, final in enumerate((last / last.sum()).tolist()):
+                for rest in itertools.product(range(p.vocab), repeat=length - len(begun) - 1):
+                    yield (*begun, token, *rest), weight * share * final * likely(p, (*begun, token), rest)
+
+
+def likely(p: Conditional, prefix: Prefix, rest: Prefix) -> float:
+    """How likely the target continues a prefix so."""
+    return float(np.prod([p((*prefix, *rest[:place]))[token] for place, token in enumerate(rest)]))
+
+
+def total_variation(
+    shape: TreeShape,
+    p: Conditional,
+    q: Conditional,
+    drawn: Drawn,
+    outcomes: Outcomes,
+    rearrange: Callable[[DraftTree, Rows], DraftTree] = lambda tree, q: tree,
+) -> float:
+    """How far what is emitted is from what the target emits. `rearrange`: what is done to a tree after it was drawn."""
+    length, joint = shape.max_depth + 1, defaultdict[Prefix, float](float)
+    drafts = ((rearrange(tree, rows), rows, weight) for tree, rows, weight in trees(shape, q, drawn))
+    for tokens, weight in emitted(drafts, p, length, outcomes):
+        joint[tokens] += weight
+    assert abs(sum(joint.values()) - 1) < 1e-9
+    every = itertools.product(range(p.vocab), repeat=length)
+    return sum(abs(joint[tokens] - likely(p, (), tokens)) for tokens in every) / 2

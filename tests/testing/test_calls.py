@@ -1,0 +1,150 @@
+"""Calls of a sampler are judged without an engine: healthy ones pass, mistakes are named."""
+
+import numpy as np
+import pytest
+
+from specscope.analyze.findings import Exit
+from specscope.errors import UserError
+from specscope.speculate.verify import host, match, traversal
+from specscope.testing import ChainCall, judge_calls
+from specscope.testing.enumeration import dense
+from specscope.trace.record.rules import BLOCK
+from specscope.trace.record.tree import DraftTree, Drawn
+from tests.speculate.verify.enumeration import batch_of
+from tests.testing.samplers import calls
+
+NAMED = {
+    "renormalisation left out": "the residual is not renormalised: beyond its mass comes the last token",
+    "residual from raw p": "the token behind a rejection is drawn from p, not from the residual",
+    "bonus from q": "the bonus token is drawn from q",
+    "argmax of recovered": "the token behind a rejection is the argmax of the residual",
+    "accept by p > q": "drafts are accepted where p > q",
+    "p off by one": "p is taken from the row behind",
+    "min(1, q/p)": "drafts are accepted by min(1, q / p)",
+}
+
+
+def check(found, name):
+    return next(check for check in found.checks if check.name == name)
+
+
+@pytest.mark.parametrize("mistake", NAMED)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_mistake_is_named(mistake, seed):
+    found = judge_calls(calls(300, seed, mistake))
+    assert (found.exit, found.mistake) == (Exit.INCONSISTENT, NAMED[mistake])
+    assert f"as if {NAMED[mistake]}; 300 calls, 900 drafted tokens" in str(found)
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_healthy_calls_are_never_accused(count):
+    """200 seeds."""
+    for seed in range(200):
+        found = judge_calls(calls(count, seed, deterministic=seed % 4 == 0), "standard")
+        assert found.exit is Exit.CONSISTENT, (seed, str(found))
+
+
+def test_what_many_calls_show_has_its_figures():
+    found = judge_calls(calls(300, 1), "standard")
+    emitted = check(found, "emitted surprisal")
+    assert emitted.tested > 300
+    assert abs(emitted.statistic) < 4
+    assert 0.01 < emitted.p_value <= 1
+    assert "would have seen" in emitted.note
+
+
+def engines(verify, count, seed, coins):
+    """Calls of a verifier of specscope."""
+    rng, made = np.random.default_rng(seed), []
+    for call in calls(count, seed):
+        coin = rng.random(len(call.drafted) + 1)
+        tree = DraftTree.build(call.drafted, range(-1, len(call.drafted) - 1), drawn=Drawn.WITH_REPLACEMENT)
+        q = {node - 1: dense(row) for node, row in enumerate(call.q)}
+        (verdict,), _ = verify(batch_of(tree, [dense(row) for row in call.p], q, coin))
+        output = np.append(tree.token[verdict.path], verdict.token)
+        of_coins = {"coin": coin[1:], "final_coin": float(coin[0])} if coins else {}
+        made.append(ChainCall(call.p, call.drafted, output, call.q, **of_coins))
+    return made
+
+
+RULES = {"standard": host.verify, "block": lambda batch: traversal.verify(batch, BLOCK), "match": match.verify}
+
+
+@pytest.mark.parametrize(
+    ("rule", "coins"), [("standard", 0), ("standard", 1), ("block", 0), ("block", 1), ("match", 0)]
+)
+def test_verdicts_of_specscope_are_those_of_their_rule(rule, coins):
+    found = judge_calls(engines(RULES[rule], 1500, 5, coins))
+    assert rule in found.fits
+    others = {"standard", "match", "greedy"} if rule == "block" and coins else {"match", "greedy"} - {rule}
+    assert not others & {*found.fits}
+
+
+def test_coins_tell_one_call_from_another_rule():
+    (call,) = engines(host.verify, 1, 3, True)
+    a = np.minimum(1, call.p[0][call.drafted[0]] / call.q[0][call.drafted[0]])
+    turned = ChainCall(
+        call.p, call.drafted, call.output, call.q, np.where(call.coin < a, 1 - 1e-3, 1e-3), call.final_coin
+    )
+    found = judge_calls([turned], "standard")
+    ((number, words),) = found.impossible
+    assert number == 0
+    assert words.startswith(f"draft {call.drafted[0]} at place 0 was ")
+    assert "and coin 0." in words
+
+
+def test_at_temperature_0_the_rule_is_greedy():
+    """p as before the choice; every token that comes out is its argmax."""
+    made = []
+    for call in calls(60, 2):
+        choices = call.p.argmax(-1)
+        kept = next((i for i, token in enumerate(call.drafted) if token != choices[i]), len(call.drafted))
+        made.append(ChainCall(call.p, call.drafted, choices[: kept + 1], call.q))
+    assert judge_calls(made).fits == ("greedy",)
+
+
+P = np.array([[0.5, 0.5, 0.0, 0.0], [0.1, 0.2, 0.3, 0.4], [0.25, 0.25, 0.25, 0.25]])
+Q = np.array([[0.2, 0.3, 0.5, 0.0], [0.4, 0.3, 0.2, 0.1]])
+IMPOSSIBLE = {
+    "no such prefix": ([0, 0], [1, 1], "the output [1, 1] is not some of the drafts [0, 0] and one token more"),
+    "too long": ([0, 0], [0, 0, 1, 1], "is not some of the drafts"),
+    "p is 0": ([0, 0], [3], "token 3 at place 0 has p = 0"),
+    "accepted with p = 0": ([2, 0], [2, 1], "token 2 at place 0 has p = 0"),
+    "rejected although p > q": ([0, 0], [1], "draft 0 at place 0 was rejected with p = 0.5, q = 0.2"),
+    "nothing is left of it": ([0, 0], [0, 1], "token 1 at place 1 came behind a rejection with p = 0.2, q = 0.3"),
+}
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_what_is_impossible_is_said(name):
+    drafted, output, says = IMPOSSIBLE[name]
+    fine = ChainCall(P, np.array([0, 0]), np.array([0, 3]), Q)
+    found = judge_calls([fine, ChainCall(P, np.array(drafted), np.array(output), Q)], "standard")
+    assert found.exit is Exit.INCONSISTENT
+    ((number, words),) = found.impossible
+    assert number == 1
+    assert says in words
+    assert check(found, "possible outputs").failed == 1
+
+
+def test_drafts_that_do_not_follow_q_are_no_fault_of_the_sampler():
+    """Somebody tries a kernel with drafts of his own choice: the output need not follow p."""
+    rng, made = np.random.default_rng(1), []
+    for call in calls(300, 1):
+        drafted = np.zeros(3, np.int64)
+        accepted = 0
+        while accepted < 3 and rng.random() < call.p[accepted][0] / call.q[accepted][0]:
+            accepted += 1
+        row = np.maximum(call.p[accepted] - call.q[accepted], 0) if accepted < 3 else call.p[3]
+        last = rng.choice(16, p=row.astype(float) / row.sum(dtype=float))
+        made.append(ChainCall(call.p, drafted, np.append(drafted[:accepted], last), call.q))
+    found = judge_calls(made, "standard")
+    assert found.exit is Exit.CONSISTENT
+    assert check(found, "emitted surprisal").note == "the drafts do not follow q, so that the output need not follow p"
+
+
+def test_nothing_to_judge_and_a_rule_that_there_is_not():
+    with pytest.raises(UserError, match="there is no call to judge"):
+        judge_calls([])
+    with pytest.raises(UserError, match="unknown rule best: use standard, match, block, greedy"):
+        judge_calls(calls(1, 1), "best")
