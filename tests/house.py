@@ -14,10 +14,10 @@ MOST_LINES, FEWEST_LINES = 600, 60
 MOST_FILES = 15  # of a folder
 SLACK = 50  # what may be gained before a bound is lowered
 BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
-    "trace": (11347, 9300),
+    "trace": (11358, 9300),
     "remote": (1878, 1700),
     "watch": (1994, 1850),
-    "analyze": (21673, 15700),
+    "analyze": (21674, 15700),
     "measure": (4545, 3300),
     "engine": (2960, 2350),
     "plans": (927, 850),
@@ -28,13 +28,13 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "vllm, transformers, sglang": (5404, 4050),
     "debug, live": (3925, 3200),
     "tui": (7058, 5500),
-    "cli": (4008, 3100),
+    "cli": (4041, 3100),
     "serve": (1982, 1600),
     "page": (700, 700),
-    "testing": (320, 320),
+    "testing": (789, 320),
     "bench, train": (0, 0),
     "top level": (933, 600),
-    "all": (79125, 64500),
+    "all": (79959, 64500),
     "benchmarks": (3300, 3300),
 }
 TESTS_BUDGET = 40_500
