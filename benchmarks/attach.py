@@ -30,10 +30,10 @@ def run_attach(sample: str, seconds: int) -> None:
     """Measure and print. `sample` is a capture whose steps are sent again and again."""
     console = text_console()
     read_capture(sample)  # a bad file is said at once
-    terminal = Terminal([sys.executable, "-P", "-m", "specscope", "tui", "--listen", "127.0.0.1:43170"])
+    terminal = Terminal([sys.executable, "-P", "-m", "specscope", "watch", "--listen", "127.0.0.1:43170"])
     if terminal.wait_for(lambda shown: b"listening on" in shown, 30) is None:
         raise UserError("the screen did not come up")
-    command = [sys.executable, "-P", "-m", "benchmarks.attach", sample, str(seconds)]
+    command = [sys.executable, "-m", "benchmarks.attach", sample, str(seconds)]
     sender = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     memory: list[float] = []
     latencies: list[float] = []

@@ -30,7 +30,7 @@ def run_replay(sample: str, rounds: int, steps: int = STEPS) -> None:
             lengthen(sample, path, steps)
         size = path.stat().st_size / 1e6
         table = Table(
-            title=f"specscope replay of {steps:,} steps, {size:.0f} MB", title_justify="left", title_style="dim"
+            title=f"specscope open of {steps:,} steps, {size:.0f} MB", title_justify="left", title_style="dim"
         )
         for column in ("round", "first screen, s", "all read, s", "peak memory, MB", "torch loaded"):
             table.add_column(column, justify="right")
@@ -74,7 +74,7 @@ def lengthen(sample: str, path: Path, steps: int) -> None:
 
 
 def _measure(path: Path) -> tuple[str, str, str, str]:
-    terminal = Terminal([sys.executable, "-P", "-m", "specscope", "replay", str(path)])
+    terminal = Terminal([sys.executable, "-P", "-m", "specscope", "open", str(path)])
     first = terminal.wait_for(lambda shown: b"root @" in shown or b"accepted" in shown, 60)
     read = terminal.wait_for(lambda shown: "◂▸ replay".encode() in shown, 600)
     if first is None or read is None:

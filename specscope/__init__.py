@@ -1,7 +1,7 @@
 """specscope: the debugger for speculative decoding.
 
 `Engine` and the drafters need torch and are imported when first asked for, so that `import specscope.trace`,
-`specscope replay` and the screens start without it.
+`specscope open` and the screens start without it.
 """
 
 from importlib import import_module

@@ -25,9 +25,9 @@ def page():
             ("Tokens", [(kind, text) for kind, _, text in COLOURS]),
             ("Figures of a node", named),
             ("Figures of a run", RATES),
-            ("Keys of `locate --tui`: operations", _named(OPERATIONS)),
-            ("Keys of `locate --tui`: one operation", _named(ROWS)),
-            ("Figures of `locate --tui`", _named((*MEANS, *BARS))),
+            ("Keys of `diagnose --only locate --screen`: operations", _named(OPERATIONS)),
+            ("Keys of `diagnose --only locate --screen`: one operation", _named(ROWS)),
+            ("Figures of `diagnose --only locate --screen`", _named((*MEANS, *BARS))),
         )
     )
 

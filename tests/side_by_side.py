@@ -33,7 +33,7 @@ OURS = {
 NO_HEADS = "has no EAGLE heads"
 NO_PLAIN = "plain generate() has no hook: there is nothing to judge"
 NO_TREES = "drafts chains only"
-VERBS = ("verify", "audit", "diagnose")
+VERBS = ("verify", "diagnose --only audit", "diagnose")
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def specscope(*words: str) -> subprocess.CompletedProcess[str]:
 
 def verdict(verb: str, *words: str) -> str:
     """What a verb that judges says, in a cell of the table; its whole answer goes to the log."""
-    done = specscope(verb, *words)
+    done = specscope(*verb.split(), *words)
     answer = f"{done.stdout}{done.stderr}exit code {done.returncode}"
     print(f"$ specscope {verb} {' '.join(words)}\n{answer}\n", file=sys.stderr, flush=True)
     return {0: "passed", 1: "**failed**"}.get(done.returncode, "not judged")

@@ -12,7 +12,7 @@ from tests.support.commands import run_here
 FULL = "SPECSCOPE_SWEEP"  # how many cases of each sweep; without it, so many that the slow tests stay short
 SECONDS = 60  # after which a command hangs
 FLAGS = re.compile(r"\(see specscope[\w -]* --help\)\n$|^specscope: error: --")  # about a flag that cannot be read
-WITH_JSON = ("report", "verify", "diagnose", "audit", "compare", "why", "tune", "doctor")
+WITH_JSON = ("report", "verify", "diagnose", "compare", "why", "tune", "doctor")
 ESCAPE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f\u202a-\u202e\u2066-\u2069]")
 
 

@@ -14,7 +14,7 @@ import click
 import pytest
 
 from specscope.cli import main as cli
-from specscope.cli.numbers import Number
+from specscope.cli.arguments import Number
 from specscope.errors import UserError
 from specscope.trace import files
 from tests import bad_inputs as bad
@@ -137,7 +137,7 @@ def test_so_it_is_for_people(tmp_path):
 def test_commands_that_trigger_themselves_have_an_end(tmp_path):
     script = tmp_path / "script"
     script.write_text("break reject\ncommands 1 goto 0; continue\ncontinue\nwhere\n")
-    code, out, err = run_here(["debug", "--over", PLANTED, "--commands", str(script)])
+    code, out, err = run_here(["debug", PLANTED, "--commands", str(script)])
     assert (code, err) == (0, "")
     assert "breakpoints have run 10,000 commands without an end" in out
     assert out.splitlines()[-2].startswith("step 3 ")
@@ -151,7 +151,7 @@ def shell(line, folder):
     )
 
 
-PRINTS = ["tree 3x4", "report $T", "compare $T $T --json", "debug --over $T --commands script"]  # each writes otherwise
+PRINTS = ["tree 3x4", "report $T", "compare $T $T --json", "debug $T --commands script"]  # each writes otherwise
 
 
 @pytest.mark.every(2)

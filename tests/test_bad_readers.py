@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from specscope.cli.arguments import real_from, whole_from
 from specscope.cli.debug import over_capture
-from specscope.cli.numbers import real_from, whole_from
 from specscope.cli.options import checked_endpoint
 from specscope.debug.events import EventKind, types_of
 from specscope.engine.config import EngineConfig

@@ -14,6 +14,14 @@ PAGES = [*(ROOT / name for name in ("README.md", "BENCHMARKS.md", "CONTRIBUTING.
 TEXT = {page.relative_to(ROOT).as_posix(): page.read_text() for page in PAGES}
 LIMITS = {"README.md": 8000, "BENCHMARKS.md": 8000, "CONTRIBUTING.md": 4000}  # bytes
 EVERYTHING = "\n".join(TEXT.values())
+# Flags of pip, pytest, vLLM and its bench, SGLang, docker, guidellm, trainers, llama.cpp, Prometheus and curl
+OF_OTHERS = """help version no-deps lf
+speculative-config otlp-traces-endpoint max-num-batched-tokens save-result tail model-path speculative-algorithm
+speculative-draft-model-path speculative-eagle-topk base-url tokenizer dataset-name random-input-len random-output-len
+num-prompts max-concurrency result-filename backend endpoint request-rate model data profile constraint ignore-eos
+verifier-name-or-path data-path save-path draft-vocab-size standalone target-model-path draft-model-config
+train-data-path output-dir chat-template nproc metrics log-jsonl spec-synth-len enable-feature data-urlencode config
+"""
 
 
 @pytest.mark.parametrize("name", LIMITS)
@@ -48,29 +56,7 @@ def test_the_python_examples_run(capsys, monkeypatch):
 def test_every_flag_that_the_pages_name_exists():
     params = [param for command in (*_commands(cli), *_commands(bench)) for param in command.params]
     known = {opt for param in params for opt in (*param.opts, *param.secondary_opts)}
-    known |= {"--help", "--version", "--no-deps", "--lf", "--speculative-config"}  # pip's, pytest's and vLLM's
-    known |= {
-        "--otlp-traces-endpoint",
-        "--max-num-batched-tokens",
-        "--save-result",
-        "--tail",
-    }  # vLLM's, SGLang's and docker's
-    known |= {"--model-path", "--speculative-algorithm", "--speculative-draft-model-path"}  # SGLang's
-    known |= {"--speculative-eagle-topk"}  # SGLang's
-    known |= {
-        "--base-url",
-        "--tokenizer",
-        "--dataset-name",
-        "--random-input-len",
-        "--random-output-len",
-    }  # `vllm bench`
-    known |= {"--num-prompts", "--max-concurrency", "--result-filename", "--backend", "--endpoint", "--request-rate"}
-    known |= {"--model", "--data", "--profile", "--constraint", "--ignore-eos"}  # guidellm's, and vLLM's
-    known |= {"--verifier-name-or-path", "--data-path", "--save-path", "--draft-vocab-size"}  # speculators'
-    known |= {"--standalone", "--target-model-path", "--draft-model-config", "--train-data-path", "--output-dir"}
-    known |= {"--chat-template", "--nproc"}  # SpecForge's, and torchrun's
-    known |= {"--metrics", "--log-jsonl", "--spec-synth-len"}  # llama.cpp's
-    known |= {"--enable-feature", "--data-urlencode", "--config"}  # Prometheus', curl's, the collector's
+    known |= {f"--{name}" for name in OF_OTHERS.split()}
     for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", EVERYTHING):
         assert flag in known, flag
 

@@ -6,30 +6,24 @@ from specscope.gone import GONE, instead, refuse_gone
 from tests.support.commands import specscope
 
 # Command lines as people have them in scripts and notes; each is refused by the name that is gone.
-CAPTURE = ["capture", "prompts.txt", "-o", "run.jsonl"]
+CAPTURE = ["capture", "a prompt", "-o", "run.jsonl"]
 ASKED: list[tuple[str, list[str]]] = [
-    ("--alert", ["watch", "log.txt", "--headless", "--alert", "tau < 3"]),
-    ("--exec", ["watch", "log.txt", "--headless", "--exec", "./page-me"]),
-    ("train", ["train", "eagle3", "-o", "head", "--self-synthesise", "1000"]),
-    ("bench", ["bench", "serve", "http://127.0.0.1:9"]),
-    ("--prefix-cache", ["serve", "--prefix-cache"]),
-    ("--no-prefix-cache", ["tui", "--no-prefix-cache"]),
-    *((name, [*CAPTURE, name]) for name in ("--adaptive", "--no-adaptive")),
-    ("--costs", [*CAPTURE, "--costs", "costs.json"]),
-    ("--speculation auto", [*CAPTURE, "--speculation", "auto"]),
+    *((verb, [verb, "x"]) for verb in ("replay", "tui", "extract", "audit", "locate", "help", "train", "bench")),
+    *((flag, ["watch", "log.txt", "--headless", flag, "x"]) for flag in ("--alert", "--exec")),
+    *((flag, ["serve", flag]) for flag in ("--prefix-cache", "--no-prefix-cache")),
+    *((name, [*CAPTURE, *name.split()]) for name in ("--adaptive", "--no-adaptive", "--costs", "--speculation auto")),
     *((name, [*CAPTURE, "--drafter", name]) for name in GONE if "+" in name),
     ("synthetic", [*CAPTURE, "--drafter", "synthetic:0.8,0.5"]),
     ("--suffix-shared", ["serve", "--drafter", "suffix", "--suffix-shared", "1000"]),
     ("--evidence counts", ["vllm", "--capture", "x.jsonl", "--evidence", "counts", "--", "serve", "m"]),
-    ("--web", ["tui", "--web", "--", "replay", "run.jsonl"]),
-    ("--web-port", ["tui", "--web-port", "8000"]),
+    *((flag, ["open", flag, "x"]) for flag in ("--web", "--web-port")),
     ("--keep", ["capture", "prompts.txt", "-o", "run.jsonl", "--otlp-endpoint", "http://x", "--keep", "error"]),
     ("--keep", ["vllm", "--capture", "run.jsonl", "--keep", "error", "--", "serve", "m"]),
     ("--keep-buffer", ["serve", "--keep-buffer", "32"]),
     ("--sample-capture", ["transformers", "--sample-capture", "script.py"]),
-    ("extract", ["extract", "run.jsonl#r3", "-o", "part.jsonl"]),
-    ("--again", ["audit", "run.jsonl", "--again"]),
-    ("--against", ["diagnose", "run.jsonl", "--against", "good.jsonl"]),
+    *((flag, ["debug", flag, "x"]) for flag in ("--over", "--attach")),
+    ("--tui", ["compare", "a.jsonl", "b.jsonl", "--tui"]),
+    *((flag, ["diagnose", "run.jsonl", flag, "x"]) for flag in ("--again", "--against")),
 ]
 
 
@@ -54,6 +48,6 @@ def test_who_asks_is_told(name, words):
 
 
 def test_a_variable_that_is_gone_is_named_and_the_command_runs():
-    told = specscope("help", SPECSCOPE_AGGREGATES="1")
+    told = specscope("tree", "3", SPECSCOPE_AGGREGATES="1")
     assert told.returncode == 0
     assert told.stderr == f"specscope: {instead('SPECSCOPE_AGGREGATES')}\n"

@@ -277,13 +277,13 @@ def kill_somewhere(terminal, chance, verb, command, path, deed, **variables):
 
 
 def kill_often(
-    terminal, model, prompts, tmp_path, times, seed, verbs=("run", "capture", "tui"), deed=None, **variables
+    terminal, model, prompts, tmp_path, times, seed, verbs=("run", "capture", "watch"), deed=None, **variables
 ):
     chance = random.Random(seed)
     for time_ in range(times):
         verb = chance.choice(verbs)
-        path = None if verb == "tui" else tmp_path / f"{time_}.jsonl"
-        listening = [*SPECSCOPE, "tui", "--listen", "127.0.0.1:0"]
+        path = None if verb == "watch" else tmp_path / f"{time_}.jsonl"
+        listening = [*SPECSCOPE, "watch", "--listen", "127.0.0.1:0"]
         command = listening if path is None else endless(verb, prompts, path, model)
         deeds = [*DEEDS, signal.SIGSEGV, signal.SIGUSR1, signal.SIGALRM, "hang up", "below"]
         kill_somewhere(terminal, chance, verb, command, path, deed or chance.choice(deeds), **variables)

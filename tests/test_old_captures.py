@@ -109,10 +109,10 @@ def _without_new(told, name):
     return [_without_new(one, name) for one in told if one not in new]
 
 
-def asked(verb, name):
-    """What a verb gives as JSON that loads the models."""
+def asked(name, *words):
+    """What diagnose gives as JSON that loads the models."""
     draft = [] if DRAFTERS[name] is None else ["--draft-model", str(DRAFTERS[name])]
-    code, out, err = run_here([verb, f"{name}.jsonl.gz", "--json", "--target", str(TARGET), *draft])
+    code, out, err = run_here(["diagnose", f"{name}.jsonl.gz", "--json", *words, "--target", str(TARGET), *draft])
     assert out, err
     told = json.loads(out)
     assert told["exit"] == code
@@ -121,7 +121,8 @@ def asked(verb, name):
 
 def audit(name):
     """What was compared, how often, and whether it agrees: the sizes of differences are the machine's."""
-    (told,) = asked("audit", name)["captures"]
+    (found,) = asked(name, "--only", "audit")["captures"]
+    told = found["stages"]["audit"] | {"warnings": found["warnings"]}
     kept = _without_new(told["findings"], name)
     findings = [f"{one['name']}: {one['result']}, of {one['tested']}, {one['failed'] > 0}" for one in kept]
     return [*findings, told["exit"], told["audited"], told["nodes"], told["unjudged"], told["warnings"]]
@@ -129,7 +130,7 @@ def audit(name):
 
 def diagnose(name):
     """The causes, their examples, what else is wrong, and what was looked at."""
-    (told,) = asked("diagnose", name)["captures"]
+    (told,) = asked(name)["captures"]
     causes = [f"{one['cause']}, {one['is_fault']}, {one['example']}" for one in (*told["suspects"], *told["remarks"])]
     looked = [told[key] for key in ("exit", "steps", "looked_at", "left_out", "warnings")]
     return [causes, *looked, [one["operation"] for one in told["located"]], *_reworded(told)]
@@ -137,7 +138,8 @@ def diagnose(name):
 
 def locate(name):
     """The operations that differ, what agrees and what has no place. Where nothing differs, rounding says where."""
-    told = asked("locate", name)
+    (found,) = asked(name, "--only", "locate")["captures"]
+    told = found["stages"]["locate"] | {"warnings": found["warnings"]}
     walks = [
         [walk["stage"], walk["reference"], step["operation"]]
         for walk in told["walks"]
@@ -191,7 +193,7 @@ def test_the_engine_runs_again_as_it_did(name):
 
 def test_lookups_in_other_requests_texts_are_not_judged_and_nothing_is_accused():
     """ "Delete first" asks for it: audit found that they agreed."""
-    (told,) = asked("diagnose", SHARED)["captures"]
+    (told,) = asked(SHARED)["captures"]
     assert (told["exit"], told["suspects"]) == (2, [])
     assert "its lookups went through the texts of other requests too" in str(told["left_out"])
 

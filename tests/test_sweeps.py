@@ -36,8 +36,8 @@ READERS = (
     *(("tune", "FILE", "--costs", str(TRACES.parent / "tests/data/costs.json"), *more) for more in ((), (JSON,))),
     ("export", "FILE", "-o", "NEW"),
     *(("export", f"FILE{place}", "-o", "NEW.jsonl") for place in ("#r0", "#r1@1:3", "#r0@2")),
-    ("debug", "--over", "FILE", "--commands", "SCRIPT"),
-    ("replay", "FILE"),
+    ("debug", "FILE", "--commands", "SCRIPT"),
+    ("open", "FILE"),
     ("watch", "FILE", "--headless", "-o", "NEW.jsonl"),
     ("capture", "FILE", "-o", "NEW.jsonl", "--target", "./nothing"),
 )
@@ -94,51 +94,11 @@ def test_damaged_captures_through_every_verb(tmp_path, monkeypatch):
 
 # Flags
 
-VALUES = [
-    "0",
-    "1",
-    "2",
-    "3",
-    "7",
-    "-1",
-    "0.5",
-    "1e9",
-    "nan",
-    "",
-    "abc",
-    "é",
-    "x" * 300,
-    "5",
-    "3x4",
-    "dynamic:8",
-    "top:2x2",
-]
-VALUES += [
-    "auto",
-    "cpu",
-    "full",
-    "on",
-    "off",
-    "eagle",
-    "ngram",
-    "self:2",
-    "none",
-    "p.txt",
-    "missing.txt",
-    ".",
-    "/dev/null",
-]
-VALUES += [
-    "c.jsonl",
-    "127.0.0.1:0",
-    "http://127.0.0.1:1",
-    "a,b",
-    "[(0,)]",
-    "\x1b[31m",
-    "tau drops > 1%",
-    "p < 0.1",
-]
-NEVER = {"serve", "tui", "vllm", "run", "watch"}  # that would go on for ever: their models and files are not there
+VALUES = ["0", "1", "2", "3", "7", "-1", "0.5", "1e9", "nan", "", "abc", "é", "x" * 300, "5", "3x4", "dynamic:8"]
+VALUES += ["top:2x2", "auto", "cpu", "full", "on", "off", "eagle", "ngram", "self:2", "none", "p.txt", "missing.txt"]
+VALUES += [".", "/dev/null", "c.jsonl", "127.0.0.1:0", "http://127.0.0.1:1", "a,b", "[(0,)]", "\x1b[31m"]
+VALUES += ["tau drops > 1%", "p < 0.1"]
+NEVER = {"serve", "vllm", "run", "watch"}  # that would go on for ever: their models and files are not there
 OUTPUTS = ("-o", "--output", "--html", "--plot", "--save-costs", "--capture")
 
 

@@ -21,10 +21,10 @@ VERBS = [
     ["verify"],
     ["diagnose"],
     ["why"],
-    ["audit"],
+    ["diagnose", "--only", "audit"],
     ["tune", "--no-costs"],
     ["compare", str(TRACES / "planted.jsonl")],
-    ["debug", "--commands", "COMMANDS", "--over"],
+    ["debug", "--commands", "COMMANDS"],
 ]
 
 
@@ -40,14 +40,14 @@ def hostile(tmp_path_factory):
     return path, commands
 
 
-@pytest.mark.parametrize("words", VERBS, ids=lambda words: words[0])
+@pytest.mark.parametrize("words", VERBS, ids=" ".join)
 def test_an_id_and_a_name_are_plain_text_everywhere(words, hostile):
     path, commands = hostile
     _, out, err = run_here([str(commands) if word == "COMMANDS" else word for word in words] + [str(path)])
     for line in (out + err).splitlines():
         assert line.isprintable()
     assert "internal error" not in err
-    assert out or words == ["audit"]  # which asks for a model
+    assert out or "audit" in words  # which asks for a model
 
 
 @pytest.mark.parametrize("verb", ["verify", "diagnose", "why"])
@@ -116,7 +116,7 @@ def test_what_listens_on_a_debugger_s_socket_moves_no_cursor(tmp_path):
 
     thread = threading.Thread(target=answer, daemon=True)
     thread.start()
-    code, out, err = run_here(["debug", "--attach", str(path), "--commands", str(commands)])
+    code, out, err = run_here(["debug", str(path), "--commands", str(commands)])
     listening.close()
     assert code == 0, err
     assert out.count("one\n\\x1b]52;c;eA==\\x07two") == 2

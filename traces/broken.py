@@ -1,7 +1,7 @@
 """A specscope command over an engine with a fault that no row of the known causes describes.
 
     python traces/broken.py capture "Why is the sky blue?" -o broken.jsonl --drafter ngram --dtype float32
-    python traces/broken.py locate broken.jsonl
+    python traces/broken.py diagnose --only locate broken.jsonl
 
 What loads the target loses a slice of one matrix: in layer 12, what the third attention head gives is multiplied by 0.
 """

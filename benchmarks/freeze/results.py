@@ -25,6 +25,7 @@ import specscope
 MANY = 200  # values of a list that are kept one by one; of more, their number and a digest
 DIGITS = 6  # of a figure
 CLOSE = 1e-5  # figures that differ by less are the same
+WORDS = (("specscope open ", "specscope replay "), ("use open,", "use replay,"), ("diagnose/2", "diagnose/1"))
 FILE, NEXT, PLACE, TABLES = "FILE", "NEXT", "PLACE", "tables"
 RUN_ID = re.compile(r"\b[0-9a-f]{32}\b|\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
 # A place in a capture, or a figure with its unit
@@ -124,7 +125,9 @@ def _first_rejection(path: str, tables: Path) -> str | None:
 
 
 def masked(text: str) -> str:
-    """Text without ids of runs, which are new each time where a log is read, and without our version."""
+    """Text without ids of runs, which may be new each time, and our version; verbs as they were called."""
+    for now, before in WORDS:
+        text = text.replace(now, before)
     return RUN_ID.sub("RUN", text).replace(f"specscope {specscope.__version__}", "specscope VERSION")
 
 
@@ -137,7 +140,7 @@ def figures(text: str) -> list[str]:
 def reduced(value: object, many: int | None = MANY) -> object:
     """JSON that can be compared: figures of some digits, ids masked, and long lists as a digest."""
     if isinstance(value, Mapping):
-        return {str(key): reduced(inner, many) for key, inner in value.items()}
+        return {str(key): reduced(inner, many) for key, inner in value.items() if key != "stages"}
     if isinstance(value, list):
         inner = [reduced(one, many) for one in value]
         return inner if many is None or len(inner) <= many else {"values": len(inner), "digest": _digest(inner)}
@@ -170,11 +173,8 @@ _MISSING = object()
 
 
 def _same(old: object, new: object) -> bool:
-    if isinstance(old, float) or isinstance(new, float):
-        if not (isinstance(old, int | float) and isinstance(new, int | float)):
-            return False
-        both_nan = math.isnan(old) and math.isnan(new)
-        return both_nan or math.isclose(old, new, rel_tol=CLOSE, abs_tol=1e-12)
+    if isinstance(old, int | float) and isinstance(new, int | float) and float in (type(old), type(new)):
+        return (math.isnan(old) and math.isnan(new)) or math.isclose(old, new, rel_tol=CLOSE, abs_tol=1e-12)
     return type(old) is type(new) and bool(old == new)
 
 

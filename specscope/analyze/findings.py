@@ -53,7 +53,7 @@ class CheckResult(StrEnum):
 
 @dataclass(frozen=True)
 class Reference:
-    """A step of a request, and a node of its tree, as `replay` and `debug --over` open it."""
+    """A step of a request, and a node of its tree, as `open` and `debug` take it."""
 
     request: str
     index: int  # the request's own step number
@@ -65,7 +65,7 @@ class Reference:
 
     def command(self, source: str) -> str:
         """The command that shows it."""
-        return f"specscope replay {shell_word(f'{source}#{self}')}"
+        return f"specscope open {shell_word(f'{source}#{self}')}"
 
 
 @dataclass(frozen=True)

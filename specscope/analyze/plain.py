@@ -16,7 +16,7 @@ PLAIN = (int, bool, type(None))
 
 
 def plain(value: Any) -> Any:  # noqa: ANN401
-    """A value as JSON has it: a record by its fields, a reference as `replay` reads it, no infinity, valid text.
+    """A value as JSON has it: a record by its fields, a reference as `open` reads it, no infinity, valid text.
 
     What has a `to_dict` tells itself.
     """

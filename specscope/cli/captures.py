@@ -8,13 +8,15 @@ import json
 import os
 import re
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from click.shell_completion import CompletionItem
 
+from specscope.cli.arguments import CAPTURE
 from specscope.cli.streams import say, show
 from specscope.envelope import envelope, of_capture, of_captures
 from specscope.errors import UserError
@@ -31,42 +33,8 @@ if TYPE_CHECKING:
     from specscope.trace.wire.reading import CaptureReader
 
 
-class FileName(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click alone
-    """A name that a shell completes. Reading the file reports what is wrong with it."""
-
-    name = "file"
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Files, by the shell itself."""
-        return [CompletionItem(incomplete, type="file")]
-
-
-class CaptureName(FileName):
-    """A capture's file, or the address of a trace."""
-
-    name = "capture"
-
-    def __init__(self, *, takes_place: bool = False) -> None:
-        """`takes_place`: whether #REQUEST@STEP may follow."""
-        self._takes_place = takes_place
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """As click calls it."""
-        if isinstance(value, StoreAddress):
-            return value
-        if not StoreAddress.is_one(value):
-            if StoreAddress.lacks_scheme(value) and not os.path.exists(value):
-                raise UserError(f"there is no file {printable(value)}; the address of a trace begins with http://")
-            return value
-        address = StoreAddress.read(value)
-        if address.place and not self._takes_place:
-            raise UserError(f"{address}#{printable(address.place)} names a step: give the address of the whole trace")
-        return address
-
-
-FILE = FileName()
-CAPTURE, PLACE = CaptureName(), CaptureName(takes_place=True)
 F = TypeVar("F", bound=Callable[..., Any])
+EVERY = 10.0  # seconds between lines of progress
 captures_argument = click.argument("captures", nargs=-1, required=True, type=CAPTURE, metavar="CAPTURE...")
 
 
@@ -89,13 +57,13 @@ def need_steps(history: History, file: str, what: str = "judged") -> None:
     if history.figures_only:
         raise UserError(
             f"{file} cannot be {what}: it holds figures of requests alone, and no steps (level `requests` or "
-            "`steps`, or each request ended before its first step); use replay, report or compare"
+            "`steps`, or each request ended before its first step); use open, report or compare"
         )
     if history.counts_only:
         sources = {step.aggregate.source for step in history.steps if step.aggregate is not None}
         raise UserError(
             f"{file} cannot be {what}: the capture holds counts only ({', '.join(sorted(sources))} reports no trees); "
-            "use replay, report or compare"
+            "use open, report or compare"
         )
 
 
@@ -112,6 +80,46 @@ def reading_bar(what: str) -> Iterator[Callable[[float], None] | None]:
     with Progress(*columns, console=text_console(error=True), transient=True) as bar:
         task = bar.add_task(what, total=1.0)
         yield lambda share: bar.update(task, completed=share)
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """A progress bar on the terminal; where standard error is not one, a line every few seconds."""
+    if not sys.stderr.isatty():
+        with _progress_lines() as tell:
+            yield tell
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (
+        SpinnerColumn(),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}", markup=False),
+    )
+    with Progress(*columns, console=text_console(error=True), transient=True, refresh_per_second=4) as bar:
+        task = bar.add_task("loading", total=None)
+        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
+
+
+@contextmanager
+def _progress_lines() -> Iterator[Callable[[str, int, int], None]]:
+    """Lines in a log: from a thread, since a model that loads or a search reports nothing for long."""
+    ended, began, now = threading.Event(), time.monotonic(), ["loading"]
+
+    def lines() -> None:
+        while not ended.wait(EVERY):
+            click.echo(f"{time.monotonic() - began:.0f} s: {now[0]}", err=True)
+
+    def tell(what: str, done: int, total: int) -> None:
+        now[0] = f"{what}, {done:,} of {total:,}" if total > 1 else what
+
+    threading.Thread(target=lines, daemon=True).start()
+    try:
+        yield tell
+    finally:
+        ended.set()
 
 
 def print_json(value: Mapping[str, Any]) -> None:
@@ -176,7 +184,7 @@ def fetches_captures(function: F) -> F:
     return one_run(_header(fetched))  # type: ignore[return-value]
 
 
-NAMED = ("captures", "others", "file", "place", "places", "over")  # arguments that are captures
+NAMED = ("captures", "others", "file", "place", "given")  # arguments that are captures
 
 
 def _with_run(value: Any, run: str) -> Any:  # noqa: ANN401 - a capture, or several
@@ -231,7 +239,6 @@ def _watched(file: str, since: str = "") -> tuple[str, ...]:
     import atexit
     import shutil
     import tempfile
-    import time
     from pathlib import Path
 
     from specscope.trace.record.privacy import Privacy

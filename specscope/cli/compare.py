@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from specscope.cli.arguments import CAPTURE, X_RULE
 from specscope.cli.captures import (
-    CAPTURE,
     fetches_captures,
     json_option,
     need_different,
@@ -19,6 +19,7 @@ from specscope.cli.captures import (
     reads_watched,
     write_page,
 )
+from specscope.cli.help import Verb
 from specscope.cli.streams import need_terminal, warn
 from specscope.envelope import envelope
 from specscope.errors import UserError
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from specscope.tui.compared import Compared, ComparedPair
 
 
-class WithCommand(click.Command):
+class WithCommand(Verb):
     """A command whose --with takes all words up to the next flag."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -55,7 +56,7 @@ class WithCommand(click.Command):
         return super().parse_args(ctx, spread)
 
 
-@click.command(cls=WithCommand)
+@click.command(cls=WithCommand, epilog=X_RULE)
 @click.argument("captures", nargs=-1, type=CAPTURE, metavar="A B | A... --with B...")
 @click.option(
     "--with",
@@ -78,7 +79,7 @@ class WithCommand(click.Command):
 )
 @json_option("Print everything as JSON.")
 @click.option("--html", metavar="PAGE", help="Write a self-contained HTML page with plots.")
-@click.option("--tui", "screen", is_flag=True, help="Show the pairs on a screen, and both trees where they part.")
+@click.option("--screen", "screen", is_flag=True, help="Show the pairs on a screen, and both trees where they part.")
 @reads_watched
 @fetches_captures
 @click.pass_obj
@@ -111,7 +112,7 @@ def compare(
     if html is not None:
         check_output(html, "--html", (*a, *b), PAGE)
     if screen and (as_json or html is not None):
-        raise UserError("--tui shows a screen: leave out --json and --html")
+        raise UserError("--screen shows a screen: leave out --json and --html")
     if screen:
         need_terminal(f"specscope compare {' '.join(map(shell_word, captures))}")
     asked = [limit for text in limits for limit in parse(text)]
@@ -150,7 +151,7 @@ def _counts(a: list[str], b: list[str], asked: Sequence[Threshold], *, as_json: 
     if counts is None:
         return None
     if more:
-        raise UserError("these captures hold counts only: their figures are compared; leave out --html, --tui")
+        raise UserError("these captures hold counts only: their figures are compared; leave out --html, --screen")
     code = int(any(condition.hit for condition in counts.conditions))
     if as_json:
         _print_json(counts.to_dict(), (counts.a, counts.b), code, counts.warnings)

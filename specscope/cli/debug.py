@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import click
@@ -123,14 +124,15 @@ def _readline(commands: Commands) -> None:
     readline.parse_and_bind("tab: complete")
 
 
-def debug_vllm(path: str, script: Script | None = None) -> None:
-    """The debugger over a vLLM that listens on a socket; when it ends, vLLM runs on. Raises UserError."""
+@contextmanager
+def attached(path: str) -> Iterator[Commands]:
+    """The debugger over an engine that listens on a socket; when it ends, the engine runs on. Raises UserError."""
     from specscope.remote.debug_socket import AttachedCommands
 
     commands = AttachedCommands(path)
     try:
         show(commands.greeting)
-        converse(commands, script)
+        yield commands
     finally:
         commands.close()
 

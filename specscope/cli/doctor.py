@@ -16,11 +16,12 @@ import click
 
 import specscope
 from specscope.cli.captures import json_option, print_json
+from specscope.cli.help import verb
 from specscope.cli.streams import show
 from specscope.envelope import envelope
 
 
-@click.command()
+@verb()
 @click.option("--step", is_flag=True, help="Also run the default engine, and show where a step's time goes.")
 @click.option("--gpu", is_flag=True, help="Instead try every kernel on the GPU, a captured graph, and its memory.")
 @click.option("--on", hidden=True, help="With --gpu: another device (cpu, under TRITON_INTERPRET=1).")

@@ -8,7 +8,9 @@ from typing import Any
 
 import click
 
-from specscope.cli.captures import PLACE, fetches_captures, need_different, need_steps, reading_bar
+from specscope.cli.arguments import PLACE, X_RULE
+from specscope.cli.captures import fetches_captures, need_different, need_steps, reading_bar
+from specscope.cli.help import verb
 from specscope.cli.options import asked_privacy, no_clobber_option, privacy_options
 from specscope.cli.streams import say, warn
 from specscope.errors import UserError
@@ -22,7 +24,7 @@ PART = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 FORMS = "give a folder for Parquet tables, or a name in .jsonl, .jsonl.gz or .jsonl.zst for a part of a capture"
 
 
-@click.command()
+@verb(epilog=X_RULE)
 @click.argument("captures", nargs=-1, required=True, type=PLACE, metavar="CAPTURE[#REQUEST[@STEP[:LAST]]]...")
 @click.option(
     "-o", "--output", required=True, metavar="DIR|FILE", help="A folder for tables, or the name of a capture."

@@ -1,26 +1,34 @@
-"""The verbs in groups with an example each, and `specscope help VERB`."""
+"""Help: the verbs in groups with an example each; of a verb the usual flags in a line each, or all by group."""
 
 from __future__ import annotations
 
 import inspect
 import re
 import textwrap
+from collections import defaultdict
+from functools import partial
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
 
-from specscope.errors import UserError
+from specscope.cli.options import GROUP_OF
 from specscope.gone import refuse_gone
 
 GROUPS = {
-    "Look": ("run", "capture", "replay", "report", "why", "export", "watch", "tui"),
-    "Judge": ("verify", "diagnose", "audit", "locate", "compare"),
+    "Make": ("run", "capture", "serve", "vllm", "transformers"),
+    "Look": ("open", "watch", "report", "why", "export"),
+    "Judge": ("verify", "diagnose", "compare"),
     "Change": ("debug", "tune", "tree"),
-    "Serve": ("serve", "vllm", "transformers"),
-    "Develop": ("doctor", "help"),
+    "Machine": ("doctor",),
 }
 NAME = 14  # columns of a verb's name
+FLAG = 24  # columns of a flag, at most
+# Flags that several verbs share and most people use; of a verb's own, those that few do
+USUAL = {"target", "drafter", "draft_model", "tree", "rule", "temperature", "top_p", "top_k", "seed", "max_tokens"}
+USUAL |= {"raw", "max_batch", "disable_above", "device", "dtype", "threads", "otlp_endpoint", "metrics_port"}
+USUAL |= {"no_text", "no_tokens"}
+RARE = {"api_key_file", "max_body", "shutdown_timeout", "spec_metrics", "times", "http_port", "headers", "run"}
+ALL = "specscope.cli.help.all"
 
 
 def examples(command: click.Command) -> list[str]:
@@ -30,8 +38,57 @@ def examples(command: click.Command) -> list[str]:
     return [re.split(r"\s{2,}", line)[0] for line in lines if line.startswith("specscope ")]
 
 
+def _show_all(context: click.Context, _: click.Parameter, value: bool) -> None:
+    if value and not context.resilient_parsing:
+        context.meta[ALL] = True
+        click.echo(context.get_help())
+        context.exit()
+
+
+HELP_ALL = click.Option(
+    ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_show_all, help="Show all, by group."
+)
+
+
+class Verb(click.Command):
+    """A command whose --help shows the usual flags, and whose --help-all shows every flag by group."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Its own, and --help-all."""
+        return [*super().get_params(ctx), HELP_ALL]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The usual flags, in a line each where that is wide enough; or all."""
+        is_all, groups = ALL in ctx.meta, defaultdict[str, list[tuple[str, str]]](list)
+        for param in self.get_params(ctx):
+            name, record = param.name or "", param.get_help_record(ctx) if isinstance(param, click.Option) else None
+            group = GROUP_OF.get(name, "")
+            if (
+                isinstance(param, click.Option)
+                and record is not None
+                and (is_all or (name in USUAL if group else name not in RARE))
+            ):
+                groups[f"{group} options".strip().capitalize() if is_all else "Options"].append(record)
+        for title, records in groups.items():
+            room = formatter.width - 4 - min(FLAG, max(len(flag) for flag, _ in records))
+            with formatter.section(title):
+                rows = records if is_all else [(flag, _line(about, room)) for flag, about in records]
+                formatter.write_dl(rows, col_max=FLAG)
+
+
+def _line(about: str, room: int) -> str:
+    """What a flag does, in a line: all of it, its first sentence, or the beginning of that."""
+    first = re.split(r"(?<=[^.][^.][.]) (?=[A-Z])", about)[0]
+    return about if len(about) <= room else textwrap.shorten(first, room, placeholder=" …")
+
+
+verb = partial(click.command, cls=Verb)
+
+
 class GroupedVerbs(click.Group):
     """Commands whose help lists them by group, what each does and its first example."""
+
+    command_class = Verb
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -46,10 +103,9 @@ class GroupedVerbs(click.Group):
         for title, names in GROUPS.items():
             with formatter.section(title):
                 for name in names:
-                    if name in self.commands:
-                        self._write(name, self.commands[name], formatter)
+                    self._write(name, self.commands[name], formatter)
 
-    def _write(self, name: str, command: click.Command, formatter: click.HelpFormatter) -> None:
+    def _write(self, name: str, command: Any, formatter: click.HelpFormatter) -> None:  # noqa: ANN401
         indent = " " * formatter.current_indent
         room = formatter.width - formatter.current_indent - NAME
         about = textwrap.wrap(command.get_short_help_str(200), room)
@@ -58,27 +114,3 @@ class GroupedVerbs(click.Group):
         shown = [example for example in examples(command) if example.startswith(f"specscope {name}")]
         for example in shown[:1]:
             formatter.write(f"{indent}{'':<{NAME}}  {example}\n")
-
-
-def _verbs(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    names = context.find_root().command.commands  # type: ignore[attr-defined]
-    return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
-
-
-@click.command("help")
-@click.argument("words", nargs=-1, metavar="[VERB]", shell_complete=_verbs)
-@click.pass_context
-def help_verb(context: click.Context, words: tuple[str, ...]) -> None:
-    """Show the help of VERB.
-
-    \b
-      specscope help report
-    """
-    shown: Any = context.find_root()
-    for word in words:
-        if not isinstance(shown.command, click.Group):
-            raise UserError(f"{shown.command_path} has no verb {word}: see {shown.command_path} --help")
-        name, command, _ = shown.command.resolve_command(shown, [word])
-        assert command is not None  # otherwise it has raised
-        shown = click.Context(command, info_name=name, parent=shown)
-    click.echo(shown.get_help())

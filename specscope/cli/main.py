@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 import specscope
+from specscope.cli.arguments import DEBUGGED, FILE, PLACE, PROMPT, X_RULE, What, whole_from
 from specscope.cli.captures import (
-    FILE,
-    PLACE,
     captures_argument,
     fetches_captures,
     json_option,
@@ -24,14 +24,12 @@ from specscope.cli.captures import (
 from specscope.cli.compare import compare
 from specscope.cli.doctor import doctor
 from specscope.cli.export import export
-from specscope.cli.help import GroupedVerbs, help_verb
+from specscope.cli.help import GroupedVerbs
 from specscope.cli.inside.transformers import transformers
 from specscope.cli.inside.vllm import vllm
 from specscope.cli.judges.diagnose import diagnose
-from specscope.cli.judges.locate import locate
 from specscope.cli.judges.verify import verify
 from specscope.cli.judges.why import why
-from specscope.cli.numbers import whole_from
 from specscope.cli.options import (
     engine_config,
     engine_options,
@@ -59,7 +57,10 @@ if TYPE_CHECKING:
     from specscope.analyze.report import Several
     from specscope.engine.prompts import PromptSpec
 
-DEBUG_FLAGS = {"over", "attach", "script", "stop_on_error", "headers"}  # that `debug` accepts in every mode
+DEBUG_FLAGS = {"given", "script", "stop_on_error", "headers", "run"}  # that `debug` accepts in every mode
+file_option = click.option(
+    "--file", metavar="FILE", help="Read prompts from a file: lines of text, or JSON Lines; - is standard input."
+)
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
@@ -69,8 +70,8 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 def cli(context: click.Context) -> None:
     """The debugger for speculative decoding.
 
-    Watch a model draft and verify, token by token. Capture every decision with its evidence, then replay it, report
-    on it, or send it to Jaeger. `specscope help VERB` shows all that a verb can do.
+    Watch a model draft and verify, token by token. Capture every decision with its evidence, then open it, report
+    on it, or send it to Jaeger. `specscope VERB --help` shows all that a verb can do.
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
@@ -89,13 +90,8 @@ def _tell(line: str) -> None:
 
 
 @cli.command()
-@click.argument("prompts", nargs=-1)
-@click.option(
-    "--file",
-    "file",
-    metavar="FILE",
-    help="Read prompts from a file: lines of text, or JSON Lines; - is standard input.",
-)
+@click.argument("prompts", nargs=-1, type=PROMPT)
+@file_option
 @click.option("-o", "--output", metavar="FILE", help="Also capture the run to this file.")
 @no_clobber_option
 @click.option("--paused", is_flag=True, help="Start paused before the first step.")
@@ -133,96 +129,50 @@ def run(
     run_live(config, specs, params, settings, lifetime, how=how, paused=paused)
 
 
-@cli.command()
-@click.option(
-    "--listen",
-    required=True,
-    metavar="HOST:PORT",
-    help="Show the engines that send spans to this address: gRPC here, HTTP at the next port. Whoever reaches the "
-    "address may send, so with 0.0.0.0 any machine may.",
-)
-@click.option("--http-port", type=whole_from(0, 65535), metavar="PORT", help="Another port for HTTP.")
-@click.pass_obj
-def tui(lifetime: Lifetime, listen: str, http_port: int | None) -> None:
-    """Show engines that run elsewhere.
-
-    \b
-      specscope tui --listen 127.0.0.1:4317
-    """
-    from specscope.cli.run import run_attached
-
-    run_attached(listen, http_port, lifetime)
-
-
-@cli.command()
-@click.argument("prompts", nargs=-1, metavar="[PROMPTS]...")
-@click.option(
-    "--file", metavar="FILE", help="Read prompts from a file: lines of text, or JSON Lines; - is standard input."
-)
-@click.option(
-    "--over",
-    type=PLACE,
-    metavar="CAPTURE",
-    help="Debug a recording instead of a live engine; FILE#REQUEST@STEP opens at that step.",
-)
-@click.option(
-    "--attach",
-    metavar="SOCKET",
-    help="Debug the engine that listens there: specscope serve --debug-socket, or vllm --debug.",
-)
+@cli.command(epilog=X_RULE)
+@click.argument("given", nargs=-1, metavar="X...", type=DEBUGGED)
+@file_option
 @click.option("--commands", "script", metavar="FILE", help="Run the commands in FILE (- is standard input), then exit.")
 @click.option("--stop-on-error", is_flag=True, help="With --commands: exit at the first command that fails.")
 @engine_options
 @sampling_options
 @fetches_captures
-def debug(
-    prompts: tuple[str, ...],
-    file: str | None,
-    over: str | None,
-    attach: str | None,
-    script: str | None,
-    stop_on_error: bool,
-    **flags: Any,  # noqa: ANN401
-) -> None:
-    """Debug PROMPTS on a live engine, a recording with --over, or a vLLM that runs with --attach.
+def debug(given: tuple[str, ...], file: str | None, script: str | None, stop_on_error: bool, **flags: Any) -> None:  # noqa: ANN401
+    """Debug prompts on a live engine, a recording, or an engine that runs.
 
     \b
       specscope debug "Why is the sky blue?"
-      specscope debug --over run.jsonl
+      specscope debug run.jsonl#r3@17           a recording, from that step on
+      specscope debug debug.sock                specscope serve --debug-socket, or vllm --debug, opened it
 
     Set breakpoints, step forward and back, ask what if. The run starts paused before step 0. Try
     `break reject if p > 0.2`, then `continue`; `help` lists all commands. A script (--commands) runs to its end; the
     exit code is 2 if a command failed.
     """
-    from specscope.cli.debug import Script, converse, debug_vllm, over_capture
+    from specscope.cli.debug import Script, attached, converse, over_capture
 
     if stop_on_error and script is None:
         raise UserError("--stop-on-error is for a script: give --commands FILE too")
     config = engine_config(flags)
     params, how = sampling_params(flags)
-    if over is not None and attach is not None:
-        raise UserError("give one of --over and --attach: a recording, or a vLLM that runs")
-    if (over is not None or attach is not None) and (prompts or file is not None):
-        name, what = ("--attach", "a vLLM that runs") if over is None else ("--over", "a recording")
-        raise UserError(f"{name} debugs {what}, so it takes no prompts")
-    if over is not None:
-        refuse_others("--over", "debugs a recording as it is", DEBUG_FLAGS)
-    if attach is not None:
-        refuse_others("--attach", "debugs what runs there", DEBUG_FLAGS)
+    whole = [x for x in given if What.of(x) in (What.SOCKET, What.RECORDING)]
+    if whole:
+        x, is_socket = whole[0], What.of(whole[0]) is What.SOCKET
+        if len(given) > 1 or file is not None:
+            raise UserError(f"{x} is {'a socket' if is_socket else 'a recording'}, so debug takes no prompts beside it")
+        refuse_others(x, "is debugged as it runs" if is_socket else "is debugged as it was recorded", DEBUG_FLAGS)
     lines = None if script is None else Script.read(script, stop_on_error=stop_on_error)
-    if over is not None:
-        converse(over_capture(over), lines)
-        return
-    if attach is not None:
-        debug_vllm(attach, lines)
+    if whole:
+        with attached(x) if is_socket else nullcontext(over_capture(x)) as commands:
+            converse(commands, lines)
         return
     from specscope.engine.prompts import prompt_specs
     from specscope.live.start import check_places
 
-    specs = prompt_specs(prompts, file, params, **how, tell=_tell)
+    specs = prompt_specs(given, file, params, **how, tell=_tell)
     _check_forms(specs)
     if not specs:
-        raise UserError("nothing to debug: give a prompt, --file FILE, or a recording with --over FILE")
+        raise UserError("nothing to debug: give a prompt, --file FILE, a recording, or a socket")
     check_places(config)
     from specscope.cli.capture import tell_failed
     from specscope.live.local import live_commands
@@ -234,7 +184,7 @@ def debug(
 
 
 @cli.command()
-@click.argument("prompts", nargs=-1, required=True, metavar="PROMPTS...", type=FILE)
+@click.argument("prompts", nargs=-1, required=True, metavar="PROMPTS...", type=PROMPT)
 @click.option("-o", "--output", required=True, metavar="FILE", help="The capture to write (OTLP JSON Lines).")
 @no_clobber_option
 @click.option("--log-stats", is_flag=True, help='Print a "SpecDecoding metrics:" line every 10 s, as vLLM does.')
@@ -257,9 +207,9 @@ def capture(
     \b
       specscope capture prompts.txt -o run.jsonl
 
-    PROMPTS is a file (- is standard input), or prompts in quotes. A file holds lines of text, or JSON Lines with
-    "prompt" or chat "messages", sampling parameters by name, and any other key as a label that reports group by. Ctrl-C
-    ends the run and leaves a valid capture.
+    PROMPTS are files (- is standard input), or prompts: words with spaces, or one plain word. A file holds lines of
+    text, or JSON Lines with "prompt" or chat "messages", sampling parameters by name, and any other key as a label that
+    reports group by. Ctrl-C ends the run and leaves a valid capture.
     """
     from specscope.cli.capture import capture_run
     from specscope.engine.prompts import prompt_specs
@@ -267,26 +217,26 @@ def capture(
     config = engine_config(flags)
     params, how = sampling_params(flags)
     settings = output_settings(flags, output, (*prompts, config.target, config.draft_model))
-    specs = prompt_specs(prompts, None, params, **how, words_are_files=True, tell=_tell)
+    quiet_files = What.WORDS not in map(What.of, prompts) or any(" " in text for text in prompts)
+    specs = prompt_specs(prompts, None, params, **how, words_are_files=quiet_files, tell=_tell)
     _check_forms(specs)
     sys.exit(capture_run(config, specs, params, settings, lifetime, log_stats=log_stats, quiet=quiet))
 
 
-@cli.command()
-@click.argument("file", metavar="CAPTURE", type=PLACE)
+@cli.command("open", epilog=X_RULE)
+@click.argument("file", metavar="X", type=PLACE)
 @fetches_captures
 @click.pass_obj
-def replay(lifetime: Lifetime, file: str) -> None:
-    """Show a capture on the same screen as a live run.
+def open_recording(lifetime: Lifetime, file: str) -> None:
+    """Show a recording on the same screen as a live run.
 
     \b
-      specscope replay run.jsonl
-      specscope replay run.jsonl#r3@17
-      specscope replay http://localhost:16686/trace/4f836fc2338be204b3bf1b5f58777b77
+      specscope open run.jsonl
+      specscope open run.jsonl#r3@17
+      specscope open http://localhost:16686/trace/4f836fc2338be204b3bf1b5f58777b77
 
-    CAPTURE is a file, or the address of a request's trace in Jaeger or Tempo, as it stands in the browser. The screen
-    has a time slider. CAPTURE#REQUEST@STEP opens at that step of that request. On the screen, y copies such a
-    reference.
+    X is a file, or the address of a request's trace in Jaeger or Tempo, as it stands in the browser. The screen has a
+    time slider. X#REQUEST@STEP opens at that step of that request; on the screen, y copies such a reference.
     """
     from specscope.debug.viewer import Viewer
     from specscope.trace.wire.reading import CaptureReader, split_reference
@@ -303,7 +253,7 @@ def replay(lifetime: Lifetime, file: str) -> None:
         warn(warning)
 
 
-@cli.command()
+@cli.command(epilog=X_RULE)
 @captures_argument
 @json_option("Print all figures, and every request, as JSON.")
 @click.option("--html", metavar="PAGE", type=FILE, help="Write a self-contained HTML page with plots.")
@@ -323,7 +273,7 @@ def report(captures: tuple[str, ...], as_json: bool, html: str | None, branch: i
 
     Pooled, by position and by request, the worst requests first; then questions over many steps: which tokens are
     rejected most, how well the drafter's probability tells acceptance, when drafts are accepted, and where the target's
-    choice was. Each row names a step to look at: specscope replay CAPTURE#REQUEST@STEP opens it. Of counts (watch):
+    choice was. Each row names a step to look at: specscope open CAPTURE#REQUEST@STEP opens it. Of counts (watch):
     when the level changed, and what the low intervals have in common.
     """
     from specscope.analyze.report import build_report, several
@@ -369,43 +319,6 @@ def _write_page(figures: Several, html: str, top: int | None) -> None:
 
 
 @cli.command()
-@captures_argument
-@click.option("--target", metavar="MODEL", help="The target, if not the one that the capture names.")
-@click.option("--draft-model", metavar="MODEL", help="The drafter's model, or an EAGLE head, likewise.")
-@click.option("--sample", type=whole_from(1, 2**31), metavar="N", help="Judge N steps, evenly spread.  [default: all]")
-@click.option(
-    "--trainer",
-    metavar="FOLDER",
-    help="Compare the head's folder with the one it was trained in: a trainer's, or speculators'.",
-)
-@json_option("Print what was found as JSON.")
-@fetches_captures
-def audit(
-    captures: tuple[str, ...],
-    target: str | None,
-    draft_model: str | None,
-    sample: int | None,
-    *,
-    trainer: str | None,
-    as_json: bool,
-) -> None:
-    """Check the run in CAPTURE against its models.
-
-    \b
-      specscope audit run.jsonl
-      specscope audit run.jsonl --target MODEL --sample 200
-
-    Each recorded path is fed to plain transformers, and p is compared at every node. Then the drafter is checked the
-    same way. If nodes differ, the shortest condition that separates them from the rest is printed. A model that only
-    the capture names is used if it is on this machine and is what it was. Exits with 0 if everything agrees, 1 if
-    something differs, 2 if something could not be judged, such as a drafter whose model is not at hand.
-    """
-    from specscope.cli.judges.audit import audit_captures
-
-    sys.exit(audit_captures(captures, target, draft_model, sample, trainer=trainer, as_json=as_json))
-
-
-@cli.command()
 @click.argument("tree", metavar="TREE", required=False)
 @click.option("--from", "other", metavar="TEXT", help="Translate the tree of another program.")
 @click.option("--mask/--no-mask", default=True, help="Also draw the attention mask.")
@@ -448,16 +361,5 @@ def tree(tree: str | None, other: str | None, *, mask: bool, as_json: bool) -> N
         click.echo(describe(plan, mask=mask, about=about if about or other is not None else None))
 
 
-cli.add_command(compare)
-cli.add_command(diagnose)
-cli.add_command(doctor)
-cli.add_command(export)
-cli.add_command(help_verb)
-cli.add_command(locate)
-cli.add_command(serve)
-cli.add_command(transformers)
-cli.add_command(tune)
-cli.add_command(verify)
-cli.add_command(vllm)
-cli.add_command(watch)
-cli.add_command(why)
+for command in (compare, diagnose, doctor, export, serve, transformers, tune, verify, vllm, watch, why):
+    cli.add_command(command)

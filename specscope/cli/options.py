@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import fields
 from typing import Any, TypeVar, get_args, get_origin
 
 import click
 from click.core import ParameterSource
 
-from specscope.cli.numbers import Number
+from specscope.cli.arguments import Number
 from specscope.cli.streams import say
 from specscope.engine.config import EngineConfig, named_code
 from specscope.engine.prompts import read_template
@@ -109,6 +109,14 @@ _PRIVACY = [
     click.option("--no-tokens", is_flag=True, help="Leave out token ids too: shapes, probabilities and times stay."),
 ]
 no_clobber_option = click.option("--no-clobber", is_flag=True, help="Refuse to replace an older capture.")
+GROUP_OF = {  # of a flag that several verbs share
+    **dict.fromkeys((field.name for field in fields(EngineConfig)), "engine"),
+    **dict.fromkeys(flags_of(SamplingParams), "sampling"),
+    **dict.fromkeys(("json_schema", "json_object", "regex", "choice", "grammar"), "sampling"),
+    **dict.fromkeys(("raw", "chat_template_kwargs"), "sampling"),
+    **dict.fromkeys(("otlp_endpoint", "otlp_protocol", "service_name", "trace_level", "on_full"), "output"),
+    **dict.fromkeys(("metrics_port", "no_text", "no_tokens", "sample"), "output"),
+}
 sample_option = click.option(
     "--sample",
     metavar="RATIO",
@@ -143,12 +151,17 @@ def privacy_options(function: F) -> F:
     return _apply(_PRIVACY, function)
 
 
-def refuse_others(flag: str, why: str, allowed: Iterable[str]) -> None:
-    """Refuse options that have no effect beside `flag`. Raises UserError."""
+def sending_options(function: F) -> F:
+    """Flags that decide where spans go."""
+    return _apply(_OUTPUT[:3], function)
+
+
+def refuse_others(flag: str, why: str, allowed: Container[str] = (), refused: Container[str] | None = None) -> None:
+    """Refuse options that have no effect beside `flag`: all but those allowed, or those named. Raises UserError."""
     context = click.get_current_context()
     for option in context.command.params:
         given = option.name and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
-        if given and option.name not in allowed:
+        if given and option.name not in allowed and (refused is None or option.name in refused):
             raise UserError(f"{flag} {why}: leave out {option.opts[-1] if option.opts else option.name}")
 
 

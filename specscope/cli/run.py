@@ -1,4 +1,4 @@
-"""The live screen: `specscope run`, over an engine in a worker process and its sinks, and `specscope tui --listen`."""
+"""The live screen: `specscope run`, over an engine in a worker process and its sinks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specscope.cli.capture import tell_failed
-from specscope.cli.streams import need_terminal, warn
+from specscope.cli.streams import warn
 from specscope.debug.answers import Notice
 from specscope.debug.viewer import Viewer
 from specscope.engine.config import EngineConfig
@@ -71,23 +71,3 @@ def run_live(
         raise UserError(worker.error)
     any_failed = tell_failed(viewer.history)
     return int(any_failed or any(opened.code for opened in outputs))
-
-
-def run_attached(address: str, http_port: int | None, lifetime: Lifetime) -> None:
-    """Show engines elsewhere: listen on HOST:PORT for gRPC, and on `http_port` (None: the port after it) for HTTP."""
-    from specscope.remote.attached import Attached, checked_address
-
-    host, port = checked_address(address, "--listen")
-    if http_port is None and port == 65535:
-        raise UserError(f"--listen {address}: there is no next port for HTTP: give --http-port too")
-    need_terminal("an OpenTelemetry Collector, which writes captures (docs/telemetry.md)")
-    with ends_at_once():
-        from specscope.tui.app import run_app
-
-        attached = Attached(host, port, http_port if http_port is not None else (port + 1 if port else 0))
-    viewer = Viewer(control=attached)
-    attached.viewer = viewer
-    try:
-        run_app(viewer, lifetime, title=attached.where)
-    finally:
-        attached.close()

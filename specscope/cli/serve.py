@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specscope.cli.numbers import real_from, whole_from
+from specscope.cli.arguments import real_from, whole_from
+from specscope.cli.help import verb
 from specscope.cli.options import engine_config, engine_options, output_options, output_settings
 from specscope.cli.streams import show, warn
 from specscope.engine.config import EngineConfig
@@ -40,7 +41,7 @@ class ServeRun:
     options: ServeOptions
 
 
-@click.command()
+@verb()
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="HOST", help="Address to serve on.")
 @click.option(
     "--port", type=whole_from(0, 65535), default=8000, show_default=True, metavar="PORT", help="0 takes any free one."
@@ -102,7 +103,7 @@ class ServeRun:
     metavar="FILE",
     help="Capture the run to this file. If it exists, the capture gets another name: run.2.jsonl for run.jsonl.",
 )
-@click.option("--debug-socket", metavar="SOCKET", help="Accept specscope debug --attach on this Unix socket.")
+@click.option("--debug-socket", metavar="SOCKET", help="Accept specscope debug SOCKET on this Unix socket.")
 @click.option("--screen", is_flag=True, help="Show the run live in this terminal. The server's messages go to a file.")
 @engine_options
 @output_options

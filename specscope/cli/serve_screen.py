@@ -25,8 +25,7 @@ def run_with_screen(lifetime: Lifetime, endpoint: str | None, shutdown: float) -
 
     if endpoint is not None:
         raise UserError(
-            "--screen has its own listener: leave out --otlp-endpoint, or use specscope tui --listen instead of "
-            "--screen"
+            "--screen has its own listener: leave out --otlp-endpoint, or use specscope watch --listen instead"
         )
     need_terminal("specscope serve without --screen")
     with ends_at_once():

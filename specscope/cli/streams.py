@@ -75,6 +75,9 @@ def need_terminal(instead: str) -> None:
     """
     if not os.isatty(1 if os.name == "nt" else 2):
         raise UserError(f"the screen needs a terminal; without one use {instead}")
+    if not os.isatty(0):  # a pipe, which is read: keys come from the terminal itself
+        with suppress(OSError):
+            sys.__stdin__ = open("/dev/tty", encoding="utf-8")  # type: ignore[misc]  # noqa: SIM115
 
 
 def flush_output() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from specscope.cli.arguments import X_RULE, whole_from
 from specscope.cli.captures import (
     captures_argument,
     fetches_captures,
@@ -16,8 +17,9 @@ from specscope.cli.captures import (
     need_different,
     need_steps,
     print_json,
+    progress_bar,
 )
-from specscope.cli.numbers import whole_from
+from specscope.cli.help import verb
 from specscope.cli.streams import say, warn
 from specscope.envelope import envelope
 from specscope.errors import UserError
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from specscope.plans.plan import TreePlan
 
 
-@click.command()
+@verb(epilog=X_RULE)
 @captures_argument
 @click.option(
     "--batch",
@@ -178,7 +180,6 @@ def _tune(data: Recorded, wanted: dict[str, TreePlan], nodes: int, costs: Costs 
 
 def _engine(data: Recorded, target: str | None, draft_model: str | None, batch: int) -> Any:  # noqa: ANN401
     """An engine configured as in the captures. Raises UserError."""
-    from specscope.cli.judges.audit import progress_bar
     from specscope.live.start import share_cores, start_engine
     from specscope.measure.judges import audit_options, engine_config_of
     from specscope.trace.record.rules import BLOCK, STANDARD, is_own
@@ -196,7 +197,6 @@ def _engine(data: Recorded, target: str | None, draft_model: str | None, batch: 
 
 
 def _measure_costs(engine: Any, data: Recorded, batch: int, nodes: int) -> Costs:  # noqa: ANN401
-    from specscope.cli.judges.audit import progress_bar
     from specscope.measure.step_costs import measure_costs
     from specscope.measure.tune import work_of
 
@@ -205,7 +205,6 @@ def _measure_costs(engine: Any, data: Recorded, batch: int, nodes: int) -> Costs
 
 
 def _check(tuning: Tuning, data: Recorded, engine: Any, batch: int, nodes: int, prompts: str | None) -> Tuning:  # noqa: ANN401
-    from specscope.cli.judges.audit import progress_bar
     from specscope.measure.tune import checked
 
     with progress_bar() as progress:

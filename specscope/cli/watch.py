@@ -12,9 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 from msgspec import Meta
 
-from specscope.cli.captures import FILE
-from specscope.cli.numbers import Number
-from specscope.cli.options import asked_privacy, checked_endpoint, no_clobber_option, privacy_options, service_option
+from specscope.cli.arguments import WATCHED, X_RULE, Number, whole_from
+from specscope.cli.help import verb
+from specscope.cli.options import (
+    asked_privacy,
+    checked_endpoint,
+    no_clobber_option,
+    privacy_options,
+    refuse_others,
+    sending_options,
+)
 from specscope.cli.streams import need_terminal, say, warn
 from specscope.errors import UserError
 from specscope.interrupt import ends_at_once, interruptible
@@ -22,7 +29,7 @@ from specscope.lifetime import Lifetime
 from specscope.trace.checked import without_login
 from specscope.trace.files import CAPTURE, Existing, check_output
 from specscope.trace.record.privacy import Privacy
-from specscope.trace.record.vocabulary import shell_word
+from specscope.trace.record.vocabulary import printable, shell_word
 from specscope.trace.wire.outputs import OutputOptions
 from specscope.trace.wire.spans import SpanLevel
 
@@ -41,8 +48,15 @@ COUNTS = {"drafts": "drafts", "drafted": "drafted tokens", "accepted": "accepted
 POLL = 0.05  # seconds between two checks for news
 
 
-@click.command()
-@click.argument("sources", nargs=-1, required=True, type=FILE, metavar="URL|FILE|-...")
+@verb(epilog=X_RULE)
+@click.argument("sources", nargs=-1, type=WATCHED, metavar="X...")
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    help="Show the engines that send spans to this address: gRPC here, HTTP at the next port. Whoever reaches the "
+    "address may send, so with 0.0.0.0 any machine may.",
+)
+@click.option("--http-port", type=whole_from(0, 65535), metavar="PORT", help="With --listen: another port for HTTP.")
 @click.option(
     "--interval",
     type=Number(Seconds),
@@ -55,13 +69,7 @@ POLL = 0.05  # seconds between two checks for news
     "-o", "--capture", metavar="FILE", help="Record the intervals; those of a second engine go to NAME-2, and so on."
 )
 @no_clobber_option
-@click.option("--otlp-endpoint", metavar="URL", help="Send spans here, e.g. http://localhost:4317.")
-@click.option(
-    "--otlp-protocol",
-    type=click.Choice(["grpc", "http/protobuf"]),
-    help="[default: http/protobuf at port 4318, else grpc]",
-)
-@service_option
+@sending_options
 @click.option("--headless", is_flag=True, help="Print a line for each interval instead of showing a screen.")
 @click.option("--follow", is_flag=True, help="With --headless: wait for more when a log file ends.")
 @privacy_options
@@ -71,28 +79,36 @@ def watch(
     lifetime: Lifetime,
     /,
     sources: tuple[str, ...],
+    listen: str | None,
+    http_port: int | None,
     interval: float,
     capture: str | None,
     no_clobber: bool,
-    otlp_endpoint: str | None,
-    otlp_protocol: str | None,
-    service_name: str | None,
     headless: bool,
     follow: bool,
     seconds: float | None,
     **flags: Any,  # noqa: ANN401
 ) -> None:
-    """Watch engines that report counts but no steps: rates by position and acceptance length, by interval.
+    """Watch engines that run: those that report counts, and with --listen those that send their steps.
 
     \b
       specscope watch http://localhost:8000/metrics      of vLLM, SGLang or llama.cpp
-      specscope watch vllm.log                           lines of vLLM, SGLang or llama.cpp; - is standard input
+      kubectl logs -f POD | specscope watch -            lines of vLLM, SGLang or llama.cpp
       specscope watch response.json                      figures of each request, llm.get_metrics(), results of tools
+      specscope watch --listen 127.0.0.1:4317            engines that send spans, with every tree
 
-    The kind of FILE is recognised from its content; report and compare read such files too. The capture works with
-    replay, report and compare. It has no trees,
-    so verify, audit and diagnose cannot judge it.
+    Counts are shown by interval: acceptance by position and acceptance length. report and compare read such files too.
+    A capture of counts (-o) works with open, report and compare; it has no trees, so verify and diagnose cannot judge
+    it.
     """
+    if listen is not None:
+        if sources:
+            raise UserError(f"--listen shows engines that send to it: leave out {sources[0]}")
+        refuse_others("--listen", "shows what engines send, on the screen", {"listen", "http_port"})
+        _show_engines(listen, http_port, lifetime)
+        return
+    if not sources or http_port is not None:
+        raise UserError("give X: a metrics page, a log, - or --listen HOST:PORT (--http-port goes with --listen)")
     privacy = max(Privacy.NO_TEXT, asked_privacy(flags))  # counts have no text
     if follow and not headless:
         raise UserError("--follow needs --headless: a screen always follows a log")
@@ -101,9 +117,9 @@ def watch(
     if no_clobber and capture is None:
         raise UserError("--no-clobber is about a capture: give -o FILE")
     existing = Existing.REFUSE if no_clobber else Existing.REPLACE
-    endpoint = None if otlp_endpoint is None else checked_endpoint(otlp_endpoint, "--otlp-endpoint")
-    about: dict[str, Any] = {"privacy": privacy, "existing": existing, "service": service_name or ""}
-    options = OutputOptions(capture, endpoint, otlp_protocol, SpanLevel.TREES, None, **about)
+    endpoint = flags["otlp_endpoint"] and checked_endpoint(flags["otlp_endpoint"], "--otlp-endpoint")
+    about: dict[str, Any] = {"privacy": privacy, "existing": existing, "service": flags["service_name"] or ""}
+    options = OutputOptions(capture, endpoint, flags["otlp_protocol"], SpanLevel.TREES, None, **about)
     with ends_at_once():
         opened, open_outputs = _opened(sources, interval, options, follow or not headless, seconds)
         if not headless:
@@ -115,6 +131,28 @@ def watch(
     if headless:
         sys.exit(_print(watching, seconds))
     _show(watching, seconds, lifetime)
+
+
+def _show_engines(address: str, http_port: int | None, lifetime: Lifetime) -> None:
+    """Show engines elsewhere: listen on HOST:PORT for gRPC, and on `http_port` (None: the port after it) for HTTP."""
+    from specscope.remote.attached import Attached, checked_address
+
+    host, port = checked_address(address, "--listen")
+    if http_port is None and port == 65535:
+        raise UserError(f"--listen {address}: there is no next port for HTTP: give --http-port too")
+    need_terminal("an OpenTelemetry Collector, which writes captures (docs/telemetry.md)")
+    with ends_at_once():
+        from specscope.tui.app import run_app
+
+        attached = Attached(host, port, http_port if http_port is not None else (port + 1 if port else 0))
+    from specscope.debug.viewer import Viewer
+
+    viewer = Viewer(control=attached)
+    attached.viewer = viewer
+    try:
+        run_app(viewer, lifetime, title=attached.where)
+    finally:
+        attached.close()
 
 
 def _opened(
@@ -232,36 +270,31 @@ class IntervalRows:
     def _row(self, run: EngineRun, record: StepRecord, console: Console) -> None:
         from rich.text import Text
 
-        from specscope.trace.history.interval import (
-            COLUMNS,
-            IntervalMeans,
-            by_position,
-            cells,
-            definitions,
-            missing_text,
-            notes,
-        )
+        from specscope.trace.history import interval
         from specscope.trace.history.stats import Acceptance
-        from specscope.trace.record.vocabulary import printable
 
         aggregate = record.aggregate
         assert aggregate is not None
         if run.name not in self._sums:
-            for line in (missing_text(aggregate), *definitions(aggregate)):
+            for line in (interval.missing_text(aggregate), *interval.definitions(aggregate)):
                 say(line)
-            self._runs[run.name], self._sums[run.name], self._means[run.name] = run, Acceptance(), IntervalMeans()
+            self._runs[run.name], self._sums[run.name], self._means[run.name] = (
+                run,
+                Acceptance(),
+                interval.IntervalMeans(),
+            )
             self._units[run.name] = "request" if aggregate.is_request else "interval"
         if not self.any or self._last != run.name:
-            head = "".join(name.rjust(width + 1) for name, width in COLUMNS.items())
+            head = "".join(name.rjust(width + 1) for name, width in interval.COLUMNS.items())
             model = f", {run.info.target}" if run.info.target else ""
             console.print(Text(printable(f"{run.name}{model}"), style="bold cyan"), soft_wrap=True)
             console.print(Text(f"{head}  by position, of the drafts", style="bold"), soft_wrap=True)
         self.any, self._last = True, run.name
         self._sums[run.name].add(aggregate)
         self._means[run.name].add(aggregate)
-        texts = cells(record, aggregate)
-        line = "".join(texts[name].rjust(width + 1) for name, width in COLUMNS.items())
-        parts = (line, by_position(aggregate), *notes(aggregate), printable(aggregate.request))
+        texts = interval.cells(record, aggregate)
+        line = "".join(texts[name].rjust(width + 1) for name, width in interval.COLUMNS.items())
+        parts = (line, interval.by_position(aggregate), *interval.notes(aggregate), printable(aggregate.request))
         console.print(Text("  ".join(part for part in parts if part)), soft_wrap=True)
 
     def totals(self, console: Console) -> None:
@@ -272,7 +305,6 @@ class IntervalRows:
         from specscope.analyze.text import table_block
         from specscope.trace.history.interval import few_drafted, runs
         from specscope.trace.history.wording import plural
-        from specscope.trace.record.vocabulary import printable
 
         for name, sums in self._sums.items():
             mark = {"drafts": self._means[name].mark}

@@ -1,4 +1,4 @@
-"""`specscope audit --trainer FOLDER`: the head in training beside the head that served a capture.
+"""`specscope diagnose --trainer FOLDER`: the head in training beside the head that served a capture.
 
 Before anything runs: weights, vocabulary maps and settings in the two folders.
 """

@@ -76,7 +76,7 @@ class _HeldSession(Session):
     def _refuse(self, *words: Any, **named: Any) -> Stop:  # noqa: ANN401
         raise UserError(
             f"{self.gate.engine} cannot go back: it keeps no KV cache and no random state of earlier steps. "
-            "specscope debug --over CAPTURE goes back over what was recorded"
+            "specscope debug CAPTURE goes back over what was recorded"
         )
 
     goto = reverse_next = reverse_step = reverse_continue = _refuse
@@ -108,7 +108,7 @@ class _HeldWhatIf(WhatIf):
         raise UserError(f"{self._name} cannot run a request twice: specscope debug PROMPT forks in an engine of ours")
 
     def check_kv(self, session: Session) -> KVCheck:
-        what = "KV cache cannot be checked from here: specscope audit checks what it computed from it"
+        what = "KV cache cannot be checked from here: specscope diagnose checks what it computed from it"
         raise UserError(f"{self._name}'s {what}")
 
     def view(self, session: Session, node: int | None) -> NodeView:

@@ -31,7 +31,7 @@ DEEPEST = 3  # keys of a path: data.spans.traceID
 class ReadAs(Enum):
     """Which verbs read a file: what to do with it, in words."""
 
-    CAPTURES = "specscope replay {file} shows it, specscope debug --over {file} debugs it"
+    CAPTURES = "specscope open {file} shows it, specscope debug {file} debugs it"
     PROMPTS = "specscope capture {file} -o run.jsonl takes its prompts"
     WATCH = "specscope watch {file}, report and compare read it"
     TREES = "specscope tree --from draws its tree, and --tree takes it as text"

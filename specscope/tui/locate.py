@@ -1,4 +1,4 @@
-"""The screens of `specscope locate --tui`, and their help page."""
+"""The screens of `specscope diagnose --only locate --screen`, and their help page."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ BARS: tuple[Row, ...] = (
 def locate_app(location: Location, vocabulary: Vocabulary, settings: Settings | None = None) -> AnswerApp:
     """Shows one location."""
     return AnswerApp(
-        "specscope locate", vocabulary, lambda look: LocateScreen(look, location), locate_help_lines, settings
+        "specscope diagnose", vocabulary, lambda look: LocateScreen(look, location), locate_help_lines, settings
     )
 
 

@@ -1,4 +1,4 @@
-"""`python -m specscope.vllm.again JOB`: vLLM runs the requests of a capture again, offline, for `specscope locate`.
+"""`python -m specscope.vllm.again JOB`: vLLM runs the requests of a capture again, offline, for `specscope diagnose`.
 
 In vLLM's own environment; the plugin records by SPECSCOPE_* variables. JOB is a JSON file, made by
 specscope/measure/locate/inside_vllm/again.py: {"v2", "model", "speculation", "engine", "requests": [{"prompt": token

@@ -147,7 +147,7 @@ def witness(
     outlet = Outlet(settings, run, vocabulary, guard, (engine_number(runner), rank))
     lacking += outlet.lacking
     if debugger is not None and debugger.socket is not None:
-        outlet.places.append(f"specscope debug --attach {debugger.socket} stops it at a decision")
+        outlet.places.append(f"specscope debug {debugger.socket} stops it at a decision")
     elif settings.debug is not None:
         why = "it needs the V1 runner: set VLLM_USE_V2_MODEL_RUNNER=0" if is_v2 else "its socket could not be opened"
         lacking.append(f"the debugger ({why})")

@@ -1,4 +1,4 @@
-"""Taps inside vLLM: what each operation of its models gave, and what each forward was fed, for `specscope locate`.
+"""Taps inside vLLM: what each operation of its models gave, and what each forward was fed, for `specscope diagnose`.
 
 TABLE names the places: modules by the end of their names, and what of them is an operation. A new family of models
 needs none, as far as its modules have these names. Off, nothing is hooked. Rows are copied as they are computed, of

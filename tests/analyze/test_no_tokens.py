@@ -155,9 +155,9 @@ def test_export_leaves_the_columns_empty(nameless, tmp_path):
     assert (run["text"], run["tokens"]) == (False, False)
 
 
-@pytest.mark.parametrize("verb", ["tune", "audit"])
-def test_what_needs_tokens_refuses_in_a_line(verb, nameless):
-    out, err = said([verb, nameless["eagle"]], code=2)
+@pytest.mark.parametrize("words", [["tune"], ["diagnose", "--only", "audit"]])
+def test_what_needs_tokens_refuses_in_a_line(words, nameless):
+    out, err = said([*words, nameless["eagle"]], code=2)
     assert not out
     assert LACK in err
     assert len(err.splitlines()) == 1
@@ -166,7 +166,7 @@ def test_what_needs_tokens_refuses_in_a_line(verb, nameless):
 def test_a_console_over_it(nameless, tmp_path):
     commands = tmp_path / "commands"
     commands.write_text("next 3\ninfo requests\ntree\nwhy\nnode 0\nbreak reject if p > 0.2\ncontinue\n")
-    out, _ = said(["debug", "--commands", str(commands), "--over", nameless["sampled"]])
+    out, _ = said(["debug", "--commands", str(commands), nameless["sampled"]])
     assert "✗ #?  p=" in out
     assert "breakpoint 1 (break reject if p > 0.2) at step" in out
 

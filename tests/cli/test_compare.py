@@ -126,8 +126,8 @@ BAD = [
     ((SAMPLED, EAGLE, "--fail-if", "length drops > 1%"), "tokens per step, whole paths"),
     ((SAMPLED, EAGLE, "--fail-if", "depth 99 rate drops > 1%"), "do not show this figure"),
     ((SAMPLED, EAGLE, "--html", SAMPLED), "overwrite the input"),
-    ((SAMPLED, EAGLE, "--tui", "--json"), "--tui shows a screen"),
-    ((SAMPLED, EAGLE, "--tui"), "needs a terminal"),
+    ((SAMPLED, EAGLE, "--screen", "--json"), "--screen shows a screen"),
+    ((SAMPLED, EAGLE, "--screen"), "needs a terminal"),
 ]
 
 

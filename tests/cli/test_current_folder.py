@@ -36,7 +36,7 @@ def installed(tmp_path):
 @pytest.mark.parametrize(
     ("words", "shows"),
     [
-        (["tui", "--listen", "127.0.0.1:0"], b"127.0.0.1:"),
+        (["watch", "--listen", "127.0.0.1:0"], b"127.0.0.1:"),
         (["run", "abc", "--max-tokens", "3", "--ignore-eos", "--kv-memory", "0.01", "--target", "TINY"], b"ended"),
         (["serve", "--screen", "--port", "0", "--kv-memory", "0.01", "--target", "TINY"], b"specscope: serving "),
         (["vllm", "--screen", "--python", "PYTHON", "--", "serve"], b"its output"),
@@ -89,7 +89,7 @@ def test_the_module_of_a_drafter_of_ones_own_is_run_and_no_other(folder, install
 def test_a_module_that_only_a_capture_names_is_never_imported(folder, installed, tiny):
     assert captured(folder, installed, tiny, "theirs", named=False).run.drafter == "theirs:LastWords"
     (folder / "theirs.py").write_text((folder / "torch.py").read_text())
-    for verb in ("diagnose", "locate", "tune --check"):
+    for verb in ("diagnose", "diagnose --only locate", "tune --check"):
         command = [*installed, *verb.split(), "mine.jsonl", "--target", str(tiny)]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
         assert "internal error" not in done.stderr
@@ -149,10 +149,8 @@ def test_a_rule_of_ones_own_is_asked_again(folder, installed, tiny, judged_by_th
 def test_a_rule_that_only_a_capture_names_is_never_imported(folder, installed, tiny, judged_by_theirs):
     (folder / "lenient.py").write_text((folder / "torch.py").read_text())
     told = {}
-    judges = (
-        "verify, diagnose, report, why, audit, locate, export --format csv -o t, tune, tune --check, compare run.jsonl"
-    )
-    for verb in judges.split(", "):
+    judges = ["verify", "diagnose", "diagnose --only audit", "diagnose --only locate", "report", "why", "export -o t"]
+    for verb in (*judges, "tune", "tune --check", "compare run.jsonl"):
         told[verb] = said(folder, installed, tiny, *verb.split(), "run.jsonl", code=(0, 1, 2))
     assert "was not judged: give --rule lenient:typical" in " ".join(told["verify"].split())
     assert "somebody's own (lenient:typical)" in " ".join(told["report"].split())

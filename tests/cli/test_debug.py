@@ -22,7 +22,7 @@ def debug(*words, text=""):
 def test_a_script_over_a_recording(tmp_path):
     script = tmp_path / "script"
     script.write_text("# find the first rejection\nbreak reject\ncontinue\n\nprint p_tried @ 0\nquit\nnever reached\n")
-    ran = debug("--over", PLANTED, "--commands", script)
+    ran = debug(PLANTED, "--commands", script)
     assert ran.returncode == 0
     assert "breakpoint 1 (break reject) at step 3" in ran.stdout
     assert ran.stdout.splitlines()[-2] == "0"
@@ -32,12 +32,12 @@ def test_a_script_over_a_recording(tmp_path):
 def test_a_reference_opens_a_recording_at_that_step(tmp_path):
     script = tmp_path / "script"
     script.write_text("print index\n")
-    ran = debug("--over", f"{PLANTED}#r0@2", "--commands", script)
+    ran = debug(f"{PLANTED}#r0@2", "--commands", script)
     assert ran.returncode == 0, ran.stderr
     assert "r0@2" in ran.stdout.splitlines()[0]
     assert ran.stdout.splitlines()[-1] == "2"
     for reference, why in ((f"{PLANTED}#r0@999", "has no step 999"), (f"{PLANTED}#r99@0", "there is no request")):
-        ran = debug("--over", reference, text="")
+        ran = debug(reference, text="")
         assert (ran.returncode, len(ran.stderr.splitlines())) == (2, 1)
         assert why in ran.stderr
 
@@ -48,7 +48,7 @@ BAD_SCRIPT = "next\nbreak reject if pp > 1\nnonsense\nprint step\n"
 def test_a_script_runs_on_after_a_refused_line_and_ends_with_2(tmp_path):
     script = tmp_path / "script"
     script.write_text(BAD_SCRIPT)
-    ran = debug("--over", PLANTED, "--commands", script)
+    ran = debug(PLANTED, "--commands", script)
     assert ran.returncode == 2
     assert ran.stdout.splitlines()[-2:] == ["(specscope) print step", "0"]
     first, second, last = ran.stderr.splitlines()
@@ -60,7 +60,7 @@ def test_a_script_runs_on_after_a_refused_line_and_ends_with_2(tmp_path):
 def test_a_script_ends_at_the_first_refused_line_where_asked(tmp_path):
     script = tmp_path / "script"
     script.write_text(BAD_SCRIPT)
-    ran = debug("--over", PLANTED, "--commands", script, "--stop-on-error")
+    ran = debug(PLANTED, "--commands", script, "--stop-on-error")
     assert ran.returncode == 2
     assert "line 2: there is no field pp here" in ran.stderr
     assert len(ran.stderr.splitlines()) == 1
@@ -68,7 +68,7 @@ def test_a_script_ends_at_the_first_refused_line_where_asked(tmp_path):
 
 
 def test_lines_from_a_pipe_go_on_after_a_bad_one():
-    ran = debug("--over", PLANTED, text="frobnicate\nnext\nwhere\n")
+    ran = debug(PLANTED, text="frobnicate\nnext\nwhere\n")
     assert ran.returncode == 0
     assert "unknown command 'frobnicate'" in ran.stderr
     assert "step 0" in ran.stdout
@@ -79,12 +79,13 @@ def test_lines_from_a_pipe_go_on_after_a_bad_one():
     [
         ([], "nothing to debug"),
         (["a prompt", "--stop-on-error"], "--stop-on-error is for a script"),
-        (["--over", "nothing.jsonl"], "nothing.jsonl"),
-        (["--over", PLANTED, "a prompt"], "it takes no prompts"),
-        (["--attach", "none.sock"], "there is no such socket. vLLM opens it with specscope vllm --debug"),
-        (["--attach", "none.sock", "a prompt"], "--attach debugs a vLLM that runs, so it takes no prompts"),
-        (["--attach", "none.sock", "--over", PLANTED], "one of --over and --attach"),
-        (["--over", PLANTED, "--commands", "nowhere"], "cannot read the commands in nowhere"),
+        (["nothing.jsonl"], "there is no file nothing.jsonl"),
+        (["none.sock"], "there is no file none.sock; a prompt has spaces, or is one plain word"),
+        (["no/where"], "there is no file no/where"),
+        ([PLANTED, "a prompt"], "is a recording, so debug takes no prompts beside it"),
+        ([PLANTED, PLANTED], "is a recording, so debug takes no prompts beside it"),
+        (["http://127.0.0.1:8000/metrics"], "is no address of a trace"),
+        ([PLANTED, "--commands", "nowhere"], "cannot read the commands in nowhere"),
     ],
 )
 def test_what_cannot_be_run_is_one_line(words, why):

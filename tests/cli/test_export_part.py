@@ -72,7 +72,7 @@ def test_every_verb_reads_it(name, place, tmp_path):
             assert code == 0, err
     assert run_here(["export", path, "-o", str(tmp_path / "tables")])[0] == 0
     (tmp_path / "script").write_text("goto r0@3\nwhere\ntree\nnode 0\ninfo step\ninfo requests\nnext\n")
-    code, out, err = run_here(["debug", "--over", path, "--commands", str(tmp_path / "script")])
+    code, out, err = run_here(["debug", path, "--commands", str(tmp_path / "script")])
     assert code == 0, err
     assert "and 2 requests of the batch not in this file" in out
 
@@ -101,8 +101,8 @@ async def test_a_replay_shows_the_step_and_what_is_lacking(tmp_path):
 @pytest.mark.slow
 def test_an_audit_knows_the_text_before_a_range(tmp_path):
     path, _ = extracted(tmp_path, f"{EAGLE}#r0@5:9")
-    (found,) = answer(["audit", path])["captures"]
-    assert found["steps"] == 5
+    (found,) = answer(["diagnose", "--only", "audit", path])["captures"]
+    assert found["stages"]["audit"]["steps"] == 5
 
 
 @pytest.mark.parametrize(

@@ -113,17 +113,17 @@ def test_debug_reads_the_prompts_of_a_file_and_says_so(prompts, model):
     assert {"r0", "r1"} <= set(done.stdout.split())
 
 
-@pytest.mark.parametrize("verb", ["run", "debug", "capture"])
-def test_a_capture_where_prompts_are_wanted_names_the_verbs_that_read_it(captured, verb, tmp_path):
+@pytest.mark.parametrize("words", [["run"], ["debug", "--file"], ["capture"]])
+def test_a_capture_where_prompts_are_wanted_names_the_verbs_that_read_it(captured, words, tmp_path):
     path, _ = captured
-    done = specscope(verb, path, *(["-o", tmp_path / "x.jsonl"] if verb == "capture" else []))
+    done = specscope(*words, path, *(["-o", tmp_path / "x.jsonl"] if words == ["capture"] else []))
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-    assert f"specscope replay {path} shows it, specscope debug --over {path} debugs it" in done.stderr
+    assert f"specscope open {path} shows it, specscope debug {path} debugs it" in done.stderr
 
 
 def test_help_and_version_are_quick_to_read():
     assert specscope("--version").stdout.startswith("specscope")
-    for words in ([], ["run"], ["capture"], ["replay"], ["report"], ["doctor"]):
+    for words in ([], ["run"], ["capture"], ["open"], ["report"], ["doctor"]):
         done = specscope(*words, "--help")
         assert done.returncode == 0
         assert "Usage:" in done.stdout
@@ -168,7 +168,7 @@ BAD = {
     "device of another kind": (["capture", "P", "-o", "O", "--device", "mps", "TINY"], "'mps' is not supported"),
     "device without memory": (["capture", "P", "-o", "O", "--device", "meta", "TINY"], "'meta' is not supported"),
     "device that is not there": (["capture", "P", "-o", "O", "--device", "cuda:99", "TINY"], "CUDA device"),
-    "replay of nothing": (["replay", "./none.jsonl"], "cannot read none.jsonl: No such file"),
+    "replay of nothing": (["open", "./none.jsonl"], "cannot read none.jsonl: No such file"),
     "report of no capture": (["report", "P"], "is a file of prompts, not a capture"),
     "unknown verb": (["fly"], "No such command 'fly'"),
     "unknown flag": (["run", "--fly"], "No such option"),
@@ -192,8 +192,8 @@ def test_bad_input_gets_one_line_and_exit_code_2(prompts, model, tiny, deep, tmp
     ("words", "instead"),
     [
         (["run", "a prompt"], "specscope capture PROMPTS -o FILE"),
-        (["replay", "traces/planted.jsonl"], "specscope report traces/planted.jsonl"),
-        (["tui", "--listen", "127.0.0.1:0"], "an OpenTelemetry Collector, which writes captures (docs/telemetry.md)"),
+        (["open", "traces/planted.jsonl"], "specscope report traces/planted.jsonl"),
+        (["watch", "--listen", "127.0.0.1:0"], "an OpenTelemetry Collector, which writes captures (docs/telemetry.md)"),
     ],
 )
 def test_a_screen_without_a_terminal_is_refused_and_names_what_works(words, instead):

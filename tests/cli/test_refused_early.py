@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import run_here
 from tests.waiting import HANG_SECONDS
 
 TRACES = Path(__file__).parents[2] / "traces"
-EAGLE, PLANTED = str(TRACES / "eagle.jsonl"), str(TRACES / "planted.jsonl")
+EAGLE = str(TRACES / "eagle.jsonl")
 CAPTURE = ["capture", "p.txt", "-o", "o.jsonl"]
 CASES = {
     "debug socket in no folder": (["serve", "--debug-socket", "/nope/x"], "--debug-socket /nope/x: no such file or"),
@@ -30,10 +29,10 @@ CASES = {
     "more than all": (["run", "hi", "--target", "TINY", "--draft-model", "self:99"], "takes 1 to 2 layers of"),
     "context": ([*CAPTURE, "--target", "TINY", "--max-context", "9999"], "max_context must be between 2 and 512"),
     "metrics port": ([*CAPTURE, "--metrics-port", "PORT"], "choose another port if this one is in use"),
-    "audit": (["audit", EAGLE, "--target", "no/body"], "cannot load no/body"),
-    "audit's head": (["audit", EAGLE, "--draft-model", "./none"], "no EAGLE head at ./none"),
+    "audit": (["diagnose", "--only", "audit", EAGLE, "--target", "no/body"], "cannot load no/body"),
+    "audit's head": (["diagnose", "--only", "audit", EAGLE, "--draft-model", "./none"], "no EAGLE head at ./none"),
     "diagnose": (["diagnose", EAGLE, "--target", "./none"], "no model at ./none"),
-    "locate": (["locate", EAGLE, "--target", "./none"], "no model at ./none"),
+    "locate": (["diagnose", "--only", "locate", EAGLE, "--target", "./none"], "no model at ./none"),
     "tune": (["tune", EAGLE, "--target", "./none"], "no model at ./none"),
     "no such model": ([*CAPTURE, "--target", "./nothing"], "no model at ./nothing"),
     "no such head": ([*CAPTURE, "--drafter", "eagle", "--draft-model", "./no"], "no EAGLE head"),
@@ -51,7 +50,6 @@ class NoTorch:
         if name in ("torch", "textual"):
             raise RuntimeError(f"{name} is imported")
 sys.meta_path.insert(0, NoTorch())
-from tests.support.commands import run_here
 print(json.dumps([run_here(words) for words in json.load(sys.stdin)]))
 """
 
@@ -87,17 +85,3 @@ def test_it_is_refused_before_torch_is_imported(ended, name):
 def test_a_tree_that_cannot_be_read_names_every_form(ended, name):
     for form in ("5 (a chain)", "3x5", "[(0,), (1,), (0, 0)]", "top:3x5", "dynamic:24,depth=6,top=4"):
         assert form in ended[name][2]
-
-
-def test_a_flag_without_effect_is_refused():
-    """`debug` of a recording, or of what runs elsewhere, takes nothing of an engine and of requests."""
-    for words, flag in (
-        (["--over", PLANTED, "--tree", "3"], "--over debugs a recording as it is: leave out --tree"),
-        (["--over", PLANTED, "--temperature", "0"], "leave out --temperature"),
-        (["--over", PLANTED, "--raw"], "leave out --raw"),
-        (["--attach", "none", "--stop", "x"], "--attach debugs what runs there: leave out --stop"),
-        (["--attach", "none", "--target", "x"], "--attach debugs what runs there: leave out --target"),
-    ):
-        code, _, err = run_here(["debug", *words])
-        assert (code, err) == (2, f"specscope: error: {err.split('error: ')[1]}")
-        assert flag in err

@@ -120,7 +120,7 @@ REFUSED = [
     (["verify", f"{EAGLE}#r0@3"], "opens it at r0@3"),
     (["compare", f"{EAGLE}#r0@3", NGRAM], "names a step"),
     (["tune", f"{EAGLE}#r0", "--no-costs"], "names a step"),
-    (["export", f"{EAGLE}#r0@1", "-o", "tables"], "names a step"),
+    (["export", f"{EAGLE}#r0@1", "-o", "tables"], "#r0@1 names a part, which is written to a file"),
     (["report"], "CAPTURE"),
 ]
 
@@ -143,9 +143,9 @@ def test_the_same_file_under_another_name_is_refused(tmp_path):
 
 
 def test_audit_judges_each_too(head):
-    code, out, err = run_here(["audit", NGRAM, head, "--sample", "2", "--json"])
+    code, out, err = run_here(["diagnose", "--only", "audit", NGRAM, head, "--sample", "2", "--json"])
     found = json.loads(out)["captures"]
     assert [one["exit"] for one in found] == [0, 2]
     assert code == 2
-    assert found[0]["audited"] == 2
+    assert found[0]["stages"]["audit"]["audited"] == 2
     assert found[1]["error"] in err

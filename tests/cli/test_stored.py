@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 
 import pytest
 
@@ -83,8 +84,7 @@ def test_parts_of_it_make_a_file(store, tmp_path):
 
 def test_the_debugger_opens_at_its_step(store):
     told_by_file, told_by_address = (
-        told("debug", "--over", f"{name}#r0@3", "--commands", "-", stdin="tree\n").stdout
-        for name in (PLANTED, store.given)
+        told("debug", f"{name}#r0@3", "--commands", "-", stdin="tree\n").stdout for name in (PLANTED, store.given)
     )
     assert told_by_file == told_by_address
 
@@ -123,16 +123,14 @@ def test_what_is_missing_of_it_is_said(store):
     assert note in told("report", store.given).stdout
 
 
-@pytest.mark.parametrize(
-    "words", [["replay"], ["replay", "", ""], ["verify", "#r0@3"], ["run", "--otlp-endpoint", "x:/"]]
-)
+@pytest.mark.parametrize("words", [["open"], ["open", "", ""], ["verify", "#r0@3"], ["run", "--otlp-endpoint", "x:/"]])
 def test_a_password_is_not_in_a_refusal_either(store, words):
     verb, *ends = words
     told(verb, *(f"{store.given}{end}" for end in ends or [""]), code=2)
 
 
 def test_a_screen_shows_it_and_a_bar_meanwhile_and_nothing_is_left(store, tmp_path):
-    terminal = Terminal([*SPECSCOPE, "replay", f"{store.given}#r0@3"], TMPDIR=str(tmp_path))
+    terminal = Terminal([*SPECSCOPE, "open", f"{store.given}#r0@3"], TMPDIR=str(tmp_path))
     try:
         for word in (b"fetching", b"r0"):
             terminal.wait_for(lambda word=word: word in terminal.screen)
@@ -166,3 +164,23 @@ def test_an_address_without_its_scheme_is_told_what_it_lacks(host, api):
         f"specscope: error: there is no file {address}; the address of a trace begins with http://\n"
     )
     assert not any(map(StoreAddress.lacks_scheme, ("run.jsonl", "traces/ngram.jsonl", "run.jsonl#r0@3", "/trace/ab")))
+
+
+def test_a_recording_may_be_piped_in():
+    whole = PLANTED.read_text()
+    by_file, by_pipe = (
+        json.loads(told("report", name, "--json", stdin=whole).stdout)["captures"][0] for name in (PLANTED, "-")
+    )
+    assert (by_file.pop("source"), by_pipe.pop("source")) == (str(PLANTED), "standard input")
+    assert by_pipe == by_file
+
+
+def test_a_recording_that_is_piped_in_is_shown_and_keys_come_from_the_terminal():
+    command = f"cat {PLANTED} | {sys.executable} -m specscope open -"
+    terminal = Terminal(["sh", "-c", command])
+    try:
+        terminal.wait_for(lambda: b"r0" in terminal.screen)
+        terminal.type("q")
+        assert ended(terminal.process, HANG_SECONDS)
+    finally:
+        terminal.close()

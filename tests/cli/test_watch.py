@@ -90,7 +90,10 @@ def test_damaged_lines_are_counted_and_named(tmp_path):
 @pytest.mark.parametrize(
     ("command", "why"),
     [
-        (["watch"], "Missing argument"),
+        (["watch"], "give X: a metrics page, a log, - or --listen HOST:PORT"),
+        (["watch", LOG, "--listen", "127.0.0.1:0"], "leave out "),
+        (["watch", "--listen", "127.0.0.1:0", "--headless"], "leave out --headless"),
+        (["watch", LOG, "--http-port", "4318"], "--http-port goes with --listen"),
         (["watch", "nothing.log", "--headless"], "cannot read nothing.log: No such file or directory"),
         (["watch", "ftp://x", "--headless"], "is no address of a server: write http://HOST:PORT/metrics"),
         (["watch", "http://127.0.0.1:9/metrics", "--headless"], "cannot be reached"),
@@ -131,7 +134,9 @@ def test_report_replays_the_figures(captured, tmp_path):
     assert "Acceptance by depth" in page.read_text()
 
 
-@pytest.mark.parametrize("verb", [["verify"], ["audit"], ["diagnose"], ["diagnose", "--no-audit"], ["debug", "--over"]])
+@pytest.mark.parametrize(
+    "verb", [["verify"], ["diagnose", "--only", "audit"], ["diagnose"], ["diagnose", "--no-audit"], ["debug"]]
+)
 def test_what_needs_trees_cannot_judge_counts(captured, verb):
     code, out, err = run_here([*verb, captured])
     assert (code, out) == (2, "")

@@ -550,7 +550,7 @@ def test_goto_start_and_end(either, recorded):
 
 
 def test_goto_takes_a_request_and_its_step(either, recorded):
-    """As the g key's dialog and `specscope replay FILE#REQUEST@STEP` do."""
+    """As the g key's dialog and `specscope open FILE#REQUEST@STEP` do."""
     name = list(recorded.requests)[-1]
     request = recorded.requests[name]
     either.run("next 9")

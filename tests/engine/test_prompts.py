@@ -63,7 +63,7 @@ def test_a_capture_is_no_file_of_prompts(tmp_path, monkeypatch, words_are_files,
     monkeypatch.chdir(CAPTURE.parent)
     given = CAPTURE.name + place
     word = f"'{given}'" if place else given  # as a shell takes it
-    how = f"specscope replay {word} shows it, specscope debug --over {word} debugs it"
+    how = f"specscope open {word} shows it, specscope debug {word} debugs it"
     with pytest.raises(UserError, match=f"planted.jsonl is a capture, not a file of prompts: {how}"):
         prompt_specs([given], None, PARAMS, words_are_files=words_are_files)
     with pytest.raises(UserError, match="is a capture, not a file of prompts"):

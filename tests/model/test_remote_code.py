@@ -47,10 +47,10 @@ def test_it_is_not_run(own):
     assert not ran.exists()
 
 
-@pytest.mark.parametrize("verb", ["audit", "diagnose"])
-def test_nor_by_a_judge(own, verb):
+@pytest.mark.parametrize("words", [["--only", "audit"], []])
+def test_nor_by_a_judge(own, words):
     what, folder, ran = own
-    code, _, err = run_here([verb, str(ROOT / "traces" / "ngram.jsonl"), "--target", str(folder)])
+    code, _, err = run_here(["diagnose", *words, str(ROOT / "traces" / "ngram.jsonl"), "--target", str(folder)])
     assert not ran.exists()
     if what == "model":
         assert (code, err.strip().splitlines()[-1]) == (

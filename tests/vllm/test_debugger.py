@@ -126,7 +126,7 @@ def test_it_stops_at_an_unlikely_rejection_and_shows_it(bench):
         ("force accept=0", "force is gone"),
         ("step", "next runs one"),
         ("branch 1", "branch"),
-        ("check kv", "specscope audit"),
+        ("check kv", "specscope diagnose"),
     ):
         with pytest.raises(UserError, match=why):
             client.run(line)
@@ -370,8 +370,8 @@ def test_vllm_waits_without_the_interpreters_lock(bench):
 
 @contextmanager
 def console(path, *words):
-    """`specscope debug --attach`."""
-    command = [sys.executable, "-m", "specscope", "debug", "--attach", str(path), *map(str, words)]
+    """`specscope debug SOCKET`."""
+    command = [sys.executable, "-m", "specscope", "debug", str(path), *map(str, words)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, text=True, **pipes) as process:
         yield process

@@ -140,7 +140,7 @@ def test_at_temperature_0_it_shows_choices(vllm):
 def test_a_debugger_that_is_killed_lets_vllm_go_on(vllm, processes):
     one = vllm(processes=processes, tokens=400)
     one.attach().close()
-    command = [sys.executable, "-m", "specscope", "debug", "--attach", str(one.socket)]
+    command = [sys.executable, "-m", "specscope", "debug", str(one.socket)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as console:
         console.stdin.write("break reject if p < 0.1\ncontinue\n")
         console.stdin.flush()

@@ -115,6 +115,7 @@ class Diagnosis:
     would_see: tuple[str, ...] = ()  # how large an error each check of chance that passed would have seen
     builds: str = ""  # which build recorded the run, and which judged it
     notes: tuple[str, ...] = ()  # how far was looked, where nobody asked for more
+    stages: Mapping[str, Any] = field(default_factory=dict)  # what verify, audit and locate found; None: not run
 
     @property
     def faults(self) -> tuple[Suspect, ...]:

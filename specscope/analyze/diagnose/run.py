@@ -104,6 +104,7 @@ def examine(
         ),
         builds=f"recorded by {builds or 'a build that it does not name'}",
         notes=tuple(notes),
+        stages={"verify": case.trial, "audit": audited, "locate": location},
     )
 
 

@@ -124,14 +124,10 @@ class Trial:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for --json."""
-        return {
-            "source": self.source,
+        names = ("source", "sampler_untested", "steps", "tokens", "alpha")
+        return {name: getattr(self, name) for name in names} | {
             "exit": int(self.exit),
             "warnings": list(self.notes),
-            "sampler_untested": self.sampler_untested,
-            "steps": self.steps,
-            "tokens": self.tokens,
-            "alpha": self.alpha,
             "groups": [
                 {"title": title, "checks": [check.to_dict() for check in checks]} for title, checks in self.groups
             ],

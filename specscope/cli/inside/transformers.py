@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from specscope.cli.help import verb
 from specscope.cli.inside.flags import (
     check_places,
     privacy_variables,
@@ -38,7 +39,7 @@ MISSING = (
 )
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@verb(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @recorded_options("the script", capture=f"{DEFAULT} where no flag says where records go. ")
 @click.argument(
     "arguments", nargs=-1, required=True, type=click.UNPROCESSED, callback=program_words, metavar="SCRIPT [ARGS]..."

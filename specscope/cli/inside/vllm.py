@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from specscope.cli.help import verb
 from specscope.cli.inside.flags import (
     check_places,
     privacy_variables,
@@ -56,7 +57,7 @@ class VllmRun:
     sampling: Mapping[str, str | None] = field(default_factory=dict)  # variables of trace sampling, and others
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
+@verb(context_settings={"ignore_unknown_options": True})
 @recorded_options("vLLM", capture="Each data-parallel rank gets its own. ")
 @click.option("--debug", metavar="SOCKET", help="Accept the debugger's commands on this Unix socket.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, callback=program_words, metavar="-- ARGS")

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from specscope import __version__
-from specscope.cli.captures import (
-    captures_argument,
-    fetches_captures,
-    json_option,
-    judge_each,
-    need_steps,
-    read_branch,
-)
-from specscope.cli.numbers import whole_from
+from specscope.analyze.locate.located import Stage
+from specscope.cli.arguments import PLACE, X_RULE, whole_from
+from specscope.cli.captures import fetches_captures, json_option, judge_each, progress_bar
+from specscope.cli.help import verb
+from specscope.cli.judges.stages import JudgeFlags, audited, beside_training, located
+from specscope.cli.options import refuse_others
 from specscope.cli.streams import warn
 from specscope.envelope import of_capture
 from specscope.errors import UserError
+from specscope.interrupt import ends_at_once
+from specscope.lifetime import Lifetime
 from specscope.terminal import text_console
 from specscope.trace.history.wording import failures
 
@@ -31,75 +31,120 @@ if TYPE_CHECKING:
     from specscope.analyze.locate.located import Location
     from specscope.trace.history.history import History
 
+Judge = Callable[[str], Mapping[str, Any]]  # of a file, its findings as JSON
+SAMPLE = 300  # steps that the models judge, unless --only is given
 
-@click.command()
-@captures_argument
+
+@verb(epilog=X_RULE)
+@click.argument("captures", nargs=-1, required=True, type=PLACE, metavar="CAPTURE...")
+@click.option("--only", type=click.Choice(["audit", "locate"]), help="Run this alone.")
 @click.option("--target", metavar="MODEL", help="The target that judges.  [default: the capture's]")
 @click.option("--draft-model", metavar="MODEL", help="The drafter's model or EAGLE head.  [default: the capture's]")
 @click.option(
     "--sample",
     type=whole_from(1, 2**31),
-    default=300,
-    show_default=True,
     metavar="N",
-    help="Steps that the models judge, spread over the run.",
+    help=f"Steps that the models judge, spread over the run.  [default: {SAMPLE}; all with --only]",
+)
+@click.option(
+    "--stage",
+    "stages",
+    multiple=True,
+    type=click.Choice([stage.value for stage in Stage]),
+    help="With --only locate: look at this part of a step alone; may be given several times.  [default: all]",
+)
+@click.option("--screen", is_flag=True, help="With --only locate: show every operation on a screen.")
+@click.option(
+    "--trainer",
+    metavar="FOLDER",
+    help="Only compare the head with the folder it was trained in: a trainer's, or speculators'.",
 )
 @click.option("--no-audit", is_flag=True, help="Judge by the capture alone: load no model.")
-@click.option("--no-known", is_flag=True, help="Name no known cause: show only where it breaks, as `locate` does.")
+@click.option("--no-known", is_flag=True, help="Name no known cause: show only where it breaks.")
 @click.option("--branch", type=whole_from(0, 2**31), metavar="N", help="Judge this branch.  [default: the last]")
 @json_option("Print JSON.")
 @fetches_captures
+@click.pass_obj
 def diagnose(
+    lifetime: Lifetime,
+    /,
     captures: tuple[str, ...],
-    target: str | None,
-    draft_model: str | None,
-    sample: int,
+    only: str | None,
+    stages: tuple[str, ...],
+    trainer: str | None,
+    *,
+    screen: bool,
     no_audit: bool,
     no_known: bool,
-    branch: int | None,
-    as_json: bool,
+    **flags: Any,  # noqa: ANN401
 ) -> None:
     """Name what is wrong with the run in CAPTURE, the most likely cause first.
 
     \b
       specscope diagnose run.jsonl
-      specscope diagnose run*.jsonl --no-audit            each by itself
+      specscope diagnose run*.jsonl --no-audit                 each by itself
+      specscope diagnose run.jsonl --only audit                every step against the models
+      specscope diagnose run.jsonl#r3@17 --only locate         every operation of a step against transformers
+      specscope diagnose run.jsonl --trainer head              the head against the folder it was trained in
 
-    Runs `verify`, and `audit` if the models are available. If the models disagree with the capture, they are rerun with
-    known mistakes, to see which one reproduces it, and `locate` finds the first operation that differs. Each cause
-    comes with the figures for and against it, and a command that shows an example. Where nothing is wrong, the engine
-    runs a few steps of one request again in float32, and every operation, p, q and verdict in them is checked.
+    Checks the capture (verify). If the models are available, plain transformers computes p and q again for the recorded
+    paths (audit). If they disagree, the models are rerun with known mistakes, to see which one reproduces it, and the
+    first operation that differs is looked for (locate). Each cause comes with figures, and a command that shows an
+    example. If nothing is wrong, the engine runs a few steps again in float32, and every operation in them is checked.
 
-    Exit code: 1 something is wrong; else 2 something could not be judged, such as a model that is not at hand; else 0.
+    Exit code: 1 something is wrong; else 2 something could not be judged, such as a model that is not there; else 0.
     """
+    asked = JudgeFlags(**flags)
+    _check_flags(captures, only, trainer, has_parts=bool(stages or screen), no_screen=not screen or not asked.as_json)
 
     def examined(file: str) -> Mapping[str, Any]:
-        models = None if no_audit else JudgeFlags(target, draft_model, sample)
-        return _examine(file, branch, models, known=not no_known, as_json=as_json)
+        return _examine(file, asked, models=not no_audit, known=not no_known)
 
-    sys.exit(judge_each("diagnose", captures, examined, as_json=as_json))
+    judges: Mapping[str | None, Judge] = {
+        None: examined,
+        "audit": partial(audited, asked=asked),
+        "locate": partial(located, asked=asked, stages=stages, lifetime=lifetime, screen=screen),
+    }
+    judge = judges[only] if trainer is None else partial(beside_training, asked=asked, folder=trainer)
+    if not no_audit:
+        from specscope.live.start import share_cores
+
+        share_cores()
+    with ends_at_once():
+        code = judge_each("diagnose", captures, judge, as_json=asked.as_json)
+    sys.exit(0 if screen else code)
 
 
-@dataclass(frozen=True)
-class JudgeFlags:
-    """Which models judge, as the flags say."""
+def _check_flags(
+    captures: tuple[str, ...], only: str | None, trainer: str | None, *, has_parts: bool, no_screen: bool
+) -> None:
+    """Refuse flags that do not go together. Raises UserError."""
+    from specscope.trace.wire.reading import split_file
 
-    target: str | None
-    draft_model: str | None
-    sample: int
+    places = [capture for capture in captures if split_file(capture)[1]]
+    if only != "locate" and (has_parts or places):
+        what = f"{places[0]} names a step: give the whole capture, or" if places else "--stage and --screen need"
+        raise UserError(f"{what} --only locate")
+    if only == "locate" and len(captures) > 1:
+        raise UserError("--only locate takes one capture, or one place in it")
+    if not no_screen:
+        raise UserError("--screen shows a screen: leave out --json")
+    if only is not None:
+        refuse_others(f"--only {only}", "runs this stage alone", refused={"no_audit", "no_known"})
+    if trainer is not None:
+        refuse_others(
+            "--trainer", "compares whole folders", refused={"sample", "no_audit", "no_known", "stages", "screen"}
+        )
+        if only == "locate":
+            raise UserError("--trainer compares whole folders: leave out --only")
 
 
-def _examine(
-    file: str, branch: int | None, models: JudgeFlags | None, *, known: bool, as_json: bool
-) -> Mapping[str, Any]:
-    """Diagnose a capture; printed in words unless `as_json`. Raises UserError."""
+def _examine(file: str, asked: JudgeFlags, *, models: bool, known: bool) -> Mapping[str, Any]:
+    """Diagnose a capture; printed in words unless as JSON. Raises UserError."""
     from specscope.analyze.diagnose.run import examine
 
-    reader = read_branch(file, branch)
-    need_steps(reader.history, file)
-    options, why = (None, "") if models is None else _options(reader.history, models)
-    from specscope.cli.judges.audit import progress_bar
-
+    reader = asked.read(file)
+    options, why = _options(reader.history, asked) if models else (None, "")
     with progress_bar() as progress:
 
         def place_of(session: JudgedCase, little: bool) -> Location:
@@ -112,14 +157,14 @@ def _examine(
             file,
             options,
             left_out=[why] if why else [],
-            declined=["audit: --no-audit was given"] if models is None else [],
+            declined=[] if models else ["audit: --no-audit was given"],
             warnings=reader.warnings,
             progress=progress,
             known=known,
             locate=place_of,
         )
     diagnosis = replace(diagnosis, builds=f"{diagnosis.builds}; judged by specscope {__version__}")
-    if not as_json:
+    if not asked.as_json:
         from specscope.analyze.diagnose.text import render_diagnosis
 
         render_diagnosis(diagnosis, file, text_console())
@@ -132,12 +177,10 @@ def _examine(
 
 def _options(history: History, asked: JudgeFlags) -> tuple[Options | None, str]:
     """The models that judge, or why there are none. Raises UserError where one was named and cannot judge."""
-    from specscope.live.start import share_cores
     from specscope.measure.judges import audit_options
 
-    share_cores()
     try:
-        options = audit_options(history, asked.target, asked.draft_model, asked.sample)
+        options = audit_options(history, asked.target, asked.draft_model, asked.sample or SAMPLE)
     except UserError as error:
         if asked.target is not None or asked.draft_model is not None:
             raise

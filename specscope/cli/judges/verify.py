@@ -10,8 +10,9 @@ import click
 from msgspec import Meta
 from rich.text import Text
 
+from specscope.cli.arguments import X_RULE, Number, whole_from
 from specscope.cli.captures import captures_argument, fetches_captures, json_option, judge_each, need_steps, read_branch
-from specscope.cli.numbers import Number, whole_from
+from specscope.cli.help import verb
 from specscope.cli.streams import warn
 from specscope.engine.config import load_rule
 from specscope.envelope import of_capture
@@ -23,7 +24,7 @@ Share = Annotated[float, Meta(gt=0, lt=1, description="above 0 and below 1")]
 MOST_SHOWN = 10  # calls whose outputs are impossible
 
 
-@click.command()
+@verb(epilog=X_RULE)
 @captures_argument
 @json_option("Print every check as JSON.")
 @click.option(

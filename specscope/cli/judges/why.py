@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specscope.cli.captures import PLACE, fetches_captures, json_option, need_steps, print_json, read_branch
-from specscope.cli.numbers import whole_from
+from specscope.cli.arguments import PLACE, X_RULE, whole_from
+from specscope.cli.captures import fetches_captures, json_option, need_steps, print_json, read_branch
+from specscope.cli.help import verb
 from specscope.cli.streams import warn
 from specscope.envelope import envelope
 from specscope.terminal import text_console
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from specscope.analyze.why import NodeAnswer, RunAnswer
 
 
-@click.command()
+@verb(epilog=X_RULE)
 @click.argument("place", type=PLACE, metavar="CAPTURE[#REQUEST[@STEP[/NODE]]]")
 @json_option("Print the answer and the numbers behind it as JSON.")
 @click.option("--branch", type=whole_from(0, 2**31), metavar="N", help="Look at this branch.  [default: the last]")

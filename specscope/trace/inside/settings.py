@@ -37,7 +37,7 @@ MOST_MIB = 1024  # of taps, by default
 
 @dataclass(frozen=True)
 class TapSettings:
-    """What `specscope locate` wants recorded of an engine's forwards."""
+    """What `specscope diagnose` wants recorded of an engine's forwards."""
 
     folder: str  # SPECSCOPE_TAPS
     # SPECSCOPE_TAPS_INSIDE: whose operations are recorded, not only its borders: all, or layers ("target.3,drafter")

@@ -87,8 +87,8 @@ class CaptureReader:
             name, sign, step = str(file).rpartition("#")
             if sign and os.path.exists(name):
                 raise UserError(
-                    f"{self.name} names a step: give the whole capture, {printable(name)} (specscope replay, or debug "
-                    f"--over, opens it at {printable(step)})"
+                    f"{self.name} names a step: give the whole capture, {printable(name)} (specscope open, or "
+                    f"debug, opens it at {printable(step)})"
                 ) from None
             raise UserError(f"cannot read {self.name}: {error.strerror}") from error
         return kind
@@ -241,7 +241,7 @@ class CaptureReader:
             raise UserError(f"{self.name} is not a capture: it is empty")
         if decoder.summaries and not decoder.judged and not decoder.has_figures:
             raise UserError(
-                f"{self.name} holds spans of level `steps`, and no request's own span: replay and report need that, "
+                f"{self.name} holds spans of level `steps`, and no request's own span: open and report need that, "
                 "or level `trees`"
             )
         self.warnings += decoder.faults.lines()

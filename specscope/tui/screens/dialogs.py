@@ -172,7 +172,7 @@ class Dialogs:
         return matches
 
     def action_copy_reference(self) -> None:
-        """Put what `specscope replay` opens at this step into the clipboard."""
+        """Put what `specscope open` shows at this step into the clipboard."""
         part = self.viewer.history.part(self._standing.current or "", self.viewer.position)
         if part is None:
             self._say(

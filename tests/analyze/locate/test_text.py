@@ -26,7 +26,7 @@ def test_a_fault_is_shown_with_its_place_its_figures_and_the_command():
         "computed in: specscope/speculate/drafters/head.py:88 attend",
         "smallest input: 97 tokens of r3, row 96",
         "next best: a sliding window of 96: leaves 3 of 8 rows",
-        "specscope replay 'run.jsonl#r3@17/4'",
+        "specscope open 'run.jsonl#r3@17/4'",
         "Ruled out",
     ):
         assert part in text

@@ -104,7 +104,7 @@ def test_the_text_names_each_check_and_how_to_see_it(runs):
         assert check.name in text
     assert "a [warning]" in text
     assert "✗ final tokens" in text
-    assert f"specscope replay 'run.jsonl#{trial.failed[0].example}'" in text
+    assert f"specscope open 'run.jsonl#{trial.failed[0].example}'" in text
     assert text.splitlines()[-1].startswith("NOT CONSISTENT: ")
 
 

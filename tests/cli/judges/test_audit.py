@@ -1,4 +1,4 @@
-"""`specscope audit` as people run it."""
+"""`specscope diagnose --only audit`, and `--trainer`, as people run them."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ def captured(tmp_path_factory, prompts, model):  # noqa: F811
 
 
 def test_a_healthy_capture_passes(captured, tiny):
-    done = specscope("audit", captured, "--target", tiny)
+    done = specscope("diagnose", "--only", "audit", captured, "--target", tiny)
     assert done.returncode == 0, done.stderr
     assert "target p" in done.stdout
     assert "draft p" in done.stdout
@@ -34,9 +34,11 @@ def test_a_healthy_capture_passes(captured, tiny):
 
 @pytest.mark.slow
 def test_json_and_a_sample(captured, tiny):
-    done = specscope("audit", captured, "--target", tiny, "--sample", 5, "--json")
-    (found,) = json.loads(done.stdout)["captures"]
-    assert done.returncode == found["exit"] == 0
+    done = specscope("diagnose", "--only", "audit", captured, "--target", tiny, "--sample", 5, "--json")
+    (capture,) = json.loads(done.stdout)["captures"]
+    found = capture["stages"]["audit"]
+    assert done.returncode == capture["exit"] == found["exit"] == 0
+    assert list(capture["stages"]) == ["audit"]
     assert found["audited"] == 5
     assert found["draft_model"].endswith("first 2 layers")
     assert {one["result"] for one in found["findings"]} == {"passed"}
@@ -52,12 +54,14 @@ def test_a_drafter_that_is_not_at_hand_is_exit_2_and_said(tmp_path, deep, prompt
     done = specscope("capture", prompts, "-o", path, "--max-tokens", 6, "--draft-model", head, "--tree", "3", *how)
     assert done.returncode == 0, done.stderr
     shutil.rmtree(head)
-    done = specscope("audit", path)
+    done = specscope("diagnose", "--only", "audit", path)
     shown = " ".join(done.stdout.split())
     assert done.returncode == 2, done.stderr
     assert "The target agrees at" in shown
     assert shown.endswith("The drafter was not judged: the head head is not at hand: give --draft-model HEAD.")
-    (found,) = json.loads(specscope("audit", path, "--json").stdout)["captures"]
+    found = json.loads(specscope("diagnose", "--only", "audit", path, "--json").stdout)["captures"][0]["stages"][
+        "audit"
+    ]
     assert found["exit"] == 2
     assert found["unjudged"] == ["The drafter was not judged: the head head is not at hand: give --draft-model HEAD."]
 
@@ -73,14 +77,14 @@ def test_a_changed_p_is_found(captured, tiny, tmp_path):
     end = text.index("}", start)
     changed = tmp_path / "changed.jsonl"
     changed.write_text(text[:start] + "0.987" + text[end:])
-    done = specscope("audit", changed, "--target", tiny)
+    done = specscope("diagnose", "--only", "audit", changed, "--target", tiny)
     assert done.returncode == 1, done.stderr
     assert "target p differs" in done.stdout
-    assert f"specscope replay '{changed}#" in done.stdout.replace("\n", "")
+    assert f"specscope open '{changed}#" in done.stdout.replace("\n", "")
 
 
 def test_the_captures_own_target_judges_where_it_is_what_it_was(captured):
-    done = specscope("audit", captured, "--sample", 4)
+    done = specscope("diagnose", "--only", "audit", captured, "--sample", 4)
     assert done.returncode == 0, done.stderr
 
 
@@ -91,10 +95,10 @@ def test_bad_input_is_one_line(captured, tmp_path):
     moved = tmp_path / "moved.jsonl"
     moved.write_text(text.replace(key, key + "/nowhere"))
     for words, said in (
-        (["audit", moved], "give --target MODEL"),
-        (["audit", captured, "--target", tmp_path / "nothing"], "nothing"),
-        (["audit", tmp_path / "none.jsonl"], "none.jsonl"),
-        (["audit", captured, "--sample", 0], "--sample"),
+        (["diagnose", "--only", "audit", moved], "give --target MODEL"),
+        (["diagnose", "--only", "audit", captured, "--target", tmp_path / "nothing"], "nothing"),
+        (["diagnose", "--only", "audit", tmp_path / "none.jsonl"], "none.jsonl"),
+        (["diagnose", "--only", "audit", captured, "--sample", 0], "--sample"),
     ):
         done = specscope(*words)
         assert done.returncode == 2, words
@@ -108,14 +112,14 @@ def headed(tmp_path_factory):
 
 
 def test_a_head_in_training_beside_its_serving(headed, tmp_path):
-    done = specscope("audit", headed, "--trainer", HEAD, "--json")
+    done = specscope("diagnose", headed, "--trainer", HEAD, "--json")
     assert done.returncode == 0, done.stderr
-    (found,) = json.loads(done.stdout)["captures"]
+    found = json.loads(done.stdout)["captures"][0]["stages"]["audit"]
     assert found["exit"] == 0
     assert found["differences"] == []
     assert found["tensors"] > 10
     other = head_copy(tmp_path / "trainer", {"rope_theta": 300.0})
-    done = specscope("audit", headed, "--trainer", other)
+    done = specscope("diagnose", headed, "--trainer", other)
     shown = " ".join(done.stdout.split())
     assert done.returncode == 1, done.stderr
     assert "rope_theta is 10000.0 in the served head, 300.0 in training" in shown
@@ -130,16 +134,16 @@ def test_a_head_in_training_beside_its_serving(headed, tmp_path):
     ],
 )
 def test_a_trainer_that_is_none_is_one_line(trainer, message, headed):
-    done = specscope("audit", headed, "--trainer", trainer)
+    done = specscope("diagnose", headed, "--trainer", trainer)
     assert done.returncode == 2
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
 
 
 def test_what_a_trainer_does_not_go_with(captured):
-    done = specscope("audit", captured, "--trainer", HEAD)
+    done = specscope("diagnose", captured, "--trainer", HEAD)
     assert done.returncode == 2
     assert "the capture's drafter is draft_model: --trainer compares EAGLE heads" in done.stderr
-    done = specscope("audit", captured, "--trainer", HEAD, "--sample", 4)
+    done = specscope("diagnose", captured, "--trainer", HEAD, "--sample", 4)
     assert done.returncode == 2
-    assert "--sample does not go with --trainer" in done.stderr
+    assert "--trainer compares whole folders: leave out --sample" in done.stderr

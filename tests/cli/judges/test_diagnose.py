@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from specscope.cli.judges import audit
+from specscope.cli import captures
 from specscope.cli.main import cli
 from specscope.errors import UserError
 
@@ -23,7 +23,7 @@ def test_the_planted_bug_of_the_readme_is_named():
     result = run(TRACES / "planted.jsonl", "--no-audit")
     assert result.exit_code == 1
     assert "1. the drafts are shifted in position" in result.output
-    assert f"specscope replay '{TRACES / 'planted.jsonl'}#r0@" in result.output
+    assert f"specscope open '{TRACES / 'planted.jsonl'}#r0@" in result.output
     assert "not judged: audit: --no-audit was given" in result.output
     assert re.search(r"recorded by specscope \S+, torch \S+, .*; judged by specscope \d", result.output)
 
@@ -43,8 +43,11 @@ def test_json():
     assert first["cause"] == "draft_position"
     assert first["is_fault"] is True
     assert first["for"]
-    assert first["command"].startswith("specscope replay")
+    assert first["command"].startswith("specscope open")
     assert found["looked_at"] == ["capture", "verify"]
+    assert (found["stages"]["audit"], found["stages"]["locate"]) == (None, None)
+    alone = CliRunner().invoke(cli, ["verify", str(TRACES / "planted.jsonl"), "--json"])
+    assert found["stages"]["verify"]["groups"] == json.loads(alone.output)["captures"][0]["groups"]
 
 
 def test_a_model_that_is_not_at_hand_is_said(tmp_path):
@@ -83,7 +86,8 @@ def test_a_header_that_names_no_tree_or_drafter_of_ours_says_what_was_not_judged
     result = run(file, "--json", "--sample", 2)
     (found,) = json.loads(result.stdout)["captures"]
     assert result.exit_code == 2
-    assert found["looked_at"] == ["capture", "verify", "audit"]
+    walked = ["locate"] if name == "drafter" else []  # of a drafter that is not ours, the target's operations
+    assert found["looked_at"] == ["capture", "verify", "audit", *walked]
     assert found["left_out"] == [f"audit: {says}"]
 
 
@@ -103,8 +107,8 @@ def test_a_run_without_steps_cannot_be_judged(tmp_path):
 
 
 def test_progress_in_a_pipe_is_a_line_every_few_seconds(capsys, monkeypatch):
-    monkeypatch.setattr(audit, "EVERY", 0.05)
-    with audit.progress_bar() as progress:
+    monkeypatch.setattr(captures, "EVERY", 0.05)
+    with captures.progress_bar() as progress:
         progress("auditing the target", 3, 120)
         time.sleep(0.2)
         progress("looking at the verdict", 0, 0)

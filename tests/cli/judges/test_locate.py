@@ -1,4 +1,4 @@
-"""`specscope locate`: what is refused before a model is loaded. What it finds: tests/measure/locate/."""
+"""`specscope diagnose --only locate`: what is refused before a model is loaded. It finds: tests/measure/locate/."""
 
 import json
 from pathlib import Path
@@ -17,15 +17,17 @@ REFUSED = {
     "no such file": (["./none.jsonl"], "none.jsonl"),
     "no such model": ([EAGLE, "--target", "./none"], "no model at ./none"),
     "no such branch": ([EAGLE, "--branch", "7"], "the run has no such branch"),
-    "a screen as JSON": ([EAGLE, "--tui", "--json"], "leave out --json"),
-    "a screen without a terminal": ([EAGLE, "--tui"], "the screen needs a terminal"),
+    "a screen as JSON": ([EAGLE, "--screen", "--json"], "leave out --json"),
+    "two captures": ([EAGLE, f"{EAGLE}#r1"], "--only locate takes one capture"),
+    "no models": ([EAGLE, "--no-audit"], "--only locate runs this stage alone: leave out --no-audit"),
+    "a screen without a terminal": ([EAGLE, "--screen"], "the screen needs a terminal"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_it_is_refused_in_a_line(name):
     words, says = REFUSED[name]
-    code, out, err = run_here(["locate", *words])
+    code, out, err = run_here(["diagnose", "--only", "locate", *words])
     assert code == 2
     assert (out == "") is ("--json" not in words)
     assert says in err
@@ -33,7 +35,23 @@ def test_it_is_refused_in_a_line(name):
 
 
 def test_a_refusal_is_json_too():
-    code, out, _ = run_here(["locate", f"{EAGLE}#r9@1", "--json"])
+    code, out, _ = run_here(["diagnose", "--only", "locate", f"{EAGLE}#r9@1", "--json"])
     found = json.loads(out)
-    assert (code, found["exit"], found["schema"]) == (2, 2, "specscope.locate/1")
-    assert "there is no request 'r9'" in found["error"]
+    assert (code, found["exit"], found["schema"]) == (2, 2, "specscope.diagnose/2")
+    assert "there is no request 'r9'" in found["captures"][0]["error"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([f"{EAGLE}#r1@7"], f"{EAGLE}#r1@7 names a step: give the whole capture, or --only locate"),
+        ([EAGLE, "--stage", "draws"], "--stage and --screen need --only locate"),
+        ([EAGLE, "--only", "audit", "--screen"], "--stage and --screen need --only locate"),
+        ([EAGLE, "--only", "audit", "--no-known"], "--only audit runs this stage alone: leave out --no-known"),
+        ([EAGLE, "--only", "verify"], "'audit', 'locate'"),
+    ],
+)
+def test_what_belongs_to_this_stage_alone_is_refused_elsewhere(words, says):
+    code, out, err = run_here(["diagnose", *words])
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert says in err

@@ -30,7 +30,7 @@ def test_a_capture_that_was_tampered_with(tmp_path):
     code, out, _ = run_here(["verify", str(path)])
     assert code == 1
     assert "✗ coins" in out
-    assert f"specscope replay '{path}#r" in out.replace("\n", "")
+    assert f"specscope open '{path}#r" in out.replace("\n", "")
     code, out, _ = run_here(["verify", str(path), "--json"])
     found = json.loads(out)
     checks = {check["name"]: check for group in found["captures"][0]["groups"] for check in group["checks"]}

@@ -1,4 +1,4 @@
-"""Faults inside the models and in what their forwards are fed, for `specscope locate`."""
+"""Faults inside the models and in what their forwards are fed, for `specscope diagnose --only locate`."""
 
 from __future__ import annotations
 

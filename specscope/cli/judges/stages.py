@@ -1,0 +1,111 @@
+"""The stages of `specscope diagnose` that run by themselves: a capture judged by its models, and where it breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from specscope.analyze.locate.located import Stage
+from specscope.cli.captures import need_steps, progress_bar, read_branch
+from specscope.cli.streams import need_terminal, warn
+from specscope.envelope import of_capture
+from specscope.lifetime import Lifetime
+from specscope.terminal import text_console
+from specscope.trace.record.vocabulary import shell_word
+
+if TYPE_CHECKING:
+    from specscope.trace.history.history import History, PlaceName
+    from specscope.trace.wire.reading import CaptureReader
+
+
+@dataclass(frozen=True)
+class JudgeFlags:
+    """What the flags ask of the judges."""
+
+    target: str | None
+    draft_model: str | None
+    sample: int | None
+    branch: int | None
+    as_json: bool
+
+    def read(self, file: str) -> CaptureReader:
+        """A capture that has steps, at the end of the branch. Raises UserError."""
+        reader = read_branch(file, self.branch)
+        need_steps(reader.history, file)
+        return reader
+
+
+def audited(file: str, asked: JudgeFlags) -> Mapping[str, Any]:
+    """Audit a capture; printed in words unless as JSON. Raises UserError."""
+    from specscope.analyze.audit.audit import audit
+    from specscope.analyze.audit.text import render_audit
+    from specscope.measure.judges import audit_options
+
+    reader = asked.read(file)
+    with progress_bar() as progress:
+        options = audit_options(reader.history, asked.target, asked.draft_model, asked.sample)
+        result = audit(reader.history, file, options, progress)
+    if not asked.as_json:
+        render_audit(result, text_console())
+    return _told(file, "audit", result, (*reader.warnings, *result.notes), reader.warnings)
+
+
+def beside_training(file: str, asked: JudgeFlags, folder: str) -> Mapping[str, Any]:
+    """Compare the head that served a capture with the folder that it was trained in. Raises UserError."""
+    from specscope.measure.trainer import audit_trainer, render_trainer
+
+    reader = asked.read(file)
+    compared = audit_trainer(reader.history, file, folder, asked.target, asked.draft_model)
+    if not asked.as_json:
+        render_trainer(compared, text_console())
+    return _told(file, "audit", compared, (*reader.warnings, *compared.warnings), reader.warnings)
+
+
+def located(
+    place: str, asked: JudgeFlags, stages: tuple[str, ...], lifetime: Lifetime, *, screen: bool
+) -> Mapping[str, Any]:
+    """Name the first operation that is wrong; as text, unless as JSON or on a screen. Raises UserError."""
+    from specscope.measure.judges import audit_options
+    from specscope.trace.wire.reading import split_file
+
+    file, text = split_file(place)
+    if screen:
+        need_terminal(f"specscope diagnose --only locate {shell_word(place)}")
+    reader = asked.read(file)
+    history = reader.history
+    named = checked_place(history, text) if text else None
+    options = audit_options(history, asked.target, asked.draft_model, asked.sample)
+    from specscope.measure.locate.locate import locate
+
+    with progress_bar() as progress:
+        chosen = tuple(map(Stage, stages)) or tuple(Stage)
+        location = locate(history, file, options, place=named, stages=chosen, progress=progress)
+    if screen:
+        from specscope.tui.answer import run_answer
+        from specscope.tui.locate import locate_app
+
+        run_answer(partial(locate_app, location, history.vocabulary), lifetime)
+    elif not asked.as_json:
+        from specscope.analyze.locate.text import render_location
+
+        render_location(location, text_console())
+    return _told(file, "locate", location, reader.warnings, reader.warnings)
+
+
+def _told(file: str, stage: str, found: Any, warnings: Any, shown: list[str]) -> Mapping[str, Any]:  # noqa: ANN401
+    """What a stage found in a file, as JSON. `shown`: of the warnings those that its text does not have."""
+    for warning in shown:
+        warn(warning)
+    return of_capture(file, {"stages": {stage: found.to_dict()}}, code=found.exit, warnings=warnings)
+
+
+def checked_place(history: History, text: str) -> PlaceName:
+    """The place that a text names. Raises UserError where there is no such request, step or node."""
+    request, named = history.find(text)
+    if named.index is not None:
+        from specscope.analyze.why import why_part
+
+        why_part(history, request, named.index, named.node)  # says which there are
+    return named

@@ -1,0 +1,77 @@
+"""What X is: one rule for every verb."""
+
+import gzip
+import socket
+from pathlib import Path
+
+import pytest
+
+from specscope.cli.arguments import What
+from tests.bad_inputs import PLANTED
+from tests.support.commands import run_here
+
+ID = "4f836fc2338be204b3bf1b5f58777b77"
+LOG = str(Path(__file__).parents[1] / "data" / "vllm" / "log.txt")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """One of each that a file can be."""
+    monkeypatch.chdir(tmp_path)
+    Path("run.jsonl").write_bytes(Path(PLANTED).read_bytes())
+    Path("word").write_bytes(gzip.compress(Path(PLANTED).read_bytes()))
+    Path("a#b").write_text("a prompt\n")
+    Path("vllm.log").write_bytes(Path(LOG).read_bytes())
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind("debug.sock")
+    yield tmp_path
+    listening.close()
+
+
+ARE = {
+    What.RECORDING: ["run.jsonl", "run.jsonl#r3@17", "word"],  # by its first bytes
+    What.FILE: ["a#b", "vllm.log"],
+    What.SOCKET: ["debug.sock"],
+    What.INPUT: ["-"],
+    What.TRACE: [f"http://localhost:16686/trace/{ID}", f"http://me:pw@tempo:3200/api/traces/{ID}#r3@17"],
+    What.PAGE: ["http://localhost:8000/metrics", "http://localhost:16686/search"],
+    What.WORDS: ["http://localhost:8000 is down, why?", "Why?", "What is run.txt?", "hello", "hello.", "n" * 300],
+    What.MISSING: ["other.jsonl", "no/where", "none#r3@17"],
+}
+
+
+@pytest.mark.parametrize(("text", "what"), [(text, what) for what, texts in ARE.items() for text in texts])
+def test_what_an_argument_is(folder, text, what):
+    assert What.of(text) is what
+
+
+REFUSED = {
+    "debug.sock": ["open", "report", "verify", "why", "export -o t", "watch --headless", "run", "capture -o c.jsonl"],
+    f"http://localhost:16686/trace/{ID}": ["watch --headless", "run", "capture -o c.jsonl"],
+    "http://localhost:8000/metrics": ["open", "verify", "why", "debug", "run", "export -o t"],
+    "other.jsonl": ["run", "debug", "capture -o c.jsonl", "open", "report", "watch --headless", "tune --no-costs"],
+}
+
+
+@pytest.mark.parametrize(("x", "words"), [(x, words) for x, verbs in REFUSED.items() for words in verbs])
+def test_what_a_verb_does_not_take_is_refused_in_a_line_that_says_what_does(folder, x, words):
+    verb, *more = words.split()
+    code, out, err = run_here([verb, x, *more])
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert x in err
+    what_to_do = ("specscope ", "No such file", "there is no file", "a server is http", "prompt has spaces", "trace/ID")
+    assert any(words in err for words in what_to_do), err
+
+
+def test_a_flag_without_effect_is_refused(folder):
+    """`debug` of a recording, or of what runs elsewhere, takes nothing of an engine and of requests."""
+    for x, words, says in (
+        ("run.jsonl", ["--tree", "3"], "run.jsonl is debugged as it was recorded: leave out --tree"),
+        ("run.jsonl", ["--temperature", "0"], "leave out --temperature"),
+        ("run.jsonl", ["--raw"], "leave out --raw"),
+        ("debug.sock", ["--stop", "x"], "debug.sock is debugged as it runs: leave out --stop"),
+        ("debug.sock", ["--target", "x"], "leave out --target"),
+    ):
+        code, out, err = run_here(["debug", x, *words])
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert says in err
