@@ -17,6 +17,7 @@ from specscope.engine.prompts import PromptSpec
 from specscope.errors import UserError
 from specscope.interrupt import ends_at_once, interruptible
 from specscope.lifetime import Lifetime
+from specscope.live.stages import Stages
 from specscope.live.start import start_engine, too_long
 from specscope.terminal import text_console
 from specscope.trace.history.history import History
@@ -47,13 +48,15 @@ def capture_run(
     total, undrafted, texts, ends = Acceptance(), Counter[Undrafted](), list[Ints](), list[RequestEnd]()
     with _bar(console, len(specs)) as progress:
         with ends_at_once():
-            long = too_long(config, specs, lambda stage: progress(stage, 0))
+            begin = _staged(console, progress)
+            long = too_long(config, specs, begin)
             refused = list(long.values())
             if len(refused) == len(specs):
                 raise UserError(refused[-1])
             for line in refused:
                 warn(f"{line}; it is left out")
-            engine = start_engine(config, lambda stage: progress(stage, 0))
+            engine = start_engine(config, begin)
+            begin("running")
         log = (lambda line: console.print(line, highlight=False, soft_wrap=True)) if log_stats else None
         for number, spec in ((number, spec) for number, spec in enumerate(specs) if number not in long):
             try:
@@ -112,6 +115,18 @@ def _bar(console: Console, requests: int) -> Iterator[Callable[[str, int], None]
     with bar:
         task = bar.add_task("starting", total=requests)
         yield lambda text, done: bar.update(task, description=text, advance=done)
+
+
+def _staged(console: Console, progress: Callable[[str, int], None]) -> Callable[[str], None]:
+    """What a start calls with each of its stages: on a terminal, a line for each that has ended."""
+    stages = Stages("reading the prompts")
+
+    def begin(stage: str) -> None:
+        progress(stage, 0)
+        if (ended := stages.begin(stage)) and sys.stderr.isatty():
+            console.print(ended, style="dim", highlight=False)
+
+    return begin
 
 
 def _count(record: StepRecord, total: Acceptance, progress: Callable[[str, int], None]) -> None:

@@ -69,7 +69,7 @@ class Control(Protocol):
 
     @property
     def progress(self) -> str:
-        """While loading: the stage; before an engine is heard, what is waited for."""
+        """While loading: a line for each stage; before an engine is heard, what is waited for."""
 
     @property
     def error(self) -> str:

@@ -18,6 +18,7 @@ from specscope.errors import UserError
 from specscope.interrupt import ignore_terminal
 from specscope.live.messages import BreakpointList, Command, Failed, LastOutput, Loading, Ready, Status
 from specscope.live.server import serve
+from specscope.live.stages import Stages
 from specscope.trace.history.history import KEPT, History
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import Moved, StepRecord
@@ -53,7 +54,7 @@ class Worker:
         self._how: Mapping[str, Any] = {"raw": raw, "template": template}  # how prompts become text
         self._on_ready = on_ready  # called on the reader's thread before the first record; opens sinks on the bus
         self._status = "loading"
-        self.progress = "starting the engine"  # while loading: the stage
+        self._stages = Stages("starting the engine's process")
         self._error = ""
         self._unloaded = False  # whether it was ended before it had loaded
         self._arrived: deque[StepRecord | Moved | News] = deque()  # in order: news may be about a record before it
@@ -73,6 +74,11 @@ class Worker:
         self._output = LastOutput(printed)
         self._reader = threading.Thread(target=self._read, name="specscope-worker-reader", daemon=True)
         self._reader.start()
+
+    @property
+    def progress(self) -> str:
+        """While loading: its stages, a line each, with the time that each took."""
+        return "\n".join(self._stages.lines()) if self._status == "loading" else ""
 
     def _read(self) -> None:
         """Drain the pipe at once, so that a slow screen never slows the engine."""
@@ -103,7 +109,7 @@ class Worker:
             case NodeView():
                 self.node_view = message
             case Loading():
-                self.progress = message.stage
+                self._stages.begin(message.stage)
             case Ready():
                 self._on_ready(message)
                 self.ready = message

@@ -78,7 +78,7 @@ def bundled_model(progress: Callable[[str], None]) -> Path:
         lock.acquire()
     try:
         if not _is_whole(folder):
-            progress(f"converting {NAME} once (about 20 s)")
+            progress(f"converting {NAME}, once: {source.stat().st_size / 1e6:.0f} MB")
             _convert_into(folder, source)
     finally:
         lock.release()

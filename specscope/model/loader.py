@@ -111,7 +111,7 @@ def load_model(
     model = model.to(device).eval()
     model.requires_grad_(False)
     if device.type == "cpu" and must_compile(dtype):
-        progress("compiling kernels for this processor once (about 10 s)")
+        progress("compiling kernels for this processor, once")
     folder = Path(source) if Path(source).is_dir() else None
     return adopt(model, name, folder)
 

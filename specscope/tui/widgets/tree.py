@@ -83,7 +83,11 @@ def _loading(look: Look, control: Control, width: int, height: int) -> Sheet:
     """What it does, or how it ended before its first step, and the end of its log."""
     ended = look.status == "ended"
     said = f"it ended: {look.error}" if look.error else "it ended" if ended else control.progress
-    lines: list[Line] = [[], *_indented(said, width, "rejected" if look.error else "strong")]
+    *before, last = said.split("\n")
+    lines: list[Line] = [[]]
+    for stage in before:
+        lines += _indented(stage, width, "dim")
+    lines += _indented(last, width, "rejected" if look.error else "strong")
     room, logged = height - len(lines) - 1, deque[Line]()
     for line in reversed(look.log):
         rows = _indented(line, width, "text")
