@@ -21,6 +21,7 @@ class ConsoleCommand:
     short: tuple[str, ...] = ()
     repeats: bool = False  # whether an empty line runs it again
     passive: bool = False  # whether it neither moves a run nor looks at where it stands: a running engine runs on
+    looks: bool = False  # whether it is about the step in view, which may be an earlier one than the engine stands at
     takes: tuple[tuple[str, str], ...] = ()  # what may follow the name, each with its help
 
     @property
@@ -107,30 +108,43 @@ COMMANDS = (
         "show one of these",
         ("i",),
         passive=True,
+        looks=True,
         takes=INFO_TAKES,
     ),
     ConsoleCommand(
-        "print", "EXPR [@ NODE]", "show the value of EXPR at NODE (default: the current node, else the step)", ("p",)
+        "print",
+        "EXPR [@ NODE]",
+        "show the value of EXPR at NODE (default: the current node, else the step)",
+        ("p",),
+        looks=True,
     ),
     ConsoleCommand(
         "check",
         "kv",
         "compare the KV that target and drafter hold of the current request with KV computed afresh",
     ),
-    ConsoleCommand("tree", "", "draw the step's tree with its verdicts", ("t",)),
+    ConsoleCommand("tree", "", "draw the step's tree with its verdicts", ("t",), looks=True),
     ConsoleCommand(
-        "node", "[N]", "show all evidence on node N (default: the current node) and make it the current node"
+        "node",
+        "[N]",
+        "show all evidence on node N (default: the current node) and make it the current node",
+        looks=True,
     ),
-    ConsoleCommand("why", "[N]", "say why node N was rejected or kept; without N, the step's path and what ended it"),
-    ConsoleCommand("up", "", "make the parent the current node"),
-    ConsoleCommand("down", "", "make the accepted child the current node, or the first child if none was accepted"),
-    ConsoleCommand("where", "", "show the current step, request and node", ("w",)),
+    ConsoleCommand(
+        "why", "[N]", "say why node N was rejected or kept; without N, the step's path and what ended it", looks=True
+    ),
+    ConsoleCommand("up", "", "make the parent the current node", looks=True),
+    ConsoleCommand(
+        "down", "", "make the accepted child the current node, or the first child if none was accepted", looks=True
+    ),
+    ConsoleCommand("where", "", "show the current step, request and node", ("w",), looks=True),
     ConsoleCommand("branch", "N", "show branch N of a recorded run, at its last step"),
-    ConsoleCommand("request", "NAME", "make NAME the current request", ("r",)),
+    ConsoleCommand("request", "NAME", "make NAME the current request", ("r",), looks=True),
     ConsoleCommand(
         "fork",
         "[NAME=VALUE ...]",
         "what if: run the request again from this step with changes, and compare the two runs",
+        looks=True,
         takes=FORK_TAKES,
     ),
     ConsoleCommand("help", "[COMMAND]", "list all commands, or explain one", ("h", "?"), passive=True),

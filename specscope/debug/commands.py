@@ -31,6 +31,11 @@ MOST_COMMANDS = 10_000  # of breakpoints, run for one line that was typed
 MOST_COUNT = 10**9
 
 
+def goes_on_text(stands: int, viewed: int) -> str:
+    """What a command says that moves the run while an earlier step is in view."""
+    return f"step {viewed} was in view; the run goes on from step {stands}, where the engine stands"
+
+
 class WhatIf:
     """What `fork` and `node` need; a live engine has one (live/local.py)."""
 
@@ -71,11 +76,27 @@ class Commands(PointCommands):
         """Run one line; what it prints. Raises UserError for a line that is refused, and changes nothing then."""
         return self.answer(line).text
 
-    def answer(self, line: str) -> Answer:
-        """As `run`, with the stop that the line ended in."""
+    def answer(self, line: str, viewed: int | None = None) -> Answer:
+        """As `run`, with the stop that the line ended in.
+
+        `viewed`: the number of the step in view, where that is an earlier one than the engine stands at. Commands that
+        look are about it; those that move the run go on from where the engine stands, and say so.
+        """
         self._stop = None
         line = " ".join(line.splitlines())  # pasted text may have ends of lines in it
-        return self._answer(line, self._note(line) if self.reading else self._obey(line))
+        if self.reading or viewed is None:
+            return self._answer(line, self._note(line) if self.reading else self._obey(line))
+        name = (self._meant(line).split() or [""])[0]
+        goes_on = goes_on_text(self.session.history.last_step, viewed)
+        if name and find(name).looks:
+            self.session.viewed = self.session.history.position_of(viewed)
+            if self.session.viewed is None:
+                raise UserError(f"step {viewed} is no part of the run any more")
+        try:
+            text = self._obey(line)
+        finally:
+            self.session.viewed = None
+        return self._answer(line, f"{goes_on}\n{text}" if self._stop is not None else text)
 
     def _answer(self, line: str, text: str) -> Answer:
         return Answer(line, printable(text, keep="\n"), self._stop)  # the text may quote prompts and outputs
@@ -99,6 +120,10 @@ class Commands(PointCommands):
         """Whether a line neither moves the run nor looks at where it stands. Raises UserError for no command."""
         meant = "" if self.reading else self._meant(line)
         return not meant or find(meant.split()[0]).passive
+
+    def moves(self, line: str) -> bool:
+        """Whether a line may move the run. Raises UserError for no command."""
+        return not self.is_passive(line) and not find(self._meant(line).split()[0]).looks
 
     def complete(self, line: str) -> list[str]:
         """Completions: commands, events, names of the evidence."""

@@ -69,7 +69,7 @@ class Forked:
 
     def describe(self, vocabulary: Vocabulary) -> str:
         """Both outputs with the first difference marked, and the change in acceptance length."""
-        lines = [f"fork of {self.request} from its step {self.index}: {self.changes}"]
+        lines = [f"fork of {self.request}@{self.index}: {self.changes}"]
         for name, tokens, figures in zip(("original", "fork"), self.outputs, self.figures, strict=True):
             before = vocabulary.text(tokens[: self.same])[-TEXT:]
             after = vocabulary.text(tokens[self.same :])[:TEXT]
@@ -85,7 +85,8 @@ class Forked:
         for name, side in (("original", self.original), ("fork", self.fork)):
             place = self.parting(side) if self.differ else 0
             if place < len(side):
-                lines += [f"{name}, step {side[place].index}:", draw_tree(side[place], vocabulary)]
+                place_text = f"{self.request}@{self.index + place}, +{place} since the fork"
+                lines += [f"{name}, {place_text}:", draw_tree(side[place], vocabulary)]
         return "\n".join(lines)
 
     def difference(self, vocabulary: Vocabulary) -> str:

@@ -40,6 +40,7 @@ class Session:
         self.typical: Callable[[RequestStep, int], Sequence[str]] = lambda part, node: ()
         self.interrupted: Callable[[], bool] = lambda: False  # asked after each step: whether to stop running on
         self._cursor = position  # over a capture
+        self.viewed: int | None = None  # the place of the step that is looked at, where an engine stands at a later one
         self._node: tuple[StepRecord | None, RequestStep, int] | None = None  # in which step of what, and which
         self._undone: list[StepRecord] = []  # that an engine went back over
         self.parted = ""  # where a step came out otherwise than the one that was undone, in words
@@ -58,13 +59,17 @@ class Session:
     @property
     def phase(self) -> str:
         """The phase that ran last of a step that was begun, "" between steps."""
-        begun = None if self.engine is None else self.engine.current
+        begun = None if self.engine is None or self.viewed is not None else self.engine.current
         return begun.phases[-1].name if begun is not None and begun.phases else ""
 
     @property
+    def _shown(self) -> int:
+        return self.position if self.viewed is None else self.viewed
+
+    @property
     def record(self) -> StepRecord | None:
-        """The step that ran last."""
-        return self.history.steps[self.position] if 0 <= self.position < len(self.history.steps) else None
+        """The step that is looked at: the one that ran last, unless `viewed` names another."""
+        return self.history.steps[self._shown] if 0 <= self._shown < len(self.history.steps) else None
 
     @property
     def current_request(self) -> RequestHistory | None:
@@ -78,9 +83,9 @@ class Session:
 
     @property
     def part(self) -> RequestStep | None:
-        """The current request's part in the step that ran last, or its last before that."""
+        """The current request's part in the step that is looked at, or its last before that."""
         request = self.current_request
-        part = None if request is None else self.history.part(request.id, self.position)
+        part = None if request is None else self.history.part(request.id, self._shown)
         return None if part is None else part[1]
 
     @property

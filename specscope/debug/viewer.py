@@ -45,8 +45,8 @@ class Control(Protocol):
     def step(self) -> None:
         """Run one engine step, then pause."""
 
-    def debug(self, line: str) -> None:
-        """A line for the debugger."""
+    def debug(self, line: str, viewed: int | None = None) -> None:
+        """A line for the debugger. `viewed`: the number of the step in view, where that is not the last."""
 
     def look(self, step: int, request: str, node: int | None) -> None:
         """Ask for the distributions behind a node, None for the final token; the answer comes in `node_view`.
@@ -141,8 +141,9 @@ class Viewer:
             self._commands.session.typical = self.typical
         if self.control is not None and self.live and self.control.obeys:
             with suppress(UserError):  # the engine's debugger reports unknown commands
-                self.follow = self.follow or not self._commands.is_passive(line)
-            self.control.debug(line)
+                self.follow = self.follow or self._commands.moves(line)
+            steps, last = self.history.steps, len(self.history.steps) - 1
+            self.control.debug(line, steps[self.position].step if 0 <= self.position < last else None)
             return
         session = self._commands.session
         if not self._before_first:
@@ -304,7 +305,7 @@ class Passive:
         """Not possible from here."""
         self._refuse()
 
-    def debug(self, line: str) -> None:
+    def debug(self, line: str, viewed: int | None = None) -> None:
         """Not possible from here; the viewer looks through the history instead."""
         self._refuse()
 

@@ -154,9 +154,9 @@ class Worker:
         """Run one step, then stay paused."""
         self._send("step")
 
-    def debug(self, line: str) -> None:
-        """A line for the debugger; the answer comes in `news`."""
-        self._send("debug", line)
+    def debug(self, line: str, viewed: int | None = None) -> None:
+        """A line for the debugger, and the step in view; the answer comes in `news`."""
+        self._send("debug", (line, viewed))
 
     def look(self, step: int, request: str, node: int | None) -> None:
         """Ask for a node's distributions; the answer comes in `node_view`."""

@@ -16,10 +16,10 @@ from multiprocessing.connection import Connection
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from specscope.debug.answers import LineRefused, LookRefused, News, PromptRefused
+from specscope.debug.answers import LineRefused, LookRefused, News, Notice, PromptRefused
 from specscope.debug.breakpoints import BreakpointInfo
 from specscope.debug.command_table import find
-from specscope.debug.commands import Commands
+from specscope.debug.commands import Commands, goes_on_text
 from specscope.debug.stepper import Stepper
 from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import PromptSpec
@@ -117,7 +117,7 @@ class _Server:
 
     def _do(self, command: Command) -> None:
         if command.verb == "debug":
-            self._debug(command.value)
+            self._debug(*command.value)
         elif command.verb == "look":
             self._look(*command.value)
         elif command.verb == "submit":
@@ -131,17 +131,19 @@ class _Server:
         else:
             self.paused = command.verb == "pause"
 
-    def _debug(self, line: str) -> None:
+    def _debug(self, line: str, viewed: int | None = None) -> None:
         """A line for the debugger. One that moves or looks pauses the engine; others let it run."""
         with self._answering(lambda why: LineRefused(line, why)):
             passive, words = self.debugger.is_passive(line), line.split()
             if words and not passive and find(words[0]).name == "continue":
                 self.paused = False
+                if viewed is not None:
+                    self.send(Notice(goes_on_text(self.debugger.session.history.last_step, viewed)))
                 return
             if not passive:
                 self.paused, self.single = True, 0
             before = self.debugger.forked
-            self._tell(self.debugger.answer(line))
+            self._tell(self.debugger.answer(line, viewed))
             if self.debugger.forked is not None and self.debugger.forked is not before:
                 self.send(self.debugger.forked)
         self._send_points()

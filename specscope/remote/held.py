@@ -128,11 +128,11 @@ class HeldCommands(Commands):
         super().__init__(_HeldSession(debugger.gate, debugger.history), _HeldWhatIf(debugger))
         self.debugger, self._waits = debugger, waits
 
-    def answer(self, line: str) -> Answer:
+    def answer(self, line: str, viewed: int | None = None) -> Answer:
         """As `Commands.answer`, with what the engine did since the last line and how long it still waits."""
         gate = self.debugger.gate
         gate.interrupted, expired, gate.expired = False, gate.expired, None
-        answer = super().answer(line)
+        answer = super().answer(line, viewed)
         late = f"{gate.engine} went on by itself after {expired or 0:g} s: pause stops it again"
         text = [*([] if expired is None else [late]), *filter(None, [answer.text])]
         if answer.stop is not None:

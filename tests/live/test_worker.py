@@ -305,6 +305,13 @@ def test_the_debugger_over_a_pipe(tiny):
         assert "the same tokens" in ask("fork tokens=6")
         wait(lambda: worker.forked is not None, session)
         assert worker.forked.outputs[0] == worker.forked.outputs[1] != []
+        session.goto(2)  # looking back moves nothing: what is asked is of the step in view
+        assert ask("where").startswith("step 2 ")
+        assert ask("info step").startswith("step 2")
+        assert ask("fork tokens=6").startswith("fork of r0@2: ")
+        assert (session.position, len(session.history.steps)) == (2, len(before))
+        assert ask("next").startswith(f"step 2 was in view; the run goes on from step {len(before) - 1}, where")
+        wait(lambda: session.position == len(before), session)
         ask("finish")
         wait(lambda: session.history.requests["r0"].end is not None, session)
         worker.bus.flush()

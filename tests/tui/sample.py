@@ -352,7 +352,7 @@ class FakeEngine:
     def step(self) -> None:
         self.pending, self.state = 1, "paused"
 
-    def debug(self, line: str) -> None:
+    def debug(self, line: str, viewed: int | None = None) -> None:
         self.lines.append(line)
         self.news.append(Answer(line, f"step 11  {line}" if line.startswith("request") else f"heard {line}"))
 
