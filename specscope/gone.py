@@ -23,7 +23,7 @@ GONE = {
     **dict.fromkeys(("extract", "--sample-capture", "SPECSCOPE_SAMPLE_CAPTURE"), _PART),
     **dict.fromkeys(("--evidence counts", "SPECSCOPE_EVIDENCE=counts", "SPECSCOPE_AGGREGATES"), _COUNTS),
     "train": "docs/training.md shows the trainers of speculators and SpecForge, and how to judge what they make",
-    "force": "`fork accept=NODE` shows what would follow, over a live engine of ours: specscope debug PROMPT",
+    "the command force": "`fork accept=NODE` shows what would follow, over an engine of ours: specscope debug PROMPT",
     "bench": "docs/serve.md shows `vllm bench serve` and `guidellm` against `specscope serve`",
     "--again": "`specscope diagnose` runs the engine again and finds where it breaks",
     "--against": "`specscope compare` shows what differs between two runs",
@@ -36,6 +36,14 @@ GONE = {
     "--tui": "--screen shows it on a screen",
     "--over": "`specscope debug FILE` debugs a recording",
     "--attach": "`specscope debug SOCKET` attaches to an engine that runs",
+    "the command run": "`goto start`, then `continue`",
+    "the command reverse-step": "`reverse-next`, then `step` goes through its phases",
+    "the command tbreak": "`break`, then `delete` after its stop",
+    "the command ignore": "give `break` a condition, such as `break reject if p < 0.1`",
+    **dict.fromkeys(
+        ("the command enable", "the command disable"), "`delete` the breakpoint; `break` sets it again"
+    ),
+    **dict.fromkeys(("the command up", "the command down"), "`node N` goes to a node, and `tree` numbers them"),
     "info spans": "Jaeger shows the spans of other services",
     "[keys]": "keys cannot be changed, so leave it out",
     **dict.fromkeys(("--alert", "--exec"), "an alerting rule of Prometheus does it, over the metrics page"),

@@ -65,7 +65,7 @@ CONDITIONS = [
 ]
 COMMANDS = [
     "fly", "x y z", "b", "break", "break nosuch", "break reject p > 1", "break reject if", "break reject if nosuch",
-    "tbreak 5", "watch", "watch =", "watch if", "ignore", "ignore 1", "ignore 9 9", "ignore x y", "ignore 1 2 3",
+    "tbreak reject", "watch", "watch =", "watch if", "run", "up", "reverse-step",
     "enable 9", "enable x", "disable 9", "delete 9", "delete x", "delete -1", "delete " + "9" * 5000, "commands",
     "commands 9", "commands x", "commands 1,2 tree", "info", "info x", "info b x", "print nosuch", "print",
     "print p @ 0", "print 1 @ x", "print 1 @ 999", "print @", "node", "node x", "node 999", "node -1", "node ٣",

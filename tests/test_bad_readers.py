@@ -182,11 +182,9 @@ def test_any_address_and_endpoint(text):
     refused_in_one_line(checked_endpoint, text, "--otlp-endpoint")
 
 
-names = st.sampled_from(
-    ["break", "tbreak", "watch", "until", "goto", "next", "step", "print", "commands", "ignore", "node", "info"]
-)
+names = st.sampled_from(["break", "watch", "until", "goto", "next", "step", "print", "commands", "node", "info"])
 names |= st.sampled_from(
-    ["continue", "reverse-next", "reverse-step", "reverse-continue", "finish", "request", "tree", "where", "check"]
+    ["continue", "reverse-next", "reverse-continue", "finish", "request", "tree", "where", "check"]
 )
 rest = st.lists(
     st.sampled_from(

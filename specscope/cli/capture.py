@@ -17,8 +17,7 @@ from specscope.engine.prompts import PromptSpec
 from specscope.errors import UserError
 from specscope.interrupt import ends_at_once, interruptible
 from specscope.lifetime import Lifetime
-from specscope.live.stages import Stages
-from specscope.live.start import start_engine, too_long
+from specscope.live.start import Stages, start_engine, too_long
 from specscope.terminal import text_console
 from specscope.trace.history.history import History
 from specscope.trace.history.loops import TOLD, loop_share

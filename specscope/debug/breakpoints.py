@@ -24,9 +24,6 @@ class Breakpoint:
     kind: EventKind  # for a watch: STEP
     condition: str = ""
     watch: bool = False  # stops when the condition changes truth, not whenever it holds
-    temporary: bool = False  # gone after its first stop
-    enabled: bool = True
-    ignore: int = 0  # hits to let pass
     hits: int = 0
     commands: tuple[str, ...] = ()  # run when it stops
     _expression: Expression | None = field(default=None, init=False, repr=False, compare=False)
@@ -37,7 +34,7 @@ class Breakpoint:
 
     def holds(self, event: Event) -> bool:
         """Whether it stops at an event, by the evidence alone: the same going forward and back."""
-        if not self.enabled or event.kind is not self.kind:
+        if event.kind is not self.kind:
             return False
         holds = self._expression is None or self._expression(event.evidence)
         if not self.watch:
@@ -45,19 +42,11 @@ class Breakpoint:
         before = event.evidence.before()
         return holds != (before is not None and self._expression is not None and self._expression(before))
 
-    def hit(self) -> bool:
-        """Count a hit on the way forward; whether to stop there."""
-        self.hits += 1
-        if self.ignore > 0:
-            self.ignore -= 1
-            return False
-        return True
-
     def describe(self) -> str:
         """The breakpoint as it was typed."""
         if self.watch:
             return f"watch {self.condition}"
-        text = f"{'tbreak' if self.temporary else 'break'} {self.kind.value}"
+        text = f"break {self.kind.value}"
         return f"{text} if {self.condition}" if self.condition else text
 
 
@@ -68,8 +57,6 @@ class BreakpointInfo:
     number: int
     text: str  # as it was typed
     hits: int
-    enabled: bool
-    ignore: int
     commands: tuple[str, ...]
 
 
@@ -80,9 +67,9 @@ class Breakpoints:
         self.points: dict[int, Breakpoint] = {}
         self._numbers = itertools.count(1)
 
-    def add(self, event: str, condition: str = "", *, temporary: bool = False) -> Breakpoint:
+    def add(self, event: str, condition: str = "") -> Breakpoint:
         """`break EVENT [if EXPR]`. Raises UserError."""
-        return self._keep(Breakpoint(0, _event(event), condition, temporary=temporary))
+        return self._keep(Breakpoint(0, _event(event), condition))
 
     def watch(self, condition: str) -> Breakpoint:
         """`watch EXPR`: stop when it changes truth for a request. Raises UserError."""
@@ -123,34 +110,27 @@ class Breakpoints:
 
     def shown(self) -> tuple[BreakpointInfo, ...]:
         """All breakpoints, as a screen shows them."""
-        return tuple(
-            BreakpointInfo(p.number, p.describe(), p.hits, p.enabled, p.ignore, p.commands)
-            for p in self.points.values()
-        )
+        return tuple(BreakpointInfo(p.number, p.describe(), p.hits, p.commands) for p in self.points.values())
 
     @property
     def wanted(self) -> frozenset[EventKind]:
-        """The events that any enabled one waits for."""
-        return frozenset(point.kind for point in self.points.values() if point.enabled)
+        """The events that any of them waits for."""
+        return frozenset(point.kind for point in self.points.values())
 
     def check(self, record: StepRecord, history: History, *, back: bool = False) -> Stop | None:
-        """The stop at a step, if any breakpoint stops there. Temporary breakpoints that stopped are removed.
-
-        Going back counts no hits and lets none pass.
-        """
+        """The stop at a step, if any breakpoint stops there. Going back counts no hits."""
         if not self.points:
             return None
         hits: list[BreakpointHit] = []
         for event in events(record, history, self.wanted):
-            for point in list(self.points.values()):
-                if point.holds(event) and (back or point.hit()):
+            for point in self.points.values():
+                if point.holds(event):
+                    point.hits += not back
                     hits.append(
                         BreakpointHit(
                             point.number, point.describe(), record.step, event.request, event.node, point.commands
                         )
                     )
-                    if point.temporary:
-                        del self.points[point.number]
         return Stop(StopReason.BREAKPOINT, record.step, tuple(hits)) if hits else None
 
 

@@ -65,7 +65,6 @@ INFO_TAKES = (
 EVENTS = " ".join(kind.value for kind in EventKind)
 COMMANDS = (
     ConsoleCommand("continue", "", "run to the next breakpoint, or to the end of the run", ("c",)),
-    ConsoleCommand("run", "", "go back to the start and run to the first breakpoint"),
     ConsoleCommand("next", "[COUNT]", "run one engine step, or COUNT of them", ("n",), repeats=True),
     ConsoleCommand(
         "pause", "", "in vLLM or specscope serve: stop at the next step; Ctrl-C does so while a command waits"
@@ -77,18 +76,13 @@ COMMANDS = (
     ConsoleCommand("until", "EXPR", "run until EXPR is true for a step of any request", ("u",)),
     ConsoleCommand("reverse-continue", "", "go back to the previous breakpoint", ("rc",)),
     ConsoleCommand("reverse-next", "[COUNT]", "go back one engine step, or COUNT of them", ("rn",), repeats=True),
-    ConsoleCommand("reverse-step", "", "go back one phase", ("rs",), repeats=True),
     ConsoleCommand(
         "goto",
         "STEP|NAME[@N]|start|end",
         "go to just after STEP, or step N of request NAME (NAME alone chooses it), or before the first, or the last",
     ),
     ConsoleCommand("break", "EVENT [if EXPR]", f"stop at EVENT (if EXPR is true): {EVENTS}", ("b",), passive=True),
-    ConsoleCommand("tbreak", "EVENT [if EXPR]", "like break, but deleted after its first stop", ("tb",), passive=True),
     ConsoleCommand("watch", "EXPR", "stop when EXPR becomes true or false for a request", passive=True),
-    ConsoleCommand("ignore", "N COUNT", "skip the next COUNT hits of breakpoint N", passive=True),
-    ConsoleCommand("enable", "[N ...]", "enable breakpoints N ..., or all of them", passive=True),
-    ConsoleCommand("disable", "[N ...]", "disable breakpoints N ..., or all of them", passive=True),
     ConsoleCommand(
         "delete",
         "[N|EVENT ...]",
@@ -133,10 +127,6 @@ COMMANDS = (
     ConsoleCommand(
         "why", "[N]", "say why node N was rejected or kept; without N, the step's path and what ended it", looks=True
     ),
-    ConsoleCommand("up", "", "make the parent the current node", looks=True),
-    ConsoleCommand(
-        "down", "", "make the accepted child the current node, or the first child if none was accepted", looks=True
-    ),
     ConsoleCommand("where", "", "show the current step, request and node", ("w",), looks=True),
     ConsoleCommand("branch", "N", "show branch N of a recorded run, at its last step"),
     ConsoleCommand("request", "NAME", "make NAME the current request", ("r",), looks=True),
@@ -160,7 +150,7 @@ def find(name: str) -> ConsoleCommand:
         return matches[0]
     if matches:
         raise UserError(f"{short(name)} is ambiguous: {', '.join(c.name for c in matches)}")
-    refuse_gone(name)
+    refuse_gone(f"the command {name}")
     raise UserError(f"unknown command {short(name)}: help lists all commands")
 
 

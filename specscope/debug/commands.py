@@ -22,8 +22,6 @@ from specscope.errors import UserError
 from specscope.gone import refuse_gone
 from specscope.trace.checked import short, whole
 from specscope.trace.history.conditions import Expression
-from specscope.trace.record.records import Outcome, RequestStep
-from specscope.trace.record.tree import ROOT
 from specscope.trace.record.vocabulary import printable
 from specscope.trace.words import NODE, StepFacts
 
@@ -131,7 +129,7 @@ class Commands(PointCommands):
         if not head:
             return sorted(c.name for c in COMMANDS if c.name.startswith(line))
         words = head.split()
-        if words[0] in ("b", "break", "tb", "tbreak") and len(words) == 1:
+        if words[0] in ("b", "break") and len(words) == 1:
             return [kind.value for kind in EventKind if kind.value.startswith(last)]
         if words[0] in ("help", "h") and len(words) == 1:
             return sorted(c.name for c in COMMANDS if c.name.startswith(last))
@@ -201,11 +199,6 @@ class Commands(PointCommands):
         """Run to the next breakpoint, or the end."""
         return self.stopped(self.session.cont())
 
-    def do_run(self, text: str) -> str:
-        """Run from before the first step to the first breakpoint."""
-        self.session.goto(-1)
-        return self.do_continue("")
-
     def do_next(self, text: str) -> str:
         """Go forward by engine steps."""
         return self.stopped(self.session.next(self._count(text)))
@@ -241,10 +234,6 @@ class Commands(PointCommands):
     def do_reverse_next(self, text: str) -> str:
         """Go back by engine steps."""
         return self.stopped(self.session.reverse_next(self._count(text)))
-
-    def do_reverse_step(self, text: str) -> str:
-        """Go back by a phase."""
-        return self.stopped(self.session.reverse_step())
 
     def do_goto(self, text: str) -> str:
         """Go to just after a step, by its number or a request's; choose a request; before the first, or to the last."""
@@ -298,7 +287,7 @@ class Commands(PointCommands):
         node = self.session.node if not place else None if place == "root" else self._node_number(place)
         kind = EventKind.REJECT if node is not None else EventKind.STEP
         if node is None and expression in NODE and expression not in types_of(kind):
-            raise UserError(f"{expression} belongs to a node: write print {expression} @ NODE, or use down")
+            raise UserError(f"{expression} belongs to a node: write print {expression} @ NODE")
         value = Expression(expression, types_of(kind)).value(
             StepFacts(record, part.request, part, self.session.history, node)
         )
@@ -343,32 +332,6 @@ class Commands(PointCommands):
     def _view(self, node: int) -> str:
         self._need_tokens()
         return view_text(self.what_if.view(self.session, node), self.session.history.vocabulary)
-
-    def do_up(self, text: str) -> str:
-        """The parent becomes the current node."""
-        part = self._judged()
-        if self.session.node is None:
-            raise UserError("this is the root: down goes to a node")
-        parent = int(part.tree.parent[self.session.node])
-        self.session.node = None if parent == ROOT else parent
-        return show.where(self.session)
-
-    def do_down(self, text: str) -> str:
-        """The accepted child becomes the current node; the first where none was accepted."""
-        part = self._judged()
-        children = part.tree.children(ROOT if self.session.node is None else self.session.node)
-        if not children:
-            raise UserError("this node has no children" if len(part.tree) else "nothing was drafted in this step")
-        assert part.verdict is not None
-        accepted = [node for node in children if part.verdict.outcome[node] == Outcome.ACCEPTED]
-        self.session.node = (accepted or children)[0]
-        return show.where(self.session)
-
-    def _judged(self) -> RequestStep:
-        part = self.session.part
-        if part is None or part.verdict is None:
-            raise UserError("this step verified no tree")
-        return part
 
     def do_check(self, text: str) -> str:
         """What the engine holds against what it should hold."""

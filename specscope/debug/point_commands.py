@@ -1,4 +1,4 @@
-"""The breakpoint commands of `Commands`: break, watch, ignore, delete and so on."""
+"""The breakpoint commands of `Commands`: break, watch, delete and commands."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from specscope.debug.command_table import find
 from specscope.debug.session import Session
 from specscope.errors import UserError
 from specscope.trace.checked import short, whole
-from specscope.trace.history.wording import plural
 
 
 class PointCommands:
@@ -35,18 +34,14 @@ class PointCommands:
             self._lines.append(line.strip())
         return ""
 
-    def do_break(self, text: str, *, temporary: bool = False) -> str:
+    def do_break(self, text: str) -> str:
         """`EVENT [if EXPR]`."""
         event, _, condition = text.partition(" ")
         condition = condition.strip()
         if condition and not condition.startswith("if "):
             raise UserError(f"write break {event} if {condition}")
-        point = self.session.breakpoints.add(event, condition.removeprefix("if ").strip(), temporary=temporary)
+        point = self.session.breakpoints.add(event, condition.removeprefix("if ").strip())
         return f"breakpoint {point.number}: {point.describe()}"
-
-    def do_tbreak(self, text: str) -> str:
-        """A breakpoint that stops once."""
-        return self.do_break(text, temporary=True)
 
     def do_watch(self, text: str) -> str:
         """A condition whose change stops."""
@@ -62,29 +57,10 @@ class PointCommands:
             numbers.append(number)
         return numbers
 
-    def do_enable(self, text: str, *, yes: bool = True) -> str:
-        """Those of the numbers, or all."""
-        points = self.session.breakpoints
-        for point in [points.get(n) for n in self._numbers(text)] if text else list(points.points.values()):
-            point.enabled = yes
-        return ""
-
-    def do_disable(self, text: str) -> str:
-        """Those of the numbers, or all."""
-        return self.do_enable(text, yes=False)
-
     def do_delete(self, text: str) -> str:
         """Those of the numbers, those at the events, or all."""
         gone = self.session.breakpoints.delete(text.replace(",", " ").split())
         return "\n".join(f"deleted breakpoint {point.number}: {point.describe()}" for point in gone)
-
-    def do_ignore(self, text: str) -> str:
-        """`N COUNT`: skip a breakpoint's next hits."""
-        numbers = self._numbers(text)
-        if len(numbers) != 2:
-            raise UserError("write ignore N COUNT")
-        self.session.breakpoints.get(numbers[0]).ignore = numbers[1]
-        return f"breakpoint {numbers[0]} skips its next {plural(numbers[1], 'hit')}"
 
     def do_commands(self, text: str) -> str:
         """`N`, then lines up to `end`; or `N line; line`."""

@@ -255,22 +255,6 @@ class Session:
         """Undo engine steps."""
         return self._stop(StopReason.START) if self.position < 0 else self.goto(max(self.position - count, -1))
 
-    def reverse_step(self) -> Stop:
-        """Undo a phase: its step is given up and run again up to the phase before. Over a capture: a step."""
-        if self.engine is None or (self.record is None and not self.phase):
-            return self.reverse_next()
-        step = self.engine.current if self.phase else self.record
-        assert step is not None
-        phases = len(step.phases)
-        if self.phase:
-            self.engine.rewind(self.engine.steps)
-        else:
-            self.goto(self.position - 1)
-        stop = Stop(StopReason.PHASE, self.engine.steps)
-        for _ in range(phases - 1):
-            stop = self.step()
-        return stop
-
     def reverse_continue(self) -> Stop:
         """Back to the last breakpoint that would have stopped before here, or to the start."""
         position = self.position

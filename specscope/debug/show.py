@@ -21,7 +21,7 @@ from specscope.trace.words import FLIPS, NEAR_TIE, NODE, about_likeliest, draw_t
 TAIL = 12  # tokens of the context that are shown
 FED = 12  # rows fed to a head that are shown
 NOTHING_LEFT = "nothing is left to run"
-AT_THE_END = f"{NOTHING_LEFT} after the last step: run starts again from the first, goto start goes there"
+AT_THE_END = f"{NOTHING_LEFT} after the last step: goto start goes before the first"
 
 
 def where(session: Session) -> str:
@@ -121,10 +121,8 @@ def breakpoints(session: Session) -> str:
     """A line for each breakpoint."""
     lines = []
     for point in session.breakpoints.points.values():
-        notes = [f"hit {plural(point.hits, 'time')}"] if point.hits else []
-        notes += ["disabled"] if not point.enabled else []
-        notes += [f"skips {plural(point.ignore, 'hit')}"] if point.ignore else []
-        lines.append(f"{point.number:>3}  {point.describe()}" + (f"  ({', '.join(notes)})" if notes else ""))
+        hits = f"  (hit {plural(point.hits, 'time')})" if point.hits else ""
+        lines.append(f"{point.number:>3}  {point.describe()}{hits}")
         lines += [f"       {command}" for command in point.commands]
     return "\n".join(lines) or "no breakpoints"
 

@@ -18,7 +18,7 @@ from specscope.errors import UserError
 from specscope.interrupt import ignore_terminal
 from specscope.live.messages import BreakpointList, Command, Failed, LastOutput, Loading, Ready, Status
 from specscope.live.server import serve
-from specscope.live.stages import Stages
+from specscope.live.start import Stages
 from specscope.trace.history.history import KEPT, History
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import Moved, StepRecord

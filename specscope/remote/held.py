@@ -79,7 +79,7 @@ class _HeldSession(Session):
             "specscope debug CAPTURE goes back over what was recorded"
         )
 
-    goto = reverse_next = reverse_step = reverse_continue = _refuse
+    goto = reverse_next = reverse_continue = _refuse
 
     def show_branch(self, number: int) -> Stop:
         raise UserError(f"{self.gate.engine}'s run has one branch: it cannot go back")

@@ -51,7 +51,7 @@ def either(request, tiny, recorded):
 
 SCRIPT = [
     "break reject if depth == 1 and p < 0.2",
-    "tbreak bonus",
+    "break bonus",
     "watch accepted > 0",
     "info breakpoints",
     "continue",
@@ -108,24 +108,6 @@ def test_conditions_stop_only_where_they_hold(either):
         assert any(tree.depth[n] == 2 and verdict.accept_prob[n] > 0.3 for n in verdict.path)
 
 
-def test_temporary_ones_stop_once_and_ignored_ones_later(either):
-    either.run("tb draft")
-    assert "breakpoint 1" in either.run("c")
-    assert either.run("info breakpoints") == "no breakpoints"
-    either.run("b draft")
-    either.run("ignore 2 3")
-    at = either.session.position
-    either.run("c")
-    assert 4 <= either.session.breakpoints.get(2).hits <= 6  # all three requests draft in a step
-    assert either.session.position > at
-
-
-def test_disabled_ones_do_not_stop(either):
-    either.run("b draft")
-    either.run("disable 1")
-    assert "nothing is left" in either.run("c")
-
-
 def test_a_watch_stops_when_it_changes(either):
     either.run("watch accepted > 0")
     seen = []
@@ -174,8 +156,7 @@ def test_phases_one_by_one(engine):
     assert "nodes drafted" in engine.run("step")
     assert "logits of" in engine.run("")  # an empty line repeats
     assert engine.session.phase == "forward"
-    assert "draft done" in engine.run("reverse-step")
-    engine.run("step 3")
+    engine.run("step 2")
     assert engine.session.record.step == 3
     assert engine.session.phase == ""
 
@@ -350,7 +331,6 @@ def test_the_original_goes_on_as_if_there_had_been_no_fork(tiny, recorded):
         ("delete 9", "there is no breakpoint 9"),
         ("clear reject", "there is no breakpoint at reject"),
         ("clear nothing", "unknown event"),
-        ("ignore 1", "write ignore N COUNT"),
         ("commands 4", "there is no breakpoint 4"),
         ("next many", "COUNT must be"),
         ("goto x", "give a step"),
@@ -381,14 +361,13 @@ def test_what_cannot_be_obeyed_is_said_and_changes_nothing(engine, line, why):
 def test_names_prefixes_and_help():
     for short, name in {
         "b": "break",
-        "tb": "tbreak",
         "c": "continue",
         "n": "next",
         "s": "step",
         "fin": "finish",
     }.items():
         assert find(short).name == name
-    for short, name in {"u": "until", "p": "print", "i": "info", "rs": "reverse-step", "rn": "reverse-next"}.items():
+    for short, name in {"u": "until", "p": "print", "i": "info", "rn": "reverse-next"}.items():
         assert find(short).name == name
     assert find("rc").name == "reverse-continue"
     assert find("cont").name == "continue"
@@ -397,7 +376,7 @@ def test_names_prefixes_and_help():
     said = " ".join(commands.run("help").split())  # long help goes on below
     assert all(f"{command.head} {command.help}" in said for command in COMMANDS)
     assert "reverse-continue, rc go back" in said
-    assert "back one phase" in commands.run("help rs")
+    assert "back one engine step" in commands.run("help rn")
     assert max(map(len, commands.run("help").splitlines())) < 80
 
 
@@ -412,7 +391,7 @@ def test_help_fork_lists_every_name_that_fork_takes():
 
 def test_completion():
     commands = Commands(Session())
-    assert commands.complete("reverse-") == ["reverse-continue", "reverse-next", "reverse-step"]
+    assert commands.complete("reverse-") == ["reverse-continue", "reverse-next"]
     assert "reject" in commands.complete("break re")
     assert commands.complete("break reject if dep") == ["depth"]
 
@@ -481,31 +460,11 @@ def test_a_stop_at_a_node_makes_it_the_current_one(either):
         either.run("print p")
 
 
-def test_going_up_and_down_the_tree(either):
-    either.run("break accept if depth == 2")
-    either.run("c")
-    leaf = either.session.node
-    tree = either.session.part.tree
-    either.run("up")
-    assert either.session.node == tree.parent[leaf]
-    assert "at depth 1: accepted" in either.run("where")
-    either.run("up")
-    assert either.session.node is None
-    assert "token" not in either.run("where")
-    assert int(either.run("print token @ root")) == either.session.part.verdict.token
-    with pytest.raises(UserError, match="this is the root"):
-        either.run("up")
-    either.run("down")
-    either.run("down")
-    assert either.session.node == leaf
-    with pytest.raises(UserError, match="no children"):
-        either.run("down")
-
-
 def test_the_current_node_does_not_outlive_its_step(engine):
-    engine.run("tbreak reject")
+    engine.run("break reject")
     engine.run("c")
     assert engine.session.node is not None
+    engine.run("delete")
     engine.run("reverse-next")
     assert engine.session.node is None
     engine.run("next")
@@ -524,19 +483,8 @@ def test_at_the_last_step_running_on_names_the_way_back(recorded, line):
     """A replay opens on the last step."""
     said = over(recorded).run(line)
     assert "nothing is left to run after the last step" in said
-    assert "run starts again from the first, goto start goes there" in said
-    assert "run starts" not in over(recorded, 2).run("continue")
-
-
-def test_run_starts_from_the_first_step(either):
-    either.run("break reject")
-    first = either.run("run")
-    assert "breakpoint 1" in first
-    at = either.session.position
-    either.run("continue")
-    assert either.session.position > at
-    assert either.run("run") == first
-    assert either.session.position == at
+    assert "goto start goes before the first" in said
+    assert "goto start" not in over(recorded, 2).run("continue")
 
 
 def test_goto_start_and_end(either, recorded):

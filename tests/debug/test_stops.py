@@ -82,7 +82,7 @@ def test_a_breakpoint_goes_before_what_was_asked_for(session):
         (Stop(StopReason.END, -1, moved=False), "nothing is left to run"),
         (
             Stop(StopReason.END, 3, moved=False),
-            "nothing is left to run after the last step: run starts again from the first, goto start goes there",
+            "nothing is left to run after the last step: goto start goes before the first",
         ),
         (Stop(StopReason.START, 0), "the first step: no breakpoint before"),
         (Stop(StopReason.START, -1), ""),

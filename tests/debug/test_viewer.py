@@ -19,7 +19,7 @@ def test_goto_start_searches_the_first_step_too():
     shown = viewer()
     shown.debug("break step if step == 0")
     shown.debug("continue")
-    assert "run starts again from the first" in shown.news[-1].text
+    assert "goto start goes before the first" in shown.news[-1].text
     shown.debug("goto start")
     assert (shown.news[-1].text, shown.position) == ("before the first step", 0)
     shown.debug("continue")

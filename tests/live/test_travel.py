@@ -77,7 +77,7 @@ class Travel(RuleBasedStateMachine):
     def forward(self, line):
         self.obey(line)
 
-    @rule(line=st.sampled_from(["reverse-next", "reverse-next 3", "reverse-step", "reverse-continue"]))
+    @rule(line=st.sampled_from(["reverse-next", "reverse-next 3", "reverse-continue"]))
     def back(self, line):
         self.obey(line)
 
@@ -87,7 +87,7 @@ class Travel(RuleBasedStateMachine):
         steps = self.session.history.steps
         self.obey(f"goto {steps[int(share * (len(steps) - 1))].step}")
 
-    @rule(line=st.sampled_from(["break reject", "tbreak bonus", "watch accepted > 0", "ignore 1 2", "delete"]))
+    @rule(line=st.sampled_from(["break reject", "break bonus", "watch accepted > 0", "delete"]))
     def breakpoint(self, line):
         self.looks(lambda: self.obey(line))
 

@@ -80,7 +80,7 @@ def test_distributions(snap_compare):
 
 def test_breakpoints(snap_compare):
     viewer = replay(4)
-    for line in (*BREAKPOINTS, "ignore 1 2", "commands 1 tree; where", "disable 3", "continue"):
+    for line in (*BREAKPOINTS, "commands 1 tree; where", "continue"):
         viewer.debug(line)
     assert snap_compare(ScopeApp(viewer, title=TITLE), terminal_size=USUAL, press=["b", "down"])
 

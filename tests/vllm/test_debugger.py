@@ -118,7 +118,7 @@ def test_it_stops_at_an_unlikely_rejection_and_shows_it(bench):
     assert "of the target's mass is left" in shown
     assert "CONTRADICTION" not in shown
     assert "✗" in client.run("tree")
-    for line in ("reverse-next", "reverse-continue", "reverse-step", "goto 0", "goto start", "run"):
+    for line in ("reverse-next", "reverse-continue", "goto 0", "goto start"):
         with pytest.raises(UserError, match="cannot go back"):
             client.run(line)
     for line, why in (

@@ -212,7 +212,7 @@ class Dialogs:
         def answered(text: str | None) -> None:
             if text and text.strip():
                 words = text.strip()
-                known = words.split()[0] in ("break", "tbreak", "watch", "b", "tb")
+                known = words.split()[0] in ("break", "watch", "b")
                 self.action_debug_line(words if known else f"break {words}")
 
         self._app.push_screen(

@@ -1,4 +1,4 @@
-"""The breakpoints: what a run stops at, how often it did, and keys to add, toggle and delete."""
+"""The breakpoints: what a run stops at, how often it did, and keys to add and delete."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specscope.debug.events import EventKind
 from specscope.trace.words import NODE, STEP
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Hint, Over
-from specscope.tui.text import Ink, Line, clean, cut, fit, folded, labelled, left, line_width, paragraph, right
+from specscope.tui.text import Ink, Line, clean, cut, fit, folded, labelled, left, paragraph, right
 from specscope.tui.widgets.lines import Panel, Sheet
 from specscope.tui.widgets.listing import PickPanel
 
@@ -56,20 +56,13 @@ class PointsPanel(PickPanel):
         for index, point in enumerate(points):
             if index == self.picked:
                 cursor = len(lines)
-            ink: Ink = "text" if point.enabled else "faint"
-            notes = [*([] if point.enabled else ["off"]), *([f"ignores {point.ignore}"] if point.ignore else [])]
             room = max(width - LEFT, 12)
             first, *more = folded(point.text, room)
             line: list[tuple[str, Ink]] = [(right(str(point.number), NUMBER), "dim")]
             lines.append(
-                [*line, (right(f"{point.hits:,}", HITS), "strong" if point.hits else "faint"), ("  " + first, ink)]
+                [*line, (right(f"{point.hits:,}", HITS), "strong" if point.hits else "faint"), ("  " + first, "text")]
             )
-            lines += [[(" " * LEFT + row, ink)] for row in more]
-            remarks = "".join(f" · {note}" for note in notes)
-            if line_width(lines[-1]) + len(remarks) <= width:
-                lines[-1] = [*lines[-1], (remarks, "warn")]
-            else:
-                lines.append([(" " * LEFT + remarks[3:], "warn")])
+            lines += [[(" " * LEFT + row, "text")] for row in more]
             self.rows += [index] * (len(lines) - 1 - len(self.rows))
             for command in point.commands:
                 lines.append([(" " * (LEFT + 2), "text"), (cut(clean(command), width - LEFT - 2), "dim")])
@@ -120,13 +113,11 @@ class PointsScreen(Over):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("b", "dismiss", "Close", show=False),
         Binding("a", "app.ask_breakpoint", "Add a breakpoint", show=False),
-        Binding("space", "switch", "Switch it on or off", show=False),
         Binding("x,delete", "delete", "Delete it", show=False),
     ]
 
     HINTS = (
         Hint(0, "a", "add", "app.ask_breakpoint"),
-        Hint(1, "space", "on, off", "screen.switch"),
         Hint(2, "x", "delete", "screen.delete"),
         Hint(4, "⏎", "continue", "screen.go"),
         Hint(5, "/", "filter", "app.filter"),
@@ -151,11 +142,6 @@ class PointsScreen(Over):
     def action_pick(self, way: int) -> None:
         """Pick another breakpoint."""
         self.query_one(PointsPanel).pick(way)
-
-    def action_switch(self) -> None:
-        """Enable or disable the picked breakpoint."""
-        if point := self._point():
-            self._tell(f"{'disable' if point.enabled else 'enable'} {point.number}")
 
     def action_delete(self) -> None:
         """Delete it."""

@@ -2,7 +2,7 @@
 
 import re
 
-from specscope.live.stages import Stages
+from specscope.live.start import Stages
 
 
 def test_a_line_for_each_stage(monkeypatch):
