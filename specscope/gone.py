@@ -40,9 +40,7 @@ GONE = {
     "the command reverse-step": "`reverse-next`, then `step` goes through its phases",
     "the command tbreak": "`break`, then `delete` after its stop",
     "the command ignore": "give `break` a condition, such as `break reject if p < 0.1`",
-    **dict.fromkeys(
-        ("the command enable", "the command disable"), "`delete` the breakpoint; `break` sets it again"
-    ),
+    **dict.fromkeys(("the command enable", "the command disable"), "`delete` the breakpoint; `break` sets it again"),
     **dict.fromkeys(("the command up", "the command down"), "`node N` goes to a node, and `tree` numbers them"),
     "info spans": "Jaeger shows the spans of other services",
     "[keys]": "keys cannot be changed, so leave it out",
