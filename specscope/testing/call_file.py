@@ -111,7 +111,7 @@ def _checked(array: NDArray[Any], where: str, name: str) -> NDArray[Any]:
         worst = float(sums.flat[np.abs(sums - 1).argmax()])
         if not (array >= 0).all() or abs(worst - 1) > SUMS:
             raise UserError(f"{where} has a row that sums to {worst:.6g} or is negative in places: no probabilities")
-    return array.astype(np.int64) if name in IDS else array
+    return array.astype(np.int64) if name in IDS else array.astype(np.float32) if array.itemsize < 4 else array
 
 
 def _one_by_one(found: Arrays, path: str) -> Iterator[Arrays]:

@@ -28,6 +28,7 @@ from specscope.trace.record.tree import Doubles
 
 ALPHA = 0.01  # how often a sampler without a mistake may be found guilty by chance
 NOT_DRAWN = 1e-3  # p-value below which drafts are taken not to be drawn from q
+NO_SUM = {GREEDY: "its tokens are no draws", BLOCK: "how many tokens come depends on which they are"}  # of the output
 Drawn = list[tuple[float, float, float]]  # of tokens: p, and the entropy and varentropy of the row they were drawn from
 
 
@@ -95,16 +96,15 @@ def _checks(rule: str, calls: Sequence[ChainCall], logs: Mapping[str, Doubles], 
         first = replace(first, result=CheckResult.FAILED, failed=len(wrong), wrong=wrong, detail=detail)
     families = _families(rule, [calls[number] for number in np.flatnonzero(possible).tolist()])
     over = {name: float(logs[name][possible].sum() - logs[rule][possible].sum()) for name in MISTAKES}
-    best = max(over, key=over.__getitem__)
-    times = over[best] + math.log(sum(math.exp(each - over[best]) for each in over.values()) / len(over))
+    times = float(np.logaddexp.reduce([*over.values()])) - math.log(len(over))  # the logarithm of the mean
     p_values = [*(family.p_value if family.judged else 1.0 for family in families), math.exp(-max(times, 0.0))]
     failed = holm(p_values, alpha)
     made = [family.finding(alpha / len(failed), failed=fails) for family, fails in zip(families, failed, strict=False)]
     about, count = "no known mistake gives the outputs far more often", int(possible.sum())
     last = Finding("known mistakes", CheckResult.PASSED, about, count, unit="call", p_value=p_values[-1])
     if failed[-1]:
-        often = f"10^{times / math.log(10):.0f} times as likely where {best}"
-        last = replace(last, result=CheckResult.FAILED, failed=count, detail=often)
+        best = f"10^{times / math.log(10):.0f} times as likely where {max(over, key=over.__getitem__)}"
+        last = replace(last, result=CheckResult.FAILED, failed=count, detail=best)
     return [first, *made, last]
 
 
@@ -124,13 +124,7 @@ def _families(rule: str, calls: Sequence[ChainCall]) -> list[Family]:
         drawn["emitted surprisal"] += map(_drawn, call.p, call.output)
         drawn["drafts"] += [] if call.q is None else map(_drawn, call.q, call.drafted)
     sums = {name: _surprisal(tokens) for name, tokens in drawn.items()}
-    lacking = (
-        "its tokens are no draws"
-        if rule == GREEDY
-        else "how many tokens come depends on which"
-        if rule == BLOCK
-        else ""
-    )
+    lacking = NO_SUM.get(rule, "")
     if sums["drafts"].judged and sums["drafts"].p_value < NOT_DRAWN:
         lacking = "the drafts do not follow q, so that the output need not follow p"
     chance = np.array(a)
@@ -141,9 +135,8 @@ def _families(rule: str, calls: Sequence[ChainCall]) -> list[Family]:
         "bonus draws": "bonus tokens follow p",
         "emitted surprisal": "emitted tokens follow the target's p: lossless",
     }
-    made = [
-        Family("acceptance", f"drafts are accepted as often as {rule} says", {"": _unplaced(decided)}, SHARE, _nowhere)
-    ]
+    as_often = f"drafts are accepted as often as {rule} says"
+    made = [Family("acceptance", as_often, {"": _unplaced(decided)}, SHARE, _nowhere)]
     for name, about in words.items():
         skipped = lacking if name == "emitted surprisal" else ""
         made.append(Family(name, about, {} if skipped else {"": sums[name]}, NATS, _nowhere, skipped or FEW))

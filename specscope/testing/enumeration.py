@@ -9,8 +9,8 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from specscope.trace.record.tree import ROOT, Doubles, DraftTree, Drawn
 from specscope.tree_shape import TreeShape, parse_tree
 
 Prefix = tuple[int, ...]
+Conditional = Callable[[Prefix], Doubles]
 Rows = Mapping[int, Tensor]
 Outcome = tuple[float, Any, Doubles]  # its probability, the accepted path, [V] what the last token is drawn from
 Outcomes = Callable[[DraftTree, Sequence[Tensor], Rows], Iterator[Outcome]]  # of a tree, p at each row, q by parent
@@ -35,24 +36,16 @@ ROUNDING = 1e-9  # of a total variation
 COINS: list[float] = [1e-12, *((np.arange(64) + 0.5) / 64).tolist(), 1 - 1e-12]  # at which a rule is looked at
 
 
-@dataclass
-class Conditional:
-    """A conditional distribution over a small vocabulary: a random row for each prefix of tokens, or what is given."""
+def conditional(vocabulary: int, seed: int, given: Any = None) -> Conditional:  # noqa: ANN401
+    """float64 [V] behind each prefix of tokens: random, or `given`, a row or a function from a prefix to one."""
+    generator = np.random.default_rng(seed)
 
-    vocab: int
-    seed: int
-    given: Any = None  # a row [V], or a function from a prefix to one
-    rows: dict[Prefix, Doubles] = field(default_factory=dict)
+    @cache
+    def row(prefix: Prefix) -> Doubles:
+        made = generator.dirichlet(np.full(vocabulary, 0.5)) if given is None else given
+        return np.asarray(made(prefix) if callable(made) else made, np.float64)
 
-    def __post_init__(self) -> None:
-        self.generator = np.random.default_rng(self.seed)
-
-    def __call__(self, prefix: Prefix) -> Doubles:
-        """float64 [V] behind a prefix."""
-        if prefix not in self.rows:
-            made = self.generator.dirichlet(np.full(self.vocab, 0.5)) if self.given is None else self.given
-            self.rows[prefix] = np.asarray(made(prefix) if callable(made) else made, np.float64)
-        return self.rows[prefix]
+    return row
 
 
 @dataclass(frozen=True)
@@ -105,7 +98,7 @@ def lossless(
     given = [row(()) if callable(row) else row for row in (p, q) if row is not None]
     vocabulary = len(given[0]) if given else vocabulary
     for way, seed in itertools.product(Drawn if drawn is None else [drawn], range(seeds)):
-        models = Conditional(vocabulary, seed, p), Conditional(vocabulary, seed + 1000, q)
+        models = conditional(vocabulary, seed, p), conditional(vocabulary, seed + 1000, q)
         where = f"{tree}, {Drawn(way).name.lower().replace('_', ' ')}, seed {seed}"
         found[where] = total_variation(shape, *models, way, counted)
     worst = max(found, key=found.__getitem__)
@@ -204,20 +197,6 @@ def dense(row: Any) -> Tensor:  # noqa: ANN401
     return torch.tensor(row, dtype=torch.float64)
 
 
-def emitted(
-    drafts: Iterable[tuple[DraftTree, Rows, float]], p: Conditional, length: int, outcomes: Outcomes
-) -> Iterator[tuple[Prefix, float]]:
-    """Tokens with the probability that they come out first, over drafts of a tree, its q and its probability."""
-    for tree, q, weight in drafts:
-        paths = [(), *(tuple(tree.token[tree.path_to(node)].tolist()) for node in range(len(tree)))]
-        sampled = {} if (tree.drawn == Drawn.DETERMINISTIC).all() else q
-        for share, path, last in outcomes(tree, [dense(p(path)) for path in paths], sampled):
-            begun = tuple(tree.token[path].tolist())
-            for token, final in enumerate((last / last.sum()).tolist()):
-                for rest in itertools.product(range(p.vocab), repeat=length - len(begun) - 1):
-                    yield (*begun, token, *rest), weight * share * final * likely(p, (*begun, token), rest)
-
-
 def likely(p: Conditional, prefix: Prefix, rest: Prefix) -> float:
     """How likely the target continues a prefix so."""
     return float(np.prod([p((*prefix, *rest[:place]))[token] for place, token in enumerate(rest)]))
@@ -232,10 +211,15 @@ def total_variation(
     rearrange: Callable[[DraftTree, Rows], DraftTree] = lambda tree, q: tree,
 ) -> float:
     """How far what is emitted is from what the target emits. `rearrange`: what is done to a tree after it was drawn."""
-    length, joint = shape.max_depth + 1, defaultdict[Prefix, float](float)
-    drafts = ((rearrange(tree, rows), rows, weight) for tree, rows, weight in trees(shape, q, drawn))
-    for tokens, weight in emitted(drafts, p, length, outcomes):
-        joint[tokens] += weight
+    length, vocabulary, joint = shape.max_depth + 1, range(len(p(()))), defaultdict[Prefix, float](float)
+    for drafted, rows, weight in trees(shape, q, drawn):
+        tree = rearrange(drafted, rows)
+        paths = [(), *(tuple(tree.token[tree.path_to(node)].tolist()) for node in range(len(tree)))]
+        sampled = {} if (tree.drawn == Drawn.DETERMINISTIC).all() else rows
+        for share, path, last in outcomes(tree, [dense(p(path)) for path in paths], sampled):
+            begun = tuple(tree.token[path].tolist())
+            for token, final in enumerate((last / last.sum()).tolist()):
+                for rest in itertools.product(vocabulary, repeat=length - len(begun) - 1):
+                    joint[(*begun, token, *rest)] += weight * share * final * likely(p, (*begun, token), rest)
     assert abs(sum(joint.values()) - 1) < 1e-9
-    every = itertools.product(range(p.vocab), repeat=length)
-    return sum(abs(joint[tokens] - likely(p, (), tokens)) for tokens in every) / 2
+    return sum(abs(joint[each] - likely(p, (), each)) for each in itertools.product(vocabulary, repeat=length)) / 2

@@ -47,8 +47,8 @@ class ChainCall:
     def row(self, place: int, off: tuple[int, int] = (0, 0)) -> tuple[Doubles, Doubles, int]:
         """p, q and the draft at a place; p and q may be so many rows away."""
         last, token = len(self.drafted) - 1, int(self.drafted[place])
-        p = self.p[min(max(place + off[0], 0), len(self.p) - 1)].astype(np.float64)
-        q = one_hot(p, token) if self.q is None else self.q[min(max(place + off[1], 0), last)].astype(np.float64)
+        p = self.p[min(max(place + off[0], 0), len(self.p) - 1)]
+        q = one_hot(p, token) if self.q is None else self.q[min(max(place + off[1], 0), last)]
         return p, q, token
 
 
@@ -74,7 +74,7 @@ Made = Callable[[Doubles, Doubles, int], Any]  # from p, q and the draft
 class Law:
     """Drafts are tried one after the other; `ahead`: block verification, with the ratios of whole paths."""
 
-    accept: Made = lambda p, q, d: p[d] / max(q[d], TINY)
+    accept: Made = lambda p, q, d: float(p[d]) / max(float(q[d]), TINY)
     left: Made = residual  # of p, behind a rejection
     bonus: Callable[[ChainCall], Doubles] = lambda call: call.p[len(call.drafted)]
     off: tuple[int, int] = (0, 0)  # rows by which p and q are off
@@ -112,8 +112,8 @@ class Law:
         whole = call.accepted == len(call.drafted)
         if whole and len(call.p) == call.accepted:
             return None
-        left = self.bonus(call).astype(np.float64) if whole else self._left(call, call.accepted)
-        left = left if left.sum() > 0 else call.p[call.accepted].astype(np.float64)
+        left = self.bonus(call) if whole else self._left(call, call.accepted)
+        left = np.asarray(left if left.any() else call.p[call.accepted], np.float64)
         return np.asarray(left / left.sum())
 
     def log_likelihood(self, call: ChainCall) -> float:
@@ -143,7 +143,7 @@ LOSSLESS: Mapping[str, Law] = {
 }
 MISTAKES: Mapping[str, Law] = {
     "drafts are accepted where p > q": Law(lambda p, q, d: p[d] > q[d]),
-    "drafts are accepted by min(1, q / p)": Law(lambda p, q, d: q[d] / max(p[d], TINY)),
+    "drafts are accepted by min(1, q / p)": Law(lambda p, q, d: float(q[d]) / max(float(p[d]), TINY)),
     "drafts are accepted by p, not p / q": Law(lambda p, q, d: p[d]),
     "every draft is accepted": Law(lambda p, q, d: 1.0),
     "the token behind a rejection is drawn from p, not from the residual": Law(left=lambda p, q, d: p),

@@ -17,7 +17,7 @@ from specscope.speculate.verify import host, inputs, match, traversal
 from specscope.speculate.verify.distribution import DrafterRow, Residual
 from specscope.speculate.verify.verifier import Verifier, on_device
 from specscope.testing import enumeration
-from specscope.testing.enumeration import Conditional, by_coins, dense, sampled_children, total_variation, trees
+from specscope.testing.enumeration import by_coins, conditional, dense, sampled_children, total_variation, trees
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import FinalKind, Outcome
 from specscope.trace.record.rules import BLOCK, MATCH, STANDARD, TRAVERSAL
@@ -71,7 +71,7 @@ def matched(tree, p, q):
 
 
 def worst(text, vocab, drawn, outcomes, seeds=5, **how):
-    models = ((Conditional(vocab, seed), Conditional(vocab, seed + 1000)) for seed in range(seeds))
+    models = ((conditional(vocab, seed), conditional(vocab, seed + 1000)) for seed in range(seeds))
     return max(total_variation(parse_tree(text), *each, drawn, outcomes, **how) for each in models)
 
 
@@ -197,7 +197,7 @@ def test_mistakes_of_matching_are_caught(monkeypatch, name):
 
 def mean_accepted(shape, seed, vocab, drawn, outcomes):
     """Expected number of accepted tokens, in closed form."""
-    p_model, q_model, total = Conditional(vocab, seed), Conditional(vocab, seed + 1000), 0.0
+    p_model, q_model, total = conditional(vocab, seed), conditional(vocab, seed + 1000), 0.0
     for tree, q, weight in trees(shape, q_model, drawn):
         paths = [(), *(tuple(tree.token[tree.path_to(i)].tolist()) for i in range(len(tree)))]
         p = [dense(p_model(path)) for path in paths]
