@@ -20,6 +20,7 @@ from specscope.measure.device import COPY_BYTES, seconds
 from specscope.measure.prompts import COPYING, PLAIN, unseen_prompts
 from specscope.measure.step_costs import machine_info
 from specscope.model.batch import Segment
+from specscope.model.heads.head_runner import HeadRunner
 from specscope.model.kv_cache import BlockTable
 from specscope.speculate.drafters.eagle import Eagle
 from specscope.terminal import text_console
@@ -238,7 +239,7 @@ class PhaseTimes:
 def show_pass(engine: Engine, phases: PhaseTimes, console: Console) -> None:
     """Print what a drafting pass after the first takes, beside the time that reading its weights takes."""
     ns, drafter = phases.ns.get("  pass 2", []), engine.drafter
-    if not ns or not isinstance(drafter, Eagle):
+    if not ns or not isinstance(drafter, Eagle) or not isinstance(drafter.runner, HeadRunner):
         return
     read = (drafter.runner.head.midlayer, drafter.runner.head.layers, drafter.runner.lm_head)
     size = 2 * sum(weight.numel() for part in read for weight in part.parameters())  # repacked in 16 bits

@@ -6,6 +6,7 @@ from specscope import Engine
 from specscope.engine.build import drafter_blocks
 from specscope.speculate.drafters.model_drafter import ModelDrafter
 from tests.heads import head_tensors, write_head, write_parallel_head
+from tests.mtp import add_modules
 
 PROMPTS = ["abcabcabcab", "hello hello hel", "x", "the cat sat on the mat, the cat", "1 2 3 1 2 3 1 2"]
 HEAD = "the cat sat on the mat and the dog ran after the cat, "  # three full blocks
@@ -19,6 +20,8 @@ DRAFTERS = {
     "p-eagle": {"drafter": "eagle", "tree": "[(0,), (1,), (0, 0)]"},
     "p-eagle chain": {"drafter": "eagle", "tree": "4"},
     "p-eagle dynamic": {"drafter": "eagle", "tree": "dynamic:6,depth=3,top=3"},
+    "mtp": {"drafter": "mtp", "tree": "[(0,), (1,), (0, 0)]"},  # one module, iterated
+    "mtp-3": {"drafter": "mtp", "tree": "3"},  # three, each once
 }
 # Where each drafter is tried for a long time, those that are like another one are slow tests.
 LIKE_ANOTHER = ("p-eagle", "p-eagle chain")
@@ -33,14 +36,25 @@ def each_drafter(names):
 def build_engines(target, folder):
     """One of each, by name; the head is written into `folder`."""
     heads = {"eagle": write_head(folder, head_tensors()), "p-eagle": write_parallel_head(folder / "parallel")}
-    made = {}
+    targets, made = with_modules(target, folder), {}
     for name, how in DRAFTERS.items():
         head = heads.get(name.split()[0], heads["eagle"])
         extra = {"draft_model": str(head)} if how["drafter"] == "eagle" else {}
         made[name] = Engine(
-            target=str(target), dtype="float32", kv_memory=0.01, max_batch=3, max_step_tokens=24, **how, **extra
+            target=str(targets.get(name, target)),
+            dtype="float32",
+            kv_memory=0.01,
+            max_batch=3,
+            max_step_tokens=24,
+            **how,
+            **extra,
         )
     return made
+
+
+def with_modules(target, folder):
+    """The target with next-token modules in its checkpoint, by the name of the drafter."""
+    return {"mtp": add_modules(target, folder / "one"), "mtp-3": add_modules(target, folder / "three", 3)}
 
 
 def fresh(engine, blocks):

@@ -50,6 +50,7 @@ NAMES: dict[str, int] = {
     "Level": 2,
 }
 FRAGMENTS: dict[str, int] = {
+    "specscope/analyze/audit/model/heads.py": 1,
     "specscope/analyze/audit/options.py": 1,
     "specscope/analyze/plain.py": 1,
     "specscope/envelope.py": 1,

@@ -27,16 +27,18 @@ from specscope.model.fast.fast_paths import disabled
 from specscope.model.graphs import Capture, CudaCapture, Shape, powers, shapes
 from specscope.model.heads.head_loader import LoadedHead, load_head
 from specscope.model.heads.head_runner import HeadRunner
+from specscope.model.heads.mtp import LoadedMtp, MtpRunner, load_mtp
 from specscope.model.kv_cache import BLOCK_SIZE, KVCache
 from specscope.model.loader import LoadedModel, find_model, load_model, load_tokenizer
 from specscope.model.places import Backend, check_context, check_layers, pick_backend
 from specscope.model.runner import ModelRunner
 from specscope.plans.kinds import model_part
 from specscope.plans.plan import StaticPlan, TreePlan, parse_plan
-from specscope.speculate.drafters.base import Drafter
+from specscope.speculate.drafters.base import Drafter, DraftRunner
 from specscope.speculate.drafters.draft_model import DraftModel
 from specscope.speculate.drafters.eagle import Eagle
 from specscope.speculate.drafters.model_drafter import ModelDrafter
+from specscope.speculate.drafters.mtp import Mtp
 from specscope.speculate.drafters.ngram import NgramDrafter
 from specscope.speculate.drafters.own import DrafterSetup, OwnDrafter
 from specscope.speculate.drafters.parallel import ParallelEagle
@@ -150,7 +152,7 @@ class Wanted:
     blocks: int  # of KV, for the drafter
     backend: Backend
     progress: Callable[[str], None]
-    loaded: LoadedModel | LoadedHead | None  # the drafter's weights, where somebody has loaded them
+    loaded: object  # the drafter's weights, where somebody has loaded them
 
     @property
     def plan(self) -> TreePlan:
@@ -203,6 +205,13 @@ def _eagle(wanted: Wanted) -> Drafter:
     return make(runner, wanted.plan, target.max_context, notes_features=evidence(config, target) == "full")
 
 
+def _mtp(wanted: Wanted) -> Drafter:
+    target, config = wanted.target, wanted.config
+    loaded = wanted.loaded if isinstance(wanted.loaded, LoadedMtp) else load_mtp(target)
+    runner = MtpRunner(loaded, target, wanted.blocks, wanted.backend)
+    return Mtp(runner, wanted.plan, target.max_context, notes_features=evidence(config, target) == "full")
+
+
 def _draft_model(wanted: Wanted) -> Drafter:
     target, config, layers = wanted.target, wanted.config, wanted.config.draft_layers
     if isinstance(wanted.loaded, LoadedModel):
@@ -222,6 +231,7 @@ MAKERS: Mapping[str, Callable[[Wanted], Drafter]] = {  # by the name of the kind
     "ngram": _ngram,
     "suffix": lambda wanted: SuffixDrafter(wanted.plan.max_nodes, wanted.plan.max_depth),
     "draft_model": _draft_model,
+    "mtp": _mtp,
 }
 
 
@@ -310,7 +320,7 @@ def capture_graphs(
     A model that reads a tensor on the host while it runs (some mixtures of experts, some rotary tables) cannot be
     captured, and runs as it did before.
     """
-    wanted: list[tuple[ModelRunner | HeadRunner, list[Shape], int]] = [
+    wanted: list[tuple[DraftRunner, list[Shape], int]] = [
         (runner, verify_shapes(config, drafter.max_nodes), drafter.max_nodes + 1)
     ]
     if drafter.runner is not None and config.plan is not None:

@@ -14,8 +14,8 @@ import specscope
 from specscope.errors import UserError
 from specscope.gone import refuse_gone
 from specscope.model.places import on_disk
-from specscope.plans.heads import head_kind, is_head
-from specscope.plans.kinds import KINDS, RUN_HERE, runs_head
+from specscope.plans.heads import head_kind, is_head, modules_in
+from specscope.plans.kinds import KINDS, RUN_HERE, lies_in_target, runs_head
 from specscope.plans.model_digest import model_digest, of_layers
 from specscope.plans.plan import DynamicPlan, StaticPlan, TreePlan, parse_plan
 from specscope.speculate.named import NamedCode, is_named, name_of
@@ -50,7 +50,8 @@ class EngineConfig:
     drafter: Annotated[
         str,
         Flag(
-            "eagle, ngram, suffix, draft_model, none, or your module:Class.  [default: eagle; ngram with --target]",
+            "eagle, ngram, suffix, draft_model, mtp, none, or your module:Class.  "
+            "[default: eagle; ngram with --target]",
             "DRAFTER",
         ),
     ] = "auto"
@@ -131,9 +132,11 @@ class EngineConfig:
         if self.drafter == "draft_model" and self.draft_model is None:
             raise UserError("the drafter draft_model needs --draft-model: a model with the target's vocabulary")
         has_head = self.drafter == "eagle" and self.target is None
-        if runs_head(self.drafter) and self.draft_model is None and not has_head:
+        if runs_head(self.drafter) and self.draft_model is None and not (has_head or lies_in_target(self.drafter)):
             need = "the folder of a head trained for the target"
             raise UserError(f"the drafter {self.drafter} needs --draft-model: {need}")
+        if lies_in_target(self.drafter) and self.draft_model is not None:
+            raise UserError(f"--draft-model is given, but the drafter {self.drafter} lies in the target's checkpoint")
         if self.drafter in ("ngram", "suffix", "none") and self.draft_model is not None:
             raise UserError(f"--draft-model is given, but the drafter is {self.drafter}: add --drafter draft_model")
         if self.drafter == "none" and self.tree is not None:
@@ -203,6 +206,8 @@ class EngineConfig:
     def plan(self) -> TreePlan | None:
         """How trees are drafted; None for drafter none."""
         text = self.tree or DEFAULT_TREES.get(self.drafter)
+        if self.tree is None and lies_in_target(self.drafter) and (folder := on_disk(self.target)) is not None:
+            text = str(max(modules_in(folder), 1))
         if text is None:
             return None
         plan = parse_plan(text)
@@ -241,7 +246,9 @@ def models_given(config: EngineConfig) -> dict[str, Any]:
     "" for what is not on this machine. Takes half a second for each 270 MB that were never hashed on it.
     """
     target, draft = given_digest(config.target), ""
-    if runs_head(config.drafter):
+    if lies_in_target(config.drafter):
+        draft = target
+    elif runs_head(config.drafter):
         draft = model_digest(Path(config.head).expanduser())
     elif config.draft_layers is not None:
         draft = of_layers(target, config.draft_layers)

@@ -17,7 +17,7 @@ from specscope.model.bundled import NAME
 from specscope.model.hub import hush
 from specscope.model.places import check_model, head_place, model_place, on_disk
 from specscope.plans.heads import check_kind, is_head, unread_layers
-from specscope.plans.kinds import model_part, runs_head
+from specscope.plans.kinds import lies_in_target, model_part, runs_head
 from specscope.plans.model_digest import model_digest, shown
 from specscope.plans.plan import DynamicPlan, read_plan
 from specscope.trace.history.history import History
@@ -76,6 +76,8 @@ def engine_config_of(run: RunInfo, target: str | None, draft_model: str | None, 
         draft = run.draft_model
     if drafter != run.drafter and isinstance(plan := read_plan(tree), DynamicPlan):
         tree = str(replace(plan, nodes=min(plan.candidates, MAX_NODES)))
+    if lies_in_target(drafter):
+        draft = None
     if run.is_ours and drafter not in DRAFTERS:
         drafter, draft, tree = "none", None, ""
     return EngineConfig(
@@ -136,6 +138,10 @@ def _draft(run: RunInfo, target: ModelSource, given: str | None, notes: list[str
         if given is not None:
             raise UserError(f"--draft-model is given, but the capture's drafter is {run.drafter}")
         return None, ""
+    if lies_in_target(part):
+        if given is not None:
+            raise UserError(f"--draft-model is given, but the capture's drafter {part} lies in its target")
+        return ModelSource(target.path, target.name, target.arguments, part), ""
     try:
         if runs_head(part):
             return _head(run, name, notes, given=given is not None), ""

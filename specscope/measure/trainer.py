@@ -27,7 +27,7 @@ from specscope.model.heads.head_loader import EMBEDDING, LoadedHead, load_head, 
 from specscope.model.loader import LoadedModel, load_model
 from specscope.model.places import head_place
 from specscope.plans.heads import LAYER_IDS
-from specscope.plans.kinds import runs_head
+from specscope.plans.kinds import lies_in_target, runs_head
 from specscope.trace.history.history import History
 from specscope.trace.history.wording import plural
 from specscope.trace.record.vocabulary import printable
@@ -85,7 +85,7 @@ def audit_trainer(
 ) -> TrainerAudit:
     """Compare a head in training with the head that served a capture. Raises UserError."""
     run = history.run
-    if run is not None and not runs_head(run.drafter):
+    if run is not None and (not runs_head(run.drafter) or lies_in_target(run.drafter)):
         raise UserError(f"the capture's drafter is {run.drafter}: --trainer compares EAGLE heads")
     head_place(folder)
     options = audit_options(history, target, draft_model, None)

@@ -58,10 +58,16 @@ def check_config(folder: Path) -> None:
             )
 
 
+def mtp_modules(config: Any) -> int:  # noqa: ANN401
+    """How many next-token modules (MTP) a transformers config says that its checkpoint has."""
+    names, text = ("num_mtp_layers", "num_nextn_predict_layers"), config.get_text_config()
+    return next((int(count) for name in names if (count := getattr(text, name, None))), 0)
+
+
 def check_names(info: Mapping[str, Any], model: str, name: str, layers: int | None) -> None:
     """Refuse a checkpoint that lacks weights or has others than its model; `info` is transformers' loading info.
 
-    `layers`: only so many were asked for, and the file may hold the rest.
+    `layers`: only so many were asked for, and the file may hold the rest, or next-token modules behind them.
     """
     missing = sorted(info["missing_keys"])
     extra = sorted(key for key in info["unexpected_keys"] if layers is None or not _is_beyond(key, layers))

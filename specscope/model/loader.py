@@ -20,7 +20,7 @@ from specscope.errors import UserError, first_line, not_loaded
 from specscope.model import attention
 from specscope.model.batch import Batch, Segment
 from specscope.model.bundled import NAME, bundled_model
-from specscope.model.checkpoint import check_config, check_names, check_numbers
+from specscope.model.checkpoint import check_config, check_names, check_numbers, mtp_modules
 from specscope.model.fast.fast_paths import must_compile
 from specscope.model.fast.fuse import fuse
 from specscope.model.hub import hub_arguments, hush
@@ -106,6 +106,8 @@ def load_model(
     except Exception as error:
         raise not_loaded(name, error) from error
     model, info = loaded
+    if layers is None and mtp_modules(model.config):  # whose modules lie behind the last layer
+        layers = int(model.config.get_text_config().num_hidden_layers)
     check_names(info, type(model).__name__, name, layers)
     check_numbers(model.named_parameters(), name)
     model = model.to(device).eval()
@@ -150,7 +152,7 @@ def load_tokenizer(target: str | None, progress: Callable[[str], None] = lambda 
         raise not_loaded(f"the tokenizer of {name}", error) from error
 
 
-class _Recorder:
+class LayerRecorder:
     """Stands in for a KVCache during the probe: keeps what each layer writes, from slot 0 on, for attention to read."""
 
     def __init__(self) -> None:
@@ -158,6 +160,7 @@ class _Recorder:
         self.key, self.value = dict[int, Tensor](), dict[int, Tensor]()
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
+        """Keep what a layer writes. Raises UserError where two layers have one number."""
         if layer in self.layers:
             raise UserError("two attention layers share one layer number")
         self.layers[layer] = LayerShape(key.shape[0], key.shape[2], value.shape[2])
@@ -174,12 +177,12 @@ def probe(model: Any, name: str) -> list[LayerShape]:  # noqa: ANN401
     kind = f"{name} ({type(model).__name__})"
     if model.config.is_encoder_decoder or model.get_output_embeddings() is None:
         raise UserError(f"{kind} is not a decoder-only language model")
-    recorder = _Recorder()
+    recorder = LayerRecorder()
     try:
         agrees = _agrees(model, recorder)
         if not agrees and model.dtype in (torch.bfloat16, torch.float16):
             dtype = model.dtype  # cut off after some layers, a model may differ by rounding alone
-            agrees = _agrees(model.float(), _Recorder())
+            agrees = _agrees(model.float(), LayerRecorder())
             model.to(dtype)  # exactly as before
     except Exception as error:
         raise UserError(f"{kind} cannot run on the paged cache: {first_line(error)}") from error
@@ -197,7 +200,7 @@ def probe(model: Any, name: str) -> list[LayerShape]:  # noqa: ANN401
     return [recorder.layers[i] for i in range(wanted)]
 
 
-def _agrees(model: Any, recorder: _Recorder) -> bool:  # noqa: ANN401
+def _agrees(model: Any, recorder: LayerRecorder) -> bool:  # noqa: ANN401
     """Whether the model's logits after a few tokens are the same with its own attention and with ours."""
     device = next(model.parameters()).device
     tokens = torch.arange(3, 8, device=device)[None] % model.get_output_embeddings().weight.shape[0]

@@ -19,7 +19,8 @@ from specscope.whole_file import read_object
 Holds = Callable[[Any], bool]
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # in the order in which they are looked for
 INDEX = ".index.json"  # behind the name: weights in several files, and which tensor lies in which
-MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")  # of MTP layers, and of whole models that have some
+# Of MTP layers, and of whole models that have some
+MTP_KEYS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"  # at the top, where vLLM looks: j is what enters layer j
 IN_SGLANG = "eagle_config"  # in which SGLang looks for them: there j is what leaves layer j
 NESTED = ("transformer_layer_config", IN_SGLANG, "rope_scaling", "rope_parameters")
@@ -90,7 +91,19 @@ def head_kind(folder: Path) -> str:
         kind = _kind(folder, read_object(folder / "config.json"))
     except UserError:
         kind = None
-    return kind.name if kind is not None and kind.runs else "eagle"
+    return kind.name if kind is not None and kind.runs and not kind.in_target else "eagle"
+
+
+def modules_in(folder: Path) -> int:
+    """How many next-token modules (MTP) a model's config names; 0 where it names none, or cannot be read."""
+    try:
+        config = read_object(folder / "config.json")
+    except UserError:
+        return 0
+    text = config.get("text_config")
+    parts = (config, text if isinstance(text, dict) else {})
+    counts = (part.get(key) for part in parts for key in MTP_KEYS)
+    return next((count for count in counts if isinstance(count, int) and count > 0), 0)
 
 
 def check_head(folder: Path) -> None:
@@ -109,7 +122,9 @@ def check_head(folder: Path) -> None:
 def check_kind(folder: Path, config: Mapping[str, Any], instead: str) -> None:
     """Refuse a head of a kind that does not run here. `instead`: what is wanted. Raises UserError."""
     kind = _kind(folder, config)
-    if kind is not None and not kind.runs:
+    if kind is not None and kind.in_target:
+        instead = f"--drafter {kind.name} runs what lies in the target's own checkpoint"
+    if kind is not None and (not kind.runs or kind.in_target):
         raise UserError(f"{folder} holds a drafter of the kind {kind.called}: {instead}")
 
 

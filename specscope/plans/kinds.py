@@ -24,6 +24,7 @@ class Kind:
     called: str = ""  # its model, as people call it
     tree: str = ""  # of --tree, where it is not given
     runs: bool = False  # whether our engine and our judges run it; others are known by what they are
+    in_target: bool = False  # whether it lies in the target's checkpoint, and no other folder is given
     one_pass: bool = False  # all depths come from one pass, whatever the model's config says
     also: tuple[str, ...] = ()  # names of the method in vLLM, SGLang and speculators, in small letters
     words: tuple[str, ...] = ()  # in the names by which a head's config identifies its model, in small letters
@@ -47,7 +48,16 @@ KINDS = (
     Kind("dflash", DraftedBy.HEAD, "DFlash", one_pass=True, words=("dflash",), key="dflash_config"),
     Kind("medusa", DraftedBy.HEAD, "Medusa", words=("medusa",), key="medusa_num_heads"),
     Kind("hydra", DraftedBy.HEAD, "Hydra", words=("hydra",)),
-    Kind("mtp", DraftedBy.HEAD, "MTP", also=("frozen_kv_mtp",), words=("mtp", "nextn")),
+    Kind(
+        "mtp",
+        DraftedBy.HEAD,
+        "MTP",
+        "1",
+        runs=True,
+        in_target=True,
+        also=("frozen_kv_mtp",),
+        words=("mtp", "nextn"),
+    ),
     Kind("mlp_speculator", DraftedBy.HEAD, "MLP speculator", words=("mlp_speculator", "mlpspeculator")),
 )
 BY_NAME = {kind.name: kind for kind in KINDS}
@@ -73,6 +83,11 @@ def text_part(drafter: str) -> str:
 def model_part(drafter: str) -> str:
     """The part of our drafter that runs a model, alone or combined; "" for none."""
     return next((kind.name for kind in _parts(drafter) if kind.family is not DraftedBy.TEXT), "")
+
+
+def lies_in_target(drafter: str) -> bool:
+    """Whether our drafter's model is a part of the target's checkpoint."""
+    return any(kind.in_target for kind in _parts(drafter))
 
 
 def runs_head(drafter: str) -> bool:

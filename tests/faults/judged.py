@@ -9,7 +9,6 @@ from specscope.analyze.diagnose.run import examine
 from specscope.measure.judges import audit_options
 from specscope.measure.locate.locate import locate_in
 from specscope.trace.wire.reading import read_capture
-from tests.faults.models import TARGET
 from tests.faults.planted import FAULTS
 from tests.faults.settings import DRAFTERS, SETTINGS, Setting, record
 
@@ -20,7 +19,7 @@ def diagnosed(path: Path, setting: Setting, *, place: bool = False) -> Diagnosis
     """A capture of the tiny models, judged with them at hand. `place`: and what is wrong is located."""
     reader = read_capture(path)
     draft = DRAFTERS[setting.drafter].get("draft_model")
-    options = audit_options(reader.history, str(TARGET), draft, SAMPLE)
+    options = audit_options(reader.history, str(setting.target), draft, SAMPLE)
 
     located = (lambda session, little: locate_in(session, little=little)) if place else None
     return examine(reader.history, str(path), options, warnings=reader.warnings, locate=located)

@@ -6,14 +6,19 @@ grammar, byte by byte, and are kept beside this file in bfloat16. `python -m tes
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
 import sys
 import tempfile
+from functools import cache
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers.modeling_layers import MtpModel
 
 from specscope.model.loader import load_model
 from tests.tiny import write_tiny_model
@@ -23,6 +28,7 @@ from tools.train_head.training import Training
 
 FOLDER = Path(__file__).parent / "weights"
 TARGET, DRAFT, HEAD = FOLDER / "target", FOLDER / "draft", FOLDER / "head"
+MODULES = FOLDER / "modules.safetensors"  # two next-token modules of the target, by the names of its checkpoint
 NAMES = ["anna", "bob", "carl", "dora", "emil", "fred", "gina", "hugo"]
 VERBS = ["saw", "met", "took", "sold", "liked", "lost", "found", "hid"]
 ADJECTIVES = ["red", "old", "big", "wet", "tiny", "loud", "warm", "blue"]
@@ -108,8 +114,64 @@ def train_head(of: Path = TARGET, to: Path = HEAD) -> None:
             (to / name).write_bytes((Path(folder) / "head" / name).read_bytes())
 
 
+def train_modules(steps: int = 500) -> None:
+    """Two next-token modules over the target, each fed the state of the one before; the first also its own."""
+    model = AutoModelForCausalLM.from_pretrained(with_modules(2, trained=False), dtype=torch.float32)
+    model.requires_grad_(False)
+    torch.manual_seed(3)
+    mtp = MtpModel(model, 2).requires_grad_(True)
+    for name, parameter in mtp.layers.named_parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.1 if "eh_proj" in name else 0.08)
+    optimizer = torch.optim.AdamW(mtp.layers.parameters(), 4e-3, betas=(0.9, 0.95))
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = 4e-3 * min((step + 1) / 30, 1.0) * (1 - step / steps)
+        tokens = torch.tensor([tokens_of(story(2 * 10**9 + 12 * step + i, 200)) for i in range(12)])
+        with torch.no_grad():
+            states = model(tokens, output_hidden_states=True).hidden_states[-1]
+        made, loss = [states], torch.zeros(())
+        for module, before in ((0, 0), (1, 1), (0, 1)):  # the last: the first module once more, over its own states
+            fed = tokens[:, 1 + before :]
+            places = torch.arange(fed.shape[1])[None]
+            made.append(mtp.forward_layer(module, made[before][:, : fed.shape[1]], places, None, input_ids=fed))
+            logits = model.lm_head(made[-1][:, :-1])
+            loss = loss + functional.cross_entropy(logits.flatten(0, 1), fed[:, 1:].flatten())
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        if step % 50 == 0:
+            print(f"modules {step} loss {float(loss.detach()) / 3:.3f}", file=sys.stderr)
+    first_layer = model.config.num_hidden_layers
+    tensors = {}
+    for name, x in mtp.layers.state_dict().items():
+        number, _, part = name.partition(".")
+        part = part.removeprefix("mtp_block.").replace("post_norm", "shared_head.norm")
+        tensors[f"model.layers.{first_layer + int(number)}.{part}"] = x.bfloat16().contiguous()
+    save_file(tensors, MODULES, {"format": "pt"})
+
+
+@cache
+def with_modules(count: int, *, trained: bool = True) -> Path:
+    """A folder, as long as this process runs, of the target with the first `count` of its modules."""
+    folder = Path(_kept.name) / f"modules-{count}-{trained}"
+    shutil.copytree(TARGET, folder)
+    config = json.loads((folder / "config.json").read_text())
+    layers = config["num_hidden_layers"]
+    (folder / "config.json").write_text(json.dumps({**config, "num_mtp_layers": count}))
+    if trained:
+        beyond = tuple(f"model.layers.{layers + module}." for module in range(count))
+        further = {name: x for name, x in load_file(MODULES).items() if name.startswith(beyond)}
+        save_file(load_file(folder / "model.safetensors") | further, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+_kept = tempfile.TemporaryDirectory()
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    if "modules" in sys.argv:
+        train_modules()
+        sys.exit()
     if "head" not in sys.argv:
         train_model(TARGET, layers=7, steps=900, seed=1)
         train_model(DRAFT, layers=2, steps=700, seed=2)

@@ -14,7 +14,7 @@ from specscope.trace.history.history import History
 from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.reading import read_capture
 from tests.faults.fault import Fault, now_and_then
-from tests.faults.models import DRAFT, HEAD, TARGET, story, tokens_of
+from tests.faults.models import DRAFT, HEAD, TARGET, story, tokens_of, with_modules
 
 TREE = "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]"
 FEW = 10  # steps: with more of them a rare fault is at work in every second step from the first on
@@ -35,6 +35,8 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "eagle tree": {"drafter": "eagle", "draft_model": str(HEAD), "tree": TREE},
     "eagle dynamic": {"drafter": "eagle", "draft_model": str(HEAD), "tree": "dynamic:8,depth=4,top=3"},
     "suffix": {"drafter": "suffix", "tree": "dynamic:12,depth=6"},
+    "mtp tree": {"drafter": "mtp", "tree": TREE, "modules": 1},  # of the target
+    "mtp chain": {"drafter": "mtp", "tree": "2", "modules": 2},
     "eagle wide": {"drafter": "eagle", "draft_model": str(HEAD), "tree": "dynamic:24,depth=5,top=4"},
 }
 
@@ -52,11 +54,17 @@ class Setting:
     step_tokens: int = 512  # few of them, and prompts come in chunks
     prompt: int = 70  # bytes of a prompt
 
+    @property
+    def target(self) -> Path:
+        """The target's folder."""
+        modules = DRAFTERS[self.drafter].get("modules")
+        return TARGET if modules is None else with_modules(modules)
+
     def engine(self) -> Engine:
         """A new one."""
-        how = DRAFTERS[self.drafter]
+        how = {key: value for key, value in DRAFTERS[self.drafter].items() if key != "modules"}
         engine = Engine(
-            target=str(TARGET),
+            target=str(self.target),
             kv_memory=0.02,
             max_batch=self.batch,
             max_step_tokens=self.step_tokens,
@@ -95,6 +103,9 @@ SETTINGS = {
     "eagle tree top-k": Setting("eagle tree", {"temperature": 1.2, "top_k": 4}),
     "eagle dynamic": Setting("eagle dynamic"),
     "eagle wide": Setting("eagle wide"),
+    "mtp tree": Setting("mtp tree"),
+    "mtp chain": Setting("mtp chain"),
+    "mtp chain hot": Setting("mtp chain", {"temperature": 1.4}, requests=24),
 }
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from specscope.plans.kinds import KINDS
+
 Progress = Callable[[str, int, int], None]  # what is done now; steps done, of how many
 
 
@@ -16,6 +18,7 @@ class ModelSource:
     path: str
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    kind: str = KINDS[0].name  # of a head
 
 
 @dataclass(frozen=True)

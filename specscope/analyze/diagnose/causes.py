@@ -166,6 +166,12 @@ class Cause(Enum):
         (*DRAFTER, "features fed"),
         {D: FED},
     )
+    DRAFTER_BUILT = (
+        "the drafter's parts are put together wrongly",
+        "its norms, the order in which embedding and state are joined, and which module drafts which depth",
+        DRAFTER,
+        {D: r"^(enorm|hnorm|eh_proj|post_norm|fed back)"},
+    )
     DRAFTER_KV = (
         "the drafter's KV is stale, missing, or that of another branch or request",
         "what the drafter's cache holds after a full acceptance, a rejection, a preemption or a cached "

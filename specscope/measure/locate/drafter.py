@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from specscope.analyze.audit.model.head import Head
+from specscope.analyze.audit.model.heads import head_of
 from specscope.analyze.locate.located import FedRow, Stage
 from specscope.analyze.locate.model.reference import ModelReference, ReferencePass
 from specscope.errors import UserError
 from specscope.measure.locate.features import TrueFeatures
 from specscope.measure.locate.head_side import HeadSide
 from specscope.measure.locate.layer_taps import code_of
+from specscope.measure.locate.modules_side import ModulesSide
 from specscope.measure.locate.pairs import HeldPair
 from specscope.measure.locate.sides import FedPart, Feeds, ModelSide
 from specscope.measure.locate.watch import ModelWatch
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from specscope.measure.locate.drive import Drive
     from specscope.measure.locate.question import WalkPlan
 
+SIDES: Mapping[str, Any] = {"eagle": HeadSide, "mtp": ModulesSide}
 TIE = 1e-3  # nats: tokens that lie closer may take each other's place
 
 
@@ -113,10 +115,10 @@ def drafter_watch(
     feeds = Feeds(drafter)
     side: HeadSide | ModelSide
     if isinstance(drafter, Eagle):
-        head = Head(draft, target.causal.model)
+        head = head_of(draft, target.causal.model)
         features = TrueFeatures(drive, target, texts, head.layers)
-        side = HeadSide(drafter.runner, feeds, head, texts, features)
-        stack.enter_context(side.on())
+        of_head = side = SIDES[draft.kind](drafter.runner, feeds, head, texts, features)
+        stack.enter_context(of_head.on())
     else:
         reference = ModelReference(draft)
         side = ModelSide(drafter.runner, reference, texts, feeds.fed)

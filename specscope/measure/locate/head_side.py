@@ -25,6 +25,7 @@ from specscope.speculate.drafters.tree_builder import TreeBuilder
 if TYPE_CHECKING:
     from specscope.analyze.audit.model.head import Head
     from specscope.model.heads.head_runner import HeadRunner
+    from specscope.model.heads.mtp import MtpRunner
 
 STEEP = 32.0  # nats between scores, from which on rounding grows with them
 ROTATED = ("q_proj", "k_proj", ".query", ".key", ".keys read")
@@ -37,18 +38,24 @@ class HeadSide:
     by_operation = True
 
     def __init__(
-        self, runner: HeadRunner, feeds: Feeds, head: Head, texts: Mapping[str, list[int]], features: TrueFeatures
+        self,
+        runner: HeadRunner | MtpRunner,
+        feeds: Feeds,
+        head: Head,
+        texts: Mapping[str, list[int]],
+        features: TrueFeatures,
     ) -> None:
-        self.runner, self.feeds, self.features = runner, feeds, features
+        self.runner: Any = runner
+        self.feeds, self.features = feeds, features
         self.layers, self.one_pass = head.names, head.mask_token is not None
         self.passes = {name: HeadPasses(head, text, features.along(name)) for name, text in texts.items()}
         self._usual = {name: passes.allowed() | features.allowed for name, passes in self.passes.items()}
         for usual in self._usual.values():
-            usual["vocabulary"] = usual["d2t"]  # where the vocabulary is not reduced
+            usual["vocabulary"] = usual.get("d2t", usual["lm_head"])  # where the vocabulary is not reduced
         self._slack: dict[str, float] = {}  # by how much more rounding moves a pass, or one that fed it
         self._fed = torch.empty(0)  # the features that were combined last
         self._combined: dict[str, Tensor] = {}  # what combining them gave, by operation
-        ours = runner.head
+        ours = getattr(runner, "head", None)  # a target's modules have no features to combine
         norms = {"input_norm": getattr(ours, "input_norm", None)}
         norms |= {f"fc_norm.{i}": norm for i, norm in enumerate(getattr(ours, "fc_norm", ()))}
         self.norms = {name: norm for name, norm in norms.items() if norm is not None}
@@ -61,7 +68,8 @@ class HeadSide:
         def combining(features: Tensor) -> Tensor:
             with kept(self.norms) as self._combined:
                 self._fed = features
-                return combine(features)
+                combined: Tensor = combine(features)
+                return combined
 
         with patch.object(self.runner, "combine", combining), self.features.on():
             yield

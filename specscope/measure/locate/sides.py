@@ -91,7 +91,7 @@ class ModelSide:
         base, calls, norms = getattr(model, model.base_model_prefix), dict[str, LayerCall](), list[Tensor]()
         with hooks() as put:
             for index, layer in enumerate(decoder_layers(model)):
-                put(layer, lambda *call, index=index: calls.update({f"layers.{index}": _call(index, *call)}))
+                put(layer, lambda *call, index=index: calls.update({f"layers.{index}": call_of(index, *call)}))
             put(base, lambda module, given, named, out: norms.append(out[0][0].clone()))
             out = forward(segments)
         first = calls["layers.0"]
@@ -123,7 +123,7 @@ def kept(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
         yield made
 
 
-def _call(index: int, layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any], out: Any) -> LayerCall:  # noqa: ANN401
+def call_of(index: int, layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any], out: Any) -> LayerCall:  # noqa: ANN401
     """A decoder layer's call as a hook sees it."""
     hidden = (given[0] if given else named["hidden_states"]).clone()
     rest = {name: value for name, value in named.items() if name not in ("pages", "hidden_states")}

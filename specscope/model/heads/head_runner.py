@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -37,7 +38,9 @@ class HeadRunner:
         weight = head.fc.weight
         attention = head.midlayer.self_attn
         self.loaded = loaded
+        self.beside = partial(HeadRunner, loaded, vocab_size, max_context, backend=backend)  # another cache, of blocks
         self.head = head
+        self.aux_layers = head.config.aux_layers
         self.vocab_size = vocab_size
         self.d2t = head.target_tokens()
         shape = LayerShape(attention.kv_heads, attention.size, attention.size)

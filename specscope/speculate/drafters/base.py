@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from specscope.model.features import AuxLayer
-from specscope.model.heads.head_runner import HeadRunner
-from specscope.model.runner import ModelRunner
+from specscope.model.graphs import Capture, Graphs, Shape
 from specscope.speculate.allowed import Allowed
 from specscope.speculate.sampling import LogitRows
 from specscope.speculate.tokens import TokenCounts, Tokens
@@ -94,6 +94,19 @@ class Draft:
 NO_DRAFT = Draft(DraftTree.empty())
 
 
+class DraftRunner(Protocol):
+    """What runs a drafter's model, as an engine sees it."""
+
+    loaded: Any  # its weights, which others may share
+    graphs: Graphs
+
+    def warm_up(self, max_context: int) -> None:
+        """Compile what passes launch."""
+
+    def capture(self, wanted: Sequence[Shape], capture: Capture, max_context: int, window: int) -> Iterator[Shape]:
+        """Capture passes of these shapes."""
+
+
 class Drafter:
     """Guesses the next tokens of requests; this one never does. A new drafter says what it does otherwise."""
 
@@ -102,7 +115,7 @@ class Drafter:
     max_depth = 0
     aux_layers: tuple[AuxLayer, ...] = ()  # the target's features that it wants to observe
     passes: tuple[Phase, ...] = ()  # the model passes of the last `propose`
-    runner: ModelRunner | HeadRunner | None = None  # of its model, where it has one
+    runner: DraftRunner | None = None  # of its model, where it has one
     rows_fed: tuple[int, ...] = ()  # of one request in a pass of its model: the usual numbers, for graphs
     d2t: Tensor | None = (
         None  # int64 [draft vocabulary] the target's token behind each it drafts; None: all are drafted

@@ -7,17 +7,21 @@ the target's true features take their place, so that nothing guessed is kept.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from specscope.model.batch import Segment, pick
+from specscope.model.features import AuxLayer
 from specscope.model.heads.head_runner import HeadRunner
+from specscope.model.heads.mtp import MtpRunner
 from specscope.model.kv_cache import BlockTable, KVCache, OutOfBlocksError
 from specscope.plans.plan import TreePlan
-from specscope.speculate.drafters.base import Context
+from specscope.speculate.drafters.base import Context, DraftRunner
 from specscope.speculate.drafters.model_drafter import PREFILL_CHUNK, Drafting, ModelDrafter, State
 from specscope.speculate.drafters.tree_builder import Level
 from specscope.trace.record.tree import DraftTree, Floats
@@ -44,13 +48,17 @@ class Features:
         self._parts.append(features)
         self.end += len(features)
 
-    def take(self, count: int) -> Tensor:
-        """The first `count` of them, [count, F], which are then forgotten, or kept for `back`."""
+    def take(self, count: int, again: int = 0) -> Tensor:
+        """The first `count` of them, [count, F], which are then forgotten, or kept for `back`.
+
+        `again`: of these the last so many stay, to be taken once more.
+        """
         together = self._parts[0] if len(self._parts) == 1 else torch.cat(self._parts)
-        self._parts = [together[count:].clone()]  # a view would keep all of them
-        self.start += count
+        fed = count - again
+        self._parts = [together[fed:].clone()]  # a view would keep all of them
+        self.start += fed
         if self.keeps:
-            self._taken.append(together[:count].clone())
+            self._taken.append(together[:fed].clone())
         return together[:count]
 
     def back(self, start: int, end: int) -> None:
@@ -71,20 +79,37 @@ def layer_norms(features: Tensor, layers: int) -> Floats:
     return norms if np.isfinite(norms).all() else np.nan_to_num(norms, nan=LARGEST)
 
 
-class Eagle(ModelDrafter):
-    """Drafts with an EAGLE or EAGLE-3 head."""
+class FeatureRunner(DraftRunner, Protocol):
+    """What a head's runner tells of itself."""
 
-    name = "eagle"
+    aux_layers: tuple[AuxLayer, ...]
+    cache: KVCache
+    vocab_size: int
+    d2t: Tensor | None
+    compiles: bool
 
-    def __init__(self, runner: HeadRunner, plan: TreePlan, max_context: int, *, notes_features: bool = True) -> None:
+
+class HeadDrafter(ModelDrafter):
+    """Drafts with a head over the target's features. Subclasses say how they run it."""
+
+    again = 0  # how many of the pairs that were fed last are fed once more: their rows hang on tokens that were guessed
+
+    def __init__(self, runner: FeatureRunner, plan: TreePlan, max_context: int, *, notes_features: bool = True) -> None:
         """`notes_features`: whether each draft says what fed the head: rows, and the norms of their features."""
         super().__init__(plan, runner.cache, max_context)
-        self.runner: HeadRunner = runner
+        self.runner: FeatureRunner = runner
         self.d2t = runner.d2t
         self.notes_features = notes_features
-        self.aux_layers = runner.head.config.aux_layers
+        self.aux_layers = runner.aux_layers
         self._features: dict[str, Features] = {}
-        self._hidden = torch.empty(0)  # [R, width] of the last pass
+
+    @abstractmethod
+    def write(self, segments: list[Segment], features: Tensor) -> None:
+        """Write the KV of committed pairs that nothing is drafted from. features [N, F]: the target's."""
+
+    @abstractmethod
+    def root_level(self, drafting: Sequence[Drafting], segments: list[Segment], features: Tensor) -> Level:
+        """The pass over the committed pairs, the last of each request its root's. features [N, F]: the target's."""
 
     def observe(self, request: str, start: int, features: Tensor, tokens: Sequence[int]) -> None:
         """Keep features until the next `propose`; of a long prompt no more than a chunk, the others are fed here."""
@@ -105,9 +130,13 @@ class Eagle(ModelDrafter):
         segment = Segment.of_tree(
             state.table, start, list(tokens[start + 1 : end + 1]), DraftTree.empty(), logits=False
         )
-        self.runner.forward([segment], self.runner.combine(held.take(PREFILL_CHUNK)))
-        state.computed = end
+        self.write([segment], self._take(held, state, end))
         return True
+
+    def _take(self, held: Features, state: State, end: int) -> Tensor:
+        """The target's features of the next pairs up to `end`, which count as fed but for those that come again."""
+        start, state.computed = state.computed, max(end - self.again, state.computed)
+        return held.take(end - start, end - state.computed)
 
     def known(self, context: Context, state: State) -> int:
         """A pair for every token but the first: its feature is of the token before it.
@@ -124,17 +153,12 @@ class Eagle(ModelDrafter):
         """The pairs of all that was committed since the last draft; the last of each is the root's."""
         for g in drafting:
             while g.base - g.state.computed > PREFILL_CHUNK:
-                segments, features = self.pending([g], PREFILL_CHUNK, logits=False)
-                self.runner.forward(segments, self.runner.combine(features))
+                self.write(*self.pending([g], PREFILL_CHUNK, logits=False))
         segments, features = self.pending(drafting, PREFILL_CHUNK, logits=True)
-        level = self._root_level(drafting, segments, self.runner.combine(features))
+        level = self.root_level(drafting, segments, features)
         if self.notes_features:
             self._note(drafting, segments, features)
         return level
-
-    def _root_level(self, drafting: Sequence[Drafting], segments: list[Segment], hidden: Tensor) -> Level:
-        """The pass over the committed pairs. hidden [N, width]: the true features, combined."""
-        return self._level(segments, hidden)
 
     def _note(self, drafting: Sequence[Drafting], segments: Sequence[Segment], features: Tensor) -> None:
         """Keep what fed the head, as the drafts' notes will say it."""
@@ -152,30 +176,11 @@ class Eagle(ModelDrafter):
             tokens = list(g.context.tokens[start + 1 : end + 1])
             segment = Segment.of_tree(g.state.table, start, tokens, DraftTree.empty(), logits=logits)
             segments.append(segment)
-            hidden.append(self._features[g.context.request].take(end - start))
-            g.state.computed = end
+            hidden.append(self._take(self._features[g.context.request], g.state, end))
         return segments, torch.cat(hidden)
 
-    def afresh(
-        self, tokens: Sequence[int], count: int, features: Sequence[Tensor], blocks: int
-    ) -> tuple[KVCache, BlockTable, Sequence[int]]:
-        """The head fed true features: its place t is the feature of position t with the token at t + 1."""
-        old, table, held, hidden = self.runner, BlockTable(), tokens[1 : count + 1], torch.cat(list(features))
-        runner = HeadRunner(old.loaded, old.vocab_size, self.max_context, blocks, self.cache.backend)
-        runner.cache.reserve(table, count, 0)
-        for start in range(0, count, PREFILL_CHUNK):
-            chunk = list(held[start : start + PREFILL_CHUNK])
-            segment = Segment.of_tree(table, start, chunk, DraftTree.empty(), logits=True)
-            runner.forward([segment], runner.combine(hidden[start : start + len(chunk)]))
-        return runner.cache, table, held
-
-    def feed_frontier(self, drafting: Sequence[Drafting]) -> Level:
-        """Each node's token with the hidden state made at its parent."""
-        hidden = pick(self._hidden, [g.rows[row] for g in drafting for row in g.builder.origin])
-        return self._level([g.builder.segment(g.state.table, g.base) for g in drafting], hidden)
-
-    def _level(self, segments: list[Segment], hidden: Tensor) -> Level:
-        logits, self._hidden = self.runner.forward(segments, hidden)
+    def level_of(self, logits: Tensor) -> Level:
+        """What trees grow by, from a pass's logits [R, draft vocabulary]."""
         return Level(logits, self.runner.vocab_size, self.runner.d2t, self.cache.backend, compiles=self.runner.compiles)
 
     def rewind(self, request: str, tokens: int) -> bool:
@@ -191,3 +196,46 @@ class Eagle(ModelDrafter):
         """Free the request's blocks and features."""
         super().release(request)
         self._features.pop(request, None)
+
+
+class Eagle(HeadDrafter):
+    """Drafts with an EAGLE or EAGLE-3 head."""
+
+    name = "eagle"
+    runner: HeadRunner | MtpRunner
+
+    def __init__(
+        self, runner: HeadRunner | MtpRunner, plan: TreePlan, max_context: int, *, notes_features: bool = True
+    ) -> None:
+        super().__init__(runner, plan, max_context, notes_features=notes_features)
+        self._hidden = torch.empty(0)  # [R, width] of the last pass
+
+    def write(self, segments: list[Segment], features: Tensor) -> None:
+        """A pass over the pairs."""
+        self.runner.forward(segments, self.runner.combine(features))
+
+    def root_level(self, drafting: Sequence[Drafting], segments: list[Segment], features: Tensor) -> Level:
+        """The pass over the committed pairs."""
+        return self._level(segments, self.runner.combine(features))
+
+    def afresh(
+        self, tokens: Sequence[int], count: int, features: Sequence[Tensor], blocks: int
+    ) -> tuple[KVCache, BlockTable, Sequence[int]]:
+        """The head fed true features: its place t is the feature of position t with the token at t + 1."""
+        runner, table = self.runner.beside(blocks), BlockTable()
+        held, hidden = tokens[1 : count + 1], torch.cat(list(features))
+        runner.cache.reserve(table, count, 0)
+        for start in range(0, count, PREFILL_CHUNK):
+            chunk = list(held[start : start + PREFILL_CHUNK])
+            segment = Segment.of_tree(table, start, chunk, DraftTree.empty(), logits=True)
+            runner.forward([segment], runner.combine(hidden[start : start + len(chunk)]))
+        return runner.cache, table, held
+
+    def feed_frontier(self, drafting: Sequence[Drafting]) -> Level:
+        """Each node's token with the hidden state made at its parent."""
+        hidden = pick(self._hidden, [g.rows[row] for g in drafting for row in g.builder.origin])
+        return self._level([g.builder.segment(g.state.table, g.base) for g in drafting], hidden)
+
+    def _level(self, segments: list[Segment], hidden: Tensor) -> Level:
+        logits, self._hidden = self.runner.forward(segments, hidden)
+        return self.level_of(logits)

@@ -24,7 +24,7 @@ from specscope.model.heads.head_runner import HeadRunner
 from specscope.plans.plan import TreePlan
 from specscope.speculate.drafters.base import Draft
 from specscope.speculate.drafters.eagle import Eagle
-from specscope.speculate.drafters.model_drafter import Drafting
+from specscope.speculate.drafters.model_drafter import Drafting, ModelDrafter
 from specscope.speculate.drafters.tree_builder import Level
 from specscope.trace.record.notes import MethodNotes
 from specscope.trace.record.tree import DraftTree
@@ -32,6 +32,8 @@ from specscope.trace.record.tree import DraftTree
 
 class ParallelEagle(Eagle):
     """Drafts with a P-EAGLE head. Its name in records is an EAGLE head's; their notes say that it was one pass."""
+
+    runner: HeadRunner
 
     def __init__(self, runner: HeadRunner, plan: TreePlan, max_context: int, *, notes_features: bool = True) -> None:
         super().__init__(runner, plan, max_context, notes_features=notes_features)
@@ -43,30 +45,42 @@ class ParallelEagle(Eagle):
             self._mask_hidden = runner.combine(runner.head.mask_features())  # [1, width]
 
     def grow(self, drafting: Sequence[Drafting]) -> None:
-        """Grow the trees from one pass: the nodes of a frontier share the row of their depth."""
-        level, row = self.run_pass(self.feed_context, drafting), dict[str, int]()
-        for place, g in enumerate(drafting):
-            row[g.context.request] = place * self.max_depth
-            g.fed = [g.base - g.cached + self.max_depth - 1]
-        while drafting:
-            for g in drafting:
-                g.rows = [row[g.context.request]] * len(g.builder.frontier)
-                row[g.context.request] += 1
-            drafting = self.give_children(level, drafting)
+        """Grow the trees from one pass."""
+        grow_at_once(self, drafting, self.max_depth - 1)
 
-    def _root_level(self, drafting: Sequence[Drafting], segments: list[Segment], hidden: Tensor) -> Level:
+    def root_level(self, drafting: Sequence[Drafting], segments: list[Segment], features: Tensor) -> Level:
         """The pass over the committed pairs, with the mask rows of each request behind its own."""
-        true = hidden.split([len(segment.tokens) for segment in segments])
+        true = self.runner.combine(features).split([len(segment.tokens) for segment in segments])
         masks = self._mask_hidden.expand(self.max_depth - 1, -1)
         both = [x for rows in true for x in (rows, masks)]
         masked = [with_masks(segment, self.max_depth - 1, self.mask_token) for segment in segments]
         return self._level(masked, torch.cat(both))
 
     def _finish(self, g: Drafting) -> Draft:
-        draft = super()._finish(g)
-        assert draft.notes is not None
-        sure = np.exp(np.minimum(draft.notes.score, 0), dtype=np.float32)  # of the whole path
-        return replace(draft, method=MethodNotes(confidence=sure, one_pass=True)) if len(draft.tree) else draft
+        return noted_as_one(super()._finish(g))
+
+
+def grow_at_once(drafter: ModelDrafter, drafting: Sequence[Drafting], rows: int) -> None:
+    """Grow trees from one pass, in which the nodes of a frontier share the row of their depth.
+
+    `rows`: that the pass feeds behind those that are committed.
+    """
+    level, row = drafter.run_pass(drafter.feed_context, drafting), dict[str, int]()
+    for place, g in enumerate(drafting):
+        row[g.context.request] = place * drafter.max_depth
+        g.fed = [g.base - g.cached + rows]
+    while drafting:
+        for g in drafting:
+            g.rows = [row[g.context.request]] * len(g.builder.frontier)
+            row[g.context.request] += 1
+        drafting = drafter.give_children(level, drafting)
+
+
+def noted_as_one(draft: Draft) -> Draft:
+    """A draft whose notes say that it came of one pass, and how sure the drafter is of the path down to each node."""
+    assert draft.notes is not None
+    sure = np.exp(np.minimum(draft.notes.score, 0), dtype=np.float32)
+    return replace(draft, method=MethodNotes(confidence=sure, one_pass=True)) if len(draft.tree) else draft
 
 
 def with_masks(segment: Segment, count: int, mask_token: int) -> Segment:

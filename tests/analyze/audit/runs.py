@@ -8,7 +8,7 @@ from specscope.analyze.audit.audit import audit
 from specscope.analyze.audit.options import ModelSource, Options
 from specscope.trace.history.history import History
 from specscope.trace.wire.capture import CaptureWriter
-from tests.engines import DRAFTERS, PROMPTS
+from tests.engines import DRAFTERS, PROMPTS, with_modules
 from tests.heads import VARIANTS, head_tensors, write_head, write_parallel_head, write_variant
 from tests.own import Bigrams
 
@@ -62,6 +62,7 @@ class Bench:
             "eagle-1": str(write_head(Path(folder) / "first", head_tensors(version=1, bias=True))),
             **{name: str(write_variant(Path(folder) / name, name)) for name in VARIANTS},
         }
+        self.targets = with_modules(target, Path(folder))
         self._made = {}
 
     def fresh(self, name):
@@ -71,7 +72,7 @@ class Bench:
             how["draft_model"] = self.heads.get(name, self.heads.get(name.split()[0], self.heads["eagle"]))
         if how.get("draft_model") == "same":
             how["draft_model"] = self.target
-        return Engine(target=self.target, **{**SMALL, **how, **self.more})
+        return Engine(target=str(self.targets.get(name, self.target)), **{**SMALL, **how, **self.more})
 
     def engine(self, name):
         """One that several tests share."""
@@ -84,10 +85,12 @@ class Bench:
         draft = None
         if engine.config.drafter == "eagle":
             draft = ModelSource(engine.config.draft_model, "head")
+        if engine.config.drafter == "mtp":
+            draft = ModelSource(engine.config.target, "modules", kind="mtp")
         if engine.config.drafter == "draft_model":
             layers = engine.config.draft_layers
             draft = ModelSource(self.target, "draft", {} if layers is None else {"num_hidden_layers": layers})
-        return Options(ModelSource(self.target, "tiny"), draft, sample)
+        return Options(ModelSource(engine.config.target, "tiny"), draft, sample)
 
     def audit(self, engine, history, **how):
         """By plain transformers."""

@@ -22,7 +22,7 @@ def tried(ratio=None, accept=None, order=None, reject=None, final=None):
     """host._try with a part of it replaced: the acceptance probability, the test, the order of siblings, what a
     rejection leaves, or what the final token is drawn from."""
 
-    def attempt(right, batch, row, children, p, found):
+    def attempt(right, batch, row, children, p, found, asked):
         trees, whole, chosen = batch.trees, p, children if order is None else order(children)
         q = None if trees.drawn[children[0]] == DETERMINISTIC else host.DrafterRow(batch.q[trees.q_row[row]])
         for child in chosen:

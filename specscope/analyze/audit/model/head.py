@@ -261,21 +261,21 @@ class Head:
     def _trees(self, asked: Sequence[Ask], out: Tensor, kv: list[KV]) -> Iterator[tuple[list[Ask], Tensor]]:
         """The logits of some steps by level: a row sees the text's pairs up to the root's, its ancestors and itself."""
         roots = [ask for ask in asked if ask[1] == ROOT]
-        hidden = out[[_slot(step) for step, _ in roots]]
+        hidden = out[[slot_of(step) for step, _ in roots]]
         yield roots, self.logits(hidden)
         below = [ask for ask in asked if ask[1] != ROOT]
         if self.mask_token is not None:
             yield from self._one_pass(below, kv)
             return
         level, grown, before = roots, list[Ask](), len(kv[0][0])
-        for depth in range(1, max((_depth(*ask) for ask in below), default=0) + 1):
+        for depth in range(1, max((depth_of(*ask) for ask in below), default=0) + 1):
             place = {(id(step), node): index for index, (step, node) in enumerate(level)}
-            level = [ask for ask in below if _depth(*ask) == depth]
+            level = [ask for ask in below if depth_of(*ask) == depth]
             above = [place[id(step), int(step.part.tree.parent[node])] for step, node in level]
             tokens = torch.tensor([int(step.part.tree.token[node]) for step, node in level])
             grown += level
             seen = _seen(level, grown, before, lambda step, node: step.part.tree.path_to(node))
-            positions = torch.tensor([_slot(step) + depth for step, _ in level])
+            positions = torch.tensor([slot_of(step) + depth for step, _ in level])
             hidden, kv = self.run(self.prepare(tokens, self.fed_back(hidden[above])), positions, seen, kv)
             yield level, self.logits(hidden)
 
@@ -285,24 +285,25 @@ class Head:
             return
         deepest = {id(step): (step, 0) for step, _ in below}
         for step, node in below:
-            deepest[id(step)] = step, max(deepest[id(step)][1], _depth(step, node))
+            deepest[id(step)] = step, max(deepest[id(step)][1], depth_of(step, node))
         rows = [(step, depth) for step, most in deepest.values() for depth in range(1, most + 1)]
         hidden = self.combine(self.weights["mask_hidden"].view(1, -1)).expand(len(rows), -1)
-        positions = torch.tensor([_slot(step) + depth for step, depth in rows])
+        positions = torch.tensor([slot_of(step) + depth for step, depth in rows])
         seen = _seen(rows, rows, len(kv[0][0]), lambda step, depth: range(1, depth + 1))
         prepared = self.prepare(torch.full((len(rows),), self.mask_token or 0), hidden)
         logits = self.logits(self.run(prepared, positions, seen, kv)[0])
         place = {(id(step), depth): index for index, (step, depth) in enumerate(rows)}
-        yield list(below), logits[[place[id(step), _depth(step, node)] for step, node in below]]
+        yield list(below), logits[[place[id(step), depth_of(step, node)] for step, node in below]]
 
 
-def _slot(step: AuditedStep) -> int:
+def slot_of(step: AuditedStep) -> int:
     """The place of the pair whose token is the step's root."""
     return step.rows[ROOT] - 1
 
 
-def _depth(step: AuditedStep, node: int) -> int:
-    return int(step.part.tree.depth[node])
+def depth_of(step: AuditedStep, node: int) -> int:
+    """How deep a node lies; 0 for the root."""
+    return 0 if node == ROOT else int(step.part.tree.depth[node])
 
 
 def _seen(
@@ -312,7 +313,7 @@ def _seen(
     keys = {(id(step), node): before + index for index, (step, node) in enumerate(grown)}
     seen = torch.zeros(len(level), before + len(grown), dtype=torch.bool)
     for row, (step, node) in enumerate(level):
-        seen[row, : _slot(step) + 1] = True
+        seen[row, : slot_of(step) + 1] = True
         seen[row, [keys[id(step), above] for above in path(step, node)]] = True
     return seen
 

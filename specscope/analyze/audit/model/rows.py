@@ -14,6 +14,7 @@ from specscope.analyze.audit.audit import Audit
 from specscope.analyze.audit.contexts import AuditedStep, Contexts, contexts_of
 from specscope.analyze.audit.model.causal import Causal
 from specscope.analyze.audit.model.head import Head
+from specscope.analyze.audit.model.heads import head_of
 from specscope.analyze.audit.model.judge import AskedRows, by_ask, drafted_by_model
 from specscope.analyze.audit.options import Options
 from specscope.analyze.verify.case import Case, Step
@@ -42,9 +43,9 @@ class Models:
 
     @cached_property
     def head(self) -> Head:
-        """The drafter, where it is an EAGLE head."""
+        """The drafter, where it is a head."""
         assert self.options.draft is not None
-        return Head(self.options.draft, self.target.model).to(torch.float32)
+        return head_of(self.options.draft, self.target.model).to(torch.float32)
 
     def drafter(self, case: Case) -> Head | Causal | None:
         """The drafter of a run; None where it is no model."""

@@ -17,6 +17,7 @@ from specscope.analyze.audit.model.causal import Causal
 from specscope.analyze.audit.model.fed import allowed_error, judge_fed
 from specscope.analyze.audit.model.form import RequestForms
 from specscope.analyze.audit.model.head import Head
+from specscope.analyze.audit.model.heads import head_of
 from specscope.analyze.audit.model.judge import AskedRows, DrafterJudge, TargetJudge, by_ask, drafter_asks
 from specscope.analyze.audit.options import Options, Progress
 from specscope.analyze.audit.tally import EMBEDDING, FED, TARGET, Tallies
@@ -124,7 +125,7 @@ class Passes:
         self.plans[:] = [contexts.within(causal.vocab) for contexts in self.plans]
         if draft is not None and runs_head(self.run.drafter):
             try:
-                head = Head(draft, causal.model)
+                head = head_of(draft, causal.model)
             except UserError as error:
                 why = str(error)
         layers = () if head is None else head.layers

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 from statistics import median
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from specscope.analyze.audit.audit import Audit
 from specscope.analyze.audit.model.rows import recorded
@@ -18,6 +18,7 @@ from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import Suspect
 from specscope.analyze.diagnose.judged import JudgedCase
 from specscope.analyze.diagnose.rerun import head as heads
+from specscope.analyze.diagnose.rerun import modules
 from specscope.analyze.diagnose.rerun import target as targets
 from specscope.analyze.diagnose.rerun.match import Match, compare
 from specscope.analyze.locate.located import Located, Proof
@@ -39,8 +40,12 @@ HALF = 0.5  # of those that differ must, where no other cause explains half as m
 # The checks of raw probabilities, and of what the sampling rules make of them
 OF_TARGET = ("target raw p", "target top tokens"), ("target p",)
 OF_DRAFTER = ("drafter top tokens",), ("draft p", "drafter tokens")
+OF_HEADS: Mapping[str, tuple[Any, Sequence[Any]]] = {  # by kind: what runs it again, and the mistakes
+    "eagle": (heads.HeadAgain, heads.MISTAKES),
+    "mtp": (modules.ModulesAgain, modules.MISTAKES),
+}
 Begin = Sequence[Step]  # a request's steps up to the first that differs, which is the last of these
-M = TypeVar("M", targets.TreeMistake, heads.HeadMistake)
+M = TypeVar("M", targets.TreeMistake, heads.HeadMistake, modules.ModulesMistake)
 
 
 class Again(Protocol[M]):
@@ -73,7 +78,9 @@ def mistakes(session: JudgedCase, *, drafter: bool) -> list[Suspect]:
     if sampled or not first:
         return sampled
     if model is None:
-        found = _explained(Rerun(heads.HeadAgain(models, case), case, True), heads.MISTAKES, first)
+        assert models.options.draft is not None
+        again, of_kind = OF_HEADS[models.options.draft.kind]
+        found = _explained(Rerun(again(models, case), case, True), of_kind, first)
     else:
         known = [*targets.of_drafter(case)] if drafter else targets.MISTAKES
         found = _explained(Rerun(targets.ModelAgain(model), case, drafter), known, first)

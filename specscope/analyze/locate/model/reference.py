@@ -83,7 +83,8 @@ def rounding(whole: Mapping[str, Tensor], pieces: Iterable[Mapping[str, Tensor]]
             cut.setdefault(name, []).append(x)
     measured = dict[str, float]()
     for name, x in whole.items():
-        if not name.endswith(OF_KEYS):
+        widths = {part.shape[1:] for part in (x, *cut.get(name, ()))}
+        if not name.endswith(OF_KEYS) and len(widths) == 1:  # else its values are not one a row
             ours, right = (side.flatten(1).nan_to_num(neginf=0.0) for side in (torch.cat(cut[name]), x))
             measured[name] = float(relative(ours, right).max())
     usual = max(measured.values(), default=0.0)
@@ -115,6 +116,24 @@ class GrownTree:
         return seen
 
 
+class _Told:
+    """An attention module that is tapped, until `remove`."""
+
+    def __init__(self, attention: nn.Module, put: Callable[[str, Tensor], None]) -> None:
+        self.attention = attention
+        setattr(attention, TAPS, put)
+
+    def remove(self) -> None:
+        """Tap it no more."""
+        delattr(self.attention, TAPS)
+
+
+def inside(layer: nn.Module, put: Callable[[str, Tensor], None], rows: Callable[[], int]) -> list[Any]:
+    """Tell of every operation inside a decoder layer until the handles are removed. `rows`: of the pass that runs."""
+    attention = next((m for m in layer.modules() if hasattr(m, "layer_idx") and m is not layer), None)
+    return [*hooked(layer, put, rows), *([] if attention is None else [_Told(attention, put)])]
+
+
 class ModelReference:
     """A model as transformers runs it."""
 
@@ -132,7 +151,7 @@ class ModelReference:
     @contextmanager
     def tapped(self, layers: Collection[int] = (), wanted: Collection[str] | None = None) -> Iterator[Taps]:
         """What enters and leaves each layer in a pass, and what is wanted inside some; None: all."""
-        taps, handles, rows, told, model = Taps(), [], [0], [], self.causal.model
+        taps, handles, rows, model = Taps(), [], [0], self.causal.model
 
         def enter(layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
             hidden: Tensor = given[0] if given else named["hidden_states"]
@@ -148,12 +167,7 @@ class ModelReference:
 
         handles.append(self.layers[0].register_forward_pre_hook(enter, with_kwargs=True))
         for index in layers:
-            layer, inside = self.layers[index], partial(put, f"layers.{index}")
-            handles += hooked(layer, inside, lambda: rows[0])
-            attention = next((m for m in layer.modules() if hasattr(m, "layer_idx") and m is not layer), None)
-            if attention is not None:
-                setattr(attention, TAPS, inside)
-                told.append(attention)
+            handles += inside(self.layers[index], partial(put, f"layers.{index}"), lambda: rows[0])
         named = {f"layers.{i}": layer for i, layer in enumerate(self.layers)}
         named |= {"norm": getattr(model, model.base_model_prefix), "embed_tokens": model.get_input_embeddings()}
         handles += [module.register_forward_hook(partial(leave, name)) for name, module in named.items()]
@@ -162,8 +176,6 @@ class ModelReference:
         finally:
             for handle in handles:
                 handle.remove()
-            for attention in told:
-                delattr(attention, TAPS)
 
     @torch.inference_mode()
     def allowed(self, tokens: Sequence[int]) -> dict[str, float]:

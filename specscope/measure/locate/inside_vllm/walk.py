@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specscope.analyze.audit.model.head import Head
+from specscope.analyze.audit.model.heads import head_of
 from specscope.analyze.audit.options import ModelSource
 from specscope.analyze.locate.located import Stage
 from specscope.analyze.locate.model.head_passes import HeadPasses
@@ -35,7 +35,7 @@ class WalkedModels:
     def __init__(self, run: RunInfo, target: ModelSource, draft: ModelSource | None) -> None:
         """Raises UserError."""
         self.target, is_head = ModelReference(target), runs_head(run.drafter)
-        self.head = Head(draft, self.target.causal.model) if draft is not None and is_head else None
+        self.head = head_of(draft, self.target.causal.model) if draft is not None and is_head else None
         self.draft = ModelReference(draft) if draft is not None and not is_head else None
         self.samples_drafts = run.speculation.get("draft_sample_method") == "probabilistic"  # of sampled requests
 

@@ -1,0 +1,107 @@
+"""A target's own next-token modules (MTP) as its drafter.
+
+A single module is iterated, as vLLM does (v1/spec_decode/llm_base_proposer.py): it drafts chains and trees as an EAGLE
+head does, fed with the target's state at the root and with its own below.
+
+Several modules draft a chain, each once, as transformers' MTPCandidateGenerator runs them: module k goes over the slots
+that module 0 was fed, with the tokens k places on, of which the last k are those drafted before it. What it writes into
+its KV at the last slots thus hangs on guesses, so the last of them (one less than there are modules) are always fed
+again, from the target's true states and the tokens that were committed; transformers does so after a rejection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specscope.errors import UserError
+from specscope.model.batch import Segment
+from specscope.model.heads.mtp import MtpRunner
+from specscope.model.kv_cache import BlockTable, KVCache
+from specscope.plans.plan import TreePlan
+from specscope.speculate.drafters.base import Draft
+from specscope.speculate.drafters.eagle import Eagle
+from specscope.speculate.drafters.model_drafter import PREFILL_CHUNK, Drafting
+from specscope.speculate.drafters.tree_builder import Level
+from specscope.trace.record.notes import MethodNotes
+from specscope.trace.record.tree import DraftTree
+
+
+class Mtp(Eagle):
+    """Drafts with a target's own modules."""
+
+    name = "mtp"
+    runner: MtpRunner
+
+    def __init__(self, runner: MtpRunner, plan: TreePlan, max_context: int, *, notes_features: bool = True) -> None:
+        """Raises UserError for a tree that several modules do not draft."""
+        super().__init__(runner, plan, max_context, notes_features=notes_features)
+        self.again = runner.modules - 1
+        self._fed: dict[str, tuple[Segment, Tensor]] = {}  # of each request's last pass its rows, and their states
+        if runner.modules > 1 and not (plan.is_chain and plan.max_depth <= runner.modules):
+            raise UserError(
+                f"{runner.loaded.name} has {runner.modules} next-token modules, each for a depth of a chain: "
+                f"use --tree {runner.modules}, or less, and not {plan}"
+            )
+
+    def write(self, segments: list[Segment], features: Tensor) -> None:
+        """Every module's KV; what those behind the first need of tokens that nobody knows yet comes again."""
+        _write(self.runner, segments, features)
+
+    def afresh(
+        self, tokens: Sequence[int], count: int, features: Sequence[Tensor], blocks: int
+    ) -> tuple[KVCache, BlockTable, Sequence[int]]:
+        """As of an EAGLE head, by every module."""
+        end, states = count + self.again, torch.cat(list(features))
+        runner, table = self.runner.beside(blocks + 1), BlockTable()
+        runner.cache.reserve(table, end, 0)
+        for start in range(0, end, PREFILL_CHUNK):
+            chunk = list(tokens[start + 1 : end + 1])[: PREFILL_CHUNK + self.again]  # the last come again
+            segment = Segment.of_tree(table, start, chunk, DraftTree.empty(), logits=False)
+            _write(runner, [segment], states[start : start + len(chunk)])
+        return runner.cache, table, tokens[1 : count + 1]
+
+    def root_level(self, drafting: Sequence[Drafting], segments: list[Segment], features: Tensor) -> Level:
+        """The first module over the committed pairs."""
+        if self.runner.modules == 1:
+            return super().root_level(drafting, segments, features)
+        return self._pass(0, drafting, segments, features.split([len(segment.tokens) for segment in segments]))
+
+    def feed_frontier(self, drafting: Sequence[Drafting]) -> Level:
+        """The next module, over the rows of the one before it and the token that this one drafted."""
+        if self.runner.modules == 1:
+            return super().feed_frontier(drafting)
+        before = [self._fed[g.context.request] for g in drafting]
+        drafted = [g.builder.token[g.builder.frontier[0]] for g in drafting]
+        segments = [_rolled(segment, token) for (segment, _), token in zip(before, drafted, strict=True)]
+        return self._pass(drafting[0].builder.depth[-1], drafting, segments, [states for _, states in before])
+
+    def _pass(
+        self, module: int, drafting: Sequence[Drafting], segments: list[Segment], states: Sequence[Tensor]
+    ) -> Level:
+        logits, out = self.runner.forward(segments, torch.cat(list(states)), module)
+        parts = out.split([len(segment.tokens) for segment in segments])
+        names = [g.context.request for g in drafting]
+        self._fed = dict(zip(names, zip(segments, parts, strict=True), strict=True))
+        return self.level_of(logits)
+
+    def _finish(self, g: Drafting) -> Draft:
+        draft = super()._finish(g)
+        depth = draft.tree.depth.astype(np.int32)
+        module = depth - 1 if self.runner.modules > 1 else 0 * depth
+        return replace(draft, method=MethodNotes(module=module)) if len(depth) else draft
+
+
+def _write(runner: MtpRunner, segments: list[Segment], states: Tensor) -> None:
+    for module in range(runner.modules):
+        _, states = runner.forward(segments, states, module)
+        segments = [_rolled(segment, segment.tokens[-1]) for segment in segments]
+
+
+def _rolled(segment: Segment, token: int) -> Segment:
+    """The same slots with the tokens one place on; the last gets `token`."""
+    return replace(segment, tokens=[*segment.tokens[1:], token])
