@@ -202,7 +202,7 @@ def test_whoever_leaves_while_the_model_loads_leaves_well(terminal, model, promp
 
 def test_whoever_leaves_a_server_s_screen_while_it_loads_leaves_well(terminal, model):
     child = terminal(*SPECSCOPE, "serve", "--screen", "--port", 0, *model[:-1])
-    child.wait_for(lambda: b"listening on" in child.screen)
+    child.wait_for(lambda: b"its output" in child.screen)
     child.remember()
     child.type("q")
     assert child.left() == []

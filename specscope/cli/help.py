@@ -13,6 +13,7 @@ import click
 
 from specscope.cli.options import GROUP_OF
 from specscope.gone import refuse_gone
+from specscope.trace.inside import settings
 
 GROUPS = {
     "Make": ("run", "capture", "serve", "vllm", "transformers"),
@@ -28,6 +29,15 @@ USUAL = {"target", "drafter", "draft_model", "tree", "rule", "temperature", "top
 USUAL |= {"raw", "max_batch", "disable_above", "device", "dtype", "threads", "otlp_endpoint", "metrics_port"}
 USUAL |= {"no_text", "no_tokens"}
 RARE = {"api_key_file", "max_body", "shutdown_timeout", "spec_metrics", "times", "http_port", "headers", "run"}
+VARIABLES = {  # whose value an option has where its flag is not given, in every verb alike
+    "otlp_endpoint": settings.ENDPOINT,
+    "otlp_protocol": settings.PROTOCOL,
+    "trace_level": settings.LEVEL,
+    "ratio": settings.SAMPLE,
+    "evidence": settings.EVIDENCE,
+    "no_text": settings.NO_TEXT,
+    "no_tokens": settings.NO_TOKENS,
+}
 ALL = "specscope.cli.help.all"
 
 
@@ -52,6 +62,12 @@ HELP_ALL = click.Option(
 
 class Verb(click.Command):
     """A command whose --help shows the usual flags, and whose --help-all shows every flag by group."""
+
+    def __init__(self, *args: Any, **how: Any) -> None:  # noqa: ANN401
+        """As click has it."""
+        super().__init__(*args, **how)
+        for param in self.params:
+            param.envvar = param.envvar or VARIABLES.get(param.name or "")
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Its own, and --help-all."""

@@ -115,10 +115,11 @@ GROUP_OF = {  # of a flag that several verbs share
     **dict.fromkeys(("json_schema", "json_object", "regex", "choice", "grammar"), "sampling"),
     **dict.fromkeys(("raw", "chat_template_kwargs"), "sampling"),
     **dict.fromkeys(("otlp_endpoint", "otlp_protocol", "service_name", "trace_level", "on_full"), "output"),
-    **dict.fromkeys(("metrics_port", "no_text", "no_tokens", "sample"), "output"),
+    **dict.fromkeys(("metrics_port", "no_text", "no_tokens", "ratio"), "output"),
 }
 sample_option = click.option(
     "--sample",
+    "ratio",
     metavar="RATIO",
     help="Send the spans of this share of requests, chosen as OpenTelemetry does; a caller's sampled flag takes "
     "precedence.",
@@ -158,11 +159,16 @@ def sending_options(function: F) -> F:
 
 def refuse_others(flag: str, why: str, allowed: Container[str] = (), refused: Container[str] | None = None) -> None:
     """Refuse options that have no effect beside `flag`: all but those allowed, or those named. Raises UserError."""
-    context = click.get_current_context()
-    for option in context.command.params:
-        given = option.name and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
-        if given and option.name not in allowed and (refused is None or option.name in refused):
-            raise UserError(f"{flag} {why}: leave out {option.opts[-1] if option.opts else option.name}")
+    for option in click.get_current_context().command.params:
+        name = option.name or ""
+        if from_flag(name) and name not in allowed and (refused is None or name in refused):
+            raise UserError(f"{flag} {why}: leave out {option.opts[-1]}")
+
+
+def from_flag(name: str) -> bool:
+    """Whether an option was given on the command line, and not by its variable."""
+    context = click.get_current_context(silent=True)
+    return context is None or context.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 def engine_config(flags: dict[str, Any]) -> EngineConfig:
@@ -223,7 +229,7 @@ def output_settings(
         check_metrics_port(flags["metrics_port"])
     sent = endpoint is not None or any(map(os.environ.get, ENDPOINTS))
     return OutputOptions(
-        ratio=asked_ratio(flags.pop("sample"), sent=sent),
+        ratio=asked_ratio(flags.pop("ratio"), sent=sent),
         capture=capture,
         otlp_endpoint=None if endpoint is None else checked_endpoint(endpoint, "--otlp-endpoint"),
         otlp_protocol=flags.pop("otlp_protocol"),
@@ -247,7 +253,7 @@ def asked_privacy(flags: dict[str, Any]) -> Privacy:
 def asked_ratio(sample: str | None, *, sent: bool) -> float | None:
     """The share of requests whose spans are sent. `sent`: whether spans are. Raises UserError."""
     ratio = read_ratio(sample, "--sample")
-    if ratio is not None and not sent:
+    if ratio is not None and not sent and from_flag("ratio"):
         raise UserError("--sample is about spans that are sent: give --otlp-endpoint")
     return ratio
 

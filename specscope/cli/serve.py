@@ -13,13 +13,14 @@ import click
 
 from specscope.cli.arguments import real_from, whole_from
 from specscope.cli.help import verb
-from specscope.cli.options import engine_config, engine_options, output_options, output_settings
+from specscope.cli.options import engine_config, engine_options, output_options, output_settings, refuse_others
 from specscope.cli.streams import show, warn
 from specscope.engine.config import EngineConfig
 from specscope.errors import UserError
 from specscope.interrupt import ends_at_once
 from specscope.lifetime import Lifetime
 from specscope.trace.files import read_lines
+from specscope.trace.inside import settings
 from specscope.trace.wire.outputs import OutputOptions
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 CONNECTIONS = 1024  # in addition to those of waiting requests
 KEY = "SPECSCOPE_API_KEY"
 LARGEST_KEY = 2**16  # bytes of a file that holds one
+GRACE_SECONDS = 10.0  # of a server beside a screen, in addition to --shutdown-timeout, for what it saves
 SHUTDOWN_SECONDS = 2.0  # with what follows (serve/server.py) a server stops within 5 s
 
 
@@ -124,10 +126,22 @@ def serve(lifetime: Lifetime, /, output: str | None, *, screen: bool, **flags: A
     import uvicorn  # noqa: F401
 
     if screen:
-        from specscope.cli.serve_screen import run_with_screen
-
-        sys.exit(run_with_screen(lifetime, flags["otlp_endpoint"], flags["shutdown_timeout"]))
+        sys.exit(_beside_screen(lifetime, flags["shutdown_timeout"] + GRACE_SECONDS))
     sys.exit(run_server(_settings(flags, output), lifetime))
+
+
+def _beside_screen(lifetime: Lifetime, grace: float) -> int:
+    """The server in a process of its own, and the screen that listens to its spans. Raises UserError."""
+    from specscope.cli.inside.program import run_with_screen
+
+    refuse_others("--screen", "has its own listener", refused={"otlp_endpoint", "otlp_protocol"})
+    command = [sys.executable, "-P", "-m", "specscope", *(word for word in sys.argv[1:] if word != "--screen")]
+
+    def sending_to(endpoint: str) -> dict[str, str]:
+        return os.environ | {settings.ENDPOINT: endpoint, settings.PROTOCOL: "grpc"}
+
+    instead, name = "specscope serve without --screen", "specscope serve"
+    return run_with_screen(command, sending_to, lifetime, name=name, instead=instead, grace=grace)
 
 
 def _settings(flags: dict[str, Any], output: str | None) -> ServeRun:

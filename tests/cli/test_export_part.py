@@ -32,7 +32,7 @@ def answer(words, code=0):
     return json.loads(out)
 
 
-def test_what_was_written_and_what_was_left_out_is_told_in_a_line(tmp_path):
+def test_what_was_written_and_what_was_left_out_is_told_in_a_line(tmp_path, monkeypatch):
     path, told = extracted(tmp_path, f"{EAGLE}#r1@3:9")
     size = Path(path).stat().st_size
     rest = len(read_capture(EAGLE).history.requests["r1"].steps) - 7
@@ -46,6 +46,8 @@ def test_what_was_written_and_what_was_left_out_is_told_in_a_line(tmp_path):
         "left out: 1 other request, 13 other steps of these requests, the engine steps' own spans, text\n"
     )
     assert "--no-text keeps token ids" in told
+    monkeypatch.setenv("SPECSCOPE_NO_TOKENS", "1")
+    assert "spans, text and token ids" in extracted(tmp_path, f"{EAGLE}#r1")[1]
 
 
 @pytest.mark.parametrize("place", ["r0", "r0@2:8"])

@@ -12,8 +12,10 @@ import click
 import pytest
 
 import specscope
-from specscope.cli.help import GROUPS, examples
+from specscope.cli.help import GROUPS, VARIABLES, examples
 from specscope.cli.main import cli
+from specscope.cli.serve import KEY
+from specscope.trace.inside import settings
 from tests.support.commands import run_here
 from tests.waiting import HANG_SECONDS
 
@@ -100,3 +102,11 @@ def test_a_verbs_usual_flags_fit_on_a_screen_and_all_are_there_by_group(words):
     options = {one.opts[-1] for one in COMMANDS[words].params if isinstance(one, click.Option) and not one.hidden}
     assert not {name for name in options if name not in whole}
     assert {f"plain,{name}" for name in options} <= {*completed(*words, "--"), *completed(*words, "-o")}
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_what_leaves_the_process_follows_the_same_variables_in_every_verb(words):
+    """Privacy must not depend on the verb; `--sample N` of a judge is another flag than that of traces."""
+    for param in COMMANDS[words].params:
+        assert param.envvar == {"api_key": KEY, **VARIABLES}.get(param.name) or param.name in ("capture", "debug")
+    assert VARIABLES["no_text"] == settings.NO_TEXT

@@ -8,7 +8,14 @@ from typing import Any, TypeVar
 
 import click
 
-from specscope.cli.options import asked_ratio, privacy_options, sample_option, service_option, trace_level_option
+from specscope.cli.options import (
+    asked_ratio,
+    from_flag,
+    privacy_options,
+    sample_option,
+    service_option,
+    trace_level_option,
+)
 from specscope.errors import UserError
 from specscope.gone import GONE, refuse_gone
 from specscope.trace.files import CAPTURE, Existing, check_output
@@ -33,6 +40,7 @@ def recorded_options(program: str, *, capture: str) -> Callable[[F], F]:
         click.option(
             "--capture",
             metavar="FILE",
+            envvar=settings.CAPTURE,
             help=f"Write a capture of the run. {capture}If it exists, the capture gets another name: run.2.jsonl for "
             "run.jsonl.",
         ),
@@ -72,7 +80,7 @@ def program_words(context: click.Context, parameter: click.Parameter, words: tup
 
 def check_places(capture: str | None, endpoint: str | None, *, screen: bool, inputs: Sequence[str] = ()) -> None:
     """Whether records can go where they are to. `inputs`: files that the capture must not be. Raises UserError."""
-    if screen and endpoint is not None:
+    if screen and endpoint is not None and from_flag("otlp_endpoint"):
         raise UserError("--screen has its own listener: give it without --otlp-endpoint, or specscope watch --listen")
     if capture is not None:
         check_output(capture, "--capture", inputs, CAPTURE, Existing.NEW_NAME)
@@ -80,11 +88,11 @@ def check_places(capture: str | None, endpoint: str | None, *, screen: bool, inp
 
 def sampling_variables(flags: dict[str, Any], *, sent: bool) -> dict[str, str | None]:
     """Take service, level and trace sampling out of `flags`. `sent`: whether spans are. Raises UserError."""
-    asked_ratio(flags["sample"], sent=sent)
+    asked_ratio(flags["ratio"], sent=sent)
     return {
         "OTEL_SERVICE_NAME": flags.pop("service_name"),  # of the program's own spans, too
         settings.LEVEL: flags.pop("trace_level"),
-        settings.SAMPLE: flags.pop("sample"),
+        settings.SAMPLE: flags.pop("ratio"),
     }
 
 
@@ -97,7 +105,6 @@ def privacy_variables(privacy: Privacy) -> dict[str, str | None]:
 
 
 def with_variables(given: Mapping[str, str | None]) -> dict[str, str]:
-    """This process's environment with the variables given; of ours no others: flags alone decide."""
-    ours = {*settings.ALL, *GONE}
-    variables = {name: value for name, value in os.environ.items() if name not in ours}
+    """This process's environment with the variables given."""
+    variables = {name: value for name, value in os.environ.items() if name not in (*given, *GONE)}
     return variables | {name: value for name, value in given.items() if value is not None}

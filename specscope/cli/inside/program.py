@@ -13,7 +13,7 @@ from pathlib import Path
 
 from specscope.cli.streams import need_terminal, show
 from specscope.errors import UserError
-from specscope.interrupt import ends_at_once
+from specscope.interrupt import ends_at_once, handled_by
 from specscope.lifetime import Lifetime
 from specscope.remote.attached import LaunchedEngine, last_lines
 
@@ -47,11 +47,12 @@ def run_with_screen(
     *,
     name: str,
     instead: str,
+    grace: float = GRACE_SECONDS,
 ) -> int:
     """Run a program with its output in a file, and the screen until the user leaves; its exit code.
 
     0 where it was ended from here: it ends with the screen. `environment`: its variables, of the endpoint that it is
-    to send to. `instead`: what works without a terminal. Raises UserError.
+    to send to. `instead`: what works without a terminal. `grace`: seconds that it has to end. Raises UserError.
     """
     from specscope.debug.viewer import Viewer
 
@@ -76,7 +77,7 @@ def run_with_screen(
         run_app(viewer, lifetime, title=f"{name} · its output: {log.name}")
     finally:
         by_itself = process.poll() is not None
-        end(process)
+        end(process, grace)
         launched.close()
     code = 0 if process.returncode in (0, -signal.SIGINT, 128 + signal.SIGINT) else process.returncode
     if code and by_itself:
@@ -85,13 +86,14 @@ def run_with_screen(
     return code if code >= 0 else 128 - code
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    """End a program, which leads a session, as Ctrl-C does, and kill it where that does not help."""
+def end(process: subprocess.Popen[bytes], grace: float = GRACE_SECONDS) -> None:
+    """End a program, which leads a session, as Ctrl-C does; another Ctrl-C hurries it. Kill it where it stays."""
     if process.poll() is not None:
         return
     os.killpg(process.pid, signal.SIGINT)
-    try:
-        process.wait(GRACE_SECONDS)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    with handled_by(lambda _: os.killpg(process.pid, signal.SIGINT)):
+        try:
+            process.wait(grace)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()

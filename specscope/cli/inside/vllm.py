@@ -59,7 +59,7 @@ class VllmRun:
 
 @verb(context_settings={"ignore_unknown_options": True})
 @recorded_options("vLLM", capture="Each data-parallel rank gets its own. ")
-@click.option("--debug", metavar="SOCKET", help="Accept the debugger's commands on this Unix socket.")
+@click.option("--debug", metavar="SOCKET", envvar=settings.DEBUG, help="Let a debugger attach here.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, callback=program_words, metavar="-- ARGS")
 def vllm(
     capture: str | None,

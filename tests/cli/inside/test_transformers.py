@@ -62,7 +62,7 @@ def test_the_screen_shows_what_it_records_and_how_it_ends(folder, installation, 
 
 
 def test_what_it_is_run_with(monkeypatch, tmp_path):
-    monkeypatch.setenv("SPECSCOPE_SAMPLE", "0.5")  # flags alone decide
+    monkeypatch.setenv("SPECSCOPE_SAMPLE", "0.5")  # of which no flag is made here
     monkeypatch.setenv("PYTHONSAFEPATH", "1")  # a script finds the modules beside it
     variables = environment({"SPECSCOPE_CAPTURE": "a.jsonl", "SPECSCOPE_SAMPLE": None})
     assert variables["SPECSCOPE_CAPTURE"] == "a.jsonl"

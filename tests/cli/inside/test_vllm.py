@@ -16,7 +16,7 @@ LIMIT = "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"
 
 @pytest.mark.parametrize(("evidence", "full"), [("full", True), ("lean", False)])
 def test_the_evidence_that_was_asked_for(evidence, full, monkeypatch):
-    monkeypatch.setenv("SPECSCOPE_AGGREGATES", "1")  # flags alone decide
+    monkeypatch.setenv("SPECSCOPE_AGGREGATES", "1")  # is gone
     told = environment(VllmRun(None, ("serve", "x"), "a.jsonl", None, None, False, evidence, Privacy.EVERYTHING))
     settings = PluginSettings.read(told)
     settings.check()
@@ -38,7 +38,7 @@ def test_a_debugger_may_hold_a_worker_longer_than_vllm_waits_by_itself(monkeypat
 
 
 def test_trace_sampling_goes_to_the_plugin_and_nonsense_goes_nowhere(monkeypatch):
-    monkeypatch.setenv("SPECSCOPE_SAMPLE", "0.5")  # flags alone decide
+    monkeypatch.setenv("SPECSCOPE_SAMPLE", "0.5")  # a flag wins
     seen = []
     monkeypatch.setattr("specscope.cli.inside.vllm.run_vllm", lambda run, lifetime: seen.append(run) or 0)
     words = ["vllm", "--otlp-endpoint", "http://x", "--sample", "0.1", "--", "serve", "m"]
@@ -54,15 +54,18 @@ def test_trace_sampling_goes_to_the_plugin_and_nonsense_goes_nowhere(monkeypatch
     assert len(seen) == 1
 
 
-def test_without_sampling_its_variables_do_not_reach_vllm(monkeypatch):
-    monkeypatch.setenv("SPECSCOPE_SAMPLE", "0.5")
-    told = environment(VllmRun(None, ("serve", "x"), "a.jsonl", None, None, False, "full", Privacy.EVERYTHING))
-    assert "SPECSCOPE_SAMPLE" not in told
+def test_a_variable_counts_where_its_flag_is_not_given(monkeypatch):
+    for name, value in (("SAMPLE", "0.5"), ("OTLP_ENDPOINT", "http://x"), ("EVIDENCE", "lean"), ("NO_TOKENS", "1")):
+        monkeypatch.setenv(f"SPECSCOPE_{name}", value)
+    seen = []
+    monkeypatch.setattr("specscope.cli.inside.vllm.run_vllm", lambda run, lifetime: seen.append(run) or 0)
+    assert run_here(["vllm", "--evidence", "full", "--", "serve", "m"])[0] == 0
+    told = PluginSettings.read(environment(seen[0]))
+    assert (told.ratio(), told.endpoint, told.full, told.privacy) == (0.5, "http://x", True, Privacy.NO_TOKENS)
 
 
 @pytest.mark.parametrize("level", Privacy)
 def test_what_is_left_out_goes_to_the_plugin(level, monkeypatch):
-    monkeypatch.setenv("SPECSCOPE_NO_TEXT", "1")  # flags alone decide
     seen = []
     monkeypatch.setattr("specscope.cli.inside.vllm.run_vllm", lambda run, lifetime: seen.append(run) or 0)
     words = ["vllm", "--capture", "a.jsonl", *filter(None, [level.flag]), "--", "serve", "m"]
