@@ -55,7 +55,7 @@ class RatesPanel(Panel):
         lines: list[Line] = [_headline(counts, width)]
         head = [_bar_head(counts, width)] if spare >= 1 and bars else []
         spare -= len(head)
-        facts = [*nothing[:2], _rate_line(counts, width), *nothing[2:], _means(look, counts, width)]
+        facts = [*nothing[: max(spare - 2, 2)], _rate_line(counts, width), _means(look, counts, width)]
         lines += facts[: max(spare, 0)]
         spare -= len(facts)
         if spare >= 2 and counts.kinds:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from rich.cells import cell_len
 
 from specscope.trace.history.place import PlaceView, coin_sign, end, last, nodes
-from specscope.trace.record.records import Outcome, RequestStep, Verdict
+from specscope.trace.record.records import FinalKind, Outcome, RequestStep, Verdict
 from specscope.trace.record.tree import DraftTree
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.words import MARKS, branches, label
@@ -69,8 +69,6 @@ TRIED = (Outcome.ACCEPTED, Outcome.REJECTED)
 P = TreeColumn("p", 5, _numbers("p"))
 Q = TreeColumn("q", 5, lambda place: probability(float(place.step.tree.q[place.judged[1]])))
 DRAFT = TreeColumn(label("draft_p"), 7, lambda place: _known(place.draft_p))
-# Of a greedy tree, for nodes below those that were tried: whether the target would have taken it there
-P_UNTRIED = TreeColumn("p", 5, lambda place: P.cell(place) if place.raw_p is None else "")
 RAW = TreeColumn(label("raw_p"), 5, lambda place: _known(place.raw_p))
 RANK = TreeColumn("raw rank", 8, lambda place: _rank(place.raw_rank))
 SOURCE = TreeColumn(label("source"), 5, _source)
@@ -104,7 +102,7 @@ FORMS: tuple[tuple[int, tuple[TreeColumn, ...]], ...] = (
 )
 # At temperature 0 no coin decides, and p is 0 or 1: the target's p before that tells how near it was.
 GREEDY: tuple[tuple[int, tuple[TreeColumn, ...]], ...] = (
-    (3, (RAW, RANK, DRAFT, P_UNTRIED)),
+    (3, (RAW, RANK, DRAFT, P)),
     *((indent, (RAW, RANK, DRAFT)) for indent in (3, 2, 1)),
     *((indent, (RAW, DRAFT)) for indent in (2, 1)),
     (1, (RAW,)),
@@ -175,11 +173,7 @@ def _columns(
     source = (SOURCE,) if step.method is not None and len(step.method.source) else ()
     given = [column for column in columns if column not in same and (step.parents is not None or column is not RANK)]
     if greedy:
-        shown = (
-            given
-            if step.parents is not None
-            else [P if column is RAW else column for column in given if column is not P_UNTRIED]
-        )
+        shown = given if step.parents is not None else [P, *(column for column in given if column not in (RAW, P))]
         return (*source, *(column for column in shown if column is not DRAFT or step.notes is not None))
     for drawn, trial in ((Q, Q_ALL), (P, P_ALL)):
         if drawn not in given and trial not in given:
@@ -262,8 +256,13 @@ def _cell(text: str, column: TreeColumn) -> str:
 
 
 def _final_cells(step: RequestStep, verdict: Verdict, columns: Sequence[TreeColumn]) -> str:
-    """The final token was drawn, not tried: its p and its coin, and what both models thought of it."""
-    p, there = probability(verdict.final_p), end(step)
-    texts = {P: p, P_ALL: p, COIN: coin_text(verdict.final_coin)}
+    """The final token was drawn, not tried: its p and its coin, and what both models thought of it.
+
+    A recovered token was drawn from the residual: its share of that is no p, and stands with p as tried.
+    """
+    drawn, there = probability(verdict.final_p), end(step)
+    whole = step.parents.final_target_p if step.parents is not None else verdict.final_p
+    p = "" if step.parents is None and verdict.kind is FinalKind.RECOVERED else probability(whole)
+    texts = {P: p, P_TRIAL: drawn, P_ALL: drawn, COIN: coin_text(verdict.final_coin)}
     texts |= {RAW: _known(there.raw_p), RANK: _rank(there.raw_rank), DRAFT: _known(there.draft_p)}
     return "".join(_cell(texts.get(column, ""), column) for column in columns)
