@@ -119,13 +119,13 @@ class Reference:
         return out, rounds
 
     @torch.inference_mode()
-    def row(self, tokens, path):
-        """The logits below a drafted path, densely: each module in its turn, or a single one once more a token."""
+    def row(self, tokens, path, iterated):
+        """The logits below a drafted path, densely: each module in its turn, or the first one once more a token."""
         states = self.model(torch.tensor([tokens]), output_hidden_states=True).hidden_states[-1][:, :-1]
         fed, places = torch.tensor([tokens[1:]]), torch.arange(1, len(tokens))[None]
         given = out = states
         for module in range(len(path) + 1):
-            if module and self.count > 1:
+            if module and not iterated:
                 fed = torch.cat([fed[:, 1:], torch.tensor([[path[module - 1]]])], dim=1)
                 places = places + 1
             elif module:
@@ -134,5 +134,5 @@ class Reference:
                 states = torch.cat([given, out[:, -1:]], dim=1)
             given = states
             cache = MtpCache(config=self.model.config.get_mtp_config())
-            states = out = self.mtp.forward_layer(module % self.count, given, places, cache, input_ids=fed)
+            states = out = self.mtp.forward_layer(0 if iterated else module, given, places, cache, input_ids=fed)
         return self.model.lm_head(out[0, -1])

@@ -16,6 +16,7 @@ from specscope.errors import UserError
 from specscope.live.check_kv import TOLERANCE, check_kv
 from specscope.live.local import commands_over
 from specscope.trace.record.vocabulary import Vocabulary
+from tests.faults.models import with_modules
 from tests.faults.planted import FAULTS
 from tests.faults.settings import DRAFTERS, SETTINGS, TARGET, prompts
 
@@ -23,12 +24,16 @@ HEALTHY = [
     *((dtype, name) for dtype in ("float32", "bfloat16") for name in ("ngram", "model tree", "eagle tree")),
     ("float32", "none"),
     ("float32", "eagle dynamic"),
+    ("float32", "mtp tree"),
+    ("float32", "mtp chain"),
 ]
 
 
 def engine(drafter, dtype="float32", blocks=18, params=None, requests=4, tokens=32):
     """A run that has not begun; so few blocks that somebody is preempted."""
-    made = Engine(target=str(TARGET), dtype=dtype, kv_memory=0.02, max_batch=3, threads=1, **drafter)
+    how = {key: value for key, value in drafter.items() if key != "modules"}
+    target = with_modules(drafter["modules"]) if "modules" in drafter else TARGET
+    made = Engine(target=str(target), dtype=dtype, kv_memory=0.02, max_batch=3, threads=1, **how)
     made.runner.cache.pool.__init__(blocks)
     setting = dataclasses.replace(SETTINGS["ngram"], requests=requests)
     for seed, prompt in enumerate(prompts(setting)):
@@ -64,7 +69,7 @@ def test_a_healthy_run_agrees_at_every_place_and_goes_on_as_before(dtype, name):
     compared = [one for check in checks for one in check.compared]
     assert sum(one.places for one in compared if one.model == "target") > 1000
     of_drafter = sum(one.places for one in compared if one.model.startswith("drafter"))
-    assert of_drafter > 500 if name.startswith(("model", "eagle")) else of_drafter == 0
+    assert of_drafter > 500 if name.startswith(("model", "eagle", "mtp")) else of_drafter == 0
 
 
 def first_wrong(fault):

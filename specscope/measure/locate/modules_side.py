@@ -30,8 +30,9 @@ class ModulesSide(HeadSide):
     def __init__(
         self, runner: MtpRunner, feeds: Feeds, head: Modules, texts: Mapping[str, list[int]], features: TrueFeatures
     ) -> None:
-        """Raises UserError for several modules, whose passes go over the same slots one after the other."""
-        if runner.modules > 1:
+        """Raises UserError where each depth has its module: their passes go over the same slots."""
+        drafter: Any = feeds.drafter
+        if not drafter.iterates:
             raise UserError(f"its {runner.modules} next-token modules are judged, and not walked")
         head.inside = lambda layer, put, rows: inside(layer, put, lambda: rows)
         super().__init__(runner, feeds, head, texts, features)

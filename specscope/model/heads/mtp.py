@@ -112,27 +112,27 @@ class MtpRunner:
         self.graphs.warm_up(self._run, max_context)
 
     def capture(self, wanted: Sequence[Shape], capture: Capture, max_context: int, window: int) -> Iterator[Shape]:
-        """Capture passes of a single module, as HeadRunner.capture; several run without."""
-        return self.graphs.capture(self._run, wanted if self.modules == 1 else (), capture, max_context, window)
+        """Capture passes of the first module, as HeadRunner.capture; those of named ones run without."""
+        return self.graphs.capture(self._run, wanted, capture, max_context, window)
 
     def combine(self, features: Tensor) -> Tensor:
         """The target's features are what a module takes."""
         return features
 
-    def forward(self, segments: Sequence[Segment], hidden: Tensor, module: int = 0) -> tuple[Tensor, Tensor]:
-        """One pass of a module over hidden [N, width]: the logits of the wanted rows, [R, V], and hidden states.
+    def forward(self, segments: Sequence[Segment], hidden: Tensor, module: int | None = None) -> tuple[Tensor, Tensor]:
+        """One pass over hidden [N, width]: the logits of the wanted rows, [R, V], and hidden states.
 
-        Of a single module those of the wanted rows, as HeadRunner gives them; of several all rows', [N, width], which
-        the next module takes.
+        Of the first module, where none is named, those of the wanted rows, as HeadRunner gives them; of a named one
+        all rows', [N, width], which the next module takes.
         """
-        replayed = self.graphs.replay(segments, hidden)
+        replayed = self.graphs.replay(segments, hidden) if module is None else None
         if replayed is not None:
             return replayed.outputs[0][replayed.wanted], replayed.outputs[1][replayed.wanted]
         return self._run(Batch.build(segments, self.cache.device, self.cache.backend), hidden, module)
 
     @torch.inference_mode()
-    def _run(self, batch: Batch, hidden: Tensor, module: int = 0) -> tuple[Tensor, Tensor]:
+    def _run(self, batch: Batch, hidden: Tensor, module: int | None = None) -> tuple[Tensor, Tensor]:
         """`forward` of a batch that is laid out."""
-        states = run_module(self.loaded.model, module, batch, hidden, self.cache)
+        states = run_module(self.loaded.model, module or 0, batch, hidden, self.cache)
         wanted = states[batch.wanted]
-        return self.loaded.output(wanted), wanted if self.modules == 1 else states
+        return self.loaded.output(wanted), wanted if module is None else states

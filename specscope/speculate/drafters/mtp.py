@@ -1,12 +1,13 @@
 """A target's own next-token modules (MTP) as its drafter.
 
-A single module is iterated, as vLLM does (v1/spec_decode/llm_base_proposer.py): it drafts chains and trees as an EAGLE
+The first module is iterated, as vLLM does (v1/spec_decode/llm_base_proposer.py): it drafts chains and trees as an EAGLE
 head does, fed with the target's state at the root and with its own below.
 
-Several modules draft a chain, each once, as transformers' MTPCandidateGenerator runs them: module k goes over the slots
-that module 0 was fed, with the tokens k places on, of which the last k are those drafted before it. What it writes into
-its KV at the last slots thus hangs on guesses, so the last of them (one less than there are modules) are always fed
-again, from the target's true states and the tokens that were committed; transformers does so after a rejection.
+Where a chain is no longer than there are modules, each drafts a token, as transformers' MTPCandidateGenerator does:
+module k goes over the slots that module 0 was fed, with the tokens k places on, of which the last k are those drafted
+before it. What it writes into its KV at the last slots thus hangs on guesses, so the last of them (one less than there
+are modules) are always fed again, from the target's true states and the tokens that were committed; transformers does
+so after a rejection.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specscope.errors import UserError
 from specscope.model.batch import Segment
 from specscope.model.heads.mtp import MtpRunner
 from specscope.model.kv_cache import BlockTable, KVCache
@@ -38,19 +38,14 @@ class Mtp(Eagle):
     runner: MtpRunner
 
     def __init__(self, runner: MtpRunner, plan: TreePlan, max_context: int, *, notes_features: bool = True) -> None:
-        """Raises UserError for a tree that several modules do not draft."""
         super().__init__(runner, plan, max_context, notes_features=notes_features)
-        self.again = runner.modules - 1
+        self.iterates = runner.modules == 1 or not plan.is_chain or plan.max_depth > runner.modules
+        self.again = 0 if self.iterates else runner.modules - 1
         self._fed: dict[str, tuple[Segment, Tensor]] = {}  # of each request's last pass its rows, and their states
-        if runner.modules > 1 and not (plan.is_chain and plan.max_depth <= runner.modules):
-            raise UserError(
-                f"{runner.loaded.name} has {runner.modules} next-token modules, each for a depth of a chain: "
-                f"use --tree {runner.modules}, or less, and not {plan}"
-            )
 
     def write(self, segments: list[Segment], features: Tensor) -> None:
         """Every module's KV; what those behind the first need of tokens that nobody knows yet comes again."""
-        _write(self.runner, segments, features)
+        _write(self.runner, segments, features, 1 if self.iterates else self.runner.modules)
 
     def afresh(
         self, tokens: Sequence[int], count: int, features: Sequence[Tensor], blocks: int
@@ -62,18 +57,18 @@ class Mtp(Eagle):
         for start in range(0, end, PREFILL_CHUNK):
             chunk = list(tokens[start + 1 : end + 1])[: PREFILL_CHUNK + self.again]  # the last come again
             segment = Segment.of_tree(table, start, chunk, DraftTree.empty(), logits=False)
-            _write(runner, [segment], states[start : start + len(chunk)])
+            _write(runner, [segment], states[start : start + len(chunk)], 1 if self.iterates else runner.modules)
         return runner.cache, table, tokens[1 : count + 1]
 
     def root_level(self, drafting: Sequence[Drafting], segments: list[Segment], features: Tensor) -> Level:
         """The first module over the committed pairs."""
-        if self.runner.modules == 1:
+        if self.iterates:
             return super().root_level(drafting, segments, features)
         return self._pass(0, drafting, segments, features.split([len(segment.tokens) for segment in segments]))
 
     def feed_frontier(self, drafting: Sequence[Drafting]) -> Level:
         """The next module, over the rows of the one before it and the token that this one drafted."""
-        if self.runner.modules == 1:
+        if self.iterates:
             return super().feed_frontier(drafting)
         before = [self._fed[g.context.request] for g in drafting]
         drafted = [g.builder.token[g.builder.frontier[0]] for g in drafting]
@@ -92,12 +87,12 @@ class Mtp(Eagle):
     def _finish(self, g: Drafting) -> Draft:
         draft = super()._finish(g)
         depth = draft.tree.depth.astype(np.int32)
-        module = depth - 1 if self.runner.modules > 1 else 0 * depth
+        module = 0 * depth if self.iterates else depth - 1
         return replace(draft, method=MethodNotes(module=module)) if len(depth) else draft
 
 
-def _write(runner: MtpRunner, segments: list[Segment], states: Tensor) -> None:
-    for module in range(runner.modules):
+def _write(runner: MtpRunner, segments: list[Segment], states: Tensor, modules: int) -> None:
+    for module in range(modules):
         _, states = runner.forward(segments, states, module)
         segments = [_rolled(segment, segment.tokens[-1]) for segment in segments]
 

@@ -131,8 +131,12 @@ class Modules(Head):
 
     @torch.inference_mode()
     def rows(self, contexts: Contexts, features: Tensor, asked: Sequence[Ask]) -> Iterator[tuple[list[Ask], Tensor]]:
-        """The logits at the parents asked for, as of a head; of several modules each parent's of its depth's."""
-        if len(self.names) == 1:
+        """The logits at the parents asked for, as of a head; where each depth has its module, of that one's.
+
+        The first module was iterated where no step says that another drafted.
+        """
+        drafted = (step.part.method.module.any() for step in contexts.steps if step.part.method is not None)
+        if len(self.names) == 1 or not any(drafted):
             yield from super().rows(contexts, features, asked)
             return
         text = torch.tensor(contexts.text[: len(features) + 1])
