@@ -5,6 +5,7 @@ import pytest
 from specscope import Engine
 from specscope.engine.build import drafter_blocks
 from specscope.speculate.drafters.model_drafter import ModelDrafter
+from tests.dflash import write_speculators
 from tests.heads import head_tensors, write_head, write_parallel_head
 from tests.mtp import add_modules
 
@@ -20,11 +21,14 @@ DRAFTERS = {
     "p-eagle": {"drafter": "eagle", "tree": "[(0,), (1,), (0, 0)]"},
     "p-eagle chain": {"drafter": "eagle", "tree": "4"},
     "p-eagle dynamic": {"drafter": "eagle", "tree": "dynamic:6,depth=3,top=3"},
+    "dflash": {"drafter": "dflash", "tree": "[(0,), (1,), (0, 0)]"},
+    "dflash chain": {"drafter": "dflash"},
+    "dflash dynamic": {"drafter": "dflash", "tree": "dynamic:6,depth=3,top=3"},
     "mtp": {"drafter": "mtp", "tree": "[(0,), (1,), (0, 0)]"},  # one module, iterated
     "mtp-3": {"drafter": "mtp", "tree": "3"},  # three, each once
 }
 # Where each drafter is tried for a long time, those that are like another one are slow tests.
-LIKE_ANOTHER = ("p-eagle", "p-eagle chain")
+LIKE_ANOTHER = ("p-eagle", "p-eagle chain", "dflash")
 SMALL = 9  # blocks: with a few requests somebody is preempted
 
 
@@ -36,10 +40,11 @@ def each_drafter(names):
 def build_engines(target, folder):
     """One of each, by name; the head is written into `folder`."""
     heads = {"eagle": write_head(folder, head_tensors()), "p-eagle": write_parallel_head(folder / "parallel")}
+    heads["dflash"] = write_speculators(folder / "block")
     targets, made = with_modules(target, folder), {}
     for name, how in DRAFTERS.items():
-        head = heads.get(name.split()[0], heads["eagle"])
-        extra = {"draft_model": str(head)} if how["drafter"] == "eagle" else {}
+        head = heads.get(name.split()[0])
+        extra = {} if head is None else {"draft_model": str(head)}
         made[name] = Engine(
             target=str(targets.get(name, target)),
             dtype="float32",

@@ -41,8 +41,8 @@ FORK_PARAMS = (
 )
 FORK_TAKES = (
     ("temperature=0.7", f"another sampling parameter; likewise {', '.join(FORK_PARAMS[1:])}"),
-    ("drafter=NAME", "another drafter: eagle, ngram, suffix, draft_model or none"),
-    ("draft_model=MODEL", "another draft model or EAGLE head"),
+    ("drafter=NAME", "another drafter: eagle, dflash, ngram, suffix, draft_model or none"),
+    ("draft_model=MODEL", "another draft model or head"),
     ("tree=TREE", "another draft tree: 5, 3x5, top:3x5, dynamic:24, ..."),
     ("rule=RULE", "another rule of verification: standard, block, traversal or match"),
     ("accept=NODE", "accept node NODE of this step, whatever its coin"),

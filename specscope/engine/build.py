@@ -25,6 +25,7 @@ from specscope.errors import UserError
 from specscope.model.device import pick_device, pick_dtype
 from specscope.model.fast.fast_paths import disabled
 from specscope.model.graphs import Capture, CudaCapture, Shape, powers, shapes
+from specscope.model.heads.dflash import DFlashRunner, LoadedDFlash, load_dflash
 from specscope.model.heads.head_loader import LoadedHead, load_head
 from specscope.model.heads.head_runner import HeadRunner
 from specscope.model.heads.mtp import LoadedMtp, MtpRunner, load_mtp
@@ -35,6 +36,7 @@ from specscope.model.runner import ModelRunner
 from specscope.plans.kinds import model_part
 from specscope.plans.plan import StaticPlan, TreePlan, parse_plan
 from specscope.speculate.drafters.base import Drafter, DraftRunner
+from specscope.speculate.drafters.dflash import DFlash
 from specscope.speculate.drafters.draft_model import DraftModel
 from specscope.speculate.drafters.eagle import Eagle
 from specscope.speculate.drafters.model_drafter import ModelDrafter
@@ -212,6 +214,13 @@ def _mtp(wanted: Wanted) -> Drafter:
     return Mtp(runner, wanted.plan, target.max_context, notes_features=evidence(config, target) == "full")
 
 
+def _dflash(wanted: Wanted) -> Drafter:
+    target, config = wanted.target, wanted.config
+    head = wanted.loaded if isinstance(wanted.loaded, LoadedDFlash) else load_dflash(config.head, target)
+    runner = DFlashRunner(head, target.vocab_size, target.max_context, wanted.blocks, wanted.backend)
+    return DFlash(runner, wanted.plan, target.max_context, notes_features=evidence(config, target) == "full")
+
+
 def _draft_model(wanted: Wanted) -> Drafter:
     target, config, layers = wanted.target, wanted.config, wanted.config.draft_layers
     if isinstance(wanted.loaded, LoadedModel):
@@ -228,6 +237,7 @@ def _draft_model(wanted: Wanted) -> Drafter:
 MAKERS: Mapping[str, Callable[[Wanted], Drafter]] = {  # by the name of the kind
     "none": lambda _: Drafter(),
     "eagle": _eagle,
+    "dflash": _dflash,
     "ngram": _ngram,
     "suffix": lambda wanted: SuffixDrafter(wanted.plan.max_nodes, wanted.plan.max_depth),
     "draft_model": _draft_model,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +16,7 @@ import specscope
 from specscope.errors import UserError
 from specscope.gone import refuse_gone
 from specscope.model.places import on_disk
+from specscope.plans.dflash import longest_draft
 from specscope.plans.heads import head_kind, is_head, modules_in
 from specscope.plans.kinds import KINDS, RUN_HERE, lies_in_target, runs_head
 from specscope.plans.model_digest import model_digest, of_layers
@@ -22,6 +25,7 @@ from specscope.speculate.named import NamedCode, is_named, name_of
 from specscope.trace.checked import Flag, base_of, checked, flags_of, required_types, short, whole
 from specscope.trace.record.own_rule import NodeTrial, OwnRule
 from specscope.trace.record.rules import BLOCK, RULES, STANDARD
+from specscope.whole_file import read_object
 
 DRAFTERS = ("auto", *RUN_HERE, "none")
 DEFAULT_HEAD = Path(specscope.__file__).parent / "heads" / "SmolLM2-135M-Instruct"
@@ -50,7 +54,7 @@ class EngineConfig:
     drafter: Annotated[
         str,
         Flag(
-            "eagle, ngram, suffix, draft_model, mtp, none, or your module:Class.  "
+            "eagle, dflash, ngram, suffix, draft_model, mtp, none, or your module:Class.  "
             "[default: eagle; ngram with --target]",
             "DRAFTER",
         ),
@@ -58,7 +62,7 @@ class EngineConfig:
     # None, for "eagle": the default target's head
     draft_model: Annotated[
         str | None,
-        Flag("An EAGLE head, a smaller model, or self:N (the target's first N layers).", "MODEL"),
+        Flag("A head, a smaller model, or self:N (the target's first N layers).", "MODEL"),
     ] = None
     # plans/plan.py reads it; None: the drafter's default
     tree: Annotated[
@@ -202,12 +206,22 @@ class EngineConfig:
             raise UserError(f"--draft-model {short(self.draft_model)}: write self:N, for the target's first N layers")
         return count
 
+    @cached_property
+    def _longest(self) -> str | None:
+        """A chain of what a block of the head drafts; None for a drafter whose model is no such head."""
+        if not runs_head(self.drafter):
+            return None
+        with suppress(UserError):  # the loader says what is wrong
+            return str(longest_draft(read_object(Path(self.head).expanduser() / "config.json")) or 1)
+        return "1"
+
     @property
     def plan(self) -> TreePlan | None:
         """How trees are drafted; None for drafter none."""
         text = self.tree or DEFAULT_TREES.get(self.drafter)
         if self.tree is None and lies_in_target(self.drafter) and (folder := on_disk(self.target)) is not None:
             text = str(max(modules_in(folder), 1))
+        text = text or self._longest
         if text is None:
             return None
         plan = parse_plan(text)

@@ -91,7 +91,7 @@ class Room:
         total = min(prompt + max_tokens, self.max_context)
         caches = [(self.max_nodes, self.cache.pool, "the KV cache")]
         if self.model is not None:
-            caches.append((self.model.plan.max_fed, self.model.cache.pool, "the drafter's KV cache"))
+            caches.append((self.model.max_fed, self.model.cache.pool, "the drafter's KV cache"))
         for draft, pool, name in caches:
             needed = -(-(total - 1 + draft) // BLOCK_SIZE)  # the last token is never fed
             if needed > pool.blocks:

@@ -159,16 +159,16 @@ def _draft(run: RunInfo, target: ModelSource, given: str | None, notes: list[str
 
 
 def _head(run: RunInfo, name: str | None, notes: list[str], *, given: bool) -> ModelSource:
-    """The same for an EAGLE head. Raises UserError."""
+    """The same for a head. Raises UserError."""
     flag = "--draft-model HEAD"
     folder = Path(name).expanduser() if name is not None else DEFAULT_HEAD
     there = (folder / "config.json").is_file() and (name is not None or is_head(folder))
     if not there and given:
-        raise UserError(f"no EAGLE head at {folder}: give {flag}, a folder with its config.json")
+        raise UserError(f"no head at {folder}: give {flag}, a folder with its config.json")
     if not there or (name is None and run.draft_model != DEFAULT_HEAD.name):
         raise UserError(f"the head {run.draft_model} is not at hand: give {flag}")
     config = read_object(folder / "config.json")
-    check_kind(folder, config, "audit judges EAGLE, EAGLE-3 and P-EAGLE heads")
+    check_kind(folder, config, "audit judges EAGLE, EAGLE-3, P-EAGLE and DFlash heads")
     _compare("head", run.draft_model, str(folder), run.draft_digest, model_digest(folder), flag, notes, given=given)
     notes += filter(None, [unread_layers(config)])
-    return ModelSource(str(folder), folder.resolve().name)
+    return ModelSource(str(folder), folder.resolve().name, kind=model_part(run.drafter))

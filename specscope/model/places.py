@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specscope.errors import UserError
-from specscope.plans.heads import check_head, check_kind
+from specscope.plans import dflash
+from specscope.plans.heads import check_head, check_kind, head_kind, unknown
 from specscope.whole_file import read_object
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def model_place(target: str) -> Path | None:
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise UserError(f"{target} is not a Hugging Face model: it has no config.json")
-        check_kind(path, read_object(path / "config.json"), "give a whole model")
+        check_kind(path, read_object(path / "config.json"), "give a whole model", runs=False)
         return path
     if path.exists() or target.startswith((".", "/", "~")) or target.count("/") > 1:
         raise UserError(f"no model at {target}: give a Hugging Face folder, a hub name or a .gguf file")
@@ -94,12 +95,16 @@ def check_context(wanted: int, longest: int, name: str) -> None:
         raise UserError(f"max_context must be between 2 and {longest} for {name}")
 
 
+# What of a head's config is not known, by its kind
+UNKNOWN = {"eagle": unknown, "dflash": dflash.unknown}
+
+
 def head_place(folder: str) -> Path:
-    """The folder of an EAGLE head. Raises UserError where there is none, or one that does not run here."""
+    """The folder of a head. Raises UserError where there is none, or one that does not run here."""
     path = Path(folder).expanduser()
     if not path.is_dir():
-        raise UserError(f"no EAGLE head at {folder}: give a folder with config.json and model.safetensors")
-    check_head(path)
+        raise UserError(f"no head at {folder}: give a folder with config.json and model.safetensors")
+    check_head(path, UNKNOWN[head_kind(path)])
     return path
 
 

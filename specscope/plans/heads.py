@@ -7,7 +7,7 @@ nothing: names, versions, training. One that is off, or not set, changes nothing
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ def _is(*values: object) -> Holds:
 
 
 # also where they are off
-DECIDES = ("use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_last_layernorm")
+DECIDES = ("use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_last_layernorm", "is_neox_style")
 VALUES: Mapping[str, Holds] = {  # what is computed for these values alone
     **dict.fromkeys((*COMPUTED.split(), *HARMLESS.split()), lambda _: True),
     **dict.fromkeys((*DECIDES, "next_layer_regular"), _is(True)),
@@ -106,25 +106,28 @@ def modules_in(folder: Path) -> int:
     return next((count for count in counts if isinstance(count, int) and count > 0), 0)
 
 
-def check_head(folder: Path) -> None:
-    """Refuse a head that does not run here: by its kind, or by the key of its config that is not known.
+def check_head(folder: Path, unknown: Callable[[Mapping[str, Any]], str]) -> None:
+    """Refuse a head that does not run here: by its kind, or by the key of its config that is `unknown`.
 
     Raises UserError.
     """
     config = read_object(folder / "config.json")
-    check_kind(folder, config, "what runs here are EAGLE, EAGLE-3 and P-EAGLE heads")
+    check_kind(folder, config, "what runs here are EAGLE, EAGLE-3, P-EAGLE and DFlash heads")
     if key := unknown(config):
         raise UserError(
             f"{folder}/config.json has `{key}`: it may change what the head computes, and is not implemented"
         )
 
 
-def check_kind(folder: Path, config: Mapping[str, Any], instead: str) -> None:
-    """Refuse a head of a kind that does not run here. `instead`: what is wanted. Raises UserError."""
+def check_kind(folder: Path, config: Mapping[str, Any], instead: str, *, runs: bool = True) -> None:
+    """Refuse a head of a kind that does not run here, or of any that its config names where none `runs`.
+
+    `instead`: what is wanted. Raises UserError.
+    """
     kind = _kind(folder, config)
     if kind is not None and kind.in_target:
         instead = f"--drafter {kind.name} runs what lies in the target's own checkpoint"
-    if kind is not None and (not kind.runs or kind.in_target):
+    if kind is not None and not (kind.runs and runs and not kind.in_target):
         raise UserError(f"{folder} holds a drafter of the kind {kind.called}: {instead}")
 
 
@@ -199,20 +202,25 @@ def unknown_tensor(names: Iterable[str]) -> str:
 
 def unknown(config: Mapping[str, Any]) -> str:
     """What of a head's config is not known: the first key with its value; "" where all is."""
-    return next(_unknown(config), "") or next(_contradictions(flattened(config)), "")
+    return unknown_key(config, VALUES, NESTED) or next(_contradictions(flattened(config)), "")
 
 
-def _unknown(config: Mapping[str, Any]) -> Iterator[str]:
+def unknown_key(config: Mapping[str, Any], known: Mapping[str, Holds], nested: Collection[str]) -> str:
+    """The first key, also in the `nested` parts, that is not `known`, or not with its value; "" where all are."""
+    return next(_unknown(config, known, nested), "")
+
+
+def _unknown(config: Mapping[str, Any], known: Mapping[str, Holds], nested: Collection[str]) -> Iterator[str]:
     for name, value in config.items():
-        if name in NESTED and isinstance(value, Mapping):
-            yield from _unknown(value)
+        if name in nested and isinstance(value, Mapping):
+            yield from _unknown(value, known, nested)
         elif name in DECIDES and value is not None and not VALUES[name](value):
             yield f"{name} = {value!r}"
         elif value in (None, False, 0, "") or value in ([], {}):
             continue
-        elif name not in VALUES:
+        elif name not in known:
             yield name if value is True else f"{name} = {str(value)[:40]}"
-        elif not VALUES[name](value):
+        elif not known[name](value):
             yield f"{name} = {str(value)[:40]}"
 
 

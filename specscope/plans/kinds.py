@@ -22,7 +22,7 @@ class Kind:
     name: str  # of --drafter, and in records
     family: DraftedBy
     called: str = ""  # its model, as people call it
-    tree: str = ""  # of --tree, where it is not given
+    tree: str = ""  # of --tree, where it is not given; "": as deep a chain as its config tells
     runs: bool = False  # whether our engine and our judges run it; others are known by what they are
     in_target: bool = False  # whether it lies in the target's checkpoint, and no other folder is given
     one_pass: bool = False  # all depths come from one pass, whatever the model's config says
@@ -45,7 +45,8 @@ KINDS = (
     Kind("draft_model", DraftedBy.MODEL, "draft model", "5", runs=True, also=("standalone",)),
     Kind("dspark", DraftedBy.HEAD, "DSpark", one_pass=True, words=("dspark",)),
     Kind("domino", DraftedBy.HEAD, "Domino", words=("domino",)),
-    Kind("dflash", DraftedBy.HEAD, "DFlash", one_pass=True, words=("dflash",), key="dflash_config"),
+    Kind("dflash2", DraftedBy.HEAD, "DFlash2", one_pass=True, words=("dflash2",)),
+    Kind("dflash", DraftedBy.HEAD, "DFlash", runs=True, one_pass=True, words=("dflash",), key="dflash_config"),
     Kind("medusa", DraftedBy.HEAD, "Medusa", words=("medusa",), key="medusa_num_heads"),
     Kind("hydra", DraftedBy.HEAD, "Hydra", words=("hydra",)),
     Kind(

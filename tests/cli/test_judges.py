@@ -61,11 +61,11 @@ def test_the_captures_own_models_are_used_where_they_are_what_they_were(model, h
 
 def test_a_head_of_another_kind_is_refused_as_what_it_is(model, head):
     history = history_of(target=str(model), drafter="eagle", draft_model=str(head), tree="3")
-    (head / "config.json").write_text('{"architectures": ["DFlashDraftModel"]}')
-    said = f"{head} holds a drafter of the kind DFlash: audit judges EAGLE, EAGLE-3 and P-EAGLE heads"
+    (head / "config.json").write_text('{"architectures": ["DFlash2DraftModel"]}')
+    said = f"{head} holds a drafter of the kind DFlash2: audit judges EAGLE, EAGLE-3, P-EAGLE and DFlash heads"
     options = audit_options(history, None, None, None)
     assert (options.draft, options.why_no_draft) == (None, said)
-    with pytest.raises(UserError, match="holds a drafter of the kind DFlash"):
+    with pytest.raises(UserError, match="holds a drafter of the kind DFlash2"):
         audit_options(history, None, str(head), None)
 
 

@@ -155,7 +155,7 @@ BAD = {
     "no head given": (["capture", "P", "-o", "O", "TINY", "--drafter", "eagle"], "needs --draft-model: the folder"),
     "no such head": (
         ["capture", "P", "-o", "O", "TINY", "--drafter", "eagle", "--draft-model", "./no"],
-        "no EAGLE head",
+        "no head",
     ),
     "tree the drafter cannot draw": (
         ["capture", "P", "-o", "O", "--drafter", "ngram", "--tree", "[(0,), (1,), (0, 0)]"],

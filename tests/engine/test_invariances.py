@@ -60,7 +60,8 @@ WAYS = {  # the first is what the others are held against
 ROWS = [*DRAFTERS, "same model", "dynamic model", "eagle-1", "own"]
 # Random heads draft one token over and over; behind a norm of ones all features of the first EAGLE, and of modules, are
 # of one length
-BUT = {"p-eagle dynamic": "placeholders", "eagle-1": "features fed", "mtp": "features fed", "mtp-3": "features fed"}
+BUT = dict.fromkeys(("p-eagle dynamic", "dflash", "dflash chain", "dflash dynamic"), "placeholders")
+BUT |= dict.fromkeys(("eagle-1", "mtp", "mtp-3"), "features fed")
 RARE = 5000  # compared tokens to each place where requests part: a near tie, whatever the ways that meet it
 
 

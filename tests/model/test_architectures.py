@@ -85,11 +85,14 @@ CONFIGS = {
 EXPERT_MODELS = ("qwen3_moe", "mixtral_sliding", "gpt_oss_sinks", "deepseek_v3", "glm4_moe", "mellum", "step3p7")
 
 
-def build(name):
+def build(name, vocab=None):
     """A model with weights large enough that its greedy tokens differ from place to place."""
     torch.manual_seed(0)
     auto = t.AutoModelForImageTextToText if name == "step3p7" else t.AutoModelForCausalLM
-    model = auto.from_config(CONFIGS[name](), dtype=torch.float32)
+    config = CONFIGS[name]()
+    if vocab is not None:
+        config.vocab_size = vocab
+    model = auto.from_config(config, dtype=torch.float32)
     for parameter in model.parameters():
         if parameter.dim() >= 2:
             torch.nn.init.normal_(parameter, std=0.2)

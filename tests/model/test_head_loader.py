@@ -347,7 +347,7 @@ BROKEN = [  # what its config says (None: nothing), a tensor (None: it is not th
     (parallel(mask_token_id=-1), "mask_token_id"),
     (parallel(speculators_config={"proposal_methods": 3}), "proposal_methods"),
     (mask_hidden, r"mask_hidden in .* is \[1, 1, 48\], but config.json makes it \[1, 1, 144\]"),
-    (lambda folder: folder.rename(folder.parent / "gone"), "no EAGLE head at .*/h: give a folder with config.json"),
+    (lambda folder: folder.rename(folder.parent / "gone"), "no head at .*/h: give a folder with config.json"),
 ]
 
 

@@ -33,7 +33,7 @@ def test_what_is_no_model(target, why, tmp_path, monkeypatch):
 
 
 def test_what_is_no_head(tmp_path):
-    with pytest.raises(UserError, match="no EAGLE head"):
+    with pytest.raises(UserError, match="no head"):
         head_place(str(tmp_path / "none"))
 
 

@@ -17,11 +17,15 @@ from specscope.whole_file import LARGEST_OBJECT, read_object
 
 LAYER = {"hidden_size": 48, "num_attention_heads": 4, "vocab_size": 300, "num_hidden_layers": 1, "hidden_act": "silu"}
 SPECULATORS = {"transformer_layer_config": LAYER, "draft_vocab_size": 60}
+DFLASH = [
+    {**LAYER, "architectures": ["DFlashDraftModel"], "model_type": "qwen3", "dflash_config": {"mask_token_id": 9}},
+    {**SPECULATORS, "speculators_model_type": "dflash", "speculators_config": {"algorithm": "dflash"}},
+    {**LAYER, "model_type": "qwen3", "dflash_config": {"mask_token_id": 9}},
+]
 OTHERS = {
-    "DFlash": [
-        {**LAYER, "architectures": ["DFlashDraftModel"], "model_type": "qwen3", "dflash_config": {"mask_token_id": 9}},
-        {**SPECULATORS, "speculators_model_type": "dflash", "speculators_config": {"algorithm": "dflash"}},
-        {**LAYER, "model_type": "qwen3", "dflash_config": {"mask_token_id": 9}},
+    "DFlash2": [
+        {**LAYER, "architectures": ["DFlash2DraftModel"], "dflash_config": {"mask_token_id": 9}},
+        {**SPECULATORS, "speculators_model_type": "dflash2"},
     ],
     "DSpark": [
         {**LAYER, "architectures": ["Qwen3DSparkModel"], "dflash_config": {"mask_token_id": 9}},
@@ -53,12 +57,21 @@ def test_a_head_of_another_kind_is_refused_as_what_it_is(tmp_path, kind, config)
     """As a head, as a draft model and as a target; and it is not taken for a plain model."""
     folder = written(tmp_path / "h", config)
     said = rf"{folder} holds a drafter of the kind {kind}: "
-    with pytest.raises(UserError, match=said + "what runs here are EAGLE, EAGLE-3 and P-EAGLE heads"):
+    with pytest.raises(UserError, match=said + "what runs here are EAGLE, EAGLE-3, P-EAGLE and DFlash heads"):
         head_place(str(folder))
     with pytest.raises(UserError, match=said + "give a whole model"):
         model_place(str(folder))
     assert is_head(folder)
     assert EngineConfig(target="x", draft_model=str(folder)).drafter == "eagle"
+
+
+@pytest.mark.parametrize("config", DFLASH)
+def test_a_dflash_head_is_told_by_its_folder_and_is_no_target(tmp_path, config):
+    folder = written(tmp_path / "h", config)
+    assert EngineConfig(target="x", draft_model=str(folder)).drafter == "dflash"
+    assert head_place(str(folder)) == folder
+    with pytest.raises(UserError, match="holds a drafter of the kind DFlash: give a whole model"):
+        model_place(str(folder))
 
 
 MTP = {**LAYER, "architectures": ["Qwen3NextForCausalLM"], "num_nextn_predict_layers": 1}
@@ -149,7 +162,7 @@ def test_a_config_without_end_or_of_any_size_is_refused(tmp_path):
 
 @pytest.mark.parametrize("flags", [["--drafter", "eagle"], ["--drafter", "draft_model"], []])
 def test_the_command_refuses_it_before_torch(tmp_path, flags):
-    folder = written(tmp_path / "h", OTHERS["DFlash"][0])
+    folder = written(tmp_path / "h", OTHERS["DFlash2"][0])
     (tmp_path / "prompts.txt").write_text("hello\n")
     words = ["capture", str(tmp_path / "prompts.txt"), "-o", str(tmp_path / "o.jsonl"), "--draft-model", str(folder)]
     code = (
@@ -160,5 +173,5 @@ def test_the_command_refuses_it_before_torch(tmp_path, flags):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stderr
-    assert f"{folder} holds a drafter of the kind DFlash" in done.stderr
+    assert f"{folder} holds a drafter of the kind DFlash2" in done.stderr
     assert "Traceback" not in done.stderr

@@ -43,6 +43,8 @@ WORDS = {
     "self_attn.value": "the values",
     "self_attn.keys read": "the keys as read from the KV cache",
     "self_attn.values read": "the values as read from the KV cache",
+    "self_attn.context key": "the keys of committed positions",
+    "self_attn.context value": "the values of committed positions",
     "self_attn.scores": "the attention scores with mask",
     "self_attn.attention": "the attention output",
     "self_attn.o_proj:in": "the attention output of all heads, side by side",

@@ -16,14 +16,14 @@ from specscope.analyze.locate.located import FedRow, Stage
 from specscope.analyze.locate.model.reference import ModelReference, ReferencePass
 from specscope.errors import UserError
 from specscope.measure.locate.features import TrueFeatures
-from specscope.measure.locate.head_side import HeadSide
+from specscope.measure.locate.head_side import BlockSide, HeadSide
 from specscope.measure.locate.layer_taps import code_of
 from specscope.measure.locate.modules_side import ModulesSide
 from specscope.measure.locate.pairs import HeldPair
 from specscope.measure.locate.sides import FedPart, Feeds, ModelSide
 from specscope.measure.locate.watch import ModelWatch
 from specscope.speculate.drafters.draft_model import DraftModel
-from specscope.speculate.drafters.eagle import Eagle
+from specscope.speculate.drafters.eagle import HeadDrafter
 from specscope.speculate.drafters.model_drafter import Drafting
 from specscope.speculate.drafters.tree_builder import Level, TreeBuilder
 from specscope.trace.record.tree import ROOT
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from specscope.measure.locate.drive import Drive
     from specscope.measure.locate.question import WalkPlan
 
-SIDES: Mapping[str, Any] = {"eagle": HeadSide, "mtp": ModulesSide}
+SIDES: Mapping[str, Any] = {"eagle": HeadSide, "dflash": BlockSide, "mtp": ModulesSide}
 TIE = 1e-3  # nats: tokens that lie closer may take each other's place
 
 
@@ -110,11 +110,11 @@ def drafter_watch(
 ) -> ModelWatch:
     """Watches the drafter of a drive, as long as the stack is open. Raises UserError."""
     drafter, texts = drive.engine.drafter, plan.texts
-    if not isinstance(drafter, Eagle | DraftModel):
+    if not isinstance(drafter, HeadDrafter | DraftModel):
         raise UserError(f"the drafter {drafter.name} is no model")
     feeds = Feeds(drafter)
-    side: HeadSide | ModelSide
-    if isinstance(drafter, Eagle):
+    side: HeadSide | BlockSide | ModelSide
+    if isinstance(drafter, HeadDrafter):
         head = head_of(draft, target.causal.model)
         features = TrueFeatures(drive, target, texts, head.layers)
         of_head = side = SIDES[draft.kind](drafter.runner, feeds, head, texts, features)

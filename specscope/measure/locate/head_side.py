@@ -1,4 +1,4 @@
-"""An EAGLE head's passes as a watch sees them, and its reference over what the target's own layers gave."""
+"""The passes of EAGLE and DFlash heads as a watch sees them, and references over what the target's own layers gave."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
+from specscope.analyze.locate.model.block_passes import BlockPasses
 from specscope.analyze.locate.model.head_passes import HeadPasses
 from specscope.analyze.locate.model.reference import ReferencePass
 from specscope.measure.locate.features import TrueFeatures
@@ -18,12 +19,15 @@ from specscope.measure.locate.pairs import LAYER, Allowances, HeldPair
 from specscope.measure.locate.sides import FedPart, Feeds, Seen, kept
 from specscope.model.batch import Batch, Segment
 from specscope.model.fast.decoder import FusedLayer
+from specscope.model.heads.dflash import block_segment
 from specscope.model.heads.eagle_head import EagleHead, in_halves
 from specscope.model.kv_cache import KVCache
 from specscope.speculate.drafters.tree_builder import TreeBuilder
 
 if TYPE_CHECKING:
+    from specscope.analyze.audit.model.block import BlockHead
     from specscope.analyze.audit.model.head import Head
+    from specscope.model.heads.dflash import DFlashRunner
     from specscope.model.heads.head_runner import HeadRunner
     from specscope.model.heads.mtp import MtpRunner
 
@@ -84,7 +88,7 @@ class HeadSide:
         name, passes = part.request, self.passes[part.request]
         passes.features = self.features.along(name)
         right = passes.feed(*self.feeds.fed(part), masks=part.masked.stop - part.masked.start)
-        self._slack[name] = max(_steepness(right), self._slack.get(name, 1.0) if self.feeds.grows else 1.0)
+        self._slack[name] = max(steepness(right), self._slack.get(name, 1.0) if self.feeds.grows else 1.0)
         return right, Allowances(self._usual[name], LAYER, torch.inf, self._slack[name])
 
     def first(self, part: FedPart, right: ReferencePass) -> Iterator[HeldPair]:
@@ -112,7 +116,7 @@ class HeadSide:
         modules |= {"norm": head.norm} if is_three else {"fc": head.fc}
         with ExitStack() as stack:
             for layer in (runner.layer, *runner.further):
-                stack.enter_context(patch.object(layer, "run", _spied(layer, calls)))
+                stack.enter_context(patch.object(layer, "run", spied(layer, calls)))
             made = stack.enter_context(kept(modules))
             out = forward(segments, hidden)
         tensors = {name: ("committed", x) for name, x in self._combined.items()}
@@ -128,7 +132,106 @@ class HeadSide:
         return out, Seen(dict(zip(self.layers, calls, strict=True)), tensors, code)
 
 
-def _spied(layer: FusedLayer, calls: list[LayerCall]) -> Any:  # noqa: ANN401
+class BlockSide:
+    """A DFlash head, and its reference over what the target's own layers gave."""
+
+    method = "forward"
+    by_operation = one_pass = True
+
+    def __init__(
+        self,
+        runner: DFlashRunner,
+        feeds: Feeds,
+        head: BlockHead,
+        texts: Mapping[str, list[int]],
+        features: TrueFeatures,
+    ) -> None:
+        self.runner, self.feeds, self.features, self.layers = runner, feeds, features, head.names
+        self.passes = {name: BlockPasses(head, text, features.along(name)) for name, text in texts.items()}
+        self._usual = {name: passes.allowed() | features.allowed for name, passes in self.passes.items()}
+        for usual in self._usual.values():
+            usual["vocabulary"] = usual["d2t"]  # where the vocabulary is not reduced
+        self._made: dict[str, Tensor] = {}  # what combining the features gave that were written last, and they
+        self._written: dict[int, tuple[Segment, slice]] = {}  # by table what was written last, and its rows of these
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """Keep what is written of committed positions meanwhile."""
+        combine, write, head = self.runner.combine, self.runner.write_context, self.runner.head
+
+        def combining(features: Tensor) -> Tensor:
+            with kept({"hidden_norm": head.hidden_norm, "fc": self.runner.fc}) as self._made:
+                states = combine(features)
+            self._made["features"] = features
+            return states
+
+        def writing(segments: Sequence[Segment], states: Tensor) -> None:
+            row = 0
+            for segment in segments:
+                end = row + len(segment.tokens)
+                self._written[id(segment.table)], row = (segment, slice(row, end)), end
+            write(segments, states)
+
+        stack = ExitStack()
+        with (
+            stack,
+            patch.object(self.runner, "combine", combining),
+            patch.object(self.runner, "write_context", writing),
+        ):
+            stack.enter_context(self.features.on())
+            yield
+
+    def masks(self, segment: Segment) -> int:
+        """No row of a block is among those that were committed."""
+        return 0
+
+    def due(self, part: FedPart) -> tuple[ReferencePass, Allowances]:
+        """What the pass ought to give, and what rounding explains."""
+        passes, (segment, _) = self.passes[part.request], self._written[id(part.segment.table)]
+        passes.features = self.features.along(part.request)
+        end = next(g.base for g in self.feeds.drafting if g.context.request == part.request)
+        right = passes.feed(min(segment.context, end), end, len(part.segment.tokens))
+        return right, Allowances(self._usual[part.request], LAYER, torch.inf, steepness(right))
+
+    def first(self, part: FedPart, right: ReferencePass) -> Iterator[HeldPair]:
+        """The features of the positions that were written, and what was made of them."""
+        (segment, here), due = self._written[id(part.segment.table)], self.passes[part.request].written
+        start, count = segment.context, len(due["fc"])
+        rows, here = right.keys[start : start + count], slice(here.start, here.start + count)
+        observed = code_of(self.feeds.drafter.observe)
+        yield from self.features.compared(part.request, self._made["features"][here], rows, observed)
+        code = {"fc": code_of(self.runner.fc), "hidden_norm": code_of(self.runner.head.hidden_norm)}
+        for name, where in code.items():
+            yield HeldPair(name, self._made[name][here].float().cpu(), due[name], rows, code=where)
+        cache, slots = self.runner.cache, segment.table.slots(start, start + count)
+        for index, layer in enumerate(self.layers):
+            for what, store in (("key", cache.key[index]), ("value", cache.value[index])):
+                name, ours = f"{layer}.self_attn.context {what}", store[:, slots].transpose(0, 1).flatten(1)
+                heads = len(store)
+                yield HeldPair(name, ours.float().cpu(), due[name].flatten(1), rows, heads, code_of(FusedLayer.write))
+
+    def ordered(self, name: str, right: Tensor) -> Tensor:
+        """Right values of an operation inside a layer: channels are published in the engine's order."""
+        return right
+
+    def run(self, forward: Any, segments: Sequence[Segment]) -> tuple[Any, Seen]:  # noqa: ANN401
+        """A pass, and what was seen of it."""
+        runner, calls = self.runner, list[LayerCall]()
+        modules: dict[str, nn.Module] = {"embedding": runner.loaded.embedding, "norm": runner.head.norm}
+        with ExitStack() as stack:
+            for layer in runner.layers:
+                stack.enter_context(patch.object(layer, "run", spied(layer, calls)))
+            made = stack.enter_context(kept(modules))
+            logits = forward(segments)
+        tensors = {"embedding": ("given", made["embedding"]), "norm": ("wanted", made["norm"])}
+        made_by = {"tokens": block_segment, "positions": block_segment, "lm_head": runner.lm_head, **modules}
+        code = {name: code_of(function) for name, function in made_by.items()}
+        return logits, Seen(
+            dict(zip(self.layers, calls, strict=True)), {**tensors, "lm_head": ("wanted", logits)}, code
+        )
+
+
+def spied(layer: FusedLayer, calls: list[LayerCall]) -> Any:  # noqa: ANN401
     """FusedLayer.run, whose calls are kept."""
     right = layer.run
 
@@ -140,7 +243,7 @@ def _spied(layer: FusedLayer, calls: list[LayerCall]) -> Any:  # noqa: ANN401
     return run
 
 
-def _steepness(right: ReferencePass) -> float:
+def steepness(right: ReferencePass) -> float:
     """By how much more than usual rounding moves attention's weights: large scores are rounded by more."""
     scores = [x for name, x in right.taps.items() if name.endswith(".scores")]
     spread = max((-float(x[x.isfinite()].min()) for x in scores), default=0.0)

@@ -168,7 +168,7 @@ class LayerTaps:
             layer.head_norms = self._tapped(query, "self_attn.q_norm"), self._tapped(key, "self_attn.k_norm")
         self.code["post_attention_layernorm" + IN] = self.code["mlp.down_proj" + IN] = code_of(FusedLayer.run)
         for name in ("self_attn.query", "self_attn.key", "self_attn.value", "self_attn.o_proj" + IN):
-            self.code[name] = code_of(FusedLayer._attend)
+            self.code[name] = code_of(FusedLayer._attend if name.endswith(IN) else FusedLayer.write)
         projected = call.projected
         if projected is not None:
             self.put("self_attn.q_proj" + IN, projected)

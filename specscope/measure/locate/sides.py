@@ -16,7 +16,7 @@ from specscope.measure.locate.pairs import Allowances, HeldPair
 from specscope.model.batch import Batch, Segment
 from specscope.model.fast.decoder import FusedLayer
 from specscope.speculate.drafters.draft_model import DraftModel
-from specscope.speculate.drafters.eagle import Eagle
+from specscope.speculate.drafters.eagle import HeadDrafter
 from specscope.speculate.drafters.model_drafter import Drafting
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def _out(made: Any) -> Tensor:  # noqa: ANN401
 class Feeds:
     """What a drafter's pass is over, which is known only when it runs: committed tokens, or nodes of trees."""
 
-    drafter: Eagle | DraftModel
+    drafter: HeadDrafter | DraftModel
     drafting: Sequence[Drafting] = ()
     grows: bool = False  # whether the pass that runs now is over a tree's nodes
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from specscope.analyze.locate.located import Stage
 from specscope.analyze.locate.model.reference import ModelReference, ReferencePass
-from specscope.measure.locate.head_side import HeadSide
+from specscope.measure.locate.head_side import BlockSide, HeadSide
 from specscope.measure.locate.layer_taps import LayerCall, code_of, layer_again
 from specscope.measure.locate.pairs import ComparedPass, HeldPair, heads_of
 from specscope.measure.locate.sides import Fed, FedPart, ModelSide, Seen
@@ -42,7 +42,7 @@ class ModelWatch:
         stage: Stage,
         drive: Drive,
         plan: WalkPlan,
-        side: ModelSide | HeadSide,
+        side: ModelSide | HeadSide | BlockSide,
         tables: Callable[[str], BlockTable | None],
     ) -> None:
         self.stage, self.drive, self.plan, self.side, self.tables = stage, drive, plan, side, tables

@@ -200,6 +200,11 @@ class FusedLayer:
 
     def _attend(self, x: Tensor, rotation: tuple[Tensor, Tensor], batch: Batch, cache: KVCache) -> Tensor:
         """[N, width] to [N, heads * size]: project, turn by position, write to the cache, attend."""
+        query = self.write(x, rotation, batch, cache)
+        return paged_attention(query, self.index, cache, batch, self.variant).flatten(1)
+
+    def write(self, x: Tensor, rotation: tuple[Tensor, Tensor], batch: Batch, cache: KVCache) -> Tensor:
+        """Write the keys and values of x [N, width] to the cache; its queries [N, heads, size]."""
         qkv = self.qkv(x)
         by_head = qkv.view(len(x), -1, self.size)
         query = by_head[:, : self.heads]
@@ -212,4 +217,4 @@ class FusedLayer:
         flipped = turned.flip(2)
         turned.mul_(cos).addcmul_(flipped, sin)
         cache.write_rows(self.index, batch.slots, qkv[:, self.heads * self.size :])
-        return paged_attention(query, self.index, cache, batch, self.variant).flatten(1)
+        return query

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -65,9 +66,13 @@ def load_head(folder: str, target: LoadedModel) -> LoadedHead:
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """A head's tensors as they were published, by the authors' names. Raises UserError."""
-    read = {name.removeprefix("model."): x for file in weight_files(path) for name, x in _read_file(file).items()}
-    first = "layers.0."  # others' name of the first layer
+    read, first = read_files(path), "layers.0."  # others' name of the first layer
     return {"midlayer." + name[len(first) :] if name.startswith(first) else name: x for name, x in read.items()}
+
+
+def read_files(path: Path) -> dict[str, Tensor]:
+    """The tensors of all weight files, by their names there. Raises UserError."""
+    return {name.removeprefix("model."): x for file in weight_files(path) for name, x in _read_file(file).items()}
 
 
 def _read_file(file: Path) -> dict[str, Tensor]:
@@ -113,11 +118,8 @@ def _fill(head: EagleHead, tensors: dict[str, Tensor], path: Path) -> None:
         what = [f"lacks {missing[0]}"] if missing else []
         what += [f"has {extra[0]}, which an EAGLE-{head.config.version} head has not"] if extra else []
         raise UserError(f"the head in {path} " + " and ".join(what))
-    for name, tensor in wanted.items():
-        if name in tensors and tensor.shape != tensors[name].shape:
-            held, made = list(tensors[name].shape), list(tensor.shape)
-            raise UserError(f"{name} in {path} is {held}, but config.json makes it {made}")
-    _check_maps(tensors, head.config, path)
+    check_shapes(wanted, tensors, path)
+    check_maps(tensors, head.config.draft_vocab, head.config.vocab, path)
     if "t2d" in wanted and "t2d" not in tensors:
         drafted = tensors["d2t"].long() + torch.arange(head.config.draft_vocab)
         tensors["t2d"] = torch.zeros(head.config.vocab, dtype=torch.bool).index_fill_(0, drafted, True)
@@ -134,23 +136,31 @@ def _ordered(name: str, tensor: Tensor, order: Tensor) -> Tensor:
     return ordered
 
 
-def _check_maps(tensors: dict[str, Tensor], config: HeadConfig, path: Path) -> None:
-    """Refuse d2t and t2d unless they agree on which of the target's tokens each draft token is."""
-    d2t, t2d, size = tensors.get("d2t"), tensors.get("t2d"), config.draft_vocab
+def check_shapes(wanted: Mapping[str, Tensor], tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Refuse tensors of another shape than is wanted."""
+    for name, tensor in wanted.items():
+        if name in tensors and tensor.shape != tensors[name].shape:
+            held, made = list(tensors[name].shape), list(tensor.shape)
+            raise UserError(f"{name} in {path} is {held}, but config.json makes it {made}")
+
+
+def check_maps(tensors: Mapping[str, Tensor], size: int, vocab: int, path: Path) -> None:
+    """Refuse d2t and t2d unless they agree on which of the target's tokens each of `size` draft tokens is."""
+    d2t, t2d = tensors.get("d2t"), tensors.get("t2d")
     wrong = ""
     if d2t is not None and (d2t.dtype not in INTEGERS or d2t.shape != (size,)):
         wrong = f"d2t in {path} is {_kind(d2t)}: it must be whole numbers, [{size}], a draft token each"
     elif d2t is not None:
         tokens = d2t.long() + torch.arange(size)
-        if int(tokens.min()) < 0 or int(tokens.max()) >= config.vocab:
+        if int(tokens.min()) < 0 or int(tokens.max()) >= vocab:
             wrong = f"d2t in {path} points outside the target's vocabulary"
         elif len(tokens.unique()) != len(tokens):
             wrong = f"d2t in {path} gives two draft tokens the same token of the target"
-        elif size == config.vocab and bool(d2t.any()):
+        elif size == vocab and bool(d2t.any()):
             wrong = f"d2t in {path} must be zeros: the vocabulary is not reduced"
     if not wrong and t2d is not None:
-        if t2d.dtype not in (torch.bool, *INTEGERS) or t2d.shape != (config.vocab,):
-            wrong = f"t2d in {path} is {_kind(t2d)}: it must be true or false, [{config.vocab}]"
+        if t2d.dtype not in (torch.bool, *INTEGERS) or t2d.shape != (vocab,):
+            wrong = f"t2d in {path} is {_kind(t2d)}: it must be true or false, [{vocab}]"
         elif d2t is not None and not torch.equal(t2d.bool().nonzero()[:, 0], tokens.sort().values):
             wrong = f"t2d in {path} marks other tokens than d2t names"
     if wrong:

@@ -66,6 +66,7 @@ class ModelDrafter(Drafter, ABC):
         self.max_nodes = plan.max_nodes
         self.max_depth = plan.max_depth
         self.rows_fed = (1, plan.max_depth + 1, *plan.fed)  # what was committed since the last draft, then each level
+        self.max_fed = plan.max_fed  # slots of its cache that a draft takes
         self.states: dict[str, State] = {}
         self.can_go_back = False  # whether what that takes is kept
 
@@ -128,7 +129,7 @@ class ModelDrafter(Drafter, ABC):
         """What is kept of a request, and the slots before its next tree; -1 where it will not draft."""
         state = self.states.get(context.request, State())
         base = self.known(context, state)
-        return state, base if base + self.plan.max_fed <= self.max_context else -1
+        return state, base if base + self.max_fed <= self.max_context else -1
 
     def make_room(self, context: Context) -> bool:
         """Hold the slots that the next draft takes; False where there are too few blocks."""
@@ -136,7 +137,7 @@ class ModelDrafter(Drafter, ABC):
         if base < 0:
             return True
         try:
-            self.cache.reserve(state.table, base + self.plan.max_fed, state.computed)
+            self.cache.reserve(state.table, base + self.max_fed, state.computed)
         except OutOfBlocksError:
             return False
         self.states[context.request] = state

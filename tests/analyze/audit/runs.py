@@ -8,6 +8,7 @@ from specscope.analyze.audit.audit import audit
 from specscope.analyze.audit.options import ModelSource, Options
 from specscope.trace.history.history import History
 from specscope.trace.wire.capture import CaptureWriter
+from tests.dflash import write_speculators
 from tests.engines import DRAFTERS, PROMPTS, with_modules
 from tests.heads import VARIANTS, head_tensors, write_head, write_parallel_head, write_variant
 from tests.own import Bigrams
@@ -59,6 +60,7 @@ class Bench:
         self.heads = {
             "eagle": str(write_head(Path(folder) / "head", head_tensors())),
             "p-eagle": str(write_parallel_head(Path(folder) / "parallel")),
+            "dflash": str(write_speculators(Path(folder) / "block")),
             "eagle-1": str(write_head(Path(folder) / "first", head_tensors(version=1, bias=True))),
             **{name: str(write_variant(Path(folder) / name, name)) for name in VARIANTS},
         }
@@ -68,7 +70,7 @@ class Bench:
     def fresh(self, name):
         """An engine of its own, for a test that breaks it."""
         how = dict(OWN if name == "own" else SETTINGS.get(name, SETTINGS["eagle dynamic"]))
-        if how["drafter"] == "eagle":
+        if how["drafter"] in ("eagle", "dflash"):
             how["draft_model"] = self.heads.get(name, self.heads.get(name.split()[0], self.heads["eagle"]))
         if how.get("draft_model") == "same":
             how["draft_model"] = self.target
@@ -83,8 +85,8 @@ class Bench:
     def options(self, engine, sample=None):
         """The models that judge it."""
         draft = None
-        if engine.config.drafter == "eagle":
-            draft = ModelSource(engine.config.draft_model, "head")
+        if engine.config.drafter in ("eagle", "dflash"):
+            draft = ModelSource(engine.config.draft_model, "head", kind=engine.config.drafter)
         if engine.config.drafter == "mtp":
             draft = ModelSource(engine.config.target, "modules", kind="mtp")
         if engine.config.drafter == "draft_model":

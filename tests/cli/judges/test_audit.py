@@ -129,7 +129,7 @@ def test_a_head_in_training_beside_its_serving(headed, tmp_path):
 @pytest.mark.parametrize(
     ("trainer", "message"),
     [
-        ("nowhere", "no EAGLE head at nowhere: give a folder with config.json and model.safetensors"),
+        ("nowhere", "no head at nowhere: give a folder with config.json and model.safetensors"),
         (TARGET, "config.json says 7 layers: an EAGLE-1 head has one"),
     ],
 )

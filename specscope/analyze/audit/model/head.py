@@ -34,6 +34,8 @@ Tap = Callable[[str, Tensor], None]
 class Head:
     """A head's weights, and its decoder layers over them."""
 
+    unknown, unknown_tensor, flat = staticmethod(unknown), staticmethod(unknown_tensor), staticmethod(flattened)
+
     def __init__(self, source: ModelSource, target: Any) -> None:  # noqa: ANN401
         """`target`: the transformers model whose embedding, and for EAGLE-1 whose head, it uses.
 
@@ -46,19 +48,19 @@ class Head:
         except UserError as error:
             raise UserError(f"cannot load the head {source.name}: {error}") from None
         try:
-            if key := unknown(raw):
+            if key := self.unknown(raw):
                 raise UserError(f"the head's config has `{key}`, which this judge does not know")
             self.weights = _read(folder)
             if "fc.weight" not in self.weights:
-                raise UserError(f"{source.name} is no EAGLE head: it has no tensor fc.weight")
-            if name := unknown_tensor(self.weights):
+                raise UserError(f"{source.name} is no head: it has no tensor fc.weight")
+            if name := self.unknown_tensor(self.weights):
                 raise UserError(f"the head has a tensor {name}, which this judge does not know")
-            self.config = flattened(raw)
-            self._set_up(target)
+            self.config = self.flat(raw)
+            self._set_up(target, folder)
         except (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError) as error:
             raise UserError(f"cannot load the head {source.name}: {first_line(error)}") from error
 
-    def _set_up(self, target: Any) -> None:  # noqa: ANN401
+    def _set_up(self, target: Any, folder: Path) -> None:  # noqa: ANN401
         from transformers import LlamaConfig
         from transformers.activations import ACT2FN
         from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -72,20 +74,14 @@ class Head:
             raise UserError(f"the head's config has `{flag}`, which an EAGLE-1 head has not")
         further = range(1, int(self.config.get("num_hidden_layers", 1)))
         self.names = ["midlayer", *(f"layers.{i}" for i in further)]  # of its layers
-        embedding = self.weights.get("embed_tokens.weight")
-        self.of_target: Tensor = target.get_input_embeddings().weight
-        self.embedding = self.of_target if embedding is None else embedding
-        self.output = self.weights["lm_head.weight"] if self.three else target.get_output_embeddings().weight
-        self.vocab = int(target.get_output_embeddings().weight.shape[0])
-        drafted = torch.arange(len(self.output))
-        self.tokens = drafted + self.weights["d2t"].long() if "d2t" in self.weights else drafted
+        self._take_vocabulary(target, self.weights["lm_head.weight"] if self.three else None)
         self.heads = int(self.config["num_attention_heads"])
         inside = (self.config.get("rope_parameters") or self.config.get("rope_scaling") or {}).get(PARTIAL)
         share = float(inside or self.config.get(PARTIAL) or 1)
         self.turned = int(self.size * share)  # how many of a head's channels are rotated by position, the first
         config = LlamaConfig.from_dict(_llama(self.config, self.turned))
         self.eps = float(config.rms_norm_eps)
-        self.rotary = LlamaRotaryEmbedding(config)
+        self.rotary: Any = LlamaRotaryEmbedding(config)
         self.act = ACT2FN[config.hidden_act]
         kinds = self.config.get("layer_types") or []
         window = int(self.config.get("sliding_window") or 0)
@@ -93,6 +89,16 @@ class Head:
         self.layers = (
             _layers(self.config, int(target.config.get_text_config().num_hidden_layers)) if self.three else ("final",)
         )
+
+    def _take_vocabulary(self, target: Any, output: Tensor | None) -> None:  # noqa: ANN401
+        """The embedding, and the projection to the vocabulary: its own where it has them, else the target's."""
+        embedding = self.weights.get("embed_tokens.weight")
+        self.of_target: Tensor = target.get_input_embeddings().weight
+        self.embedding = self.of_target if embedding is None else embedding
+        self.output: Tensor = target.get_output_embeddings().weight if output is None else output
+        self.vocab = int(target.get_output_embeddings().weight.shape[0])
+        drafted = torch.arange(len(self.output))
+        self.tokens = drafted + self.weights["d2t"].long() if "d2t" in self.weights else drafted
 
     def likeness(self, tokens: Sequence[int]) -> Tensor | None:
         """[T] of each token the cosine between its row in the head's embedding and in the target's.

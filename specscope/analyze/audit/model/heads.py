@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from specscope.analyze.audit.model.block import BlockHead
 from specscope.analyze.audit.model.head import Head
 from specscope.analyze.audit.model.mtp import Modules
 from specscope.analyze.audit.options import ModelSource
 
-HEADS: Mapping[str, Callable[[ModelSource, Any], Head]] = {"eagle": Head, "mtp": Modules}
+HEADS: Mapping[str, Callable[[ModelSource, Any], Head]] = {"eagle": Head, "dflash": BlockHead, "mtp": Modules}
 
 
 def head_of(source: ModelSource, target: Any) -> Head:  # noqa: ANN401

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from specscope.analyze.audit.contexts import Ask, AuditedStep, Contexts, contexts_of
+from specscope.analyze.audit.model.block import BlockHead
 from specscope.analyze.audit.model.head import KV, Head
 from specscope.analyze.audit.model.rows import Models
 from specscope.analyze.diagnose.causes import Cause
@@ -229,7 +230,7 @@ class MovedHead(Head):
 
     def _trees(self, asked: Sequence[Ask], out: Tensor, kv: list[KV]) -> Iterator[tuple[list[Ask], Tensor]]:
         self._drafted = True
-        if self.mistake.by_slot:
+        if self.mistake.by_slot and self.mask_token is None:
             for step in {id(step): step for step, _ in asked}.values():
                 yield from self._by_slot(step, [node for other, node in asked if other is step], out, kv)
         else:
@@ -257,6 +258,13 @@ class MovedHead(Head):
             hidden, kv = self.run(prepared, torch.full((slots,), root + depth), seen, kv)
 
 
+class MovedBlock(MovedHead, BlockHead):
+    """A DFlash head under the same mistakes."""
+
+
+MOVED = {"eagle": MovedHead, "dflash": MovedBlock}
+
+
 class HeadAgain:
     """A head over its target, asked about the first steps of requests."""
 
@@ -265,7 +273,7 @@ class HeadAgain:
     def __init__(self, models: Models, case: Case) -> None:
         assert models.options.draft is not None
         self.case, self.target = case, models.target
-        self.head = MovedHead(models.options.draft, self.target.model)
+        self.head = MOVED[models.options.draft.kind](models.options.draft, self.target.model)
         self.head.to(torch.float32)
         self.head.slots = case.plan.top if isinstance(case.plan, DynamicPlan) else 1  # branches at each level
         self.tokens = self.head.tokens

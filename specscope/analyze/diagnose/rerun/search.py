@@ -42,6 +42,7 @@ OF_TARGET = ("target raw p", "target top tokens"), ("target p",)
 OF_DRAFTER = ("drafter top tokens",), ("draft p", "drafter tokens")
 OF_HEADS: Mapping[str, tuple[Any, Sequence[Any]]] = {  # by kind: what runs it again, and the mistakes
     "eagle": (heads.HeadAgain, heads.MISTAKES),
+    "dflash": (heads.HeadAgain, heads.MISTAKES),
     "mtp": (modules.ModulesAgain, modules.MISTAKES),
 }
 Begin = Sequence[Step]  # a request's steps up to the first that differs, which is the last of these

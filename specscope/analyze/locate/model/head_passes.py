@@ -54,16 +54,16 @@ class HeadPasses:
             self._kv = head.nothing()
         if (known := len(self._kv[0][0])) < start:
             self._context(known, start)
-        with self._tapped() as taps:
+        with tapped(self.head) as taps:
             hidden = head.combine(self.features[start:end])
             if masks:
-                with self._tapped():  # not of these rows
+                with tapped(self.head):  # not of these rows
                     mask = head.combine(head.weights["mask_hidden"].view(1, -1)).expand(masks, -1)
                 taps["mask_hidden"], hidden = mask, torch.cat([hidden, mask])
             seen = torch.arange(end + masks)[None] <= slots[:, None]
-            out, kv = head.run(head.prepare(tokens, hidden), slots, seen, _first(self._kv, start))
+            out, kv = head.run(head.prepare(tokens, hidden), slots, seen, first_pairs(self._kv, start))
             head.logits(out)
-        self._kv = self._grown = _first(kv, end)
+        self._kv = self._grown = first_pairs(kv, end)
         self._hidden, self._tree = {ROOT: out[end - start - 1]}, GrownTree()
         rows = [FedRow(slot, token) for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True)]
         return self._pass(rows, start, rows, taps)
@@ -73,7 +73,7 @@ class HeadPasses:
         """The pass over some nodes of a tree, after those above them. `root`: the position of the root's pair."""
         head, fed = self.head, self._tree.grow(nodes, tokens, parents, root)
         seen, positions = self._tree.seen(nodes, root + 1), torch.tensor([row.position for row in fed])
-        with self._tapped() as taps:
+        with tapped(self.head) as taps:
             hidden = head.fed_back(torch.stack([self._hidden[parent] for parent in parents]))
             out, self._grown = head.run(head.prepare(torch.tensor(list(tokens)), hidden), positions, seen, self._grown)
             head.logits(out)
@@ -95,17 +95,18 @@ class HeadPasses:
         committed = (FedRow(slot, self.text[slot + 1]) for slot in range(end))
         return ReferencePass(tuple(rows), (*committed, *keys), taps)
 
-    @contextmanager
-    def _tapped(self) -> Iterator[dict[str, Tensor]]:
-        """What the head's operations give meanwhile, by name."""
-        taps: dict[str, Tensor] = {}
-        before, self.head.tap = self.head.tap, taps.__setitem__
-        try:
-            yield taps
-        finally:
-            self.head.tap = before
+
+@contextmanager
+def tapped(head: Head) -> Iterator[dict[str, Tensor]]:
+    """What the head's operations give meanwhile, by name."""
+    taps: dict[str, Tensor] = {}
+    before, head.tap = head.tap, taps.__setitem__
+    try:
+        yield taps
+    finally:
+        head.tap = before
 
 
-def _first(kv: Sequence[KV], count: int) -> list[KV]:
+def first_pairs(kv: Sequence[KV], count: int) -> list[KV]:
     """The keys and values of the first pairs."""
     return [tuple(x[:count] for x in layer) for layer in kv]  # type: ignore[misc]

@@ -1,0 +1,362 @@
+"""DFlash heads: all of a block's tokens in one pass, over keys and values made of the target's features.
+
+DFlash (z-lab, 2026) as vLLM 0.32 runs it (model_executor/models/qwen3_dflash.py, v1/spec_decode/dflash.py). Layers are
+Qwen3's. Of each committed position the target's features go through `fc` and `hidden_norm`, and from there straight to
+every layer's keys and values: no query, and nothing of one layer enters the next. A block's rows are the root and mask
+tokens behind it; they see all that is committed and, unless their layer is causal, each other. The row of a mask token
+gives the distribution of its own position; with `sample_from_anchor` a row gives that of the next one, the root's too.
+
+The cache's slot t holds the features of position t. So a block begins in the slot of its root, and is given back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import Qwen3Config
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
+
+from specscope.errors import UserError, first_line
+from specscope.model.attention import Variant
+from specscope.model.batch import Batch, Segment
+from specscope.model.checkpoint import Size, check_numbers
+from specscope.model.fast.decoder import FusedLayer, Rotary
+from specscope.model.fast.fast_paths import same_numbers
+from specscope.model.fast.fuse import fuse_norms
+from specscope.model.fast.linear import PackedLinear, compiled_rows, may_pack
+from specscope.model.features import AuxLayer
+from specscope.model.graphs import Capture, Graphs, Shape
+from specscope.model.heads.head_config import Ids, LayerJson, TokenId
+from specscope.model.heads.head_loader import EMBEDDING, check_maps, check_shapes, read_files
+from specscope.model.kv_cache import BLOCK_SIZE, BlockTable, KVCache, LayerShape
+from specscope.model.loader import LoadedModel, quick_meta
+from specscope.model.places import Backend, head_place
+from specscope.plans.dflash import ANCHOR, MASK_FILE, MOST_ROWS, flat, longest_draft, window_of
+from specscope.plans.heads import SLIDING
+from specscope.trace.record.tree import DraftTree
+from specscope.whole_file import read_object
+
+TRIAL_ROWS = 5
+LM_HEAD = "lm_head.weight"
+THETA = 1e6  # the rotary base where the config names none: vLLM's set_default_rope_theta
+
+
+class BlockJson(msgspec.Struct):
+    """What must hold of a flat config beyond the layer's sizes."""
+
+    mask_token_id: TokenId
+    eagle_aux_hidden_state_layer_ids: Ids
+    target_hidden_size: Size | None = None
+    draft_vocab_size: Size | None = None
+    swa_window_size: Size | None = None
+    block_size: Annotated[int, msgspec.Meta(ge=1, le=4096)] | None = None
+
+
+@dataclass(frozen=True)
+class DFlashConfig:
+    """One DFlash head. Filled by `read_config`."""
+
+    layer: Mapping[str, Any]  # by the names of a Qwen3 config
+    target_width: int  # of a hidden state of the target
+    vocab: int  # the target's
+    draft_vocab: int  # tokens that the head can draft
+    aux_layers: tuple[AuxLayer, ...]
+    mask_token: int
+    longest: int  # tokens that a block drafts
+    from_anchor: bool  # whether the root's row drafts too
+    windows: tuple[int | None, ...]  # for each layer, how many positions a row looks back, including its own; None: all
+    causal: tuple[bool, ...]  # for each layer, whether a row of a block does not see those behind it
+
+    def rows(self, depth: int) -> int:
+        """How many rows draft so many tokens."""
+        return depth if self.from_anchor else depth + 1
+
+    @property
+    def ahead(self) -> tuple[int, ...]:
+        """For each layer, how many rows behind its own a row of a block sees."""
+        each = zip(self.windows, self.causal, strict=True)
+        return tuple(0 if causal else min((window or MOST_ROWS) - 1, MOST_ROWS) for window, causal in each)
+
+
+def read_config(folder: Path) -> DFlashConfig:
+    """Read a head's config.json. Raises UserError."""
+    whole = flat(read_object(folder / "config.json"))
+    try:
+        block_json, sizes = msgspec.convert(whole, BlockJson), msgspec.convert(whole, LayerJson)
+    except msgspec.ValidationError as error:
+        raise UserError(f"{folder}/config.json does not describe a DFlash head: {error}") from None
+    longest = longest_draft(whole)
+    if longest < 1 or not block_json.eagle_aux_hidden_state_layer_ids:
+        what = "block_size of at least 2" if longest < 1 else "target_layer_ids"
+        raise UserError(f"{folder}/config.json names no {what}: a DFlash head needs it")
+    layers, kinds = sizes.num_hidden_layers, sizes.layer_types or []
+    all_slide = bool(whole.get("use_swa")) and SLIDING not in kinds
+    slides = [all_slide or SLIDING in kinds[i : i + 1] for i in range(layers)]
+    given = (whole.get(name) for name in ("is_causal", "causal"))
+    causal = next((value for value in given if value is not None), None)
+    return DFlashConfig(
+        layer=whole,
+        target_width=block_json.target_hidden_size or sizes.hidden_size,
+        vocab=sizes.vocab_size,
+        draft_vocab=block_json.draft_vocab_size or sizes.vocab_size,
+        aux_layers=tuple(block_json.eagle_aux_hidden_state_layer_ids),
+        mask_token=block_json.mask_token_id,
+        longest=longest,
+        from_anchor=bool(whole.get(ANCHOR)),
+        windows=tuple(window_of(whole) if slide else None for slide in slides),
+        causal=tuple(SLIDING in kinds[i : i + 1] if causal is None else bool(causal) for i in range(layers)),
+    )
+
+
+def qwen3_config(config: DFlashConfig, size: int, *, bias: bool) -> Qwen3Config:
+    """A layer of the head, with attention heads of `size`, as transformers' modules want it."""
+    unread = ("architectures", "torch_dtype", "dtype", "layer_types", "model_type", "sliding_window", "auto_map")
+    layer = {key: value for key, value in config.layer.items() if key not in unread and value is not None}
+    return Qwen3Config.from_dict({"rope_theta": THETA, **layer, "head_dim": size, "attention_bias": bias})
+
+
+class DFlashHead(nn.Module):
+    """A head without its embedding, and without a vocabulary's projection unless the checkpoint brings one.
+
+    Module names are those of the published checkpoints.
+    """
+
+    def __init__(self, config: DFlashConfig, qwen3: Qwen3Config, *, own_output: bool) -> None:
+        super().__init__()
+        self.config, self.qwen3 = config, qwen3
+        norm = lambda: Qwen3RMSNorm(qwen3.hidden_size, qwen3.rms_norm_eps)  # noqa: E731
+        self.fc = nn.Linear(len(config.aux_layers) * config.target_width, qwen3.hidden_size, bias=False)
+        self.hidden_norm, self.norm = norm(), norm()
+        self.layers = nn.ModuleList(Qwen3DecoderLayer(qwen3, i) for i in range(len(config.windows)))
+        if own_output:
+            self.lm_head = nn.Linear(qwen3.hidden_size, config.draft_vocab, bias=False)
+        if config.draft_vocab != config.vocab:
+            self.register_buffer("d2t", torch.zeros(config.draft_vocab, dtype=torch.int64))
+
+    def target_tokens(self) -> Tensor | None:
+        """int64 [draft vocabulary] the target's token behind each draft token; None where they are the same."""
+        d2t: Tensor | None = getattr(self, "d2t", None)
+        return None if d2t is None else d2t + torch.arange(len(d2t), device=d2t.device)
+
+
+class MaskedEmbedding(nn.Module):
+    """An embedding in which one token has a vector of its own."""
+
+    def __init__(self, embedding: nn.Module, token: int, vector: Tensor) -> None:
+        super().__init__()
+        self.embedding, self.token, self.vector = embedding, token, vector
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Token ids to [..., width]."""
+        return torch.where((tokens == self.token)[..., None], self.vector, self.embedding(tokens))
+
+
+@dataclass(frozen=True)
+class LoadedDFlash:
+    """A head that fits its target."""
+
+    head: DFlashHead
+    embedding: nn.Module  # token ids to [..., width]: the checkpoint's own, or the target's
+    lm_head: nn.Module  # hidden states to logits over the draft vocabulary
+    name: str
+
+
+def load_dflash(folder: str, target: LoadedModel) -> LoadedDFlash:
+    """Load a head from its folder. Raises UserError, with both shapes where it does not fit the target."""
+    path = head_place(folder)
+    config, tensors = read_config(path), read_files(path)
+    own, mask = tensors.pop(EMBEDDING, None), _mask_embedding(path, config.mask_token)
+    _check_fit(config, target, own, mask, path)
+    bias, first_norm = "layers.0.self_attn.q_proj.bias" in tensors, tensors.get("layers.0.self_attn.q_norm.weight")
+    try:
+        size = int(config.layer.get("head_dim") or (0 if first_norm is None else len(first_norm)))
+        qwen3 = qwen3_config(config, size, bias=bias)
+        with torch.device("meta"), quick_meta():  # nothing is allocated before the shapes are known to be right
+            head = DFlashHead(config, qwen3, own_output=LM_HEAD in tensors)
+    except Exception as error:
+        raise UserError(f"{path}/config.json does not describe a decoder layer: {first_line(error)}") from error
+    further = [(name, x) for name, x in ((EMBEDDING, own), (MASK_FILE, mask)) if x is not None]
+    check_numbers([*tensors.items(), *further], f"the head in {path}")
+    _fill(head, tensors, path)
+    head = head.to(target.device, target.dtype).eval().requires_grad_(False)
+    embedding: nn.Module = target.embedding
+    if own is not None:
+        embedding = nn.Embedding.from_pretrained(own.to(target.device, target.dtype))
+    if mask is not None:
+        embedding = MaskedEmbedding(embedding, config.mask_token, mask.to(target.device, target.dtype))
+    return LoadedDFlash(head, embedding, getattr(head, "lm_head", target.output), path.resolve().name)
+
+
+def _mask_embedding(path: Path, token: int) -> Tensor | None:
+    """[width] the mask token's own embedding, where there is one. Raises UserError."""
+    file = path / MASK_FILE
+    if not file.is_file():
+        return None
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+        told = state.get("mask_token_id", token) if isinstance(state, dict) else token
+        vector: Tensor = (state["embedding"] if isinstance(state, dict) else state).reshape(-1)
+    except Exception as error:  # torch.load has a dozen ways to say that a file is torn
+        raise UserError(f"cannot read {file}: {first_line(error)}") from error
+    if told != token:
+        raise UserError(f"{file} holds the embedding of token {told}, but the config's mask_token_id is {token}")
+    return vector
+
+
+def _check_fit(config: DFlashConfig, target: LoadedModel, own: Tensor | None, mask: Tensor | None, path: Path) -> None:
+    """Hold a config, and embeddings of the head's own, against the target."""
+    width, layers, hidden = target.width, len(target.layers), int(config.layer["hidden_size"])
+    high = [layer for layer in config.aux_layers if not isinstance(layer, int) or layer >= layers]
+    wrong = ""
+    if config.target_width != width:
+        wrong = f"was made for hidden states of {config.target_width}, but {target.name} has {width}"
+    elif config.vocab != target.vocab_size:
+        wrong = f"was made for a vocabulary of {config.vocab}, but {target.name} has {target.vocab_size}"
+    elif high:
+        wrong = f"asks for what enters layer {high[0]}, but {target.name} has layers 0 to {layers - 1}"
+    elif own is not None and list(own.shape) != [config.vocab, hidden]:
+        wrong = f"has {EMBEDDING} of {list(own.shape)}, but config.json makes it {[config.vocab, hidden]}"
+    elif hidden != width and own is None:
+        wrong = f"is {hidden} wide and {target.name} {width}: such a head needs embed_tokens of its own"
+    elif mask is not None and len(mask) != hidden:
+        wrong = f"has a mask embedding of {len(mask)} numbers, and is {hidden} wide"
+    elif mask is None and config.mask_token >= config.vocab:
+        wrong = f"names mask token {config.mask_token} in a vocabulary of {config.vocab}"
+    if wrong:
+        raise UserError(f"the head in {path} {wrong}")
+
+
+def _fill(head: DFlashHead, tensors: dict[str, Tensor], path: Path) -> None:
+    """Put the tensors into the head: all that it needs, with the shapes that its config says."""
+    wanted, config = head.state_dict(), head.config
+    is_targets = config.draft_vocab == config.vocab and head.qwen3.hidden_size == config.target_width
+    needed = {*wanted, *(() if is_targets else (LM_HEAD,))}
+    missing, extra = sorted(needed - set(tensors)), sorted(set(tensors) - set(wanted) - {"d2t", "t2d"})
+    if missing or extra:
+        what = [f"lacks {missing[0]}"] if missing else []
+        what += [f"has {extra[0]}, which a DFlash head has not"] if extra else []
+        raise UserError(f"the head in {path} " + " and ".join(what))
+    check_shapes(wanted, tensors, path)
+    check_maps(tensors, config.draft_vocab, config.vocab, path)
+    head.load_state_dict({name: tensors[name].to(tensor.dtype) for name, tensor in wanted.items()}, assign=True)
+
+
+class DFlashRunner:
+    """Runs a head over a paged KV cache of its own."""
+
+    def __init__(
+        self,
+        loaded: LoadedDFlash,
+        vocab_size: int,
+        max_context: int,
+        blocks: int,
+        backend: Backend = Backend.TORCH,
+    ) -> None:
+        head, weight, attention = loaded.head, loaded.head.fc.weight, loaded.head.layers[0].self_attn
+        self.loaded, self.head, self.vocab_size = loaded, head, vocab_size
+        self.d2t, self.aux_layers = head.target_tokens(), head.config.aux_layers
+        size = int(attention.head_dim)  # type: ignore[arg-type, union-attr]
+        shape = LayerShape(int(head.qwen3.num_key_value_heads or 0), size, size)
+        self.cache = KVCache([shape] * len(head.layers), blocks, weight.dtype, weight.device, backend)
+        on_cpu = weight.device.type == "cpu"
+        pack = on_cpu and may_pack(head)
+        max_rows = compiled_rows(weight.dtype) if pack and head.config.rows(head.config.longest) <= MOST_ROWS else 0
+        self.compiles = max_rows > 0  # whether our own kernels for processors are used
+        if on_cpu:
+            fuse_norms(head, compiles=self.compiles)
+        variants = [Variant(size**-0.5, window, None, None) for window in head.config.windows]
+        of = zip(head.layers, variants, strict=True)
+        self.layers = [FusedLayer(layer, shape, variant, None, pack=pack) for layer, variant in of]
+        own = hasattr(head, "lm_head")
+        self.lm_head: nn.Module = PackedLinear([head.lm_head], pack=pack) if own else loaded.lm_head
+        self.fc = PackedLinear([head.fc], pack=pack)
+        # No position lies beyond the cache, whatever context a config promises.
+        positions = torch.arange(min(max_context, blocks * BLOCK_SIZE), device=weight.device)[None]
+        rotary = Qwen3RotaryEmbedding(head.qwen3).to(weight.device)  # its frequencies stay float32
+        # cos and sin of every position as the layers use them, side by side: [positions, 2, 1, 2, size / 2]
+        self._turns = torch.stack(Rotary()(*rotary(weight, positions)), dim=1)
+        self.graphs = Graphs(self.cache)
+        if self.compiles:
+            self._compile(max_rows)
+
+    def _compile(self, max_rows: int) -> None:
+        """Compile the layers, where a pass over a few rows then comes out alike. Before the cache is used."""
+        rows = min(TRIAL_ROWS, len(self._turns) - 1)
+        block = block_segment(BlockTable([0]), 1, 0, rows, self.head.config)
+        context = Segment.of_tree(block.table, 0, [0], DraftTree.empty(), logits=False)
+        state = torch.randn(1, self.head.qwen3.hidden_size, generator=torch.Generator().manual_seed(0))
+        self.write_context([context], state.to(self._turns.dtype))
+        plain = self.forward([block])
+        for layer in self.layers:
+            layer.compile(max_rows)
+        if not same_numbers(plain, self.forward([block])):
+            self.compiles = False
+            for layer in self.layers:
+                layer.compiled = None
+
+    def warm_up(self, max_context: int) -> None:
+        """Compile what passes launch (Graphs.warm_up)."""
+        self.graphs.warm_up(self._run, max_context)
+
+    def capture(self, wanted: Sequence[Shape], capture: Capture, max_context: int, window: int) -> Iterator[Shape]:
+        """Capture passes of these shapes for contexts up to `max_context` slots (Graphs); says which comes next."""
+        if len({*self.head.config.ahead}) > 1:
+            raise UserError("its layers are not all causal, nor all not")
+        return self.graphs.capture(self._run, wanted, capture, max_context, window)
+
+    @torch.inference_mode()
+    def combine(self, features: Tensor) -> Tensor:
+        """The target's features [N, aux_layers * target width] as states [N, width] for `write_context`."""
+        return self.head.hidden_norm(self.fc(features))  # type: ignore[no-any-return]
+
+    @torch.inference_mode()
+    def write_context(self, segments: Sequence[Segment], states: Tensor) -> None:
+        """Write the keys and values of committed positions in every layer, from states [N, width] of all rows."""
+        batch = Batch.build(segments, self._turns.device, self.cache.backend)
+        cos, sin = self._turns[batch.positions[0]].unbind(1)
+        for layer in self.layers:
+            layer.write(states, (cos, sin), batch, self.cache)
+
+    @torch.inference_mode()
+    def forward(self, segments: Sequence[Segment]) -> Tensor:
+        """One pass over blocks: the logits of the wanted rows, [R, draft vocabulary]."""
+        ahead = self.head.config.ahead
+        seen = {rows: [_seeing(segment, rows) for segment in segments] for rows in {*ahead}}
+        replayed = self.graphs.replay(seen[ahead[0]])
+        if replayed is not None:
+            return replayed.outputs[0][replayed.wanted]
+        batches = {rows: Batch.build(some, self._turns.device, self.cache.backend) for rows, some in seen.items()}
+        return self._run(*(batches[rows] for rows in ahead))[0]
+
+    @torch.inference_mode()
+    def _run(self, batch: Batch, *further: Batch) -> tuple[Tensor]:
+        """`forward` of a batch that is laid out; `further`: how the other layers see it, where not alike."""
+        x = self.loaded.embedding(batch.tokens[0])
+        cos, sin = self._turns[batch.positions[0]].unbind(1)
+        for layer, seen in zip(self.layers, (batch, *further) if further else [batch] * len(self.layers), strict=True):
+            x = layer.run(x, None, (cos, sin), seen, self.cache)
+        return (self.lm_head(self.head.norm(x[batch.wanted])),)
+
+
+def block_segment(table: BlockTable, root: int, token: int, rows: int, config: DFlashConfig) -> Segment:
+    """A block of so many rows behind `root` committed positions: its root's token, then mask tokens."""
+    return Segment(
+        table=table,
+        tokens=[token, *[config.mask_token] * (rows - 1)],
+        context=root,
+        positions=root + np.arange(rows, dtype=np.int64),
+        mask=np.ones((rows, rows), dtype=np.bool_),
+        wanted=range(0 if config.from_anchor else 1, rows),
+    )
+
+
+def _seeing(segment: Segment, ahead: int) -> Segment:
+    """The same block, of which a row sees those before it and so many behind it."""
+    return replace(segment, mask=np.tri(len(segment.tokens), k=ahead, dtype=np.bool_))

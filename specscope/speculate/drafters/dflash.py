@@ -1,0 +1,78 @@
+"""DFlash heads as drafters: one pass over a block of mask tokens gives the distributions of all depths.
+
+What a block's rows see of the text are keys and values made of the target's features. So a step first writes those of
+the positions that were committed since the last draft, then runs the block, whose slots are given back. As in vLLM
+(v1/spec_decode/dflash.py) a block has the root's row and one for each depth of the tree: a shorter block than the head
+was trained for is another input, with other drafts. Trees are grown from the depths' distributions as a P-EAGLE head's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specscope.errors import UserError
+from specscope.model.batch import Segment
+from specscope.model.heads.dflash import DFlashRunner, block_segment
+from specscope.model.kv_cache import BlockTable, KVCache
+from specscope.plans.plan import TreePlan
+from specscope.speculate.drafters.base import Draft
+from specscope.speculate.drafters.eagle import HeadDrafter
+from specscope.speculate.drafters.model_drafter import Drafting
+from specscope.speculate.drafters.parallel import grow_at_once, noted_as_one
+from specscope.speculate.drafters.tree_builder import Level
+from specscope.trace.record.tree import DraftTree
+
+
+class DFlash(HeadDrafter):
+    """Drafts with a DFlash head."""
+
+    name = "dflash"
+    runner: DFlashRunner
+
+    def __init__(self, runner: DFlashRunner, plan: TreePlan, max_context: int, *, notes_features: bool = True) -> None:
+        """Raises UserError where the plan is deeper than the head's block."""
+        super().__init__(runner, plan, max_context, notes_features=notes_features)
+        config = runner.head.config
+        if plan.max_depth > config.longest:
+            raise UserError(
+                f"the tree {plan} is {plan.max_depth} deep, but a block of {runner.loaded.name} drafts "
+                f"{config.longest} tokens: use --tree {config.longest}, or one that is at most so deep"
+            )
+        self.max_fed = config.rows(plan.max_depth)
+        self.rows_fed = (self.max_fed,)
+
+    def write(self, segments: list[Segment], features: Tensor) -> None:
+        """No pass: keys and values are made of the features alone."""
+        self.runner.write_context(segments, self.runner.combine(features))
+
+    def root_level(self, drafting: Sequence[Drafting], segments: list[Segment], features: Tensor) -> Level:
+        """The pass over each request's block, which begins with its root."""
+        self.write(segments, features)
+        config = self.runner.head.config
+        blocks = [block_segment(g.state.table, g.base, g.context.tokens[-1], self.max_fed, config) for g in drafting]
+        return self.level_of(self.runner.forward(blocks))
+
+    def feed_frontier(self, drafting: Sequence[Drafting]) -> Level:
+        """Never asked for: the first pass has the rows of all depths."""
+        raise AssertionError("a block drafts all depths at once")
+
+    def afresh(
+        self, tokens: Sequence[int], count: int, features: Sequence[Tensor], blocks: int
+    ) -> tuple[KVCache, BlockTable, Sequence[int]]:
+        """What is written of committed positions: place t holds the features of position t."""
+        old, table, hidden = self.runner, BlockTable(), torch.cat(list(features))
+        runner = DFlashRunner(old.loaded, old.vocab_size, self.max_context, blocks, self.cache.backend)
+        runner.cache.reserve(table, count, 0)
+        segment = Segment.of_tree(table, 0, list(tokens[:count]), DraftTree.empty(), logits=False)
+        runner.write_context([segment], runner.combine(hidden[:count]))
+        return runner.cache, table, tokens[:count]
+
+    def grow(self, drafting: Sequence[Drafting]) -> None:
+        """Grow the trees from one pass."""
+        grow_at_once(self, drafting, self.max_fed)
+
+    def _finish(self, g: Drafting) -> Draft:
+        return noted_as_one(super()._finish(g))

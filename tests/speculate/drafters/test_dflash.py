@@ -1,0 +1,170 @@
+"""DFlash heads through the engine: one pass a draft, the reference's drafts token for token, and nothing that stays.
+
+References: a plain reading of vLLM's model class (tests/dflash.py), and transformers' own generator and model class.
+"""
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers.generation.candidate_generator import DFlashTokenCandidateGenerator
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from specscope import Engine, SamplingParams
+from specscope.errors import UserError
+from specscope.speculate.drafters import eagle
+from specscope.trace.record.coins import Stream, coins
+from specscope.trace.record.tree import ROOT
+from tests.dflash import LEAVING, VARIANTS, DFlashReference, assistant, dflash_tensors, write_dflash
+from tests.model.test_architectures import build
+from tests.tiny import write_tiny_model
+
+PROMPTS = ["abcabcabcab", "hello hello hel", "x", "the cat sat on the mat, the cat", "1 2 3 1 2 3 1 2"]
+
+
+@pytest.fixture(scope="module")
+def hugging(deep):
+    return AutoModelForCausalLM.from_pretrained(deep, dtype=torch.float32)
+
+
+def make(target, head, **more):
+    drafting = {"drafter": "dflash", "draft_model": str(head)}
+    return Engine(target=str(target), dtype="float32", **{"kv_memory": 0.01, **drafting, **more})
+
+
+def params(**more):
+    return SamplingParams(max_tokens=24, ignore_eos=True, **more)
+
+
+def features_of(model, tokens, leaving=LEAVING):
+    with torch.inference_mode():
+        states = model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+    return torch.cat([states[layer + 1][0] for layer in leaving], dim=-1)
+
+
+def drafts(engine, prompts, how):
+    """(committed tokens, the step) of each draft of each prompt."""
+    for prompt, result in zip(prompts, engine.generate(prompts, how), strict=True):
+        tokens = engine.encode(prompt)[1] + result.token_ids
+        for step in (step for step in result.steps if len(step.tree)):
+            yield tokens[: step.context_len + step.prefill_tokens + 1], step
+
+
+@pytest.mark.parametrize("name", ["z-lab", "speculators", "full and sliding", "from the anchor", "a mask embedding"])
+@pytest.mark.parametrize("chunk", [7, 512])
+def test_a_chain_is_what_the_reference_drafts(tmp_path, deep, hugging, monkeypatch, name, chunk):
+    """Every token, with a bias and without. It would differ as soon as a block's row stayed in the cache."""
+    monkeypatch.setattr(eagle, "PREFILL_CHUNK", chunk)
+    head, accepted = VARIANTS[name](tmp_path), set()
+    engine = make(deep, head, max_step_tokens=40)
+    reference = DFlashReference(head, hugging.model.embed_tokens, hugging.lm_head.weight)
+    few = dict.fromkeys(reference.d2t[[11, 23, 37, 48]].tolist(), 1000)  # four tokens are left, and some agree
+    for bias in ({}, few):
+        for tokens, step in drafts(engine, PROMPTS, params(logit_bias=bias)):
+            features = features_of(hugging, tokens)[:-1]
+            full = reference.drafts(features, tokens[-1], engine.drafter.max_depth)
+            for token, value in bias.items():
+                full[:, token] += value
+            assert step.tree.token.tolist() == full.argmax(-1).tolist()
+            accepted.add(step.verdict.accepted)
+    assert accepted >= {0, 1}
+
+
+def test_sampled_drafts_are_drawn_by_the_requests_coins_from_the_references_q(tmp_path, deep, hugging):
+    head = write_dflash(tmp_path)
+    engine = make(deep, head)
+    reference = DFlashReference(head, hugging.model.embed_tokens, hugging.lm_head.weight)
+    for tokens, step in drafts(engine, PROMPTS, params(temperature=0.8, seed=5)):
+        logits = reference.drafts(features_of(hugging, tokens)[:-1], tokens[-1], 4).detach()
+        q = (logits / 0.8).double().softmax(-1)
+        coin = coins(5, Stream.DRAFT, step.position, 4)
+        ends = q.cumsum(-1)
+        for depth, token in enumerate(step.tree.token.tolist()):
+            low, high = ends[depth, token] - q[depth, token], ends[depth, token]
+            assert low - 1e-4 <= coin[depth] <= high + 1e-4
+            assert abs(float(step.tree.q[depth]) - float(q[depth, token])) < 1e-4
+
+
+def test_trees_are_grown_from_the_depths_distributions(tmp_path, deep, hugging):
+    head = write_dflash(tmp_path)
+    reference = DFlashReference(head, hugging.model.embed_tokens, hugging.lm_head.weight)
+    engine = make(deep, head, tree="top:2x3")
+    for tokens, step in drafts(engine, PROMPTS[:2], params()):
+        full = reference.drafts(features_of(hugging, tokens)[:-1], tokens[-1], 3)
+        for node, (parent, depth) in enumerate(zip(step.tree.parent.tolist(), step.tree.depth.tolist(), strict=True)):
+            place = step.tree.children(parent if parent != ROOT else ROOT).index(node)
+            assert int(step.tree.token[node]) == int(full[depth - 1].topk(2).indices[place])
+
+
+@pytest.mark.parametrize(
+    "tree", ["4", "3x3", "[(0,), (1,), (0, 0), (0, 1), (1, 0)]", "top:2x3", "dynamic:12,depth=4,top=3"]
+)
+def test_greedy_output_is_plain_decodings(tmp_path, deep, tree):
+    plain = Engine(target=str(deep), dtype="float32", kv_memory=0.01, drafter="none").generate(PROMPTS, params())
+    drafted = make(deep, write_dflash(tmp_path), tree=tree).generate(PROMPTS, params())
+    assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
+
+
+def test_the_notes_say_that_it_was_one_pass(tmp_path, deep):
+    engine, records = make(deep, write_dflash(tmp_path), tree="3"), []
+    engine.subscribe(records.append, lossless=True)
+    results = engine.generate(PROMPTS[:2], params())
+    engine.close()
+    assert engine.run_info.drafter == "dflash"
+    assert engine.run_info.aux_layers == ("2", "4", "5")
+    for record in records:
+        assert [p.name for p in record.passes] == ["pass 1"] * any(len(part.tree) for part in record.requests)
+    for result in results:
+        steps = [step for step in result.steps if len(step.tree)]
+        assert all(step.method.one_pass and len(step.method.confidence) == len(step.tree) for step in steps)
+        fed = np.concatenate([step.notes.fed_position for step in steps])  # each committed position once
+        assert fed.tolist() == list(range(len(fed)))
+        assert all(step.notes.rows.tolist() == [len(step.notes.fed_token) + 4] for step in steps)
+
+
+def test_the_default_tree_is_the_blocks_chain_and_no_tree_is_deeper(tmp_path, deep):
+    head = write_dflash(tmp_path)
+    assert str(make(deep, head).config.plan) == "4"
+    assert str(make(deep, VARIANTS["from the anchor"](tmp_path / "anchor")).config.plan) == "5"
+    with pytest.raises(UserError, match=r"the tree 5 is 5 deep, but a block of .* drafts 4 tokens: use --tree 4"):
+        make(deep, head, tree="5")
+
+
+LOW = (0, 1, 2)  # of four layers
+FIVE = ("llama", "qwen3", "gemma3_mixed", "mistral_sliding", "granite")
+
+
+@pytest.mark.parametrize("name", FIVE)
+def test_drafts_are_those_of_transformers_own_generator(tmp_path, name):
+    """Its generator is given what the target made of the accepted tokens, step by step, and keeps its own cache."""
+    target = write_tiny_model(tmp_path / "target")
+    model, tensors = build(name, vocab=300), dflash_tensors(width=64, target=64)
+    model.save_pretrained(target)
+    head = write_dflash(tmp_path / "head", tensors, leaving=LOW, hidden_size=64, num_target_layers=4)
+    engine = make(target, head)
+    (result,), (_, prompt) = engine.generate([PROMPTS[3]], params()), engine.encode(PROMPTS[3])
+    with torch.inference_mode():
+        wanted = model.generate(
+            torch.tensor([prompt]), max_new_tokens=24, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
+    assert result.token_ids == wanted[0, len(prompt) :].tolist()
+    generator = DFlashTokenCandidateGenerator(
+        assistant(tensors, target_layer_ids=[*LOW]),
+        model.get_input_embeddings(),
+        model.get_output_embeddings(),
+        GenerationConfig(max_length=500),
+    )
+    tokens, known, drafted = prompt + result.token_ids, 0, 0
+    for step in (step for step in result.steps if len(step.tree)):
+        context = step.context_len + step.prefill_tokens
+        with torch.inference_mode():
+            states = model(torch.tensor([tokens[:context]]), output_hidden_states=True).hidden_states
+            ids = torch.tensor([tokens[: context + 1]])
+            places = {"position_ids": torch.arange(context + 1)[None], "attention_mask": torch.ones_like(ids)}
+            fed = CausalLMOutputWithPast(hidden_states=tuple(state[:, known:] for state in states))
+            made, logits = generator.get_candidates(ids, places, fed, False, context - known - 1)
+        assert step.tree.token.tolist() == made[0, context + 1 :].tolist()
+        q = logits[0].float().softmax(-1)
+        assert np.allclose(step.notes.prob, q[range(4), step.tree.token.tolist()], atol=1e-5)
+        known, drafted = context, drafted + 1
+    assert drafted > 5
