@@ -239,6 +239,12 @@ def test_the_command_judges_them(tmp_path):
     assert capture["checks"][0]["failed"] == len(capture["impossible"])
 
 
+def test_a_branch_is_of_a_capture(tmp_path):
+    done = CliRunner().invoke(cli, ["verify", saved(tmp_path, DUMP), "--branch", "1"])
+    assert isinstance(done.exception, UserError)
+    assert "--branch is of a capture" in str(done.exception)
+
+
 def test_other_verbs_say_who_reads_it(tmp_path):
     for name in ("call.npz", "call.pt"):
         done = CliRunner().invoke(cli, ["report", saved(tmp_path, DUMP, name)])

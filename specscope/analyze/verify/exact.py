@@ -243,7 +243,7 @@ def residual_p(c: Columns) -> tuple[Doubles, Doubles]:
                 scaled = c.parent_ratio[elder] * p
                 lower = np.where(sampled & ~c.match[c.step[elder]], np.maximum(scaled - q, 0), scaled)
                 p, slack = np.where(some, lower / mass, p), np.where(some, (slack + off + LEAST) / mass, slack)
-            same = (c.token[elder] == c.token[mine]) & some & c.named[mine]
+            same = (c.token[elder] == c.token[mine]) & some & c.named[mine] & ~(sampled & c.by_own_rule[c.step[elder]])
             p, slack = np.where(same, 0.0, p), np.where(same, LEAST, slack)
         expected[mine], error[mine] = p, slack
     return expected, np.nan_to_num(error, nan=1.0)
@@ -278,8 +278,9 @@ def outcome_of_steps(c: Columns) -> Iterator[Finding]:
     # The residual has none of a token that was rejected just before
     same = c.rejected & (c.row == c.final_row[c.step]) & (c.token == c.final[c.step]) & (c.residual_mass > LEAST)
     same &= c.named & ~c.forced  # a token that was rejected by force alone may have a share of the residual
-    # Under rules that look ahead a node of ratio 1 may be rejected with all below it: its token has a share of it too
-    same &= ~(c.ahead[c.step] & c.sampled & (c.parent_ratio * c.p_trial > c.q_trial))
+    # Rules that look ahead may reject a node of ratio 1 with all below it, and somebody's own may reject any node:
+    # its token has a share of it too
+    same &= ~((c.ahead | c.by_own_rule)[c.step] & c.sampled & (c.parent_ratio * c.p_trial > c.q_trial))
     came = c.any_in_step(same)
     about = "the final token had a probability above 0, and was not rejected at the same place"
     yield of_steps("final tokens", about).of(

@@ -16,9 +16,11 @@ from specscope.cli.help import verb
 from specscope.cli.streams import warn
 from specscope.engine.config import load_rule
 from specscope.envelope import of_capture
+from specscope.errors import UserError
 from specscope.speculate.named import NamedCode
 from specscope.terminal import text_console
 from specscope.trace.kinds import ARRAYS, TENSORS, kind_of, start_of
+from specscope.trace.record.vocabulary import printable
 
 Share = Annotated[float, Meta(gt=0, lt=1, description="above 0 and below 1")]
 MOST_SHOWN = 10  # calls whose outputs are impossible
@@ -61,6 +63,8 @@ def verify(captures: tuple[str, ...], *, as_json: bool, alpha: float, rule: str 
 
     def judged(file: str) -> Mapping[str, Any]:
         if kind_of(start_of(file)) in (ARRAYS, TENSORS):
+            if branch is not None:
+                raise UserError(f"--branch is of a capture, which {printable(file)} is not: leave it out")
             return judge_file(file, rule, alpha, as_json=as_json)
         own_rule = None if rule is None else load_rule(rule, NamedCode.find(rule, "--rule"))
         reader = read_branch(file, branch)

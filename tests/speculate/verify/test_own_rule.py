@@ -5,7 +5,9 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 
+import specscope
 from specscope import Engine, EngineConfig, SamplingParams
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.verify.trial import judge
@@ -14,9 +16,13 @@ from specscope.trace.history.history import History
 from specscope.trace.history.place import decision_text
 from specscope.trace.record.own_rule import NodeTrial, OwnRule
 from specscope.trace.record.records import Outcome
+from specscope.trace.record.tree import DraftTree, Drawn
 from tests.own import Bigrams
 
 SAMPLED = SamplingParams(max_tokens=12, ignore_eos=True, temperature=1.0, seed=3)
+
+
+LONG = dataclasses.replace(SAMPLED, max_tokens=300)
 
 
 def ratio(trial):
@@ -33,9 +39,22 @@ def every_field(trial):
     return (trial.coin + seen + trial.choice_p) % 1.0
 
 
-def run(tiny, rule, tree="2x2", params=SAMPLED):
+class Doubled(Bigrams):
+    """Draws siblings with replacement from a flat q, and one token again and again."""
+
+    def propose(self, contexts):
+        return [self.drawn(len(context.tokens)) for context in contexts]
+
+    def drawn(self, seed):
+        q, width = torch.full((self.size,), 1 / self.size), len(self.plan.shape.children(-1))
+        tokens = [int(np.random.default_rng(seed).integers(1, self.size))] * width
+        tree = DraftTree.build(tokens, [-1] * width, [1 / self.size] * width, Drawn.WITH_REPLACEMENT)
+        return specscope.Draft(tree, {-1: q})
+
+
+def run(tiny, rule, tree="2x2", params=SAMPLED, drafter=Bigrams):
     """The history of a run of three requests."""
-    engine = Engine(target=str(tiny), dtype="float32", kv_memory=0.01, drafter=Bigrams, tree=tree, rule=rule)
+    engine = Engine(target=str(tiny), dtype="float32", kv_memory=0.01, drafter=drafter, tree=tree, rule=rule)
     history = History()
     history.run = engine.run_info
     try:
@@ -154,6 +173,17 @@ def test_what_is_no_function_is_refused():
         Engine(rule="tests.own:Bigrams.plan")
     with pytest.raises(UserError, match=r"--rule specscope:__version__ is '0.1.0': name a function"):
         Engine(rule="specscope:__version__")
+
+
+@pytest.mark.parametrize("tree", ["3", "3x2"])
+@pytest.mark.parametrize("drafter", [Bigrams, Doubled])
+def test_a_rule_that_rejects_what_the_target_likes_breaks_no_other_check(tiny, tree, drafter):
+    """What a rejection leaves may hold the rejected token: p was above q there."""
+    history = run(tiny, lambda trial: 0.3 * ratio(trial), tree, LONG, drafter)
+    same = [part for part in steps(history) if part.verdict.token in part.tree.token[part.verdict.outcome == 2]]
+    assert same
+    failed = {check.name for check in judge(history, source="x").checks if check.result is CheckResult.FAILED}
+    assert failed <= {"emitted surprisal", "target's choice emitted"}
 
 
 def test_its_decisions_are_told_in_words(tiny):
