@@ -1,1 +1,6 @@
-"""The `specscope` command, one file per verb. Each part is imported only when its verb runs."""
+"""The command line."""
+
+import sys
+
+if sys.platform == "win32":
+    sys.exit("specscope: error: specscope runs on Linux; on Windows, use WSL")

@@ -19,7 +19,7 @@ from click.shell_completion import CompletionItem
 from msgspec import Meta
 
 from specscope.errors import UserError
-from specscope.trace.checked import checked
+from specscope.trace.checked import checked, without_login
 from specscope.trace.kinds import ReadAs, kind_of, start_of
 from specscope.trace.record.vocabulary import printable
 from specscope.trace.stored import CaptureSource, StoreAddress
@@ -111,6 +111,9 @@ class X(FileName):
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """As click calls it: the address of a trace as one, and what is piped in as a file that holds it."""
         what = What.RECORDING if isinstance(value, StoreAddress) else What.of(value)
+        if what is What.PAGE and re.search(r":16686(/search.*|/)?$", value):
+            name = without_login(value)
+            raise UserError(f"{name} is Jaeger's own page: open a trace there and give its address, .../trace/ID")
         if what not in self.takes:
             if what is What.PAGE:
                 StoreAddress.read(value)  # raises

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -73,13 +74,8 @@ def reading_bar(what: str) -> Iterator[Callable[[float], None] | None]:
     if not sys.stderr.isatty():
         yield None
         return
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    name, share = TextColumn("{task.description}", markup=False), TextColumn("{task.percentage:>3.0f}%")
-    columns = (name, BarColumn(), share, TimeRemainingColumn())
-    with Progress(*columns, console=text_console(error=True), transient=True) as bar:
-        task = bar.add_task(what, total=1.0)
-        yield lambda share: bar.update(task, completed=share)
+    with progress_bar() as tell:
+        yield lambda share: tell(f"{what}, %", int(100 * share), 100)
 
 
 @contextmanager
@@ -180,8 +176,15 @@ def fetches_captures(function: F) -> F:
             flags |= {name: _with_run(value, run) for name, value in flags.items() if name in NAMED}
         return function(*args, **flags)
 
+    header = click.option(
+        "--header",
+        "headers",
+        multiple=True,
+        metavar="'NAME: VALUE'",
+        help="Extra HTTP header for the trace store, such as a login; may be given several times.",
+    )
     one_run = click.option("--run", metavar="ID", help="Of a CAPTURE that holds several runs, take this one.")
-    return one_run(_header(fetched))  # type: ignore[return-value]
+    return one_run(header(fetched))  # type: ignore[return-value]
 
 
 NAMED = ("captures", "others", "file", "place", "given")  # arguments that are captures
@@ -199,17 +202,6 @@ def _with_run(value: Any, run: str) -> Any:  # noqa: ANN401 - a capture, or seve
     source = CaptureSource.of(file)
     ids = {each.run for each in map(CaptureSource.of, every_run(source)) if each.run.startswith(run)}
     return source.but(run=ids.pop() if len(ids) == 1 else run, place=place)
-
-
-def _header(fetched: F) -> F:
-    return click.option(
-        "--header",
-        "headers",
-        multiple=True,
-        metavar="'NAME: VALUE'",
-        help="Where CAPTURE is the address of a trace in Jaeger or Tempo (http://HOST:16686/trace/ID), send this to it "
-        "too, such as a login; may be given several times.",
-    )(fetched)
 
 
 def reads_watched(function: F) -> F:
@@ -233,13 +225,13 @@ def _watched(file: str, since: str = "") -> tuple[str, ...]:
 
     `since`: another such file. Where the counters of this one go on from there, it is told what they counted since.
     """
-    kind = None if isinstance(file, StoreAddress | CaptureSource) else kind_of(start_of(file))
+    place = file.files[0] if isinstance(file, CaptureSource) else Path(file)  # what is piped in is a file by now
+    kind = None if isinstance(file, StoreAddress) else kind_of(start_of(place))
     if kind is None or kind.reader is not ReadAs.WATCH:
         return (file,)
     import atexit
     import shutil
     import tempfile
-    from pathlib import Path
 
     from specscope.trace.record.privacy import Privacy
     from specscope.trace.record.vocabulary import Vocabulary
@@ -257,7 +249,7 @@ def _watched(file: str, since: str = "") -> tuple[str, ...]:
         return Outputs(options, bus, run, Vocabulary(), None, engine=engine)
 
     before = continued(file, since) if since else []
-    source = File(file, follow=False, since=before)
+    source = File(str(place), follow=False, since=before)
     watch = Watch([source], open_outputs)
     watch.start()
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -48,10 +50,13 @@ from specscope.envelope import envelope, of_capture, of_captures
 from specscope.errors import UserError
 from specscope.interrupt import ends_at_once
 from specscope.lifetime import Lifetime
+from specscope.plans.plan import LONGEST, translated
 from specscope.terminal import text_console
-from specscope.trace.files import PAGE, check_output
+from specscope.trace.checked import decoded
+from specscope.trace.files import PAGE, check_output, read_lines
 from specscope.trace.record.vocabulary import shell_word
 from specscope.trace.stored import as_runs, every_run
+from specscope.tree_shape import MAX_NODES
 
 if TYPE_CHECKING:
     from specscope.analyze.report import Several
@@ -318,9 +323,29 @@ def _write_page(figures: Several, html: str, top: int | None) -> None:
     write_page(html, render_html(figures, top or TOP))
 
 
+def _tree_elsewhere(text: str) -> tuple[str, str]:
+    """A tree of another program, or of a file of its: as text, and where it is from. Raises UserError."""
+    if os.path.isfile(text):
+        text = "\n".join(line for _, line in read_lines(text, "the tree", largest=LONGEST))
+    if choices := re.search(r"((?:eagle|medusa)_choices)\W{1,4}(\[\s*\[[\[\]\d,\s]*\])", text):
+        return choices[2], f"TensorRT-LLM's {choices[1]}"
+    if '"tree_adj"' not in text:
+        return text, ""
+    try:
+        children = decoded(text, dict[str, dict[str, list[int]]])["tree_adj"]
+    except (ValueError, KeyError):
+        raise UserError("cannot read the tree_adj: write each node's children, {'0': [1, 2], '1': [3]}") from None
+    queue: list[tuple[int, tuple[int, ...]]] = [(0, ())]
+    for node, path in queue:  # which grows meanwhile
+        queue += [(child, (*path, rank)) for rank, child in enumerate(children.get(str(node), ()))]
+        if len(queue) > MAX_NODES + 1:
+            raise UserError(f"the tree_adj has a cycle, or more than {MAX_NODES} nodes")
+    return str([path for _, path in queue[1:]]), "SAMD's tree_adj"
+
+
 @cli.command()
 @click.argument("tree", metavar="TREE", required=False)
-@click.option("--from", "other", metavar="TEXT", help="Translate the tree of another program.")
+@click.option("--from", "other", metavar="TEXT", help="Translate the tree of another program; a file or text.")
 @click.option("--mask/--no-mask", default=True, help="Also draw the attention mask.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def tree(tree: str | None, other: str | None, *, mask: bool, as_json: bool) -> None:
@@ -329,6 +354,7 @@ def tree(tree: str | None, other: str | None, *, mask: bool, as_json: bool) -> N
     \b
       specscope tree 3x4
       specscope tree --from '{"method": "eagle3", "num_speculative_tokens": 5}'
+      specscope tree --from trtllm.yaml
 
     TREE is written as for --tree:
 
@@ -347,14 +373,16 @@ def tree(tree: str | None, other: str | None, *, mask: bool, as_json: bool) -> N
       '[[0], [1], [0, 0]]'        choices of EAGLE, Medusa and TensorRT-LLM
       '{"method": "eagle3", ...}' vLLM's --speculative-config, also with a command line around it
       3,4,16                      SGLang's steps, top k and draft tokens, or the flags that set them
+
+    --from also takes a file that holds one of these, TensorRT-LLM's eagle_choices, medusa_choices, or SAMD's tree_adj.
     """
-    from specscope.plans.plan import parse_plan, translated
+    from specscope.plans.plan import parse_plan
     from specscope.plans.plan_text import describe, plan_dict
 
     if (tree is None) == (other is None):
         raise UserError("give a TREE, or that of another program with --from TEXT")
-    text = tree or other or ""
-    plan, about = parse_plan(text), translated(text)[1]
+    text, about = (tree, "") if tree is not None else _tree_elsewhere(other or "")
+    plan, about = parse_plan(text), about or translated(text)[1]
     if as_json:
         print_json(envelope("tree", plan_dict(plan, about), source=[]))
     else:

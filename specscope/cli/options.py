@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Container, Iterable
 from dataclasses import fields
+from functools import partial
 from typing import Any, TypeVar, get_args, get_origin
 
 import click
@@ -126,35 +127,17 @@ sample_option = click.option(
 )
 
 
-def _apply(options: list[Callable[[Any], Any]], function: F) -> F:
+def apply(options: list[Callable[[Any], Any]], function: F) -> F:
+    """A function with these options, the first of them above the others."""
     for option in reversed(options):
         function = option(function)
     return function
 
 
-def engine_options(function: F) -> F:
-    """Flags that configure the engine."""
-    return _apply(_ENGINE, function)
-
-
-def sampling_options(function: F) -> F:
-    """Flags that decide how requests are sampled."""
-    return _apply(_SAMPLING, function)
-
-
-def output_options(function: F) -> F:
-    """Flags that decide where records go, and which requests' spans."""
-    return _apply([*_OUTPUT, *_PRIVACY, sample_option], function)
-
-
-def privacy_options(function: F) -> F:
-    """Flags that decide what is left out of the records."""
-    return _apply(_PRIVACY, function)
-
-
-def sending_options(function: F) -> F:
-    """Flags that decide where spans go."""
-    return _apply(_OUTPUT[:3], function)
+# Of the engine, of how requests are sampled, of where records go, of what is left out of them, of where spans go
+engine_options, sampling_options = partial(apply, _ENGINE), partial(apply, _SAMPLING)
+output_options = partial(apply, [*_OUTPUT, *_PRIVACY, sample_option])
+privacy_options, sending_options = partial(apply, _PRIVACY), partial(apply, _OUTPUT[:3])
 
 
 def refuse_others(flag: str, why: str, allowed: Container[str] = (), refused: Container[str] | None = None) -> None:

@@ -36,20 +36,10 @@ if TYPE_CHECKING:
 @verb(epilog=X_RULE)
 @captures_argument
 @click.option(
-    "--batch",
-    type=whole_from(1, 1024),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Requests that decode at once.",
+    "--batch", type=whole_from(1, 1024), default=1, show_default=True, metavar="N", help="Requests that decode at once."
 )
 @click.option(
-    "--nodes",
-    type=whole_from(1, 256),
-    default=32,
-    show_default=True,
-    metavar="MAX",
-    help="Nodes of the largest tree.",
+    "--nodes", type=whole_from(1, 256), default=32, show_default=True, metavar="MAX", help="Nodes of the largest tree."
 )
 @click.option(
     "--tree", "asked", multiple=True, metavar="TREE", help="Also judge this tree; may be given several times."

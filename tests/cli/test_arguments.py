@@ -2,13 +2,15 @@
 
 import gzip
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from specscope.cli.arguments import What
 from tests.bad_inputs import PLANTED
-from tests.support.commands import run_here
+from tests.support.commands import run_here, specscope
 
 ID = "4f836fc2338be204b3bf1b5f58777b77"
 LOG = str(Path(__file__).parents[1] / "data" / "vllm" / "log.txt")
@@ -75,3 +77,22 @@ def test_a_flag_without_effect_is_refused(folder):
         code, out, err = run_here(["debug", x, *words])
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert says in err
+
+
+def test_jaegers_own_page_is_named_as_one_and_tells_no_password():
+    for verb in (["open"], ["watch", "--headless"], ["report"]):
+        code, _, err = run_here([*verb, "http://me:secret@localhost:16686/search?service=x"])
+        assert (code, "secret" in err) == (2, False)
+        assert "is Jaeger's own page: open a trace there and give its address, .../trace/ID" in err
+
+
+def test_a_log_may_be_piped_in():
+    piped, named = specscope("report", "-", stdin=Path(LOG).read_text()).stdout, specscope("report", LOG).stdout
+    assert "mean acceptance length" in piped
+    assert len(piped.splitlines()) == len(named.splitlines())
+
+
+def test_windows_is_told_in_a_line():
+    code = "import sys; sys.platform = 'win32'; import specscope.cli"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "specscope: error: specscope runs on Linux; on Windows, use WSL\n")

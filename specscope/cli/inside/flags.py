@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 import click
 
 from specscope.cli.options import (
+    apply,
     asked_ratio,
     from_flag,
     privacy_options,
@@ -22,8 +24,6 @@ from specscope.trace.files import CAPTURE, Existing, check_output
 from specscope.trace.inside import settings
 from specscope.trace.record.privacy import Privacy
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 
 class EvidenceChoice(click.Choice[str]):
     """What is recorded of each step."""
@@ -34,9 +34,9 @@ class EvidenceChoice(click.Choice[str]):
         return super().convert(value, param, ctx)
 
 
-def recorded_options(program: str, *, capture: str) -> Callable[[F], F]:
+def recorded_options(program: str, *, capture: str) -> Callable[[Any], Any]:
     """Flags that say what is recorded and where it goes. `capture`: more on its flag, as help."""
-    options = [
+    options: list[Callable[[Any], Any]] = [
         click.option(
             "--capture",
             metavar="FILE",
@@ -63,12 +63,7 @@ def recorded_options(program: str, *, capture: str) -> Callable[[F], F]:
         sample_option,
     ]
 
-    def decorate(function: F) -> F:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return decorate
+    return partial(apply, options)
 
 
 def program_words(context: click.Context, parameter: click.Parameter, words: tuple[str, ...]) -> tuple[str, ...]:
