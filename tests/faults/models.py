@@ -17,17 +17,19 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from transformers.modeling_layers import MtpModel
 
 from specscope.model.loader import load_model
+from tests.dflash import assistant, dflash_tensors, published, write_dflash
 from tests.tiny import write_tiny_model
 from tools.train_head.heads import Recipe
 from tools.train_head.shards import Sample, Shards, ShardWriter
 from tools.train_head.training import Training
 
 FOLDER = Path(__file__).parent / "weights"
-TARGET, DRAFT, HEAD = FOLDER / "target", FOLDER / "draft", FOLDER / "head"
+TARGET, DRAFT, HEAD, BLOCK = FOLDER / "target", FOLDER / "draft", FOLDER / "head", FOLDER / "block"
+UNUSED = 290  # a token that stands for none: the DFlash head's mask token
 MODULES = FOLDER / "modules.safetensors"  # two next-token modules of the target, by the names of its checkpoint
 NAMES = ["anna", "bob", "carl", "dora", "emil", "fred", "gina", "hugo"]
 VERBS = ["saw", "met", "took", "sold", "liked", "lost", "found", "hid"]
@@ -114,6 +116,38 @@ def train_head(of: Path = TARGET, to: Path = HEAD) -> None:
             (to / name).write_bytes((Path(folder) / "head" / name).read_bytes())
 
 
+def train_block(of: Path = TARGET, to: Path = BLOCK, steps: int = 1200, rows: int = 6) -> None:
+    """A DFlash head on what the target computes along stories, by transformers' model class."""
+    model = AutoModelForCausalLM.from_pretrained(of, dtype=torch.float32).requires_grad_(False)
+    folder = write_dflash(to, block=rows, leaving=(1, 2, 3), inside={"mask_token_id": UNUSED})
+    head = assistant(dflash_tensors(seed=3), rows).train()
+    optimizer = torch.optim.AdamW(head.parameters(), 4e-3, betas=(0.9, 0.95))
+    chance, encode = random.Random(0), AutoTokenizer.from_pretrained(of)
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = 4e-3 * min((step + 1) / 50, 1.0) * (1 - step / steps)
+        texts = torch.tensor([encode(story(10**8 + step * 24 + i, 200))["input_ids"] for i in range(24)])
+        anchor = chance.randrange(20, 200 - rows)
+        hidden = model(texts[:, :anchor], output_hidden_states=True).hidden_states
+        block = texts[:, anchor : anchor + rows].clone()
+        block[:, 1:] = UNUSED
+        out = head(
+            noise_embeds=model.get_input_embeddings()(block),
+            context_hidden_states=torch.cat([hidden[layer] for layer in (2, 3, 4)], dim=-1),
+            position_ids=torch.arange(anchor + rows).expand(24, -1),
+        ).last_hidden_state
+        logits = model.get_output_embeddings()(out[:, 1:])
+        due = texts[:, anchor + 1 : anchor + rows]
+        loss = functional.cross_entropy(logits.flatten(0, 1), due.flatten())
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
+        optimizer.step()
+        if step % 100 == 0:
+            right = [round(x, 2) for x in (logits.argmax(-1) == due).float().mean(0).tolist()]
+            print(f"block {step} loss {float(loss.detach()):.3f} {right}", file=sys.stderr)
+    save_file({name: x.bfloat16() for name, x in published(head).items()}, folder / "model.safetensors")
+
+
 def train_modules(steps: int = 500) -> None:
     """Two next-token modules over the target, each fed the state of the one before; the first also its own."""
     model = AutoModelForCausalLM.from_pretrained(with_modules(2, trained=False), dtype=torch.float32)
@@ -169,9 +203,10 @@ _kept = tempfile.TemporaryDirectory()
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    if "modules" in sys.argv:
-        train_modules()
-        sys.exit()
+    for name, train in (("modules", train_modules), ("block", train_block)):
+        if name in sys.argv:
+            train()
+            sys.exit()
     if "head" not in sys.argv:
         train_model(TARGET, layers=7, steps=900, seed=1)
         train_model(DRAFT, layers=2, steps=700, seed=2)

@@ -14,7 +14,7 @@ from specscope.trace.history.history import History
 from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.reading import read_capture
 from tests.faults.fault import Fault, now_and_then
-from tests.faults.models import DRAFT, HEAD, TARGET, story, tokens_of, with_modules
+from tests.faults.models import BLOCK, DRAFT, HEAD, TARGET, story, tokens_of, with_modules
 
 TREE = "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]"
 FEW = 10  # steps: with more of them a rare fault is at work in every second step from the first on
@@ -38,6 +38,7 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "mtp tree": {"drafter": "mtp", "tree": TREE, "modules": 1},  # of the target
     "mtp chain": {"drafter": "mtp", "tree": "2", "modules": 2},
     "eagle wide": {"drafter": "eagle", "draft_model": str(HEAD), "tree": "dynamic:24,depth=5,top=4"},
+    "dflash chain": {"drafter": "dflash", "draft_model": str(BLOCK)},
 }
 
 
@@ -106,6 +107,8 @@ SETTINGS = {
     "mtp tree": Setting("mtp tree"),
     "mtp chain": Setting("mtp chain"),
     "mtp chain hot": Setting("mtp chain", {"temperature": 1.4}, requests=24),
+    "dflash chain": Setting("dflash chain"),
+    "dflash chain warm": Setting("dflash chain", WARM),
 }
 
 

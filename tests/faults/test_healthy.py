@@ -13,7 +13,7 @@ from specscope.speculate.drafters import parallel
 from tests.faults.healthy import HEALTHY
 from tests.faults.judged import diagnosed
 from tests.faults.models import HEAD
-from tests.faults.settings import DRAFTERS, TREE, Setting, history, record
+from tests.faults.settings import DRAFTERS, TREE, WARM, Setting, history, record
 from tests.heads import write_parallel_head
 
 SOME = [
@@ -25,8 +25,7 @@ SOME = [
 ]
 
 
-def check(name, folder):
-    setting = HEALTHY[name]
+def check(setting, folder):
     path = record(setting, folder / "healthy.jsonl")
     alone, found = examine(history(path)), diagnosed(path, setting)
     assert not alone.faults, [(one.cause.label, one.grade, one.for_) for one in alone.faults]
@@ -36,9 +35,15 @@ def check(name, folder):
 
 
 @pytest.mark.every(3)
+@pytest.mark.parametrize("params", [{}, WARM])
+def test_twenty_prompts_with_a_dflash_head(tmp_path, params):
+    check(Setting("dflash chain", params, requests=20), tmp_path)
+
+
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", SOME)
 def test_a_healthy_run_names_no_cause(name, tmp_path):
-    check(name, tmp_path)
+    check(HEALTHY[name], tmp_path)
 
 
 def test_there_are_sixty_of_them():
@@ -48,7 +53,7 @@ def test_there_are_sixty_of_them():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in HEALTHY if name not in SOME])
 def test_no_healthy_run_names_a_cause(name, tmp_path):
-    check(name, tmp_path)
+    check(HEALTHY[name], tmp_path)
 
 
 @pytest.mark.every(2)
@@ -59,7 +64,7 @@ def test_a_healthy_run_of_a_head_that_drafts_in_one_pass_names_no_cause(tmp_path
         DRAFTERS, "one pass", {"drafter": "eagle", "draft_model": str(one_pass(tmp_path)), "tree": TREE}
     )
     monkeypatch.setitem(HEALTHY, "one pass", Setting("one pass", params, tokens=60, requests=9))
-    check("one pass", tmp_path)
+    check(HEALTHY["one pass"], tmp_path)
 
 
 def test_a_healthy_run_in_bfloat16_behind_long_prompts_names_no_cause(tmp_path, monkeypatch):
@@ -67,7 +72,7 @@ def test_a_healthy_run_in_bfloat16_behind_long_prompts_names_no_cause(tmp_path, 
     monkeypatch.setitem(DRAFTERS, "rounded", {**DRAFTERS["eagle tree"], "dtype": "bfloat16"})
     params = {"temperature": 1.6, "top_k": 2, "top_p": 0.91, "min_p": 0.157, "repetition_penalty": 1.06}
     monkeypatch.setitem(HEALTHY, "rounded", Setting("rounded", params, tokens=40, requests=6, prompt=120))
-    check("rounded", tmp_path)
+    check(HEALTHY["rounded"], tmp_path)
 
 
 def test_mask_rows_at_wrong_positions_are_named(tmp_path, monkeypatch):
