@@ -148,9 +148,11 @@ def test_a_rule_of_ones_own_is_asked_again(folder, installed, tiny, judged_by_th
 @pytest.mark.slow
 def test_a_rule_that_only_a_capture_names_is_never_imported(folder, installed, tiny, judged_by_theirs):
     (folder / "lenient.py").write_text((folder / "torch.py").read_text())
+    (folder / "again.jsonl").write_bytes((folder / "run.jsonl").read_bytes())
     told = {}
     judges = ["verify", "diagnose", "diagnose --only audit", "diagnose --only locate", "report", "why", "export -o t"]
     for verb in (*judges, "tune", "tune --check", "compare run.jsonl"):
         told[verb] = said(folder, installed, tiny, *verb.split(), "run.jsonl", code=(0, 1, 2))
-    assert "was not judged: give --rule lenient:typical" in " ".join(told["verify"].split())
+    assert "was not judged: verify --rule lenient:typical does" in " ".join(told["verify"].split())
     assert "somebody's own (lenient:typical)" in " ".join(told["report"].split())
+    assert "was not judged: verify --rule lenient:typical does" in " ".join(told["diagnose"].split())

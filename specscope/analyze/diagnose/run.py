@@ -18,7 +18,7 @@ from specscope.analyze.diagnose.order import settled, unexplained
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.locate.located import Location, Proof
 from specscope.analyze.verify.case import Case
-from specscope.analyze.verify.trial import Trial, judge
+from specscope.analyze.verify.trial import Trial, judge, of_own_rules
 from specscope.errors import UserError, first_line
 from specscope.trace.history.history import History
 from specscope.trace.history.wording import plural
@@ -49,7 +49,8 @@ def examine(
     """
     progress("verify", 0, 1)
     case = Case(history, trial or judge(history, source=source, warnings=warnings))
-    problems, notes, again, location = list(left_out), list[str](), list[Suspect](), None
+    problems, again, location = list(left_out), list[Suspect](), None
+    notes = list(of_own_rules(case.evidence))
     session: JudgedCase | None = None
     if options is not None:
         try:

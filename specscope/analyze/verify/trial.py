@@ -188,6 +188,15 @@ def _told(check: Finding, c: Columns) -> Finding:
     return check
 
 
+def of_own_rules(c: Columns) -> Iterator[str]:
+    """What a reader must know of rules of somebody's own: whether they were asked."""
+    named = "" if c.own_rule is None else c.own_rule.name
+    for rule in sorted(set(c.rule[c.by_own_rule].tolist()) - {named}):
+        yield f"the rule is {rule}: " + (
+            f"judged by {named}" if named else f"what it gives for p and q was not judged: verify --rule {rule} does"
+        )
+
+
 def _notes(history: History, c: Columns) -> Iterator[str]:
     if not len(c):
         yield "the capture has no decode step, so that nothing can be judged"
@@ -203,11 +212,7 @@ def _notes(history: History, c: Columns) -> Iterator[str]:
         yield f"{count} under a rule that cannot be checked here ({names}) left out"
     if any(map(is_lossy, others)):
         yield "a lossy rule's output is not distributed as the target's: it is not judged"
-    named = "" if c.own_rule is None else c.own_rule.name
-    for rule in sorted(set(c.rule[c.by_own_rule].tolist()) - {named}):
-        yield f"the rule is {rule}: " + (
-            f"judged by {named}" if named else f"what it gives for p and q was not judged: give --rule {rule}"
-        )
+    yield from of_own_rules(c)
     if filled := int(c.filler.sum()):
         nodes = f"{filled:,} of {plural(len(c.token), 'node')}"
         yield f"this engine fills its trees with a token that nobody drafted: {nodes} are verified for nothing"
