@@ -17,7 +17,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "trace": (11358, 9300),
     "remote": (1878, 1700),
     "watch": (1994, 1850),
-    "analyze": (22352, 15700),
+    "analyze": (22358, 15700),
     "measure": (4727, 3300),
     "engine": (3001, 2350),
     "plans": (1061, 850),
@@ -34,7 +34,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "testing": (766, 320),
     "bench, train": (0, 0),
     "top level": (937, 600),
-    "all": (81706, 64500),
+    "all": (81712, 64500),
     "benchmarks": (3300, 3300),
 }
 TESTS_BUDGET = 40_500
