@@ -88,7 +88,11 @@ def _guarded(work: Callable[[], None]) -> int:
 
 
 def _unexpected(error: Exception) -> int:
-    """A bug. The traceback is shown only on request."""
+    """Too little memory, or a bug. The traceback is shown only on request."""
+    if isinstance(error, MemoryError) or "out of memory" in str(error).lower() or "can't allocate memory" in str(error):
+        less = "a smaller model, --kv-memory, --max-context or --max-batch takes less"
+        say(f"specscope: error: there is too little memory: {less}")
+        return 2
     if os.environ.get("SPECSCOPE_TRACEBACK"):
         traceback.print_exc()
     advice = "please report it; SPECSCOPE_TRACEBACK=1 prints the traceback"

@@ -16,7 +16,9 @@ class UserError(Exception):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of a library's error."""
+    """The first line of a library's error; not torch's advice to run what a file holds."""
+    if "Weights only load failed" in str(error):
+        return "it holds Python objects, which are never loaded: save its tensors as safetensors"
     lines = str(error).strip().splitlines()
     return lines[0][:300] if lines else type(error).__name__
 

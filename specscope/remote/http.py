@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import re
+import resource
 import socket
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -249,13 +250,18 @@ class HttpServer:
     """Serves on a bound socket, from `start` to `close`, both on one event loop."""
 
     def __init__(self, application: Application, bound: socket.socket) -> None:
+        # Of the files that a process may have open, half are for connections: one that is refused has one too, until
+        # it is closed. asyncio accepts as many as the backlog at once.
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        most = min(application.limits.connections, files // 2)
+        application = replace(application, limits=replace(application.limits, connections=most))
         protocol: Any = partial(_Connection, application=application)
         self._socket = bound
         self._server = _Uvicorn(
             uvicorn.Config(
                 _Door(application), http=protocol, ws="none", lifespan="off", log_config=None, access_log=False,
                 interface="asgi3", server_header=False, timeout_keep_alive=application.limits.idle_seconds,
-                timeout_graceful_shutdown=application.limits.end_seconds, backlog=256,
+                timeout_graceful_shutdown=application.limits.end_seconds, backlog=min(256, files // 4),
             )
         )  # fmt: skip
         self._serving: asyncio.Future[None] | None = None

@@ -78,6 +78,8 @@ def transformers(
         **sampling_variables(flags, sent=screen or otlp_endpoint is not None),
         **privacy_variables(asked_privacy(flags)),
     }
+    if arguments[0].startswith("-") and Path(arguments[0]).is_file():  # a script, and no option of Python
+        arguments = (f"./{arguments[0]}", *arguments[1:])
     command = [interpreter(python, CHECK, *MISSING), *arguments]
     if os.environ.get(AUTOLOAD, "1") != "1":
         raise UserError(f"{AUTOLOAD} is {os.environ[AUTOLOAD]}: torch would not call specscope; unset it")

@@ -28,6 +28,11 @@ def folder(tmp_path):
     return tmp_path
 
 
+def test_a_script_whose_name_begins_with_a_dash_is_no_option_of_python(folder, installation):
+    (folder / "-e.py").write_text("print('it runs')")
+    assert run([*VERB, "--", "-e.py"], folder, installation).stdout == "it runs\n"
+
+
 @pytest.mark.parametrize("how", ["raises", "exits"])
 @pytest.mark.slow
 def test_it_is_as_python_runs_it_and_recorded(folder, installation, how):
