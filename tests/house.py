@@ -15,7 +15,7 @@ MOST_FILES = 15  # of a folder
 SLACK = 50  # what may be gained before a bound is lowered
 BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "trace": (11358, 9300),
-    "remote": (1878, 1700),
+    "remote": (1884, 1700),
     "watch": (1994, 1850),
     "analyze": (22358, 15700),
     "measure": (4727, 3300),
@@ -28,13 +28,13 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "vllm, transformers, sglang": (5404, 4050),
     "debug, live": (3892, 3200),
     "tui": (7047, 5500),
-    "cli": (4028, 3100),
+    "cli": (4030, 3100),
     "serve": (1982, 1600),
     "page": (700, 700),
     "testing": (766, 320),
     "bench, train": (0, 0),
-    "top level": (937, 600),
-    "all": (81712, 64500),
+    "top level": (943, 600),
+    "all": (81726, 64500),
     "benchmarks": (3300, 3300),
 }
 TESTS_BUDGET = 40_500
