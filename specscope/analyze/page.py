@@ -8,7 +8,6 @@ from typing import Any
 from specscope.analyze import tables
 from specscope.analyze.report import Report, RequestReport, Several
 from specscope.analyze.table import number, percent
-from specscope.errors import UserError
 from specscope.trace.record.records import Origin
 from specscope.trace.record.vocabulary import printable
 
@@ -18,13 +17,9 @@ REQUESTS_SHOWN = 200  # a page of thousands of texts is slow to open; the JSON h
 
 
 def render_html(reports: Several, top: int = TOP) -> str:
-    """The page. All text of models and users is escaped. Raises UserError where matplotlib is not installed."""
+    """The page. All text of models and users is escaped. Raises ImportError where matplotlib is not installed."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    try:
-        import specscope.analyze.plots  # noqa: F401 - a missing package is reported before anything is drawn
-    except ImportError as error:
-        raise UserError(f"the HTML report needs {error.name}: pip install 'specscope[html]'") from error
     environment = Environment(
         loader=PackageLoader("specscope", "analyze"), autoescape=True, undefined=StrictUndefined, trim_blocks=False
     )

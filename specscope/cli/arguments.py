@@ -144,6 +144,7 @@ def _spooled() -> CaptureSource:
 FILE = FileName()
 CAPTURE = X(*(what for what in What if what not in (What.SOCKET, What.PAGE)))
 PLACE = X(*CAPTURE.takes, place=True)
+FIGURES = X(*CAPTURE.takes, What.PAGE)  # of a page of metrics, one reading
 PROMPT = X(What.INPUT, What.RECORDING, What.FILE, What.WORDS)  # of a recording, whoever reads prompts says what it is
 DEBUGGED = X(*PROMPT.takes, What.TRACE, What.SOCKET, place=True)
 WATCHED = X(What.PAGE, What.INPUT, What.RECORDING, What.FILE, What.MISSING, What.WORDS)

@@ -103,13 +103,8 @@ def tell_failed(history: History) -> bool:
 
 @contextmanager
 def _bar(console: Console, requests: int) -> Iterator[Callable[[str, int], None]]:
-    columns = (
-        SpinnerColumn(),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}", markup=False),
-    )
+    text = TextColumn("{task.description}", markup=False)
+    columns = SpinnerColumn(), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), text
     bar = Progress(*columns, console=console, transient=True, refresh_per_second=4, disable=not sys.stderr.isatty())
     with bar:
         task = bar.add_task("starting", total=requests)

@@ -22,7 +22,7 @@ from specscope.cli.streams import say, show
 from specscope.envelope import envelope, of_capture, of_captures
 from specscope.errors import UserError
 from specscope.terminal import text_console
-from specscope.trace.kinds import ReadAs, kind_of, start_of
+from specscope.trace.kinds import PAGE, ReadAs, kind_of, start_of
 from specscope.trace.record.vocabulary import printable
 from specscope.trace.stored import CaptureSource, StoreAddress, as_runs, every_run
 from specscope.whole_file import write_whole
@@ -87,13 +87,8 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    columns = (
-        SpinnerColumn(),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}", markup=False),
-    )
+    text = TextColumn("{task.description}", markup=False)
+    columns = SpinnerColumn(), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), text
     with Progress(*columns, console=text_console(error=True), transient=True, refresh_per_second=4) as bar:
         task = bar.add_task("loading", total=None)
         yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
@@ -226,7 +221,8 @@ def _watched(file: str, since: str = "") -> tuple[str, ...]:
     `since`: another such file. Where the counters of this one go on from there, it is told what they counted since.
     """
     place = file.files[0] if isinstance(file, CaptureSource) else Path(file)  # what is piped in is a file by now
-    kind = None if isinstance(file, StoreAddress) else kind_of(start_of(place))
+    from_server = StoreAddress.is_one(file) and not isinstance(file, StoreAddress)
+    kind = None if isinstance(file, StoreAddress) else PAGE if from_server else kind_of(start_of(place))
     if kind is None or kind.reader is not ReadAs.WATCH:
         return (file,)
     import atexit
@@ -237,11 +233,16 @@ def _watched(file: str, since: str = "") -> tuple[str, ...]:
     from specscope.trace.record.vocabulary import Vocabulary
     from specscope.trace.wire.outputs import OutputOptions, Outputs
     from specscope.trace.wire.spans import SpanLevel
-    from specscope.watch.source import File, continued
+    from specscope.watch.source import File, Server, continued
     from specscope.watch.watching import Watch
 
     folder = tempfile.mkdtemp(prefix="specscope-watch-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    if from_server:
+        server = Server(file, 1.0)
+        server.open()  # which raises where there are no figures
+        file, place = server.url, Path(folder) / server.name
+        place.write_text(server.read()[0])
 
     def open_outputs(run: RunInfo, bus: Bus, engine: str, number: int) -> Outputs:
         path = str(Path(folder) / f"{number}.jsonl")

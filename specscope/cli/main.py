@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 import specscope
-from specscope.cli.arguments import DEBUGGED, FILE, PLACE, PROMPT, X_RULE, What, whole_from
+from specscope.cli.arguments import DEBUGGED, FIGURES, FILE, PLACE, PROMPT, X_RULE, What, whole_from
 from specscope.cli.captures import (
-    captures_argument,
     fetches_captures,
     json_option,
     need_different,
@@ -59,10 +60,10 @@ from specscope.trace.stored import as_runs, every_run
 from specscope.tree_shape import MAX_NODES
 
 if TYPE_CHECKING:
+    from specscope.analyze.compare.failif import FailCondition
     from specscope.analyze.report import Several
     from specscope.engine.prompts import PromptSpec
 
-DEBUG_FLAGS = {"given", "script", "stop_on_error", "headers", "run"}  # that `debug` accepts in every mode
 file_option = click.option(
     "--file", metavar="FILE", help="Read prompts from a file: lines of text, or JSON Lines; - is standard input."
 )
@@ -165,7 +166,8 @@ def debug(given: tuple[str, ...], file: str | None, script: str | None, stop_on_
         x, is_socket = whole[0], What.of(whole[0]) is What.SOCKET
         if len(given) > 1 or file is not None:
             raise UserError(f"{x} is {'a socket' if is_socket else 'a recording'}, so debug takes no prompts beside it")
-        refuse_others(x, "is debugged as it runs" if is_socket else "is debugged as it was recorded", DEBUG_FLAGS)
+        others = {"given", "script", "stop_on_error", "headers", "run"}
+        refuse_others(x, "is debugged as it runs" if is_socket else "is debugged as it was recorded", others)
     lines = None if script is None else Script.read(script, stop_on_error=stop_on_error)
     if whole:
         with attached(x) if is_socket else nullcontext(over_capture(x)) as commands:
@@ -259,28 +261,35 @@ def open_recording(lifetime: Lifetime, file: str) -> None:
 
 
 @cli.command(epilog=X_RULE)
-@captures_argument
+@click.argument("captures", nargs=-1, required=True, type=FIGURES, metavar="CAPTURE...")
 @json_option("Print all figures, and every request, as JSON.")
 @click.option("--html", metavar="PAGE", type=FILE, help="Write a self-contained HTML page with plots.")
 @click.option("--branch", type=whole_from(0, 2**31), metavar="N", help="Report on this branch.  [default: the last]")
+@click.option("--top", type=whole_from(1, 2**31), metavar="N", help="N rejected tokens.  [default: 10; 20 in HTML]")
 @click.option(
-    "--top", type=whole_from(1, 2**31), metavar="N", help="List N rejected tokens.  [default: 10; 20 in HTML]"
+    "--fail-if",
+    metavar="CONDITION",
+    help='Exit with 1 if it holds: "tau < 1.5"; figures: compare --help-all.',
 )
 @reads_watched
 @fetches_captures
-def report(captures: tuple[str, ...], as_json: bool, html: str | None, branch: int | None, top: int | None) -> None:
+def report(
+    captures: tuple[str, ...], as_json: bool, html: str | None, branch: int | None, top: int | None, fail_if: str | None
+) -> None:
     """Print the acceptance figures of CAPTURE.
 
     \b
       specscope report run.jsonl
       specscope report run.jsonl --html page.html
-      specscope report run*.jsonl                  pooled, and each by itself
+      specscope report run*.jsonl                                               pooled, and each by itself
+      specscope report http://localhost:8000/metrics --fail-if "tau < 1.5"      one reading of a server
 
     Pooled, by position and by request, the worst requests first; then questions over many steps: which tokens are
     rejected most, how well the drafter's probability tells acceptance, when drafts are accepted, and where the target's
     choice was. Each row names a step to look at: specscope open CAPTURE#REQUEST@STEP opens it. Of counts (watch):
     when the level changed, and what the low intervals have in common.
     """
+    from specscope.analyze.compare.counts import gate
     from specscope.analyze.report import build_report, several
 
     need_different(captures)
@@ -291,11 +300,14 @@ def report(captures: tuple[str, ...], as_json: bool, html: str | None, branch: i
         reader = read_branch(file, branch)
         reports.append(build_report(reader.history, source=file, warnings=reader.warnings))
         warnings += reader.warnings
-    figures = several(reports)
+    figures, conditions = several(reports), gate(captures, fail_if) if fail_if else ()
+    code = int(any(condition.hit for condition in conditions))
     if html is not None:
-        _write_page(figures, html, top)
+        from specscope.analyze import page
+
+        write_page(html, page.render_html(figures, top or page.TOP))
     if as_json:
-        print_json(_as_json(figures))
+        print_json(_as_json(figures, conditions, code))
         for warning in warnings:
             warn(warning)
     elif html is None:
@@ -305,22 +317,15 @@ def report(captures: tuple[str, ...], as_json: bool, html: str | None, branch: i
             render_text(reports[0], text_console(), top or TOP)
         else:
             render_several(figures, text_console(), top or TOP)
+    for condition in conditions:
+        say(f"--fail-if {condition.text}: {condition.detail}")
+    sys.exit(code)
 
 
-def _as_json(reports: Several) -> dict[str, Any]:
-    each = [
-        of_capture(capture_report.source, capture_report.to_dict(), warnings=capture_report.warnings)
-        for capture_report in reports.reports
-    ]
-    return of_captures("report", each, 0, reports.to_dict(), reports.notes)
-
-
-def _write_page(figures: Several, html: str, top: int | None) -> None:
-    try:
-        from specscope.analyze.page import TOP, render_html
-    except ImportError as error:
-        raise UserError(f"--html needs {error.name}: pip install 'specscope[html]'") from None
-    write_page(html, render_html(figures, top or TOP))
+def _as_json(reports: Several, conditions: Sequence[FailCondition], code: int) -> dict[str, Any]:
+    each = [of_capture(one.source, one.to_dict(), warnings=one.warnings) for one in reports.reports]
+    met = {"conditions": [asdict(condition) for condition in conditions]} if conditions else {}
+    return of_captures("report", each, code, reports.to_dict() | met, reports.notes)
 
 
 def _tree_elsewhere(text: str) -> tuple[str, str]:

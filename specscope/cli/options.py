@@ -20,6 +20,7 @@ from specscope.trace.checked import Flag, Port, base_of, checked_url, flags_of, 
 from specscope.trace.files import CAPTURE, Existing, check_output, read_lines
 from specscope.trace.record.params import LONGEST_SCHEMA, SamplingParams, StructuredOutputs
 from specscope.trace.record.privacy import Privacy
+from specscope.trace.record.records import TEMPLATE
 from specscope.trace.wire.outputs import OutputOptions, check_metrics_port
 from specscope.trace.wire.sampling import read_ratio
 from specscope.trace.wire.spans import SpanLevel
@@ -113,8 +114,7 @@ no_clobber_option = click.option("--no-clobber", is_flag=True, help="Refuse to r
 GROUP_OF = {  # of a flag that several verbs share
     **dict.fromkeys((field.name for field in fields(EngineConfig)), "engine"),
     **dict.fromkeys(flags_of(SamplingParams), "sampling"),
-    **dict.fromkeys(("json_schema", "json_object", "regex", "choice", "grammar"), "sampling"),
-    **dict.fromkeys(("raw", "chat_template_kwargs"), "sampling"),
+    **dict.fromkeys(("json_schema", "json_object", "regex", "choice", "grammar", "raw", TEMPLATE), "sampling"),
     **dict.fromkeys(("otlp_endpoint", "otlp_protocol", "service_name", "trace_level", "on_full"), "output"),
     **dict.fromkeys(("metrics_port", "no_text", "no_tokens", "ratio"), "output"),
 }

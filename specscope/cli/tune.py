@@ -203,10 +203,8 @@ def _check(tuning: Tuning, data: Recorded, engine: Any, batch: int, nodes: int, 
 
 def _show(tuning: Tuning, *, as_json: bool, plot: str | None) -> None:
     if plot is not None:
-        try:
-            from specscope.analyze.tune.plots import write_plot
-        except ImportError as error:
-            raise UserError(f"--plot needs {error.name}: pip install 'specscope[html]'") from None
+        from specscope.analyze.tune.plots import write_plot
+
         write_plot(tuning, plot)
         say(f"wrote {plot}")
     if as_json:

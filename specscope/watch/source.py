@@ -74,7 +74,7 @@ class Server:
     def open(self) -> None:
         """The first reading. Raises UserError that says what to do."""
         try:
-            page, readings = self._read()
+            page, readings = self.read()
         except UnreadableError as error:
             raise UserError(f"{self.url}: {error}") from None
         if not readings:
@@ -86,7 +86,7 @@ class Server:
         self.recognised = engines(readings)
         self._intervals.take(readings)
 
-    def _read(self) -> tuple[str, list[Reading]]:
+    def read(self) -> tuple[str, list[Reading]]:
         """The page, and what is in it. Raises UserError for none, UnreadableError for what is no page of any kind."""
         try:
             content = self._client.get(self._given, LARGEST + 1, {"Accept": "text/plain"})
@@ -108,7 +108,7 @@ class Server:
         while not stop.wait(max(due - time.monotonic(), 0)):
             due = max(due + self._seconds, time.monotonic())
             try:
-                intervals = self._intervals.take(self._read()[1])
+                intervals = self._intervals.take(self.read()[1])
             except (UserError, UnreadableError) as error:
                 if isinstance(error, UnreadableError):
                     self.faults.add(self.name, str(error))

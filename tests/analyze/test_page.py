@@ -20,16 +20,20 @@ from specscope.analyze.page import HALF_PAGE, spans
 from specscope.analyze.page import render_html as render
 from specscope.analyze.plots import accepted_per_draft, plots
 from specscope.analyze.report import Report, build_report, several
-from specscope.errors import UserError
 from specscope.trace.history.history import History
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.wire.reading import read_capture
+from tests.bad_inputs import PLANTED
+from tests.support.commands import run_here
 
 from .histories import RUN, demo, end, history, info, record, step
 from .test_report import small
 
 TRACES = Path(__file__).parents[2] / "traces"
 VOID = {"meta", "br", "hr", "img", "link", "input"}
+
+
+SAMPLED = str(Path(PLANTED).with_name("sampled.jsonl"))
 
 
 def render_html(*reports: Report) -> str:
@@ -184,11 +188,12 @@ def test_accepted_per_draft(accepted: list[int]) -> None:
     assert counts == [accepted.count(k) for k in range(depth + 1)]
 
 
-def test_without_matplotlib_the_user_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_the_user_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.delitem(sys.modules, "specscope.analyze.plots")
-    with pytest.raises(UserError, match=r"needs matplotlib: pip install 'specscope\[html\]'"):
-        render_html(build_report(small(), source="x"))
+    for module, words in (("plots", ["report", PLANTED]), ("compare.plots", ["compare", PLANTED, SAMPLED])):
+        monkeypatch.delitem(sys.modules, f"specscope.analyze.{module}", raising=False)
+        code, _, err = run_here([*words, "--html", str(tmp_path / "page.html")])
+        assert (code, err) == (2, "specscope: error: this needs matplotlib: pip install 'specscope[html]'\n")
 
 
 def test_a_page_of_several_captures() -> None:

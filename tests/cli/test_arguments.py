@@ -1,6 +1,8 @@
 """What X is: one rule for every verb."""
 
 import gzip
+import json
+import re
 import socket
 import subprocess
 import sys
@@ -11,6 +13,8 @@ import pytest
 from specscope.cli.arguments import What
 from tests.bad_inputs import PLANTED
 from tests.support.commands import run_here, specscope
+from tests.watch.samples import text
+from tests.watch.server import Page
 
 ID = "4f836fc2338be204b3bf1b5f58777b77"
 LOG = str(Path(__file__).parents[1] / "data" / "vllm" / "log.txt")
@@ -42,9 +46,9 @@ ARE = {
 }
 
 
-@pytest.mark.parametrize(("text", "what"), [(text, what) for what, texts in ARE.items() for text in texts])
-def test_what_an_argument_is(folder, text, what):
-    assert What.of(text) is what
+@pytest.mark.parametrize(("given", "what"), [(given, what) for what, texts in ARE.items() for given in texts])
+def test_what_an_argument_is(folder, given, what):
+    assert What.of(given) is what
 
 
 REFUSED = {
@@ -96,3 +100,18 @@ def test_windows_is_told_in_a_line():
     code = "import sys; sys.platform = 'win32'; import specscope.cli"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "specscope: error: specscope runs on Linux; on Windows, use WSL\n")
+
+
+def test_a_gate_on_one_engine():
+    """Of a server one reading, of a recording its steps; a change is compare's."""
+    with Page(text("metrics_after.txt"), text("metrics_after.txt")) as page:
+        url = page.url.replace("//", "//me:secret@")
+        code, out, err = run_here(["report", url, "--fail-if", "tau < 1.01 or rate < 90%"])
+        assert (code, "secret" in out + err) == (1, False)
+        assert re.search(r"--fail-if tau < 1.01: not hit; it is 1\.\d+\n.*--fail-if rate < 90%: hit; it is ", err), err
+        told = json.loads(run_here(["report", url, "--fail-if", "drafts < 1", "--json"])[1])
+        assert (told["exit"], [one["hit"] for one in told["conditions"]]) == (0, [False])
+    assert run_here(["report", PLANTED, "--fail-if", "tau > 9"])[0] == 0
+    code, _, err = run_here(["report", PLANTED, "--fail-if", "tau drops > 2%"])
+    assert (code, err.count("\n")) == (2, 1)
+    assert "one run has no change" in err

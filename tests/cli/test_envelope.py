@@ -37,7 +37,14 @@ def words_of(folder):
     """A run of every verb with --json, by the verb; more than one where the exit code may be another."""
     cut, head, counts = (str(folder / f"{name}.jsonl") for name in ("cut", "head", "counts"))
     return {
-        "report": [[EAGLE], [EAGLE, SAMPLED], [cut], [head], [counts], [EAGLE, "--html", str(folder / "page.html")]],
+        "report": [
+            [EAGLE],
+            [EAGLE, SAMPLED],
+            [cut],
+            [head],
+            [counts],
+            [EAGLE, "--html", str(folder / "page.html"), "--fail-if", "tau > 9"],
+        ],
         "verify": [[EAGLE], [PLANTED], [head], [EAGLE, cut, PLANTED], [EAGLE, head]],
         "diagnose": [
             *([*files, "--no-audit"] for files in ([EAGLE], [PLANTED], [head], [EAGLE, cut])),

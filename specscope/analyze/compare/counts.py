@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from specscope.analyze.compare.bootstrap import Estimate, spanned
-from specscope.analyze.compare.failif import FailCondition, counted, judge
+from specscope.analyze.compare.failif import FailCondition, counted, judge, parse
 from specscope.analyze.compare.figures import FEWEST_DRAFTS
 from specscope.analyze.levels import Levels, levels
 from specscope.analyze.plain import plain
@@ -155,6 +155,15 @@ def compare_counts(a: Sequence[str], b: Sequence[str], limits: Sequence[Threshol
         return None
     known = [*figures(first, second), *counted(first.counts, second.counts)]
     return CountsComparison(first, second, tuple(judge(limits, known)))
+
+
+def gate(paths: Sequence[str], text: str) -> tuple[FailCondition, ...]:
+    """The outcome of conditions on one side's figures as they are. Raises UserError for one on a change."""
+    if any(limit.of_change for limit in parse(text)):
+        raise UserError(f"--fail-if {text}: one run has no change: write FIGURE < X or FIGURE > X, or use compare")
+    side = _side(paths)
+    found = judge(parse(text), [*figures(side, side), *counted(side.counts, side.counts)])
+    return tuple(replace(one, detail=one.detail.replace("B has", "it is")) for one in found)
 
 
 def figures(a: CountsSide, b: CountsSide) -> list[Estimate]:

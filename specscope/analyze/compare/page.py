@@ -8,7 +8,6 @@ from rich.text import Text
 from specscope.analyze.compare import tables
 from specscope.analyze.compare.result import Comparison, Sameness
 from specscope.analyze.text import header_block, table_block
-from specscope.errors import UserError
 from specscope.trace.record.vocabulary import printable
 
 STYLES = {Sameness.SAME: "bold green", Sameness.DIFFERENT: "bold red"}
@@ -31,14 +30,12 @@ def render_text(comparison: Comparison, console: Console) -> None:
 
 
 def render_html(comparison: Comparison) -> str:
-    """The page. All text of models and users is escaped. Raises UserError where matplotlib is not installed."""
-    try:
-        from jinja2 import Environment, PackageLoader, StrictUndefined
-        from markupsafe import Markup
+    """The page. All text of models and users is escaped. Raises ImportError where matplotlib is not installed."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
 
-        from specscope.analyze.compare.plots import plots
-    except ImportError as error:
-        raise UserError(f"--html needs {error.name}: pip install 'specscope[html]'") from error
+    from specscope.analyze.compare.plots import plots
+
     environment = Environment(
         loader=PackageLoader("specscope", "analyze"), autoescape=True, undefined=StrictUndefined, trim_blocks=False
     )

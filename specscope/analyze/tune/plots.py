@@ -74,6 +74,5 @@ def _figure(row: TreeRow, speed: bool) -> tuple[float, float, float]:
 
 
 def _measured(row: TreeRow, speed: bool) -> float:
-    if not speed:
-        return row.measured_length or 1.0
-    return _figure(row, speed)[0] * (row.measured or 0.0) / (row.expected or 1.0)
+    measured = (row.measured or 0.0) / (row.expected or 1.0)
+    return _figure(row, speed)[0] * measured if speed else row.measured_length or 1.0
