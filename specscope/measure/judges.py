@@ -141,6 +141,8 @@ def _draft(run: RunInfo, target: ModelSource, given: str | None, notes: list[str
     if lies_in_target(part):
         if given is not None:
             raise UserError(f"--draft-model is given, but the capture's drafter {part} lies in its target")
+        if not run.is_ours:  # vLLM's modules take no token at position 0, and some are fed a state before its norm
+            return None, f"no judge knows how this engine runs the target's own modules ({part})"
         return ModelSource(target.path, target.name, target.arguments, part), ""
     try:
         if runs_head(part):

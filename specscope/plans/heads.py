@@ -126,7 +126,7 @@ def check_kind(folder: Path, config: Mapping[str, Any], instead: str, *, runs: b
     """
     kind = _kind(folder, config)
     if kind is not None and kind.in_target:
-        instead = f"--drafter {kind.name} runs what lies in the target's own checkpoint"
+        instead += f"; --drafter {kind.name} runs what lies in the target's own checkpoint"
     if kind is not None and not (kind.runs and runs and not kind.in_target):
         raise UserError(f"{folder} holds a drafter of the kind {kind.called}: {instead}")
 

@@ -12,7 +12,7 @@ from specscope.errors import UserError
 from specscope.model import attention
 from specscope.model.batch import Batch, Segment
 from specscope.model.kv_cache import BlockTable
-from specscope.model.loader import adopt
+from specscope.model.loader import adopt, load_model
 from specscope.model.runner import ModelRunner
 from specscope.speculate.verify import host
 from specscope.trace.record.tree import ROOT, DraftTree
@@ -190,3 +190,9 @@ def test_a_forward_reads_nothing_back(name, monkeypatch):
     reads = Reads(monkeypatch)
     runner._run(batch)
     assert reads.count == 0
+
+
+def test_a_model_with_images_is_refused_by_name(tmp_path):
+    build("step3p7").save_pretrained(tmp_path / "step")
+    with pytest.raises(UserError, match=r"cannot load step: .*Step3p7Config"):
+        load_model(str(tmp_path / "step"), torch.device("cpu"), torch.float32)
