@@ -18,7 +18,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "remote": (1884, 1700),
     "watch": (1994, 1850),
     "analyze": (22358, 15700),
-    "measure": (4727, 3300),
+    "measure": (4729, 3300),
     "engine": (3001, 2350),
     "plans": (1061, 850),
     "speculate": (3856, 2700),
@@ -34,7 +34,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "testing": (766, 320),
     "bench, train": (0, 0),
     "top level": (943, 600),
-    "all": (81726, 64500),
+    "all": (81728, 64500),
     "benchmarks": (3300, 3300),
 }
 TESTS_BUDGET = 40_500
