@@ -42,6 +42,7 @@ from specscope.cli.options import (
     refuse_others,
     sampling_options,
     sampling_params,
+    without_values,
 )
 from specscope.cli.serve import serve
 from specscope.cli.streams import need_terminal, say, warn
@@ -128,7 +129,8 @@ def run(
     config = engine_config(flags)
     params, how = sampling_params(flags)
     settings = output_settings(flags, output, (*prompts, file, config.target, config.draft_model))
-    specs = prompt_specs(prompts, file, params, **how, tell=_tell)
+    with without_values(settings.privacy):
+        specs = prompt_specs(prompts, file, params, **how, tell=_tell)
     _check_forms(specs)
     check_places(config)
     need_terminal("specscope capture PROMPTS -o FILE")
@@ -225,7 +227,8 @@ def capture(
     params, how = sampling_params(flags)
     settings = output_settings(flags, output, (*prompts, config.target, config.draft_model))
     quiet_files = What.WORDS not in map(What.of, prompts) or any(" " in text for text in prompts)
-    specs = prompt_specs(prompts, None, params, **how, words_are_files=quiet_files, tell=_tell)
+    with without_values(settings.privacy):
+        specs = prompt_specs(prompts, None, params, **how, words_are_files=quiet_files, tell=_tell)
     _check_forms(specs)
     sys.exit(capture_run(config, specs, params, settings, lifetime, log_stats=log_stats, quiet=quiet))
 

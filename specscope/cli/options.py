@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Iterable
+import re
+from collections.abc import Callable, Container, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
 from typing import Any, TypeVar, get_args, get_origin
@@ -231,6 +233,17 @@ def asked_privacy(flags: dict[str, Any]) -> Privacy:
     if asked.remark:
         say(asked.remark)
     return asked
+
+
+@contextmanager
+def without_values(privacy: Privacy) -> Iterator[None]:
+    """An error about a prompt quotes nothing of it where texts are left out."""
+    try:
+        yield
+    except UserError as error:
+        if privacy is Privacy.EVERYTHING:
+            raise
+        raise UserError(re.sub(r"'[^']*'|\"[^\"]*\"", "a value that is not shown", str(error))) from None
 
 
 def asked_ratio(sample: str | None, *, sent: bool) -> float | None:

@@ -85,3 +85,12 @@ def test_it_is_refused_before_torch_is_imported(ended, name):
 def test_a_tree_that_cannot_be_read_names_every_form(ended, name):
     for form in ("5 (a chain)", "3x5", "[(0,), (1,), (0, 0)]", "top:3x5", "dynamic:24,depth=6,top=4"):
         assert form in ended[name][2]
+
+
+@pytest.mark.parametrize("more", [["--no-text"], ["--no-tokens"]])
+def test_an_error_about_a_prompt_quotes_nothing_where_texts_are_left_out(tmp_path, more):
+    (tmp_path / "p.jsonl").write_text('{"prompt": "x", "temperature": "hot secret"}\n')
+    command = [sys.executable, "-m", "specscope", "capture", "p.jsonl", "-o", "o.jsonl", *more]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_SECONDS)
+    assert (ran.returncode, "secret" in ran.stderr) == (2, False)
+    assert "p.jsonl, line 1: temperature must be a number, not a value that is not shown" in ran.stderr
