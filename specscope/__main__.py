@@ -63,7 +63,8 @@ def _guarded(work: Callable[[], None]) -> int:
     except (UserError, click.ClickException) as error:
         text = without_login(error.format_message()) if isinstance(error, click.ClickException) else str(error)
         if isinstance(error, click.NoSuchOption):
-            text = instead(error.option_name) or text
+            close = f": did you mean {error.possibilities[0]}?" if error.possibilities else ""
+            text = instead(error.option_name) or f"No such option {error.option_name}{close}"
         if isinstance(error, click.UsageError) and error.ctx is not None:
             text += f" (see {error.ctx.command_path} --help)"
         say(f"specscope: error: {text}")

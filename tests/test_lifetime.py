@@ -200,6 +200,17 @@ def test_whoever_leaves_while_the_model_loads_leaves_well(terminal, model, promp
     assert not (tmp_path / "run.jsonl").exists()
 
 
+def test_a_run_says_at_its_end_what_it_came_to_and_where_it_is(terminal, model, tmp_path):
+    """Without -o: that nothing was kept, and how to keep it."""
+    path = tmp_path / "run.jsonl"
+    for more, says in ((["-o", path], f"→ {path}"), ([], "nothing was kept: -o run.jsonl keeps a run")):
+        child = terminal(*SPECSCOPE, "run", "abc abc", "--max-tokens", 3, "--ignore-eos", *model, *more)
+        child.wait_for(lambda child=child: b"ended" in child.screen)
+        child.type("q")
+        child.wait_for(lambda child=child, says=says: says.encode() in child.screen)
+        assert b"3 tokens (" in child.screen[child.screen.rindex(b"\x1b[?1049l") :]
+
+
 def test_whoever_leaves_a_server_s_screen_while_it_loads_leaves_well(terminal, model):
     child = terminal(*SPECSCOPE, "serve", "--screen", "--port", 0, *model[:-1])
     child.wait_for(lambda: b"its output" in child.screen)

@@ -7,6 +7,7 @@ import re
 import textwrap
 from collections import defaultdict
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import click
@@ -68,6 +69,12 @@ class Verb(click.Command):
         super().__init__(*args, **how)
         for param in self.params:
             param.envvar = param.envvar or VARIABLES.get(param.name or "")
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click does, but for a flag with a value that there was."""
+        for pair in pairwise(args):
+            refuse_gone(" ".join(pair))
+        return super().parse_args(ctx, args)
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Its own, and --help-all."""

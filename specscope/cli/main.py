@@ -370,7 +370,7 @@ def tree(tree: str | None, other: str | None, *, mask: bool, as_json: bool) -> N
       5                           a chain of five
       3x4                         three chains of four
       '[(0,), (1,), (0, 0)]'      any static tree, as paths of child ranks
-      top:3x4                     the same shape, but always the likeliest tokens
+      sampled:3x4, top:3x4        the same shape: sampled where the request is; always the likeliest tokens
       dynamic:24,depth=6,top=4    EAGLE-2: the best 24 nodes of a search 6 deep and 4 wide
 
     The tokens of a static tree are sampled if the request is sampled, and are the likeliest ones if it is greedy.

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from specscope.cli.capture import tell_failed
-from specscope.cli.streams import warn
+from specscope.cli.capture import summary, tell_failed
+from specscope.cli.streams import say, warn
 from specscope.debug.answers import Notice
 from specscope.debug.viewer import Viewer
 from specscope.engine.config import EngineConfig
@@ -17,6 +17,8 @@ from specscope.interrupt import ends_at_once, interruptible
 from specscope.lifetime import Lifetime
 from specscope.live.client import Worker
 from specscope.live.messages import Ready
+from specscope.trace.history.loops import loop_share
+from specscope.trace.history.totals import count_undrafted
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.wire.outputs import OutputOptions, Outputs
 
@@ -69,5 +71,9 @@ def run_live(
         warn(line)
     if worker.error:
         raise UserError(worker.error)
-    any_failed = tell_failed(viewer.history)
-    return int(any_failed or any(opened.code for opened in outputs))
+    if (history := viewer.history).steps:
+        looped = loop_share([end.output for record in history.steps for end in record.finished])
+        told = summary(history.acceptance, count_undrafted(history.run, history.steps), looped)
+        kept = f"captured {told} → {outputs[0].captured}"
+        say(kept if outputs[0].captured else f"decoded {told}; nothing was kept: -o run.jsonl keeps a run")
+    return int(tell_failed(history) or any(opened.code for opened in outputs))

@@ -171,7 +171,8 @@ BAD = {
     "replay of nothing": (["open", "./none.jsonl"], "cannot read none.jsonl: No such file"),
     "report of no capture": (["report", "P"], "is a file of prompts, not a capture"),
     "unknown verb": (["fly"], "No such command 'fly'"),
-    "unknown flag": (["run", "--fly"], "No such option"),
+    "unknown flag": (["run", "--fly"], "No such option --fly"),
+    "misspelt flag": (["run", "--temprature", "0"], "No such option --temprature: did you mean --temperature? (see"),
     "empty prompt": (["run", ""], "a prompt is empty"),
 }
 

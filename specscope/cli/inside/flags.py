@@ -25,15 +25,6 @@ from specscope.trace.inside import settings
 from specscope.trace.record.privacy import Privacy
 
 
-class EvidenceChoice(click.Choice[str]):
-    """What is recorded of each step."""
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Raises UserError for what there was and is no more."""
-        refuse_gone(f"--evidence {value}")
-        return super().convert(value, param, ctx)
-
-
 def recorded_options(program: str, *, capture: str) -> Callable[[Any], Any]:
     """Flags that say what is recorded and where it goes. `capture`: more on its flag, as help."""
     options: list[Callable[[Any], Any]] = [
@@ -55,7 +46,7 @@ def recorded_options(program: str, *, capture: str) -> Callable[[Any], Any]:
         click.option("--python", metavar="PATH", help=f"The Python to run {program} with.  [default: this one]"),
         click.option(
             "--evidence",
-            type=EvidenceChoice(settings.EVIDENCES),
+            type=click.Choice(settings.EVIDENCES),
             default="full",
             help="lean: no likeliest tokens, ranks or entropies.",
         ),

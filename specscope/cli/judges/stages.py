@@ -16,7 +16,6 @@ from specscope.terminal import text_console
 from specscope.trace.record.vocabulary import shell_word
 
 if TYPE_CHECKING:
-    from specscope.trace.history.history import History, PlaceName
     from specscope.trace.wire.reading import CaptureReader
 
 
@@ -67,6 +66,7 @@ def located(
     place: str, asked: JudgeFlags, stages: tuple[str, ...], lifetime: Lifetime, *, screen: bool
 ) -> Mapping[str, Any]:
     """Name the first operation that is wrong; as text, unless as JSON or on a screen. Raises UserError."""
+    from specscope.analyze.why import why_part
     from specscope.measure.judges import audit_options
     from specscope.trace.wire.reading import split_file
 
@@ -75,7 +75,9 @@ def located(
         need_terminal(f"specscope diagnose --only locate {shell_word(place)}")
     reader = asked.read(file)
     history = reader.history
-    named = checked_place(history, text) if text else None
+    request, named = history.find(text) if text else (None, None)
+    if request is not None and named is not None and named.index is not None:
+        why_part(history, request, named.index, named.node)  # raises, and says which there are
     options = audit_options(history, asked.target, asked.draft_model, asked.sample)
     from specscope.measure.locate.locate import locate
 
@@ -99,13 +101,3 @@ def _told(file: str, stage: str, found: Any, warnings: Any, shown: list[str]) ->
     for warning in shown:
         warn(warning)
     return of_capture(file, {"stages": {stage: found.to_dict()}}, code=found.exit, warnings=warnings)
-
-
-def checked_place(history: History, text: str) -> PlaceName:
-    """The place that a text names. Raises UserError where there is no such request, step or node."""
-    request, named = history.find(text)
-    if named.index is not None:
-        from specscope.analyze.why import why_part
-
-        why_part(history, request, named.index, named.node)  # says which there are
-    return named
