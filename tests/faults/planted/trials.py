@@ -22,7 +22,7 @@ def tried(ratio=None, accept=None, order=None, reject=None, final=None):
     """host._try with a part of it replaced: the acceptance probability, the test, the order of siblings, what a
     rejection leaves, or what the final token is drawn from."""
 
-    def attempt(right, batch, row, children, p, found, asked):
+    def attempt(right, batch, row, children, p, found, _):
         trees, whole, chosen = batch.trees, p, children if order is None else order(children)
         q = None if trees.drawn[children[0]] == DETERMINISTIC else host.DrafterRow(batch.q[trees.q_row[row]])
         for child in chosen:
@@ -77,14 +77,14 @@ def noise_again(patch, engine):
                 drawn.append([Draw(token, float(row[token]), 1.0, 0.0, 0.0)])
             tree.take(q.unbind(), drawn)
 
-    def verify(right, batch):
+    def verify(right, batch, _):
         trees, found = batch.trees, BatchEvidence.empty(batch)
         found.p[:] = host.p_of_nodes(batch)
         children, at_row, lefts = trees.children(), host.target_left(batch), []
         for tree, root in enumerate(trees.root[:-1].tolist()):
             row, left = root, at_row[root]
             while children[row] and not found.recovered[tree]:
-                accepted, left = host._try(batch, row, children[row], left, found)
+                accepted, left = host._try(batch, row, children[row], left, found, None)
                 found.recovered[tree] = accepted is None
                 if accepted is not None:
                     row, left = accepted, at_row[accepted]
@@ -104,13 +104,13 @@ def noise_again(patch, engine):
 
 
 @replaced(host, "verify")
-def coin_again(right, batch):
+def coin_again(right, batch, own):
     """The coin that rejected a draft also draws the final token."""
     trees = batch.trees
     for tree, root in enumerate(trees.root[:-1].tolist()):
         if trees.root[tree + 1] > root + 1:
             trees.coin[root] = trees.coin[root + 1]
-    return right(batch)
+    return right(batch, own)
 
 
 VERDICTS, DRAFTS = (replaced(user, "coins") for user in (inputs, tree_builder))  # whose coins are changed
@@ -182,9 +182,9 @@ def bonus_of_the_root(patch, engine):
         rows[:] = targets(batch)
         return rows
 
-    def kept(verify, batch):
+    def kept(verify, batch, own):
         now[:] = [batch]
-        return verify(batch)
+        return verify(batch, own)
 
     def from_root(draw_final, self, tree, token, prob, margin):
         if not self.recovered[tree]:
@@ -232,7 +232,7 @@ def parents_of_parents(step_batch, *parts):
 
 
 @replaced(host, "_try")
-def decided_by_the_root(right, batch, row, children, p, found):
+def decided_by_the_root(right, batch, row, children, p, found, _):
     """p and q are recorded right; the coin is held against the root's p of the same token."""
     trees, q = batch.trees, host.drafter_row(batch, row, children)
     root = next(root for root, end in zip(trees.root, trees.root[1:], strict=False) if root <= row < end)
