@@ -126,6 +126,9 @@ VARIANTS = {
     "a mask embedding with its token": lambda folder: write_dflash(
         folder, mask={"mask_token_id": MASK, "embedding": _vector()[None]}
     ),
+    "a mask token outside the vocabulary": lambda folder: write_dflash(
+        folder, mask=_vector(), inside={"mask_token_id": 300}
+    ),
     "its own embedding and head": lambda folder: write_dflash(folder, dflash_tensors(own=True)),
     "yarn": lambda folder: write_dflash(
         folder, rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
@@ -194,8 +197,8 @@ class DFlashReference:
         if (folder / "mask_embedding.pt").exists():
             state = torch.load(folder / "mask_embedding.pt", weights_only=True)
             vector = (state["embedding"] if isinstance(state, dict) else state).reshape(-1)
-            table = self.embed
-            self.embed = lambda tokens: torch.where((tokens == self.mask)[:, None], vector, table(tokens))
+            table, known = self.embed, lambda tokens: tokens.masked_fill(tokens == self.mask, 0)
+            self.embed = lambda tokens: torch.where((tokens == self.mask)[:, None], vector, table(known(tokens)))
         self.output = self.t.get("lm_head.weight", output)
         draft = torch.arange(len(self.output))
         self.d2t = draft + self.t["d2t"] if "d2t" in self.t else draft

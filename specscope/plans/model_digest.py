@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from specscope.errors import UserError
+from specscope.plans.dflash import MASK_FILE
 from specscope.plans.heads import IN_SGLANG, LAYER_IDS, layer_ids
 from specscope.whole_file import decoded, read_object
 
@@ -35,6 +36,7 @@ def model_digest(place: Path, limit: int | None = None) -> str:
         alone = place.is_file()
         kinds = (sorted(file for file in place.glob(pattern) if file.is_file()) for pattern in WEIGHTS)
         weights = [place] if alone else next(filter(None, kinds), [])
+        weights += [file for file in (place / MASK_FILE,) if file.is_file()]
         unknown = sum(file.stat().st_size for file in weights if not _known(file))
         if not weights or (limit is not None and unknown > limit):
             return ""

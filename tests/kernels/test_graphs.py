@@ -16,6 +16,7 @@ from specscope.model.batch import Segment
 from specscope.model.graphs import CudaCapture, Shape, shapes
 from specscope.model.kv_cache import BlockTable
 from specscope.trace.record.tree import DraftTree
+from tests.dflash import write_dflash
 from tests.heads import head_tensors, write_head, write_parallel_head
 from tests.kernels import DEVICE
 
@@ -27,6 +28,7 @@ DRAFTERS = {
     "eagle": {"drafter": "eagle", "tree": "dynamic:3,depth=2,top=2"},
     "eagle tree": {"drafter": "eagle", "tree": "[(0,), (1,), (1, 0)]"},
     "eagle in one pass": {"drafter": "eagle", "tree": "dynamic:3,depth=2,top=2", "draft_model": "parallel"},
+    "dflash": {"drafter": "dflash", "tree": "3", "draft_model": "block"},
 }
 
 
@@ -43,7 +45,7 @@ def keep(run):
 
 
 def engine_of(model, head, how):
-    if how["drafter"] == "eagle":
+    if how["drafter"] in ("eagle", "dflash"):
         how = {**how, "draft_model": str(head / how.get("draft_model", "eagle"))}
     config = EngineConfig(
         target=str(model),
@@ -62,10 +64,11 @@ def engine_of(model, head, how):
 
 @pytest.fixture(scope="module")
 def head(deep, tmp_path_factory):
-    """The folder of an EAGLE-3 head and of a P-EAGLE head."""
+    """The folder of an EAGLE-3 head, of a P-EAGLE head and of a DFlash head."""
     folder = tmp_path_factory.mktemp("head")
     write_head(folder / "eagle", head_tensors())
     write_parallel_head(folder / "parallel")
+    write_dflash(folder / "block")
     return folder
 
 
@@ -87,12 +90,12 @@ def watch_replays(graphs):
     ("name", "temperature"),
     [
         pytest.param(name, temperature, marks=() if name == "ngram" else pytest.mark.slow)
-        for name, temperature in zip(DRAFTERS, (0.9, 0.0, 0.9, 0.0, 0.9, 0.0), strict=True)
+        for name, temperature in zip(DRAFTERS, (0.9, 0.0, 0.9, 0.0, 0.9, 0.0, 0.9), strict=True)
     ],
 )
 def test_a_captured_engine_gives_the_same(tiny, deep, head, name, temperature):
     params = SamplingParams(max_tokens=7, temperature=temperature, seed=3, ignore_eos=True)
-    model = deep if name.startswith("eagle") else tiny
+    model = deep if name.startswith(("eagle", "dflash")) else tiny
     plain, graphed = (engine_of(model, head, DRAFTERS[name]) for _ in range(2))
     text, said = capture(graphed)
     count = len(said)

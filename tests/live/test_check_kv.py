@@ -26,6 +26,7 @@ HEALTHY = [
     ("float32", "eagle dynamic"),
     ("float32", "mtp tree"),
     ("float32", "mtp chain"),
+    ("float32", "dflash chain"),
 ]
 
 
@@ -69,7 +70,7 @@ def test_a_healthy_run_agrees_at_every_place_and_goes_on_as_before(dtype, name):
     compared = [one for check in checks for one in check.compared]
     assert sum(one.places for one in compared if one.model == "target") > 1000
     of_drafter = sum(one.places for one in compared if one.model.startswith("drafter"))
-    assert of_drafter > 500 if name.startswith(("model", "eagle", "mtp")) else of_drafter == 0
+    assert of_drafter > 500 if name.startswith(("model", "eagle", "mtp", "dflash")) else of_drafter == 0
 
 
 def first_wrong(fault):

@@ -11,6 +11,7 @@ from specscope.model.batch import Segment
 from specscope.model.heads.dflash import DFlashRunner, block_segment, load_dflash
 from specscope.model.kv_cache import BlockTable
 from specscope.model.loader import load_model
+from specscope.plans.model_digest import model_digest
 from specscope.trace.record.tree import DraftTree
 from tests.dflash import BLOCK, VARIANTS, DFlashReference, dflash_tensors, write_dflash, write_speculators
 
@@ -166,6 +167,15 @@ def test_a_head_that_does_not_fit_is_refused_in_one_line(tmp_path, target, wrong
     with pytest.raises(UserError, match=wrong) as refused:
         load_dflash(str(MISFITS[wrong](tmp_path)), target)
     assert "\n" not in str(refused.value)
+
+
+def test_a_mask_embedding_is_part_of_the_heads_digest(tmp_path):
+    one, other, same = (
+        model_digest(write_dflash(tmp_path / name, mask=torch.full((48,), value)))
+        for name, value in (("a", 1.0), ("b", 2.0), ("c", 1.0))
+    )
+    assert one == same
+    assert len({one, other, model_digest(write_dflash(tmp_path / "d"))}) == 3
 
 
 def test_a_mask_embedding_that_runs_code_is_not_loaded(tmp_path, target):

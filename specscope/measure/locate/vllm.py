@@ -68,6 +68,8 @@ def locate_vllm(
         sheets = compared(f"{TARGET}.{layer[1]},{DRAFTER}")
     engine = f"vLLM {run.versions.get('vllm', '')}, {'V2' if sheets.tapped.is_v2 else 'V1'} runner, float32"
     found, drafter = Location("", left_out=sheets.left_out), MODEL if run.drafter == "draft_model" else HEAD
+    if draft is not None and models.head is None and models.draft is None:
+        found.left_out += (f"drafter: a walk inside vLLM over {run.drafter} is not implemented",)
     for sheet, reference, above in ((sheets.target, MODEL, None), (sheets.drafter, drafter, sheets.target)):
         if (walk := walk_of(sheet, engine, reference)) is not None:
             found.walks += (walk,)

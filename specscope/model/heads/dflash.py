@@ -154,8 +154,9 @@ class MaskedEmbedding(nn.Module):
         self.embedding, self.token, self.vector = embedding, token, vector
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Token ids to [..., width]."""
-        return torch.where((tokens == self.token)[..., None], self.vector, self.embedding(tokens))
+        """Token ids to [..., width]. The token may lie outside the vocabulary."""
+        is_own = tokens == self.token
+        return torch.where(is_own[..., None], self.vector, self.embedding(tokens.masked_fill(is_own, 0)))
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ CONTEXT = "self_attn.context "  # begins the names of what is made of committed 
 class BlockHead(Head):
     """A DFlash head's weights, and its decoder layers over them."""
 
+    by_pairs = False
     unknown, unknown_tensor = staticmethod(dflash.unknown), staticmethod(dflash.unknown_tensor)
     flat = staticmethod(dflash.flat)
 
@@ -81,9 +82,10 @@ class BlockHead(Head):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """[N, width] of tokens [N]."""
-        rows = self.embedding[tokens] * self.scale
+        is_mask = tokens.eq(self.mask_token or 0) if self.mask_row is not None else torch.zeros_like(tokens).bool()
+        rows = self.embedding[tokens.masked_fill(is_mask, 0)] * self.scale
         if self.mask_row is not None:
-            rows = torch.where(tokens.eq(self.mask_token or 0)[:, None], self.mask_row.to(rows.dtype), rows)
+            rows = torch.where(is_mask[:, None], self.mask_row.to(rows.dtype), rows)
         return self._tapped("embedding", rows)
 
     def block(self, tokens: Tensor, positions: Tensor, seen: Tensor, before: Sequence[KV]) -> tuple[Tensor, list[KV]]:

@@ -34,6 +34,7 @@ Tap = Callable[[str, Tensor], None]
 class Head:
     """A head's weights, and its decoder layers over them."""
 
+    by_pairs = True  # whether its passes are over pairs of a feature and a token
     unknown, unknown_tensor, flat = staticmethod(unknown), staticmethod(unknown_tensor), staticmethod(flattened)
 
     def __init__(self, source: ModelSource, target: Any) -> None:  # noqa: ANN401

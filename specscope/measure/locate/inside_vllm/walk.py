@@ -35,7 +35,8 @@ class WalkedModels:
     def __init__(self, run: RunInfo, target: ModelSource, draft: ModelSource | None) -> None:
         """Raises UserError."""
         self.target, is_head = ModelReference(target), runs_head(run.drafter)
-        self.head = head_of(draft, self.target.causal.model) if draft is not None and is_head else None
+        head = head_of(draft, self.target.causal.model) if draft is not None and is_head else None
+        self.head = head if head is not None and head.by_pairs else None  # passes of others are not known here
         self.draft = ModelReference(draft) if draft is not None and not is_head else None
         self.samples_drafts = run.speculation.get("draft_sample_method") == "probabilistic"  # of sampled requests
 
