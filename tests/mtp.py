@@ -45,6 +45,12 @@ def add_modules(folder, to, modules=1, seed=1, **config):
     return to
 
 
+def with_modules(folder, modules=1):
+    """The same beside the folder itself, made once."""
+    to = folder.with_name(f"{folder.name}-with-{modules}")
+    return to if to.exists() else add_modules(folder, to, modules)
+
+
 MELLUM = {
     "enorm.weight": "mtp.pre_fc_norm_embedding.weight",
     "hnorm.weight": "mtp.pre_fc_norm_hidden.weight",

@@ -9,6 +9,7 @@ from specscope.errors import UserError
 from specscope.model.places import Backend, pick_backend
 from specscope.speculate.changes import Changes
 from tests.kernels import DEVICE
+from tests.mtp import with_modules
 
 PROMPTS = ["abcabcabcab", "the cat sat on the mat, the cat", "x"]
 DRAFTERS = {
@@ -17,6 +18,8 @@ DRAFTERS = {
     "tree": {"drafter": "draft_model", "draft_model": "self:2", "tree": "[(0,), (1,), (0, 0), (1, 0)]"},
     "forced": {"drafter": "draft_model", "draft_model": "self:2", "tree": "2x2"},
     "dynamic": {"drafter": "draft_model", "draft_model": "self:2", "tree": "dynamic:6,depth=3,top=3"},
+    "module": {"drafter": "mtp", "tree": "[(0,), (1,), (0, 0)]"},
+    "modules": {"drafter": "mtp", "tree": "2"},
 }
 # Of "forced": at some positions the first child is accepted and the second rejected, at others all are rejected.
 FORCED = Changes(
@@ -27,7 +30,7 @@ FORCED = Changes(
 def run(tiny, backend, name, params):
     engine = Engine(
         changes=FORCED if name == "forced" else None,
-        target=str(tiny),
+        target=str(with_modules(tiny, 2) if DRAFTERS[name]["drafter"] == "mtp" else tiny),
         dtype="float32",
         kv_memory=0.01,
         backend=backend,

@@ -19,6 +19,7 @@ from specscope.trace.record.tree import DraftTree
 from tests.dflash import write_dflash
 from tests.heads import head_tensors, write_head, write_parallel_head
 from tests.kernels import DEVICE
+from tests.mtp import with_modules
 
 PROMPTS = ["abcabcabcab", "the cat sat"]
 DRAFTERS = {
@@ -27,6 +28,7 @@ DRAFTERS = {
     "draft_model": {"drafter": "draft_model", "draft_model": "self:2", "tree": "dynamic:3,depth=2,top=2"},
     "eagle": {"drafter": "eagle", "tree": "dynamic:3,depth=2,top=2"},
     "eagle tree": {"drafter": "eagle", "tree": "[(0,), (1,), (1, 0)]"},
+    "mtp": {"drafter": "mtp", "tree": "[(0,), (1,), (1, 0)]"},
     "eagle in one pass": {"drafter": "eagle", "tree": "dynamic:3,depth=2,top=2", "draft_model": "parallel"},
     "dflash": {"drafter": "dflash", "tree": "3", "draft_model": "block"},
 }
@@ -48,7 +50,7 @@ def engine_of(model, head, how):
     if how["drafter"] in ("eagle", "dflash"):
         how = {**how, "draft_model": str(head / how.get("draft_model", "eagle"))}
     config = EngineConfig(
-        target=str(model),
+        target=str(with_modules(model) if how["drafter"] == "mtp" else model),
         dtype="float32",
         kv_memory=0.01,
         backend="triton",
@@ -90,7 +92,7 @@ def watch_replays(graphs):
     ("name", "temperature"),
     [
         pytest.param(name, temperature, marks=() if name == "ngram" else pytest.mark.slow)
-        for name, temperature in zip(DRAFTERS, (0.9, 0.0, 0.9, 0.0, 0.9, 0.0, 0.9), strict=True)
+        for name, temperature in zip(DRAFTERS, (0.9, 0.0, 0.9, 0.0, 0.9, 0.9, 0.0, 0.9), strict=True)
     ],
 )
 def test_a_captured_engine_gives_the_same(tiny, deep, head, name, temperature):
