@@ -151,7 +151,7 @@ def test_a_rule_that_only_a_capture_names_is_never_imported(folder, installed, t
     (folder / "again.jsonl").write_bytes((folder / "run.jsonl").read_bytes())
     told = {}
     judges = ["verify", "diagnose", "diagnose --only audit", "diagnose --only locate", "report", "why", "export -o t"]
-    for verb in (*judges, "tune", "tune --check", "compare run.jsonl"):
+    for verb in (*judges, "tune", "tune --check", "compare again.jsonl"):
         told[verb] = said(folder, installed, tiny, *verb.split(), "run.jsonl", code=(0, 1, 2))
     assert "was not judged: verify --rule lenient:typical does" in " ".join(told["verify"].split())
     assert "somebody's own (lenient:typical)" in " ".join(told["report"].split())
