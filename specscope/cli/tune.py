@@ -164,7 +164,7 @@ def _tune(data: Recorded, wanted: dict[str, TreePlan], nodes: int, costs: Costs 
     from specscope.plans.plan import parse_plan
 
     default = DEFAULT_TREES.get(data.run.drafter) if data.run.is_ours else None
-    named = wanted if default is None else {"default": parse_plan(default), **wanted}
+    named = {"default": parse_plan(default), **wanted} if default else wanted
     return judge(data, named, nodes, costs, warnings)
 
 

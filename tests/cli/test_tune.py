@@ -18,6 +18,7 @@ from specscope.plans.costs import CostPoint, Costs, about_run, write_costs
 from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.reading import read_capture
 from tests.faults.models import HEAD, TARGET, story
+from tests.faults.settings import Setting, record
 
 TRACES = Path(__file__).parents[2] / "traces"
 EAGLE = TRACES / "eagle.jsonl"
@@ -100,6 +101,13 @@ def test_what_does_not_fit_together_is_refused(costs, tmp_path):
     assert "holds the costs of drafter eagle" in refused(run(TRACES / "ngram.jsonl", "--costs", costs))
     assert "give --batch 1" in refused(run(EAGLE, "--costs", costs, "--batch", 2))
     assert "it looked at 4 children" in refused(run(EAGLE, "--no-costs", "--tree", "dynamic:8,depth=2,top=8"))
+
+
+def test_a_drafter_whose_default_tree_its_config_tells_is_tuned(tmp_path):
+    capture = record(Setting("dflash chain", requests=4, tokens=40), tmp_path / "run.jsonl")
+    result = run(capture, "--no-costs")
+    assert result.exit_code == 0, result.output
+    assert "The best static tree of each size" in result.output
 
 
 def test_a_capture_without_drafts_is_refused(tmp_path):
