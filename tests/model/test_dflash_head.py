@@ -9,6 +9,7 @@ import torch
 from specscope.errors import UserError
 from specscope.model.batch import Segment
 from specscope.model.heads.dflash import DFlashRunner, block_segment, load_dflash
+from specscope.model.heads.head_loader import load_head
 from specscope.model.kv_cache import BlockTable
 from specscope.model.loader import load_model
 from specscope.plans.model_digest import model_digest
@@ -167,6 +168,11 @@ def test_a_head_that_does_not_fit_is_refused_in_one_line(tmp_path, target, wrong
     with pytest.raises(UserError, match=wrong) as refused:
         load_dflash(str(MISFITS[wrong](tmp_path)), target)
     assert "\n" not in str(refused.value)
+
+
+def test_it_is_no_eagle_head(tmp_path, target):
+    with pytest.raises(UserError, match=r"holds no EAGLE head: it is for --drafter dflash"):
+        load_head(str(write_dflash(tmp_path)), target)
 
 
 def test_a_mask_embedding_is_part_of_the_heads_digest(tmp_path):

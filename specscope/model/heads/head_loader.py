@@ -17,7 +17,7 @@ from specscope.model.heads.eagle_head import EagleHead, in_halves, rotary_of
 from specscope.model.heads.head_config import HeadConfig, read_config
 from specscope.model.loader import LoadedModel, quick_meta
 from specscope.model.places import head_place
-from specscope.plans.heads import WEIGHTS, weight_files
+from specscope.plans.heads import WEIGHTS, head_kind, weight_files
 
 EMBEDDING = "embed_tokens.weight"
 MASK_HIDDEN = "mask_hidden"
@@ -38,6 +38,8 @@ class LoadedHead:
 def load_head(folder: str, target: LoadedModel) -> LoadedHead:
     """Load a head from its folder. Raises UserError, with both shapes where it does not fit the target."""
     path = head_place(folder)
+    if (kind := head_kind(path)) != "eagle":
+        raise UserError(f"{path} holds no EAGLE head: it is for --drafter {kind}")
     tensors = read_tensors(path)
     version = 3 if any(name.startswith("midlayer.hidden_norm") for name in tensors) else 1
     parallel = MASK_HIDDEN in tensors
