@@ -22,7 +22,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "engine": (3001, 2350),
     "plans": (1063, 850),
     "speculate": (3856, 2700),
-    "model": (3658, 2800),
+    "model": (3660, 2800),
     "kernels": (2271, 2200),
     "inside": (1850, 1850),
     "vllm, transformers, sglang": (5404, 4050),
@@ -34,7 +34,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "testing": (766, 320),
     "bench, train": (0, 0),
     "top level": (943, 600),
-    "all": (81749, 64500),
+    "all": (81751, 64500),
     "benchmarks": (3300, 3300),
 }
 TESTS_BUDGET = 40_500
