@@ -50,6 +50,7 @@ class NoTorch:
         if name in ("torch", "textual"):
             raise RuntimeError(f"{name} is imported")
 sys.meta_path.insert(0, NoTorch())
+from tests.support.commands import run_here
 print(json.dumps([run_here(words) for words in json.load(sys.stdin)]))
 """
 

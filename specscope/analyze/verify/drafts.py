@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from specscope.analyze.evidence.arrays import Indices, lengths, numbers
+from specscope.analyze.evidence.arrays import Indices, joined, lengths, numbers
 from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.findings import Finding
 from specscope.analyze.verify.coin_keys import coins_of, draw_numbers, own_key
@@ -166,10 +166,12 @@ def drafters_state(c: Columns) -> Iterator[Finding]:
 
     What fed a head is no row of zeros, no row of another position, and no layer's was normalised. No two positions of a
     text have the same norms in two layers or more, but where a text goes round in a loop. A single layer's may agree by
-    chance, and are compared with those of the position before.
+    chance, and are compared with those of the position before; not where it lies behind a norm, and all are alike.
     """
     steps, problems, of_rows, tokens = list[int](), list[str](), list[tuple[float, ...]](), set[int]()
     known: dict[tuple[str, tuple[float, ...]], tuple[int, int]] = {}  # a request's norms: position, token behind
+    every = joined(c.picked, "notes", "fed_norms", np.float64)
+    alike = len(every) > 0 and float(np.std(every)) < FLAT * float(np.mean(every))
     for step in np.flatnonzero(lengths(c.picked, "notes", "fed_norms")).tolist():
         part = c.parts[step]
         assert part.notes is not None
@@ -179,7 +181,7 @@ def drafters_state(c: Columns) -> Iterator[Finding]:
             before, behind = known.setdefault(key, (position, token))
             if not any(norms):
                 problem = f"the features of position {position} are all zero"
-            elif before == position - 1:
+            elif before == position - 1 and not (alike and len(norms) == 1):
                 problem = f"position {position} holds the features of the position before"
             elif before != position and behind != token and len(norms) > 1:
                 problem = f"position {position} holds the features of position {before}"
