@@ -17,7 +17,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "trace": (11358, 9300),
     "remote": (1884, 1700),
     "watch": (1994, 1850),
-    "analyze": (22361, 15700),
+    "analyze": (22363, 15700),
     "measure": (4732, 3300),
     "engine": (3001, 2350),
     "plans": (1063, 850),
@@ -34,7 +34,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "testing": (766, 320),
     "bench, train": (0, 0),
     "top level": (943, 600),
-    "all": (81751, 64500),
+    "all": (81753, 64500),
     "benchmarks": (3300, 3300),
 }
 TESTS_BUDGET = 40_500
