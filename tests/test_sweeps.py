@@ -106,7 +106,7 @@ def commands(group=cli, path=()):
     for name, command in group.commands.items():
         if isinstance(command, click.Group):
             yield from commands(command, (*path, name))
-        elif name != "help":
+        elif name != "transformers":  # which becomes another program
             yield (*path, name), command
 
 
