@@ -136,7 +136,8 @@ def _families(rule: str, calls: Sequence[ChainCall]) -> list[Family]:
         "emitted surprisal": "emitted tokens follow the target's p: lossless",
     }
     as_often = f"drafts are accepted as often as {rule} says"
-    made = [Family("acceptance", as_often, {"": _unplaced(decided)}, SHARE, _nowhere)]
+    by_coins = "the coins decide each draft" if len(chance) and not len(free) else FEW
+    made = [Family("acceptance", as_often, {"": _unplaced(decided)}, SHARE, _nowhere, by_coins)]
     for name, about in words.items():
         skipped = lacking if name == "emitted surprisal" else ""
         made.append(Family(name, about, {} if skipped else {"": sums[name]}, NATS, _nowhere, skipped or FEW))
