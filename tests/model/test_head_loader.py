@@ -298,7 +298,10 @@ BROKEN = [  # what its config says (None: nothing), a tensor (None: it is not th
     ({"fc_norm": True}, "lacks fc_norm.0.weight"),
     *[({"partial_rotary_factor": share}, "even number of the 12") for share in (0.25, 1.5, -1, "x", [0.5])],
     ({"rope_scaling": {"partial_rotary_factor": 0.1, "rope_type": "default"}}, "even number of the 12"),
-    *[((name, None), f"lacks {name}") for name in ("fc.weight", "norm.weight", "d2t", "midlayer.mlp.up_proj.weight")],
+    *[
+        ((name, None), f"lacks {name}")
+        for name in ("fc.weight", "norm.weight", "d2t", "midlayer.mlp.up_proj.weight", "midlayer.hidden_norm.weight")
+    ],
     (("fc2.weight", torch.ones(2)), "has fc2.weight, which an EAGLE-3 head has not"),
     (("input_norm.weight", torch.ones(144)), "has input_norm.weight, which an EAGLE-3 head has not"),
     (("fc_norm.0.weight", torch.ones(48)), "has fc_norm.0.weight, which an EAGLE-3 head has not"),
