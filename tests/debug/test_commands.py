@@ -433,7 +433,7 @@ def test_at_temperature_0_there_is_a_choice_and_no_coin(tiny):
     commands.run("break reject if kind == 'recovered' and p_tried == 0")
     stop = commands.run("continue")
     token = commands.session.history.vocabulary.show(commands.session.part.verdict.token)
-    assert f"rejected: the target's choice is ‘{token}’, and no coin decides" in stop
+    assert f"rejected: greedy decoding takes the target's top token, ‘{token}’" in stop
     (record,) = commands.session.history.steps[-1:]  # as another engine's record has it: no coin was tossed
     (part,) = record.requests
     verdict = dataclasses.replace(part.verdict, coin=part.verdict.coin * 0, final_coin=0.0)

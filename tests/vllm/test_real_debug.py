@@ -129,7 +129,7 @@ def test_at_temperature_0_it_shows_choices(vllm):
     while "recovered" not in (stop := client.run("continue")):
         pass
     token = re.search(r"recovered (.*)", stop)[1]
-    assert f"rejected: the target's choice is ‘{token}’, and no coin decides" in stop
+    assert f"rejected: greedy decoding takes the target's top token, ‘{token}’" in stop
     assert [client.run(f"print {name}") for name in ("u", "final_coin")] == ["None", "None"]
     assert client.run("clear reject") == "deleted breakpoint 1: break reject"
     client.run("quit")

@@ -467,7 +467,7 @@ def _final(step: RequestStep, vocabulary: Vocabulary) -> str:
     if len(step.tree) in verdict.forced.tolist():
         return f"{where}; it was forced, so this step is not lossless."
     if verdict.is_greedy:
-        return f"{where}: the target's choice, and no coin decides."
+        return f"{where}: greedy decoding takes the top token."
     if not verdict.tells_p:
         return f"{where}; its p is not recorded."
     source = "what the rejections left of p" if verdict.kind is FinalKind.RECOVERED else "p"
@@ -495,10 +495,10 @@ def decision_text(step: RequestStep, node: int, vocabulary: Vocabulary) -> str:
     if accepted != (tried == 1) and coin_sign(verdict, node) != BELOW:
         return f"{word}: although the target's p of it is {tried:.0f}"
     if accepted:
-        return f"{word}: it is the target's choice, and no coin decides"
+        return f"{word}: greedy decoding takes the target's top token, and this is it"
     wanted = place.wanted
-    named = "another token" if wanted is None else quoted(vocabulary, wanted.token)
-    return f"{word}: the target's choice is {named}, and no coin decides"
+    named = "another one" if wanted is None else quoted(vocabulary, wanted.token)
+    return f"{word}: greedy decoding takes the target's top token, {named}"
 
 
 def _not_tried(place: PlaceView, vocabulary: Vocabulary) -> str:

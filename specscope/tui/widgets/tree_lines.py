@@ -100,7 +100,7 @@ FORMS: tuple[tuple[int, tuple[TreeColumn, ...]], ...] = (
     (1, (P,)),
     (1, ()),
 )
-# At temperature 0 no coin decides, and p is 0 or 1: the target's p before that tells how near it was.
+# At temperature 0 p is 0 or 1: the target's p before that tells how near it was.
 GREEDY: tuple[tuple[int, tuple[TreeColumn, ...]], ...] = (
     (3, (RAW, RANK, DRAFT, P)),
     *((indent, (RAW, RANK, DRAFT)) for indent in (3, 2, 1)),

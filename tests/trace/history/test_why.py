@@ -25,34 +25,34 @@ ROOT = Path(__file__).parents[3]
 CAPTURES = [*sorted((ROOT / "traces").glob("*.jsonl")), *sorted((ROOT / "tests/data/vllm").glob("why*.jsonl"))]
 # A step in full, or one of its nodes: what `specscope why` prints there.
 PLACES = """
-eagle r0@0: Nothing was drafted: first token after the prompt. The final token ‘def’ is the target's own: the target's
-  choice, and no coin decides.
-eagle r0@1/1: Target wanted ‘␣f’ (raw p 0.961, 1st; draft p 0.072, 2nd), and it was drafted. Accepted: it is the
-  target's choice, and no coin decides.
-eagle r0@2: Accepted 5 of 5 levels: ‘␣b’ ‘):’ ‘⏎␣␣␣’ ‘␣c’ ‘␣=’. Target drew ‘␣a’. The accepted path ended at a leaf, so
-  ‘␣a’ is a bonus token: the target's choice, and no coin decides.
+eagle r0@0: Nothing was drafted: first token after the prompt. The final token ‘def’ is the target's own: greedy
+  decoding takes the top token.
+eagle r0@1/1: Target wanted ‘␣f’ (raw p 0.961, 1st; draft p 0.072, 2nd), and it was drafted. Accepted: greedy decoding
+  takes the target's top token, and this is it.
+eagle r0@2: Accepted 5 of 5 levels: ‘␣b’ ‘):’ ‘⏎␣␣␣’ ‘␣c’ ‘␣=’. Target drew ‘␣a’. The accepted path ended at a leaf,
+  so ‘␣a’ is a bonus token: greedy decoding takes the top token.
 eagle r0@3/3: Target wanted ‘␣*’ (raw p 0.961, 1st; draft p 0.481, 1st), drafted ‘⏎␣␣␣’ (raw p 0.002, 4th; draft p
   0.047, 4th). Not tried: its sibling ‘␣*’ was accepted; the target would not have taken it there.
-eagle r1@8/13: Target wanted ‘5’ (raw p 0.973, 1st; draft p 0.078, 4th), drafted ‘3’ (raw p 1e-04; draft p 0.162, 2nd).
-  Rejected: the target's choice is ‘5’, and no coin decides. The drafter had drafted ‘5’ here, and re-ranking dropped
-  it: a tree of more nodes might keep it.
+eagle r1@8/13: Target wanted ‘5’ (raw p 0.973, 1st; draft p 0.078, 4th), drafted ‘3’ (raw p 1e-04; draft p 0.162,
+  2nd). Rejected: greedy decoding takes the target's top token, ‘5’. The drafter had drafted ‘5’ here, and re-ranking
+  dropped it: a tree of more nodes might keep it.
 eagle r1@11: Accepted 1 of 3 levels: ‘1’. Target wanted ‘2’ (raw p 0.655, 1st; draft p 0.043, 6th), drafted ‘9’ (raw p
-  2e-04; draft p 0.329, 1st). Rejected: the target's choice is ‘2’, and no coin decides. The drafter ranks ‘2’ 6th
+  2e-04; draft p 0.329, 1st). Rejected: greedy decoding takes the target's top token, ‘2’. The drafter ranks ‘2’ 6th
   here: a tree 6 wide at this place would hold it; this one is 3 wide. At temperature 1 it would be accepted with
   probability 2e-04. Then also rejected: ‘1’ (raw p 0.254, 2nd; draft p 0.216, 2nd), node 9. Then also rejected: ‘8’
-  (raw p 2e-04; draft p 0.111, 3rd), node 10. All that was drafted there was rejected, so ‘2’ is a recovered token: the
-  target's choice, and no coin decides.
+  (raw p 2e-04; draft p 0.111, 3rd), node 10. All that was drafted there was rejected, so ‘2’ is a recovered token:
+  greedy decoding takes the top token.
 eagle r2@24/0: Target wanted ‘␣for’ (raw p 0.921, 1st; draft p 0.006, 15th), drafted ‘,’ (raw p 0.029, 3rd; draft p
-  0.263, 1st). Rejected: the target's choice is ‘␣for’, and no coin decides. The drafter ranks ‘␣for’ 15th here: a tree
-  15 wide at this place would hold it; this one is 4 wide. At temperature 1 it would be accepted with probability
+  0.263, 1st). Rejected: greedy decoding takes the target's top token, ‘␣for’. The drafter ranks ‘␣for’ 15th here: a
+  tree 15 wide at this place would hold it; this one is 4 wide. At temperature 1 it would be accepted with probability
   0.029.
 ngram r0@4/2: Drafted ‘⏎’. Not tried: its parent ‘<|im_end|>’ was rejected; the target would have taken it there.
 evidence r0@0: Nothing was drafted: first token after the prompt. The final token ‘print’ is the target's own: drawn
   from p by coin 0.752, where it had 0.262.
 evidence r0@1/0: Target wanted ‘(’ (p 0.861; raw p 0.746, 1st; q 0.976; draft p 0.913, 1st), and it was drafted.
   Accepted: coin 0.3552 < a = min(1, p / q) = min(1, 0.861 / 0.9758) = 0.8824.
-evidence r0@1/1: Target wanted ‘(’ (p 0.861; raw p 0.746, 1st; q 0.976; draft p 0.913, 1st), drafted ‘()’ (p 3e-05; raw
-  p 2e-04; q 0.001). Not tried: its sibling ‘(’ was accepted.
+evidence r0@1/1: Target wanted ‘(’ (p 0.861; raw p 0.746, 1st; q 0.976; draft p 0.913, 1st), drafted ‘()’ (p 3e-05;
+  raw p 2e-04; q 0.001). Not tried: its sibling ‘(’ was accepted.
 evidence r0@1/4: Drafted ‘⏎’ (p 0.520; q 0.475). Not tried: its parent ‘()’ was not tried.
 evidence r0@5: Accepted 0 of 4 levels. Target wanted ‘␣=’ (p 0.594; raw p 0.434, 1st; draft p 0.052, 3rd), drafted ‘`’
   (p 5e-07; raw p 6e-06; q 0.063; draft p 0.048, 4th). Rejected: coin 0.3325 ≥ a = min(1, p / q) = min(1, 4.582e-07 /
@@ -60,14 +60,14 @@ evidence r0@5: Accepted 0 of 4 levels. Target wanted ‘␣=’ (p 0.594; raw p 
   that are drawn may miss it. Then also rejected: ‘␣function’ (p 6e-05; raw p 3e-04; q 0.010), node 1. Then also
   rejected: ‘␣{’ (p 0.009; raw p 0.016; q 0.206; draft p 0.123, 1st), node 2. All that was drafted there was rejected,
   so ‘␣=’ is a recovered token: drawn from what the rejections left of p by coin 0.3962, where it had 0.615.
-evidence r0@9: Accepted 4 of 4 levels: ‘␣creates’ ‘␣a’ ‘␣new’ ‘␣function’. Target drew ‘␣that’. The accepted path ended
-  at a leaf, so ‘␣that’ is a bonus token: drawn from p by coin 0.4711, where it had 0.373.
+evidence r0@9: Accepted 4 of 4 levels: ‘␣creates’ ‘␣a’ ‘␣new’ ‘␣function’. Target drew ‘␣that’. The accepted path
+  ended at a leaf, so ‘␣that’ is a bonus token: drawn from p by coin 0.4711, where it had 0.373.
 evidence r2@15/1: Target wanted ‘␣tilt’ (p 0.402; raw p 0.323, 1st; outside the draft vocabulary), drafted ‘␣fresh’ (p
   3e-09; raw p 1e-07; q 8e-05). Rejected: coin 0.1611 ≥ a = min(1, p / q) = min(1, 0 / 8.308e-05) = 0; p was 3.476e-09
   before its earlier siblings were rejected. ‘␣tilt’ is outside the draft vocabulary: no tree of this drafter can hold
   it.
-sampled r1@9/1: Target wanted ‘ED’ (p 0.951; raw p 0.811, 1st; draft p 3e-05, 348th), drafted ‘␣number’ (p 9e-05; raw p
-  5e-04; q 0.069). Rejected: coin 0.9058 ≥ a = min(1, p / q) = min(1, 0 / 0.08466) = 0; p was 8.662e-05 before its
+sampled r1@9/1: Target wanted ‘ED’ (p 0.951; raw p 0.811, 1st; draft p 3e-05, 348th), drafted ‘␣number’ (p 9e-05; raw
+  p 5e-04; q 0.069). Rejected: coin 0.9058 ≥ a = min(1, p / q) = min(1, 0 / 0.08466) = 0; p was 8.662e-05 before its
   earlier siblings were rejected. The drafter ranks ‘ED’ 348th here: no tree is that wide.
 why_sampled 0-a94ff275@1/0: Target wanted ‘␣are’ (p 0.367; raw p 0.237, 1st; draft p 0.025, 7th), drafted ‘␣can’ (p
   0.084; raw p 0.073, 3rd; draft p 0.332, 1st). Rejected: coin 0.2343 ≥ a = p = 0.08395: the token was not drawn, so q
@@ -154,11 +154,11 @@ def test_what_is_not_recorded_is_not_said():
     lean = dataclasses.replace(step, parents=None)
     assert why(run, lean, 0) == [
         "Target wanted ‘␣for’, drafted ‘,’ (draft p 0.263).",
-        "Rejected: the target's choice is ‘␣for’, and no coin decides.",
+        "Rejected: greedy decoding takes the target's top token, ‘␣for’.",
     ]
     forced = dataclasses.replace(step.verdict, forced=np.array([len(step.tree)], np.int32))
     sentences = why(run, dataclasses.replace(lean, verdict=forced), 0)
-    assert sentences[1] == "Rejected: the target's choice is another token, and no coin decides."
+    assert sentences[1] == "Rejected: greedy decoding takes the target's top token, another one."
     untold = dataclasses.replace(step.verdict, final_p=0.0, p=step.verdict.p * 0, p_trial=step.verdict.p_trial * 0)
     sentences = why(run, dataclasses.replace(lean, verdict=untold), 0)
     assert sentences == [
