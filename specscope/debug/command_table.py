@@ -40,7 +40,7 @@ FORK_PARAMS = (
     *("seed", "max_tokens", "min_tokens"),
 )
 FORK_TAKES = (
-    ("temperature=0.7", f"another sampling parameter; likewise {', '.join(FORK_PARAMS[1:])}"),
+    ("temperature=0.7", f"another sampling parameter; also {', '.join(FORK_PARAMS[1:])}"),
     ("drafter=NAME", "another drafter: eagle, dflash, ngram, suffix, draft_model or none"),
     ("draft_model=MODEL", "another draft model or head"),
     ("tree=TREE", "another draft tree: 5, 3x5, top:3x5, dynamic:24, ..."),

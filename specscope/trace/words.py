@@ -231,7 +231,7 @@ NODE: dict[str, Fact] = {
         _of_draw("low"),
     ),
     "p_tried": Fact(float, "p when the node was tried: in the residual after rejected siblings", "verdict.p_trial"),
-    "q_tried": Fact(float, "q when the node was tried, likewise", "verdict.q_trial"),
+    "q_tried": Fact(float, "q when the node was tried: after the siblings drawn before it", "verdict.q_trial"),
     "a": Fact(
         float,
         "the node's acceptance probability; the ratio of its path if its coin decided nothing",

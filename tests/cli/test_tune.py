@@ -170,4 +170,4 @@ def test_a_recorded_tree_that_cannot_be_read_leaves_the_others_to_be_judged(form
 def test_a_capture_that_tells_of_no_tree_is_refused_in_text_and_json_alike(form):
     found = run(DAMAGED / "tune-max-empty.jsonl", "--no-costs", *form)
     assert isinstance(found.exception, UserError)
-    assert str(found.exception).startswith("the capture tells of no tree")
+    assert str(found.exception).startswith("the capture shows too little to judge any tree")

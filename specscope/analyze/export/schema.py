@@ -239,7 +239,7 @@ PARENTS = STEP + _columns(  # of specscope.load only: in files each node has its
     ("outside", FLOAT, "the target's raw mass on tokens that the drafter does not know", NO_MODEL),
     ("top", INTS, "token ids that were likeliest for the target, raw", NO_IDS),
     ("top_p", FLOATS, "their raw probabilities"),
-    ("draft_top", INTS, "likewise for the drafter", f"{NO_MODEL.words}, and {NO_IDS.words}"),
+    ("draft_top", INTS, "token ids that were likeliest for the drafter, raw", f"{NO_MODEL.words}, and {NO_IDS.words}"),
     ("draft_top_p", FLOATS, "its probabilities", NO_MODEL),
 )
 
@@ -266,7 +266,7 @@ NODES = STEP + _columns(
     ("judged", BOOL, "whether its own coin decided; under block and traversal a node below may have"),
     ("p", FLOAT, "the target's probability of the token at its parent", NO_P),
     ("p_trial", FLOAT, "p when it was tried, after rejected siblings were taken away", UNTRIED),
-    ("q_trial", FLOAT, "likewise of q", UNTRIED),
+    ("q_trial", FLOAT, "q when it was tried, after the siblings drawn before it", UNTRIED),
     ("accept_prob", DOUBLE, "min(1, p_trial / q_trial); under block and traversal a ratio", UNTRIED),
     ("coin", DOUBLE, "uniform number that decides", NO_COIN),
     ("draft_coin", DOUBLE, "uniform number that drew the token from q", NO_DRAW),

@@ -148,7 +148,9 @@ def asked(judge: Judge, plan: TreePlan, space: Space) -> TreeRow:
     elif plan.max_depth > evidence.max_depth and (isinstance(plan, DynamicPlan) or str(plan) != str(space.recorded)):
         why, again = f"its trees are {evidence.max_depth} deep", str(plan)
     if why:
-        raise UserError(f"the capture cannot tell of {plan}: {why}; record with --tree {again} to judge it")
+        raise UserError(
+            f"the capture cannot show what {plan} would accept: {why}; record with --tree {again} to judge it"
+        )
     return judge.row(plan)
 
 

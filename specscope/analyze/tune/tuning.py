@@ -140,7 +140,7 @@ def trees(
     rows = [replace(row, names=names[row.tree]) for row in rows] + candidates(judge, space, costs)
     if not rows:
         raise UserError(
-            "the capture tells of no tree: not of the recorded one, and its drafts have too little to judge others by; "
+            "the capture shows too little to judge any tree: not even the recorded one; "
             "record with --tree dynamic:32, or name one with --tree"
         )
     each = lengths(evidence, [row.accepted for row in rows])
