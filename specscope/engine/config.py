@@ -24,7 +24,7 @@ from specscope.plans.plan import DynamicPlan, StaticPlan, TreePlan, parse_plan
 from specscope.speculate.named import NamedCode, is_named, name_of
 from specscope.trace.checked import Flag, base_of, checked, flags_of, required_types, short, whole
 from specscope.trace.record.own_rule import NodeTrial, OwnRule
-from specscope.trace.record.rules import BLOCK, RULES, STANDARD
+from specscope.trace.record.rules import BLOCK, LOSSY, RULES, STANDARD, is_lossy
 from specscope.whole_file import read_object
 
 DRAFTERS = ("auto", *RUN_HERE, "none")
@@ -131,6 +131,8 @@ class EngineConfig:
                 raise UserError(f"--{name.replace('_', '-')} is empty: give a value, or leave the flag out")
         self._check_named("drafter", self.own, DRAFTERS, "module:Class")
         self._check_named("rule", self.own_rule, RULES, "module:function")
+        if is_lossy(self.rule):
+            raise UserError(f"--rule {short(self.rule)}: {LOSSY}:NAME is a rule of another engine: rename your module")
         if self.drafter == "auto":
             object.__setattr__(self, "drafter", self._pick_drafter())
         if self.drafter == "draft_model" and self.draft_model is None:

@@ -34,7 +34,10 @@ class NamedCode:
         """Raises UserError where there is no such module; nothing is imported."""
         if not is_named(name):
             raise UserError(f"{flag} {short(name)}: write module:name")
-        top = name.partition(":")[0].partition(".")[0]
+        module, _, inside = name.partition(":")
+        if module.endswith(".py"):
+            raise UserError(f"{flag} {name}: leave out .py, as in {flag} {module.removesuffix('.py')}:{inside}")
+        top = module.partition(".")[0]
         if top in sys.modules or importlib.util.find_spec(top) is not None:
             return NamedCode(name, "")
         folder = os.getcwd()

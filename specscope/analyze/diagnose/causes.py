@@ -317,6 +317,10 @@ class Cause(Enum):
         "the drafter is weak here",
         "another drafter, or a head trained on text like this",
     )
+    DRAFTS_SHIFTED = (
+        "the drafts are shifted by one token",
+        "which token the drafter goes on from: its first draft must be what follows the last committed token",
+    )
     DRAFTER_AT_CHANCE = (
         "the drafter guesses no better than chance",
         "another vocabulary map, tokenizer or target than it was trained for, or weights that were not read",

@@ -20,13 +20,37 @@ FEW_TOKENS = 50  # of a vocabulary: chance alone ranks a token high
 HARD = 1.0  # nats: about as unsure as between three equal tokens
 EASY = 0.75  # conditional acceptance at the deepest level: one more level would gain about as much
 WIDEST = 2**18  # tokens: no vocabulary is larger
+SHIFTED = 0.5  # of the first drafted tokens are a neighbour of the one that was wanted
 FEWEST = 20  # drafts, or trials at a depth
 
 
 def remarks(case: Case) -> list[Suspect]:
     """All that apply."""
     entropy = Entropy.of(case)
-    return [*weak_drafter(case, entropy), *wide(entropy), *tree_too_small(case)]
+    weak = [*shifted(case)] or [*weak_drafter(case, entropy)]
+    return [*weak, *wide(entropy), *tree_too_small(case)]
+
+
+def shifted(case: Case) -> Iterator[Suspect]:
+    """Most first drafts are the output's token after the wanted one, or the one before it. Of any drafter."""
+    run, drafts, late, early, right = case.history.run, 0, 0, 0, 0
+    for request in case.history.requests.values() if run is not None and run.tells_tokens else ():
+        output, place = [token for token, _ in request.output()], 0
+        for part in request.steps:
+            if len(part.tree) and 0 < place < len(output) - 1:
+                first, drafts = int(part.tree.token[0]), drafts + 1
+                early += first == output[place - 1]
+                right += first == output[place]
+                late += first == output[place + 1]
+            place += part.emitted
+    for count, where, begins in (
+        (late, "what the target chose one step later", "late"),
+        (early, "the last committed token itself", "early"),
+    ):
+        if drafts >= FEWEST and count > SHIFTED * drafts and right < (1 - SHIFTED) * count:
+            line = f"the first drafted token is {where} in {count:,} of {drafts:,} drafts"
+            line += f": drafts begin one token too {begins}"
+            yield Suspect(Cause.DRAFTS_SHIFTED, Proof.SUM, (line,))
 
 
 def weak_drafter(case: Case, entropy: Entropy | None) -> Iterator[Suspect]:

@@ -60,7 +60,7 @@ class OwnDrafter(Drafter):
     def __init__(self, make: Callable[[DrafterSetup], Any], named: str, setup: DrafterSetup) -> None:
         """`named`: module:Class. Raises UserError where what `make` makes is no drafter."""
         self._flag, self._vocabulary = f"--drafter {named}", setup.target.vocab_size
-        self._theirs = self._asked("making it", make, setup)
+        self._theirs = self._asked("making it with a DrafterSetup", make, setup)
         missing = [name for name in ("max_nodes", "max_depth", "propose") if not hasattr(self._theirs, name)]
         if missing:
             raise UserError(
@@ -102,6 +102,8 @@ class OwnDrafter(Drafter):
         return drafts
 
     def _wrong(self, draft: Draft) -> str:
+        if not isinstance(draft, Draft):
+            return f"is a {type(draft).__name__}: propose gives a specscope.Draft, such as Draft.chain(tokens)"
         tree, n = draft.tree, len(draft.tree)
         if any(not ROOT <= above < node for node, above in enumerate(tree.parent.tolist())):
             return "has a node before its parent"

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from specscope import Draft, Drafter, Engine, SamplingParams
 from specscope.analyze.diagnose import healthy
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import Suspect
@@ -19,6 +20,7 @@ from specscope.analyze.diagnose.text import render_diagnosis
 from specscope.analyze.findings import CheckResult, Exit, Finding
 from specscope.analyze.locate.located import Proof
 from specscope.analyze.verify.trial import judge
+from specscope.trace.history.history import History
 from specscope.trace.record.records import Outcome, Preceded
 from tests.analyze.compare.runs import Made, make
 from tests.analyze.histories import history as made
@@ -326,3 +328,38 @@ def test_a_request_that_goes_on_by_the_count_of_another_lost_no_token():
     assert found.faults[0].cause is Cause.ROWS_SWAPPED
     assert Cause.TOKEN_LOST not in [fault.cause for fault in found.faults]
     assert "the count of another request of the same batch" in str(found.faults[0].for_)
+
+
+class Oracle(Drafter):
+    """Drafts what comes, but from `shift` tokens further on."""
+
+    max_nodes = max_depth = 3
+
+    def __init__(self, texts, shift):
+        self.texts, self.shift = texts, shift
+
+    def propose(self, contexts):
+        begins = [(self.texts[c.request], len(c.tokens) + self.shift) for c in contexts]
+        return [Draft.chain(text[begin : begin + 3]) for text, begin in begins]
+
+
+@pytest.mark.parametrize(("shift", "begins"), [(1, "late"), (-1, "early"), (0, "")])
+def test_drafts_that_begin_a_token_off_are_named_whatever_drafted_them(tiny, shift, begins):
+    prompts = ["the cat sat on", "a dog", "x y z", "once more"]
+
+    def recorded(**how):
+        engine, history = Engine(target=str(tiny), dtype="float32", kv_memory=0.01, threads=1, **how), History()
+        history.run, history.vocabulary = engine.run_info, engine.vocabulary
+        engine.bus.subscribe(history.append, lossless=True)
+        for prompt in prompts:
+            engine.add(prompt, SamplingParams(max_tokens=40, ignore_eos=True))
+        while engine.busy:
+            engine.step()
+        engine.bus.flush()
+        return history
+
+    plain = recorded(drafter="none").requests.values()
+    texts = {r.id: [*r.info.prompt_tokens.tolist(), *(token for token, _ in r.output()), 0, 0] for r in plain}
+    found = [*healthy.shifted(case_of(recorded(drafter=lambda setup: Oracle(texts, shift))))]
+    assert [each.cause for each in found] == [Cause.DRAFTS_SHIFTED] * bool(begins)
+    assert all(each.for_[0].endswith(f"drafts: drafts begin one token too {begins}") for each in found)

@@ -107,6 +107,7 @@ SAMPLED = DraftTree.build([3], [-1], [0.5], Drawn.WITH_REPLACEMENT)
         (proposing(Draft(DraftTree.build([1, 2], [1, -1]))), "has a node before its parent"),
         (proposing(Draft(SAMPLED)), r"has the sampled node 0 without q \[300\] at its parent"),
         (proposing(Draft(SAMPLED, {-1: torch.ones(7)})), r"has the sampled node 0 without q \[300\]"),
+        (proposing([1, 2]), r"is a list: propose gives a specscope.Draft, such as Draft.chain\(tokens\)"),
         (mine({"propose": lambda self, contexts: []}), "propose gave 0 drafts for 2 requests"),
         (mine({"propose": lambda self, contexts: 1 / 0}), "propose failed: ZeroDivisionError"),
         (
@@ -115,7 +116,7 @@ SAMPLED = DraftTree.build([3], [-1], [0.5], Drawn.WITH_REPLACEMENT)
         ),
         (mine({"max_nodes": 0}), "max_nodes is 0 and max_depth 4"),
         (mine({"name": "eagle"}), "its name is eagle, which is a drafter of specscope"),
-        (lambda: None, "making it failed: TypeError"),
+        (lambda: None, "making it with a DrafterSetup failed: TypeError"),
         (lambda setup: 3, "has no max_nodes: derive it from specscope.Drafter"),
     ],
 )
@@ -129,6 +130,7 @@ def test_a_mistake_is_named(tiny, drafter, says):
     [
         ("nowhere_to_be:A", None, "there is no module nowhere_to_be, neither installed nor in"),
         ("mine_a:B", "A = 1", "mine_a has no B"),
+        ("mine_a.py:A", None, "leave out .py, as in --drafter mine_a:A"),
         ("mine_b:A", "A = (", r"cannot be imported: SyntaxError"),
         ("mine_c:A", "1 / 0", r"cannot be imported: ZeroDivisionError: division by zero \(.*mine_c.py, line 1\)"),
         ("mine_d:A", "import mine_e", "cannot be imported: ModuleNotFoundError: No module named 'mine_e'"),

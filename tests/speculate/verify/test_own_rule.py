@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import types
 
 import numpy as np
 import pytest
@@ -171,6 +172,10 @@ def test_a_name_alone_imports_nothing():
 def test_what_is_no_function_is_refused():
     with pytest.raises(UserError, match=r"--rule tests\.own:Bigrams\.plan"):
         Engine(rule="tests.own:Bigrams.plan")
+    ratio_of_lossy = types.FunctionType(ratio.__code__, globals(), "ratio")
+    ratio_of_lossy.__module__ = "lossy"
+    with pytest.raises(UserError, match="--rule 'lossy:ratio': lossy:NAME is a rule of another engine: rename your mo"):
+        Engine(rule=ratio_of_lossy)
     with pytest.raises(UserError, match=r"--rule specscope:__version__ is '0.1.0': name a function"):
         Engine(rule="specscope:__version__")
 
