@@ -1,8 +1,10 @@
 """Shared by all tests: one thread each (two processes of tests on two cores), hypothesis without deadlines."""
 
+import ctypes
 import gc
 import os
 import signal
+import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -73,4 +75,6 @@ def _room():
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     if resident > _resident[0] + GROWN:
         gc.collect()
+        if sys.platform == "linux":  # what is free between others stays with the process
+            ctypes.CDLL(None).malloc_trim(0)
         _resident[0] = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
