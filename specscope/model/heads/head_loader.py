@@ -41,7 +41,8 @@ def load_head(folder: str, target: LoadedModel) -> LoadedHead:
     if (kind := head_kind(path)) != "eagle":
         raise UserError(f"{path} holds no EAGLE head: it is for --drafter {kind}")
     tensors = read_tensors(path)
-    version = 3 if any(name.startswith(("midlayer.hidden_norm", "norm.")) for name in tensors) else 1
+    is_eagle3 = "midlayer.hidden_norm.weight" in tensors or {"fc.weight", "norm.weight"} <= set(tensors)
+    version = 3 if is_eagle3 else 1
     parallel = MASK_HIDDEN in tensors
     config = read_config(path, version, len(target.layers), parallel=parallel)
     if parallel:
