@@ -147,7 +147,7 @@ def test_what_a_family_declares_as_ignorable_is_no_fault(tmp_path):
     assert load_model(str(tmp_path / "model"), CPU, torch.float32).vocab_size == 199
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", sorted(set(CONFIGS) - {"step3p7"}))  # a folder of which is refused: it sees images
 def test_whole_models_of_every_family_are_taken_and_compute_the_same(name, tmp_path):
     build(name).save_pretrained(tmp_path / "model")
     plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
