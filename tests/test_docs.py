@@ -15,7 +15,7 @@ TEXT = {page.relative_to(ROOT).as_posix(): page.read_text() for page in PAGES}
 LIMITS = {"README.md": 8000, "BENCHMARKS.md": 8000, "CONTRIBUTING.md": 4000}  # bytes
 EVERYTHING = "\n".join(TEXT.values())
 # Flags of pip, pytest, vLLM and its bench, SGLang, docker, guidellm, trainers, llama.cpp, Prometheus and curl
-OF_OTHERS = """help version no-deps lf
+OF_OTHERS = """help help-all version no-deps lf
 speculative-config otlp-traces-endpoint max-num-batched-tokens save-result tail model-path speculative-algorithm
 speculative-draft-model-path speculative-eagle-topk base-url tokenizer dataset-name random-input-len random-output-len
 num-prompts max-concurrency result-filename backend endpoint request-rate model data profile constraint ignore-eos

@@ -51,6 +51,7 @@ LISTED = re.compile(
     r"captures\[0\]\.beside: \[\] -> nothing|tune.* -> .*Record with --tree dynamic:32"
     # `why` says once what it said of each rejection: that ranks in the drafter are not known
     r"|why\.json\.notes: \[\] -> \[\"the capture does not hold the drafter's likeliest tokens: [^,\"]*\"\]$"
+    r"|no coin decides.*\" -> \".*greedy decoding takes the (target's )?top token.*\"$"  # in plain words
     r"|wanted a token whose rank in the drafter is not known\.\" -> .* the target wanted another token\.\"$"
     r"|file: watch\.said\[0\]: .* is a capture, not a log, .* -> .* is a capture, not a log, "  # and results
     r"|diagnose\[8\]: : \[(\"audit: [^\"]*\"(, )?)+\] -> \[\]$"  # what a name explains is not unexplained
