@@ -16,7 +16,7 @@ ALLOWED = {
     "kernels": set(),
     "model": {"plans", "trace", "kernels"},
     "speculate": {"model", "plans", "trace", "kernels"},
-    "debug": {"trace"},
+    "debug": {"plans", "trace"},
     "engine": {"speculate", "model", "plans", "trace", "specscope"},
     "live": {"engine", "speculate", "model", "debug", "plans", "trace"},
     "remote": {"debug", "trace"},

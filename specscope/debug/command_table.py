@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from specscope.debug.events import EventKind
 from specscope.errors import UserError
 from specscope.gone import refuse_gone
+from specscope.plans.kinds import RUN_HERE
 from specscope.trace.checked import short
 
 
@@ -41,7 +42,7 @@ FORK_PARAMS = (
 )
 FORK_TAKES = (
     ("temperature=0.7", f"another sampling parameter; also {', '.join(FORK_PARAMS[1:])}"),
-    ("drafter=NAME", "another drafter: eagle, dflash, ngram, suffix, draft_model or none"),
+    ("drafter=NAME", f"another drafter: {', '.join(RUN_HERE)} or none"),
     ("draft_model=MODEL", "another draft model or head"),
     ("tree=TREE", "another draft tree: 5, 3x5, top:3x5, dynamic:24, ..."),
     ("rule=RULE", "another rule of verification: standard, block, traversal or match"),

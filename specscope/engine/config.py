@@ -54,8 +54,7 @@ class EngineConfig:
     drafter: Annotated[
         str,
         Flag(
-            "eagle, dflash, ngram, suffix, draft_model, mtp, none, or your module:Class.  "
-            "[default: eagle; ngram with --target]",
+            f"{', '.join(RUN_HERE)}, none, or your module:Class.  [default: eagle; ngram with --target]",
             "DRAFTER",
         ),
     ] = "auto"

@@ -247,12 +247,7 @@ class Head:
 
         A pair is a feature and the token after it. A step whose root has no pair is skipped.
         """
-        text = torch.tensor(contexts.text[: len(features) + 1])
-        pairs = min(len(features), len(text) - 1)
-        by_step: dict[int, list[Ask]] = {}
-        for step, node in asked:
-            if 1 <= step.rows[ROOT] <= pairs:
-                by_step.setdefault(id(step), []).append((step, node))
+        text, pairs, by_step = pairs_of(contexts, features, asked)
         if not by_step:
             return
         slots, kv, parts = torch.arange(pairs), self.nothing(), []
@@ -323,6 +318,20 @@ def _seen(
         seen[row, : slot_of(step) + 1] = True
         seen[row, [keys[id(step), above] for above in path(step, node)]] = True
     return seen
+
+
+def pairs_of(contexts: Contexts, features: Tensor, asked: Sequence[Ask]) -> tuple[Tensor, int, dict[int, list[Ask]]]:
+    """The text's tokens, how many pairs of a feature and the token after it there are, and what is asked of each step.
+
+    By the step's id; without those whose root has no pair.
+    """
+    text = torch.tensor(contexts.text[: len(features) + 1])
+    pairs = min(len(features), len(text) - 1)
+    by_step: dict[int, list[Ask]] = {}
+    for step, node in asked:
+        if 1 <= step.rows[ROOT] <= pairs:
+            by_step.setdefault(id(step), []).append((step, node))
+    return text, pairs, by_step
 
 
 def _read(folder: Path) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from specscope.analyze.audit.contexts import Ask, AuditedStep, Contexts
-from specscope.analyze.audit.model.head import CHUNK, KV, STEPS, Head, Tap, depth_of, slot_of
+from specscope.analyze.audit.model.head import CHUNK, KV, STEPS, Head, Tap, depth_of, pairs_of, slot_of
 from specscope.analyze.audit.options import ModelSource
 from specscope.errors import UserError, first_line
 from specscope.trace.record.tree import ROOT
@@ -139,12 +139,7 @@ class Modules(Head):
         if len(self.names) == 1 or not any(drafted):
             yield from super().rows(contexts, features, asked)
             return
-        text = torch.tensor(contexts.text[: len(features) + 1])
-        pairs = min(len(features), len(text) - 1)
-        by_step: dict[int, list[Ask]] = {}
-        for step, node in asked:
-            if 1 <= step.rows[ROOT] <= pairs:
-                by_step.setdefault(id(step), []).append((step, node))
+        text, pairs, by_step = pairs_of(contexts, features, asked)
         if any(step.part.tree.max_depth > len(self.names) or _branches(step) for step, _ in asked):
             raise UserError(f"{len(self.names)} modules draft a chain of as many tokens, and this capture has others")
         states, kv = [features[:pairs].to(self.embedding.dtype)], self.nothing()
