@@ -99,7 +99,7 @@ def test_what_is_no_module_is_refused(tmp_path):
 def test_a_target_with_modules_runs_without_them(tmp_path):
     folder = write_mtp_model(tmp_path, "glm4_moe", 2)
     engine = Engine(target=str(folder), drafter="none", dtype="float32", kv_memory=0.01)
-    engine.add(PROMPT, SamplingParams(max_tokens=4))
-    while engine.busy:
-        engine.step()
+    engine.add(PROMPT, SamplingParams(max_tokens=4, ignore_eos=True))
+    ends = [end for _ in iter(lambda: engine.busy, False) for end in engine.step().finished]
+    assert [len(end.output) for end in ends] == [4]
     engine.close()
