@@ -59,7 +59,6 @@ FRAGMENTS: dict[str, int] = {
     "specscope/speculate/changes.py": 1,
     "specscope/terminal.py": 1,
     "specscope/trace/history/same.py": 1,
-    "specscope/tui/locate.py": 1,
     "specscope/vllm/launch.py": 1,
 }
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from specscope.tui.keys import KEYS
-from specscope.tui.locate import BARS, MEANS, OPERATIONS, ROWS
 from specscope.tui.screens.help import COLOURS, MARKS, NODE, RATES
+from specscope.tui.screens.locate import BARS, MEANS, OPERATIONS, ROWS_HELD
 
 PAGE = Path(__file__).parent.parent / "docs" / "keys.md"
 HEAD = """# Keys, marks and figures of the screen
@@ -26,7 +26,7 @@ def page():
             ("Figures of a node", named),
             ("Figures of a run", RATES),
             ("Keys of `diagnose --only locate --screen`: operations", _named(OPERATIONS)),
-            ("Keys of `diagnose --only locate --screen`: one operation", _named(ROWS)),
+            ("Keys of `diagnose --only locate --screen`: one operation", _named(ROWS_HELD)),
             ("Figures of `diagnose --only locate --screen`", _named((*MEANS, *BARS))),
         )
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -31,11 +30,8 @@ from specscope.trace.stored import as_runs, every_run
 
 if TYPE_CHECKING:
     from specscope.analyze.compare.counts import CountsSide
-    from specscope.analyze.compare.result import Comparison, Pair, SideFacts
-    from specscope.analyze.compare.side import Side
+    from specscope.analyze.compare.result import SideFacts
     from specscope.trace.history.conditions import Threshold
-    from specscope.trace.record.records import RequestStep
-    from specscope.tui.compared import Compared, ComparedPair
 
 
 class WithCommand(Verb):
@@ -126,10 +122,12 @@ def compare(
         sys.exit(counts_code)
     comparison = compare_sides(*sides, asked)
     if screen:
-        from specscope.tui.answer import run_answer
-        from specscope.tui.compare import compare_app
+        from specscope.tui.app import run_answer
+        from specscope.tui.screens.compare import Compared, CompareScreen, help_lines
 
-        run_answer(partial(compare_app, compared(*sides, comparison)), lifetime)
+        compared = Compared(comparison, *sides)
+        first = lambda look: CompareScreen(look, compared)  # noqa: E731
+        run_answer(lifetime, "specscope compare", first, help_lines, sides[0].vocabulary)
         return
     from specscope.analyze.compare.page import render_html, render_text
 
@@ -172,50 +170,6 @@ def _counts(a: list[str], b: list[str], asked: Sequence[Threshold], *, as_json: 
     for warning in (*counts.warnings, *counts.a.warnings, *counts.b.warnings):
         warn(warning)
     return code
-
-
-def compared(a: Side, b: Side, comparison: Comparison) -> Compared:
-    """What the screen shows."""
-    from specscope.analyze.compare import tables
-    from specscope.analyze.compare.parting import PartingCause
-    from specscope.tui.compared import Compared, ComparedPair, KnownCause
-
-    def pair(number: int, matched: Pair) -> ComparedPair:
-        parting, first = matched.parting, matched.first
-        return ComparedPair(
-            number,
-            matched.id_a,
-            matched.id_b,
-            matched.title,
-            matched.tokens,
-            matched.tau,
-            at=None if parting is None else parting.position,
-            cause="" if parting is None else parting.cause.value,
-            about="" if parting is None else parting.cause.about,
-            other=None if first is None else first.position,
-        )
-
-    def steps(pair: ComparedPair) -> tuple[list[RequestStep], list[RequestStep]]:
-        matched = comparison.pairs[pair.number]
-        return a.steps(a.requests[matched.a]), b.steps(b.requests[matched.b])
-
-    return Compared(
-        sources=(", ".join(comparison.a.source), ", ".join(comparison.b.source)),
-        answer=comparison.answer.value,
-        summary=comparison.summary,
-        headline=comparison.headline,
-        reasons=comparison.reasons,
-        missing=comparison.missing,
-        differences=tuple((line.name, line.a, line.b, line.note) for line in comparison.differences),
-        undiffering=tables.configuration(comparison).note,
-        changed=tuple(tables.changes(comparison).rows),
-        pairs=tuple(pair(number, matched) for number, matched in enumerate(comparison.pairs)),
-        unpaired=comparison.unpaired,
-        vocabularies=(a.vocabulary, b.vocabulary),
-        dtypes=(a.dtype(a.requests[0]), b.dtype(b.requests[0])),
-        causes=tuple(KnownCause(cause.value, cause.about, cause.harmless) for cause in PartingCause),
-        steps=steps,
-    )
 
 
 def _sides(captures: tuple[str, ...], others: tuple[str, ...]) -> tuple[list[str], list[str]]:

@@ -1,35 +1,49 @@
-"""ScopeApp: the one screen, live and over a capture."""
+"""ScopeApp: the one screen, live and over a capture; with another first screen, a comparison or a location."""
 
 from __future__ import annotations
 
+import asyncio
+import signal
+import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from datetime import datetime
+from pathlib import Path
 from typing import ClassVar
 
-from textual.app import ComposeResult, SystemCommand
-from textual.binding import BindingType
+from textual.app import App, ComposeResult, SystemCommand
+from textual.binding import Binding, BindingType
+from textual.command import CommandList, CommandPalette
 from textual.containers import Container
 from textual.screen import Screen
+from textual.theme import ThemeProvider
 from textual.timer import Timer
 
 from specscope.analyze.why import Typical
 from specscope.debug.viewer import Viewer
 from specscope.errors import UserError
+from specscope.interrupt import handled_by
 from specscope.lifetime import Lifetime
-from specscope.tui.keys import ASKING, KEYS, bindings
+from specscope.trace.files import keep_spaces
+from specscope.trace.history.history import History
+from specscope.trace.record.vocabulary import Vocabulary
+from specscope.tui.keys import ASKING, KEYS, MAIN, Key, bound
 from specscope.tui.look import Look
-from specscope.tui.screens.dialogs import Dialogs, Lists
+from specscope.tui.palette import DARK, LIGHT
+from specscope.tui.screens.dialogs import Dialogs
+from specscope.tui.screens.help import HelpScreen, Page, help_lines
 from specscope.tui.screens.moves import Moves
-from specscope.tui.screens.over import MAIN, Hints, Over
+from specscope.tui.screens.over import Hints, Over
 from specscope.tui.screens.overlays import Overlays
+from specscope.tui.screens.points_view import Typed
 from specscope.tui.screens.request_view import TimelinePanel
 from specscope.tui.settings import Settings, read_settings
-from specscope.tui.shell import Shell, run_to_the_end
 from specscope.tui.standing import Standing
+from specscope.tui.text import clean
 from specscope.tui.widgets.bars import Banner, StatusBar
 from specscope.tui.widgets.intervals import IntervalsPanel
 from specscope.tui.widgets.lengths import LengthsPanel
-from specscope.tui.widgets.lines import Panel
+from specscope.tui.widgets.lines import Goto, Panel
 from specscope.tui.widgets.output import OutputPanel
 from specscope.tui.widgets.rates import RatesPanel
 from specscope.tui.widgets.requests import RequestsPanel
@@ -38,16 +52,40 @@ from specscope.tui.widgets.tree import TreePanel
 
 READING = 0.01  # seconds between two pieces of a capture that is being read
 PLAY_SHORTEST, PLAY_LONGEST = 0.05, 1.0  # seconds a step is shown in a replay that plays
-
-
 COUNTED = 4000  # most engine steps of a run that are counted while the user waits
+KEY_NAMES = {"escape": "Esc", "enter": "Enter", "question_mark": "?", "slash": "/"}  # as people know them
+NOTICE_LINES = 6  # of a notice, at most
 
 
-class ScopeApp(Shell):
+def save_screenshot(app: App[None], folder: str) -> Path:
+    """Write what the screen shows; the file. Raises UserError where it cannot be written."""
+    path = Path(folder or ".").expanduser() / f"specscope-{datetime.now():%Y%m%d-%H%M%S-%f}.svg"
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(app.export_screenshot())
+    except OSError as error:
+        raise UserError(
+            f"cannot write a screenshot to {path.parent}: {error.strerror}; set screenshots in the settings"
+        ) from error
+    return path
+
+
+class Palette(CommandPalette):
+    """Textual's palette, with a fix: its Page Down fails where the terminal leaves the list no line."""
+
+    def _action_command_list(self, action: str) -> None:
+        if self.query_one(CommandList).scrollable_content_region:
+            super()._action_command_list(action)
+
+
+class ScopeApp(App[None]):
     """Shows `viewer.history` at `viewer.position`; keys move the viewer, a timer lets it take in what is new."""
 
     TITLE = "specscope"
-    BINDINGS: ClassVar[list[BindingType]] = list(bindings())
+    CSS_PATH = "scope.tcss"
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (80, "-mid"), (110, "-wide"), (160, "-huge")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (32, "-tall")]  # noqa: RUF012
+    BINDINGS: ClassVar[list[BindingType]] = bound((*KEYS, Key("ctrl+c", "quit", "Quit")))
 
     def __init__(
         self,
@@ -57,17 +95,28 @@ class ScopeApp(Shell):
         settings: Settings | None = None,
         reference: str = "",
         start: str = "",
+        first: Callable[[Look], Over] | None = None,
+        page: Page = help_lines,
     ) -> None:
-        super().__init__(settings)
-        self.viewer = viewer
+        """`first`: makes the screen that is shown in place of the main one; `page`: its page of help."""
+        super().__init__()
+        self.settings = settings or Settings()
+        self.animation_level = "none"
+        for theme in (DARK, LIGHT):
+            self.register_theme(theme)
+        self.theme = LIGHT.name if self.settings.theme == "light" else DARK.name
+        self.ready: Callable[[], None] = lambda: None  # called when its loop runs
+        self.viewer, self._first, self._page = viewer, first, page
         viewer.typical = Typical(lambda: viewer.history, COUNTED)
         self.scope_title = title
         self._start = start  # REQUEST@STEP[/NODE] to begin at, as soon as it has been read
         self.standing = Standing(viewer, self.look, self.say, reference)
         self.overlays = Overlays(self, self.standing, self._look)
-        dialogs = Dialogs(self, self.standing, self.overlays.hear)
+        self.dialogs = Dialogs(self, self.standing, self.overlays.hear)
         self.moves = Moves(self.standing, self._names)
-        self.take_actions(Lists(self, self.say), dialogs, self.moves, self.overlays)
+        for part in (self.dialogs, self.moves, self.overlays):  # Textual looks for actions among the app's methods
+            for name in filter(lambda name: name.startswith("action_"), dir(part)):
+                setattr(self, name, getattr(part, name))
         self.lost = ""
         self._due = 0.0  # when a playing replay moves on
         self._timer: Timer | None = None
@@ -95,6 +144,8 @@ class ScopeApp(Shell):
         """Show what there is, then begin to look for more."""
         self._panels = tuple(self.screen.query(Panel))
         self.screen.query_one(RequestsPanel).focus()
+        if self._first is not None:
+            self.push_screen(self._first(self._look()))
         self.theme_changed_signal.subscribe(self, lambda _: self.look())
         self._poll()
         self.look()
@@ -105,12 +156,72 @@ class ScopeApp(Shell):
         self._begin_at()
         self._wait()
 
-    def own_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """Every key, except those for an engine that takes commands where there is none."""
-        for key in KEYS:
-            if key.name not in ASKING or self._look().asks:
-                text = f"{key.help} ({key.label})"
-                yield SystemCommand(key.command, text, self.runner(key.action))
+    def say(self, text: str) -> None:
+        """Show a notice: the last one, for many would pile up."""
+        self.clear_notifications()
+        lines = text.splitlines()[:NOTICE_LINES]
+        self.notify("\n".join(map(clean, lines)), timeout=3 * len(lines), markup=False)
+
+    def get_theme_variable_defaults(self) -> dict[str, str]:
+        """Our own colour variables, for themes that are not ours."""
+        return dict((DARK if self.current_theme.dark else LIGHT).variables)
+
+    def action_next_theme(self) -> None:
+        """Light or dark."""
+        self.theme = LIGHT.name if self.current_theme.dark else DARK.name
+
+    def action_help(self) -> None:
+        """Keys, colours, figures."""
+        self.push_screen(HelpScreen(self._page))
+
+    # -- the palette --------------------------------------------------------------------------------------------
+
+    def action_command_palette(self) -> None:
+        """Open it."""
+        if not isinstance(self.screen, Palette):
+            self.push_screen(Palette(id="--command-palette"))
+
+    def search_themes(self) -> None:
+        """The palette of themes."""
+        self.push_screen(Palette([ThemeProvider], placeholder="Search for themes…"))
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """Every key is a command as well, except those for an engine that takes commands where there is none."""
+        if self._first is not None:
+            yield from self._commands_of(screen)
+        else:
+            for key in KEYS:
+                if key.action not in ASKING or self._look().asks:
+                    yield SystemCommand(key.command, f"{key.help} ({key.label})", self._runner(key.action))
+        for command in super().get_system_commands(screen):
+            if command.title == "Theme":
+                yield command
+        yield SystemCommand("Screenshot", "save the screen as an SVG file", self.action_screenshot)
+
+    def _commands_of(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """The keys that a screen itself declares."""
+        keys = [binding for binding in screen.BINDINGS if isinstance(binding, Binding)]
+        for action, binding in {binding.action: binding for binding in keys}.items():  # of two keys the last
+            if not action.startswith("app.focus"):
+                key = binding.key.split(",")[0]
+                text = f"key {KEY_NAMES.get(key, key)}"
+                yield SystemCommand(binding.description, text, self._runner(action, screen))
+
+    def _runner(self, action: str, screen: Screen[object] | None = None) -> Callable[[], Awaitable[bool]]:
+        return lambda: self.run_action(action, screen)
+
+    # -- pictures -----------------------------------------------------------------------------------------------
+
+    def export_screenshot(self, *, title: str | None = None, simplify: bool = False) -> str:
+        """The screen as SVG, whose spaces every renderer keeps."""
+        return keep_spaces(super().export_screenshot(title=title, simplify=simplify))
+
+    def action_screenshot(self, filename: str | None = None, path: str | None = None) -> None:
+        """Save the screen as an SVG file."""
+        try:
+            self.say(f"saved {save_screenshot(self, path or self.settings.screenshots)}")
+        except UserError as error:
+            self.say(str(error))
 
     # -- time ---------------------------------------------------------------------------------------------------
 
@@ -147,7 +258,7 @@ class ScopeApp(Shell):
             self.standing.current, self.standing.picked = request.id, True
             self.standing.goto(position)
             if place.node is not None:
-                self.run_worker(self.overlays.action_step_at(position, place.node))
+                self.overlays.goto(Goto(position, node=place.node))
         self._start = ""
 
     def _poll(self) -> None:
@@ -211,7 +322,7 @@ class ScopeApp(Shell):
         for panel in self._panels:
             panel.show(look)
         for screen in self.screen_stack:
-            if isinstance(screen, Over):
+            if isinstance(screen, Over) and screen.is_mounted:
                 screen.show(look)
 
     def _lay_out(self, counts_only: bool) -> None:
@@ -268,18 +379,42 @@ class ScopeApp(Shell):
         self.standing.pooled = not self.standing.pooled
         self.look()
 
-    # -- mouse --------------------------------------------------------------------------------------------------
+    # -- what panels ask for ------------------------------------------------------------------------------------
 
-    def on_slider_moved(self, event: Slider.Moved) -> None:
-        """The slider was clicked or dragged."""
-        if event.position >= len(self.viewer.history.steps) - 1:
+    def on_goto(self, place: Goto) -> None:
+        """A place in the run was clicked or chosen."""
+        if place.follow and (place.position or 0) >= len(self.viewer.history.steps) - 1:
             self.moves.action_last()
         else:
-            self.standing.goto(event.position)
+            self.overlays.goto(place)
 
-    def on_requests_panel_picked(self, event: RequestsPanel.Picked) -> None:
-        """A request was clicked."""
-        self.standing.pick(event.name)
+    def on_typed(self, typed: Typed) -> None:
+        """A line for the debugger."""
+        self.dialogs.debug_line(typed.line)
+
+
+class SignalEnd:
+    """Ends an app by a signal as the key for it does."""
+
+    def __init__(self, app: ScopeApp, lifetime: Lifetime) -> None:
+        self._app, self._lifetime = app, lifetime
+        self._loop: asyncio.AbstractEventLoop | None = None
+        app.ready = self._ready
+
+    def _ready(self) -> None:
+        """From here on a signal can be told to the app's loop."""
+        self._loop = asyncio.get_running_loop()
+
+    def __call__(self, number: signal.Signals) -> None:
+        """A signal's handler. After SIGHUP the terminal may take nothing any more."""
+        if number is signal.SIGHUP:
+            self._lifetime.hurry()
+            if (reading := getattr(self._app._driver, "exit_event", None)) is not None:
+                reading.set()  # else Textual's reader spins on a terminal that is gone
+        if self._loop is None:
+            raise SystemExit(128 + number)
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._app.exit, None, 128 + number)
 
 
 def run_app(viewer: Viewer, lifetime: Lifetime, *, title: str = "", reference: str = "", start: str = "") -> None:
@@ -287,5 +422,28 @@ def run_app(viewer: Viewer, lifetime: Lifetime, *, title: str = "", reference: s
 
     Ending its engine is left to the caller. Raises UserError.
     """
-    settings = read_settings()
-    run_to_the_end(ScopeApp(viewer, title=title, settings=settings, reference=reference, start=start), lifetime)
+    _run(ScopeApp(viewer, title=title, settings=read_settings(), reference=reference, start=start), lifetime)
+
+
+def answer_app(
+    title: str, first: Callable[[Look], Over], page: Page, vocabulary: Vocabulary, settings: Settings | None = None
+) -> ScopeApp:
+    """The screens about one answer, a comparison or a location, and their page of help."""
+    app = ScopeApp(Viewer(History(vocabulary=vocabulary)), settings=settings, first=first, page=page)
+    app.title = title
+    return app
+
+
+def run_answer(
+    lifetime: Lifetime, title: str, first: Callable[[Look], Over], page: Page, vocabulary: Vocabulary
+) -> None:
+    """Show them until the user leaves, or a signal ends it with SystemExit. Raises UserError."""
+    _run(answer_app(title, first, page, vocabulary, read_settings()), lifetime)
+
+
+def _run(app: ScopeApp, lifetime: Lifetime) -> None:
+    # Not asyncio's own handlers: when its loop ends it leaves the signals' defaults, and the next one kills.
+    with handled_by(SignalEnd(app, lifetime)):
+        app.run()
+    if app.return_code:
+        sys.exit(app.return_code)

@@ -1,113 +1,140 @@
-"""Every key of the main screen, once: bindings, help screen and command palette are made from this list."""
+"""Every key, once: bindings, the words at a screen's foot, the help page and the command palette are made of these."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
-from textual.binding import Binding
+from textual.binding import Binding, BindingType
 
 
 @dataclass(frozen=True)
 class Key:
-    """A key, what it does, and how it is described."""
+    """A key of a screen, or of all (`app.`); at the foot of a screen it stands where it has a rank there."""
 
-    name: str
-    keys: str  # as Textual names them, comma separated
-    label: str  # as people know them
+    keys: str  # as Textual names them, comma separated; "" for one that its panel binds
     action: str
-    command: str  # in the command palette
-    help: str
+    command: str = ""  # in the command palette
+    label: str = ""  # as people know it
+    word: str = ""  # at the foot
+    rank: int = -1  # how soon it leaves the foot where that is narrow: the highest first; -1 never stands there
+    # An engine takes commands; something was forked; requests with trees, or counts only; there may be several engines
+    when: Literal["always", "asks", "forked", "trees", "counts", "several"] = "always"
+    help: str = ""  # on the page of the main screen
 
 
 KEYS: tuple[Key, ...] = (
-    Key("pause", "space,p", "space", "pause", "Pause or resume", "pause or resume the engine; play or stop a replay"),
-    Key("forward", "full_stop", ".", "forward", "Step forward", "next step; at the end, a paused engine runs one"),
-    Key("back", "comma", ",", "backward", "Step back", "previous step"),
-    Key("jump_forward", "pagedown", "PgDn", "jump(1)", "Jump forward", "forward by a twentieth of the run"),
-    Key("jump_back", "pageup", "PgUp", "jump(-1)", "Jump back", "back by a twentieth of the run"),
-    Key("first", "home", "Home", "first", "First step", "the first step"),
-    Key("last", "end", "End", "last", "Last step", "the newest step; follow the run from there"),
-    Key("go_to_step", "g", "g", "ask_step", "Go to…", "go to a step or a request: 17, r3, r3@17"),
+    Key("space,p", "pause", "Pause or resume", "space", help="pause or resume the engine; play or stop a replay"),
+    Key("full_stop", "forward", "Step forward", ".", help="next step; at the end, a paused engine runs one"),
+    Key("comma", "backward", "Step back", ",", help="previous step"),
+    Key("pagedown", "jump(1)", "Jump forward", "PgDn", help="forward by a twentieth of the run"),
+    Key("pageup", "jump(-1)", "Jump back", "PgUp", help="back by a twentieth of the run"),
+    Key("home", "first", "First step", "Home", help="the first step"),
+    Key("end", "last", "Last step", "End", help="the newest step; follow the run from there"),
+    Key("g", "ask_step", "Go to…", "g", help="go to a step or a request: 17, r3, r3@17"),
+    Key("n", "rejection(1)", "Next rejection", "n", help="next step that ended in a rejection; wraps around"),
     Key(
-        "next_rejection",
-        "n",
-        "n",
-        "rejection(1)",
-        "Next rejection",
-        "next step that ended in a rejection; wraps around",
+        *("N,upper_n", "rejection(-1)", "Previous rejection", "N"),
+        help="previous step that ended in a rejection; wraps around",
     ),
+    Key("slash", "filter", "Filter the list…", "/", help="filter the list: requests, steps, breakpoints"),
+    Key("o", "sort(1)", "Sort the list", "o", help="sort the list by the next column"),
+    Key("O,upper_o", "sort(-1)", "Reverse the sorting", "O", help="reverse the sorting"),
     Key(
-        "previous_rejection",
-        "N,upper_n",
-        "N",
-        "rejection(-1)",
-        "Previous rejection",
-        "previous step that ended in a rejection; wraps around",
-    ),
-    Key("filter", "slash", "/", "filter", "Filter the list…", "filter the list: requests, steps, breakpoints"),
-    Key("sort", "o", "o", "sort(1)", "Sort the list", "sort the list by the next column"),
-    Key("sort_reverse", "O,upper_o", "O", "sort(-1)", "Reverse the sorting", "reverse the sorting"),
-    Key(
-        "search",
         "F,upper_f,ctrl+f",
-        "F",
         "ask_search",
         "Search the output…",
-        "find text in the output, after this step first",
+        "F",
+        help="find text in the output, after this step first",
     ),
-    Key("copy", "y", "y", "copy_reference", "Copy a reference", "copy this step's reference: run.jsonl#r3@17"),
-    Key("next_request", "j", "j ↓", "choose(1)", "Next request", "go to the request below"),
-    Key("previous_request", "k", "k ↑", "choose(-1)", "Previous request", "go to the request above"),
-    Key("debugger", "colon", ":", "console", "Debugger…", "the debugger's prompt; type help there"),
+    Key("y", "copy_reference", "Copy a reference", "y", help="copy this step's reference: run.jsonl#r3@17"),
+    Key("j", "choose(1)", "Next request", "j ↓", help="go to the request below"),
+    Key("k", "choose(-1)", "Previous request", "k ↑", help="go to the request above"),
+    Key("colon", "console", "Debugger…", ":", help="the debugger's prompt; type help there"),
+    Key("b", "breakpoints", "Breakpoints", "b", help="breakpoints: where the run stops"),
+    Key("r", "request", "The request over time", "r", help="the current request: its steps, trees and text"),
+    Key("d", "step", "The step's decisions", "d", help="the step's decisions: nodes and their evidence"),
+    Key("f", "fork", "The last fork beside its original", "f", help="the last fork beside its original"),
+    Key("v", "engine", "The engine over time", "v", help="the engine: phases, batch, queue, KV over time"),
+    Key("a", "analysis", "Analysis over many steps", "a", help="over many steps: what is rejected, when, and why"),
     Key(
-        "breakpoints",
-        "b",
-        "b",
-        "breakpoints",
-        "Breakpoints",
-        "breakpoints: where the run stops",
+        *("s", "scope", "Figures: all requests or the current one", "s"),
+        help="figures of all requests or of the current one",
     ),
-    Key(
-        "request",
-        "r",
-        "r",
-        "request",
-        "The request over time",
-        "the current request: its steps, trees and text",
-    ),
-    Key("step", "d", "d", "step", "The step's decisions", "the step's decisions: nodes and their evidence"),
-    Key(
-        "fork",
-        "f",
-        "f",
-        "fork",
-        "The last fork beside its original",
-        "the last fork beside its original",
-    ),
-    Key("engine", "v", "v", "engine", "The engine over time", "the engine: phases, batch, queue, KV over time"),
-    Key(
-        "analysis", "a", "a", "analysis", "Analysis over many steps", "over many steps: what is rejected, when, and why"
-    ),
-    Key(
-        "scope",
-        "s",
-        "s",
-        "scope",
-        "Figures: all requests or the current one",
-        "figures of all requests or of the current one",
-    ),
-    Key("prompt", "i", "i", "ask_prompt", "New prompt…", "give the live engine a new prompt"),
-    Key("cancel", "x", "x", "cancel", "Cancel the request", "cancel the current request"),
-    Key("next_engine", "e", "e", "next_engine", "Next engine", "next engine, if the screen listens to several"),
-    Key("theme", "t", "t", "next_theme", "Theme: light or dark", "theme: light or dark"),
-    Key("help", "question_mark", "?", "help", "Help", "keys, marks and figures"),
-    Key("quit", "q", "q", "quit", "Quit", "quit"),
+    Key("i", "ask_prompt", "New prompt…", "i", help="give the live engine a new prompt"),
+    Key("x", "cancel", "Cancel the request", "x", help="cancel the current request"),
+    Key("e", "next_engine", "Next engine", "e", help="next engine, if the screen listens to several"),
+    Key("t", "next_theme", "Theme: light or dark", "t", help="theme: light or dark"),
+    Key("question_mark", "help", "Help", "?", help="keys, marks and figures"),
+    Key("q", "quit", "Quit", "q", help="quit"),
 )
+When = Literal["always", "asks", "forked", "trees", "counts", "several"]
+FOOT: dict[
+    str, tuple[str, str, str, When]
+] = {  # what stands at the foot for keys of the app: the action, the label, the word, and when
+    "pause": ("pause", "space", "", "always"),
+    "move": ("forward", ", .", "step", "always"),
+    "jump": ("jump(1)", "PgUp PgDn", "jump", "always"),
+    "go_to": ("ask_step", "g", "go to", "always"),
+    "rejection": ("rejection(1)", "n", "rejection", "trees"),
+    "decisions": ("step", "d", "decisions", "trees"),
+    "request": ("request", "r", "request", "trees"),
+    "requests": ("choose(1)", "j k", "request", "always"),
+    "analysis": ("analysis", "a", "analysis", "trees"),
+    "counted": ("scope", "s", "scope", "counts"),
+    "scope": ("scope", "s", "scope", "trees"),
+    "next_engine": ("next_engine", "e", "next engine", "several"),
+    "debug": ("console", ":", "debug", "always"),
+    "breakpoints": ("breakpoints", "b", "breakpoints", "trees"),
+    "engine": ("engine", "v", "engine", "always"),
+    "fork": ("fork", "f", "fork", "forked"),
+    "filter": ("filter", "/", "filter", "trees"),
+    "sort": ("sort(1)", "o", "sort", "trees"),
+    "reverse": ("sort(-1)", "O", "reverse", "trees"),
+    "copy": ("copy_reference", "y", "copy", "always"),
+    "prompt": ("ask_prompt", "i", "prompt", "asks"),
+    "cancel": ("cancel", "x", "cancel", "asks"),
+    "theme": ("next_theme", "t", "theme", "always"),
+    "help": ("help", "?", "help", "always"),
+    "quit": ("quit", "q", "quit", "always"),
+}
+ASKING = ("ask_prompt", "cancel")  # what only an engine that takes commands can do
 
-ASKING = ("prompt", "cancel")  # what only an engine that takes commands can do
+
+def foot(*, main: bool = False, **ranks: int) -> tuple[Key, ...]:
+    """Keys of the app that stand at a screen's foot, with their ranks there; on the main one when they do something."""
+    by_action, made = {key.action: key for key in KEYS}, []
+    for name, rank in ranks.items():
+        action, label, word, when = FOOT[name]
+        key = by_action[action]
+        made.append(Key(key.keys, f"app.{action}", key.command, label, word, rank, when if main else "always"))
+    return tuple(made)
 
 
-def bindings() -> list[Binding]:
-    """The keys as Textual bindings."""
-    made = [Binding(key.keys, key.action, key.command, show=False) for key in KEYS]
-    return [*made, Binding("ctrl+c", "quit", "Quit", show=False)]
+def of_app(*actions: str) -> tuple[Key, ...]:
+    """Keys of the app that work over another screen, and do not stand at its foot."""
+    return tuple(Key(key.keys, f"app.{key.action}", key.command) for key in KEYS if key.action in actions)
+
+
+def bound(keys: Iterable[Key]) -> list[BindingType]:
+    """The keys as Textual's bindings."""
+    return [Binding(key.keys, key.action, key.command, show=False) for key in keys if key.keys]
+
+
+MOVING = of_app(  # over the main screen they show what they moved to
+    *("pause", "forward", "backward", "jump(1)", "jump(-1)", "first", "last", "ask_step", "rejection(1)"),
+    *("rejection(-1)", "choose(1)", "choose(-1)", "ask_search", "copy_reference", "console", "help"),
+    *("filter", "sort(1)", "sort(-1)"),
+)
+ALONE = (  # of screens over no other: the app's own do not reach a modal one
+    Key("ctrl+c", "app.quit", "Quit"),
+    Key("tab", "app.focus_next", "Next panel"),
+    Key("shift+tab", "app.focus_previous", "Previous panel"),
+)
+MAIN = foot(
+    main=True,
+    **{"pause": 0, "move": 1, "rejection": 4, "decisions": 3, "request": 6, "analysis": 5, "counted": 3},
+    **{"next_engine": 4, "debug": 8, "breakpoints": 8, "engine": 10, "fork": 8, "filter": 10, "sort": 11},
+    **{"prompt": 11, "cancel": 12, "go_to": 13, "scope": 14, "theme": 16, "help": 2, "quit": 9},
+)

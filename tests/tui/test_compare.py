@@ -13,13 +13,11 @@ from textual.command import CommandPalette
 
 from specscope.analyze.compare.comparison import compare
 from specscope.analyze.compare.parting import PartingCause
-from specscope.cli.compare import compared
-from specscope.tui.compare import compare_app, compare_help_lines
-from specscope.tui.compared import Beside, Compared
-from specscope.tui.screens.compare_view import ChangedPanel, CompareScreen, PairsPanel
+from specscope.tui.app import ScopeApp, answer_app
+from specscope.tui.screens.beside import BesideScreen, PlacesPanel, TreePanelOf
+from specscope.tui.screens.compare import ChangedPanel, Compared, CompareScreen, PairsPanel, help_lines
 from specscope.tui.screens.dialogs import Ask
 from specscope.tui.screens.help import HelpLines, HelpScreen
-from specscope.tui.screens.parting_view import PartingScreen, PlacesPanel, TreePanelOf
 from specscope.tui.settings import Settings
 from tests.analyze.compare.runs import side
 
@@ -39,7 +37,12 @@ def sample(*, seed: int = 1, planted: bool = True) -> Compared:
     places = {name: int(a.place[a.requests[at].first + 3]) for name, at in (("r3", 3), ("r5", 5))}
     plant = {("r3", places["r3"]): "coin", ("r5", places["r5"]): "verdict"} if planted else {}
     b = side(seed=seed, requests=8, plant=plant)
-    return compared(a, b, compare(a, b))
+    return Compared(compare(a, b), a, b)
+
+
+def compare_app(shown: Compared, settings: Settings | None = None) -> ScopeApp:
+    first = lambda look: CompareScreen(look, shown)  # noqa: E731
+    return answer_app("specscope compare", first, help_lines, shown.a.vocabulary, settings)
 
 
 @asynccontextmanager
@@ -48,6 +51,11 @@ async def running(shown: Compared, size: tuple[int, int] = (120, 40)):
     async with app.run_test(size=size) as pilot:
         await pilot.pause()
         yield app, pilot
+
+
+def _shown(places: PlacesPanel) -> str:
+    """The pair that is shown: its name stands first in the title."""
+    return places.beside.title[0][1][0][0]
 
 
 @pytest.mark.parametrize("size", SIZES, ids=names)
@@ -74,7 +82,7 @@ async def test_models_of_one_beginning_are_told_apart_and_no_pair_says_why(size)
         for request in made.requests:
             tokens = np.array([len(target)], np.int32)
             request.info = dataclasses.replace(request.info, prompt=prompt, prompt_tokens=tokens)
-    async with running(compared(a, b, compare(a, b)), size) as (app, _):
+    async with running(Compared(compare(a, b), a, b), size) as (app, _):
         (line,) = [
             line for line in text_of(app.screen.query_one("#configuration")).splitlines() if line[:6] == "model "
         ]
@@ -101,27 +109,27 @@ async def test_n_goes_from_parting_to_parting():
     async with running(sample()) as (app, pilot):
         panel = app.screen.query_one(PairsPanel)
         await pilot.press("n")
-        assert panel.item.a == "r3"
+        assert panel.item.id_a == "r3"
         await pilot.press("n")
-        assert panel.item.a == "r5"
+        assert panel.item.id_a == "r5"
         await pilot.press("n")  # there is none after it
-        assert panel.item.a == "r3"
+        assert panel.item.id_a == "r3"
         await pilot.press("N")
-        assert panel.item.a == "r5"
+        assert panel.item.id_a == "r5"
         said = [note.message for note in app._notifications]
         assert said[-2:] == [
             "no later pair parts: wrapped around to the first",
             "no earlier pair parts: wrapped around to the last",
         ]
         await pilot.press("N")
-        assert panel.item.a == "r3"
+        assert panel.item.id_a == "r3"
         await pilot.press("enter")
         await pilot.pause()
-        assert isinstance(app.screen, PartingScreen)
+        assert isinstance(app.screen, BesideScreen)
         places = app.screen.query_one(PlacesPanel)
-        assert places.pair.a == "r3"
+        assert _shown(places) == "r3"
         await pilot.press("n")
-        assert (places.pair.a, panel.item.a) == ("r5", "r5")
+        assert (_shown(places), panel.item.id_a) == ("r5", "r5")
         assert "the verdict is another" in text_of(places)
         await pilot.press("escape")
         assert isinstance(app.screen, CompareScreen)
@@ -134,13 +142,13 @@ async def test_both_trees_are_those_of_the_place_where_they_part():
         await pilot.pause()
         places = app.screen.query_one(PlacesPanel)
         trees = app.screen.query(TreePanelOf)
-        for panel, steps, at in zip(trees, shown.steps(places.pair), (0, 1), strict=True):
-            begins = places.beside.part(at, places.pair.at)
+        for panel, steps, at in zip(trees, places.beside.sides, (0, 1), strict=True):
+            begins = places.beside.part(at, places.beside.at)
             step = steps[begins]
             said = text_of(panel)
             assert f"r3@{step.index}" in "".join(text for text, _ in panel.sheet.title)
             for token in step.tree.token:
-                assert shown.vocabularies[at].show(int(token)) in said
+                assert places.beside.vocabularies[at].show(int(token)) in said
         assert "»" in text_of(places)
         before = text_of(trees.first())
         await pilot.press("up")
@@ -153,11 +161,11 @@ async def test_it_is_sorted_and_filtered_as_other_lists_are():
     async with running(sample()) as (app, pilot):
         panel = app.screen.query_one(PairsPanel)
         await pilot.press("o", "O")
-        assert [pair.a for pair in panel.shown] == sorted((pair.a for pair in panel.shown), reverse=True)
+        assert [pair.id_a for pair in panel.shown] == sorted((pair.id_a for pair in panel.shown), reverse=True)
         await pilot.press("slash")
         assert isinstance(app.screen, Ask)
         await pilot.press(*"coin", "enter")
-        assert [pair.a for pair in panel.shown] == ["r3"]
+        assert [pair.id_a for pair in panel.shown] == ["r3"]
 
 
 async def test_a_pair_with_the_same_text_opens_at_its_first_step():
@@ -175,9 +183,8 @@ async def test_a_pair_with_the_same_text_opens_at_its_first_step():
 
 async def test_places_line_up_where_steps_do_not():
     shown = sample(seed=2)
-    pair = shown.pairs[0]
-    beside = Beside(*shown.steps(pair))
-    for side_at, steps in enumerate((beside.a, beside.b)):
+    beside = shown.beside(shown.comparison.pairs[0])
+    for side_at, steps in enumerate(beside.sides):
         done = 0
         for number, step in enumerate(steps):
             row = beside.rows[beside.row_of(done)]
@@ -190,7 +197,7 @@ async def test_places_line_up_where_steps_do_not():
 
 @pytest.mark.parametrize("width", [40, 60, 76, 116, 196])
 def test_the_help_page_fits(width):
-    texts = ["".join(part for part, _ in line) for line in compare_help_lines(width, sample().causes)]
+    texts = ["".join(part for part, _ in line) for line in help_lines(width)]
     assert max(map(cell_len, texts)) <= width
 
 
@@ -252,7 +259,7 @@ async def test_the_palette_has_the_keys_of_the_screen_on_top():
         assert not {"Keys", "Maximize", "Minimize", "Next panel"} & set(commands)
         panel = app.screen.query_one(PairsPanel)
         await commands["Next parting"].callback()
-        assert panel.item.a == "r3"
+        assert panel.item.id_a == "r3"
         await commands["Open"].callback()
         await pilot.pause()
         titles = {command.title for command in app.get_system_commands(app.screen)}

@@ -293,7 +293,7 @@ async def test_the_foot_of_each_screen_names_what_matters_there(width):
             ("r", ("step", "decisions", "close")),
             ("v", ("resume", "step", "close")),
             ("b", ("add", "delete", "close")),
-            ("f", ("step", "close")),
+            ("f", ("place", "close")),
         ):
             await pilot.press(key)
             await pilot.pause()

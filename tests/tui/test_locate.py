@@ -11,11 +11,9 @@ from rich.cells import cell_len
 
 from specscope.analyze.locate.located import Held, Location, Operation, Stage
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.tui.answer import AnswerApp
-from specscope.tui.locate import locate_app, locate_help_lines
-from specscope.tui.screens.held import HeldScreen, OperationPanel
+from specscope.tui.app import ScopeApp, answer_app
 from specscope.tui.screens.help import HelpScreen
-from specscope.tui.screens.locate import FaultsPanel, LocateScreen, WalkPanel
+from specscope.tui.screens.locate import FaultsPanel, HeldScreen, LocateScreen, OperationPanel, WalkPanel, help_lines
 from specscope.tui.settings import Settings
 from specscope.tui.widgets.errors import LIMIT, ErrorGrid, error_bar, share_of
 from tests.analyze.locate.locations import NAMES, ROWS, healthy, unplaced, walk, wrong
@@ -30,8 +28,9 @@ def names(size: tuple[int, int]) -> str:
     return f"{size[0]}x{size[1]}"
 
 
-def app_of(location: Location, theme: str = "dark") -> AnswerApp:
-    return locate_app(location, VOCABULARY, Settings(theme=theme))
+def app_of(location: Location, theme: str = "dark") -> ScopeApp:
+    first = lambda look: LocateScreen(look, location)  # noqa: E731
+    return answer_app("specscope diagnose", first, help_lines, VOCABULARY, Settings(theme=theme))
 
 
 @asynccontextmanager
@@ -181,7 +180,7 @@ def test_the_scale_is_of_powers_of_ten():
 
 @pytest.mark.parametrize("width", [40, 60, 76, 116, 196])
 def test_the_help_page_fits(width):
-    texts = ["".join(part for part, _ in line) for line in locate_help_lines(width)]
+    texts = ["".join(part for part, _ in line) for line in help_lines(width)]
     assert max(map(cell_len, texts)) <= width
 
 

@@ -10,9 +10,9 @@ from rich.cells import cell_len
 from specscope.debug.answers import Answer, BreakpointHit, Stop, Stopped, StopReason
 from specscope.trace.record.records import Outcome
 from specscope.trace.record.vocabulary import Vocabulary
+from specscope.tui.screens.beside import BesideScreen, PlacesPanel
 from specscope.tui.screens.dialogs import Ask
 from specscope.tui.screens.engine_view import EnginePanel
-from specscope.tui.screens.fork_view import ForkPanel, ForkScreen
 from specscope.tui.screens.points_view import FieldsPanel, PointsScreen
 from specscope.tui.screens.request_view import RequestScreen, TimelinePanel
 from specscope.tui.screens.step_view import NodePanel, NodesPanel, StepScreen
@@ -229,13 +229,18 @@ async def test_a_fork_opens_at_its_first_difference():
         assert "nothing was forked yet" in notes(app)[-1]
         engine.forked = forked()
         await pilot.press("f")
-        assert isinstance(app.screen, ForkScreen)
-        panel = app.screen.query_one(ForkPanel)
-        assert panel.picked == 3
-        await pilot.press("up", "up", "up", "up")
+        assert isinstance(app.screen, BesideScreen)
+        panel = app.screen.query_one(PlacesPanel)
+        assert panel.beside.part(0, panel.place) == panel.beside.part(1, panel.place) == 3
+        first = panel.picked
+        await pilot.press("pageup")
         assert panel.picked == 0
-        await pilot.press(*["down"] * 20)
-        assert panel.picked == 8
+        await pilot.press("p")
+        assert panel.picked == first
+        await pilot.press("pagedown", "pagedown")
+        assert panel.picked == len(panel.beside.rows) - 1
+        await pilot.press("n")
+        assert "no other pair" in notes(app)[-1]
 
 
 def test_a_fork_says_where_it_parts():

@@ -7,10 +7,9 @@ from itertools import product
 import pytest
 
 from specscope.tui.app import ScopeApp
-from specscope.tui.compare import compare_app
 
 from .sample import forked, live, replay
-from .test_compare import sample
+from .test_compare import compare_app, sample
 
 SIZES = list(product((1, 2, 3, 5, 8, 13, 21, 80), (1, 2, 3, 4, 5, 6, 8, 24)))
 SEEN = [(80, 4), (80, 3), (1, 24)]  # in which Page Down in the palette ended the screen

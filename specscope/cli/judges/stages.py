@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from specscope.analyze.locate.located import Stage
@@ -85,10 +84,11 @@ def located(
         chosen = tuple(map(Stage, stages)) or tuple(Stage)
         location = locate(history, file, options, place=named, stages=chosen, progress=progress)
     if screen:
-        from specscope.tui.answer import run_answer
-        from specscope.tui.locate import locate_app
+        from specscope.tui.app import run_answer
+        from specscope.tui.screens.locate import LocateScreen, help_lines
 
-        run_answer(partial(locate_app, location, history.vocabulary), lifetime)
+        first = lambda look: LocateScreen(look, location)  # noqa: E731
+        run_answer(lifetime, "specscope diagnose", first, help_lines, history.vocabulary)
     elif not asked.as_json:
         from specscope.analyze.locate.text import render_location
 

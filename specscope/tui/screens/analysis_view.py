@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Hashable
+from operator import attrgetter
 from typing import ClassVar
 
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.containers import Container
 
 from specscope.analyze.findings import Reference
@@ -17,11 +18,12 @@ from specscope.analyze.questions.evidence import snapshot
 from specscope.analyze.table import Table
 from specscope.trace.history.history import History
 from specscope.trace.history.wording import plural
+from specscope.tui.keys import Key, bound, foot
 from specscope.tui.look import Look
-from specscope.tui.screens.over import Hint, Over
+from specscope.tui.screens.over import Over, close
 from specscope.tui.text import Ink, Line, clean, line_width
 from specscope.tui.widgets.grid import GridPanel, RowPanel
-from specscope.tui.widgets.lines import Panel, Sheet
+from specscope.tui.widgets.lines import Goto, Panel, Sheet
 
 NAMES = ("tokens", "calibration", "acceptance", "target's choice", "tree nodes")
 LEAST = 3.0  # seconds between two answers while steps come in
@@ -31,13 +33,11 @@ SHARE = 0.1  # share of the time that may go into answering
 class QuestionsPanel(Panel, can_focus=False):
     """The questions in one line, the current one highlighted."""
 
+    OF = attrgetter("_rows.chosen")
+
     def __init__(self, rows: GridPanel, id: str | None = None) -> None:
         super().__init__(id=id)
         self._rows = rows
-
-    def key(self, look: Look) -> Hashable:
-        """The question that is shown."""
-        return self._rows.chosen
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """Key and name of each; where it is narrow, the names of the others are left out."""
@@ -62,27 +62,17 @@ class QuestionsPanel(Panel, can_focus=False):
 class AnalysisScreen(Over):
     """Answers are worked out beside the screen, and again when there are more steps."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("a", "dismiss", "Close", show=False),
-        *(Binding(str(number + 1), f"question({number})", name, show=False) for number, name in enumerate(NAMES)),
-        Binding("left", "turn(-1)", "Previous question", show=False),
-        Binding("right", "turn(1)", "Next question", show=False),
-        Binding("enter", "go", "The clearest example", show=False),
-        Binding("f", "go_first", "The first example", show=False),
-        Binding("s", "app.scope", "All requests or the current one", show=False),
-    ]
-    HINTS = (
-        Hint(1, "← →", "question", "screen.turn(1)"),
-        Hint(0, "⏎", "clearest example", "screen.go"),
-        Hint(3, "f", "first", "screen.go_first"),
-        Hint(4, "s", "scope", "app.scope"),
-        Hint(5, "/", "filter", "app.filter"),
-        Hint(6, "o", "sort", "app.sort(1)"),
-        Hint(7, "O", "reverse", "app.sort(-1)"),
-        Hint(9, "j k", "request", "app.choose(1)"),
-        Hint(8, "?", "help", "app.help"),
-        Hint(2, "Esc", "close", "screen.dismiss"),
+    FIRST = GridPanel
+    KEYS = (
+        *(Key(str(number + 1), f"screen.question({number})", name) for number, name in enumerate(NAMES)),
+        Key("left", "screen.turn(-1)", "Previous question"),
+        Key("right", "screen.turn(1)", "Next question", "← →", "question", 1),
+        Key("enter", "screen.go", "The clearest example", "⏎", "clearest example", 0),
+        Key("f", "screen.go_first", "The first example", "f", "first", 3),
+        *foot(scope=4, filter=5, sort=6, reverse=7, requests=9, help=8),
+        close(2, "escape,q,a"),
     )
+    BINDINGS: ClassVar[list[BindingType]] = bound(KEYS)
 
     def __init__(self, look: Look) -> None:
         super().__init__(look)
@@ -99,11 +89,6 @@ class AnalysisScreen(Over):
             yield QuestionsPanel(rows, "questions")
             yield rows
             yield RowPanel(rows, "row")
-
-    def on_mount(self) -> None:
-        """Arrows pick a row."""
-        super().on_mount()
-        self._rows.focus()
 
     @property
     def _rows(self) -> GridPanel:
@@ -162,10 +147,6 @@ class AnalysisScreen(Over):
         """The next question, or the one before."""
         self.action_question((self._rows.chosen + way) % len(NAMES))
 
-    def action_pick(self, way: int) -> None:
-        """Pick another row."""
-        self._rows.pick(way)
-
     def action_go(self) -> None:
         """Open the example that shows the picked row best."""
         if (examples := self._rows.example) is not None:
@@ -181,7 +162,9 @@ class AnalysisScreen(Over):
         if position is None:
             self.notify(f"step {example.step:,} is no longer kept")
         else:
-            self.app.run_worker(self.app.run_action(f"example({example.request!r}, {position}, {example.node!r})"))
+            part = self.last.history.part(example.request, position)
+            node = len(part[1].tree) if example.node is None and part is not None else example.node
+            self.post_message(Goto(position, example.request, node))
 
 
 def _work_out(history: History, request: str | None) -> tuple[Table, ...]:

@@ -1,4 +1,4 @@
-"""The app's dialogs: for a step, a prompt, a line for the debugger, the words of a filter."""
+"""The app's dialogs: for a step, a prompt, a line for the debugger, the words of a filter; and the order of a list."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from specscope.trace.history.history import RequestHistory
 from specscope.trace.record.vocabulary import shell_word
 from specscope.tui.standing import Standing
 from specscope.tui.text import clean
+from specscope.tui.widgets.lines import Goto
 from specscope.tui.widgets.listing import ListPanel
 from specscope.tui.widgets.prompt import DebugPrompt
 
@@ -49,11 +50,13 @@ class Ask(ModalScreen[str | None]):
         self.dismiss(event.value)
 
 
-class Lists:
-    """The actions of an app that arrange the list on its screen."""
+class Dialogs:
+    """The actions of an app that ask the user something, and do what the answer says."""
 
-    def __init__(self, app: App[None], say: Callable[[str], None]) -> None:
-        self._app, self._say = app, say
+    def __init__(self, app: App[None], standing: Standing, hear: Callable[[News], None]) -> None:
+        """`hear`: shows what came from the engine or its debugger."""
+        self._app, self._standing, self._hear = app, standing, hear
+        self.viewer, self._say = standing.viewer, standing.say
 
     def _list(self) -> ListPanel | None:
         """The focused list, else the screen's first."""
@@ -84,15 +87,6 @@ class Lists:
             panel.sort_next()
         else:
             panel.sort_reverse()
-
-
-class Dialogs:
-    """The actions of an app that ask the user something, and do what the answer says."""
-
-    def __init__(self, app: App[None], standing: Standing, hear: Callable[[News], None]) -> None:
-        """`hear`: shows what came from the engine or its debugger."""
-        self._app, self._standing, self._hear = app, standing, hear
-        self.viewer, self._say = standing.viewer, standing.say
 
     def action_ask_step(self) -> None:
         """Go to a step by its number, to a request, or to a request's step: 17, r3, r3@17."""
@@ -133,7 +127,7 @@ class Dialogs:
         if position is not None:
             self._standing.goto(position)
             if place.node is not None:
-                self._app.run_worker(self._app.run_action(f"step_at({position}, {place.node})"))
+                self._app.post_message(Goto(position, node=place.node))
         return True
 
     def action_ask_search(self) -> None:
@@ -196,9 +190,9 @@ class Dialogs:
 
     def action_console(self) -> None:
         """The debugger's prompt."""
-        self._app.push_screen(DebugPrompt(self._standing.talk, self.action_debug_line, Commands(Session()).complete))
+        self._app.push_screen(DebugPrompt(self._standing.talk, self.debug_line, Commands(Session()).complete))
 
-    def action_debug_line(self, line: str) -> None:
+    def debug_line(self, line: str) -> None:
         """Give the debugger a line; a live engine answers when it can."""
         self._standing.playing = False
         self.viewer.debug(line)
@@ -213,7 +207,7 @@ class Dialogs:
             if text and text.strip():
                 words = text.strip()
                 known = words.split()[0] in ("break", "watch", "b")
-                self.action_debug_line(words if known else f"break {words}")
+                self.debug_line(words if known else f"break {words}")
 
         self._app.push_screen(
             Ask("Stop at EVENT [if EXPR], or watch EXPR", "reject if depth == 1 and p < 0.1"), answered

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
+from operator import attrgetter
 from statistics import median
 from typing import ClassVar
 
 from textual import events
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 
 from specscope.trace.history.wording import plural
 from specscope.trace.record.aggregate import LeftOut
 from specscope.trace.record.records import StepRecord
+from specscope.tui.keys import bound, foot
 from specscope.tui.look import Look
-from specscope.tui.screens.over import Hint, Over
+from specscope.tui.screens.over import Over, close
 from specscope.tui.text import LEVELS, Ink, Line, bar, clean, column_at, left, percent, right, spread
 from specscope.tui.widgets.kv_map import kv_map
-from specscope.tui.widgets.lines import Panel, Sheet
+from specscope.tui.widgets.lines import Goto, Panel, Sheet
 from specscope.tui.widgets.rates import undrafted_lines
 
 NAME, NUMBER, MOST = 12, 10, 12
@@ -28,6 +30,8 @@ LONGEST = 400  # steps that are looked back at
 
 class EnginePanel(Panel):
     """Phases as a table, and curves with one column per step."""
+
+    OF = attrgetter("look.position", "look.steps")
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -41,11 +45,7 @@ class EnginePanel(Panel):
         x = where.x - NAME - NUMBER - 2
         column = column_at(x, len(self._columns), self._span)
         if self.line_at(where.y) in self._curves and 0 <= x < self._span:
-            self.run_worker(self.app.run_action(f"goto_position({self._columns[column]})"))
-
-    def key(self, look: Look) -> Hashable:
-        """The position."""
-        return look.position, look.steps == 0
+            self.post_message(Goto(self._columns[column]))
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """Draw as many steps as the width has columns, wider and higher where there is room."""
@@ -205,16 +205,8 @@ def _curve(name: str, values: Sequence[float], form: str, rows: int, room: int, 
 class EngineScreen(Over):
     """The panel over the whole screen."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("v", "dismiss", "Close", show=False)]
-    HINTS = (
-        Hint(0, "space", "", "app.pause"),
-        Hint(1, ", .", "step", "app.forward"),
-        Hint(4, "PgUp PgDn", "jump", "app.jump(1)"),
-        Hint(3, "g", "go to", "app.ask_step"),
-        Hint(5, ":", "debug", "app.console"),
-        Hint(6, "?", "help", "app.help"),
-        Hint(2, "Esc", "close", "screen.dismiss"),
-    )
+    KEYS = (*foot(pause=0, move=1, jump=4, go_to=3, debug=5, help=6), close(2, "escape,q,v"))
+    BINDINGS: ClassVar[list[BindingType]] = bound(KEYS)
 
     def parts(self) -> ComposeResult:
         """One panel."""

@@ -1,26 +1,74 @@
-"""Where a run breaks: the faults with their places, and every operation of a walk with its error."""
+"""Where a run breaks: the faults with their places, every operation of a walk with its error, and of one of them the
+error of every row and head."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from operator import attrgetter
 from typing import ClassVar
 
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.containers import Container
 
 from specscope.analyze.locate.located import Held, Located, Location, Walk
 from specscope.analyze.locate.text import AGREES, DIFFERS, error_text, explained, verdict
+from specscope.tui.keys import ALONE, Key, bound, foot, of_app
 from specscope.tui.look import Look
-from specscope.tui.screens.held import HeldScreen
-from specscope.tui.screens.over import Hint, Over, keys_of
+from specscope.tui.screens.help import Part, Row, two_columns
+from specscope.tui.screens.over import Over, close
 from specscope.tui.text import Ink, Line, clean, fit, labelled, left, paragraph, right
-from specscope.tui.widgets.errors import ERROR, ErrorGrid, PickedOperation, error_bar
+from specscope.tui.widgets.errors import ERROR, ErrorGrid, PickedOperation, error_bar, ink_of, row_label
 from specscope.tui.widgets.lines import Panel, Sheet
-from specscope.tui.widgets.listing import PickPanel
+from specscope.tui.widgets.listing import ListColumn, PickPanel
 
 LABEL = 12  # cells of the words before a line of a fault
 NARROWEST_BAR, LONGEST_BAR = 8, 40
+ROWS, FIGURE = 9, 14  # cells of the count of rows, and of a head's figure
+
+
+OPERATIONS: tuple[Row, ...] = (
+    ("↑ ↓", "key", "pick an operation"),
+    ("Enter", "key", "open it: the error of every position and head"),
+    ("n N", "key", "next, previous operation that differs"),
+    ("→ ←", "key", "next, previous walk: target, drafter"),
+)
+ROWS_HELD: tuple[Row, ...] = (
+    ("↑ ↓", "key", "pick a row: its heads are shown in figures"),
+    ("n N", "key", "next, previous row that differs"),
+    ("→ ←", "key", "next, previous operation"),
+    ("Esc", "key", "back to the operations"),
+)
+ANYWHERE: tuple[Row, ...] = (
+    ("/", "key", "filter the list"),
+    ("o O", "key", "sort by the next column; reverse"),
+    ("Tab", "key", "next panel; the arrow keys scroll it"),
+    ("t", "key", "theme: light or dark"),
+    ("?", "key", "this page"),
+    ("q", "key", "quit"),
+)
+MEANS: tuple[Row, ...] = (
+    ("error", "strong", "the largest of |ours - right| / |right| over rows and heads"),
+    ("allowed", "strong", "the error that rounding explains"),
+    ("rows off", "strong", "rows with a larger error, of those compared"),
+    ("position", "strong", "of the row in the text; /3: of the tree's node 3"),
+)
+BARS: tuple[Row, ...] = (
+    ("▂", "bar", "rounding explains it; bars are powers of ten, from 1e-8 to 1"),
+    ("▄", "warn", "up to 100 times more than rounding explains"),
+    ("█", "rejected", "more than that"),
+    ("│", "dim", "what is allowed"),
+    ("✗", "rejected", "differs; the first, in bold, is the place"),
+)
+
+
+def help_lines(width: int) -> list[Line]:
+    """The help page for a width in cells."""
+    keys: list[Part] = [
+        ("Keys: operations", OPERATIONS),
+        ("Keys: one operation", ROWS_HELD),
+        ("Keys: everywhere", ANYWHERE),
+    ]
+    return two_columns(width, keys, [("Figures", MEANS), ("Colours", BARS)], labels=(7, 9))
 
 
 class FaultsPanel(Panel):
@@ -29,10 +77,6 @@ class FaultsPanel(Panel):
     def __init__(self, location: Location, id: str | None = None) -> None:
         super().__init__(id=id)
         self._location = location
-
-    def key(self, look: Look) -> Hashable:
-        """Constant: it does not change."""
-        return None
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """Each fault; then what has no place, what was ruled out and what was left out."""
@@ -74,7 +118,7 @@ def _fault_lines(number: int, fault: Located, width: int) -> list[Line]:
 class WalkPanel(PickPanel):
     """The operations of a walk in the order of computing: error, what is allowed, a bar and how many rows are off."""
 
-    COLUMNS: ClassVar[tuple[str, ...]] = ("operation", "error", "rows off")
+    OF = attrgetter("number", "picked", "order")
 
     def __init__(self, location: Location, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -101,86 +145,141 @@ class WalkPanel(PickPanel):
         if self.look is not None:
             self.show(self.look)
 
-    def key(self, look: Look) -> Hashable:
-        """The walk, the picked operation, and the order."""
-        return self.number, self.picked, self.order
-
     def draw(self, look: Look, width: int, height: int) -> Sheet:
-        """The table."""
+        """The table: words first, then a bar, then names, where there is room for them."""
         walk = self.walk
         if walk is None:
             return Sheet([[("no walk: no model computed a step again", "faint")]], [("Operations", "strong")])
-        operations = walk.operations
+        every = walk.operations
+        words = min(max([len("operation"), *(len(held.operation.words) for held in every)]), 44)
+        name = max([0, *(len(held.operation.name) for held in every)])
+        room = width - 1 - 2 * ERROR - ROWS - 5 * 2
+        words = min(words, max(room - NARROWEST_BAR, NARROWEST_BAR))
+        room -= words
+        name = name if room - name - 2 >= NARROWEST_BAR else 0
+        bar = max(min(room - (name + 2 if name else 0), LONGEST_BAR), 1)
 
-        def value(place: int, column: str) -> float | str:
-            held = operations[place]
-            return (
-                held.operation.words if column == "operation" else held.error if column == "error" else held.differing
-            )
+        def ink(held: Held, other: Ink) -> Ink:
+            return "rejected" if held.differs else other
 
-        def text(place: int) -> str:
-            return f"{operations[place].operation.words} {operations[place].operation.name}"
+        def named(place: int) -> tuple[str, Ink]:
+            held = every[place]
+            return held.operation.words, "strong" if place == walk.first else "text" if held.differs else "dim"
 
-        shown = self.shown = self.arranged(range(len(operations)), value, text)
-        self.rows, self.picked = list(range(len(shown))), max(min(self.picked, len(shown) - 1), 0)
-        words = min(max([len("operation"), *(len(held.operation.words) for held in operations)]), 44)
-        room = _Room.of(width, words, max([0, *(len(held.operation.name) for held in operations)]))
-        cells = [("", " "), ("operation", left("operation", room.words))]
-        cells += [("", left("name", room.name))] if room.name else []
-        cells += [("error", right("error", ERROR)), ("", right("allowed", ERROR)), ("", left("", room.bar))]
-        cells += [("rows off", right("rows off", room.rows))]
-        lines: list[Line] = [self.head(cells)]
-        first = walk.first
-        lines += [_line(operations[place], room, is_first=place == first) for place in shown]
-        return Sheet(lines, self._title(walk, width - 2), cursor=1 + self.picked, keep=1 + self.picked, head=1)
-
-    def _title(self, walk: Walk, width: int) -> Line:
+        columns: list[ListColumn[int]] = [
+            ListColumn("", 1, lambda at: (DIFFERS if every[at].differs else AGREES, ink(every[at], "accepted"))),
+            ListColumn("operation", words, named, lambda at: every[at].operation.words),
+            ListColumn("name", name, lambda at: (every[at].operation.name, "faint")),
+            ListColumn(
+                *("error", ERROR, lambda at: (error_text(every[at].error), ink(every[at], "text"))),
+                *(lambda at: every[at].error, True),
+            ),
+            ListColumn("allowed", ERROR, lambda at: (error_text(every[at].allowed), "faint"), None, True),
+            ListColumn("", bar, lambda at: error_bar(every[at].error, every[at].allowed, bar)),
+            ListColumn(
+                *(
+                    "rows off",
+                    ROWS,
+                    lambda at: (f"{every[at].differing:,}/{every[at].rows:,}", ink(every[at], "faint")),
+                ),
+                *(lambda at: every[at].differing, True),
+            ),
+        ]
         walks = self.location.walks
-        count = f"{len(self.shown)} of {len(walk.operations)}" if self.order.words else f"{len(walk.operations)}"
-        several = f"walk {self.number + 1} of {len(walks)}" if len(walks) > 1 else ""
-        return fit(
-            [
-                (0, [("Operations", "strong")]),
-                (1, [(count, "dim")]),
-                (2, [(clean(f"{walk.stage.value} at {walk.where}"), "accent")]),
-                (3, [(several, "dim")]),
-                (5, [(clean(walk.sides), "dim")]),
-                (4, self.said()),
-            ],
-            width,
+        about: tuple[tuple[int, Line], ...] = (
+            (2, [(clean(f"{walk.stage.value} at {walk.where}"), "accent")]),
+            (3, [(f"walk {self.number + 1} of {len(walks)}" if len(walks) > 1 else "", "dim")]),
+            (5, [(clean(walk.sides), "dim")]),
         )
+        text = lambda at: f"{every[at].operation.words} {every[at].operation.name}"  # noqa: E731
+        return self.table("Operations", range(len(every)), columns, text, width, *about)
 
 
-class _Room:
-    """The cells of each column of the operations."""
+class OperationPanel(Panel):
+    """What the operation is, and the errors of the picked row as figures."""
 
-    def __init__(self, words: int, name: int, bar: int, rows: int) -> None:
-        self.words, self.name, self.bar, self.rows = words, name, bar, rows
+    OF = attrgetter("_chosen.place", "_grid.picked", "_grid.order")
 
-    @staticmethod
-    def of(width: int, words: int, name: int) -> _Room:
-        """Words first, then a bar, then names, where there is room for them."""
-        rows = 9
-        left_over = width - 1 - 2 * ERROR - rows - 5 * 2
-        words = min(words, max(left_over - NARROWEST_BAR, NARROWEST_BAR))
-        left_over -= words
-        shown = name if left_over - name - 2 >= NARROWEST_BAR else 0
-        return _Room(words, shown, max(min(left_over - (shown + 2 if shown else 0), LONGEST_BAR), 1), rows)
+    def __init__(self, chosen: PickedOperation, grid: ErrorGrid, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._chosen, self._grid = chosen, grid
+
+    def draw(self, look: Look, width: int, height: int) -> Sheet:
+        """Name, code and figures; then each head of the picked row."""
+        held = self._chosen.held
+        if held is None:
+            return Sheet([], [("Operation", "strong")])
+        operation = held.operation
+        figures = f"error {error_text(held.error)}, {error_text(held.allowed)} allowed"
+        lines: list[Line] = paragraph(f"{operation.name}: {figures}", width, "rejected" if held.differs else "text")
+        lines += paragraph(operation.code, width, "dim") if operation.code else []
+        row = self._grid.item
+        if row is not None:
+            position, token = row_label(self._chosen.walk, held, row, look)
+            lines.append([("position ", "dim"), (position, "accent"), (f"  {token}", "text")])
+            lines += _figures(held.errors[row].tolist(), held.allowed, width)
+        return Sheet(lines, fit([(0, [(clean(operation.words), "strong")])], width - 2))
 
 
-def _line(held: Held, room: _Room, *, is_first: bool) -> Line:
-    differs = held.differs
-    words: Ink = "strong" if is_first else "text" if differs else "dim"
-    line: list[tuple[str, Ink]] = [
-        (DIFFERS if differs else AGREES, "rejected" if differs else "accepted"),
-        ("  ", "dim"),
-    ]
-    line += [(left(clean(held.operation.words), room.words), words), ("  ", "dim")]
-    line += [(left(clean(held.operation.name), room.name), "faint"), ("  ", "dim")] if room.name else []
-    line += [(right(error_text(held.error), ERROR), "rejected" if differs else "text"), ("  ", "dim")]
-    line += [(right(error_text(held.allowed), ERROR), "faint"), ("  ", "dim")]
-    line += [*error_bar(held.error, held.allowed, room.bar), ("  ", "dim")]
-    return [*line, (right(f"{held.differing:,}/{held.rows:,}", room.rows), "rejected" if differs else "faint")]
+def _figures(errors: list[float], allowed: float, width: int) -> list[Line]:
+    """`head 3 4.2e-01`, as many on a line as there is room for."""
+    if len(errors) == 1:
+        return [[("error ", "dim"), (error_text(errors[0]), ink_of(errors[0], allowed))]]
+    across = max(width // FIGURE, 1)
+    lines: list[Line] = []
+    for first in range(0, len(errors), across):
+        line: list[tuple[str, Ink]] = []
+        for head, error in enumerate(errors[first : first + across], first):
+            line += [(right(f"{head} ", 5), "faint"), (left(error_text(error), FIGURE - 5), ink_of(error, allowed))]
+        lines.append(line)
+    return lines
+
+
+class HeldScreen(Over):
+    """The grid, and the picked row below it."""
+
+    SCOPED_CSS = False  # the classes of size are on the screen itself
+    DEFAULT_CSS = """
+    #of-held { height: 1fr; layout: grid; grid-size: 1; grid-rows: 1fr 7; }
+    .-tall #of-held { grid-rows: 1fr 10; }
+    """
+    FIRST = ErrorGrid
+    KEYS = (
+        close(0, word="back"),
+        Key("n", "screen.next(1)", "Next row that differs", "n", "next row that differs", 1),
+        Key("N,upper_n", "screen.next(-1)", "Previous row that differs", "N", "previous", 4),
+        Key("right", "screen.turn(1)", "Next operation", "→", "next operation", 2),
+        Key("left", "screen.turn(-1)", "Previous operation", "←", "previous", 3),
+        Key("pageup", "focused.pick(-10)", "Far above"),
+        Key("pagedown", "focused.pick(10)", "Far below"),
+        *foot(sort=6, help=5),
+        *of_app("next_theme"),
+    )
+    BINDINGS: ClassVar[list[BindingType]] = bound(KEYS)
+
+    def __init__(self, look: Look, chosen: PickedOperation) -> None:
+        super().__init__(look)
+        self._chosen = chosen
+
+    def parts(self) -> ComposeResult:
+        """Two panels."""
+        grid = ErrorGrid(self._chosen, "rows")
+        with Container(id="of-held"):
+            yield grid
+            yield OperationPanel(self._chosen, grid, "operation")
+
+    def action_turn(self, way: int) -> None:
+        """The next operation of the walk, at its first row that differs."""
+        chosen = self._chosen
+        chosen.place = min(max(chosen.place + way, 0), len(chosen.walk.operations) - 1)
+        self.query_one(ErrorGrid).first_wrong()
+        self.show(self.last)
+
+    def action_next(self, way: int) -> None:
+        """The next row that differs, as they are listed, in a ring."""
+        grid = self.query_one(ErrorGrid)
+        if grid.pick_next(way, {*grid.wrong}.__contains__) is None:
+            self.notify("no row differs")
 
 
 class LocateScreen(Over, inherit_bindings=False):
@@ -195,30 +294,17 @@ class LocateScreen(Over, inherit_bindings=False):
     .-huge #faults { column-span: 2; }
     .-huge #preview { display: block; }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "go", "Open", show=False),
-        Binding("ctrl+c", "app.quit", "Quit", show=False),
-        *keys_of("quit", "theme", "help"),
-        Binding("n", "next(1)", "Next difference", show=False),
-        Binding("N,upper_n", "next(-1)", "Previous difference", show=False),
-        Binding("right,w", "turn(1)", "Next walk", show=False),
-        Binding("left,W,upper_w", "turn(-1)", "Previous walk", show=False),
-        *keys_of("filter", "sort", "sort_reverse"),
-        Binding("tab", "app.focus_next", "Next panel", show=False),
-        Binding("shift+tab", "app.focus_previous", "Previous panel", show=False),
-    ]
-    HINTS = (
-        Hint(0, "⏎", "positions and heads", "screen.go"),
-        Hint(1, "n", "next difference", "screen.next(1)"),
-        Hint(6, "N", "previous", "screen.next(-1)"),
-        Hint(2, "→", "next walk", "screen.turn(1)"),
-        Hint(3, "/", "filter", "app.filter"),
-        Hint(5, "o", "sort", "app.sort(1)"),
-        Hint(7, "O", "reverse", "app.sort(-1)"),
-        Hint(8, "t", "theme", "app.next_theme"),
-        Hint(4, "?", "help", "app.help"),
-        Hint(9, "q", "quit", "app.quit"),
+    FIRST = WalkPanel
+    KEYS = (
+        *ALONE,
+        Key("enter", "screen.go", "Open", "⏎", "positions and heads", 0),
+        Key("n", "screen.next(1)", "Next difference", "n", "next difference", 1),
+        Key("N,upper_n", "screen.next(-1)", "Previous difference", "N", "previous", 6),
+        Key("right,w", "screen.turn(1)", "Next walk", "→", "next walk", 2),
+        Key("left,W,upper_w", "screen.turn(-1)", "Previous walk"),
+        *foot(filter=3, sort=5, reverse=7, theme=8, help=4, quit=9),
     )
+    BINDINGS: ClassVar[list[BindingType]] = bound(KEYS)
 
     def __init__(self, look: Look, location: Location) -> None:
         super().__init__(look)
@@ -232,11 +318,6 @@ class LocateScreen(Over, inherit_bindings=False):
             yield walk
             if walk.walk is not None:
                 yield ErrorGrid(PickedOperation(walk.walk, walk.picked), "preview")
-
-    def on_mount(self) -> None:
-        """Arrows pick an operation."""
-        super().on_mount()
-        self._walk.focus()
 
     @property
     def _walk(self) -> WalkPanel:
@@ -254,12 +335,6 @@ class LocateScreen(Over, inherit_bindings=False):
                 panel.put_chosen(chosen)
                 panel.show(self.last)
 
-    def action_pick(self, way: int) -> None:
-        """Pick another operation, or another row where these have the focus."""
-        panel = self.focused if isinstance(self.focused, ErrorGrid) else self._walk
-        panel.pick(way)
-        self._preview()
-
     def action_turn(self, way: int) -> None:
         """The next walk."""
         if len(self._location.walks) < 2:
@@ -270,16 +345,9 @@ class LocateScreen(Over, inherit_bindings=False):
 
     def action_next(self, way: int) -> None:
         """The next operation that differs, as they are listed, in a ring."""
-        panel = self._walk
-        operations = () if panel.walk is None else panel.walk.operations
-        count = len(panel.shown)
-        ring = [(panel.picked + way * by) % count for by in range(1, count + 1)]
-        row = next((row for row in ring if operations[panel.shown[row]].differs), None)
-        if row is None:
+        walk = self._walk.walk
+        if walk is None or self._walk.pick_next(way, lambda place: walk.operations[place].differs) is None:
             self.notify("no operation differs")
-            return
-        panel.pick(row - panel.picked)
-        self._preview()
 
     def action_go(self) -> None:
         """Open the picked operation."""

@@ -10,14 +10,14 @@ from specscope.debug.answers import Answer, LineRefused, LookRefused, News, Noti
 from specscope.debug.show import stop_text
 from specscope.tui.look import Look
 from specscope.tui.screens.analysis_view import AnalysisScreen
+from specscope.tui.screens.beside import BesideScreen, fork_beside
 from specscope.tui.screens.engine_view import EngineScreen
-from specscope.tui.screens.fork_view import ForkScreen
-from specscope.tui.screens.help import HelpScreen, help_lines
 from specscope.tui.screens.over import Over
 from specscope.tui.screens.points_view import PointsScreen
 from specscope.tui.screens.request_view import RequestScreen
 from specscope.tui.screens.step_view import StepScreen
 from specscope.tui.standing import Standing
+from specscope.tui.widgets.lines import Goto
 from specscope.tui.widgets.prompt import DebugPrompt
 
 
@@ -68,30 +68,20 @@ class Overlays:
         if forked is None:
             self._standing.say("nothing was forked yet: with a live engine, type for example :fork temperature=0.7")
         else:
-            self._app.push_screen(ForkScreen(self._look(), forked))
+            beside = fork_beside(forked, self.viewer.history.vocabulary)
+            self._app.push_screen(BesideScreen(self._look(), beside))
 
-    def action_help(self) -> None:
-        """Keys, colours, figures."""
-        self._app.push_screen(HelpScreen(help_lines))
-
-    def action_goto_position(self, position: int) -> None:
-        """A place in the history."""
-        self._standing.goto(position)
-
-    async def action_step_at(self, position: int, node: int) -> None:
-        """The decisions of the current request's step at a place in the history, with a node picked."""
-        self._standing.goto(position)
-        self._lay_over(StepScreen)
-        screen = self._app.get_screen(StepScreen.__name__)
-        if isinstance(screen, StepScreen):
-            self._app.call_after_refresh(screen.pick_node, position, node)
-
-    async def action_example(self, request: str, position: int, node: int | None) -> None:
-        """The decisions of a request's step at a place in the history; a node picked, or the final token."""
-        self._standing.pick(request)
-        part = self.viewer.history.part(request, position)
-        if part is not None:
-            await self.action_step_at(position, len(part[1].tree) if node is None else node)
+    def goto(self, place: Goto) -> None:
+        """A place in the history; the decisions of the current request's step there, where a node of it is named."""
+        if place.request is not None:
+            self._standing.pick(place.request)
+        if place.position is not None:
+            self._standing.goto(place.position)
+        if place.position is not None and place.node is not None:
+            self._lay_over(StepScreen)
+            screen = self._app.get_screen(StepScreen.__name__)
+            if isinstance(screen, StepScreen):
+                self._app.call_after_refresh(screen.pick_node, place.position, place.node)
 
     def _step_screen(self) -> StepScreen | None:
         """The step's screen, where it lies over the main one."""

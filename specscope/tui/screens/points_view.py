@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import ClassVar
 
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.containers import Container
+from textual.message import Message
 
 from specscope.debug.breakpoints import BreakpointInfo
 from specscope.debug.events import EventKind
 from specscope.trace.words import NODE, STEP
+from specscope.tui.keys import Key, bound, foot
 from specscope.tui.look import Look
-from specscope.tui.screens.over import Hint, Over
-from specscope.tui.text import Ink, Line, clean, cut, fit, folded, labelled, left, paragraph, right
+from specscope.tui.screens.over import Over, close
+from specscope.tui.text import Line, clean, cut, folded, labelled, paragraph
 from specscope.tui.widgets.lines import Panel, Sheet
-from specscope.tui.widgets.listing import PickPanel
+from specscope.tui.widgets.listing import ListColumn, PickPanel
 
 EXAMPLES = (
     ("reject if depth == 1 and p < 0.1 and q > 0.5", "the drafter's first token was sure, and wrong"),
@@ -31,48 +34,34 @@ LEFT = NUMBER + HITS + 2  # cells before the text
 class PointsPanel(PickPanel):
     """One line per breakpoint, its commands below it; the picked one is highlighted."""
 
-    COLUMNS: ClassVar[tuple[str, ...]] = ("n", "hits", "stops at")
+    OF = attrgetter("look.viewer.points", "picked", "order", "_fields.display")
 
     def __init__(self, fields: FieldsPanel, id: str | None = None) -> None:
         super().__init__(id=id)
         self._fields = fields
 
-    def key(self, look: Look) -> Hashable:
-        """The breakpoints, and which is picked."""
-        return look.viewer.points, self.picked, self.order, self._fields.display
-
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """The table, or how to set the first one."""
-        points = self.shown = self.arranged(look.viewer.points, _value, lambda point: f"{point.number} {point.text}")
-        every = len(look.viewer.points)
-        count = f"{len(points)} of {every}" if self.order.words else str(every)
-        title = fit([(0, [("Breakpoints", "strong")]), (1, [(count, "dim")]), (2, self.said())], width - 2)
-        if not every:
-            return Sheet(_none(width, alone=not self._fields.display), title)
-        self.picked = max(min(self.picked, len(points) - 1), 0)
-        heads = (("n", right("n", NUMBER)), ("hits", right("hits", HITS - 2)), ("stops at", left("stops at", 10)))
-        lines: list[Line] = [self.head(heads)]
-        self.rows, cursor = [], 0
-        for index, point in enumerate(points):
-            if index == self.picked:
-                cursor = len(lines)
-            room = max(width - LEFT, 12)
-            first, *more = folded(point.text, room)
-            line: list[tuple[str, Ink]] = [(right(str(point.number), NUMBER), "dim")]
-            lines.append(
-                [*line, (right(f"{point.hits:,}", HITS), "strong" if point.hits else "faint"), ("  " + first, "text")]
-            )
-            lines += [[(" " * LEFT + row, "text")] for row in more]
-            self.rows += [index] * (len(lines) - 1 - len(self.rows))
-            for command in point.commands:
-                lines.append([(" " * (LEFT + 2), "text"), (cut(clean(command), width - LEFT - 2), "dim")])
-                self.rows.append(index)
-        return Sheet(lines, title, cursor=cursor, keep=cursor, head=1)
+        room = max(width - LEFT, 12)
+        columns: list[ListColumn[BreakpointInfo]] = [
+            ListColumn("n", NUMBER, lambda point: (str(point.number), "dim"), lambda point: point.number, True),
+            ListColumn(
+                *("hits", HITS - 2, lambda point: (f"{point.hits:,}", "strong" if point.hits else "faint")),
+                *(lambda point: point.hits, True),
+            ),
+            ListColumn("stops at", -1, lambda point: (folded(point.text, room)[0], "text"), lambda point: point.text),
+        ]
 
+        def below(point: BreakpointInfo) -> list[Line]:
+            more: list[Line] = [[(" " * LEFT + row, "text")] for row in folded(point.text, room)[1:]]
+            lead, rest = " " * (LEFT + 2), width - LEFT - 2
+            more += [[(lead, "text"), (cut(clean(line), rest), "dim")] for line in point.commands]
+            return more
 
-def _value(point: BreakpointInfo, column: str) -> float | str:
-    """What a breakpoint is sorted by."""
-    return {"n": point.number, "hits": point.hits}.get(column, point.text)
+        points = look.viewer.points
+        text = lambda point: f"{point.number} {point.text}"  # noqa: E731
+        sheet = self.table("Breakpoints", points, columns, text, width, below=below)
+        return sheet if points else Sheet(_none(width, alone=not self._fields.display), sheet.title)
 
 
 def _none(width: int, *, alone: bool) -> list[Line]:
@@ -90,10 +79,6 @@ def _none(width: int, *, alone: bool) -> list[Line]:
 class FieldsPanel(Panel):
     """The fields that a condition can use, beside the list where there is room."""
 
-    def key(self, look: Look) -> Hashable:
-        """Always the same."""
-        return None
-
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """Events, then the fields."""
         wide = max(map(len, NODE)) + 2
@@ -107,25 +92,25 @@ class FieldsPanel(Panel):
         return Sheet(lines, [("Conditions", "strong")])
 
 
+@dataclass
+class Typed(Message):
+    """A line for the debugger."""
+
+    line: str
+
+
 class PointsScreen(Over):
     """The breakpoints of the debugger behind `:`."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("b", "dismiss", "Close", show=False),
-        Binding("a", "app.ask_breakpoint", "Add a breakpoint", show=False),
-        Binding("x,delete", "delete", "Delete it", show=False),
-    ]
-
-    HINTS = (
-        Hint(0, "a", "add", "app.ask_breakpoint"),
-        Hint(2, "x", "delete", "screen.delete"),
-        Hint(4, "⏎", "continue", "screen.go"),
-        Hint(5, "/", "filter", "app.filter"),
-        Hint(6, "o", "sort", "app.sort(1)"),
-        Hint(7, ":", "debug", "app.console"),
-        Hint(8, "?", "help", "app.help"),
-        Hint(3, "Esc", "close", "screen.dismiss"),
+    FIRST = PointsPanel
+    KEYS = (
+        Key("a", "app.ask_breakpoint", "Add a breakpoint", "a", "add", 0),
+        Key("x,delete", "screen.delete", "Delete it", "x", "delete", 2),
+        Key("", "screen.go", "", "⏎", "continue", 4),
+        *foot(filter=5, sort=6, debug=7, help=8),
+        close(3, "escape,q,b"),
     )
+    BINDINGS: ClassVar[list[BindingType]] = bound(KEYS)
 
     def parts(self) -> ComposeResult:
         """The list; beside it what conditions can use, where there is room."""
@@ -134,28 +119,13 @@ class PointsScreen(Over):
             yield PointsPanel(fields, "points")
             yield fields
 
-    def on_mount(self) -> None:
-        """Arrows pick a breakpoint."""
-        super().on_mount()
-        self.query_one(PointsPanel).focus()
-
-    def action_pick(self, way: int) -> None:
-        """Pick another breakpoint."""
-        self.query_one(PointsPanel).pick(way)
-
     def action_delete(self) -> None:
         """Delete it."""
-        if point := self._point():
-            self._tell(f"delete {point.number}")
+        point = self.query_one(PointsPanel).item
+        if point is not None:
+            self.post_message(Typed(f"delete {point.number}"))
 
     def action_go(self) -> None:
         """Close, and continue to the next stop."""
-        self._tell("continue")
+        self.post_message(Typed("continue"))
         self.dismiss()
-
-    def _point(self) -> BreakpointInfo | None:
-        """The picked breakpoint."""
-        return self.query_one(PointsPanel).item
-
-    def _tell(self, line: str) -> None:
-        self.app.run_worker(self.app.run_action(f"debug_line({line!r})"))

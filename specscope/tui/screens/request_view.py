@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import ClassVar
 
 from rich.cells import cell_len
@@ -14,10 +15,11 @@ from textual.containers import Container
 
 from specscope.trace.history.wording import acceptance, ending, plural
 from specscope.trace.record.records import FinalKind, RequestStep
+from specscope.tui.keys import Key, bound, foot
 from specscope.tui.look import Look
-from specscope.tui.screens.over import Hint, Over
+from specscope.tui.screens.over import Over, close
 from specscope.tui.text import LEVELS, Ink, Line, clean, column_at, cut, figure, fit, left, right, show_token, spread
-from specscope.tui.widgets.lines import Sheet
+from specscope.tui.widgets.lines import Goto, Sheet
 from specscope.tui.widgets.listing import ListPanel, Order
 from specscope.tui.widgets.output import INKS, OutputPanel
 from specscope.tui.widgets.tree import TreePanel
@@ -66,6 +68,8 @@ class OutputCurve:
 class TimelinePanel(ListPanel):
     """A line a step: how much of its tree was accepted, how it ended, what came out. The band is on the position's."""
 
+    OF = attrgetter("look.current", "look.at", "length", "order")
+
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "pick(-1)", "The step above", show=False),
         Binding("down", "pick(1)", "The step below", show=False),
@@ -80,10 +84,11 @@ class TimelinePanel(ListPanel):
         self.places: Sequence[int] = ()  # of the listed steps among the request's
         self._curve = OutputCurve()
 
-    def key(self, look: Look) -> Hashable:
-        """The request, where in it the position is, and how many steps it has."""
-        request = look.request
-        return look.current, look.at, 0 if request is None else (len(request.steps), request.state), self.order
+    @property
+    def length(self) -> object:
+        """How many steps the request has, and its state."""
+        request = None if self.look is None else self.look.request
+        return None if request is None else (len(request.steps), request.state)
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """Head, curve, and every step; those after the position are there already where they are known."""
@@ -119,7 +124,7 @@ class TimelinePanel(ListPanel):
             self._to(steps[self.places[row]])
 
     def _to(self, position: int) -> None:
-        self.run_worker(self.app.run_action(f"goto_position({position})"))
+        self.post_message(Goto(position))
 
     def action_pick(self, way: int) -> None:
         """Go to the listed step above or below."""
@@ -191,22 +196,14 @@ def _line(look: Look, step: RequestStep, width: int) -> Line:
 class RequestScreen(Over):
     """Timeline, tree and text of the current request."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("r", "dismiss", "Close", show=False),
-        Binding("d", "app.step", "The step's decisions", show=False),
-    ]
-    HINTS = (
-        Hint(0, "↑↓", "step", "screen.pick(1)"),
-        Hint(1, "⏎", "decisions", "app.step"),
-        Hint(3, "n", "rejection", "app.rejection(1)"),
-        Hint(4, "/", "filter", "app.filter"),
-        Hint(5, "o", "sort", "app.sort(1)"),
-        Hint(6, "j k", "request", "app.choose(1)"),
-        Hint(7, ":", "debug", "app.console"),
-        Hint(8, "y", "copy", "app.copy_reference"),
-        Hint(9, "?", "help", "app.help"),
-        Hint(2, "Esc", "close", "screen.dismiss"),
+    FIRST = TimelinePanel
+    KEYS = (
+        Key("", "focused.pick(1)", "", "↑↓", "step", 0),
+        Key("d", "app.step", "The step's decisions", "⏎", "decisions", 1),
+        *foot(rejection=3, filter=4, sort=5, requests=6, debug=7, copy=8, help=9),
+        close(2, "escape,q,r"),
     )
+    BINDINGS: ClassVar[list[BindingType]] = bound(KEYS)
 
     def parts(self) -> ComposeResult:
         """The timeline has the keys."""
@@ -214,12 +211,3 @@ class RequestScreen(Over):
             yield TimelinePanel("timeline")
             yield TreePanel("its-tree")
             yield OutputPanel("its-output")
-
-    def on_mount(self) -> None:
-        """Arrows move through the steps."""
-        super().on_mount()
-        self.query_one(TimelinePanel).focus()
-
-    def action_pick(self, way: int) -> None:
-        """The listed step above or below."""
-        self.query_one(TimelinePanel).action_pick(way)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from operator import attrgetter
 from typing import ClassVar
 
 from textual import events
@@ -14,12 +15,14 @@ from specscope.debug.answers import LookRefused
 from specscope.debug.views import NodeView
 from specscope.trace.history.place import at, ended_by
 from specscope.trace.history.wording import acceptance
+from specscope.tui.keys import Key, bound, foot
 from specscope.tui.look import Look
-from specscope.tui.screens.over import Hint, Over
+from specscope.tui.screens.over import Over, close
 from specscope.tui.screens.request_view import TimelinePanel
 from specscope.tui.text import Line, clean, fit, folded
 from specscope.tui.widgets.decision import likeliest_lines, place_lines
 from specscope.tui.widgets.lines import Panel, Sheet
+from specscope.tui.widgets.listing import ItemPicked
 from specscope.tui.widgets.node_view import node_facts, node_view_lines
 from specscope.tui.widgets.tree_lines import tree_lines
 
@@ -32,9 +35,11 @@ Place = tuple[int, str | None, int | None, int]  # step, request, node (None: fi
 class NodesPanel(Panel):
     """The tree, a line a node; the band is on the picked one."""
 
+    OF = attrgetter("look.current", "look.at", "picked", "asked")
+
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "screen.pick(-1)", "Node above", show=False),
-        Binding("down", "screen.pick(1)", "Node below", show=False),
+        Binding("up", "pick(-1)", "Node above", show=False),
+        Binding("down", "pick(1)", "Node below", show=False),
         Binding("enter", "screen.distributions", "Distributions", show=False),
     ]
 
@@ -45,14 +50,15 @@ class NodesPanel(Panel):
         self._step: Hashable = None  # that the node was picked in
         self.asked: tuple[int, int] | None = None  # (position, node) to be picked when that step is drawn
 
+    def action_pick(self, way: int) -> None:
+        """Pick another node."""
+        self.picked = min(max(self.picked + way, 0), max(len(self.order) - 1, 0))
+        self.post_message(ItemPicked())
+
     @property
     def node(self) -> int | None:
         """The picked node; None where nothing was judged."""
         return self.order[self.picked] if self.order else None
-
-    def key(self, look: Look) -> Hashable:
-        """The step, and the picked node."""
-        return look.current, look.at, self.picked, self.asked
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """The tree panel's lines."""
@@ -81,12 +87,14 @@ class NodesPanel(Panel):
     def on_click(self, event: events.Click) -> None:
         """Pick the node under the pointer."""
         row = self.line_at(event.get_content_offset_capture(self).y) - 1
-        if isinstance(self.screen, StepScreen) and 0 <= row < len(self.order):
-            self.screen.action_pick(row - self.picked)
+        if 0 <= row < len(self.order):
+            self.action_pick(row - self.picked)
 
 
 class PlacePanel(Panel):
     """The distributions at the picked node's place, once asked for; before, what the record has of the place."""
+
+    OF = attrgetter("_picker.picked", "_picker.asked", "here", "asked", "refused", "view")
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "screen.distributions", "Distributions", show=False)]
 
@@ -96,22 +104,27 @@ class PlacePanel(Panel):
         self.asked: Place | None = None  # the place that the engine was asked about last
         self.refused = ""  # why it did not answer
 
-    def place(self, look: Look) -> Place:
+    @property
+    def here(self) -> Place:
         """The picked node's place, which is what an answer is about."""
+        look = self.look
+        if look is None:
+            return -1, None, None, 0
         step = look.history.steps[look.at].step if look.at >= 0 else -1
         final = look.part is not None and self._picker.node == len(look.part[1].tree)
         return step, look.current, None if final else self._picker.node, look.history.rewinds
 
+    @property
+    def view(self) -> int:
+        """Which answer came last, for comparisons."""
+        return 0 if self.look is None else id(self.look.viewer.node_view)
+
     def answer(self, look: Look) -> NodeView | None:
         """The answer about the picked node, where it was asked for and has come."""
         view = look.viewer.node_view
-        if view is None or self.asked is None or self.asked != self.place(look):
+        if view is None or self.asked is None or self.asked != self.here:
             return None
         return view if (view.step, view.request, view.node) == self.asked[:3] else None
-
-    def key(self, look: Look) -> Hashable:
-        """The step, the node, and what was answered."""
-        return self._picker.key(look), self.place(look), self.asked, self.refused, id(look.viewer.node_view)
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """The distributions, or the record's numbers."""
@@ -127,14 +140,14 @@ class PlacePanel(Panel):
         view = self.answer(look)
         if view is not None:
             return node_view_lines(view, look.vocabulary, width, height)
-        if self.asked == self.place(look):
+        if self.asked == self.here:
             hint, ink = self.refused or "asking the engine …", "warn" if self.refused else "accent"
         else:
             hint, ink = (ENTER, "accent") if look.asks else (REPLAYED, "dim")
         step, verdict = look.part[1], look.part[1].verdict
         head: list[Line] = [[(line, ink)] for line in folded(hint, width)]  # type: ignore[list-item]
         tops = likeliest_lines(at(step, node), look.vocabulary, width)
-        asked = [*head, []] if self.asked == self.place(look) or not tops else []
+        asked = [*head, []] if self.asked == self.here or not tops else []
         below = [] if asked else head
         return [*asked, *tops, *place_lines(step, verdict, node, look.vocabulary, width), *below]
 
@@ -142,15 +155,21 @@ class PlacePanel(Panel):
 class NodePanel(Panel):
     """Why the picked node was kept or not, and where it stands."""
 
+    OF = attrgetter(
+        "_picker.picked",
+        "_picker.asked",
+        "_place.display",
+        "_place.here",
+        "_place.asked",
+        "_place.refused",
+        "_place.view",
+    )
+
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "screen.distributions", "Distributions", show=False)]
 
     def __init__(self, picker: NodesPanel, place: PlacePanel, id: str | None = None) -> None:
         super().__init__(id=id)
         self._picker, self._place = picker, place
-
-    def key(self, look: Look) -> Hashable:
-        """The step, the node; and where the place has no panel of its own, what that would show."""
-        return self._picker.key(look), self._place.display, self._place.key(look)
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """The decision as a picture, then facts a line."""
@@ -164,25 +183,21 @@ class NodePanel(Panel):
             return Sheet(lines, name)
         start = len(lines) + 1
         lines = [*lines, [], *self._place.lines(look, width, height)]
-        asked = self._place.asked == self._place.place(look)
+        asked = self._place.asked == self._place.here
         return Sheet(lines, name, keep=min(start + height, len(lines)) - 1 if asked else 0)
 
 
 class StepScreen(Over):
     """The current request's step: its nodes, one of them in full, and the distributions at its place."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("d", "dismiss", "Close", show=False)]
-    HINTS = (
-        Hint(0, "↑↓", "node", "screen.pick(1)"),
-        Hint(1, "⏎", "distributions", "screen.distributions", "asks"),
-        Hint(3, ", .", "step", "app.forward"),
-        Hint(4, "n", "rejection", "app.rejection(1)"),
-        Hint(6, "r", "request", "app.request"),
-        Hint(5, ":", "debug", "app.console"),
-        Hint(7, "y", "copy", "app.copy_reference"),
-        Hint(8, "?", "help", "app.help"),
-        Hint(2, "Esc", "close", "screen.dismiss"),
+    FIRST = NodesPanel
+    KEYS = (
+        Key("", "focused.pick(1)", "", "↑↓", "node", 0),
+        Key("", "screen.distributions", "", "⏎", "distributions", 1, "asks"),
+        *foot(move=3, rejection=4, request=6, debug=5, copy=7, help=8),
+        close(2, "escape,q,d"),
     )
+    BINDINGS: ClassVar[list[BindingType]] = bound(KEYS)
 
     def parts(self) -> ComposeResult:
         """Nodes above the one that is picked; beside them, where there is room, distributions and its steps."""
@@ -194,17 +209,6 @@ class StepScreen(Over):
             yield NodePanel(nodes_panel, place, "node")
             yield TimelinePanel("its-steps")
 
-    def on_mount(self) -> None:
-        """Arrows pick a node."""
-        super().on_mount()
-        self.query_one(NodesPanel).focus()
-
-    def action_pick(self, way: int) -> None:
-        """Pick another node."""
-        panel = self.query_one(NodesPanel)
-        panel.picked = min(max(panel.picked + way, 0), max(len(panel.order) - 1, 0))
-        self.show(self.last)
-
     def pick_node(self, position: int, node: int) -> None:
         """The node of that number, or the final token, of the step at a position, as soon as it is shown."""
         self.query_one(NodesPanel).asked = position, node
@@ -215,7 +219,7 @@ class StepScreen(Over):
         node, place = self.query_one(NodesPanel).node, self.query_one(PlacePanel)
         if self.last.part is None or self.last.current is None or node is None or not self.last.asks:
             return
-        place.asked, place.refused = place.place(self.last), ""
+        place.asked, place.refused = place.here, ""
         final = node == len(self.last.part[1].tree)
         self.last.viewer.view_node(self.last.current, None if final else node)
         self.query_one("#of-step").add_class("-asked")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from operator import attrgetter
 
 from specscope.tui.look import Look
 from specscope.tui.text import NOTHING, Ink, Line, bar, clean, cut, fit, line_width, percent
@@ -26,11 +26,17 @@ READING_BAR = 12  # cells
 class StatusBar(Panel, can_focus=False):
     """Tokens a second, batch, KV use, lost records, and why speculation is off where it is."""
 
-    def key(self, look: Look) -> Hashable:
-        """The position, the state, and what is counted outside of steps."""
-        history = look.history
-        counted = (look.position, look.steps == 0, history.lost, history.in_part, history.branch, len(history.branches))
-        return *counted, look.status, look.error != "", look.title, look.viewer.read_so_far
+    OF = attrgetter(
+        "look.position",
+        "look.steps",
+        "look.history.lost",
+        "look.history.in_part",
+        "look.history.branch",
+        "look.status",
+        "look.error",
+        "look.title",
+        "look.viewer.read_so_far",
+    )
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """One line; the least useful goes first where it is narrow."""
@@ -106,9 +112,7 @@ def _right(title: str, room: int) -> Line:
 class Banner(Panel, can_focus=False):
     """One clear line when the engine failed."""
 
-    def key(self, look: Look) -> Hashable:
-        """The error."""
-        return look.error, look.steps == 0
+    OF = attrgetter("look.error", "look.steps")
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """The error, and that what was recorded is still there."""

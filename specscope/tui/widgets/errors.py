@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
+from operator import attrgetter
 
 from specscope.analyze.locate.located import Floats, Held, Walk
 from specscope.analyze.locate.text import error_text
 from specscope.tui.look import Look
-from specscope.tui.text import LEVELS, Ink, Line, cut, fit, left, right, show_token
+from specscope.tui.text import LEVELS, Ink, Line, cut, left, show_token
 from specscope.tui.widgets.lines import Sheet
-from specscope.tui.widgets.listing import PickPanel
+from specscope.tui.widgets.listing import ListColumn, PickPanel
 
 SMALLEST = -8.0  # the power of ten at which bars begin; they end at 1
 ERROR = 7  # cells of an error
@@ -71,12 +68,17 @@ class PickedOperation:
 class ErrorGrid(PickPanel):
     """The errors of an operation: a row of the grid for each row that was compared, a column for each head."""
 
-    COLUMNS = ("row", "error")
+    OF = attrgetter("walk", "_chosen.place", "picked", "order")
 
     def __init__(self, chosen: PickedOperation, id: str | None = None) -> None:
         super().__init__(id=id)
         self._chosen = chosen
         self.first_wrong()
+
+    @property
+    def walk(self) -> int:
+        """Which walk, for comparisons."""
+        return id(self._chosen.walk)
 
     def put_chosen(self, chosen: PickedOperation) -> None:
         """Show this operation of this walk, at its first row that differs."""
@@ -84,66 +86,40 @@ class ErrorGrid(PickPanel):
             self._chosen = chosen
             self.first_wrong()
 
-    def key(self, look: Look) -> Hashable:
-        """The operation, the picked row, and the order."""
-        return id(self._chosen.walk), self._chosen.place, self.picked, self.order
+    @property
+    def wrong(self) -> list[int]:
+        """The rows that are off by more than is allowed; what is no number is."""
+        held = self._chosen.held
+        return [] if held is None else [row for row, each in enumerate(held.errors) if not (each <= held.allowed).all()]
 
     def first_wrong(self) -> None:
-        """Pick the first row that is off by more than is allowed."""
-        held = self._chosen.held
-        wrong = [] if held is None else np.flatnonzero(wrong_rows(held)).tolist()
-        self.picked = wrong[0] if wrong else 0
+        """Pick the first of them."""
+        self.picked = next(iter(self.wrong), 0)
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """The rows; where an operation has no heads, a bar for each."""
         held, walk = self._chosen.held, self._chosen.walk
         if held is None or not len(held.errors):
             return Sheet([[("no errors of single rows were kept", "faint")]], [("Rows", "strong")])
-        largest = held.errors.max(axis=1)
+        largest, wrong = held.errors.max(axis=1).tolist(), {*self.wrong}
         labels = [row_label(walk, held, row, look) for row in range(len(held.errors))]
-
-        def value(row: int, column: str) -> float:
-            return float(largest[row]) if column == "error" else row
-
-        shown = self.shown = self.arranged(range(len(held.errors)), value, lambda row: " ".join(labels[row]))
-        self.rows, self.picked = list(range(len(shown))), max(min(self.picked, len(shown) - 1), 0)
+        inks: list[Ink] = ["text" if row in wrong else "dim" for row in range(len(labels))]
         parts = held.errors.shape[1]
         room = max(width - POSITION - TOKEN - ERROR - 7, 1)
-        columns = "each row's error" if parts == 1 else f"{parts} heads" + ("" if parts <= room else ", some merged")
-        title = fit(
-            [
-                (0, [("Rows", "strong")]),
-                (1, [(f"{held.differing:,} of {len(held.errors):,} differ", "rejected" if held.differs else "dim")]),
-                (2, [(columns, "dim")]),
-                (3, self.said()),
-            ],
-            width - 2,
-        )
-        cells = [("row", right("position", POSITION + 1)), ("", left("token", TOKEN)), ("error", right("error", ERROR))]
-        head = [*self.head(cells), ("  ", "faint"), (cut(_numbers(parts, room), room), "faint")]
-        lines: list[Line] = [head]
-        for row in shown:
-            position, token = labels[row]
-            wrong = largest[row] > held.allowed
-            lines.append(
-                [
-                    (right(position, POSITION + 1), "text" if wrong else "dim"),
-                    ("  ", "dim"),
-                    (left(token, TOKEN), "text" if wrong else "dim"),
-                    ("  ", "dim"),
-                    (right(error_text(float(largest[row])), ERROR), ink_of(float(largest[row]), held.allowed)),
-                    ("  ", "dim"),
-                    *_cells(held.errors[row], held.allowed, room),
-                ]
-            )
-        return Sheet(lines, title, cursor=1 + self.picked, keep=1 + self.picked, head=1)
-
-
-def wrong_rows(held: Held) -> NDArray[np.bool_]:
-    """Which rows are off by more than is allowed [rows]; what is no number is."""
-    if not len(held.errors):
-        return np.zeros(0, np.bool_)
-    return np.array([not (row <= held.allowed).all() for row in held.errors], np.bool_)
+        merged = f"{parts} heads" + ("" if parts <= room else ", some merged")
+        columns: list[ListColumn[int]] = [
+            ListColumn("position", POSITION + 1, lambda row: (labels[row][0], inks[row]), lambda row: row, True, "row"),
+            ListColumn("token", TOKEN, lambda row: (labels[row][1], inks[row])),
+            ListColumn(
+                *("error", ERROR, lambda row: (error_text(largest[row]), ink_of(largest[row], held.allowed))),
+                *(lambda row: largest[row], True),
+            ),
+            ListColumn(cut(_numbers(parts, room), room), -1, lambda row: _cells(held.errors[row], held.allowed, room)),
+        ]
+        differ: Line = [(f"{held.differing:,} of {len(labels):,} differ", "rejected" if held.differs else "dim")]
+        about: Line = [("each row's error" if parts == 1 else merged, "dim")]
+        rows, text = range(len(labels)), lambda row: " ".join(labels[row])
+        return self.table("Rows", rows, columns, text, width, (1, differ), (2, about))
 
 
 def row_label(walk: Walk, held: Held, row: int, look: Look) -> tuple[str, str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import ClassVar
 
 from textual import events
@@ -12,7 +13,7 @@ from specscope.trace.history.interval import COLUMNS, cells, counts, definitions
 from specscope.trace.record.aggregate import Aggregate
 from specscope.tui.look import Look
 from specscope.tui.text import LEVELS, NOTHING, Ink, Line, bar, clean, cut, folded, left, right
-from specscope.tui.widgets.lines import Panel, Sheet
+from specscope.tui.widgets.lines import Goto, Panel, Sheet
 
 # What gives way first where it is narrow stands last
 BY_NEED = ("time", "length", "rate", "drafts", "accepted", "tokens", "running", "KV", "waiting", "drafted", "seconds")
@@ -24,6 +25,8 @@ REQUEST = 16  # cells of a request's id
 
 class IntervalsPanel(Panel):
     """As many intervals as there are rows, the current one among them; below, what the source does not report."""
+
+    OF = attrgetter("look.position", "look.steps")
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "app.backward", "Interval before", show=False),
@@ -39,11 +42,7 @@ class IntervalsPanel(Panel):
         """Go to the interval under the pointer."""
         row = event.get_content_offset_capture(self).y - 1
         if 0 <= row < self._count:
-            self.run_worker(self.app.run_action(f"goto_position({self._first + row})"))
-
-    def key(self, look: Look) -> Hashable:
-        """The position and how many there are."""
-        return look.position, look.steps
+            self.post_message(Goto(self._first + row))
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """A head, the intervals, and a note."""

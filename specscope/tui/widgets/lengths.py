@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
+from operator import attrgetter
 
 from textual import events
 
 from specscope.trace.history.wording import plural
 from specscope.tui.look import Look
 from specscope.tui.text import LEVELS, Line, clean, column_at, fit, right, spread
-from specscope.tui.widgets.lines import Panel, Sheet
+from specscope.tui.widgets.lines import Goto, Panel, Sheet
 
 AXIS = 4
 WIDEST = 4  # cells of a column
@@ -18,6 +19,8 @@ WIDEST = 4  # cells of a column
 
 class LengthsPanel(Panel):
     """Mean acceptance length of each bucket of steps, from the start of the run to the position."""
+
+    OF = attrgetter("look.position", "look.scope", "look.pooled")
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -40,11 +43,7 @@ class LengthsPanel(Panel):
 
     def _to(self, position: int, newest: int) -> None:
         if position >= 0:
-            self.run_worker(self.app.run_action(f"goto_position({min(position, newest)})"))
-
-    def key(self, look: Look) -> Hashable:
-        """The plot grows with the position."""
-        return look.position, look.scope, look.pooled
+            self.post_message(Goto(min(position, newest)))
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """Columns over an axis that says what a column is."""

@@ -8,19 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from operator import attrgetter
+from typing import Any, ClassVar, Literal
 
 from rich.segment import Segment
 from rich.style import Style
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.geometry import Region, Size
+from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from specscope.tui.look import Look
 from specscope.tui.palette import style, to_text
 from specscope.tui.text import Ink, Line, clean
+
+
+@dataclass
+class Goto(Message):
+    """A place in the run was asked for: a request, its step at a position, a node there."""
+
+    position: int | None = None
+    request: str | None = None
+    node: int | None = None  # its decisions are opened; the count of the nodes for the final token
+    follow: bool = False  # whether to follow the run where that is its end
 
 
 @dataclass
@@ -131,16 +143,15 @@ class Lines(ScrollView, can_focus=True, inherit_bindings=False):
 
 
 class Panel(Lines):
-    """Subclasses say what their picture depends on (`key`) and what it is (`draw`)."""
+    """Subclasses say what their picture depends on and what it is (`draw`)."""
+
+    # Of the panel: everything that the drawing depends on, besides size and colours. Cheap: asked at every look
+    OF: ClassVar[attrgetter[Any]] = attrgetter("id")
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
         self.look: Look | None = None
         self._shown: Hashable = None
-
-    def key(self, look: Look) -> Hashable:
-        """Everything that the drawing depends on, besides size and colours. Cheap: asked at every look."""
-        raise NotImplementedError
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """The sheet for a content area of this size."""
@@ -154,7 +165,7 @@ class Panel(Lines):
             return
         try:
             # Another engine's history, or one of which steps were taken away, may stand at the same position.
-            key = (self.key(look), area, look.dark, id(look.history), look.history.rewinds)
+            key = (self.OF(self), area, look.dark, id(look.history), look.history.rewinds)
             if key == self._shown:
                 return
             sheet = self.draw(look, area.width, area.height)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from rich.cells import cell_len
 from textual import events
 from textual.binding import Binding, BindingType
+from textual.message import Message
 
-from specscope.tui.text import Ink, Line, clean
-from specscope.tui.widgets.lines import Panel
+from specscope.tui.text import Ink, Line, clean, cut, fit, left, line_width, right
+from specscope.tui.widgets.lines import Panel, Sheet
 
 Item = TypeVar("Item")
-UP, DOWN = "▲", "▼"
+UP, DOWN, GAP = "▲", "▼", "  "
 
 
 @dataclass(frozen=True)
@@ -69,14 +70,14 @@ class ListPanel(Panel):
         self.set_order(replace(self.order, column=column, reverse=same and not self.order.reverse))
 
     def arranged(
-        self, items: Sequence[Item], value: Callable[[Item, str], float | str], text: Callable[[Item], str]
+        self, items: Sequence[Item], value: Callable[[Item, str], float | str | None], text: Callable[[Item], str]
     ) -> list[Item]:
-        """The items that contain the words, sorted. Ties keep their order."""
+        """The items that contain the words, sorted; what is not known comes last. Ties keep their order."""
         words = self.order.words.casefold()
         shown = [item for item in items if words in text(item).casefold()] if words else list(items)
         column = self.order.column
         if column:
-            shown.sort(key=lambda item: value(item, column), reverse=self.order.reverse)
+            shown.sort(key=lambda item: ((at := value(item, column)) is None, at), reverse=self.order.reverse)
         elif self.order.reverse:
             shown.reverse()
         return shown
@@ -125,12 +126,53 @@ class ListPanel(Panel):
         return True
 
 
+@dataclass
+class ItemPicked(Message):
+    """Another item of a list was picked."""
+
+
+@dataclass(frozen=True)
+class ListColumn(Generic[Item]):
+    """A column of a list: its width in cells, 0 where there is no room for it, -1 for what is left of a line."""
+
+    head: str
+    width: int
+    cell: Callable[[Item], tuple[str, Ink] | list[tuple[str, Ink]]]  # a text to be placed, or ready in its width
+    value: Callable[[Item], float | str | None] | None = None  # what it is sorted by; what is not known comes last
+    number: bool = False  # flush right
+    key: str = ""  # its name for the order, where that is not its head
+
+    @property
+    def name(self) -> str:
+        """What the order calls it; "" where it cannot be sorted by."""
+        return "" if self.value is None else self.key or self.head
+
+    def placed(self, text: str) -> str:
+        """A text in its width."""
+        return text if self.width < 0 else (right if self.number else left)(text, self.width)
+
+
+def _row(item: Item, columns: Sequence[ListColumn[Item]], width: int) -> Line:
+    """Its cells, with a gap between them."""
+    line: list[tuple[str, Ink]] = []
+    for column in columns:
+        line += [(GAP, "dim")] if line else []
+        cell = column.cell(item)
+        if isinstance(cell, list):
+            line += cell
+        elif column.width < 0:
+            line.append((cut(clean(cell[0]), max(width - line_width(line), 0)), cell[1]))
+        else:
+            line.append((column.placed(clean(cell[0])), cell[1]))
+    return line
+
+
 class PickPanel(ListPanel):
     """A list of which one item is picked, with arrows or the mouse. `draw` fills `shown` and `rows`."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "screen.pick(-1)", "Above", show=False),
-        Binding("down", "screen.pick(1)", "Below", show=False),
+        Binding("up", "pick(-1)", "Above", show=False),
+        Binding("down", "pick(1)", "Below", show=False),
         Binding("enter", "screen.go", "Open", show=False),
     ]
 
@@ -139,10 +181,15 @@ class PickPanel(ListPanel):
         self.picked = 0
         self.shown: list[Any] = []  # as they are listed
         self.rows: list[int] = []  # of each line below the head, the item's place in `shown`
+        self.sorts: tuple[str, ...] = ()  # the columns, as they were drawn last
+
+    def columns(self) -> tuple[str, ...]:
+        """The columns it can be sorted by."""
+        return self.sorts
 
     def set_order(self, order: Order) -> None:
         """Set the order and pick the first item, whose line is the first in view."""
-        self.pick(-self.picked)
+        self.action_pick(-self.picked)
         super().set_order(order)
 
     @property
@@ -150,11 +197,55 @@ class PickPanel(ListPanel):
         """The picked item; None where there is none."""
         return self.shown[min(self.picked, len(self.shown) - 1)] if self.shown else None
 
-    def pick(self, way: int) -> None:
+    def action_pick(self, way: int) -> None:
         """Move the pick by so many lines."""
         self.picked = min(max(self.picked + way, 0), max(len(self.shown) - 1, 0))
         if self.look is not None:
             self.show(self.look)
+        self.post_message(ItemPicked())
+
+    def pick_next(self, way: int, wanted: Callable[[Any], bool]) -> int | None:
+        """Pick the next item that is wanted, as they are listed, in a ring; how far that was, None for none."""
+        count = len(self.shown)
+        ring = [(self.picked + way * by) % count for by in range(1, count + 1)]
+        row = next((row for row in ring if wanted(self.shown[row])), None)
+        if row is None:
+            return None
+        moved = row - self.picked
+        self.action_pick(moved)
+        return moved
+
+    def table(
+        self,
+        name: str,
+        items: Sequence[Item],
+        columns: Sequence[ListColumn[Item]],
+        text: Callable[[Item], str],
+        width: int,
+        *about: tuple[int, Line],
+        below: Callable[[Item], list[Line]] = lambda item: [],
+    ) -> Sheet:
+        """A line an item, arranged, with what stands below it. `text`: of an item, for the filter.
+
+        `about`: more for the title; what has rank 1 stands there in place of the count.
+        """
+        values = {column.name: column.value for column in columns if column.value is not None}
+        self.sorts = tuple(values)
+        shown = self.arranged(items, lambda item, column: values[column](item), text)
+        self.shown, self.picked = shown, max(min(self.picked, len(shown) - 1), 0)
+        count = f"{len(shown):,} of {len(items):,}" if self.order.words else f"{len(items):,}"
+        parts: list[tuple[int, Line]] = [(0, [(name, "strong")])]
+        parts += [] if any(rank == 1 for rank, _ in about) else [(1, [(count, "dim")])]
+        there = [column for column in columns if column.width]
+        lines: list[Line] = [self.head([(column.name, column.placed(column.head)) for column in there])]
+        self.rows, cursor = [], 0
+        for number, item in enumerate(shown):
+            cursor = len(lines) if number == self.picked else cursor
+            more = [_row(item, there, width), *below(item)]
+            lines += more
+            self.rows += [number] * len(more)
+        title = fit([*parts, *about, (3, self.said())], width - 2)
+        return Sheet(lines, title, cursor=cursor, keep=cursor, head=1)
 
     def on_click(self, event: events.Click) -> None:
         """Pick the item under the pointer; on the head, sort."""
@@ -162,4 +253,4 @@ class PickPanel(ListPanel):
             return
         row = self.line_at(event.get_content_offset_capture(self).y) - 1
         if 0 <= row < len(self.rows):
-            self.pick(self.rows[row] - self.picked)
+            self.action_pick(self.rows[row] - self.picked)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Hashable, Sequence
+from operator import attrgetter
 from typing import ClassVar, Generic, TypeVar
 
 from rich.cells import cell_len
@@ -16,7 +17,7 @@ from specscope.trace.record.records import FinishReason, Origin, RequestStep
 from specscope.trace.record.vocabulary import Vocabulary, token_id
 from specscope.tui.look import Look
 from specscope.tui.text import Ink, Line, clean, fit
-from specscope.tui.widgets.lines import Panel, Sheet
+from specscope.tui.widgets.lines import Goto, Panel, Sheet
 
 Mark = TypeVar("Mark")
 PROMPT_CHARS = 4000  # of a long prompt the end is shown
@@ -31,6 +32,8 @@ INKS: dict[Origin, Ink] = {
 class OutputPanel(Panel):
     """Prompt, then output up to the position, the newest in view; a click goes to the step that wrote the text."""
 
+    OF = attrgetter("look.current", "place", "end")
+
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "app.request", "The request over time", show=False),
         Binding("slash", "app.ask_search", "Search the output", show=False),
@@ -42,11 +45,13 @@ class OutputPanel(Panel):
         self._source: Hashable = None  # the request and width that the wrapper holds
         self._fed = 0  # steps of it that were fed
 
-    def key(self, look: Look) -> Hashable:
-        """The request and how many of its steps; its admission and its end."""
-        request = look.request
-        place = 0 if request is None else request.count_at(look.position)
-        return look.current, place, request is not None and request.info is not None, self._end(look)
+    @property
+    def place(self) -> tuple[int, bool]:
+        """How many steps of the request are shown, and whether its prompt is known."""
+        request = None if self.look is None else self.look.request
+        if self.look is None or request is None:
+            return 0, False
+        return request.count_at(self.look.position), request.info is not None
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """The wrapped text; a legend in the title."""
@@ -63,7 +68,7 @@ class OutputPanel(Panel):
         lines = self._wrapper.lines()
         run = look.history.run
         lack = "" if run is None else run.privacy.lack
-        lines += [[(f"— {remark}", "dim")] for remark in (self._end(look), lack) if remark]
+        lines += [[(f"— {remark}", "dim")] for remark in (self.end, lack) if remark]
         return Sheet(lines, _title(look, place, width), keep=len(lines) - 1)
 
     def on_click(self, event: events.Click) -> None:
@@ -74,7 +79,7 @@ class OutputPanel(Panel):
         where = event.get_content_offset_capture(self)
         place = self.place_at(look, self.area.width, self.line_at(where.y), where.x)
         if place >= 0:
-            self.run_worker(self.app.run_action(f"goto_position({look.request.engine_steps[place]})"))
+            self.post_message(Goto(look.request.engine_steps[place]))
 
     def place_at(self, look: Look, width: int, line: int, x: int) -> int:
         """The step of the request that wrote the text at a place; -1 for the prompt and for no text.
@@ -95,10 +100,12 @@ class OutputPanel(Panel):
                 return place
         return -1
 
-    def _end(self, look: Look) -> str:
+    @property
+    def end(self) -> str:
         """Why the request ended, where it had by the position."""
-        end, ended = (None, None) if look.request is None else (look.request.end, look.request.ended)
-        if end is None or ended is None or ended > look.position:
+        request = None if self.look is None else self.look.request
+        end, ended = (None, None) if request is None else (request.end, request.ended)
+        if self.look is None or end is None or ended is None or ended > self.look.position:
             return ""
         if end.reason is FinishReason.STOP and end.stop:
             return f"stopped at {clean(end.stop)!r}"

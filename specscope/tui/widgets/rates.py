@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from operator import attrgetter
 
 from specscope.trace.history.stats import Acceptance
 from specscope.trace.history.totals import ABOUT, shares
@@ -34,9 +34,7 @@ LEAST = 5  # depths that have a line before anything but the headline has
 class RatesPanel(Panel):
     """Figures up to the position, over all requests or the current one. On a single row it draws a summary."""
 
-    def key(self, look: Look) -> Hashable:
-        """Counts change with the position and the scope."""
-        return look.position, look.scope, look.pooled
+    OF = attrgetter("look.position", "look.scope", "look.pooled")
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """Draw as much as the height allows; bars come first."""

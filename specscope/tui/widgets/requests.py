@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass
+from operator import attrgetter
 from typing import ClassVar
 
 from textual import events
 from textual.binding import Binding, BindingType
-from textual.message import Message
 
 from specscope.trace.words import RequestRow, request_row
 from specscope.tui.look import Look
 from specscope.tui.text import Ink, Line, clean, cut, figure, left, line_width, right
-from specscope.tui.widgets.lines import Sheet
+from specscope.tui.widgets.lines import Goto, Sheet
 from specscope.tui.widgets.listing import ListPanel
 
 STATE_INKS: dict[str, Ink] = {
@@ -42,6 +40,8 @@ class RequestsPanel(ListPanel):
     Prompts that a paused engine has been given stand below, until a step takes them in.
     """
 
+    OF = attrgetter("look.position", "look.steps", "look.current", "look.pending", "order")
+
     COLUMNS: ClassVar[tuple[str, ...]] = ("name", "state", "tokens", "steps", "tau", "kind", "prompt")
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -53,16 +53,6 @@ class RequestsPanel(ListPanel):
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
         self.names: list[str] = []  # the requests, as they are listed
-
-    @dataclass
-    class Picked(Message):
-        """A request was clicked."""
-
-        name: str
-
-    def key(self, look: Look) -> Hashable:
-        """The position decides the figures; ends and cancellations arrive with steps."""
-        return look.position, look.steps, look.current, len(look.history.requests), look.pending, self.order
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """A head where there is room for one, then a row a request."""
@@ -90,7 +80,7 @@ class RequestsPanel(ListPanel):
         """Choose the request under the pointer; on the head, sort."""
         row = self.line_at(event.get_content_offset_capture(self).y) - self.sheet.head
         if not self.clicked_head(event) and 0 <= row < len(self.names):
-            self.post_message(self.Picked(self.names[row]))
+            self.post_message(Goto(request=self.names[row]))
 
 
 def _value(item: RequestRow, column: str) -> float | str:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass
+from operator import attrgetter
 from typing import ClassVar
 
 from textual import events
 from textual.binding import Binding, BindingType
-from textual.message import Message
 
 from specscope.tui.look import Look
 from specscope.tui.text import Ink, Line, line_width
-from specscope.tui.widgets.lines import Panel, Sheet
+from specscope.tui.widgets.lines import Goto, Panel, Sheet
 
 
 class Slider(Panel):
     """Click or drag to a place in the run; left and right step while it has the focus."""
+
+    OF = attrgetter("look.position", "look.steps", "look.viewer.follow", "look.viewer.live", "has_focus")
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("left", "app.backward", "Step back", show=False),
@@ -27,16 +27,6 @@ class Slider(Panel):
         super().__init__(id=id)
         self._track = (1, 1)  # first cell and cells of the track
         self._dragging = False
-
-    @dataclass
-    class Moved(Message):
-        """The user asked for this position."""
-
-        position: int
-
-    def key(self, look: Look) -> Hashable:
-        """Position, length, whether it follows, and the focus."""
-        return look.position, look.steps, look.viewer.follow, look.viewer.live, self.has_focus
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """Track, knob, and in words where it is."""
@@ -85,7 +75,7 @@ class Slider(Panel):
         begin, room = self._track
         if self.look is not None and self.look.steps:
             share = min(max((x - begin) / max(1, room - 1), 0), 1)
-            self.post_message(self.Moved(round(share * (self.look.steps - 1))))
+            self.post_message(Goto(round(share * (self.look.steps - 1)), follow=True))
 
 
 def _words(look: Look) -> list[tuple[str, Ink]]:

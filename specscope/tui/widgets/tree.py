@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
+from operator import attrgetter
 from typing import ClassVar
 
 from rich.cells import cell_len
@@ -18,7 +19,7 @@ from specscope.trace.words import how_drawn
 from specscope.tui.look import Look
 from specscope.tui.text import Ink, Line, clean, cut, fit, folded, line_width, paragraph, show_token
 from specscope.tui.widgets.decision import likeliest_lines, why_lines
-from specscope.tui.widgets.lines import Panel, Sheet
+from specscope.tui.widgets.lines import Goto, Panel, Sheet
 from specscope.tui.widgets.tree_lines import tree_lines
 
 DECISION = 5  # lines of the decisions that ended a path, beside each other
@@ -29,16 +30,19 @@ LOW = 8  # lines below which a panel has room for the tree alone
 class TreePanel(Panel):
     """One line a node: verdict, token, p, q, coin and what the coin had to beat."""
 
+    OF = attrgetter("look.current", "look.at", "look.position", "beginning")
+
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "app.step", "The step's decisions", show=False)]
 
     _order: Sequence[int] = ()  # whose node each line of the tree is
 
-    def key(self, look: Look) -> Hashable:
-        """The step shown, whether it is the position's own, and while loading the stage."""
-        control = look.viewer.control
-        progress = (control.progress, look.log, look.error) if control is not None and not look.steps else None
-        status = look.status if not look.steps else "ended" if look.status == "ended" else ""
-        return look.current, look.at, look.at == look.position, progress, status, look.steps == 0
+    @property
+    def beginning(self) -> object:
+        """What is shown before the first step, and whether the engine has ended."""
+        look, control = self.look, None if self.look is None else self.look.viewer.control
+        if look is None or look.steps:
+            return look is not None and look.status == "ended"
+        return look.status, look.log, look.error, None if control is None else control.progress
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """The tree, or why there is none."""
@@ -76,7 +80,7 @@ class TreePanel(Panel):
         """Open the step's decisions at the node under the pointer."""
         row = self.line_at(event.get_content_offset_capture(self).y) - self.sheet.head
         if self.look is not None and 0 <= row < len(self._order):
-            self.run_worker(self.app.run_action(f"step_at({self.look.at}, {self._order[row]})"))
+            self.post_message(Goto(self.look.at, node=self._order[row]))
 
 
 def _loading(look: Look, control: Control, width: int, height: int) -> Sheet:

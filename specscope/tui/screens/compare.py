@@ -1,0 +1,330 @@
+"""Two captures compared: the verdict, differences in configuration, and the pairs with the places where they part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from operator import attrgetter
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Container
+
+from specscope.analyze.compare.parting import PartingCause
+from specscope.analyze.compare.result import Comparison, Pair
+from specscope.analyze.compare.side import Side
+from specscope.analyze.compare.tables import changes, configuration
+from specscope.tui.keys import ALONE, Key, bound, foot, of_app
+from specscope.tui.look import Look
+from specscope.tui.screens.beside import Beside, BesideScreen
+from specscope.tui.screens.help import COLOURS, MARKS, NODE, Part, Row, two_columns
+from specscope.tui.screens.over import Over, close
+from specscope.tui.text import NOTHING, Ink, Line, clean, cut, cut_apart, figure, folded, left, right
+from specscope.tui.widgets.lines import Panel, Sheet
+from specscope.tui.widgets.listing import ListColumn, PickPanel
+
+INKS: dict[str, Ink] = {"same": "accepted-strong", "different": "rejected"}
+NUMBER, TAU = 6, 5
+SHORTEST = 16  # cells of a name in a table, where room is short
+
+PAIRS: tuple[Row, ...] = (
+    ("↑ ↓", "key", "pick a pair of requests"),
+    ("Enter", "key", "open the pair where its outputs part"),
+    ("n N", "key", "next, previous pair that parts"),
+    ("c", "key", "what changed most: requests, labels, depths"),
+    ("/", "key", "filter the pairs: request, cause or prompt"),
+    ("o O", "key", "sort by the next column; reverse"),
+)
+PARTING: tuple[Row, ...] = (
+    ("↑ ↓", "key", "pick a place in the output; the trees follow"),
+    ("PgUp", "key", "ten places up"),
+    ("PgDn", "key", "ten places down"),
+    ("p", "key", "go to where the outputs part"),
+    ("d", "key", "go to the first decision that differs"),
+    ("n N", "key", "next, previous pair that parts"),
+    ("Esc", "key", "back to the pairs"),
+)
+ANYWHERE: tuple[Row, ...] = (
+    ("Tab", "key", "next panel; the arrow keys scroll it"),
+    ("t", "key", "theme: light or dark"),
+    ("?", "key", "this page"),
+    ("q", "key", "quit"),
+    ("q", "key", "close where a pair is open"),
+)
+COLUMNS: tuple[Row, ...] = (
+    ("τ A, τ B", "strong", "mean acceptance length of the request in each capture"),
+    ("change", "strong", "τ B less τ A"),
+    ("parts at", "strong", "output tokens before the first that differs"),
+)
+MARKS_HERE: tuple[Row, ...] = (*MARKS[:-2], ("»", "warn", "the step in which the outputs part; a final token"))
+
+
+def help_lines(width: int) -> list[Line]:
+    """The help page for a width in cells: what can make two outputs part, and the keys."""
+    keys: list[Part] = [("Keys: pairs", PAIRS), ("Keys: one pair", PARTING), ("Keys: everywhere", ANYWHERE)]
+    why: list[Row] = [(cause.value, "dim" if cause.harmless else "rejected", cause.about) for cause in PartingCause]
+    means: list[Part] = [("Columns", COLUMNS), ("Causes", why), ("Verdicts", MARKS_HERE), ("Tokens", COLOURS), NODE]
+    return two_columns(width, keys, means, labels=(7, 12))
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A comparison, and what it is of."""
+
+    comparison: Comparison
+    a: Side
+    b: Side
+
+    @cached_property
+    def changed(self) -> Sequence[tuple[str, ...]]:
+        """What changed most: what, A, B, B - A, interval, drafts, * or ""."""
+        return tuple(changes(self.comparison).rows)
+
+    def beside(self, pair: Pair) -> Beside:
+        """Both outputs of a pair."""
+        requests = self.a.requests[pair.a], self.b.requests[pair.b]
+        steps = self.a.steps(requests[0]), self.b.steps(requests[1])
+        at, first = pair.parting, pair.first
+        other = "" if first is None else f"; the first other decision is at token {first.position:,}"
+        what = "the same output" if at is None else f"the outputs part at token {at.position:,}: {at.cause.about}"
+        tau: Line = [("τ ", "dim"), (f"{figure(pair.tau[0])} → {figure(pair.tau[1])}", "text")]
+        name = pair.id_a if pair.id_a == pair.id_b else f"{pair.id_a} / {pair.id_b}"
+        return Beside(
+            names=("A", "B"),
+            title=((0, [(clean(name), "strong")]), (1, tau), (2, [(clean(pair.title), "dim")])),
+            said=((what + other, "dim" if at is None else "warn"),),
+            sides=steps,
+            numbers=([step.index for step in steps[0]], [step.index for step in steps[1]]),
+            at=None if at is None else at.position,
+            other=None if first is None else first.position,
+            vocabularies=(self.a.vocabulary, self.b.vocabulary),
+            dtypes=(self.a.dtype(requests[0]), self.b.dtype(requests[1])),
+        )
+
+
+class ComparedPanel(Panel):
+    """A panel that does not change once two captures have been compared."""
+
+    def __init__(self, compared: Compared, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._compared, self._comparison = compared, compared.comparison
+
+
+class VerdictPanel(ComparedPanel):
+    """The verdict (same, different or undecided), and why."""
+
+    def draw(self, look: Look, width: int, height: int) -> Sheet:
+        """The sentence first, then the acceptance length, what speaks for it, what was left out, and the files."""
+        found = self._comparison
+        ink: Ink = INKS.get(found.answer.value, "warn")
+        lines: list[Line] = [[(text, ink)] for text in folded(found.summary, width)]
+        lines += [[(text, "strong")] for text in folded(found.headline, width)]
+        remarks: list[tuple[str, str, Ink]] = [("• ", reason, "text") for reason in found.reasons]
+        remarks += [("– ", line, "dim") for line in found.missing]
+        for mark, line, shade in remarks:
+            for number, text in enumerate(folded(line, width - 2)):
+                lines.append([("  " if number else mark, "dim"), (text, shade)])
+        for name, side in found.sides.items():
+            lines.append([(f"{name} ", "accent"), (cut(clean(", ".join(side.source)), width - 2), "dim")])
+        return Sheet(lines, [("Verdict", "strong")])
+
+
+class ConfigurationPanel(ComparedPanel):
+    """The differences in configuration between the two runs."""
+
+    def draw(self, look: Look, width: int, height: int) -> Sheet:
+        """One line per difference: what differs, A, B."""
+        rows = self._comparison.differences
+        title: Line = [
+            ("Configuration", "strong"),
+            (f"  {len(rows)} {'differs' if len(rows) == 1 else 'differ'}", "dim"),
+        ]
+        if not rows:
+            return Sheet([[(cut(configuration(self._comparison).note, width), "faint")]], title)
+        name = min(max(len(row.name) for row in rows), 31, width // 2)
+        half = min(max(len(row.a) for row in rows), (width - name - 4) // 2)
+        lines: list[Line] = []
+        for row in rows:
+            rest = width - name - half - 4
+            first, second = cut_apart(clean(row.a), clean(row.b), half, rest)
+            line: list[tuple[str, Ink]] = [(left(clean(row.name), name), "dim"), ("  ", "dim")]
+            line += [(left(first, half), "text"), ("  ", "dim"), (second, "text")]
+            room = rest - len(second) - 3
+            if row.note and room > 12:
+                line += [("   ", "dim"), (cut(row.note, room), "faint")]
+            lines.append(line)
+        return Sheet(lines, title)
+
+
+class ChangedPanel(ComparedPanel):
+    """The requests, labels and depths that changed most."""
+
+    HEAD: ClassVar[tuple[str, ...]] = ("", "A", "B", "B − A", "95 %", "drafts", "")
+
+    def draw(self, look: Look, width: int, height: int) -> Sheet:
+        """One line per row. In a narrow panel names shrink first; then columns go, the least important first."""
+        rows = self._compared.changed
+        title: Line = [("What changed most", "strong"), (f"  {len(rows)}", "dim")]
+        if not rows:
+            return Sheet([[("nothing changed", "faint")]], title)
+        table = [self.HEAD, *rows]
+        wide = [max(len(clean(row[column])) for row in table) for column in range(len(self.HEAD))]
+        shown, room = [], width - min(wide[0], SHORTEST)
+        for column in (3, 6, 1, 2, 4, 5):  # what matters most comes first
+            room -= wide[column] + 2
+            if room < 0:
+                break
+            shown.append(column)
+        name = min(wide[0], width - sum(wide[column] + 2 for column in shown))
+        lines: list[Line] = []
+        for number, row in enumerate(table):
+            ink: Ink = "faint" if not number else "text"
+            moved: Ink = "faint" if not number else "rejected" if row[3].startswith("-") else "accepted"
+            line: list[tuple[str, Ink]] = [(left(clean(row[0]), name), ink)]
+            for column in sorted(shown):
+                line += [("  ", "dim"), (right(row[column], wide[column]), moved if column == 3 else ink)]
+            lines.append(line)
+        return Sheet(lines, title, head=1)
+
+
+class ChangedScreen(Over):
+    """What changed most, over the whole screen."""
+
+    FIRST = ChangedPanel
+    KEYS = (close(0, "escape,q,c"), *foot(help=1), *of_app("next_theme"))
+    BINDINGS: ClassVar[list[BindingType]] = bound(KEYS)
+
+    def __init__(self, look: Look, compared: Compared) -> None:
+        super().__init__(look)
+        self._compared = compared
+
+    def parts(self) -> ComposeResult:
+        """One panel."""
+        yield ChangedPanel(self._compared, "all-changed")
+
+
+class PairsPanel(PickPanel):
+    """One line per pair; the picked one is highlighted."""
+
+    OF = attrgetter("picked", "order")
+
+    def __init__(self, comparison: Comparison, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._comparison = comparison
+
+    def draw(self, look: Look, width: int, height: int) -> Sheet:
+        """The table."""
+        pairs = self._comparison.pairs
+        parted = sum(not pair.same for pair in pairs)
+        about: Line = [(f"{parted} {'parts' if parted == 1 else 'part'}", "dim")]
+        name = min(max((7, *(len(pair.id_a) for pair in pairs))), 14)
+        columns: list[ListColumn[Pair]] = [
+            ListColumn("request", name, lambda pair: (pair.id_a, "text"), lambda pair: pair.id_a),
+            ListColumn(
+                *("tokens", NUMBER if width >= 100 else 0, lambda pair: (f"{pair.tokens[0]:,}", "dim")),
+                *(lambda pair: pair.tokens[0], True),
+            ),
+            ListColumn("τ A", TAU, lambda pair: (figure(pair.tau[0]), "text"), lambda pair: pair.tau[0], True),
+            ListColumn("τ B", TAU, lambda pair: (figure(pair.tau[1]), "text"), lambda pair: pair.tau[1], True),
+            ListColumn("change", NUMBER, _change_cell, _change, True),
+            ListColumn("parts at", 8, lambda pair: (_number(_at(pair)), "text"), _at, True),
+            ListColumn("cause", 10, _cause, lambda pair: None if pair.parting is None else pair.parting.cause.value),
+            ListColumn("prompt", -1, lambda pair: (pair.title, "dim")),
+        ]
+        sheet = self.table("Pairs", pairs, columns, _text, width, (2, about))
+        if pairs:
+            return sheet
+        return Sheet([[(text, "faint")] for text in folded(self._comparison.unpaired, width)], sheet.title)
+
+
+def _text(pair: Pair) -> str:
+    cause = "" if pair.parting is None else pair.parting.cause.value
+    return f"{pair.id_a} {pair.id_b} {cause} {pair.title}"
+
+
+def _change(pair: Pair) -> float | None:
+    a, b = pair.tau
+    return None if a is None or b is None else b - a
+
+
+def _change_cell(pair: Pair) -> tuple[str, Ink]:
+    change = _change(pair)
+    ink: Ink = "dim" if not change else "accepted" if change > 0 else "rejected"
+    return NOTHING if change is None else f"{change:+.2f}", ink
+
+
+def _at(pair: Pair) -> int | None:
+    return None if pair.parting is None else pair.parting.position
+
+
+def _number(value: int | None) -> str:
+    return NOTHING if value is None else f"{value:,}"
+
+
+def _cause(pair: Pair) -> tuple[str, Ink]:
+    if pair.parting is None:
+        return "same text", "accepted" if pair.first is None else "dim"
+    return pair.parting.cause.value, "dim" if pair.parting.cause.harmless else "rejected"
+
+
+class CompareScreen(Over, inherit_bindings=False):
+    """Enter opens the picked pair where it parts."""
+
+    SCOPED_CSS = False  # the classes of size are on the screen itself
+    DEFAULT_CSS = """
+    #of-compare { height: 1fr; layout: grid; grid-size: 1; grid-rows: 8 5 1fr; }
+    #changed { display: none; }
+    .-tall #changed { display: block; }
+    .-tall #of-compare { grid-rows: 8 7 8 1fr; }
+    .-wide #of-compare { grid-size: 2; grid-columns: 1fr 1fr; grid-rows: 11 1fr; }
+    .-wide.-tall #of-compare { grid-rows: 11 9 1fr; }
+    .-wide #pairs, .-wide #changed { column-span: 2; }
+    """
+    FIRST = PairsPanel
+    KEYS = (
+        *ALONE,
+        Key("enter", "screen.go", "Open", "⏎", "open", 0),
+        Key("n", "screen.next(1)", "Next parting", "n", "next parting", 1),
+        Key("N,upper_n", "screen.next(-1)", "Previous parting", "N", "previous", 5),
+        Key("c", "screen.changed", "What changed most", "c", "changed most", 4),
+        *foot(filter=2, sort=3, reverse=6, theme=7, help=4, quit=8),
+    )
+    BINDINGS: ClassVar[list[BindingType]] = bound(KEYS)
+
+    def __init__(self, look: Look, compared: Compared) -> None:
+        super().__init__(look)
+        self._compared = compared
+
+    def parts(self) -> ComposeResult:
+        """Four panels; what changed most is among them where there is room, and under its key always."""
+        with Container(id="of-compare"):
+            yield VerdictPanel(self._compared, "verdict")
+            yield ConfigurationPanel(self._compared, "configuration")
+            yield ChangedPanel(self._compared, "changed")
+            yield PairsPanel(self._compared.comparison, "pairs")
+
+    def action_next(self, way: int) -> Beside | None:
+        """Pick the next pair that parts, as they are listed, in a ring; None where there is none."""
+        panel = self.query_one(PairsPanel)
+        moved = panel.pick_next(way, lambda pair: not pair.same)
+        if moved is None or panel.item is None:
+            self.notify("no pair parts")
+            return None
+        if not moved:
+            self.notify("this is the only pair that parts")
+        elif (moved > 0) != (way > 0):
+            later, first = ("later", "first") if way > 0 else ("earlier", "last")
+            self.notify(f"no {later} pair parts: wrapped around to the {first}")
+        return self._compared.beside(panel.item)
+
+    def action_changed(self) -> None:
+        """What changed most, over the whole screen."""
+        self.app.push_screen(ChangedScreen(self.last, self._compared))
+
+    def action_go(self) -> None:
+        """Open the picked pair; there, its neighbours are picked here."""
+        pair = self.query_one(PairsPanel).item
+        if pair is not None:
+            self.app.push_screen(BesideScreen(self.last, self._compared.beside(pair), self.action_next))
