@@ -9,24 +9,23 @@ _SHORT.maxlevel = 2
 
 
 class UserError(Exception):
-    """Something the user gave cannot be used. The message is one line: what is wrong and what to do.
-
-    The command line prints it and exits with code 2; from Python it is an ordinary exception.
-    """
+    """Something the user gave cannot be used. The message is one line: what is wrong and what to do."""
 
 
 def first_line(error: BaseException) -> str:
     """The first line of a library's error; not torch's advice to run what a file holds."""
     if "Weights only load failed" in str(error):
         return "it holds Python objects, which are never loaded: save its tensors as safetensors"
-    lines = str(error).strip().splitlines()
-    return lines[0][:300] if lines else type(error).__name__
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
 def not_loaded(what: str, error: BaseException) -> UserError:
     """Why transformers cannot load a model or a tokenizer."""
     if "trust_remote_code" in str(error):  # it advises to set that
         return UserError(f"cannot load {what}: it needs Python code of its own, which specscope never runs")
+    kind = str(error).partition("configuration class <class '")[2].partition("Config'")[0].rpartition(".")[2]
+    if kind:  # of another Auto class, such as AutoModelForImageTextToText
+        return UserError(f"cannot load {what}: {kind} is no text model (transformers' AutoModelForCausalLM has none)")
     return UserError(f"cannot load {what}: {first_line(error)}")
 
 

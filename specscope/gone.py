@@ -13,6 +13,7 @@ _COUNTS = "`specscope watch` reads counts from the server's metrics page"
 # Each name as people write it (a flag, a verb, a drafter, a variable, a setting), and the end of the sentence.
 GONE = {
     **dict.fromkeys(("--adaptive", "--costs", "--speculation auto"), _TUNE),
+    "--save-costs": "--costs FILE measures what a step costs where there is no such file, and writes it",
     "--no-adaptive": "trees are never sized by costs, so leave it out",
     "--suffix-shared": "--drafter suffix looks into each request's own text",
     **dict.fromkeys(("--prefix-cache", "--no-prefix-cache"), "each prompt is computed anew, so leave it out"),

@@ -315,7 +315,7 @@ def outputs() -> dict[str, list[Case]]:
         ],
         "figures": [
             *at((*tune, "--no-costs", "--plot="), "", ".", "good.txt", "x.gif", "no/x.svg", "c.jsonl"),
-            *at((*tune, "--save-costs="), "", ".", "good.txt", "c.jsonl", "no/x"),
+            *at((*tune, "--costs="), "", ".", "good.txt", "c.jsonl", "no/x"),
         ],
         "folder": [
             *at(("export", "c.jsonl", "--output="), *folders, "part.csv", "tables.parquet"),

@@ -99,7 +99,7 @@ VALUES += ["top:2x2", "auto", "cpu", "full", "on", "off", "eagle", "ngram", "sel
 VALUES += [".", "/dev/null", "c.jsonl", "127.0.0.1:0", "http://127.0.0.1:1", "a,b", "[(0,)]", "\x1b[31m"]
 VALUES += ["tau drops > 1%", "p < 0.1"]
 NEVER = {"serve", "vllm", "run", "watch"}  # that would go on for ever: their models and files are not there
-OUTPUTS = ("-o", "--output", "--html", "--plot", "--save-costs", "--capture")
+OUTPUTS = ("-o", "--output", "--html", "--plot", "--capture")
 
 
 def commands(group=cli, path=()):

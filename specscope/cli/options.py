@@ -112,6 +112,7 @@ _PRIVACY = [
     ),
     click.option("--no-tokens", is_flag=True, help="Leave out token ids too: shapes, probabilities and times stay."),
 ]
+own_drafter_option = click.option("--drafter", metavar="NAME", help="The run's drafter, if it is your module:Class.")
 no_clobber_option = click.option("--no-clobber", is_flag=True, help="Refuse to replace an older capture.")
 GROUP_OF = {  # of a flag that several verbs share
     **dict.fromkeys((field.name for field in fields(EngineConfig)), "engine"),

@@ -20,6 +20,7 @@ from specscope.cli.captures import (
     progress_bar,
 )
 from specscope.cli.help import verb
+from specscope.cli.options import own_drafter_option
 from specscope.cli.streams import say, warn
 from specscope.envelope import envelope
 from specscope.errors import UserError
@@ -47,10 +48,10 @@ if TYPE_CHECKING:
 @click.option(
     "--costs", metavar="FILE", help="Step costs: with them no model is needed; measured if FILE does not exist."
 )
-@click.option("--save-costs", metavar="FILE", hidden=True, help="As --costs, but measure also if FILE exists.")
 @click.option("--no-costs", is_flag=True, help="Compare acceptance lengths only: no model is needed.")
 @click.option("--check", is_flag=True, help="Measure the choice, the default and no drafting on other prompts.")
 @click.option("--prompts", metavar="FILE", help="What --check runs.  [default: prompts that the capture does not hold]")
+@own_drafter_option
 @click.option("--target", metavar="MODEL", help="The target.  [default: the capture's]")
 @click.option("--draft-model", metavar="MODEL", help="The drafter's model or EAGLE head.  [default: the capture's]")
 @json_option("Print JSON.")
@@ -62,15 +63,13 @@ def tune(
     nodes: int,
     asked: tuple[str, ...],
     costs: str | None,
-    save_costs: str | None,
     prompts: str | None,
-    target: str | None,
-    draft_model: str | None,
     plot: str | None,
     *,
     no_costs: bool,
     check: bool,
     as_json: bool,
+    **models: str | None,
 ) -> None:
     """Name the tree that is fastest, from the records in CAPTURE.
 
@@ -86,7 +85,7 @@ def tune(
     from specscope.plans.plan import parse_plan
 
     need_different(captures)
-    _check_flags(captures, costs, save_costs, prompts, plot, no_costs=no_costs, check=check)
+    _check_flags(captures, costs, prompts, plot, no_costs=no_costs, check=check)
     wanted = {str(plan): plan for plan in map(parse_plan, asked)}
     data, warnings = _read(as_runs(captures))
     priced: Costs | None = None
@@ -96,38 +95,29 @@ def tune(
 
         priced = read_costs(costs, data.run, batch)
     if priced is None and not no_costs and data.run.is_ours:
-        engine = _engine(data, target, draft_model, batch)
+        engine = _engine(data, batch, **models)
         priced = _measure_costs(engine, data, batch, nodes)
-        if (made := costs or save_costs) is not None:
+        if costs is not None:
             from specscope.plans.costs import write_costs
 
-            write_costs(made, priced)
-            say(f"wrote {made}")
+            write_costs(costs, priced)
+            say(f"wrote {costs}")
     elif priced is None and costs is not None:
         raise UserError(f"there are no costs at {costs}, and this capture's engine cannot be measured here")
     tuning = _tune(data, wanted, nodes, priced, warnings)
     if check:
         if tuning.choice is None:
             raise UserError("--check measures the choice, and there is none: the costs are not known")
-        tuning = _check(tuning, data, engine or _engine(data, target, draft_model, batch), batch, nodes, prompts)
+        tuning = _check(tuning, data, engine or _engine(data, batch, **models), batch, nodes, prompts)
     _show(tuning, as_json=as_json, plot=plot)
 
 
 def _check_flags(
-    captures: Sequence[str],
-    costs: str | None,
-    save_costs: str | None,
-    prompts: str | None,
-    plot: str | None,
-    *,
-    no_costs: bool,
-    check: bool,
+    captures: Sequence[str], costs: str | None, prompts: str | None, plot: str | None, *, no_costs: bool, check: bool
 ) -> None:
     """Refuse flags that do not fit together, before anything is read. Raises UserError."""
-    if no_costs and (costs is not None or save_costs is not None or check):
-        raise UserError("--no-costs measures nothing: leave out --costs, --save-costs and --check")
-    if costs is not None and save_costs is not None:
-        raise UserError("--costs and --save-costs name the same file: leave one out")
+    if no_costs and (costs is not None or check):
+        raise UserError("--no-costs measures nothing: leave out --costs and --check")
     if prompts is not None and not check:
         raise UserError("--prompts is what --check runs: add --check")
     if prompts is not None and prompts != "-":
@@ -135,9 +125,8 @@ def _check_flags(
         from specscope.trace.record.params import SamplingParams
 
         read_prompts(prompts, SamplingParams(), raw=False)  # errors in them are reported before costs are measured
-    for flag, file in (("--costs", costs), ("--save-costs", save_costs)):
-        if file is not None and (flag == "--save-costs" or not Path(file).exists()):
-            check_output(file, flag, captures, FIGURES)
+    if costs is not None and not Path(costs).exists():
+        check_output(costs, "--costs", captures, FIGURES)
     if plot is not None:
         if Path(plot).suffix.lower() not in (".svg", ".png"):
             raise UserError(f"--plot {plot}: write a name that ends in .svg or .png")
@@ -168,21 +157,21 @@ def _tune(data: Recorded, wanted: dict[str, TreePlan], nodes: int, costs: Costs 
     return judge(data, named, nodes, costs, warnings)
 
 
-def _engine(data: Recorded, target: str | None, draft_model: str | None, batch: int) -> Any:  # noqa: ANN401
+def _engine(data: Recorded, batch: int, **models: str | None) -> Any:  # noqa: ANN401
     """An engine configured as in the captures. Raises UserError."""
     from specscope.live.start import share_cores, start_engine
     from specscope.measure.judges import audit_options, engine_config_of
     from specscope.trace.record.rules import BLOCK, STANDARD, is_own
 
     share_cores()
-    options = audit_options(data.histories[0], target, draft_model, None)  # reports missing models
+    options = audit_options(data.histories[0], **models, sample=None)  # reports missing models
     if options.why_no_draft:
         raise UserError(options.why_no_draft)
     rule = data.run.rule  # costs are of trees too; a chain's is the same under block
     rule = STANDARD if rule == BLOCK or is_own(rule) else rule
     more = {"rule": rule, "max_batch": batch, "kv_memory": max(1.0, batch / 4)}
     with progress_bar() as progress:
-        config = engine_config_of(data.run, target, draft_model, **more)
+        config = engine_config_of(data.run, models["target"], models["draft_model"], **options.own, **more)
         return start_engine(config, lambda what: progress(what, 0, 0))
 
 

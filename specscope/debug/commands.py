@@ -156,9 +156,9 @@ class Commands(PointCommands):
         self._stop = stop
         if stop.reason is StopReason.INTERRUPTED:
             self._pending.clear()
-        if stop.hits:
-            self.session.request = stop.hits[0].request
-            self.session.node = stop.hits[0].node
+        if stop.hits:  # the current request stays where it is among them
+            hit = next((hit for hit in stop.hits if hit.request == self.session.request), stop.hits[0])
+            self.session.request, self.session.node = hit.request, hit.node
             self._pending[:0] = [command for hit in stop.hits for command in hit.commands]
 
     def _drain(self) -> Iterator[tuple[str, str]]:

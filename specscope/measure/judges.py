@@ -20,6 +20,7 @@ from specscope.plans.heads import check_kind, is_head, unread_layers
 from specscope.plans.kinds import lies_in_target, model_part, runs_head
 from specscope.plans.model_digest import model_digest, shown
 from specscope.plans.plan import DynamicPlan, read_plan
+from specscope.speculate.named import NamedCode
 from specscope.trace.history.history import History
 from specscope.trace.record.records import RunInfo
 from specscope.trace.record.rules import STANDARD, is_own
@@ -29,7 +30,9 @@ from specscope.whole_file import read_object
 FIRST = ", first "  # in the name of a model that is a target's first layers
 
 
-def audit_options(history: History, target: str | None, draft_model: str | None, sample: int | None) -> Options:
+def audit_options(
+    history: History, target: str | None, draft_model: str | None, sample: int | None, drafter: str | None = None
+) -> Options:
     """The models that judge a capture: those that are named, else those that the capture names. Raises UserError."""
     run = history.run
     if run is None:
@@ -45,7 +48,7 @@ def audit_options(history: History, target: str | None, draft_model: str | None,
     name = target_named(run, target)
     judge = _source(name, run.target, run.target_digest, "--target", notes, given=target is not None)
     draft, why = _draft(run, judge, draft_model, notes)
-    return Options(target=judge, draft=draft, sample=sample, why_no_draft=why, notes=tuple(notes))
+    return Options(judge, draft, sample, why_no_draft=why, notes=tuple(notes), own=_own_drafter(run, drafter))
 
 
 def target_named(run: RunInfo, given: str | None) -> str | None:
@@ -64,12 +67,19 @@ def draft_named(run: RunInfo, given: str | None) -> str | None:
     return f"self:{layers.split()[0]}" if first else None if name == NAME else name
 
 
+def _own_drafter(run: RunInfo, named: str | None) -> dict[str, Any]:
+    """The settings of an engine that drafts as what --drafter names. Raises UserError."""
+    if named is not None and run.drafter in DRAFTERS:
+        raise UserError(f"--drafter {named}: the capture's drafter is {run.drafter}, so leave it out")
+    return {} if named is None else {"drafter": named, "own": NamedCode.find(named, "--drafter"), "tree": run.tree}
+
+
 def engine_config_of(run: RunInfo, target: str | None, draft_model: str | None, **more: Any) -> EngineConfig:  # noqa: ANN401
     """The configuration of the engine that made a capture.
 
     Of an older one whose model drafted beside a text: the model alone, with all that its search may hold. Nothing
-    drafts where verdicts were made up, nor for a drafter of somebody's own: what a capture names is never imported, and
-    in place of a rule of somebody's own the standard one judges.
+    drafts where verdicts were made up, nor for a drafter of somebody's own that is not given: what a capture names is
+    never imported, and in place of a rule of somebody's own the standard one judges.
     """
     drafter, draft, tree = model_part(run.drafter) or run.drafter, draft_named(run, draft_model), run.tree
     if draft is None and drafter == "draft_model":
@@ -80,15 +90,9 @@ def engine_config_of(run: RunInfo, target: str | None, draft_model: str | None, 
         draft = None
     if run.is_ours and drafter not in DRAFTERS:
         drafter, draft, tree = "none", None, ""
-    return EngineConfig(
-        target=target_named(run, target),
-        drafter=drafter,
-        draft_model=draft,
-        tree=tree or None,
-        dtype=run.dtype,
-        max_context=run.max_context,
-        **{"rule": STANDARD if is_own(run.rule) else run.rule, **more},
-    )
+    settings: dict[str, Any] = {"drafter": drafter, "draft_model": draft, "tree": tree or None, "dtype": run.dtype}
+    settings |= {"rule": STANDARD if is_own(run.rule) else run.rule, "max_context": run.max_context, **more}
+    return EngineConfig(target=target_named(run, target), **settings)
 
 
 def _source(name: str | None, recorded: str, digest: str, flag: str, notes: list[str], *, given: bool) -> ModelSource:

@@ -1,7 +1,7 @@
 """What people who write rules and samplers test them by.
 
-`lossless(rule)`: by exact enumeration, does a rule emit what the target would? Needs torch. `judge_calls(calls)`: what
-a sampler was given and what it gave: is it possible, by which rule, and has it the target's distribution?
+`lossless(rule)`: by enumeration, does a rule emit what the target would? `judge_calls(calls)`: what a sampler was given
+and gave: is it possible, by which rule, and distributed as the target?
 """
 
 from importlib import import_module
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from specscope.testing.calls import CallsJudged, judge_calls
     from specscope.testing.enumeration import Losslessness, lossless
-    from specscope.testing.laws import ChainCall
+    from specscope.testing.laws import VerifyCall
 
-__all__ = ["CallsJudged", "ChainCall", "Losslessness", "judge_calls", "lossless"]
-_HOMES = {"ChainCall": "laws", "Losslessness": "enumeration", "lossless": "enumeration"}
+__all__ = ["CallsJudged", "Losslessness", "VerifyCall", "judge_calls", "lossless"]
+_HOMES = {"VerifyCall": "laws", "Losslessness": "enumeration", "lossless": "enumeration"}
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401

@@ -1,14 +1,11 @@
 """Calls of a sampler from a file of arrays: .npz, of which nothing is unpickled, or .pt, of weights alone.
 
-Arrays go by the names under which people dump them in vLLM and SGLang (NAMES). B calls of K drafts over V tokens: p
-[B, K, V], or [B, K + 1, V] with the rows of bonus tokens; q [B, K, V]; drafted and coin [B, K]; output [B, K + 1], -1
-behind its end, as behind fewer drafts; final_coin [B]. One call may go without B. As vLLM packs them, with counts [B]:
-the drafts of all calls end to end [N], with p [N, V] or [N + B, V], q [N, V], coin [N]. bonus_p [B, V] may go apart.
-Logits [..., V] are divided by temperature (one, or [B]; at 0 the likeliest token has all).
+Arrays go by the names under which people dump them in vLLM and SGLang (NAMES); docs/python.md tells their shapes.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specscope.errors import UserError, first_line
-from specscope.testing.laws import ChainCall
+from specscope.testing.laws import VerifyCall
 from specscope.trace.kinds import TENSORS, kind_of, start_of
-from specscope.trace.record.tree import Doubles
+from specscope.trace.record.tree import ROOT, Doubles
 
 Arrays = Mapping[str, NDArray[Any]]
 LARGEST = 8 * 2**30  # bytes of all arrays
@@ -28,20 +25,20 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "logits": ("target_logits",),
     "q": ("draft_probs", "draft_p", "draft_prob"),
     "draft_logits": (),
-    "bonus_p": ("bonus_probs",),
-    "bonus_logits": (),
     "drafted": ("draft_token_ids", "draft_tokens", "draft_ids", "drafts"),
     "output": ("output_token_ids", "output_tokens", "output_ids", "sampled_token_ids"),
     "coin": ("coins", "uniform_samples", "uniform_probs", "uniform_rand", "u"),
     "final_coin": ("final_coins", "uniform_samples_for_final_sampling", "coins_for_final_sampling"),
     "counts": ("num_draft_tokens", "cu_num_draft_tokens"),
+    "parents": ("parent", "parent_ids", "draft_parents", "tree_parents"),
     "temperature": ("temperatures",),
 }
-ROWS, IDS, COINS = ("p", "q", "bonus_p"), ("drafted", "output", "counts"), ("coin", "final_coin")
-BY_CALL = ("output", "final_coin", "temperature", "bonus_p", "bonus_logits")  # also where calls are packed
+ROWS, IDS, COINS = ("p", "q"), ("drafted", "output", "counts", "parents"), ("coin", "final_coin")
+OF_TREES = re.compile("tree|retrie?ve?_|sibling|parent")  # in the names of what only trees have
+BY_CALL = ("output", "final_coin", "temperature", "counts")  # also where calls are packed
 
 
-def read_calls(path: str) -> tuple[list[ChainCall], tuple[str, ...]]:
+def read_calls(path: str) -> tuple[list[VerifyCall], tuple[str, ...]]:
     """The calls, and remarks on what was not used. Raises UserError."""
     given, found = dict(_tensors(path) if kind_of(start_of(path)) is TENSORS else _npz(path)), dict[str, NDArray[Any]]()
     unused = set(given)
@@ -57,6 +54,8 @@ def read_calls(path: str) -> tuple[list[ChainCall], tuple[str, ...]]:
         if name not in found and other not in found:
             names = ", ".join(filter(None, (name, *NAMES[name], other)))
             raise UserError(f"{path} has no {names}; it has {', '.join(sorted(given)) or 'nothing'}")
+    if "parents" not in found and (hint := next(filter(OF_TREES.search, sorted(unused)), "")):
+        raise UserError(f"{path} has {hint}: its drafts are a tree, so give parents, [B, K], -1 where it is the root")
     every = [_call(one, f"call {number} in {path}") for number, one in enumerate(_one_by_one(found, path))]
     calls, notes = [call for call in every if len(call.drafted)], []
     if unused:
@@ -118,15 +117,12 @@ def _one_by_one(found: Arrays, path: str) -> Iterator[Arrays]:
     """The arrays of each call. Raises UserError where they are not of as many calls."""
     counts, parts = found.get("counts"), dict[str, list[NDArray[Any]]]()
     for name, array in found.items():
-        if counts is not None and name == "counts":
-            continue
+        parts[name] = [array] if counts is None and found["drafted"].ndim == 1 else list(array)
         if counts is not None and name not in BY_CALL:
             with_bonus = name != "drafted" and len(array) == counts.sum() + len(counts)
             parts[name] = np.split(array, np.cumsum(counts + with_bonus)[:-1])
-        elif name == "temperature" and array.size == 1:
+        if name == "temperature" and array.size == 1:
             parts[name] = [array] * len(found["output"])
-        else:
-            parts[name] = list(array) if counts is not None or found["drafted"].ndim > 1 else [array]
     calls = len(parts["drafted"])
     for name, split in parts.items():
         if len(split) < calls or (len(split) > calls and name != "temperature"):
@@ -134,14 +130,13 @@ def _one_by_one(found: Arrays, path: str) -> Iterator[Arrays]:
     return ({name: split[number] for name, split in parts.items()} for number in range(calls))
 
 
-def _call(one: Arrays, where: str) -> ChainCall:
+def _call(one: Arrays, where: str) -> VerifyCall:
     """One call. Raises UserError for shapes that do not fit together, and tokens outside the vocabulary."""
     drafted, output = (one[name][: int((one[name] >= 0).sum())] for name in ("drafted", "output"))
-    of_logits = (("p", "logits"), ("q", "draft_logits"), ("bonus_p", "bonus_logits"))
-    (p, q, bonus), n = (_rows(one, *names) for names in of_logits), len(drafted)
+    p, q, n = _rows(one, "p", "logits"), _rows(one, "q", "draft_logits"), len(drafted)
     assert p is not None
-    coin, final = one.get("coin"), one.get("final_coin")
-    shapes = {"drafted": one["drafted"], "p": p, "q": q, "coin": coin}
+    coin, parents = one.get("coin"), one.get("parents")
+    shapes = {"drafted": one["drafted"], "p": p, "q": q, "coin": coin, "parents": parents}
     known = [(array, 1 + (name in ROWS)) for name, array in shapes.items() if array is not None]
     drafts = len(one["drafted"])
     fits = all(array.ndim == dims and drafts <= len(array) <= drafts + 1 for array, dims in known)
@@ -151,12 +146,14 @@ def _call(one: Arrays, where: str) -> ChainCall:
     for name, tokens in (("drafted", drafted), ("output", output)):
         if tokens.min(initial=0) < 0 or tokens.max(initial=0) >= p.shape[-1]:
             raise UserError(f"{where}: {name} is {tokens.tolist()}, but the vocabulary has {p.shape[-1]} tokens")
-    if len(p) > drafts or bonus is None:
-        p = p[: n + (len(p) > drafts)]
-    else:
-        p = np.concatenate([p[:n], bonus.reshape(1, -1)])
-    last = None if final is None else float(final.flat[0])
-    return ChainCall(p, drafted, output, None if q is None else q[:n], None if coin is None else coin[:n], last)
+    p, chain = p[: n + (len(p) > drafts)], list(range(ROOT, n - 1))
+    q, coin, parents = (None if x is None else x[:n] for x in (q, coin, parents))
+    final = float(one["final_coin"].flat[0]) if "final_coin" in one else None
+    above = chain if parents is None else parents.tolist()
+    if not all(ROOT <= parent < draft for draft, parent in enumerate(above)) or (len(p) == n > 0 and above != chain):
+        need = f"parents are -1 or the place of a draft before, and p has {n + 1} rows, for the root and each draft"
+        raise UserError(f"{where} is a tree of parents {above}, with {len(p)} rows of p: {need}")
+    return VerifyCall(p, drafted, output, q, coin, final, None if above == chain else np.array(above))
 
 
 def _rows(one: Arrays, name: str, logits: str) -> Doubles | None:

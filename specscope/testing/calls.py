@@ -9,7 +9,7 @@ probability of x at most (Markov's inequality).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from specscope.analyze.significance import holm
 from specscope.analyze.verify.chance import FLAT, surprisal
 from specscope.analyze.verify.sums import FEW, NATS, SHARE, Family, Sum
 from specscope.errors import UserError
-from specscope.testing.laws import GREEDY, LOSSLESS, MISTAKES, ChainCall, Law
+from specscope.testing.laws import GREEDY, LOSSLESS, MISTAKES, Law, VerifyCall
 from specscope.trace.history.wording import plural
 from specscope.trace.record.notes import spread
 from specscope.trace.record.rules import BLOCK
@@ -29,6 +29,12 @@ from specscope.trace.record.tree import Doubles
 ALPHA = 0.01  # how often a sampler without a mistake may be found guilty by chance
 NOT_DRAWN = 1e-3  # p-value below which drafts are taken not to be drawn from q
 NO_SUM = {GREEDY: "its tokens are no draws", BLOCK: "how many tokens come depends on which they are"}  # of the output
+WORDS = {
+    "recovered draws": "tokens behind a rejection follow what is left of p",
+    "bonus draws": "bonus tokens follow p",
+    "emitted surprisal": "emitted tokens follow the target's p: lossless",
+}
+NOWHERE: Callable[[int], Reference] = lambda _: Reference("", 0, 0)  # noqa: E731
 Drawn = list[tuple[float, float, float]]  # of tokens: p, and the entropy and varentropy of the row they were drawn from
 
 
@@ -56,37 +62,42 @@ class CallsJudged:
             more = "" if tested else "; too few to test how the output is distributed"
             return f"consistent with {' and with '.join(self.fits)}: {counts}{more}"
         failed = ", ".join(check.name for check in self.checks if check.result is CheckResult.FAILED)
-        looks = f"as if {self.mistake}" if self.mistake else "no known mistake gives all of these outputs"
+        looks = f"as if {self.mistake}" if self.mistake else "no mistake that is known of chains gives these outputs"
         return f"NOT CONSISTENT ({failed}): {looks}; {counts}"
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for --json."""
-        checks = [check.to_dict() for check in self.checks]
-        return {"exit": int(self.exit), "verdict": str(self), **vars(self), "checks": checks}
+        told = {"checks": [check.to_dict() for check in self.checks]}
+        return {"exit": int(self.exit), "verdict": str(self), **vars(self), **told}
 
 
-def judge_calls(calls: Sequence[ChainCall], rule: str | None = None, alpha: float = ALPHA) -> CallsJudged:
+def judge_calls(calls: Sequence[VerifyCall], rule: str | None = None, alpha: float = ALPHA) -> CallsJudged:
     """Judge calls whose coins are independent. `rule`: the one of LOSSLESS that is to hold; None: any of them.
 
     `alpha`: how often calls without a mistake may fail the tests of chance. Raises UserError.
     """
-    if not calls or (rule is not None and rule not in LOSSLESS):
-        raise UserError(f"unknown rule {rule}: use {', '.join(LOSSLESS)}" if calls else "there is no call to judge")
-    laws = {**LOSSLESS, **MISTAKES}
-    logs = {name: np.array([law.log_likelihood(call) for call in calls]) for name, law in laws.items()}
-    found = {name: _checks(name, calls, logs, alpha) for name in ([rule] if rule is not None else LOSSLESS)}
+    trees, laws = any(call.parents is not None for call in calls), {**LOSSLESS, **MISTAKES}
+    known = {name: law for name, law in laws.items() if law.trees or not trees}
+    wanted = [name for name in ([rule] if rule is not None else LOSSLESS) if name in known and name in LOSSLESS]
+    if not calls or not wanted:
+        what = f"the rule {rule} takes chains" if rule in LOSSLESS else f"unknown rule {rule}"
+        usable = f"{what}: use {', '.join(name for name in LOSSLESS if name in known)}"
+        raise UserError(usable if calls else "there is no call to judge")
+    logs = {name: np.array([law.log_likelihood(call) for call in calls]) for name, law in known.items()}
+    found = {name: _checks(name, calls, logs, alpha) for name in wanted}
     failed = {name: [check for check in checks if check.result is CheckResult.FAILED] for name, checks in found.items()}
     refuted = {name: f"{checks[0].name}: {checks[0].detail}" for name, checks in failed.items() if checks}
     fits = tuple(name for name in found if name not in refuted)
     shown = next(iter([*fits, *found]))
     wrong = [(number, why_not(LOSSLESS[shown], calls[number])) for number in found[shown][0].wrong.tolist()]
-    best = max(MISTAKES, key=lambda name: float(logs[name].sum()))
-    mistake = best if not fits and math.isfinite(logs[best].sum()) else ""
-    drafts = sum(len(call.drafted) for call in calls)
-    return CallsJudged(len(calls), drafts, fits, refuted, mistake, tuple(found[shown]), tuple(wrong))
+    gives = {name: float(log.sum()) for name, log in logs.items() if name in MISTAKES and np.isfinite(log).all()}
+    mistake = "" if fits else max(gives, key=gives.__getitem__, default="")
+    return CallsJudged(
+        len(calls), sum(len(call.drafted) for call in calls), fits, refuted, mistake, tuple(found[shown]), tuple(wrong)
+    )
 
 
-def _checks(rule: str, calls: Sequence[ChainCall], logs: Mapping[str, Doubles], alpha: float) -> list[Finding]:
+def _checks(rule: str, calls: Sequence[VerifyCall], logs: Mapping[str, Doubles], alpha: float) -> list[Finding]:
     """What holds where a rule was at work: first that its outputs are possible, last that no mistake is likelier."""
     possible = np.isfinite(logs[rule])
     first = Finding("possible outputs", CheckResult.PASSED, f"{rule} can give every output", len(calls), unit="call")
@@ -95,8 +106,8 @@ def _checks(rule: str, calls: Sequence[ChainCall], logs: Mapping[str, Doubles], 
         detail = f"call {wrong[0]}: {why_not(LOSSLESS[rule], calls[wrong[0]])}"
         first = replace(first, result=CheckResult.FAILED, failed=len(wrong), wrong=wrong, detail=detail)
     families = _families(rule, [calls[number] for number in np.flatnonzero(possible).tolist()])
-    over = {name: float(logs[name][possible].sum() - logs[rule][possible].sum()) for name in MISTAKES}
-    times = float(np.logaddexp.reduce([*over.values()])) - math.log(len(over))  # the logarithm of the mean
+    over = {name: float(x[possible].sum() - logs[rule][possible].sum()) for name, x in logs.items() if name in MISTAKES}
+    times = float(np.logaddexp.reduce([*over.values(), -math.inf])) - math.log(len(MISTAKES))  # log of the mean
     p_values = [*(family.p_value if family.judged else 1.0 for family in families), math.exp(-max(times, 0.0))]
     failed = holm(p_values, alpha)
     made = [family.finding(alpha / len(failed), failed=fails) for family, fails in zip(families, failed, strict=False)]
@@ -108,20 +119,19 @@ def _checks(rule: str, calls: Sequence[ChainCall], logs: Mapping[str, Doubles], 
     return [first, *made, last]
 
 
-def _families(rule: str, calls: Sequence[ChainCall]) -> list[Family]:
+def _families(rule: str, calls: Sequence[VerifyCall]) -> list[Family]:
     """The decisions and the draws of calls that a rule can give."""
     law, a, accepted = LOSSLESS[rule], list[float](), list[bool]()
-    drawn: dict[str, Drawn] = {"recovered draws": [], "bonus draws": [], "emitted surprisal": [], "drafts": []}
+    drawn: dict[str, Drawn] = {name: [] for name in (*WORDS, "drafts")}
     for call in calls:
-        least = np.cumsum(law.counts(call)[::-1])[::-1]  # how likely so many drafts are accepted, or more
-        for place in range(min(call.accepted + 1, len(call.drafted))):
-            a.append(float(least[place + 1] / least[place]))
-            accepted.append(place < call.accepted)
-        row = law.last(call)
+        decisions, row = law.walk(call)
+        a += [chance for _, chance, _ in decisions]
+        accepted += [was for *_, was in decisions]
         if row is not None and call.final_coin is None:
-            name = "bonus draws" if call.accepted == len(call.drafted) else "recovered draws"
+            name = "recovered draws" if call.below(call.path[-1]) else "bonus draws"
             drawn[name].append(_drawn(row, call.output[-1]))
-        drawn["emitted surprisal"] += map(_drawn, call.p, call.output)
+        rows = [call.p[draft + 1] for draft in call.path if draft + 1 < len(call.p)]
+        drawn["emitted surprisal"] += map(_drawn, rows, call.output)
         drawn["drafts"] += [] if call.q is None else map(_drawn, call.q, call.drafted)
     sums = {name: _surprisal(tokens) for name, tokens in drawn.items()}
     lacking = NO_SUM.get(rule, "")
@@ -129,18 +139,13 @@ def _families(rule: str, calls: Sequence[ChainCall]) -> list[Family]:
         lacking = "the drafts do not follow q, so that the output need not follow p"
     chance = np.array(a)
     free = np.flatnonzero((chance > 0) & (chance < 1))
-    decided = Sum.of((np.array(accepted) - chance)[free], (chance * (1 - chance))[free], 1.0, free)
-    words = {
-        "recovered draws": "tokens behind a rejection follow what is left of p",
-        "bonus draws": "bonus tokens follow p",
-        "emitted surprisal": "emitted tokens follow the target's p: lossless",
-    }
+    decided = Sum.of((np.array(accepted) - chance)[free], (chance * (1 - chance))[free], 1.0, np.full(len(free), -1))
     as_often = f"drafts are accepted as often as {rule} says"
     by_coins = "the coins decide each draft" if len(chance) and not len(free) else FEW
-    made = [Family("acceptance", as_often, {"": _unplaced(decided)}, SHARE, _nowhere, by_coins)]
-    for name, about in words.items():
+    made = [Family("acceptance", as_often, {"": decided}, SHARE, NOWHERE, by_coins)]
+    for name, about in WORDS.items():
         skipped = lacking if name == "emitted surprisal" else ""
-        made.append(Family(name, about, {} if skipped else {"": sums[name]}, NATS, _nowhere, skipped or FEW))
+        made.append(Family(name, about, {} if skipped else {"": sums[name]}, NATS, NOWHERE, skipped or FEW))
     return made
 
 
@@ -151,36 +156,21 @@ def _drawn(row: Doubles, token: int) -> tuple[float, float, float]:
 def _surprisal(tokens: Drawn) -> Sum:
     p, entropy, varentropy = np.array(tokens, np.float64).reshape(-1, 3).T
     some = np.flatnonzero(varentropy > FLAT)
-    return _unplaced(surprisal(p[some], entropy[some], varentropy[some], some))
+    return surprisal(p[some], entropy[some], varentropy[some], np.full(len(some), -1))
 
 
-def _unplaced(found: Sum) -> Sum:
-    return replace(found, worst=-1)
-
-
-def _nowhere(_: int) -> Reference:
-    raise AssertionError("calls have no place in a capture")
-
-
-def why_not(law: Law, call: ChainCall) -> str:
+def why_not(law: Law, call: VerifyCall) -> str:
     """Why a law cannot give an output."""
-    if not call.is_formed:
+    if not call.path:
         return f"the output {call.output.tolist()} is not some of the drafts {call.drafted.tolist()} and one token more"
-    for place, token in enumerate(call.output.tolist()[: len(call.p)]):
-        if call.p[place][token] <= 0:
-            return f"token {token} at place {place} has p = 0"
-    least = np.cumsum(law.counts(call)[::-1])[::-1]
-    for place in range(min(call.accepted + 1, len(call.drafted))):
-        p, q, token = call.row(place)
-        kept = place < call.accepted
-        if least[place] > 0 and least[place + 1] / least[place] == float(not kept):
-            coin = "" if call.coin is None else f" and coin {call.coin[place]:.6g}"
-            word = "accepted" if kept else "rejected"
-            return f"draft {token} at place {place} was {word} with p = {p[token]:.6g}, q = {q[token]:.6g}{coin}"
-    token, place = int(call.output[-1]), call.accepted
+    token, place, decisions = int(call.output[-1]), len(call.output) - 1, law.walk(call)[0]
+    for draft, chance, accepted in decisions:
+        if chance == float(not accepted):
+            coin = "" if call.coin is None else f" and coin {call.coin[draft]:.6g}"
+            (p, q, tried), word = call.row(draft), "accepted" if accepted else "rejected"
+            return f"draft {tried} at place {draft} was {word} with p = {p[tried]:.6g}, q = {q[tried]:.6g}{coin}"
     if call.final_coin is not None:
         return f"the final coin {call.final_coin:.6g} does not draw token {token} at place {place}"
-    if place == len(call.drafted):
-        return f"the bonus token {token} cannot be drawn there"
-    p, q, _ = call.row(place)
-    return f"token {token} at place {place} came behind a rejection with p = {p[token]:.6g}, q = {q[token]:.6g}"
+    for p, q, _ in map(call.row, call.below(call.path[-1])):
+        return f"token {token} at place {place} came behind a rejection with p = {p[token]:.6g}, q = {q[token]:.6g}"
+    return f"the bonus token {token} cannot be drawn there"

@@ -32,7 +32,6 @@ Rows = Mapping[int, Tensor]
 Outcome = tuple[float, Any, Doubles]  # its probability, the accepted path, [V] what the last token is drawn from
 Outcomes = Callable[[DraftTree, Sequence[Tensor], Rows], Iterator[Outcome]]  # of a tree, p at each row, q by parent
 ACCEPT, REJECT = 1e-300, 1 - 2.0**-53  # coins
-ROUNDING = 1e-9  # of a total variation
 COINS: list[float] = [1e-12, *((np.arange(64) + 0.5) / 64).tolist(), 1 - 1e-12]  # at which a rule is looked at
 
 
@@ -56,18 +55,15 @@ class Losslessness:
     largest: float  # total variation of what is emitted from what the target emits: 0 to 1
     where: str  # of which p and q
     cases: int  # pairs of p and q
-    drafts: int  # trees of tokens that may be drafted
-    outcomes: int  # of their coins
 
     @property
     def is_lossless(self) -> bool:
         """Whether nothing but rounding differs."""
-        return self.largest < ROUNDING
+        return self.largest < 1e-9
 
     def __str__(self) -> str:
-        covered = f"{self.cases:,} p and q, {self.drafts:,} drafts, {self.outcomes:,} outcomes of their coins"
         off = f"the output differs from the target's by {self.largest:.2g} (total variation) at most: {self.where}"
-        return f"{self.rule} is {'' if self.is_lossless else 'not '}lossless over {covered}; {off}"
+        return f"{self.rule} is {'' if self.is_lossless else 'not '}lossless over {self.cases:,} p and q; {off}"
 
 
 def lossless(
@@ -86,23 +82,16 @@ def lossless(
     functions from a tuple of tokens to rows. Raises UserError for a rule that cannot be enumerated.
     """
     own = OwnRule(getattr(rule, "__qualname__", type(rule).__name__), rule)
-    outcomes, shape, counts = by_coins(partial(host.verify, own=averaged(own))), parse_tree(tree), [0, 0]
-
-    def counted(*asked: Any) -> Iterator[Outcome]:  # noqa: ANN401
-        counts[0] += 1
-        for outcome in outcomes(*asked):
-            counts[1] += 1
-            yield outcome
-
+    outcomes, shape = by_coins(partial(host.verify, own=averaged(own))), parse_tree(tree)
     found: dict[str, float] = {}
     given = [row(()) if callable(row) else row for row in (p, q) if row is not None]
     vocabulary = len(given[0]) if given else vocabulary
     for way, seed in itertools.product(Drawn if drawn is None else [drawn], range(seeds)):
         models = conditional(vocabulary, seed, p), conditional(vocabulary, seed + 1000, q)
         where = f"{tree}, {Drawn(way).name.lower().replace('_', ' ')}, seed {seed}"
-        found[where] = total_variation(shape, *models, way, counted)
+        found[where] = total_variation(shape, *models, way, outcomes)
     worst = max(found, key=found.__getitem__)
-    return Losslessness(own.name, found[worst], worst, len(found), *counts)
+    return Losslessness(own.name, found[worst], worst, len(found))
 
 
 def averaged(rule: OwnRule) -> OwnRule:
@@ -117,13 +106,11 @@ def averaged(rule: OwnRule) -> OwnRule:
 
         if len({rule(replace(trial, coin=coin)) for coin in COINS}) == 1:
             return rule(trial)
-        ends, accepted = [0.0, *COINS, 1.0], [True, *map(accepts, COINS), False]
-        low, high = (ends[accepted.index(False) - back] for back in (1, 0))
-        if any(accepted[accepted.index(False) :]):
+        accepted, low, high = [*map(accepts, COINS)], 0.0, 1.0
+        if accepted != sorted(accepted, reverse=True):
             raise UserError(f"{rule.name} accepts coins that are no interval from 0: it cannot be enumerated")
         while high - low > 2.0**-50:
-            middle = (low + high) / 2
-            low, high = (middle, high) if accepts(middle) else (low, middle)
+            low, high = (middle, high) if accepts(middle := (low + high) / 2) else (low, middle)
         return high
 
     return OwnRule(rule.name, chance)

@@ -95,7 +95,6 @@ def refused(result):
 
 def test_what_does_not_fit_together_is_refused(costs, tmp_path):
     assert "--no-costs measures nothing" in refused(run(EAGLE, "--no-costs", "--check"))
-    assert "leave one out" in refused(run(EAGLE, "--costs", costs, "--save-costs", tmp_path / "c"))
     assert "add --check" in refused(run(EAGLE, "--no-costs", "--prompts", "x"))
     assert "ends in .svg or .png" in refused(run(EAGLE, "--no-costs", "--plot", tmp_path / "p.gif"))
     assert "holds the costs of drafter eagle" in refused(run(TRACES / "ngram.jsonl", "--costs", costs))

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from specscope.testing import ChainCall
+from specscope.testing import VerifyCall
 
 
 def calls(count, seed, mistake="", *, vocab=16, drafts=3, deterministic=False):
@@ -15,7 +15,7 @@ def calls(count, seed, mistake="", *, vocab=16, drafts=3, deterministic=False):
         drafted = np.array([draw(rng, row) for row in q])
         seen = np.eye(vocab)[drafted] if deterministic else q
         output = np.array(sampled(rng, p.astype(float), seen.astype(float), drafted.tolist(), mistake))
-        made.append(ChainCall(p, drafted, output, None if deterministic else q))
+        made.append(VerifyCall(p, drafted, output, None if deterministic else q))
     return made
 
 

@@ -36,15 +36,10 @@ def packed(of):
     }
 
 
-def without_bonus(dump):
-    return {**dump, "target_probs": dump["target_probs"][:, :-1], "bonus_probs": dump["target_probs"][:, -1]}
-
-
 FORMS = {
     "a batch": DUMP,
     "by our names": {name: DUMP[others[0]] for name, others in NAMES.items() if others and others[0] in DUMP},
     "packed": packed(MADE),
-    "the bonus rows apart": without_bonus(DUMP),
     "logits at a temperature": {
         "logits": logits(DUMP["target_probs"], 0.7),
         "draft_logits": logits(DUMP["draft_probs"], 0.7),
@@ -79,6 +74,14 @@ def test_forms_of_the_same_calls_are_the_same(tmp_path, form, kind):
         np.testing.assert_allclose(one.q, wanted.q, atol=1e-6)
         assert one.drafted.tolist() == wanted.drafted.tolist()
         assert one.output.tolist() == wanted.output.tolist()
+
+
+def test_trees_have_parents(tmp_path):
+    parents = np.tile([-1, -1, 0], (30, 1))
+    found, _ = read_calls(saved(tmp_path, DUMP | {"parent_ids": parents, "tree_mask": np.ones(3)}))
+    assert [call.parents.tolist() for call in found] == parents.tolist()
+    chain, _ = read_calls(saved(tmp_path, DUMP | {"parents": np.tile([-1, 0, 1], (30, 1))}))
+    assert all(call.parents is None for call in chain)
 
 
 def test_one_call_with_coins_and_in_bfloat16(tmp_path):
@@ -148,6 +151,18 @@ BAD = {
         "has 30 calls .*, but 9 by output",
     ),
     "counts that do not sum": (packed(MADE) | {"cu_num_draft_tokens": np.array([3, 6])}, "calls by what was drafted"),
+    "a tree without parents": (
+        DUMP | {"retrive_next_sibling": np.zeros((30, 4))},
+        r"has retrive_next_sibling: its drafts are a tree, so give parents, \[B, K\], -1 where it is the root",
+    ),
+    "a parent behind its child": (
+        DUMP | {"parents": np.ones((30, 3))},
+        r"parents \[1, 1, 1\], with 4 rows of p",
+    ),
+    "a tree without its leaves": (
+        DUMP | {"parents": np.tile([-1, -1, 0], (30, 1)), "target_probs": DUMP["target_probs"][:, :-1]},
+        r"call 0 in .* parents \[-1, -1, 0\], with 3 rows of p: .* p has 4 rows",
+    ),
     "a number alone": (
         SINGLE
         | {

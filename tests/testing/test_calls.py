@@ -6,12 +6,12 @@ import pytest
 from specscope.analyze.findings import Exit
 from specscope.errors import UserError
 from specscope.speculate.verify import host, match, traversal
-from specscope.testing import ChainCall, judge_calls
+from specscope.testing import VerifyCall, judge_calls
 from specscope.testing.enumeration import dense
 from specscope.trace.record.rules import BLOCK
 from specscope.trace.record.tree import DraftTree, Drawn
 from tests.speculate.verify.enumeration import batch_of
-from tests.testing.samplers import calls
+from tests.testing.samplers import calls, draw
 
 NAMED = {
     "renormalisation left out": "the residual is not renormalised: beyond its mass comes the last token",
@@ -53,17 +53,26 @@ def test_what_many_calls_show_has_its_figures():
     assert "would have seen" in emitted.note
 
 
-def engines(verify, count, seed, coins):
-    """Calls of a verifier of specscope."""
+CHAIN, TREE = (-1, 0, 1), (-1, -1, 0, 0, 1, 2)
+
+
+def engines(verify, count, seed, coins, parents=CHAIN, mistake=""):
+    """Calls of a verifier of specscope. Of a tree, siblings are drawn from one row."""
     rng, made = np.random.default_rng(seed), []
-    for call in calls(count, seed):
+    for call in calls(count, seed, drafts=len(parents)):
         coin = rng.random(len(call.drafted) + 1)
-        tree = DraftTree.build(call.drafted, range(-1, len(call.drafted) - 1), drawn=Drawn.WITH_REPLACEMENT)
-        q = {node - 1: dense(row) for node, row in enumerate(call.q)}
+        rows, drafted, of_tree = call.q, call.drafted, {}
+        if parents != CHAIN:
+            rows, of_tree = call.q[[parents.index(above) for above in parents]], {"parents": np.array(parents)}
+            drafted = np.array([draw(rng, row) for row in rows])
+        tree = DraftTree.build(drafted, parents, drawn=Drawn.WITH_REPLACEMENT)
+        q = {above: dense(row) for above, row in zip(parents, rows, strict=True)}
         (verdict,), _ = verify(batch_of(tree, [dense(row) for row in call.p], q, coin))
-        output = np.append(tree.token[verdict.path], verdict.token)
+        end = verdict.path[-1] if len(verdict.path) else -1
+        last = draw(rng, call.p[end + 1]) if mistake and end in parents else verdict.token
         of_coins = {"coin": coin[1:], "final_coin": float(coin[0])} if coins else {}
-        made.append(ChainCall(call.p, call.drafted, output, call.q, **of_coins))
+        output = np.append(tree.token[verdict.path], last)
+        made.append(VerifyCall(call.p, drafted, output, rows, **of_coins, **of_tree))
     return made
 
 
@@ -80,10 +89,28 @@ def test_verdicts_of_specscope_are_those_of_their_rule(rule, coins):
     assert not others & {*found.fits}
 
 
+@pytest.mark.parametrize(("rule", "coins"), [("standard", 0), ("standard", 1), ("match", 0)])
+def test_trees_are_judged_by_what_each_rule_tries_on_the_way(rule, coins):
+    found = judge_calls(engines(RULES[rule], 400, 7, coins, TREE))
+    assert rule in found.fits
+    assert not {"match", "greedy", "standard"} - {rule} & {*found.fits}
+    assert not {"block"} & {*found.fits, *found.refuted}  # it takes chains
+
+
+def test_a_mistake_in_a_tree_is_found():
+    found = judge_calls(engines(host.verify, 300, 1, 0, TREE, "raw p"))
+    assert "came behind a rejection with p = " in found.impossible[0][1]
+
+
+def test_a_rule_of_chains_judges_no_tree():
+    with pytest.raises(UserError, match="the rule block takes chains: use standard, match, greedy"):
+        judge_calls(engines(host.verify, 2, 1, 0, TREE), "block")
+
+
 def test_coins_tell_one_call_from_another_rule():
     (call,) = engines(host.verify, 1, 3, True)
     a = np.minimum(1, call.p[0][call.drafted[0]] / call.q[0][call.drafted[0]])
-    turned = ChainCall(
+    turned = VerifyCall(
         call.p, call.drafted, call.output, call.q, np.where(call.coin < a, 1 - 1e-3, 1e-3), call.final_coin
     )
     found = judge_calls([turned], "standard")
@@ -99,7 +126,7 @@ def test_at_temperature_0_the_rule_is_greedy():
     for call in calls(60, 2):
         choices = call.p.argmax(-1)
         kept = next((i for i, token in enumerate(call.drafted) if token != choices[i]), len(call.drafted))
-        made.append(ChainCall(call.p, call.drafted, choices[: kept + 1], call.q))
+        made.append(VerifyCall(call.p, call.drafted, choices[: kept + 1], call.q))
     assert judge_calls(made).fits == ("greedy",)
 
 
@@ -108,8 +135,8 @@ Q = np.array([[0.2, 0.3, 0.5, 0.0], [0.4, 0.3, 0.2, 0.1]])
 IMPOSSIBLE = {
     "no such prefix": ([0, 0], [1, 1], "the output [1, 1] is not some of the drafts [0, 0] and one token more"),
     "too long": ([0, 0], [0, 0, 1, 1], "is not some of the drafts"),
-    "p is 0": ([0, 0], [3], "token 3 at place 0 has p = 0"),
-    "accepted with p = 0": ([2, 0], [2, 1], "token 2 at place 0 has p = 0"),
+    "p is 0": ([0, 0], [3], "draft 0 at place 0 was rejected with p = 0.5, q = 0.2"),
+    "accepted with p = 0": ([2, 0], [2, 1], "draft 2 at place 0 was accepted with p = 0, q = 0.5"),
     "rejected although p > q": ([0, 0], [1], "draft 0 at place 0 was rejected with p = 0.5, q = 0.2"),
     "nothing is left of it": ([0, 0], [0, 1], "token 1 at place 1 came behind a rejection with p = 0.2, q = 0.3"),
 }
@@ -118,8 +145,8 @@ IMPOSSIBLE = {
 @pytest.mark.parametrize("name", IMPOSSIBLE)
 def test_what_is_impossible_is_said(name):
     drafted, output, says = IMPOSSIBLE[name]
-    fine = ChainCall(P, np.array([0, 0]), np.array([0, 3]), Q)
-    found = judge_calls([fine, ChainCall(P, np.array(drafted), np.array(output), Q)], "standard")
+    fine = VerifyCall(P, np.array([0, 0]), np.array([0, 3]), Q)
+    found = judge_calls([fine, VerifyCall(P, np.array(drafted), np.array(output), Q)], "standard")
     assert found.exit is Exit.INCONSISTENT
     ((number, words),) = found.impossible
     assert number == 1
@@ -137,7 +164,7 @@ def test_drafts_that_do_not_follow_q_are_no_fault_of_the_sampler():
             accepted += 1
         row = np.maximum(call.p[accepted] - call.q[accepted], 0) if accepted < 3 else call.p[3]
         last = rng.choice(16, p=row.astype(float) / row.sum(dtype=float))
-        made.append(ChainCall(call.p, drafted, np.append(drafted[:accepted], last), call.q))
+        made.append(VerifyCall(call.p, drafted, np.append(drafted[:accepted], last), call.q))
     found = judge_calls(made, "standard")
     assert found.exit is Exit.CONSISTENT
     assert check(found, "emitted surprisal").note == "the drafts do not follow q, so that the output need not follow p"
@@ -146,7 +173,7 @@ def test_drafts_that_do_not_follow_q_are_no_fault_of_the_sampler():
 def test_where_no_known_mistake_could_give_them_a_rule_is_not_accused():
     """All of p lies on one token, which was drafted from a q that has little of it."""
     p, q = np.array([[0.0, 1.0], [1.0, 0.0]]), np.array([[0.999, 0.001]])
-    call = ChainCall(p, np.array([0]), np.array([1]), q)
+    call = VerifyCall(p, np.array([0]), np.array([1]), q)
     for count in (1, 30):
         found = judge_calls([call] * count, "standard")
         assert found.exit is Exit.CONSISTENT, str(found)

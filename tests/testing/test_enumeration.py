@@ -26,8 +26,7 @@ def test_the_standard_rule_is_lossless(rule, tree, vocabulary):
     assert found.largest < (1e-12 if rule is ratio else 1e-9)
     assert found.is_lossless
     assert found.cases == 6
-    assert found.outcomes > found.drafts > found.cases
-    assert str(found).startswith(f"{rule.__name__} is lossless over 6 p and q, {found.drafts:,} drafts, ")
+    assert str(found).startswith(f"{rule.__name__} is lossless over 6 p and q; ")
 
 
 LOSSY = {
@@ -56,7 +55,7 @@ def test_it_is_the_total_variation():
     """q is all at the token of which p has half, and everything is accepted."""
     found = lossless(lambda trial: True, "1", drawn=SAMPLED, p=[0.5, 0.3, 0.2], q=[1.0, 0.0, 0.0], seeds=1)
     assert found.largest == pytest.approx(0.5)
-    assert (found.cases, found.drafts, found.outcomes) == (1, 1, 1)
+    assert found.cases == 1
 
 
 def test_p_and_q_may_depend_on_what_came_before():

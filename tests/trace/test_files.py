@@ -162,7 +162,7 @@ def test_a_capture_is_read_by_nobody_else(before, tmp_path):
 OTHERS = {
     "page.html": (["report", PLANTED, "--html"], b"<!DOCTYPE html>\n<title>Holiday</title>\n"),
     "plot.svg": (["tune", PLANTED, "--no-costs", "--plot"], b'<?xml version="1.0"?>\n<svg>drawn by hand</svg>\n'),
-    "costs.json": (["tune", PLANTED, "--save-costs"], b'{\n  "name": "my-package"\n}\n'),
+    "costs.json": (["tune", PLANTED, "--costs"], b'{\n  "name": "my-package"\n}\n'),
 }
 
 

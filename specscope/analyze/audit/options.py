@@ -31,3 +31,4 @@ class Options:
     device: str = "cpu"
     why_no_draft: str = ""  # why `draft` is missing where the drafter is a model
     notes: tuple[str, ...] = ()  # of these models
+    own: Mapping[str, Any] = field(default_factory=dict)  # settings of an engine that asks somebody's own drafter again

@@ -32,8 +32,9 @@ def verdict(trial: Trial) -> str:
     checks = trial.checks
     passed = sum(check.result is CheckResult.PASSED for check in checks)
     skipped = sum(check.result is CheckResult.SKIPPED for check in checks)
+    untested = trial.own_rule or (trial.sampler_untested and f"the sampler was not tested: {trial.sampler_untested}")
     rest = f"{plural(passed, 'check')} passed, {skipped} skipped"
-    untested = f"; the sampler was not tested: {trial.sampler_untested}" if trial.sampler_untested else ""
+    untested = untested and f"; {untested}"
     if trial.exit is Exit.INCONSISTENT:
         names = ", ".join(check.name for check in trial.failed)
         return f"NOT CONSISTENT: {plural(len(trial.failed), 'check')} failed ({names}); {rest}{untested}"

@@ -22,30 +22,16 @@ from specscope.trace.record.own_rule import OwnRule
 from specscope.trace.record.rules import is_lossy
 
 OF_FINALS = (  # where the last token of a step is drawn from something else; two of them are audit's
-    "final tokens",
-    "share of the final token",
-    "entropy of the final draw",
-    "recovered draws",
-    "final token",
-    "final p",
+    *("final tokens", "share of the final token", "entropy of the final draw", "recovered draws"),
+    *("final token", "final p"),
 )
 # The checks of whether drawn tokens are distributed as the target's
 DISTRIBUTION = ("acceptance", "recovered draws", "other final draws", "emitted surprisal", "target's choice emitted")
 # What cannot be looked at where token ids were left out
-BY_TOKENS = frozenset(
-    (
-        "raw probabilities",
-        "drafter's likeliest",
-        "top-p",
-        "temperature and penalties",
-        "draft's temperature",
-        "draft vocabulary",
-        "likeliest draft first",
-        "drafts in place",
-        "placeholders",
-        "target's choice emitted",
-        "coins and draws",
-    )
+BY_TOKENS = (
+    *("raw probabilities", "drafter's likeliest", "top-p", "temperature and penalties", "draft's temperature"),
+    *("draft vocabulary", "likeliest draft first", "drafts in place", "placeholders", "target's choice emitted"),
+    *("coins and draws",),
 )
 # What can be looked at only in part then, and which part
 IN_PART = {
@@ -117,6 +103,17 @@ class Trial:
         return next((check.note for check in reversed(sums)), "")
 
     @property
+    def own_rule(self) -> str:
+        """Of a rule of somebody's own: what this run would have shown of it, and what proves it; "" of others."""
+        rules = ", ".join(_own_rules(self.evidence))
+        if not rules or self.failed:
+            return ""
+        emitted = next(check for check in self.checks if check.name == "emitted surprisal")
+        seen = f"{plural(emitted.tested, emitted.unit)} {emitted.note}" if emitted.tested else ""
+        seen = seen or f"{plural(self.tokens, 'token')} are too few to say so"
+        return f"this does not prove {rules} lossless: {seen}; specscope.testing.lossless proves it exactly"
+
+    @property
     def exit(self) -> Exit:
         """The exit code of the command."""
         judged = self.steps and any(check.result is CheckResult.PASSED for check in self.checks)
@@ -124,7 +121,7 @@ class Trial:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for --json."""
-        names = ("source", "sampler_untested", "steps", "tokens", "alpha")
+        names = ("source", "sampler_untested", "own_rule", "steps", "tokens", "alpha")
         return {name: getattr(self, name) for name in names} | {
             "exit": int(self.exit),
             "warnings": list(self.notes),
@@ -177,7 +174,7 @@ def _told(check: Finding, c: Columns) -> Finding:
     if check.note.startswith("no request was") and len(c) and not c.known.any():
         check = replace(check, note="what the requests asked is not in this file")
     if check.name in DISTRIBUTION and check.result is CheckResult.FAILED and c.by_own_rule.any():
-        rules = ", ".join(sorted(set(c.rule[c.by_own_rule].tolist())))
+        rules = ", ".join(_own_rules(c))
         check = replace(check, detail=f"{check.detail}; the rule is {rules}, which nobody proved lossless")
     if c.run is None or c.run.tells_tokens:
         return check
@@ -188,10 +185,14 @@ def _told(check: Finding, c: Columns) -> Finding:
     return check
 
 
+def _own_rules(c: Columns) -> list[str]:
+    return sorted(set(c.rule[c.by_own_rule].tolist()))
+
+
 def of_own_rules(c: Columns) -> Iterator[str]:
     """What a reader must know of rules of somebody's own: whether they were asked."""
     named = "" if c.own_rule is None else c.own_rule.name
-    for rule in sorted(set(c.rule[c.by_own_rule].tolist()) - {named}):
+    for rule in filter(lambda rule: rule != named, _own_rules(c)):
         yield f"the rule is {rule}: " + (
             f"judged by {named}" if named else f"what it gives for p and q was not judged: verify --rule {rule} does"
         )

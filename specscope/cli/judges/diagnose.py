@@ -16,7 +16,7 @@ from specscope.cli.arguments import PLACE, X_RULE, whole_from
 from specscope.cli.captures import fetches_captures, json_option, judge_each, progress_bar
 from specscope.cli.help import verb
 from specscope.cli.judges.stages import JudgeFlags, audited, beside_training, located
-from specscope.cli.options import refuse_others
+from specscope.cli.options import own_drafter_option, refuse_others
 from specscope.cli.streams import warn
 from specscope.envelope import of_capture
 from specscope.errors import UserError
@@ -40,6 +40,7 @@ SAMPLE = 300  # steps that the models judge, unless --only is given
 @click.option("--only", type=click.Choice(["audit", "locate"]), help="Run this alone.")
 @click.option("--target", metavar="MODEL", help="The target that judges.  [default: the capture's]")
 @click.option("--draft-model", metavar="MODEL", help="The drafter's model or EAGLE head.  [default: the capture's]")
+@own_drafter_option
 @click.option(
     "--sample",
     type=whole_from(1, 2**31),
@@ -130,10 +131,15 @@ def _check_flags(
     if not no_screen:
         raise UserError("--screen shows a screen: leave out --json")
     if only is not None:
-        refuse_others(f"--only {only}", "runs this stage alone", refused={"no_audit", "no_known"})
+        more = {"drafter"} if only == "audit" else set()
+        refuse_others(f"--only {only}", "runs this stage alone", refused={"no_audit", "no_known", *more})
+    if click.get_current_context().params["no_audit"]:
+        refuse_others("--no-audit", "asks no drafter", refused={"drafter"})
     if trainer is not None:
         refuse_others(
-            "--trainer", "compares whole folders", refused={"sample", "no_audit", "no_known", "stages", "screen"}
+            "--trainer",
+            "compares whole folders",
+            refused={"sample", "drafter", "no_audit", "no_known", "stages", "screen"},
         )
         if only == "locate":
             raise UserError("--trainer compares whole folders: leave out --only")
@@ -180,9 +186,9 @@ def _options(history: History, asked: JudgeFlags) -> tuple[Options | None, str]:
     from specscope.measure.judges import audit_options
 
     try:
-        options = audit_options(history, asked.target, asked.draft_model, asked.sample or SAMPLE)
+        options = audit_options(history, asked.target, asked.draft_model, asked.sample or SAMPLE, asked.drafter)
     except UserError as error:
-        if asked.target is not None or asked.draft_model is not None:
+        if asked.target is not None or asked.draft_model is not None or asked.drafter is not None:
             raise
         return None, f"audit: {error}"
     return options, options.why_no_draft and f"audit of the drafter: {options.why_no_draft}"

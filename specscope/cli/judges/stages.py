@@ -25,6 +25,7 @@ class JudgeFlags:
     target: str | None
     draft_model: str | None
     sample: int | None
+    drafter: str | None
     branch: int | None
     as_json: bool
 
@@ -77,7 +78,7 @@ def located(
     request, named = history.find(text) if text else (None, None)
     if request is not None and named is not None and named.index is not None:
         why_part(history, request, named.index, named.node)  # raises, and says which there are
-    options = audit_options(history, asked.target, asked.draft_model, asked.sample)
+    options = audit_options(history, asked.target, asked.draft_model, asked.sample, asked.drafter)
     from specscope.measure.locate.locate import locate
 
     with progress_bar() as progress:

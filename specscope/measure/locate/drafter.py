@@ -14,7 +14,6 @@ from torch.nn import functional
 from specscope.analyze.audit.model.heads import head_of
 from specscope.analyze.locate.located import FedRow, Stage
 from specscope.analyze.locate.model.reference import ModelReference, ReferencePass
-from specscope.errors import UserError
 from specscope.measure.locate.features import TrueFeatures
 from specscope.measure.locate.head_side import BlockSide, HeadSide
 from specscope.measure.locate.layer_taps import code_of
@@ -22,7 +21,6 @@ from specscope.measure.locate.modules_side import ModulesSide
 from specscope.measure.locate.pairs import HeldPair
 from specscope.measure.locate.sides import FedPart, Feeds, ModelSide
 from specscope.measure.locate.watch import ModelWatch
-from specscope.speculate.drafters.draft_model import DraftModel
 from specscope.speculate.drafters.eagle import HeadDrafter
 from specscope.speculate.drafters.model_drafter import Drafting
 from specscope.speculate.drafters.tree_builder import Level, TreeBuilder
@@ -109,11 +107,10 @@ def drafter_watch(
     drive: Drive, plan: WalkPlan, target: ModelReference, draft: ModelSource, stack: ExitStack
 ) -> ModelWatch:
     """Watches the drafter of a drive, as long as the stack is open. Raises UserError."""
-    drafter, texts = drive.engine.drafter, plan.texts
-    if not isinstance(drafter, HeadDrafter | DraftModel):
-        raise UserError(f"the drafter {drafter.name} is no model")
+    drafter: Any = drive.engine.drafter
+    texts = plan.texts
     feeds = Feeds(drafter)
-    side: HeadSide | BlockSide | ModelSide
+    side: HeadSide | ModelSide
     if isinstance(drafter, HeadDrafter):
         head = head_of(draft, target.causal.model)
         features = TrueFeatures(drive, target, texts, head.layers)

@@ -37,7 +37,7 @@ def located_config(history: History, options: Options) -> EngineConfig:
     assert history.run is not None
     most = max((len(record.requests) for record in history.steps), default=1)
     return replace(
-        engine_config_of(history.run, _named(options.target), _named(options.draft)),
+        engine_config_of(history.run, _named(options.target), _named(options.draft), **options.own),
         dtype="float32",
         max_batch=min(most, 1024) or 1,
         graphs="off",
@@ -90,6 +90,8 @@ class Drive:
     stamped: frozenset[str] = frozenset()  # requests whose KV is compared again at their next step
     overwritten: list[KVOverwritten] = field(default_factory=list)
     _stamps: dict[str, KVStamp] = field(default_factory=dict)
+    proposed: int = 0  # drafts that it was asked for
+    otherwise: list[Reference] = field(default_factory=list)  # steps whose recorded tree it did not draft
     unlike: set[str] = field(default_factory=set)  # requests whose recorded tree has nodes that it did not draft so
     _requests: dict[str, Request] = field(default_factory=dict)
     place: int = 0  # in the history, of the step that runs
@@ -189,6 +191,7 @@ class Drive:
 
         pairs = [pair for pair in zip(now.turns, self._parts, strict=True) if len(pair[1].tree)]
         asked = [turn for turn, part in pairs if part.notes is not None or not text_part(part.drafter)]
+        self.proposed += len(asked)
         proposed = self.engine.drafter.propose([turn.context for turn in asked])
         drafted, self.unlike = {turn.request.id: draft for turn, draft in zip(asked, proposed, strict=True)}, set()
         for turn, part in pairs:
@@ -233,6 +236,7 @@ class Drive:
         same = draft.tree.token.tolist() == part.tree.token.tolist()
         if same and draft.tree.parent.tolist() == part.tree.parent.tolist():
             return draft
+        self.otherwise.append(self.where(part.request))
         model, place = self.engine.scheduler.room.model, _places(part.tree, draft.tree)
         state = None if model is None else model.states.get(part.request)
         if state is not None and len(state.fed) == len(draft.tree):

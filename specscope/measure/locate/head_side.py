@@ -38,21 +38,21 @@ ROTATED = ("q_proj", "k_proj", ".query", ".key", ".keys read")
 class HeadSide:
     """An EAGLE head, and its reference over what the target's own layers gave."""
 
-    method = "forward"
-    by_operation = True
+    method, by_operation = "forward", True
+    passes_of: Any = HeadPasses  # along a text
 
     def __init__(
         self,
-        runner: HeadRunner | MtpRunner,
+        runner: HeadRunner | DFlashRunner | MtpRunner,
         feeds: Feeds,
-        head: Head,
+        head: Head | BlockHead,
         texts: Mapping[str, list[int]],
         features: TrueFeatures,
     ) -> None:
         self.runner: Any = runner
         self.feeds, self.features = feeds, features
         self.layers, self.one_pass = head.names, head.mask_token is not None
-        self.passes = {name: HeadPasses(head, text, features.along(name)) for name, text in texts.items()}
+        self.passes = {name: self.passes_of(head, text, features.along(name)) for name, text in texts.items()}
         self._usual = {name: passes.allowed() | features.allowed for name, passes in self.passes.items()}
         for usual in self._usual.values():
             usual["vocabulary"] = usual.get("d2t", usual["lm_head"])  # where the vocabulary is not reduced
@@ -60,6 +60,7 @@ class HeadSide:
         self._fed = torch.empty(0)  # the features that were combined last
         self._combined: dict[str, Tensor] = {}  # what combining them gave, by operation
         ours = getattr(runner, "head", None)  # a target's modules have no features to combine
+        self.order = in_halves(ours.config) if isinstance(ours, EagleHead) else None  # of channels, as published
         norms = {"input_norm": getattr(ours, "input_norm", None)}
         norms |= {f"fc_norm.{i}": norm for i, norm in enumerate(getattr(ours, "fc_norm", ()))}
         self.norms = {name: norm for name, norm in norms.items() if norm is not None}
@@ -99,17 +100,14 @@ class HeadSide:
 
     def ordered(self, name: str, right: Tensor) -> Tensor:
         """Right values of an operation inside a layer, in the engine's order of channels."""
-        order = in_halves(self.runner.head.config)
-        return right.unflatten(1, (-1, len(order)))[..., order].flatten(1) if name.endswith(ROTATED) else right
+        if self.order is not None and name.endswith(ROTATED):
+            right = right.unflatten(1, (-1, len(self.order)))[..., self.order].flatten(1)
+        return right
 
     def run(self, forward: Any, segments: Sequence[Segment], hidden: Tensor) -> tuple[Any, Seen]:  # noqa: ANN401
         """A pass, and what was seen of it."""
-        runner, head, calls, is_three = (
-            self.runner,
-            self.runner.head,
-            list[LayerCall](),
-            self.runner.head.config.version == 3,
-        )
+        runner, head, calls = self.runner, self.runner.head, list[LayerCall]()
+        is_three = head.config.version == 3
         modules: dict[str, nn.Module] = {"embedding": runner.loaded.embedding}
         if is_three:
             modules |= {f"midlayer.{name}": getattr(head.midlayer, name) for name in ("hidden_norm", "input_layernorm")}
@@ -132,37 +130,22 @@ class HeadSide:
         return out, Seen(dict(zip(self.layers, calls, strict=True)), tensors, code)
 
 
-class BlockSide:
-    """A DFlash head, and its reference over what the target's own layers gave."""
+class BlockSide(HeadSide):
+    """A DFlash head: what is written of committed positions, then a block's rows."""
 
-    method = "forward"
-    by_operation = one_pass = True
-
-    def __init__(
-        self,
-        runner: DFlashRunner,
-        feeds: Feeds,
-        head: BlockHead,
-        texts: Mapping[str, list[int]],
-        features: TrueFeatures,
-    ) -> None:
-        self.runner, self.feeds, self.features, self.layers = runner, feeds, features, head.names
-        self.passes = {name: BlockPasses(head, text, features.along(name)) for name, text in texts.items()}
-        self._usual = {name: passes.allowed() | features.allowed for name, passes in self.passes.items()}
-        for usual in self._usual.values():
-            usual["vocabulary"] = usual["d2t"]  # where the vocabulary is not reduced
-        self._made: dict[str, Tensor] = {}  # what combining the features gave that were written last, and they
-        self._written: dict[int, tuple[Segment, slice]] = {}  # by table what was written last, and its rows of these
+    passes_of = BlockPasses
 
     @contextmanager
     def on(self) -> Iterator[None]:
         """Keep what is written of committed positions meanwhile."""
         combine, write, head = self.runner.combine, self.runner.write_context, self.runner.head
+        # By table what was written last, and its rows of `_fed` and `_combined`
+        self._written: dict[int, tuple[Segment, slice]] = {}
 
         def combining(features: Tensor) -> Tensor:
-            with kept({"hidden_norm": head.hidden_norm, "fc": self.runner.fc}) as self._made:
-                states = combine(features)
-            self._made["features"] = features
+            with kept({"hidden_norm": head.hidden_norm, "fc": self.runner.fc}) as self._combined:
+                states: Tensor = combine(features)
+            self._fed = features
             return states
 
         def writing(segments: Sequence[Segment], states: Tensor) -> None:
@@ -199,10 +182,10 @@ class BlockSide:
         start, count = segment.context, len(due["fc"])
         rows, here = right.keys[start : start + count], slice(here.start, here.start + count)
         observed = code_of(self.feeds.drafter.observe)
-        yield from self.features.compared(part.request, self._made["features"][here], rows, observed)
+        yield from self.features.compared(part.request, self._fed[here], rows, observed)
         code = {"fc": code_of(self.runner.fc), "hidden_norm": code_of(self.runner.head.hidden_norm)}
         for name, where in code.items():
-            yield HeldPair(name, self._made[name][here].float().cpu(), due[name], rows, code=where)
+            yield HeldPair(name, self._combined[name][here].float().cpu(), due[name], rows, code=where)
         cache, slots = self.runner.cache, segment.table.slots(start, start + count)
         for index, layer in enumerate(self.layers):
             for what, store in (("key", cache.key[index]), ("value", cache.value[index])):
@@ -210,11 +193,7 @@ class BlockSide:
                 heads = len(store)
                 yield HeldPair(name, ours.float().cpu(), due[name].flatten(1), rows, heads, code_of(FusedLayer.write))
 
-    def ordered(self, name: str, right: Tensor) -> Tensor:
-        """Right values of an operation inside a layer: channels are published in the engine's order."""
-        return right
-
-    def run(self, forward: Any, segments: Sequence[Segment]) -> tuple[Any, Seen]:  # noqa: ANN401
+    def run(self, forward: Any, segments: Sequence[Segment], *_: Tensor) -> tuple[Any, Seen]:  # noqa: ANN401
         """A pass, and what was seen of it."""
         runner, calls = self.runner, list[LayerCall]()
         modules: dict[str, nn.Module] = {"embedding": runner.loaded.embedding, "norm": runner.head.norm}

@@ -33,13 +33,10 @@ class ModulesSide(HeadSide):
         """Raises UserError where each depth has its module: their passes go over the same slots."""
         drafter: Any = feeds.drafter
         if not drafter.iterates:
-            raise UserError(f"its {runner.modules} next-token modules are judged, and not walked")
+            why = "a pass goes over the slots of the module before, and only one module that is iterated is walked"
+            raise UserError(f"{runner.modules} next-token modules draft a depth each: {why}; audit judges them all")
         head.inside = lambda layer, put, rows: inside(layer, put, lambda: rows)
         super().__init__(runner, feeds, head, texts, features)
-
-    def ordered(self, name: str, right: Tensor) -> Tensor:
-        """The engine runs transformers' own layer: its channels are in its order."""
-        return right
 
     def run(self, forward: Any, segments: Sequence[Segment], hidden: Tensor) -> tuple[Any, Seen]:  # noqa: ANN401
         """A pass, and what was seen of it."""

@@ -49,7 +49,10 @@ def walk(ask: Question, found: Location, stages: Iterable[Stage]) -> None:
             watches.append(target_watch(drive, target, reference, stack))
         decisions = _decisions(ask, drive, until) if DECIDED & wanted else None
         if drafts and draft is not None:
-            watches.append(drafter_watch(drive, drafted, reference, draft, stack))
+            try:
+                watches.append(drafter_watch(drive, drafted, reference, draft, stack))
+            except UserError as error:  # the target is walked all the same
+                found.left_out += (f"drafter: {error}",)
         for number, _ in enumerate(drive.steps(until)):
             ask.progress("walking the run", number + 1, until + 1)
     if decisions is not None:
@@ -57,8 +60,20 @@ def walk(ask: Question, found: Location, stages: Iterable[Stage]) -> None:
         found.ruled_out += tuple(decisions.ruled_out())
         found.notes += tuple(decisions.notes())
         found.walks += tuple(filter(None, [decisions.walk()]))
+    if Stage.DRAFTER in wanted and ask.session.options.own is not None:
+        _of_own(ask, found, drive)
     for watch in watches:
         _of_watch(ask, found, watch, len(reference.layers))
+
+
+def _of_own(ask: Question, found: Location, drive: Drive) -> None:
+    """Whether a drafter of somebody's own, asked again, drafts the recorded trees."""
+    name, steps, other = ask.run.drafter, plural(drive.proposed, "step"), drive.otherwise
+    if not other:
+        found.ruled_out += (f"the drafter: {name}, asked again, drafts the recorded tree in {steps}",)
+    elif not ask.little:  # where it may not have seen what it depends on
+        differs = f"drafts another tree than the recorded one in {len(other):,} of {steps}, first in {other[0]}"
+        found.unexplained += (f"the drafter: {name}, asked again, {differs}",)
 
 
 def _decisions(ask: Question, drive: Drive, until: int) -> DecisionWatch:

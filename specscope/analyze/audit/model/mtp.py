@@ -140,7 +140,8 @@ class Modules(Head):
             yield from super().rows(contexts, features, asked)
             return
         text, pairs, by_step = pairs_of(contexts, features, asked)
-        if any(step.part.tree.max_depth > len(self.names) or _branches(step) for step, _ in asked):
+        trees = [step.part.tree for step, _ in asked]
+        if any(tree.max_depth > len(self.names) or tree.max_depth < len(tree) for tree in trees):
             raise UserError(f"{len(self.names)} modules draft a chain of as many tokens, and this capture has others")
         states, kv = [features[:pairs].to(self.embedding.dtype)], self.nothing()
         for module in range(len(self.names)):
@@ -190,11 +191,6 @@ class Modules(Head):
             made, older = (dict(zip(keys, each, strict=True)) for each in (out, given))
             level = [ask for ask in below if depth_of(*ask) == module]
             yield level, self.logits(torch.stack([made[id(step), slot_of(step)] for step, _ in level]))
-
-
-def _branches(step: AuditedStep) -> bool:
-    parents = step.part.tree.parent
-    return bool((parents != torch.arange(len(parents)).numpy() - 1).any())
 
 
 class GrowingKeys:
