@@ -56,7 +56,7 @@ Measured = tuple[float, "Counter[str]"]  # tokens/s, and seconds of processor ti
 
 
 def _off(worker: Worker) -> Measured:
-    worker.watch(False)
+    worker.ask("watch", False)
     return _measured(worker)
 
 
@@ -69,7 +69,7 @@ def _measured(worker: Worker) -> Measured:
 def _observed(worker: Worker) -> Measured:
     """The same with capture, metrics and the screen, which has been up for a while."""
     assert worker.ready is not None
-    worker.watch(True)
+    worker.ask("watch", True)
     found: list[Measured] = []
     with tempfile.TemporaryDirectory() as folder:
         options = OutputOptions(str(Path(folder) / "run.jsonl"), None, None, SpanLevel.TREES, None)
@@ -94,7 +94,7 @@ def _rate(worker: Worker) -> float:
     """Tokens/s of one batch, from the first submission until the engine is idle again."""
     start = time.perf_counter()
     for prompt in prompts_of(BATCH):
-        worker.submit(prompt)
+        worker.ask("submit", prompt)
     while worker.status == "idle":
         time.sleep(0.002)
     _wait_idle(worker)

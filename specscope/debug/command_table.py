@@ -1,15 +1,19 @@
-"""The debugger's commands: their names, arguments and help."""
+"""The debugger's commands: how they are declared, found and explained."""
 
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from specscope.debug.events import EventKind
 from specscope.errors import UserError
 from specscope.gone import refuse_gone
 from specscope.plans.kinds import RUN_HERE
 from specscope.trace.checked import short
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -64,83 +68,19 @@ INFO_TAKES = (
     ("names", "the fields that EXPR can use"),
 )
 EVENTS = " ".join(kind.value for kind in EventKind)
-COMMANDS = (
-    ConsoleCommand("continue", "", "run to the next breakpoint, or to the end of the run", ("c",)),
-    ConsoleCommand("next", "[COUNT]", "run one engine step, or COUNT of them", ("n",), repeats=True),
-    ConsoleCommand(
-        "pause", "", "in vLLM or specscope serve: stop at the next step; Ctrl-C does so while a command waits"
-    ),
-    ConsoleCommand(
-        "step", "[COUNT]", "run one phase, or COUNT: schedule, draft, forward, verify, commit", ("s",), repeats=True
-    ),
-    ConsoleCommand("finish", "[REQUEST]", "run until REQUEST ends (default: the current request)", ("fin",)),
-    ConsoleCommand("until", "EXPR", "run until EXPR is true for a step of any request", ("u",)),
-    ConsoleCommand("reverse-continue", "", "go back to the previous breakpoint", ("rc",)),
-    ConsoleCommand("reverse-next", "[COUNT]", "go back one engine step, or COUNT of them", ("rn",), repeats=True),
-    ConsoleCommand(
-        "goto",
-        "STEP|NAME[@N]|start|end",
-        "go to just after STEP, or step N of request NAME (NAME alone chooses it), or before the first, or the last",
-    ),
-    ConsoleCommand("break", "EVENT [if EXPR]", f"stop at EVENT (if EXPR is true): {EVENTS}", ("b",), passive=True),
-    ConsoleCommand("watch", "EXPR", "stop when EXPR becomes true or false for a request", passive=True),
-    ConsoleCommand(
-        "delete",
-        "[N|EVENT ...]",
-        "delete breakpoints N ..., those at EVENT ..., or all of them",
-        ("d", "clear"),
-        passive=True,
-    ),
-    ConsoleCommand(
-        "commands",
-        "N [LINE; ...]",
-        "run these lines at each stop of breakpoint N; without any, type them one by one, then end",
-        passive=True,
-    ),
-    ConsoleCommand(
-        "info",
-        "breakpoints|requests|branches|step|kv|drafter|names",
-        "show one of these",
-        ("i",),
-        passive=True,
-        looks=True,
-        takes=INFO_TAKES,
-    ),
-    ConsoleCommand(
-        "print",
-        "EXPR [@ NODE]",
-        "show the value of EXPR at NODE (default: the current node, else the step)",
-        ("p",),
-        looks=True,
-    ),
-    ConsoleCommand(
-        "check",
-        "kv",
-        "compare the KV that target and drafter hold of the current request with KV computed afresh",
-    ),
-    ConsoleCommand("tree", "", "draw the step's tree with its verdicts", ("t",), looks=True),
-    ConsoleCommand(
-        "node",
-        "[N]",
-        "show all evidence on node N (default: the current node) and make it the current node",
-        looks=True,
-    ),
-    ConsoleCommand(
-        "why", "[N]", "say why node N was rejected or kept; without N, the step's path and what ended it", looks=True
-    ),
-    ConsoleCommand("where", "", "show the current step, request and node", ("w",), looks=True),
-    ConsoleCommand("branch", "N", "show branch N of a recorded run, at its last step"),
-    ConsoleCommand("request", "NAME", "make NAME the current request", ("r",), looks=True),
-    ConsoleCommand(
-        "fork",
-        "[NAME=VALUE ...]",
-        "what if: run the request again from this step with changes, and compare the two runs",
-        looks=True,
-        takes=FORK_TAKES,
-    ),
-    ConsoleCommand("help", "[COMMAND]", "list all commands, or explain one", ("h", "?"), passive=True),
-    ConsoleCommand("quit", "", "leave the debugger", ("q", "exit")),
-)
+COMMANDS: list[ConsoleCommand] = []
+
+
+def command(usage: str = "", **about: Any) -> Callable[[Method], Method]:  # noqa: ANN401
+    """Make a method do_NAME a command; its docstring is the help. Where it stands, `{events}` lists all events."""
+
+    def declared(method: Method) -> Method:
+        text = " ".join((method.__doc__ or "").split()).removesuffix(".").replace("{events}", EVENTS)
+        name = method.__name__.removeprefix("do_").replace("_", "-")
+        COMMANDS.append(ConsoleCommand(name, usage, text[:1].lower() + text[1:], **about))
+        return method
+
+    return declared
 
 
 def find(name: str) -> ConsoleCommand:
@@ -155,17 +95,17 @@ def find(name: str) -> ConsoleCommand:
     raise UserError(f"unknown command {short(name)}: help lists all commands")
 
 
-HINTS = (
-    "A name may be cut short as long as it is unique: cont, wat.",
-    f"An empty line repeats {', '.join(c.name for c in COMMANDS if c.repeats)}.",
-    f"{' and '.join(f'help {c.name}' for c in COMMANDS if c.takes)} say more.",
-)
 HEAD, WIDTH = 26, 73  # cells of the heads beside which help stands, and of a line
 
 
 def help_all() -> str:
     """All commands with their short names, usage and help."""
-    return "\n".join([*(beside(command.head, command.help) for command in COMMANDS), "", *HINTS])
+    hints = (
+        "A name may be cut short as long as it is unique: cont, wat.",
+        f"An empty line repeats {', '.join(c.name for c in COMMANDS if c.repeats)}.",
+        f"{' and '.join(f'help {c.name}' for c in COMMANDS if c.takes)} say more.",
+    )
+    return "\n".join([*(beside(command.head, command.help) for command in COMMANDS), "", *hints])
 
 
 def help_of(command: ConsoleCommand) -> str:

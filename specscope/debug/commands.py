@@ -10,11 +10,10 @@ from collections.abc import Iterator, Sequence
 
 from specscope.debug import show
 from specscope.debug.answers import Answer, Stop, Stopped, StopReason
-from specscope.debug.command_table import COMMANDS, find, help_all, help_of
+from specscope.debug.command_table import COMMANDS, FORK_TAKES, INFO_TAKES, command, find, help_all, help_of
 from specscope.debug.events import EventKind, types_of
 from specscope.debug.forked import Forked
 from specscope.debug.kv_check import KVCheck, kv_check_text
-from specscope.debug.point_commands import PointCommands
 from specscope.debug.session import Session
 from specscope.debug.show import place_text, why_text
 from specscope.debug.views import NodeView, view_text
@@ -56,12 +55,15 @@ class WhatIf:
         raise UserError("whole distributions need a live engine: specscope debug PROMPT, or specscope run")
 
 
-class Commands(PointCommands):
+class Commands:
     """A debugger that takes lines of text."""
 
     def __init__(self, session: Session, what_if: WhatIf | None = None, *, many_lines: bool = True) -> None:
         """`many_lines`: whether `commands N` may read the lines that follow, up to `end`."""
-        super().__init__(session, many_lines=many_lines)
+        self.session, self.many_lines = session, many_lines
+        self._draining = False  # whether breakpoints' own commands are being run
+        self._for: int | None = None  # the breakpoint whose commands are being read
+        self._lines: list[str] = []
         self.what_if = what_if or WhatIf()
         self.quitting = False
         self.forked: Forked | None = None  # the last fork, for a screen to show both sides
@@ -69,6 +71,21 @@ class Commands(PointCommands):
         self._last = ""
         self._stop: Stop | None = None  # the last one of the line that is run
         self._pending: list[str] = []  # commands of breakpoints that stopped, still to be run
+
+    @property
+    def reading(self) -> bool:
+        """Whether the next lines are commands of a breakpoint, up to `end`."""
+        return self._for is not None
+
+    def _note(self, line: str) -> str:
+        assert self._for is not None
+        if line.strip() == "end":
+            self.session.breakpoints.get(self._for).commands = tuple(self._lines)
+            self._for, self._lines = None, []
+        elif line.strip():
+            find(line.split()[0])
+            self._lines.append(line.strip())
+        return ""
 
     def run(self, line: str) -> str:
         """Run one line; what it prints. Raises UserError for a line that is refused, and changes nothing then."""
@@ -195,16 +212,24 @@ class Commands(PointCommands):
             raise UserError(f"COUNT must be a number from 1 to {MOST_COUNT:,}, not {short(text)}")
         return count
 
+    @command(short=("c",))
     def do_continue(self, text: str) -> str:
-        """Run to the next breakpoint, or the end."""
+        """Run to the next breakpoint, or to the end of the run."""
         return self.stopped(self.session.cont())
 
+    @command("[COUNT]", short=("n",), repeats=True)
     def do_next(self, text: str) -> str:
-        """Go forward by engine steps."""
+        """Run one engine step, or COUNT of them."""
         return self.stopped(self.session.next(self._count(text)))
 
+    @command()
+    def do_pause(self, text: str) -> str:
+        """In vLLM or specscope serve: stop at the next step; Ctrl-C does so while a command waits."""
+        return self.stopped(self.session.pause())
+
+    @command("[COUNT]", short=("s",), repeats=True)
     def do_step(self, text: str) -> str:
-        """Go forward by phases."""
+        """Run one phase, or COUNT: schedule, draft, forward, verify, commit."""
         count = self._count(text)
         if self.session.engine is None:
             return self.do_next(text)
@@ -215,28 +240,31 @@ class Commands(PointCommands):
             stop = self.session.step()
         return self.stopped(stop)
 
-    def do_pause(self, text: str) -> str:
-        """Stop at the next step."""
-        return self.stopped(self.session.pause())
-
+    @command("[REQUEST]", short=("fin",))
     def do_finish(self, text: str) -> str:
-        """Run to the end of a request."""
+        """Run until REQUEST ends (default: the current request)."""
         return self.stopped(self.session.finish(text))
 
+    @command("EXPR", short=("u",))
     def do_until(self, text: str) -> str:
-        """Run until a condition holds."""
+        """Run until EXPR is true for a step of any request."""
         return self.stopped(self.session.until(text))
 
+    @command(short=("rc",))
     def do_reverse_continue(self, text: str) -> str:
         """Go back to the previous breakpoint."""
         return self.stopped(self.session.reverse_continue())
 
+    @command("[COUNT]", short=("rn",), repeats=True)
     def do_reverse_next(self, text: str) -> str:
-        """Go back by engine steps."""
+        """Go back one engine step, or COUNT of them."""
         return self.stopped(self.session.reverse_next(self._count(text)))
 
+    @command("STEP|NAME[@N]|start|end")
     def do_goto(self, text: str) -> str:
-        """Go to just after a step, by its number or a request's; choose a request; before the first, or to the last."""
+        """Go to just after STEP, or step N of request NAME (NAME alone chooses it), or before the first, or the
+        last.
+        """
         history = self.session.history
         if text in ("start", "end"):
             return self.stopped(self.session.goto(-1 if text == "start" else len(history.steps) - 1))
@@ -252,17 +280,54 @@ class Commands(PointCommands):
         self.session.node = self._node_number(str(place.node))
         return show.where(self.session)
 
-    def do_branch(self, text: str) -> str:
-        """Show another branch of a recorded run."""
-        number = whole(text)
-        if number is None:
-            raise UserError("give a branch, such as branch 0: info branches lists them")
-        return self.stopped(self.session.show_branch(number))
+    # Breakpoints
+
+    @command("EVENT [if EXPR]", short=("b",), passive=True)
+    def do_break(self, text: str) -> str:
+        """Stop at EVENT (if EXPR is true): {events}."""
+        event, _, condition = text.partition(" ")
+        condition = condition.strip()
+        if condition and not condition.startswith("if "):
+            raise UserError(f"write break {event} if {condition}")
+        point = self.session.breakpoints.add(event, condition.removeprefix("if ").strip())
+        return f"breakpoint {point.number}: {point.describe()}"
+
+    @command("EXPR", passive=True)
+    def do_watch(self, text: str) -> str:
+        """Stop when EXPR becomes true or false for a request."""
+        point = self.session.breakpoints.watch(text.removeprefix("if ").strip())
+        return f"breakpoint {point.number}: {point.describe()}"
+
+    @command("[N|EVENT ...]", short=("d", "clear"), passive=True)
+    def do_delete(self, text: str) -> str:
+        """Delete breakpoints N ..., those at EVENT ..., or all of them."""
+        gone = self.session.breakpoints.delete(text.replace(",", " ").split())
+        return "\n".join(f"deleted breakpoint {point.number}: {point.describe()}" for point in gone)
+
+    @command("N [LINE; ...]", passive=True)
+    def do_commands(self, text: str) -> str:
+        """Run these lines at each stop of breakpoint N; without any, type them one by one, then end."""
+        number, _, rest = text.partition(" ")
+        wanted = whole(number)
+        if wanted is None or not (rest or (self.many_lines and not self._draining)):
+            raise UserError("write commands N LINE; LINE, with the number of one breakpoint")
+        point = self.session.breakpoints.get(wanted)
+        if rest:
+            lines = [line.strip() for line in rest.split(";") if line.strip()]
+            for line in lines:
+                find(line.split()[0])
+            point.commands = tuple(lines)
+        else:
+            self._for, self._lines = wanted, []
+        return ""
 
     # Looking
 
+    @command(
+        "breakpoints|requests|branches|step|kv|drafter|names", short=("i",), passive=True, looks=True, takes=INFO_TAKES
+    )
     def do_info(self, text: str) -> str:
-        """Print one of the tables."""
+        """Show one of these."""
         kinds = {
             "breakpoints": show.breakpoints,
             "requests": show.requests,
@@ -278,8 +343,9 @@ class Commands(PointCommands):
             raise UserError(f"give one of: info {', '.join(kinds)}")
         return kinds[matches[0]](self.session)
 
+    @command("EXPR [@ NODE]", short=("p",), looks=True)
     def do_print(self, text: str) -> str:
-        """Print an expression at a node or over the step: `EXPR`, `EXPR @ NODE`, `EXPR @ root`."""
+        """Show the value of EXPR at NODE (default: the current node, else the step)."""
         expression, _, place = (word.strip() for word in text.partition("@"))
         record, part = self.session.record, self.session.part
         if record is None or part is None:
@@ -293,17 +359,26 @@ class Commands(PointCommands):
         )
         return f"{value:.6g}" if isinstance(value, float) else str(value)
 
-    def _node_number(self, text: str) -> int:
-        """A node of the current request's step."""
-        part = self.session.part
-        number = whole(text)
-        if part is None or number is None or number >= len(part.tree):
-            known = f"nodes are numbered 0 to {len(part.tree) - 1}" if part and len(part.tree) else "the tree is empty"
-            raise UserError(f"there is no node {text[:20]}; {known}")
-        return number
+    @command("kv")
+    def do_check(self, text: str) -> str:
+        """Compare the KV that target and drafter hold of the current request with KV computed afresh."""
+        if text != "kv":
+            raise UserError("check what? write check kv")
+        self._need_tokens()
+        check, step = self.what_if.check_kv(self.session), self.session.history.last_step
+        last, before = self._checked.get(check.request, (step, None))
+        self._checked[check.request] = step, check
+        steps = f"between steps {last} and {max(step, last + 1)}"  # what is committed is never written again
+        return kv_check_text(check, self.session.history.vocabulary, before if last <= step else None, steps)
 
+    @command(short=("t",), looks=True)
+    def do_tree(self, text: str) -> str:
+        """Draw the step's tree with its verdicts."""
+        return show.tree(self.session)
+
+    @command("[N]", looks=True)
     def do_node(self, text: str) -> str:
-        """Everything about a node, which becomes the current one."""
+        """Show all evidence on node N (default: the current node) and make it the current node."""
         if not text and self.session.node is None:
             raise UserError("there is no current node: give a number, such as node 0")
         if self.session.phase:  # a step was begun: its tree is not judged yet
@@ -319,8 +394,9 @@ class Commands(PointCommands):
         self.session.node = number
         return show.node(self.session, number) + "\n" + deeper
 
+    @command("[N]", looks=True)
     def do_why(self, text: str) -> str:
-        """Why a node was kept or not; without one, the step's path and what ended it."""
+        """Say why node N was rejected or kept; without N, the step's path and what ended it."""
         if self.session.phase:
             raise UserError("the step in progress is not judged yet: next finishes it")
         if not text:
@@ -329,39 +405,31 @@ class Commands(PointCommands):
         final = part is not None and part.verdict is not None and number == len(part.tree)
         return show.why(self.session, number if final else self._node_number(text))
 
-    def _view(self, node: int) -> str:
-        self._need_tokens()
-        return view_text(self.what_if.view(self.session, node), self.session.history.vocabulary)
-
-    def do_check(self, text: str) -> str:
-        """What the engine holds against what it should hold."""
-        if text != "kv":
-            raise UserError("check what? write check kv")
-        self._need_tokens()
-        check, step = self.what_if.check_kv(self.session), self.session.history.last_step
-        last, before = self._checked.get(check.request, (step, None))
-        self._checked[check.request] = step, check
-        steps = f"between steps {last} and {max(step, last + 1)}"  # what is committed is never written again
-        return kv_check_text(check, self.session.history.vocabulary, before if last <= step else None, steps)
-
-    def do_tree(self, text: str) -> str:
-        """The step's tree."""
-        return show.tree(self.session)
-
+    @command(short=("w",), looks=True)
     def do_where(self, text: str) -> str:
-        """The current step, request and node."""
+        """Show the current step, request and node."""
         return show.where(self.session)
 
+    @command("N")
+    def do_branch(self, text: str) -> str:
+        """Show branch N of a recorded run, at its last step."""
+        number = whole(text)
+        if number is None:
+            raise UserError("give a branch, such as branch 0: info branches lists them")
+        return self.stopped(self.session.show_branch(number))
+
+    @command("NAME", short=("r",), looks=True)
     def do_request(self, text: str) -> str:
-        """Choose the request that commands are about."""
+        """Make NAME the current request."""
         if text not in self.session.history.requests:
             known = ", ".join(self.session.history.requests) or "none yet"
             raise UserError(f"there is no request {short(text)}; there are: {known}")
         self.session.request = text
         return show.where(self.session)
 
+    @command("[NAME=VALUE ...]", looks=True, takes=FORK_TAKES)
     def do_fork(self, text: str) -> str:
-        """Run a fork: what if something were different."""
+        """What if: run the request again from this step with changes, and compare the two runs."""
         try:
             words = shlex.split(text)
         except ValueError as error:
@@ -369,6 +437,19 @@ class Commands(PointCommands):
         self._need_tokens()
         self.forked = self.what_if.fork(self.session, words)
         return self.forked.describe(self.session.history.vocabulary)
+
+    def _node_number(self, text: str) -> int:
+        """A node of the current request's step."""
+        part = self.session.part
+        number = whole(text)
+        if part is None or number is None or number >= len(part.tree):
+            known = f"nodes are numbered 0 to {len(part.tree) - 1}" if part and len(part.tree) else "the tree is empty"
+            raise UserError(f"there is no node {text[:20]}; {known}")
+        return number
+
+    def _view(self, node: int) -> str:
+        self._need_tokens()
+        return view_text(self.what_if.view(self.session, node), self.session.history.vocabulary)
 
     def _need_tokens(self) -> None:
         """Refuse a command whose answer names tokens, where token ids are left out."""
@@ -378,11 +459,13 @@ class Commands(PointCommands):
 
     # The debugger itself
 
+    @command("[COMMAND]", short=("h", "?"), passive=True)
     def do_help(self, text: str) -> str:
-        """All commands, or one."""
+        """List all commands, or explain one."""
         return help_of(find(text)) if text else help_all()
 
+    @command(short=("q", "exit"))
     def do_quit(self, text: str) -> str:
-        """Leave."""
+        """Leave the debugger."""
         self.quitting = True
         return ""

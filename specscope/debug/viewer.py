@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 from specscope.debug.answers import LineRefused, News, Notice
 from specscope.debug.breakpoints import BreakpointInfo
@@ -20,80 +20,53 @@ from specscope.debug.session import Session
 from specscope.debug.views import NodeView
 from specscope.errors import UserError
 from specscope.trace.history.history import History
-from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import RequestStep
 
 NOTICES = 100  # news that wait to be shown
 
 
-class Control(Protocol):
-    """What a screen can ask of an engine: one in a worker process, or one elsewhere that can only be watched."""
+Verb = Literal["pause", "resume", "step", "debug", "look", "submit", "cancel", "watch", "stop"]
 
-    @property
-    def obeys(self) -> bool:
-        """Whether it takes commands."""
+
+class Control:
+    """An engine on the screen, in a worker process or one elsewhere, which can only be watched and refuses to obey."""
+
+    obeys = False  # whether it takes commands
+    counts_only = False  # how the screen is laid out before anything has been reported
+
+    def __init__(self) -> None:
+        self.news: deque[News] = deque(maxlen=NOTICES)  # the oldest first; the viewer takes them out
+        self.points: tuple[BreakpointInfo, ...] = ()  # its breakpoints
+        self.forked: Forked | None = None  # the last fork that it ran
+        self.node_view: NodeView | None = None  # the last answer to `look`
+        self.error = ""  # why it failed; empty where it did not
+        self.log: Sequence[str] = ()  # its last lines, where it was started for this screen
 
     def poll(self, history: History) -> bool:
         """Move what the engine has published into the history; True where anything changed. Never blocks."""
+        raise NotImplementedError
 
-    def pause(self) -> None:
-        """Stop before the next step."""
+    def ask(self, verb: Verb, value: Any = None) -> None:  # noqa: ANN401
+        """Stop before the next step (pause), go on (resume), run one step and pause (step), take a prompt (submit) or
+        end a request by its name (cancel).
 
-    def resume(self) -> None:
-        """Go on."""
-
-    def step(self) -> None:
-        """Run one engine step, then pause."""
-
-    def debug(self, line: str, viewed: int | None = None) -> None:
-        """A line for the debugger. `viewed`: the number of the step in view, where that is not the last."""
-
-    def look(self, step: int, request: str, node: int | None) -> None:
-        """Ask for the distributions behind a node, None for the final token; the answer comes in `node_view`.
-
-        Any step that the engine still knows may be asked for, running or paused; a refusal comes in `news`.
+        debug: a line, and the number of the step in view where that is not the last. look: the distributions behind
+        (step, request, node), None for the final token; the answer comes in `node_view`, a refusal in `news`.
         """
-
-    def submit(self, prompt: str, params: SamplingParams | None = None) -> None:
-        """Add a request."""
-
-    def cancel(self, request: str) -> None:
-        """End a request."""
+        self.news.append(Notice("this engine runs elsewhere: it can be watched, but not controlled"))
 
     def close(self) -> None:
-        """End the engine."""
+        """End it, or stop listening."""
 
     @property
     def status(self) -> str:
-        """`loading`, `running`, `paused`, `idle` or `ended`."""
+        """`loading`, `running`, `paused`, `idle`, `attached` or `ended`."""
+        raise NotImplementedError
 
     @property
     def progress(self) -> str:
         """While loading: a line for each stage; before an engine is heard, what is waited for."""
-
-    @property
-    def error(self) -> str:
-        """Why it failed; empty where it did not."""
-
-    @property
-    def log(self) -> Sequence[str]:
-        """The last lines of its log, where it was started for this screen; else none."""
-
-    @property
-    def news(self) -> deque[News]:
-        """Answers, refusals, stops and notices, the oldest first; the viewer takes them out."""
-
-    @property
-    def points(self) -> tuple[BreakpointInfo, ...]:
-        """The engine's breakpoints."""
-
-    @property
-    def node_view(self) -> NodeView | None:
-        """The last answer to `look`."""
-
-    @property
-    def forked(self) -> Forked | None:
-        """The last fork that it ran."""
+        return ""
 
 
 class Reader(Protocol):
@@ -143,7 +116,7 @@ class Viewer:
             with suppress(UserError):  # the engine's debugger reports unknown commands
                 self.follow = self.follow or self._commands.moves(line)
             steps, last = self.history.steps, len(self.history.steps) - 1
-            self.control.debug(line, steps[self.position].step if 0 <= self.position < last else None)
+            self.control.ask("debug", (line, steps[self.position].step if 0 <= self.position < last else None))
             return
         session = self._commands.session
         if not self._before_first:
@@ -167,7 +140,7 @@ class Viewer:
         if part is None or self.control is None or not (self.live and self.control.obeys):
             return False
         position = self.history.requests[request].engine_steps[part[0]]
-        self.control.look(self.history.steps[position].step, request, node)
+        self.control.ask("look", (self.history.steps[position].step, request, node))
         return True
 
     @property
@@ -249,10 +222,10 @@ class Viewer:
         if self.control is None or not self.live:
             self.follow = not self.follow
         elif self.paused:
-            self.control.resume()
+            self.control.ask("resume")
             self.follow = True
         else:
-            self.control.pause()
+            self.control.ask("pause")
 
     def forward(self) -> None:
         """The next step: of the history, or of the paused engine where the history ends."""
@@ -260,7 +233,7 @@ class Viewer:
             self.goto(self.position + 1)
         elif self.control is not None and self.live:
             self.follow = True
-            self.control.step()
+            self.control.ask("step")
 
     def back(self) -> None:
         """The previous step."""
@@ -275,48 +248,3 @@ class Viewer:
         """Follow the newest step."""
         self.position = len(self.history.steps) - 1
         self.follow, self._before_first = True, False
-
-
-class Passive:
-    """Refuses every command with a notice. What it shows, and when it ends, is left to subclasses."""
-
-    obeys = False
-
-    def __init__(self) -> None:
-        self.news: deque[News] = deque(maxlen=NOTICES)  # only notices: it is never asked anything
-        self.points: tuple[BreakpointInfo, ...] = ()  # an engine elsewhere has no debugger here
-        self.forked: Forked | None = None
-        self.node_view: NodeView | None = None
-        self.error = ""
-        self.log: Sequence[str] = ()
-
-    def _refuse(self) -> None:
-        self.news.append(Notice("this engine runs elsewhere: it can be watched, but not controlled"))
-
-    def pause(self) -> None:
-        """Not possible from here."""
-        self._refuse()
-
-    def resume(self) -> None:
-        """Not possible from here."""
-        self._refuse()
-
-    def step(self) -> None:
-        """Not possible from here."""
-        self._refuse()
-
-    def debug(self, line: str, viewed: int | None = None) -> None:
-        """Not possible from here; the viewer looks through the history instead."""
-        self._refuse()
-
-    def look(self, step: int, request: str, node: int | None) -> None:
-        """Not possible from here."""
-        self._refuse()
-
-    def submit(self, prompt: str, params: SamplingParams | None = None) -> None:
-        """Not possible from here."""
-        self._refuse()
-
-    def cancel(self, request: str) -> None:
-        """Not possible from here."""
-        self._refuse()

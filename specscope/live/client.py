@@ -5,12 +5,12 @@ from __future__ import annotations
 import multiprocessing
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from specscope.debug.answers import Answer, LineRefused, LookRefused, News, Notice, PromptRefused, Stopped
-from specscope.debug.breakpoints import BreakpointInfo
 from specscope.debug.forked import Forked
+from specscope.debug.viewer import Control, Verb
 from specscope.debug.views import NodeView
 from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import NO_KWARGS, PromptSpec
@@ -25,11 +25,13 @@ from specscope.trace.record.records import Moved, StepRecord
 from specscope.trace.wire.outputs import Bus
 
 
-class Worker:
-    """The parent's side; implements debug.viewer.Control.
+class Worker(Control):
+    """The parent's side.
 
     Records are also published on `bus`, whose sinks are opened and closed by whoever gave `on_ready`.
     """
+
+    obeys = True
 
     def __init__(
         self,
@@ -42,20 +44,15 @@ class Worker:
         paused: bool = False,
         on_ready: Callable[[Ready], None] = lambda _: None,
     ) -> None:
+        super().__init__()
+        self.news = deque()  # none of them is dropped
         self.bus = Bus()
-        self.obeys = True
         self.ready: Ready | None = None
-        self.news: deque[News] = deque()  # for the screen to show
-        self.points: tuple[BreakpointInfo, ...] = ()  # its breakpoints
-        self.forked: Forked | None = None  # the last fork that it ran
-        self.node_view: NodeView | None = None  # the last answer to `look`
-        self.log: Sequence[str] = ()  # it has none: what it prints is passed on
         self._params = params
         self._how: Mapping[str, Any] = {"raw": raw, "template": template}  # how prompts become text
         self._on_ready = on_ready  # called on the reader's thread before the first record; opens sinks on the bus
         self._status = "loading"
         self._stages = Stages("starting the engine's process")
-        self._error = ""
         self._unloaded = False  # whether it was ended before it had loaded
         self._arrived: deque[StepRecord | Moved | News] = deque()  # in order: news may be about a record before it
         context = multiprocessing.get_context("spawn")
@@ -87,14 +84,14 @@ class Worker:
                 self._hear(self._news.recv())
         except (EOFError, OSError):
             code = self._wait()
-            if not self._error and not self._unloaded and code != 0:
+            if not self.error and not self._unloaded and code != 0:
                 printed = self._output.last_line()
-                self._error = "the engine's process "
-                self._error += "does not end" if code is None else f"ended with code {code}"
-                self._error += f": {printed}" if printed else ""
+                self.error = "the engine's process "
+                self.error += "does not end" if code is None else f"ended with code {code}"
+                self.error += f": {printed}" if printed else ""
         except UserError as error:
-            self._error = str(error)
-            self._send("stop")
+            self.error = str(error)
+            self.ask("stop")
         self._status = "ended"
 
     def _hear(self, message: object) -> None:
@@ -116,15 +113,9 @@ class Worker:
             case Status():
                 self._status = message.name
             case Failed():
-                self._error = message.why
+                self.error = message.why
             case Stopped() | Answer() | LineRefused() | LookRefused() | PromptRefused() | Notice():
                 self._arrived.append(message)
-
-    def _send(self, verb: str, value: object = None) -> None:
-        try:
-            self._commands.send(Command(verb, value))
-        except (OSError, ValueError):
-            self._status = "ended"
 
     def poll(self, history: History) -> bool:
         """Move new records into the history, and what came with them into `news`; True where there was any."""
@@ -142,44 +133,21 @@ class Worker:
         history.lost = self.bus.lost
         return changed
 
-    def pause(self) -> None:
-        """Stop before the next step."""
-        self._send("pause")
-
-    def resume(self) -> None:
-        """Go on."""
-        self._send("resume")
-
-    def step(self) -> None:
-        """Run one step, then stay paused."""
-        self._send("step")
-
-    def debug(self, line: str, viewed: int | None = None) -> None:
-        """A line for the debugger, and the step in view; the answer comes in `news`."""
-        self._send("debug", (line, viewed))
-
-    def look(self, step: int, request: str, node: int | None) -> None:
-        """Ask for a node's distributions; the answer comes in `node_view`."""
-        self._send("look", (step, request, node))
-
-    def submit(self, prompt: str, params: SamplingParams | None = None) -> None:
-        """Add a request; a refusal comes back in `news`."""
-        self._send("submit", PromptSpec(prompt, params or self._params, **self._how))
-
-    def cancel(self, request: str) -> None:
-        """End a request."""
-        self._send("cancel", request)
-
-    def watch(self, wanted: bool) -> None:
-        """Start or stop receiving records."""
-        self._send("watch", wanted)
+    def ask(self, verb: Verb, value: Any = None) -> None:  # noqa: ANN401
+        """As any Control. A prompt is text, decoded as all are, or a PromptSpec; watch: whether records are wanted."""
+        if verb == "submit" and not isinstance(value, PromptSpec):
+            value = PromptSpec(value, self._params, **self._how)
+        try:
+            self._commands.send(Command(verb, value))
+        except (OSError, ValueError):
+            self._status = "ended"
 
     def close(self) -> None:
         """End the worker. A running engine ends its requests first, and their ends are on the bus after this."""
         if self.ready is None:
             self._unloaded = True
             self._process.terminate()  # it loads, and hears nothing until it has
-        self._send("stop")
+        self.ask("stop")
         if self._wait() is None:
             self._process.kill()
             self._wait()
@@ -201,8 +169,3 @@ class Worker:
     def status(self) -> str:
         """`loading`, `running`, `paused`, `idle` or `ended`."""
         return self._status
-
-    @property
-    def error(self) -> str:
-        """Why it ended, where it ended badly."""
-        return self._error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from specscope.debug.answers import Notice
-from specscope.debug.viewer import Passive, Viewer
+from specscope.debug.viewer import Control, Viewer
 from specscope.trace.history.history import KEPT, KEPT_BYTES, History
 from specscope.trace.history.wording import plural
 
@@ -14,8 +14,8 @@ MOST = KEPT  # steps of a run; a quarter of them goes when there are more
 BYTES = KEPT_BYTES  # of all runs, roughly; the largest gives way
 
 
-class Engines(Passive):
-    """A Control that only receives."""
+class Engines(Control):
+    """They are only received from."""
 
     def __init__(self) -> None:
         super().__init__()

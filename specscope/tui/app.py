@@ -316,8 +316,8 @@ class ScopeApp(App[None]):
         self.standing.pending.update(self.viewer.history)
         look = self._look()
         self._panels[0].screen.set_class(bool(look.error), "failed")
-        counts_only = self.viewer.history.counts_only or getattr(self.viewer.control, "counts_only", False)
-        self._lay_out(counts_only)
+        control = self.viewer.control
+        self._lay_out(self.viewer.history.counts_only or (control is not None and control.counts_only))
         self._give_room(look)
         for panel in self._panels:
             panel.show(look)

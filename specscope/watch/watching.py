@@ -152,7 +152,7 @@ class Watch:
 class Watched(Engines):
     """Each engine has a history; one of these is on the screen."""
 
-    counts_only = True  # how the screen is laid out before anything has been reported
+    counts_only = True
 
     def __init__(self, watch: Watch, seconds: float | None = None) -> None:
         """`seconds`: how long it watches; None: until the screen is closed."""
@@ -188,6 +188,3 @@ class Watched(Engines):
     def progress(self) -> str:
         """What is waited for."""
         return "watching " + ", ".join(source.name for source in self.watch.sources)
-
-    def close(self) -> None:
-        """The outputs are the caller's."""

@@ -72,7 +72,7 @@ def test_it_runs_to_the_end_and_waits_for_more(worker, session):
     wait(lambda: worker.status == "idle", session)
     wait(lambda: session.history.requests["r0"].end is not None, session)
     assert len(session.history.requests["r0"].output()) == 20
-    worker.submit("more")
+    worker.ask("submit", "more")
     wait(lambda: "r1" in session.history.requests and session.history.requests["r1"].end, session)
 
 
@@ -87,7 +87,7 @@ def test_a_node_is_looked_at_wherever_the_engine_is(worker, session):
     wait(lambda: worker.node_view is not None, session)
     assert (worker.node_view.step, worker.node_view.node) == (steps[at].step, 0)
     assert worker.node_view.token == part.tree.token[0]
-    worker.submit("on and on", SamplingParams(max_tokens=300, ignore_eos=True))
+    worker.ask("submit", PromptSpec("on and on", SamplingParams(max_tokens=300, ignore_eos=True)))
     wait(lambda: worker.status == "running", session)
     assert session.view_node(part.request, None)
     wait(lambda: worker.node_view.node is None, session)
@@ -97,7 +97,7 @@ def test_a_node_is_looked_at_wherever_the_engine_is(worker, session):
 
 
 def test_a_look_that_is_refused_says_which(worker, session):
-    worker.look(10**6, "r0", 1)
+    worker.ask("look", (10**6, "r0", 1))
     wait(lambda: session.news, session)
     assert session.news.popleft() == LookRefused(
         10**6, "r0", 1, "r0 in step 1000000 is not part of what the engine has run"
@@ -105,7 +105,7 @@ def test_a_look_that_is_refused_says_which(worker, session):
 
 
 def test_refusals_come_back_as_notices(worker, session):
-    worker.submit("a" * 600)
+    worker.ask("submit", "a" * 600)
     wait(lambda: session.news, session)
     refused = session.news.popleft()
     assert isinstance(refused, PromptRefused)
@@ -114,20 +114,20 @@ def test_refusals_come_back_as_notices(worker, session):
 
 
 def test_cancelling(worker, session):
-    worker.pause()
-    worker.submit("xyz", SamplingParams(max_tokens=400, ignore_eos=True))
-    worker.step()
+    worker.ask("pause")
+    worker.ask("submit", PromptSpec("xyz", SamplingParams(max_tokens=400, ignore_eos=True)))
+    worker.ask("step")
     wait(lambda: "r3" in session.history.requests, session)
-    worker.cancel("r3")
-    worker.resume()
+    worker.ask("cancel", "r3")
+    worker.ask("resume")
     wait(lambda: session.history.requests["r3"].end, session)
     assert session.history.requests["r3"].state == "cancelled"
 
 
 def test_unwatched_it_sends_nothing(worker, session):
     before = len(session.history.steps)
-    worker.watch(False)
-    worker.submit("quiet")
+    worker.ask("watch", False)
+    worker.ask("submit", "quiet")
 
     def has_ended():  # the engine's own word: what it last said of being idle may be from before
         session.debug("info requests")
@@ -136,8 +136,8 @@ def test_unwatched_it_sends_nothing(worker, session):
 
     wait(has_ended, session)
     session.news.clear()
-    worker.watch(True)
-    worker.submit("loud")
+    worker.ask("watch", True)
+    worker.ask("submit", "loud")
     wait(lambda: "loud" in [request.info.prompt for request in session.history.requests.values()], session)
     assert "quiet" not in [request.info.prompt for request in session.history.requests.values()]
     assert len(session.history.steps) > before
@@ -157,7 +157,7 @@ def test_a_killed_worker_is_noticed(tiny):
     doomed._process.kill()
     wait(lambda: doomed.status == "ended")
     assert "ended with code" in doomed.error
-    doomed.submit("nobody hears")
+    doomed.ask("submit", "nobody hears")
     doomed.close()
 
 
@@ -233,7 +233,7 @@ def test_a_library_that_draws_a_bar_leaves_no_semaphore(tiny, tmp_path):
 
 
 def test_setting_a_breakpoint_lets_a_running_engine_run(worker, session):
-    worker.submit("running on", SamplingParams(max_tokens=400, ignore_eos=True))
+    worker.ask("submit", PromptSpec("running on", SamplingParams(max_tokens=400, ignore_eos=True)))
     wait(lambda: worker.status == "running", session)
     session.debug("break preempt")
     wait(lambda: session.points, session)
@@ -256,12 +256,12 @@ def test_a_bad_line_does_not_end_the_run(worker, session):
     ask(f"commands {number}", "write commands N LINE")  # lines that follow would be taken from other keys
     session.debug(f"commands {number} print nosuch")
     ask("fork seed=inf", "nothing has run yet" if not session.history.steps else "seed=inf")
-    worker.submit("goes on", SamplingParams(max_tokens=5, ignore_eos=True))
-    worker.resume()
+    worker.ask("submit", PromptSpec("goes on", SamplingParams(max_tokens=5, ignore_eos=True)))
+    worker.ask("resume")
     ask("", "print nosuch: ")
     session.debug("delete")
     wait(lambda: not session.points, session)
-    worker.resume()
+    worker.ask("resume")
     wait(lambda: worker.status == "idle", session)
 
 

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from specscope.debug.answers import Answer, News
+from specscope.debug.answers import Answer
 from specscope.debug.forked import Forked
-from specscope.debug.viewer import Viewer
+from specscope.debug.viewer import Control, Viewer
 from specscope.debug.views import DistributionView, NodeView, Removed, TopToken
 from specscope.trace.history.history import History
 from specscope.trace.record.params import SamplingParams
@@ -316,19 +315,15 @@ def node_view(request: str = "r1", step: int = 14, node: int | None = 0, **more)
     return NodeView(request, step, 0, node, token, **{**values, **more})
 
 
-class FakeEngine:
+class FakeEngine(Control):
     """A Control in memory: makes a step a poll while it runs, or when it is told to."""
 
+    obeys = True
+    progress = ""
+
     def __init__(self, made: Maker, status: str = "paused", ready: int = 0) -> None:
+        super().__init__()
         self.made, self.state, self.pending = made, status, ready
-        self.progress = ""
-        self.failure = ""
-        self.log: tuple[str, ...] = ()
-        self.obeys = True
-        self.news: deque[News] = deque()
-        self.points: tuple = ()
-        self.forked = None
-        self.node_view: NodeView | None = None
         self.looked: list[tuple[int, str, int | None]] = []
         self.answers = True  # whether it answers what it is asked about nodes
         self.lines: list[str] = []
@@ -343,29 +338,20 @@ class FakeEngine:
             history.append(self.made.step())
         return steps > 0
 
-    def pause(self) -> None:
-        self.state = "paused"
-
-    def resume(self) -> None:
-        self.state = "running"
-
-    def step(self) -> None:
-        self.pending, self.state = 1, "paused"
-
-    def debug(self, line: str, viewed: int | None = None) -> None:
-        self.lines.append(line)
-        self.news.append(Answer(line, f"step 11  {line}" if line.startswith("request") else f"heard {line}"))
-
-    def look(self, step: int, request: str, node: int | None) -> None:
-        self.looked.append((step, request, node))
-        if self.answers:
-            self.node_view = node_view(request, step, node)
-
-    def submit(self, prompt: str, params: SamplingParams | None = None) -> None:
-        self.submitted.append(prompt)
-
-    def cancel(self, request: str) -> None:
-        self.cancelled.append(request)
+    def ask(self, verb: str, value=None) -> None:
+        if verb == "debug":
+            line, _ = value
+            self.lines.append(line)
+            self.news.append(Answer(line, f"step 11  {line}" if line.startswith("request") else f"heard {line}"))
+        elif verb == "look":
+            self.looked.append(value)
+            step, request, node = value
+            self.node_view = node_view(request, step, node) if self.answers else self.node_view
+        elif verb in ("submit", "cancel"):
+            (self.submitted if verb == "submit" else self.cancelled).append(value)
+        else:
+            self.state = "running" if verb == "resume" else "paused"
+            self.pending = 1 if verb == "step" else self.pending
 
     def close(self) -> None:
         self.closed = True
@@ -373,10 +359,6 @@ class FakeEngine:
     @property
     def status(self) -> str:
         return self.state
-
-    @property
-    def error(self) -> str:
-        return self.failure
 
 
 def live(ready: int = 20, status: str = "paused") -> tuple[Viewer, FakeEngine]:

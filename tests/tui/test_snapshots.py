@@ -137,13 +137,13 @@ def test_the_log_of_an_engine_that_was_started_for_the_screen(snap_compare, stat
         engine.log += (
             "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
         )
-        engine.failure = "exit code 1: safetensors.SafetensorError: Error while deserializing header: header too small"
+        engine.error = "exit code 1: safetensors.SafetensorError: Error while deserializing header: header too small"
     assert snap_compare(ScopeApp(viewer, title="vLLM · its output: /tmp/vllm.log"), terminal_size=(80, 24))
 
 
 def test_an_engine_that_failed(snap_compare):
     viewer, engine = live(12, "ended")
-    engine.failure = "RuntimeError: out of memory [b]in block 7[/b]"
+    engine.error = "RuntimeError: out of memory [b]in block 7[/b]"
     assert snap_compare(ScopeApp(viewer), terminal_size=(80, 24))
 
 

@@ -233,7 +233,7 @@ class Dialogs:
         def answered(text: str | None) -> None:
             control = self._engine("no new prompts") if text else None
             if control is not None and text:
-                control.submit(text)
+                control.ask("submit", text)
                 self._standing.pending.submit(text, self.viewer.history)
                 self._say("queued: it begins with the next step" if self.viewer.paused else "submitted")
                 self._standing.show()
@@ -249,7 +249,7 @@ class Dialogs:
         if request.end is not None:
             self._say(f"{request.id} has already ended ({request.state})")
         else:
-            control.cancel(request.id)
+            control.ask("cancel", request.id)
             self._standing.pending.cancels.add(request.id)
             self._say(
                 f"{request.id} will be cancelled by the next step"
