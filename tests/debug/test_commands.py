@@ -228,6 +228,21 @@ def test_info_kv_over_a_capture_is_that_of_the_live_run(engine, recorded):
         assert all("slots" in line for line in steps[0])
 
 
+def test_a_chosen_request_stays_where_a_step_stops_for_it_too(either):
+    """A breakpoint is of all requests: one that was not hit gives way to one that was."""
+    either.run("break step")
+    either.run("continue")
+    for name in [part.request for part in either.session.record.requests]:
+        either.run(f"request {name}")
+        assert f"step {either.session.record.step + 1}, {name}" in either.run("continue")
+        assert either.session.current_request.id == name
+    either.run("delete")
+    either.run('break step if request == "r0"')
+    either.run("request r2")
+    either.run("continue")
+    assert either.session.current_request.id == "r0"
+
+
 def test_a_breakpoints_bad_command_says_so_and_the_rest_run(engine):
     engine.run("b draft")
     engine.run("commands 1 print nosuch; where")

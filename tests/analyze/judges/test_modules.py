@@ -46,7 +46,7 @@ def test_the_other_verbs_work(run):
     assert "drafter mtp lies in its target" in error
 
 
-def located(name, folder):
+def located(name, folder, stages=(Stage.DRAFTER,)):
     """What a walk over a fault's run finds."""
     fault = FAULTS[name]
     setting = dataclasses.replace(SETTINGS[fault.setting], requests=3, tokens=30)
@@ -54,7 +54,7 @@ def located(name, folder):
     options = audit_options(made, str(setting.target), None, None)
     with in_every_engine(fault.install):
         session = JudgedCase(Case(made, judge(made, source="run")), NOTHING, options)
-        return locate_in(session, stages=(Stage.DRAFTER,))
+        return locate_in(session, stages=stages)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +71,9 @@ def test_a_fault_is_located_at_its_operation(name, place, tmp_path):
 
 
 def test_several_modules_are_judged_and_not_walked(tmp_path):
-    found = located("modules in another order", tmp_path)
+    """And the target all the same."""
+    found = located("modules in another order", tmp_path, (Stage.TARGET, Stage.DRAFTER))
     assert not found.located
-    assert any("its 2 next-token modules are judged, and not walked" in line for line in found.left_out)
+    (why,) = found.left_out
+    assert why.startswith("drafter: 2 next-token modules draft a depth each: ")
+    assert any(line.startswith("the target: ") for line in found.ruled_out)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import re
 import types
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 import specscope
 from specscope import Engine, EngineConfig, SamplingParams
 from specscope.analyze.findings import CheckResult
+from specscope.analyze.verify import text
 from specscope.analyze.verify.trial import judge
 from specscope.errors import UserError
 from specscope.trace.history.history import History
@@ -209,6 +211,21 @@ def test_a_lossy_one_is_found_by_what_comes_out(tiny):
     )
     assert check.result is CheckResult.FAILED
     assert "the rule is tests.speculate.verify.test_own_rule:test_a_lossy" in check.detail
+
+
+def test_a_sample_that_is_too_small_is_no_proof(tiny):
+    """It accepts more than it may, which a few steps do not show."""
+
+    def verdict_of(tokens):
+        params = dataclasses.replace(SAMPLED, max_tokens=tokens)
+        history = run(tiny, lambda trial: min(1.0, 1.1 * trial.p / trial.q), params=params)
+        return text.verdict(judge(history, source="x"))
+
+    few, more = verdict_of(4), verdict_of(100)
+    assert few.startswith("consistent: ")
+    assert "tokens are too few to say so; specscope.testing.lossless proves it exactly" in few
+    assert re.search(r"lossless: \d+ draws would have seen .* nats a token with 95 % power; specscope", more)
+    assert "not prove" not in text.verdict(judge(run(tiny, "standard"), source="x"))
 
 
 def test_it_is_not_asked_where_q_is_0():
