@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-RAISED: Mapping[str, int] = {"diagnose": 2}  # by verb, the version of its JSON, where it is no longer 1
+# By verb, the version of its JSON, where it is no longer 1
+RAISED: Mapping[str, int] = {"diagnose": 2, "report": 2, "compare": 2}
 NOTHING: Mapping[str, Any] = {}
 
 

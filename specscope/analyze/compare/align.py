@@ -2,7 +2,7 @@
 
 Steps do not line up where acceptance differs; contexts do: the same request, the same output so far, the same path in
 the tree. At an equal context both sides asked the same question, so p, q, coin and verdict can be compared one by one,
-and differences can be listed by depth and by what came before.
+and where differences are is a condition over depth, what came before, and the load.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class ContextRows:
 
     @cached_property
     def facts(self) -> dict[str, NDArray[Any]]:
-        """What is known of each, by which differences are laid out: of B, but for what compares both."""
+        """What is known of each, in which a condition is looked for: of B, but for what compares both."""
         batch, step, side = self.of_steps("batch"), self.step[1], self.sides[1]
         facts = {
             "after": side.preceded[step],

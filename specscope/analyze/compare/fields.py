@@ -49,16 +49,6 @@ UNKNOWN = (math.nan, 0.0, 1)  # what would tell is not recorded
 
 
 @dataclass(frozen=True)
-class Where:
-    """How often a field differs at contexts of one kind."""
-
-    group: str  # depth, sibling, after, batch
-    value: str
-    compared: int
-    differ: int
-
-
-@dataclass(frozen=True)
 class Field:
     """One kind of evidence at equal contexts."""
 
@@ -68,7 +58,6 @@ class Field:
     largest: float | None  # the largest difference; None where it is no number
     tolerance: float | None
     example: tuple[Reference, Reference] | None  # of the largest, or the first
-    where: tuple[Where, ...] = ()
     suspect: bool = False  # whether no rounding and nothing in the configuration explains it
     explained: tuple[str, ...] = ()  # what in the configuration does, where no rounding can
     unsure: bool = False  # whether it is not recorded if rounding explains it
@@ -140,7 +129,6 @@ def other(
         largest=None,
         tolerance=None,
         example=here.reference(int(np.argmax(differ)) if worst is None else worst) if count else None,
-        where=_where(here, differ, where) if count else (),
         suspect=stage is not None and many(int((differ if far is None else differ & far).sum()), compared, RARE),
         judged=stage is not None,
         note=note,
@@ -157,18 +145,6 @@ def _condition(here: ContextRows, differ: Bools, chosen: Longs) -> str:
         return ""
     inside, outside = f"{best.hits_in:,} of {best.total_in:,}", f"{best.hits_out:,} of {best.total_out:,}"
     return f"{best.text}: {inside}; elsewhere {outside}"
-
-
-def _where(here: ContextRows, differ: Bools, where: Bools) -> tuple[Where, ...]:
-    """By depth, by rank among siblings, by what came before the step (of B), and by its batch."""
-    lines = []
-    for group in ("depth", "sibling", "after", "requests in the step"):
-        values = here.facts.get(group, np.zeros(len(here), np.int64))
-        for value in np.unique(values[where]).tolist() if group in here.facts else ():
-            mine = where & (values == value)
-            text = str(BEFORE[value]) if group == "after" else str(value)
-            lines.append(Where(group, text, int(mine.sum()), int((differ & mine).sum())))
-    return tuple(lines)
 
 
 def fields(aligned: Aligned) -> list[Field]:

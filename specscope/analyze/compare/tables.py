@@ -10,7 +10,6 @@ from specscope.analyze.compare.align import PairedBy
 from specscope.analyze.compare.bootstrap import Estimate
 from specscope.analyze.compare.config import NOT_KNOWN
 from specscope.analyze.compare.failif import FailCondition
-from specscope.analyze.compare.fields import Field
 from specscope.analyze.compare.figures import LABEL
 from specscope.analyze.compare.parting import Decision, Half, Parting
 from specscope.analyze.compare.result import Comparison, Pair, accused
@@ -22,7 +21,6 @@ from specscope.trace.record.vocabulary import printable
 
 PARTINGS_SHOWN = 20
 DETAILED = 3  # partings whose decisions are shown
-WHERE_SHOWN = 24  # lines of where a field differs
 GROUPS_SHOWN = 40
 CHANGED = 8  # requests, labels and depths that changed most
 VALUE_SHOWN = 2000  # characters of a value of the configuration: a tree is whole, a schema may be cut
@@ -47,7 +45,6 @@ def tables(comparison: Comparison) -> list[Table]:
         partings(comparison),
         *details(comparison),
         contexts(comparison),
-        *(_where(field) for field in comparison.fields if field.suspect),
         figures(comparison),
         changes(comparison),
         groups(comparison),
@@ -169,18 +166,6 @@ def contexts(comparison: Comparison) -> Table:
     )
     columns = ("evidence", "compared", "differ", "share", "largest", "example A / B", "")
     return Table(title, columns, rows, note, frozenset(["example A / B", ""]))
-
-
-def _where(field: Field) -> Table:
-    """At which depths and after what kind of step the evidence differs."""
-    groups = Counter(place.group for place in field.where)
-    rows = [
-        (place.group, place.value, count(place.compared), count(place.differ), percent(place.differ / place.compared))
-        for place in field.where
-        if groups[place.group] > 1
-    ]
-    columns = ("by", "value", "compared", "differ", "share")
-    return Table(f"{field.name}: where it differs", columns, rows[:WHERE_SHOWN], words=frozenset(["value"]))
 
 
 def figures(comparison: Comparison) -> Table:

@@ -11,18 +11,14 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from specscope.analyze.questions.evidence import Evidence
-from specscope.analyze.questions.missed import ABOUT as PLACES
-from specscope.analyze.questions.missed import Missed, missed
 from specscope.analyze.questions.rates import ABOUT as PLOTTED
 from specscope.analyze.questions.rates import (
     BINS,
-    ByCondition,
     Calibration,
     Count,
     Rejections,
     TreeCells,
     by_cell,
-    by_condition,
     calibration,
     rejections,
 )
@@ -33,15 +29,11 @@ from specscope.trace.record.vocabulary import Vocabulary, printable
 
 @dataclass(frozen=True)
 class Answers:
-    """What is rejected; how well the drafter's probability predicts it; when; where the target's choice was; and which
-    node of the tree is not worth its row.
-    """
+    """What is rejected; how well the drafter's probability predicts it; which node of the tree is not worth its row."""
 
     steps: int  # decode steps that were looked at
     rejections: Rejections
     calibration: Calibration
-    conditions: ByCondition
-    missed: Missed
     tree: TreeCells
 
 
@@ -52,8 +44,6 @@ def answer(history: History, request: str | None = None) -> Answers:
         steps=len(evidence.columns),
         rejections=rejections(evidence),
         calibration=calibration(evidence),
-        conditions=by_condition(evidence),
-        missed=missed(evidence),
         tree=by_cell(evidence),
     )
 
@@ -86,8 +76,6 @@ def grids(answers: Answers, vocabulary: Vocabulary) -> tuple[Table, ...]:
     return (
         _tokens(answers, vocabulary),
         _calibration(answers),
-        _conditions(answers),
-        _missed(answers),
         _cells(answers),
     )
 
@@ -164,46 +152,6 @@ def _calibration(answers: Answers) -> Table:
     return _table(title, columns, rows, about, notes=notes, summary="; ".join(lines))
 
 
-def _conditions(answers: Answers) -> Table:
-    found = answers.conditions
-    largest = max((bucket.tau - 1 for bucket in found.buckets), default=0) or 1
-    columns = (
-        Column("by", "by", str, words=True),
-        Column("value", "value", lambda value: (value, _natural(value)), words=True),
-        Column("drafts", "drafts", count),
-        Column("τ", "tau", number),
-        Column("interval", "interval", lambda ends: ("{:.2f}–{:.2f}".format(*ends), ends[0]), 2),
-        Column("rate", "rate", percent, 1),
-        Column("depth 1", "first.value", percent, 3),
-        Column("bar", "tau", lambda tau: (_bar((tau - 1) / largest), tau), 4, words=True),
-    )
-    about = (
-        "τ: mean acceptance length, its interval over requests. rate: draft acceptance rate. depth 1: drafts whose "
-        "first token was accepted. position: output tokens before; context: tokens before the root; entropy of p and "
-        "the target's raw top p: at the root. bar: accepted tokens per draft."
-    )
-    title = "Acceptance by position, context, certainty, batch size"
-    return _table(title, columns, found.buckets, about, notes=found.notes)
-
-
-def _missed(answers: Answers) -> Table:
-    columns = (
-        Column("place", "place", str, words=True),
-        Column("meaning", "place", PLACES.__getitem__, 1, words=True),
-        Column("decisions", "decisions.count", count),
-        Column("share", "decisions.value", percent),
-        Column("interval", "decisions.interval", _shares, 4),
-        Column("per draft", "per_draft", number, 2),
-        Column("draft p", "draft_p", _p, 3),
-    )
-    about = (
-        "Each token that a draft's step commits is a decision. per draft: what τ would gain by one more accepted token "
-        "at each. draft p: mean of the drafter's probability of the token, where it is known."
-    )
-    found = answers.missed
-    return _table("Where the target's choice was", columns, found.choices, about, notes=found.notes)
-
-
 def _cells(answers: Answers) -> Table:
     columns = (
         Column("depth", "depth", count),
@@ -242,15 +190,6 @@ def _p(value: float) -> Cell:
     if not math.isfinite(value):
         return NONE, value
     return (f"{value:.3f}" if value == 0 or value >= 0.0005 else f"{value:.0e}"), value
-
-
-def _natural(text: str) -> str:
-    """A sort key: 16–31 before 128–255."""
-    head = text.replace(",", "").split("–")[0].split("+")[0].split(" ")[0]
-    try:
-        return f"{float(head):012.3f}"
-    except ValueError:
-        return text
 
 
 def _bar(share: float) -> str:

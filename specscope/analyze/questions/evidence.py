@@ -11,7 +11,6 @@ import numpy as np
 from specscope.analyze.evidence.arrays import Indices, doubles, flags
 from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.evidence.visits import visits
-from specscope.analyze.questions.groups import doubling
 from specscope.trace.history.history import History
 from specscope.trace.history.wording import plural
 from specscope.trace.record.draft_vocabulary import NOT_TOLD, lacks_draft_tokens
@@ -19,7 +18,6 @@ from specscope.trace.record.records import RunInfo
 from specscope.trace.record.rules import sound
 from specscope.trace.record.tree import Bools, Doubles
 
-POSITIONS = doubling(16)  # of the output
 COUNTS_ONLY = "this capture holds counts of intervals only: there are no steps to look at"
 ALL_FORCED = "nothing was judged: every outcome was forced"
 NO_DRAFTS = "nothing was drafted"
@@ -58,8 +56,7 @@ class Evidence:
     # NaN
     noted = flags(lambda e: e.columns.parents.at_node >= 0)
     raw_p = doubles(lambda e: np.where(e.noted, e.columns.parents.raw_p, np.nan))
-    # [S] requests in the step; whether something was drafted, and nothing in the step was forced
-    batch = doubles(lambda e: np.array([visit.record.batch for visit in e.columns.visits], np.float64))
+    # [S] whether something was drafted, and nothing in the step was forced
     drafts = flags(
         lambda e: (np.diff(e.columns.start) > 0) & ~e.columns.any_in_step(e.columns.forced) & ~e.columns.forced_final
     )
@@ -115,17 +112,6 @@ class Evidence:
     def left_out(self) -> int:
         """Drafts that were left out because something in them was forced."""
         return int((np.diff(self.columns.start) > 0).sum() - self.drafts.sum())
-
-    @cached_property
-    def output(self) -> Doubles:
-        """[S] output tokens before the step; NaN where the prompt is not known."""
-        infos = [visit.request.info for visit in self.columns.visits]
-        prompt = [len(info.prompt_tokens) if info is not None and len(info.prompt_tokens) else np.nan for info in infos]
-        return np.maximum(self.columns.position + 1 - np.array(prompt, np.float64), 0)
-
-    def of_root(self, values: Doubles) -> Doubles:
-        """[S] the value [K] of the step's root; NaN where the evidence has none."""
-        return self.columns.parents.of_rows(values, self.columns.root_row)
 
     def notes(self, *, of_tokens: bool = False) -> tuple[str, ...]:
         """What a reader of any answer must know. `of_tokens`: the answer asks which token it was."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.findings import Reference
-from specscope.trace.record.tree import Bools, Doubles
+from specscope.trace.record.tree import Bools
 
 Z = 1.959963984540054  # of a 95 % interval
 
@@ -72,14 +72,11 @@ class Grouping:
         """[groups] how many of the items are chosen."""
         return list(map(Share, self.counts(chosen), self.counts()))
 
-    def sums(self, values: NDArray[Any]) -> Doubles:
-        """[groups] the sum of the items' values."""
-        return np.bincount(self.group, values, minlength=self.groups).astype(np.float64)
-
     def means(self, values: NDArray[Any]) -> list[float | None]:
         """[groups] the mean over the items whose value is known (not NaN); None where there are none."""
         known = ~np.isnan(values)
-        pairs = zip(self.sums(np.where(known, values, 0)).tolist(), self.counts(known), strict=True)
+        sums = np.bincount(self.group, np.where(known, values, 0), minlength=self.groups)
+        pairs = zip(sums.tolist(), self.counts(known), strict=True)
         return [total / count if count else None for total, count in pairs]
 
     def medians(self, values: NDArray[Any]) -> list[float | None]:
@@ -117,34 +114,3 @@ def by_value(values: Indices) -> tuple[Indices, Grouping]:
     """The different values, and the items in a group for each."""
     different, group = np.unique(values, return_inverse=True)
     return different.astype(np.int64), Grouping(group.reshape(-1), len(different))
-
-
-@dataclass(frozen=True)
-class Buckets:
-    """Half-open ranges of a number: the first begins at its lowest edge, the last has no end."""
-
-    edges: tuple[float, ...]
-    names: tuple[str, ...]
-
-    def place(self, values: NDArray[Any]) -> Indices:
-        """The bucket of each value; one past the last for those that are not known (NaN)."""
-        place = np.clip(np.searchsorted(self.edges, values, "right") - 1, 0, len(self.edges) - 1)
-        return np.where(np.isnan(values), len(self.edges), place)
-
-    def name(self, place: int) -> str:
-        """In words."""
-        return self.names[place] if place < len(self.names) else "unknown"
-
-
-def doubling(first: int, *, start: int = 0, count: int = 16) -> Buckets:
-    """Whole numbers: `start` to `first` - 1, then as wide as all before."""
-    edges = [start, *(first << power for power in range(count - 1))]
-    return Buckets(tuple(edges), tuple(_whole(edges)))
-
-
-def _whole(edges: Sequence[int]) -> list[str]:
-    """0–15, 16–31, and the last one open."""
-    names = []
-    for low, high in zip(edges, [*edges[1:], None], strict=True):
-        names.append(f"{low:,}+" if high is None else f"{low:,}" if high == low + 1 else f"{low:,}–{high - 1:,}")
-    return names

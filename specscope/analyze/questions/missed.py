@@ -1,9 +1,5 @@
-"""Where the target's choice was when a draft's path ended: in the tree elsewhere, known to the drafter, or not at all.
+"""Kinds of rejection: where the token that the target wanted was, and what each kind cost.
 
-Every token that a draft's step commits is one decision, and has one place:
-
-accepted    it was drafted, and accepted
-beyond      the path ended at a leaf: nothing was drafted there, and no other branch has the token there
 child       it is a child of the last accepted node that was not accepted (rules other than the standard one; repeats)
 branch      the whole path to it is in the tree, on another branch, which was not taken
 dropped     it was drafted there, and left out of the tree when that was re-ranked
@@ -22,7 +18,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -30,7 +25,6 @@ from specscope.analyze.evidence.arrays import Indices, indices, joined, lengths
 from specscope.analyze.evidence.columns import KINDS, Columns
 from specscope.analyze.findings import Reference
 from specscope.analyze.questions.evidence import Evidence
-from specscope.analyze.questions.groups import Examples, Share, by_value
 from specscope.trace.record.draft_vocabulary import draft_tokens, lacks_draft_tokens
 from specscope.trace.record.privacy import NO_TOKEN
 from specscope.trace.record.records import FinalKind, Preceded
@@ -95,8 +89,6 @@ RANKED = 32
 class ChoicePlace(StrEnum):
     """Where the target's choice was."""
 
-    ACCEPTED = "accepted"
-    BEYOND = "beyond"
     CHILD = "child"
     BRANCH = "branch"
     DROPPED = "dropped"
@@ -109,8 +101,6 @@ class ChoicePlace(StrEnum):
 
 PLACES = tuple(ChoicePlace)
 ABOUT = {
-    ChoicePlace.ACCEPTED: "drafted and accepted",
-    ChoicePlace.BEYOND: "after a leaf: nothing was drafted there",
     ChoicePlace.CHILD: "drafted there, and not accepted",
     ChoicePlace.BRANCH: "in the tree, on a branch not taken",
     ChoicePlace.DROPPED: "drafted, and left out by re-ranking",
@@ -122,89 +112,34 @@ ABOUT = {
 }
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The decisions whose token was in one place."""
-
-    place: ChoicePlace
-    decisions: Share  # of all
-    per_draft: float  # decisions / drafts: what tau would gain at most by one more accepted token for each
-    draft_p: float | None  # mean of the drafter's probability of the tokens, where it is known
-    examples: Examples  # clearest: where the drafter thought most of it; else where the target was surest
-
-
-@dataclass(frozen=True)
-class Missed:
-    """The places that have decisions, in the order of PLACES."""
-
-    drafts: int
-    choices: tuple[Choice, ...]
-    notes: tuple[str, ...] = ()
-
-
-def missed(evidence: Evidence) -> Missed:
-    """Where the target's choices were."""
-    if lacking := evidence.lacking(evidence.drafts):
-        return Missed(0, (), lacking)
-    c, steps = evidence.columns, np.flatnonzero(evidence.drafts)
-    accepted, ends = np.flatnonzero(c.on_path & evidence.drafts[c.step]), Ends(evidence, steps)
-    node, step = np.concatenate([accepted, ends.node]), np.concatenate([c.step[accepted], steps])
-    draft_p = np.concatenate([evidence.confidence[accepted], ends.draft_p])
-    sure = np.where(np.isnan(ends.draft_p), c.final_p[steps] - 1, ends.draft_p)  # those with a drafter's p first
-    found, groups = by_value(np.concatenate([np.zeros(len(accepted), np.int64), ends.place]))
-
-    def reference(item: int) -> Reference:
-        """The node that has the token, else the step."""
-        return c.at_node(int(node[item])) if node[item] >= 0 else c.at_step(int(step[item]))
-
-    columns: Sequence[Sequence[Any]] = (
-        [PLACES[place] for place in found.tolist()],
-        [Share(count, len(node)) for count in groups.counts()],
-        [count / len(steps) for count in groups.counts()],
-        groups.means(draft_p),
-        groups.examples(np.concatenate([evidence.confidence[accepted], sure]), reference),
+def places_of(evidence: Evidence, steps: Indices, token: Indices) -> Indices:
+    """Where a token of each of these steps was, at the place where its path ended: [steps], of PLACES."""
+    c, parents = evidence.columns, evidence.columns.parents
+    row, named = c.final_row[steps], token != NO_TOKEN
+    matches = (find(c, steps, token) for find in (among_children, on_branches, among_dropped))
+    child, branch, dropped = (named & (node >= 0) for node in matches)
+    top_p = np.where(named, parents.drafters(parents.at_row[row], token), np.nan)
+    likeliest = parents.top[:, :1].max(axis=1, initial=NO_TOKEN)  # the target's, raw
+    has_drafter = np.any(parents.draft_top_p > 0, axis=1)
+    of_rows = [
+        parents.of_rows(values.astype(np.float64), row) for values in (likeliest, has_drafter, parents.choice_rank)
+    ]
+    known = named & (of_rows[1] == 1)
+    rank = np.where(known & (of_rows[0] == token), of_rows[2], np.nan)  # for the drafter, where it is recorded
+    drafters = draft_tokens(evidence.run)
+    outside = (rank == 0) | (False if drafters is None else ~np.isin(token, drafters))
+    lower = known & ((rank > RANKED) | (not lacks_draft_tokens(evidence.run)))  # or outside, else
+    order = (
+        (child, ChoicePlace.CHILD),
+        (branch, ChoicePlace.BRANCH),
+        (dropped, ChoicePlace.DROPPED),
+        (top_p > 0, ChoicePlace.TOP),
+        (outside, ChoicePlace.OUTSIDE),
+        ((rank > 0) & (rank <= RANKED), ChoicePlace.RANKED),
+        (lower, ChoicePlace.LOWER),
     )
-    return Missed(len(steps), tuple(map(Choice, *columns)), evidence.notes(of_tokens=True))
-
-
-class Ends:
-    """Where a token of each of these steps was, at the place where its path ended: `place` [steps], of PLACES."""
-
-    def __init__(self, evidence: Evidence, steps: Indices, token: Indices | None = None) -> None:
-        """`token` [steps]: the final ones by default."""
-        c, parents = evidence.columns, evidence.columns.parents
-        row, token = c.final_row[steps], c.final[steps] if token is None else token
-        named = token != NO_TOKEN
-        matches = (find(c, steps, token) for find in (among_children, on_branches, among_dropped))
-        child, branch, dropped = (np.where(named, node, -1) for node in matches)
-        self.node = np.where(child >= 0, child, branch)  # the node that has the token; -1 where none has
-        top_p = np.where(named, parents.drafters(parents.at_row[row], token), np.nan)
-        likeliest = parents.top[:, :1].max(axis=1, initial=NO_TOKEN)  # the target's, raw
-        has_drafter = np.any(parents.draft_top_p > 0, axis=1)
-        of_rows = [
-            parents.of_rows(values.astype(np.float64), row) for values in (likeliest, has_drafter, parents.choice_rank)
-        ]
-        known = named & (of_rows[1] == 1)
-        rank = np.where(known & (of_rows[0] == token), of_rows[2], np.nan)  # for the drafter, where it is recorded
-        drafters = draft_tokens(evidence.run)
-        outside = (rank == 0) | (False if drafters is None else ~np.isin(token, drafters))
-        lower = known & ((rank > RANKED) | (not lacks_draft_tokens(evidence.run)))  # or outside, else
-        leaf = ~c.children_at(np.ones(len(c.token), np.bool_))[row]
-        order = (
-            (child >= 0, ChoicePlace.CHILD),
-            (branch >= 0, ChoicePlace.BRANCH),
-            (dropped >= 0, ChoicePlace.DROPPED),
-            (leaf, ChoicePlace.BEYOND),
-            (top_p > 0, ChoicePlace.TOP),
-            (outside, ChoicePlace.OUTSIDE),
-            ((rank > 0) & (rank <= RANKED), ChoicePlace.RANKED),
-            (lower, ChoicePlace.LOWER),
-        )
-        places = [PLACES.index(place) for _, place in order]
-        self.place = np.select([where for where, _ in order], places, PLACES.index(ChoicePlace.UNKNOWN))
-        of_node = np.where(self.node >= 0, evidence.confidence[self.node], np.nan)
-        of_rank = np.where(rank > 0, parents.of_rows(parents.choice_q, row), of_node)
-        self.draft_p = np.where(top_p > 0, top_p, of_rank)
+    places = [PLACES.index(place) for _, place in order]
+    return np.select([where for where, _ in order], places, PLACES.index(ChoicePlace.UNKNOWN))
 
 
 # The kinds of rejection of a run, and what each of them cost.
@@ -262,7 +197,7 @@ class RejectionKinds:
     def _keys(self) -> Indices:
         """[R, 3] the place, the depth and what came before, as numbers."""
         c = self.columns
-        place = Ends(self._evidence, self.steps, self._wanted).place if len(self.steps) else self.steps
+        place = places_of(self._evidence, self.steps, self._wanted) if len(self.steps) else self.steps
         before = [PRECEDED.index(c.visits[step].preceded) for step in self.steps.tolist()]
         return np.stack([place, c.depth_reached[self.steps] + 1, np.array(before, np.int64)], axis=1)
 

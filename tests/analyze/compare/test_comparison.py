@@ -136,15 +136,10 @@ def test_a_worse_drafter_differs_in_q_and_not_in_p():
 @pytest.mark.parametrize(
     ("fault", "places", "condition"), [("p", [AT], ""), ("deep p", range(40), "depth >= 2")], ids=["one step", "deep"]
 )
-def test_what_differs_is_laid_out_and_its_condition_named(fault, places, condition):
+def test_the_condition_of_what_differs_is_named(fault, places, condition):
     plant = {(f"r{n}", place): fault for n in range(24) for place in places}
     found = compare(side(seed=1, evidence=True), side(seed=1, evidence=True, plant=plant))
     field = field_of(found, "target p")
-    assert {where.group for where in field.where} == {"depth", "sibling", "after", "requests in the step"}
-    for group in {where.group for where in field.where}:
-        mine = [where for where in field.where if where.group == group]
-        assert sum(where.differ for where in mine) == field.differ
-        assert sum(where.compared for where in mine) == field.compared
     assert field.condition.startswith(condition)
     assert any(field.condition in reason for reason in found.reasons)
 

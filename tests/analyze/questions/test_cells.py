@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from specscope.analyze.questions.answers import answer, grids
 from specscope.analyze.questions.evidence import Evidence
 from specscope.analyze.questions.rates import FEWEST_ROWS, by_cell
 from specscope.trace.record.vocabulary import Vocabulary
+from tests.analyze.histories import demo
 
 from .made import decode, run_of
 
@@ -47,3 +50,16 @@ def test_few_rows_condemn_no_node():
     assert grids(answer(history), Vocabulary())[-1].summary == "too few rows to name the least worth"
     alone = by_cell(Evidence.of(run_of([decode([1], rejected=[0], index=at) for at in range(30)])))
     assert alone.worst == ()  # one cell alone is not the worst of any
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 6), st.integers(1, 12))
+def test_totals_are_those_of_the_stats(seed, requests, steps):
+    history = demo(requests, steps, seed)
+    found, counted = answer(history), history.acceptance
+    assert sum(cell.accepted.total for cell in found.tree.cells) == counted.drafted
+    assert sum(cell.accepted.count for cell in found.tree.cells) == counted.accepted
+    assert found.rejections.rejected.total - found.rejections.rejected.count == counted.accepted
+    for name in history.requests:
+        alone, mine = answer(history, name), history.requests[name].acceptance
+        assert sum(cell.accepted.count for cell in alone.tree.cells) == mine.accepted

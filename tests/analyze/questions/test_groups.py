@@ -1,4 +1,4 @@
-"""Counts, examples, medians, buckets and intervals of groups."""
+"""Counts, examples, medians and intervals of groups."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specscope.analyze.questions.groups import Share, by_value, doubling
+from specscope.analyze.questions.groups import Share, by_value
 
 
 def test_wilsons_interval():
@@ -44,11 +44,3 @@ def test_groups_against_loops(items):
         there = [values[at] for at in mine if values[at] >= 0]
         assert counts == {v: there.count(v) for v in set(there)}
         assert list(counts.values()) == sorted(counts.values(), reverse=True)
-
-
-def test_buckets_double():
-    buckets = doubling(16)
-    places = buckets.place(np.array([0, 15, 16, 31, 32, 64, 1e9, np.nan]))
-    assert [buckets.name(at) for at in places[:6]] == ["0–15", "0–15", "16–31", "16–31", "32–63", "64–127"]
-    assert buckets.name(places[6]) == "262,144+"
-    assert buckets.name(places[7]) == "unknown"

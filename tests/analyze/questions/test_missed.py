@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specscope.analyze.questions.evidence import Evidence
-from specscope.analyze.questions.missed import ChoicePlace, missed
+from specscope.analyze.questions.missed import PLACES, ChoicePlace, places_of
 from specscope.trace.record.draft_vocabulary import pack
 
 from .made import decode, noted, run_of
@@ -16,59 +16,43 @@ DRAFT = [[5, 6, 7, 8]], [[0.4, 0.3, 0.2, 0.1]]
 TOP = [[T, 1, 2, 3]], [[0.9, 0.05, 0.01, 0.01]]
 
 
-def places(*parts, **run):
-    found = missed(Evidence.of(run_of(parts, **run)))
-    return {one.place: one for one in found.choices}
+def ends_in(*parts, **run):
+    """Where the final token of each part was."""
+    evidence = Evidence.of(run_of(parts, **run))
+    found = places_of(evidence, np.arange(len(parts)), evidence.columns.final)
+    return [PLACES[place] for place in found.tolist()]
 
 
 def at_root(draft=DRAFT, top=TOP, rank=0, nodes=1):
     return noted([-1], nodes, *top, [0.0] * nodes, draft_top=draft[0], draft_top_p=draft[1], choice_rank=[rank])
 
 
-def ends_in(part, **run):
-    (place,) = [one for one in places(part, **run) if one is not ChoicePlace.ACCEPTED]
-    return place
-
-
-def test_accepted_and_beyond_a_leaf():
-    found = places(decode([1, 2], path=[0, 1], final=T))
-    assert {place: one.decisions.count for place, one in found.items()} == {
-        ChoicePlace.ACCEPTED: 2,
-        ChoicePlace.BEYOND: 1,
-    }
-    assert found[ChoicePlace.ACCEPTED].decisions.total == 3
-    assert found[ChoicePlace.ACCEPTED].per_draft == 2
-
-
 def test_a_branch_that_begins_with_the_same_tokens():
     """Two chains 1 2 3 and 1 2 T: the first is walked, its 3 rejected, and T stood on the other."""
     part = decode([1, 1, 2, 2, 3, T], [-1, -1, 0, 1, 2, 3], path=[0, 2], rejected=[4], final=T)
-    found = places(part)
-    assert found[ChoicePlace.BRANCH].decisions.count == 1
-    assert str(found[ChoicePlace.BRANCH].examples.first) == "a@0/5"
+    assert ends_in(part) == [ChoicePlace.BRANCH]
     deeper = decode([1, 1, 2, T], [-1, -1, 0, 1], path=[0, 2], final=T)
-    assert ends_in(deeper) is ChoicePlace.BEYOND  # 1 T is there, 1 2 T is not
+    assert ends_in(deeper) == [ChoicePlace.UNKNOWN]  # 1 T is there, 1 2 T is not
     leaf = decode([1, 1, T], [-1, -1, 1], path=[0], final=T)
-    assert ends_in(leaf) is ChoicePlace.BRANCH  # the path ended at a leaf, and went on elsewhere
+    assert ends_in(leaf) == [ChoicePlace.BRANCH]  # the path ended at a leaf, and went on elsewhere
     other = decode([1, 2, T], [-1, -1, 1], path=[0], final=T)
-    assert ends_in(other) is ChoicePlace.BEYOND  # another branch, but after another token
+    assert ends_in(other) == [ChoicePlace.UNKNOWN]  # another branch, but after another token
 
 
 def test_the_tokens_of_one_step_are_not_looked_for_in_another():
-    found = places(decode([1, 9], path=[0], rejected=[1], final=T), decode([1, T], path=[0, 1], final=3))
-    assert ChoicePlace.BRANCH not in found
-    assert found[ChoicePlace.UNKNOWN].decisions.count == 1
+    parts = decode([1, 9], path=[0], rejected=[1], final=T), decode([1, T], path=[0, 1], final=3)
+    assert ends_in(*parts) == [ChoicePlace.UNKNOWN] * 2
 
 
 def test_a_child_that_was_not_accepted():
-    assert ends_in(decode([T, 2], rejected=[0, 1], final=T, rule="block")) is ChoicePlace.CHILD
+    assert ends_in(decode([T, 2], rejected=[0, 1], final=T, rule="block")) == [ChoicePlace.CHILD]
 
 
 def test_dropped_by_re_ranking():
     part = decode([1, 2], path=[0], rejected=[1], final=T, own=[0.5, 0.5], dropped=[(T, 0)])
-    assert ends_in(part) is ChoicePlace.DROPPED
+    assert ends_in(part) == [ChoicePlace.DROPPED]
     elsewhere = decode([1, 2], path=[0], rejected=[1], final=T, own=[0.5, 0.5], dropped=[(T, -1), (T, 2)])
-    assert ends_in(elsewhere) is ChoicePlace.UNKNOWN
+    assert ends_in(elsewhere) == [ChoicePlace.UNKNOWN]
 
 
 @pytest.mark.parametrize(
@@ -85,25 +69,11 @@ def test_dropped_by_re_ranking():
     ],
 )
 def test_what_the_drafter_thought_of_it(notes, place):
-    assert ends_in(decode([9], rejected=[0], final=T, parents=notes)) is place
+    assert ends_in(decode([9], rejected=[0], final=T, parents=notes)) == [place]
 
 
 def test_outside_a_reduced_vocabulary_is_known_from_the_run():
     part = decode([9], rejected=[0], final=T)
     known = {"draft_vocab": 3, "draft_tokens": pack([1, 9, 10])}
-    assert ends_in(part, **known) is ChoicePlace.OUTSIDE
-    assert ends_in(part, draft_vocab=3, draft_tokens=pack([1, 9, T])) is ChoicePlace.UNKNOWN
-
-
-def test_the_clearest_is_where_the_drafter_thought_most_of_it():
-    low = at_root(([[5, 6, 7, T]], DRAFT[1]))
-    high = at_root(([[T, 6, 7, 8]], DRAFT[1]))
-    found = places(*(decode([9], rejected=[0], final=T, parents=one) for one in (low, high, low)))
-    assert str(found[ChoicePlace.TOP].examples.first) == "a@0"
-    assert str(found[ChoicePlace.TOP].examples.clearest) == "a@1"
-    assert found[ChoicePlace.TOP].draft_p == pytest.approx(0.2)
-
-
-def test_forced_drafts_are_left_out():
-    found = places(decode([9], rejected=[0], final=T), decode([9], path=[0], final=T, forced=[0]))
-    assert {place: one.decisions.count for place, one in found.items()} == {ChoicePlace.UNKNOWN: 1}
+    assert ends_in(part, **known) == [ChoicePlace.OUTSIDE]
+    assert ends_in(part, draft_vocab=3, draft_tokens=pack([1, 9, T])) == [ChoicePlace.UNKNOWN]
