@@ -1,10 +1,11 @@
-"""An EAGLE head once more under a named mistake: other features, other positions, another vocabulary."""
+"""A head once more under a named mistake: other features, other positions, another vocabulary."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,22 +31,18 @@ class Along:
 
     contexts: Contexts
     steps: Sequence[Step]
-    layers: tuple[int, ...]  # that feed the head
-    text: Tensor  # [T, every layer, width]
+    layers: tuple[int | str, ...]  # that feed the head
+    features: Tensor  # [T, F] as the head should be fed
+    text: Tensor  # [T, every layer, width]; no layer for a head that is fed what leaves the last
     nodes: dict[int, Tensor]  # by the step's index: [n + 1, every layer, width] at the root and each node
     choice: list[int]  # [T] the target's likeliest token after each token of the text
     # What enters the layers at the row before the request's own in the batch of a step, [every layer, width]; None:
     # unknown. By the step's index; for the batch's first row that is its last one.
     before: Callable[[int], Tensor | None]
 
-    def fed(self, states: Tensor, layers: Sequence[int] = ()) -> Tensor:
+    def fed(self, states: Tensor, layers: Sequence[Any] = ()) -> Tensor:
         """Of [..., every layer, width] what the head is fed, [..., F]."""
         return states[..., list(layers or self.layers), :].flatten(-2)
-
-    @cached_property
-    def features(self) -> Tensor:
-        """[T, F] as the head should be fed."""
-        return self.fed(self.text)
 
     @property
     def places(self) -> Tensor:
@@ -68,11 +65,13 @@ class Along:
 Feed = Callable[[Along], Tensor]  # what the head is fed, [T, F]
 Fed = Callable[[Along], list[int]]  # the tokens of the text as they are fed
 Turned = Callable[[Tensor, int, bool], Tensor]  # of positions, where the prompt ends, and whether nodes are drafted
+Norm = Callable[[str, Tensor], Tensor]  # of a module, by its name
+Joined = Callable[[Norm, Tensor, Tensor], tuple[Tensor, Tensor]]  # of embedding and state, what is projected
 
 
 @dataclass(frozen=True)
 class HeadMistake:
-    """How a head is fed, by mistake or as it should be."""
+    """How a head is fed, and a target's modules are put together, by mistake or as it should be."""
 
     name: str
     cause: Cause
@@ -83,6 +82,11 @@ class HeadMistake:
     fed: Fed = lambda along: along.contexts.text
     known: int | None = None  # the head chooses among this many first tokens only
     by_slot: bool = False  # a branch of the tree reads its own slots, also where it began at another branch's node
+    # Of a target's modules
+    joined: Joined = lambda norm, token, state: (norm("enorm", token), norm("hnorm", state))
+    final: bool = True  # whether the norm behind the layer is there
+    order: Callable[[int, int], int] = lambda module, count: module  # which module runs in a module's place
+    is_older: bool = False  # whether a module is fed what the one before it was fed
 
 
 def _from(along: Along, places: Tensor) -> Tensor:
@@ -136,7 +140,7 @@ def _rows_before(along: Along) -> Tensor:
 def _by(along: Along, higher: int) -> Tensor:
     """Layers so much higher."""
     last = along.text.shape[1] - 1
-    return along.fed(along.text, [min(max(layer + higher, 0), last) for layer in along.layers])
+    return along.fed(along.text, [min(max(int(layer) + higher, 0), last) for layer in along.layers])
 
 
 def _behind_chunks(token: Callable[[Along, int], int], along: Along) -> list[int]:
@@ -212,8 +216,21 @@ class MovedHead(Head):
     mistake = RIGHT
     prompt = 0  # positions of the prompt: what is fed while decoding comes after them
     slots = 1  # branches of a tree
-    at_work: frozenset[int] | None = None  # the rows of the text that are turned wrongly; None: all
+    at_work: frozenset[int] | None = None  # the rows of the text that it is at work on; None: all
     _drafted = False
+
+    def can_run(self, mistake: HeadMistake, back: int | None) -> bool:
+        """Whether it can be run so. What leaves the last layer is not known by layers."""
+        return all(isinstance(layer, int) for layer in self.layers)
+
+    @contextmanager
+    def under(self, mistake: HeadMistake) -> Iterator[None]:
+        """A mistake is at work meanwhile."""
+        self.mistake = mistake
+        try:
+            yield
+        finally:
+            self.mistake = RIGHT
 
     def _turn(self, x: Tensor, positions: Tensor) -> Tensor:
         places, half = self.mistake.turned(positions, self.prompt, self._drafted), self.turned // 2
@@ -262,18 +279,15 @@ class MovedBlock(MovedHead, BlockHead):
     """A DFlash head under the same mistakes."""
 
 
-MOVED = {"eagle": MovedHead, "dflash": MovedBlock}
-
-
 class HeadAgain:
-    """A head over its target, asked about the first steps of requests."""
+    """A head over its target, or a target's modules, asked about the first steps of requests."""
 
     right = RIGHT
 
-    def __init__(self, models: Models, case: Case) -> None:
+    def __init__(self, models: Models, case: Case, moved: type[MovedHead]) -> None:
         assert models.options.draft is not None
         self.case, self.target = case, models.target
-        self.head = MOVED[models.options.draft.kind](models.options.draft, self.target.model)
+        self.head = moved(models.options.draft, self.target.model)
         self.head.to(torch.float32)
         self.head.slots = case.plan.top if isinstance(case.plan, DynamicPlan) else 1  # branches at each level
         self.tokens = self.head.tokens
@@ -284,17 +298,16 @@ class HeadAgain:
     ) -> Iterator[tuple[Step, target.Rows]]:
         """What `search.Again` asks for: the mistake is at work on the rows that were fed so many steps before."""
         head = self.head
-        if not all(isinstance(layer, int) for layer in head.layers):
+        if not head.can_run(mistake, back):
             return
         notes, at_work, along = steps[-1 - (back or 0)].part.notes, None, self._known(steps)
         features = mistake.feed(along)
         if back is not None:
             at_work = frozenset[int]() if notes is None else frozenset(notes.fed_position.tolist())
-            wrong = torch.tensor([place in at_work for place in range(len(along.text))])[:, None]
+            wrong = torch.tensor([place in at_work for place in range(len(along.features))])[:, None]
             features = torch.where(wrong, features, along.features)
         # The pair of slot t holds the token at t + 1: the prompt's own end one slot before its last token
-        head.mistake, head.prompt, head.at_work = mistake, along.contexts.prompt_len - 1, at_work
-        head.tokens = mistake.tokens(self.tokens)
+        head.prompt, head.at_work, head.tokens = along.contexts.prompt_len - 1, at_work, mistake.tokens(self.tokens)
         judged = {step.part.index: step for step in (steps if every else steps[-1:])}
         asked: list[Ask] = [
             (audited, node)
@@ -304,10 +317,11 @@ class HeadAgain:
             if audited.part.tree.children(node)
         ]
         rows: dict[int, target.Rows] = {index: {} for index in judged}
-        for some, logits in head.rows(replace(along.contexts, text=mistake.fed(along)), features, asked):
-            for (audited, node), row in zip(some, logits, strict=True):
-                rows[audited.part.index][node] = row
-        head.mistake, head.tokens, head.at_work = RIGHT, self.tokens, None
+        with head.under(mistake):
+            for some, logits in head.rows(replace(along.contexts, text=mistake.fed(along)), features, asked):
+                for (audited, node), row in zip(some, logits, strict=True):
+                    rows[audited.part.index][node] = row
+        head.tokens, head.at_work = self.tokens, None
         yield from ((step, rows[index]) for index, step in judged.items())
 
     def _known(self, steps: Sequence[Step]) -> Along:
@@ -316,20 +330,22 @@ class HeadAgain:
         if key not in self._along:
             from transformers import DynamicCache
 
-            request, every = steps[0].visit.request, range(int(self.target.config.num_hidden_layers))
-            indices = {step.part.index for step in steps}
+            indices, request = {step.part.index for step in steps}, steps[0].visit.request
             places = [place for place, part in enumerate(request.steps) if part.index in indices]
-            contexts, cache = contexts_of(self.case.history, request.id, places), DynamicCache()
+            contexts, cache, right = contexts_of(self.case.history, request.id, places), DynamicCache(), target.RIGHT
             assert contexts is not None
-            logits, features = self.target.alone(contexts.text, every)
-            assert features is not None
-            right = target.RIGHT
+            layers, inner = self.head.layers, all(isinstance(layer, int) for layer in self.head.layers)
+            every = range(int(self.target.config.num_hidden_layers) if inner else 0)
+            logits, states = self.target.alone(contexts.text, every if inner else layers)
+            assert states is not None
+            text = states.cpu().reshape(len(states), len(every) or 1, -1)
             self._along[key] = Along(
                 contexts,
                 steps,
-                tuple(int(layer) for layer in self.head.layers),
-                features.cpu().reshape(len(features), len(every), -1),
-                {step.part.index: target.decoded(self.target, step, right, cache, every) for step in steps},
+                layers,
+                text[:, list(layers) if inner else [0]].flatten(1),
+                text,
+                {step.part.index: target.decoded(self.target, step, right, cache, every) for step in steps if inner},
                 logits.argmax(-1).tolist(),
                 lambda index: self._row_before(steps[0].request, index),
             )

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 from statistics import median
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from specscope.analyze.audit.audit import Audit
 from specscope.analyze.audit.model.rows import recorded
@@ -40,13 +40,13 @@ HALF = 0.5  # of those that differ must, where no other cause explains half as m
 # The checks of raw probabilities, and of what the sampling rules make of them
 OF_TARGET = ("target raw p", "target top tokens"), ("target p",)
 OF_DRAFTER = ("drafter top tokens",), ("draft p", "drafter tokens")
-OF_HEADS: Mapping[str, tuple[Any, Sequence[Any]]] = {  # by kind: what runs it again, and the mistakes
-    "eagle": (heads.HeadAgain, heads.MISTAKES),
-    "dflash": (heads.HeadAgain, heads.MISTAKES),
-    "mtp": (modules.ModulesAgain, modules.MISTAKES),
+OF_HEADS: Mapping[str, tuple[type[heads.MovedHead], Sequence[heads.HeadMistake]]] = {  # by kind, with the mistakes
+    "eagle": (heads.MovedHead, heads.MISTAKES),
+    "dflash": (heads.MovedBlock, heads.MISTAKES),
+    "mtp": (modules.MovedModules, modules.MISTAKES),
 }
 Begin = Sequence[Step]  # a request's steps up to the first that differs, which is the last of these
-M = TypeVar("M", targets.TreeMistake, heads.HeadMistake, modules.ModulesMistake)
+M = TypeVar("M", targets.TreeMistake, heads.HeadMistake)
 
 
 class Again(Protocol[M]):
@@ -80,8 +80,8 @@ def mistakes(session: JudgedCase, *, drafter: bool) -> list[Suspect]:
         return sampled
     if model is None:
         assert models.options.draft is not None
-        again, of_kind = OF_HEADS[models.options.draft.kind]
-        found = _explained(Rerun(again(models, case), case, True), of_kind, first)
+        moved, of_kind = OF_HEADS[models.options.draft.kind]
+        found = _explained(Rerun(heads.HeadAgain(models, case, moved), case, True), of_kind, first)
     else:
         known = [*targets.of_drafter(case)] if drafter else targets.MISTAKES
         found = _explained(Rerun(targets.ModelAgain(model), case, drafter), known, first)
