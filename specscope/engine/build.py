@@ -102,6 +102,8 @@ def build_parts(config: EngineConfig, progress: Callable[[str], None]) -> Parts:
         progress(f"rule {config.rule} has no GPU kernel: verdicts are computed on the host")
     if not given["target_digest"] or (given["draft_path"] and not given["draft_digest"]):
         given = models_given(config)  # a hub name's files may have come only now
+    if isinstance(drafter, OwnDrafter):
+        given = given | {"draft_digest": drafter.source + given["draft_digest"]}  # of its code, then of its model
     return Parts(
         runner=runner,
         drafter=drafter,

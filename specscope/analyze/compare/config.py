@@ -63,7 +63,6 @@ class Difference:
     enters: StepStage | None = None  # it explains what differs from there on; None: nothing
 
 
-OTHER_WEIGHTS = "the weights or the configuration of the {} differ"
 ROUNDED = "probabilities differ by rounding"
 OTHER_TOKENS = "the drafter knows other tokens, or has them in another order"
 # A line each: its name, the value, the stage where it enters, and what it leads to. A version, a device or the load
@@ -71,10 +70,10 @@ OTHER_TOKENS = "the drafter knows other tokens, or has them in another order"
 # which the tolerances allow for.
 _RUN: tuple[tuple[str, Callable[[RunInfo], object], StepStage | None, str], ...] = (
     ("model", lambda run: run.target, StepStage.TARGET, "other probabilities everywhere"),
-    ("revision", lambda run: run.revision, StepStage.TARGET, OTHER_WEIGHTS.format("model")),
+    ("revision", lambda run: run.revision, StepStage.TARGET, "the weights or the configuration of the model differ"),
     ("drafter", lambda run: run.drafter, StepStage.DRAFTER, ""),
     ("draft model", lambda run: run.draft_model, StepStage.DRAFTER, "other drafts"),
-    ("draft revision", lambda run: run.draft_digest, StepStage.DRAFTER, OTHER_WEIGHTS.format("draft model")),
+    ("draft revision", lambda run: run.draft_digest, StepStage.DRAFTER, "its weights, configuration or code differ"),
     ("tree", lambda run: run.tree, StepStage.TREE, "acceptance length depends on it; compare by depth"),
     ("step costs", lambda run: run.costs, StepStage.TREE, "adaptive trees follow from them"),
     ("aux layers", lambda run: ", ".join(run.aux_layers), StepStage.FEATURES, "the head is fed other hidden states"),

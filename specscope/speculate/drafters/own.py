@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -54,12 +57,20 @@ def draft_tree(context: Context, plan: TreePlan, logits: Callable[[list[list[int
     return Draft(draft.tree, draft.q, draft.notes, row=row)
 
 
+def _source(make: object) -> str:
+    try:
+        return hashlib.sha256(Path(inspect.getsourcefile(make) or "").read_bytes()).hexdigest()  # type: ignore[arg-type]
+    except (OSError, TypeError):  # made in a console, for one
+        return ""
+
+
 class OwnDrafter(Drafter):
     """Asks a drafter of your own, and checks what it says: a mistake is named, and where it is."""
 
     def __init__(self, make: Callable[[DrafterSetup], Any], named: str, setup: DrafterSetup) -> None:
         """`named`: module:Class. Raises UserError where what `make` makes is no drafter."""
         self._flag, self._vocabulary = f"--drafter {named}", setup.target.vocab_size
+        self.source = _source(make)  # a digest of the file that it is written in: another one is another drafter
         self._theirs = self._asked("making it with a DrafterSetup", make, setup)
         missing = [name for name in ("max_nodes", "max_depth", "propose") if not hasattr(self._theirs, name)]
         if missing:

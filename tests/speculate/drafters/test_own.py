@@ -62,6 +62,18 @@ def test_its_name_is_its_own_or_where_it_is(tiny):
     assert generated(tiny, LastWords)[0].run_info.drafter == f"{__name__}:LastWords"
 
 
+def test_another_file_is_another_drafter_to_compare(tiny, tmp_path, monkeypatch):
+    """Its class has one name in both: `compare` said nothing of it."""
+    monkeypatch.syspath_prepend(tmp_path)
+    text, digests = "from tests.speculate.drafters.test_own import Duck as Theirs\n\n\nclass Duck(Theirs):\n", []
+    for nodes in (2, 3, 2):
+        (tmp_path / "theirs.py").write_text(f"{text}    max_nodes = {nodes}\n")
+        sys.modules.pop("theirs", None)
+        digests.append(generated(tiny, "theirs:Duck")[0].run_info.draft_digest)
+    assert digests[0] == digests[2] != digests[1]
+    assert all(digests)
+
+
 def test_it_hears_what_became_of_its_drafts(tiny):
     made = []
     _, results = generated(tiny, lambda setup: made.append(Duck(setup)) or made[0])
