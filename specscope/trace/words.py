@@ -13,7 +13,7 @@ import numpy as np
 
 from specscope.trace.history.history import History, RequestHistory
 from specscope.trace.history.place import BELOW, PlaceView, TopToken, coin_sign, draft_ps, end, last
-from specscope.trace.history.wording import about_draft, acceptance, ending, ordinal, probability
+from specscope.trace.history.wording import about_draft, acceptance, ending, ordinal, probability, said
 from specscope.trace.record.draft_vocabulary import draft_id, draft_tokens
 from specscope.trace.record.records import Outcome, RequestStep, StepRecord, Verdict
 from specscope.trace.record.rules import ABOUT, is_own, looks_ahead
@@ -292,27 +292,28 @@ def node_rows(history: History, place: PlaceView, show: Callable[[int], str]) ->
         return [*rows, ("kind", verdict.kind.value, False), *_margin(verdict.final_margin, near)]
     _, node = place.judged
     source = "" if step.method is None else step.method.source_of(node)
-    below = "the root" if place.parent == ROOT else f"node {place.parent} ({show(int(tree.token[place.parent]))})"
-    rows.append(("position", f"depth {int(tree.depth[node])}, child of {below}", False))
+    above = {"node": place.parent, "token": show(int(tree.token[place.parent]))}  # not used of the root
+    below = said("child of root" if place.parent == ROOT else "child of node", **above)
+    rows.append(("position", said("position", depth=int(tree.depth[node]), parent=below), False))
     rows.append(("drawn", DRAWN[Drawn(int(tree.drawn[node]))], False))
     if node in history.near_draws(step):
-        rows.append(("", "a near tie in the draft: rounding could draw the next token instead", True))
+        rows.append(("", said("near tie in the draft"), True))
     if draft_tokens(run) is not None and source != "text":
         number = draft_id(run, token)
-        where = "outside the draft vocabulary" if number is None else f"{number} of the draft vocabulary"
-        rows.append(("draft id", where, number is None))
+        rows.append(("draft id", said("no rank" if number is None else "draft id", number=number), number is None))
     if step.notes is not None and not source:
-        rows.append(("drafter", f"log probability of the path {float(step.notes.score[node]):.3f}", False))
+        rows.append(("drafter", said("score", score=f"{float(step.notes.score[node]):.3f}"), False))
     if step.method is not None and (facts := about_draft(step.method, node)):
         rows.append(("drafter", ", ".join(facts), False))
     if verdict.outcome[node] == Outcome.REJECTED and not verdict.is_greedy:
-        rows.append(("residual", f"{float(verdict.residual_mass[node]):.6g} of the target's mass is left", False))
+        rows.append(("residual", said("residual", mass=f"{float(verdict.residual_mass[node]):.6g}"), False))
+    rule = printable(step.rule)
     if step.rule in ABOUT:
-        rows.append(("rule", f"{step.rule}: {ABOUT[step.rule]}", False))
+        rows.append(("rule", said("rule", rule=rule, about=ABOUT[step.rule]), False))
     if is_own(step.rule):
-        rows.append(("rule", f"{printable(step.rule)}: a function of somebody's own", False))
+        rows.append(("rule", said("rule, own", rule=rule), False))
     if step.lossy:
-        rows.append(("rule", f"{printable(step.rule)}: not lossless", True))
+        rows.append(("rule", said("rule, lossy", rule=rule), True))
     untried = verdict.outcome[node] == Outcome.UNTRIED
     return rows if untried else [*rows, *_margin(float(verdict.margin[node]), node in history.near_ties(step))]
 
@@ -320,14 +321,14 @@ def node_rows(history: History, place: PlaceView, show: Callable[[int], str]) ->
 def _margin(margin: float, near: bool) -> list[Row]:
     """How far the decision is from the other outcome; nothing where rounding could not change it."""
     if near:
-        return [("margin", f"{margin:.1e}: a {NEAR_TIE}: {FLIPS} it", True)]
-    return [("margin", f"{margin:.2g} in probability from the other outcome", False)] if margin < 1 else []
+        return [("margin", said("near tie", margin=f"{margin:.1e}"), True)]
+    return [("margin", said("margin", margin=f"{margin:.2g}"), False)] if margin < 1 else []
 
 
 def likeliest(place: PlaceView) -> list[tuple[str, tuple[TopToken, ...]]]:
     """The likeliest tokens of target and drafter at a place, under a name; of each where they are recorded."""
-    both = (("target's likeliest, raw", place.likeliest), ("drafter's likeliest", place.drafters_likeliest))
-    return [(name, tokens) for name, tokens in both if tokens]
+    both = (("target's likeliest", place.likeliest), ("drafter's likeliest", place.drafters_likeliest))
+    return [(said(name), tokens) for name, tokens in both if tokens]
 
 
 def about_likeliest(place: PlaceView, show: Callable[[int], str]) -> list[str]:
@@ -335,10 +336,9 @@ def about_likeliest(place: PlaceView, show: Callable[[int], str]) -> list[str]:
     if not place.likeliest or not place.drafters_likeliest:
         return []
     first, outside = place.of(place.likeliest[0].token), place.number("outside")
-    lines = [f"{show(first.token)} is the drafter's {ordinal(first.draft_rank)} choice"] if first.draft_rank else []
-    if outside:
-        lines.append(f"{probability(outside)} of the target's mass is outside the draft vocabulary")
-    return lines
+    rank = ordinal(first.draft_rank) if first.draft_rank else ""
+    lines = [said("first choice", token=show(first.token), rank=rank)] if rank else []
+    return [*lines, said("outside mass", p=probability(outside))] if outside else lines
 
 
 def how_drawn(tree: DraftTree) -> str:

@@ -2,7 +2,7 @@
 
 Every reader (`why`, trees, screens, the console, conditions) asks here. What the evidence does not hold is None.
 `why` says in sentences why a token was rejected, kept or never tried: each only where the evidence supports it. The
-first is the headline that screens show.
+first is the headline that screens show. The sentences stand in sentences.json, which the page fills in as this does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from specscope.trace.history.history import History
 from specscope.trace.history.totals import ABOUT, Undrafted, why_undrafted
-from specscope.trace.history.wording import about_sizing, ordinal, plural, probability, quoted
+from specscope.trace.history.wording import about_sizing, ordinal, plural, probability, quoted, said
 from specscope.trace.record.draft_vocabulary import NOT_TOLD, draft_id, lacks_draft_tokens
 from specscope.trace.record.notes import TEXT, ParentNotes
 from specscope.trace.record.privacy import NO_TOKEN
@@ -347,19 +347,19 @@ def why_step(history: History, record: StepRecord, step: RequestStep) -> list[st
     """
     verdict, tree = step.verdict, step.tree
     if verdict is None:
-        return [f"A prefill of {plural(step.prefill_tokens, 'token')}: nothing was judged."]
+        return [said("prefill", tokens=plural(step.prefill_tokens, "token"))]
     if not len(tree):
         reason = why_undrafted(history.run, record, step)
         about = "" if reason is None or reason is Undrafted.UNKNOWN else f": {ABOUT[reason]}"
         sizing = f" ({about_sizing(step)})" if step.sizing else ""
-        return [f"Nothing was drafted{about}{sizing}.", _final(step, history.vocabulary)]
+        return [said("undrafted", why=about, sizing=sizing), _final(step, history.vocabulary)]
     path = " ".join(quoted(history.vocabulary, int(tree.token[node])) for node in verdict.path)
-    summary = f"Accepted {verdict.accepted} of {plural(tree.max_depth, 'level')}" + (f": {path}." if path else ".")
-    node = ended_by(step)
+    figures = {"accepted": verdict.accepted, "levels": plural(tree.max_depth, "level"), "path": path}
+    summary, node = said("path of tokens" if path else "path", **figures), ended_by(step)
     if node == len(tree):
         return [summary, *why(history, step, node)]
-    rest = [other for other in deciding(step) if other != node]
-    others = [f"Then also rejected: {_described(at(step, other), history.vocabulary)}, node {other}." for other in rest]
+    rest = [(other, _described(at(step, other), history.vocabulary)) for other in deciding(step) if other != node]
+    others = [said("also rejected", node=described, number=other) for other, described in rest]
     return [summary, *why(history, step, node), *others, _final(step, history.vocabulary)]
 
 
@@ -368,16 +368,14 @@ def headline(step: RequestStep, node: int, vocabulary: Vocabulary) -> str:
     place = at(step, node)
     target, described = place.wanted, _described(place, vocabulary)
     if target is not None:
-        text = f"Target wanted {_described(target, vocabulary)}"
-        if place.final:
-            return text
-        return f"{text}, and it was drafted" if place.token == target.token else f"{text}, drafted {described}"
+        same = "wanted, and drafted" if place.token == target.token else "wanted, drafted"
+        return said("wanted" if place.final else same, target=_described(target, vocabulary), node=described)
     if place.final:
-        return f"Target drew {described}"
+        return said("drew", node=described)
     recovered = step.verdict is not None and step.verdict.kind is FinalKind.RECOVERED
     if not recovered or place.parent != end(step).parent:
-        return f"Drafted {described}"
-    return f"Target took {_described(end(step), vocabulary)}, drafted {described}"
+        return said("drafted", node=described)
+    return said("took, drafted", final=_described(end(step), vocabulary), node=described)
 
 
 def brief(step: RequestStep, node: int, vocabulary: Vocabulary) -> str:
@@ -388,7 +386,7 @@ def brief(step: RequestStep, node: int, vocabulary: Vocabulary) -> str:
         return headline(step, node, vocabulary)
     first, other = _briefly(target, "the drafter's"), _briefly(place, "its")
     token, instead = quoted(vocabulary, target.token), quoted(vocabulary, place.token)
-    return f"Target wanted {token} ({first}), drafted {instead} ({other})"
+    return said("wanted, in brief", token=token, first=first, instead=instead, other=other)
 
 
 def _briefly(place: PlaceView, whose: str) -> str:
@@ -399,17 +397,17 @@ def _briefly(place: PlaceView, whose: str) -> str:
 
 
 def _rank(rank: int, whose: str = "") -> str:
-    return "outside the draft vocabulary" if rank == OUTSIDE else whose + ordinal(rank)
+    return said("no rank") if rank == OUTSIDE else whose + ordinal(rank)
 
 
 def _described(place: PlaceView, vocabulary: Vocabulary) -> str:
     """`␣for (raw p 0.921, 1st; draft p 0.006, 15th)`: the target's p and rank, then the drafter's."""
-    raw = [] if place.raw_p is None else [f"raw p {probability(place.raw_p)}"]
+    raw = [] if place.raw_p is None else [said("raw p", p=probability(place.raw_p))]
     raw += [ordinal(place.raw_rank)] if raw and place.raw_rank is not None else []
-    draft = [] if place.draft_p is None else [f"draft p {probability(place.draft_p)}"]
+    draft = [] if place.draft_p is None else [said("draft p", p=probability(place.draft_p))]
     draft += [] if place.draft_rank is None else [_rank(place.draft_rank)]
-    p = "" if place.p in (0, 1, None) else f"p {probability(place.p)}"
-    facts = (p, ", ".join(raw), "" if place.q is None else f"q {probability(place.q)}", ", ".join(draft))
+    p = "" if place.p in (0, 1, None) else said("p", p=probability(place.p))
+    facts = (p, ", ".join(raw), "" if place.q is None else said("q", p=probability(place.q)), ", ".join(draft))
     figures = "; ".join(filter(None, facts))
     return quoted(vocabulary, place.token) + (f" ({figures})" if figures else "")
 
@@ -421,22 +419,20 @@ def _wider(history: History, place: PlaceView) -> str:
         return ""
     token, rank = quoted(history.vocabulary, target.token), target.draft_rank
     if step.notes is not None and target.token in step.notes.dropped_token[step.notes.dropped_parent == place.parent]:
-        return f"The drafter had drafted {token} here, and re-ranking dropped it: a tree of more nodes might keep it."
+        return said("dropped", token=token)
     if rank == OUTSIDE or draft_id(history.run, target.token) is None:
-        return f"{token} is outside the draft vocabulary: no tree of this drafter can hold it."
+        return said("outside", token=token)
     if rank is None and lacks_draft_tokens(history.run):
-        return f"Whether the drafter knows {token} is not known: {NOT_TOLD}."
+        return said("vocabulary untold", token=token, why=NOT_TOLD)
     if rank is None:
         count = len(place.drafters_likeliest)
-        unknown = f"{token} is not among the drafter's {count} likeliest tokens here; its rank is not recorded."
-        return unknown if count else ""
-    here = f"The drafter ranks {token} {ordinal(rank)} here"
+        return said("unranked", token=token, count=count) if count else ""
+    name = "ranked first, drawn" if rank == 1 else "ranked, drawn"
     if rank > MAX_NODES:
-        return f"{here}: no tree is that wide."
-    if rank <= children or step.tree.is_sampled:
-        width = "likeliest token" if rank == 1 else f"{rank} likeliest tokens"
-        return f"{here}: a tree of its {width} would hold it, where tokens that are drawn may miss it."
-    return f"{here}: a tree {rank} wide at this place would hold it; this one is {children} wide."
+        name = "ranked too low"
+    elif rank > children and not step.tree.is_sampled:
+        name = "ranked"
+    return said(name, token=token, rank=ordinal(rank), width=rank, children=children)
 
 
 def _other_temperature(history: History, place: PlaceView) -> str:
@@ -447,32 +443,27 @@ def _other_temperature(history: History, place: PlaceView) -> str:
         return ""
     if not verdict.is_greedy:
         is_choice = not params.greedy and place.choice is not None and place.choice.token == place.token
-        return "At temperature 0 it would be accepted: it is the target's likeliest token." if is_choice else ""
+        return said("at temperature 0") if is_choice else ""
     first = place.children[0] == node  # an earlier trial would change p
     plain = params.greedy and not params.moved and not params.top_k and params.top_p == 1 and not params.min_p
     if not (first and plain and place.q is None and place.raw_p is not None):
         return ""
-    return f"At temperature 1 it would be accepted with probability {probability(place.raw_p)}."
+    return said("at temperature 1", p=probability(place.raw_p))
 
 
 def _final(step: RequestStep, vocabulary: Vocabulary) -> str:
     verdict = step.verdict
     assert verdict is not None
-    token = quoted(vocabulary, verdict.token)
-    where = {
-        FinalKind.BONUS: f"The accepted path ended at a leaf, so {token} is a bonus token",
-        FinalKind.RECOVERED: f"All that was drafted there was rejected, so {token} is a recovered token",
-        FinalKind.TARGET: f"The final token {token} is the target's own",
-    }[verdict.kind]
+    final = said(verdict.kind.value, token=quoted(vocabulary, verdict.token))
     if len(step.tree) in verdict.forced.tolist():
-        return f"{where}; it was forced, so this step is not lossless."
+        return said("final, forced", final=final)
     if verdict.is_greedy:
-        return f"{where}: greedy decoding takes the top token."
+        return said("final, greedy", final=final)
     if not verdict.tells_p:
-        return f"{where}; its p is not recorded."
-    source = "what the rejections left of p" if verdict.kind is FinalKind.RECOVERED else "p"
-    coin = f" by coin {verdict.final_coin:.4g}" if verdict.final_coin else ""
-    return f"{where}: drawn from {source}{coin}, where it had {probability(verdict.final_p)}."
+        return said("final, unrecorded", final=final)
+    source = said("source, recovered" if verdict.kind is FinalKind.RECOVERED else "source")
+    name, coin = "final, drawn by coin" if verdict.final_coin else "final, drawn", f"{verdict.final_coin:.4g}"
+    return said(name, final=final, source=source, coin=coin, p=probability(verdict.final_p))
 
 
 def decision_text(step: RequestStep, node: int, vocabulary: Vocabulary) -> str:
@@ -483,33 +474,33 @@ def decision_text(step: RequestStep, node: int, vocabulary: Vocabulary) -> str:
     accepted, word = outcome is Outcome.ACCEPTED, outcome.name.lower()
     if outcome is Outcome.UNTRIED:
         known = verdict.is_greedy and p in (0, 1)
-        would = f"; the target would {'' if p else 'not '}have taken it there" if known else ""
-        return f"not tried: {_not_tried(place, vocabulary)}{would}"
+        name = "not tried" if not known else "not tried, would" if p else "not tried, would not"
+        return said(name, why=_not_tried(place, vocabulary))
     if node in verdict.forced.tolist():
-        return f"{word}: by force, so this step is not lossless"
+        return said("forced", outcome=word)
     if not verdict.tells_p:
-        return f"{word}: p and the coins are not recorded"
+        return said("unrecorded", outcome=word)
     if not verdict.is_greedy:
-        before = f"; p was {p:.4g} before its earlier siblings were rejected" if f"{p:.4g}" != f"{tried:.4g}" else ""
-        return f"{word}: {_coin(place)}{before}"
+        name = "decided late" if f"{p:.4g}" != f"{tried:.4g}" else "decided"
+        return said(name, outcome=word, coin=_coin(place), p=f"{p:.4g}")
     if accepted != (tried == 1) and coin_sign(verdict, node) != BELOW:
-        return f"{word}: although the target's p of it is {tried:.0f}"
+        return said("contrary", outcome=word, p=f"{tried:.0f}")
     if accepted:
-        return f"{word}: greedy decoding takes the target's top token, and this is it"
+        return said("greedy, this", outcome=word)
     wanted = place.wanted
-    named = "another one" if wanted is None else quoted(vocabulary, wanted.token)
-    return f"{word}: greedy decoding takes the target's top token, {named}"
+    named = said("another") if wanted is None else quoted(vocabulary, wanted.token)
+    return said("greedy, another", outcome=word, wanted=named)
 
 
 def _not_tried(place: PlaceView, vocabulary: Vocabulary) -> str:
     tree, (verdict, _), parent = place.step.tree, place.judged, place.parent
     if parent != ROOT and parent not in verdict.path.tolist():
-        outcome = "rejected" if verdict.outcome[parent] == Outcome.REJECTED else "not tried"
-        return f"its parent {quoted(vocabulary, int(tree.token[parent]))} was {outcome}"
+        name = "parent rejected" if verdict.outcome[parent] == Outcome.REJECTED else "parent not tried"
+        return said(name, parent=quoted(vocabulary, int(tree.token[parent])))
     accepted = [other for other in place.children if verdict.outcome[other] == Outcome.ACCEPTED]
     if accepted:
-        return f"its sibling {quoted(vocabulary, int(tree.token[accepted[0]]))} was accepted"
-    return "verification ended before it"
+        return said("sibling accepted", sibling=quoted(vocabulary, int(tree.token[accepted[0]])))
+    return said("verification ended")
 
 
 def _coin(place: PlaceView) -> str:
@@ -517,30 +508,26 @@ def _coin(place: PlaceView) -> str:
     sign = coin_sign(verdict, node)
     coin, a = float(verdict.coin[node]), float(verdict.accept_prob[node])
     if sign == BELOW:
-        return f"node {int(verdict.path[-1])} below it was accepted; {_made(place)}"
+        return said("coin, below", node=int(verdict.path[-1]), a=_made(place))
     if sign in (DREW, DREW_ANOTHER):
-        drew = "this token" if sign == DREW else "another token"
-        return f"coin {coin:.4g} drew {drew} from the target's p; {_made(place)}"
+        return said("coin, this" if sign == DREW else "coin, another", coin=f"{coin:.4g}", a=_made(place))
     if not coin:
-        return f"no coin is recorded; {_made(place)}"
+        return said("coin, none", a=_made(place))
     agrees = (sign == LESS) == (verdict.outcome[node] == Outcome.ACCEPTED)
     digits = next((count for count in range(4, 17) if f"{coin:.{count}g}" != f"{a:.{count}g}"), 17)
-    contrary = "" if agrees else ", which contradicts the outcome"
-    return f"coin {coin:.{digits}g} {sign} {_made(place, digits)}{contrary}"
+    name, made = "coin" if agrees else "coin, contrary", _made(place, digits)
+    return said(name, coin=f"{coin:.{digits}g}", sign=sign, a=made)
 
 
 def _made(place: PlaceView, digits: int = 4) -> str:
     step, (verdict, node) = place.step, place.judged
-    p, q, a = (float(numbers[node]) for numbers in (verdict.p_trial, verdict.q_trial, verdict.accept_prob))
-    if step.rule == MATCH:
-        return f"a = {a:.{digits}g}, the target's p of it with its earlier siblings excluded"
-    if is_own(step.rule):
-        return f"a = {a:.{digits}g}, by the rule {printable(step.rule)} for p = {p:.{digits}g} and q = {q:.{digits}g}"
-    if not looks_ahead(step.rule) and place.q is None and q == 1:
-        return f"a = p = {a:.{digits}g}: the token was not drawn, so q is 1"
-    if not looks_ahead(step.rule):
-        return f"a = min(1, p / q) = min(1, {p:.{digits}g} / {q:.{digits}g}) = {a:.{digits}g}"
-    path_ratios = ratios(step.tree, verdict)
-    path = f"min(1, {path_ratios.parent[node]:.4g} * {p:.4g} / {q:.4g}) = {path_ratios.own[node]:.{digits}g}"
-    left = "" if not verdict.judged[node] or a == path_ratios.own[node] else "left of "
-    return f"a = {a:.{digits}g}, {left}the ratio of its path {path}"
+    a = float(verdict.accept_prob[node])
+    if looks_ahead(step.rule):
+        path, own = ratios(step.tree, verdict), f"{verdict.p_trial[node]:.4g}"
+        name = "a, path" if not verdict.judged[node] or a == path.own[node] else "a, left of path"
+        figures = {"parent": f"{path.parent[node]:.4g}", "own": f"{path.own[node]:.{digits}g}"}
+        return said(name, a=f"{a:.{digits}g}", p=own, q=f"{verdict.q_trial[node]:.4g}", **figures)
+    numbers = {"p": verdict.p_trial[node], "q": verdict.q_trial[node], "a": a}
+    name = "a, p" if place.q is None and verdict.q_trial[node] == 1 else "a"
+    name = "a, match" if step.rule == MATCH else "a, own rule" if is_own(step.rule) else name
+    return said(name, rule=printable(step.rule), **{key: f"{float(x):.{digits}g}" for key, x in numbers.items()})

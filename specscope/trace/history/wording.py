@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
@@ -18,6 +20,13 @@ from specscope.trace.record.vocabulary import Vocabulary, printable
 TITLE = 80  # characters
 KINDS_OF_FAULT = 20  # that are told apart
 LONGEST = 200  # characters of a message
+# The sentences about decisions, by name, with {places} for what is filled in
+SENTENCES: dict[str, str] = json.loads(Path(__file__).with_name("sentences.json").read_text())
+
+
+def said(name: str, **values: object) -> str:
+    """A sentence about a decision, filled in."""
+    return SENTENCES[name].format(**values)
 
 
 def probability(value: float) -> str:
