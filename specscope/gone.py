@@ -44,6 +44,7 @@ GONE = {
     **dict.fromkeys(("the command up", "the command down"), "`node N` goes to a node, and `tree` numbers them"),
     "info spans": "Jaeger shows the spans of other services",
     "[keys]": "keys cannot be changed, so leave it out",
+    **dict.fromkeys(("--html", "--plot"), "`specscope export FILE -o run.html` writes a page of it all"),
     **dict.fromkeys(("--alert", "--exec"), "an alerting rule of Prometheus does it, over the metrics page"),
 }
 

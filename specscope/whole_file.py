@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import stat
+from collections.abc import Iterable
 from io import BufferedWriter
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, overload
@@ -88,15 +89,21 @@ def open_device(path: Path) -> BinaryIO:
 
 def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
     """Write a file atomically: where there is no room, the older one stays. Raises UserError."""
+    write_parts(path, (data,))
+
+
+def write_parts(path: str | os.PathLike[str], parts: Iterable[bytes]) -> None:
+    """The same of parts, which need not be in memory together."""
     try:
         place = Path(path).resolve()  # a link stays one
         if place.exists() and not place.is_file():
             with BufferedWriter(open_device(place)) as file:
-                file.write(data)
+                file.writelines(parts)
             return
         part = place.with_name(f".{place.name[:100]}.{os.getpid()}.part")
         try:
-            part.write_bytes(data)
+            with part.open("wb") as file:
+                file.writelines(parts)
             if place.exists():
                 shutil.copymode(place, part)
             os.replace(part, place)

@@ -310,11 +310,12 @@ def outputs() -> dict[str, list[Case]]:
             Case((*CAPTURE, "--on-full=full"), GOOD, "--on-full"),
         ],
         "page": [
-            *at(("report", "c.jsonl", "--html="), "", "c.jsonl", "soft-c", "hard-c", "good.txt", "other.jsonl", "no/x"),
-            *at(("compare", "c.jsonl", PLANTED, "--html="), "", "soft-c", "hard-c", PLANTED, "other.jsonl", "sub"),
+            *at(("export", "c.jsonl", "--output="), "page.html", "no/x.html"),
+            Case(("export", "c.html", "--output=c.html"), {"c.html": Path(PLANTED).read_bytes()}, input_says),
+            *at(("export", "c.jsonl", PLANTED, "c2.jsonl", "--output="), "x.html"),
+            Case(("export", "c.jsonl", "--findings=none", "--output=tables"), held, "--findings is for a page"),
         ],
         "figures": [
-            *at((*tune, "--no-costs", "--plot="), "", ".", "good.txt", "x.gif", "no/x.svg", "c.jsonl"),
             *at((*tune, "--costs="), "", ".", "good.txt", "c.jsonl", "no/x"),
         ],
         "folder": [

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from specscope.tui.keys import KEYS
-from specscope.tui.screens.help import COLOURS, MARKS, NODE, RATES
+from specscope.tui.keys import COLOURS, KEYS, MARKS, RATES
+from specscope.tui.screens.help import NODE
 from specscope.tui.screens.locate import BARS, MEANS, OPERATIONS, ROWS_HELD
 
 PAGE = Path(__file__).parent.parent / "docs" / "keys.md"

@@ -13,6 +13,7 @@ import sys
 import click
 import pytest
 
+from specscope.cli import export
 from specscope.cli import main as cli
 from specscope.cli.arguments import Number
 from specscope.errors import UserError
@@ -178,14 +179,14 @@ def test_a_reader_that_goes_is_no_error(words, tmp_path):
 def test_without_a_standard_error_the_exit_code_tells(where, tmp_path):
     done = shell(f"$S tree x {where}", tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
-    done = shell(f"$S report $T --html page.html {where}", tmp_path)
+    done = shell(f"$S export $T -o page.html {where}", tmp_path)
     assert done.returncode == 0
-    assert (tmp_path / "page.html").read_text().endswith("</html>")
+    assert (tmp_path / "page.html").read_text().endswith("</html>\n")
 
 
 def test_an_unexpected_error_is_one_line_and_its_traceback_is_for_who_asks(monkeypatch):
-    monkeypatch.setattr(cli, "check_output", lambda *_: 1 // 0)
-    words = ["report", PLANTED, "--html", "x"]
+    monkeypatch.setattr(export, "check_output", lambda *_: 1 // 0)
+    words = ["export", PLANTED, "-o", "x.html"]
     code, _, err = run_here(words)
     assert code == 70
     assert err.startswith("specscope: internal error: ZeroDivisionError: ")
@@ -198,5 +199,5 @@ def test_ctrl_c_is_130(monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "check_output", interrupt)
-    assert run_here(["report", PLANTED, "--html", "x"]) == (130, "", "")
+    monkeypatch.setattr(export, "check_output", interrupt)
+    assert run_here(["export", PLANTED, "-o", "x.html"]) == (130, "", "")

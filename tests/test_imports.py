@@ -22,6 +22,7 @@ ALLOWED = {
     "remote": {"debug", "trace"},
     "watch": {"remote", "debug", "trace", "specscope"},
     "analyze": {"plans", "trace"},
+    "page": {"analyze", "plans", "trace", "tui", "specscope"},
     "testing": {"analyze", "speculate", "kernels", "trace", "specscope"},
     "vllm": {"remote", "debug", "plans", "trace"},
     "transformers": {"plans", "trace"},
@@ -42,7 +43,7 @@ ALLOWED = {
     },
     "cli": {p.stem for p in (ROOT / "specscope").iterdir() if p.suffix in ("", ".py")} | {"specscope"},
 }
-LIGHT = ["plans", "trace", "remote", "watch", "analyze", "debug", "tui", "testing"]
+LIGHT = ["plans", "trace", "remote", "watch", "analyze", "debug", "tui", "testing", "page"]
 # audit, diagnose and locate run models, and what is gathered lies on a device: they import these when they do
 HEAVY = (
     "specscope.analyze.audit.model.",

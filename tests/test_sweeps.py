@@ -41,10 +41,9 @@ READERS = (
     ("watch", "FILE", "--headless", "-o", "NEW.jsonl"),
     ("capture", "FILE", "-o", "NEW.jsonl", "--target", "./nothing"),
 )
-PAGES = (  # with plots, which take most of the time: of one file in ten
-    ("report", "FILE", "--html", "NEW.html"),
-    ("compare", "FILE", WHOLE, "--html", "NEW.html"),
-    ("tune", "FILE", "--no-costs", "--nodes", "4", "--plot", "NEW.svg"),
+PAGES = (  # which take most of the time: of one file in ten
+    ("export", "FILE", "-o", "NEW.html"),
+    ("export", "FILE", WHOLE, "-o", "NEW.html"),
 )
 
 
@@ -99,7 +98,7 @@ VALUES += ["top:2x2", "auto", "cpu", "full", "on", "off", "eagle", "ngram", "sel
 VALUES += [".", "/dev/null", "c.jsonl", "127.0.0.1:0", "http://127.0.0.1:1", "a,b", "[(0,)]", "\x1b[31m"]
 VALUES += ["tau drops > 1%", "p < 0.1"]
 NEVER = {"serve", "vllm", "run", "watch"}  # that would go on for ever: their models and files are not there
-OUTPUTS = ("-o", "--output", "--html", "--plot", "--capture")
+OUTPUTS = ("-o", "--output", "--capture")
 
 
 def commands(group=cli, path=()):

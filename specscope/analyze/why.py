@@ -14,7 +14,7 @@ from specscope.errors import UserError
 from specscope.trace.history.history import History, RequestHistory
 from specscope.trace.history.place import PlaceView, at, deciding, ended_by, headline, why, why_step
 from specscope.trace.history.totals import Undrafted, count_undrafted, undrafted_text
-from specscope.trace.history.wording import plural, quoted
+from specscope.trace.history.wording import plural, quoted, said
 from specscope.trace.record.privacy import NO_TOKEN
 from specscope.trace.record.records import Outcome, RequestStep, StepRecord
 from specscope.trace.record.vocabulary import Vocabulary, printable
@@ -49,18 +49,29 @@ class RunAnswer:
     kinds: tuple[RejectionKind, ...]
     notes: tuple[str, ...]
 
-    def lines(self) -> list[str]:
-        """As text: a paragraph a kind."""
-        lines = [f"{self.rejections:,} of {plural(self.steps, 'decode step')} ended in a rejection."]
-        if self.undrafted:
-            lines[0] += f" {undrafted_text(self.undrafted, self.steps)}."
-        for number, kind in enumerate(self.kinds, 1):
+    @property
+    def summary(self) -> str:
+        """How many steps ended in a rejection, and how many drafted nothing."""
+        line = f"{self.rejections:,} of {plural(self.steps, 'decode step')} ended in a rejection."
+        return f"{line} {undrafted_text(self.undrafted, self.steps)}." if self.undrafted else line
+
+    def paragraphs(self) -> list[tuple[str, str, str, str]]:
+        """Of each kind: what it is, its share and cost, where to look, and the sentence there."""
+        told = []
+        for kind in self.kinds:
             share = f"{kind.rejections:,} of {plural(kind.of_rejections, 'rejection')}"
             basis = f"estimated from the {plural(kind.compared_drafts, 'draft')} that got past this depth"
             cost = f"about {plural(round(kind.tokens_lost), 'token')} lost, {basis}"
             cost = cost if kind.compared_drafts else "a token lost each, or more: no draft got past this depth"
-            lines += [f"\n{number}. {kind.about[0].upper()}{kind.about[1:]}.", f"   {share}; {cost}."]
-            lines.append(f"   {kind.examples[0]}: {kind.sentence}.")
+            about = f"{kind.about[0].upper()}{kind.about[1:]}."
+            told.append((about, f"{share}; {cost}.", str(kind.examples[0]), f"{kind.sentence}."))
+        return told
+
+    def lines(self) -> list[str]:
+        """As text: a paragraph a kind."""
+        lines = [self.summary]
+        for number, (about, figures, example, sentence) in enumerate(self.paragraphs(), 1):
+            lines += [f"\n{number}. {about}", f"   {figures}", f"   {example}: {sentence}"]
         return [*lines, *(f"! {note}" for note in self.notes)]
 
 
@@ -114,8 +125,8 @@ class Typical:
         token = int(part.tree.token[node]) if node < len(part.tree) else NO_TOKEN
         if token != NO_TOKEN:
             drafted, tried, accepted = kinds.counts(token)
-            times = f"drafted {plural(drafted, 'time')}, tried {tried:,} and accepted {accepted:,}"
-            sentences.append(f"In this run {quoted(self._history().vocabulary, token)} was {times}.")
+            counts = {"times": plural(drafted, "time"), "tried": f"{tried:,}", "accepted": f"{accepted:,}"}
+            sentences.append(said("typical", token=quoted(self._history().vocabulary, token), **counts))
         kind = kinds.of(part.request, part.index) if node in (*deciding(part), len(part.tree)) else None
         if kind is not None:
             others = " and ".join(map(str, kind.examples))

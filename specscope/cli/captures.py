@@ -25,7 +25,6 @@ from specscope.terminal import text_console
 from specscope.trace.kinds import PAGE, ReadAs, kind_of, start_of
 from specscope.trace.record.vocabulary import printable
 from specscope.trace.stored import CaptureSource, StoreAddress, as_runs, every_run
-from specscope.whole_file import write_whole
 
 if TYPE_CHECKING:
     from specscope.trace.history.history import History
@@ -341,9 +340,3 @@ def judge_each(verb: str, files: Sequence[str], judge: Callable[[str], Mapping[s
         counts = (f"{len(those)} {verdict.words} ({', '.join(those)})" for verdict, those in by_exit.items() if those)
         show(f"\n{len(files)} captures: {'; '.join(counts)}")
     return int(Exit.over(exits))
-
-
-def write_page(path: str, html: str) -> None:
-    """Write a page. Raises UserError."""
-    write_whole(path, html.encode("utf-8", "backslashreplace"))
-    say(f"wrote {path}")

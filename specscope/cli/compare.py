@@ -16,7 +16,6 @@ from specscope.cli.captures import (
     print_json,
     reading_bar,
     reads_watched,
-    write_page,
 )
 from specscope.cli.help import Verb
 from specscope.cli.streams import need_terminal, warn
@@ -24,7 +23,6 @@ from specscope.envelope import envelope
 from specscope.errors import UserError
 from specscope.lifetime import Lifetime
 from specscope.terminal import text_console
-from specscope.trace.files import PAGE, check_output
 from specscope.trace.record.vocabulary import shell_word
 from specscope.trace.stored import as_runs, every_run
 
@@ -74,7 +72,6 @@ class WithCommand(Verb):
     '"tau where label kind is code". Several are joined by "or".',
 )
 @json_option("Print everything as JSON.")
-@click.option("--html", metavar="PAGE", help="Write a self-contained HTML page with plots.")
 @click.option("--screen", "screen", is_flag=True, help="Show the pairs on a screen, and both trees where they part.")
 @reads_watched
 @fetches_captures
@@ -85,7 +82,6 @@ def compare(
     others: tuple[str, ...],
     limits: tuple[str, ...],
     as_json: bool,
-    html: str | None,
     screen: bool,
 ) -> None:
     """Compare two captures: configuration, where outputs part, and acceptance.
@@ -105,10 +101,8 @@ def compare(
     from specscope.analyze.compare.side import NoStepsError, read_sides
 
     a, b = _sides(captures, others)
-    if html is not None:
-        check_output(html, "--html", (*a, *b), PAGE)
-    if screen and (as_json or html is not None):
-        raise UserError("--screen shows a screen: leave out --json and --html")
+    if screen and as_json:
+        raise UserError("--screen shows a screen: leave out --json")
     if screen:
         need_terminal(f"specscope compare {' '.join(map(shell_word, captures))}")
     asked = [limit for text in limits for limit in parse(text)]
@@ -116,7 +110,7 @@ def compare(
         with reading_bar("reading") as progress:
             sides = read_sides(a, b, progress)
     except NoStepsError:
-        counts_code = _counts(a, b, asked, as_json=as_json, more=bool(html or screen))
+        counts_code = _counts(a, b, asked, as_json=as_json, more=screen)
         if counts_code is None:
             raise
         sys.exit(counts_code)
@@ -129,13 +123,11 @@ def compare(
         first = lambda look: CompareScreen(look, compared)  # noqa: E731
         run_answer(lifetime, "specscope compare", first, help_lines, sides[0].vocabulary)
         return
-    from specscope.analyze.compare.page import render_html, render_text
+    from specscope.analyze.compare.tables import render_text
 
-    if html is not None:
-        write_page(html, render_html(comparison))
     if as_json:
         _print_json(comparison.to_dict(), (comparison.a, comparison.b), comparison.exit_code)
-    elif html is None:
+    else:
         render_text(comparison, text_console())
     if comparison.exit_code:
         sys.exit(comparison.exit_code)
@@ -149,7 +141,7 @@ def _counts(a: list[str], b: list[str], asked: Sequence[Threshold], *, as_json: 
     if counts is None:
         return None
     if more:
-        raise UserError("these captures hold counts only: their figures are compared; leave out --html, --screen")
+        raise UserError("these captures hold counts only: their figures are compared; leave out --screen")
     code = int(any(condition.hit for condition in counts.conditions))
     if as_json:
         _print_json(counts.to_dict(), (counts.a, counts.b), code, counts.warnings)

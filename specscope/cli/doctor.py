@@ -71,7 +71,6 @@ def examine(*, step: bool = False) -> Iterator[Examined]:
     yield _terminal()
     yield from _torch()
     yield from (_package(name) for name in ("transformers", "textual", "opentelemetry-sdk", "gguf"))
-    yield _package("matplotlib", "for specscope report --html: pip install 'specscope[html]'", needed=False)
     yield _package("pyarrow", "for specscope export: pip install 'specscope[export]'", needed=False)
     yield _model()
     yield _head()

@@ -1,10 +1,11 @@
-"""`specscope export`: captures as Parquet tables, or a part of one as a capture."""
+"""`specscope export`: captures as Parquet tables or as a page, or a part of one as a capture."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,33 +15,52 @@ from specscope.cli.help import verb
 from specscope.cli.options import asked_privacy, no_clobber_option, privacy_options
 from specscope.cli.streams import say, warn
 from specscope.errors import UserError
-from specscope.trace.files import CAPTURE, Existing, check_output
+from specscope.trace.files import CAPTURE, PAGE, Existing, check_output
 from specscope.trace.history.wording import plural
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.vocabulary import printable
-from specscope.trace.stored import CaptureSource, as_runs
+from specscope.trace.stored import CaptureSource, as_runs, every_run
+
+if TYPE_CHECKING:
+    from specscope.page.write import PageRun
 
 PART = (".jsonl", ".jsonl.gz", ".jsonl.zst")
-FORMS = "give a folder for Parquet tables, or a name in .jsonl, .jsonl.gz or .jsonl.zst for a part of a capture"
+PAGES = (".html", ".htm")
+FORMS = (
+    "give a folder for Parquet tables, a name in .html for a page, or one in .jsonl, .jsonl.gz or .jsonl.zst for a "
+    "part of a capture"
+)
 
 
 @verb(epilog=X_RULE)
 @click.argument("captures", nargs=-1, required=True, type=PLACE, metavar="CAPTURE[#REQUEST[@STEP[:LAST]]]...")
 @click.option(
-    "-o", "--output", required=True, metavar="DIR|FILE", help="A folder for tables, or the name of a capture."
+    "-o", "--output", required=True, metavar="DIR|FILE", help="A folder for tables, or the name of a page or capture."
+)
+@click.option(
+    "--findings",
+    type=click.Choice(["verify", "diagnose", "none"]),
+    default="verify",
+    show_default=True,
+    help="Of a page: the judge whose findings it shows. diagnose loads the models.",
 )
 @no_clobber_option
 @privacy_options
 @fetches_captures
-def export(captures: tuple[str, ...], output: str, *, no_clobber: bool, **flags: Any) -> None:  # noqa: ANN401
-    """Write captures as Parquet tables, or a part of a capture as a capture.
+def export(captures: tuple[str, ...], output: str, findings: str, *, no_clobber: bool, **flags: Any) -> None:  # noqa: ANN401
+    """Write captures as one HTML page, as Parquet tables, or a part of a capture as a capture.
 
     \b
+      specscope export run.jsonl -o run.html                 a page that any browser opens, offline
+      specscope export run.jsonl#r3 -o part.html             of one request
+      specscope export before.jsonl after.jsonl -o x.html    of two captures, compared
       specscope export run.jsonl -o tables                   tables for pandas, DuckDB and other tools
       specscope export run.jsonl#r3 -o part.jsonl            a request, to attach to an issue
       specscope export run.jsonl#r3@17 -o part.jsonl         a step of it
       specscope export run.jsonl#r3@10:40 -o part.jsonl      its steps 10 to 40, both included; 10: goes to its end
       specscope export run.jsonl#r3@10:40 run.jsonl#r5 -o part.jsonl.gz --no-text
+
+    A page holds the whole run: every step, tree and decision, and links to each. It needs no network and no server.
 
     A folder gets the tables runs, requests, steps (one row for each request and step), nodes (one for each drafted
     token), finals (the token that ended each decode step), tokens (texts) and intervals (of captures that hold counts
@@ -51,13 +71,66 @@ def export(captures: tuple[str, ...], output: str, *, no_clobber: bool, **flags:
     reads a part.
     """
     existing = Existing.REFUSE if no_clobber else Existing.REPLACE
-    is_part = output.endswith(PART) and not Path(output).is_dir()
-    if Path(output).suffix and not is_part and not Path(output).is_dir():
+    folder = Path(output).is_dir() or not Path(output).suffix
+    is_page = output.lower().endswith(PAGES) and not folder
+    write = _write_part if output.endswith(PART) and not folder else _write_tables
+    if not folder and not is_page and write is _write_tables:
         raise UserError(f"-o {output}: {FORMS}")
+    if findings != "verify" and not is_page:
+        raise UserError(f"--findings is for a page, and {output} is none: write -o run.html")
     from specscope.trace.wire.reading import split_file
 
-    write, named = _write_part if is_part else _write_tables, [split_file(capture) for capture in captures]
-    write(named, output, asked_privacy(flags), existing)
+    named, privacy = [split_file(capture) for capture in captures], asked_privacy(flags)
+    if is_page:
+        _write_page(named, output, privacy, existing, findings)
+    else:
+        write(named, output, privacy, existing)
+
+
+def _write_page(
+    named: Sequence[tuple[str, str]], output: str, privacy: Privacy, existing: Existing, findings: str
+) -> None:
+    from specscope.page.write import write_page
+
+    files = as_runs(list(dict.fromkeys(file for file, _ in named)))
+    files = files if len(files) == 2 else [run for file in files for run in every_run(file)]
+    if len(files) > 2:
+        raise UserError(f"{output} takes one capture, or two that are compared: {len(files)} were given")
+    if len(files) == 2 and (place := next((place for _, place in named if place), "")):
+        raise UserError(f"#{printable(place)} names a part: a page takes parts of one capture, or two whole captures")
+    check_output(output, "-o", files, PAGE, existing)
+    with reading_bar("reading") as progress:
+        runs = [_run(file, [place for _, place in named if place], privacy, progress) for file in files]
+    for run in runs if len(runs) == 2 else ():
+        need_steps(run.history, run.source, "compared on a page")
+    if findings == "diagnose":
+        from specscope.cli.judges.diagnose import said_of
+
+        runs = [replace(run, diagnosed=said_of(run.history, run.source, run.warnings)) for run in runs]
+    size = write_page(output, runs, findings)
+    say(f"wrote {output}: {plural(sum(len(run.history.steps) for run in runs), 'step')}, {plural(size, 'byte')}")
+
+
+def _run(file: str, places: Sequence[str], privacy: Privacy, progress: Callable[[float], None] | None) -> PageRun:
+    """A capture, or these places of it, without what is left out."""
+    from specscope.page.run import kept
+    from specscope.page.write import PageRun
+    from specscope.trace.extract import part_of
+    from specscope.trace.wire.reading import read_capture
+
+    reader = read_capture(file, progress)
+    history, warnings = reader.history, [*reader.warnings]
+    if places:
+        need_steps(history, file, "exported in part")
+        part = part_of(history, places, privacy)
+        warnings.append(f"a part: {', '.join(part.requests)}; left out: {', '.join(part.left_out)}")
+        history = kept(history, part.records, privacy)
+        history.in_part = True
+    elif privacy:
+        history = kept(history, history.steps, privacy)
+    for warning in warnings:
+        warn(warning)
+    return PageRun(file, history, warnings)
 
 
 def _write_tables(named: Sequence[tuple[str, str]], folder: str, privacy: Privacy, existing: Existing) -> None:

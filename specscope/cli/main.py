@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import specscope
-from specscope.cli.arguments import DEBUGGED, FIGURES, FILE, PLACE, PROMPT, X_RULE, What, whole_from
+from specscope.cli.arguments import DEBUGGED, FIGURES, PLACE, PROMPT, X_RULE, What, whole_from
 from specscope.cli.captures import (
     fetches_captures,
     json_option,
@@ -22,7 +22,6 @@ from specscope.cli.captures import (
     print_json,
     read_branch,
     reads_watched,
-    write_page,
 )
 from specscope.cli.compare import compare
 from specscope.cli.doctor import doctor
@@ -55,7 +54,7 @@ from specscope.lifetime import Lifetime
 from specscope.plans.plan import LONGEST, translated
 from specscope.terminal import text_console
 from specscope.trace.checked import decoded
-from specscope.trace.files import PAGE, check_output, read_lines
+from specscope.trace.files import read_lines
 from specscope.trace.record.vocabulary import shell_word
 from specscope.trace.stored import as_runs, every_run
 from specscope.tree_shape import MAX_NODES
@@ -266,9 +265,8 @@ def open_recording(lifetime: Lifetime, file: str) -> None:
 @cli.command(epilog=X_RULE)
 @click.argument("captures", nargs=-1, required=True, type=FIGURES, metavar="CAPTURE...")
 @json_option("Print all figures, and every request, as JSON.")
-@click.option("--html", metavar="PAGE", type=FILE, help="Write a self-contained HTML page with plots.")
 @click.option("--branch", type=whole_from(0, 2**31), metavar="N", help="Report on this branch.  [default: the last]")
-@click.option("--top", type=whole_from(1, 2**31), metavar="N", help="N rejected tokens.  [default: 10; 20 in HTML]")
+@click.option("--top", type=whole_from(1, 2**31), metavar="N", help="N rejected tokens.  [default: 10]")
 @click.option(
     "--fail-if",
     metavar="CONDITION",
@@ -276,14 +274,11 @@ def open_recording(lifetime: Lifetime, file: str) -> None:
 )
 @reads_watched
 @fetches_captures
-def report(
-    captures: tuple[str, ...], as_json: bool, html: str | None, branch: int | None, top: int | None, fail_if: str | None
-) -> None:
+def report(captures: tuple[str, ...], as_json: bool, branch: int | None, top: int | None, fail_if: str | None) -> None:
     """Print the acceptance figures of CAPTURE.
 
     \b
       specscope report run.jsonl
-      specscope report run.jsonl --html page.html
       specscope report run*.jsonl                                               pooled, and each by itself
       specscope report http://localhost:8000/metrics --fail-if "tau < 1.5"      one reading of a server
 
@@ -296,8 +291,6 @@ def report(
     from specscope.analyze.report import build_report, several
 
     need_different(captures)
-    if html is not None:
-        check_output(html, "--html", captures, PAGE)
     reports, warnings = [], []
     for file in (run for capture in as_runs(captures) for run in every_run(capture)):
         reader = read_branch(file, branch)
@@ -305,15 +298,11 @@ def report(
         warnings += reader.warnings
     figures, conditions = several(reports), gate(captures, fail_if) if fail_if else ()
     code = int(any(condition.hit for condition in conditions))
-    if html is not None:
-        from specscope.analyze import page
-
-        write_page(html, page.render_html(figures, top or page.TOP))
     if as_json:
         print_json(_as_json(figures, conditions, code))
         for warning in warnings:
             warn(warning)
-    elif html is None:
+    else:
         from specscope.analyze.text import TOP, render_several, render_text
 
         if len(reports) == 1:

@@ -25,7 +25,7 @@ from specscope.cli.streams import say, warn
 from specscope.envelope import envelope
 from specscope.errors import UserError
 from specscope.terminal import text_console
-from specscope.trace.files import FIGURES, PLOT, check_output
+from specscope.trace.files import FIGURES, check_output
 from specscope.trace.stored import as_runs
 
 if TYPE_CHECKING:
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
 @click.option("--target", metavar="MODEL", help="The target.  [default: the capture's]")
 @click.option("--draft-model", metavar="MODEL", help="The drafter's model or EAGLE head.  [default: the capture's]")
 @json_option("Print JSON.")
-@click.option("--plot", metavar="FILE", help="Write the curves to this file, .svg or .png.")
 @fetches_captures
 def tune(
     captures: tuple[str, ...],
@@ -64,7 +63,6 @@ def tune(
     asked: tuple[str, ...],
     costs: str | None,
     prompts: str | None,
-    plot: str | None,
     *,
     no_costs: bool,
     check: bool,
@@ -85,7 +83,7 @@ def tune(
     from specscope.plans.plan import parse_plan
 
     need_different(captures)
-    _check_flags(captures, costs, prompts, plot, no_costs=no_costs, check=check)
+    _check_flags(captures, costs, prompts, no_costs=no_costs, check=check)
     wanted = {str(plan): plan for plan in map(parse_plan, asked)}
     data, warnings = _read(as_runs(captures))
     priced: Costs | None = None
@@ -109,11 +107,11 @@ def tune(
         if tuning.choice is None:
             raise UserError("--check measures the choice, and there is none: the costs are not known")
         tuning = _check(tuning, data, engine or _engine(data, batch, **models), batch, nodes, prompts)
-    _show(tuning, as_json=as_json, plot=plot)
+    _show(tuning, as_json=as_json)
 
 
 def _check_flags(
-    captures: Sequence[str], costs: str | None, prompts: str | None, plot: str | None, *, no_costs: bool, check: bool
+    captures: Sequence[str], costs: str | None, prompts: str | None, *, no_costs: bool, check: bool
 ) -> None:
     """Refuse flags that do not fit together, before anything is read. Raises UserError."""
     if no_costs and (costs is not None or check):
@@ -127,10 +125,6 @@ def _check_flags(
         read_prompts(prompts, SamplingParams(), raw=False)  # errors in them are reported before costs are measured
     if costs is not None and not Path(costs).exists():
         check_output(costs, "--costs", captures, FIGURES)
-    if plot is not None:
-        if Path(plot).suffix.lower() not in (".svg", ".png"):
-            raise UserError(f"--plot {plot}: write a name that ends in .svg or .png")
-        check_output(plot, "--plot", captures, PLOT)
 
 
 def _read(captures: Sequence[str]) -> tuple[Recorded, list[str]]:
@@ -190,12 +184,7 @@ def _check(tuning: Tuning, data: Recorded, engine: Any, batch: int, nodes: int, 
         return checked(tuning, data, engine, batch, nodes, prompts, progress)
 
 
-def _show(tuning: Tuning, *, as_json: bool, plot: str | None) -> None:
-    if plot is not None:
-        from specscope.analyze.tune.plots import write_plot
-
-        write_plot(tuning, plot)
-        say(f"wrote {plot}")
+def _show(tuning: Tuning, *, as_json: bool) -> None:
     if as_json:
         print_json(envelope("tune", tuning.to_dict(), source=tuning.sources, warnings=tuning.warnings))
         for warning in tuning.warnings:

@@ -17,22 +17,18 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
-from io import BytesIO
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from specscope.errors import UserError
 from specscope.trace.record.vocabulary import printable, shell_word
-from specscope.whole_file import open_device, write_whole
+from specscope.whole_file import open_device
 
 try:
     import fcntl
 except ImportError:  # not on every system: nothing is locked there
     fcntl = None  # type: ignore[assignment]
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 LONGEST_LINE = 8 * 2**20  # bytes
 LARGEST = 256 * 2**20  # bytes of a file of lines
@@ -54,7 +50,6 @@ class Made:
 CAPTURE = Made((b'{"resourcespans":',), b'"specscope.run.id"')
 PAGE = Made((b"<!doctype html>",), b"<title>specscope ")
 FIGURES = Made((b"{\n",), b'"specscope')  # indented, which a line of JSON Lines never is
-PLOT = Made((b"<?xml", b"\x89png"), b"matplotlib")
 
 
 class Existing(Enum):
@@ -227,15 +222,6 @@ def _is_same(name: str | os.PathLike[str], status: os.stat_result) -> bool:
 def keep_spaces(svg: str) -> str:
     """The picture, such that every renderer keeps the spaces of its texts: some cut those at the ends."""
     return svg.replace("<text ", '<text xml:space="preserve" ')
-
-
-def save_figure(figure: Figure, path: str) -> None:
-    """A plot as SVG or PNG, by the name's end; the same figure gives the same SVG. Raises UserError."""
-    kind = Path(path).suffix.lower().removeprefix(".")
-    picture = BytesIO()
-    figure.savefig(picture, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
-    data = picture.getvalue()
-    write_whole(path, keep_spaces(data.decode()).encode() if kind == "svg" else data)
 
 
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"

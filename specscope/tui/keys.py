@@ -1,12 +1,18 @@
-"""Every key, once: bindings, the words at a screen's foot, the help page and the command palette are made of these."""
+"""Every key, once: bindings, the words at a screen's foot, help, the command palette and the page are made of these.
+
+And what marks, colours and figures mean.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from textual.binding import Binding, BindingType
+if TYPE_CHECKING:
+    from textual.binding import BindingType
+
+    from specscope.tui.text import Ink
 
 
 @dataclass(frozen=True)
@@ -99,6 +105,29 @@ FOOT: dict[
     "help": ("help", "?", "help", "always"),
     "quit": ("quit", "q", "quit", "always"),
 }
+MARKS: tuple[tuple[str, Ink, str], ...] = (
+    ("✓", "accepted-strong", "accepted: its coin was below a"),
+    ("✗", "rejected", "rejected: its coin was a or more"),
+    ("·", "faint", "untried: the path ended or went elsewhere"),
+    ("≈", "warn", "near tie: rounding could flip it"),
+    ("»", "strong", "the final token; in a fork, the first difference"),
+    ("▮▯", "accepted-strong", "accepted depth, out of the tree's depth"),
+)
+COLOURS: tuple[tuple[str, Ink, str], ...] = (
+    ("accepted", "accepted", "drafted and accepted"),
+    ("recovered", "recovered", "after a rejection: from the residual, or the target's choice"),
+    ("bonus", "bonus", "drawn after a fully accepted path"),
+    ("target", "target", "drawn where nothing was drafted"),
+)
+FIGURES = ("raw_p", "p", "q", "draft_p", "p_tried", "q_tried", "u", "a", "residual")  # of a node, on the screens
+RATES: tuple[tuple[str, str], ...] = (
+    ("τ", "mean acceptance length: 1 + accepted / drafts"),
+    ("nodes", "draft acceptance rate: accepted / drafted nodes"),
+    ("depth", "accepted depth / depth of the tree"),
+    ("corrected", "accepted at the depth / drafts that proposed it"),
+    ("cond", "conditional rate: accepted / tried this deep"),
+    ("tokens", "output tokens so far"),
+)
 ASKING = ("ask_prompt", "cancel")  # what only an engine that takes commands can do
 
 
@@ -119,6 +148,8 @@ def of_app(*actions: str) -> tuple[Key, ...]:
 
 def bound(keys: Iterable[Key]) -> list[BindingType]:
     """The keys as Textual's bindings."""
+    from textual.binding import Binding
+
     return [Binding(key.keys, key.action, key.command, show=False) for key in keys if key.keys]
 
 

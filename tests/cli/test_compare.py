@@ -94,14 +94,6 @@ def test_fail_if_is_given_several_times(runs):
     assert [one["hit"] for one in json.loads(out)["conditions"]] == [False, True]
 
 
-def test_the_page(runs, tmp_path):
-    page = tmp_path / "page.html"
-    code, out, err = compare(runs / "a1.jsonl", runs / "worse.jsonl", "--html", page)
-    assert (code, out) == (1, "")
-    assert err == f"wrote {page}\n"
-    assert page.read_text().endswith("</html>\n") or page.read_text().endswith("</html>")
-
-
 def test_an_older_kind_of_run_is_compared_by_what_both_have():
     code, out, _ = compare(EAGLE, NGRAM)
     assert code == 0
@@ -125,7 +117,6 @@ BAD = [
     ((SAMPLED, EAGLE, "--fail-if", "tau where kind is code drops > 1%"), "do not show this figure"),
     ((SAMPLED, EAGLE, "--fail-if", "length drops > 1%"), "tokens per step, whole paths"),
     ((SAMPLED, EAGLE, "--fail-if", "depth 99 rate drops > 1%"), "do not show this figure"),
-    ((SAMPLED, EAGLE, "--html", SAMPLED), "overwrite the input"),
     ((SAMPLED, EAGLE, "--screen", "--json"), "--screen shows a screen"),
     ((SAMPLED, EAGLE, "--screen"), "needs a terminal"),
 ]

@@ -43,7 +43,7 @@ def words_of(folder):
             [cut],
             [head],
             [counts],
-            [EAGLE, "--html", str(folder / "page.html"), "--fail-if", "tau > 9"],
+            [EAGLE, "--fail-if", "tau > 9"],
         ],
         "verify": [[EAGLE], [PLANTED], [head], [EAGLE, cut, PLANTED], [EAGLE, head]],
         "diagnose": [
@@ -144,12 +144,6 @@ def test_text_of_a_capture_is_exact_and_moves_no_cursor(tmp_path):
     assert all(c.isprintable() or c == "\n" for c in out)
     assert any(group["value"] == label for group in json.loads(out)["captures"][0]["groups"]["kind"])
     assert "ü漢" in out
-
-
-def test_a_page_that_cannot_be_written_is_said_in_json_too(folder):
-    code, out, err = run_here(["report", EAGLE, "--html", "/dev/full", "--json"])
-    assert (code, json.loads(out)["error"]) == (2, "cannot write /dev/full: No space left on device")
-    assert err == "specscope: error: cannot write /dev/full: No space left on device\n"
 
 
 def test_a_file_whose_name_is_not_text(tmp_path):

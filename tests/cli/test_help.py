@@ -82,7 +82,7 @@ def completed(*words):
 
 def test_completion():
     assert completed("re") == ["plain,report"]
-    assert "plain,--html" in completed("report", "--")
+    assert "plain,--branch" in completed("report", "--")
     assert completed("report", "tra") == ["file,tra"]
     assert completed("compare", "a.jsonl", "b") == ["file,b"]
 

@@ -55,7 +55,7 @@ def test_capture_and_report(captured):
     assert by_id["r0"]["prompt"] == "abcabcabc"
     assert len(by_id["r0"]["origins"]) == 20
     page = path.with_suffix(".html")
-    assert specscope("report", path, "--html", page).returncode == 0
+    assert specscope("export", path, "-o", page).returncode == 0
     assert "<html" in page.read_text()
 
 

@@ -1,4 +1,4 @@
-"""`specscope tune`: text, JSON, plots, costs from a file, and what it refuses."""
+"""`specscope tune`: text, JSON, costs from a file, and what it refuses."""
 
 import dataclasses
 import json
@@ -69,14 +69,6 @@ def test_json(costs):
     assert low < value < high
 
 
-@pytest.mark.parametrize(("name", "begins"), [("p.svg", b"<?xml"), ("p.png", b"\x89PNG")])
-def test_a_plot(name, begins, costs, tmp_path):
-    result = run(EAGLE, "--costs", costs, "--plot", tmp_path / name)
-    assert result.exit_code == 0, result.output
-    assert (tmp_path / name).read_bytes().startswith(begins)
-    assert run(EAGLE, "--no-costs", "--plot", tmp_path / name).exit_code == 0  # over an older one
-
-
 def test_with_costs_from_a_file_no_torch_is_loaded(costs):
     code = f"""
 import sys
@@ -96,7 +88,6 @@ def refused(result):
 def test_what_does_not_fit_together_is_refused(costs, tmp_path):
     assert "--no-costs measures nothing" in refused(run(EAGLE, "--no-costs", "--check"))
     assert "add --check" in refused(run(EAGLE, "--no-costs", "--prompts", "x"))
-    assert "ends in .svg or .png" in refused(run(EAGLE, "--no-costs", "--plot", tmp_path / "p.gif"))
     assert "holds the costs of drafter eagle" in refused(run(TRACES / "ngram.jsonl", "--costs", costs))
     assert "give --batch 1" in refused(run(EAGLE, "--costs", costs, "--batch", 2))
     assert "it looked at 4 children" in refused(run(EAGLE, "--no-costs", "--tree", "dynamic:8,depth=2,top=8"))

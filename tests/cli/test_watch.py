@@ -130,8 +130,8 @@ def test_report_replays_the_figures(captured, tmp_path):
     assert told["pooled"]["emitted"] is None
     assert told["pooled"]["kinds"] is None
     page = tmp_path / "page.html"
-    assert run_here(["report", captured, "--html", str(page)])[0] == 0
-    assert "Acceptance by depth" in page.read_text()
+    assert run_here(["export", captured, "-o", str(page)])[0] == 0
+    assert "Acceptance, over all intervals" in page.read_text()
 
 
 @pytest.mark.parametrize(
@@ -158,9 +158,9 @@ def test_compare_compares_figures(captured, tmp_path):
     code, out, _ = run_here(["compare", captured, sampled, "--fail-if", "tau rises > 2%"])
     assert code == 1
     assert "FAIL" in out
-    code, _, err = run_here(["compare", captured, sampled, "--html", str(tmp_path / "page.html")])
+    code, _, err = run_here(["export", captured, sampled, "-o", str(tmp_path / "page.html")])
     assert code == 2
-    assert "leave out --html" in err
+    assert "cannot be compared on a page: the capture holds counts only" in err
     head = tmp_path / "head.jsonl"
     head.write_text(Path(sampled).read_text().splitlines(keepends=True)[0])
     assert "there is nothing to compare" in run_here(["compare", str(head), sampled])[2]

@@ -11,8 +11,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from specscope.analyze.compare.comparison import compare
-from specscope.analyze.compare.page import render_text as compare_text
 from specscope.analyze.compare.side import read_sides
+from specscope.analyze.compare.tables import render_text as compare_text
 from specscope.analyze.report import build_report
 from specscope.analyze.table import Table
 from specscope.analyze.text import render_text as report_text

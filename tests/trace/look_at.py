@@ -9,12 +9,13 @@ from pathlib import Path
 import orjson
 from rich.console import Console
 
-from specscope.analyze.page import render_html
-from specscope.analyze.report import build_report, several
+from specscope.analyze.report import build_report
 from specscope.analyze.text import render_text
 from specscope.cli.debug import over_capture
 from specscope.debug.viewer import Viewer
 from specscope.errors import UserError
+from specscope.page.write import PageRun
+from specscope.page.write import page as page_of
 from specscope.trace.history.history import History
 from specscope.trace.wire.reading import CaptureReader
 from specscope.tui.look import Look
@@ -47,7 +48,7 @@ def look_at(path: Path, *, page: bool = False) -> int:
     render_text(report, Console(file=out, width=120))
     plain("report", out.getvalue())
     if page:
-        plain("page", render_html(several([report])))
+        plain("page", b"".join(page_of([PageRun(str(path), history, reader.warnings)])).decode())
     if not history.counts_only:
         debug(path, history)
     draw(reader)

@@ -112,6 +112,21 @@ def resampled(sums: Doubles, clusters: int) -> Doubles:
     return np.concatenate(parts)
 
 
+def alone(top: Doubles, bottom: Doubles, offset: float = 0.0) -> tuple[float, float] | None:
+    """The 95 % interval of one run's figure, from sums [requests]; None where too few requests have it."""
+    some = bottom > 0
+    n = int(some.sum())
+    if n < FEWEST or not top.any():
+        return None
+    drawn = resampled(np.stack([top[some], bottom[some]], axis=1), n)
+    figures = drawn[:, 0] / drawn[:, 1] + offset
+    if not (figures > 0).all():
+        return None
+    value = float(top[some].sum() / bottom[some].sum()) + offset  # at least `offset`
+    half = t_quantile((1 + LEVEL) / 2, n - 1) * math.sqrt(n / (n - 1)) * float(np.std(np.log(figures), ddof=1))
+    return max(value * math.exp(-half), offset), value * math.exp(half)
+
+
 def _estimate(ratio: Ratio, drawn: Doubles) -> Estimate:
     """`drawn`: [replicates, 4] the sums of A's and B's top, and of A's and B's bottom."""
     below = [float(side.sum()) for side in ratio.bottom]

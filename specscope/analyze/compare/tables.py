@@ -1,4 +1,4 @@
-"""A comparison as tables of strings: what text and page both show, worded and formatted once."""
+"""A comparison as tables of strings: what text and page both show, worded and formatted once; and as text."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from rich.console import Console
+from rich.text import Text
+
 from specscope.analyze.compare.align import PairedBy
 from specscope.analyze.compare.bootstrap import Estimate
 from specscope.analyze.compare.config import NOT_KNOWN
 from specscope.analyze.compare.failif import FailCondition
 from specscope.analyze.compare.figures import LABEL
 from specscope.analyze.compare.parting import Decision, Half, Parting
-from specscope.analyze.compare.result import Comparison, Pair, accused
+from specscope.analyze.compare.result import Comparison, Pair, Sameness, accused
 from specscope.analyze.table import NONE, Table, count, number, one_line, percent
 from specscope.analyze.tables import MOST_SHOWN
+from specscope.analyze.text import header_block, table_block
 from specscope.trace.history.loops import LONGEST, TIMES
 from specscope.trace.history.wording import plural
 from specscope.trace.record.vocabulary import printable
@@ -23,6 +27,7 @@ PARTINGS_SHOWN = 20
 DETAILED = 3  # partings whose decisions are shown
 GROUPS_SHOWN = 40
 CHANGED = 8  # requests, labels and depths that changed most
+STYLES = {Sameness.SAME: "bold green", Sameness.DIFFERENT: "bold red"}
 VALUE_SHOWN = 2000  # characters of a value of the configuration: a tree is whole, a schema may be cut
 
 
@@ -243,3 +248,19 @@ def conditions(asked: Sequence[FailCondition], note: str = "") -> Table:
     """The outcome of each --fail-if condition."""
     rows = [(printable(condition.text), "FAIL" if condition.hit else "ok", condition.detail) for condition in asked]
     return Table("--fail-if", ("condition", "", "change"), rows, note, frozenset(["", "change"]))
+
+
+def render_text(comparison: Comparison, console: Console) -> None:
+    """Print it. Text of models and users is never read as markup, and holds no control characters."""
+    console.print(header_block(header(comparison)))
+    for warning in comparison.warnings:
+        console.print(Text(f"! {printable(warning)}", style="yellow"))
+    console.print()
+    console.print(Text(f"{comparison.summary}", style=STYLES.get(comparison.answer, "bold yellow")))
+    console.print(Text(printable(comparison.headline), style="bold"))
+    for reason in comparison.reasons:
+        console.print(Text(f"  • {printable(reason)}"))
+    for line in comparison.missing:
+        console.print(Text(f"  – {printable(line)}", style="dim"))
+    for table in tables(comparison):
+        console.print(table_block(table))

@@ -47,7 +47,7 @@ def render_check(check: Finding, source: str, console: Console) -> None:
     """A check in a line, and what failed in a few more."""
     mark, style = MARKS[check.result]
     line = Text(f"{mark} {check.name:<{NAME}}", style=style if check.result is not CheckResult.PASSED else "")
-    line.append(f" {_figures(check)}")
+    line.append(f" {figures_of(check)}")
     console.print(line, soft_wrap=True)
     if check.result is not CheckResult.FAILED:
         return
@@ -58,7 +58,8 @@ def render_check(check: Finding, source: str, console: Console) -> None:
         console.print(Text(f"    {check.example}: {check.example.command(source)}"), soft_wrap=True)
 
 
-def _figures(check: Finding) -> str:
+def figures_of(check: Finding) -> str:
+    """Its figures in a line."""
     if check.result is CheckResult.SKIPPED:
         return f"skipped: {check.note}"
     if check.statistic is not None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 import click
+from rich.console import Console
 
 from specscope import __version__
+from specscope.analyze.findings import Exit
 from specscope.analyze.locate.located import Stage
 from specscope.cli.arguments import PLACE, X_RULE, whole_from
 from specscope.cli.captures import fetches_captures, json_option, judge_each, progress_bar
@@ -27,6 +30,7 @@ from specscope.trace.history.wording import failures
 
 if TYPE_CHECKING:
     from specscope.analyze.audit.options import Options
+    from specscope.analyze.diagnose.diagnosis import Diagnosis
     from specscope.analyze.diagnose.judged import JudgedCase
     from specscope.analyze.locate.located import Location
     from specscope.trace.history.history import History
@@ -147,29 +151,10 @@ def _check_flags(
 
 def _examine(file: str, asked: JudgeFlags, *, models: bool, known: bool) -> Mapping[str, Any]:
     """Diagnose a capture; printed in words unless as JSON. Raises UserError."""
-    from specscope.analyze.diagnose.run import examine
-
     reader = asked.read(file)
     options, why = _options(reader.history, asked) if models else (None, "")
-    with progress_bar() as progress:
-
-        def place_of(session: JudgedCase, little: bool) -> Location:
-            from specscope.measure.locate.locate import locate_in
-
-            return locate_in(session, progress=progress, little=little)
-
-        diagnosis = examine(
-            reader.history,
-            file,
-            options,
-            left_out=[why] if why else [],
-            declined=[] if models else ["audit: --no-audit was given"],
-            warnings=reader.warnings,
-            progress=progress,
-            known=known,
-            locate=place_of,
-        )
-    diagnosis = replace(diagnosis, builds=f"{diagnosis.builds}; judged by specscope {__version__}")
+    more = {"left_out": [why] if why else [], "declined": [] if models else ["audit: --no-audit was given"]}
+    diagnosis = diagnosis_of(reader.history, file, options, warnings=reader.warnings, known=known, **more)
     if not asked.as_json:
         from specscope.analyze.diagnose.text import render_diagnosis
 
@@ -179,6 +164,34 @@ def _examine(file: str, asked: JudgeFlags, *, models: bool, known: bool) -> Mapp
     for warning in warnings:
         warn(warning)
     return of_capture(file, diagnosis.to_dict(file), code=diagnosis.exit, warnings=warnings)
+
+
+def diagnosis_of(history: History, file: str, options: Options | None, **more: Any) -> Diagnosis:  # noqa: ANN401
+    """What diagnose finds; `more`: as `examine` takes it. Raises UserError."""
+    from specscope.analyze.diagnose.run import examine
+
+    with progress_bar() as progress:
+
+        def place_of(session: JudgedCase, little: bool) -> Location:
+            from specscope.measure.locate.locate import locate_in
+
+            return locate_in(session, progress=progress, little=little)
+
+        diagnosis = examine(history, file, options, progress=progress, locate=place_of, **more)
+    return replace(diagnosis, builds=f"{diagnosis.builds}; judged by specscope {__version__}")
+
+
+def said_of(history: History, file: str, warnings: Sequence[str]) -> tuple[bool, list[str]]:
+    """Whether diagnose finds something wrong with a run, and what it prints. Raises UserError."""
+    from specscope.analyze.diagnose.text import render_diagnosis
+    from specscope.live.start import share_cores
+
+    share_cores()
+    options, why = _options(history, JudgeFlags(None, None, None, None, None, as_json=False))
+    diagnosis = diagnosis_of(history, file, options, warnings=warnings, left_out=[why] if why else [])
+    text = StringIO()
+    render_diagnosis(diagnosis, file, Console(file=text, width=110, no_color=True))
+    return diagnosis.exit is Exit.INCONSISTENT, text.getvalue().splitlines()
 
 
 def _options(history: History, asked: JudgeFlags) -> tuple[Options | None, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from functools import cache
 from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
@@ -103,7 +103,7 @@ def strip(value: T, level: Privacy) -> T:
     """A record, or a part of one, as it is kept at a level; the same object where nothing is left out."""
     if level is Privacy.EVERYTHING:
         return value
-    if isinstance(value, tuple):
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):  # a step's requests in a run are no tuple
         parts = tuple(strip(part, level) for part in value)
         return value if all(map(operator.is_, parts, value)) else parts  # type: ignore[return-value]
     if not dataclasses.is_dataclass(value) or isinstance(value, type):

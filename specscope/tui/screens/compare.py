@@ -16,10 +16,10 @@ from specscope.analyze.compare.parting import PartingCause
 from specscope.analyze.compare.result import Comparison, Pair
 from specscope.analyze.compare.side import Side
 from specscope.analyze.compare.tables import changes, configuration
-from specscope.tui.keys import ALONE, Key, bound, foot, of_app
+from specscope.tui.keys import ALONE, COLOURS, MARKS, Key, bound, foot, of_app
 from specscope.tui.look import Look
 from specscope.tui.screens.beside import Beside, BesideScreen
-from specscope.tui.screens.help import COLOURS, MARKS, NODE, Part, Row, two_columns
+from specscope.tui.screens.help import NODE, Part, Row, two_columns
 from specscope.tui.screens.over import Over, close
 from specscope.tui.text import NOTHING, Ink, Line, clean, cut, cut_apart, figure, folded, left, right
 from specscope.tui.widgets.lines import Panel, Sheet

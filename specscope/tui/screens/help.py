@@ -12,34 +12,11 @@ from textual.screen import ModalScreen
 
 from specscope.trace.words import NODE as NODE_FIELDS
 from specscope.trace.words import label as field_label
-from specscope.tui.keys import KEYS
+from specscope.tui.keys import COLOURS, FIGURES, KEYS, MARKS, RATES
 from specscope.tui.text import Ink, Line, labelled
 from specscope.tui.widgets.decision import beside
 from specscope.tui.widgets.lines import Lines, Sheet
 
-MARKS: tuple[tuple[str, Ink, str], ...] = (
-    ("✓", "accepted-strong", "accepted: its coin was below a"),
-    ("✗", "rejected", "rejected: its coin was a or more"),
-    ("·", "faint", "untried: the path ended or went elsewhere"),
-    ("≈", "warn", "near tie: rounding could flip it"),
-    ("»", "strong", "the final token; in a fork, the first difference"),
-    ("▮▯", "accepted-strong", "accepted depth, out of the tree's depth"),
-)
-COLOURS: tuple[tuple[str, Ink, str], ...] = (
-    ("accepted", "accepted", "drafted and accepted"),
-    ("recovered", "recovered", "after a rejection: from the residual, or the target's choice"),
-    ("bonus", "bonus", "drawn after a fully accepted path"),
-    ("target", "target", "drawn where nothing was drafted"),
-)
-FIGURES = ("raw_p", "p", "q", "draft_p", "p_tried", "q_tried", "u", "a", "residual")  # of a node, on the screens
-RATES: tuple[tuple[str, str], ...] = (
-    ("τ", "mean acceptance length: 1 + accepted / drafts"),
-    ("nodes", "draft acceptance rate: accepted / drafted nodes"),
-    ("depth", "accepted depth / depth of the tree"),
-    ("corrected", "accepted at the depth / drafts that proposed it"),
-    ("cond", "conditional rate: accepted / tried this deep"),
-    ("tokens", "output tokens so far"),
-)
 Row = tuple[str, Ink, str]
 SIDE_BY_SIDE = 100  # cells
 LABELS, GAP = (7, 10), 3

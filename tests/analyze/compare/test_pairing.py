@@ -9,7 +9,7 @@ import pytest
 from specscope.analyze.compare import tables
 from specscope.analyze.compare.comparison import compare
 from tests.analyze.compare.runs import side
-from tests.analyze.compare.test_page import text_of
+from tests.analyze.compare.test_text import text_of
 
 OURS, OTHERS = {"specscope": "0.1"}, {"vllm": "0.32.0"}
 ASKED = "What is the capital of France?"

@@ -9,11 +9,10 @@ import orjson
 from rich.console import Console
 
 from specscope.analyze import tables
-from specscope.analyze.page import render_html
 from specscope.analyze.plain import plain
 from specscope.analyze.questions.answers import answer, grids
 from specscope.analyze.questions.evidence import COUNTS_ONLY, snapshot
-from specscope.analyze.report import build_report, several
+from specscope.analyze.report import build_report
 from specscope.analyze.text import render_text
 from specscope.trace.history.history import History
 from specscope.trace.record.privacy import Privacy
@@ -87,6 +86,3 @@ def test_the_report_prints_rows_with_their_examples_and_the_json_has_all():
     assert "Nodes by depth and sibling" in text
     assert len(tables.questions(report, 3)[0].rows) == 3
     assert len(tables.questions(report, 10**6)[0].rows) == len(tokens)
-    html = render_html(several([report]))
-    assert "The drafter&#39;s probability against acceptance" in html
-    assert ">calibrated</text>" in html  # the plot

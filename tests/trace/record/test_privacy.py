@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import get_type_hints
 
 import numpy as np
@@ -169,3 +170,11 @@ def test_how_many_tokens_there_were_takes_no_memory(tmp_path):
     reader.read()
     prompts = [request.info.prompt_tokens for request in reader.history.requests.values()]
     assert all(len(prompt) > 10**5 and prompt.strides == (0,) and prompt[0] == NO_TOKEN for prompt in prompts)
+
+
+def test_a_step_of_a_run_in_memory_is_left_out_like_one_that_comes():
+    """Its requests lie in the run's columns, and are no tuple."""
+    history = read_capture(Path(__file__).parents[3] / "traces" / "sampled.jsonl").history
+    for record in history.steps:
+        for part in strip(record, Privacy.NO_TOKENS).requests:
+            assert set(part.tree.token.tolist()) == {part.verdict.token} == {NO_TOKEN}

@@ -1,0 +1,123 @@
+// The page: its bar, the view that the address names, and the keys.
+import { render } from "preact";
+import { useEffect, useMemo, useState } from "preact/hooks";
+import { Compared, Pairs, beside, pairAddress } from "./compare.jsx";
+import { HEAD, RUNS } from "./data.js";
+import { GoTo, Help, Search } from "./dialogs.jsx";
+import { useLoaded } from "./hooks.js";
+import { Analysis, Findings, Overview, Rejections } from "./overview.jsx";
+import { ORDERS, ordered } from "./requests.jsx";
+import { addressOf, go, move, placeOf, useRoute } from "./route.js";
+import { Steps } from "./steps.jsx";
+import { Tune } from "./tune.jsx";
+
+const PAIR = HEAD.comparison !== null, COUNTS = RUNS.every((run) => !run.requests.length);
+const NAMES = { overview: PAIR ? "Comparison" : "Overview", pairs: "Pairs", steps: "Steps", analysis: "Figures", rejections: "Rejections", tune: "Other trees", findings: "Findings" };
+const SHOWN = Object.keys(NAMES).filter((name) => (name !== "pairs" || PAIR) && (name !== "steps" || !COUNTS));
+const KEYS = new Map(HEAD.words.keys.map(([name, key]) => [{ space: " ", full_stop: ".", comma: ",", pagedown: "PageDown", pageup: "PageUp", home: "Home", end: "End", slash: "/", question_mark: "?" }[key] ?? key, name]));
+for (const [key, name] of [["ArrowDown", "node_down"], ["ArrowUp", "node_up"], ["ArrowRight", "forward"], ["ArrowLeft", "backward"]]) KEYS.set(key, name);
+
+const dark = matchMedia("(prefers-color-scheme: dark)"), root = document.documentElement;
+const follow = () => (root.dataset.theme = dark.matches ? "dark" : "light");
+follow();
+dark.addEventListener("change", follow);
+const theme = () => (root.dataset.theme = root.dataset.theme === "dark" ? "light" : "dark");
+
+function Bar({ run, route, setRun, open }) {
+  return (
+    <header class="bar">
+      <a class="skip" href="#main" onClick={(event) => { event.preventDefault(); document.getElementById("main").focus(); }}>to the content</a>
+      <h1><span class="made">specscope</span> {RUNS.map((each) => (PAIR ? `${each.letter}: ` : "") + each.source.replace(/^.*[\/\\]/, "")).join("  ")}</h1>
+      <nav aria-label="Views">{SHOWN.map((name) => <a href={`#/${name}`} aria-current={route.view === name ? "page" : undefined} onClick={name === "steps" ? (event) => { event.preventDefault(); go(addressOf(run.number, 0)); } : undefined}>{NAMES[name]}</a>)}</nav>
+      <div class="tools">
+        {PAIR && !["overview", "pairs"].includes(route.view) && RUNS.map((each) => <button type="button" aria-pressed={each === run} onClick={() => setRun(each.number)}>{each.letter}</button>)}
+        <button type="button" onClick={() => open("search")} title="Search the output (F)">Search</button>
+        <button type="button" onClick={theme} aria-label="Light or dark (t)" title="Light or dark (t)">◐</button>
+        <button type="button" onClick={() => open("help")} aria-label="Help (?)" title="Keys, marks and figures (?)">?</button>
+      </div>
+    </header>
+  );
+}
+
+/** The steps that ended in a rejection, from a place on: round the run. */
+function rejection(run, place, way) {
+  for (let i = 1, at = place; i <= run.steps; i++) {
+    at = (at + way + run.steps) % run.steps;
+    if (run.rejected(at)) return at;
+  }
+  return place;
+}
+
+function Page() {
+  const route = useRoute(), [chosen, setRun] = useState(0), [dialog, open] = useState(null);
+  const [listing, setListing] = useState({ order: "came", reverse: false, filter: "", kind: "" });
+  const run = RUNS[route.view === "steps" ? route.run : chosen], set = (change) => setListing((old) => ({ ...old, ...change }));
+  const ready = useLoaded(() => Promise.all(RUNS.map((each) => each.open())), []);
+  const shown = useMemo(() => ordered(run, listing), [run, listing]);
+  const request = route.view === "steps" ? route.request : (shown[0] ?? 0), place = ready && route.view === "steps" ? placeOf(run, request, route.index) : (run.requests[request]?.first ?? 0);
+  useEffect(() => route.view === "steps" && setRun(route.run), [route]);
+
+  const visit = (to) => to >= 0 && to < run.steps && move(addressOf(run.number, run.requestAt(to), run.overview.index[to]));
+  const within = (to) => visit(Math.min(Math.max(to, run.requests[request].first), run.requests[request].first + run.requests[request].steps - 1));
+  const choose = (way) => shown.length && move(addressOf(run.number, shown[Math.min(Math.max(shown.indexOf(request) + way, 0), shown.length - 1)]));
+  const sort = (way) => (way > 0 ? set({ order: ORDERS[(ORDERS.indexOf(listing.order) + 1) % ORDERS.length] }) : set({ reverse: !listing.reverse }));
+  const onNode = async (way) => {
+    const step = await run.step(place), rows = step.rows.map(([number]) => number);
+    const now = document.querySelector(".tree tr.picked"), at = now ? [...now.parentNode.children].indexOf(now) : 0;
+    move(addressOf(run.number, request, step.index, rows[Math.min(Math.max(at + way, 0), rows.length - 1)]));
+  };
+  const jump = () => Math.max(1, Math.round(run.requests[request].steps / 20));
+  const inSteps = {
+    forward: () => within(place + 1), backward: () => within(place - 1), "jump(1)": () => within(place + jump()), "jump(-1)": () => within(place - jump()),
+    first: () => within(0), last: () => within(run.steps), "choose(1)": () => choose(1), "choose(-1)": () => choose(-1), node_down: () => onNode(1), node_up: () => onNode(-1),
+    filter: () => document.getElementById("filter").focus(), "sort(1)": () => sort(1), "sort(-1)": () => sort(-1), copy_reference: () => document.getElementById("copy").click(),
+    step: () => document.querySelector(".tree .picked button")?.focus(), request: () => document.querySelector(".of-steps")?.focus(),
+  };
+  const inPairs = () => {
+    const { pairs, first } = HEAD.comparison, at = route.pair ?? first ?? 0, pair = pairs[at], { rows } = beside(pair), now = rows.findLastIndex((row) => row <= (route.at ?? pair.at ?? pair.other ?? 0));
+    const parting = (way) => { for (let i = 1, to = at; i <= pairs.length; i++) { to = (to + way + pairs.length) % pairs.length; if (pairs[to].at !== null) return move(pairAddress(to)); } };
+    const row = (to) => move(pairAddress(at, rows[Math.min(Math.max(to, 0), rows.length - 1)])), pairTo = (to) => move(pairAddress(Math.min(Math.max(to, 0), pairs.length - 1)));
+    return { forward: () => row(now + 1), backward: () => row(now - 1), first: () => row(0), last: () => row(rows.length), node_down: () => row(now + 1), node_up: () => row(now - 1), "choose(1)": () => pairTo(at + 1), "choose(-1)": () => pairTo(at - 1), "rejection(1)": () => parting(1), "rejection(-1)": () => parting(-1) };
+  };
+  const anywhere = {
+    ask_step: () => open("goto"), ask_search: () => open("search"), help: () => open("help"), next_theme: theme, analysis: () => go("#/analysis"), engine: () => go("#/overview"),
+    request: () => !COUNTS && go(addressOf(run.number, request)), step: () => !COUNTS && go(addressOf(run.number, request)),
+    "rejection(1)": () => run.steps && visit(rejection(run, route.view === "steps" ? place : -1, 1)), "rejection(-1)": () => run.steps && visit(rejection(run, place, -1)),
+  };
+  useEffect(() => {
+    const pressed = (event) => {
+      if (event.ctrlKey || event.metaKey || event.altKey || dialog || !ready) return;
+      const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName);
+      if (event.key === "Escape" && typing) return event.target.blur();
+      const name = KEYS.get(event.key), view = route.view === "steps" ? inSteps : route.view === "pairs" ? inPairs() : {};
+      const action = view[name] ?? anywhere[name];
+      if (typing || !action) return;
+      event.preventDefault();
+      action();
+    };
+    addEventListener("keydown", pressed);
+    return () => removeEventListener("keydown", pressed);
+  });
+
+  const views = {
+    overview: () => (PAIR ? <Compared /> : <Overview run={run} />),
+    pairs: () => ready && <Pairs route={route} />,
+    steps: () => ready && <Steps run={run} request={request} place={place} route={route} listing={listing} set={set} shown={shown} />,
+    analysis: () => <Analysis run={run} />,
+    rejections: () => <Rejections run={run} />,
+    tune: () => <Tune run={run} />,
+    findings: () => <Findings run={run} />,
+  };
+  return [
+    <Bar run={run} route={route} setRun={setRun} open={open} />,
+    route.missing && <p class="warnings" role="alert">{`There is no ${route.missing} in this file.`}</p>,
+    views[route.view]() || <main id="main"><p class="faint">…</p></main>,
+    dialog === "help" && <Help close={() => open(null)} />,
+    dialog === "search" && ready && <Search run={run} request={request} close={() => open(null)} />,
+    dialog === "goto" && <GoTo run={run} close={() => open(null)} />,
+  ];
+}
+
+const app = document.getElementById("app");
+app.replaceChildren();
+render(<Page />, app);

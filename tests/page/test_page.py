@@ -1,0 +1,157 @@
+"""The page as a file: what it holds, what it must not hold, its policy, its sizes; and the bundle."""
+
+import base64
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import zlib
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from specscope.page import write
+from specscope.page.columns import CHUNK
+from specscope.trace.wire.reading import read_capture
+from tests.support.commands import run_here
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "specscope" / "page" / "source"
+SAMPLED, EAGLE, PLANTED = (str(ROOT / "traces" / f"{name}.jsonl") for name in ("sampled", "eagle", "planted"))
+BAD = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\u202e\x1b[31m]]>-->\udcff&amp;"
+
+
+class Page(HTMLParser):
+    """The tags of a page and the texts of its scripts."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.tags, self.held, self._in = [], {}, None
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self._in = (tag, dict(attrs).get("id", "code"))
+
+    def handle_endtag(self, tag):
+        self._in = None
+
+    def handle_data(self, data):
+        if self._in and self._in[0] in ("script", "style"):
+            self.held[self._in] = self.held.get(self._in, "") + data
+
+
+def exported(tmp_path, *words):
+    path = tmp_path / "x.html"
+    code, _, err = run_here(["export", *words, "-o", str(path)])
+    assert code == 0, err
+    return Page(path.read_text(encoding="utf-8"))
+
+
+def head(page):
+    return json.loads(page.held["script", "head"])
+
+
+def columns(page, name):
+    data = zlib.decompress(base64.b64decode(page.held["script", f"block-{name}"]), -15)
+    return json.loads(data[4 : 4 + int.from_bytes(data[:4], "little")])["columns"]
+
+
+def test_it_needs_nothing_from_elsewhere_and_its_policy_forbids_it(tmp_path):
+    page = exported(tmp_path, SAMPLED)
+    policy = next(attrs["content"] for tag, attrs in page.tags if attrs.get("http-equiv"))
+    for kind, tag, name in (("script", "script", "code"), ("style", "style", "code")):
+        digest = base64.b64encode(hashlib.sha256(page.held[tag, name].encode()).digest()).decode()
+        assert f"{kind}-src 'sha256-{digest}';" in policy
+    assert policy.startswith("default-src 'none'; ")
+    assert {tag for tag, _ in page.tags} <= {"html", "head", "meta", "title", "style", "body", "div", "p", "script"}
+    assert not [attrs for _, attrs in page.tags if {"src", "href", "onload"} & set(attrs)]
+
+
+def test_what_people_and_models_wrote_is_inert(tmp_path):
+    """Text that is HTML, script, a closing tag, bidi controls and a lone surrogate stays in JSON and base64."""
+    reader = read_capture(SAMPLED)
+    history = reader.history
+    history.run = dataclasses.replace(history.run, target=BAD, drafter=BAD, versions={BAD: BAD})
+    history.vocabulary.pieces.update(dict.fromkeys(history.vocabulary.pieces, BAD.encode("utf-8", "surrogateescape")))
+    for request in history.requests.values():
+        request.info = dataclasses.replace(request.info, prompt=BAD, title=BAD, labels={"kind": BAD})
+    html = b"".join(write.page([write.PageRun(BAD, history, [BAD])])).decode()
+    page = Page(html)
+    assert [tag for tag, _ in page.tags].count("script") == [*page.held].__len__() - 1
+    assert not [tag for tag, _ in page.tags if tag == "img"]
+    assert "alert(1)" not in page.held["script", "code"]
+    for character in "\u202e\x1b\udcff":
+        assert character not in html
+    assert r"\u202e" in head(page)["runs"][0]["requests"][0]["title"]
+    assert BAD[:40] in head(page)["runs"][0]["requests"][0]["title"]
+
+
+def test_a_part_holds_one_request(tmp_path):
+    whole, part = exported(tmp_path, SAMPLED), exported(tmp_path, f"{SAMPLED}#r1")
+    (run,) = head(part)["runs"]
+    assert [request["id"] for request in run["requests"]] == ["r1"]
+    assert run["steps"] == head(whole)["runs"][0]["requests"][1]["steps"]
+    assert any("a part: r1" in line for line in run["warnings"])
+
+
+@pytest.mark.parametrize(("flag", "tokens"), [("--no-text", True), ("--no-tokens", False)])
+def test_what_is_left_out_is_not_in_the_file(flag, tokens, tmp_path):
+    page = exported(tmp_path, SAMPLED, flag)
+    (run,) = head(page)["runs"]
+    assert not run["tells_text"]
+    assert run["tells_tokens"] is tokens
+    assert "Count from one" not in json.dumps(run)
+    assert json.loads(zlib.decompress(base64.b64decode(page.held["script", "block-0-prompts"]), -15)) == [""] * 3
+    assert [size for name, _, size, _ in columns(page, "0-vocabulary") if name == "bytes"] == [0]
+    if not tokens:
+        assert [same for name, _, _, same in columns(page, "0-0") if name == "token"] == [-1]
+
+
+def test_figures_are_the_reports(tmp_path):
+    (run,) = head(exported(tmp_path, EAGLE))["runs"]
+    (report,) = json.loads(run_here(["report", EAGLE, "--json"])[1])["captures"]
+    assert dict(row[:2] for row in run["figures"])["mean acceptance length τ"] == (
+        f"{report['pooled']['mean_acceptance_length']:.2f}"
+    )
+    assert [row[1] for row in run["by_depth"]] == [each["per_position"] for each in report["positions"]]
+    assert run["warnings"] == report["warnings"]
+    lines = run_here(["why", EAGLE])[1]
+    assert all(sentence in lines for *_, sentence in run["why"]["kinds"])
+    assert run["findings"]["verdict"] in run_here(["verify", EAGLE])[1]
+
+
+def test_two_captures_are_compared(tmp_path):
+    told = head(exported(tmp_path, SAMPLED, PLANTED))
+    compared = json.loads(run_here(["compare", SAMPLED, PLANTED, "--json"])[1])
+    assert [run["source"] for run in told["runs"]] == [SAMPLED, PLANTED]
+    assert told["comparison"]["summary"] == compared["summary"]
+    assert len(told["comparison"]["pairs"]) == len(compared["pairs"])
+    assert head(exported(tmp_path, SAMPLED))["comparison"] is None
+
+
+def test_steps_lie_in_chunks(tmp_path, monkeypatch):
+    monkeypatch.setattr("specscope.page.columns.CHUNK", 16)
+    page = exported(tmp_path, SAMPLED)
+    sizes = [next(size for name, _, size, _ in columns(page, f"0-{i}") if name == "kind") for i in range(3)]
+    assert sizes == [16, 16, 9]
+    assert CHUNK == 512
+
+
+def test_the_bundle_is_made_of_the_sources(tmp_path):
+    if shutil.which("npm") is None or not (SOURCE / "node_modules").is_dir():
+        pytest.skip("no Node with the page's packages here: cd specscope/page/source && npm ci")
+    subprocess.run(["npm", "run", "-s", "build"], cwd=SOURCE, check=True, env=os.environ | {"OUT": str(tmp_path)})
+    for name in ("bundle.js", "bundle.css"):
+        assert (tmp_path / name).read_text() == (SOURCE.parent / name).read_text(), "run `make page`, and commit it"
+
+
+def test_the_sources_stay_small_and_write_no_html():
+    files = [path for kind in ("js", "jsx", "css") for path in SOURCE.glob(f"*.{kind}")]
+    assert sum(len(path.read_text().splitlines()) for path in files) <= 2500
+    for path in files:
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(", path.read_text())
