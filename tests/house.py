@@ -14,10 +14,10 @@ MOST_LINES, FEWEST_LINES = 600, 60
 MOST_FILES = 15  # of a folder
 SLACK = 50  # what may be gained before a bound is lowered
 BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
-    "trace": (11358, 9300),
+    "trace": (11340, 9300),
     "remote": (1884, 1700),
     "watch": (1991, 1850),
-    "analyze": (22011, 15700),
+    "analyze": (21548, 15700),
     "measure": (4731, 3300),
     "engine": (3004, 2350),
     "plans": (1063, 850),
@@ -27,14 +27,14 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "inside": (1850, 1850),
     "vllm, transformers, sglang": (5404, 4050),
     "debug, live": (3727, 3200),
-    "tui": (6531, 5500),
-    "cli": (3993, 3100),
+    "tui": (6539, 5500),
+    "cli": (4041, 3100),
     "serve": (1982, 1600),
     "page": (700, 700),
     "testing": (767, 320),
     "bench, train": (0, 0),
-    "top level": (944, 600),
-    "all": (80689, 64500),
+    "top level": (951, 600),
+    "all": (80958, 64500),
     "benchmarks": (3300, 3300),
 }
 TESTS_BUDGET = 40_500
@@ -54,7 +54,6 @@ FRAGMENTS: dict[str, int] = {
     "specscope/analyze/plain.py": 1,
     "specscope/envelope.py": 1,
     "specscope/errors.py": 1,
-    "specscope/gone.py": 1,
     "specscope/model/device.py": 1,
     "specscope/speculate/changes.py": 1,
     "specscope/terminal.py": 1,
