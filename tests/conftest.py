@@ -56,6 +56,28 @@ def deep(tmp_path_factory):
     return write_tiny_model(tmp_path_factory.mktemp("deep"), layers=7)
 
 
+@pytest.fixture(scope="session")
+def built(deep, tmp_path_factory):
+    """Engines with every drafter over one target, each with the KV blocks that it had, built once for all modules."""
+    from tests.engines import build_engines
+
+    made = build_engines(deep, tmp_path_factory.mktemp("head"))
+    return made, {name: engine.runner.cache.pool.blocks for name, engine in made.items()}
+
+
+@pytest.fixture(scope="module")
+def engines(built):
+    """These, as new."""
+    from tests.engines import pressed
+
+    for name, engine in built[0].items():
+        for subscription in engine.bus.subscriptions:
+            subscription.close()
+        engine.bus.subscriptions.clear()
+        pressed(engine, built[1][name])
+    return built[0]
+
+
 @pytest.fixture
 def patient(monkeypatch):
     """An OTLP endpoint that has not answered yet is waited for, however busy the machine."""

@@ -1,6 +1,6 @@
 """Bytes from outside into each of our readers: an answer, or a refusal in one line.
 
-tests/test_fuzzing.py gives them changed samples by hypothesis, tests/fuzz_by_coverage.py what atheris finds.
+tests/test_fuzzing.py gives them changed samples by hypothesis.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the sweeps have in common: a command in this process, and what must never come of it."""
+"""What fuzzing and damaged captures have in common: a command in this process, and what must never come of it."""
 
 from __future__ import annotations
 

@@ -150,19 +150,6 @@ def post(url, asked):
 
 
 @pytest.mark.slow
-def test_a_capture_that_is_deleted_during_a_run_on_the_screen_is_told(terminal, model, prompts, tmp_path):
-    path = tmp_path / "run.jsonl"
-    child = terminal(*endless("run", prompts, path, model))
-    child.wait_for(running(path))
-    path.unlink()
-    child.remember()
-    child.type("q")
-    assert child.left() == []
-    assert child.process.wait(HANG_SECONDS) == 1
-    child.wait_for(lambda: b"was deleted or replaced during the run" in b" ".join(child.screen.split()))
-
-
-@pytest.mark.slow
 def test_nohup_outlives_its_terminal(terminal, model, tmp_path):
     prompts, path, log = tmp_path / "few.txt", tmp_path / "run.jsonl", tmp_path / "log"
     prompts.write_text("abc abc abc\n" * 60)
@@ -220,34 +207,6 @@ def test_whoever_leaves_a_server_s_screen_while_it_loads_leaves_well(terminal, m
     assert child.process.wait(HANG_SECONDS) == 0, child.screen
 
 
-@pytest.mark.slow
-def test_a_worker_that_gets_sigterm_ends_its_requests_and_the_screen_stays(terminal, model, prompts, tmp_path):
-    path = tmp_path / "run.jsonl"
-    child = terminal(*endless("run", prompts, path, model))
-    child.wait_for(running(path))
-    worker = child.find(WORKER)
-    worker.terminate()
-    worker.wait(HANG_SECONDS)
-    time.sleep(0.5)
-    child.remember()
-    assert child.process.poll() is None
-    child.type("q")
-    assert child.left() == []
-    whole(path)
-
-
-@pytest.mark.slow
-def test_more_prompts_than_a_pipe_holds(terminal, model, prompts, tmp_path):
-    """Issue 11, item 5: parent and worker waited for each other."""
-    prompts, path = tmp_path / "many.jsonl", tmp_path / "run.jsonl"
-    prompts.write_text('{"prompt": "%s", "max_tokens": 1}\n' % ("x" * 400) * 1500)
-    child = terminal(*SPECSCOPE, "run", "--file", prompts, "-o", path, *model)
-    child.wait_for(running(path))
-    child.type("q")
-    child.remember()
-    assert child.left() == []
-
-
 DEEDS = [signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGQUIT, signal.SIGABRT]
 
 
@@ -303,11 +262,6 @@ def kill_often(
 @pytest.mark.slow
 def test_killed_at_random(terminal, model, prompts, tmp_path):
     kill_often(terminal, model, prompts, tmp_path, 6, seed=1)
-
-
-@pytest.mark.slow
-def test_killed_a_hundred_times(terminal, model, prompts, tmp_path):
-    kill_often(terminal, model, prompts, tmp_path, 100, seed=2)
 
 
 @pytest.mark.slow

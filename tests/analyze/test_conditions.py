@@ -48,17 +48,6 @@ def test_a_planted_rule_is_found(name, seed):
     assert found.hits_out <= 2
 
 
-def test_the_text_names_the_fact():
-    facts = random_facts(0)
-    for text in ("depth >= 2", "kind is code", "the parent is not the first sibling"):
-        assert find(facts, RULES[text](facts)).text == text
-    both = find(facts, RULES["depth and parent"](facts))
-    assert sorted(both.text.split(" and ")) == ["depth >= 2", "the parent is not the first sibling"]
-    said = both.sentence("p differs")
-    assert said.startswith(f"p differs at {both.hits_in:,} of {both.total_in:,} nodes where ")
-    assert said.endswith(f"at 0 of {both.total_out:,} others")
-
-
 @settings(max_examples=40)
 @given(seed=st.integers(0, 10**6), miss=st.floats(0, 0.3), false=st.floats(0, 0.05), depth=st.integers(2, 5))
 def test_a_rule_is_found_behind_noise(seed, miss, false, depth):
@@ -93,13 +82,6 @@ def test_items_of_a_cluster_count_as_one():
     differs = steps == 17
     assert find(facts, differs) is not None
     assert find(facts, differs, clusters=steps) is None
-
-
-def test_nothing_and_everything():
-    facts = random_facts(0, items=30)
-    assert find(facts, np.zeros(30, bool)) is None
-    assert find(facts, np.ones(30, bool)).sentence("p differs") == "p differs at all 30 nodes"
-    assert find({"same": [1] * 30}, np.arange(30) < 10) is None
 
 
 def test_fishers_exact_test():

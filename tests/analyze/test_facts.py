@@ -1,7 +1,5 @@
 """The facts of nodes and steps: those of a small run, worked out by hand from its records."""
 
-import dataclasses
-
 import pytest
 
 from specscope import Engine, SamplingParams
@@ -10,7 +8,6 @@ from specscope.analyze.findings import Reference
 from specscope.trace.history.history import History
 from specscope.trace.record.records import Outcome
 from specscope.trace.record.tree import ROOT
-from tests.analyze.judges.edits import changed
 
 TREE = "top:[(0,), (1,), (0, 0), (1, 0), (0, 0, 0)]"
 
@@ -94,10 +91,3 @@ def test_facts_of_steps(history):
     assert min(table["preemptions of the request"]) == 0
     assert max(table["preemptions of the request"]) >= 1
     assert max(table["prefill chunks"]) >= 2
-
-
-def test_old_captures_lack_what_preceded(history):
-    """It follows from the steps, and agrees with what is recorded."""
-    old = changed(history, lambda part: dataclasses.replace(part, preceded=None))
-    of_old, of_new = (facts_table(run, [one for one, *_ in items(history, nodes=False)]) for run in (old, history))
-    assert of_old["the step before"].tolist() == of_new["the step before"].tolist()

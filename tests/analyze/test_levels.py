@@ -86,30 +86,6 @@ def test_levels_that_alternate_with_load_have_a_condition_and_no_changes():
     assert [(end - start) // 10**10 for start, end in found.stretches] == [45, 22]
 
 
-def test_kv_use_and_the_engine_are_conditions_too():
-    usage = load(200, seed=3)
-    steps = [
-        step
-        for place in range(200)
-        for step in log([0.4 if usage[place] >= 4 else 0.8], [1], seed=place, kv_usage=usage[place] / 10)
-    ]
-    steps = [
-        interval_record(place, EVERY * place * 10**9, EVERY * (place + 1) * 10**9, step.aggregate)
-        for place, step in enumerate(steps)
-    ]
-    assert levels(steps).condition.text == "KV use in % >= 40"
-    both = [*log([0.8] * 40, load(40), "000"), *log([0.5] * 40, load(40), "001", seed=1)]
-    found = levels(both)
-    assert not found.changes
-    assert found.condition.text == "engine is 001"
-
-
-def test_each_engine_has_its_own_changes():
-    steady, changed = log([0.7] * 60, load(60), "000"), log([0.8] * 30 + [0.4] * 30, load(60), "001", seed=1)
-    found = levels([step for pair in zip(steady, changed, strict=True) for step in pair])
-    assert [(level.where, level.intervals) for level in found.changes] == [("001", 30), ("001", 30)]
-
-
 def mixed(draw, count, lasts):
     """Rates of a batch of two, each request of which has its own and lasts so many intervals."""
     rates = np.zeros(count)

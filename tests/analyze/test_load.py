@@ -7,7 +7,6 @@ import pytest
 
 import specscope
 from specscope.analyze.export.exporting import export
-from specscope.errors import UserError
 
 TRACES = Path(__file__).parents[2] / "traces"
 SAMPLES = [str(TRACES / name) for name in ("eagle.jsonl", "sampled.jsonl", "planted.jsonl", "evidence.jsonl")]
@@ -51,8 +50,3 @@ def test_records_are_by_request():
     assert step.request == "r0"
     assert step.index == 2
     assert len(step.tree) == len(step.verdict.coin)
-
-
-def test_no_capture(tmp_path):
-    with pytest.raises(UserError, match="missing"):
-        specscope.load(tmp_path / "missing.jsonl")

@@ -8,11 +8,9 @@ import pytest
 
 from specscope.analyze.questions.answers import answer
 from specscope.analyze.verify.trial import BY_TOKENS, IN_PART
-from specscope.debug.viewer import Viewer
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.wire.capture import CaptureWriter
-from specscope.trace.wire.reading import CaptureReader, read_capture
-from specscope.tui.app import ScopeApp
+from specscope.trace.wire.reading import read_capture
 from tests.analyze.judges.edits import changed, with_verdict
 from tests.support.commands import run_here
 
@@ -151,29 +149,6 @@ def test_what_needs_tokens_refuses_in_a_line(words, nameless):
     assert not out
     assert LACK in err
     assert len(err.splitlines()) == 1
-
-
-def test_a_console_over_it(nameless, tmp_path):
-    commands = tmp_path / "commands"
-    commands.write_text("next 3\ninfo requests\ntree\nwhy\nnode 0\nbreak reject if p > 0.2\ncontinue\n")
-    out, _ = said(["debug", "--commands", str(commands), nameless["sampled"]])
-    assert "✗ #?  p=" in out
-    assert "breakpoint 1 (break reject if p > 0.2) at step" in out
-
-
-async def test_a_replay_of_it_shows_the_numbers_and_says_what_is_lacking(nameless):
-    reader = CaptureReader(nameless["sampled"])
-    reader.read()
-    app = ScopeApp(Viewer.over(reader), start="r0@2")
-    async with app.run_test(size=(140, 45)) as pilot:
-        for key in ("n", "d", "down", "escape", "w", "escape", "r", "escape", "a", "escape", "v", "escape"):
-            await pilot.press(key)
-            await pilot.pause()
-        shown = "\n".join(strip.text for strip in app.screen._compositor.render_strips())
-    assert LACK in shown
-    assert "#?" in shown
-    assert "#-1" not in shown
-    assert "Target took" in shown
 
 
 @pytest.mark.parametrize("name", ["eagle", "sampled"])

@@ -15,7 +15,6 @@ from specscope.trace.history.history import History
 from specscope.trace.history.stats import Acceptance, mean_tau
 from specscope.trace.history.totals import Undrafted
 from specscope.trace.record.params import SamplingParams
-from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.records import Absent, FinishReason
 
 from .histories import RUN, end, history, info, record, step
@@ -115,30 +114,6 @@ def test_requests_in_full_worst_acceptance_first() -> None:
     assert second.params == SamplingParams(temperature=0.5, seed=3).to_dict()
 
 
-def test_requests_of_one_seed_are_a_remark() -> None:
-    def warned(*seeds: int, temperature: float = 0.5) -> list[str]:
-        infos = [info(f"r{n}", "Say", temperature=temperature, seed=seed) for n, seed in enumerate(seeds)]
-        steps = [step(one.id, "2", (0,)) for one in infos]
-        report = build_report(history([record(0, steps, admitted=tuple(infos))]), source="x")
-        return [line for line in report.warnings if "seed" in line]
-
-    (line,) = warned(7, 7, 8)
-    assert line.startswith("2 of 3 sampled requests share their seed with another (it may have been asked for)")
-    assert not warned(7, 8, 9)
-    assert not warned(7, 7, temperature=0.0)
-
-
-def test_a_group_pools_its_requests_and_also_has_their_mean() -> None:
-    infos = [info(name, "", {"kind": "code"}) for name in "ab"]
-    parts = [[step("a", "1"), step("b", "1", (0,))], [step("a", "1")], [step("a", "1")]]
-    whole = history([record(n, p, admitted=tuple(infos) if n == 0 else ()) for n, p in enumerate(parts)])
-    [group] = build_report(whole, source="x").groups["kind"]
-    assert (group.requests, group.figures.tau, group.means.tau) == (2, 1.25, 1.5)
-    groups = build_report(small(), source="x").groups
-    assert list(groups) == ["kind", "lang"]
-    assert [(g.value, g.requests) for g in groups["lang"]] == [(None, 1), ("py", 1)]
-
-
 def test_runs_with_little_in_them() -> None:
     """No drafts, requests whose admission was dropped; and nothing at all."""
     report = build_report(history([record(0, [step("a"), step("b")])]), source="x")
@@ -168,33 +143,11 @@ def test_a_capture_that_was_cut() -> None:
     assert (a.finish, a.total_s, a.output) == (None, None, "t40 t23 t41 t43 t44 ")
 
 
-def test_output_tokens_in_no_known_step_are_told() -> None:
-    whole = history([record(1, [step("a", final=5)], admitted=(A,), finished=(end(A, [3, 4, 5]),))])
-    report = build_report(whole, source="x")
-    assert report.requests[0].missing_tokens == 2
-    assert any("2 output tokens of 1 request in" in line for line in report.warnings)
-
-
-def test_text_left_out() -> None:
-    silent = dataclasses.replace(RUN, privacy=Privacy.NO_TEXT)
-    bare = info("a")
-    whole = history([record(0, [step("a", final=40)], admitted=(bare,), finished=(end(bare, [40]),))], silent, {})
-    [one] = build_report(whole, source="x").requests
-    assert (one.prompt, one.output, one.pieces) == (None, None, [])
-    assert (one.token_ids, one.origins) == ([40], ["target"])
-
-
 def test_a_character_split_over_tokens_stands_where_it_was_completed() -> None:
     whole = history([record(0, [step("a", "2", (0, 1), (3, 4), 5)])], pieces={3: b"\xe4\xbd", 4: b"\xa0", 5: b"\xe5"})
     [one] = build_report(whole, source="x").requests
     assert one.pieces == ["", "\u4f60", "\ufffd"]
     assert one.output == "\u4f60\ufffd"
-
-
-def test_strings_that_are_no_unicode_reach_json() -> None:
-    odd = info("a\ud800", "prompt \udcff", {"kind\ud801": "v\ud802"})
-    report = build_report(history([record(0, [], admitted=(odd,))]), source="dir/\udcff.jsonl", warnings=["\ud800"])
-    assert orjson.loads(orjson.dumps(report.to_dict()))["source"] == "dir/?.jsonl"
 
 
 draws = st.lists(  # engine steps of (request, length of the chain, accepted)

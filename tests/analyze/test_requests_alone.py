@@ -8,18 +8,12 @@ import orjson
 import pytest
 
 from specscope.analyze import tables
-from specscope.analyze.compare.counts import compare_counts
 from specscope.analyze.report import Report, build_report
-from specscope.cli.captures import need_steps
-from specscope.debug.viewer import Viewer
-from specscope.errors import UserError
 from specscope.trace.history.history import History
 from specscope.trace.wire.capture import line_json
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.spans import Encoder, SpanLevel, brief, resource_attributes
 from specscope.trace.words import request_row
-from specscope.tui.widgets.requests import RequestsPanel
-from tests.tui.test_keys import running, text_of
 
 TRACES = Path(__file__).parents[2] / "traces"
 SOURCES = ("eagle", "ngram", "sampled")
@@ -66,23 +60,6 @@ def test_a_report_has_the_figures_of_the_whole_capture(tmp_path, name, level):
     assert orjson.dumps(alone.to_dict())
 
 
-def test_compare_says_that_it_has_figures_alone(tmp_path):
-    alone = str(write(tmp_path / "alone.jsonl", whole("eagle")))
-    sides = compare_counts([alone], [str(TRACES / "eagle.jsonl")])
-    assert sides is not None
-    assert sides.a.acceptance.to_dict() == sides.b.acceptance.to_dict()
-    assert LACKS in sides.a.warnings
-    assert LACKS not in sides.b.warnings
-    assert compare_counts([str(TRACES / "ngram.jsonl")], [str(TRACES / "eagle.jsonl")]) is None
-
-
-def test_what_needs_steps_refuses_it(tmp_path):
-    history = read_capture(write(tmp_path / "alone.jsonl", whole("eagle"))).history
-    with pytest.raises(UserError, match="figures of requests alone"):
-        need_steps(history, "alone.jsonl")
-    need_steps(whole("eagle"), "eagle.jsonl")
-
-
 def test_a_request_with_steps_beside_one_without(tmp_path):
     """Of one request the steps were lost: its figures are told, and those of the other are of its steps."""
     source = whole("eagle")
@@ -123,17 +100,3 @@ def test_going_back_takes_figures_back(tmp_path):
         assert (row.tokens, row.steps) == (request.acceptance.emitted, request.acceptance.steps)
         assert row.tau == request.acceptance.tau
     assert history.mean_tau_at(len(history.steps) - 1) == source.mean_tau_at(len(source.steps) - 1)
-
-
-@pytest.mark.asyncio
-async def test_the_list_of_requests_is_shown(tmp_path):
-    viewer = Viewer(read_capture(write(tmp_path / "alone.jsonl", whole("eagle"))).history)
-    viewer.goto_end()
-    async with running(viewer) as (app, pilot):
-        shown = text_of(app.screen.query_one(RequestsPanel))
-        for request in whole("eagle").requests.values():
-            assert f"{request.acceptance.tau:.2f}" in shown
-        for key in ("enter", "escape", "t", "escape", "a", "escape", "down", "k", "escape", "w", "escape", "left", "i"):
-            await pilot.press(key)
-            await pilot.pause()
-        assert app.is_running

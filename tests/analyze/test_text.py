@@ -15,10 +15,8 @@ from rich.console import Console
 
 from specscope.analyze.report import Report, build_report
 from specscope.analyze.table import one_line
-from specscope.analyze.tables import params_line
 from specscope.analyze.text import render_text
 from specscope.trace.history.history import History
-from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.vocabulary import printable
 
 from .histories import demo, end, history, info, record, step
@@ -92,11 +90,6 @@ def test_nothing_is_shown_as_a_dash() -> None:
     assert found["! the run's header is missing: its model and settings are unknown"] == []
 
 
-def test_a_run_without_text_or_end() -> None:
-    found = rows(shown(build_report(history([record(0, [step("a", "2")], admitted=(info("a"),))]), source="x")))
-    assert found["a"] == ["–", "no end", "1", "1", "1.00", "0.0%"]
-
-
 NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)*%?"
 
 
@@ -159,13 +152,6 @@ def test_no_line_is_wider_than_the_terminal_and_no_figure_is_lost(width: int, te
     assert re.search(r"\s1\s+2\.00\s+33\.3%", out)
 
 
-def test_at_most_twenty_requests_and_the_rest_is_told() -> None:
-    names = [f"r{n}" for n in range(25)]
-    text = shown(build_report(history([record(0, [step(name, "1") for name in names])]), source="x"))
-    assert sum(1 for line in text.splitlines() if re.match(r"r\d+ ", line)) == 20
-    assert "5 more; the JSON has them all." in " ".join(text.split())
-
-
 def test_the_beginning_that_all_prompts_share_is_left_out_of_the_table() -> None:
     start = "<|im_start|>system\nYou are helpful.<|im_end|>\n<|im_start|>user\n"
     asked = [f"{start}Add 2 and 3", f"{start}Say hello"]
@@ -178,27 +164,6 @@ def test_the_beginning_that_all_prompts_share_is_left_out_of_the_table() -> None
     same = (info("r0", start), info("r1", start))
     found = rows(shown(build_report(history([record(0, [step("r0"), step("r1")], admitted=same)]), source="x"), 160))
     assert found["r0"][0].startswith("<|im_start|>system You are")
-
-
-def test_a_label_that_names_every_request_is_no_table() -> None:
-    infos = tuple(info(f"r{n}", "", {"id": f"v{n}"}) for n in range(41))
-    whole = history([record(0, [step(one.id, "1") for one in infos], admitted=infos)])
-    text = shown(build_report(whole, source="x"))
-    assert "41 values; the JSON has them all." in text
-    assert "v17" not in text
-
-
-def test_colours_only_where_there_is_a_terminal() -> None:
-    report = build_report(small(), source="x")
-    assert "\x1b[" not in shown(report)
-    assert "\x1b[" in shown(report, force_terminal=True, color_system="truecolor")
-
-
-def test_params_line() -> None:
-    values = SamplingParams(temperature=0.7, top_k=5, stop=("\n",), seed=3, logit_bias={4: -1.0}).to_dict()
-    assert params_line(values) == (
-        "temperature 0.7, top_k 5, logit_bias {'4': -1.0}, seed 3, max_tokens 128, stop ['\\n']"
-    )
 
 
 def test_one_line() -> None:

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from benchmarks.faults.rows import begin, compare, read_rows, summary
+from benchmarks.faults.rows import begin, compare, read_rows
 from benchmarks.faults.run import RARELY, judged
 from specscope.errors import UserError
 from specscope.model.kv_cache import KVCache
@@ -61,23 +61,6 @@ def test_rows_that_are_worse_than_they_were(capsys, now, what):
     key = ("x", "always")
     assert compare({key: ROW | now, ("new", "always"): ROW}, {key: ROW, ("gone", "always"): ROW}) == bool(what)
     assert (f"WORSE x, always: {what}\n" if what else "1 rows") in capsys.readouterr().out
-
-
-def test_a_row_that_was_wrong_may_stay_so():
-    wrong = ROW | {"named": "b", "place": None}
-    assert compare({("x", "always"): wrong}, {("x", "always"): wrong}) == 0
-
-
-def test_what_is_counted():
-    healthy = ROW | {"expected": None, "named": None, "place": None}
-    rows = {
-        ("x", "always"): ROW,
-        ("y", "always"): ROW | {"named": None, "place": None},
-        ("one", "healthy"): healthy,
-        ("two", "healthy"): healthy | {"unexplained": ["p differs"]},
-    }
-    counts = "always: 2 faults, 1 named first, 1 with a place, 1 missed\nhealthy: 2 healthy runs, 1 accused"
-    assert summary(rows) == counts
 
 
 def test_a_file_of_rows_says_where_they_were_made(tmp_path):

@@ -11,15 +11,6 @@ ROOT = Path(__file__).parents[2]
 HOW = {"rounds": 1, "steps": 100, "prompts": 2, "target": None, "dtype": "float32", "busy": False, "vllm": None}
 
 
-def test_figures_of_checkouts_and_of_before_stand_beside_each_other(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(figures.PARTS, "start", lambda plan, console: {of: {"x": {"s": 2.0}} for of in plan.checkouts})
-    before = tmp_path / "before.json"
-    before.write_text(json.dumps({"start": {"old": {"x": {"s": 4.0}}}}))
-    figures.run_figures(str(tmp_path / "out"), ["new=."], ["start"], str(before), **HOW)
-    assert "0.500" in capsys.readouterr().out
-    assert json.loads((tmp_path / "out/figures.json").read_text())["start"] == {"new": {"x": {"s": 2.0}}}
-
-
 def test_a_command_takes_time_and_memory():
     took = figures.taken(ROOT, "--version")
     assert took["processor_s"] > 0

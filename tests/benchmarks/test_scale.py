@@ -5,15 +5,11 @@ import sys
 import textwrap
 
 import pytest
-import torch
 from click.testing import CliRunner
 
 from benchmarks import scale
 from benchmarks.__main__ import bench
-from benchmarks.peers import vllm_process
-from benchmarks.scale_sides import OwnDecoding, PaddedDecoding
 from specscope.engine.config import EngineConfig
-from specscope.engine.engine import Engine
 from specscope.errors import UserError
 from tests.tiny import write_tiny_model
 
@@ -71,57 +67,3 @@ def test_vllm_is_asked_for_every_point(model, small, tmp_path):
     assert [row["rates"]["vLLM"] for row in rows] == [[1.0], [1003.0], [2001.0], [3001.0], [4008.0]]
     with pytest.raises(UserError, match="there is no Python to run"):
         scale.run_scale(config, 1, None, vllm=str(tmp_path / "none"))
-
-
-def test_vllm_is_given_batches_that_no_argument_could_hold(model, tmp_path):
-    python = tmp_path / "python"
-    answer = "sum(map(sum, json.loads(sys.stdin.readline())['batches'][0]))"
-    python.write_text(f"#!{sys.executable}\nimport json, sys\nfound = {answer}\nprint('ready')\nprint(found)\n")
-    python.chmod(0o755)
-    engine = Engine(target=model, dtype="float32", drafter="none", kv_memory=0.01)
-    with vllm_process(str(python), engine, {"batches": [[[7] * 100_000] * 4]}) as ask:
-        assert ask("0") == f"{7 * 400_000}\n"
-
-
-def test_a_vllm_that_ends_at_once_is_one_line(model, tmp_path):
-    """Before it has read what it is to do."""
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho no such module >&2\nexit 1\n")
-    python.chmod(0o755)
-    engine = Engine(target=model, dtype="float32", drafter="none", kv_memory=0.01)
-    work = {"batches": [[[7] * 100_000] * 4]}
-    with pytest.raises(UserError, match="vLLM stopped: no such module"), vllm_process(str(python), engine, work):
-        pass
-
-
-def test_both_sides_decode_what_they_say(model):
-    """As many rows a step as requests, over contexts of their lengths; and nothing stays behind."""
-    engine = Engine(target=model, dtype="float32", drafter="none", kv_memory=0.01)
-    seen = []
-    forward = engine.runner.forward_with_features
-
-    def watched(segments):
-        seen.append([(s.context, len(s.tokens)) for s in segments])
-        return forward(segments)
-
-    engine.runner.forward_with_features = watched
-    assert OwnDecoding(engine, [20, 60], 3)() > 0
-    assert seen == [[(20 + i, 1), (60 + i, 1)] for i in range(4)]
-    assert engine.runner.cache.pool.used == 0
-    assert not engine.busy
-
-    calls = []
-
-    class Model:
-        device, dtype, config = torch.device("cpu"), torch.float32, engine.runner.loaded.model.config
-
-        def forward(self, input_ids, attention_mask, position_ids, past_key_values, use_cache):
-            calls.append((input_ids.shape, attention_mask.sum(1).tolist(), position_ids[:, 0].tolist()))
-            shape = type("Out", (), {})
-            shape.logits = torch.zeros(len(input_ids), 1, 5)
-            return shape
-
-        __call__ = forward
-
-    assert PaddedDecoding(Model(), engine.runner.cache.layers, [20, 60], 3)() > 0
-    assert calls == [((2, 1), [21 + i, 61 + i], [20 + i, 60 + i]) for i in range(4)]

@@ -67,13 +67,6 @@ def test_a_script_ends_at_the_first_refused_line_where_asked(tmp_path):
     assert "nonsense" not in ran.stdout + ran.stderr
 
 
-def test_lines_from_a_pipe_go_on_after_a_bad_one():
-    ran = debug(PLANTED, text="frobnicate\nnext\nwhere\n")
-    assert ran.returncode == 0
-    assert "unknown command 'frobnicate'" in ran.stderr
-    assert "step 0" in ran.stdout
-
-
 @pytest.mark.parametrize(
     ("words", "why"),
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from functools import cache
@@ -11,8 +10,6 @@ from pathlib import Path
 import click
 import pytest
 
-from benchmarks.__main__ import bench as benchmarks
-from benchmarks.paired import write_figures
 from specscope.cli.main import cli
 from specscope.envelope import RAISED
 from tests.support.commands import run_here
@@ -153,20 +150,3 @@ def test_a_file_whose_name_is_not_text(tmp_path):
         code, out, _ = run_here([words[0], str(odd), *words[1:], "--json"])
         assert code == 0
         assert json.loads(out)["source"][0].endswith(".jsonl")
-
-
-def test_every_benchmark_writes_under_its_own_schema():
-    """Running them takes minutes: what they call is looked at."""
-    files = {name: f"benchmarks/{name}.py" for name in verbs(benchmarks)}
-    for name, file in files.items():
-        tree = ast.parse((TRACES.parent / file).read_text())
-        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
-        written = [call.args[1] for call in calls if call.func.id in ("write_figures", "write_json")]
-        assert [ast.literal_eval(one) for one in written] == [name], name
-
-
-def test_the_file_of_a_benchmark(tmp_path):
-    path = tmp_path / "figures.json"
-    write_figures(str(path), "cpu", {"machine": {}})
-    head = {"schema": "specscope.bench.cpu/1", "source": [], "exit": 0, "warnings": []}
-    assert json.loads(path.read_text()) == {**head, "machine": {}}

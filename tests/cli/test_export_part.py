@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from specscope.debug.viewer import Viewer
-from specscope.trace.wire.reading import CaptureReader, read_capture
-from specscope.tui.app import ScopeApp
+from specscope.trace.wire.reading import read_capture
 from tests.support.commands import run_here
 from tests.test_traces import TRACES
 
@@ -84,27 +82,6 @@ def test_the_planted_bug_is_found_in_the_part_that_has_it(place, tmp_path):
     path, _ = extracted(tmp_path, f"{PLANTED}#{place}")
     (found,) = answer(["diagnose", "--no-audit", path], code=1)["captures"]
     assert found["suspects"][0]["cause"] == "draft_position"
-
-
-async def test_a_replay_shows_the_step_and_what_is_lacking(tmp_path):
-    path, _ = extracted(tmp_path, f"{EAGLE}#r1@3:9")
-    reader = CaptureReader(path)
-    reader.read()
-    app = ScopeApp(Viewer.over(reader), start="r1@5")
-    async with app.run_test(size=(140, 45)) as pilot:
-        for key in ("n", "d", "down", "escape", "w", "escape", "r", "escape", "a", "escape", "v", "escape"):
-            await pilot.press(key)
-            await pilot.pause()
-        shown = "\n".join(strip.text for strip in app.screen._compositor.render_strips())
-    assert "r1" in shown
-    assert "r0" not in shown
-
-
-@pytest.mark.slow
-def test_an_audit_knows_the_text_before_a_range(tmp_path):
-    path, _ = extracted(tmp_path, f"{EAGLE}#r0@5:9")
-    (found,) = answer(["diagnose", "--only", "audit", path])["captures"]
-    assert found["stages"]["audit"]["steps"] == 5
 
 
 @pytest.mark.parametrize(

@@ -93,15 +93,6 @@ def test_another_head_in_its_place_is_not_used(model, head):
     assert "--draft-model" in given.notes[0]
 
 
-def test_a_draft_model_that_changed_is_not_used(model, deep):
-    history = history_of(target=str(deep), drafter="draft_model", draft_model=str(model), tree="3")
-    assert audit_options(history, None, None, None).draft.path == str(model)
-    change(model)
-    options = audit_options(history, None, None, None)
-    assert options.draft is None
-    assert "give --draft-model MODEL" in options.why_no_draft
-
-
 def test_what_is_gone_is_named_with_its_flag(model, head):
     history = history_of(target=str(model), drafter="eagle", draft_model=str(head), tree="3")
     shutil.rmtree(head)

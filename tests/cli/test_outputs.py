@@ -44,11 +44,6 @@ def capture(tmp_path, tiny):
     )
 
 
-def test_an_older_capture_is_replaced_by_a_run_that_starts(old, capture):
-    assert capture(old) == (0, "", "")
-    assert len(read_capture(old).history.requests) == 1
-
-
 @pytest.fixture
 def taken_port():
     with socket.socket() as taken:
@@ -175,21 +170,6 @@ def test_sinks_that_were_opened_are_closed_when_a_later_one_fails(tiny, tmp_path
         again.bind(("127.0.0.1", port))
 
 
-SAMPLING = {
-    "nothing is sent": (["--sample", "0.1"], "--sample is about spans that are sent: give --otlp-endpoint"),
-    "no ratio": (["--sample", "5%"], "--sample must be a number, not '5%'"),
-}
-
-
-@pytest.mark.parametrize("name", SAMPLING)
-def test_sampling_that_means_nothing_is_refused(name, old, capture, tmp_path):
-    words, why = SAMPLING[name]
-    code, _, err = capture(tmp_path / "new.jsonl", *words)
-    assert (code, err.count("\n")) == (2, 1)
-    assert why in err
-    assert not (tmp_path / "new.jsonl").exists()
-
-
 @pytest.mark.parametrize(
     "form", [("--regex", "("), ("--grammar", "root ::= ("), ("--json-schema", '{"type": "nothing"}'), ()]
 )
@@ -215,14 +195,6 @@ def test_requests_that_failed_are_counted_with_their_reason(verb, old, tiny, tmp
     code, _, err = run_here(words)
     assert code == 1
     assert "specscope: warning: 1 of 2 requests failed: structured_outputs: regex cannot be used: " in err
-
-
-def test_a_prompt_that_is_too_long_is_named_and_the_others_run(old, capture, tmp_path):
-    (tmp_path / "p.txt").write_text("abc\n" + "abc" * 40 + "\nabcabc\n")
-    code, _, err = capture(old, "--max-context", "50")
-    assert code == 1
-    assert f"warning: {tmp_path / 'p.txt'}, line 2: the prompt has 120 tokens; the limit is 49; it is left out" in err
-    assert [request.info.prompt for request in read_capture(old).history.requests.values()] == ["abc", "abcabc"]
 
 
 def test_a_prompt_that_is_too_long_is_named_before_the_model_is_loaded(capture, tiny, tmp_path):

@@ -67,15 +67,6 @@ def test_one_that_cannot_be_read_is_told_and_the_others_are_judged(tmp_path, wro
     assert run_here(["report", EAGLE, none])[0] == 2  # its figures would not be those of all
 
 
-def test_the_layout_is_that_of_one_capture():
-    both = json.loads(run_here(["report", EAGLE, SAMPLED, "--json"])[1])
-    for number, file in enumerate((EAGLE, SAMPLED)):
-        alone = json.loads(run_here(["report", file, "--json"])[1])
-        assert set(alone) == set(both)
-        assert both["captures"][number] == alone["captures"][0]
-        assert alone["pooled"] == alone["captures"][0]["pooled"]
-
-
 def test_report_pools_and_keeps_requests_apart():
     """The ids of both captures are r0, r1 and r2."""
     read = json.loads(run_here(["report", EAGLE, SAMPLED, "--json"])[1])
@@ -140,12 +131,3 @@ def test_the_same_file_under_another_name_is_refused(tmp_path):
     code, _, err = run_here(["verify", EAGLE, str(link)])
     assert code == 2
     assert f"{EAGLE} and {link} are the same file" in err
-
-
-def test_audit_judges_each_too(head):
-    code, out, err = run_here(["diagnose", "--only", "audit", NGRAM, head, "--sample", "2", "--json"])
-    found = json.loads(out)["captures"]
-    assert [one["exit"] for one in found] == [0, 2]
-    assert code == 2
-    assert found[0]["stages"]["audit"]["audited"] == 2
-    assert found[1]["error"] in err

@@ -75,27 +75,6 @@ def test_tables_are_written_of_it(store, tmp_path):
     assert "1 request, 11 steps" in told("export", store.given, "-o", tmp_path / "tables").stderr
 
 
-def test_parts_of_it_make_a_file(store, tmp_path):
-    part = tmp_path / "part.jsonl"
-    assert "11 steps of 1 request" in told("export", store.given, "-o", part).stderr
-    assert "4 steps of 1 request" in told("export", f"{store.given}#r0@1:3", f"{store.given}#r0@7", "-o", part).stderr
-    told("why", f"{part}#r0@7")
-
-
-def test_the_debugger_opens_at_its_step(store):
-    told_by_file, told_by_address = (
-        told("debug", f"{name}#r0@3", "--commands", "-", stdin="tree\n").stdout for name in (PLANTED, store.given)
-    )
-    assert told_by_file == told_by_address
-
-
-def test_of_several_one_that_is_not_there_costs_the_others_nothing(store):
-    done = told("verify", store.given.replace(REQUEST, "ab"), store.given, "--json", code=2)
-    assert done.stderr.startswith(f"specscope: error: {store.url}/trace/ab: the store has no such trace")
-    gone, there = json.loads(done.stdout)["captures"]
-    assert (gone["source"], there["source"], there["exit"]) == (f"{store.url}/trace/ab", store.address, 0)
-
-
 def test_what_is_refused_is_an_envelope_with_json_and_names_the_address(store):
     done = told("report", store.address, "--json", code=2)
     assert "401 Unauthorized: give a login with --header" in done.stderr

@@ -166,19 +166,6 @@ def test_compare_compares_figures(captured, tmp_path):
     assert "there is nothing to compare" in run_here(["compare", str(head), sampled])[2]
 
 
-def test_a_server_is_watched_for_a_while(tmp_path):
-    path = tmp_path / "w.jsonl"
-    with Page(text("metrics_before.txt"), text("metrics_after.txt")) as page:
-        command = ["watch", page.url, "--interval", "0.1", "--for", "0.6", "--headless", "-o", str(path)]
-        code, out, err = run_here(command)
-    assert code == 0, err
-    assert "vLLM /metrics, engine 0" in err
-    assert "0.007 0.000 0.000" in out  # 1 of 143
-    steps = read_capture(path).history.steps
-    assert [step.aggregate.drafts for step in steps[:2]] == [143, 0]
-    assert all(step.aggregate.drafts == 0 for step in steps[1:])
-
-
 def test_each_engine_has_a_capture_of_its_own(tmp_path):
     path = tmp_path / "w.jsonl"
     pages = (("metrics_before.txt", "metrics_idle.txt"), ("metrics_after.txt", "metrics_before.txt"))

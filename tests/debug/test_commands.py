@@ -3,7 +3,6 @@
 import dataclasses
 import re
 
-import numpy as np
 import pytest
 
 from specscope import Engine, SamplingParams
@@ -100,24 +99,6 @@ def test_a_breakpoint_stops_at_its_node_and_shows_the_numbers(either):
     assert point.hits >= 1
 
 
-def test_conditions_stop_only_where_they_hold(either):
-    either.run("break accept if depth == 2 and a > 0.3")
-    session = either.session
-    while "breakpoint" in either.run("c"):
-        verdict, tree = session.part.verdict, session.part.tree
-        assert any(tree.depth[n] == 2 and verdict.accept_prob[n] > 0.3 for n in verdict.path)
-
-
-def test_a_watch_stops_when_it_changes(either):
-    either.run("watch accepted > 0")
-    seen = []
-    for _ in range(4):
-        if "breakpoint" not in either.run("c"):
-            break
-        seen.append(either.session.position)
-    assert len(seen) == len(set(seen)) > 1
-
-
 def test_commands_of_a_breakpoint_run_when_it_stops(either):
     either.run("b reject")
     either.run("commands 1")
@@ -137,17 +118,6 @@ def test_back_and_forth_is_where_it_was(either):
     either.run("n 3")
     assert either.run("where") + either.run("tree") == before
     assert either.session.goto(-1).reason is StopReason.START
-
-
-def test_reverse_continue_finds_the_breakpoint_before(either):
-    either.run("b recover")
-    first = either.run("c")
-    at = either.session.position
-    either.run("c")
-    assert either.session.position > at
-    either.run("rc")
-    assert either.session.position == at
-    assert either.run("where") in first
 
 
 def test_phases_one_by_one(engine):
@@ -196,28 +166,6 @@ def test_info_kv_tells_what_a_step_wrote_moved_and_left(engine):
         assert (f"{slots[first + node]} to {slots[first + i]}" in line.partition("moved slot")[2]) == (node != i)
 
 
-def test_info_kv_over_a_capture_claims_no_moves_that_it_does_not_hold(recorded):
-    """Issue 12, item 1: it stated moves that it inferred. Older captures tell neither blocks nor moves."""
-    older = [
-        dataclasses.replace(
-            record,
-            requests=tuple(
-                dataclasses.replace(part, blocks=np.zeros(0, np.int32), moved=np.zeros(0, np.int32))
-                for part in record.requests
-            ),
-        )
-        for record in recorded.steps
-    ]
-    history = History(run=recorded.run, vocabulary=recorded.vocabulary)
-    for record in older:
-        history.append(record)
-    over = Commands(Session(history=history))
-    for _ in older:
-        over.run("next")
-        assert "moved" not in over.run("info kv")
-        assert "slots" not in over.run("info kv")
-
-
 def test_info_kv_over_a_capture_is_that_of_the_live_run(engine, recorded):
     """What the step wrote and moved is in its record."""
     over = Commands(Session(history=recorded))
@@ -243,14 +191,6 @@ def test_a_chosen_request_stays_where_a_step_stops_for_it_too(either):
     assert either.session.current_request.id == "r0"
 
 
-def test_a_breakpoints_bad_command_says_so_and_the_rest_run(engine):
-    engine.run("b draft")
-    engine.run("commands 1 print nosuch; where")
-    said = engine.run("c")
-    assert "print nosuch: " in said
-    assert said.count("accepted") >= 1
-
-
 def test_a_node_of_a_step_that_was_not_the_last_one_leaves_the_engine_whole(engine):
     engine.run("continue")
     session = engine.session
@@ -268,32 +208,6 @@ def test_between_phases_a_node_is_of_the_step_that_was_begun(engine):
     assert engine.run("node 0").startswith("of the step in progress:\ntarget, raw")
     engine.run("next")
     assert [record.step for record in engine.session.history.steps] == list(range(5))
-
-
-def test_tau_and_context_do_not_need_the_first_steps(recorded):
-    whole = recorded.requests["r0"]
-    part = whole.steps[-1]
-    from specscope.debug.session import Session
-
-    told = Commands(Session(history=recorded, request="r0", position=len(recorded.steps) - 1))
-    context = told.run("node 0").splitlines()[-2].split()[-1] if len(part.tree) else ""
-    cut = History(run=recorded.run, vocabulary=recorded.vocabulary)
-    for record in recorded.steps[2:]:
-        cut.append(record)
-    later = Commands(Session(history=cut, request="r0", position=len(cut.steps) - 1))
-    if context:
-        assert later.run("node 0").splitlines()[-2].split()[-1] == context
-    place = next(i for i, step in enumerate(cut.requests["r0"].steps) if step is part)
-    assert place < part.index
-    assert "tau" not in later.run("print tau")
-
-
-def test_an_unchanged_fork_is_the_original(engine):
-    engine.run("next 4")
-    said = engine.run("fork tokens=10")
-    assert "the same tokens" in said
-    assert "acceptance length +0.000" in said
-    assert "forced" not in said
 
 
 @pytest.mark.parametrize(
@@ -316,13 +230,6 @@ def test_forks_say_what_changed(engine, words, part):
     assert engine.session.engine.runner.cache.pool.used == held
     engine.run("continue")
     assert engine.session.engine.runner.cache.pool.used == 0
-
-
-def test_a_decreed_rejection_is_one(engine):
-    engine.run("b accept if depth == 1")
-    engine.run("c")
-    said = engine.run("fork reject=0 reject=1 tokens=1")
-    assert "node 0 rejected, node 1 rejected" in said
 
 
 def test_the_original_goes_on_as_if_there_had_been_no_fork(tiny, recorded):
@@ -419,11 +326,6 @@ def test_an_empty_session_says_so():
         commands.run("print step")
 
 
-def test_every_command_has_a_method_and_every_method_is_a_command():
-    methods = {name for name in dir(Commands) if name.startswith("do_")}
-    assert methods == {command.method for command in COMMANDS}
-
-
 def test_breakpoints_are_deleted_by_number_or_by_their_event_as_in_gdb(either):
     for line in ("break reject", "break accept", "break reject if p > 0.5", "watch accepted > 0"):
         either.run(line)
@@ -473,17 +375,6 @@ def test_a_stop_at_a_node_makes_it_the_current_one(either):
         either.run("node")
     with pytest.raises(UserError, match="p belongs to a node"):
         either.run("print p")
-
-
-def test_the_current_node_does_not_outlive_its_step(engine):
-    engine.run("break reject")
-    engine.run("c")
-    assert engine.session.node is not None
-    engine.run("delete")
-    engine.run("reverse-next")
-    assert engine.session.node is None
-    engine.run("next")
-    assert engine.session.node is None
 
 
 def over(recorded, position=None):
@@ -550,17 +441,6 @@ def test_requests_are_told_as_of_the_step(tiny, recorded):
     assert "length" in over(recorded).run("info requests")
     assert "  1 step " in over(recorded, 0).run("info requests")
     assert over(recorded, -1).run("info requests") == "no requests"
-
-
-def test_what_was_accepted_is_said_of_nodes_and_depth(either):
-    either.run("until nodes == 4")
-    part = either.session.part
-    assert f"accepted {part.verdict.accepted} of 4 nodes, depth {part.verdict.accepted} of 2" in either.run("where")
-
-
-def test_whoever_asks_for_spans_is_told_where_they_are(either):
-    with pytest.raises(UserError, match="info spans is gone: Jaeger shows"):
-        either.run("info spans")
 
 
 def test_a_step_that_rounding_changes_is_announced(tiny):

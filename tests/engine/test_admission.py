@@ -7,14 +7,9 @@ from specscope.engine.request import Request
 from specscope.engine.scheduler import Room, Scheduler
 from specscope.errors import UserError
 from specscope.speculate.drafters.base import Drafter
-from tests.engines import HEAD, build_engines, pressed
+from tests.engines import HEAD, pressed
 
 NODES = 16
-
-
-@pytest.fixture(scope="module")
-def engines(deep, tmp_path_factory):
-    return build_engines(deep, tmp_path_factory.mktemp("head"))
 
 
 @pytest.fixture

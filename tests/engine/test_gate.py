@@ -9,7 +9,6 @@ from specscope import Engine, SamplingParams
 from specscope.engine.config import EngineConfig
 from specscope.engine.scheduler import SpeculationGate
 from specscope.errors import UserError
-from tests.engine.test_invariances import timeless
 from tests.engine.test_pipeline import make, run  # noqa: F401
 from tests.engines import PROMPTS
 
@@ -84,12 +83,6 @@ def test_a_drafter_is_caught_up_when_drafting_returns(make, name):  # noqa: F811
         assert np.allclose(gapped[place][2], whole[place][2], atol=1e-5)
 
 
-def test_off_drafts_nothing(make):  # noqa: F811
-    records = greedy(make("eagle", speculation="off"), 8)
-    assert {record.speculation_off for record in records} == {"set to off"}
-    assert outputs(records) == outputs(greedy(make("none"), 8))
-
-
 def test_prefills_do_not_count(make):  # noqa: F811
     """One request decodes while long prompts come: it keeps its drafts."""
     engine = make("ngram", disable_above=1, max_batch=3)
@@ -100,15 +93,6 @@ def test_prefills_do_not_count(make):  # noqa: F811
     records = [engine.step() for _ in range(4)]
     assert sum(len(record.requests) > 1 for record in records) > 1
     assert all(record.speculation for record in records)
-
-
-def test_going_back_brings_the_gate_back(make):  # noqa: F811
-    engine = make("ngram", disable_above=2)
-    engine.keep_timeline()
-    records = greedy(engine, 14)
-    shut = next(r.step for r in records if r.speculation_off.startswith("decoding requests above")) + 2
-    engine.rewind(shut)
-    assert [timeless(one) for one in run(engine)] == [timeless(one) for one in records[shut:]]
 
 
 def test_what_does_not_fit_together_is_refused():

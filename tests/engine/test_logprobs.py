@@ -9,12 +9,7 @@ import torch
 from specscope import SamplingParams
 from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.reading import read_capture
-from tests.engines import DRAFTERS, PROMPTS, build_engines, each_drafter
-
-
-@pytest.fixture(scope="module")
-def engines(deep, tmp_path_factory):
-    return build_engines(deep, tmp_path_factory.mktemp("head"))
+from tests.engines import DRAFTERS, PROMPTS, each_drafter
 
 
 @pytest.fixture(scope="module")

@@ -151,17 +151,6 @@ def test_requests_come_and_go_while_steps_run(make):
     assert {reason for _, reason in ends} <= {FinishReason.CANCELLED, FinishReason.LENGTH, FinishReason.EOS}
 
 
-def test_a_step_of_an_idle_engine_is_an_empty_one(make):
-    engine = make("ngram", async_scheduling=True)
-    assert not engine.busy
-    first, second = engine.step(), engine.step()
-    assert (first.step, second.step) == (0, 1)
-    assert first.requests == () == second.requests
-    fill(engine)
-    assert [record.step for record in run(engine)][:2] == [2, 3]
-    engine.close()
-
-
 def test_what_was_launched_is_drained_before_a_debugger_looks(make):
     engine = make("eagle", async_scheduling=True)
     fill(engine)
@@ -216,16 +205,6 @@ def test_a_step_that_fails_is_the_callers_to_know(make, monkeypatch):
     with pytest.raises(ValueError, match="the device is gone"):
         engine.step()
     engine.close()
-
-
-def test_closing_waits_for_what_was_launched(make):
-    before = set(threading.enumerate())  # an engine of another test may still be there
-    engine = make("eagle", async_scheduling=True)
-    fill(engine)
-    engine.step()
-    assert any(thread.name == "specscope-steps" for thread in {*threading.enumerate()} - before)
-    engine.close()
-    assert not any(thread.name == "specscope-steps" for thread in {*threading.enumerate()} - before)
 
 
 def test_each_thread_that_runs_a_phase_uses_the_engines_device(make, monkeypatch):

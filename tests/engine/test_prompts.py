@@ -70,14 +70,6 @@ def test_a_capture_is_no_file_of_prompts(tmp_path, monkeypatch, words_are_files,
         read_prompts(CAPTURE.name, PARAMS, raw=False)
 
 
-def test_a_folder_is_no_prompt(tmp_path, monkeypatch):
-    """Its name was decoded as one."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "prompts").mkdir()
-    with pytest.raises(UserError, match="prompts is a folder: give a file of prompts"):
-        prompt_specs(["prompts"], None, SamplingParams())
-
-
 @pytest.mark.parametrize("written", ["lines", "indented", "array", "compressed"])
 def test_rows_are_read_however_they_are_written(tmp_path, written):
     """Each line has a seed of its own, and other keys of a row of ours are labels."""
@@ -90,31 +82,6 @@ def test_rows_are_read_however_they_are_written(tmp_path, written):
     specs = read_prompts(str(path), PARAMS, raw=False)
     assert [(spec.prompt, spec.labels) for spec in specs] == [("one", {"kind": "code"})] * 2
     assert [spec.params.seed for spec in specs] == [10, 11]
-
-
-def test_conversations_that_are_left_out_are_told(tmp_path):
-    talk = {"conversations": [{"value": "a question of some length"}, {"value": "an answer of some length"}]}
-    (tmp_path / "data").write_text(json.dumps([talk, {"conversations": talk["conversations"][:1]}]))
-    said = []
-    (spec,) = read_prompts(str(tmp_path / "data"), PARAMS, raw=False, tell=said.append)
-    assert (spec.prompt, spec.params.max_tokens) == ("a question of some length", PARAMS.max_tokens)
-    assert said == [f"{tmp_path / 'data'}: 1 conversation left out: too short or too long"]
-
-
-@pytest.mark.parametrize("text", ["[INST] Hello [/INST]\n[INST] Bye [/INST]", "[a] b", "data: is this", "1. first"])
-def test_text_that_only_looks_a_little_like_json_is_text(tmp_path, text):
-    (tmp_path / "p.txt").write_text(text)
-    assert [spec.prompt for spec in read_prompts(str(tmp_path / "p.txt"), PARAMS, raw=False)] == text.split("\n")
-
-
-@pytest.mark.parametrize(
-    "text", ["[1, 2]", '{"a": 1}', '[\n "x",\n 3\n]', '{\n"prompt": "a"', "[", '[{"prompt": "a"},']
-)
-def test_json_that_holds_no_prompts_is_refused(tmp_path, text):
-    """It was taken for text, a prompt a line."""
-    (tmp_path / "p.json").write_text(text)
-    with pytest.raises(UserError, match=r"p.json, line \d: "):
-        read_prompts(str(tmp_path / "p.json"), PARAMS, raw=False)
 
 
 def test_a_line_has_template_variables_of_its_own(tmp_path):

@@ -107,18 +107,3 @@ def test_the_charge_is_never_less_than_the_draft(tiny, drafting, eagle):
                 drafted += len(turn.draft.tree)
                 assert len(turn.draft.tree) <= turn.nodes <= engine.drafter.max_nodes
         assert drafted
-
-
-def test_going_back_brings_the_turns_back(drafting):
-    engine = drafting
-    run(engine)
-    engine.timeline, engine.steps = None, 0
-    engine.keep_timeline()
-    add(engine, MANY)
-    records = run(engine, 12)
-    engine.rewind(5)
-    again = run(engine, 7)
-    assert [[p.request for p in r.requests] for r in again] == [[p.request for p in r.requests] for r in records[5:]]
-    assert [[p.tokens() for p in r.requests] for r in again] == [[p.tokens() for p in r.requests] for r in records[5:]]
-    run(engine)
-    engine.timeline = None

@@ -19,7 +19,7 @@ from specscope.speculate.changes import Changes
 from specscope.trace.record.records import FinishReason
 from specscope.trace.record.rules import RULES
 from specscope.trace.record.tree import ROOT, Drawn
-from tests.engines import DRAFTERS, PROMPTS, build_engines, each_drafter, fresh
+from tests.engines import DRAFTERS, PROMPTS, each_drafter, fresh
 from tests.waiting import HANG_SECONDS, until
 
 pytest.importorskip("xgrammar")
@@ -42,11 +42,6 @@ PARAMS = {
     "bias": {"logit_bias": {70: 4.0, 71: -2.0}},
     "min tokens": {"min_tokens": 6},
 }
-
-
-@pytest.fixture(scope="module")
-def engines(deep, tmp_path_factory):
-    return build_engines(deep, tmp_path_factory.mktemp("head"))
 
 
 def each(form, params=None, **more):
@@ -195,16 +190,6 @@ def test_the_end_of_a_form_ends_the_request_also_under_ignore_eos(engines):
             assert result.token_ids[-1] == EOS
 
 
-def test_min_tokens_gives_way_where_the_form_can_only_end(engines):
-    long = SamplingParams(structured_outputs={"regex": "a{2,9}"}, min_tokens=6, max_tokens=30, logit_bias={EOS: 50.0})
-    short = dataclasses.replace(long, structured_outputs={"choice": ("ab",)})
-    for name in ("none", "draft tree"):
-        (result,) = engines[name].generate("abc", long)
-        assert (len(result.token_ids), result.finish) == (7, FinishReason.EOS)  # EOS comes as soon as it may
-        (result,) = engines[name].generate("abc", short)
-        assert (result.text, result.finish) == ("ab", FinishReason.EOS)
-
-
 @pytest.mark.every(2)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_min_tokens_holds_eos_and_stop_tokens_back_along_each_path(engines, temperature):
@@ -238,23 +223,6 @@ def test_a_stop_token_inside_an_accepted_path_ends_the_output_there(engines):
         assert cut.token_ids == free.token_ids[: first + 1]
         assert cut.finish is FinishReason.STOP
         assert cut.text == engines[name].vocabulary.text(free.token_ids[:first])  # without the stop token
-
-
-def test_stop_strings_count_from_min_tokens_on(engines):
-    stop = {"logit_bias": dict.fromkeys(ids(engines["none"], "q"), 60.0)}
-    for name in ("none", "ngram"):
-        (result,) = engines[name].generate(
-            "abc", SamplingParams(max_tokens=12, stop=("q",), min_tokens=3, ignore_eos=True, **stop)
-        )
-        assert (result.text, result.finish, len(result.token_ids)) == ("qqq", FinishReason.STOP, 4)
-
-
-def test_both_backends_mask_alike(deep, engines):
-    """The mask is in the logits before the kernels."""
-    params = each(FORMS["regex"], temperature=1.0)
-    how = {**DRAFTERS["draft tree"], "kv_memory": 0.01, "max_batch": 3, "max_step_tokens": 24, "dtype": "float32"}
-    triton = Engine(target=str(deep), backend="triton", **how)
-    assert outputs(triton, PROMPTS[:2], params[:2]) == outputs(engines["draft tree"], PROMPTS[:2], params[:2])
 
 
 # Coming in

@@ -4,13 +4,8 @@ import pytest
 
 from specscope import Engine, SamplingParams
 from specscope.errors import UserError
-from tests.engines import DRAFTERS, PROMPTS, build_engines, fresh
+from tests.engines import DRAFTERS, PROMPTS, fresh
 from tests.heads import head_tensors, write_head, write_parallel_head
-
-
-@pytest.fixture(scope="module")
-def engines(deep, tmp_path_factory):
-    return build_engines(deep, tmp_path_factory.mktemp("head"))
 
 
 def test_what_is_not_known_is_refused(engines):

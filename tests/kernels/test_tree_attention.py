@@ -38,19 +38,6 @@ def test_half_types_sum_in_float32(dtype, how):
         check_attention(tree_attention, np.random.default_rng(seed), dtype, **how)
 
 
-SIZES = [
-    *({"size": size, "most_context": 40, "requests": 2} for size in (64, 80, 96, 128, 192, 256)),
-    {"size": 96, "value_size": 64},
-    *({"fold": fold} for fold in (1, 3, 5, 8, 20)),
-    *({"most_nodes": nodes, "most_context": 20, "requests": 2} for nodes in (1, 63, 64, 65, 200)),  # a word has 64 bits
-]
-
-
-@pytest.mark.parametrize("how", SIZES, ids=str)
-def test_any_size_of_heads_and_trees(how):
-    check_attention(tree_attention, np.random.default_rng(1), **how)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("splits", [1, 4, 16])
 def test_long_contexts(splits):

@@ -70,21 +70,6 @@ def test_a_run_that_was_changed_is_recorded_with_its_branches(engine, tmp_path):
     assert b'"specscope.branch"' in path.read_bytes()
 
 
-def test_what_comes_out_as_before_is_no_branch(engine):
-    records = []
-    engine.subscribe(records.append, lossless=True)
-    commands = commands_over(engine)
-    commands.run("next 6")
-    before = list(commands.session.history.steps)
-    commands.run("goto 1")
-    commands.run("next 4")
-    assert commands.session.history.steps == before
-    assert all(a is b for a, b in zip(commands.session.history.steps, before, strict=True))
-    engine.bus.flush()
-    assert [record.step for record in records] == list(range(6))
-    assert engine.steps == 6
-
-
 def test_what_came_between_two_phases_comes_there_again(engine):
     """Issue 12, item 2: it came one step early."""
     commands = commands_over(engine)
@@ -235,13 +220,6 @@ def test_a_prefill_chunk_draws_no_token_to_change(tiny):
         commands.run("fork token=65")
 
 
-def test_the_console_draws_both_trees_of_a_fork(engine):
-    commands = commands_over(engine)
-    commands.run("next 4")
-    said = commands.run("fork reject=0 reject=1 tokens=8")
-    assert said.count("root @") == 2
-
-
 def test_breakpoints_hold_at_the_same_steps_forward_and_back(engine):
     """Issue 12, item 4."""
     commands = commands_over(engine)
@@ -314,14 +292,6 @@ def test_a_change_that_was_asked_for_explains_the_difference(tiny, temperature, 
     assert commands.forked.near_tie
     assert "rounding" not in said
     assert f": {commands.forked.changes} explains it" in said
-
-
-def test_what_was_not_changed_explains_nothing(engine):
-    """The same temperature again: the outputs are the same up to where the fork ends, and that it was asked to do."""
-    commands = commands_over(engine)
-    commands.run("next 4")
-    said = commands.run("fork temperature=0.8 max_tokens=30 tokens=60")
-    assert ": max_tokens=30 explains it" in said
 
 
 @pytest.mark.parametrize("words", ["temperature=1.4", "tree=3"])

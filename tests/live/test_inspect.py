@@ -8,13 +8,8 @@ from specscope.debug.views import view_text
 from specscope.live.local import commands_over
 from specscope.trace.record.draft_vocabulary import draft_id
 from specscope.trace.record.records import Outcome
-from tests.engines import PROMPTS, build_engines, fresh
+from tests.engines import PROMPTS, fresh
 from tests.heads import DRAFT_VOCAB
-
-
-@pytest.fixture(scope="module")
-def engines(deep, tmp_path_factory):
-    return build_engines(deep, tmp_path_factory.mktemp("head"))
 
 
 def later_siblings(commands):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from specscope import Engine, SamplingParams
-from specscope.debug.answers import Answer, LookRefused, PromptRefused, Stopped, StopReason
+from specscope.debug.answers import Answer, Stopped, StopReason
 from specscope.debug.session import Session
 from specscope.debug.show import stop_text
 from specscope.debug.viewer import Viewer
@@ -94,34 +94,6 @@ def test_a_node_is_looked_at_wherever_the_engine_is(worker, session):
     assert worker.node_view.token == part.verdict.token
     assert worker.status in ("running", "idle")
     wait(lambda: worker.status == "idle", session)
-
-
-def test_a_look_that_is_refused_says_which(worker, session):
-    worker.ask("look", (10**6, "r0", 1))
-    wait(lambda: session.news, session)
-    assert session.news.popleft() == LookRefused(
-        10**6, "r0", 1, "r0 in step 1000000 is not part of what the engine has run"
-    )
-
-
-def test_refusals_come_back_as_notices(worker, session):
-    worker.ask("submit", "a" * 600)
-    wait(lambda: session.news, session)
-    refused = session.news.popleft()
-    assert isinstance(refused, PromptRefused)
-    assert "the limit is 511" in refused.why
-    assert worker.status == "idle"
-
-
-def test_cancelling(worker, session):
-    worker.ask("pause")
-    worker.ask("submit", PromptSpec("xyz", SamplingParams(max_tokens=400, ignore_eos=True)))
-    worker.ask("step")
-    wait(lambda: "r3" in session.history.requests, session)
-    worker.ask("cancel", "r3")
-    worker.ask("resume")
-    wait(lambda: session.history.requests["r3"].end, session)
-    assert session.history.requests["r3"].state == "cancelled"
 
 
 def test_unwatched_it_sends_nothing(worker, session):
@@ -230,16 +202,6 @@ def test_a_library_that_draws_a_bar_leaves_no_semaphore(tiny, tmp_path):
         timeout=HANG_SECONDS,
     )
     assert (done.stdout, done.stderr) == ("ended\n", "")
-
-
-def test_setting_a_breakpoint_lets_a_running_engine_run(worker, session):
-    worker.ask("submit", PromptSpec("running on", SamplingParams(max_tokens=400, ignore_eos=True)))
-    wait(lambda: worker.status == "running", session)
-    session.debug("break preempt")
-    wait(lambda: session.points, session)
-    wait(lambda: worker.status == "idle", session)  # it was never paused: nobody resumed it
-    session.debug("delete")
-    wait(lambda: not session.points, session)
 
 
 def test_a_bad_line_does_not_end_the_run(worker, session):

@@ -8,9 +8,8 @@ import pytest
 from specscope import Engine, SamplingParams
 from specscope.measure import step_costs
 from specscope.measure.lanes import Lane, in_turn, lanes
-from specscope.measure.step_costs import measure_costs, rising
-from specscope.measure.tune import measure_trees, other_prompts
-from specscope.plans.costs import CostPoint
+from specscope.measure.step_costs import measure_costs
+from specscope.measure.tune import measure_trees
 from specscope.trace.history.stats import measure
 from tests.faults.models import HEAD, TARGET, story
 from tests.waiting import HANG_SECONDS
@@ -117,16 +116,3 @@ def test_each_engine_keeps_to_a_part_of_the_cache_as_requests_come_and_go():
     assert pool.used == 0
     assert pool.take(1) == [0]
     assert pool.take(1) == [pool.blocks // engine.config.max_batch]  # apart again as the engine alone has it
-
-
-def test_more_rows_never_take_less():
-    points = [CostPoint(rows, seconds, seconds, seconds) for rows, seconds in enumerate((1.0, 3.0, 2.0, 1.0, 4.0, 3.5))]
-    assert [one.seconds for one in rising(points)] == [1.0, 2.0, 2.0, 2.0, 3.75, 3.75]
-
-
-def test_prompts_that_were_seen_are_left_out():
-    every = other_prompts([], 1000)
-    some = other_prompts([f"<user>{prompt}<end>" for prompt in every[::2]], 1000)
-    assert some == every[1::2]
-    assert len(set(other_prompts([], 10))) == 10
-    assert other_prompts(every, 10) == []

@@ -103,34 +103,3 @@ def test_a_folder_that_others_can_write_is_not_trusted(places):
         bundled.bundled_model(lambda _: None)
     assert "belongs to another user" in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_a_conversion_that_fails_is_one_line(places, monkeypatch):
-    def full(source, folder):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(bundled, "convert_gguf", full)
-    with pytest.raises(UserError, match=r"cannot convert SmolLM2-135M-Instruct in .*No space left on device"):
-        bundled.bundled_model(lambda _: None)
-
-
-@pytest.mark.slow
-def test_two_first_starts_of_the_command_at_once(tmp_path):
-    """Both work, only one converts, and nothing is drawn on a standard error that is no terminal."""
-    (tmp_path / "p.txt").write_text("Why is the sky blue?\n")
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "specscope", "capture", str(tmp_path / "p.txt"), "--max-tokens", "2", "-o"]
-    both = [
-        subprocess.Popen(
-            [*command, str(tmp_path / f"{i}.jsonl")], stderr=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
-        )
-        for i in range(2)
-    ]
-    outs = [process.communicate(timeout=300) for process in both]
-    assert [process.returncode for process in both] == [0, 0], outs
-    for _, error in outs:
-        text = error.decode()
-        assert "it/s" not in text
-        assert "%|" not in text
-        assert "\r" not in text
-    assert len([p for p in models(tmp_path).iterdir() if p.is_dir()]) == 1

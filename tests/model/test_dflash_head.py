@@ -75,26 +75,6 @@ def test_a_block_gives_what_its_tensors_and_its_config_say(tmp_path, target, nam
             torch.testing.assert_close(full(runner, logits), wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_several_requests_share_a_pass_and_do_not_see_each_other(tmp_path, target):
-    loaded = load_dflash(str(VARIANTS["full and sliding"](tmp_path)), target)
-    runner, given = runner_of(loaded, target), [features(loaded, seed=seed) for seed in range(3)]
-    together = drafted(runner, given, [4, 4, 4])
-    for one, logits in zip(given, together, strict=True):
-        torch.testing.assert_close(drafted(runner, [one], [4])[0], logits, rtol=1e-4, atol=1e-4)
-
-
-def test_bfloat16_is_float32_but_for_rounding(tmp_path, deep):
-    folder, made = write_dflash(tmp_path), []
-    for dtype in (torch.float32, torch.bfloat16):
-        target = load_model(str(deep), torch.device("cpu"), dtype)
-        loaded = load_dflash(str(folder), target)
-        runner = runner_of(loaded, target)
-        (logits,) = drafted(runner, [features(loaded).to(dtype)], [4])
-        made.append(logits.float())
-    exact, rounded = made
-    assert float((exact - rounded).norm() / exact.norm()) < 0.03
-
-
 OTHERS = ["causal", "every layer with a window", "full and sliding", "a mask embedding", "yarn", "no rotary base"]
 
 

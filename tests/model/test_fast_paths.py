@@ -13,16 +13,12 @@ import transformers
 from specscope import Engine, SamplingParams
 from specscope.errors import UserError
 from specscope.kernels.cpu import tiles
-from specscope.model import device as device_module
-from specscope.model.device import pick_dtype
 from specscope.model.fast import fast_paths
 from specscope.model.fast import linear as linear_module
 from specscope.model.fast.fast_paths import NAMES, PATHS, VARIABLE, disabled, failure, is_half, usable
 from specscope.model.fast.linear import FEW, PackedLinear, compiled_rows
 from specscope.model.loader import load_tokenizer
 from tests.fast_paths import machine_without, without
-
-CPU = torch.device("cpu")
 
 
 @without
@@ -43,14 +39,6 @@ def test_a_path_that_gives_other_numbers_is_not_used(monkeypatch):
     fast_paths.failure.cache_clear()
 
 
-def test_a_path_is_tried_once(monkeypatch):
-    tried = []
-    path = fast_paths.FastPath("mkl", torch.float32, lambda *given: tried.append(given))
-    assert failure(path) is not None
-    assert failure(path) is not None
-    assert len(tried) == 1
-
-
 def test_an_unknown_name_is_refused(monkeypatch):
     monkeypatch.setenv(VARIABLE, "mkl,avx")
     with pytest.raises(UserError, match=r"SPECSCOPE_DISABLE: unknown fast path 'avx': use numba, fbgemm, mkl"):
@@ -59,12 +47,6 @@ def test_an_unknown_name_is_refused(monkeypatch):
     assert disabled() == {"mkl", "fuse"}
     monkeypatch.setenv(VARIABLE, ",".join(NAMES))
     assert not usable(torch.float32)
-
-
-@pytest.mark.parametrize("fast", [True, False])
-def test_auto_is_bfloat16_where_a_trial_says_so(fast, monkeypatch):
-    monkeypatch.setattr(device_module, "has_bfloat16", lambda: fast)
-    assert pick_dtype("auto", CPU) is (torch.bfloat16 if fast else torch.float32)
 
 
 LESSER = """
@@ -149,22 +131,6 @@ def test_few_rows_and_many_take_the_path_for_them(lacks, monkeypatch):
         x = torch.randn(rows, 48).bfloat16()
         assert fast_paths.same_numbers(torch.nn.functional.linear(x, layer.weight), packed(x))
     assert taken == ["numba", "numba", *(["onednn"] if lacks else ["numba"]) * 2]
-
-
-def test_a_models_output_stays_in_float32_where_one_product_of_ours_makes_all_of_it(lacks):
-    layer = bfloat16_layer()
-    for rows in (1, 16, 40):
-        x = torch.randn(rows, 48).bfloat16()
-        got = PackedLinear([layer], pack=True, wide=True)(x)
-        assert got.dtype is (torch.bfloat16 if lacks else torch.float32)
-        assert fast_paths.same_numbers(layer(x), got)
-        assert PackedLinear([layer], pack=True)(x).dtype is torch.bfloat16
-
-
-def test_what_our_product_cannot_take_has_the_layout_of_a_library(lacks):
-    names = lambda outputs: [path.name for path in PackedLinear([bfloat16_layer(outputs)], pack=True)._layouts]  # noqa: E731
-    assert names(64) == ["numba", *(["onednn"] if lacks else [])]
-    assert names(40) == ["onednn"]
 
 
 HIDDEN = """

@@ -3,9 +3,7 @@
 import pytest
 import torch
 
-from specscope.errors import UserError
 from specscope.model.batch import Segment
-from specscope.model.features import published_aux_layers
 from specscope.model.kv_cache import BlockTable
 from specscope.model.loader import adopt
 from specscope.model.runner import ModelRunner
@@ -64,18 +62,3 @@ def test_without_taps_there_are_no_features():
     runner.cache.reserve(table, 4, 0)
     _, features = runner.forward_with_features([Segment.of_tree(table, 0, [5, 6], DraftTree.empty(), logits=True)])
     assert features == []
-
-
-@pytest.mark.parametrize("aux_layer", [4, 7, -1])
-def test_a_layer_that_is_not_there_is_refused(aux_layer):
-    loaded = adopt(build("llama"), "llama")
-    with pytest.raises(UserError, match=f"asks for features of layer {aux_layer}, but the target has layers 0 to 3"):
-        ModelRunner(loaded, blocks=2, aux_layers=(0, aux_layer))
-
-
-def test_the_published_places():
-    """Of Llama-3.1-8B, Llama-3.3-70B and Vicuna-13B, as in the authors' code; a target needs six layers."""
-    assert [published_aux_layers(layers) for layers in (32, 80, 40)] == [(2, 16, 29), (2, 40, 77), (2, 20, 37)]
-    assert published_aux_layers(6) == (2, 3, 3)
-    with pytest.raises(UserError, match="the target has 5 layers"):
-        published_aux_layers(5)

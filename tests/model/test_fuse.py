@@ -12,13 +12,13 @@ from specscope.kernels.cpu.layer import CompiledLayers
 from specscope.model.batch import Batch, Segment
 from specscope.model.fast import linear as linear_module
 from specscope.model.fast.decoder import FusedLayer, FusedRMSNorm, looks_alike
-from specscope.model.fast.fast_paths import disabled, is_half
+from specscope.model.fast.fast_paths import disabled
 from specscope.model.fast.linear import PackedLinear, may_pack
 from specscope.model.kv_cache import BlockTable, KVCache
 from specscope.model.loader import adopt
 from specscope.trace.record.tree import DraftTree
 from tests.fast_paths import machine_without, without
-from tests.model.test_architectures import CONFIGS, SIZE, build
+from tests.model.test_architectures import SIZE, build
 
 pytestmark = pytest.mark.skipif("fuse" in disabled(), reason="SPECSCOPE_DISABLE takes away what is tested here")
 ROWS = [1, 2, 3, 4, 5, 8, 9, 16, 33, 64]
@@ -59,55 +59,6 @@ def test_joined_linears_give_their_outputs_side_by_side(dtype, bias, pack, rows)
     joined = PackedLinear(parts, pack=pack)
     assert close(joined(x), wanted)
     assert close(joined(x[None]), wanted[None])
-
-
-@pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("bias", [True, False])
-def test_float32_weights_that_16_bits_hold_lose_no_accuracy(rows, bias):
-    parts = [part.to(torch.bfloat16).float() for part in linears(torch.float32, bias, 64, 16)]
-    assert all(is_half(part.weight) for part in parts)
-    x = torch.randn(rows, 48)
-    exact = torch.cat([part.double()(x.double()) for part in copy.deepcopy(parts)], dim=-1)
-    assert (PackedLinear(parts, pack=True)(x).double() - exact).norm() <= 2e-7 * exact.norm()
-
-
-@pytest.mark.parametrize("number", [1 / 3, 1e5])
-def test_a_weight_with_a_number_that_16_bits_do_not_hold_is_kept_in_32(number):
-    (part,) = linears(torch.float32, False, 16)
-    part.weight.copy_(part.weight.bfloat16().float())
-    assert is_half(part.weight)
-    part.weight[3, 5] = number
-    assert not is_half(part.weight)
-    x = torch.randn(2, 48)
-    packed = PackedLinear([part], pack=True)
-    assert close(packed(x), x @ part.weight.T)
-
-
-@without
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("exact", [True, False], ids=["half", "whole"])
-def test_whatever_is_missing_the_product_is_the_same(how, names, dtype, exact):
-    parts = linears(dtype, True, 64, 16)
-    if exact:
-        parts = [part.to(torch.bfloat16).to(dtype) for part in parts]
-    with machine_without(how, names):
-        packed = PackedLinear(parts, pack=True)
-        for rows in ROWS:
-            x = torch.randn(rows, 48).to(dtype)
-            assert close(packed(x), torch.cat([part(x) for part in parts], dim=-1))
-
-
-def test_joined_weights_are_held_once():
-    parts = linears(torch.float32, True, 64, 16)
-    joined = PackedLinear(parts, pack=False)
-    for name in ("weight", "bias"):
-        whole = getattr(joined, name)
-        assert {getattr(p, name).untyped_storage().data_ptr() for p in parts} == {whole.untyped_storage().data_ptr()}
-
-
-def test_one_linear_keeps_its_weight_so_that_tied_embeddings_stay_tied():
-    (part,) = linears(torch.bfloat16, False, 64)
-    assert PackedLinear([part], pack=True).weight is part.weight
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -251,7 +202,3 @@ def test_hooks_on_a_fused_layer_still_see_it():
     logits(model, adopted.layers, segments(5))
     handle.remove()
     assert seen == [(1, 5, SIZE["hidden_size"])]
-
-
-def test_every_family_is_listed_or_partly_fused():
-    assert set(WHOLLY_FUSED) | set(LEFT_ALONE) <= set(CONFIGS)

@@ -417,9 +417,3 @@ def test_a_p_eagle_head_is_read_as_speculators_write_it_and_in_the_authors_layou
         loaded = same_as_published(write_head(tmp_path / name, tensors, **{name: 11}), target)
         assert loaded.head.config.parallel == Parallel(mask_token=11, depths=0)
         assert loaded.head.mask_hidden.shape == (1, 1, 3 * 48)
-
-
-def test_a_mask_token_alone_makes_no_p_eagle_head(tmp_path, target):
-    """Configs carry mask tokens for other reasons; `mask_hidden` is what decides."""
-    loaded = load_head(str(write_head(tmp_path, head_tensors(), mask_token_id=3)), target)
-    assert loaded.head.config.parallel is None

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from specscope.model.kv_cache import BLOCK_SIZE, BlockTable, KVCache, LayerShape, OutOfBlocksError
+from specscope.model.kv_cache import BlockTable, KVCache, LayerShape, OutOfBlocksError
 from specscope.model.places import Backend
 
 LAYERS = [LayerShape(2, 4, 4), LayerShape(1, 4, 6)]
@@ -174,11 +174,6 @@ def test_memory_is_taken_at_once_where_that_is_asked_for():
     assert grown >= 0.9 * size >= 2**27
 
 
-def test_slots_follow_the_table():
-    table = BlockTable([7, 2])
-    assert table.slots(15, 18).tolist() == [7 * BLOCK_SIZE + 15, 2 * BLOCK_SIZE, 2 * BLOCK_SIZE + 1]
-
-
 def test_a_block_of_two_tables_is_copied_before_one_of_them_writes_to_it():
     store, first = cache(4), BlockTable()
     store.reserve(first, 20, 0)
@@ -187,11 +182,3 @@ def test_a_block_of_two_tables_is_copied_before_one_of_them_writes_to_it():
     assert second.blocks[0] == first.blocks[0]
     assert second.blocks[1] != first.blocks[1]
     assert [store.pool.refs[block] for block in (*first.blocks, second.blocks[1])] == [2, 1, 1]
-
-
-def test_too_few_blocks_take_none():
-    pool = cache(3).pool
-    pool.take(2)
-    with pytest.raises(OutOfBlocksError, match="2 KV blocks wanted, 1 free"):
-        pool.take(2)
-    assert pool.free == 1

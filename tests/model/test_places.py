@@ -3,7 +3,7 @@
 import pytest
 
 from specscope.errors import UserError
-from specscope.model.places import check_device, head_place, model_place
+from specscope.model.places import head_place, model_place
 
 
 def test_a_folder_a_gguf_file_and_a_hub_name(tmp_path):
@@ -35,11 +35,3 @@ def test_what_is_no_model(target, why, tmp_path, monkeypatch):
 def test_what_is_no_head(tmp_path):
     with pytest.raises(UserError, match="no head"):
         head_place(str(tmp_path / "none"))
-
-
-def test_devices():
-    for name in ("auto", "cpu", "cpu:0", "cuda", "cuda:1", "cuda:99"):
-        check_device(name)
-    for name in ("", "mps", "meta", "toaster", "cuda:", "cuda:x", "cuda:-1", "cuda:1234", "auto:0", "CUDA", "cpu\n"):
-        with pytest.raises(UserError, match="is not supported: use auto, cpu or cuda"):
-            check_device(name)

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from specscope.kernels.cpu.layer import CompiledLayers
-from specscope.model.features import AuxHiddenStates
 from tests.model.test_fuse import SIZE, adopt, build, logits, segments
 
 LAYERS = SIZE["num_hidden_layers"]
@@ -45,26 +44,6 @@ def test_they_give_the_same_together(calls, name, dtype, rows):
     assert all(torch.equal(a, b) for a, b in zip(cache.stores, other.stores, strict=True))
 
 
-def test_more_rows_than_go_together_pass_layer_by_layer(calls, monkeypatch):
-    monkeypatch.setattr("specscope.kernels.cpu.flat_batch.SLAB", 16)
-    model, layers = stacked("llama")
-    calls.clear()
-    logits(model, layers, segments(40))
-    assert calls == [1] * LAYERS
-
-
-def test_features_are_those_of_each_layer(calls):
-    model, layers = stacked("llama")
-    aux = AuxHiddenStates(model, (0, 1, 2, LAYERS - 1, "final"))
-    calls.clear()
-    logits(model, layers, segments(5))
-    together = aux.take()
-    assert calls == [LAYERS]
-    one_by_one(model)
-    logits(model, layers, segments(5))
-    assert torch.equal(aux.take(), together)
-
-
 @pytest.mark.parametrize("at", range(LAYERS))
 def test_what_a_hook_changes_goes_into_the_layers_behind_it(calls, at):
     model, layers = stacked("llama")
@@ -92,16 +71,3 @@ def test_a_pass_that_is_broken_off_leaves_nothing_to_the_next(calls):
         logits(model, layers, segments(5))
     handle.remove()
     assert torch.equal(logits(model, layers, segments(7))[0], expected)
-
-
-def test_layers_that_differ_together_are_not_put_together(monkeypatch):
-    monkeypatch.setattr("specscope.model.fast.fuse.compiled_rows", lambda _: 128)
-    right = CompiledLayers.__call__
-
-    def wrong(self, *given):
-        return right(self, *given) * (1 if self.count == 1 else 1.000001)
-
-    monkeypatch.setattr(CompiledLayers, "__call__", wrong)
-    model, _ = stacked("llama")
-    assert all(layer.forward.compiled for layer in model.model.layers)
-    assert not any(layer.forward.stack for layer in model.model.layers)

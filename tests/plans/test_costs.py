@@ -9,7 +9,6 @@ import pytest
 
 from specscope.errors import UserError
 from specscope.plans.costs import CostPoint, Costs, about_run, at, read_costs, write_costs
-from specscope.plans.plan import parse_plan
 from tests.analyze.histories import RUN
 
 DATA = Path(__file__).parent.parent / "data"
@@ -44,13 +43,6 @@ OF_RUN = Costs({**about_run(RUN), "cpu": "one"}, STEPS, curve((2, 0.003)), curve
 )
 def test_between_points_and_beyond_them_it_is_a_line(rows, seconds):
     assert at(STEPS, rows) == pytest.approx(seconds)
-
-
-def test_a_step_is_rows_and_passes():
-    costs = OF_RUN
-    assert costs.seconds(parse_plan("3"), 3) == pytest.approx(0.024 + 0.003 + 2 * 0.002)
-    assert costs.seconds(parse_plan("dynamic:7,depth=2,top=4"), 7) == pytest.approx(0.040 + 0.003 + 0.005)
-    assert costs.error == pytest.approx(0.02)
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path):
@@ -109,15 +101,6 @@ def test_what_cannot_be_costs_is_refused(tmp_path, changed):
     (tmp_path / "c").write_bytes(msgspec.json.encode({**FILE, **changed}))
     with pytest.raises(UserError, match=HOLDS_NONE):
         read_costs(str(tmp_path / "c"), RUN, 4)
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"{}", b"[1]", b"\xff", b"[" * 100_000, b"null", b'{"kind": [1]}', b"x" * 2**21]
-)
-def test_what_holds_none_is_refused(content, tmp_path):
-    (tmp_path / "costs").write_bytes(content)
-    with pytest.raises(UserError, match=r"holds no costs|the costs .* larger than 1 MiB, the limit"):
-        read_costs(str(tmp_path / "costs"), RUN, 1)
 
 
 @pytest.mark.parametrize("kind", [{}, {"kind": "specscope engine costs"}])

@@ -89,21 +89,6 @@ def test_mtp_layers_alone_are_told_by_their_tensors(tmp_path):
     assert not is_head(alone)
 
 
-OURS = [
-    {**LAYER, "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 60},
-    {**SPECULATORS, "architectures": ["Eagle3DraftModel"], "speculators_model_type": "eagle3", "norm_output": True},
-    {**SPECULATORS, "architectures": ["PEagleSpeculator"], "speculators_model_type": "peagle", "mask_token_id": 3},
-    {**LAYER, "eagle_config": {"use_mtp_layernorm": False, "next_layer_regular": True, "parallel_draft_step": 1}},
-]
-
-
-@pytest.mark.parametrize("config", OURS)
-def test_our_own_kinds_are_taken(tmp_path, config):
-    folder = written(tmp_path / "h", config)
-    assert head_place(str(folder)) == folder
-    assert is_head(folder) is ("draft_vocab_size" in config)
-
-
 SLIDES = {"layer_types": ["sliding_attention"], "sliding_window": 64}
 
 
@@ -135,11 +120,6 @@ def test_what_is_not_known_is_refused_by_name(tmp_path, config, said):
     with pytest.raises(UserError) as error:
         head_place(str(written(tmp_path / "h", {**LAYER, **config})))
     assert f"config.json has `{said}" in str(error.value)
-
-
-@pytest.mark.parametrize("config", [SLIDES, {"sliding_window": 64, "use_sliding_window": False}])
-def test_windows_that_are_known(config):
-    assert unknown(config) == ""
 
 
 def test_a_config_without_end_or_of_any_size_is_refused(tmp_path):

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from specscope.plans import model_digest as digests
-from specscope.plans.model_digest import model_digest, of_layers, shown
+from specscope.plans.model_digest import model_digest
 
 
 @pytest.fixture(autouse=True)
@@ -87,12 +87,6 @@ def test_a_file_is_hashed_once(tmp_path, cache, monkeypatch):
         model_digest(folder)
 
 
-def test_a_large_model_may_be_left_alone(tmp_path):
-    folder = write(tmp_path / "one")
-    assert model_digest(folder, limit=999) == ""
-    assert model_digest(folder, limit=1000) == model_digest(folder)
-
-
 def test_what_is_no_model_has_none(tmp_path):
     assert model_digest(tmp_path / "nowhere") == ""
     assert model_digest(tmp_path) == ""
@@ -109,9 +103,3 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     folder = write(tmp_path / "one")
     assert model_digest(folder) == model_digest(folder) != ""
-
-
-def test_of_some_layers():
-    assert of_layers("abc", 5) == "abc:5"
-    assert of_layers("", 5) == ""
-    assert shown("0123456789abcdef:5") == "01234567:5"

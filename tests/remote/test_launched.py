@@ -9,7 +9,6 @@ import pytest
 from specscope.debug.viewer import Viewer
 from specscope.remote.attached import KEPT_LINES, EngineLog, LaunchedEngine, end_of, last_lines
 from specscope.tui.app import ScopeApp
-from tests.trace.samples import records
 from tests.tui.sample import until as shown
 from tests.waiting import until
 
@@ -87,17 +86,6 @@ def test_one_that_ends_says_how_and_why(tmp_path, code, killed, error):
         assert not viewer.live
         assert not control.log or control.log[-1] == "done" or control.log[-1].startswith("RuntimeError: Engine core")
     assert end_of(0) == "exit code 0"
-
-
-def test_where_there_are_steps_a_notice_has_its_last_lines(tmp_path):
-    with launched(tmp_path, f"print({DIES!r}); raise SystemExit(1)") as (control, viewer):
-        for record in records():
-            viewer.history.append(record)
-        until(lambda: control.status == "ended", meanwhile=viewer.poll)
-        (notice,) = viewer.news
-        first, *lines = notice.text.splitlines()
-        assert first == "vLLM ended: its last lines"
-        assert lines[-1].startswith("RuntimeError: Engine core")
 
 
 async def test_the_screen_shows_the_log_while_it_loads_and_how_it_ended(tmp_path):

@@ -13,7 +13,6 @@ import threading
 import tracemalloc
 import zlib
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
@@ -152,46 +151,10 @@ def memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def test_values_that_no_attribute_of_ours_has_are_none() -> None:
-    """Of kinds that are not known, or empty, in either form; and in arrays."""
-    request = encode_spans([span(attributes={"mixed": ("x",), "text": "y"})])
-    message = request.resource_spans[0].scope_spans[0].spans[0]
-    message.attributes.add(key="void")
-    message.attributes.add(key="map").value.kvlist_value.values.add(key="k").value.int_value = 3
-    message.attributes.add(key="raw").value.bytes_value = b"\xff"
-    array = message.attributes[0].value.array_value
-    for value in ({"int_value": 3}, {}, {"double_value": 0.5}, {"bool_value": True}):
-        array.values.add(**value)
-    array.values.add().array_value.values.add(int_value=1)
-    [(_, [received])] = Export.of(request.SerializeToString(), PROTOBUF).parts()
-    none = {"void": None, "map": None, "raw": None}
-    assert repr(received.attributes) == repr({"mixed": ["x", 3, None, 0.5, True, None], "text": "y"} | none)
-    told = json_of({"attributes": [{"key": "void", "value": {}}, {"key": "raw", "value": {"bytesValue": "/w=="}}]})
-    [(_, [in_json])] = Export.of(told, JSON).parts()
-    assert in_json.attributes == {"void": None, "raw": None}
-
-
 def json_of(*changes: dict[str, object]) -> bytes:
     """A span for each of these changes."""
     spans = [{"name": "n", "startTimeUnixNano": 1, "endTimeUnixNano": 2} | change for change in changes]
     return json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}).encode()
-
-
-def test_many_senders_at_once_are_taken_one_after_the_other() -> None:
-    inside, worst = [], []
-
-    def slow(export: Export) -> None:
-        inside.append(export)
-        worst.append(len(inside))
-        threading.Event().wait(0.02)
-        inside.remove(export)
-
-    def send(number: int) -> None:
-        call(one, GOOD) if number % 2 else post(one, GOOD, Content_Type=PROTOBUF)
-
-    with Receiver(slow) as one, ThreadPoolExecutor(10) as pool:
-        list(pool.map(send, range(20)))
-    assert worst == [1] * 20
 
 
 BAD = [
@@ -285,15 +248,6 @@ def test_close_ends_open_connections_too_and_can_be_repeated(taken: Taken) -> No
 def test_listens_on_loopback_only_by_default(receiver: Receiver) -> None:
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", receiver.http_port), timeout=HANG_SECONDS)
-
-
-def test_there_is_an_end_to_connections_at_once(taken: Taken) -> None:
-    few = limits(connections=3, header_seconds=0.5)
-    with Receiver(taken, grpc_port=None, limits=few) as one, contextlib.ExitStack() as stack:
-        raws = [stack.enter_context(connected(one)) for _ in range(20)]
-        answers = [raw.recv(1000) for raw in raws]  # the first three are waited for, in vain
-        assert sum(b" 503 " in answer for answer in answers) == 17
-        until(lambda: post(one, GOOD, Content_Type=PROTOBUF)[0] == 200)
 
 
 SITES = [

@@ -59,17 +59,6 @@ def test_logprobs_of_a_chat(client):  # noqa: F811
     assert [one.logprob for one in streamed] == pytest.approx([one.logprob for one in told], abs=1e-4)
 
 
-def test_logprobs_of_a_completion(client):  # noqa: F811
-    answer = client.completions.create(model="", prompt="abc", max_tokens=6, temperature=0.8, seed=2, logprobs=2)
-    told = answer.choices[0].logprobs
-    assert len(told.tokens) == len(told.token_logprobs) == len(told.top_logprobs) == len(told.text_offset) == 6
-    assert all(value < 0 for value in told.token_logprobs)
-    for token, value, top in zip(told.tokens, told.token_logprobs, told.top_logprobs, strict=True):
-        assert top[token] <= 0
-        assert len(top) <= 3
-        assert value <= max(top.values())
-
-
 def test_stop_tokens_and_min_tokens(client, server):  # noqa: F811
     ends = []
     sink = server.engine.bus.subscribe(lambda record: ends.extend(record.finished))

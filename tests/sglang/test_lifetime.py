@@ -1,6 +1,5 @@
 """Requests from their first token to their end, as SGLang's scheduler moves them; and what the hooks leave alone."""
 
-import logging
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -163,20 +162,6 @@ def test_an_error_in_the_hooks_changes_nothing_and_they_step_aside(recorded, mon
     assert "switched off: 5 errors" in caplog.text
 
 
-def test_another_kernel_is_told_by_its_outcome(recorded, monkeypatch):
-    """Tokens and counts of a sampling that no hook sees."""
-
-    def without_kernels():
-        return [(name, sys.modules[name]) for name in known.WRAPPED if name not in (known.TREE, known.CHAIN)]
-
-    monkeypatch.setattr(known, "imported", without_kernels)
-    history, engine = recorded(TREE, requests())
-    assert {part.rule for part in decoded(history)} == {UNSEEN}
-    assert [part.verdict.accepted for part in decoded(history)] == engine.counts
-    assert not any(part.verdict.tells_p for part in decoded(history))
-    assert failed(history) == []
-
-
 def test_an_algorithm_that_no_hook_reaches_is_said_and_left_alone(recorded, caplog):
     def run(engine, reqs):
         sys.modules[known.VERIFY].eagle_sample = stand.eagle_sample  # behind the hooks' back
@@ -184,18 +169,6 @@ def test_an_algorithm_that_no_hook_reaches_is_said_and_left_alone(recorded, capl
 
     recorded(stand.Settings(speculative_algorithm="UNO"), requests(), run=run, ends=False)
     assert "switched off: this algorithm samples where no hook reaches. `specscope watch` reads its" in caplog.text
-
-
-def test_sglang_without_speculation_is_left_alone(recorded, caplog):
-    def run(engine, reqs):
-        engine.prefill(reqs)
-        batch, result = launched(engine, reqs)
-        batch.spec_algorithm.is_none = lambda: True
-        type(engine.processor)._resolve_spec_v2_tokens = engine.processor._resolve_spec_v2_tokens.__wrapped__
-        taken(engine, batch, result)
-
-    recorded(CHAIN, requests(), run=run, ends=False)
-    assert "switched off: SGLang runs without speculation" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -229,9 +202,3 @@ def test_only_the_first_rank_of_the_last_stage_records(recorded, monkeypatch):
     monkeypatch.setattr(plugin, "_records", lambda: False)
     history, _ = recorded(CHAIN, requests())
     assert history is None
-
-
-def test_the_start_says_what_is_watched_and_where_it_goes(recorded, caplog):
-    caplog.set_level(logging.WARNING)
-    recorded(CHAIN, requests(1))
-    assert any(line.startswith("specscope: watching SGLang unknown (process ") for line in caplog.messages)

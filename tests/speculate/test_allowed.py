@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from specscope.speculate.allowed import Allowed, allows, mask_, ones, unpacked
+from specscope.speculate.allowed import Allowed, allows, ones, unpacked
 from specscope.speculate.drafters.base import Context, Draft
 from specscope.speculate.drafters.text_drafter import pruned
-from specscope.speculate.sampling import LogitRows, Memory, all_probabilities, target_rows
+from specscope.speculate.sampling import LogitRows, all_probabilities
 from specscope.trace.record.notes import MethodNotes
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.tree import ROOT, DraftTree
@@ -45,23 +45,6 @@ def test_what_is_refused_has_no_mass_and_the_rest_keeps_its_shares(kind):
     wanted = all_probabilities([LogitRows(logits.masked_fill(torch.from_numpy(refused), -1e9), params, paths=[[]] * 3)])
     assert torch.allclose(p, wanted, atol=1e-6)
     assert torch.equal(logits, logits.clone())
-
-
-def test_greedy_choices_are_among_what_is_allowed_and_logits_stay():
-    logits = torch.arange(V, dtype=torch.bfloat16).repeat(2, 1)
-    before, allowed = logits.clone(), Allowed(V, range(40, V), min_tokens=1)
-    part = LogitRows(logits, SamplingParams(min_tokens=1), allowed=allowed.rows([], [[], [3]]))
-    assert target_rows([part], Memory()).choices.tolist() == [39, V - 1]
-    assert torch.equal(logits, before)
-
-
-def test_a_row_that_allows_nothing_is_no_nan():
-    rows = np.stack([np.zeros(3, np.int32), ones(V)])
-    masked = mask_(torch.randn(2, V), rows)
-    assert bool(masked.isfinite().all())
-    part = LogitRows(torch.randn(2, V), SamplingParams(temperature=1.0), allowed=rows)
-    assert part.dead == {0}
-    assert not bool(all_probabilities([part]).isnan().any())
 
 
 def test_pruning_keeps_what_may_come_behind_its_own_path():

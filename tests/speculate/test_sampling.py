@@ -15,8 +15,6 @@ from specscope.speculate.sampling import (
     Memory,
     all_probabilities,
     distributions,
-    probabilities,
-    scaled,
     shaped,
     target_rows,
 )
@@ -118,23 +116,6 @@ def test_counts_that_follow_a_request_are_those_of_its_tokens(prompt, edits, pat
         assert torch.equal(shaped(logits, params, counted, [[], path]), shaped(logits, params, anew, [[], path]))
 
 
-def test_counts_have_room_for_any_number_of_tokens():
-    prompt, output = [*range(150)], [*range(100, 400), *range(200, 300)]
-    for counts in (TokenCounts.of(prompt, output), Tokens(prompt, output).counts):
-        assert sorted(counts.seen) == list(range(400))
-        assert dict(zip(*counts.output, strict=True)) == {t: 1 + (200 <= t < 300) for t in range(100, 400)}
-
-
-def test_tokens_are_changed_at_their_end_alone():
-    text = Tokens([1, 2, 3], [4, 5])
-    for part in (slice(0, 1), slice(2, None), slice(3, 4), slice(None, None, 2)):
-        with pytest.raises(ValueError, match="only the end"):
-            del text[part]
-    with pytest.raises(AttributeError):
-        text.extend([6])
-    assert (len(text), text[-1], text[1:4]) == (5, 5, [2, 3, 4])
-
-
 def test_top_p_is_right_where_the_first_look_lacks_mass(monkeypatch):
     monkeypatch.setattr("specscope.speculate.sampling.PREFILTER", 4)
     monkeypatch.setattr("specscope.speculate.sampling.WIDER", 3)
@@ -146,16 +127,6 @@ def test_top_p_is_right_where_the_first_look_lacks_mass(monkeypatch):
     for row, numbers in zip(distributions(logits, params, TokenCounts(), [[]] * 5), logits.tolist(), strict=True):
         assert isinstance(row, Residual)
         assert row.row.numpy() == pytest.approx(reference(numbers, params, [], []), abs=1e-6)
-
-
-@pytest.mark.parametrize("temperature", [1e-3, 1e-5, 1e-30, 1e-38, 1e-45, 1e-50, 5e-324])
-@pytest.mark.parametrize("more", [{}, {"min_p": 0.3}, {"top_k": 2}, {"top_p": 0.5}, {"top_p": 5e-324, "min_p": 5e-324}])
-def test_the_smallest_temperatures_leave_all_to_the_likeliest(temperature, more):
-    logits = torch.tensor([[-torch.inf, 3.0, 2.0, -1e30], [-1e6, 1e6, 0.0, -5.0]])
-    params = SamplingParams(temperature=temperature, **more)
-    assert probabilities(scaled(logits, temperature), params).tolist() == [[0, 1, 0, 0]] * 2
-    for row in distributions(logits, params, TokenCounts(), [[]] * 2):
-        assert row.prob(1) == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -197,22 +168,6 @@ def test_a_batch_has_what_each_request_has_alone(every, apart, at_once, seed):
     assert target.choices.tolist() == [row.token for rows in alone for row in rows if isinstance(row, Chosen)]
     wanted = [row.row for rows in alone for row in rows if isinstance(row, Residual)]
     assert torch.equal(target.p, torch.stack(wanted) if wanted else torch.zeros(0, VOCAB))
-
-
-def test_requests_that_are_sampled_alike_are_processed_together(monkeypatch):
-    """Whatever their temperatures; not one call a request."""
-    sizes, softmax_ = [], sampling._softmax_
-    monkeypatch.setattr(sampling, "_softmax_", lambda rows, params: (sizes.append(len(rows)), softmax_(rows, params)))
-    kinds = [{"top_p": 0.9}] * 20 + [{"top_k": 5}] * 3 + [{}]
-    parts = [
-        LogitRows(row[None], SamplingParams(temperature=0.5 + i / 10, **kind))
-        for i, (kind, row) in enumerate(zip(kinds, torch.randn(24, VOCAB), strict=True))
-    ]
-    all_probabilities(parts)
-    assert sizes == [8, 8, 4, 3, 1]
-    sizes.clear()
-    all_probabilities([LogitRows(torch.randn(25, VOCAB), SamplingParams(temperature=1.0))] * 2)
-    assert sizes == [25, 25]  # trees
 
 
 def test_memory_is_used_again_and_grows():

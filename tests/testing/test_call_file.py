@@ -97,13 +97,6 @@ def test_one_call_with_coins_and_in_bfloat16(tmp_path):
     np.testing.assert_allclose(call.p, SINGLE["target_probs"], atol=4e-3)
 
 
-def test_at_temperature_0_p_is_at_the_likeliest_token(tmp_path):
-    dump = FORMS["logits at a temperature"] | {"temperature": np.zeros(30)}
-    found, _ = read_calls(saved(tmp_path, dump))
-    assert [row.argmax() for row in found[3].p] == [row.argmax() for row in MADE[3].p]
-    assert {*np.unique(found[3].p)} == {0.0, 1.0}
-
-
 def test_what_is_not_used_is_said(tmp_path):
     empty = DUMP | {"seed": np.arange(3), "num_draft_tokens": np.zeros(1, np.int64)}
     del empty["num_draft_tokens"]
@@ -252,19 +245,6 @@ def test_the_command_judges_them(tmp_path):
     assert capture["mistake"].startswith("the token behind a rejection is drawn from p")
     assert capture["impossible"][0][1]
     assert capture["checks"][0]["failed"] == len(capture["impossible"])
-
-
-def test_a_branch_is_of_a_capture(tmp_path):
-    done = CliRunner().invoke(cli, ["verify", saved(tmp_path, DUMP), "--branch", "1"])
-    assert isinstance(done.exception, UserError)
-    assert "--branch is of a capture" in str(done.exception)
-
-
-def test_other_verbs_say_who_reads_it(tmp_path):
-    for name in ("call.npz", "call.pt"):
-        done = CliRunner().invoke(cli, ["report", saved(tmp_path, DUMP, name)])
-        assert isinstance(done.exception, UserError)
-        assert f"call.{name[5:]} judges its calls of a sampler" in str(done.exception)
 
 
 def test_arrays_are_judged_without_torch(tmp_path):

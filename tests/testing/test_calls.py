@@ -44,15 +44,6 @@ def test_healthy_calls_are_never_accused(count):
         assert found.exit is Exit.CONSISTENT, (seed, str(found))
 
 
-def test_what_many_calls_show_has_its_figures():
-    found = judge_calls(calls(300, 1), "standard")
-    emitted = check(found, "emitted surprisal")
-    assert emitted.tested > 300
-    assert abs(emitted.statistic) < 4
-    assert 0.01 < emitted.p_value <= 1
-    assert "would have seen" in emitted.note
-
-
 CHAIN, TREE = (-1, 0, 1), (-1, -1, 0, 0, 1, 2)
 
 

@@ -6,8 +6,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from specscope.errors import UserError
-from specscope.trace import kinds as module
 from specscope.trace.kinds import (
     CAPTURE,
     OTLP_PROTOBUF,
@@ -62,20 +60,6 @@ def test_entries_of_lists_are_found_in_pieces_of_any_size(written, indent, size,
         json.loads(one) for _, one in documents(enumerate(content.splitlines(keepends=True), 1), "x") if one.strip()
     ]
     assert whole == around
-
-
-def test_lines_are_as_they_are_where_the_first_is_whole_or_no_json():
-    for first in (b'{"a": "}{"}\n', b"a line\n", b"[INST] x\n"):
-        lines = [first, b"{broken\n", b"\n", b"  {}"]
-        assert list(documents(enumerate(lines, 1), "x")) == list(enumerate(lines, 1))
-    lines = [b"\n", b"{\n", b'"a": 1}\n', b"\n", b"{}\n"]
-    assert [number for number, _ in documents(enumerate(lines, 1), "x")] == [2, 5]
-
-
-def test_a_document_that_never_ends_is_refused(monkeypatch):
-    monkeypatch.setattr(module, "LARGEST", 100)
-    with pytest.raises(UserError, match=r"x has a JSON document of over .* MiB: write one a line"):
-        list(documents(enumerate([b"{\n", *[b'"a": "b",\n'] * 20], 1), "x"))
 
 
 @example(b": " * 30_000)  # each is a pattern that could be tried in very many ways

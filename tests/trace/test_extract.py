@@ -7,17 +7,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specscope.errors import UserError
 from specscope.trace.extract import Stretch, part_of, read_stretch, write_part
 from specscope.trace.history.history import History
 from specscope.trace.record.privacy import Privacy
-from specscope.trace.record.records import FinishReason
-from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.otlp_json import read_line
 from specscope.trace.wire.reading import read_capture
 from tests.test_traces import TRACES
-from tests.trace.sampled_runs import FakeEngine, sampled_runs
-from tests.trace.samples import records as sample_records
+from tests.trace.sampled_runs import sampled_runs
 from tests.trace.strategies import RUN, runs, vocabularies
 
 TOKEN = 77_000_000
@@ -143,35 +139,6 @@ def test_a_requests_figures_are_of_all_its_steps(tmp_path):
         assert again.history.requests["r1"].end.figures == figures
 
 
-def test_what_ended_on_another_branch_is_taken_from_there(tmp_path):
-    engine, records = FakeEngine(), []
-    comes, accepted = ("", {}), [(2, 1)]
-    records += [engine.step([comes, comes], [], accepted), engine.step([], [], accepted)]
-    records.append(engine.step([], [(0, FinishReason.EOS)], accepted))  # r0 ends, on branch 0
-    engine.go_back(1)
-    records += [engine.step([], [], accepted) for _ in range(2)]  # where neither does
-    records.append(engine.step([], [(1, FinishReason.EOS)], accepted))  # r1 ends, on branch 1
-    history = told(records)
-    assert history.requests["r0"].end is None
-    _, reader = cut(tmp_path, history, ["r0", "r1"])
-    back = reader.history
-    assert [step for step, _ in steps_of(back, "r1")] == [0, 1, 3, 4, 5]
-    back.show(0)
-    assert back.requests["r0"].end is not None
-    assert [step for step, _ in steps_of(back, "r0")] == [0, 1, 2]
-
-
-def test_a_part_of_a_part(tmp_path):
-    history = read_capture(TRACES / "sampled.jsonl").history
-    _, first = cut(tmp_path, history, ["r1@2:8", "r0"])
-    _, second = cut(tmp_path, first.history, ["r1@4:6"])
-    assert steps_of(second.history, "r1") == steps_of(history, "r1")[4:7]
-    batches = [record.batch for record in second.history.steps if record.requests]
-    assert batches == [history.steps[history.requests["r1"].at(index)].batch for index in (4, 5, 6)]
-    with pytest.raises(UserError, match="'r1' has no step 9; its steps: 2 to 8"):
-        part_of(first.history, ["r1@4:9"])
-
-
 @pytest.mark.parametrize("level", [Privacy.NO_TEXT, Privacy.NO_TOKENS])
 def test_what_is_left_out_is_not_in_it(level, tmp_path):
     history = read_capture(TRACES / "eagle.jsonl").history
@@ -210,11 +177,3 @@ def test_the_environment_says_nothing_of_a_run_that_was_recorded_elsewhere(tmp_p
 )
 def test_steps_as_they_are_written(text, stretch):
     assert read_stretch(text) == stretch
-
-
-def test_a_request_whose_name_reads_like_a_place(tmp_path):
-    renamed = named(sample_records(), "a@1")
-    _, reader = cut(tmp_path, told(renamed), ["a@1@2:3"], vocabulary=Vocabulary())
-    assert [part.index for _, part in steps_of(reader.history, "a@1")] == [2, 3]
-    _, reader = cut(tmp_path, told(renamed), ["a@1"], vocabulary=Vocabulary())
-    assert len(reader.history.requests["a@1"].steps) == 4

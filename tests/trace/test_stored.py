@@ -5,7 +5,6 @@ And addresses of traces: which are known, what is asked for each, and what is sh
 
 import json
 import pickle
-import threading
 from collections import Counter
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from specscope.trace.record.draft_vocabulary import draft_tokens
 from specscope.trace.stored import CaptureSource, StoreAddress, as_runs, every_run
 from specscope.trace.wire import reading
 from specscope.trace.wire.reading import CaptureReader, read_capture, split_reference
-from specscope.watch import source
 from tests.support.commands import specscope
 from tests.trace.damage import spans_of
 
@@ -130,18 +128,6 @@ def test_lines_that_hold_no_span_are_not_read_without_end(barren, tmp_path, monk
         assert len(read) <= count + 50
 
 
-def test_documents_without_figures_are_not_read_without_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(source, "MOST_UNREAD", 50)
-    read, real = [], source.read_json
-    monkeypatch.setattr(source, "read_json", lambda *given, **how: read.append(given) or real(*given, **how))
-    (tmp_path / "a.jsonl").write_text("{}\n" * 200)
-    with pytest.raises(
-        UserError, match=r"a.jsonl, line 50: no speculation figures up to here; left out 50×: line 1: no"
-    ):
-        list(source.File(str(tmp_path / "a.jsonl"), follow=False).run(threading.Event()))
-    assert len(read) == 50
-
-
 ID = "45daff46812af6761e35bf7f76fb6dbb"
 
 
@@ -211,8 +197,3 @@ def test_what_was_fetched_is_called_by_its_address_everywhere(tmp_path):
     assert (reader.name, reader.warnings[0]) == (f"http://h/trace/{ID}", "a note")
     again = pickle.loads(pickle.dumps(capture))  # compare reads large captures in processes of their own
     assert (again, again.files, again.place) == (capture, (path,), "r0@2")
-
-
-def test_what_could_not_be_fetched_is_told_by_whoever_reads_it():
-    with pytest.raises(UserError, match=r"^it is gone$"):
-        CaptureReader(CaptureSource("http://h/trace/ab", error="it is gone"))

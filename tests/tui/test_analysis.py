@@ -77,28 +77,6 @@ async def test_enter_opens_the_clearest_example_and_esc_comes_back():
             assert panel.picked == 1
 
 
-async def test_rows_are_sorted_and_filtered_and_each_question_keeps_its_order():
-    async with running(over("eagle")) as (app, pilot):
-        panel = await opened(app, pilot)
-        for column, at in (("share", 3), ("token", 0)):
-            while panel.order.column != column:
-                await pilot.press("o")
-            values = [panel.grid.values[row][at] for row in panel.shown]
-            assert values == sorted(values)
-            await pilot.press("O")
-            values = [panel.grid.values[row][at] for row in panel.shown]
-            assert values == sorted(values, reverse=True)
-        await pilot.press("3", "slash", *"2", "enter")
-        assert panel.shown
-        assert all("2" in " ".join(panel.grid.rows[row]) for row in panel.shown)
-        assert f"{len(panel.shown)} of {len(panel.grid.rows)}" in str(panel.border_title)
-        await pilot.press("1")
-        assert (panel.order.column, panel.order.words) == ("token", "")
-        begin = next(begin for begin, _, name in panel.heads if name == "rejected")
-        await pilot.click(GridPanel, offset=(begin + 4 + panel.gutter.left, panel.gutter.top))
-        assert panel.order.column == "rejected"
-
-
 async def test_the_scope_is_all_requests_or_the_current_one():
     async with running(over("eagle")) as (app, pilot):
         panel = await opened(app, pilot)

@@ -10,22 +10,16 @@ import numpy as np
 import pytest
 from rich.cells import cell_len
 
-from specscope.debug.viewer import Viewer
 from specscope.trace.history import place
-from specscope.trace.history.history import History
 from specscope.trace.record.records import (
-    FinishReason,
     RequestStep,
 )
-from specscope.trace.record.tree import DraftTree
-from specscope.trace.record.vocabulary import Vocabulary
 from specscope.tui.app import ScopeApp
 from specscope.tui.palette import DARK, LIGHT, style
 from specscope.tui.text import Ink, bar, column_at, cut, fit, left, line_width, probability, right, spread
 from specscope.tui.widgets.lengths import columns
 from specscope.tui.widgets.output import Wrapper
 from specscope.tui.widgets.tree_lines import tree_lines
-from tests.support import records as made
 
 from .sample import replay
 
@@ -167,50 +161,6 @@ def test_wrapping_as_it_grows_is_wrapping_at_once():
     whole.feed(words, "accepted")
     assert grown.lines() == whole.lines()
     assert all(cell_len(line) <= 13 for line in text_of(whole))
-
-
-def odd_history() -> History:
-    """No phases, no admission, unknown tokens, markup and control characters in names, an end without steps."""
-    vocabulary = Vocabulary({1: b"", 2: b"\xe2\x82", 3: b"[b]bold[/b]", 4: "\u0301".encode(), 6: b"\x1b[2J"})
-    history = History(vocabulary=vocabulary)
-    name = "[red]\x1b[31m\n"
-    info = made.info("", labels={"kind": "[/]"})
-    tree = DraftTree.build([1, 2, 3, 4, 6, 99], [-1, 0, -1, 2, 2, 4])
-
-    def verdict(token, nodes=0):
-        return made.verdict([0] * nodes, token=token, final_p=float("nan"))
-
-    parts = [
-        made.part(name, DraftTree.empty(), None, context=0, drafter="none"),
-        made.part(name, tree, verdict(2, 6), index=1, context=3, emitted=9, drafter="[drafter]"),
-        made.part(name, DraftTree.empty(), verdict(10**6), index=2, context=3, emitted=0, drafter=""),
-    ]
-    off = {"speculation": False, "speculation_off": "[why]"}
-    blank = made.record(0, (), (), blocks_used=0, blocks_free=0, **off)
-    history.append(blank)
-    for at, part in enumerate(parts, 1):
-        history.append(dataclasses.replace(blank, step=at, requests=(part,)))
-    history.append(dataclasses.replace(blank, step=9, admitted=(info,), preempted=("ghost", name)))
-    end = made.end(info, reason=FinishReason.ERROR, error="[oops]\nno")
-    history.append(dataclasses.replace(blank, step=10, finished=(end,)))
-    return history
-
-
-@pytest.mark.every(3)
-@pytest.mark.parametrize("size", [(20, 6), (60, 20), (120, 40)])
-async def test_odd_records_do_not_stop_the_screen(size):
-    viewer = Viewer(odd_history())
-    viewer.goto_end()
-    app = ScopeApp(viewer, title="[i]title")
-    async with app.run_test(size=size) as pilot:
-        for name in list(viewer.history.requests):
-            app.standing.pick(name)
-            for _ in range(2 * len(viewer.history.steps)):
-                await pilot.press(",")
-            await pilot.press("n", "s", *"......")
-            for panel in app._panels:
-                assert not any("cannot draw" in text for line in panel.sheet.lines for text, _ in line)
-    assert app.return_code in (0, None)
 
 
 async def test_a_panel_that_fails_says_so_and_recovers():

@@ -9,8 +9,6 @@ import pytest
 
 from specscope.analyze.report import build_report
 from specscope.analyze.verify.trial import judge
-from specscope.debug.commands import Commands
-from specscope.debug.session import Session
 from specscope.debug.viewer import Viewer
 from specscope.trace.history.history import History
 from specscope.trace.record.notes import DraftNotes, MethodNotes
@@ -102,14 +100,6 @@ def test_nothing_is_said_of_what_is_not_told(histories):
     for said in shown(histories[0]):
         for word in ("lossless", "one pass", "not verified", "match of", "chance of", "module"):
             assert word not in said
-
-
-def test_the_console_tells_it(histories):
-    commands = Commands(Session(history=histories[1]))
-    look, part = look_at(histories[1])
-    commands.run(f"goto {histories[1].steps[look.position].step}")
-    commands.run(f"request {part.request}")
-    assert "all depths in one pass, 2 drafts not verified" in str(commands.run("info drafter"))
 
 
 def test_the_report_tells_what_is_not_lossless(histories):

@@ -45,14 +45,3 @@ async def test_a_stranger_sees_that_most_steps_drafted_nothing_and_why(size):
         engine = text_of(app.screen.query_one(EnginePanel))
         assert "no draft in 6 of 8 steps  adaptive" in engine
         assert "83% no draft would pay" in engine
-
-
-async def test_there_is_room_for_it_at_80_columns():
-    app = ScopeApp(adaptive(), title="x")
-    async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.press("end")
-        await pilot.pause()
-        shown = text_of(app.screen.query_one(RatesPanel))
-        assert "τ 2.00 of 2  1.25/step" in shown
-        assert "no draft in 6 of 8" in shown
-        assert "0.500 of 2" in shown

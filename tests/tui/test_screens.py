@@ -13,7 +13,7 @@ from specscope.trace.record.vocabulary import Vocabulary
 from specscope.tui.screens.beside import BesideScreen, PlacesPanel
 from specscope.tui.screens.dialogs import Ask
 from specscope.tui.screens.engine_view import EnginePanel
-from specscope.tui.screens.points_view import FieldsPanel, PointsScreen
+from specscope.tui.screens.points_view import PointsScreen
 from specscope.tui.screens.request_view import RequestScreen, TimelinePanel
 from specscope.tui.screens.step_view import NodePanel, NodesPanel, StepScreen
 from specscope.tui.text import line_width
@@ -40,18 +40,6 @@ async def test_arrows_in_the_timeline_move_the_run():
         assert not isinstance(app.screen, RequestScreen)
 
 
-async def test_a_click_in_the_timeline_goes_to_that_step():
-    async with running(replay(30)) as (app, pilot):
-        await pilot.press("j", "r")
-        await pilot.pause()
-        panel = app.screen.query_one(TimelinePanel)
-        top = panel.scroll_offset.y
-        await pilot.click(TimelinePanel, offset=(10, 1 + panel.sheet.head + 2))
-        await pilot.pause()
-        request = app.viewer.history.requests[app.standing.current]
-        assert app.viewer.position == request.engine_steps[top + 2]
-
-
 async def test_the_inspector_tells_of_every_node():
     async with running(replay(14)) as (app, pilot):
         await pilot.press("j", "d")
@@ -72,7 +60,7 @@ async def test_the_inspector_tells_of_every_node():
             await pilot.press("down")
 
 
-@pytest.mark.parametrize("name", ["r0", "r1", "r2", "r3"])
+@pytest.mark.parametrize("name", ["r1", "r3"])
 async def test_a_step_opens_at_the_node_that_ended_its_path(name):
     async with running(replay(0), (80, 24)) as (app, pilot):
         app.standing.pick(name)
@@ -115,6 +103,7 @@ async def test_a_breakpoint_is_a_notice_over_the_inspector_and_stands_at_the_pro
         assert app.standing.talk.said[2] == (False, str(hit.step))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("opened", [True, False])
 async def test_the_screen_goes_to_the_request_and_the_node_that_a_breakpoint_stopped_at(opened):
     viewer, engine = live(12, "paused")
@@ -141,29 +130,6 @@ async def test_a_breakpoint_leaves_the_step_that_is_looked_at():
         engine.news.append(Stopped(Stop(StopReason.BREAKPOINT, hit.step, (hit,))))
         await until(pilot, lambda: notes(app))
         assert (app.standing.current, viewer.position) == (chosen, at)
-
-
-async def test_a_breakpoint_reached_at_the_prompt_of_a_replay_picks_its_request_and_node():
-    async with running(replay(2)) as (app, pilot):
-        await pilot.press("colon", *"break reject if request != 'r0'", "enter", "c", "enter", "escape")
-        assert app.standing.hit is not None
-        assert app.standing.current == app.standing.hit.request != "r0"
-        await pilot.press("d")
-        await pilot.pause()
-        assert app.screen.query_one(NodesPanel).node == app.standing.hit.node
-
-
-async def test_d_and_enter_in_the_timeline_open_the_step_under_the_cursor():
-    async with running(replay(30)) as (app, pilot):
-        await pilot.press("j", "r", "up", "up")
-        step = app.screen.last.part[1]
-        for key in ("d", "enter"):
-            await pilot.press(key)
-            await pilot.pause()
-            assert isinstance(app.screen, StepScreen)
-            assert app.screen.last.part[1] is step
-            await pilot.press("escape")
-            assert isinstance(app.screen, RequestScreen)
 
 
 async def test_another_history_at_the_same_position_is_drawn_anew():
@@ -212,14 +178,6 @@ async def test_going_to_a_request_and_to_its_step():
         assert "has no step 999" in notes(app)[-1]
         await pilot.press("g", *"r77", "enter")
         assert "neither a step nor a request" in notes(app)[-1]
-
-
-async def test_a_breakpoint_that_cannot_be_is_said():
-    async with running(replay(4)) as (app, pilot):
-        await pilot.press("b", "a", *"nonsense", "enter")
-        await pilot.pause()
-        assert app.viewer.points == ()
-        assert "unknown event" in notes(app)[-1]
 
 
 async def test_a_fork_opens_at_its_first_difference():
@@ -334,16 +292,6 @@ async def test_the_smallest_screen_names_the_figures_of_requests_and_cuts_no_sta
         assert "…" not in first[: first.index(f" {tokens} ")]
 
 
-async def test_breakpoints_show_what_conditions_can_use_beside_them():
-    async with running(replay(14), (120, 40)) as (app, pilot):
-        await pilot.press("b")
-        await pilot.pause()
-        said = text_of(app.screen.query_one(FieldsPanel))
-        assert "final_margin" in said
-        assert "preempt" in said
-        assert "Events" not in text_of(app.screen.query_one("#points"))
-
-
 @pytest.mark.parametrize("width", [20, 40, 54, 80])
 def test_wrapped_lines_of_a_table_stay_a_table(width):
     line = "commands N [LINE; ...]    run these lines at each stop of breakpoint N; without any, type them one by one"
@@ -354,7 +302,7 @@ def test_wrapped_lines_of_a_table_stay_a_table(width):
         assert all(row.startswith(" " * 26) and row[26] != " " for row in rows[1:])
 
 
-@pytest.mark.parametrize("size", [(60, 20), (80, 24), (80, 50), (120, 40), (200, 60)], ids=str)
+@pytest.mark.parametrize("size", [(60, 20), (80, 24), (200, 60)], ids=str)
 async def test_every_screen_fits_every_size(size):
     viewer, engine = live(40, "paused")
     engine.forked = forked()

@@ -1,6 +1,5 @@
 """vLLM's debugger over real sockets: a worker's thread with the plugin's hooks on one side, the console beyond."""
 
-import errno
 import re
 import socket
 import stat
@@ -19,10 +18,9 @@ from specscope.remote.debug_socket import AttachedCommands, DebugServer
 from specscope.remote.held import HeldCommands
 from specscope.trace.record.records import Outcome
 from specscope.vllm.v1 import debugger as module
-from specscope.vllm.v1.debugger import Debugger, Limit
+from specscope.vllm.v1.debugger import Debugger
 from tests.vllm import small
 from tests.vllm.small import Engine, Request, Speculation, installed, params
-from tests.vllm.test_recording import distribution
 from tests.waiting import HANG_SECONDS, until
 
 REJECTION = "break reject if p < 0.1"
@@ -132,13 +130,6 @@ def test_it_stops_at_an_unlikely_rejection_and_shows_it(bench):
             client.run(line)
 
 
-def test_how_long_vllm_waits():
-    assert Limit(None).describe() == "vLLM waits here without a limit: engine and worker are one process"
-    said = Limit(3600.0, "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", ranks=2).describe()
-    assert "1 other rank may wait in a collective" in said
-    assert "continues by itself after 300 s" in said  # half of what a collective waits
-
-
 def test_next_runs_one_engine_step_and_pause_stops_a_run(bench):
     one = bench(tokens=200, pause=0.01)
     one.thread.start()
@@ -154,51 +145,6 @@ def test_next_runs_one_engine_step_and_pause_stops_a_run(bench):
     for line, step in (("until step == 30", 30), ("goto 33", 33)):
         client.run(line)
         assert one.steps == step
-
-
-def test_the_end_of_a_request_stops_it_too(bench):
-    one = bench(tokens=20)
-    client = one.attach()
-    client.run("break finish")
-    one.thread.start()
-    said = client.run("continue")
-    assert "breakpoint 1 (break finish)" in said
-    name = said.split("\n")[0].split(", ")[1]
-    assert one.debugger.history.requests[name].end is not None
-    client.run("delete")
-    assert "has ended" in client.run(f"finish {next(n for n in ('r0', 'r1') if n != name)}")
-
-
-def test_conditions_over_several_steps_hold_and_commands_run_where_it_stops(bench):
-    one = bench(tokens=200, requests=1)
-    client = one.attach()
-    client.run("break step if tau < 3.6 and index > 5")
-    client.run("commands 1")
-    assert client.reading
-    for line in ("print step", "where", "end"):
-        client.run(line)
-    assert not client.reading
-    one.thread.start()
-    said = client.run("continue")
-    assert f"\n{one.steps}\n" in said
-    assert said.count(f"step {one.steps} ") == 2
-    assert float(client.run("print tau")) < 3.6
-    assert int(client.run("print index")) > 5
-    assert client.run("print before_accepted") != "None"
-    assert client.run("print gap") == "1"
-
-
-def test_what_ran_before_it_was_attached_is_known(bench):
-    one = bench(tokens=200)
-    one.thread.start()
-    for _ in range(2):  # and what ran while none was attached
-        one.goes_on(10)
-        client = one.attach()
-        client.run("next")
-        assert [record.step for record in one.debugger.history.steps] == list(range(one.steps + 1))
-        assert float(client.run("print tau")) > 1
-        assert "context: … " in client.run("node 0")
-        client.run("quit")
 
 
 def test_the_socket_is_this_users_alone_and_takes_one_debugger(bench):
@@ -313,27 +259,6 @@ def test_a_socket_that_a_process_left_behind_is_taken_over(tmp_path):
     assert not path.exists()
     with pytest.raises(UserError, match="there is no such socket"):
         AttachedCommands(str(path))
-
-
-def test_a_client_that_could_not_be_let_in_does_not_end_the_socket(tmp_path):
-    """Too many files were open, for one."""
-    debugger = Debugger()
-    commands = partial(HeldCommands, debugger, debugger.limit.describe)
-    server = DebugServer(tmp_path / "debug.sock", debugger.gate, lambda: "here", commands)
-    real = server._socket
-
-    class Failing:
-        def accept(self):
-            server._socket = real
-            raise OSError(errno.EMFILE, "Too many open files")
-
-    server._socket = Failing()
-    AttachedCommands(str(tmp_path / "debug.sock")).close()  # the one that the thread waits for already
-    until(lambda: server._socket is real)
-    client = AttachedCommands(str(tmp_path / "debug.sock"))
-    assert client.greeting == "here"
-    client.close()
-    server.close()
 
 
 LINES = b'{"line": "next"}\n{"line": "next"}\n{"line": "continue"}\n{"line": "continue"}\n'
@@ -461,21 +386,6 @@ def test_the_columns_are_those_of_the_row_that_judged_the_node(seen, samples):
     if view.q is not None:
         assert view.q.prob == pytest.approx(float((engine.draft[above] / 0.8).softmax(-1)[token]), abs=1e-6)
     assert (view.computed, view.notes) == (False, ())
-
-
-def test_a_greedy_target_has_all_of_p_at_one_token(seen):
-    _, view, _, _ = seen("r0", 0, heat=0.0)
-    assert ([one.prob for one in view.p.top], view.p.entropy) == ([1.0], 0)
-    assert (view.removed[0].rule, view.removed[0].tokens) == ("temperature 0", small.V - 1)
-
-
-def test_what_top_p_took_away_is_said(seen):
-    engine, view, part, _ = seen("r1", 1, rules={"top_p": 0.5})
-    (removed,) = view.removed
-    logits = engine.target[part.tree.token[0]]
-    gone = distribution(logits, 0.8, 0.5) == 0
-    assert (removed.rule, removed.tokens) == ("top-p 0.5", int(gone.sum()))
-    assert removed.mass == pytest.approx(float((logits / 0.8).softmax(-1)[gone].sum()), abs=1e-5)
 
 
 def test_numbers_that_are_not_those_that_were_judged_are_a_contradiction(seen, monkeypatch):

@@ -57,27 +57,6 @@ def test_some_numbers_a_row_are_copied_however_many_tokens_there_are():
     assert copied("lean", sampled) < copied("full", sampled) / 3
 
 
-@pytest.mark.parametrize("heat", [0.0, 0.8])
-def test_lean_evidence_does_a_part_of_the_work(heat):
-    """Operations, those on whole rows of the vocabulary and all: on a GPU each is a launch or more."""
-
-    class Count(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            out = function(*args, **(kwargs or {}))
-            shapes = [value.shape for value in (*args, out) if isinstance(value, torch.Tensor)]
-            if not function.is_view:
-                counts[0] += 1
-                counts[1] += any(shape[-1:] == (small.V,) for shape in shapes)
-            return out
-
-    counts = [0, 0]
-    record(requests((heat,) * 3), gather=Count, variables={"EVIDENCE": "lean"})
-    lean, counts = counts, [0, 0]
-    record(requests((heat,) * 3), gather=Count)
-    assert lean[0] < counts[0] / 2
-    assert lean[1] < counts[1] / 2
-
-
 def test_the_first_pass_of_a_drafter_writes_no_more_than_its_rows():
     """It may be one that a graph captures: what it does is then done at each replay, to what other passes wrote."""
     written = []

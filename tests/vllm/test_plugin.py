@@ -15,14 +15,13 @@ from specscope.plans.model_digest import model_digest
 from specscope.remote.debug_socket import AttachedCommands
 from specscope.remote.receiver import Receiver
 from specscope.trace.inside.settings import PluginSettings
-from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.records import FinishReason
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.spans import SpanLevel
 from specscope.vllm import known
 from specscope.vllm.plugin import register
-from specscope.vllm.processes import ENDS, GRACE_SECONDS, engine_number
+from specscope.vllm.processes import ENDS, GRACE_SECONDS
 from specscope.vllm.run_info import run_info
 from tests.searching import of_file, rows, tells
 from tests.support.records import received
@@ -77,17 +76,6 @@ def test_what_runs_when_the_process_ends_is_ended_with_it(tmp_path):
     assert request.end.reason is FinishReason.CANCELLED
     assert request.end.output.tolist() == [token for token, _ in request.output()] == engine.outputs["a"]
     assert reader.warnings == []
-
-
-@pytest.mark.parametrize(
-    ("numbers", "engine"),
-    [
-        ({"data_parallel_rank": 2}, 2),
-        ({"data_parallel_rank": 0, "data_parallel_index": 3}, 3),  # of a dense model every engine has the rank 0
-    ],
-)
-def test_each_engine_has_its_own_names(numbers, engine):
-    assert engine_number(SimpleNamespace(vllm_config=config(parallel=numbers))) == engine
 
 
 @pytest.mark.parametrize(("asked", "given"), [(0, GRACE_SECONDS), (9, 9), (None, None)])
@@ -206,15 +194,6 @@ def test_paths_and_digests_of_local_folders(models, monkeypatch):
     assert (run.target_path, run.target_digest, run.draft_path, run.draft_digest) == ("org/model", "", "org/head", "")
     monkeypatch.setattr("specscope.plans.model_digest.MOST_AT_START", 10)
     assert told(target).target_digest == ""
-
-
-def test_what_shapes_the_drafter_is_a_fact_of_the_engine(models):
-    run = told(*models)
-    asked = SamplingParams(temperature=0.7, top_p=0.9, repetition_penalty=1.3, min_tokens=4, logit_bias={3: 2.0})
-    assert run.ways.drafter_params(asked) == SamplingParams(temperature=0.7)
-    ours = dataclasses.replace(run, versions={"specscope": "0.1.0"})
-    assert ours.ways.drafter_params(asked) == asked
-    assert (run.ways.raw_is_masked, ours.ways.raw_is_masked) == (True, False)
 
 
 def test_the_settings_that_shape_batches_are_told_as_vllm_takes_them(models):

@@ -1,7 +1,6 @@
 """What the plugin records of a small vLLM: each number from its tables, the same of both runners and of a device."""
 
 import dataclasses
-import random
 from collections import Counter
 from contextlib import nullcontext
 
@@ -354,12 +353,6 @@ def test_an_end_cuts_what_a_step_gives_out(how, reason, v2):
     assert any(part.emitted <= part.verdict.accepted for part in last.values())
 
 
-def test_a_context_that_is_full_ends_a_request():
-    history, engine, _ = record(requests(), config={"max_model_len": 11})
-    assert failed(history) == []
-    assert {len(output) for output in engine.outputs.values()} == {5}
-
-
 def test_vllm_s_own_output_settles_what_the_last_step_gave_out():
     """A stop that the plugin does not know of, such as a repetition, may cut it."""
 
@@ -377,17 +370,6 @@ def test_vllm_s_own_output_settles_what_the_last_step_gave_out():
     assert history.steps[-1].finished[0].reason is FinishReason.STOP
 
 
-def test_a_request_that_was_aborted_while_it_waited_has_an_end():
-    def run(engine):
-        engine.requests["r1"].reason = "abort"
-        engine.scheduler._free_request(engine.requests["r1"])
-        engine.run()
-
-    history, _, _ = record(requests((0.0, 0.0)), run=run)
-    end = next(end for step in history.steps for end in step.finished if end.info.id == "r1")
-    assert (end.info.admitted_ns, end.reason) == (0, FinishReason.CANCELLED)
-
-
 @pytest.mark.parametrize("engine", [{}, {"v2": True}], ids=["V1", "V2"])
 def test_nothing_is_held_back_while_vllm_has_nothing_to_do(tmp_path, engine):
     """Its server may be killed then, and nothing follows."""
@@ -401,15 +383,6 @@ def test_nothing_is_held_back_while_vllm_has_nothing_to_do(tmp_path, engine):
         made = small.Engine(requests(), **engine)
         made.run()
         until(lambda: ended() == made.outputs)
-
-
-def test_verdicts_that_come_late_are_told_in_order(monkeypatch):
-    plain, _, _ = of("drafts sampled")
-    chance, there = random.Random(3), small.v1_runner.judge_there
-    comes = lambda: chance.random() < 0.3  # noqa: E731
-    monkeypatch.setattr(small.v1_runner, "judge_there", lambda *a, **k: small.Late(there(*a, **k), comes))
-    late, _, _ = of("drafts sampled", gather=nullcontext)
-    assert_same_steps(late, plain)
 
 
 def test_an_error_in_the_hooks_changes_nothing_and_they_step_aside():

@@ -1,7 +1,6 @@
 """The taps over a stand-in of vLLM's modules with the weights of a transformers model: its operations are the truth."""
 
-import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,12 +10,9 @@ from specscope.analyze.locate.model.reference import ModelPasses, ModelReference
 from specscope.analyze.locate.model.taps import relative
 from specscope.errors import UserError
 from specscope.measure.locate.inside_vllm.tapped import read_taps
-from specscope.trace.inside.hooking import ErrorGuard
-from specscope.trace.inside.settings import PluginSettings, TapSettings
+from specscope.trace.inside.settings import PluginSettings
 from specscope.vllm import taps as module
-from specscope.vllm.code import replaced
 from specscope.vllm.kv_layout import KvReader
-from specscope.vllm.taps import VllmTaps
 from tests.vllm import stand_in
 from tests.vllm.stand_in import BLOCK, Attention, GPUModelRunner, rows, scheduled
 
@@ -128,17 +124,6 @@ def test_no_failure_reaches_the_engine(model, runner, tmp_path, monkeypatch):
     assert guard.is_off
 
 
-def test_a_step_that_is_called_otherwise_does_not_reach_the_engine_either(tmp_path):
-    class Other:
-        def execute_model(self):
-            return "run"  # a runner of another vLLM
-
-    guard = ErrorGuard()
-    VllmTaps(guard, TapSettings(str(tmp_path))).install(SimpleNamespace(GPUModelRunner=Other))
-    assert Other().execute_model() == "run"
-    assert guard.errors == 1
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
 def test_the_layout_of_a_cache_is_learned(dtype):
     torch.manual_seed(1)
@@ -163,14 +148,6 @@ def test_a_cache_that_does_not_keep_what_it_is_given_is_not_read():
     assert "does not keep" in KvReader(attention).why
     attention.impl = SimpleNamespace()
     assert "in a call of its own" in KvReader(attention).why
-
-
-def test_a_function_that_was_replaced_is_told_with_its_file(monkeypatch):
-    vllm = ModuleType("vllm")
-    vllm.__file__ = stand_in.__file__  # the packages of this vLLM lie above tests/vllm
-    monkeypatch.setitem(sys.modules, "vllm", vllm)
-    assert replaced(stand_in.scheduled) == ""
-    assert replaced(torch.nn.Linear.forward).startswith("replaced: ")
 
 
 def test_variables_that_cannot_be_used_are_named(tmp_path):

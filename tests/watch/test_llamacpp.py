@@ -11,7 +11,7 @@ from specscope.trace.history.stats import measure
 from specscope.trace.record.aggregate import RESTORED
 from specscope.watch.counts import UnreadableError
 from specscope.watch.logs import LlamaLog, Log
-from specscope.watch.pages import Intervals, difference, read_metrics
+from specscope.watch.pages import Intervals, read_metrics
 from tests.support.commands import run_here
 from tests.watch import samples
 from tests.watch.samples import LLAMA
@@ -62,27 +62,6 @@ def test_the_page_and_the_log_of_the_same_requests_agree():
     assert sum(log.proposed_at) == 278
 
 
-def test_a_length_is_that_of_the_steps_with_a_draft():
-    first, second, _ = (one.aggregate for one in read(LLAMA / "loop.log"))
-    assert first.length == 46
-    assert notes(first) == ["steps with a draft gave 92 of 120 tokens"]
-    assert notes(second) == ["steps with a draft gave 0 of 100 tokens"]
-    assert {notes(one.aggregate)[0] for one in read(LLAMA / "steps.log") if notes(one.aggregate)} == set()
-    (page,) = read_metrics((LLAMA / "metrics_loop.txt").read_text(), 1)
-    one = difference(None, page).aggregate
-    assert (one.drafts, one.drafted, one.accepted, len(one.accepted_at)) == (2, 90, 90, 64)
-
-
-def test_times_are_those_of_the_servers_clock():
-    first, second, third = read(LLAMA / "steps.log")
-    assert first.end_ns - first.start_ns == pytest.approx(3.825e9, rel=1e-3)
-    assert first.end_ns < second.start_ns < second.end_ns < third.start_ns
-    last_line = third.end_ns + 12_886_017_000 - 12_846_279_000  # of its clock: the file was last changed then
-    assert last_line == pytest.approx((LLAMA / "steps.log").stat().st_mtime_ns, abs=10_000)
-    one, two = read(LLAMA / "log.jsonl")
-    assert two.end_ns - one.end_ns == pytest.approx(1.47e9, rel=1e-2)
-
-
 STEP = "0.02.344.025 I slot   operator(): id  1 | task 1 | accepted  {}/ {} draft tokens"
 END = (
     "0.05.541.504 I slot print_timing: id  1 | task 1 | draft acceptance = 0.5 ( {} accepted / {} generated), "
@@ -119,25 +98,6 @@ def test_what_a_log_tells(lines, figures):
     assert [one.accepted for one in taken([END.format(2, 4, "3.00")], last=False)] == [2]
     restored = RESTORE in lines
     assert [(one.averages, notes(one)) for one in told if restored] == [({RESTORED: 1}, [f"1 {RESTORED}"])] * restored
-
-
-@pytest.mark.parametrize("prefix", ["", "2026-05-17 11:04:29.854 | "])
-def test_a_block_of_an_older_server_is_of_the_request_before_it(prefix):
-    block = """\
-slot launch_slot_: id  0 | task 9 | processing task
-slot print_timing: id  0 | task 9 |
-prompt eval time =      20.31 ms /    12 tokens (    1.69 ms per token,   590.84 tokens per second)
-       eval time =     420.31 ms /   100 tokens (    3.50 ms per token,   285.50 tokens per second)
-      total time =     440.62 ms /   112 tokens
-draft acceptance rate = 0.69953 (  149 accepted /   213 generated)
-statistics mtp: #calls(b,g,a) = 1 861 690, #gen drafts = 690, #acc drafts = 690, #gen tokens = 1207, #acc tokens = 1186
-slot      release: id  0 | task 9 | stop processing: n_tokens = 131, truncated = 0
-"""
-    lines = [prefix + line for line in [*block.splitlines(), *block.replace("task 9", "task 12").splitlines()]]
-    assert [(one.request, one.accepted, one.drafted, one.drafts, one.emitted) for one in taken(lines)] == [
-        ("task 9", 149, 213, None, 100),
-        ("task 12", 149, 213, None, 100),
-    ]
 
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)).map(sorted), max_size=40))

@@ -113,20 +113,6 @@ def test_an_interval_of_rounded_counts_goes_on_until_it_shows():
     assert (plain.drafts, plain.emitted) == (0, 200)
 
 
-def test_sglang_without_speculation_is_not_watched():
-    """Its gauges of speculation are there, and 0, whether it is on or not."""
-    page = re.sub(r"(?m)^(sglang:spec_\w+\{.*\}) .*", r"\1 0.0", SGLANG)
-    assert len(read_metrics(page, 1)) == 1  # it may be on: nothing was generated yet
-    assert read_metrics(page + 'sglang:generation_tokens_total{model_name="llama"} 7.0\n', 1) == []
-
-
-def test_ranks_and_the_drafter_of_sglang_are_one_engine():
-    one = only((PEOPLE / "prom_sglang.txt").read_text())
-    assert (one.engine, one.drafts, one.emitted, one.running) == ("", 21, 60, 2)
-    assert (one.averages["sglang:spec_accept_length"], one.averages["sglang:spec_accept_rate"]) == (2.8, 0.6)
-    assert one.length == 2.8
-
-
 PAGES = {
     "vLLM": text("metrics_after.txt"),
     "SGLang": (PEOPLE / "prom_sglang.txt").read_text(),

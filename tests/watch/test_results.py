@@ -8,7 +8,7 @@ import pytest
 from specscope.errors import UserError
 from specscope.trace.history.stats import measure
 from specscope.watch.counts import UnreadableError
-from specscope.watch.results import Chunks, read_json
+from specscope.watch.results import read_json
 from specscope.watch.source import Server
 from tests.support.commands import run_here
 from tests.watch.samples import PEOPLE, changed, read, text
@@ -161,30 +161,6 @@ def test_the_block_of_vllms_example_before_and_after_a_change(tmp_path, monkeypa
     assert [one["told"]["accepted"] for one in report["intervals"]] == [9243, 12366]
 
 
-def test_means_alone_are_averages_without_n(tmp_path):
-    run = {"batch_size": 16, "steps": 3, "metrics": [{"accept_length": 2.91, "accuracy": 0.95}]}
-    (tmp_path / "s.jsonl").write_text(json.dumps({"model": "m", "gsm8k": [run], "mtbench": [run]}, indent=2))
-    (tmp_path / "m.csv").write_text("name,mean accept length\na,2.5\nb,3.25\n")
-    code, out, err = run_here(["report", str(tmp_path / "s.jsonl")])
-    assert (code, out.count("2.91 (n not given)")) == (0, 5), err
-    assert "engine gsm8k, batch 16, steps 3" in out
-    code, out, err = run_here(["watch", str(tmp_path / "m.csv"), "--headless"])
-    assert (code, "2.88 (n not given)" in out) == (0, True), err
-
-
-def test_a_table_of_lengths_and_what_is_none(tmp_path):
-    for content, what in (("id;accept_length\na;2\nb;1\n", "τ      1.50"), ("accepted_tokens\n2\n1\n", "τ      2.50")):
-        (tmp_path / "t.csv").write_text(content)
-        code, out, err = run_here(["report", str(tmp_path / "t.csv")])
-        assert (code, " ".join(what.split()) in " ".join(out.split())) == (0, True), err
-    (tmp_path / "t.csv").write_text("accept_length\n2\nx3\n")
-    assert "holds more than numbers" in run_here(["report", str(tmp_path / "t.csv")])[2]
-    guide = {"metadata": {"guidellm_version": "0.6.0"}, "benchmarks": [{"type_": "generative_benchmark"}]}
-    (tmp_path / "g.json").write_text(json.dumps(guide))
-    code, _, err = run_here(["report", str(tmp_path / "g.json")])
-    assert (code, "a benchmark of GuideLLM, which holds no acceptance: " in err) == (2, True)
-
-
 LOAD = "{}INFO 11-26 10:0{}:10 [loggers.py:257] Engine 000: Avg generation throughput: 56.0 tokens/s, Running: {} reqs"
 METRICS = (
     "{}INFO 11-26 10:0{}:10 [metrics.py:125] SpecDecoding metrics: Mean acceptance length: {}, Accepted: {} tokens, "
@@ -224,31 +200,6 @@ def test_each_server_in_a_stream_of_logs_is_an_engine(tmp_path, form):
     assert [{one["told"]["running"] for one in side} for side in told] == [{8}, {2}]
     assert [round(side[0]["mean_acceptance_length"], 2) for side in told] == [2.8, 1.26]
     assert "2.80           1.26    -1.54" in run_here(["compare", str(path)])[1]  # one beside the other
-
-
-def test_a_time_is_no_name_and_a_second_server_without_another_has_its_process(tmp_path):
-    for before, names in (("2026-11-26T10:00:10.1Z ", ["000", "000"]), ("(APIServer pid=1{}) ", ["000", "000 pid 11"])):
-        lines = [form.format(before.format(at), 0, *rest) for at, (*figures, running) in enumerate(REPLICAS)
-                 for form, rest in ((LOAD, [running]), (METRICS, figures))]  # fmt: skip
-        (tmp_path / "v.log").write_text("\n".join(lines) + "\n")
-        (*captures,) = json.loads(run_here(["report", str(tmp_path / "v.log"), "--json"])[1])["captures"]
-        assert [one["told"]["engine"] for capture in captures for one in capture["intervals"]] == names
-
-
-@pytest.mark.parametrize("label", ["instance", "job", "pod", "namespace"])
-def test_servers_of_a_page_that_differ_in_a_label_are_engines(tmp_path, label):
-    page = "".join(
-        f'vllm:spec_decode_num_{name}{{engine="0",{label}="{server}",model_name="m"}} {count} 1790000000000\n'
-        for server, accepted in (("a", 2000), ("b", 0))
-        for name, count in (("drafts_total", 1000), ("draft_tokens_total", 3000), ("accepted_tokens_total", accepted))
-    )
-    for content in (page, page.replace("vllm:", "vllm_").replace("_total", "")):
-        (tmp_path / "p.txt").write_text(content)
-        captures = json.loads(run_here(["report", str(tmp_path / "p.txt"), "--json"])[1])["captures"]
-        figures = [
-            (one["intervals"][0]["told"]["engine"], one["intervals"][0]["mean_acceptance_length"]) for one in captures
-        ]
-        assert figures == [(f"0 {label} a", 3.0), (f"0 {label} b", 1.0)]
 
 
 def test_two_pages_of_one_server_are_the_interval_between_them(tmp_path, monkeypatch):
@@ -316,19 +267,6 @@ def test_a_stream_has_the_drafts_that_the_log_has():
     )
     assert streamed.accepted_at == logged[1].accepted_at
     assert streamed.proposed_at == logged[1].proposed_at
-
-
-def chunk(predicted, drafted, accepted):
-    return {"id": "x", "timings": {"predicted_n": predicted, "draft_n": drafted, "draft_n_accepted": accepted}}
-
-
-def test_chunks_that_may_hold_several_drafts_give_sums_alone():
-    chunks = Chunks()
-    for each in (chunk(1, 0, 0), chunk(4, 8, 1)):  # two steps in a chunk
-        chunks.take(each)
-    (told,) = chunks.end(7)
-    assert (told.aggregate.drafts, told.aggregate.drafted, told.aggregate.accepted) == (None, 8, 1)
-    assert chunks.end(7) == []
 
 
 def test_what_has_no_counts_is_refused_by_name(tmp_path):

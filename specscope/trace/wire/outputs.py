@@ -274,7 +274,7 @@ class Subscription:
 
     def put(self, record: StepRecord | Moved) -> None:
         """Queue a record; called on the engine's thread."""
-        if self.error is not None:
+        if self.error is not None or self._closing:
             return
         if len(self._queue) >= self.limit:
             self._make_room()

@@ -11,8 +11,7 @@ from specscope.measure.judges import audit_options
 from specscope.measure.prompts import PLAIN
 from specscope.plans.kinds import text_part
 from specscope.trace.history.history import History
-from specscope.trace.wire.reading import read_capture
-from tests.analyze.audit.runs import RULES, SETTINGS, failed, run, saved
+from tests.analyze.audit.runs import RULES, SETTINGS, failed, run
 from tests.engines import PROMPTS, each_drafter
 
 
@@ -38,25 +37,6 @@ def test_a_healthy_run_has_no_difference(bench, name, rule):
         else:
             p = found.finding("draft p")
             assert (p.result, p.tested) == (CheckResult.PASSED, drafted)
-
-
-@pytest.mark.parametrize("name", ["ngram", "same model", "eagle dynamic"])
-def test_preemption_and_chunks_change_nothing(bench, name):
-    engine = bench.fresh(name)
-    engine.runner.cache.pool.__init__(9)
-    history = run(engine, RULES["temperature"], prompts=["abcabcabcab " * 4, "hello hello hel", "x y z x y z " * 3])
-    assert sum(len(one.preemptions) for one in history.requests.values()) > 0
-    assert failed(bench.audit(engine, history)) == set()
-
-
-def test_a_capture_is_judged_as_the_run_was(bench, tmp_path):
-    engine = bench.engine("eagle")
-    history = run(engine, RULES["all"])
-    read = read_capture(saved(history, tmp_path / "run.jsonl")).history
-    one, other = bench.audit(engine, history), bench.audit(engine, read)
-    tested = lambda found: [(f.name, f.tested, f.failed) for f in found.findings]  # noqa: E731
-    assert tested(one) == tested(other)
-    assert failed(other) == set()
 
 
 def test_a_sample_is_spread_evenly(bench):
@@ -119,18 +99,6 @@ FORMS = {
     },
     "min tokens": {"min_tokens": 8, "temperature": 1.0, "logit_bias": {2: 9.0, 80: 5.0}, "stop_token_ids": (80,)},
 }
-
-
-@pytest.mark.every(3)
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", ["ngram", "suffix", "same model", "eagle dynamic"])
-def test_masked_distributions_are_recomputed(bench, name, form):
-    pytest.importorskip("xgrammar")
-    engine = bench.engine(name)
-    history = run(engine, FORMS[form], tokens=16, prompts=PROMPTS[:4])
-    found = bench.audit(engine, history)
-    assert failed(found) == set()
-    assert found.nodes > 0
 
 
 def test_a_least_length_that_was_not_held_is_found(bench, monkeypatch):

@@ -3,20 +3,16 @@
 import dataclasses
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
 
 from specscope.analyze.audit.audit import TREE, audit, verdict
-from specscope.analyze.audit.contexts import contexts_of
-from specscope.analyze.audit.options import ModelSource, Options
+from specscope.analyze.audit.options import ModelSource
 from specscope.analyze.audit.tally import DRAFTER, EMBEDDING, FED, TARGET
 from specscope.analyze.findings import CheckResult, Exit, Finding
-from specscope.trace.wire.reading import read_capture
 from tests.analyze.audit.runs import RULES, changed, failed, run
 from tests.engines import PROMPTS
-from tests.faults import models
 from tests.heads import head_tensors, write_head
 
 
@@ -89,12 +85,6 @@ def test_what_is_unknown_of_a_head_is_named_and_the_target_is_judged(bench, draf
     assert found.to_dict()["verdict"] == said_in_full
 
 
-def test_a_flag_inside_the_layer_of_the_speculators_format_is_seen(bench, tmp_path):
-    history = run(bench.engine("p-eagle"), RULES["greedy"], tokens=6, prompts=PROMPTS[:2])
-    head = with_config(bench, tmp_path / "head", "p-eagle", layer={"inner_flag": True})
-    assert "`inner_flag`" in " ".join(judged(bench, history, head, "p-eagle").unjudged)
-
-
 def test_what_is_off_or_changes_nothing_is_no_reason_to_skip(bench, drafted, tmp_path):
     """An unknown flag that is off; names and versions; and what real heads say of themselves."""
     harmless = {
@@ -123,22 +113,6 @@ def test_a_target_that_differs_beats_a_drafter_that_is_not_at_hand(bench, drafte
     assert "The drafter was not judged" in wrong.to_dict()["verdict"]
 
 
-def test_a_check_that_does_not_apply_is_exit_0(bench):
-    history = run(bench.engine("none"), RULES["temperature"], tokens=6, prompts=PROMPTS[:2])
-    found = bench.audit(bench.engine("none"), history)
-    assert found.exit is Exit.CONSISTENT
-    assert "drafter" not in found.to_dict()["verdict"]
-
-
-def test_the_model_beside_a_text_is_named_in_older_captures():
-    history = read_capture(Path(__file__).parents[2] / "data" / "before_deletion" / "combined.jsonl.gz").history
-    options = Options(target=ModelSource(str(models.TARGET), "target"), why_no_draft="it is not at hand")
-    found = audit(history, "run.jsonl", options)
-    assert found.exit is Exit.NOT_JUDGED
-    assert "The drafter agrees at" in found.to_dict()["verdict"]  # its text was judged
-    assert "The drafter's model was not judged: it is not at hand." in found.to_dict()["verdict"]
-
-
 def test_requests_without_their_prompt_are_not_judged(bench):
     engine = bench.engine("ngram")
     history = run(engine, {}, tokens=6, prompts=PROMPTS[:2])
@@ -161,21 +135,6 @@ def as_vllm(history, labels=None, params=None):
         )
 
     return changed(history, info=asked, about=dataclasses.replace(history.run, versions={"vllm": "0.32.0"}))
-
-
-@pytest.mark.parametrize("name", ["eagle", "draft tree"])
-def test_the_drafters_of_vllm_do_not_see_penalties(bench, name):
-    """A greedy run without penalties: as vLLM drafts, whatever its requests' penalties are."""
-    engine = bench.engine(name)
-    history = run(engine, RULES["greedy"], tokens=12, prompts=PROMPTS[:3])
-    penalties = {"repetition_penalty": 1.8, "frequency_penalty": 1.5, "presence_penalty": 1.5}
-    drafter = {"draft p", "drafter tokens", "drafter top tokens"}
-    of_vllm = bench.audit(engine, as_vllm(history, params=penalties))
-    assert not failed(of_vllm) & drafter
-    assert of_vllm.finding("drafter tokens").tested > 0
-    ours = as_vllm(history, params=penalties)
-    ours.run = history.run
-    assert failed(bench.audit(engine, ours)) & drafter
 
 
 def test_a_sampled_drafter_of_vllm_has_the_temperature_and_nothing_else(bench):
@@ -205,16 +164,6 @@ def test_a_limit_that_is_not_told_is_not_held_against_the_target(bench, limit):
     raw = found.finding("target raw p")
     assert (raw is None) is (limit == "structured_outputs")  # vLLM notes it behind the mask
     assert ("The target was not judged" in found.to_dict()["verdict"]) is (raw is None)
-
-
-def test_a_label_of_that_name_is_the_users_own_in_a_run_of_ours(bench):
-    engine = bench.engine("ngram")
-    history = run(engine, {"temperature": 1.0}, tokens=6, prompts=PROMPTS[:1])
-    request = history.requests[next(iter(history.requests))]
-    request.info = dataclasses.replace(request.info, labels={"min_tokens": "mine"})
-    assert contexts_of(history, request.id, []).limits == ()
-    found = bench.audit(engine, history)
-    assert found.finding("target p").tested
 
 
 @pytest.mark.parametrize("name", ["eagle", "draft tree"])

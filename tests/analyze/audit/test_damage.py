@@ -11,7 +11,7 @@ from specscope.errors import UserError
 from specscope.trace.wire.reading import read_capture
 from tests.analyze.audit.runs import RULES, changed, run, saved
 from tests.engines import PROMPTS
-from tests.trace.damage import TRACES, damaged, with_wrong_numbers
+from tests.trace.damage import damaged, with_wrong_numbers
 
 
 @pytest.mark.parametrize("name", ["eagle", "p-eagle", "draft tree"])
@@ -74,13 +74,6 @@ def test_one_damaged_value_is_a_difference(bench, what):
     assert not any("Error" in sentence for sentence in found.unjudged)
 
 
-def test_a_request_of_one_token(bench):
-    for name in ("eagle", "p-eagle", "draft tree"):
-        engine = bench.engine(name)
-        history = run(engine, {}, tokens=1, prompts=["x", "y"])
-        assert bench.audit(engine, history).exit is Exit.CONSISTENT
-
-
 def judge_damaged(lines, options, path, seeds):
     """How many of them could be read and judged. Whatever was done, nothing but UserError is raised."""
     judged = 0
@@ -105,13 +98,3 @@ def test_damage_is_never_an_exception(bench, tmp_path, name, rule):
     path = saved(history, tmp_path / "run.jsonl")
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert judge_damaged(lines, bench.options(engine, sample=8), path, range(25)) > 12
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["eagle", "sampled"])
-def test_damage_of_the_samples_is_never_an_exception(tmp_path, name):
-    from specscope.measure.judges import audit_options
-
-    lines = [json.loads(line) for line in (TRACES / f"{name}.jsonl").read_text().splitlines()]
-    options = audit_options(read_capture(TRACES / f"{name}.jsonl").history, None, None, 4)
-    assert judge_damaged(lines, options, tmp_path / "run.jsonl", range(3))

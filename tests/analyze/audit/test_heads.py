@@ -8,11 +8,10 @@ import torch
 from specscope.analyze.audit.model.head import Head
 from specscope.analyze.audit.options import ModelSource
 from specscope.analyze.findings import CheckResult, Exit
-from specscope.errors import UserError
 from specscope.model.heads.eagle_head import EagleHead
 from tests.analyze.audit.runs import RULES, failed, run
 from tests.engines import PROMPTS
-from tests.heads import VARIANTS, Reference, head_tensors, write_head
+from tests.heads import VARIANTS, Reference
 
 # Left out of the engine: by the variant in whose runs it is missed
 LEFT_OUT = {
@@ -72,9 +71,3 @@ def test_the_judge_computes_what_the_tensors_say(bench, name):
         logits, state = reference.forward(tokens, reference.combine(features))
         torch.testing.assert_close(head.fed_back(hidden), state, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(head.logits(hidden)[:, head.tokens], logits, rtol=1e-4, atol=1e-4)
-
-
-def test_an_eagle_1_head_has_no_such_norm(bench, tmp_path):
-    folder = write_head(tmp_path / "h", head_tensors(version=1), norm_output=True)
-    with pytest.raises(UserError, match="has `norm_output`, which an EAGLE-1 head has not"):
-        Head(ModelSource(str(folder), "h"), bench.engine("norm_output").runner.loaded.model)

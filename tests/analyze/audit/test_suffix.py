@@ -1,22 +1,11 @@
 """Trees from the text, drawn a second time: healthy ones agree, and each planted mistake is seen."""
 
 from dataclasses import replace
-from pathlib import Path
 
-import numpy as np
-import pytest
-
-from specscope.analyze.audit.audit import audit
-from specscope.analyze.audit.options import ModelSource, Options
 from specscope.analyze.findings import CheckResult
 from specscope.speculate.drafters import suffix
-from specscope.trace.record.notes import BOTH, MODEL, TEXT
-from specscope.trace.wire.reading import read_capture
-from tests.analyze.audit.runs import RULES, changed, run
+from tests.analyze.audit.runs import RULES, run
 from tests.engines import PROMPTS
-from tests.faults.models import TARGET
-
-BEFORE = Path(__file__).parents[2] / "data" / "before_deletion"
 
 
 def tree_check(bench, engine, prompts=PROMPTS):
@@ -44,36 +33,3 @@ def shifted_grow(text, places, nodes, depth, real=suffix.grow):
 def test_a_shifted_lookup_is_seen(bench, monkeypatch):
     monkeypatch.setattr(suffix, "grow", shifted_grow)
     assert tree_check(bench, bench.fresh("suffix")).failed > 0
-
-
-def test_a_branch_that_is_left_out_is_seen(bench, monkeypatch):
-    branches = ["abx aby abx abz ab", "1 2 1 3 1 2 1 4 1 2 1"]  # two tokens that were followed by different ones
-    assert tree_check(bench, bench.fresh("suffix"), branches).failed == 0
-    monkeypatch.setattr(suffix, "LEAST", 0.6)
-    assert tree_check(bench, bench.fresh("suffix"), branches).failed > 0
-
-
-def other_source(part):
-    """The text's nodes as the model's, and the model's as the text's."""
-    if part.method is None or not len(part.method.source):
-        return part
-    return replace(part, method=replace(part.method, source=np.array([TEXT, MODEL, BOTH])[part.method.source]))
-
-
-def other_match(part):
-    """The text's nodes with other tokens."""
-    if part.method is None or not part.method.match_length:
-        return part
-    return replace(part, tree=replace(part.tree, token=np.where(part.method.source >= TEXT, 7, part.tree.token)))
-
-
-@pytest.mark.parametrize("name", ["combined", "combined_draft"])
-@pytest.mark.parametrize("change", [None, other_source, other_match])
-def test_text_beside_a_model_is_drawn_again_in_older_captures(name, change):
-    history = read_capture(BEFORE / f"{name}.jsonl.gz").history
-    if change is not None:
-        history = changed(history, change)
-    found = audit(history, "run.jsonl", Options(target=ModelSource(str(TARGET), "target")))
-    check = found.finding("drafter tree")
-    assert check.tested > 20
-    assert (check.failed > 0) == (change is not None)

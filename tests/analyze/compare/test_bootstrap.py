@@ -76,12 +76,6 @@ def test_two_engines_rounding_is_no_difference():
     assert estimate(Ratio("q", (q, q + 1e-3 * nodes), (nodes, nodes))).significant
 
 
-def test_holm_takes_the_smallest_first_and_stops():
-    p_values = [0.04, 0.001, 0.013, None, 0.5]
-    found = marked([Estimate(str(p), 1.0, 1.0, p_value=p) for p in p_values], 0.05)
-    assert [one.significant for one in found] == [False, True, True, False, False]
-
-
 @pytest.mark.parametrize("clusters", [3, 5])
 def test_nothing_drops_by_more_than_all_of_it(clusters):
     """Three requests of very different acceptance: a rate was said to change by -149 to +63 %."""

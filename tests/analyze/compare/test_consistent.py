@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from specscope.analyze.compare import tables
 from specscope.analyze.compare.comparison import compare
 from specscope.analyze.compare.failif import named, parse
-from specscope.analyze.compare.parting import PartingCause
-from specscope.analyze.compare.result import Comparison, Sameness, accused
+from specscope.analyze.compare.result import Comparison, Sameness
 
-from .runs import RUN, Made, field_of, side, with_params
+from .runs import RUN, Made, field_of, side
 
 NONE_MARKED = (Sameness.SAME, Sameness.CONFIGURED)
 FAULTS = ("coin", "p", "deep p", "verdict", "draw", "near draw")
@@ -186,25 +185,6 @@ def test_other_trees_are_near_ties_only_where_most_of_them_are_near(dtype, prob,
     assert (found.answer is Sameness.DIFFERENT) is suspect, found.reasons
 
 
-def test_parameters_that_were_asked_for_explain_the_target():
-    """p at another temperature is another: it was called a difference that nothing explains."""
-    cold = side(Made(seed=1, temperature=0.0, evidence=True))
-    found = compare(side(seed=1, evidence=True), cold)
-    assert "temperature" in field_of(found, "target p").explained
-    assert not any(field.suspect for field in found.fields)
-    assert not any("!" in row for row in marked(found))
-
-
-def test_where_some_pairs_have_the_same_parameters_these_are_compared():
-    sides = [side(seed=1), side(seed=1)]
-    with_params(sides[1], requests=12, temperature=0.9)
-    assert compare(*sides).answer is not Sameness.DIFFERENT
-    rows = sides[1].rows(sides[1].requests[20])
-    c = sides[1].columns
-    c.p[(c.step >= rows.start) & (c.step < rows.stop)] *= 0.5
-    assert compare(*sides).answer is Sameness.DIFFERENT
-
-
 @pytest.mark.parametrize(
     ("fault", "margin", "answer"),
     [
@@ -251,30 +231,3 @@ def test_another_engine_may_draft_nothing_behind_a_prompt(backend, place, suspec
     found = compare(plain, side(seed=1, sampled=False, temperature=0, plant=plant, run=run))
     assert any(one.suspect or one.unsure for one in found.fields) == suspect
     assert not any("sampled outputs part" in difference.note for difference in found.differences)
-
-
-def test_what_changed_most_comes_first():
-    found = compare(side(seed=1), side(seed=2, blur=0.6))
-    table = tables.changes(found)
-    rows = [row for row in table.rows if row[0].startswith("request ")]
-    sizes = [abs(float(row[3])) for row in rows]
-    assert sizes == sorted(sizes, reverse=True)
-    assert len(rows) == 8
-    every = [abs(pair.tau[1] - pair.tau[0]) for pair in found.pairs]
-    assert sizes[0] == pytest.approx(max(every), abs=0.005)
-    kinds = [row[0].split()[0] for row in table.rows]
-    assert kinds == sorted(kinds, key=["request", "label", "depth"].index)
-    assert {"label", "depth"} <= set(kinds)
-    starred = {row[0] for row in tables.figures(found).rows if row[-1] == "*"}
-    for row in table.rows:
-        if row[0].startswith("depth "):
-            assert (row[-1] == "*") == (f"{row[0]} rate" in starred)
-    assert table.title == "What changed most"
-
-
-def test_a_suspect_decision_before_a_harmless_parting_is_a_reason():
-    """Of a pair only the cause at its parting counted: the decision that had gone wrong before it did not."""
-    found = compare(side(seed=1), side(seed=1, plant={("r3", 10): "coin"}))
-    (pair,) = (pair for pair in found.pairs if not pair.same)
-    parted = dataclasses.replace(pair.parting, cause=PartingCause.DRAFTS)
-    assert list(accused([dataclasses.replace(pair, parting=parted, first=pair.parting)], ())) == [pair.parting.cause]

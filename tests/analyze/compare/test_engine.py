@@ -9,13 +9,8 @@ from specscope.analyze.compare.result import Sameness
 from specscope.analyze.compare.side import from_history
 from specscope.trace.history.history import History
 from specscope.trace.record.params import SamplingParams
-from tests.engines import DRAFTERS, PROMPTS, SMALL, build_engines, each_drafter, fresh
+from tests.engines import DRAFTERS, PROMPTS, each_drafter, fresh
 from tests.faults.planted import FAULTS
-
-
-@pytest.fixture(scope="module")
-def engines(deep, tmp_path_factory):
-    return build_engines(deep, tmp_path_factory.mktemp("head"))
 
 
 def ran(engine, *, blocks=64, batch=3, tokens=24, temperature=1.0):
@@ -45,17 +40,6 @@ def test_the_batch_changes_nothing(engines, name, temperature):
     assert fields["requests in step"].differ > 0
     assert {field.name for field in found.fields if field.suspect} == set()
     assert any(one.name == "requests in a step, mean" for one in found.differences)
-
-
-def test_a_preemption_changes_nothing_but_what_is_cached(engines):
-    engine = engines["draft tree"]
-    a, b = ran(engine, tokens=60), ran(engine, tokens=60, blocks=SMALL)
-    assert sum(request.preempted for request in b.requests) > 0
-    found = compare(a, b)
-    assert found.answer is Sameness.SAME, (found.summary, found.reasons)
-    cached = next(field for field in found.fields if field.name == "cached tokens")
-    assert cached.differ
-    assert next(one for one in found.differences if one.name == "preemptions").a == "0"
 
 
 @pytest.mark.parametrize("name", ["eagle", "eagle dynamic", "draft tree"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 
 import pytest
@@ -13,7 +12,7 @@ from specscope.analyze.compare.bootstrap import Estimate
 from specscope.analyze.compare.failif import counted, judge, parse
 from specscope.analyze.compare.figures import FIGURES
 from specscope.errors import UserError
-from specscope.trace.history.conditions import COUNTED, Threshold, Way
+from specscope.trace.history.conditions import COUNTED, Way
 
 labels = st.text("abc ofr>%1.:", min_size=1).map(lambda text: " ".join(text.split()) or "x")
 figures = st.one_of(
@@ -37,12 +36,6 @@ def test_what_is_written_is_read(figure, way, size, percent):
     assert again.size == pytest.approx(limit.size, rel=1e-9)
 
 
-@given(st.text(max_size=40))
-def test_any_other_text_is_a_users_error(text):
-    with contextlib.suppress(UserError):  # nothing else is raised
-        assert parse(text)
-
-
 BAD = ["", "tau", "tau drops", "tau drops 2%", "tau falls > 2%", "tau drops > -1", "tau drops > 2%%"]
 BAD += ["length drops > 1", "depth 0 rate drops > 1", "depth rate drops > 1", "tau drops > 1e3", "tau drops > nan"]
 BAD += ["tau drops < 2%", "tau < 1.5 for 2m", "tau < 5%", "drafts < 5%", "tau =< 5", "tau drops > 2% or"]
@@ -53,11 +46,6 @@ BAD += ["tau drops > 99999999999", "tau drops > ٣"]
 def test_bad_conditions_are_refused(text):
     with pytest.raises(UserError, match=r"\A--fail-if [^\n]*\Z"):
         parse(text)
-
-
-def test_several_are_joined_by_or():
-    limits = parse("tau drops > 2% or depth 1 differs > 0.05")
-    assert limits == [Threshold("tau", Way.DROPS, 0.02, True), Threshold("depth 1 rate", Way.DIFFERS, 0.05, False)]
 
 
 def figure(low: float, high: float, a: float = 3.0, name: str = "tau") -> Estimate:

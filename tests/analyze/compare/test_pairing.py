@@ -6,7 +6,6 @@ import re
 import numpy as np
 import pytest
 
-from specscope.analyze.compare import tables
 from specscope.analyze.compare.comparison import compare
 from tests.analyze.compare.runs import side
 from tests.analyze.compare.test_text import text_of
@@ -70,20 +69,6 @@ def test_requests_with_steps_missing_say_so():
     for request in b.requests:
         request.whole = False
     assert compare(a, b).unpaired == "no requests are paired: of each request of B steps are missing"
-
-
-@pytest.mark.parametrize(
-    ("requests", "says"), [(1, "The pair has the same output."), (3, "All 3 pairs have the same output.")]
-)
-def test_outputs_that_are_the_same_are_counted(requests, says):
-    found = compare(*(side(seed=1, requests=requests) for _ in range(2)))
-    assert tables.partings(found).note == says
-
-
-def test_without_a_run_nothing_is_said_of_its_configuration():
-    a, b = side(seed=1), side(seed=1)
-    b.captures[0].run = None
-    assert tables.configuration(compare(a, b)).note == "The configuration of B is not recorded."
 
 
 @pytest.mark.parametrize(

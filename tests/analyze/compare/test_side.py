@@ -45,17 +45,6 @@ def test_requests_are_read_one_by_one_and_figures_agree_with_the_report(path):
             assert told[f"depth {depth} rate"] == pytest.approx(rate)
 
 
-def test_an_edited_run_is_read_along_its_last_branch(tmp_path):
-    history = make(Made(requests=3))
-    first = history.steps
-    changed = dataclasses.replace(first[3], step=len(first), branch=1, after=2)
-    history.append(changed)
-    path = tmp_path / "edited.jsonl"
-    write(history, path)
-    one = read_side(str(path))
-    assert len(one) == sum(len(step.requests) for step in (*first[:3], changed))
-
-
 def test_large_captures_are_read_in_processes_of_their_own(tmp_path, monkeypatch):
     from specscope.analyze.compare import side
 

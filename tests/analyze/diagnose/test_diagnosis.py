@@ -10,7 +10,7 @@ from specscope.analyze.compare.fields import FEATURES
 from specscope.analyze.compare.result import Sameness
 from specscope.analyze.compare.side import from_history
 from specscope.analyze.diagnose.causes import Cause
-from specscope.analyze.diagnose.diagnosis import Diagnosis, Grade, Suspect
+from specscope.analyze.diagnose.diagnosis import Grade, Suspect
 from specscope.analyze.diagnose.order import merged
 from specscope.analyze.diagnose.run import examine
 from specscope.analyze.findings import CheckResult, Exit
@@ -19,7 +19,6 @@ from specscope.model.batch import Segment
 from specscope.speculate.drafters.draft_model import DraftModel
 from specscope.speculate.drafters.eagle import Eagle
 from specscope.speculate.drafters.model_drafter import ModelDrafter
-from specscope.trace.history.history import History
 from tests.analyze.judges.edits import case_of
 from tests.faults.fault import Fault, replaced
 from tests.faults.judged import diagnosed
@@ -51,27 +50,6 @@ def test_how_sure_a_cause_is_follows_from_what_it_explains_and_spoils(proof, cou
     assert (told["grade"], told["explained"], told["of"], told["spoiled"]) == (grade.value, *counts)
 
 
-LOST, HARD = Suspect(Cause.TOKEN_LOST, Proof.ROWS, ()), Suspect(Cause.HARD_TEXT, Proof.SUM, ())
-NO_MODEL = ("the model is not at hand",)
-
-
-@pytest.mark.parametrize(
-    ("found", "code"),
-    [
-        (examine(History()), Exit.NOT_JUDGED),
-        (Diagnosis((), steps=3), Exit.CONSISTENT),
-        (Diagnosis((), remarks=(HARD,), steps=3), Exit.CONSISTENT),
-        (Diagnosis((), left_out=NO_MODEL, steps=3), Exit.NOT_JUDGED),
-        (Diagnosis((), declined=("--no-audit was given",), steps=3), Exit.CONSISTENT),
-        (Diagnosis((LOST,), left_out=NO_MODEL, steps=3), Exit.INCONSISTENT),
-        (Diagnosis((LOST,), steps=3), Exit.INCONSISTENT),
-        (Diagnosis((), unexplained=("p differs",), steps=3), Exit.INCONSISTENT),
-    ],
-)
-def test_exit_codes(found, code):
-    assert found.exit is code
-
-
 @replaced(Segment, "of_tree")
 def positions_past_100(of_tree, table, context, tokens, tree, *, logits):
     """The target's own positions are wrong from some length on: none of the causes that are known."""
@@ -101,15 +79,6 @@ def test_compare_shows_what_no_check_can(tmp_path):
     assert beside.summary.startswith("B gets fewer tokens out of a draft than A: ")
     assert {field.name for field in beside.fields if field.suspect and field.differ} & {"draft p", "draft tree"}
     assert compare(from_history(good, "good"), from_history(good, "good")).answer is not Sameness.DIFFERENT
-
-
-def test_a_case_lays_out_the_text(tmp_path):
-    case = case_of(history(record(SETTINGS["ngram"], tmp_path / "run.jsonl")))
-    for step in case.steps:
-        committed = step.part.output()
-        assert list(step.text[step.after : step.after + len(committed)]) == committed
-        assert step.after == step.part.position + 1
-        assert step.visit.preceded is step.part.preceded
 
 
 def repeated(patch, engine):

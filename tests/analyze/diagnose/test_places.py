@@ -15,7 +15,7 @@ from specscope.analyze.locate.located import Operation, Proof, Stage
 from specscope.errors import UserError
 from specscope.measure.judges import audit_options
 from specscope.trace.wire.reading import read_capture
-from tests.analyze.locate.locations import unplaced, wrong
+from tests.analyze.locate.locations import wrong
 from tests.faults.models import TARGET
 from tests.faults.planted import FAULTS
 from tests.faults.settings import DRAFTERS, SETTINGS, record
@@ -66,11 +66,6 @@ def test_a_place_takes_the_likeliest_name_that_fits_and_the_others_of_its_stage_
     assert (second.place, second.cause.cause) == (None, Cause.COINS)
 
 
-def test_a_name_is_given_once():
-    first, second = Diagnosis((suspect(Cause.MASK_SIBLINGS),), located=(LOCATED, LOCATED)).placed
-    assert (first.cause.cause, second.cause) == (Cause.MASK_SIBLINGS, None)
-
-
 def test_the_name_and_the_place_are_shown_together_and_once():
     text = shown(Diagnosis((suspect(Cause.MASK_SIBLINGS),), located=(LOCATED,), steps=3))
     title = f"{Cause.MASK_SIBLINGS.about}: layer 0: scores with the mask"
@@ -78,28 +73,6 @@ def test_the_name_and_the_place_are_shown_together_and_once():
     assert text.count("specscope open") == 1
     assert "2. " not in text
     assert text.endswith(f"Located: {title}.")
-
-
-def test_what_is_said_with_the_place_is_not_said_again_with_the_name():
-    """Both come from one search."""
-    named = dataclasses.replace(suspect(Cause.MASK_SIBLINGS), for_=(LOCATED.sentence, "more"))
-    text = shown(Diagnosis((named,), located=(LOCATED,), steps=3))
-    assert text.count(" ".join(LOCATED.sentence.split())) == 1
-    assert "+ more" in text
-
-
-def test_without_a_name_the_place_stands_alone():
-    diagnosis = Diagnosis((), located=(LOCATED,), steps=3)
-    text = shown(diagnosis)
-    assert "1. layer 0: scores with the mask drafter: layers.0" in text
-    assert text.endswith("Located: layer 0: scores with the mask.")
-    assert diagnosis.exit is Exit.INCONSISTENT
-    assert diagnosis.to_dict("x")["located"][0]["operation"] == "layers.0.self_attn.scores"
-
-
-def test_what_has_neither_is_said_with_what_was_ruled_out():
-    text = shown(Diagnosis((), unexplained=("audit: p differs",), ruled_out=("target: 30 layers agree",), steps=3))
-    assert "Something is wrong, and it was not located audit: p differs Ruled out target: 30 layers agree" in text
 
 
 @pytest.fixture(scope="module")
@@ -124,14 +97,6 @@ def test_the_place_is_asked_for_where_the_models_disagree(run):
     assert (found.suspects, found.remarks, found.located, found.exit) == ((), (), wrong().located, 1)
     assert found.unexplained == ()  # the drafter's place explains all of the drafter's checks
     assert "locate" in found.looked_at
-
-
-def test_without_a_place_and_a_name_every_difference_is_listed(run):
-    found = examine(run[0], "bad.jsonl", run[1], known=False, locate=lambda *_: unplaced())
-    assert (found.faults, found.located, found.exit) == ((), (), 1)
-    assert any(line.startswith("audit: ") for line in found.unexplained)
-    assert unplaced().unexplained[0] in found.unexplained
-    assert f"locate: {unplaced().left_out[0]}" in found.left_out
 
 
 def test_a_search_that_cannot_be_made_is_said(run):

@@ -13,9 +13,7 @@ from benchmarks.replay import lengthen
 from specscope.analyze.export import exporting, rows
 from specscope.analyze.export.exporting import export
 from specscope.analyze.export.schema import SCHEMAS
-from specscope.trace.history.history import History
 from specscope.trace.record.declared import same
-from specscope.trace.record.records import Phase
 from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.reading import read_capture
 from tests.support.records import parents
@@ -174,14 +172,6 @@ def test_evidence_that_is_absent_is_null(tmp_path):
     assert {final[name] for name in ("p", "coin", "entropy", "varentropy", "target_p")} == {None}
 
 
-def test_p_is_known_where_the_final_token_was_forced(tmp_path):
-    """A forced token may have a p of 0; what the engine computed is there all the same."""
-    nodes, final = of_third(tmp_path, verdict={"final_p": 0.0, "forced": np.array([1, 2], np.int32)})
-    assert [(row["forced"], row["p"] is None) for row in nodes] == [(False, False), (True, False)]
-    assert nodes[1]["margin"] == 1.0
-    assert (final["p"], final["forced"]) == (0.0, True)
-
-
 def test_zeros_that_stand_for_nothing_are_null(tmp_path):
     """The rank of a token that has no p, and q of deterministic nodes; without a model's drafter what it would give."""
     half = {name: [0.5] for name in ("choice_p", "entropy", "varentropy", "choice_q", "outside")}
@@ -203,29 +193,3 @@ def test_every_column_says_what_it_is(tmp_path):
         assert kept.names == schema.names
         assert all(len(field.metadata[b"description"]) > 3 for field in kept)
         assert all(field.nullable == (b"null " in field.metadata[b"description"]) for field in kept)
-
-
-def test_damage_is_left_out_and_told(tmp_path):
-    """What a damaged capture still holds is exported, and its warnings are as the reader's."""
-    text = (TRACES / "eagle.jsonl").read_bytes()
-    path = tmp_path / "cut.jsonl"
-    path.write_bytes(text[: len(text) * 2 // 3].replace(b'"specscope.tree.parent"', b'"specscope.tree.absent"', 1))
-    whole = read_capture(path)
-    written = export([str(path)], str(tmp_path / "tables"))
-    assert written.warnings == whole.warnings
-    assert len(written.warnings) >= 3
-    (run,) = read(tmp_path / "tables", "runs")
-    assert run["warnings"] == written.warnings
-    assert run["lost"] == whole.history.lost > 0
-    assert len(read(tmp_path / "tables", "steps")) == sum(len(record.requests) for record in whole.history.known)
-    assert {row["reason"] for row in read(tmp_path / "tables", "requests")} >= {None}
-
-
-def test_a_phase_of_another_name_takes_the_place_of_no_column():
-    """Another engine may call its phases what it likes: `start` and `step` are no columns' values."""
-    phases = (Phase("start", 5, 7), Phase("step", 7, 20), Phase("draft", 20, 21))
-    history = History(run=RUN)
-    for record in samples.records():
-        history.append(dataclasses.replace(record, phases=phases))
-    steps = rows.tables_of(history, "run.jsonl")["steps"].to_pylist()
-    assert {(row["start_ns"], row["step_ns"], row["draft_ns"]) for row in steps} == {(5, 16, 1)}

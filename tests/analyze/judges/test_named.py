@@ -23,8 +23,6 @@ from specscope.analyze.verify.trial import judge
 from specscope.trace.history.history import History
 from specscope.trace.record.records import Outcome, Preceded
 from tests.analyze.compare.runs import Made, make
-from tests.analyze.histories import history as made
-from tests.analyze.histories import record, step
 from tests.analyze.judges.edits import case_of, changed, decode_steps, sample, under, with_verdict
 from tests.analyze.verify.edits import at, node, of, put, renormalised, replaced
 
@@ -168,19 +166,6 @@ def test_causes_in_order_of_what_they_explain_and_nothing_that_chance_gives():
     assert fault.to_dict("x")["chance"] == 1e-9
 
 
-def test_a_greedy_run_is_not_convicted_of_late_verdicts():
-    """Item 18: p and a are 0 or 1 there, and chance repeats a verdict."""
-    history = sample("eagle")
-
-    def alike(part):
-        n = len(part.tree)
-        zeros = np.zeros(n)
-        return with_verdict(part, coin=zeros, p=np.zeros(n, np.float32), final_coin=0.0, token=11)
-
-    found = examine(changed(history, alike))
-    assert Cause.VERDICT_LATE not in [fault.cause for fault in found.faults]
-
-
 def shown(found):
     console = Console(width=110, record=True, file=io.StringIO())
     render_diagnosis(found, "run.jsonl", console)
@@ -227,18 +212,6 @@ def evidence(**values):
     return of(lambda part: part.parents is not None, **fields)
 
 
-unsure = evidence(top_p=lambda e: np.full_like(e.top_p, 0.2))  # the target's four likeliest tokens, raw, are alike
-
-
-def test_the_targets_own_entropy_is_told_of_a_greedy_run():
-    """Item 6: at temperature 0 the entropy of p is 0 whatever the target thinks; hard text is possible there too."""
-    history = sample("eagle")
-    assert not [*healthy.wide(healthy.Entropy.of(case_of(history)))]
-    (hard,) = healthy.wide(healthy.Entropy.of(case_of(changed(history, unsure))))
-    assert "is between 1.61 and " in hard.for_[0]  # five alike: ln 5; the fifth may be many tokens
-    assert "(n = 60 roots)" in hard.for_[0]
-
-
 def guessing(rank):
     """The drafter ranks the token that the target wants so, by the number of the parent; and nothing is accepted."""
 
@@ -279,21 +252,6 @@ def test_a_lower_bound_shows_no_sure_target_and_a_high_temperature_explains_low_
     assert found.cause is cause
     (line,) = found.for_
     assert "between 0.50 and 9.00 nats" in line if temperature > 1 else "is between 9.00 and" in line
-
-
-def test_the_deepest_level_that_is_judged_is_no_last_one():
-    """Item 6: few trees of a dynamic plan reach their last level."""
-    (small,) = tree_of(accepted=30, depth=2, deeper=5)
-    assert "depth 2, the deepest with 20 trials (trees reach 4), is accepted in 100% of 35 trials" in small.for_[0]
-    (small,) = tree_of(accepted=30, depth=4, deeper=0)
-    assert "depth 4, the last, is accepted in 100% of 30 trials" in small.for_[0]
-    assert "tune" in Cause.TREE_TOO_SMALL.look
-
-
-def tree_of(accepted, depth, deeper):
-    """What is said of so many steps whose whole chain of that depth is accepted, and of some deeper ones."""
-    parts = [step(tree=str(depth), path=range(depth))] * accepted + [step(tree="4", path=range(4))] * deeper
-    return healthy.tree_too_small(case_of(made([record(number, [part]) for number, part in enumerate(parts)])))
 
 
 @pytest.mark.parametrize("coin", [float("nan"), float("inf"), -1.0, 2.0])

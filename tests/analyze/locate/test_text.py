@@ -2,12 +2,11 @@
 
 import io
 
-import pytest
 from rich.console import Console
 
 from specscope.analyze.locate.located import Located, Operation, Proof, Stage, ranked
-from specscope.analyze.locate.text import BEFORE, render_location
-from tests.analyze.locate.locations import NAMES, healthy, unplaced, wrong
+from specscope.analyze.locate.text import render_location
+from tests.analyze.locate.locations import unplaced, wrong
 
 
 def shown(location, width=80):
@@ -33,38 +32,11 @@ def test_a_fault_is_shown_with_its_place_its_figures_and_the_command():
     assert text.endswith("Located: layer 0: scores with the mask, which explains 8 of 8 rows that differ.")
 
 
-def test_the_walk_is_folded_around_the_first_difference():
-    text = shown(wrong())
-    assert next(line for line in text.splitlines() if "✗" in line).startswith("layer 0: scores")
-    names = [words for _, words, _ in NAMES if f"\n{words}" in text]
-    assert names == [words for _, words, _ in NAMES[6 - BEFORE : 9]]
-    assert "Before these: 2 operations, all agree." in " ".join(text.split())
-    assert "After these: 1 operation, 1 of them off" in " ".join(text.split())
-
-
-def test_what_agrees_is_counted_and_said_once():
-    text = shown(healthy())
-    assert text.count("10 operations over 14 rows: all agree") == 2
-    assert " ".join(text.split()).endswith(
-        "20 operations in 2 walks agree; 1 comparison above, each with its count, agree."
-    )
-    assert "✗" not in text
-
-
 def test_what_has_no_place_and_what_was_left_out_are_named_and_are_no_markup():
     text = shown(unplaced())
     assert "! not judged: drafter: [b]x[/b] is not at hand" in text
     assert "Differs, and has no place" in text
     assert text.rstrip().endswith("Not located: 1 difference without a place.")
-
-
-@pytest.mark.parametrize("made", [wrong, healthy, unplaced])
-def test_it_fits_80_columns(made):
-    assert max(map(len, shown(made()).splitlines())) <= 80
-
-
-def test_the_exit_code_follows():
-    assert [made().exit for made in (wrong, healthy, unplaced)] == [1, 0, 1]
 
 
 def fault(stage, name, proof, explained=5, spoiled=0):

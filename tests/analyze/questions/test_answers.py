@@ -9,19 +9,15 @@ import orjson
 from rich.console import Console
 
 from specscope.analyze import tables
-from specscope.analyze.plain import plain
 from specscope.analyze.questions.answers import answer, grids
-from specscope.analyze.questions.evidence import COUNTS_ONLY, snapshot
+from specscope.analyze.questions.evidence import COUNTS_ONLY
 from specscope.analyze.report import build_report
 from specscope.analyze.text import render_text
 from specscope.trace.history.history import History
-from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.tree import Drawn
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.reading import read_capture
 from tests.analyze.synthetic import Synthetic
-
-from .made import decode, run_of
 
 ROOT = Path(__file__).parents[3]
 CAPTURES = [ROOT / "traces" / f"{name}.jsonl" for name in ("eagle", "ngram", "sampled", "planted")]
@@ -45,14 +41,6 @@ def test_lean_evidence_says_what_it_lacks():
     assert "–" in grids(lean, Vocabulary())[0].rows[0]
 
 
-def test_without_text_tokens_are_shown_by_id():
-    history = run_of([decode([50, 51], rejected=[0], final=7)], privacy=Privacy.NO_TEXT)
-    history.vocabulary = Vocabulary()
-    cells = grids(answer(history), history.vocabulary)[0].rows[0]
-    assert cells[0] == "#50"
-    assert cells[5] == "#7 ×1"
-
-
 def test_counts_only_and_nothing():
     counts = read_capture(COUNTS).history
     for grid in grids(answer(counts), counts.vocabulary):
@@ -61,16 +49,6 @@ def test_counts_only_and_nothing():
     for grid in grids(answer(History()), Vocabulary()):
         assert (grid.rows, grid.notes) == ((), ("nothing was drafted",))
     assert printed(build_report(History(), source="x"))
-
-
-def test_a_snapshot_stays_as_it_was():
-    history = Synthetic(1).run(1, 9)
-    frozen = snapshot(history)
-    before = plain(answer(frozen))
-    history.truncate(3)
-    history.keep_last(1)
-    assert plain(answer(frozen)) == before
-    assert answer(history).steps < answer(frozen).steps
 
 
 def test_the_report_prints_rows_with_their_examples_and_the_json_has_all():

@@ -46,12 +46,6 @@ def test_sampled_nodes_are_plotted_over_q_beside_deterministic_ones():
     assert found.notes == ("left out: 1 deterministic node whose drafter gives no probability",)
 
 
-def test_other_rules_have_no_expectation_by_node():
-    found = answered(run_of([decode([1], path=[0], q=[0.5], p=[0.4], rule="block")]))
-    assert found.curves[0].bins[0].expected is None
-    assert "known for standard and match only" in found.notes[0]
-
-
 def test_a_healthy_sampler_accepts_as_often_as_is_expected():
     history = Synthetic(3, "3", Drawn.WITHOUT_REPLACEMENT).run(3, 800)
     (curve,) = answered(history).curves
@@ -62,10 +56,3 @@ def test_a_healthy_sampler_accepts_as_often_as_is_expected():
         )
         assert abs(z) < 4
     assert curve.error < 0.25
-
-
-def test_a_drafter_that_is_the_target_is_calibrated():
-    p = (0.4, 0.3, 0.2, 0.1)
-    (curve,) = answered(Synthetic(3, "3", Drawn.WITHOUT_REPLACEMENT, p=p, q=p, vocab=4).run(2, 50)).curves
-    assert curve.error < 1e-6
-    assert curve.accepted.value == 1

@@ -62,26 +62,6 @@ def test_the_cost_is_what_steps_that_got_past_the_depth_kept_more():
     assert (alone.tokens_lost, alone.compared_drafts) == (1.0, 0)
 
 
-def test_examples_are_those_where_the_target_was_surest_and_others_of_one_step():
-    run = kinds(rejected(7), rejected(7, 1, 0.5), rejected(7, 2, 0.8), rejected(7, 3, 0.7))
-    after_nothing = next(kind for kind in run.all() if kind.rejections == 3)
-    assert [str(place) for place in after_nothing.examples] == ["a@2", "a@3"]
-    assert [str(place) for place in run.of("a", 2).examples] == ["a@3", "a@1"]
-    assert run.of("a", 9) is None
-    assert run.of("b", 1) is None
-
-
-def test_forced_steps_and_steps_without_a_rejection_are_no_kind():
-    forced = decode([5, 9], rejected=[0], final=T, forced=[0], index=1)
-    assert kinds(whole(0), forced).all() == []
-    assert kinds(whole(0)).of("a", 0) is None
-
-
-def test_how_often_a_token_was_drafted():
-    assert kinds(rejected(7), whole(1)).counts(9) == (2, 1, 1)  # drafted, tried, accepted
-    assert kinds(whole(0)).counts(1234) == (0, 0, 0)
-
-
 def test_a_kind_is_about_the_token_that_was_wanted_and_not_the_one_that_came():
     """The target's likeliest token is the drafter's second, and not in the tree; a coin drew another one."""
     parents = noted([-1], 2, [[6, T, 2, 3]], [[0.9, 0.05, 0.01, 0.01]], [0.0, 0.0], draft_top=DRAFT[0],

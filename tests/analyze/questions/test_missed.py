@@ -7,7 +7,6 @@ import pytest
 
 from specscope.analyze.questions.evidence import Evidence
 from specscope.analyze.questions.missed import PLACES, ChoicePlace, places_of
-from specscope.trace.record.draft_vocabulary import pack
 
 from .made import decode, noted, run_of
 
@@ -39,15 +38,6 @@ def test_a_branch_that_begins_with_the_same_tokens():
     assert ends_in(other) == [ChoicePlace.UNKNOWN]  # another branch, but after another token
 
 
-def test_the_tokens_of_one_step_are_not_looked_for_in_another():
-    parts = decode([1, 9], path=[0], rejected=[1], final=T), decode([1, T], path=[0, 1], final=3)
-    assert ends_in(*parts) == [ChoicePlace.UNKNOWN] * 2
-
-
-def test_a_child_that_was_not_accepted():
-    assert ends_in(decode([T, 2], rejected=[0, 1], final=T, rule="block")) == [ChoicePlace.CHILD]
-
-
 def test_dropped_by_re_ranking():
     part = decode([1, 2], path=[0], rejected=[1], final=T, own=[0.5, 0.5], dropped=[(T, 0)])
     assert ends_in(part) == [ChoicePlace.DROPPED]
@@ -70,10 +60,3 @@ def test_dropped_by_re_ranking():
 )
 def test_what_the_drafter_thought_of_it(notes, place):
     assert ends_in(decode([9], rejected=[0], final=T, parents=notes)) == [place]
-
-
-def test_outside_a_reduced_vocabulary_is_known_from_the_run():
-    part = decode([9], rejected=[0], final=T)
-    known = {"draft_vocab": 3, "draft_tokens": pack([1, 9, 10])}
-    assert ends_in(part, **known) == [ChoicePlace.OUTSIDE]
-    assert ends_in(part, draft_vocab=3, draft_tokens=pack([1, 9, T])) == [ChoicePlace.UNKNOWN]

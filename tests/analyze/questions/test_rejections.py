@@ -41,18 +41,6 @@ def test_what_is_rejected_where_and_what_was_taken():
     assert any("need full evidence" in note for note in found.notes)
 
 
-def test_one_request_alone():
-    found = answered(planted(), "a")
-    assert [(one.token, one.rejected.count) for one in found.tokens] == [(X, 1)]
-    assert answered(planted(), "nobody").notes == ("nothing was drafted",)
-
-
-def test_the_accepted_sibling_is_what_was_taken():
-    part = decode([X, GOOD], [-1, -1], path=[1], rejected=[0], final=Y)
-    (row,) = answered(run_of([part])).tokens
-    assert row.taken == (Count(GOOD, 1),)
-
-
 @pytest.mark.parametrize(
     ("raw_p", "top", "top_p", "rank", "shown"),
     [
@@ -69,33 +57,3 @@ def test_a_rejected_token_has_its_raw_p_and_rank(raw_p, top, top_p, rank, shown)
     assert row.raw_p == pytest.approx(raw_p)
     assert plain(row)["rank"] == shown
     assert not found.notes
-
-
-def test_forced_outcomes_are_left_out():
-    parts = [
-        decode([X, 1], rejected=[0], final=Y, forced=[0]),
-        decode([X, 1], rejected=[0], final=Y, forced=[2]),  # the final token was
-    ]
-    found = answered(run_of(parts))
-    assert (found.rejected.count, found.rejected.total) == (1, 1)
-    assert found.tokens[0].taken == ()
-    assert "left out: 2 drafts with forced outcomes" in found.notes
-    assert answered(run_of(parts[:1])).notes == ("nothing was judged: every outcome was forced",)
-
-
-@pytest.mark.parametrize("rule", ["block", "traversal", "lossy:typical"])
-def test_outcomes_count_and_coins_do_not(rule):
-    """Under other rules a node may be accepted with a coin above its accept probability, and its parent rejected.
-
-    What lies below a rejected node was judged under rules that look ahead, but the output did not come there.
-    """
-    part = decode([GOOD, X], path=[0, 1], final=Y, p=[0.0, 0.0], rule=rule)
-    found = answered(run_of([part, decode([GOOD, X], rejected=[0, 1], final=Y, rule=rule)]))
-    tokens = {one.token: one for one in found.tokens}
-    if rule == "lossy:typical":
-        assert (tokens[X].rejected.count, tokens[X].rejected.total) == (1, 2)
-        assert tokens[X].taken == ()  # the path ended above it
-    else:
-        assert X not in tokens
-    assert (tokens[GOOD].rejected.count, tokens[GOOD].rejected.total) == (1, 2)
-    assert tokens[GOOD].taken == (Count(Y, 1),)

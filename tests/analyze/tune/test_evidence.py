@@ -38,7 +38,7 @@ def engine(drafter, tree, **more):
 
 @cache
 def recorded(drafter, tree, temperature=0.0, prompts=8, tokens=40, rule="standard"):
-    """The history of a run, and its engine."""
+    """The history of a run."""
     one = engine(drafter, tree, rule=rule)
     history = History()
     history.run = one.run_info
@@ -47,7 +47,8 @@ def recorded(drafter, tree, temperature=0.0, prompts=8, tokens=40, rule="standar
         one.add(story(7000 + number, 60), params, name=f"r{number}")
     while one.busy:
         history.append(one.step())
-    return history, one
+    one.close()
+    return history
 
 
 def rank_paths(tree):
@@ -80,7 +81,7 @@ def is_complete(judge, plan):
 )
 def test_a_smaller_dynamic_tree_is_what_the_drafter_drafts(drafter, tree):
     """At the recorded contexts, from their tokens alone, with the smaller plan."""
-    history, _ = recorded(drafter, LARGE, prompts=4)
+    history = recorded(drafter, LARGE, prompts=4)
     told = evidence([history])
     judge, plan = Judge(told), parse_plan(tree)
     mask, complete = first(judge.search(plan.depth, plan.top)[0], plan.nodes), is_complete(judge, plan)
@@ -108,8 +109,8 @@ def test_a_smaller_dynamic_tree_is_what_the_drafter_drafts(drafter, tree):
 )
 def test_greedy_it_accepts_at_each_place_what_is_judged(drafter, tree):
     """A run with the smaller tree, at the places where both runs begin a step."""
-    history, _ = recorded(drafter, LARGE, prompts=16)
-    small, _ = recorded(drafter, tree, prompts=16)
+    history = recorded(drafter, LARGE, prompts=16)
+    small = recorded(drafter, tree, prompts=16)
     told = evidence([history])
     judge, plan = Judge(told), parse_plan(tree)
     accepted, complete = judge.row(plan).accepted, is_complete(judge, plan)
@@ -139,10 +140,10 @@ def test_greedy_it_accepts_at_each_place_what_is_judged(drafter, tree):
 )
 def test_a_run_with_the_smaller_tree_has_the_length_that_is_judged(drafter, large, tree, temperature, rule):
     """Within four standard errors of both."""
-    history, _ = recorded(drafter, large, temperature, 40, 48, rule)
+    history = recorded(drafter, large, temperature, 40, 48, rule)
     told = evidence([history])
     (judged,) = lengths(told, [Judge(told).row(parse_plan(tree)).accepted])
-    small, _ = recorded(drafter, tree, temperature, 40, 48, rule)
+    small = recorded(drafter, tree, temperature, 40, 48, rule)
     taus = [one.acceptance.tau for one in small.requests.values()]
     real = measure(part for one in small.requests.values() for part in one.steps).tau
     error = np.hypot(np.std(taus) / np.sqrt(len(taus)), (judged.high - judged.low) / 4)
@@ -153,13 +154,13 @@ def test_a_run_with_the_smaller_tree_has_the_length_that_is_judged(drafter, larg
 
 def test_the_recorded_tree_is_judged_as_it_was():
     """Greedy: exactly. Sampled: within the coins' noise, and less noisy than the outcomes."""
-    history, _ = recorded("eagle", LARGE)
+    history = recorded("eagle", LARGE)
     judge = Judge(evidence([history]))
     judged = judge.row(parse_plan(LARGE))
     real = [part.verdict.accepted for one in history.requests.values() for part in one.steps if len(part.tree)]
     assert judged.accepted.tolist() == real
     assert is_complete(judge, judged.plan).all()
-    warm, _ = recorded("model", LARGE, 0.8, 40, 48, "standard")
+    warm = recorded("model", LARGE, 0.8, 40, 48, "standard")
     judged = Judge(evidence([warm])).row(parse_plan(LARGE))
     real = np.array([part.verdict.accepted for one in warm.requests.values() for part in one.steps if len(part.tree)])
     assert abs(judged.accepted.mean() - real.mean()) < 4 * (real - judged.accepted).std() / np.sqrt(len(real))
@@ -168,8 +169,8 @@ def test_the_recorded_tree_is_judged_as_it_was():
 
 def test_a_rank_beyond_the_tree_is_known_of_greedy_requests():
     """A chain tells how often the second child would have been accepted: a wider run says the same."""
-    chain, _ = recorded("eagle", "2", prompts=12)
-    wide, _ = recorded("eagle", "[(0,), (1,), (2,), (0, 0)]", prompts=12)
+    chain = recorded("eagle", "2", prompts=12)
+    wide = recorded("eagle", "[(0,), (1,), (2,), (0, 0)]", prompts=12)
     told = [evidence([history]) for history in (chain, wide)]
     values = [[Judge(one).position((rank,))[0].mean() for rank in range(3)] for one in told]
     assert Judge(told[0]).position((1,))[1].max() == 0  # nothing is assumed

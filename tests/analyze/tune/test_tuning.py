@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -65,13 +64,6 @@ def test_the_recorded_tree_has_the_length_that_the_run_had():
     assert found.recorded_length == read("eagle").acceptance.tau
 
 
-def test_a_budget_more_never_accepts_less():
-    for family in ("static", "dynamic"):
-        values = [row.length.value for row in judged(None).family(family)]
-        assert len(values) > 3
-        assert all(b > a - 0.03 for a, b in pairwise(values)), (family, values)
-
-
 def test_sampled_drafts_tell_of_no_other_tree():
     with pytest.raises(UserError, match="the drafts were sampled: tune cannot tell"):
         judged(None, "sampled")
@@ -97,22 +89,6 @@ def test_another_engines_capture_tells_of_shorter_chains():
     assert any("shorter chains" in note for note in found.notes)
 
 
-def test_of_block_verification_only_chains_are_told():
-    history = read("eagle")
-    history.run = dataclasses.replace(history.run, rule="block")
-    found = tune(recorded(["c"], [history]), {}, 8, None)
-    assert [row.tree for row in found.family("static")][:4] == ["1", "2", "3", "4"]
-    assert found.family("dynamic") == []
-
-
-def test_no_tree_is_deeper_than_what_was_recorded():
-    found = judged(None)
-    deepest = max(row.depth for row in found.family("dynamic"))
-    assert max(row.depth for row in found.family("static")) <= deepest
-    with pytest.raises(UserError, match=r"its trees are \d deep; record with --tree 12 to judge it"):
-        judged(None, **{"12": "12"})
-
-
 def test_of_a_long_run_some_steps_are_judged(monkeypatch):
     whole = judged(None)
     monkeypatch.setattr("specscope.analyze.tune.evidence.MOST_STEPS", whole.steps // 2)
@@ -122,19 +98,6 @@ def test_of_a_long_run_some_steps_are_judged(monkeypatch):
     assert half.named("recorded").length.value == pytest.approx(whole.recorded_length, rel=0.15)
     monkeypatch.setattr("specscope.analyze.tune.evidence.MOST_CANDIDATES", 1)
     assert judged(None).judged == 20
-
-
-def test_captures_of_two_engines_are_refused():
-    with pytest.raises(UserError, match="another drafter than a"):
-        recorded(["a", "b"], [read("eagle"), read("ngram")])
-
-
-def test_two_captures_are_one_run_of_more_requests():
-    one, two = recorded(["a"], [read("eagle")]), recorded(["a", "b"], [read("eagle"), read("eagle")])
-    assert two.evidence.requests == 2 * one.evidence.requests
-    narrow = [lengths(data.evidence, [data.evidence.reach.sum(1)])[0] for data in (one, two)]
-    assert narrow[1].value == pytest.approx(narrow[0].value)
-    assert narrow[1].error < narrow[0].error
 
 
 def test_the_interval_covers_as_often_as_it_says():
@@ -171,23 +134,3 @@ def test_two_trees_are_compared_request_by_request():
         widths.append(found.error / math.hypot(*(length.error for length in lengths(some, accepted))))
     assert inside >= 90
     assert np.median(widths) < 0.6
-
-
-@pytest.mark.parametrize(("row", "said"), [(0.002, ", about the same)"), (0.02, "%)")])
-def test_a_gain_says_what_lies_between_its_bounds(row, said):
-    """Three requests tell little of trees that are nearly alike; that drafting does not pay at all they do tell."""
-    found = judged(costs(row=row), default="dynamic:4,depth=2,top=4")
-    gain = found.choice.over_default
-    assert gain.low < gain.value < gain.high
-    assert (gain.low <= 1) == ("same" in said)
-    line = advice(found)
-    assert said in line
-    assert f"over the default dynamic:4,depth=2,top=4 (between {gain.low - 1:+.1%} and {gain.high - 1:+.1%}" in line
-
-
-def test_uncertain_step_times_are_a_warning():
-    assert not judged(costs()).warnings
-    wide = costs()
-    step = tuple(dataclasses.replace(point, low=point.seconds * 0.9, high=point.seconds * 1.1) for point in wide.step)
-    (warning,) = judged(dataclasses.replace(wide, step=step)).warnings
-    assert "±10% only" in warning

@@ -4,7 +4,7 @@ import pytest
 
 from specscope import SamplingParams
 from specscope.trace.history.history import History
-from tests.engines import PROMPTS, SMALL, build_engines, fresh
+from tests.engines import PROMPTS, SMALL, fresh
 
 GREEDY = {"temperature": 0.0}
 HOT = {"temperature": 1.3}
@@ -28,11 +28,7 @@ def run(engine, blocks=60, max_tokens=40, **params):
 
 
 @pytest.fixture(scope="session")
-def engines(deep, tmp_path_factory):
-    return build_engines(deep, tmp_path_factory.mktemp("heads"))
-
-
-@pytest.fixture(scope="session")
-def runs(engines):
+def runs(built):
+    engines, _ = built
     found = {name: run(engines[engine], **params) for name, (engine, params) in RUNS.items()}
     return found | {"preempted": run(engines["ngram"], SMALL, **GREEDY)}

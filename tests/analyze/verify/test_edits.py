@@ -13,7 +13,6 @@ from specscope.trace.record.records import FinalKind, FinishReason, Outcome, Pre
 from specscope.trace.record.tree import Drawn
 from tests.analyze.judges.edits import changed, rebuilt
 from tests.analyze.synthetic import Synthetic
-from tests.analyze.verify.conftest import run
 from tests.analyze.verify.edits import (
     at,
     check,
@@ -219,14 +218,6 @@ def test_one_edit_of_a_record_is_convicted(runs, name, run, change, words):
     assert words in found.detail
 
 
-def test_tokens_after_the_end_of_sequence(runs):
-    history = runs["sampled"]
-    first = int(next(iter(history.requests.values())).end.output[0])
-    history = rebuilt(history, lambda record: record)
-    history.run = replace(history.run, eos_tokens=(first,))
-    assert "after the end of sequence" in check(history, "ends").detail
-
-
 def test_a_token_lost_at_a_preemption(runs):
     """What comes back has one token less than was committed."""
 
@@ -266,18 +257,6 @@ def test_a_run_that_went_back_is_consistent(engines, drafter):
     assert failed(history) == []
 
 
-def test_a_branch_is_judged_by_itself(runs):
-    """An engine that went back and went on otherwise: tokens of the branch it left are not counted twice."""
-    history = rebuilt(runs["greedy"], lambda record: record)
-    last = history.steps[-1].step
-    fork = [r for r in runs["greedy"].steps if r.step > 5]
-    for offset, record in enumerate(fork, 1):
-        after = 5 if offset == 1 else None
-        history.append(replace(record, step=last + offset, branch=1, after=after))
-    assert len(history.branches) == 2
-    assert failed(history) == []
-
-
 @pytest.mark.parametrize("why", ["forced", "another rule"])
 def test_what_follows_from_force_or_another_rule_is_left_out(runs, why):
     """A node that was forced against its coin, a rule that is not lossless."""
@@ -290,12 +269,6 @@ def test_what_follows_from_force_or_another_rule_is_left_out(runs, why):
 
     assert "outcomes" in failed(edited(runs["sampled"], COIN_ABOVE))
     assert "outcomes" not in failed(edited(runs["sampled"], change))
-
-
-def test_a_step_without_drafts_is_judged(engines):
-    history = run(engines["none"], temperature=1.0)
-    assert failed(history) == []
-    assert passed(history, "share of the final token")
 
 
 def test_with_replacement_q_stays(runs):

@@ -11,16 +11,11 @@ from specscope.analyze.verify.trial import judge
 from specscope.trace.wire.capture import line_json
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.spans import Encoder, resource_attributes
-from tests.engines import HEAD, build_engines, pressed
+from tests.engines import HEAD, pressed
 
 # A run of 5301d291, whose engine had a prefix cache, and too few blocks: requests lose their KV and find some of it.
 OLD = Path(__file__).parents[2] / "data" / "before_deletion" / "prefix_cache_crowded.jsonl.gz"
 SHARES = {"half": 0.5, "most": 0.97, "all": 1.0}
-
-
-@pytest.fixture(scope="module")
-def engines(deep, tmp_path_factory):
-    return build_engines(deep, tmp_path_factory.mktemp("head"))
 
 
 @pytest.fixture(scope="module", params=["plain", "prefix cache"])

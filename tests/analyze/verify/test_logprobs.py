@@ -9,16 +9,11 @@ from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.run import examine
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.verify.trial import judge
-from tests.analyze.audit.runs import RULES, Bench, run
+from tests.analyze.audit.runs import RULES, run
 from tests.analyze.judges.edits import changed
 from tests.analyze.verify.edits import check
 
 NAME = "log-probabilities"
-
-
-@pytest.fixture(scope="module")
-def bench(deep, tmp_path_factory):
-    return Bench(deep, tmp_path_factory.mktemp("logprobs"))
 
 
 def ran(bench, name, rule, count=3):

@@ -3,9 +3,6 @@
 import pytest
 
 from specscope import Engine
-from specscope.analyze.compare import result as compared
-from specscope.analyze.compare.comparison import compare
-from specscope.analyze.compare.side import from_history
 from specscope.analyze.diagnose.run import examine
 from specscope.analyze.findings import CheckResult
 from specscope.speculate.changes import Changes
@@ -88,17 +85,6 @@ def test_what_each_rule_holds_coins_and_ratios_to(judged):
     assert "accept probability" in failed(edited(history, at(REJECTED, more, verdict__accept_prob=ratio)))
 
 
-def test_compare_names_the_rule(judged, deep):
-    rule, history = judged
-    if rule == MATCH:
-        pytest.skip("its coins are other coins")
-    standard = run(engine_of(deep, STANDARD, TREES[rule]), max_tokens=60, **HOT)
-    found = compare(from_history(standard, "a"), from_history(history, "b"))
-    causes = {pair.parting.cause for pair in found.pairs if pair.parting is not None}
-    assert causes <= {compared.PartingCause.RULE, compared.PartingCause.ROUNDING}
-    assert compared.PartingCause.RULE in causes
-
-
 @pytest.mark.every(3)
 @pytest.mark.parametrize("name", TRAVERSAL_MISTAKES)
 def test_a_mistake_in_the_rule_is_seen_in_a_run(deep, monkeypatch, name):
@@ -120,12 +106,3 @@ def test_what_is_forced_convicts_nobody(deep, rule, what):
     history = run(engine_of(deep, rule, TREES.get(rule, TREES[TRAVERSAL]), changes), max_tokens=100, **HOT)
     assert any(len(part.verdict.forced) for record in history.steps for part in record.requests if part.verdict)
     assert failed(history) == []
-
-
-def test_the_same_rule_with_other_trees_is_no_suspect(deep):
-    """Under rules that look ahead what lies below a node decides on it as well."""
-    sides = [run(engine_of(deep, BLOCK, tree), max_tokens=60, **HOT) for tree in ("5", "2")]
-    found = compare(from_history(sides[0], "a"), from_history(sides[1], "b"))
-    causes = {pair.parting.cause for pair in found.pairs if pair.parting is not None}
-    assert causes
-    assert not any(cause.suspect for cause in causes)

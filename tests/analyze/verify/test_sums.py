@@ -13,7 +13,6 @@ from specscope.analyze.significance import holm
 from specscope.analyze.verify.chance import drafted, surprisal
 from specscope.analyze.verify.sums import Likeliest, Sum
 from specscope.analyze.verify.trial import judge
-from specscope.trace.record.notes import ParentsBuilder
 from tests.analyze.synthetic import Synthetic
 from tests.analyze.verify.edits import check, failed
 
@@ -51,20 +50,6 @@ def test_healthy_drafters_are_not_convicted(kind, n, runs):
     assert min(values) > LEVEL
 
 
-def test_a_drafter_whose_rows_follow_from_its_own_draws_is_not_convicted():
-    """What comes next may depend on what was drawn, and a run may end where it likes: here, when it looks worst."""
-    rng, worst = np.random.default_rng(5), []
-    for _ in range(300):
-        q, hit, least = [], [], 1.0
-        for _ in range(60):
-            top = 0.2 if hit and hit[-1] else 0.6
-            hit.append(rng.random() < top)
-            q.append(top if hit[-1] else 0.01)
-            least = min(least, Likeliest.of(np.array(q), np.array(hit)).p_value)
-        worst.append(least)
-    assert seldom(worst)
-
-
 @pytest.mark.parametrize(
     ("fault", "kind", "n"),
     [
@@ -82,20 +67,6 @@ def test_another_way_to_draft_is_seen(fault, kind, n):
     found = [run(rng, n, kind, **fault) for _ in range(20)]
     assert sum(one.p_value <= LEVEL for one in found) >= 19
     assert sum(one.takes_likeliest for one in found) == (20 if "likeliest" in fault else 0)
-
-
-def test_always_the_likeliest_has_the_chance_of_the_product_of_its_probabilities():
-    every = lambda *q: Likeliest.of(np.array(q), np.ones(len(q), bool))  # noqa: E731
-    assert 0.0125 <= every(0.25, 0.1, 0.5).p_value <= 5 * 0.0125  # it is over the mean of five shares
-    assert every(*[1.0] * 9).p_value == every().p_value == 1.0  # all of q lay there; nothing drawn
-    assert "10^-499" in every(*[0.1] * 500).words
-
-
-def test_of_several_likeliest_tokens_one_has_rank_1():
-    """So the chance of rank 1 is its q, in a flat row too."""
-    notes = ParentsBuilder(3, 1)
-    notes.drawn(0, np.array([0.1, 0.3, 0.3, 0.3], np.float32), np.arange(3), np.array([3, 1, 0]))
-    assert notes.node["q_rank"].tolist() == [2, 1, 4]
 
 
 class TakesLikeliest(Synthetic):
@@ -122,14 +93,6 @@ def test_under_a_rule_that_looks_ahead_only_the_roots_children_count():
     ahead = np.ones(len(c), bool)
     c.__dict__.update(ahead=ahead, walks=~ahead)
     assert 0 < drafted(c)[0].count < every
-
-
-@pytest.mark.parametrize(("chance", "count"), [(0.5, 20), (0.01, 50), (0.002, 2000), (0.9, 400)])
-def test_the_bound_holds(chance, count):
-    """For few and for rare ones too."""
-    rng, variance = np.random.default_rng(1), np.full(count, chance * (1 - chance))
-    differences = ((rng.random(count) < chance) - chance for _ in range(4000))
-    assert seldom([Sum.of(found, variance, 1.0, np.arange(count)).p_value for found in differences])
 
 
 def test_holm():

@@ -16,7 +16,6 @@ from specscope.trace.history.history import History
 from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.reading import read_capture
 from tests.analyze.histories import RUN
-from tests.analyze.synthetic import Synthetic
 from tests.analyze.verify.conftest import RUNS, run
 from tests.analyze.verify.edits import edited, failed, replaced
 from tests.engines import DRAFTERS, SMALL, each_drafter
@@ -68,29 +67,6 @@ def test_what_a_capture_holds_gives_the_same_trial(runs, name, tmp_path):
     writer.close()
     read = read_capture(path).history
     assert judge(read, source="x").to_dict() == judge(history, source="x").to_dict()
-
-
-def test_exit_codes(runs):
-    assert judge(runs["sampled"], source="x").exit is Exit.CONSISTENT
-    empty = judge(History(run=RUN), source="x")
-    assert empty.exit is Exit.NOT_JUDGED
-    assert "no decode step" in empty.notes[0]
-
-
-def test_the_level_is_passed_on():
-    history = Synthetic(7).run(1, 300)
-    strict, loose = (judge(history, source="x", alpha=alpha) for alpha in (0.001, 0.2))
-    by_name = {check.name: check for check in loose.checks}
-    for check in strict.checks:
-        if check.least_bias is not None:
-            assert check.least_bias > by_name[check.name].least_bias
-
-
-def test_notes_say_what_is_left_out(runs):
-    other = edited(runs["sampled"], lambda part: replaced(part, verdict__rule="lossy:typical"))
-    said = "\n".join(judge(other, source="x").notes)
-    assert "1 step under a rule that cannot be checked here (lossy:typical)" in said
-    assert "much is skipped" in "\n".join(judge(Synthetic(notes=False).run(1, 30), source="x").notes)
 
 
 def test_the_text_names_each_check_and_how_to_see_it(runs):

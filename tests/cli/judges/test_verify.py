@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from tests.bad_inputs import PLANTED
 from tests.support.commands import run_here
 
@@ -46,19 +44,3 @@ def test_a_capture_with_nothing_to_judge(tmp_path):
     code, out, _ = run_here(["verify", str(path)])
     assert code == 2
     assert "CANNOT BE JUDGED" in out
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["verify", "none.jsonl"], "none.jsonl"),
-        (["verify", SAMPLED, "--branch", "4"], "no such branch"),
-        (["verify", SAMPLED, "--alpha", "0"], "--alpha"),
-    ],
-)
-def test_bad_input_is_one_line(words, says):
-    code, out, err = run_here(words)
-    assert code == 2
-    assert out == ""
-    assert err.count("\n") == 1
-    assert says in err

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -66,28 +65,6 @@ def test_bfloat16_comes_out_as_it_went_in():
     assert torch.equal(got, (x.float() @ weight.float().T).bfloat16())
 
 
-def test_it_takes_any_shape_and_rows_that_lie_apart():
-    product, weight = Panels.of(random(32, 24), None, torch.float32), random(32, 24)
-    x = random(2, 3, 48)[..., ::2]
-    assert product(x).shape == (2, 3, 32)
-    assert torch.allclose(product(x), x @ weight.T, atol=1e-5)
-
-
 def test_what_float16_does_not_hold_is_rounded_where_halves_are_asked_for():
     weight = torch.full((16, 8), 1 / 3)
     assert torch.equal(Panels.of(weight, None, torch.float16)(torch.eye(8))[0], weight[:, 0].half().float())
-
-
-def test_a_number_that_is_none_spreads_to_its_row_alone():
-    x = random(8, 40)
-    x[3, 7] = torch.nan
-    got = Panels.of(random(48, 40), None, torch.float16)(x)
-    assert got.isnan().any(1).tolist() == [row == 3 for row in range(8)]
-
-
-@pytest.mark.parametrize(
-    ("shape", "dtype"), [((24, 8), torch.float32), ((16, 8), torch.float16), ((16, 8), torch.float64)]
-)
-def test_what_does_not_fit_is_told(shape, dtype):
-    assert not Panels.fits(torch.zeros(shape, dtype=dtype))
-    assert Panels.fits(torch.zeros(32, 8))

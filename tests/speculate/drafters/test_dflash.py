@@ -96,15 +96,6 @@ def test_trees_are_grown_from_the_depths_distributions(tmp_path, deep, hugging):
             assert int(step.tree.token[node]) == int(full[depth - 1].topk(2).indices[place])
 
 
-@pytest.mark.parametrize(
-    "tree", ["4", "3x3", "[(0,), (1,), (0, 0), (0, 1), (1, 0)]", "top:2x3", "dynamic:12,depth=4,top=3"]
-)
-def test_greedy_output_is_plain_decodings(tmp_path, deep, tree):
-    plain = Engine(target=str(deep), dtype="float32", kv_memory=0.01, drafter="none").generate(PROMPTS, params())
-    drafted = make(deep, write_dflash(tmp_path), tree=tree).generate(PROMPTS, params())
-    assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
-
-
 def test_the_notes_say_that_it_was_one_pass(tmp_path, deep):
     engine, records = make(deep, write_dflash(tmp_path), tree="3"), []
     engine.subscribe(records.append, lossless=True)

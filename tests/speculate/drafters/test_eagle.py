@@ -180,14 +180,6 @@ def test_the_notes_say_what_fed_the_head(make, hugging, head):
         assert np.concatenate([one.fed_norms for one in notes]) == pytest.approx(wanted[position].numpy(), rel=1e-4)
 
 
-def test_lean_evidence_leaves_the_features_out(make):
-    engine = make("eagle3", "4", evidence="lean")
-    (result,) = engine.generate("the cat", greedy())
-    notes = [step.notes for step in result.steps if len(step.tree)]
-    assert notes
-    assert not any(one.fed_norms.size or len(one.fed_token) for one in notes)
-
-
 def test_norms_of_what_is_not_finite_are_finite():
     features = torch.tensor([[3.0, 4.0, 0.0, 0.0], [torch.nan, 0.0, torch.inf, 1.0]])
     norms = eagle.layer_norms(features, 2)

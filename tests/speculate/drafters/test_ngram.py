@@ -49,12 +49,6 @@ def test_a_tree_holds_the_distinct_continuations_and_no_sibling_twice(tokens, de
         assert "".join(map(str, tree.token[tree.path_to(node)])) in text
 
 
-def test_a_trie_shares_beginnings():
-    tree = trie([[1, 2, 3], [1, 2, 4], [5]])
-    assert tree.token.tolist() == [1, 5, 2, 3, 4]
-    assert tree.parent.tolist() == [ROOT, ROOT, 0, 2, 2]
-
-
 edits = st.one_of(
     st.lists(st.integers(0, 2), min_size=1, max_size=12),  # committed
     st.floats(0, 1),  # gone back, to so much of it
@@ -88,16 +82,6 @@ def test_the_index_gives_what_a_search_gives_whatever_becomes_of_the_text(steps,
         tree = drafter.propose([context])[0].tree
         assert tree.token.tolist() == wanted.token.tolist()
         assert tree.parent.tolist() == wanted.parent.tolist()
-
-
-def test_nothing_is_left_of_a_text_that_is_cut_to_its_start():
-    drafter = NgramDrafter(2, 2, longest=3, shortest=1)
-    tokens = [1, 2, 3, 1, 2, 3, 1, 2, 4, 1]
-    draft(drafter, tokens)
-    index = drafter._indices["r"]
-    assert index._ends
-    drafter.rewind("r", 1)
-    assert (index._ends, index._grams, index._before) == ({}, [], [])
 
 
 def test_a_look_costs_the_same_however_long_the_text_is():

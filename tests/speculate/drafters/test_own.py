@@ -46,22 +46,6 @@ def generated(tiny, drafter, **how):
         engine.close()
 
 
-@pytest.mark.parametrize(
-    "drafter", [LastWords, Duck, Bigrams, lambda setup: Duck(setup)], ids=["words", "duck", "model", "factory"]
-)
-def test_output_is_as_without(tiny, drafter):
-    engine, results = generated(tiny, drafter)
-    _, plain = generated(tiny, "none")
-    assert [result.token_ids for result in results] == [result.token_ids for result in plain]
-    assert any(len(step.tree) for result in results for step in result.steps)
-    assert {step.drafter for result in results for step in result.steps if len(step.tree)} == {engine.run_info.drafter}
-
-
-def test_its_name_is_its_own_or_where_it_is(tiny):
-    assert generated(tiny, Duck)[0].run_info.drafter == "a duck"
-    assert generated(tiny, LastWords)[0].run_info.drafter == f"{__name__}:LastWords"
-
-
 def test_another_file_is_another_drafter_to_compare(tiny, tmp_path, monkeypatch):
     """Its class has one name in both: `compare` said nothing of it."""
     monkeypatch.syspath_prepend(tmp_path)
@@ -72,22 +56,6 @@ def test_another_file_is_another_drafter_to_compare(tiny, tmp_path, monkeypatch)
         digests.append(generated(tiny, "theirs:Duck")[0].run_info.draft_digest)
     assert digests[0] == digests[2] != digests[1]
     assert all(digests)
-
-
-def test_it_hears_what_became_of_its_drafts(tiny):
-    made = []
-    _, results = generated(tiny, lambda setup: made.append(Duck(setup)) or made[0])
-    steps = [(step.request, len(step.tree), step.verdict.accepted) for result in results for step in result.steps]
-    assert sorted(told for told in made[0].told if told[1]) == sorted(step for step in steps if step[1])
-
-
-def test_a_config_builds_several(tiny):
-    """A fork and a judge build an engine from the same configuration."""
-    config = EngineConfig(target=str(tiny), drafter=Bigrams, tree="2x2", dtype="float32", kv_memory=0.01)
-    assert replace(config, max_batch=2).own is Bigrams
-    assert config.drafter == "tests.own:Bigrams"
-    engines = [Engine(config), Engine(replace(config, max_batch=2))]
-    assert engines[0].drafter is not engines[1].drafter
 
 
 def test_a_name_alone_imports_nothing():

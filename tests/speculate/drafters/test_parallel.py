@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
 import torch
 
@@ -89,23 +88,6 @@ def test_a_chain_is_what_one_pass_of_the_head_says(make, head, hugging, monkeypa
             assert step.tree.token.tolist() == full.argmax(-1).tolist()
             accepted.add(step.verdict.accepted)
     assert accepted >= ({0, 1, 2} if bias else {0})
-
-
-def test_the_notes_say_that_it_was_one_pass(make):
-    engine = make("dynamic:12,depth=4,top=3")
-    records = []
-    engine.subscribe(records.append, lossless=True)
-    results = engine.generate(PROMPTS[:2], greedy())
-    engine.close()
-    for record in records:
-        drafted = any(len(part.tree) for part in record.requests)
-        assert [p.name for p in record.passes] == ["pass 1"] * drafted
-    for result in results:
-        steps = [step for step in result.steps if len(step.tree)]
-        assert all(step.method.one_pass and len(step.method.confidence) == len(step.tree) for step in steps)
-        fed = np.concatenate([step.notes.fed_position for step in steps])  # committed pairs, each once: no mask row
-        assert fed.tolist() == list(range(len(fed)))
-        assert all(step.notes.rows.tolist() == [len(step.notes.fed_token) + 3] for step in steps)
 
 
 def test_a_row_that_somebody_looks_at_is_its_depths(make):

@@ -3,13 +3,11 @@
 import random
 import tracemalloc
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from specscope import SamplingParams
-from specscope.errors import UserError
 from specscope.speculate.drafters.base import NO_DRAFT, Context
 from specscope.speculate.drafters.suffix import FACTOR, SuffixDrafter
 from specscope.speculate.drafters.suffix_index import Text
@@ -49,27 +47,6 @@ def test_the_longest_match_of_equals_is_taken_and_told():
     assert len(draft.tree) <= FACTOR * 3
 
 
-def test_branches_stand_in_the_order_of_how_often_they_came():
-    text = [1, 2, 5, 1, 2, 6, 1, 2, 6, 0, 1, 2]
-    (draft,) = SuffixDrafter(nodes=4, depth=1).propose([context(text)])
-    assert draft.tree.token.tolist() == [6, 5]
-    np.testing.assert_allclose(draft.method.confidence, [2 / 3, 1 / 3], rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("how", "said"),
-    [
-        ({"tree": "3x5"}, "takes the largest tree"),
-        ({"draft_model": "x"}, "the drafter is suffix"),
-    ],
-)
-def test_what_does_not_fit_is_refused(how, said):
-    from specscope.engine.config import EngineConfig
-
-    with pytest.raises(UserError, match=said):
-        EngineConfig(drafter="suffix", **how)
-
-
 def _worst_texts(length):
     """Texts that repeat themselves in different ways, which is when there is the most to compare."""
     draw = random.Random(1)
@@ -91,23 +68,6 @@ def test_a_look_into_8k_tokens_takes_well_under_a_millisecond(name):
     looks = (context(tokens[:length], 10) for length in range(len(tokens) - 99, len(tokens) + 1))
     work = [lines_run(drafter.propose, [one])[0] for one in looks]
     assert sorted(work)[50] < 12_000
-
-
-def test_a_text_grows_without_looking_at_what_was_there():
-    class Counted(list):
-        looked = 0
-
-        def __getitem__(self, at):
-            found = super().__getitem__(at)
-            Counted.looked += len(found) if isinstance(at, slice) else 1
-            return found
-
-    text, tokens = Text(), Counted(range(5000))
-    text.grow(tokens)
-    Counted.looked = 0
-    tokens.append(7)
-    text.grow(tokens)
-    assert Counted.looked == 1
 
 
 def test_memory_is_bounded_by_the_tokens():

@@ -169,16 +169,6 @@ def test_each_row_of_a_frontier_sees_its_ancestors_and_itself(plan, seed, temper
         assert len(builder.fed) <= plan.max_fed
 
 
-def test_origins_name_the_parents_row_of_the_pass_before():
-    builder, oracle = start_tree(context(), parse_plan("dynamic:20,depth=4,top=3")), Oracle(5)
-    while builder.frontier:
-        frontier = builder.frontier
-        rows = torch.stack([oracle(path_of(builder, node)) for node in frontier])
-        beside = torch.randn(2, VOCAB)  # rows of another request
-        builder.grow(Level(torch.cat([beside, rows]), VOCAB), range(2, 2 + len(rows)))
-        assert [frontier[row] for row in builder.origin] == [builder.parent[node] for node in builder.frontier]
-
-
 @given(shapes(), st.integers(0, 2**20), st.booleans(), st.sampled_from(["top", "greedy"]))
 @settings(max_examples=40)
 def test_a_static_tree_of_top_tokens(paths, seed, reduced, why):
@@ -278,18 +268,6 @@ def test_sampling_parameters_shape_q_and_a_q_that_runs_dry_ends_the_siblings():
     # Each of the two still gets its own child of the shape.
     assert draft.tree.parent.tolist() == [ROOT, ROOT, 0, 1]
     assert places.tolist() == [0, 1, -1, -1]
-
-
-@pytest.mark.parametrize(("tree", "width"), [("4", 1), ("2x3", 2), ("dynamic:8,depth=3,top=2", 2)])
-@pytest.mark.parametrize("reduced", [False, True])
-def test_a_logit_bias_moves_the_greedy_choice(tree, width, reduced):
-    """Token 6 is outside the reduced vocabulary: no bias brings it there."""
-    oracle, bias = Oracle(11, D2T if reduced else None), {6: 200, 13: 150, 29: 100}
-    ((draft, _, _, _),) = grow([oracle], [context(logit_bias=bias)], parse_plan(tree))
-    first = draft.tree.children(ROOT)
-    assert draft.tree.token[first].tolist() == ([13, 29] if reduced else [6, 13])[:width]
-    row = log_probs(oracle, [], bias)
-    assert draft.notes.score[first] == pytest.approx(row[draft.tree.token[first]].numpy(), rel=1e-5)
 
 
 @pytest.mark.parametrize("reduced", [False, True])

@@ -2,7 +2,6 @@
 
 import random
 
-import numpy as np
 import pytest
 
 from specscope.trace.record.tree import ROOT
@@ -50,21 +49,3 @@ def test_each_node_of_a_tree_has_the_row_of_its_own_path_not_of_a_chain(grammars
     paths = [[], ids("a"), ids("b"), ids("ax"), ids("by")]
     assert [allowed(here.row(path)) for path in paths] == [ids("ab"), ids("x"), ids("y"), [EOS], [EOS]]
     assert len(tokens) == len(parents)
-
-
-def test_rows_of_two_requests_do_not_mix(grammars):  # noqa: F811
-    one, other = state(grammars, choice=("ax", "by")), state(grammars, choice=("ax", "by"))
-    one.follow(ids("a"))
-    other.follow(ids("b"))
-    first = one.row(()).copy()
-    other.row(ids("y"))
-    assert one.row(()).tolist() == first.tolist()
-    assert not np.shares_memory(one.row(()), other.row(()))
-
-
-def test_a_special_token_is_refused_without_a_word(grammars, capfd):  # noqa: F811
-    here = state(grammars, regex=".*")
-    here.follow([1])
-    here.row([0, 1, SIZE + 5])
-    assert here.refused
-    assert capfd.readouterr().err == ""

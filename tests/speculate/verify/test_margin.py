@@ -88,23 +88,6 @@ def test_near_ties_follow_the_dtype():
     assert final.near_ties("float32") == [1]
 
 
-def test_a_tiny_probability_is_no_near_tie():
-    """With coin 0.03 a token of p = 4e-12 is 0.03 away from being accepted, and 22 in log odds."""
-    assert judged([4e-12, 1 - 4e-12], 0.03).near_ties("bfloat16") == []
-    assert judged([0.03, 0.97], 0.0299).near_ties("bfloat16") == [0]
-    assert judged([4e-12, 1 - 4e-12], 4.1e-12).near_ties("bfloat16") == [0]
-    for coin, near in ((0.5, [1]), (0.99, [])):  # of 1 % beyond the coin, 0.9 % are no rounding
-        final = dataclasses.replace(judged([0.3, 0.7], 0.9), final_coin=coin, final_margin=0.009)
-        assert final.near_ties("bfloat16") == near
-
-
-def test_greedy_decisions_are_no_ties_of_coins():
-    tree = DraftTree.build([0, 1], [-1, -1])
-    (verdict,), _ = host.verify(batch_of(tree, [1] * 3, {}, [0.5, 1e-9, 1 - 1e-9]))
-    assert verdict.margin.tolist() == [1.0, 1.0]
-    assert verdict.near_ties("bfloat16") == []
-
-
 def test_a_difference_that_begins_at_a_near_tie_is_called_that():
     def step(token, margin):
         verdict = dataclasses.replace(judged([0.3, 0.7], 0.9), token=token, final_margin=margin)

@@ -9,16 +9,11 @@ from specscope.speculate.sampling import distributions
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import FinalKind, Outcome
 from specscope.trace.record.tree import ROOT, Drawn
-from tests.engines import DRAFTERS, PROMPTS, build_engines
+from tests.engines import DRAFTERS, PROMPTS
 
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, max_tokens=12, seed=5, ignore_eos=True)
 GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
 PENALISED = SamplingParams(temperature=0.8, repetition_penalty=1.3, presence_penalty=0.2, max_tokens=8, seed=2)
-
-
-@pytest.fixture(scope="module")
-def engines(deep, tmp_path_factory):
-    return build_engines(deep, tmp_path_factory.mktemp("head"))
 
 
 @pytest.mark.every(3)

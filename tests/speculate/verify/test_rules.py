@@ -24,7 +24,7 @@ from specscope.trace.record.rules import BLOCK, MATCH, STANDARD, TRAVERSAL
 from specscope.trace.record.tree import ROOT, DraftTree, Drawn
 from specscope.tree_shape import parse_tree
 from tests.kernels import DEVICE
-from tests.speculate.verify.enumeration import SHAPES, batch_of, batch_of_all, random_input
+from tests.speculate.verify.enumeration import SHAPES, batch_of, random_input
 
 DRAWN = pytest.mark.parametrize("drawn", list(Drawn), ids=lambda d: d.name.lower())
 DEEP = [*SHAPES, ("3", 3), ("[(0,), (1,), (0, 0), (0, 1), (1, 0)]", 3), ("[(0,), (0, 0), (0, 0, 0), (0, 1)]", 3)]
@@ -221,14 +221,6 @@ def test_traversal_accepts_at_least_as_much_as_the_standard_rule(text, vocab, dr
         assert max(gain) > 1e-3
 
 
-@pytest.mark.parametrize(("text", "vocab"), SHAPES)
-def test_matching_accepts_what_the_standard_rule_does_of_deterministic_drafts(text, vocab):
-    shape = parse_tree(text)
-    for seed in range(2):
-        least, ours = (mean_accepted(shape, seed, vocab, Drawn.DETERMINISTIC, rule) for rule in (standard, matched))
-        assert ours == pytest.approx(least, abs=1e-12)
-
-
 # The verdict and its evidence
 
 
@@ -239,19 +231,6 @@ def test_greedy_accepts_the_targets_tokens_and_recovers_with_its_choice():
     assert (verdict.token, verdict.kind) == (5, FinalKind.RECOVERED)
     assert verdict.outcome.tolist() == [Outcome.REJECTED, Outcome.ACCEPTED, Outcome.ACCEPTED, Outcome.REJECTED]
     assert verdict.p.tolist() == [0, 1, 1, 0]
-
-
-@pytest.mark.parametrize(
-    ("token", "parent", "choices", "final"),
-    [
-        ([], [], [3], (3, FinalKind.TARGET, [])),
-        ([3], [ROOT], [3, 4], (4, FinalKind.BONUS, [0])),
-        ([1, 3, 5], [ROOT, ROOT, 0], [3, 9, 4, 9], (4, FinalKind.BONUS, [1])),  # a leaf that is not the deepest
-    ],
-)
-def test_kinds_of_final_tokens(token, parent, choices, final):
-    (verdict,), _ = host.verify(batch_of(DraftTree.build(token, parent), choices, {}, np.full(len(choices), 0.5)))
-    assert (verdict.token, verdict.kind, verdict.path.tolist()) == final
 
 
 @given(st.integers(0, 10_000))
@@ -278,16 +257,6 @@ def test_a_verdict_can_be_recomputed_from_its_evidence(seed):
         p_left /= p_left.sum()
         q_left = np.where(np.arange(6) == token, 0, q_left)
         q_left /= q_left.sum()
-
-
-def test_a_residual_of_zeros_falls_back_to_p_and_never_gives_nan():
-    p = q = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float32)
-    left, mass = Residual(p).reject(0, DrafterRow(q))
-    assert mass == 0
-    assert torch.equal(left.row, p)
-    left, mass = Residual(torch.tensor([1.0, 0.0])).reject(0, None)
-    assert mass == 0
-    assert not left.row.isnan().any()
 
 
 def test_a_decreed_verdict_says_so_and_keeps_the_true_evidence():
@@ -321,12 +290,6 @@ def test_a_forced_rejection_leaves_of_its_token_what_the_rule_leaves(verify, whe
     assert (got.token, got.kind, got.forced.tolist()) == (0, FinalKind.RECOVERED, [0])
 
 
-@BACKENDS
-def test_a_choice_that_is_forced_rejected_has_nothing_left_and_is_recovered(verify, where):
-    (got,) = verify(batch_of(DraftTree.build([4], [ROOT]), [4, 5], {}, [0.5] * 2, {0: False}, where=where))
-    assert (got.token, got.kind, got.residual_mass.tolist()) == (4, FinalKind.RECOVERED, [0.0])
-
-
 # All rules alike
 
 
@@ -339,16 +302,6 @@ def test_of_a_greedy_target_every_rule_accepts_the_same(seed, drawn):
         (found,), _ = rule.verify(batch)
         assert found.path.tolist() == wanted.path.tolist()
         assert (found.token, found.kind) == (wanted.token, wanted.kind)
-
-
-@pytest.mark.parametrize("rule", [host, traversal, match])
-@given(seed=st.integers(0, 2**32 - 1), greedy=st.lists(st.booleans(), min_size=1, max_size=4))
-@settings(max_examples=30, deadline=None)
-def test_a_batch_is_judged_as_each_tree_alone(rule, seed, greedy):
-    rng = np.random.default_rng(seed)
-    asked = [random_input(rng, Drawn(int(rng.integers(3))), yes, 0.3) for yes in greedy]
-    for verdict, one in zip(rule.verify(batch_of_all(asked))[0], asked, strict=True):
-        assert verdict == rule.verify(batch_of(*one))[0][0]
 
 
 @pytest.mark.parametrize(("rule", "name"), [(host, STANDARD), (traversal, TRAVERSAL), (match, MATCH)])
@@ -366,26 +319,6 @@ def test_forced_outcomes_are_kept(rule, name, seed, drawn, greedy):
     assert found.rule == name
 
 
-def test_a_forced_rejection_under_match_leaves_elder_siblings_alone():
-    p = [dense([0.1, 0.4, 0.5])] * 3
-    tree = DraftTree.build([1, 2], [ROOT, ROOT])
-    (free,), _ = match.verify(batch_of(tree, p, {}, [0.5, 0.8, 0.5]))
-    assert free.path.tolist() == [1]
-    (found,), (left,) = match.verify(batch_of(tree, p, {}, [0.5, 0.8, 0.5], {1: False}))
-    assert (found.path.tolist(), found.token, found.forced.tolist()) == ([], 0, [1])
-    assert left.row.tolist() == [1, 0, 0]
-    (other,), _ = match.verify(batch_of(tree, p, {}, [0.5, 0.3, 0.5], {1: False}))
-    assert (other.path.tolist(), other.forced.tolist()) == ([0], [])  # its turn never came
-
-
-def test_rounding_could_flip_a_node_of_a_path_although_its_own_p_is_1():
-    tree = DraftTree.build([0, 0], [ROOT, 0])
-    p = [dense([0.5, 0.5]), dense([1.0, 0.0]), dense([1.0, 0.0])]
-    (found,), _ = traversal.verify(batch_of(tree, p, {}, [0.5, 0.9, 0.5 - 1e-9]))
-    assert found.margin.tolist() == pytest.approx([1.0, 1e-9])
-    assert 1 in found.near_ties("bfloat16")
-
-
 def test_a_later_coin_accepts_past_a_failing_one():
     p = [dense([0.5, 0.5]), dense([0.9, 0.1]), dense([1.0, 0.0])]
     tree = DraftTree.build([0, 0], [ROOT, 0])
@@ -397,14 +330,6 @@ def test_a_later_coin_accepts_past_a_failing_one():
     assert found.judged.tolist() == [False, True]
     assert found.accept_prob.tolist() == pytest.approx([0.5, 0.45])
     assert found.margin.tolist() == pytest.approx([1.0, 0.05])
-
-
-def test_what_lies_below_a_path_of_ratio_0_is_not_tried():
-    p = [dense([0.0, 1.0])] * 4
-    tree = DraftTree.build([0, 0, 1], [ROOT, 0, ROOT])
-    (found,), (left,) = traversal.verify(batch_of(tree, p, {}, [0.5] * 4))
-    assert found.outcome.tolist() == [Outcome.REJECTED, Outcome.UNTRIED, Outcome.ACCEPTED]
-    assert isinstance(left, Residual)
 
 
 def judged(backend, context, draft, logits, rule=STANDARD):

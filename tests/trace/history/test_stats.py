@@ -1,6 +1,5 @@
 """The figures, against numbers worked out by hand; short cuts to them at any position; those on a request's span."""
 
-import dataclasses
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -117,16 +116,6 @@ def test_buckets_of_the_plot(history):
     assert history.lengths_at(last, "no such", 10) == ([], 1)
 
 
-def test_states_at_any_position(history):
-    request = history.requests["r3"]
-    ended = request.ended
-    assert ended is not None
-    assert request.state_at(ended) == "eos"
-    assert request.state_at(ended - 1) == "running"
-    assert request.state_at(0) == "prefill"
-    assert request.state_at(-1) == "later"
-
-
 def test_speed_is_tokens_over_the_wall_clock_of_the_records(history):
     emitted = sum(part.emitted for record in history.steps[:11] for part in record.requests)
     elapsed = (history.steps[10].end_ns - START_NS) / 1e9
@@ -165,40 +154,6 @@ def test_the_figures_are_those_of_the_branch_on_which_it_ends_and_beyond_what_is
         for figures, acceptance, undrafted in told(records):
             if most > 20 or (figures is not None and figures.steps):  # more requests than are remembered have none
                 check(figures, acceptance, undrafted)
-
-
-def test_a_run_may_go_on_from_a_step_of_a_branch_that_it_left():
-    engine = FakeEngine()
-    first = [engine.step([("", {})], [], [(2, 1)]), engine.step([], [], [(3, 3)]), engine.step([], [], [(1, 0)])]
-    left = list(engine.path)
-    engine.go_back(2)
-    second = [engine.step([], [], [(0, 0)]), engine.step([], [], [(2, 2)])]
-    engine.path = left[:2]  # to step 1 on branch 0
-    engine.after, engine.alive = left[1][0], left[1][1]
-    engine.branch, engine.branches = engine.branches, engine.branches + 1
-    last = engine.step([], END, [(3, 1)])
-    ((figures, acceptance, undrafted),) = told([*first, *second, last])
-    assert (figures.drafts, figures.drafted, figures.accepted) == (3, 8, 5)
-    check(figures, acceptance, undrafted)
-
-
-def test_a_name_that_comes_again_is_another_request():
-    engine = FakeEngine()
-    records = [engine.step([("", {})], END, [(2, 1)])]
-    engine.names = 0
-    records += [engine.step([("", {})], [], [(3, 3)]), engine.step([], END, [(3, 0)])]
-    figures = [each for each, _, _ in told(records)]
-    assert [each.drafted for each in figures] == [2, 6]
-
-
-def test_times_that_cannot_be_are_none():
-    engine, tally = FakeEngine(), RequestTally(RUN)
-    record = engine.step([("", {})], END, [(2, 1)])
-    end = record.finished[0]
-    late = dataclasses.replace(end, info=dataclasses.replace(end.info, arrival_ns=2**62, admitted_ns=0))
-    tally.add(dataclasses.replace(record, requests=(), finished=(late,)))
-    figures = tally.figures(late)
-    assert (figures.queue_s, figures.first_s, figures.total_s) == (None, None, None)
 
 
 def test_what_is_remembered_is_bounded(monkeypatch):

@@ -132,14 +132,6 @@ def test_the_log_line_is_vllms():
     )
 
 
-def test_no_line_where_nothing_was_drafted_and_no_division_by_zero():
-    assert log_line(Acceptance(steps=5, emitted=5), 10) is None
-    nothing = log_line(Acceptance(drafts=1, drafted=2, accepted=0, accepted_at=[0, 0]), 0)
-    assert "Mean acceptance length: 1.00, Accepted throughput: 0.00" in nothing
-    found = parsed(Metrics("m").page()[0].decode())
-    assert (found["vllm:spec_decode_num_drafts_total"], found["vllm:kv_cache_usage_perc"]) == ({(): 0}, {(): 0})
-
-
 def test_one_line_an_interval_in_the_records_time():
     lines = []
     metrics = Metrics(log=lines.append, seconds=1.0)
@@ -154,15 +146,6 @@ def test_one_line_an_interval_in_the_records_time():
     metrics.close()
     assert len(lines) == 3
     assert metrics.totals.acceptance.accepted == 25  # the totals go on over the intervals
-
-
-def test_idle_time_between_two_requests_is_in_no_interval():
-    lines = []
-    metrics = Metrics(log=lines.append, seconds=1.0)
-    metrics(record(0, [part(2, 1)], start_ms=0))
-    metrics(record(1, [part(2, 1)], start_ms=60_000))
-    metrics.close()
-    assert [line.count("Drafted throughput: 40.00 tokens/s") for line in lines] == [1, 1]
 
 
 def test_a_step_of_eight_requests_is_cheap():

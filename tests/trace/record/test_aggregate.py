@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from specscope.trace.history.history import History
 from specscope.trace.history.interval import (
     COLUMNS,
-    IntervalMeans,
     cells,
     counts,
     definitions,
@@ -18,7 +17,7 @@ from specscope.trace.history.interval import (
 )
 from specscope.trace.history.stats import Acceptance, measure
 from specscope.trace.metrics import Metrics
-from specscope.trace.record.aggregate import SYNTHETIC, Aggregate, full_chains
+from specscope.trace.record.aggregate import SYNTHETIC, Aggregate
 from specscope.trace.wire.otlp_json import ReadSpan
 from specscope.trace.wire.unspan import Decoder
 from tests.trace.samples import encoded
@@ -107,13 +106,6 @@ def test_what_a_gauge_does_not_tell_no_figure_tells():
     assert missing_text(TOLD).endswith(lacking)
 
 
-def test_an_interval_without_drafts_hides_nothing():
-    idle = Aggregate("x", drafts=0, drafted=0, accepted=0, emitted=0)
-    assert measure([TOLD, idle]).per_position == measure([TOLD]).per_position
-    assert measure([idle]).tau is None
-    assert measure([idle]).per_position == []
-
-
 @given(st.lists(aggregates(), min_size=1, max_size=6), st.data())
 def test_what_is_taken_back_was_never_there(told, data):
     keep = data.draw(st.integers(0, len(told)))
@@ -145,12 +137,6 @@ def test_every_interval_can_be_written_as_cells_and_served_as_metrics(told):
     samples = [line for line in metrics.page()[0].decode().splitlines() if line and not line.startswith("#")]
     assert all(float(line.rpartition(" ")[2]) >= 0 for line in samples)
     metrics.close()
-
-
-def test_the_length_of_drafts_follows_from_their_sum():
-    assert full_chains(4, 12, 3) == (4, 4, 4)
-    assert full_chains(4, 11, 3) == ()
-    assert full_chains(None, 12, 3) == full_chains(4, None, 3) == ()
 
 
 def test_metrics_of_intervals_are_those_that_were_told():
@@ -209,19 +195,3 @@ def test_made_up_verdicts_are_known_by_the_source_or_the_rule():
     assert made_up([Aggregate(f"vLLM log, {SYNTHETIC}")])
     assert made_up([], ["standard", "lossy:synthetic"])
     assert not made_up([Aggregate("vLLM log")], ["standard", "lossy:typical"])
-
-
-@pytest.mark.parametrize("seconds", [0.04, 9.94, 99_999, 38_988_745.6, 1e12])
-def test_a_page_of_months_fits_its_column(seconds):
-    record = interval_record(0, 0, int(seconds * 1e9), Aggregate("x"))
-    cell = cells(record, record.aggregate)["seconds"]
-    assert len(cell) <= COLUMNS["seconds"]
-    assert float(cell) == pytest.approx(seconds, rel=0.05, abs=0.05)
-
-
-def test_averages_alone_are_averaged_over_intervals_and_counts_are_not():
-    averages = [Aggregate("SGLang log", averages={"sglang:spec_accept_length": length}) for length in (2.0, 3.0)]
-    assert IntervalMeans(averages).length(measure(averages)) == 2.5
-    counted = [Aggregate("x", drafts=drafts, drafted=4 * drafts, accepted=drafts * 2) for drafts in (1, 9)]
-    assert IntervalMeans(counted).length(measure(counted)) == 3
-    assert IntervalMeans([]).rate(measure([])) is None

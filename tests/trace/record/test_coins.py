@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from specscope.trace.record.coins import Stream, coins, coins_at
+from specscope.trace.record.coins import Stream, coins
 
 seeds = st.integers(0, 2**63 - 1)
 positions = st.integers(0, 2**31)
@@ -47,12 +47,3 @@ def test_coins_are_uniform_over_positions():
 def test_coins_are_stable_over_versions():
     """Captures are replayed by later versions: these values may never change."""
     assert coins(1, Stream.VERIFY, 5, 2).tolist() == [0.3234783185625372, 0.6681304086048103]
-
-
-@given(st.lists(st.tuples(seeds, positions, st.integers(0, 40)), max_size=8), st.sampled_from(Stream))
-def test_coins_of_many_steps_at_once_are_the_same(steps, stream):
-    columns = zip(*steps, strict=True) if steps else ((), (), ())
-    seed, position, count = (np.array(column, np.int64) for column in columns)
-    found = coins_at(seed.astype(np.uint64), stream, position, count)
-    one_by_one = [coins(s, stream, p, n) for s, p, n in steps]
-    assert np.array_equal(found, np.concatenate(one_by_one) if steps else np.zeros(0))

@@ -51,15 +51,6 @@ def test_out_of_range_is_refused_by_name(name):
             SamplingParams(**{name: value})
 
 
-def test_unknown_names_are_refused_with_the_known_ones():
-    with pytest.raises(UserError, match=r"'temprature'.*temperature"):
-        SamplingParams.from_dict({"temprature": 1})
-
-
-def test_a_single_stop_string_is_taken_as_one():
-    assert SamplingParams(stop="end").stop == ("end",)
-
-
 def test_a_schema_as_a_mapping_is_kept_as_text_in_its_order():
     schema = {"type": "object", "properties": {"b": {}, "a": {}}}
     assert StructuredOutputs(json=schema).json == json.dumps(schema)

@@ -6,10 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specscope.errors import UserError
-from specscope.trace.record.tree import ROOT
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.words import branches, draw_tree
-from specscope.tree_shape import TreeShape, parse_tree
+from specscope.tree_shape import parse_tree
 from tests.trace.samples import records
 from tests.trace.strategies import trees
 
@@ -33,16 +32,6 @@ def test_paths_round_trip_through_shape_and_string(paths):
     assert all(above < node for node, above in enumerate(shape.parent))
     assert list(shape.depth) == sorted(len(path) for path in paths)
     assert sum(map(len, shape.levels)) == len(shape)
-
-
-@given(st.integers(1, 8), st.integers(1, 8))
-def test_fans_are_chains_side_by_side(width, depth):
-    shape = parse_tree(f"{width}x{depth}")
-    assert len(shape.children(ROOT)) == width
-    assert shape.max_depth == depth
-    assert all(len(shape.children(node)) == (0 if d == depth else 1) for node, d in enumerate(shape.depth))
-    assert parse_tree(str(depth)) == TreeShape.fan(1, depth)
-    assert TreeShape.fan(1, depth).is_chain
 
 
 @pytest.mark.parametrize(

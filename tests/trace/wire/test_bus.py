@@ -7,7 +7,7 @@ import pytest
 
 from specscope.trace.wire.outputs import Bus
 from tests.trace.samples import record, records
-from tests.waiting import HANG_SECONDS, until
+from tests.waiting import HANG_SECONDS, ends, until
 
 
 def steps(count):
@@ -51,6 +51,18 @@ def test_a_lossless_sink_gets_everything_and_the_wait_is_counted():
     assert seen == list(range(50))
     assert subscription.lost == 0
     assert subscription.waited_ns > 0
+
+
+@pytest.mark.parametrize("lossless", [True, False])
+def test_a_subscription_that_was_closed_holds_nobody_up_and_keeps_nothing(lossless):
+    bus, seen = Bus(), []
+    subscription = bus.subscribe(seen.append, lossless=lossless, limit=4)
+    first, *others = steps(9)
+    bus.publish(first)
+    subscription.close()
+    for item in others:
+        ends(bus.publish, item)
+    assert (seen, len(subscription._queue), subscription.lost) == ([first], 0, 0)
 
 
 def test_a_lossy_sink_drops_the_oldest_and_never_blocks():

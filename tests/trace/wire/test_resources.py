@@ -140,18 +140,3 @@ def test_over_otlp_it_is_in_the_first_span_alone():
     assert {span.resource.attributes[DRAFT_TOKENS] for span in sent(HEAD)} == {digest(HEAD.draft_tokens)}
     assert not any(DRAFT_TOKENS in span.attributes for span in sent(HEAD, SpanLevel.REQUESTS))
     assert not any(DRAFT_TOKENS in span.attributes for span in sent(RUN))
-
-
-def test_one_that_is_damaged_is_named_in_a_resource_and_in_a_span(tmp_path):
-    first, *others = write(tmp_path / "run.jsonl", HEAD).read_bytes().splitlines(keepends=True)
-    damaged, told = HEAD.draft_tokens[:-40], digest(HEAD.draft_tokens)
-    in_a_resource = [first.replace(HEAD.draft_tokens.encode(), damaged.encode()), *others]
-    of_damaged = json.loads(b"[" + b",".join(others).replace(told.encode(), digest(damaged).encode()) + b"]")
-    span = of_damaged[0]["resourceSpans"][0]["scopeSpans"][0]["spans"][0]
-    span["attributes"].append({"key": DRAFT_TOKENS, "value": {"stringValue": damaged}})
-    in_a_span = [json.dumps(line).encode() + b"\n" for line in of_damaged]
-    for lines in (in_a_resource, in_a_span):
-        (tmp_path / "damaged.jsonl").write_bytes(b"".join(lines))
-        reader = read_capture(tmp_path / "damaged.jsonl")
-        assert (len(reader.history.steps), lacks_draft_tokens(reader.history.run)) == (len(records()), True)
-        assert any("the draft vocabulary: `specscope.run.draft_tokens`" in line for line in reader.warnings)

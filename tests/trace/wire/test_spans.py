@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import random
 from dataclasses import replace
 
 import numpy as np
@@ -83,23 +82,6 @@ def test_a_request_that_ended_while_it_waited_was_not_admitted():
         [back] = decode([*others[:place], queue, *others[place:]])[1]
         assert [end.info for end in back.finished] == [waited, ran]
         assert back.admitted == (ran,)
-
-
-def test_a_request_ends_as_it_was_admitted_on_that_branch():
-    first, again = (
-        made.info("r0", "abc", [1, 2], arrived=5, admitted=7),
-        made.info("r0", "abc", [1, 2], arrived=5, admitted=20),
-    )
-    records = [
-        made.record(0, [], during=made.phases(5), admitted=(first,)),
-        made.record(1, [], during=made.phases(9), finished=(made.end(first, [3], finished=12),)),
-        made.record(2, [], during=made.phases(19), admitted=(again,), branch=1, after=-1, rewound=True),
-        made.record(3, [], during=made.phases(22), finished=(made.end(again, [4], finished=30),), branch=1),
-    ]
-    spans = encoded(records)
-    for seed in range(20):
-        random.Random(seed).shuffle(spans)
-        assert decode(spans)[1] == records
 
 
 @given(runs(max_steps=2), vocabularies)

@@ -6,8 +6,8 @@ import pytest
 
 from specscope.analyze.audit.options import ModelSource
 from specscope.errors import UserError
-from specscope.measure.locate.inside_vllm.again import Again, chosen, job_of
-from specscope.trace.record.params import SamplingParams, StructuredOutputs
+from specscope.measure.locate.inside_vllm.again import Again, job_of
+from specscope.trace.record.params import SamplingParams
 from specscope.vllm.again import arguments_of
 from tests.analyze import histories
 from tests.support import records as made
@@ -45,21 +45,6 @@ def test_the_job_is_the_captures_own_configuration_in_float32():
     values = arguments_of(request)
     assert (values["temperature"], values["seed"], values["max_tokens"]) == (0.7, 4, 2)
     assert values["structured_outputs"] is None
-
-
-def test_what_was_not_asked_for_is_not_told():
-    plain = {"params": SamplingParams().to_dict(), "tokens": 3, "seeded": False}
-    assert not {"seed", "min_p", "logit_bias"} & set(arguments_of(plain))
-    asked = SamplingParams(1.0, min_p=0.1, logit_bias={3: -2.0}, structured_outputs=StructuredOutputs(regex="a+"))
-    values = arguments_of(plain | {"params": asked.to_dict(), "seeded": True})
-    assert (values["min_p"], values["logit_bias"], values["structured_outputs"]) == (0.1, {3: -2.0}, {"regex": "a+"})
-
-
-def test_requests_that_matter_come_first_and_keep_their_order():
-    history = vllm_history(*(made.info(name, "", [5], labels) for name, labels in zip("abcd", [{}] * 4, strict=True)))
-    assert [request.id for request in chosen(history, ("d",), 2)] == ["a", "d"]
-    limited = vllm_history(made.info("a", "", [5], {"bad_words": "['x']"}), made.info("b", "", [5]))
-    assert [request.id for request in chosen(limited, (), 8)] == ["b"]  # what its words forbid is not in the capture
 
 
 def test_a_vllm_that_is_not_named_is_asked_for(monkeypatch):

@@ -14,7 +14,7 @@ from specscope.errors import UserError
 from specscope.remote.receiver import Receiver
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire import sending
-from specscope.trace.wire.sending import Sender, SpanSink, failure_of, most_bytes, readable
+from specscope.trace.wire.sending import Sender, SpanSink, most_bytes, readable
 from specscope.trace.wire.spans import Span, SpanLevel
 from tests.processes import free_port
 from tests.remote.store import Answer, Store
@@ -183,26 +183,3 @@ def test_one_that_says_nothing_holds_nobody(protocol, monkeypatch):
         ends(sender.close)
     assert sum(sender.lost.values()) == 3000
     assert all(why.startswith(f"127.0.0.1:{port} did not answer in ") for why in sender.lost)
-
-
-def test_what_cannot_be_encoded_is_counted_and_ends_nothing():
-    with Endpoint(200) as endpoint:
-        sender = Sender(endpoint.host, HTTP)
-        sender.put([object()])
-        sender.put(batch(1))
-        ends(sender.close)
-    [(why, count)] = sender.lost.items()
-    assert (count, "object" in why) == (1, True)
-
-
-@pytest.mark.parametrize(
-    ("status", "details", "text"),
-    [
-        ("UNAVAILABLE", "errors resolving x:1: [field: Domain name not found]", "the host name of x:1 is not known"),
-        (None, "Failed to resolve 'x' ([Errno -2] Name or service not known)", "the host name of x:1 is not known"),
-        (None, "", "x:1 cannot be reached"),
-        (400, "bad\x1b[2J\nrequest", "x:1 refused them: 400 bad\\x1b[2J request"),
-    ],
-)
-def test_words(status, details, text):
-    assert str(failure_of(status, details, "x:1")).startswith(text)
