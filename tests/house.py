@@ -66,7 +66,7 @@ SLEEPS: dict[str, int] = {
     "tests/serve/customers.py": 1,
     "tests/serve/test_crowd.py": 2,
     "tests/test_interrupt.py": 2,
-    "tests/test_lifetime.py": 5,
+    "tests/test_lifetime.py": 4,
     "tests/test_user_cache.py": 2,
     "tests/vllm/test_debugger.py": 2,
     "tests/vllm/test_real_debug.py": 4,
