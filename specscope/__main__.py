@@ -90,8 +90,8 @@ def _guarded(work: Callable[[], None]) -> int:
 def _unexpected(error: Exception) -> int:
     """Too little memory, or a bug. The traceback is shown only on request."""
     if isinstance(error, MemoryError) or "out of memory" in str(error).lower() or "can't allocate memory" in str(error):
-        less = "a smaller model, --kv-memory, --max-context or --max-batch takes less"
-        say(f"specscope: error: there is too little memory: {less}")
+        less = "a smaller model, --kv-memory, --max-context or --max-batch needs less"
+        say(f"specscope: error: not enough memory: {less}")
         return 2
     if os.environ.get("SPECSCOPE_TRACEBACK"):
         traceback.print_exc()

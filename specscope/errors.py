@@ -15,14 +15,14 @@ class UserError(Exception):
 def first_line(error: BaseException) -> str:
     """The first line of a library's error; not torch's advice to run what a file holds."""
     if "Weights only load failed" in str(error):
-        return "it holds Python objects, which are never loaded: save its tensors as safetensors"
+        return "it holds Python objects, which specscope never loads: save its tensors as safetensors"
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
 def not_loaded(what: str, error: BaseException) -> UserError:
     """Why transformers cannot load a model or a tokenizer."""
     if "trust_remote_code" in str(error):  # it advises to set that
-        return UserError(f"cannot load {what}: it needs Python code of its own, which specscope never runs")
+        return UserError(f"cannot load {what}: it needs its own Python code, which specscope never runs")
     kind = str(error).partition("configuration class <class '")[2].partition("Config'")[0].rpartition(".")[2]
     if kind:  # of another Auto class, such as AutoModelForImageTextToText
         return UserError(f"cannot load {what}: {kind} is no text model (transformers' AutoModelForCausalLM has none)")

@@ -14,27 +14,27 @@ _COUNTS = "`specscope watch` reads counts from the server's metrics page"
 GONE = {
     **dict.fromkeys(("--adaptive", "--costs", "--speculation auto"), _TUNE),
     "--save-costs": "--costs FILE measures what a step costs where there is no such file, and writes it",
-    "--no-adaptive": "trees are never sized by costs, so leave it out",
-    "--suffix-shared": "--drafter suffix looks into each request's own text",
-    **dict.fromkeys(("--prefix-cache", "--no-prefix-cache"), "each prompt is computed anew, so leave it out"),
+    "--no-adaptive": "trees are not sized by costs; leave it out",
+    "--suffix-shared": "--drafter suffix searches each request's own text",
+    **dict.fromkeys(("--prefix-cache", "--no-prefix-cache"), "there is no prefix cache; leave it out"),
     **dict.fromkeys(("suffix+eagle", "ngram+eagle", "suffix+draft_model", "ngram+draft_model"), _ALONE),
-    "synthetic": "`fork accept=NODE` of the debugger forces verdicts",
+    "synthetic": "the debugger's `fork accept=NODE` forces verdicts",
     **dict.fromkeys(("--keep", "--keep-buffer", "SPECSCOPE_KEEP", "SPECSCOPE_KEEP_BUFFER"), _COLLECTOR),
     **dict.fromkeys(("extract", "--sample-capture", "SPECSCOPE_SAMPLE_CAPTURE"), _PART),
     **dict.fromkeys(("--evidence counts", "SPECSCOPE_EVIDENCE=counts", "SPECSCOPE_AGGREGATES"), _COUNTS),
     "train": "docs/training.md shows the trainers of speculators and SpecForge, and how to judge what they make",
-    "the command force": "`fork accept=NODE` shows what would follow, over an engine of ours: specscope debug PROMPT",
+    "the command force": "`fork accept=NODE` shows what would follow, on our own engine: specscope debug PROMPT",
     "bench": "docs/serve.md shows `vllm bench serve` and `guidellm` against `specscope serve`",
     "--again": "`specscope diagnose` runs the engine again and finds where it breaks",
     "--against": "`specscope compare` shows what differs between two runs",
-    **dict.fromkeys(("--web", "--web-host", "--web-port"), "`ssh -t HOST specscope ...` shows the screen from afar"),
-    "replay": "`specscope open FILE` shows a recording",
+    **dict.fromkeys(("--web", "--web-host", "--web-port"), "`ssh -t HOST specscope ...` shows a remote screen"),
+    "replay": "`specscope open FILE` shows a capture",
     "tui": "`specscope watch --listen HOST:PORT` shows engines that send to it",
     "audit": "`specscope diagnose --only audit` judges every step by the models",
     "locate": "`specscope diagnose --only locate` names the first operation that is wrong",
-    "help": "`specscope VERB --help` shows what a verb can do",
+    "help": "`specscope VERB --help` explains a verb",
     "--tui": "--screen shows it on a screen",
-    "--over": "`specscope debug FILE` debugs a recording",
+    "--over": "`specscope debug FILE` debugs a capture",
     "--attach": "`specscope debug SOCKET` attaches to an engine that runs",
     "the command run": "`goto start`, then `continue`",
     "the command reverse-step": "`reverse-next`, then `step` goes through its phases",
@@ -43,15 +43,15 @@ GONE = {
     **dict.fromkeys(("the command enable", "the command disable"), "`delete` the breakpoint; `break` sets it again"),
     **dict.fromkeys(("the command up", "the command down"), "`node N` goes to a node, and `tree` numbers them"),
     "info spans": "Jaeger shows the spans of other services",
-    "[keys]": "keys cannot be changed, so leave it out",
+    "[keys]": "keys cannot be changed; leave it out",
     **dict.fromkeys(("--html", "--plot"), "`specscope export FILE -o run.html` writes a page of it all"),
-    **dict.fromkeys(("--alert", "--exec"), "an alerting rule of Prometheus does it, over the metrics page"),
+    **dict.fromkeys(("--alert", "--exec"), "use an alerting rule of Prometheus over the metrics page"),
 }
 
 
 def instead(name: str) -> str | None:
     """The sentence about a name that there was; None for any other."""
-    return f"{name} is gone: {GONE[name]}" if name in GONE else None
+    return f"{name} was removed: {GONE[name]}" if name in GONE else None
 
 
 def refuse_gone(name: str) -> None:

@@ -1,4 +1,4 @@
-"""docs/guarantees.md: each line names tests, and each of them is there."""
+"""tests/guarantees.md: each line names tests, and each of them is there."""
 
 import ast
 import re
@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LINES = [
     line
-    for line in (ROOT / "docs" / "guarantees.md").read_text("utf-8").splitlines()
+    for line in (ROOT / "tests" / "guarantees.md").read_text("utf-8").splitlines()
     if line.startswith("|") and not line.startswith(("| promised", "|---"))
 ]
 

@@ -190,7 +190,7 @@ def test_whoever_leaves_while_the_model_loads_leaves_well(terminal, model, promp
 def test_a_run_says_at_its_end_what_it_came_to_and_where_it_is(terminal, model, tmp_path):
     """Without -o: that nothing was kept, and how to keep it."""
     path = tmp_path / "run.jsonl"
-    for more, says in ((["-o", path], f"→ {path}"), ([], "nothing was kept: -o run.jsonl keeps a run")):
+    for more, says in ((["-o", path], f"→ {path}"), ([], "not saved (-o run.jsonl saves a run)")):
         child = terminal(*SPECSCOPE, "run", "abc abc", "--max-tokens", 3, "--ignore-eos", *model, *more)
         child.wait_for(lambda child=child: b"ended" in child.screen)
         child.type("q")

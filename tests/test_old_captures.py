@@ -59,7 +59,7 @@ LISTED = re.compile(
     r"|diagnose\.json\.captures\[0\]\.(suspects|remarks)\[\d\]\.(score|about|look): "
     r"|checks\[\d+\]\.(least_bias: |note: \"would have seen )"  # fewer checks share the level
     r"|verify\.json\.captures\[0\]\.groups\[4\]\.checks\[6\]\.tested: "  # the drafter's cache before its first draft
-    r"|checks\[5\]\.note: \"the capture tells of no features that fed a head\" -> \"\"$"  # where it tells of them
+    r"|checks\[5\]\.note: \"the capture records no features fed to a head\" -> \"\"$"  # where it tells of them
     r"|diagnose\.json\.captures\[0\]\.notes: nothing -> "
     # A cause is told in the words of the check that shows it; of a rerun, where requests first differ
     r"|suspects\[\d\]\.for\[\d\]: \".* -> \"[a-z' -]+: .*, and so in [\d,]+ of [\d,]+ [a-z ]+\"$"
@@ -196,7 +196,7 @@ def test_lookups_in_other_requests_texts_are_not_judged_and_nothing_is_accused()
     """ "Delete first" asks for it: audit found that they agreed."""
     (told,) = asked(SHARED)["captures"]
     assert (told["exit"], told["suspects"]) == (2, [])
-    assert "its lookups went through the texts of other requests too" in str(told["left_out"])
+    assert "it also looked in the texts of other requests" in str(told["left_out"])
 
 
 def located_fault():

@@ -171,7 +171,7 @@ def rarest(facts: Facts, differs: Sequence[bool] | Bools) -> str:
             )
     rare = sorted((count, text) for count, text in shared.values() if count < others / 4)[:LONGEST]
     shown = [f"{text.replace(' == ', ' ')} ({count:,})" for count, text in rare]
-    return f"{', '.join(shown)}; in brackets how many of {others:,} others are so" if rare else ""
+    return f"{', '.join(shown)}; in brackets: of {others:,} others" if rare else ""
 
 
 _Rule = tuple[float, tuple[Test, ...], tuple[str, ...]]  # the score over the items searched, tests, how they are joined

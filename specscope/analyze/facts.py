@@ -85,8 +85,8 @@ def _node_facts(c: Columns, nodes: Indices) -> dict[str, Any]:
         "position of the node in its block": (root + c.depth[nodes]) % size,
         "slot of the node in its block": (root + 1 + c.node[nodes]) % size,
         "slot of its parent in its block": (root + 1 + c.parent[nodes]) % size,
-        "the token is on its path already": again,
-        "the token is in the output already": in_output,
+        "the token is already on its path": again,
+        "the token is already in the output": in_output,
         "the token is in the prompt": in_prompt,
         "the token is special": np.isin(token, list(special)),
         "token id": token,
@@ -121,13 +121,13 @@ def _step_facts(c: Columns, steps: Indices) -> dict[str, Any]:
     shared = {id(record): _shared_blocks(record) for record in records}
     labels = sorted({name for one in c.history.requests.values() if one.info for name in one.info.labels})
     return {
-        "the step before was accepted as a whole": [visit.preceded is Preceded.FULL for visit in here],
-        "drafted tokens rejected before": (so_far(refused) - refused)[at],
+        "the step before was accepted in full": [visit.preceded is Preceded.FULL for visit in here],
+        "drafted tokens rejected earlier": (so_far(refused) - refused)[at],
         "the step before": [visit.preceded.value for visit in here],
-        "accepted in the step before": [part.verdict.accepted if part and part.verdict else -1 for part in befores],
-        "the path of the step before was moved": [part is not None and _moves(part) for part in befores],
-        "nodes of the step before": [len(part.tree) if part else 0 for part in befores],
-        "the request was preempted just before": preempted[at] > np.where(before < 0, 0, preempted[of_steps[before]]),
+        "accepted in the previous step": [part.verdict.accepted if part and part.verdict else -1 for part in befores],
+        "the previous step's path was moved": [part is not None and _moves(part) for part in befores],
+        "nodes of the previous step": [len(part.tree) if part else 0 for part in befores],
+        "the request was just preempted": preempted[at] > np.where(before < 0, 0, preempted[of_steps[before]]),
         "preemptions of the request": preempted[at],
         "prefill chunks": so_far(visit.part.prefill_tokens > 0 for visit in every)[at],
         "tokens found in the prefix cache": found[at],
@@ -145,11 +145,11 @@ def _step_facts(c: Columns, steps: Indices) -> dict[str, Any]:
         "tokens in the drafter's cache": [part.notes.cached if part.notes is not None else -1 for part in parts],
         "batch size": [record.batch for record in records],
         "place in the batch": [visit.row for visit in here],
-        "the place in the batch is the same as before": [a.row == b.row for a, b in zip(thens, here, strict=True)],
-        "the batch is the same as in the step before": [same.get(id(record), False) for record in records],
+        "the place in the batch is unchanged": [a.row == b.row for a, b in zip(thens, here, strict=True)],
+        "the batch is the same as in the previous step": [same.get(id(record), False) for record in records],
         "the batch has a prefill": [any(p.verdict is None or p.prefill_tokens for p in r.requests) for r in records],
         "steps since the request's last": [b.record.step - a.record.step for a, b in zip(thens, here, strict=True)],
-        "a block is held by two requests": [
+        "two requests hold one block": [
             bool(shared[id(visit.record)].intersection(visit.part.blocks.tolist())) for visit in here
         ],
         "engine step": [record.step for record in records],

@@ -119,7 +119,7 @@ class Finding:
             return sentence + (" (in each request up to the first step that differs)" if self.first_only else "")
         figures = f"{self.failed:,} of {plural(self.tested, self.unit)}"
         like = f": {self.rarest}" if self.rarest else ""
-        return f"{self.name} differs at {figures}; no condition tells which{like}" if self.failed else ""
+        return f"{self.name} differs at {figures}; no condition separates them{like}" if self.failed else ""
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for --json."""

@@ -137,11 +137,11 @@ def notes_of(history: History, requests: Sequence[RequestReport], loops: Loops) 
     told = (
         (history.without_steps, history.figures_note),
         (history.run is None, "the run's header is missing: its model and settings are unknown"),
-        (lost, f"{plural(lost, 'record')} missing: counts are too low, and ratios are over what is left"),
+        (lost, f"{plural(lost, 'record')} missing: counts are too low, and ratios cover what is left"),
         (
             branches > 1,
-            f"the run was edited and has {branches} branches: these figures are of branch {history.branch} (--branch N "
-            "for another)",
+            f"the run was edited and has {branches} branches: these figures are for branch {history.branch} (--branch "
+            "N selects another)",
         ),
         (
             open_ended,
@@ -150,34 +150,31 @@ def notes_of(history: History, requests: Sequence[RequestReport], loops: Loops) 
         ),
         (
             forced,
-            f"{forced} of {verdicts} forced (a synthetic drafter, or what-if): their acceptance measures nothing, and "
-            "the output is not the target's",
+            f"{forced} of {verdicts} forced (synthetic drafter or fork): their acceptance measures nothing, and the "
+            "output is not the target's",
         ),
         (
             shared,
-            f"{shared} of {plural(len(sampled), 'sampled request')} share their seed with another (it may have been "
-            "asked for): they toss the same coins at the same positions, and are no independent samples",
+            f"{shared} of {plural(len(sampled), 'sampled request')} share their seed with another (perhaps on "
+            "purpose): they use the same coins at the same positions, so they are not independent samples",
         ),
         (
             lossy,
-            f"{len(lossy)} of {verdicts} under a rule that is not lossless ({rules}): the output is not distributed as "
-            "the target's own",
+            f"{len(lossy)} of {verdicts} under a rule that is not lossless ({rules}): the output does not follow the "
+            "target's p",
         ),
         (
             own,
-            f"the rule of verification is somebody's own ({', '.join(own)}): verify tests whether the output is "
-            "distributed as the target's",
+            f"the rule of verification is your own ({', '.join(own)}): verify tests whether the output follows the "
+            "target's p",
         ),
         (True, _sources(parts)),
         (
             unverified,
-            f"{plural(unverified, 'draft')} not verified, beyond a budget: the figures are of those that were",
+            f"{plural(unverified, 'draft')} not verified, beyond a budget: the figures cover the verified ones",
         ),
         (True, _forms([part for part in parts if part.form is not None])),
-        (
-            missing,
-            f"{plural(sum(missing), 'output token')} of {plural(len(missing), 'request')} in steps that are missing",
-        ),
+        (missing, f"{plural(sum(missing), 'output token')} of {plural(len(missing), 'request')} in missing steps"),
     )
     return [*_looped(loops), *_of_counts(aggregates), *(text for applies, text in told if applies and text)]
 
@@ -188,10 +185,10 @@ def _looped(loops: Loops) -> list[str]:
         return []
     tau = "nothing else was drafted"
     if loops.rest.tau is not None:
-        tau = f"without its steps τ is {loops.rest.tau:.2f} over {plural(loops.rest.drafts, 'draft')}"
+        tau = f"without those steps τ is {loops.rest.tau:.2f} over {plural(loops.rest.drafts, 'draft')}"
     return [
-        f"{loops.share:.1%} of {plural(loops.tokens, 'output token')} lie in loops (a cycle of up to {LONGEST} tokens "
-        f"that comes {TIMES} times or more in a row): acceptance on such text says little of the drafter; {tau}"
+        f"{loops.share:.1%} of {plural(loops.tokens, 'output token')} are in loops (a cycle of up to {LONGEST} "
+        f"tokens, {TIMES} times or more in a row): acceptance on such text says little about the drafter; {tau}"
     ]
 
 
@@ -203,7 +200,7 @@ def _of_counts(aggregates: Sequence[Aggregate]) -> list[str]:
     if rounded:
         intervals = plural(len(aggregates), "interval")
         notes.append(
-            f"{rounded} of {intervals} with drafts worked out from rounded rates: the nearest count that fits (~)"
+            f"{rounded} of {intervals} with drafts estimated from rounded rates: the nearest count that fits (~)"
         )
     if resets:
         notes.append(f"{plural(resets, 'restart')} of the engine: its counters began again")
@@ -219,7 +216,7 @@ def _forms(parts: Sequence[RequestStep]) -> str:
     removed, pruned = np.concatenate([form.removed for form in forms]), sum(form.pruned for form in forms)
     mean = f", on average {100 * float(removed.mean()):.1f} % of the target's own mass" if len(removed) else ""
     drafts = f"; {plural(pruned, 'draft')} pruned before verification" if pruned else ""
-    return f"structured output or min_tokens shaped {steps} of {requests}: it removed tokens{mean}{drafts}"
+    return f"structured output or min_tokens affected {steps} of {requests}: it removed tokens{mean}{drafts}"
 
 
 def _sources(parts: Sequence[RequestStep]) -> str:
@@ -569,7 +566,7 @@ def _mixed(reports: Sequence[Report]) -> list[str]:
     runs = [report.run for report in reports if report.run is not None]
     values = {name: [*dict.fromkeys(str(run[name]) or "none" for run in runs)] for name in SETTINGS}
     mixed = "; ".join(f"{name} {', '.join(each)}" for name, each in values.items() if len(each) > 1)
-    return [f"the captures differ in settings, which pooled figures mix: {mixed}"] if mixed else []
+    return [f"pooled figures mix captures with different settings: {mixed}"] if mixed else []
 
 
 def _twice(reports: Sequence[Report]) -> list[str]:
@@ -578,4 +575,6 @@ def _twice(reports: Sequence[Report]) -> list[str]:
     for report in reports:
         if report.run is not None:
             sources.setdefault(report.run["run_id"], []).append(report.source)
-    return [f"{' and '.join(each)} hold the same run, which counts twice" for each in sources.values() if len(each) > 1]
+    return [
+        f"{' and '.join(each)} hold the same run, which is counted twice" for each in sources.values() if len(each) > 1
+    ]

@@ -112,8 +112,8 @@ def acceptance(report: Report) -> Table:
     if report.loops.looped:
         note += (
             f" In loops: {count(report.loops.looped)} of {count(report.loops.tokens)} output tokens; a cycle of up to "
-            f"{LONGEST} tokens that comes {TIMES} times or more in a row. τ without: over "
-            f"{plural(report.loops.rest.drafts, 'draft')}, those left out all of whose output lies in loops."
+            f"{LONGEST} tokens, {TIMES} times or more in a row. τ without: over "
+            f"{plural(report.loops.rest.drafts, 'draft')}, without requests whose whole output is in loops."
         )
     return Table("Acceptance", ("", "pooled", "per-request mean"), rows, note)
 
@@ -126,9 +126,9 @@ def undrafted(report: Report) -> list[Table]:
     rows = [
         (ABOUT[reason], count(report.undrafted[reason]), percent(part)) for reason, part in shares(report.undrafted)
     ]
-    note = f"share: of {plural(of, 'step')} without drafts; {undrafted_share(report)} decode steps are such."
+    note = f"share: of {plural(of, 'step')} without drafts, which are {undrafted_share(report)} decode steps."
     if report.adaptive:
-        note += " The run is adaptive: a step drafts only what its costs let pay. τ counts steps with drafts alone."
+        note += " The run is adaptive: a step drafts only what pays at its cost. τ counts only steps with drafts."
     return [Table("Steps that drafted nothing", ("why", "steps", "share"), rows, note)]
 
 
@@ -184,9 +184,8 @@ def positions(report: Report | Several) -> Table:
         for position in by_position(report.pooled)
     ]
     note = (
-        "per-position: accepted here, of all drafts, as vLLM has it. corrected: of the drafts that proposed this "
-        "depth. conditional: of those that came to a trial here. vLLM counts positions from 0: depth 1 is its "
-        "position 0."
+        "per-position: accepted / all drafts, as in vLLM. corrected: / drafts that proposed this depth. conditional: "
+        "/ drafts tried here. vLLM counts positions from 0: depth 1 is its position 0."
     )
     return Table("Per position", ("depth", "per-position", "corrected", "conditional", "accepted"), rows, note)
 
@@ -231,8 +230,8 @@ def intervals(report: Report) -> Table:
         about = " ".join(filter(None, (one_line(interval.told.request, MOST_SHOWN), *notes(interval.told))))
         rows.append((*(each[name] for name in names), rates, about))
     left = len(report.intervals) - len(shown)
-    note = "by position: accepted there, of the interval's drafts, as vLLM has it."
-    note += f" The newest {count(len(shown))}; the JSON has all." if left else ""
+    note = "by position: accepted there / the interval's drafts, as in vLLM."
+    note += f" The newest {count(len(shown))}; --json shows all." if left else ""
     words = frozenset(["by position", "about"])
     return Table("By interval", (*names, "by position", "about"), rows, note, words)
 
@@ -246,19 +245,19 @@ def levels(found: Levels) -> list[Table]:
             (_when(level.start_ns), _when(level.end_ns), *_level(level), _chance(level.p_value), _where(level) or NONE)
             for level in found.changes
         ]
-        note = "p: the chance of such a change where the level never changes; changes below 0.001 are told. "
-        note += "Where τ goes from one figure to another, it drifts."
+        note = "p: how likely this change is by chance; changes with p below 0.001 are listed. "
+        note += "τ from one figure to another: it drifts."
         names = ("from", "to", *columns, "p", "engine")
         tables.append(Table("When the level changed", names, rows, note, frozenset(["to", "engine"])))
     if (condition := found.condition) is not None:
         rows = [(_where(level), *_level(level)) for level in found.groups]
         inside = f"{condition.hits_in:,} of {plural(condition.total_in, found.unit)} where {printable(condition.text)}"
-        note = f"{inside} are low, {condition.hits_out:,} of {condition.total_out:,} others"
+        note = f"{inside} are low, as are {condition.hits_out:,} of {condition.total_out:,} others"
         times = ", ".join(f"{_when(start)} to {_when(end)}" for start, end in found.stretches[:STRETCHES])
         more = len(found.stretches) - STRETCHES
         note += f": {times}{f' and {more} times more' if more > 0 else ''}." if times else "."
         if shares := _such(found):
-            note += f" Such are {' and '.join(shares)}."
+            note += f" These are {' and '.join(shares)}."
         tables.append(Table(f"Low {found.unit}s and the others", ("where", *columns), rows, note))
     return tables
 
@@ -297,12 +296,12 @@ def finals(report: Report) -> Table:
     """Where the last token of each step came from."""
     meaning = {
         FinalKind.BONUS: "the whole path was accepted",
-        FinalKind.RECOVERED: "after a rejection: from the residual; of greedy requests the target's choice",
+        FinalKind.RECOVERED: "after a rejection: from the residual; greedy: the target's top token",
         FinalKind.TARGET: "nothing was drafted",
     }
     kinds, shares = report.pooled.kinds, final_shares(report.pooled)
     rows = [(kind.value, count(kinds[kind]), percent(shares[kind]), meaning[kind]) for kind in FinalKind]
-    note = f"share: of {plural(report.pooled.steps, 'decode step')}, each of which ends in one final token."
+    note = f"share: of {plural(report.pooled.steps, 'decode step')}; each ends in one final token."
     return Table("Final tokens", ("kind", "steps", "share", "meaning"), rows, note, frozenset(["meaning"]))
 
 
@@ -331,7 +330,7 @@ def engine(report: Report) -> Table:
         ("preemptions", told(e.preempted)),
     ]
     if e.ahead:
-        rows.append(("steps accounted for while the next ran", f"{count(e.ahead)}, {e.overlap_s * 1e3:,.0f} ms of it"))
+        rows.append(("steps recorded while the next ran", f"{count(e.ahead)}, {e.overlap_s * 1e3:,.0f} ms of it"))
     if e.queried:
         rows.append(("tokens found in the prefix cache", f"{count(e.found)} of {count(e.queried)}"))
     rows += [
@@ -346,7 +345,7 @@ def groups(report: Report | Several) -> list[Table]:
     for label, parts in report.groups.items():
         title = f"By {one_line(label, MOST_SHOWN)}"
         if len(parts) > MAX_GROUPS:
-            tables.append(Table(title, (label,), [], f"{plural(len(parts), 'value')}; the JSON has them all."))
+            tables.append(Table(title, (label,), [], f"{plural(len(parts), 'value')}; --json shows all."))
             continue
         values = [NONE if part.value is None else one_line(part.value, MOST_SHOWN) for part in parts]
         figures = [_figures(part.requests, part.figures, part.means) for part in parts]
@@ -369,7 +368,7 @@ def _answer(table: Table, limit: int, width: int | None) -> Table:
     left, rows = len(table.rows) - limit, table.rows[:limit]
     lines = [f"{table.summary}." if table.summary else "", table.note if rows else ""]
     lines += [f"{note}." for note in table.notes]
-    lines.append(f"{count(left)} more; --top {len(table.rows)} prints all, the JSON has them." if left > 0 else "")
+    lines.append(f"{count(left)} more; --top {len(table.rows)} or --json shows all." if left > 0 else "")
     examples = [printable(str(examples.clearest)) for examples in table.examples[:limit]]
     room = 10**6 if width is None else width - max([7, *map(len, examples)]) - GAP
     shown = [column for column, _ in replace(table, rows=rows).fitted(room, GAP)] if rows else []
@@ -388,7 +387,7 @@ def requests(report: Report, limit: int) -> Table:
     left = len(report.requests) - len(shown)
     note = "τ: mean acceptance length. rate: draft acceptance rate. Worst τ first."
     if left:
-        note += f" {count(left)} more; the JSON has them all."
+        note += f" {count(left)} more; --json shows all."
     columns = ("request", "prompt", "end", "tokens", "drafts", "τ", "rate")
     start = _common_start([request.prompt for request in report.requests if request.prompt is not None])
     rows = [_request_row(request, start) for request in shown]

@@ -21,7 +21,7 @@ from specscope.trace.record.vocabulary import Vocabulary, printable
 from specscope.trace.words import StepFacts
 
 SHOWN = 5  # kinds of a run
-RANKS = "the capture does not hold the drafter's likeliest tokens: whether it knew what the target wanted is not known"
+RANKS = "the drafter's likeliest tokens are not recorded, so its rank of the target's token is unknown"
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class RunAnswer:
             share = f"{kind.rejections:,} of {plural(kind.of_rejections, 'rejection')}"
             basis = f"estimated from the {plural(kind.compared_drafts, 'draft')} that got past this depth"
             cost = f"about {plural(round(kind.tokens_lost), 'token')} lost, {basis}"
-            cost = cost if kind.compared_drafts else "a token lost each, or more: no draft got past this depth"
+            cost = cost if kind.compared_drafts else "at least a token lost each: no draft got past this depth"
             about = f"{kind.about[0].upper()}{kind.about[1:]}."
             told.append((about, f"{share}; {cost}.", str(kind.examples[0]), f"{kind.sentence}."))
         return told

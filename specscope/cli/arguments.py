@@ -25,9 +25,9 @@ from specscope.trace.record.vocabulary import printable
 from specscope.trace.stored import CaptureSource, StoreAddress
 
 _FORMS = {int: r"[+-]?[0-9]{1,40}", float: r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"}
-X_RULE = """What X, or CAPTURE, may be: a file, whose first bytes say whether it is a recording, a log, a page of
-metrics, results or prompts; FILE#REQUEST@STEP, a place in a recording; http://HOST:16686/trace/ID, a trace in Jaeger
-or Tempo; any other URL, a page of metrics; the socket of a debugger; - for standard input."""
+X_RULE = """X or CAPTURE is a file (its first bytes show whether it is a capture, a log, a metrics page, results or
+prompts), FILE#REQUEST@STEP (a step in a capture), http://HOST:16686/trace/ID (a trace in Jaeger or Tempo), any other
+URL (a metrics page), a debugger's socket, or - (standard input)."""
 
 
 class Number(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click alone
@@ -60,12 +60,12 @@ class What(Enum):
     """What X is, and what a verb says that does not take it."""
 
     TRACE = "{x} is the address of a trace: specscope open {x} shows it"
-    PAGE = "{x} is a page of metrics: specscope watch {x} reads it"
+    PAGE = "{x} is a metrics page: specscope watch {x} reads it"
     INPUT = "- is standard input: give a file"
     SOCKET = "{x} is a socket: specscope debug {x} attaches to the engine behind it"
-    RECORDING = "{x} is a recording: specscope open {x} shows it"
+    RECORDING = "{x} is a capture: specscope open {x} shows it"
     FILE = "{x} is a file"
-    MISSING = "there is no file {x}; a prompt has spaces, or is one plain word"
+    MISSING = "there is no file {x}; a prompt contains spaces or is one plain word"
     WORDS = "{x} is a prompt: specscope run takes it"
 
     @staticmethod
@@ -113,7 +113,7 @@ class X(FileName):
         what = What.RECORDING if isinstance(value, StoreAddress) else What.of(value)
         if what is What.PAGE and re.search(r":16686(/search.*|/)?$", value):
             name = without_login(value)
-            raise UserError(f"{name} is Jaeger's own page: open a trace there and give its address, .../trace/ID")
+            raise UserError(f"{name} is Jaeger's start page: open a trace there and give its address (.../trace/ID)")
         if what not in self.takes:
             if what is What.PAGE:
                 StoreAddress.read(value)  # raises
@@ -144,7 +144,7 @@ def _spooled() -> CaptureSource:
 FILE = FileName()
 CAPTURE = X(*(what for what in What if what not in (What.SOCKET, What.PAGE)))
 PLACE = X(*CAPTURE.takes, place=True)
-FIGURES = X(*CAPTURE.takes, What.PAGE)  # of a page of metrics, one reading
+FIGURES = X(*CAPTURE.takes, What.PAGE)  # of a metrics page, one reading
 PROMPT = X(What.INPUT, What.RECORDING, What.FILE, What.WORDS)  # of a recording, whoever reads prompts says what it is
 DEBUGGED = X(*PROMPT.takes, What.TRACE, What.SOCKET, place=True)
 WATCHED = X(What.PAGE, What.INPUT, What.RECORDING, What.FILE, What.MISSING, What.WORDS)

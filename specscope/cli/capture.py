@@ -53,7 +53,7 @@ def capture_run(
             if len(refused) == len(specs):
                 raise UserError(refused[-1])
             for line in refused:
-                warn(f"{line}; it is left out")
+                warn(f"{line}; skipped")
             engine = start_engine(config, begin)
             begin("running")
         log = (lambda line: console.print(line, highlight=False, soft_wrap=True)) if log_stats else None
@@ -65,7 +65,7 @@ def capture_run(
                 if len(refused) == len(specs) or not isinstance(error, TooLargeError):
                     raise UserError(refused[-1]) from None
         for line in refused[len(long) :]:
-            warn(f"{line}; it is left out")
+            warn(f"{line}; skipped")
         outputs = Outputs(options, engine.bus, engine.run_info, engine.vocabulary, params, log, tell=warn)
         lifetime.leave = outputs.close  # where a step takes longer than the grace
         with interruptible() as interrupt:  # the sinks' end too: a signal must not cut it short

@@ -56,8 +56,8 @@ def need_steps(history: History, file: str, what: str = "judged") -> None:
     """Refuse a capture that holds only sums, over intervals or of requests, and no steps. Raises UserError."""
     if history.figures_only:
         raise UserError(
-            f"{file} cannot be {what}: it holds figures of requests alone, and no steps (level `requests` or "
-            "`steps`, or each request ended before its first step); use open, report or compare"
+            f"{file} cannot be {what}: it holds figures per request and no steps (level `requests` or `steps`, or "
+            "each request ended before its first step); use open, report or compare"
         )
     if history.counts_only:
         sources = {step.aggregate.source for step in history.steps if step.aggregate is not None}
@@ -157,7 +157,7 @@ def fetches_captures(function: F) -> F:
         given = [value for flag in flags.values() for value in (flag if isinstance(flag, tuple) else (flag,))]
         addresses = [value for value in given if isinstance(value, StoreAddress)]
         if headers and not addresses:
-            raise UserError("--header is for a trace store: give a capture as its address, http://HOST:16686/trace/ID")
+            raise UserError("--header goes to a trace store: give an address, http://HOST:16686/trace/ID")
         known = {address: _fetched(address, _header_lines(headers)) for address in addresses}
         for name, value in flags.items():
             if isinstance(value, tuple):
@@ -175,9 +175,9 @@ def fetches_captures(function: F) -> F:
         "headers",
         multiple=True,
         metavar="'NAME: VALUE'",
-        help="Extra HTTP header for the trace store, such as a login; may be given several times.",
+        help="Extra HTTP header for the trace store (for a login); repeatable.",
     )
-    one_run = click.option("--run", metavar="ID", help="Of a CAPTURE that holds several runs, take this one.")
+    one_run = click.option("--run", metavar="ID", help="Which run to read if CAPTURE holds several.")
     return one_run(header(fetched))  # type: ignore[return-value]
 
 
@@ -261,8 +261,8 @@ def _watched(file: str, since: str = "") -> tuple[str, ...]:
     if watch.errors:
         raise watch.errors[0]
     if not watch.runs:
-        raise UserError(f"{printable(file)} has no interval of any engine")
-    went_on = f"the counters of {printable(file)} go on from {printable(since)}: these are what they counted since"
+        raise UserError(f"{printable(file)} holds no interval of any engine")
+    went_on = f"the counters of {printable(file)} continue those of {printable(since)}: the figures are the difference"
     notes = (*([went_on] if before else []), *filter(None, [source.note]), *watch.faults(), *losses)
     name = f"{file} since {since}" if before else file
     engines = [f" engine {engine}" if engine else "" for _, engine, _ in watch.runs]

@@ -58,21 +58,21 @@ class WithCommand(Verb):
     multiple=True,
     type=CAPTURE,
     metavar="B...",
-    help="Captures of the second side, where A is several.",
+    help="Captures of side B, if side A has several.",
 )
 @click.option(
     "--fail-if",
     "limits",
     multiple=True,
     metavar="CONDITION",
-    help='Exit with 1 only where this is shown: FIGURE (drops|rises|differs) > X[%], such as "tau drops > 2%", or '
-    "FIGURE (<|>) X[%] of B alone. FIGURE is a row of the table of figures (tau, rate, depth N rate, tokens per step, "
+    help='Exit with 1 only if this holds: FIGURE (drops|rises|differs) > X[%], such as "tau drops > 2%", or '
+    "FIGURE (<|>) X[%] for B alone. FIGURE is a row of the table of figures (tau, rate, depth N rate, tokens per step, "
     "whole paths, rate from SOURCE, q above acceptance, squared error of q, output in loops, tau without loops), a "
-    "count (drafts, drafted, accepted, output tokens, requests), or of a group: tau where GROUP is VALUE, such as "
-    '"tau where label kind is code". Several are joined by "or".',
+    "count (drafts, drafted, accepted, output tokens, requests), or a group: tau where GROUP is VALUE, such as "
+    '"tau where label kind is code". Join several with "or".',
 )
-@json_option("Print everything as JSON.")
-@click.option("--screen", "screen", is_flag=True, help="Show the pairs on a screen, and both trees where they part.")
+@json_option("Print JSON.")
+@click.option("--screen", "screen", is_flag=True, help="Show the pairs on a screen, and both trees where outputs part.")
 @reads_watched
 @fetches_captures
 @click.pass_obj
@@ -84,17 +84,17 @@ def compare(
     as_json: bool,
     screen: bool,
 ) -> None:
-    """Compare two captures: configuration, where outputs part, and acceptance.
+    """Compare two captures: configuration, where outputs part, acceptance.
 
     \b
       specscope compare before.jsonl after.jsonl
       specscope compare a1.jsonl a2.jsonl --with b1.jsonl b2.jsonl
       specscope compare main.jsonl branch.jsonl --fail-if "tau drops > 2%"
 
-    Requests are paired by prompt and parameters. All differences are B - A. The exit code is 0 if nothing differs
-    beyond error, or only as configured (or too little was captured to tell), 1 if something else does, 2 for bad
-    input. With --fail-if, it is 1 only if the whole 95 % interval of a change is beyond the limit. Whatever a table
-    marks with ! or * is different; what the configuration explains is said to be so and does not count.
+    Requests are paired by prompt and parameters. All differences are B - A; a table marks them with ! or *. Differences
+    explained by the configuration are marked and not counted. Exit code: 0 if nothing else differs beyond error (or too
+    little was captured to decide), 1 if something does, 2 for bad input. With --fail-if, 1 only if the whole 95 %
+    interval of a change is beyond the limit.
     """
     from specscope.analyze.compare.comparison import compare as compare_sides
     from specscope.analyze.compare.failif import parse

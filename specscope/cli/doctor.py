@@ -22,19 +22,19 @@ from specscope.envelope import envelope
 
 
 @verb()
-@click.option("--step", is_flag=True, help="Also run the default engine, and show where a step's time goes.")
-@click.option("--gpu", is_flag=True, help="Instead try every kernel on the GPU, a captured graph, and its memory.")
+@click.option("--step", is_flag=True, help="Also run the default engine and show where a step's time goes.")
+@click.option("--gpu", is_flag=True, help="Test the GPU instead: every kernel, a captured graph, memory.")
 @click.option("--on", hidden=True, help="With --gpu: another device (cpu, under TRITON_INTERPRET=1).")
-@click.option("--target", hidden=True, help="With --gpu: the model that its engine runs.")
-@json_option("Print what was found as JSON.")
+@click.option("--target", hidden=True, help="With --gpu: the model to run.")
+@json_option("Print JSON.")
 def doctor(*, step: bool, gpu: bool, on: str | None, target: str | None, as_json: bool) -> None:
-    """Show what this machine has, what is missing, and how to fix it.
+    """Show what this machine has, what is missing and how to fix it.
 
     \b
       specscope doctor
       specscope doctor --step      where the time of a step goes
 
-    Exit code: 1 if something that is needed is missing, else 0.
+    Exit code: 1 if something required is missing, else 0.
     """
     findings = []
     for finding in examine_gpu(on, target) if gpu else examine(step=step):
@@ -169,7 +169,7 @@ def _model() -> Examined:
         return Examined("default model", True, f"{NAME}, converted, in {converted_folder()}")
     file = find_gguf()
     if file is not None:
-        return Examined("default model", True, f"{NAME}, to be converted at the first start (20 s)")
+        return Examined("default model", True, f"{NAME}, converted at the first start")
     return Examined("default model", False, "not installed", f"{REMEDY}, or use --target", needed=False)
 
 
@@ -182,7 +182,7 @@ def _head() -> Examined:
         layers = read_object(DEFAULT_HEAD / "config.json").get("eagle_aux_hidden_state_layer_ids")
         fed = f", fed by layers {', '.join(map(str, layers))}" if layers else ""
         return Examined("default head", True, f"EAGLE-3{fed}, {DEFAULT_HEAD}")
-    remedy = "the default drafter is then ngram"
+    remedy = "the default drafter is ngram"
     return Examined("default head", False, "not installed", remedy, needed=False)
 
 

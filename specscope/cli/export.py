@@ -57,18 +57,18 @@ def export(captures: tuple[str, ...], output: str, findings: str, *, no_clobber:
       specscope export run.jsonl -o tables                   tables for pandas, DuckDB and other tools
       specscope export run.jsonl#r3 -o part.jsonl            a request, to attach to an issue
       specscope export run.jsonl#r3@17 -o part.jsonl         a step of it
-      specscope export run.jsonl#r3@10:40 -o part.jsonl      its steps 10 to 40, both included; 10: goes to its end
+      specscope export run.jsonl#r3@10:40 -o part.jsonl      its steps 10 to 40, both included; 10: is to its end
       specscope export run.jsonl#r3@10:40 run.jsonl#r5 -o part.jsonl.gz --no-text
 
     A page holds the whole run: every step, tree and decision, and links to each. It needs no network and no server.
 
     A folder gets the tables runs, requests, steps (one row for each request and step), nodes (one for each drafted
     token), finals (the token that ended each decode step), tokens (texts) and intervals (of captures that hold counts
-    only). It must be new, empty, or hold an older export, which is replaced. Needs pip install 'specscope[export]'.
+    only). The folder must be new or empty, or hold an older export, which is replaced. Needs pip install
+    'specscope[export]'.
 
-    A part holds the prompt, parameters and output of its requests, and nothing of other requests except how many took
-    part in a step. --no-text leaves out the texts, and --no-tokens the token ids too. Every verb that reads a capture
-    reads a part.
+    A part holds the prompt, parameters and output of its requests; of other requests, only how many took part in a
+    step. --no-text leaves out texts, --no-tokens token ids too. Every verb that reads a capture reads a part.
     """
     existing = Existing.REFUSE if no_clobber else Existing.REPLACE
     folder = Path(output).is_dir() or not Path(output).suffix
@@ -137,9 +137,9 @@ def _write_tables(named: Sequence[tuple[str, str]], folder: str, privacy: Privac
     from specscope.analyze.export.exporting import export as write
 
     if place := next((place for _, place in named if place), ""):
-        raise UserError(f"#{printable(place)} names a part, which is written to a file: -o part.jsonl")
+        raise UserError(f"#{printable(place)} names a part of a capture, which needs a file: -o part.jsonl")
     if existing is Existing.REFUSE and Path(folder).is_dir() and any(Path(folder).iterdir()):
-        raise UserError(f"{folder} is not empty, and --no-clobber keeps what it holds: give another folder")
+        raise UserError(f"{folder} is not empty (--no-clobber): give another folder")
     captures = [file for file, _ in named]
     need_different(captures)
     with reading_bar("exporting") as progress:
@@ -157,7 +157,7 @@ def _write_part(named: Sequence[tuple[str, str]], output: str, privacy: Privacy,
     file = named[0][0]
     for other, _ in named:
         if other != file:
-            raise UserError(f"{other} is another capture than {file}: {output} takes places of one")
+            raise UserError(f"{other} and {file} are different captures: {output} takes parts of one capture")
     check_output(output, "-o", (file,), CAPTURE, existing)
     with reading_bar("reading") as progress:
         reader = read_capture(file, progress)
@@ -166,7 +166,7 @@ def _write_part(named: Sequence[tuple[str, str]], output: str, privacy: Privacy,
     first = next(iter(history.requests), "r3")
     is_part = isinstance(file, CaptureSource) and len(history.requests) == 1  # a store's trace of a request
     if not is_part and not all(place for _, place in named):
-        raise UserError(f"{output} takes a part of {file}: write a request after #, such as {file}#{printable(first)}")
+        raise UserError(f"{output} takes a part of {file}: name a request after #, such as {file}#{printable(first)}")
     part = part_of(history, [place or first for _, place in named], privacy)
     for warning in reader.warnings:
         warn(warning)

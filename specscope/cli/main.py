@@ -76,8 +76,8 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 def cli(context: click.Context) -> None:
     """The debugger for speculative decoding.
 
-    Watch a model draft and verify, token by token. Capture every decision with its evidence, then open it, report
-    on it, or send it to Jaeger. `specscope VERB --help` shows all that a verb can do.
+    Watch a model draft and verify, token by token. Capture every decision with its evidence, then open it, report on
+    it, or send it to Jaeger. `specscope VERB --help` explains a verb.
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
@@ -114,7 +114,7 @@ def run(
     paused: bool,
     **flags: Any,  # noqa: ANN401
 ) -> None:
-    """Decode PROMPTS on a live screen: every draft tree and verdict.
+    """Decode prompts on a live screen: every draft tree and verdict.
 
     \b
       specscope run "Why is the sky blue?"
@@ -145,30 +145,30 @@ def run(
 @sampling_options
 @fetches_captures
 def debug(given: tuple[str, ...], file: str | None, script: str | None, stop_on_error: bool, **flags: Any) -> None:  # noqa: ANN401
-    """Debug prompts on a live engine, a recording, or an engine that runs.
+    """Debug prompts on a live engine, a capture, or a running engine.
 
     \b
       specscope debug "Why is the sky blue?"
-      specscope debug run.jsonl#r3@17           a recording, from that step on
-      specscope debug debug.sock                specscope serve --debug-socket, or vllm --debug, opened it
+      specscope debug run.jsonl#r3@17           a capture, from that step on
+      specscope debug debug.sock                the socket of specscope serve --debug-socket or vllm --debug
 
-    Set breakpoints, step forward and back, ask what if. The run starts paused before step 0. Try
+    Set breakpoints, step forward and back, try other outcomes. The run starts paused before step 0. Try
     `break reject if p > 0.2`, then `continue`; `help` lists all commands. A script (--commands) runs to its end; the
     exit code is 2 if a command failed.
     """
     from specscope.cli.debug import Script, attached, converse, over_capture
 
     if stop_on_error and script is None:
-        raise UserError("--stop-on-error is for a script: give --commands FILE too")
+        raise UserError("--stop-on-error needs a script: add --commands FILE")
     config = engine_config(flags)
     params, how = sampling_params(flags)
     whole = [x for x in given if What.of(x) in (What.SOCKET, What.RECORDING)]
     if whole:
         x, is_socket = whole[0], What.of(whole[0]) is What.SOCKET
         if len(given) > 1 or file is not None:
-            raise UserError(f"{x} is {'a socket' if is_socket else 'a recording'}, so debug takes no prompts beside it")
+            raise UserError(f"{x} is {'a socket' if is_socket else 'a capture'}, so debug takes no prompts with it")
         others = {"given", "script", "stop_on_error", "headers", "run"}
-        refuse_others(x, "is debugged as it runs" if is_socket else "is debugged as it was recorded", others)
+        refuse_others(x, "is a running engine" if is_socket else "is a capture", others)
     lines = None if script is None else Script.read(script, stop_on_error=stop_on_error)
     if whole:
         with attached(x) if is_socket else nullcontext(over_capture(x)) as commands:
@@ -180,7 +180,7 @@ def debug(given: tuple[str, ...], file: str | None, script: str | None, stop_on_
     specs = prompt_specs(given, file, params, **how, tell=_tell)
     _check_forms(specs)
     if not specs:
-        raise UserError("nothing to debug: give a prompt, --file FILE, a recording, or a socket")
+        raise UserError("nothing to debug: give a prompt, --file FILE, a capture or a socket")
     check_places(config)
     from specscope.cli.capture import tell_failed
     from specscope.live.local import live_commands
@@ -237,15 +237,15 @@ def capture(
 @fetches_captures
 @click.pass_obj
 def open_recording(lifetime: Lifetime, file: str) -> None:
-    """Show a recording on the same screen as a live run.
+    """Show a capture on the same screen as a live run.
 
     \b
       specscope open run.jsonl
       specscope open run.jsonl#r3@17
       specscope open http://localhost:16686/trace/4f836fc2338be204b3bf1b5f58777b77
 
-    X is a file, or the address of a request's trace in Jaeger or Tempo, as it stands in the browser. The screen has a
-    time slider. X#REQUEST@STEP opens at that step of that request; on the screen, y copies such a reference.
+    X is a file, or the address of a request's trace in Jaeger or Tempo, copied from the browser. The screen has a time
+    slider. X#REQUEST@STEP opens at that step of that request; on the screen, y copies this reference.
     """
     from specscope.debug.viewer import Viewer
     from specscope.trace.wire.reading import CaptureReader, split_reference
@@ -264,27 +264,25 @@ def open_recording(lifetime: Lifetime, file: str) -> None:
 
 @cli.command(epilog=X_RULE)
 @click.argument("captures", nargs=-1, required=True, type=FIGURES, metavar="CAPTURE...")
-@json_option("Print all figures, and every request, as JSON.")
+@json_option("Print JSON, with every request.")
 @click.option("--branch", type=whole_from(0, 2**31), metavar="N", help="Report on this branch.  [default: the last]")
 @click.option("--top", type=whole_from(1, 2**31), metavar="N", help="N rejected tokens.  [default: 10]")
 @click.option(
-    "--fail-if",
-    metavar="CONDITION",
-    help='Exit with 1 if it holds: "tau < 1.5"; figures: compare --help-all.',
+    "--fail-if", metavar="CONDITION", help='Exit with 1 if this holds, e.g. "tau < 1.5".  [figures: compare --help-all]'
 )
 @reads_watched
 @fetches_captures
 def report(captures: tuple[str, ...], as_json: bool, branch: int | None, top: int | None, fail_if: str | None) -> None:
-    """Print the acceptance figures of CAPTURE.
+    """Print the acceptance figures of a run.
 
     \b
       specscope report run.jsonl
-      specscope report run*.jsonl                                               pooled, and each by itself
+      specscope report run*.jsonl                                               pooled, then one by one
       specscope report http://localhost:8000/metrics --fail-if "tau < 1.5"      one reading of a server
 
-    Pooled, by position and by request, the worst requests first; then questions over many steps: which tokens are
-    rejected most, how well the drafter's probability tells acceptance, when drafts are accepted, and where the target's
-    choice was. Each row names a step to look at: specscope open CAPTURE#REQUEST@STEP opens it. Of counts (watch):
+    Figures are pooled, by position and by request (worst first). Questions over many steps follow: which tokens are
+    rejected most, how well the drafter's probability predicts acceptance, when drafts are accepted, and how the drafter
+    ranked the target's tokens. Each row names a step: specscope open CAPTURE#REQUEST@STEP opens it. For counts (watch):
     when the level changed, and what the low intervals have in common.
     """
     from specscope.analyze.compare.counts import gate
@@ -342,7 +340,7 @@ def _tree_elsewhere(text: str) -> tuple[str, str]:
 
 @cli.command()
 @click.argument("tree", metavar="TREE", required=False)
-@click.option("--from", "other", metavar="TEXT", help="Translate the tree of another program; a file or text.")
+@click.option("--from", "other", metavar="TEXT", help="A tree in another program's notation: a file or text.")
 @click.option("--mask/--no-mask", default=True, help="Also draw the attention mask.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def tree(tree: str | None, other: str | None, *, mask: bool, as_json: bool) -> None:
@@ -359,7 +357,7 @@ def tree(tree: str | None, other: str | None, *, mask: bool, as_json: bool) -> N
       5                           a chain of five
       3x4                         three chains of four
       '[(0,), (1,), (0, 0)]'      any static tree, as paths of child ranks
-      sampled:3x4, top:3x4        the same shape: sampled where the request is; always the likeliest tokens
+      sampled:3x4, top:3x4        the same shape: drawn if the request is sampled; always the likeliest tokens
       dynamic:24,depth=6,top=4    EAGLE-2: the best 24 nodes of a search 6 deep and 4 wide
 
     The tokens of a static tree are sampled if the request is sampled, and are the likeliest ones if it is greedy.
@@ -377,7 +375,7 @@ def tree(tree: str | None, other: str | None, *, mask: bool, as_json: bool) -> N
     from specscope.plans.plan_text import describe, plan_dict
 
     if (tree is None) == (other is None):
-        raise UserError("give a TREE, or that of another program with --from TEXT")
+        raise UserError("give a TREE, or another program's tree with --from TEXT")
     text, about = (tree, "") if tree is not None else _tree_elsewhere(other or "")
     plan, about = parse_plan(text), about or translated(text)[1]
     if as_json:

@@ -77,7 +77,7 @@ _SAMPLING = [
 service_option = click.option(
     "--service-name",
     metavar="NAME",
-    help="The service that requests' spans are under; engine steps are under 'NAME engine'.  [default: "
+    help="Service name of request spans; engine steps are under 'NAME engine'.  [default: "
     "$OTEL_SERVICE_NAME, else specscope]",
 )
 trace_level_option = click.option(
@@ -85,7 +85,7 @@ trace_level_option = click.option(
     type=click.Choice([level.value for level in SpanLevel]),
     default="trees",
     show_default=True,
-    help="What is sent to the endpoint; requests: one span a request, with its figures. Captures hold trees.",
+    help="What to send to the endpoint; requests: one span per request, with its figures. Captures always hold trees.",
 )
 _OUTPUT = [
     click.option("--otlp-endpoint", metavar="URL", help="Send spans here, e.g. http://localhost:4317."),
@@ -99,7 +99,7 @@ _OUTPUT = [
     click.option(
         "--on-full",
         type=click.Choice(["stop", "drop"]),
-        help="When the capture's disk is full: end the run, or drop steps and say how many.  [default: stop; drop for "
+        help="If the capture's disk is full: end the run, or drop steps and count them.  [default: stop; drop for "
         "serve]",
     ),
     click.option("--metrics-port", type=Number(Port), metavar="PORT", help="Serve Prometheus metrics on this port."),
@@ -169,7 +169,7 @@ def sampling_params(flags: dict[str, Any]) -> tuple[SamplingParams, dict[str, An
     given["structured_outputs"] = structured_outputs(flags)
     raw, template = flags.pop("raw"), flags.pop("chat_template_kwargs")
     if raw and template is not None:
-        raise UserError("--chat-template-kwargs are for the chat template, which --raw leaves out: give one of them")
+        raise UserError("--chat-template-kwargs needs the chat template and --raw leaves it out: give one of them")
     how = {"raw": raw, "template": {} if template is None else read_template(template)}
     return SamplingParams(**{name: value for name, value in given.items() if value is not None}), how
 
@@ -206,7 +206,7 @@ def output_settings(
     if capture is not None:
         check_output(capture, "-o", inputs, CAPTURE, existing)
     elif no_clobber or on_full is not None:
-        raise UserError(f"{'--no-clobber' if no_clobber else '--on-full'} is about a capture: give -o FILE")
+        raise UserError(f"{'--no-clobber' if no_clobber else '--on-full'} applies to a capture: give -o FILE")
     endpoint = flags.pop("otlp_endpoint")
     for name in ENDPOINTS:
         if os.environ.get(name):
@@ -251,7 +251,7 @@ def asked_ratio(sample: str | None, *, sent: bool) -> float | None:
     """The share of requests whose spans are sent. `sent`: whether spans are. Raises UserError."""
     ratio = read_ratio(sample, "--sample")
     if ratio is not None and not sent and from_flag("ratio"):
-        raise UserError("--sample is about spans that are sent: give --otlp-endpoint")
+        raise UserError("--sample applies to spans that are sent: give --otlp-endpoint")
     return ratio
 
 

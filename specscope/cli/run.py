@@ -75,5 +75,5 @@ def run_live(
         looped = loop_share([end.output for record in history.steps for end in record.finished])
         told = summary(history.acceptance, count_undrafted(history.run, history.steps), looped)
         kept = f"captured {told} → {outputs[0].captured}"
-        say(kept if outputs[0].captured else f"decoded {told}; nothing was kept: -o run.jsonl keeps a run")
+        say(kept if outputs[0].captured else f"decoded {told}; not saved (-o run.jsonl saves a run)")
     return int(tell_failed(history) or any(opened.code for opened in outputs))

@@ -52,20 +52,19 @@ class ServeRun:
     "--api-key",
     envvar=KEY,
     metavar="KEY",
-    help=f"Key that clients must send; required if --host lets other machines connect. It is safer in {KEY}, or in a "
-    "file.",
+    help=f"Key that clients must send. Required if --host lets other machines connect; safer in {KEY} or a file.",
 )
 @click.option(
     "--api-key-file", metavar="FILE", help="Read the key from the only line of this file; - is standard input."
 )
-@click.option("--served-model-name", metavar="NAME", help="What clients call the model.  [default: the target's name]")
+@click.option("--served-model-name", metavar="NAME", help="Model name for clients.  [default: the target's name]")
 @click.option(
     "--max-queue",
     type=whole_from(0, 100_000),
     default=256,
     show_default=True,
     metavar="N",
-    help="Requests that may wait in addition to the --max-batch that run; any more get status 429.",
+    help="Requests that may wait, beyond --max-batch that run. More get status 429.",
 )
 @click.option(
     "--max-body",
@@ -105,7 +104,7 @@ class ServeRun:
     metavar="FILE",
     help="Capture the run to this file. If it exists, the capture gets another name: run.2.jsonl for run.jsonl.",
 )
-@click.option("--debug-socket", metavar="SOCKET", help="Accept specscope debug SOCKET on this Unix socket.")
+@click.option("--debug-socket", metavar="SOCKET", help="Unix socket for specscope debug SOCKET.")
 @click.option("--screen", is_flag=True, help="Show the run live in this terminal. The server's messages go to a file.")
 @engine_options
 @output_options
@@ -114,8 +113,8 @@ def serve(lifetime: Lifetime, /, output: str | None, *, screen: bool, **flags: A
     """Serve a model through an OpenAI-compatible API, with speculative decoding.
 
     /v1/completions and /v1/chat/completions accept OpenAI's and vLLM's fields, with or without streaming. /metrics,
-    /health, /v1/models and /version are there too. Only this machine can connect, unless --host and --api-key are
-    given. Ctrl-C waits for requests to finish.
+    /health, /v1/models and /version are there too. Only this machine can connect unless you give --host and --api-key.
+    Ctrl-C waits for requests to finish.
 
     \b
       specscope serve --drafter suffix -o run.jsonl
@@ -134,7 +133,7 @@ def _beside_screen(lifetime: Lifetime, grace: float) -> int:
     """The server in a process of its own, and the screen that listens to its spans. Raises UserError."""
     from specscope.cli.inside.program import run_with_screen
 
-    refuse_others("--screen", "has its own listener", refused={"otlp_endpoint", "otlp_protocol"})
+    refuse_others("--screen", "receives the spans itself", refused={"otlp_endpoint", "otlp_protocol"})
     command = [sys.executable, "-P", "-m", "specscope", *(word for word in sys.argv[1:] if word != "--screen")]
 
     def sending_to(endpoint: str) -> dict[str, str]:

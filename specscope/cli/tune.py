@@ -42,18 +42,19 @@ if TYPE_CHECKING:
 @click.option(
     "--nodes", type=whole_from(1, 256), default=32, show_default=True, metavar="MAX", help="Nodes of the largest tree."
 )
+@click.option("--tree", "asked", multiple=True, metavar="TREE", help="Also rate this tree; repeatable.")
 @click.option(
-    "--tree", "asked", multiple=True, metavar="TREE", help="Also judge this tree; may be given several times."
+    "--costs", metavar="FILE", help="File of step costs: if it exists, no model is needed; else it is written."
 )
 @click.option(
-    "--costs", metavar="FILE", help="Step costs: with them no model is needed; measured if FILE does not exist."
+    "--costs", metavar="FILE", help="File of step costs: if it exists, no model is needed; else it is written."
 )
 @click.option("--no-costs", is_flag=True, help="Compare acceptance lengths only: no model is needed.")
-@click.option("--check", is_flag=True, help="Measure the choice, the default and no drafting on other prompts.")
-@click.option("--prompts", metavar="FILE", help="What --check runs.  [default: prompts that the capture does not hold]")
+@click.option("--check", is_flag=True, help="Measure the chosen tree, the default and no drafting on other prompts.")
+@click.option("--prompts", metavar="FILE", help="Prompts for --check.  [default: prompts that the capture lacks]")
 @own_drafter_option
-@click.option("--target", metavar="MODEL", help="The target.  [default: the capture's]")
-@click.option("--draft-model", metavar="MODEL", help="The drafter's model or EAGLE head.  [default: the capture's]")
+@click.option("--target", metavar="MODEL", help="Target model.  [default: the one in the capture]")
+@click.option("--draft-model", metavar="MODEL", help="Draft model or EAGLE head.  [default: the one in the capture]")
 @json_option("Print JSON.")
 @fetches_captures
 def tune(
@@ -69,16 +70,16 @@ def tune(
     as_json: bool,
     **models: str | None,
 ) -> None:
-    """Name the tree that is fastest, from the records in CAPTURE.
+    """Find the fastest draft tree, from a run's records.
 
     \b
       specscope capture prompts.jsonl -o run.jsonl --tree dynamic:32
       specscope tune run.jsonl
       specscope tune run.jsonl --tree top:2x2 --check
 
-    A run with a large tree tells how many tokens every smaller tree would have accepted. What a step costs is measured
-    on the capture's models, in a few seconds. Prints the best static and dynamic tree of every size, with tokens/s and
-    intervals, and the tree to take.
+    A run with a large tree shows how many tokens every smaller tree would have accepted. The cost of a step is measured
+    on the capture's models in a few seconds. Prints the best static and dynamic tree of every size, with tokens/s and
+    intervals, and the tree to use.
     """
     from specscope.plans.plan import parse_plan
 
@@ -105,7 +106,7 @@ def tune(
     tuning = _tune(data, wanted, nodes, priced, warnings)
     if check:
         if tuning.choice is None:
-            raise UserError("--check measures the choice, and there is none: the costs are not known")
+            raise UserError("--check needs a chosen tree, and none was chosen: the costs are unknown")
         tuning = _check(tuning, data, engine or _engine(data, batch, **models), batch, nodes, prompts)
     _show(tuning, as_json=as_json)
 
@@ -117,7 +118,7 @@ def _check_flags(
     if no_costs and (costs is not None or check):
         raise UserError("--no-costs measures nothing: leave out --costs and --check")
     if prompts is not None and not check:
-        raise UserError("--prompts is what --check runs: add --check")
+        raise UserError("--prompts needs --check")
     if prompts is not None and prompts != "-":
         from specscope.engine.prompts import read_prompts
         from specscope.trace.record.params import SamplingParams

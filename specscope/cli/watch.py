@@ -53,8 +53,8 @@ POLL = 0.05  # seconds between two checks for news
 @click.option(
     "--listen",
     metavar="HOST:PORT",
-    help="Show the engines that send spans to this address: gRPC here, HTTP at the next port. Whoever reaches the "
-    "address may send, so with 0.0.0.0 any machine may.",
+    help="Receive spans at this address: gRPC here, HTTP at the next port. Anyone who can reach it can send; "
+    "with 0.0.0.0, every machine.",
 )
 @click.option("--http-port", type=whole_from(0, 65535), metavar="PORT", help="With --listen: another port for HTTP.")
 @click.option(
@@ -66,7 +66,7 @@ POLL = 0.05  # seconds between two checks for news
     help="Seconds between two readings of a URL.",
 )
 @click.option(
-    "-o", "--capture", metavar="FILE", help="Record the intervals; those of a second engine go to NAME-2, and so on."
+    "-o", "--capture", metavar="FILE", help="Record the intervals. A second engine's go to NAME-2, and so on."
 )
 @no_clobber_option
 @sending_options
@@ -89,12 +89,12 @@ def watch(
     seconds: float | None,
     **flags: Any,  # noqa: ANN401
 ) -> None:
-    """Watch engines that run: those that report counts, and with --listen those that send their steps.
+    """Watch running engines: by the counts they report, or with --listen by the steps they send.
 
     \b
-      specscope watch http://localhost:8000/metrics      of vLLM, SGLang or llama.cpp
-      kubectl logs -f POD | specscope watch -            lines of vLLM, SGLang or llama.cpp
-      specscope watch response.json                      figures of each request, llm.get_metrics(), results of tools
+      specscope watch http://localhost:8000/metrics      vLLM, SGLang or llama.cpp
+      kubectl logs -f POD | specscope watch -            a log of vLLM, SGLang or llama.cpp
+      specscope watch response.json                      figures per request, llm.get_metrics(), results of tools
       specscope watch --listen 127.0.0.1:4317            engines that send spans, with every tree
 
     Counts are shown by interval: acceptance by position and acceptance length. report and compare read such files too.
@@ -103,8 +103,8 @@ def watch(
     """
     if listen is not None:
         if sources:
-            raise UserError(f"--listen shows engines that send to it: leave out {sources[0]}")
-        refuse_others("--listen", "shows what engines send, on the screen", {"listen", "http_port"})
+            raise UserError(f"--listen waits for engines that send: leave out {sources[0]}")
+        refuse_others("--listen", "shows a screen of what engines send", {"listen", "http_port"})
         _show_engines(listen, http_port, lifetime)
         return
     if not sources or http_port is not None:
@@ -115,7 +115,7 @@ def watch(
     if sources.count("-") > 1:
         raise UserError("standard input (-) can be watched only once")
     if no_clobber and capture is None:
-        raise UserError("--no-clobber is about a capture: give -o FILE")
+        raise UserError("--no-clobber applies to a capture: give -o FILE")
     existing = Existing.REFUSE if no_clobber else Existing.REPLACE
     endpoint = flags["otlp_endpoint"] and checked_endpoint(flags["otlp_endpoint"], "--otlp-endpoint")
     about: dict[str, Any] = {"privacy": privacy, "existing": existing, "service": flags["service_name"] or ""}

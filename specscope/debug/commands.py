@@ -30,7 +30,7 @@ MOST_COUNT = 10**9
 
 def goes_on_text(stands: int, viewed: int) -> str:
     """What a command says that moves the run while an earlier step is in view."""
-    return f"step {viewed} was in view; the run goes on from step {stands}, where the engine stands"
+    return f"step {viewed} was in view; the run continues from step {stands}, where the engine is"
 
 
 class WhatIf:
@@ -46,9 +46,7 @@ class WhatIf:
 
     def check_kv(self, session: Session) -> KVCheck:
         """The current request's cached KV beside KV computed afresh. Raises UserError."""
-        raise UserError(
-            "a recording holds no KV: check kv needs a live engine: specscope debug PROMPT, or specscope run"
-        )
+        raise UserError("a capture holds no KV: check kv needs a live engine: specscope debug PROMPT, or specscope run")
 
     def view(self, session: Session, node: int | None) -> NodeView:
         """Distributions where a node of the session's step was drawn, or the final token (None). Raises UserError."""
@@ -106,7 +104,7 @@ class Commands:
         if name and find(name).looks:
             self.session.viewed = self.session.history.position_of(viewed)
             if self.session.viewed is None:
-                raise UserError(f"step {viewed} is no part of the run any more")
+                raise UserError(f"step {viewed} is no longer part of the run")
         try:
             text = self._obey(line)
         finally:
@@ -219,7 +217,7 @@ class Commands:
 
     @command("[COUNT]", short=("n",), repeats=True)
     def do_next(self, text: str) -> str:
-        """Run one engine step, or COUNT of them."""
+        """Run one engine step, or COUNT steps."""
         return self.stopped(self.session.next(self._count(text)))
 
     @command()
@@ -229,7 +227,7 @@ class Commands:
 
     @command("[COUNT]", short=("s",), repeats=True)
     def do_step(self, text: str) -> str:
-        """Run one phase, or COUNT: schedule, draft, forward, verify, commit."""
+        """Run COUNT phases (default 1): schedule, draft, forward, verify, commit."""
         count = self._count(text)
         if self.session.engine is None:
             return self.do_next(text)
@@ -257,14 +255,12 @@ class Commands:
 
     @command("[COUNT]", short=("rn",), repeats=True)
     def do_reverse_next(self, text: str) -> str:
-        """Go back one engine step, or COUNT of them."""
+        """Go back one engine step, or COUNT steps."""
         return self.stopped(self.session.reverse_next(self._count(text)))
 
     @command("STEP|NAME[@N]|start|end")
     def do_goto(self, text: str) -> str:
-        """Go to just after STEP, or step N of request NAME (NAME alone chooses it), or before the first, or the
-        last.
-        """
+        """Go to just after STEP, to step N of request NAME (NAME alone selects it), or to the start or end."""
         history = self.session.history
         if text in ("start", "end"):
             return self.stopped(self.session.goto(-1 if text == "start" else len(history.steps) - 1))
@@ -306,7 +302,7 @@ class Commands:
 
     @command("N [LINE; ...]", passive=True)
     def do_commands(self, text: str) -> str:
-        """Run these lines at each stop of breakpoint N; without any, type them one by one, then end."""
+        """Run these lines at each stop of breakpoint N; without lines, type them one by one, then end."""
         number, _, rest = text.partition(" ")
         wanted = whole(number)
         if wanted is None or not (rest or (self.many_lines and not self._draining)):
@@ -361,9 +357,9 @@ class Commands:
 
     @command("kv")
     def do_check(self, text: str) -> str:
-        """Compare the KV that target and drafter hold of the current request with KV computed afresh."""
+        """Recompute the KV of the current request and compare it with what target and drafter hold."""
         if text != "kv":
-            raise UserError("check what? write check kv")
+            raise UserError("write check kv")
         self._need_tokens()
         check, step = self.what_if.check_kv(self.session), self.session.history.last_step
         last, before = self._checked.get(check.request, (step, None))
@@ -396,7 +392,7 @@ class Commands:
 
     @command("[N]", looks=True)
     def do_why(self, text: str) -> str:
-        """Say why node N was rejected or kept; without N, the step's path and what ended it."""
+        """Explain node N's verdict; without N, the step's path and what ended it."""
         if self.session.phase:
             raise UserError("the step in progress is not judged yet: next finishes it")
         if not text:
@@ -420,7 +416,7 @@ class Commands:
 
     @command("NAME", short=("r",), looks=True)
     def do_request(self, text: str) -> str:
-        """Make NAME the current request."""
+        """Select request NAME."""
         if text not in self.session.history.requests:
             known = ", ".join(self.session.history.requests) or "none yet"
             raise UserError(f"there is no request {short(text)}; there are: {known}")
@@ -429,7 +425,7 @@ class Commands:
 
     @command("[NAME=VALUE ...]", looks=True, takes=FORK_TAKES)
     def do_fork(self, text: str) -> str:
-        """What if: run the request again from this step with changes, and compare the two runs."""
+        """Run the request again from this step with changes, and compare the two runs."""
         try:
             words = shlex.split(text)
         except ValueError as error:
@@ -455,7 +451,7 @@ class Commands:
         """Refuse a command whose answer names tokens, where token ids are left out."""
         run = self.session.history.run
         if run is not None and not run.tells_tokens:
-            raise UserError(f"this shows tokens, which are left out here ({run.privacy.flag})")
+            raise UserError(f"this shows tokens, and {run.privacy.flag} left them out")
 
     # The debugger itself
 

@@ -58,7 +58,7 @@ def kv_check_text(check: KVCheck, vocabulary: Vocabulary, before: KVCheck | None
             lines.append(f"{cache.model}: {cache.places} of {count} agree (largest difference {cache.largest:.1e})")
         else:
             worst = f" (largest difference {cache.largest:.2g}, tolerance {cache.tolerance:g})" if cache.largest else ""
-            lines.append(f"{cache.model}: {len(cache.differ)} of {count} DIFFER from KV computed afresh{worst}")
+            lines.append(f"{cache.model}: {len(cache.differ)} of {count} DIFFER from recomputed KV{worst}")
             lines += [_place(place, vocabulary) for place in cache.differ[:SHOWN]]
             more = len(cache.differ) - SHOWN
             lines += [f"  and {plural(more, 'more place')}"] if more > 0 else []
@@ -69,5 +69,5 @@ def kv_check_text(check: KVCheck, vocabulary: Vocabulary, before: KVCheck | None
 
 def _place(place: KVPlace, vocabulary: Vocabulary) -> str:
     what = f"slot {place.slot}, most in layer {place.layer}, by {place.apart:.2g}"
-    what = "counted as computed, but no block holds it" if place.slot is None else what
+    what = "counted as computed, but in no block" if place.slot is None else what
     return f"  position {place.position} {vocabulary.show(place.token)}: {what}"

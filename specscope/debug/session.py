@@ -124,7 +124,7 @@ class Session:
         before, self._undone = next((each for each in self._undone if each.step > record.after), None), []
         if before is None or work_of(before) != work_of(record):
             return ""
-        return f"step {before.step} was computed again with other rounding: branch {record.branch} begins here"
+        return f"step {before.step} was recomputed with other rounding: branch {record.branch} begins here"
 
     def _run(self, done: Callable[[StepRecord], Stop | None] = lambda _: None) -> Stop:
         """Go on until a breakpoint, the end, or a stop that `done` gives."""
@@ -246,7 +246,7 @@ class Session:
             known = ", ".join(map(str, self.history.branches))
             raise UserError(f"there is no branch {number}; there are: {known}")
         if self.engine is not None:
-            raise UserError(f"the engine is on branch {self.history.branch}: its recording can show the others")
+            raise UserError(f"the engine is on branch {self.history.branch}: open its capture to see others")
         self.history.show(number)
         self.position = len(self.history.steps) - 1
         return self._stop(StopReason.STEP)

@@ -167,7 +167,7 @@ def absent_lines(record: StepRecord) -> list[str]:
         return []
     lines = [f"{plural(absent.steps, 'engine step')} before it not in this file"] if absent.steps else []
     if absent.requests is None:
-        return [*lines, "the engine's step is not in this file: its batch, queue, phases and KV blocks are not known"]
+        return [*lines, "the engine's step is not in this file: its batch, queue, phases and KV blocks are unknown"]
     if absent.requests:
         names = f" ({', '.join(map(printable, absent.names[:8]))}{', ...' if len(absent.names) > 8 else ''})"
         lines.append(
@@ -255,10 +255,10 @@ def _vocabulary(run: RunInfo) -> str:
     known = draft_tokens(run)
     text = f"it knows {plural(run.draft_vocab, 'token')}"
     if lacks_draft_tokens(run):
-        return f"{text} of the target, a reduced vocabulary: {NOT_TOLD}"
+        return f"{text} of the target's: {NOT_TOLD}"
     if known is None or not len(known):
         return text
-    return f"{text} of the target, a reduced vocabulary: ids {int(known.min()):,} to {int(known.max()):,} among them"
+    return f"{text} of the target's, with ids from {int(known.min()):,} to {int(known.max()):,}"
 
 
 def _features(notes: DraftNotes, layers: Sequence[str], session: Session) -> list[str]:

@@ -103,7 +103,7 @@ class NodeView:
             "target, raw": self.raw,
             "target, as sampled": self.p,
             **({"target, at its trial": self.p_tried} if self.p_tried is not None else {}),
-            "drafter, raw": self.draft or "no draft model, or no longer known",
+            "drafter, raw": self.draft or "no draft model, or no longer available",
             "drafter, as sampled": self.q or "deterministic: nothing was sampled",
             **({"drafter, at its trial": self.q_tried or "deterministic: all of it on this token"} if tried else {}),
         }
@@ -127,7 +127,7 @@ class NodeView:
     @property
     def source(self) -> str:
         """Where these numbers come from, in words."""
-        return "computed again, in separate KV blocks" if self.computed else "the tensors that the step used"
+        return "recomputed in separate KV blocks" if self.computed else "the tensors that the step used"
 
 
 @dataclass(frozen=True)

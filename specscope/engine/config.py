@@ -71,12 +71,12 @@ class EngineConfig:
     speculation: Annotated[str, Flag("Whether to draft.  [default: on]", "[on|off]")] = "on"
     disable_above: Annotated[
         Count | None,
-        Flag("Stop drafting when more than N requests decode; resume when a quarter fewer do.", "N"),
+        Flag("Stop drafting above N decoding requests; resume at a quarter fewer.", "N"),
     ] = None
     async_scheduling: Annotated[
         bool,
         Flag(
-            "Run a step while the one before is still being recorded; under a debugger, steps run one at a time.  "
+            "Run a step while the previous one is still being recorded; a debugger runs one step at a time.  "
             "[default: off]"
         ),
     ] = False
@@ -141,7 +141,7 @@ class EngineConfig:
             need = "the folder of a head trained for the target"
             raise UserError(f"the drafter {self.drafter} needs --draft-model: {need}")
         if lies_in_target(self.drafter) and self.draft_model is not None:
-            raise UserError(f"--draft-model is given, but the drafter {self.drafter} lies in the target's checkpoint")
+            raise UserError(f"--draft-model is given, but the drafter {self.drafter} is in the target's checkpoint")
         if self.drafter in ("ngram", "suffix", "none") and self.draft_model is not None:
             raise UserError(f"--draft-model is given, but the drafter is {self.drafter}: add --drafter draft_model")
         if self.drafter == "none" and self.tree is not None:
@@ -172,7 +172,7 @@ class EngineConfig:
             return
         refuse_gone(name.partition(":")[0])
         if is_named(name):
-            raise UserError(f"the {what} {short(name)} is imported only where --{what} names it")
+            raise UserError(f"the {what} {short(name)} is imported only if --{what} names it")
         raise UserError(f"unknown {what} {short(name)}: use {', '.join(known)} or {form}")
 
     def _pick_drafter(self) -> str:

@@ -303,7 +303,7 @@ class Engine:
     def rewind(self, step: int) -> None:
         """Make the engine what it was before `step`; a step that was begun is given up. Raises UserError."""
         if self.timeline is None:
-            raise UserError("this engine keeps no timeline, so it cannot go back")
+            raise UserError("this engine keeps no timeline and cannot go back")
         if step == self.steps and self.current is None:
             return
         self.timeline.rewind(self.phases, step)

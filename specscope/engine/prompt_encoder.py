@@ -69,10 +69,10 @@ class PromptEncoder:
     def _check_template(self, prompt: Prompt, template: Mapping[str, Any]) -> None:
         """Refuse variables where there is no template, and those that would be arguments of transformers' function."""
         if not prompt or not isinstance(prompt[0], Mapping):
-            raise UserError(f"{TEMPLATE} are for chats: the prompt is plain, or this model has no chat template")
+            raise UserError(f"{TEMPLATE} apply to chats: the prompt is plain, or this model has no chat template")
         known = inspect.signature(self.tokenizer.apply_chat_template).parameters
         if taken := sorted(set(template) & set(known)):
-            raise UserError(f"{TEMPLATE}: {short(taken[0])} is no variable of a chat template: leave it out")
+            raise UserError(f"{TEMPLATE}: {short(taken[0])} is not a variable of a chat template: leave it out")
 
     def check(self, tokens: list[int]) -> None:
         """Raise UserError for a prompt without tokens, or with too many for an output."""

@@ -161,7 +161,7 @@ def _table(path: str, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, d
         try:
             yield number + rows.line_num, {n: decoded(c) if n in PARAM_NAMES else c for n, c in cells.items()}
         except ValueError:
-            raise UserError(f"{path}, line {number + rows.line_num}: a sampling parameter that is no number") from None
+            raise UserError(f"{path}, line {number + rows.line_num}: a parameter that is not a number") from None
 
 
 def _array(path: str) -> Iterator[tuple[int, str | bytes]]:
@@ -243,7 +243,7 @@ def _said(chat: list[ChatTurn]) -> list[dict[str, str]]:
 def _dumped(asked: Mapping[str, Any]) -> Row:
     """A request as SGLang dumps it, or logs it as JSON: its text, and what it was sampled with."""
     if not isinstance(asked.get("text"), str):
-        raise UserError("this request of SGLang has no text, only token ids: its prompt is not known")
+        raise UserError("this SGLang request has token ids and no text: its prompt is unknown")
     params = asked.get("sampling_params")
     named = {RENAMED.get(name, name): value for name, value in (params if isinstance(params, dict) else {}).items()}
     given = {name: value for name, value in named.items() if name in PARAM_NAMES and value not in (None, -1, "", [])}
@@ -322,7 +322,7 @@ def _turns(values: Mapping[str, Any]) -> Row:
 
 def _filled(prompt: str) -> str:
     if PLACEHOLDER in prompt:
-        raise UserError("this row of SPEED-Bench is a placeholder: fill the file in with SPEED-Bench's prepare.py")
+        raise UserError("this row of SPEED-Bench is a placeholder: fill the file with SPEED-Bench's prepare.py")
     return prompt
 
 

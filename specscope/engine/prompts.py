@@ -101,7 +101,7 @@ def _names_file(text: str) -> bool:
         if kind is not None and kind.reader is ReadAs.CAPTURES:
             raise kind.refusal(path, "a file of prompts", place=text)
     if os.path.isdir(text) and not any(map(str.isspace, text)):
-        raise UserError(f"{text} is a folder: give a file of prompts, or a prompt of more words")
+        raise UserError(f"{text} is a folder: give a file of prompts, or a prompt of several words")
     return os.path.exists(text) or text == "-" or re.fullmatch(r"\S+\.(txt|jsonl?)", text) is not None
 
 

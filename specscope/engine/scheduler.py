@@ -98,7 +98,7 @@ class Room:
                 drafts = f" (with {draft} slots for drafts)" if draft else ""
                 raise TooLargeError(
                     f"the request does not fit: {prompt:,} prompt tokens may grow to {total:,} tokens{drafts}, which "
-                    f"need {needed:,} KV blocks, but {name} has {pool.blocks:,}: raise --kv-memory, or lower max_tokens"
+                    f"need {needed:,} KV blocks, and {name} has {pool.blocks:,}: raise --kv-memory or lower max_tokens"
                 )
 
     def reserve(self, turn: Turn, *, drafts: bool = True) -> bool:

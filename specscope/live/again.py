@@ -32,14 +32,14 @@ def run_again(
         logits = target_again(engine, part, tokens)
         drafted = drafter_again(engine, _context(engine, tokens, prompt_len, params), part.tree)
     except OutOfBlocksError as error:
-        raise UserError(f"too few KV blocks are free to compute this step again ({error}): raise --kv-memory") from None
+        raise UserError(f"too few free KV blocks to recompute this step ({error}): raise --kv-memory") from None
     draft = Draft(part.tree)
     if drafted is None:
         return logits, draft, ()
     draft = replace(draft, row=drafted.row)
     if all(np.array_equal(getattr(drafted.tree, name), getattr(part.tree, name)) for name in ("token", "parent")):
         return logits, replace(draft, q=drafted.q), ()
-    return logits, draft, ("the drafter, run again, drafts another tree than it did then",)
+    return logits, draft, ("run again, the drafter drafts a different tree",)
 
 
 def _context(engine: Engine, tokens: Sequence[int], prompt_len: int, params: SamplingParams) -> Context:

@@ -31,7 +31,7 @@ def check_kv(engine: Engine, name: str) -> KVCheck:
     """Compare what target and drafter hold of a running request. Raises UserError where it has ended."""
     request, drafter = engine.requests.get(name), engine.drafter
     if request is None:
-        raise UserError(f"{name} is not running: its KV was given back")
+        raise UserError(f"{name} is not running: its KV was freed")
     tokens = list(request.tokens)
     model = drafter if isinstance(drafter, ModelDrafter) else None
     state = None if model is None else model.states.get(name)

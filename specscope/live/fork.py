@@ -72,7 +72,7 @@ def _twin(request: Request, tokens: list[int], changes: Changes, forms: Forms) -
         left = len(tokens) - gone
         whole = [*tokens[:left], *new]
         if not whole:
-            raise UserError("nothing would be left of the context: give a tail")
+            raise UserError("that leaves no context: give a tail")
         if left < len(request.prompt_tokens):  # the prompt was edited; else the tail is output
             twin.prompt_tokens = whole
     twin.allowed = forms.allowed(params)

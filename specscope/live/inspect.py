@@ -79,7 +79,7 @@ def view_begun(engine: Engine, request: str, node: int | None) -> NodeView:
     """A view of the step that the engine is in. Raises UserError before its forward phase."""
     now = engine.current
     if now is None or not any(turn.logits is not None for turn in now.turns):
-        raise UserError("the engine holds no logits yet: they are there after the forward phase")
+        raise UserError("there are no logits yet: they come with the forward phase")
     turn = next((turn for turn in now.decoding if turn.request.id == request), None)
     if turn is None:
         raise UserError(f"{request} draws no token in this step")
@@ -94,7 +94,7 @@ def view_earlier(engine: Engine, history: RequestHistory, step: int, part: Reque
     info = history.info
     if info is None or len(tokens) != part.context_len + part.prefill_tokens + 1:
         raise UserError(
-            f"the context of {part.request} is only partly known: its step {part.index} cannot be computed again"
+            f"the context of {part.request} is only partly known: its step {part.index} cannot be recomputed"
         )
     logits, draft, notes = run_again(engine, part, tokens, len(info.prompt_tokens), info.params)
     tensors = PartTensors(
@@ -137,7 +137,7 @@ def _view(engine: Engine, seen: PartTensors, node: int | None) -> NodeView:
     """The view at the place where a node's token, or the final token, was drawn."""
     tree, verdict = seen.draft.tree, seen.verdict
     if not len(seen.logits) or (node is None and verdict is None):
-        raise UserError(f"{seen.request} has drawn no token in this step: it fed a part of its prompt")
+        raise UserError(f"{seen.request} drew no token in this step: it fed a part of its prompt")
     if node is not None and not 0 <= node < len(tree):
         raise UserError(f"there is no node {node}: this step has {len(tree)}, numbered from 0")
     if node is None:

@@ -88,7 +88,7 @@ class EngineWhatIf(WhatIf):
         parts = () if record is None else record.requests
         part = next((other for other in parts if other.request == request), None)
         if record is None or part is None:
-            raise UserError(f"{request} in step {step} is not part of what the engine has run")
+            raise UserError(f"{request} in step {step} was not run by this engine")
         return self._view(session, record, part, node)
 
     def _view(self, session: Session, record: StepRecord, part: RequestStep, node: int | None) -> NodeView:
@@ -124,8 +124,8 @@ class EngineWhatIf(WhatIf):
             alone = Forked(part.request, part.index, "", tuple(known), again[: len(known)], tokens, dtype, forced=False)
             if alone.differ:  # what the change did shows beside a run that was alone too
                 known = []
-                cause = "rounding in its batch" if alone.near_tie else "something else than rounding: try check kv"
-                note = f"the original here is the request run again alone; the record differs from it, by {cause}"
+                cause = "rounding in its batch" if alone.near_tie else "something other than rounding: try check kv"
+                note = f"the original here is the request run again alone; it differs from the record, by {cause}"
             known += again[len(known) :]
         index = known[0].index if known else part.index
         both = Forked(part.request, index, described, _upto(known, tokens), changed, tokens, dtype, forced, note)
@@ -202,7 +202,7 @@ class EngineWhatIf(WhatIf):
         for _, node in fields["coins"]:
             first = part.tree.children(int(part.tree.parent[node]))[0]
             if node != first:
-                raise UserError(f"under match siblings share the coin of node {first}: write coin={first}:COIN")
+                raise UserError(f"with rule match, siblings share the coin of node {first}: write coin={first}:COIN")
 
     def _node(self, text: str, part: RequestStep) -> int:
         number = whole(text)

@@ -92,7 +92,7 @@ def _near(got: Tensor, wanted: Tensor, bound: float) -> str:
     a, b = got.detach().cpu().double(), wanted.detach().cpu().double()
     off = float((a - b).abs().max()) / max(float(b.abs().max()), 1e-3)
     if not off <= bound:
-        raise ArithmeticError(f"off by {off:.2g} of the largest number; {bound:.2g} is rounding")
+        raise ArithmeticError(f"off by {off:.2g} of the largest number; rounding explains {bound:.2g}")
     return f"off by {off:.1g} of the largest number at most"
 
 
@@ -131,7 +131,7 @@ def _verify(device: torch.device, sizes: Sizes, drawn: Drawn) -> str:
     both = on_device(batch, sizes.block), host.verify(batch.on_host())[0]
     got, wanted = (np.concatenate([(*one.outcome, one.token, one.kind) for one in verdicts]) for verdicts in both)
     if not np.array_equal(got, wanted):
-        raise ArithmeticError("another verdict than the host's")
+        raise ArithmeticError("a different verdict from the host's")
     names = ("p", "p_trial", "q_trial", "accept_prob", "residual_mass")
     ours, theirs = (np.concatenate([getattr(one, name) for one in verdicts for name in names]) for verdicts in both)
     return _near(torch.from_numpy(ours), torch.from_numpy(theirs), 2e-5)

@@ -36,9 +36,9 @@ def audit_options(
     """The models that judge a capture: those that are named, else those that the capture names. Raises UserError."""
     run = history.run
     if run is None:
-        raise UserError("the capture does not say what ran (its header is missing): it cannot be audited")
+        raise UserError("the capture does not say what ran (its header is missing): cannot be audited")
     if not run.tells_tokens:
-        raise UserError(f"{run.privacy.lack}: models cannot be fed what was decided")
+        raise UserError(f"{run.privacy.lack}: the models cannot be fed the recorded tokens")
     if target is not None:
         check_model(target)  # before torch is imported
     if draft_model is not None and runs_head(run.drafter):
@@ -59,7 +59,7 @@ def target_named(run: RunInfo, given: str | None) -> str | None:
 
 
 def draft_named(run: RunInfo, given: str | None) -> str | None:
-    """The same for --draft-model; None for the default head or model, and where the drafter is no model."""
+    """The same for --draft-model; None for the default head or model, and where the drafter is not a model."""
     part = model_part(run.drafter)
     if given is not None or run.draft_path or part != "draft_model":
         return given if given is not None else run.draft_path or None
@@ -102,7 +102,7 @@ def _source(name: str | None, recorded: str, digest: str, flag: str, notes: list
     from specscope.model.loader import find_model
 
     own = None if given else name  # what only the capture names: it is looked for without access to the hub
-    missing = f"the capture's model {recorded} is not at hand: give {flag} MODEL"
+    missing = f"the capture's model {recorded} was not found: give {flag} MODEL"
     if own is not None and on_disk(own) is None:
         raise UserError(missing)
     try:
@@ -144,9 +144,9 @@ def _draft(run: RunInfo, target: ModelSource, given: str | None, notes: list[str
         return None, ""
     if lies_in_target(part):
         if given is not None:
-            raise UserError(f"--draft-model is given, but the capture's drafter {part} lies in its target")
+            raise UserError(f"--draft-model is given, but the capture's drafter {part} is in its target")
         if not run.is_ours:  # vLLM's modules take no token at position 0, and some are fed a state before its norm
-            return None, f"no judge knows how this engine runs the target's own modules ({part})"
+            return None, f"there is no judge for this engine's use of the target's own modules ({part})"
         return ModelSource(target.path, target.name, target.arguments, part), ""
     try:
         if runs_head(part):
@@ -172,7 +172,7 @@ def _head(run: RunInfo, name: str | None, notes: list[str], *, given: bool) -> M
     if not there and given:
         raise UserError(f"no head at {folder}: give {flag}, a folder with its config.json")
     if not there or (name is None and run.draft_model != DEFAULT_HEAD.name):
-        raise UserError(f"the head {run.draft_model} is not at hand: give {flag}")
+        raise UserError(f"the head {run.draft_model} was not found: give {flag}")
     config = read_object(folder / "config.json")
     check_kind(folder, config, "audit judges EAGLE, EAGLE-3, P-EAGLE and DFlash heads")
     _compare("head", run.draft_model, str(folder), run.draft_digest, model_digest(folder), flag, notes, given=given)

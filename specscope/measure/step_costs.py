@@ -60,7 +60,7 @@ class CostLanes:
     """Lanes with a drafter of each size and one without a drafter, and the costs that follow from their steps."""
 
     def __init__(self, engine: Engine, run: Sequence[Lane], plans: Sequence[DynamicPlan], work: Sequence[Work]) -> None:
-        """`plans`: those of all lanes but the first; empty where the drafter is no model."""
+        """`plans`: those of all lanes but the first; empty where the drafter is not a model."""
         self.engine, self.run, self.plans = engine, run, plans
         self.context = round(median(len(engine.encode(prompt)[1]) for prompt, _ in work))
         for lane in run:
@@ -107,7 +107,7 @@ def measure_costs(engine: Engine, work: Sequence[Work], batch: int, most_nodes: 
 def _measure(measuring: CostLanes, progress: Progress) -> Rounds:
     start, least = time.monotonic(), ROUNDS + WARM
     for rounds in in_turn(measuring.run):
-        progress("measuring what a step costs", min(len(rounds), least), least)
+        progress("measuring step costs", min(len(rounds), least), least)
         counted = measuring.counted(rounds[WARM:]) if len(rounds) >= least else []
         if counted and min(map(len, counted)) >= ROUNDS // 2:
             error = max(_error([step.seconds for step in steps]) for steps in counted)

@@ -121,7 +121,7 @@ def _trained(folder: str, target: LoadedModel, dtype: torch.dtype) -> tuple[Load
         try:
             head.load_state_dict(torch.load(state, map_location="cpu", weights_only=True)["head"])
         except Exception as error:  # torch.load has a dozen ways to say that a file is torn
-            raise UserError(f"{state} holds no state of this head's training: {first_line(error)}") from error
+            raise UserError(f"{state} holds no training state of this head: {first_line(error)}") from error
     with torch.no_grad():
         for parameter in head.parameters():
             parameter.data = parameter.data.to(dtype).float()
@@ -136,7 +136,7 @@ def _weight_differences(trained: LoadedHead, served: LoadedHead, dtype: torch.dt
     for name, right in ours.items():
         tensor, how = theirs.get(name), ""
         if tensor is None:
-            how = "is in the checkpoint, and not in the served head"
+            how = "is in the checkpoint but not in the served head"
         elif tensor.shape != right.shape:
             how = f"is {list(tensor.shape)} in the served head, {list(right.shape)} in training"
         elif right.is_floating_point():
@@ -147,7 +147,7 @@ def _weight_differences(trained: LoadedHead, served: LoadedHead, dtype: torch.dt
         if how:
             yield FolderDifference(f"weights: {name}", f"{name} {how}")
     for name in theirs.keys() - ours.keys():
-        yield FolderDifference(f"weights: {name}", f"{name} is in the served head, and not in the checkpoint")
+        yield FolderDifference(f"weights: {name}", f"{name} is in the served head but not in the checkpoint")
 
 
 def _tensors(loaded: LoadedHead) -> dict[str, Tensor]:

@@ -67,7 +67,7 @@ def checked(
         work: list[Work] = [
             (engine.turn(text), replace(params, seed=(params.seed + index) % 2**63)) for index, text in enumerate(texts)
         ]
-        what = f"{len(work)} prompts that the capture does not hold"
+        what = f"{len(work)} prompts that the capture lacks"
     else:
         specs = read_prompts(prompts, params, raw=False)
         work = [(engine.encode(engine.turn(spec.prompt), spec.template)[1], spec.params) for spec in specs]

@@ -74,7 +74,7 @@ def bundled_model(progress: Callable[[str], None]) -> Path:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        progress(f"waiting for another start that converts {NAME}")
+        progress(f"waiting for another process that converts {NAME}")
         lock.acquire()
     try:
         if not _is_whole(folder):

@@ -73,7 +73,7 @@ def check_names(info: Mapping[str, Any], model: str, name: str, layers: int | No
     extra = sorted(key for key in info["unexpected_keys"] if layers is None or not _is_beyond(key, layers))
     wrong = sorted(info["mismatched_keys"])
     faults = [f"lacks {_some(missing)}"] if missing else []
-    faults += [f"has {_some(extra)} that such a model has no place for"] if extra else []
+    faults += [f"has {_some(extra)}, which this kind of model lacks"] if extra else []
     faults += [f"holds {key} as {list(held)} instead of {list(expected)}" for key, held, expected in wrong[:1]]
     if faults:
         raise UserError(f"cannot load {name}: its config says {model}, but the checkpoint " + "; ".join(faults))
@@ -99,6 +99,6 @@ def check_numbers(tensors: Iterable[tuple[str, Tensor]], name: str) -> None:
             continue
         low, high = (float(value) for value in torch.aminmax(tensor))
         if not (-torch.inf < low and high < torch.inf):  # NaN compares false
-            raise UserError(f"cannot use {name}: {key} holds NaN or infinite numbers; the file is damaged")
+            raise UserError(f"cannot use {name}: {key} contains NaN or infinite numbers; the file is damaged")
         if low == high == 0 and tensor.dim() > 1:
-            raise UserError(f"cannot use {name}: {key} holds nothing but zeros; the file is damaged or incomplete")
+            raise UserError(f"cannot use {name}: {key} contains only zeros; the file is damaged or incomplete")

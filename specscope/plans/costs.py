@@ -158,7 +158,7 @@ def read_costs(path: str, run: object, batch: int) -> Costs | None:
     steps = {curve[0].rows: curve for curve in file.steps}
     if batch not in steps:
         known = ", ".join(map(str, steps))
-        raise UserError(f"{path} holds costs at batch {known}: give --batch {min(steps)}, or measure anew")
+        raise UserError(f"{path} holds costs at batch {known}: give --batch {min(steps)}, or measure again")
     return Costs(file.about, steps[batch], file.first, file.passes)
 
 
@@ -182,7 +182,7 @@ def _read(path: str) -> _CostsFile:
     except (ValueError, KeyError, TypeError, AttributeError):  # whatever it holds
         costs = None
     if costs is None or not costs.is_sound:
-        raise UserError(f"{path} holds no costs: name a file that --costs wrote, or one that does not exist")
+        raise UserError(f"{path} holds no costs: name a file that --costs wrote, or a new file")
     return costs
 
 

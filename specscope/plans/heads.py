@@ -115,7 +115,7 @@ def check_head(folder: Path, unknown: Callable[[Mapping[str, Any]], str]) -> Non
     check_kind(folder, config, "what runs here are EAGLE, EAGLE-3, P-EAGLE and DFlash heads")
     if key := unknown(config):
         raise UserError(
-            f"{folder}/config.json has `{key}`: it may change what the head computes, and is not implemented"
+            f"{folder}/config.json has `{key}`: it may change what the head computes and is not implemented"
         )
 
 
@@ -126,7 +126,7 @@ def check_kind(folder: Path, config: Mapping[str, Any], instead: str, *, runs: b
     """
     kind = _kind(folder, config)
     if kind is not None and kind.in_target:
-        instead += f"; --drafter {kind.name} runs what lies in the target's own checkpoint"
+        instead += f"; --drafter {kind.name} runs the modules in the target's checkpoint"
     if kind is not None and not (kind.runs and runs and not kind.in_target):
         raise UserError(f"{folder} holds a drafter of the kind {kind.called}: {instead}")
 
@@ -173,7 +173,7 @@ def _indexed(index: Path) -> list[Path]:
     files = sorted(set(named.values()))
     for file in files:
         if Path(file).name != file or not (index.parent / file).is_file():
-            raise UserError(f"{index} names {file!r}, and there is no such file beside it")
+            raise UserError(f"{index} names {file!r}, which is not in its folder")
     return [index.parent / file for file in files]
 
 
@@ -260,6 +260,6 @@ def unread_layers(config: Mapping[str, Any]) -> str:
         return ""
     engine, there = ("vLLM", "at the top") if in_sglang else ("SGLang", f"in {IN_SGLANG}")
     return (
-        f"{engine} would not read which layers feed this head, and would take its default ones: it looks for "
+        f"{engine} would not find which layers feed this head and would use its defaults: it looks for "
         f"{LAYER_IDS} {there} of the config"
     )

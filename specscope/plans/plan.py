@@ -169,7 +169,7 @@ def translated(text: str) -> tuple[str, str]:
     if any(named):
         missing = [f"speculative_{name}" for name, match in zip(SGLANG, named, strict=True) if match is None]
         if missing:
-            raise UserError(f"tree {short(text)}: SGLang's three numbers give a tree, and there is no {missing[0]}")
+            raise UserError(f"tree {short(text)}: SGLang's tree needs three numbers, and {missing[0]} is missing")
         return _sglang(*(int(match[1]) for match in named if match))
     if numbers := _NUMBERS.fullmatch(text.strip()):
         return _sglang(*map(int, numbers.groups()))
@@ -178,7 +178,7 @@ def translated(text: str) -> tuple[str, str]:
 
 def _sglang(steps: int, top: int, tokens: int) -> tuple[str, str]:
     """SGLang's tree: EAGLE-2's, the best of a search and deterministic. Its number of draft tokens counts the root."""
-    about = f"SGLang's {steps} steps, top {top}, {tokens} draft tokens, of which the root is one"
+    about = f"SGLang's {steps} steps, top {top}, {tokens} draft tokens, one of them the root"
     if top == 1:  # then it takes steps + 1 draft tokens, whatever is given
         return f"top:{steps}", about
     return f"dynamic:{tokens - 1},depth={steps},top={top}", about

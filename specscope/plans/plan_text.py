@@ -38,11 +38,11 @@ def _static(plan: StaticPlan, mask: bool) -> Iterator[str]:
     yield ""
     leaves = sum(not shape.children(node) for node in range(len(shape)))
     yield from _costs(plan, f", {leaves} of them leaves")
-    sampled = "rule        sampled without replacement where the request is sampled, top tokens where it is greedy"
+    sampled = "rule        sampled without replacement if the request is sampled, top tokens if it is greedy"
     yield TOP_RULE if plan.top else sampled
     if mask and len(shape) <= WIDEST_MASK:
         yield ""
-        yield "mask        a row may attend to the context, to the root, and to the nodes marked ■"
+        yield "mask        a row may attend to the context, the root and the nodes marked ■"
         for node, path in enumerate(shape.paths):
             seen = ("■" if path[: len(other)] == other else "·" for other in shape.paths)
             yield f"{node:>4}        " + " ".join(seen)
@@ -65,7 +65,7 @@ def _costs(plan: TreePlan, leaves: str) -> Iterator[str]:
     yield f"depth       {depth}: at most {depth + 1} tokens per step, with the final token"
     yield f"verify      {nodes + 1} rows per request (root and nodes), {nodes + 1} slots of the target's KV cache"
     passes, rows_text = f"{depth} pass{'es' * (depth != 1)}", f"{rows:,} row{'s' * (rows != 1)}"
-    yield f"draft       {passes}, {rows_text}, where the drafter is a model"
+    yield f"draft       {passes}, {rows_text}, if the drafter is a model"
 
 
 def _dynamic(plan: DynamicPlan) -> Iterator[str]:

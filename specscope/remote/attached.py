@@ -46,7 +46,7 @@ class Attached(Engines):
         self.listening = first
         by_http = "" if first.http_port is None else f", {host}:{first.http_port} (HTTP)"
         self.where = f"{host}:{first.grpc_port} (gRPC){by_http}"
-        self._open_to = "" if is_loopback(host) else ": any machine that reaches it may write here, without a password"
+        self._open_to = "" if is_loopback(host) else ": any machine that reaches it can send, without a password"
         if self._open_to:
             self.news.append(Notice(f"listening on {self.where}{self._open_to}"))
 

@@ -33,7 +33,7 @@ log = logging.getLogger("specscope.debug")
 LONGEST = 2**16  # bytes of a line
 PAUSE = 0.2  # seconds after a client that could not be let in
 LEAVES = 1.0  # seconds in which the client before may take its leave
-BUSY = "another debugger is attached here: it must quit first"
+BUSY = "another debugger is attached; it must quit first"
 
 
 class DebugMessage(Struct):
@@ -142,11 +142,11 @@ class DebugServer:
 
 def _message(raw: bytes) -> DebugMessage | UserError:
     if len(raw) == LONGEST and not raw.endswith(b"\n"):
-        return UserError(f"a line has at most {LONGEST:,} bytes")
+        return UserError(f"a line may have at most {LONGEST:,} bytes")
     try:
         return decoded(raw, DebugMessage)
     except ValueError as error:
-        return UserError(f'a line is JSON, such as {{"line": "step"}}: {plain_error(error)}')
+        return UserError(f'a line must be JSON, such as {{"line": "step"}}: {plain_error(error)}')
 
 
 def _run(commands: Commands, message: DebugMessage | UserError) -> dict[str, Any]:
@@ -183,7 +183,7 @@ def _listen(path: Path) -> socket.socket:
                 raise OSError(f"another process listens on {path}")
         path.unlink()
     elif path.exists():
-        raise OSError("it exists and is no socket: give another name")
+        raise OSError("it exists and is not a socket: give another name")
     made.bind(str(path))
     os.chmod(path, 0o600)  # before anybody can connect: it does not listen yet
     made.listen(4)
@@ -193,7 +193,7 @@ def _listen(path: Path) -> socket.socket:
 LOOK_SECONDS = 0.1  # between two looks whether Ctrl-C was pressed
 GREETING_SECONDS = 10.0
 LARGEST = 2**24  # bytes of an answer
-GONE = "vLLM has ended, or its debugger did"
+GONE = "vLLM or its debugger has ended"
 
 
 class AttachedCommands(Commands):
@@ -258,7 +258,7 @@ class AttachedCommands(Commands):
             return {"text": str(answer.pop("text")), **answer}
         except (ValueError, KeyError, TypeError, AttributeError):
             self.quitting = True
-            raise UserError("what listens there is not vLLM's debugger") from None
+            raise UserError("no vLLM debugger listens there") from None
 
     def _end(self) -> None:
         self.quitting = True

@@ -71,12 +71,12 @@ class _HeldSession(Session):
         return request.end is None
 
     def step(self) -> Stop:
-        raise UserError(f"{self.gate.engine} stops in its sampler only, not between phases: next runs one engine step")
+        raise UserError(f"{self.gate.engine} stops only in its sampler, not between phases: next runs one engine step")
 
     def _refuse(self, *words: Any, **named: Any) -> Stop:  # noqa: ANN401
         raise UserError(
-            f"{self.gate.engine} cannot go back: it keeps no KV cache and no random state of earlier steps. "
-            "specscope debug CAPTURE goes back over what was recorded"
+            f"{self.gate.engine} cannot go back: it keeps no KV cache and no random state of earlier steps. specscope "
+            "debug CAPTURE goes back in a capture"
         )
 
     goto = reverse_next = reverse_continue = _refuse
@@ -105,10 +105,10 @@ class _HeldWhatIf(WhatIf):
         self.debugger, self._name = debugger, debugger.gate.engine
 
     def fork(self, session: Session, words: Sequence[str]) -> Forked:
-        raise UserError(f"{self._name} cannot run a request twice: specscope debug PROMPT forks in an engine of ours")
+        raise UserError(f"{self._name} cannot run a request twice: specscope debug PROMPT forks in our own engine")
 
     def check_kv(self, session: Session) -> KVCheck:
-        what = "KV cache cannot be checked from here: specscope diagnose checks what it computed from it"
+        what = "KV cache cannot be checked from here: specscope diagnose checks what was computed from it"
         raise UserError(f"{self._name}'s {what}")
 
     def view(self, session: Session, node: int | None) -> NodeView:
@@ -133,10 +133,10 @@ class HeldCommands(Commands):
         gate = self.debugger.gate
         gate.interrupted, expired, gate.expired = False, gate.expired, None
         answer = super().answer(line, viewed)
-        late = f"{gate.engine} went on by itself after {expired or 0:g} s: pause stops it again"
+        late = f"{gate.engine} continued by itself after {expired or 0:g} s: pause stops it again"
         text = [*([] if expired is None else [late]), *filter(None, [answer.text])]
         if answer.stop is not None:
-            runs = f"{gate.engine} runs, and stops at its next step"
+            runs = f"{gate.engine} is running and stops at its next step"
             text.append(self._waits() if gate.stands else runs)
         return Answer(answer.line, "\n".join(text), answer.stop)
 
@@ -197,7 +197,7 @@ class Gate:
         self.lock.wait_for(lambda: future.done() or not self.stands)
         if not future.done():
             self._tasks.clear()
-            raise UserError(f"{self.engine} went on before it could answer")
+            raise UserError(f"{self.engine} continued before it could answer")
         return future.result()
 
     def next(self) -> StepRecord | None:

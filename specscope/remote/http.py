@@ -112,7 +112,7 @@ class Bodies:
                     if len(body) + len(piece) > limit:
                         raise too_large(limit)
                     if len(piece) > self._left:
-                        raise Refusal(503, "too much is being received: try again later", {"retry-after": "1"})
+                        raise Refusal(503, "the server is receiving too much: try again later", {"retry-after": "1"})
                     body += piece
                     self._left -= len(piece)
                     patience.reschedule(min(end, clock() + self._limits.silent_seconds))
@@ -301,9 +301,9 @@ def another_site(listens: str, host: str, origins: Iterable[str]) -> str:
     host = host.lower()
     name = _HOST.fullmatch(host)
     if is_loopback(listens) and not (name and is_loopback(name[1] or name[2])):
-        return f"this server is {bracketed(listens)}, not {host[:100]!r}: only this machine may use it, by its own name"
+        return f"this server is {bracketed(listens)}, not {host[:100]!r}: only this machine may use it, by that name"
     if any(origin.lower() != f"http://{host}" for origin in origins):
-        return "pages of other sites may not use this server"
+        return "pages of other sites may not call this server"
     return ""
 
 

@@ -192,7 +192,7 @@ class Receiver:
 
     async def _answer(self, request: Request, bodies: Bodies) -> Response:
         if request.url.path.rstrip("/") != PATH:
-            return self._refusal(Refusal(404, f"there is nothing at this path; traces go to {PATH}"))
+            return self._refusal(Refusal(404, f"unknown path: traces go to {PATH}"))
         if request.method != "POST":  # somebody looks at the endpoint with a browser
             hint = f"specscope receives OTLP traces here: POST {PATH}\n"
             return PlainTextResponse(hint, 405, {"allow": "POST"})
@@ -224,7 +224,7 @@ class Receiver:
 
 
 def _cannot_take(error: Exception) -> str:
-    return " ".join(f"the spans could not be taken: {type(error).__name__}: {error}".split())
+    return " ".join(f"the spans could not be read: {type(error).__name__}: {error}".split())
 
 
 def _decompress(body: bytes | bytearray, encoding: str, limit: int) -> bytes | bytearray:
@@ -234,7 +234,7 @@ def _decompress(body: bytes | bytearray, encoding: str, limit: int) -> bytes | b
         elif encoding == "deflate":
             body = zlib.decompressobj().decompress(body, limit + 1)
         elif encoding != "identity":
-            raise Refusal(415, "send the body as it is, or with gzip or deflate")
+            raise Refusal(415, "send the body uncompressed, or with gzip or deflate")
     except (OSError, EOFError, zlib.error):
         raise Refusal(400, f"the body is not valid {encoding}") from None
     if len(body) > limit:

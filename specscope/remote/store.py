@@ -84,7 +84,7 @@ def _trace(get: Callable[[str, str], Fetched], address: StoreAddress) -> tuple[s
         except StatusError as error:
             refusals.append(_refusal(error))
         except _NoJsonError as error:
-            refusals.append((0, f"this is not a trace store: it answers {error}"))
+            refusals.append((0, f"this is not a trace store: it answered {error}"))
         except UserError as error:
             raise UserError(f"{address}: {error}") from None
         except (OSError, HTTPException, ValueError) as error:
@@ -92,14 +92,14 @@ def _trace(get: Callable[[str, str], Fetched], address: StoreAddress) -> tuple[s
         else:
             if spans:
                 return api, lines, spans
-            refusals.append((1, "the store has no such trace (its answer holds no spans)"))
+            refusals.append((1, "the store has no such trace (its response holds no spans)"))
     raise UserError(f"{address}: {max(refusals)[1]}")
 
 
 def _refusal(error: StatusError) -> tuple[int, str]:
     if error.status in LOGIN:
-        return 3, f"the store answers {error}: give a login with --header 'Name: value'"
-    return (1, f"the store has no such trace ({error})") if error.status in GONE else (2, f"the store answers {error}")
+        return 3, f"the store answered {error}: give a login with --header 'Name: value'"
+    return (1, f"the store has no such trace ({error})") if error.status in GONE else (2, f"the store answered {error}")
 
 
 def _fetch_steps(
@@ -125,7 +125,7 @@ def _fetch_steps(
             lines = lines if spans else b""
         except (StatusError, _NoJsonError) as error:
             is_gone = isinstance(error, StatusError) and error.status in GONE
-            failure = "" if is_gone else f"the store answers {error}"
+            failure = "" if is_gone else f"the store answered {error}"
         except (OSError, HTTPException, ValueError, UserError) as error:
             failure = first_line(error)
         with lock:
@@ -161,7 +161,7 @@ def _read(page: bytes) -> Fetched:
         with suppress(ValueError):
             return b"\n".join([*lines, b""]), list(_spans([decoded(line) for line in lines]))
     is_page = page.lstrip()[:1] == b"<"
-    raise _NoJsonError("with a page: is it behind a login (--header 'Name: value')?" if is_page else "with no JSON")
+    raise _NoJsonError("with a web page: does it need a login (--header 'Name: value')?" if is_page else "without JSON")
 
 
 def _spans(value: object) -> Iterator[dict[str, Any]]:
@@ -252,7 +252,7 @@ class HttpClient:
             with self._lock:
                 self._under_way.discard(deadline)
         if deadline.is_over:  # what was read is a part
-            late = TimeoutError(f"its page did not come within {self._whole:g} s")
+            late = TimeoutError(f"its page did not arrive within {self._whole:g} s")
             raise OSError(CLOSED) if self._is_closed else late
         return page
 
@@ -288,7 +288,7 @@ class HttpClient:
         self, url: SplitResult, limit: int, headers: Mapping[str, str], deadline: _Deadline
     ) -> tuple[HTTPResponse, bytes]:
         if url.scheme not in PORTS or not url.hostname:
-            raise OSError("it redirects to what is no page")
+            raise OSError("it redirects to something that is not a page")
         proxy = _proxy_of(url)
         target = url._replace(scheme="", netloc="", fragment="", path=url.path or "/").geturl()
         if proxy is not None and url.scheme == "http":
@@ -356,7 +356,7 @@ def _proxy_of(url: SplitResult) -> SplitResult | None:
         return None
     proxy = urlsplit(text if "://" in text else f"http://{text}")
     if proxy.scheme not in PORTS or not proxy.hostname:
-        raise OSError(f"the environment's proxy for {url.scheme} is no http://HOST:PORT")
+        raise OSError(f"the environment's proxy for {url.scheme} is not http://HOST:PORT")
     return proxy
 
 

@@ -186,7 +186,7 @@ def listen(path: str, thread: EngineThread, privacy: Privacy) -> tuple[ServedDeb
         line = f"serving {engine.run_info.target}; {running}: pause stops it"
         if engine.pipeline is None:
             return line
-        return f"{line}; what was launched ahead is finished, and steps now run one at a time"
+        return f"{line}; the step already launched is finished, and steps now run one at a time"
 
     server = DebugServer(Path(path), debugger, greeting, debugger.commands)
     return debugger, server

@@ -46,7 +46,7 @@ REFUSED: Refusals = {
     "audio": ([], _LEAVE_OUT),
     "web_search_options": ([], _LEAVE_OUT),
     "reasoning_effort": ([], _LEAVE_OUT),
-    "chat_template": ([], "the model's own is used"),
+    "chat_template": ([], "the model's is used"),
     "documents": ([[]], _LEAVE_OUT),
     "add_generation_prompt": ([True], _LEAVE_OUT),
     "continue_final_message": ([False], _LEAVE_OUT),

@@ -48,7 +48,7 @@ def prompts_of(asked: Sampling) -> list[Prompt]:
     prompt: Any = asked.prompt
     kinds = {type(item) for item in prompt} if isinstance(prompt, list) else {str}
     if len(kinds) > 1:
-        raise ApiError(400, "prompt: give text, token ids, or a list of either, not a mixture", "prompt")
+        raise ApiError(400, "prompt: give text, token ids, or a list of one of these", "prompt")
     if isinstance(prompt, str) or kinds == {int}:
         return [prompt]
     if len(prompt) > 1024:
@@ -197,7 +197,7 @@ class Service:
         limit = self.engine.config.max_batch + self.options.max_queue
         if wanted > limit:
             raise ApiError(
-                400, f"n times the prompts is {wanted} requests: this server runs and queues at most {limit}", "n"
+                400, f"n times the prompts is {wanted} requests; this server runs and queues at most {limit}", "n"
             )
         if len(self.router) + wanted > limit:
             self.observed.full()

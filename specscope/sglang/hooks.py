@@ -233,7 +233,7 @@ class ServerHooks:
         judged = trees.judged(seen)[: len(batch.reqs)]  # a batch may be padded behind its requests
         counts, theirs = [each.judged.verdict.accepted + 1 for each in judged], result.accept_lens.tolist()
         if counts != theirs[: len(counts)]:
-            raise trees.VerificationError(f"{counts} tokens were accepted, SGLang counts {theirs}")
+            raise trees.VerificationError(f"{counts} tokens were accepted, but SGLang counts {theirs}")
         self._opened(called["self"], batch).decoded(batch, skipped, judged, seen, began_ns)
 
     def _take(self, rids: tuple[str, ...]) -> Verification | None:
@@ -245,7 +245,9 @@ class ServerHooks:
             self.lost += 1
         self.lost += 1
         if self._witness is None or not self._witness.bytes:
-            self._guard.step_aside("this algorithm samples where no hook reaches. `specscope watch` reads its counters")
+            self._guard.step_aside(
+                "this algorithm samples where specscope has no hook. `specscope watch` reads its counters"
+            )
         return None
 
     def _without_speculation(self, batch: Any) -> None:
@@ -270,9 +272,7 @@ class ServerHooks:
         if self._witness is None:
             self._witness = self._open(processor, batch.reqs[0])
             if self._witness.run.speculation.get("decoded_greedily"):
-                log.warning(
-                    "specscope: SGLang decodes greedily on this device, whatever temperature a request asks for"
-                )
+                log.warning("specscope: on this device SGLang decodes greedily at any temperature")
         return self._witness
 
 

@@ -47,11 +47,11 @@ def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
         guard.step_aside(str(error))
         return
     if settings.debug:
-        log.warning("specscope: %s is for vLLM: SGLang cannot be stopped at a decision", DEBUG)
+        log.warning("specscope: %s applies to vLLM only: SGLang cannot be stopped at a decision", DEBUG)
     version = sglang_version()
     modules = dict(known.imported())
     if line := known.difference(modules.values()):
-        guard.step_aside(f"SGLang {version} is not as it is known: {line}. `specscope watch` reads its counters")
+        guard.step_aside(f"SGLang {version} is unknown to specscope: {line}. `specscope watch` reads its counters")
         return
     hooks: ServerHooks = ServerHooks(
         modules[known.VERIFY],
@@ -119,7 +119,7 @@ def open_witness(processor: Any, req: Any, settings: PluginSettings, guard: Erro
 
     def close() -> None:
         if hooks.lost:
-            log.warning("specscope: of %d results nothing was seen", hooks.lost)
+            log.warning("specscope: %d results were not recorded", hooks.lost)
         outlet.close(copied=made.bytes, steps=made.recorder.steps)
 
     at_exit(close)

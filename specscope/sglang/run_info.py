@@ -123,7 +123,7 @@ def read_params(params: Any, *, greedily: bool) -> tuple[SamplingParams, dict[st
         labels[FORM] = label(f"{form}: {getattr(params, form)}")
     greedy = params.top_k == 1
     if greedily and not greedy:
-        labels["temperature"] = f"{params.temperature:g} was asked for, and this device decodes greedily"
+        labels["temperature"] = f"{params.temperature:g} was requested, but this device decodes greedily"
     stop = params.stop_strs or ()
     values: dict[str, Any] = {
         "temperature": 0.0 if greedy or greedily else params.temperature,

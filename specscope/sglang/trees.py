@@ -53,7 +53,7 @@ class _Shape:
             child = first[at]
             while child >= 0:
                 if len(slots) >= n - 1:
-                    raise VerificationError("the links of a tree run in circles")
+                    raise VerificationError("the links of a tree form a cycle")
                 slots.append(child)
                 parents.append(place)
                 child = following[child]
@@ -81,7 +81,7 @@ class _Shape:
         above = ROOT
         for node in path:
             if node < 0 or self.parent[node] != above:
-                raise VerificationError(f"the accepted slots {slots.tolist()} are no path of the tree")
+                raise VerificationError(f"the accepted slots {slots.tolist()} are not a path of the tree")
             above = node
         return np.array(path, np.int32)
 
@@ -104,7 +104,7 @@ def judged(seen: Verification) -> list[JudgedRequest]:
         return [JudgedRequest(_outcome_alone(each, seen.rule), each.context) for each in numbers]
     for each in numbers:
         if each.candidates[each.path].tolist() != each.given[:-1]:
-            raise VerificationError(f"tokens {each.given} came out of the slots {each.path.tolist()}")
+            raise VerificationError(f"the slots {each.path.tolist()} gave the tokens {each.given}")
     call = seen.gathered
     shapes = [_Shape.of(each) for each in numbers]
     chains = read(call) if all(shape.is_chain for shape in shapes) else []

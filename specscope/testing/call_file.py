@@ -74,7 +74,7 @@ def _npz(path: str) -> Iterator[tuple[str, NDArray[Any]]]:
     except UserError:
         raise
     except Exception as error:  # of zipfile, zlib, and whatever reads a header
-        pickled = "holds pickled Python objects, which are never read: save numbers"
+        pickled = "holds pickled Python objects, which specscope never loads: save numbers"
         broken = f"is damaged or cut off: {first_line(error)}"
         raise UserError(f"{path} {pickled if 'allow_pickle' in str(error) else broken}") from error
 
@@ -85,7 +85,7 @@ def _tensors(path: str) -> Iterator[tuple[str, NDArray[Any]]]:
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise UserError(f"{path} is damaged, or holds more than tensors: {first_line(error)}") from error
+        raise UserError(f"{path} is damaged or holds more than tensors: {first_line(error)}") from error
     if not isinstance(loaded, dict):
         raise UserError(f"{path} holds a {type(loaded).__name__}: save a dictionary of tensors by name")
     for name, value in loaded.items():
@@ -102,14 +102,14 @@ def _checked(array: NDArray[Any], where: str, name: str) -> NDArray[Any]:
     if np.isnan(array).any():
         raise UserError(f"{where} has NaN")
     if name in IDS and (array != np.floor(array)).any():
-        raise UserError(f"{where} has values that are no whole numbers")
+        raise UserError(f"{where} has values that are not whole numbers")
     if name in COINS and not ((array >= 0) & (array <= 1)).all():
         raise UserError(f"{where} has values outside 0 to 1")
     if name in ROWS:
         sums = np.atleast_1d(array.sum(-1, dtype=np.float64))
         worst = float(sums.flat[np.abs(sums - 1).argmax()])
         if not (array >= 0).all() or abs(worst - 1) > SUMS:
-            raise UserError(f"{where} has a row that sums to {worst:.6g} or is negative in places: no probabilities")
+            raise UserError(f"{where} has a row that sums to {worst:.6g} or is negative in places: not probabilities")
     return array.astype(np.int64) if name in IDS else array.astype(np.float32) if array.itemsize < 4 else array
 
 
@@ -126,7 +126,7 @@ def _one_by_one(found: Arrays, path: str) -> Iterator[Arrays]:
     calls = len(parts["drafted"])
     for name, split in parts.items():
         if len(split) < calls or (len(split) > calls and name != "temperature"):
-            raise UserError(f"{path} has {calls} calls by what was drafted, but {len(split)} by {name}")
+            raise UserError(f"{path} has {calls} calls by its drafts, but {len(split)} by {name}")
     return ({name: split[number] for name, split in parts.items()} for number in range(calls))
 
 
@@ -142,7 +142,7 @@ def _call(one: Arrays, where: str) -> VerifyCall:
     fits = all(array.ndim == dims and drafts <= len(array) <= drafts + 1 for array, dims in known)
     if not fits or (q is not None and q.shape[-1] != p.shape[-1]) or output.ndim != 1 or not len(output):
         told = ", ".join(f"{name} {list(array.shape)}" for name, array in shapes.items() if array is not None)
-        raise UserError(f"{where} has {n} drafts and {len(output)} tokens of output, which does not go with {told}")
+        raise UserError(f"{where} has {n} drafts and {len(output)} output tokens, which contradicts {told}")
     for name, tokens in (("drafted", drafted), ("output", output)):
         if tokens.min(initial=0) < 0 or tokens.max(initial=0) >= p.shape[-1]:
             raise UserError(f"{where}: {name} is {tokens.tolist()}, but the vocabulary has {p.shape[-1]} tokens")

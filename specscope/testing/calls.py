@@ -28,9 +28,9 @@ from specscope.trace.record.tree import Doubles
 
 ALPHA = 0.01  # how often a sampler without a mistake may be found guilty by chance
 NOT_DRAWN = 1e-3  # p-value below which drafts are taken not to be drawn from q
-NO_SUM = {GREEDY: "its tokens are no draws", BLOCK: "how many tokens come depends on which they are"}  # of the output
+NO_SUM = {GREEDY: "its tokens are not drawn", BLOCK: "the number of tokens depends on the tokens"}  # of the output
 WORDS = {
-    "recovered draws": "tokens behind a rejection follow what is left of p",
+    "recovered draws": "tokens after a rejection follow the residual",
     "bonus draws": "bonus tokens follow p",
     "emitted surprisal": "emitted tokens follow the target's p: lossless",
 }
@@ -111,7 +111,7 @@ def _checks(rule: str, calls: Sequence[VerifyCall], logs: Mapping[str, Doubles],
     p_values = [*(family.p_value if family.judged else 1.0 for family in families), math.exp(-max(times, 0.0))]
     failed = holm(p_values, alpha)
     made = [family.finding(alpha / len(failed), failed=fails) for family, fails in zip(families, failed, strict=False)]
-    about, count = "no known mistake gives the outputs far more often", int(possible.sum())
+    about, count = "no known mistake makes the outputs far likelier", int(possible.sum())
     last = Finding("known mistakes", CheckResult.PASSED, about, count, unit="call", p_value=p_values[-1])
     if failed[-1]:
         best = f"10^{times / math.log(10):.0f} times as likely where {max(over, key=over.__getitem__)}"
@@ -136,11 +136,11 @@ def _families(rule: str, calls: Sequence[VerifyCall]) -> list[Family]:
     sums = {name: _surprisal(tokens) for name, tokens in drawn.items()}
     lacking = NO_SUM.get(rule, "")
     if sums["drafts"].judged and sums["drafts"].p_value < NOT_DRAWN:
-        lacking = "the drafts do not follow q, so that the output need not follow p"
+        lacking = "the drafts do not follow q, so the output need not follow p"
     chance = np.array(a)
     free = np.flatnonzero((chance > 0) & (chance < 1))
     decided = Sum.of((np.array(accepted) - chance)[free], (chance * (1 - chance))[free], 1.0, np.full(len(free), -1))
-    as_often = f"drafts are accepted as often as {rule} says"
+    as_often = f"drafts are accepted as often as {rule} predicts"
     by_coins = "the coins decide each draft" if len(chance) and not len(free) else FEW
     made = [Family("acceptance", as_often, {"": decided}, SHARE, NOWHERE, by_coins)]
     for name, about in WORDS.items():
@@ -162,7 +162,7 @@ def _surprisal(tokens: Drawn) -> Sum:
 def why_not(law: Law, call: VerifyCall) -> str:
     """Why a law cannot give an output."""
     if not call.path:
-        return f"the output {call.output.tolist()} is not some of the drafts {call.drafted.tolist()} and one token more"
+        return f"the output {call.output.tolist()} is not a prefix of the drafts {call.drafted.tolist()} plus one token"
     token, place, decisions = int(call.output[-1]), len(call.output) - 1, law.walk(call)[0]
     for draft, chance, accepted in decisions:
         if chance == float(not accepted):
@@ -172,5 +172,5 @@ def why_not(law: Law, call: VerifyCall) -> str:
     if call.final_coin is not None:
         return f"the final coin {call.final_coin:.6g} does not draw token {token} at place {place}"
     for p, q, _ in map(call.row, call.below(call.path[-1])):
-        return f"token {token} at place {place} came behind a rejection with p = {p[token]:.6g}, q = {q[token]:.6g}"
+        return f"token {token} at place {place} came after a rejection with p = {p[token]:.6g}, q = {q[token]:.6g}"
     return f"the bonus token {token} cannot be drawn there"

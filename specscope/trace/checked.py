@@ -33,7 +33,7 @@ class Flag:
 
 
 # Text that can be encoded: half of a surrogate pair, from JSON or from bytes in an argument, cannot be.
-Text = Annotated[str, Meta(pattern="^[^\ud800-\udfff]*\\Z", description="text of whole Unicode characters")]
+Text = Annotated[str, Meta(pattern="^[^\ud800-\udfff]*\\Z", description="valid Unicode text")]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1, description="between 0 and 2^63 - 1")]
 Port = Annotated[int, Meta(ge=0, le=65535, description="between 0 and 65535")]
 

@@ -86,7 +86,7 @@ def read_lines(path: str, what: str, *, largest: int = LARGEST) -> Iterator[tupl
                 except UnicodeDecodeError:
                     raise UserError(f"{path}, line {number}: this is not UTF-8 text") from None
                 if "\0" in text:
-                    raise UserError(f"{path}, line {number}: this is not text: it holds NUL bytes")
+                    raise UserError(f"{path}, line {number}: this is not text: it contains NUL bytes")
                 yield number, text.rstrip("\r\n")
     except BROKEN as error:
         raise UserError(f"cannot read {what} {path}: {reason(error)}") from error

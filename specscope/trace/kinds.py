@@ -38,7 +38,7 @@ class ReadAs(Enum):
     COSTS = "specscope tune takes it as --costs"
     CALLS = "specscope verify {file} judges its calls of a sampler"
     NO_TRACE = "the store may not have the trace yet, or no longer"
-    SERVER = "specscope watch http://HOST:PORT/metrics reads those of the server"
+    SERVER = "specscope watch http://HOST:PORT/metrics reads the server's"
     NONE = "this version of specscope does not read it"
 
 
@@ -61,16 +61,16 @@ PROMPT_FILE = FileKind("a file of prompts", ReadAs.PROMPTS)
 PROMPT_TABLE = FileKind("a table of prompts", ReadAs.PROMPTS)
 REQUEST_DUMP = FileKind("a dump of SGLang's requests", ReadAs.PROMPTS)
 SHAREGPT = FileKind("ShareGPT's data set", ReadAs.PROMPTS)
-WRAPPED_LOG = FileKind("a log in JSON, a line in each", ReadAs.WATCH)
+WRAPPED_LOG = FileKind("a log in JSON Lines", ReadAs.WATCH)
 VLLM_LOG = FileKind("a log of vLLM", ReadAs.WATCH)
-ANSWER = FileKind("an answer of a server", ReadAs.WATCH)
-TEXTS = FileKind("a file of texts to train on", ReadAs.NONE)
-STREAM = FileKind("an answer of a server, as a stream", ReadAs.WATCH)
-LLAMACPP_STREAM = FileKind("an answer of llama.cpp, as a stream", ReadAs.WATCH)
+ANSWER = FileKind("a server's response", ReadAs.WATCH)
+TEXTS = FileKind("a training data set", ReadAs.NONE)
+STREAM = FileKind("a server's response, as a stream", ReadAs.WATCH)
+LLAMACPP_STREAM = FileKind("a response of llama.cpp, as a stream", ReadAs.WATCH)
 LLAMACPP_LOG = FileKind("a log of llama.cpp", ReadAs.WATCH)
-LLAMACPP_JSON_LOG = FileKind("a log of llama.cpp, a line in each JSON value", ReadAs.WATCH)
-LLAMACPP_PAGE = FileKind("a page of metrics of llama.cpp", ReadAs.WATCH)
-PAGE = FileKind("a page of metrics", ReadAs.WATCH)
+LLAMACPP_JSON_LOG = FileKind("a log of llama.cpp in JSON Lines", ReadAs.WATCH)
+LLAMACPP_PAGE = FileKind("a metrics page of llama.cpp", ReadAs.WATCH)
+PAGE = FileKind("a metrics page", ReadAs.WATCH)
 TABLE = FileKind("a table with a column of lengths", ReadAs.WATCH)
 WRAPPED, STREAMS, PAGES = (WRAPPED_LOG, LLAMACPP_JSON_LOG), (STREAM, LLAMACPP_STREAM), (PAGE, LLAMACPP_PAGE)
 
@@ -78,18 +78,18 @@ BARE_SPANS = ("scopeSpans", "scope_spans", "instrumentationLibrarySpans")  # eac
 # By paths of keys: a kind is what has all of one of its sets, with strokes between. The first that fits is meant.
 _BY_KEYS: tuple[tuple[FileKind, str], ...] = (
     (CAPTURE, "resourceSpans | resource_spans"),
-    (FileKind("a trace as Jaeger's API gives it", ReadAs.CAPTURES), "result.resourceSpans | result.resource_spans"),
+    (FileKind("a trace from Jaeger's API", ReadAs.CAPTURES), "result.resourceSpans | result.resource_spans"),
     (
-        FileKind("a trace as Jaeger's page saves it", ReadAs.CAPTURES),
+        FileKind("a trace saved from Jaeger's page", ReadAs.CAPTURES),
         "data.traceID | data.spans | traceID spans | spans processes",
     ),
     (
-        FileKind("a trace as Tempo gives it", ReadAs.CAPTURES),
+        FileKind("a trace from Tempo", ReadAs.CAPTURES),
         "batches.resource | batches.scopeSpans | batches.scope_spans | batches.instrumentationLibrarySpans | "
         "trace.resourceSpans | trace.resource_spans | trace.batches",
     ),
     (FileKind("resourceSpans alone", ReadAs.CAPTURES), " | ".join(BARE_SPANS)),
-    (FileKind("an error that Jaeger answered", ReadAs.NO_TRACE), "error.grpcCode"),
+    (FileKind("an error from Jaeger", ReadAs.NO_TRACE), "error.grpcCode"),
     (FileKind("a list of traces that Tempo found", ReadAs.NONE), "traces.traceID"),
     (FileKind("a trace in Zipkin's format", ReadAs.NONE), "traceId id | traceId localEndpoint"),
     (FileKind("metrics or logs in OTLP JSON", ReadAs.NONE), "resourceMetrics | resourceLogs"),
@@ -97,7 +97,7 @@ _BY_KEYS: tuple[tuple[FileKind, str], ...] = (
         FileKind("a result of a serving bench (bench serve)", ReadAs.WATCH),
         "request_throughput total_output_tokens | spec_decode_num_drafts date | accept_length request_throughput",
     ),
-    (FileKind("metrics as Prometheus answers", ReadAs.WATCH), "data.resultType"),
+    (FileKind("metrics from Prometheus's API", ReadAs.WATCH), "data.resultType"),
     (
         FileKind("results of Spec-Bench or EAGLE", ReadAs.WATCH),
         "choices.accept_lengths | choices.idxs | choices.new_tokens choices.wall_time",
@@ -110,21 +110,21 @@ _BY_KEYS: tuple[tuple[FileKind, str], ...] = (
     ),
     (FileKind("an export of SGLang's requests", ReadAs.WATCH), "spec_verify_ct"),
     (FileKind("a result with counts of drafts", ReadAs.WATCH), "num_drafts | accept_lengths | accepted_lengths"),
-    (FileKind("an answer of llama.cpp", ReadAs.WATCH), "timings.predicted_n | generation_settings timings"),
+    (FileKind("a response of llama.cpp", ReadAs.WATCH), "timings.predicted_n | generation_settings timings"),
     (FileKind("a list of llama.cpp's slots, which counts no drafts", ReadAs.NONE), "is_processing n_ctx"),
     (
         FileKind("iteration statistics of TensorRT-LLM", ReadAs.NONE),
         "specDecodingStats.numDraftTokens | iterLatencyMS iter | iterLatencyMS numActiveRequests",
     ),
     (
-        FileKind("an answer of TensorRT-LLM", ReadAs.NONE),
+        FileKind("a response of TensorRT-LLM", ReadAs.NONE),
         "request_perf_metrics.speculative_decoding | choices.request_perf_metrics.speculative_decoding",
     ),
     (REQUEST_DUMP, "obj.sampling_params | obj.text | requests.obj.text"),
     (SHAREGPT, "conversations | conversation"),
     (FileKind("SPEED-Bench's data set", ReadAs.PROMPTS), "turns multiturn | messages question_id"),
     (FileKind("Spec-Bench's or MT-bench's data set", ReadAs.PROMPTS), "turns | prompt prompt_id"),
-    (FileKind("an answer of SGLang", ReadAs.WATCH), "meta_info | sglext choices"),
+    (FileKind("a response of SGLang", ReadAs.WATCH), "meta_info | sglext choices"),
     (FileKind("figures of a request of vLLM", ReadAs.WATCH), "spec_decode_metrics | num_draft_tokens"),
     (ANSWER, "choices object | choices usage | metrics.speculative_decoding"),
     (LLAMACPP_JSON_LOG, "type time level msg"),
@@ -138,7 +138,7 @@ _BY_KEYS: tuple[tuple[FileKind, str], ...] = (
 # By how the text of the first lines is written
 _BY_TEXT = (
     (
-        FileKind("an answer of Jaeger without a trace", ReadAs.NO_TRACE),
+        FileKind("a response of Jaeger without a trace", ReadAs.NO_TRACE),
         r'\A\s*\{\s*"data":\s*(?:null|\[\s*\])\s*(?:\}|,\s*"(?:total|limit|offset|errors)":)',
     ),
     (FileKind("llm.get_metrics() of vLLM", ReadAs.WATCH), r'"name":\s*"vllm:'),
@@ -293,7 +293,7 @@ def documents(lines: Iterable[tuple[int, bytes]], name: str) -> Iterator[tuple[i
     """
 
     def refuse(number: int) -> None:
-        raise UserError(f"{name} has a JSON document of over {LARGEST >> 20} MiB: write one a line (jq -c .)")
+        raise UserError(f"{name} has a JSON document of over {LARGEST >> 20} MiB: write one per line (jq -c .)")
 
     numbered = iter(lines)
     number, first = next(((number, line) for number, line in numbered if line.strip()), (0, b""))

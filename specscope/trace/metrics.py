@@ -31,7 +31,7 @@ from specscope.trace.wire.spans import own_trace
 if TYPE_CHECKING:
     from specscope.trace.wire.sampling import Sampler
 
-PLAIN, OPENMETRICS = "text/plain", "application/openmetrics-text"  # the forms of a page of metrics
+PLAIN, OPENMETRICS = "text/plain", "application/openmetrics-text"  # the forms of a metrics page
 NEVER = re.compile(r";\s*q\s*=\s*0(?:\.0*)?\s*(?:;|$)")  # of a form in an Accept header: one that is not taken
 
 LOG_SECONDS = 10.0  # between two log lines; vLLM logs as often
@@ -201,10 +201,10 @@ class Metrics(Collector):
         self._end_ns = 0
         self._series: tuple[Series, ...] = (
             *SERIES,
-            Series("specscope:lost_records", "Records lost on the way.", lambda _: lost()),
+            Series("specscope:lost_records", "Records lost before they were written or sent.", lambda _: lost()),
         )
         if sampler is not None:  # everything else here is counted before it
-            text, decided = "Requests decided by trace sampling.", (Reason.RATIO, Reason.PARENT)
+            text, decided = "Requests that trace sampling kept or dropped.", (Reason.RATIO, Reason.PARENT)
 
             def kept(_: Totals) -> Mapping[str, float]:
                 return {why.value: sampler.kept[why] for why in decided} | {"left_out": sampler.left_out}

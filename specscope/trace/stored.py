@@ -54,7 +54,7 @@ class StoreAddress(str):
     @classmethod
     def read(cls, text: str) -> Self:
         """Read a URL. Raises UserError, without a password, where it leads to no trace."""
-        says = "{} is no address of a trace: write http://HOST:16686/trace/ID (specscope watch URL reads metrics)"
+        says = "{} is not a trace's address: write http://HOST:16686/trace/ID (specscope watch URL reads metrics)"
         parts = checked_url(text, says)
         known = _TRACE.fullmatch(parts.path)
         if known is None:

@@ -187,13 +187,13 @@ STEP: dict[str, Fact] = {
         lambda f: f.history.vocabulary.text(f.tokens()),
     ),
     "token": Fact(int, "the final token; at a node, its token", StepFacts.token),
-    "final_p": Fact(float, "probability with which the final token was drawn", "verdict.final_p"),
+    "final_p": Fact(float, "probability of the final token when it was drawn", "verdict.final_p"),
     "final_coin": Fact(
         float,
-        "the coin with which the final token was drawn, if one was",
+        "the coin that drew the final token, if there was one",
         lambda f: f.lies("verdict.final_coin") or None,
     ),
-    "final_margin": Fact(float, "how far p would have to move for another final token", "verdict.final_margin"),
+    "final_margin": Fact(float, "how far p would have to move to change the final token", "verdict.final_margin"),
     "near_tie": Fact(
         bool, "whether rounding could flip a decision of the step; at a node, the decision on it", StepFacts.is_near_tie
     ),
@@ -202,15 +202,15 @@ STEP: dict[str, Fact] = {
     ),
     "rule": Fact(str, "the rule of verification", "rule"),
     "preceded": Fact(
-        str, "what came before the step: prefill, preemption, full, partial, nothing or no draft", "preceded.value"
+        str, "what preceded the step: prefill, preemption, full, partial, nothing or no draft", "preceded.value"
     ),
-    "before_accepted": Fact(int, "nodes that the request's step before accepted", lambda f: _accepted(f.before())),
-    "gap": Fact(int, "engine steps since the request's step before; 1 if it was the last one", _gap),
+    "before_accepted": Fact(int, "nodes accepted in the request's previous step", lambda f: _accepted(f.before())),
+    "gap": Fact(int, "engine steps since the request's previous step", _gap),
     "final": Fact(int, "the final token", "verdict.token"),
     "rejected": Fact(tuple, "the rejected tokens, as in final in rejected", _rejected),
     "entropy": Fact(
         float,
-        "entropy of p in nats where the first children were tried; at a node, at its parent",
+        "entropy of p in nats at the root; at a node, at its parent",
         _at_parent("entropy"),
     ),
     "final_entropy": Fact(
@@ -224,7 +224,7 @@ NODE: dict[str, Fact] = {
     "sibling": Fact(int, "the node's place among its siblings, from 1", lambda f: f.sibling(f.at)),
     "p": Fact(float, "the target's probability of the token, before any rejection", "verdict.p"),
     "q": Fact(float, "the probability with which the drafter drew it; 1 if deterministic", "tree.q"),
-    "draft_coin": Fact(float, "the coin that drew the token, if one did and it is recorded", _of_draw("coin")),
+    "draft_coin": Fact(float, "the coin that drew the token, if it is recorded", _of_draw("coin")),
     "draft_low": Fact(
         float,
         "the lower end of the token's interval: the draft's coin lies from there up to there plus q_tried",
@@ -234,12 +234,12 @@ NODE: dict[str, Fact] = {
     "q_tried": Fact(float, "q when the node was tried: after the siblings drawn before it", "verdict.q_trial"),
     "a": Fact(
         float,
-        "the node's acceptance probability; the ratio of its path if its coin decided nothing",
+        "the node's acceptance probability; its path's ratio if its coin was not used",
         "verdict.accept_prob",
     ),
     "u": Fact(
         float,
-        "the node's coin, if one was tossed: a uniform random number; under the standard rule it is rejected if u >= a",
+        "the node's coin, a uniform random number, if it was tossed; the standard rule rejects if u >= a",
         lambda f: f.lies("verdict.coin") or None,  # coins lie in the open interval (0, 1)
     ),
     "ahead": Fact(
@@ -247,18 +247,16 @@ NODE: dict[str, Fact] = {
         "whether it was accepted because a node below it was (rules block and traversal)",
         lambda f: f.verdict is not None and coin_sign(f.verdict, f.at) == BELOW,
     ),
-    "margin": Fact(float, "how far p would have to move for another outcome at the node", "verdict.margin"),
+    "margin": Fact(float, "how far p would have to move to change the node's outcome", "verdict.margin"),
     "residual": Fact(float, "mass of the residual after the node was rejected", "verdict.residual_mass"),
     "draft_p": Fact(float, "the drafter's own probability, before sampling rules", lambda f: draft_ps(f.step)[f.at]),
-    "score": Fact(
-        float, "the drafter's log probability of the path to the node; beside a text, of its acceptance", "notes.score"
-    ),
+    "score": Fact(float, "the drafter's log probability of the path to the node", "notes.score"),
     "source": Fact(
         str,
-        "who drafted it, where a text drafts beside a model: model, text or both",
+        "who drafted it if a text and a model drafted together: model, text or both",
         lambda f: (f.step.method and f.step.method.source_of(f.at)) or None,
     ),
-    "siblings": Fact(int, "how many siblings there are, the node included", lambda f: len(f.place.children)),
+    "siblings": Fact(int, "number of siblings, with the node itself", lambda f: len(f.place.children)),
     "parent": Fact(int, "the parent's number; -1 if it is the root", lambda f: f.place.parent),
     "parent_sibling": Fact(
         int, "the parent's place among its siblings, from 1; 0 if it is the root", lambda f: f.sibling(f.place.parent)
@@ -268,7 +266,7 @@ NODE: dict[str, Fact] = {
     "q_rank": Fact(int, "rank of the token in q, from 1; 0 if the node is deterministic", _noted("q_rank")),
     "choice_p": Fact(float, "p of the likeliest token at the parent", _at_parent("choice_p")),
     "choice_rank": Fact(
-        int, "rank of the target's first choice in the drafter's distribution; 0 if outside", _at_parent("choice_rank")
+        int, "rank of the target's top token in the drafter's distribution; 0 if outside", _at_parent("choice_rank")
     ),
 }
 

@@ -116,7 +116,7 @@ def _outcome(round_: Round, how: Judging, scores: Tensor, committed: list[int]) 
     k, draws = round_.k, round_.draws
     if round_.judged is not None:
         if draws is None or len(draws.coins) != 1 or len(draws.probs) < 2:
-            raise RoundError("the ratio test drew other numbers than it is known to")
+            raise RoundError("the ratio test drew unexpected numbers")
         tokens, accepted = round_.judged
         coins = draws.coins[0].double().reshape(-1).cpu().numpy()
         return _Outcome(accepted, tokens[-1], draws.probs[1][0], draws.probs[0][0], coins)

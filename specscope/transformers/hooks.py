@@ -42,14 +42,14 @@ def check_version(version: str) -> None:
     """Raises UserError where the hooks were not written for it."""
     if ".".join(version.split(".")[:2]) not in VERSIONS:
         raise UserError(
-            f"transformers {version} is not known to specscope: {VERSIONS[0]} to {VERSIONS[-1]} can be recorded"
+            f"transformers {version} is unknown to specscope: {VERSIONS[0]} to {VERSIONS[-1]} can be recorded"
         )
 
 
 def check_signatures(utils: ModuleType, version: str) -> None:
     """`utils`: transformers.generation.utils. Raises UserError that names what differs."""
     for line in differing(utils, WRAPPED):
-        raise UserError(f"transformers {version} is not as it is known: {line}")
+        raise UserError(f"transformers {version} differs from the known versions: {line}")
 
 
 def differences_in_text(root: Path) -> list[str]:

@@ -104,7 +104,7 @@ class Recording:
         with _LOCK:
             if _ACTIVE:
                 raise UserError(
-                    "transformers is being recorded already: end that `with specscope.record(...)` first, or run the "
+                    "transformers is already being recorded: end that `with specscope.record(...)` first, or run the "
                     "script without SPECSCOPE_CAPTURE and `specscope transformers`"
                 )
             hooks.check_signatures(utils, self._version)

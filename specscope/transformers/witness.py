@@ -118,7 +118,7 @@ class RequestWitness:
         config = getattr(self.generator, "generation_config", None)
         threshold = getattr(config, "assistant_confidence_threshold", None) if self.source.threshold else None
         if threshold:
-            return f"at most {most} drafted, ends behind a token with q below {float(threshold):.3g}"
+            return f"at most {most} drafted, ends after a token with q below {float(threshold):.3g}"
         return "" if most == self.source.settings["num_speculative_tokens"] else f"at most {most} drafted"
 
     @staticmethod

@@ -31,7 +31,7 @@ class Key:
 
 
 KEYS: tuple[Key, ...] = (
-    Key("space,p", "pause", "Pause or resume", "space", help="pause or resume the engine; play or stop a replay"),
+    Key("space,p", "pause", "Pause or resume", "space", help="pause or resume the engine; play or stop a capture"),
     Key("full_stop", "forward", "Step forward", ".", help="next step; at the end, a paused engine runs one"),
     Key("comma", "backward", "Step back", ",", help="previous step"),
     Key("pagedown", "jump(1)", "Jump forward", "PgDn", help="forward by a twentieth of the run"),
@@ -63,14 +63,14 @@ KEYS: tuple[Key, ...] = (
     Key("d", "step", "The step's decisions", "d", help="the step's decisions: nodes and their evidence"),
     Key("f", "fork", "The last fork beside its original", "f", help="the last fork beside its original"),
     Key("v", "engine", "The engine over time", "v", help="the engine: phases, batch, queue, KV over time"),
-    Key("a", "analysis", "Analysis over many steps", "a", help="over many steps: what is rejected, when, and why"),
+    Key("a", "analysis", "Analysis over many steps", "a", help="over many steps: what is rejected, when and why"),
     Key(
         *("s", "scope", "Figures: all requests or the current one", "s"),
         help="figures of all requests or of the current one",
     ),
     Key("i", "ask_prompt", "New prompt…", "i", help="give the live engine a new prompt"),
     Key("x", "cancel", "Cancel the request", "x", help="cancel the current request"),
-    Key("e", "next_engine", "Next engine", "e", help="next engine, if the screen listens to several"),
+    Key("e", "next_engine", "Next engine", "e", help="next engine, if there are several"),
     Key("t", "next_theme", "Theme: light or dark", "t", help="theme: light or dark"),
     Key("question_mark", "help", "Help", "?", help="keys, marks and figures"),
     Key("q", "quit", "Quit", "q", help="quit"),
@@ -108,16 +108,16 @@ FOOT: dict[
 MARKS: tuple[tuple[str, Ink, str], ...] = (
     ("✓", "accepted-strong", "accepted: its coin was below a"),
     ("✗", "rejected", "rejected: its coin was a or more"),
-    ("·", "faint", "untried: the path ended or went elsewhere"),
+    ("·", "faint", "not tried: the path ended or took another branch"),
     ("≈", "warn", "near tie: rounding could flip it"),
     ("»", "strong", "the final token; in a fork, the first difference"),
-    ("▮▯", "accepted-strong", "accepted depth, out of the tree's depth"),
+    ("▮▯", "accepted-strong", "accepted depth / depth of the tree"),
 )
 COLOURS: tuple[tuple[str, Ink, str], ...] = (
     ("accepted", "accepted", "drafted and accepted"),
-    ("recovered", "recovered", "after a rejection: from the residual, or the target's choice"),
+    ("recovered", "recovered", "after a rejection: from the residual; greedy: the target's top token"),
     ("bonus", "bonus", "drawn after a fully accepted path"),
-    ("target", "target", "drawn where nothing was drafted"),
+    ("target", "target", "drawn when nothing was drafted"),
 )
 FIGURES = ("raw_p", "p", "q", "draft_p", "p_tried", "q_tried", "u", "a", "residual")  # of a node, on the screens
 RATES: tuple[tuple[str, str], ...] = (

@@ -185,7 +185,7 @@ def here() -> Fit:
     """Of the vLLM that this process imports."""
     spec = importlib.util.find_spec("vllm")
     roots = [] if spec is None else list(spec.submodule_search_locations or ())
-    return fit(Path(roots[0])) if roots else Fit(("its sources are not to be found",), (), ())
+    return fit(Path(roots[0])) if roots else Fit(("its source code was not found",), (), ())
 
 
 def fit(root: Path) -> Fit:
@@ -198,7 +198,7 @@ def remark(version: str) -> str:
     """What is to be said of a version that fits; "" where it was tried. `0.32.0+cpu` is 0.32.0."""
     if version.split("+")[0] in TRIED:
         return ""
-    return f"vLLM {version} is none of {', '.join(TRIED)}, which were tried, but is as they are in all that is hooked"
+    return f"vLLM {version} was not tried, but everything that specscope hooks is as in {', '.join(TRIED)}"
 
 
 def differences(module: ModuleType) -> list[str]:
@@ -212,7 +212,7 @@ def _in_text(root: Path, wrapped: Mapping[str, Functions], read: Mapping[str, Ma
         yield from differing_in_text(tree, module, wrapped.get(module, {}))
         for owner, names in read.get(module, {}).items():
             there = _attributes(tree, owner)
-            yield from (f"{module}.{owner}.{name} is gone" for name in names.split() if name not in there)
+            yield from (f"{module}.{owner}.{name} is missing" for name in names.split() if name not in there)
 
 
 def _attributes(tree: ast.Module, owner: str) -> set[str]:

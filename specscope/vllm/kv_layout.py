@@ -24,9 +24,9 @@ class KvReader:
         cache = module.kv_cache
         update = getattr(module.impl, "do_kv_cache_update", None)
         if not isinstance(cache, Tensor) or cache.dim() < 2 or not cache.is_contiguous():
-            self.why = "its cache is no single tensor"
+            self.why = "its cache is not a single tensor"
         elif update is None:
-            self.why = f"{type(module.impl).__name__} does not write its cache in a call of its own"
+            self.why = f"{type(module.impl).__name__} does not write its cache in a separate call"
         else:
             self._learn(cache)
 
@@ -37,7 +37,7 @@ class KvReader:
         scratch = torch.zeros_like(cache[:1])
         self.block_size, left = divmod(scratch.numel(), heads * (size + value_size))
         if left:
-            self.why = f"a block holds {scratch.numel()} numbers, no whole number of rows"
+            self.why = f"a block holds {scratch.numel()} numbers, not a whole number of rows"
             return
         rows = self.block_size
         keys = torch.arange(rows * heads * size).view(rows, heads, size)
@@ -52,7 +52,7 @@ class KvReader:
         places = torch.full((scratch.numel(),), -1)
         places[lying.clamp(0, scratch.numel() - 1)] = torch.arange(scratch.numel())
         if (places < 0).any():
-            self.why = "its backend does not keep keys and values as it is given them"
+            self.why = "its backend changes keys and values when it stores them"
             return
         self._keys, self._values = places[keys].to(cache.device), places[values].to(cache.device)
 

@@ -47,14 +47,14 @@ def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
     fit = known.here()
     if fit.lacking:
         guard.step_aside(
-            f"vLLM {version} is not as it is known: {fit.lacking}. `specscope watch` reads a server's counters"
+            f"vLLM {version} is unknown to specscope: {fit.lacking}. `specscope watch` reads a server's counters"
         )
         return
     on_import(ENDS, partial(guard.safely, give_grace))
     v1, v2 = ErrorGuard(), ErrorGuard()  # what differs in one runner is no matter to the other
     for name, runner_guard, differing in (("V1", v1, fit.v1), ("V2", v2, fit.v2)):
         if differing:
-            runner_guard.step_aside(f"the {name} runner of vLLM {version} is not as it is known: {differing[0]}")
+            runner_guard.step_aside(f"the {name} runner of vLLM {version} is unknown to specscope: {differing[0]}")
     if remark := known.remark(version):
         log.warning("specscope: %s", remark)
     sampler, scheduler = SamplerHooks(v1), SchedulerHooks(guard)
@@ -115,7 +115,7 @@ def _checked(
     def check(module: ModuleType) -> None:
         if changes := differences(module):
             for guard in guards:
-                guard.step_aside(f"vLLM {version} is not as it is known: {changes[0]}")
+                guard.step_aside(f"vLLM {version} is unknown to specscope: {changes[0]}")
         elif not guards[0].is_off:
             install(module)
 
@@ -190,7 +190,7 @@ def _listen(settings: PluginSettings, guard: ErrorGuard, debugger: Debugger, run
     path = of_ranks(settings.debug, (engine_number(runner),))
     debugger.limit = limit_of(runner)
     model = runner.vllm_config.model_config.model
-    greeting = f"attached to vLLM {vllm_version()}, process {os.getpid()}, {model}: it runs on until it is moved"
+    greeting = f"attached to vLLM {vllm_version()}, process {os.getpid()}, {model}: it keeps running until you stop it"
     commands = partial(HeldCommands, debugger, debugger.limit.describe)
     server = DebugServer(path, debugger.gate, lambda: greeting, commands)
     debugger.socket = path

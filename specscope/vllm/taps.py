@@ -302,7 +302,7 @@ class VllmTaps:
         self._bytes += kept.numel() * kept.element_size()
         if self._kept + self._bytes > self._settings.most:
             if not self._is_full:
-                log.warning("specscope: the taps are full: what follows is not tapped")
+                log.warning("specscope: the taps are full: later computations are not tapped")
             self._is_full = True
             return
         into[name] = kept

@@ -55,7 +55,7 @@ def make_room(known: dict[Any, Any], name: object) -> None:
 def count(value: float, name: str) -> int:
     """A count that came as a float. Raises UnreadableError."""
     if not 0 <= value < MOST or value != int(value):
-        raise UnreadableError(f"{name} is {value}, which is no count")
+        raise UnreadableError(f"{name} is {value}, which is not a count")
     return int(value)
 
 
@@ -98,9 +98,9 @@ def rates_of(text: str, line: str) -> tuple[str, ...]:
             raise ValueError
         values = [float(rate) for rate in rates]
     except ValueError:
-        raise UnreadableError(f"a `{line}` line whose rates are no numbers") from None
+        raise UnreadableError(f"a `{line}` line whose rates are not numbers") from None
     if any(not 0 <= value <= before for before, value in pairwise((1.0, *values))):
-        raise UnreadableError(f"a `{line}` line whose rates by position are not between 0 and 1, or rise")
+        raise UnreadableError(f"a `{line}` line whose rates by position rise or are not between 0 and 1")
     return rates
 
 

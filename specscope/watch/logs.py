@@ -266,10 +266,10 @@ def aggregate(line: str) -> Aggregate:
     """The counts of one line of vLLM. Raises UnreadableError."""
     values = _found(_FIELDS, line)
     if missing := next((name for name in ("length", "accepted", "drafted") if name not in values), None):
-        raise UnreadableError(f"a `{MARK}` line without its {missing}: it is cut off, or of another version")
+        raise UnreadableError(f"a `{MARK}` line without its {missing}: it is cut off or of another version")
     accepted, drafted, length = int(values["accepted"]), int(values["drafted"]), values["length"]
     if length == _NAN and (accepted or drafted):
-        raise UnreadableError(f"a `{MARK}` line whose length is no number, though tokens were drafted")
+        raise UnreadableError(f"a `{MARK}` line that drafted tokens and whose length is not a number")
     rates = rates_of(values["rates"], MARK) if "rates" in values and length != _NAN else ()
     shown, depth = POSITIONS, {}
     if "depth" in values:  # vLLM has a rate of 0 at the depths that it no longer drafts

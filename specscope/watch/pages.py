@@ -139,7 +139,7 @@ def read_prometheus(value: Any, time_ns: int) -> list[Reading]:  # noqa: ANN401
             try:
                 number = float(text)
             except ValueError:
-                raise UnreadableError(f"a value of Prometheus that is no number ({short(text)})") from None
+                raise UnreadableError(f"a value that is not a number ({short(text)})") from None
             pages[time].append(Sample(series.metric.get("__name__", ""), series.metric, number, time))
     return [reading for time in sorted(pages) for reading in readings(pages[time], time_ns)]
 
@@ -173,7 +173,7 @@ def _ns(sample: Sample, otherwise: int) -> int:
     """When a sample was taken, nanoseconds. Raises UnreadableError."""
     seconds = float(sample.timestamp or 0)
     if not 0 <= seconds < 2**33:
-        raise UnreadableError(f"a time that is none ({short(seconds)})")
+        raise UnreadableError(f"an invalid time ({short(seconds)})")
     return int(seconds * 1e9) or otherwise
 
 

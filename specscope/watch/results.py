@@ -134,13 +134,13 @@ def _aggregate(tool: Tool, value: Any) -> Aggregate:  # noqa: ANN401
     if counts.get("accepted", 0) > counts.get("drafted", 2**53):
         raise UnreadableError("more tokens accepted than drafted")
     if "accepted" not in counts and not averages:
-        raise UnreadableError(f"figures of {tool.source} without the tokens that were accepted")
+        raise UnreadableError(f"figures of {tool.source} without a count of accepted tokens")
     proposed = () if tool.trees else full_chains(counts.get("drafts"), counts.get("drafted"), len(at_depth))
     if drafted := _told(value, tool.drafted, Count):
         proposed = tuple(sum(each >= depth for each in drafted) for depth in range(1, len(at_depth) + 1))
         steps = _told(value, tool.lengths, Count)
         if len(steps) != len(drafted) or sum(drafted) != counts["drafted"] or max(drafted) > len(at_depth):
-            raise UnreadableError(f"{tool.lengths}, {tool.drafted} and the drafted tokens do not fit together")
+            raise UnreadableError(f"{tool.lengths}, {tool.drafted} and the drafted tokens contradict each other")
         if any(accepted > of for accepted, of in zip(steps, drafted, strict=True)):
             raise UnreadableError(f"{tool.lengths} holds more than was drafted")
     return Aggregate(tool.source, **counts, accepted_at=at_depth, proposed_at=proposed, averages=averages)
@@ -151,7 +151,7 @@ def _of_steps(tool: Tool, value: Any, counts: dict[str, int]) -> tuple[int, ...]
     lengths, told = _told(value, tool.lengths, Count), _leaves(value, tool.histogram) if tool.histogram else []
     if told and isinstance(told[0], dict):
         if not all(name.isdecimal() and len(name) < 9 for name in told[0]):
-            raise UnreadableError(f"{_word(tool.histogram)} has lengths that are none")
+            raise UnreadableError(f"{_word(tool.histogram)} has invalid lengths")
         steps = Counter({int(length): times for length, times in declared(told[0], dict[str, Count]).items()})
     else:
         steps = Counter(dict(enumerate(_told(value, tool.histogram, Count)))) if told else Counter(lengths)
@@ -160,7 +160,7 @@ def _of_steps(tool: Tool, value: Any, counts: dict[str, int]) -> tuple[int, ...]
     if max(steps) - tool.with_final > POSITIONS or min(steps) < tool.with_final:
         raise UnreadableError(f"steps of {min(steps)} to {max(steps)} tokens")
     if told and lengths and +steps != Counter(lengths):
-        raise UnreadableError(f"{_word(tool.histogram)} is not that of {_word(tool.lengths)}")
+        raise UnreadableError(f"{_word(tool.histogram)} does not match {_word(tool.lengths)}")
     if counts.setdefault("drafts", steps.total()) != steps.total():
         raise UnreadableError(f"{_word(tool.histogram or tool.lengths)} does not count the {counts['drafts']:,} steps")
     histogram = [steps[length] for length in range(tool.with_final, max(steps) + 1)]
@@ -215,7 +215,7 @@ def read_table(text: Iterable[str]) -> dict[str, Any]:
     try:
         numbers = [float(cell) for cell in cells if cell]
     except ValueError:
-        raise UnreadableError(f"a table whose column {names[column]} holds more than numbers") from None
+        raise UnreadableError(f"a table whose column {names[column]} does not hold numbers only") from None
     if not numbers or not all(0 <= number <= POSITIONS for number in numbers):
         raise UnreadableError(f"a table whose column {names[column]} holds no lengths")
     if not all(number.is_integer() for number in numbers):
@@ -242,7 +242,7 @@ def parsed(text: str | bytes) -> Any:  # noqa: ANN401
     try:
         return decoded(text)
     except ValueError as error:
-        raise UnreadableError(f"no JSON ({error})") from None
+        raise UnreadableError(f"not JSON ({error})") from None
 
 
 def json_readings(value: Any, time_ns: int) -> list[Reading] | None:  # noqa: ANN401
@@ -255,9 +255,9 @@ def json_readings(value: Any, time_ns: int) -> list[Reading] | None:  # noqa: AN
 
 def _outputs(value: Any, time_ns: int) -> Iterator[ToldInterval]:  # noqa: ANN401
     if not isinstance(value, dict):
-        raise UnreadableError("a JSON value that is no response")
+        raise UnreadableError("a JSON value that is not a response")
     if value.get("error"):
-        raise UnreadableError(f"the response is an error of the server ({short(value['error'])})")
+        raise UnreadableError(f"the response is a server error ({short(value['error'])})")
     if isinstance(value.get("outputs"), list):  # a RequestOutput of vLLM
         outputs = declared(value["outputs"], list[dict[str, Any]])
         yield from (told for each in outputs for told in _outputs({**each, "id": value.get("request_id")}, time_ns))
@@ -265,7 +265,7 @@ def _outputs(value: Any, time_ns: int) -> Iterator[ToldInterval]:  # noqa: ANN40
     intervals = list(read_results(value, time_ns))
     if not intervals:
         is_undrafted = isinstance(value.get("timings"), dict)
-        raise UnreadableError("an answer of llama.cpp in which nothing was drafted" if is_undrafted else NOTHING)
+        raise UnreadableError("a response of llama.cpp in which nothing was drafted" if is_undrafted else NOTHING)
     yield from intervals
 
 

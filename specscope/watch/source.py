@@ -36,13 +36,12 @@ TAIL = 2**14  # bytes at a log's end that say when it ends
 PIECE = 2**18  # bytes that are read at once
 IDLE = ""  # instead of a line
 LOOK = 0.25  # seconds between two checks of a file that may grow
-WATCHED = "a log, a page of metrics, an answer of a server or a result of a tool"
+WATCHED = "a log, a metrics page, a server's response or a tool's result"
 UNKNOWN = (
-    "has nothing that watch recognises: a log with lines of acceptance (vLLM's `SpecDecoding metrics:`, SGLang's "
-    "`accept len:`, llama.cpp's `draft acceptance`), llm.get_metrics(), responses or results as JSON, or a page of "
-    "/metrics"
+    "holds nothing that watch recognises: a log with acceptance lines (vLLM's `SpecDecoding metrics:`, SGLang's "
+    "`accept len:`, llama.cpp's `draft acceptance`), llm.get_metrics(), JSON responses or results, or a /metrics page"
 )
-DIFFUSION = ". It serves a diffusion model: its denoising steps are no speculation"
+DIFFUSION = ". It serves a diffusion model, and denoising steps are not speculation"
 # Lines of engines that have no drafts in them, and what to do
 WITHOUT_DRAFTS = {
     "DiffusionDecoding metrics:": DIFFUSION,
@@ -79,7 +78,7 @@ class Server:
             raise UserError(f"{self.url}: {error}") from None
         if not readings:
             raise UserError(
-                f"{self.url}: this server reports no speculation metrics: it has them where it speculates (vLLM: "
+                f"{self.url}: this server reports no speculation metrics; they need speculation turned on (vLLM: "
                 "--speculative-config, without --disable-log-stats; SGLang: --enable-metrics; llama.cpp: --metrics)"
                 + (DIFFUSION if "vllm:diffusion_" in page else "")
             )
@@ -92,14 +91,14 @@ class Server:
             content = self._client.get(self._given, LARGEST + 1, {"Accept": "text/plain"})
         except StatusError as error:
             hint = ": is the path right?" if str(error).startswith("404") else ""
-            raise UserError(f"{self.url}: the server answers {error}{hint}") from None
+            raise UserError(f"{self.url}: the server answered {error}{hint}") from None
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise UserError(f"{self.url} cannot be reached: {first_line(error)}") from None
         if len(content) > LARGEST:
             raise UnreadableError(f"the page is larger than {LARGEST >> 20} MiB")
         page = content.decode("utf-8", "replace")
         if looks_like_json(page) and (kind := kind_of(page.encode())):
-            raise UserError(f"{self.url} is {kind.words}, not a page of metrics")
+            raise UserError(f"{self.url} is {kind.words}, not a metrics page")
         return page, read_metrics(page, time.time_ns())
 
     def run(self, stop: threading.Event) -> Iterator[ToldInterval | str]:
@@ -330,7 +329,7 @@ class File:
         """Count what was left out; notices of it, for a screen to show now."""
         self.faults.add(place, str(why))
         if self.faults.total >= MOST_UNREAD and not self.recognised and not self.endless:
-            raise UserError(f"{self.name}, {place}: no speculation figures up to here; {self.faults.lines()[0]}")
+            raise UserError(f"{self.name}, {place}: no speculation figures so far; {self.faults.lines()[0]}")
         yield from (Left(f"{self.name}: {line}") for line in self.faults.news())
 
     def _page(self, text: str) -> Iterator[ToldInterval | str]:
@@ -344,7 +343,7 @@ class File:
         self.recognised = engines(readings)
         told, since = list(saved(readings, self._since)), "since the counters began"
         if len(told) < len(readings):
-            since, self.note = "between its readings", f"{self.name} has several readings: these are what came between"
+            since, self.note = ("between its readings", f"{self.name} has several readings: figures are the difference")
         yield f"{self.name}: {self.recognised}, {since}"
         yield from told
 
@@ -377,5 +376,5 @@ def open_source(text: str, seconds: float, *, follow: bool, patience: float = PA
 
 def metrics_url(text: str) -> str:
     """http://HOST:PORT or https://..., with /metrics where it has no path. Raises UserError."""
-    parts = checked_url(text, "{} is no address of a server: write http://HOST:PORT/metrics")
+    parts = checked_url(text, "{} is not a server's address: write http://HOST:PORT/metrics")
     return text if parts.path.strip("/") else f"{text.rstrip('/')}/metrics"

@@ -104,7 +104,7 @@ class Watch:
         if key not in self.runs:
             if len(self.runs) >= ENGINES:
                 if not self._refused:
-                    self.news.append(f"more than {ENGINES} engines: those to come are left out")
+                    self.news.append(f"more than {ENGINES} engines: further ones are left out")
                 self._refused += 1
                 return None
             name = f"{source.name} engine {engine}" if engine else source.name

@@ -103,6 +103,6 @@ def test_a_hundred_thousand_items_take_seconds():
 
 def test_few_that_differ_are_told_by_what_they_have_in_common_and_the_fewest_others_have():
     facts = {"depth": [3 if i in (7, 90) else i % 2 for i in range(267)], "batch size": [2] * 267, "kind": ["a"] * 267}
-    assert rarest(facts, [i == 7 for i in range(267)]) == "depth 3 (1); in brackets how many of 266 others are so"
+    assert rarest(facts, [i == 7 for i in range(267)]) == "depth 3 (1); in brackets: of 266 others"
     assert rarest(facts, [i < 100 for i in range(267)]) == ""
     assert rarest({"batch size": [2] * 267}, [i == 7 for i in range(267)]) == ""

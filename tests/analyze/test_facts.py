@@ -60,7 +60,7 @@ def test_facts_of_nodes(history):
             "the nodes before its parent are its ancestors": path[:-1] == list(range(len(path) - 1)),
             "position of the node": part.position + len(path),
             "token id": part.tree.token[one.node],
-            "the token is on its path already": part.tree.token[one.node] in part.tree.token[path[:-1]],
+            "the token is already on its path": part.tree.token[one.node] in part.tree.token[path[:-1]],
         }
         assert {name: table[name][at] for name in expected} == expected
 
@@ -77,16 +77,16 @@ def test_facts_of_steps(history):
             "batch size": len(record.requests),
             "place in the batch": record.requests.index(part),
             "the step before": part.preceded.value,
-            "the step before was accepted as a whole": part.preceded.value == "full",
-            "drafted tokens rejected before": sum(rejected),
+            "the step before was accepted in full": part.preceded.value == "full",
+            "drafted tokens rejected earlier": sum(rejected),
             "position of the root in its block": part.position % 16,
             "output tokens before": part.position + 1 - len(request.info.prompt_tokens),
             "label kind": request.info.labels["kind"],
         }
         if before is not None and before.verdict is not None and part.preceded.value != "preemption":
             path = before.verdict.path.tolist()
-            expected["accepted in the step before"] = len(path)
-            expected["the path of the step before was moved"] = path != list(range(len(path)))
+            expected["accepted in the previous step"] = len(path)
+            expected["the previous step's path was moved"] = path != list(range(len(path)))
         assert {name: table[name][at] for name in expected} == expected
     assert min(table["preemptions of the request"]) == 0
     assert max(table["preemptions of the request"]) >= 1

@@ -170,7 +170,7 @@ def test_report_and_compare_of_logs_say_it(tmp_path):
     assert [group["intervals"] for group in capture["levels"]["groups"]] == [8, 112]
     out = run_here(["compare", a, b])[1]
     assert "B: running requests >= 2" in out
-    assert "Such are 6.7% of A's intervals and 50.0% of B's intervals." in " ".join(out.split())
+    assert "These are 6.7% of A's intervals and 50.0% of B's intervals." in " ".join(out.split())
     found = json.loads(run_here(["compare", a, b, "--json"])[1])["levels"]
     assert [group["intervals"] for group in found["groups"]] == [8, 60, 112, 60]
     steady = vllm_log(tmp_path / "c", np.ones(60, int), np.full(60, 0.7))

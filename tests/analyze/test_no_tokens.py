@@ -76,7 +76,7 @@ def test_verify_still_convicts(fault, nameless, tmp_path):
 def test_diagnose_finds_no_fault_and_names_what_it_could_not_look_at(name, nameless):
     out, _ = said(["diagnose", nameless[name]], code=2)
     assert f"not judged: audit: {LACK}" in out
-    assert f"{LACK}: drafts were not held against the text" in out
+    assert f"{LACK}: drafts were not compared with the text" in out
     assert "No fault found by verify" in out
 
 

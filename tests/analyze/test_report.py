@@ -82,7 +82,7 @@ def test_output_in_loops_and_the_length_without_it() -> None:
     assert rows[1] == ("τ without steps in loops", "1.29", "2.00")
     assert rows[2] == ("output tokens in loops", "57.1%", "33.3%")
     assert report.warnings[0].startswith("57.1% of 21 output tokens lie in loops")
-    assert report.warnings[0].endswith("without its steps τ is 1.29 over 7 drafts")
+    assert report.warnings[0].endswith("without those steps τ is 1.29 over 7 drafts")
     plain = build_report(small(), source="x")
     assert not any("loops" in line for line in [*plain.warnings, *(row[0] for row in tables.acceptance(plain).rows)])
 

@@ -17,7 +17,7 @@ from specscope.trace.words import request_row
 
 TRACES = Path(__file__).parents[2] / "traces"
 SOURCES = ("eagle", "ngram", "sampled")
-LACKS = "figures of requests alone, as their own spans tell them: no steps, so no trees, phases, text or questions"
+LACKS = "figures of requests, from their request spans only: no steps, so no trees, phases, text or questions"
 
 
 def write(path: Path, source: History, level: SpanLevel = SpanLevel.REQUESTS) -> Path:
@@ -76,7 +76,7 @@ def test_a_request_with_steps_beside_one_without(tmp_path):
     history = read_capture(path).history
     assert (history.without_steps, history.figures_only) == (1, False)
     assert history.acceptance.to_dict() == source.acceptance.to_dict()
-    assert "1 of 3 requests alone" in history.figures_note
+    assert "figures of 1 of 3 requests" in history.figures_note
     history.truncate(0)
     assert history.acceptance.steps == 0
 

@@ -48,7 +48,7 @@ def test_verify_finds_each_consistent(name):
 def test_filled_trees_are_a_remark():
     trial = judge(history_of("ngram_greedy"), source="")
     assert (
-        "this engine fills its trees with a token that nobody drafted: 329 of 520 nodes are verified for nothing"
+        "this engine fills its trees with a token that was not drafted: 329 of 520 nodes are verified for nothing"
         in trial.notes
     )
 
@@ -63,7 +63,7 @@ def test_lookups_in_the_texts_of_all_requests_are_not_judged():
     found = audited("ngram_greedy", sample=12)
     assert failed(found) == set()
     text = verdict(found.findings, found.audited, found.unjudged)
-    assert "The drafter was not judged: this engine looks drafts up in the texts of all its requests" in text
+    assert "The drafter was not judged: this engine looks up drafts in the texts of all its requests" in text
 
 
 def test_that_ranks_are_not_known_is_said_once():

@@ -72,10 +72,10 @@ def test_what_a_verb_does_not_take_is_refused_in_a_line_that_says_what_does(fold
 def test_a_flag_without_effect_is_refused(folder):
     """`debug` of a recording, or of what runs elsewhere, takes nothing of an engine and of requests."""
     for x, words, says in (
-        ("run.jsonl", ["--tree", "3"], "run.jsonl is debugged as it was recorded: leave out --tree"),
+        ("run.jsonl", ["--tree", "3"], "run.jsonl is a capture: leave out --tree"),
         ("run.jsonl", ["--temperature", "0"], "leave out --temperature"),
         ("run.jsonl", ["--raw"], "leave out --raw"),
-        ("debug.sock", ["--stop", "x"], "debug.sock is debugged as it runs: leave out --stop"),
+        ("debug.sock", ["--stop", "x"], "debug.sock is a running engine: leave out --stop"),
         ("debug.sock", ["--target", "x"], "leave out --target"),
     ):
         code, out, err = run_here(["debug", x, *words])
@@ -87,7 +87,7 @@ def test_jaegers_own_page_is_named_as_one_and_tells_no_password():
     for verb in (["open"], ["watch", "--headless"], ["report"]):
         code, _, err = run_here([*verb, "http://me:secret@localhost:16686/search?service=x"])
         assert (code, "secret" in err) == (2, False)
-        assert "is Jaeger's own page: open a trace there and give its address, .../trace/ID" in err
+        assert "is Jaeger's start page: open a trace there and give its address (.../trace/ID)" in err
 
 
 def test_a_log_may_be_piped_in():
@@ -114,4 +114,4 @@ def test_a_gate_on_one_engine():
     assert run_here(["report", PLANTED, "--fail-if", "tau > 9"])[0] == 0
     code, _, err = run_here(["report", PLANTED, "--fail-if", "tau drops > 2%"])
     assert (code, err.count("\n")) == (2, 1)
-    assert "one run has no change" in err
+    assert "one run shows no change" in err

@@ -43,7 +43,7 @@ def test_a_capture_is_the_same_as_itself(tmp_path):
 def test_differences_are_exit_code_1(runs):
     code, out, _ = compare(runs / "a1.jsonl", runs / "worse.jsonl")
     assert code == 1
-    assert "B gets fewer tokens out of a draft than A: " in out
+    assert "B gets fewer tokens per draft than A: " in out
 
 
 def test_several_captures_on_a_side(runs):

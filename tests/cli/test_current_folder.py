@@ -142,7 +142,7 @@ def test_a_rule_of_ones_own_is_asked_again(folder, installed, tiny, judged_by_th
     assert "--rule lenient:typical gives 1" in said(folder, installed, tiny, *verify, code=1)
     (folder / "lenient.py").write_text("def typical(trial):\n    return 2 * trial.p + 1\n")
     line = said(folder, installed, tiny, *verify, code=2)
-    assert re.fullmatch(r"specscope: error: --rule lenient:typical gave .*lenient.py, line 1\)\n", line), line
+    assert re.fullmatch(r"specscope: error: --rule lenient:typical returned .*lenient.py, line 1\)\n", line), line
 
 
 @pytest.mark.slow

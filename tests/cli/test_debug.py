@@ -71,13 +71,13 @@ def test_a_script_ends_at_the_first_refused_line_where_asked(tmp_path):
     ("words", "why"),
     [
         ([], "nothing to debug"),
-        (["a prompt", "--stop-on-error"], "--stop-on-error is for a script"),
+        (["a prompt", "--stop-on-error"], "--stop-on-error needs a script"),
         (["nothing.jsonl"], "there is no file nothing.jsonl"),
-        (["none.sock"], "there is no file none.sock; a prompt has spaces, or is one plain word"),
+        (["none.sock"], "there is no file none.sock; a prompt contains spaces or is one plain word"),
         (["no/where"], "there is no file no/where"),
-        ([PLANTED, "a prompt"], "is a recording, so debug takes no prompts beside it"),
-        ([PLANTED, PLANTED], "is a recording, so debug takes no prompts beside it"),
-        (["http://127.0.0.1:8000/metrics"], "is no address of a trace"),
+        ([PLANTED, "a prompt"], "is a capture, so debug takes no prompts with it"),
+        ([PLANTED, PLANTED], "is a capture, so debug takes no prompts with it"),
+        (["http://127.0.0.1:8000/metrics"], "is not a trace's address"),
         ([PLANTED, "--commands", "nowhere"], "cannot read the commands in nowhere"),
     ],
 )

@@ -60,7 +60,7 @@ def test_other_files_are_not_touched(tmp_path, name):
     code, _, err = run_here(["export", SAMPLED, "-o", str(tmp_path)])
     assert code == 2
     assert err == (
-        f"specscope: error: {tmp_path} holds '{name}', which is no table of an older export: give another folder\n"
+        f"specscope: error: {tmp_path} holds '{name}', which is not from an older export: give another folder\n"
     )
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 

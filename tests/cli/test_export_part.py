@@ -58,7 +58,7 @@ def test_every_verb_reads_it(name, place, tmp_path):
     assert not failed
     checks = [check for group in verified["groups"] for check in group["checks"]]
     chances = [check for check in checks if check.get("p_value") is not None]
-    assert all("unless this part of its run was chosen" in check["note"] for check in chances)
+    assert all("unless this part of the run was chosen" in check["note"] for check in chances)
     (report,) = answer(["report", path])["captures"]
     assert [request["id"] for request in report["requests"]] == ["r0"]
     assert answer(["compare", whole, path])["answer"] != "different"
@@ -92,9 +92,9 @@ def test_the_planted_bug_is_found_in_the_part_that_has_it(place, tmp_path):
         ([f"{EAGLE}#r0@3:99"], "'r0' has no step 99; its steps: 0 to 13"),
         ([f"{EAGLE}#r0@7:3"], "r0 has no steps from 7 to 3"),
         ([f"{EAGLE}#r0@3/1"], "r0@3/1 names a node: write a step, such as r0@3"),
-        ([f"{EAGLE}#r0@x"], "write the number of a step after @"),
-        ([EAGLE], f"part.jsonl takes a part of {EAGLE}: write a request after #, such as {EAGLE}#r0"),
-        ([f"{EAGLE}#r0", f"{PLANTED}#r0"], f"{PLANTED} is another capture than {EAGLE}: "),
+        ([f"{EAGLE}#r0@x"], "write a step number after @"),
+        ([EAGLE], f"part.jsonl takes a part of {EAGLE}: name a request after #, such as {EAGLE}#r0"),
+        ([f"{EAGLE}#r0", f"{PLANTED}#r0"], f"{PLANTED} and {EAGLE} are different captures: "),
         ([f"{COUNTS}#r0"], "cannot be exported in part: the capture holds counts only"),
         (["none.jsonl#r0"], "cannot read none.jsonl: No such file or directory"),
     ],

@@ -96,10 +96,10 @@ def test_another_head_in_its_place_is_not_used(model, head):
 def test_what_is_gone_is_named_with_its_flag(model, head):
     history = history_of(target=str(model), drafter="eagle", draft_model=str(head), tree="3")
     shutil.rmtree(head)
-    said = "the head head is not at hand: give --draft-model HEAD"
+    said = "the head head was not found: give --draft-model HEAD"
     assert audit_options(history, None, None, None).why_no_draft == said
     shutil.rmtree(model)
-    with pytest.raises(UserError, match="the capture's model model is not at hand: give --target MODEL"):
+    with pytest.raises(UserError, match="the capture's model model was not found: give --target MODEL"):
         audit_options(history, None, None, None)
 
 
@@ -114,7 +114,7 @@ def test_what_a_capture_names_is_never_fetched(model, monkeypatch):
     run = history_of(target=str(model), drafter="ngram").run
     for told in ({"target": "some/model", "target_path": ""}, {"target": "model", "target_path": "some/model"}):
         history = History(dataclasses.replace(run, target_digest="", **told))
-        with pytest.raises(UserError, match="is not at hand: give --target MODEL"):
+        with pytest.raises(UserError, match="was not found: give --target MODEL"):
             audit_options(history, None, None, None)
 
 
@@ -122,11 +122,11 @@ def test_captures_of_before_name_their_models_by_name(model, monkeypatch):
     """They have neither path nor digest: the default model and head, and a folder of that name here."""
     run = history_of(target=str(model), drafter="ngram").run
     old = dataclasses.replace(run, target_path="", target_digest="")
-    with pytest.raises(UserError, match="not at hand"):
+    with pytest.raises(UserError, match="was not found"):
         audit_options(History(old), None, None, None)
     monkeypatch.chdir(model.parent)
     assert audit_options(History(old), None, None, None).target.path == "model"
     head = dataclasses.replace(old, drafter="eagle", draft_model=NAME)
     assert audit_options(History(head), None, None, None).draft.name == NAME
     other = audit_options(History(dataclasses.replace(head, draft_model="mine")), None, None, None)
-    assert other.why_no_draft == "the head mine is not at hand: give --draft-model HEAD"
+    assert other.why_no_draft == "the head mine was not found: give --draft-model HEAD"

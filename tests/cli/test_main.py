@@ -65,7 +65,7 @@ def test_what_a_capture_is_told_to_leave_out_it_does_not_hold(model, tmp_path):
         path = tmp_path / f"{level.name}.jsonl"
         done = specscope("capture", prompts, "-o", path, "--stop", "possum", "--stop-token-id", 251, level.flag, *model)
         assert done.returncode == 0
-        assert ("text to anyone with the tokenizer: --no-tokens" in done.stderr) is (level is Privacy.NO_TEXT)
+        assert ("a tokenizer turns into text: --no-tokens" in done.stderr) is (level is Privacy.NO_TEXT)
         content = path.read_text()
         for word in ("quokka", "wombat", "numbat", "[a-z]", "possum", "specscope.output.text"):
             assert word not in content
@@ -214,7 +214,7 @@ def test_tree_of_another_program(tmp_path):
         refused = specscope("tree", "--from", bad)
         assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     for words in (["tree"], ["tree", "5", "--from", "5"]):
-        assert specscope(*words).stderr.endswith("give a TREE, or that of another program with --from TEXT\n")
+        assert specscope(*words).stderr.endswith("give a TREE, or another program's tree with --from TEXT\n")
 
 
 @pytest.mark.parametrize(

@@ -207,7 +207,7 @@ def test_a_prompt_that_is_too_long_is_named_before_the_model_is_loaded(capture, 
     (tmp_path / "long.txt").write_text("x " * 600)
     code, _, err = capture(tmp_path / "o.jsonl", "--target", model)
     told, loading = err.splitlines()
-    assert re.fullmatch(rf"specscope: warning: {tmp_path}/p.txt, line 2: the prompt has \d+ tokens; .*left out", told)
+    assert re.fullmatch(rf"specscope: warning: {tmp_path}/p.txt, line 2: the prompt has \d+ tokens; .*skipped", told)
     assert (code, "cannot load" in loading) == (2, True)
     code, _, err = capture(tmp_path / "o.jsonl", "--target", model, prompts="long.txt")
     assert (code, err.count("\n"), "long.txt, line 1: the prompt has" in err) == (2, 1, True)
@@ -245,7 +245,7 @@ def test_a_capture_that_is_deleted_or_replaced_during_the_run_is_said(happens, t
         path.unlink()
     if happens == "replaced":
         path.write_text("another")
-    gone = f"{path} was deleted or replaced during the run: what was captured is lost"
+    gone = f"{path} was deleted or replaced during the run: the capture is lost"
     assert outputs.close() == ([] if happens == "nothing" else [gone])
     assert (outputs.code, outputs.captured) == ((0, str(path)) if happens == "nothing" else (1, ""))
 
@@ -282,5 +282,5 @@ def test_an_endpoint_that_nobody_listens_on_is_told_once_and_holds_nothing_up(pr
     code, _, err = capture(old, *flags)
     assert code == 0
     assert re.fullmatch(
-        rf"specscope: warning: \d+ spans not sent: nobody listens at {where} \(connection refused\)\n", err
+        rf"specscope: warning: \d+ spans not sent: nothing listens at {where} \(connection refused\)\n", err
     )

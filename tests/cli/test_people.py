@@ -49,53 +49,53 @@ FILES = {
     "tail5.log": ("a log of vLLM", WATCH),
     "nan.log": ("a log of vLLM", WATCH),
     "v1_depth_0904.log": ("a log of vLLM", WATCH),
-    "prom_v1_grep.txt": ("a page of metrics", WATCH),
-    "prom_sglang.txt": ("a page of metrics", WATCH),
-    "prom_llamacpp.txt": ("a page of metrics of llama.cpp", WATCH),
+    "prom_v1_grep.txt": ("a metrics page", WATCH),
+    "prom_sglang.txt": ("a metrics page", WATCH),
+    "prom_llamacpp.txt": ("a metrics page of llama.cpp", WATCH),
     "sglang.log": ("a log of SGLang", WATCH),
     "llamacpp.log": ("a log of llama.cpp", WATCH),
-    "sgl_0510.json": ("an answer of SGLang", WATCH),
-    "llamacpp_resp.json": ("an answer of llama.cpp", WATCH),
-    "llamacpp/chat.json": ("an answer of llama.cpp", WATCH),
-    "llamacpp/completion.json": ("an answer of llama.cpp", WATCH),
+    "sgl_0510.json": ("a response of SGLang", WATCH),
+    "llamacpp_resp.json": ("a response of llama.cpp", WATCH),
+    "llamacpp/chat.json": ("a response of llama.cpp", WATCH),
+    "llamacpp/completion.json": ("a response of llama.cpp", WATCH),
     "llamacpp/slots.json": ("a list of llama.cpp's slots", set()),
     "llamacpp/log.jsonl": ("a log of llama.cpp", WATCH),
     "llamacpp/steps.log": ("a log of llama.cpp", WATCH),
-    "llamacpp/stream.txt": ("an answer of llama.cpp, as a stream", WATCH),
+    "llamacpp/stream.txt": ("a response of llama.cpp, as a stream", WATCH),
     "llamacpp/loop.log": ("a log of llama.cpp", WATCH),
     "llamacpp/synthetic.log": ("a log of llama.cpp", WATCH),
     "llamacpp/trace_two_slots.log": ("a log of llama.cpp", WATCH),
-    "llamacpp/metrics_after.txt": ("a page of metrics of llama.cpp", WATCH),
-    "llamacpp/metrics_loop.txt": ("a page of metrics of llama.cpp", WATCH),
-    "llamacpp/metrics_before.txt": ("a page of metrics of llama.cpp", WATCH),
+    "llamacpp/metrics_after.txt": ("a metrics page of llama.cpp", WATCH),
+    "llamacpp/metrics_loop.txt": ("a metrics page of llama.cpp", WATCH),
+    "llamacpp/metrics_before.txt": ("a metrics page of llama.cpp", WATCH),
     "vllm_bench.json": ("a result of a serving bench", WATCH),
     "sharegpt.json": ("ShareGPT's data set", PROMPTS),
     "specbench.jsonl": ("Spec-Bench's or MT-bench's data set", PROMPTS),
     "speedbench.jsonl": ("SPEED-Bench's data set", set()),  # one of its rows is a placeholder
     "mtbench_hf.jsonl": ("Spec-Bench's or MT-bench's data set", PROMPTS),
     "cap.jsonl.gz": ("a capture", FIGURES | STEPS),
-    "jaeger.json.gz": ("a trace as Jaeger's page saves it", FIGURES | STEPS),
-    "jaeger_page.json.gz": ("a trace as Jaeger's page saves it", ONE_TRACE),
-    "jaeger_v3.json.gz": ("a trace as Jaeger's API gives it", ONE_TRACE),
+    "jaeger.json.gz": ("a trace saved from Jaeger's page", FIGURES | STEPS),
+    "jaeger_page.json.gz": ("a trace saved from Jaeger's page", ONE_TRACE),
+    "jaeger_v3.json.gz": ("a trace from Jaeger's API", ONE_TRACE),
     "collector.binpb.gz": ("a trace in OTLP protobuf", FIGURES | STEPS),
     "collector.binpb.zstd": ("a trace in OTLP protobuf", FIGURES | STEPS),
     "collector.json.zstd": ("a trace in OTLP protobuf", FIGURES | STEPS),
 }
 MADE = {
-    "page.json": (b'{"data": [{"traceID": "0", "spans": []}]}', "a trace as Jaeger's page saves it", set()),
-    "tempo.json": (b'{"trace": {"resourceSpans": []}}', "a trace as Tempo gives it", {"open"}),
-    "no_page.json": (b'{"data": [], "errors": null}', "an answer of Jaeger without a trace", set()),
+    "page.json": (b'{"data": [{"traceID": "0", "spans": []}]}', "a trace saved from Jaeger's page", set()),
+    "tempo.json": (b'{"trace": {"resourceSpans": []}}', "a trace from Tempo", {"open"}),
+    "no_page.json": (b'{"data": [], "errors": null}', "a response of Jaeger without a trace", set()),
     "not_found.json": (
         b'{\n "data": null,\n "errors": [{"code": 404, "msg": "trace not found"}]\n}',
-        "an answer of Jaeger without a trace",
+        "a response of Jaeger without a trace",
         set(),
     ),
-    "no_data.json": (b'{"data":[]}\n', "an answer of Jaeger without a trace", set()),
-    "no_v3.json": (b'{"error":{"grpcCode":5,"httpCode":404,"message":"x"}}', "an error that Jaeger answered", set()),
+    "no_data.json": (b'{"data":[]}\n', "a response of Jaeger without a trace", set()),
+    "no_v3.json": (b'{"error":{"grpcCode":5,"httpCode":404,"message":"x"}}', "an error from Jaeger", set()),
     "search.json": (b'{"traces": [{"traceID": "0"}], "metrics": {}}', "a list of traces that Tempo found", set()),
     "zipkin.json": (b'[{"traceId": "0", "id": "1", "name": "x"}]', "a trace in Zipkin's format", set()),
     "metrics.jsonl": (b'{"resourceMetrics": []}\n', "metrics or logs in OTLP JSON", set()),
-    "v3.json": (b'{"result": {"resourceSpans": []}}', "a trace as Jaeger's API gives it", {"open"}),
+    "v3.json": (b'{"result": {"resourceSpans": []}}', "a trace from Jaeger's API", {"open"}),
     "sglang_bench.jsonl": (b'{"accept_length": 3, "request_throughput": 1}\n', "a result of a serving bench", WATCH),
     "stats.json": (
         b'[{"iter": 5, "iterLatencyMS": 20.5, "numActiveRequests": 3, "specDecodingStats": {"numDraftTokens": 9, '
@@ -107,7 +107,7 @@ MADE = {
     "spec.json": (b'{"method": "mtp", "num_speculative_tokens": 2}', "a speculative configuration", set()),
     "report.json": (b'{\n  "schema": "specscope.report/1"\n}', "what a specscope verb printed with --json", set()),
     "table.parquet": (b"PAR1\0\0", "a Parquet table", set()),
-    "texts.jsonl": (b'{"text": "To be or not to be"}\n', "a file of texts to train on", set()),
+    "texts.jsonl": (b'{"text": "To be or not to be"}\n', "a training data set", set()),
     "page.html": (b"<!DOCTYPE html>\n<html>", "an HTML page", set()),
 }
 
@@ -265,15 +265,18 @@ def test_a_capture_of_a_newer_specscope_is_named_as_that(folder, plain):
     newer = plain.replace(version % b"0.1.0", version % b"9.1")
     Path("newer.jsonl").write_bytes(newer)
     (warning,) = read_capture("newer.jsonl").warnings
-    assert "newer.jsonl: specscope 9.1 wrote it, and this is" in warning
+    assert "newer.jsonl: specscope 9.1 wrote it; this is" in warning
     Path("newer.jsonl").write_bytes(newer.replace(b'"specscope.run.block_size"', b'"specscope.run.page_size"'))
     code, _, err = run_here(["report", "newer.jsonl"])
     assert code == 2
-    assert "newer.jsonl, line 1: specscope 9.1 wrote it, and this is" in err
+    assert "newer.jsonl, line 1: specscope 9.1 wrote it; this is" in err
     assert "(update specscope): " in err
     evidence = b'"specscope.run.evidence","value":{"stringValue":"%s"}'
     Path("other.jsonl").write_bytes(plain.replace(evidence % b"full", evidence % b"states"))
-    assert "of a kind that this specscope does not know (evidence: states)" in read_capture("other.jsonl").warnings[0]
+    assert (
+        "a kind of capture that this version does not know (evidence: states)"
+        in read_capture("other.jsonl").warnings[0]
+    )
 
 
 def _bench(name, **changes):
@@ -311,7 +314,7 @@ def test_bench_results_are_compared(folder, condition, code):
 
 
 def test_a_mixed_pair_says_what_each_side_means(folder):
-    """vLLM's result has counts of the bench, SGLang's an average since its server started."""
+    """vLLM's result has counts of the bench, SGLang's an average since the server started."""
     _bench("vllm.json")
     sglang = {"backend": "sglang", "duration": 10.0, "completed": 80, "total_output_tokens": 1000}
     Path("sglang.jsonl").write_text(json.dumps(sglang | {"request_throughput": 8.0, "accept_length": 2.47}) + "\n")
@@ -322,12 +325,12 @@ def test_a_mixed_pair_says_what_each_side_means(folder):
     (row,) = [line.split() for line in out.splitlines() if line.startswith("mean acceptance length")]
     assert [*row[4:6], row[-1]] == ["3.53", "2.47", "-1.06"]
     assert (
-        "B  sglang.jsonl\n   the length is SGLang's average since its server started, not of this bench alone\n" in out
+        "B  sglang.jsonl\n   the length is SGLang's average since the server started, not over this benchmark\n" in out
     )
     code, _, err = run_here(["compare", "vllm.json", "sglang.jsonl", "--fail-if", "tau drops > 2%"])
-    assert (code, "a side reports no counts by position, from which an interval follows" in err) == (2, True)
+    assert (code, "a side reports no counts by position, so there is no interval" in err) == (2, True)
     code, out, _ = run_here(["report", "sglang.jsonl"])
-    assert (code, "since its server started" in " ".join(out.split())) == (0, True)
+    assert (code, "since the server started" in " ".join(out.split())) == (0, True)
 
 
 def test_what_a_bench_result_cannot_answer(folder):

@@ -88,16 +88,16 @@ def test_report_pools_and_keeps_requests_apart():
 
 def test_captures_of_different_settings_are_said_to_be():
     out = run_here(["report", EAGLE, SAMPLED])[1]
-    assert "! the captures differ in settings, which pooled figures mix: drafter eagle, draft_model" in out
+    assert "! pooled figures mix captures with different settings: drafter eagle, draft_model" in out
     read = json.loads(run_here(["report", EAGLE, SAMPLED, "--json"])[1])
-    assert any("differ in settings" in line for line in read["warnings"])
+    assert any("different settings" in line for line in read["warnings"])
 
 
 def test_a_copy_of_a_run_is_said_to_count_twice(tmp_path):
     copy = tmp_path / "copy.jsonl"
     copy.write_bytes(Path(EAGLE).read_bytes())
     read = json.loads(run_here(["report", EAGLE, str(copy), "--json"])[1])
-    assert f"{EAGLE} and {copy} hold the same run, which counts twice" in read["warnings"]
+    assert f"{EAGLE} and {copy} hold the same run, which is counted twice" in read["warnings"]
     assert read["captures"][0]["pooled"] == read["captures"][1]["pooled"]
 
 
@@ -111,7 +111,7 @@ REFUSED = [
     (["verify", f"{EAGLE}#r0@3"], "opens it at r0@3"),
     (["compare", f"{EAGLE}#r0@3", NGRAM], "names a step"),
     (["tune", f"{EAGLE}#r0", "--no-costs"], "names a step"),
-    (["export", f"{EAGLE}#r0@1", "-o", "tables"], "#r0@1 names a part, which is written to a file"),
+    (["export", f"{EAGLE}#r0@1", "-o", "tables"], "#r0@1 names a part of a capture, which needs a file"),
     (["report"], "CAPTURE"),
 ]
 

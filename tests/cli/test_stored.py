@@ -91,14 +91,14 @@ def test_headers_are_sent_and_not_printed():
                 "write a name and a value in ASCII"
                 in told("report", f"{store.url}{ID}", "--header", bad, code=2).stderr
             )
-    assert "--header is for a trace store" in told("report", PLANTED, "--header", "a: secret", code=2).stderr
-    assert "--header is for a trace store" in told("debug", "--header", "a: secret", "hi", code=2).stderr
+    assert "--header goes to a trace store" in told("report", PLANTED, "--header", "a: secret", code=2).stderr
+    assert "--header goes to a trace store" in told("debug", "--header", "a: secret", "hi", code=2).stderr
 
 
 def test_what_is_missing_of_it_is_said(store):
     step = next(trace for trace in TRACES if trace != REQUEST)
     store.answers[f"/api/v3/traces/{step}"] = Answer(b"", 503)
-    note = f"1 of {len(TRACES) - 1} engine steps that the trace links to were not fetched: the store answers 503"
+    note = f"1 of {len(TRACES) - 1} engine steps that the trace links to were not fetched: the store answered 503"
     assert note in told("report", store.given).stdout
 
 

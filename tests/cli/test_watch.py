@@ -95,9 +95,9 @@ def test_damaged_lines_are_counted_and_named(tmp_path):
         (["watch", "--listen", "127.0.0.1:0", "--headless"], "leave out --headless"),
         (["watch", LOG, "--http-port", "4318"], "--http-port goes with --listen"),
         (["watch", "nothing.log", "--headless"], "cannot read nothing.log: No such file or directory"),
-        (["watch", "ftp://x", "--headless"], "is no address of a server: write http://HOST:PORT/metrics"),
+        (["watch", "ftp://x", "--headless"], "is not a server's address: write http://HOST:PORT/metrics"),
         (["watch", "http://127.0.0.1:9/metrics", "--headless"], "cannot be reached"),
-        (["watch", PLANTED, "--headless"], "is a capture, not a log, a page of metrics, an answer"),
+        (["watch", PLANTED, "--headless"], "is a capture, not a log, a metrics page, a server's response"),
         (["watch", LOG, "--headless", "-o", LOG], "would overwrite the input"),
         (["watch", LOG, "--headless", "--for", "-1"], "must be between 0.05 and 10,000,000"),
         (["watch", LOG, "--headless", "--interval", "0"], "must be between 0.05 and 10,000,000"),
@@ -120,7 +120,7 @@ def test_report_replays_the_figures(captured, tmp_path):
     assert (code, err) == (0, "")
     assert "reported by  vLLM log" in out
     assert "Not available: trees" in out
-    assert "3 of 5 intervals with drafts worked out from rounded rates" in " ".join(out.split())
+    assert "3 of 5 intervals with drafts estimated from rounded rates" in " ".join(out.split())
     assert any(line.split() == ["mean", "acceptance", "length", "τ", "1.07"] for line in out.splitlines())
     assert "0.750 0.000 0.000" in out
     assert "Final tokens" not in out
@@ -150,7 +150,7 @@ def test_compare_compares_figures(captured, tmp_path):
     code, out, err = run_here(["compare", captured, sampled])
     assert (code, err) == (0, "")
     assert any(line.split()[:4] == ["mean", "acceptance", "length", "τ"] for line in out.splitlines())
-    assert "whether a difference is beyond chance is not judged" in " ".join(out.split())
+    assert "no test says whether a difference is chance" in " ".join(out.split())
     code, out, _ = run_here(["compare", sampled, captured, "--json"])
     told = json.loads(out)
     assert told["counts_only"] is True
@@ -206,7 +206,7 @@ def test_a_page_makes_no_more_files_than_it_may(tmp_path, monkeypatch):
     code, _, err = run_here(["watch", str(tmp_path / "many.log"), "--headless", "-o", str(tmp_path / "w.jsonl")])
     assert code == 0, err
     assert sorted(one.name for one in tmp_path.glob("*.jsonl")) == ["w-2.jsonl", "w.jsonl"]
-    assert err.count("more than 2 engines: those to come are left out") == 1
+    assert err.count("more than 2 engines: further ones are left out") == 1
     assert "warning: 15 intervals of more than 2 engines left out" in err
 
 
@@ -221,7 +221,7 @@ def test_a_capture_that_is_deleted_meanwhile_is_told_and_the_code_says_so(tmp_pa
         until(lambda: path.exists() and path.stat().st_size > 0)
         path.unlink()
         _, err = process.communicate(timeout=HANG_SECONDS)
-    assert f"specscope: warning: {path} was deleted or replaced during the run: what was captured is lost" in err
+    assert f"specscope: warning: {path} was deleted or replaced during the run: the capture is lost" in err
     assert "→" not in err
     assert process.returncode == 1
 
@@ -332,14 +332,14 @@ def test_compare_reads_logs_and_judges_them():
 def test_a_made_up_run_beside_a_real_one_is_a_warning(tmp_path):
     code, _, err = run_here(["compare", STEPS, SYNTHETIC, "--json"])
     assert code == 0
-    assert "warning: B has made-up verdicts and A does not say so: their figures cannot be compared" in err
+    assert "warning: B has synthetic verdicts and A does not say so: their figures cannot be compared" in err
     _, _, err = run_here(["compare", SYNTHETIC, shutil.copy(SYNTHETIC, tmp_path / "again.log")])
     assert "made-up" not in err
     log = text("log.txt")
     method = "{'speculative_config': {'rejection_sample_method': 'synthetic'}}"
     config = f"INFO 11-25 10:11:12 [utils.py:1] non-default args: {method}\n"
     (tmp_path / "v.log").write_text(config + log)
-    assert "B has made-up verdicts" in run_here(["compare", LOG, str(tmp_path / "v.log")])[2]
+    assert "B has synthetic verdicts" in run_here(["compare", LOG, str(tmp_path / "v.log")])[2]
 
 
 def test_a_log_without_drafts_is_refused(tmp_path):

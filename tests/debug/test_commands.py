@@ -421,7 +421,7 @@ def test_goto_takes_a_request_and_its_step(either, recorded):
     assert (either.session.request, either.session.position) == (other, at)
     for line, why in (
         (f"goto {name}@999", f"'?{name}'? has no step 999; its steps: 0 to "),
-        (f"goto {name}@x", "write the number of a step after @"),
+        (f"goto {name}@x", "write a step number after @"),
         ("goto r99@0", "there is no request '?r99'?; there are: "),
     ):
         if either.session.engine is None or "999" not in line:

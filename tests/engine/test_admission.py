@@ -34,7 +34,7 @@ def test_what_just_fits_runs_and_one_more_is_refused_at_once_with_the_figures(sm
     engine = small(name, blocks=6)
     room, prompt = 6 * 16, list(range(30, 60))
     most = room - slots - len(prompt) + 1  # the last token is never fed
-    told = f"30 prompt tokens may grow to {30 + most + 1} tokens.*, which need 7 KV blocks, but the KV cache has 6"
+    told = f"30 prompt tokens may grow to {30 + most + 1} tokens.*, which need 7 KV blocks, and the KV cache has 6"
     with pytest.raises(UserError, match=told) as refused:
         engine.add(prompt, params(most + 1))
     assert "\n" not in str(refused.value)
@@ -50,7 +50,7 @@ def test_the_drafter_s_cache_is_asked_too(small):
     engine = small("draft tree", blocks=20)
     pool = engine.drafter.cache.pool
     pool.__init__(5)
-    with pytest.raises(UserError, match=r"need 7 KV blocks, but the drafter's KV cache has 5"):
+    with pytest.raises(UserError, match=r"need 7 KV blocks, and the drafter's KV cache has 5"):
         engine.add([40] * 60, params(40))
     pool.__init__(40)
 

@@ -117,7 +117,7 @@ BAD = {
     "a placeholder": (GOOD + lines(ABOUT | {"multiturn": False, "turns": [PLACEHOLDER]}), "data, line 2: this row"),
     "a placeholder among messages": (
         lines(ABOUT | {"messages": [{"role": "user", "content": f"{PLACEHOLDER}."}]}),
-        "fill the file in with SPEED-Bench's prepare.py",
+        "fill the file with SPEED-Bench's prepare.py",
     ),
     "cut off": (json.dumps([TALK, TALK], indent=2).encode()[:-60], "data, line 24: this is not JSON"),
     "broken inside": (b"[\n{},\n{]\n]", "data, line 3: this is not JSON"),

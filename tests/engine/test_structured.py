@@ -288,7 +288,7 @@ def test_a_request_can_be_cancelled_while_its_grammar_is_compiled(engines, monke
     ("params", "why"),
     [
         ({"structured_outputs": {"json": {"multipleOf": 3}}}, "multipleOf cannot be enforced"),
-        ({"structured_outputs": {"regex": "a^b"}}, "at the ends alone"),
+        ({"structured_outputs": {"regex": "a^b"}}, "only at the ends"),
         ({"stop_token_ids": (300,)}, "stop_token_ids: token id 300 is outside the vocabulary"),
     ],
 )

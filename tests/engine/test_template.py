@@ -44,9 +44,9 @@ def test_they_change_the_prompt_and_are_a_label(engine):
 @pytest.mark.parametrize(
     ("spec", "why"),
     [
-        (PromptSpec("a", PARAMS, raw=True, template=OFF), "are for chats: the prompt is plain"),
-        (PromptSpec("a", PARAMS, template={"tokenize": True}), "'tokenize' is no variable of a chat template"),
-        (PromptSpec("a", PARAMS, template={"chat_template": "{{ x }}"}), "'chat_template' is no variable"),
+        (PromptSpec("a", PARAMS, raw=True, template=OFF), "apply to chats: the prompt is plain"),
+        (PromptSpec("a", PARAMS, template={"tokenize": True}), "'tokenize' is not a variable of a chat template"),
+        (PromptSpec("a", PARAMS, template={"chat_template": "{{ x }}"}), "'chat_template' is not a variable"),
         (PromptSpec("a", PARAMS, template={"x": "y" * 20_000}), "at most 10000 characters"),
     ],
 )

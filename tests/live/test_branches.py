@@ -307,7 +307,7 @@ def test_a_fork_is_compared_with_a_run_that_is_alone_as_it_is(engine, words):
     commands = commands_over(engine)
     commands.run("next 4")
     said = commands.run(f"fork {words} tokens=30")
-    assert "the original here is the request run again alone; the record differs from it" in said
+    assert "the original here is the request run again alone; it differs from the record" in said
     assert f": {commands.forked.changes} explains it" in said
     same = commands.run("fork temperature=0.8 tokens=30")
     assert "the same tokens" in same

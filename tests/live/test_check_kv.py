@@ -115,7 +115,7 @@ def test_kv_that_a_drafter_remembers_after_preemption_is_found_in_the_drafter():
     assert not target.differ
     assert len(drafter.differ) == drafter.places > 0
     assert all(place.slot is None for place in drafter.differ)
-    assert "counted as computed, but no block holds it" in kv_check_text(check, Vocabulary())
+    assert "counted as computed, but in no block" in kv_check_text(check, Vocabulary())
 
 
 def test_the_command_on_a_live_engine():
@@ -132,7 +132,7 @@ def test_the_command_on_a_live_engine():
     with pytest.raises(UserError, match="write check kv"):
         commands.run("check")
     commands.run("continue")
-    with pytest.raises(UserError, match="is not running: its KV was given back"):
+    with pytest.raises(UserError, match="is not running: its KV was freed"):
         commands.run("check kv")
 
 
@@ -156,8 +156,6 @@ def test_what_is_wrong_is_shown_place_by_place():
     places = tuple(KVPlace(at, 65 + at, 160 + at, 3, 0.5) for at in range(10))
     check = KVCheck("r0", (KVCompared("target", 90, 0.5, 1e-4, places),), "the drafter (ngram) keeps no KV")
     said = kv_check_text(check, Vocabulary({65: b"A"})).splitlines()
-    assert (
-        said[0] == "target: 10 of 90 places DIFFER from KV computed afresh (largest difference 0.5, tolerance 0.0001)"
-    )
+    assert said[0] == "target: 10 of 90 places DIFFER from recomputed KV (largest difference 0.5, tolerance 0.0001)"
     assert said[1] == "  position 0 A: slot 160, most in layer 3, by 0.5"
     assert said[-2:] == ["  and 2 more places", "the drafter (ngram) keeps no KV"]

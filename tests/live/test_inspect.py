@@ -64,7 +64,7 @@ def test_info_drafter_shows_what_fed_a_head_and_node_the_draft_id(engines):
     while commands.session.part is None or not len(commands.session.part.tree):
         commands.run("next")
     part, run, said = commands.session.part, engine.run_info, commands.run("info drafter").splitlines()
-    assert f"it knows {DRAFT_VOCAB} tokens of the target, a reduced vocabulary: ids " in said[2]
+    assert f"it knows {DRAFT_VOCAB} tokens of the target's, with ids from " in said[2]
     rows, layers = len(part.notes.fed_token), ", ".join(f"layer {name}" for name in run.aux_layers)
     assert said[4].startswith(f"fed in the first pass, the last {FED} of {rows} rows: position, norms of the features")
     assert f"({layers})" in said[4]

@@ -106,7 +106,7 @@ class Travel(RuleBasedStateMachine):
         try:
             view = self.commands.what_if.look(self.session, record.step, part.request, node)
         except UserError as error:
-            if "too few KV blocks" not in str(error):
+            if "too few free KV blocks" not in str(error):
                 raise
             return
         assert not [note for note in view.notes if "was judged" in note]

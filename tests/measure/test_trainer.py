@@ -115,5 +115,5 @@ def test_what_training_exports_is_served_as_it_was_trained(deep, data, target, t
     assert found.key.startswith("weights: ")
     assert "differs (relative" in found.sentence
     (tmp_path / "head" / "training.pt").write_bytes(b"torn")
-    with pytest.raises(UserError, match=r"training\.pt holds no state of this head's training"):
+    with pytest.raises(UserError, match=r"training\.pt holds no training state of this head"):
         compared(older, tmp_path / "head")

@@ -41,7 +41,7 @@ def models(folder):
 def test_starts_at_the_same_time_share_one_conversion(tmp_path):
     starts = [start(tmp_path, held=True) for _ in range(3)]
     first = [process.stdout.readline() for process in starts]
-    assert sum(line.startswith("waiting for another start") for line in first) == 2, first
+    assert sum(line.startswith("waiting for another process") for line in first) == 2, first
     for process in starts:
         process.stdin.close()
         process.stdin = None  # communicate() would flush it
@@ -61,7 +61,7 @@ def test_a_killed_conversion_blocks_nobody_and_leaves_nothing(tmp_path, sign):
     killed = start(tmp_path, held=True)
     until(lambda: list(models(tmp_path).glob(".convert-*/half")))
     waiting = start(tmp_path, held=False)
-    assert waiting.stdout.readline().startswith("waiting for another start")
+    assert waiting.stdout.readline().startswith("waiting for another process")
     killed.send_signal(sign)
     killed.communicate(timeout=HANG_SECONDS)
     out, error = waiting.communicate(timeout=HANG_SECONDS)

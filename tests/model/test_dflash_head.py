@@ -116,7 +116,7 @@ def without(name):
 
 MISFITS = {
     "lacks layers.1.self_attn.k_norm.weight": lambda f: write_dflash(f, without("layers.1.self_attn.k_norm.weight")),
-    "has markov.weight, which a DFlash head has not": lambda f: write_dflash(
+    "has markov.weight, which a DFlash head does not have": lambda f: write_dflash(
         f, dflash_tensors() | {"markov.weight": torch.ones(2)}
     ),
     r"fc.weight in .* is \[48, 96\], but config.json makes it \[48, 144\]": lambda f: write_dflash(
@@ -136,7 +136,7 @@ MISFITS = {
     "names no target_layer_ids": lambda f: write_dflash(f, leaving=()),
     "names no block_size of at least 2": lambda f: write_dflash(f, block=None),
     "mask_token_id": lambda f: write_speculators(f, mask_token_id=None),
-    "points outside the target's vocabulary": lambda f: write_speculators(
+    "contains tokens outside the target's vocabulary": lambda f: write_speculators(
         f, dflash_tensors(draft=60) | {"d2t": torch.full((60,), 300)}
     ),
     "of the kind DFlash2": lambda f: write_dflash(f, architectures=["DFlash2DraftModel"]),

@@ -34,7 +34,7 @@ def test_a_path_that_gives_other_numbers_is_not_used(monkeypatch):
     monkeypatch.setattr(torch.ops.mkl, "_mkl_reorder_linear_weight", lambda weight, rows: reorder(weight * 1.01, rows))
     fast_paths.failure.cache_clear()
     (mkl,) = [path for path in PATHS if path.name == "mkl"]
-    assert failure(mkl) == "it computes something else"
+    assert failure(mkl) == "its results differ"
     monkeypatch.undo()
     fast_paths.failure.cache_clear()
 

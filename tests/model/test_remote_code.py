@@ -42,7 +42,7 @@ def own(request, tiny, tmp_path, monkeypatch):
 def test_it_is_not_run(own):
     what, folder, ran = own
     load = load_tokenizer if what == "tokenizer" else partial(load_model, device=CPU, dtype=torch.float32)
-    with pytest.raises(UserError, match=r"own: it needs Python code of its own, which specscope never runs$"):
+    with pytest.raises(UserError, match=r"own: it needs its own Python code, which specscope never runs$"):
         load(str(folder))
     assert not ran.exists()
 
@@ -55,7 +55,7 @@ def test_nor_by_a_judge(own, words):
     if what == "model":
         assert (code, err.strip().splitlines()[-1]) == (
             2,
-            f"specscope: error: cannot load {folder}: it needs Python code of its own, which specscope never runs",
+            f"specscope: error: cannot load {folder}: it needs its own Python code, which specscope never runs",
         )
 
 

@@ -74,7 +74,7 @@ def test_those_of_another_engine_are_refused(about, batch, said, tmp_path):
         read_costs(str(tmp_path / "costs"), RUN, batch)
 
 
-HOLDS_NONE = "holds no costs: name a file that --costs wrote, or one that does not exist"
+HOLDS_NONE = "holds no costs: name a file that --costs wrote, or a new file"
 
 
 @pytest.mark.parametrize(

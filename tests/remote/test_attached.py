@@ -45,7 +45,7 @@ def send(tiny, port, protocol, name, rests=lambda records: None):
 def test_a_screen_that_other_machines_reach_says_who_may_write_to_it(host, says):
     attached = Attached(host, 0, 0)
     try:
-        who = "any machine that reaches it may write here, without a password"
+        who = "any machine that reaches it can send, without a password"
         assert (who in attached.progress) == says
         assert [who in news.text for news in attached.news].count(True) == says
     finally:

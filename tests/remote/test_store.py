@@ -91,7 +91,7 @@ def test_engine_steps_that_are_gone_are_no_error_and_a_store_that_fails_is_asked
         capture, traces = fetched(f"{store.url}/trace/{REQUEST}")
     assert traces == [REQUEST]
     of = f"{len(STEPS)} of {len(STEPS)} engine steps that the trace links to were not fetched"
-    assert capture.notes == (f"{of}: the store answers 503 Service Unavailable",)
+    assert capture.notes == (f"{of}: the store answered 503 Service Unavailable",)
     assert len(store.paths) == 1 + stores.MOST_FAILURES
 
 
@@ -120,15 +120,18 @@ def failure(store, answers, otherwise=NONE, url=""):
     ("answer", "why"),
     [
         (NONE, "the store has no such trace (404 Not Found)"),
-        (Answer(b'{"result":{}}'), "the store has no such trace (its answer holds no spans)"),
-        (Answer(b"", 403), "the store answers 403 Forbidden: give a login with --header 'Name: value'"),
-        (Answer(b"", 401), "the store answers 401 Unauthorized: give a login with --header"),
-        (Answer(b"", 500), "the store answers 500 Internal Server Error"),
-        (PAGE, "this is not a trace store: it answers with a page: is it behind a login"),
-        (Answer(b"hello"), "this is not a trace store: it answers with no JSON"),
-        (Answer(b"[" * 100_000), "this is not a trace store: it answers with no JSON"),
+        (Answer(b'{"result":{}}'), "the store has no such trace (its response holds no spans)"),
+        (Answer(b"", 403), "the store answered 403 Forbidden: give a login with --header 'Name: value'"),
+        (Answer(b"", 401), "the store answered 401 Unauthorized: give a login with --header"),
+        (Answer(b"", 500), "the store answered 500 Internal Server Error"),
+        (PAGE, "this is not a trace store: it answered with a web page: does it need a login"),
+        (Answer(b"hello"), "this is not a trace store: it answered without JSON"),
+        (Answer(b"[" * 100_000), "this is not a trace store: it answered without JSON"),
         (Answer(b" " * 2000), "the trace is larger than"),
-        (Answer(b"", 302, (("Location", "ftp://h/"),)), "cannot be reached: it redirects to what is no page"),
+        (
+            Answer(b"", 302, (("Location", "ftp://h/"),)),
+            "cannot be reached: it redirects to something that is not a page",
+        ),
     ],
 )
 def test_what_goes_wrong_is_said_in_one_line(monkeypatch, answer, why):
@@ -214,7 +217,7 @@ def test_the_environments_proxy_is_used_and_no_proxy_is_heeded(client, monkeypat
         with pytest.raises(OSError, match="Tunnel connection failed: 501"):  # asked for a tunnel, not for the page
             client.get("https://nowhere.invalid/p", 100, {})
         monkeypatch.setenv("http_proxy", "socks5://h:1")
-        with pytest.raises(OSError, match=r"proxy for http is no http://HOST:PORT"):
+        with pytest.raises(OSError, match=r"proxy for http is not http://HOST:PORT"):
             client.get("http://nowhere.invalid:1/p", 100, {})
 
 

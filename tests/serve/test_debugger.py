@@ -32,7 +32,7 @@ def test_an_asynchronous_engine_finishes_what_was_launched_and_says_so(tiny, tmp
     with running(engine, debug_socket=str(path)) as server:
         expected = server.complete(max_tokens=30).json()["choices"][0]["text"]
         client = AttachedCommands(str(path))
-        assert "what was launched ahead is finished" in client.greeting
+        assert "the step already launched is finished" in client.greeting
         client.run("break accept")
         waiting = Asking(server)
         assert "accept" in client.run("continue")

@@ -168,14 +168,16 @@ def test_an_algorithm_that_no_hook_reaches_is_said_and_left_alone(recorded, capl
         stand.Engine.run(engine, reqs)
 
     recorded(stand.Settings(speculative_algorithm="UNO"), requests(), run=run, ends=False)
-    assert "switched off: this algorithm samples where no hook reaches. `specscope watch` reads its" in caplog.text
+    assert (
+        "switched off: this algorithm samples where specscope has no hook. `specscope watch` reads its" in caplog.text
+    )
 
 
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
         ({"SPECSCOPE_SAMPLE": "7"}, "switched off: SPECSCOPE_SAMPLE must be between 0 and 1"),
-        ({"SPECSCOPE_AGGREGATES": "1"}, "switched off: SPECSCOPE_AGGREGATES is gone: `specscope watch`"),
+        ({"SPECSCOPE_AGGREGATES": "1"}, "switched off: SPECSCOPE_AGGREGATES was removed: `specscope watch`"),
         ({"SPECSCOPE_DEBUG_SOCKET": "a.sock"}, "SPECSCOPE_DEBUG_SOCKET is for vLLM"),
     ],
 )

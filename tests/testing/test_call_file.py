@@ -128,7 +128,10 @@ BAD = {
     "NaN": (spoiled("target_probs", np.nan), "target_probs in .* has NaN"),
     "no probabilities": (spoiled("draft_probs", 3.0), r"draft_probs in .* has a row that sums to 3\.\d+"),
     "a coin that is none": (DUMP | {"coin": np.full((30, 3), 1.5)}, "coin in .* has values outside 0 to 1"),
-    "no whole tokens": (spoiled("draft_token_ids", 1.5), "draft_token_ids in .* has values that are no whole numbers"),
+    "not whole numbers": (
+        spoiled("draft_token_ids", 1.5),
+        "draft_token_ids in .* has values that are not whole numbers",
+    ),
     "outside the vocabulary": (
         spoiled("draft_token_ids", 99),
         r"call 0 in .*: drafted is .* 99, \d+\], but the voc",
@@ -138,12 +141,12 @@ BAD = {
         DUMP | {"draft_probs": DUMP["draft_probs"][:, :1]},
         r"call 0 .* has 3 drafts and \d .* q \[1, 16\]",
     ),
-    "another vocabulary": (DUMP | {"draft_probs": np.full((30, 3, 5), 0.2)}, r"does not go with .* q \[3, 5\]"),
+    "another vocabulary": (DUMP | {"draft_probs": np.full((30, 3, 5), 0.2)}, r"contradicts .* q \[3, 5\]"),
     "fewer outputs": (
         lacking("output_token_ids") | {"output": DUMP["output_token_ids"][:9]},
         "has 30 calls .*, but 9 by output",
     ),
-    "counts that do not sum": (packed(MADE) | {"cu_num_draft_tokens": np.array([3, 6])}, "calls by what was drafted"),
+    "counts that do not sum": (packed(MADE) | {"cu_num_draft_tokens": np.array([3, 6])}, "calls by its drafts"),
     "a tree without parents": (
         DUMP | {"retrive_next_sibling": np.zeros((30, 4))},
         r"has retrive_next_sibling: its drafts are a tree, so give parents, \[B, K\], -1 where it is the root",
@@ -202,12 +205,12 @@ def broken(folder, name):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("objects.npz", "holds pickled Python objects, which are never read: save numbers"),
-        ("objects.pt", "is damaged, or holds more than tensors"),
+        ("objects.npz", "holds pickled Python objects, which specscope never loads: save numbers"),
+        ("objects.pt", "is damaged or holds more than tensors"),
         ("list.pt", "holds a list: save a dictionary of tensors by name"),
         ("plain.pkl", "is a Python pickle"),
         ("cut.npz", "is damaged or cut off"),
-        ("cut.pt", "is damaged, or holds more than tensors"),
+        ("cut.pt", "is damaged or holds more than tensors"),
         ("flipped.npz", "is damaged or cut off"),
     ],
 )
@@ -236,13 +239,13 @@ def test_the_command_judges_them(tmp_path):
     bad = saved(tmp_path, arrays(calls(200, 3, "residual from raw p")), "bad.npz")
     code, text = run(bad)
     assert code == 1
-    assert "as if the token behind a rejection is drawn from p" in " ".join(text.split())
+    assert "as if the token after a rejection is drawn from p" in " ".join(text.split())
     code, text = run(bad, "--json", "--rule", "standard")
     one = json.loads(text)
     assert (code, one["exit"], one["schema"]) == (1, 1, "specscope.verify/1")
     (capture,) = one["captures"]
     assert capture["refuted"]["standard"].startswith("possible outputs: call ")
-    assert capture["mistake"].startswith("the token behind a rejection is drawn from p")
+    assert capture["mistake"].startswith("the token after a rejection is drawn from p")
     assert capture["impossible"][0][1]
     assert capture["checks"][0]["failed"] == len(capture["impossible"])
 

@@ -14,12 +14,12 @@ from tests.speculate.verify.enumeration import batch_of
 from tests.testing.samplers import calls, draw
 
 NAMED = {
-    "renormalisation left out": "the residual is not renormalised: beyond its mass comes the last token",
-    "residual from raw p": "the token behind a rejection is drawn from p, not from the residual",
+    "renormalisation left out": "the residual is not renormalised: beyond its mass it gives the last token",
+    "residual from raw p": "the token after a rejection is drawn from p, not from the residual",
     "bonus from q": "the bonus token is drawn from q",
-    "argmax of recovered": "the token behind a rejection is the argmax of the residual",
+    "argmax of recovered": "the token after a rejection is the argmax of the residual",
     "accept by p > q": "drafts are accepted where p > q",
-    "p off by one": "p is taken from the row behind",
+    "p off by one": "p is taken from the next row",
     "min(1, q/p)": "drafts are accepted by min(1, q / p)",
 }
 
@@ -90,7 +90,7 @@ def test_trees_are_judged_by_what_each_rule_tries_on_the_way(rule, coins):
 
 def test_a_mistake_in_a_tree_is_found():
     found = judge_calls(engines(host.verify, 300, 1, 0, TREE, "raw p"))
-    assert "came behind a rejection with p = " in found.impossible[0][1]
+    assert "came after a rejection with p = " in found.impossible[0][1]
 
 
 def test_a_rule_of_chains_judges_no_tree():
@@ -124,12 +124,12 @@ def test_at_temperature_0_the_rule_is_greedy():
 P = np.array([[0.5, 0.5, 0.0, 0.0], [0.1, 0.2, 0.3, 0.4], [0.25, 0.25, 0.25, 0.25]])
 Q = np.array([[0.2, 0.3, 0.5, 0.0], [0.4, 0.3, 0.2, 0.1]])
 IMPOSSIBLE = {
-    "no such prefix": ([0, 0], [1, 1], "the output [1, 1] is not some of the drafts [0, 0] and one token more"),
-    "too long": ([0, 0], [0, 0, 1, 1], "is not some of the drafts"),
+    "no such prefix": ([0, 0], [1, 1], "the output [1, 1] is not a prefix of the drafts [0, 0] plus one token"),
+    "too long": ([0, 0], [0, 0, 1, 1], "is not a prefix of the drafts"),
     "p is 0": ([0, 0], [3], "draft 0 at place 0 was rejected with p = 0.5, q = 0.2"),
     "accepted with p = 0": ([2, 0], [2, 1], "draft 2 at place 0 was accepted with p = 0, q = 0.5"),
     "rejected although p > q": ([0, 0], [1], "draft 0 at place 0 was rejected with p = 0.5, q = 0.2"),
-    "nothing is left of it": ([0, 0], [0, 1], "token 1 at place 1 came behind a rejection with p = 0.2, q = 0.3"),
+    "nothing is left of it": ([0, 0], [0, 1], "token 1 at place 1 came after a rejection with p = 0.2, q = 0.3"),
 }
 
 
@@ -158,7 +158,7 @@ def test_drafts_that_do_not_follow_q_are_no_fault_of_the_sampler():
         made.append(VerifyCall(call.p, drafted, np.append(drafted[:accepted], last), call.q))
     found = judge_calls(made, "standard")
     assert found.exit is Exit.CONSISTENT
-    assert check(found, "emitted surprisal").note == "the drafts do not follow q, so that the output need not follow p"
+    assert check(found, "emitted surprisal").note == "the drafts do not follow q, so the output need not follow p"
 
 
 def test_where_no_known_mistake_could_give_them_a_rule_is_not_accused():

@@ -74,5 +74,5 @@ def test_coins_that_are_no_interval_are_refused():
 
 
 def test_a_probability_that_is_none_is_refused():
-    with pytest.raises(UserError, match=r"gave 2\.0 for p = .* must give a probability"):
+    with pytest.raises(UserError, match=r"returned 2\.0 for p = .* must return a probability"):
         lossless(lambda trial: 2.0)

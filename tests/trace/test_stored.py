@@ -182,7 +182,7 @@ def test_a_step_after_it_is_a_reference_and_anything_else_is_the_pages(after, pl
     ],
 )  # fmt: skip
 def test_an_address_of_no_trace_is_refused_and_tells_no_password(text):
-    with pytest.raises(UserError, match="is no address of a trace: write http://HOST:16686/trace/ID") as caught:
+    with pytest.raises(UserError, match="is not a trace's address: write http://HOST:16686/trace/ID") as caught:
         StoreAddress.read(text)
     assert "sec" not in str(caught.value)
 

@@ -90,7 +90,7 @@ async def test_the_list_says_where_pairs_part_and_why():
         assert "verdict" in rows["r5"]
         assert "same text" in rows["r1"]
         said = text_of(app.screen.query_one("#verdict"))
-        assert said.startswith("B draws by other coins than A")
+        assert said.startswith("B uses other coins than A")
         assert "made.jsonl" in said
         assert text_of(app.screen.query_one("#configuration")).startswith("requests in a step, mean")
 
@@ -120,7 +120,7 @@ async def test_n_goes_from_parting_to_parting():
         assert _shown(places) == "r3"
         await pilot.press("n")
         assert (_shown(places), panel.item.id_a) == ("r5", "r5")
-        assert "the verdict is another" in text_of(places)
+        assert "the verdict differs" in text_of(places)
         await pilot.press("escape")
         assert isinstance(app.screen, CompareScreen)
 
@@ -213,7 +213,7 @@ async def test_c_shows_what_changed_most_as_the_text_does(size):
 async def test_the_verdict_stands_with_the_acceptance_length_and_what_was_left_out():
     async with running(sample(), (200, 60)) as (app, _):
         said = text_of(app.screen.query_one("#verdict"))
-        assert said.index("B draws by other coins") < said.index("tau 3.07 → 2.97") < said.index("• coin differs")
+        assert said.index("B uses other coins") < said.index("tau 3.07 → 2.97") < said.index("• coin differs")
         assert "no raw probabilities" in said
         assert "request r3" in text_of(app.screen.query_one("#changed"))
 

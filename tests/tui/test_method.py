@@ -116,7 +116,7 @@ def test_the_report_tells_what_is_not_lossless(histories):
 
 def test_verify_judges_no_lossy_step(histories):
     plain, other = (judge(history, source="x") for history in histories)
-    assert "a lossy rule's output is not distributed as the target's: it is not judged" in other.notes
+    assert "a lossy rule's output does not follow the target's p: it is not judged" in other.notes
     assert not any("lossy" in line for line in plain.notes)
     judged = {check.name: check.tested for check in other.checks}
     assert judged["accept probability"] == 0

@@ -31,7 +31,7 @@ def test_what_it_may_say(tmp_path, monkeypatch):
         ('theme = "pink"', "dark or light"),
         ("fps = 0", "from 1 to 60"),
         ("fps = true", "fps must be a number, not True"),
-        ('[keys]\npause = "f5"', r"config.toml: \[keys\] is gone: keys cannot be changed"),
+        ('[keys]\npause = "f5"', r"config.toml: \[keys\] was removed: keys cannot be changed"),
         ("fps = nan", "fps must be a number"),
         ("fps = inf", "fps must be a number"),
         ("fps = 1" + "0" * 5000, "config.toml"),

@@ -74,7 +74,7 @@ class Bench:
 
     def ends(self):
         self.thread.join(HANG_SECONDS)
-        assert not self.thread.is_alive(), "vLLM did not go on"
+        assert not self.thread.is_alive(), "vLLM did not continue"
 
     def close(self):
         for client in self.clients:

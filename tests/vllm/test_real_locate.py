@@ -216,7 +216,7 @@ def test_a_healthy_vllm_has_nothing_located(captures, name):
 
 
 def test_what_is_said_where_vllm_does_not_run(captures, tmp_path):
-    with pytest.raises(UserError, match=r"vLLM did not run again: .*No module named"):
+    with pytest.raises(UserError, match=r"vLLM could not be run again: .*No module named"):
         located(captures, "eagle", [], Again((PYTHON, "-P", "-m", "no_such_module"), QUIET))
     with pytest.raises(UserError, match="cannot start /no/such/python: No such file"):
         located(captures, "eagle", [], Again(("/no/such/python",), {CAPTURE: str(tmp_path)}))

@@ -104,11 +104,11 @@ def test_an_older_version_wrote_the_line_in_another_order_and_figures_may_fit_no
     [
         (LINE[:120], "without its length|without its accepted"),
         (LINE.replace("Drafted: 318", "Drafted: many"), "without its drafted"),
-        (LINE.replace("0.019, 0.019, 0.019", "0.019, 0.900, 0.019"), "not between 0 and 1, or rise"),
-        (LINE.replace("0.019, 0.019, 0.019", "1.9, 0.9, 0.1"), "not between 0 and 1, or rise"),
+        (LINE.replace("0.019, 0.019, 0.019", "0.019, 0.900, 0.019"), "rise or are not between 0 and 1"),
+        (LINE.replace("0.019, 0.019, 0.019", "1.9, 0.9, 0.1"), "rise or are not between 0 and 1"),
         (LINE.replace("0.019, 0.019, 0.019", "0.019,, 0.019"), "no numbers"),
         (LINE.replace("0.019, 0.019, 0.019", "nan, nan, nan"), "not between 0 and 1"),
-        (LINE.replace("length: 1.06", "length: nan"), "whose length is no number, though tokens were drafted"),
+        (LINE.replace("length: 1.06", "length: nan"), "that drafted tokens and whose length is not a number"),
     ],
 )
 def test_a_damaged_line_is_named(line, why):

@@ -52,7 +52,7 @@ def test_a_page_alone_counts_since_its_counters_began():
     ("changes", "why"),
     [
         *(
-            ({"drafts": value}, "drafts_total is .*, which is no count")
+            ({"drafts": value}, "drafts_total is .*, which is not a count")
             for value in ("-1", "NaN", "+Inf", "1.5", "1e300")
         ),
         ({}, "position 'one'"),
@@ -96,7 +96,7 @@ def llamacpp(drafts, accepted_at, emitted):
 
 
 def test_an_interval_of_rounded_counts_goes_on_until_it_shows():
-    """Beyond a million the last of six digits is a ten: what 4 drafts add to it is no count of these."""
+    """Beyond a million the last of six digits is a ten: what 4 drafts add to it is not a count of these."""
     intervals, told = Intervals(), []
     # Since the one before: drafts, accepted tokens, output tokens
     readings = [(0, 0, 0), (4, 3, 8), (0, 0, 0), (500, 400, 1000), (0, 0, 0), (0, 0, 200)]

@@ -110,7 +110,7 @@ def test_a_result_with_counts_and_what_its_tool_means(tmp_path, source):
         ({"accept_lengths": [0, 1]}, "steps of 0 to 1 tokens"),
         ({"num_drafts": "many"}, "num_drafts: Expected `int`, got `str`"),
         ({"spec_verify_ct": 3}, "without the tokens that were accepted"),
-        ({"Acceptance_Length_Histogram": {"one": 1}}, "lengths that are none"),
+        ({"Acceptance_Length_Histogram": {"one": 1}}, "invalid lengths"),
         ({"request_throughput": 8.0}, "no figures of acceptance in it"),
         ({"error": {"code": 400}, "num_drafts": 3}, "an error of the server"),
         ({"choices": [], "object": "chat.completion", "timings": {"predicted_n": 4}}, "in which nothing was drafted"),
@@ -121,10 +121,10 @@ def test_a_result_with_counts_and_what_its_tool_means(tmp_path, source):
         (broken(per_step_drafted=[3, 3, 3, 9]), "do not fit together"),
         (broken(acceptance_histogram=[]), "do not fit together"),
         (broken(num_draft_tokens=-1), "num_draft_tokens: Expected `int` >= 0"),
-        ([1, 2], "no response"),
+        ([1, 2], "not a response"),
         ({"outputs": [3]}, "Expected `object`, got `int`"),
         ([{"name": "vllm:num_requests_running", "value": 1.0}], "no metrics of speculation among these"),
-        ([{"name": "vllm:spec_decode_num_drafts", "value": 0.5}], "is no count"),
+        ([{"name": "vllm:spec_decode_num_drafts", "value": 0.5}], "is not a count"),
     ],
 )
 def test_what_cannot_be_read_says_why(value, why):

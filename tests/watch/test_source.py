@@ -163,7 +163,7 @@ def test_a_server_that_goes_away_and_comes_back_restarted():
             running.wait(1)
             page.status = 503
             until(lambda: running.notices)
-            assert "the server answers 503" in running.notices[0]
+            assert "the server answered 503" in running.notices[0]
             page.pages = [changed(text("metrics_before.txt"), created=2e9)]
             page.status = 200
             before = len(running.drafts)
@@ -178,7 +178,7 @@ def test_a_server_that_cannot_be_reached():
     with Page("") as page:
         gone = page.url
         page.status = 500
-        with pytest.raises(UserError, match=r"the server answers 500 Internal Server Error$"):
+        with pytest.raises(UserError, match=r"the server answered 500 Internal Server Error$"):
             Server(gone, 1).open()
         page.status = 200
         with pytest.raises(UserError, match="answers 404 Not Found: is the path right"):
@@ -196,7 +196,7 @@ DRIPS = [
 
 @pytest.mark.parametrize("start", DRIPS, ids=range(len(DRIPS)))
 def test_a_page_that_drips_is_given_up(start):
-    with Raw(start, drips=True) as server, pytest.raises(UserError, match=r"its page did not come within 0\.3 s"):
+    with Raw(start, drips=True) as server, pytest.raises(UserError, match=r"its page did not arrive within 0\.3 s"):
         ends(Server(server.url, 1, patience=0.3).open)
 
 

@@ -54,7 +54,7 @@ def _sentence(part: str, findings: Sequence[Finding], steps: int) -> str:
     tested = [finding for finding in findings if finding.result is not CheckResult.SKIPPED]
     differ = [(each.name, f"{each.failed:,} of {plural(each.tested, each.unit)}") for each in tested if each.failed]
     if part == "context":
-        return "".join(f"{count} cannot follow from what was committed before." for _, count in differ)
+        return "".join(f"{count} contradict what was committed before." for _, count in differ)
     if differ:
         return f"The {part} does not agree: {'; '.join(f'{name} differs at {count}' for name, count in differ)}."
     if not tested:
@@ -66,7 +66,7 @@ def _sentence(part: str, findings: Sequence[Finding], steps: int) -> str:
 
 HALF = ("bfloat16", "float16")
 GIVES = {"drafter tokens": "token id that the drafter would choose"}  # a model's answer as a fact for conditions
-TREE = ("drafter tree", "the tree is what the text gives")
+TREE = ("drafter tree", "the tree is what a lookup in the text gives")
 CONTEXT = ("context", "each step starts from the last committed token")
 _HAS_GRAMMARS = find_spec("xgrammar") is not None
 
@@ -122,14 +122,14 @@ def audit(history: History, source: str, options: Options, progress: Progress = 
     began = time.perf_counter()
     run = history.run
     if run is None:
-        raise UserError(f"{source} does not say what ran (its header is missing): it cannot be audited")
+        raise UserError(f"{source} does not say what ran (its header is missing): cannot be audited")
     plans, left, total = _plans(history, options.sample)
     if not any(contexts.steps or contexts.unknown for contexts in plans):
-        raise UserError(f"{source} holds no decode step whose whole context is known: there is nothing to audit")
+        raise UserError(f"{source} holds no decode step with a complete context: nothing to audit")
     plan = None
     if text_part(run.drafter) and not run.ways.looks_up_in_all and (plan := read_plan(run.tree)) is None:
         tree = short(run.tree)  # that cannot be read: the models judge
-        left.append(f"The drafter's lookups were not judged: the capture names no tree that can be read ({tree}).")
+        left.append(f"The drafter's lookups were not judged: the capture's tree cannot be read ({tree}).")
     has_tails = run.dtype in HALF
     tallies = {
         name: Tally(name, about, noun, history.vocabulary.show, has_tails=has_tails, gives=GIVES.get(name, ""))
@@ -170,9 +170,9 @@ def _unseen(passes: Passes, tallies: Tallies) -> str:
     p, q = (span(0.5, slack)[1] - 0.5 for slack in (passes.slack, passes.draft_slack))
     drafters = f" (the drafter's up to {q:.2g})" if passes.draft_slack else ""
     sentence = (
-        f"an error of up to {p:.2g} in a p of 0.5{drafters} is not seen in {passes.run.dtype}: its "
-        f"rounding explains by how much {hidden:,} of {plural(tested, 'figure')} differ from the models'; to see such "
-        "errors, record with --dtype float32"
+        f"an error of up to {p:.2g} in a p of 0.5{drafters} is invisible in {passes.run.dtype}: rounding explains how "
+        f"far {hidden:,} of {plural(tested, 'figure')} differ from the models'; to see such errors, record with "
+        "--dtype float32"
     )
     return sentence if hidden else ""
 
@@ -181,17 +181,17 @@ def _text(history: History, run: RunInfo, plan: TreePlan | None, passes: Passes,
     """The finding on what was looked up in a text, and on a drafter that nothing judges. `is_judged`: one does."""
     of_text, why = bool(text_part(run.drafter)), ""
     if run.speculation.get("suffix_shared"):
-        why = "its lookups went through the texts of other requests too"
+        why = "it also looked in the texts of other requests"
         passes.unjudged.append(f"The drafter was not judged: {why}.")
         return [skipped(*TREE, why)]
     if plan is not None and (run.drafter == "ngram" or isinstance(plan, DynamicPlan)):
         return [_looked_up(history, run, plan, passes.plans)]
     if run.drafter != "none" and not model_part(run.drafter):
-        why = f"no judge knows the drafter {run.drafter}"
+        why = f"there is no judge for the drafter {run.drafter}"
         if run.ways.looks_up_in_all and of_text:
-            why = "this engine looks drafts up in the texts of all its requests, not all of which are here"
+            why = "this engine looks up drafts in the texts of all its requests, and the capture lacks some"
         elif of_text:
-            why = "the capture names no tree that its lookups can be judged by"
+            why = "the capture names no tree to judge its lookups by"
         elif run.is_ours and not run.drafter.startswith("synthetic"):
             passes.unjudged.append(f"The drafter was not judged: {why}.")
     elif not is_judged:
@@ -217,7 +217,7 @@ def _plans(history: History, sample: int | None) -> tuple[list[Contexts], list[s
     left = []
     if without := len(plans) - len(known):
         requests_left = plural(without, "request")
-        left.append(f"{requests_left} left out: the prompt, or the first steps, are not in the capture.")
+        left.append(f"{requests_left} left out: their prompt or first steps are not in the capture.")
     if formed := len(known) - len(judged):
         left.append(f"{plural(formed, 'request')} with structured output left out: pip install 'specscope[serve]'.")
     return judged, left, len(every)
@@ -228,15 +228,15 @@ def _limited(plans: Sequence[Contexts]) -> list[str]:
     judged, notes = [contexts for contexts in plans if contexts.steps], []
     if relaxed := sum(RELAXED in contexts.limits for contexts in judged):
         notes.append(
-            f"{plural(relaxed, 'request')}: the target's p was not compared, as this engine takes the penalties "
-            "on drafted rows from tokens that were committed some steps before, by design"
+            f"{plural(relaxed, 'request')}: the target's p was not compared, because this engine by design takes "
+            "penalties on drafted rows from tokens committed some steps earlier"
         )
     limited = [contexts for contexts in judged if {*contexts.limits} - {RELAXED}]
     if limited:
         names = ", ".join(dict.fromkeys(name for contexts in limited for name in contexts.limits if name != RELAXED))
         both = any(untold_limits(contexts.drafter_params) for contexts in limited)
         what = "the target's p and the drafter's were" if both else "the target's p was"
-        why = f"as {names} limit the tokens in a way that the capture does not tell"
+        why = f"because {names} limit the tokens in a way that is not in the capture"
         notes.append(f"{plural(len(limited), 'request')}: {what} not compared, {why}")
     return notes
 
@@ -257,5 +257,5 @@ def _looked_up(history: History, run: RunInfo, plan: TreePlan, plans: Sequence[C
     whole = [each for each in steps if each[1].part.form is None or not each[1].part.form.pruned]
     tally.about += f" with {judge_lookups(whole, run, plan, tally)}"
     if pruned := len(steps) - len(whole):
-        tally.about += f"; {plural(pruned, 'step')} left out, whose drafts a form pruned"
+        tally.about += f"; {plural(pruned, 'step')} left out: structured output pruned their drafts"
     return tally.finding(history)

@@ -72,8 +72,8 @@ class Contexts:
             tokens = (*step.part.tree.token.tolist(), step.verdict.token)
             beyond = [token for token in tokens if not 0 <= token < vocab]
             if beyond or step.part.position >= end:
-                what = f"token {beyond[0]} is" if beyond else "a token before it is"
-                unknown.append((step.where, f"{what} none of the {vocab:,} that the model has"))
+                what = f"token {beyond[0]} is" if beyond else "an earlier token is"
+                unknown.append((step.where, f"{what} outside the model's vocabulary of {vocab:,}"))
             else:
                 kept.append(step)
         return replace(self.of(kept, end), unknown=unknown)
@@ -153,6 +153,6 @@ def contexts_of(history: History, name: str, places: Collection[int]) -> Context
             if length == part.position + 1:
                 contexts.add(part, where)
             else:
-                contexts.unknown.append((where, "its position is not that of the last committed token"))
+                contexts.unknown.append((where, "its position is not the last committed token's"))
         length += len(part.output())
     return contexts

@@ -41,7 +41,7 @@ class Rule:
         """How a tree is looked up."""
         words = f"suffixes of {self.shortest} to {self.longest} tokens"
         if self.filled:
-            return f"{words}, what followed the latest occurrence, and the last token where nothing did"
+            return f"{words}, what followed the latest occurrence, and the last token if nothing did"
         words += ", and what followed the earliest occurrence" if self.earliest else ""
         return f"{words}, as far as a draft goes" if self.cut else words
 
@@ -234,7 +234,7 @@ def _differs(step: AuditedStep, drawn: TextDraft, show: Callable[[int], str], ru
             return ""
         shares = () if method is None else tuple(method.confidence.tolist())
         if len(shares) != len(drawn.share) or not np.allclose(shares, drawn.share, atol=SHARES):
-            return "the shares of the occurrences are not those of the text"
+            return "the shares of the occurrences differ from the text's"
     else:
         of_text = {path for path, source in zip(recorded, method.source.tolist(), strict=True) if source >= TEXT}
         of_model = set(recorded) - of_text

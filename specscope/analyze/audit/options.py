@@ -26,7 +26,7 @@ class Options:
     """How to audit."""
 
     target: ModelSource
-    draft: ModelSource | None = None  # None: the drafter is no model, or its model is not available
+    draft: ModelSource | None = None  # None: the drafter is not a model, or its model is not available
     sample: int | None = None  # how many steps to judge, evenly spread; None: all
     device: str = "cpu"
     why_no_draft: str = ""  # why `draft` is missing where the drafter is a model

@@ -31,13 +31,13 @@ TARGET = {
 }
 FED = "head's features"
 DRAFTER = {
-    "draft p": ("the drafter's probability of every token is that of the drafter run afresh", "node"),
-    "drafter tokens": ("the drafted tokens are the likeliest of the drafter run afresh", "node"),
-    "draft draws": ("the recorded coin draws the drafted token from the q of the drafter run afresh", "node"),
-    "drafter top tokens": ("the drafter's likeliest tokens have the p of the drafter run afresh", "node"),
+    "draft p": ("the drafter's probability of every token is the recomputed drafter's", "node"),
+    "drafter tokens": ("the drafted tokens are the recomputed drafter's likeliest", "node"),
+    "draft draws": ("the recorded coin draws the drafted token from the recomputed drafter's q", "node"),
+    "drafter top tokens": ("the drafter's likeliest tokens have the recomputed drafter's p", "node"),
     FED: ("the head was fed the text's tokens and the target's hidden states", "step"),
 }
-EMBEDDING = ("head's embedding", "the head's embedding of a token points where the target's does")
+EMBEDDING = ("head's embedding", "the head's embedding of a token points in the direction of the target's")
 NEAR_TIE = "at near ties"  # where rounding allows either outcome
 NO_P = "whose p was not recorded"
 TAIL, FAR = 0.005, 4.0  # share of a half precision's items that may be off by more than was seen, and by how much

@@ -279,9 +279,9 @@ def unpaired(a: Side, b: Side, matched: Matched) -> str:
         if not side.tells_tokens:
             return f"no requests are paired: {name} was recorded with --no-tokens"
         if not any(request.whole for request in side.requests):
-            return f"no requests are paired: of each request of {name} steps are missing"
+            return f"no requests are paired: every request of {name} lacks steps"
     why = hint(a, b, matched)
-    return "no request of A has the prompt of one of B" + (f": {why}" if why else "")
+    return "no request of A has the same prompt as one of B" + (f": {why}" if why else "")
 
 
 def hint(a: Side, b: Side, matched: Matched) -> str:
@@ -294,13 +294,13 @@ def hint(a: Side, b: Side, matched: Matched) -> str:
     for (mine, text, title), (theirs, other, its_title) in product(*left):
         example = f"{mine} of A and {theirs} of B"
         if text and text == other:
-            return f"{example} are one text in different tokens: give both the same special tokens"
+            return f"{example} are the same text in different tokens: give both the same special tokens"
         if _within(text, other, title):
             return f"A's are within a chat template ({example}): {_advice(('A', a), ('B', b))}"
         if _within(other, text, its_title):
             return f"B's are within a chat template ({example}): {_advice(('B', b), ('A', a))}"
         if title and title == its_title:
-            return f"{example} ask the same within other chat templates, or behind other system prompts"
+            return f"{example} ask the same in different chat templates or with different system prompts"
     return ""
 
 
@@ -314,4 +314,4 @@ def _advice(templated: tuple[str, Side], bare: tuple[str, Side]) -> str:
     for (name, side), says in ((templated, "with"), (bare, "without")):
         if all(capture.run is not None and capture.run.is_ours for capture in side.captures):
             return f"record {name} {says} --raw"
-    return "send both to the same endpoint (/v1/completions takes a prompt as it is)"
+    return "send both to the same endpoint (/v1/completions applies no chat template)"

@@ -138,16 +138,16 @@ def _lacks(side: Side) -> list[tuple[bool, str]]:
     if not len(c.token):
         return [untold, (True, "has no drafts: acceptance is not compared")]
     no_q, no_raw = bool(np.isnan(believed(side)).all()), bool(np.isnan(side.raw_p[c.tried]).all())
-    greedy = "has no raw probabilities (--evidence full): near ties of greedy requests are not known"
-    trees = "has trees that follow costs, load, a threshold or other requests: so tau may differ"
+    greedy = "has no raw probabilities (--evidence full): near ties of greedy requests are unknown"
+    trees = "has trees that depend on costs, load, a threshold or other requests, so tau may differ"
     return [
         untold,
-        (no_q, "does not record the drafter's probabilities: calibration is not compared, nor are they"),
+        (no_q, "does not record the drafter's probabilities: neither they nor calibration are compared"),
         (not no_q and not c.sampled.any(), "drafts without sampling: its q is the drafter's own probability"),
-        (not side.has_coins, "records no coins: coins are not compared, and near ties not known"),
+        (not side.has_coins, "records no coins: coins are not compared, and near ties are unknown"),
         (not side.has_p, "records no p: the target's probabilities are not compared"),
         (no_raw, greedy),
         (bool(side.varies.any()), trees),
         (bool(side.forced.any()), "has forced verdicts: its acceptance measures nothing"),
-        (bool(made_up), f"has made-up verdicts ({', '.join(made_up)}): its acceptance measures nothing"),
+        (bool(made_up), f"has synthetic verdicts ({', '.join(made_up)}): its acceptance measures nothing"),
     ]

@@ -64,7 +64,7 @@ class Difference:
 
 
 ROUNDED = "probabilities differ by rounding"
-OTHER_TOKENS = "the drafter knows other tokens, or has them in another order"
+OTHER_TOKENS = "the draft vocabulary differs, or its order"
 # A line each: its name, the value, the stage where it enters, and what it leads to. A version, a device or the load
 # enters nowhere: whether these change the evidence is the question asked. A dtype explains differences by its rounding,
 # which the tolerances allow for.
@@ -87,12 +87,12 @@ _RUN: tuple[tuple[str, Callable[[RunInfo], object], StepStage | None, str], ...]
     ("KV blocks", lambda run: f"{run.blocks} of {run.block_size}", None, "preemptions may differ"),
     ("EOS tokens", lambda run: ", ".join(map(str, run.eos_tokens)), None, "outputs end elsewhere"),
     ("evidence", lambda run: run.evidence, None, ""),
-    ("trace sampling", lambda run: run.sampling, None, "figures are of the requests that were kept"),
+    ("trace sampling", lambda run: run.sampling, None, "figures cover the requests that were kept"),
 )
 BATCHES, MADE_UP = "another batch moves the last bits of p", "their acceptance measures nothing"
 # Of what was observed to run, likewise; None where a side does not tell
 _OBSERVED: tuple[tuple[str, Callable[[Side], object], StepStage | None, str], ...] = (
-    ("preemptions", lambda side: side.preemptions, None, "KV was computed again"),
+    ("preemptions", lambda side: side.preemptions, None, "KV was recomputed"),
     ("requests in a step, mean", lambda side: f"{np.mean(side.batch):.1f}", None, BATCHES),
     ("prefill steps of a request, mean", lambda side: f"{side.prefills / len(side.requests):.1f}", None, ""),
     ("steps with drafts", lambda side: f"{100 * np.mean(side.drafts):.0f}%", None, ""),
@@ -135,7 +135,7 @@ def differences(a: Side, b: Side, pairs: Matched) -> list[Difference]:
     params, told = _params(a, b, pairs), bool(a.runs and b.runs)
     infos = [[each.info for each in side.requests if each.info is not None] for side in (a, b)]
     templates = [[info.labels.get(TEMPLATE, "") for info in side] for side in infos]
-    lines = [_unlike(TEMPLATE, templates, note="other prompts and other outputs: acceptance may differ by that alone")]
+    lines = [_unlike(TEMPLATE, templates, note="other prompts and outputs: that alone may change acceptance")]
     lines += [_drawn(a, b), *(_of_runs(a, b) if told else [])]
     if any(line.name == "seed" for line in params):  # the run's seed says the same
         lines = [line for line in lines if line is None or line.name != "seed"]

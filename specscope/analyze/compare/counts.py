@@ -23,11 +23,9 @@ from specscope.trace.record.records import StepRecord
 from specscope.trace.record.vocabulary import printable
 from specscope.trace.wire.reading import read_capture
 
-NOTE = (
-    "Counts only on one side or both: no requests are paired, and whether a difference is beyond chance is not judged."
-)
-INTERVALS = "Intervals take drafts for independent. Those of one request are not quite: true intervals are wider."
-NO_SPREAD = "a side reports no counts by position, from which an interval follows"
+NOTE = "One side or both hold counts only: no requests are paired, and no test says whether a difference is chance."
+INTERVALS = "Intervals assume independent drafts. Drafts of one request are not, so true intervals are wider."
+NO_SPREAD = "a side reports no counts by position, so there is no interval"
 LONGEST = 200  # characters of a name
 
 
@@ -132,7 +130,7 @@ class CountsComparison:
     def warnings(self) -> list[str]:
         """What must be known before one side is compared with the other."""
         name, other = ("A", "B") if self.a.made_up else ("B", "A")
-        made_up = f"{name} has made-up verdicts and {other} does not say so: their figures cannot be compared"
+        made_up = f"{name} has synthetic verdicts and {other} does not say so: their figures cannot be compared"
         return [made_up] if self.a.made_up != self.b.made_up else []
 
     def defined(self) -> list[tuple[str, list[str]]]:
@@ -160,7 +158,7 @@ def compare_counts(a: Sequence[str], b: Sequence[str], limits: Sequence[Threshol
 def gate(paths: Sequence[str], text: str) -> tuple[FailCondition, ...]:
     """The outcome of conditions on one side's figures as they are. Raises UserError for one on a change."""
     if any(limit.of_change for limit in parse(text)):
-        raise UserError(f"--fail-if {text}: one run has no change: write FIGURE < X or FIGURE > X, or use compare")
+        raise UserError(f"--fail-if {text}: one run shows no change: write FIGURE < X or FIGURE > X, or use compare")
     side = _side(paths)
     found = judge(parse(text), [*figures(side, side), *counted(side.counts, side.counts)])
     return tuple(replace(one, detail=one.detail.replace("B has", "it is")) for one in found)

@@ -81,8 +81,8 @@ def _judge(limit: Threshold, figure: Estimate | None, groups: Mapping[str, Seque
     hit = limit.passed_by_change(a, figure.low, figure.high)
     least = limit.size * abs(a) if limit.percent else limit.size
     largest = {Way.DROPS: -figure.low, Way.RISES: figure.high}.get(limit.way, max(-figure.low, figure.high))
-    outcome = "hit" if hit else "not shown: the interval reaches beyond it" if largest > least else "not hit"
-    alone = " (by its own interval: among all figures of the table it is not starred)"
+    outcome = "hit" if hit else "not shown: the interval includes it" if largest > least else "not hit"
+    alone = " (by its own interval; after correction for all figures it is not starred)"
     outcome += alone if hit and not figure.significant else ""
     return FailCondition(str(limit), hit, f"{outcome}; {figure.change}")
 

@@ -292,7 +292,7 @@ def _trees(aligned: Aligned) -> list[Field]:
     made = replace(
         made, suspect=suspect, unsure=unsure, note=UNTOLD if unsure else made.note, condition=made.condition or says
     )
-    note = "of other seeds, costs, load, shared texts, or an engine that drafts nothing behind a prompt"
+    note = "because of other seeds, costs, load, shared texts, or an engine that drafts nothing after a prompt"
     return [made, other(here, FREE, None, differ, ~judged, note=note), *([] if narrow else _drift(aligned, usual))]
 
 
@@ -313,7 +313,7 @@ def _drift(aligned: Aligned, usual: float) -> list[Field]:
         median = float(np.median(medians)) if len(medians) >= FEWEST else 0.0
         if median > DRIFTED * usual:
             made = other(here, f"{DRIFT}, {level}", StepStage.DRAFTER, apart > 2 * usual, mine)
-            says = f"log odds move by {median:.2g} at the median request, where rounding moves them by {usual:.2g}"
+            says = f"log odds move by {median:.2g} at the median request; rounding moves them by {usual:.2g}"
             found.append(replace(made, suspect=True, condition=says, note=says))
     return found
 

@@ -31,9 +31,9 @@ ALOUD = {  # what differs at a stage, where nothing explains it
     StepStage.SAMPLING: "B's model gives other probabilities than A's for the same text",
     StepStage.FEATURES: "B's drafter is fed other features than A's for the same text",
     StepStage.DRAFTER: "B's drafter gives other probabilities than A's for the same text",
-    StepStage.COINS: "B draws by other coins than A with the same seed at the same position",
+    StepStage.COINS: "B uses other coins than A for the same seed and position",
     StepStage.TREE: "B drafts other tokens than A for the same text",
-    StepStage.VERDICT: "B decides otherwise than A with the same probabilities and coins",
+    StepStage.VERDICT: "B decides differently from A with the same probabilities and coins",
 }
 
 
@@ -170,7 +170,7 @@ def _different(found: Comparison, reasons: Sequence[str]) -> str:
     if tau is not None and tau.difference is not None and tau.significant:
         beside = f" {plural(more, 'other difference')} {'is' if more == 1 else 'are'} listed below." if more else ""
         way = "fewer" if tau.difference < 0 else "more"
-        return f"B gets {way} tokens out of a draft than A: {tau.b:.2f} instead of {tau.a:.2f}.{beside}"
+        return f"B gets {way} tokens per draft than A: {tau.b:.2f} instead of {tau.a:.2f}.{beside}"
     stages = {field.stage for field in found.fields if field.suspect}
     stages |= {cause.stage for cause in accused(found.pairs, found.differences)}
     says = next((ALOUD[stage] for stage in StepStage if stage in stages), "")
@@ -190,7 +190,7 @@ def _without_reasons(found: Comparison) -> tuple[Sameness, str, list[str]]:
     untold = [parted for cause in (PartingCause.CHOICE, PartingCause.UNKNOWN) if (parted := _parted(pairs, cause))]
     untold += [f"{field.sentence}, {field.note}" for field in fields if field.unsure]
     if untold:
-        return Sameness.UNKNOWN, f"It cannot be told whether the runs differ: {untold[0]}.", [*untold[1:], *configured]
+        return Sameness.UNKNOWN, f"Whether the runs differ is unknown: {untold[0]}.", [*untold[1:], *configured]
     if configured:
         why = ", ".join(dict.fromkeys(name for field in fields for name in field.explained))
         rest = f"nothing else differs beyond error in {seen}" if seen else "nothing else could be compared"
@@ -200,12 +200,12 @@ def _without_reasons(found: Comparison) -> tuple[Sameness, str, list[str]]:
         of = "the pair of requests" if len(pairs) == 1 else f"all {len(pairs):,} pairs of requests"
         return Sameness.SAME, f"The runs are the same: {of} made exactly the same decisions.", []
     if tau is None or tau.a is None or tau.visible is None:
-        return Sameness.UNKNOWN, f"It cannot be told whether the runs differ: {_too_little(tau)}.", []
+        return Sameness.UNKNOWN, f"Whether the runs differ is unknown: {_too_little(tau)}.", []
     covered = [f"compared: {seen}"]
     if tau.visible <= ENOUGH * tau.a:
         return Sameness.SAME, "The runs do not differ beyond error.", covered
-    unseen = f"a change of tau below {100 * tau.visible / tau.a:.1f} % would not have been seen"
-    return Sameness.UNKNOWN, f"No difference is seen, but too little was recorded to rule one out: {unseen}.", covered
+    unseen = f"a change of tau below {100 * tau.visible / tau.a:.1f} % would have been missed"
+    return Sameness.UNKNOWN, f"No difference was found, but too little was recorded to rule one out: {unseen}.", covered
 
 
 def accused(pairs: Sequence[Pair], differences: Sequence[Difference]) -> dict[PartingCause, list[Pair]]:
@@ -268,7 +268,7 @@ def _loops(figures: Sequence[Estimate]) -> list[str]:
         if figure.name != LOOPS or abs(figure.difference or 0.0) >= LOOPS_DIFFER
     }
     left = f"; {WITHOUT_LOOPS} {known[WITHOUT_LOOPS]}" if WITHOUT_LOOPS in known else ""
-    says = "acceptance on text that loops says little of the drafter"
+    says = "acceptance on text that loops says little about the drafter"
     return [f"{LOOPS} {known[LOOPS]}: {says}{left}"] if LOOPS in known else []
 
 
@@ -291,12 +291,12 @@ def headline(tau: Estimate | None) -> str:
         return f"{both}; {_too_little(tau)}"
     low, high, seen = (100 * value / tau.a for value in (tau.low, tau.high, tau.visible))
     text = f"{both} (95 %: {low:+.1f} to {high:+.1f} %) over {plural(tau.clusters, 'request')}"
-    return text if tau.significant else f"{text}: no change is shown, {seen:.1f} % or more would have been seen"
+    return text if tau.significant else f"{text}: no change found; {seen:.1f} % or more would have been seen"
 
 
 def _too_little(tau: Estimate | None) -> str:
     if tau is None or tau.difference is None:
         return "there are no drafts on one side or both"
     return (
-        f"{plural(tau.clusters, 'request')} with drafts on both sides are too few for an interval ({FEWEST} at least)"
+        f"{plural(tau.clusters, 'request')} with drafts on both sides are too few for an interval (at least {FEWEST})"
     )

@@ -93,8 +93,8 @@ def partings(comparison: Comparison) -> Table:
         first = NONE if pair.first is None else f"token {pair.first.position:,}: {cause(pair.first)}"
         rows.append((one_line(pair.id_a, MOST_SHOWN), one_line(pair.id_b, MOST_SHOWN), *row, first))
     note = _parted_note(comparison)
-    note += " !: nothing in seed, text, rounding or configuration explains it." if marked else ""
-    note += f" {len(listed) - PARTINGS_SHOWN:,} more; the JSON has them all." if len(listed) > PARTINGS_SHOWN else ""
+    note += " !: neither seed, text, rounding nor configuration explains it." if marked else ""
+    note += f" {len(listed) - PARTINGS_SHOWN:,} more; --json shows all." if len(listed) > PARTINGS_SHOWN else ""
     words = ("in B", "A", "B", "cause", "first other decision")
     return Table(title, ("request", "in B", "at token", *words[1:]), rows, note, frozenset(words))
 
@@ -154,7 +154,7 @@ def contexts(comparison: Comparison) -> Table:
     """How far the evidence agrees where both sides are at the same context."""
     title = "At equal contexts"
     if not comparison.steps:
-        return Table(title, (), [], "No step of A stands at the context of one of B: nothing is compared.")
+        return Table(title, (), [], "No step of A has the same context as a step of B: nothing is compared.")
     rows = []
     for field in comparison.fields:
         largest = NONE if field.largest is None else f"{field.largest:.2g}"
@@ -165,9 +165,9 @@ def contexts(comparison: Comparison) -> Table:
         row = (field.name, *counts, largest, example, mark + (field.condition or field.note))
         rows += [row] if field.compared else []
     note = (
-        f"{plural(comparison.steps, 'step')} and {plural(comparison.nodes, 'node')} of both sides stand at the same "
-        "context: the same request, output so far and path. !: nothing in seed, text, rounding or configuration "
-        "explains it. ?: whether rounding does is not recorded."
+        f"{plural(comparison.steps, 'step')} and {plural(comparison.nodes, 'node')} of both sides have the same "
+        "context: the same request, output so far and path. !: neither seed, text, rounding nor configuration "
+        "explains it. ?: whether rounding explains it is not recorded."
     )
     columns = ("evidence", "compared", "differ", "share", "largest", "example A / B", "")
     return Table(title, columns, rows, note, frozenset(["example A / B", ""]))
@@ -178,12 +178,13 @@ def figures(comparison: Comparison) -> Table:
     weights = [figure.weight for figure in comparison.depths]
     sides = [", ".join(count(int(weight[side])) for weight in weights) for side in (0, 1)]
     note = (
-        "95 %: of the difference, by a cluster bootstrap over requests. would see: the least change that this many "
-        "requests show with 95 % power. n: requests, or pairs of them. *: differs; tau, the primary figure, where its "
-        "interval leaves 0 out, the others after Holm's correction over them. Rates by depth: of drafts that went so "
-        f"deep{f' ({sides[0]} of A; {sides[1]} of B)' if weights else ''}. whole paths: drafts accepted down to a "
-        f"leaf. output in loops: the share that lies in a cycle of up to {LONGEST} tokens that comes {TIMES} times or "
-        "more in a row; it and tau without it are not judged. --fail-if takes each by its name."
+        "95 %: interval of the difference, by a cluster bootstrap over requests. would see: the smallest change that "
+        "this many requests show with 95 % power. n: requests, or pairs of requests. *: differs; for tau, the primary "
+        "figure, if its interval excludes 0, for the others after Holm's correction. Rates by depth: of drafts that "
+        f"reached the depth{f' ({sides[0]} of A; {sides[1]} of B)' if weights else ''}. whole paths: drafts accepted "
+        f"down to a leaf. output in loops: the share in a cycle of up to {LONGEST} tokens, {TIMES} times or more in a "
+        "row; it "
+        "and tau without loops are not judged. --fail-if takes each figure by name."
     )
     return _estimates("Figures", "figure", [_estimate(figure) for figure in comparison.figures], note)
 
@@ -217,8 +218,8 @@ def changes(comparison: Comparison) -> Table:
             drafts = " / ".join(dict.fromkeys(count(int(n)) for n in each.weight))
             rows.append((one_line(name, MOST_SHOWN), *values, drafts, star))
     note = (
-        "Requests and labels by acceptance length in tokens a draft, depths by what was accepted of the drafts that "
-        "went so deep; the largest change first. drafts: of A / of B. A request alone has no interval. *: as in the "
+        "Requests and labels by acceptance length in tokens per draft, depths by the accepted share of drafts that "
+        "reached them; largest change first. drafts: of A / of B. A single request has no interval. *: as in the "
         "tables of figures and groups."
     )
     return _estimates("What changed most", "what changed most", rows, note, "drafts")
@@ -229,7 +230,7 @@ def groups(comparison: Comparison) -> Table:
     rows = [(one_line(figure.name, MOST_SHOWN), *_estimate(figure)[1:]) for _, figure in comparison.grouped]
     shown = rows if len(rows) <= GROUPS_SHOWN else sorted(rows, key=lambda row: not row[-1])[:GROUPS_SHOWN]
     note = "n: requests. *: differs, after Holm's correction over the table. --fail-if: tau where GROUP is VALUE."
-    note += f" {len(rows) - len(shown):,} more; the JSON has them all." if len(rows) > len(shown) else ""
+    note += f" {len(rows) - len(shown):,} more; --json shows all." if len(rows) > len(shown) else ""
     return _estimates("Acceptance length by group", "acceptance length by", shown, note)
 
 

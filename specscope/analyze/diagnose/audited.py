@@ -40,14 +40,18 @@ Prediction = tuple[str, Callable[[NDArray[Any]], NDArray[Any]], str]
 
 
 _some: Callable[[NDArray[Any]], NDArray[Any]] = partial(np.less, 0)
-LAST, SHARED = "the step before", "a block is held by two requests"
-MOVED: Prediction = ("the path of the step before was moved", _some, "the step before moved its path")
-REJECTED: Prediction = (LAST, lambda facts: np.isin(facts, ("nothing", "partial")), "the step before rejected a draft")
+LAST, SHARED = "the step before", "two requests hold one block"
+MOVED: Prediction = ("the previous step's path was moved", _some, "the step before moved its path")
+REJECTED: Prediction = (
+    LAST,
+    lambda facts: np.isin(facts, ("nothing", "partial")),
+    "the step before rejected a draft",
+)
 FULL: Prediction = (LAST, lambda facts: facts == "full", "the step before was accepted in full")
 PREEMPTED: Prediction = ("preemptions of the request", _some, "the request was preempted before")
 IN_CHUNKS: Prediction = ("prefill chunks", lambda values: values > 1, "the prompt came in several chunks")
 FOUND = ("tokens found in the prefix cache", _some, "the beginning of the prompt was found in the prefix cache")
-ACCEPTED: Prediction = ("accepted in the step before", _some, "the step before accepted drafted tokens")
+ACCEPTED: Prediction = ("accepted in the previous step", _some, "the step before accepted drafted tokens")
 OF_TARGET: dict[Prediction, Cause] = {
     **dict.fromkeys((MOVED, REJECTED, IN_CHUNKS, PREEMPTED), Cause.TARGET_KV),
     (SHARED, _some, SHARED): Cause.BLOCKS_SHARED,

@@ -95,13 +95,13 @@ class Cause(Enum):
         {T: SEEN, D: SEEN},
     )
     VERDICT_LATE = (
-        "a step is given the verdict of the step before it",
+        "a step gets the verdict of the step before it",
         "when verdicts are read: buffers that the next step writes, copies that are read before they finish",
         (*TARGET, *DRAFTER, *OF_FINALS, *COUNTED, *COINS, *ACCEPTANCE, *LOSSLESS, *RULED, *OF_Q, *STEPS, *LATE),
         {V: ANY},
     )
     TARGET_KV = (
-        "the target's KV is not that of the tokens before",
+        "the target's KV does not belong to the tokens before",
         "what moves, crops or computes KV again: after the verdict, a preemption or a prefill chunk, and "
         "over a long run",
         (*TARGET, *DRAFTER, *_names("accepted KV moved, tokens in the cache, positions, what preceded")),
@@ -109,13 +109,13 @@ class Cause(Enum):
     )
     BLOCKS_SHARED = (
         "a KV block is held by two requests",
-        "the block pool: a block that is freed twice or given to two",
+        "the block pool: a block freed twice or handed out twice",
         (*TARGET, *DRAFTER, *_names("blocks written, blocks kept")),
         {T: SEEN},
     )
     MASK_SIBLINGS = (
-        "the tree's attention mask lets a node see tokens that it must not see",
-        "a node sees the context, its ancestors and itself: no siblings, no other branch",
+        "the tree's attention mask shows a node tokens that it must not see",
+        "a node may see the context, its ancestors and itself; no siblings and no other branch",
         (*TARGET, *DRAFTER),
         {T: SEEN, D: SEEN},
     )
@@ -132,8 +132,8 @@ class Cause(Enum):
         {T: OUT, D: OUT, S: ANY},
     )
     ROWS_SWAPPED = (
-        "a request is given another request's rows or counts",
-        "the order of requests in the batch: logits, drafts, q and counts of accepted tokens must be in the same one",
+        "a request gets another request's rows or counts",
+        "the order of requests in the batch: logits, drafts, q and counts of accepted tokens must all use it",
         (
             *TARGET,
             *STEPS,
@@ -154,26 +154,26 @@ class Cause(Enum):
         {T: OUT, S: ANY, V: ANY},
     )
     HEAD_EMBEDDING = (
-        "the head's embedding has nothing in common with the target's",
-        "how the head's embed_tokens is loaded: its own weights, or the target's where the checkpoint has none",
+        "the head's embedding is unrelated to the target's",
+        "how the head's embed_tokens is loaded: its own weights, or the target's if the checkpoint has none",
         (*DRAFTER, "head's embedding"),
         {D: FED},
     )
     DRAFTER_FED = (
         "the drafter is fed the wrong features or tokens",
-        "the rows and layers of the target's hidden states that go to the head, one of each committed "
-        "position, and the token behind each",
+        "the rows and layers of the target's hidden states that go to the head, one for each committed position, each "
+        "with the token after it",
         (*DRAFTER, "features fed"),
         {D: FED},
     )
     DRAFTER_BUILT = (
-        "the drafter's parts are put together wrongly",
+        "the drafter's parts are assembled wrongly",
         "its norms, the order in which embedding and state are joined, and which module drafts which depth",
         DRAFTER,
         {D: r"^(enorm|hnorm|eh_proj|post_norm|fed back)"},
     )
     DRAFTER_KV = (
-        "the drafter's KV is stale, missing, or that of another branch or request",
+        "the drafter's KV is stale, missing, or another branch's or request's",
         "what the drafter's cache holds after a full acceptance, a rejection, a preemption or a cached "
         "prefix, and which slots each branch reads",
         (*DRAFTER, "drafter's cache"),
@@ -187,13 +187,13 @@ class Cause(Enum):
     )
     DRAFT_VOCABULARY = (
         "the drafter's vocabulary is cut, or mapped to the wrong tokens of the target",
-        "the map of the draft vocabulary (d2t), and what is left of the drafter's logits before its choice",
+        "the map of the draft vocabulary (d2t), and what masks the drafter's logits before its choice",
         (*DRAFTER, *OF_Q, *_names("draft vocabulary, likeliest draft first, drafter's likeliest")),
         {D: OUT, W: ANY, S: ANY},
     )
     DRAFT_PLACEHOLDERS = (
-        "placeholders are judged as drafts",
-        "who pads drafts to a fixed length, and whether the padding is cut off before it is verified",
+        "placeholders are verified as drafts",
+        "code that pads drafts to a fixed length: the padding must be cut off before verification",
         (*DRAFTER, *_names("placeholders, draft vocabulary, likeliest draft first, siblings")),
         {D: "^(lookup|chosen tokens|draft)", W: ANY},
     )
@@ -205,26 +205,26 @@ class Cause(Enum):
         {S: ANY},
     )
     Q_TEMPERATURE = (
-        "q is recorded under other sampling parameters than the drafts were drawn with",
-        "the tensor that drafts are drawn from, behind temperature, top-k and top-p, must be the one that judges them",
+        "q is recorded with other sampling parameters than the drafts were drawn with",
+        "the tensor that drafts are drawn from, after temperature, top-k and top-p, must also judge them",
         (*OF_Q, *LOSSLESS, "draft p"),
         {S: ANY, W: ANY},
     )
     Q_NOT_DRAWN = (
-        "drafts are judged as if they had been drawn from q, and were not",
-        "the draw: the likeliest token is no draw, and a coin's token is the inverse of q's distribution function",
+        "drafts are judged as draws from q, and were not drawn from it",
+        "the draw: taking the likeliest token is not a draw; a coin's token is where q's cumulative sum exceeds it",
         (*OF_Q, *LOSSLESS),
         {W: ANY},
     )
     Q_DROPPED = (
-        "drafts were sampled, but they are judged without their q",
+        "drafts were sampled, but are judged without their q",
         "how q travels from the drafter to the verifier: without it only deterministic drafts are verified correctly",
         (*DRAFTER, *LOSSLESS, *_names("drafts as planned, likeliest draft first")),
         {V: ANY, W: ANY},
     )
     SIBLINGS_CHANGED = (
         "sampled siblings are sorted, dropped or swapped after they were drawn",
-        "what re-ranks or prunes a tree: sampled siblings are tried as they were drawn, tokens, parents and q together",
+        "code that re-ranks or prunes a tree: sampled siblings keep their draw order, with tokens, parents and q",
         (
             *OF_Q,
             *LOSSLESS,
@@ -241,13 +241,13 @@ class Cause(Enum):
         {V: ANY},
     )
     OTHER_RULE = (
-        "steps are judged by another rule of verification than the one that is set",
-        "how the rule reaches the sampler: a setting that is read and not used, or a fall-back that nobody is told of",
+        "steps are judged by another rule of verification than the configured one",
+        "how the rule reaches the sampler: a setting that is read and not used, or a silent fall-back",
         ("rule of verification",),
         {V: ANY},
     )
     TRIAL_ORDER = (
-        "siblings are skipped, or tried in another order than they were drawn",
+        "siblings are skipped, or tried out of draw order",
         "the loop over siblings: in draw order, until one is accepted or none is left",
         (
             *LOSSLESS,
@@ -258,13 +258,13 @@ class Cause(Enum):
     )
     P_NOT_USED = (
         "p, q and coin are right, and another p decided",
-        "which row of the target's probabilities the acceptance test reads, beside the one that is recorded",
+        "which row of the target's probabilities the acceptance test reads, if not the recorded one",
         (*ACCEPTANCE, *LOSSLESS, *OF_FINALS, *_names("outcomes, greedy acceptance, accept probability, greedy tokens")),
         {V: ANY},
     )
     RATIO_TEST = (
-        "drafts are not accepted just where their coin is below min(1, p / q)",
-        "the acceptance probability and the comparison; at temperature 0 the target's choice and nothing else",
+        "drafts are not accepted exactly when their coin is below min(1, p / q)",
+        "the acceptance probability and the comparison; at temperature 0 only the target's top token is accepted",
         (*LOSSLESS, *ACCEPTANCE, *_names("accept probability, outcomes, greedy acceptance")),
         {V: ANY},
     )
@@ -276,25 +276,25 @@ class Cause(Enum):
     )
     RESIDUAL_NOT_RENORMALISED = (
         "the residual after a rejection is wrong",
-        "after a rejection p becomes max(p - q, 0), and q is q without the token before; both divided by what is left",
+        "after a rejection p becomes max(p - q, 0) and q loses the rejected token; both are renormalised",
         (*LOSSLESS, *OF_FINALS, *_names("p at later trials, residual mass, q at trials")),
         {V: "^(residual|q$|final)"},
     )
     FINAL_NOT_RESIDUAL = (
-        "after a rejection the final token is drawn from something else than the residual",
+        "after a rejection the final token is not drawn from the residual",
         "what the recovered token is drawn from: the last residual of p, not p, not q and not another row",
         (*LOSSLESS, *OF_FINALS),
         {V: ANY},
     )
     FINAL_OTHER_NODE = (
-        "the final token is not drawn from the p behind the last accepted node",
-        "which row the final token is drawn from, and whether the drawn token is the one that is kept",
+        "the final token is not drawn from the p after the last accepted node",
+        "which row the final token is drawn from, and whether the drawn token is kept",
         (*LOSSLESS, *OF_FINALS, *_names("other final draws, greedy tokens")),
         {V: ANY},
     )
     COINS = (
-        "coins or noise are used twice, or follow from the place in the batch",
-        "each draw and each trial needs a coin of its own, whose key is the request's seed and position",
+        "coins or noise are used twice, or depend on the place in the batch",
+        "each draw and each trial needs its own coin, keyed by the request's seed and position",
         (
             *LOSSLESS,
             *COINS,
@@ -304,13 +304,13 @@ class Cause(Enum):
         {V: ANY, W: ANY},
     )
     LOGPROBS = (
-        "the log-probabilities that are handed out are not the tokens' own",
-        "whose row and which token each is read from: behind an accepted path every token has a row of its own",
+        "the returned log-probabilities belong to other tokens",
+        "which row and token each is read from: on an accepted path every token has its own row",
         ("log-probabilities",),
     )
     PAST_THE_END = (
-        "output goes on past its end",
-        "where EOS, stop tokens and stop strings are looked for: in every token that a step commits, not in its last",
+        "output continues past its end",
+        "where EOS, stop tokens and stop strings are searched: in every token of a step, not only in the last",
         (*_names("ends, outputs, tokens emitted"),),
     )
     WEAK_DRAFTER = (
@@ -319,7 +319,7 @@ class Cause(Enum):
     )
     DRAFTS_SHIFTED = (
         "the drafts are shifted by one token",
-        "which token the drafter goes on from: its first draft must be what follows the last committed token",
+        "which token the drafter continues from: its first draft must follow the last committed token",
     )
     DRAFTER_AT_CHANCE = (
         "the drafter guesses no better than chance",
@@ -335,7 +335,7 @@ class Cause(Enum):
     )
     TREE_TOO_SMALL = (
         "the tree is too small: its deepest level is still accepted",
-        "a deeper or wider tree: `specscope tune` says what others would have accepted",
+        "a deeper or wider tree: `specscope tune` predicts what others would accept",
     )
 
     @property

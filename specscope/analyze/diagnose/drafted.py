@@ -47,7 +47,7 @@ def planned(case: Case, check: Finding) -> list[Suspect]:
     c, tested, suspects = case.evidence, plural(check.tested, "step"), list[Suspect]()
     drawn = c.any_in_step(c.sampled)[check.wrong]
     for cause, steps, what in (
-        (Cause.Q_DROPPED, check.wrong[~drawn], "trees that are to be sampled are recorded as deterministic"),
+        (Cause.Q_DROPPED, check.wrong[~drawn], "trees that should be sampled are recorded as deterministic"),
         (Cause.SIBLINGS_CHANGED, check.wrong[drawn], "sampled trees lack nodes of the plan"),
     ):
         line = f"{what} in {len(steps):,} of {tested}"
@@ -95,13 +95,13 @@ def drafters_cache(case: Case, check: Finding) -> list[Suspect]:
     limit, cached = most_cached(c), numbers(c.picked, "notes", "cached", -1)
     others = int(sum((limit[c.batch == c.batch[step]] == cached[step]).any() for step in wrong))
     if others > MOSTLY * check.failed and check.failed > 2:
-        line = f"{others:,} of these are as long as another request's of that step"
+        line = f"{others:,} of these are as long as another request's in that step"
         return [said(check, Cause.ROWS_SWAPPED, Proof.ROWS, line)]
     began = np.array([c.visits[step].part.preceded in (Preceded.PREEMPTION, Preceded.PREFILL) for step in wrong])
     drafted = np.array([0 if (before := c.visits[step].before) is None else len(before.tree) for step in wrong])
     far = int((~began & (cached[wrong] - limit[wrong] > np.maximum(drafted, 1))).sum())
     if far > 0.5 * check.failed:
-        line = f"the drafter counts far more tokens as cached than it was fed in {far:,} of these"
+        line = f"in {far:,} of these the drafter counts far more tokens as cached than it was fed"
         return [replace(said(check, Cause.ROWS_SWAPPED, Proof.CONDITION, line), explained=far)]
     return [said(check, Cause.DRAFTER_KV)]
 
@@ -109,7 +109,7 @@ def drafters_cache(case: Case, check: Finding) -> list[Suspect]:
 def other_q(case: Case, check: Finding) -> list[Suspect]:
     """q that does not follow from the drafter's raw probability at its own parent.
 
-    Another row is tried first: of the same step, or of the request's step before. Then one temperature that explains
+    Another row is tried first: of the same step, or of the request's previous step. Then one temperature that explains
     the nodes; the suspect says how many it explains.
     """
     c = case.evidence
@@ -223,8 +223,8 @@ def shifted_lookup(case: Case) -> list[Suspect]:
         return []
     late = f"{plural(abs(shift), 'token')} too {'late' if shift > 0 else 'early'}"
     line = (
-        f"prompt lookup that continues {late} drafts the recorded tree in {len(explained):,} of the {len(wrong):,} "
-        f"steps in which the right lookup does not; {len(every):,} steps were looked at"
+        f"prompt lookup continued {late} gives the recorded tree in {len(explained):,} of the {len(wrong):,} steps "
+        f"where correct lookup does not ({len(every):,} steps checked)"
     )
     example = explained[0][0].reference()
     return [Suspect(Cause.DRAFT_POSITION, Proof.ROWS, (line,), example, len(explained), len(wrong), rerun=True)]

@@ -63,7 +63,7 @@ def weak_drafter(case: Case, entropy: Entropy | None) -> Iterator[Suspect]:
     if entropy is not None and entropy.most <= HARD:
         lines.append(f"the target itself is sure there: its own entropy is {entropy.words}")
     elif entropy is not None:
-        lines.append(f"whether the text is hard is not known: the target's own entropy is {entropy.words}")
+        lines.append(f"whether the text is hard is unknown: the target's own entropy is {entropy.words}")
     ranks = case.evidence.parents.choice_rank
     ranks = ranks[ranks > 0]
     by_chance = len(ranks) >= FEWEST and ranks.max() > FEW_TOKENS and np.median(ranks) > ranks.max() / 4
@@ -72,8 +72,8 @@ def weak_drafter(case: Case, entropy: Entropy | None) -> Iterator[Suspect]:
         cause = Cause.WEAK_DRAFTER
     elif by_chance:
         lines.append(
-            f"to the drafter the token that the target wants is the {round(np.median(ranks)):,}th likeliest at the "
-            f"median, of {ranks.max():,} or more: as by chance"
+            f"the drafter ranks the token that the target wants {round(np.median(ranks)):,}th at the median, of "
+            f"{ranks.max():,} or more: as by chance"
         )
     yield Suspect(cause, Proof.SUM, tuple(lines))
 

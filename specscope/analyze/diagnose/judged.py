@@ -29,7 +29,7 @@ ALWAYS = 0.9  # of what was tested: where so much fails, a condition would only 
 SHOWN = 3  # conditions
 LIKELY = (  # facts on which known causes depend: chance has fewer rules among these than among all
     "the step before",
-    "the path of the step before was moved",
+    "the previous step's path was moved",
     "preemptions of the request",
     "prefill chunks",
     "tokens found in the prefix cache",

@@ -78,8 +78,8 @@ def _of_the_step_before(case: Case, check: Finding) -> list[Suspect]:
     if hits < max(ENOUGH, MOSTLY * total):
         return []
     line = (
-        f"{hits:,} of {plural(total, 'step')} that are decided wrongly have the count of accepted drafts and the final "
-        f"token of their request's step before, {alike:,} of {others:,} others have"
+        f"{hits:,} of {plural(total, 'step')} that are decided wrongly have the count of accepted drafts and the "
+        f"final token of their request's previous step; so have {alike:,} of {others:,} others"
     )
     chance = tail_of_binomial(hits, total, (alike + 1) / (others + 2))
     return [Suspect(Cause.VERDICT_LATE, Proof.ROWS, (line,), check.example, chance=chance)] if chance <= CHANCE else []
@@ -99,7 +99,7 @@ def other_counts(case: Case, check: Finding) -> list[Suspect]:
     )
     by, count = Counter((committed[steps] - due[steps]).tolist()).most_common(1)[0]
     if _are_of_others(c, due, steps):
-        more = f"it is as long as another request's of the same batch in {len(steps):,} of these"
+        more = f"it is as long as another request's in the same batch in {len(steps):,} of these"
         cause, proof = Cause.ROWS_SWAPPED, Proof.ROWS
     elif count == len(steps) and len(steps) >= ENOUGH and _is_a_count(c, due, steps, by):
         more = f"it is {abs(by)} {'longer' if by > 0 else 'shorter'} in {count:,} of these"
@@ -167,11 +167,11 @@ def trial_q(case: Case, check: Finding) -> list[Suspect]:
 def _which_q(c: Columns, node: int) -> tuple[Cause, str]:
     tried, left = float(c.q_trial[node]), max(float(c.q_left[node]), 1e-12)
     if c.sampled[node] and left < 1 - CLOSE and abs(tried - float(c.q[node])) <= CLOSE:
-        return Cause.RESIDUAL_NOT_RENORMALISED, "it is q as drawn, without division by what was left"
+        return Cause.RESIDUAL_NOT_RENORMALISED, "it is q as drawn, not renormalised"
     others = np.flatnonzero((c.row == c.row[node]) & (np.arange(len(c.row)) != node))
     if c.sampled[node] and (np.abs(tried * left - c.q[others]) <= CLOSE).any():
         return Cause.SIBLINGS_CHANGED, "it is the q of another sibling"
-    return Cause.Q_OTHER_ROW, "it is the q of no sibling, and not 1 where the draft is deterministic"
+    return Cause.Q_OTHER_ROW, "it is no sibling's q, and not 1 for deterministic drafts"
 
 
 def final_tokens(case: Case, check: Finding) -> list[Suspect]:
@@ -191,7 +191,7 @@ def final_shares(case: Case, check: Finding) -> list[Suspect]:
     suspects, steps = final_tokens(case, tokens) if no_place.any() else [], check.wrong[~no_place]
     recovered = _recovered(c)[steps]
     for cause, some, where in (
-        (Cause.FINAL_OTHER_NODE, steps[~recovered], "behind the last accepted node"),
+        (Cause.FINAL_OTHER_NODE, steps[~recovered], "after the last accepted node"),
         (Cause.FINAL_NOT_RESIDUAL, steps[recovered], "after a rejection"),
     ):
         count = f"{len(some):,} of {plural(check.tested, 'draw')}"
@@ -222,7 +222,7 @@ def token_lost(case: Case, check: Finding) -> list[Suspect]:
     if longer and all(longer) and check.name == "positions":
         return []  # a cache that is too long puts the root too far: said of the cache
     if longer and all(longer) and check.name == CACHED:
-        line = f"the cache is too long behind a rejection in {counted(check)}, by no more than was rejected"
+        line = f"the cache is too long after a rejection in {counted(check)}, by no more than was rejected"
         return [Suspect(Cause.TARGET_KV, Proof.ROWS, (line,), check.example)]
     if line := _of_anothers_count(case, [case.visits[place] for place in check.wrong.tolist()]):
         return [said(check, Cause.ROWS_SWAPPED, Proof.ROWS, line)]
@@ -249,7 +249,7 @@ def _of_anothers_count(case: Case, wrong: Sequence[Visit]) -> str:
             return ""
         log_chance += math.log(len(others) / max(before.tree.max_depth, len(others), 1))
     gaps = f"each of {plural(len(wrong), 'gap')}"
-    said = f"{gaps} is the count of another request of the same batch, less the request's own"
+    said = f"{gaps} is the count of another request in the same batch minus the request's own"
     return said if log_chance <= LOG_CHANCE else ""
 
 
@@ -278,7 +278,7 @@ def outputs(case: Case, check: Finding) -> list[Suspect]:
         output = [] if request.end is None else request.end.output.tolist()
         swapped += any(output == text for name, text in made.items() if name != request.id)
     if swapped:
-        line = f"it is what another request's steps emitted in {swapped:,} of these"
+        line = f"in {swapped:,} of these it is what another request's steps emitted"
         return [replace(said(check, Cause.ROWS_SWAPPED, Proof.ROWS, line), explained=swapped)]
     return [said(check, Cause.TOKEN_LOST)]
 

@@ -76,5 +76,5 @@ def unexplained(faults: Sequence[Suspect], failures: Sequence[Failure]) -> list[
             lines.append(failure.line)
         elif share < WHOLE and rest:
             counted = f"{rest:,} of {plural(check.failed, check.unit or 'place')}"
-            lines.append(f"{failure.judge}, {check.name}: {counted} that failed are not explained")
+            lines.append(f"{failure.judge}, {check.name}: {counted} failures are unexplained")
     return lines

@@ -103,7 +103,7 @@ def examine(
             for check in case.trial.checks  # of chance or draws, that may be off by a little and pass
             if check.result is CheckResult.PASSED and check.least_bias is not None and check.unit != "coin"
         ),
-        builds=f"recorded by {builds or 'a build that it does not name'}",
+        builds=f"recorded by {builds or 'an unnamed build'}",
         notes=tuple(notes),
         stages={"verify": case.trial, "audit": audited, "locate": location},
     )
@@ -115,7 +115,7 @@ def _from_evidence(case: Case, audited: Audit | None, problems: list[str]) -> It
     for check in case.trial.failed if case.steps else ():
         yield from named(case, check)
     if run is not None and not run.tells_tokens:
-        problems.append(f"{run.privacy.lack}: drafts were not held against the text")
+        problems.append(f"{run.privacy.lack}: drafts were not compared with the text")
     elif case.steps:
         yield from shifted_lookup(case)
     if audited is not None:
@@ -135,7 +135,7 @@ def rerun(session: JudgedCase, progress: Progress, problems: list[str]) -> list[
             drafter and session.options.draft is not None,
             lambda: mistakes(session, drafter=True),
         ),
-        "the decisions by other rows": (
+        "the decisions with other rows": (
             any(check.name in DECISIONS for check in session.case.trial.failed),
             lambda: other_decisions(session),
         ),

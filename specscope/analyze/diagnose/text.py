@@ -13,15 +13,15 @@ from specscope.trace.history.wording import plural
 from specscope.trace.record.vocabulary import printable
 
 SHOWN = 5  # suspects in full
-UNKNOWN = "Something is wrong that fits no known cause"
+UNKNOWN = "Something is wrong, and no known cause fits"
 NOT_LOCATED = "Something is wrong, and it was not located"
 
 
 def render_diagnosis(diagnosis: Diagnosis, source: str, console: Console) -> None:
     """Print a diagnosis. Text of models and users is never read as markup."""
-    looked = ", ".join(diagnosis.looked_at)
+    looked = ", ".join(diagnosis.looked_at[1:])
     steps = plural(diagnosis.steps, "decode step")
-    console.print(Text(f"{steps} of {printable(source)}; looked at: {looked}", style="dim"))
+    console.print(Text(f"{steps} of {printable(source)}; checked by {looked}", style="dim"))
     if diagnosis.builds:
         console.print(Text(printable(diagnosis.builds), style="dim"))
     for line in (*diagnosis.left_out, *diagnosis.declined):
@@ -34,13 +34,13 @@ def render_diagnosis(diagnosis: Diagnosis, source: str, console: Console) -> Non
         console.print(Text(f"\nless likely: {', '.join(others)}", style="dim"))
     render_lines("When it happens", diagnosis.when, console)
     if diagnosis.unexplained:
-        title = "Also wrong, and not explained by these" if faults else NOT_LOCATED if diagnosis.ruled_out else UNKNOWN
+        title = "Also wrong, and unexplained" if faults else NOT_LOCATED if diagnosis.ruled_out else UNKNOWN
         console.print(Text(f"\n{title}", style="bold red"))
         for line in diagnosis.unexplained:
             console.print(Padding.indent(Text(printable(line)), 2))
     render_lines("Ruled out", diagnosis.ruled_out, console)
     if diagnosis.exit is not Exit.INCONSISTENT:
-        title = "What chance decides may be off by less than each check would have seen"
+        title = "Statistical checks miss biases smaller than these"
         render_lines(title, diagnosis.would_see, console)
     if diagnosis.remarks:
         console.print(Text("\nRemarks", style="bold cyan"))
@@ -80,7 +80,7 @@ def _evidence(suspect: Suspect, said: str, console: Console) -> None:
     """The lines for a cause, but for what was said with its place."""
     lines = [line for line in suspect.for_ if line != said]
     if suspect.chance is not None:
-        lines.append(f"chance gives this with less than {max(suspect.chance, 1e-300):.2g}")
+        lines.append(f"chance alone would give this with a probability below {max(suspect.chance, 1e-300):.2g}")
     for line in lines:
         console.print(Padding.indent(Text("+ ", style="green").append(printable(line), style="default"), 3))
 

@@ -26,7 +26,7 @@ class Visit:
     record: StepRecord
     part: RequestStep
     row: int  # its place in the batch
-    before: RequestStep | None  # the request's step before it; None for its first
+    before: RequestStep | None  # the request's previous step it; None for its first
     preempted: bool  # whether the request lost its KV between the two
     due: Preceded  # what came before a decode step, as it follows from the request's steps
     number: int  # among all visits

@@ -110,7 +110,7 @@ def check_folder(name: str) -> None:
         raise UserError(f"cannot write {folder}: Permission denied")
     for entry in held:
         if not _is_ours(folder / entry):
-            raise UserError(f"{name} holds {entry!r}, which is no table of an older export: give another folder")
+            raise UserError(f"{name} holds {entry!r}, which is not from an older export: give another folder")
 
 
 def _is_ours(path: Path) -> bool:

@@ -86,13 +86,13 @@ def _columns(*rows: tuple[Any, ...]) -> tuple[Column, ...]:
     )
 
 
-PIECE = r"its text; bytes that are no UTF-8 as \xNN"
+PIECE = r"its text; bytes that are not UTF-8 as \xNN"
 NO_END = "where the request did not end in the capture"
 NO_INFO = "where its admission is missing"
 NO_PROMPT = "where they were not recorded"
 PREFILL = "for a prefill chunk"
-UNTOLD = "where the source does not tell"
-UNKNOWN = "where it is not known"
+UNTOLD = "where the source does not report it"
+UNKNOWN = "where it is unknown"
 NOT_DRAWN = "0 where the children are deterministic"
 # Of rows.py's Chunk: s.c are nodes and decode steps, s.e parents that were tried
 NO_IDS = Null("where token ids were left out (--no-tokens)", lambda s, v: v != NO_TOKEN)
@@ -103,11 +103,9 @@ NO_COIN = Null("where no coin was tossed", lambda s, v: v != 0)
 NO_MARGIN = Null(  # without a coin it is known only where nothing could change the outcome
     "where it was not tried, or without a coin", lambda s, v: s.judged_nodes & ((s.c.coin != 0) | (s.c.margin == 1))
 )
-NO_DRAW = Null(
-    "where the node is no draw, and where the capture does not tell its coin", lambda s, v: s.c.drawn_by_coin
-)
-NO_NOTES = Null("where the drafter is no model", lambda s, v: s.noted_nodes)
-NOT_RANKED = Null(f"{NO_NOTES.words}, and where q tells of the node's draw", lambda s, v: s.noted_nodes & ~s.c.sampled)
+NO_DRAW = Null("where the node was not drawn, and where its coin is not recorded", lambda s, v: s.c.drawn_by_coin)
+NO_NOTES = Null("where the drafter is not a model", lambda s, v: s.noted_nodes)
+NOT_RANKED = Null(f"{NO_NOTES.words}, and where q is the node's probability", lambda s, v: s.noted_nodes & ~s.c.sampled)
 UNSURE = Null("where it makes none", lambda s, v: s.c.tells_confidence)
 NO_MODULE = Null("where there are none", lambda s, v: v >= 0)
 NO_PARENTS = Null("with lean evidence, and in captures that have none", lambda s, v: s.e.there)
@@ -115,11 +113,11 @@ NOT_TRIED = Null(f"where the parent's children were not tried, {NO_PARENTS.words
 NO_RANK = Null(f"where it has none, {NOT_TRIED.words}", lambda s, v: (s.e.at_node >= 0) & (v > 0))
 NO_MODEL = Null("where no draft model looked", lambda s, v: s.looked)
 NO_DRAFTER = Null(NO_NOTES.words, lambda s, v: s.holds("notes"))
-NO_METHOD = Null("where the method tells nothing of its own", lambda s, v: s.holds("method"))
+NO_METHOD = Null("where the method records nothing", lambda s, v: s.holds("method"))
 NO_VERDICT = Null(PREFILL, lambda s, v: s.holds("verdict"))
-ELSEWHERE = Null("where the file is an older part of its run, whose steps do not tell", lambda s, v: s.timed)
+ELSEWHERE = Null("where the file is an older part of its run", lambda s, v: s.timed)
 
-RUN = _columns(("run", NAME, "id of the run"), ("capture", NAME, "file that it was read from, as it was given"))
+RUN = _columns(("run", NAME, "id of the run"), ("capture", NAME, "file that it was read from, as given"))
 STEP = RUN + _columns(
     ("step", LONG, "number of the engine's step, from 0; unique over all branches"),
     ("branch", INT, "branch of the run; 0 unless a debugger went back and changed something"),
@@ -162,9 +160,9 @@ PARAMS = (
 PARAMS_KINDS = {float: DOUBLE, int: LONG, bool: BOOL, dict: pa.map_(LONG, DOUBLE), list: TEXTS}
 REQUESTS = RUN + _columns(
     ("request", NAME, "id of the request"),
-    ("branch", INT, "branch on which it ended; where it did not end, the one of its last step"),
+    ("branch", INT, "branch where it ended, or of its last step if it did not end"),
     ("current", BOOL, "whether that is on the way to the end of the run's last branch"),
-    ("arrival_ns", LONG, "when it came in: ns since 1970", NO_INFO),
+    ("arrival_ns", LONG, "arrival: ns since 1970", NO_INFO),
     ("admitted_ns", LONG, "when it was admitted to the batch: ns since 1970", "where it never was"),
     ("finished_ns", LONG, "when it ended: ns since 1970", NO_END),
     ("reason", NAME, "why it ended: eos, stop, length, cancelled or error", NO_END),
@@ -182,9 +180,9 @@ REQUESTS = RUN + _columns(
     ("logprobs", LONG, "likeliest tokens whose log-probabilities were asked for", "where none were"),
     ("stop_token_ids", INTS, "tokens that end the output, as EOS does", NO_INFO),
     ("structured_outputs", TEXT, "form that the output must have, as JSON", "where it is free"),
-    ("left_out", TEXTS, "parameters that were given and are not told: --no-text, --no-tokens", NO_INFO),
-    ("labels", MAP, "what else the prompt's line held", NO_INFO),
-    ("traceparent", TEXT, "the caller's span, as W3C trace context has it", "where there is none"),
+    ("left_out", TEXTS, "parameters left out by --no-text or --no-tokens", NO_INFO),
+    ("labels", MAP, "other keys of the prompt's line", NO_INFO),
+    ("traceparent", TEXT, "the caller's span as W3C trace context", "where there is none"),
     ("sampling", NAME, "why it was kept: ratio, parent, outcome or overflow", "where all requests are kept"),
     ("sampling_ratio", DOUBLE, "share of requests like it that are kept", UNKNOWN),
 )
@@ -201,7 +199,7 @@ STEPS = STEP + _columns(
     ("blocks_free", LONG, "KV blocks of the target", ELSEWHERE),
     ("speculation", BOOL, "whether drafting was on", ELSEWHERE),
     ("speculation_off", NAME, "why it was not", "where it was on"),
-    ("budget", LONG, "drafts that the step might verify at most, over all requests", "without a limit"),
+    ("budget", LONG, "largest number of drafts that the step may verify, over all requests", "without a limit"),
     ("context_len", LONG, "tokens whose KV was in the cache when the step began"),
     ("prefill_tokens", LONG, "tokens fed besides the root and the drafts"),
     ("found", LONG, "tokens whose KV it found in the prefix cache in this step"),
@@ -215,7 +213,7 @@ STEPS = STEP + _columns(
     ("depth", INT, "levels of the tree"),
     ("dropped", INT, "nodes that re-ranking left out (EAGLE-2)", NO_DRAFTER),
     ("drafter_cached", LONG, "committed tokens in the drafter's KV cache", NO_DRAFTER),
-    ("accepted", INT, "accepted nodes; the depth that was reached as well", NO_VERDICT),
+    ("accepted", INT, "accepted nodes, which is also the depth reached", NO_VERDICT),
     ("emitted", INT, "tokens that became output, after EOS, stop and length truncation"),
     ("kind", NAME, "where the final token came from: bonus, recovered or target", PREFILL),
     ("forced", BOOL, "whether a decision was forced by a debugger; then the run is not lossless", NO_VERDICT),
@@ -260,22 +258,22 @@ NODES = STEP + _columns(
     ("token", INT, "drafted token id", NO_IDS),
     ("piece", NAME, PIECE, UNKNOWN),
     ("drawn", NAME, "how it was drawn: deterministic, without_replacement or with_replacement"),
-    ("q", FLOAT, "probability that the drafter drew it with; 1 for deterministic nodes"),
+    ("q", FLOAT, "the drafter's probability of drawing it; 1 for deterministic nodes"),
     ("outcome", NAME, "accepted, rejected or untried"),
     ("forced", BOOL, "whether the outcome was forced by a debugger"),
-    ("judged", BOOL, "whether its own coin decided; under block and traversal a node below may have"),
+    ("judged", BOOL, "whether its own coin decided; under block and traversal a node below may decide"),
     ("p", FLOAT, "the target's probability of the token at its parent", NO_P),
-    ("p_trial", FLOAT, "p when it was tried, after rejected siblings were taken away", UNTRIED),
-    ("q_trial", FLOAT, "q when it was tried, after the siblings drawn before it", UNTRIED),
+    ("p_trial", FLOAT, "p when it was tried, after removing rejected siblings", UNTRIED),
+    ("q_trial", FLOAT, "q when it was tried, after removing siblings drawn before it", UNTRIED),
     ("accept_prob", DOUBLE, "min(1, p_trial / q_trial); under block and traversal a ratio", UNTRIED),
     ("coin", DOUBLE, "uniform number that decides", NO_COIN),
     ("draft_coin", DOUBLE, "uniform number that drew the token from q", NO_DRAW),
     ("draft_low", DOUBLE, "lower end of the token's interval, which holds that number", NO_DRAW),
     ("residual_mass", DOUBLE, "mass of the residual before it was renormalised", NOT_REJECTED),
-    ("margin", DOUBLE, "how far p would have to move for another outcome; 1 where nothing could change it", NO_MARGIN),
+    ("margin", DOUBLE, "how far p would have to move to change the outcome; 1 if nothing could", NO_MARGIN),
     ("draft_p", FLOAT, "the drafter's own probability of it at its parent; 0 where the text alone has it", NOT_RANKED),
-    ("score", FLOAT, "log of what re-ranking goes by: the path's probability, or its expected acceptance", NO_NOTES),
-    ("confidence", FLOAT, "the drafter's own estimate that it is accepted", UNSURE),
+    ("score", FLOAT, "log of what re-ranking uses: the path's probability, or its expected acceptance", NO_NOTES),
+    ("confidence", FLOAT, "the drafter's own estimate of its acceptance", UNSURE),
     ("module", INT, "which MTP module drafted it, from 0", NO_MODULE),
     ("source", NAME, "who drafted it: model, text or both", "where one drafter works alone"),
     ("raw_p", FLOAT, "the target's probability of the token, before temperature and rules", NOT_TRIED),
@@ -291,7 +289,7 @@ FINALS = STEP + _columns(
     ("forced", BOOL, "whether it was forced by a debugger"),
     ("p", DOUBLE, "probability in the distribution that it was drawn from", Null(NO_P.words, lambda s, v: s.c.tells_p)),
     ("coin", DOUBLE, "uniform number that drew it", NO_COIN),
-    ("margin", DOUBLE, "how far p would have to move for another token; 1 where nothing could change it"),
+    ("margin", DOUBLE, "how far p would have to move to change the token; 1 if nothing could"),
     ("entropy", DOUBLE, "of the distribution that it was drawn from, in nats", NO_PARENTS),
     ("varentropy", DOUBLE, "of that distribution, in nats squared", NO_PARENTS),
     ("target_p", DOUBLE, "probability in p before any rejection", NO_PARENTS),
@@ -299,7 +297,7 @@ FINALS = STEP + _columns(
 TOKENS = RUN + _columns(
     ("token", INT, "token id"),
     ("piece", TEXT, PIECE),
-    ("special", BOOL, "whether it is markup and no text"),
+    ("special", BOOL, "whether it is markup and not text"),
 )
 INTERVALS = RUN + _columns(
     ("step", LONG, "number of the interval"),
@@ -307,7 +305,7 @@ INTERVALS = RUN + _columns(
     ("end_ns", LONG, "when it ended: ns since 1970"),
     ("source", NAME, "where the counts come from"),
     ("engine", NAME, "which engine", UNTOLD),
-    ("request", TEXT, "id of the one request that it is about", "where it is about all"),
+    ("request", TEXT, "id of its request", "where it covers all requests"),
     ("drafts", LONG, "steps of requests with at least one drafted token", UNTOLD),
     ("drafted", LONG, "tokens", UNTOLD),
     ("accepted", LONG, "tokens", UNTOLD),
@@ -317,9 +315,9 @@ INTERVALS = RUN + _columns(
     ("accepted_at", LONGS, "drafts that accepted a token at depth 1, 2, ..."),
     ("proposed_at", LONGS, "drafts that were that long"),
     ("kv_usage", DOUBLE, "share of the KV cache in use, 0 to 1", UNTOLD),
-    ("averages", pa.map_(TEXT, DOUBLE), "what is told as an average only, under its own name"),
+    ("averages", pa.map_(TEXT, DOUBLE), "averages without counts, by name"),
     ("reset", BOOL, "a counter went back: the engine was restarted"),
-    ("rounded", BOOL, "counts were worked out from rounded figures"),
+    ("rounded", BOOL, "counts were estimated from rounded figures"),
 )
 TABLES = {
     "runs": RUNS,

@@ -21,8 +21,8 @@ from specscope.tree_shape import MAX_NODES
 
 REUSED = {  # by the check of verify that fails, whose coin it is
     "coins unequal": "the coin of another draw or trial of the same step",
-    "coins over steps": "the same coin as at other positions of the request",
-    "coins of requests": "the coin of another request, of another seed or position",
+    "coins over steps": "the coin of another position of the request",
+    "coins of requests": "the coin of another request with another seed or position",
 }
 INTERVALS, DRAWS, OF_MODEL = "draft coins in their intervals", "draft draws", "draft p"
 ORDER, COINS, DRAW = "draft order", "draft coins", "draft draw"
@@ -32,8 +32,8 @@ WORDS = {
     DRAW: "the token that a coin draws from q",
 }
 SIDES = {  # by the share of coins that lie above
-    1.0: "the coin lies above the interval: the token comes before the one that the coin draws, or q is too small",
-    0.0: "the coin lies below the interval: the token comes behind the one that the coin draws",
+    1.0: "the coin is above the interval: the token comes before the one that the coin draws, or q is too small",
+    0.0: "the coin is below the interval: the token comes after the one that the coin draws",
 }
 MOST = draw_number(MAX_NODES, 0)  # draws of a tree
 LOOKED_AT = 1000  # steps whose coins are computed again
@@ -58,12 +58,12 @@ def _coins(case: Case) -> Located | None:
     count = f"{len(wrong):,} of {plural(check.tested, 'draw')}"
     smallest = f"coin {c.draft_coin[wrong[0]]:.6g} of {check.example}"
     if reused is None and _are_moved(c, wrong):
-        sentence = f"{count} have the coin of another draw of their tree"
+        sentence = f"{count} have the coin of another draw in their tree"
         looks = "draws moved to other places among their siblings, or dropped"
         return _located(case.history.run, ORDER, sentence, looks, smallest, check.example, len(wrong))
     key = CoinsOf.drafts(c).key_of(np.unique(c.step[wrong])[:LOOKED_AT])[0]
     looks = f"the coins are {key}" if key else REUSED[reused.name] if reused else ""
-    sentence = f"{count} do not have the coin of their seed, position and number"
+    sentence = f"{count} do not have the coin of their seed, position and draw number"
     if reused:
         of_reused = f"{reused.failed:,} of {plural(reused.tested, reused.unit)}"
         sentence += f"; {REUSED[reused.name]} in {of_reused}: {reused.detail}"
@@ -86,13 +86,13 @@ def _draws(case: Case, audit: Audit | None) -> Located | None:
     looks, certain = "", True
     if check is not None and len(check.wrong):  # on which side of their intervals these coins lie
         count, above = len(check.wrong), int((c.draft_coin[check.wrong] >= c.draft_low[check.wrong]).sum())
-        looks = f"the coin lies above the interval at {above:,}, below it at {count - above:,}"
+        looks = f"the coin is above the interval at {above:,}, below it at {count - above:,}"
         looks = SIDES.get(above / count, looks)
     if redrawn is not None and redrawn.result is CheckResult.FAILED:
         failed, sentence = redrawn, "" if q is None else f"q is the model's at all {plural(q.tested, 'node')}, but "
         sentence += "the coin draws another token"
     elif check is not None and check.result is CheckResult.FAILED:
-        failed, sentence = check, "the coin lies outside of its draft's interval"
+        failed, sentence = check, "the coin is outside its draft's interval"
         certain = redrawn is not None and redrawn.result is CheckResult.PASSED
     else:
         return None

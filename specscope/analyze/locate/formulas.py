@@ -111,12 +111,12 @@ FORMULAS: Mapping[str, Formula] = {  # by the check of verify that fails where a
         "how likely a draft is accepted",
         attrgetter("accept_prob"),
         {
-            "the ratio of the draft alone, without its path's": _alone,
-            "p / q that is not capped at 1": _over(P_TRIED, Q_TRIED, np.inf),
+            "the draft's own ratio, without its path's": _alone,
+            "p / q not capped at 1": _over(P_TRIED, Q_TRIED, np.inf),
             "p before any sibling was rejected, over q": _over(P, Q_TRIED),
             "p over q as drawn, not over what is left of it": _over(P_TRIED, Q_DRAWN),
             "the raw p over q": _over(RAW_P, Q_TRIED),
-            "p in place of p / q": P_TRIED,
+            "p instead of p / q": P_TRIED,
             "q / p": _over(Q_TRIED, P_TRIED),
             "what was left of the path above it": attrgetter("parent_ratio"),
         },
@@ -126,8 +126,8 @@ FORMULAS: Mapping[str, Formula] = {  # by the check of verify that fails where a
         "p as a draft is tried",
         P_TRIED,
         {
-            "p as it was before any rejection": P,
-            "p, nothing subtracted, over the mass that is left": _over(P, _mass_before, np.inf),
+            "p before any rejection": P,
+            "p with nothing subtracted, over the remaining mass": _over(P, _mass_before, np.inf),
             "the raw p": RAW_P,
             "what is left of the raw p": _over(RAW_P, _mass_before, np.inf),
             "1": _one,
@@ -139,7 +139,7 @@ FORMULAS: Mapping[str, Formula] = {  # by the check of verify that fails where a
         Q_TRIED,
         {
             "q as drawn, not over what earlier siblings left of it": Q_DRAWN,
-            "1 in place of it": _one,
+            "1 instead": _one,
             "the drafter's own probability, before its sampling rules": attrgetter("draft_prob"),
         },
     ),
@@ -149,7 +149,7 @@ FORMULAS: Mapping[str, Formula] = {  # by the check of verify that fails where a
         MASS,
         {
             "1 - raw p": lambda c: 1 - c.parents.raw_p,
-            "1 - p, p as before any rejection": lambda c: 1 - c.p,
+            "1 - p, with p before any rejection": lambda c: 1 - c.p,
             "1 - p, as after a point mass and a whole path": lambda c: 1 - c.p_trial,
             "p, not what is left of it": P_TRIED,
             "1": _one,
@@ -157,11 +157,11 @@ FORMULAS: Mapping[str, Formula] = {  # by the check of verify that fails where a
     ),
     "share of the final token": Formula(
         FINAL,
-        "what the final token is drawn with",
+        "the probability that the final token is drawn with",
         FINAL_P,
         {"its whole p, as if nothing had been rejected": attrgetter("parents.final_p"), "1": _one},
     ),
-    "entropy of the final draw": Formula(FINAL, "the entropy of what the final token is drawn from"),
+    "entropy of the final draw": Formula(FINAL, "the entropy of the final token's distribution"),
     "entropies": Formula(
         "entropy",
         "the entropy of p",
@@ -171,10 +171,10 @@ FORMULAS: Mapping[str, Formula] = {  # by the check of verify that fails where a
     "final tokens": Formula(FINAL, "the final token"),
     "outcomes": Formula(ACCEPTANCE, "whether a draft is accepted"),
     "greedy acceptance": Formula(ACCEPTANCE, "whether a draft is accepted at temperature 0"),
-    "greedy tokens": Formula(FINAL, "what comes out at temperature 0"),
+    "greedy tokens": Formula(FINAL, "what is emitted at temperature 0"),
     "trial order": Formula(ORDER, "the order in which siblings are tried"),
     "paths": Formula("path", "the path that is committed"),
-    "kind of final token": Formula("path", "where the final token stands"),
+    "kind of final token": Formula("path", "where the final token is"),
     "coins": Formula("coin", "the coins of the verdict"),
 }
 
@@ -198,8 +198,11 @@ def _located(case: Case, check: Finding, formula: Formula) -> Located:
     operation = our_operation(case.history.run, Stage.VERDICT, formula.operation, formula.words)
     unit, smallest = check.unit or "step", f"{check.example}: {check.detail}"
     best = formula.best(case.evidence, check.wrong)
-    text = f"{formula.words} is not what the recorded figures give at {check.failed:,} of {plural(check.tested, unit)}"
+    text = (
+        f"{formula.words} differs from what the recorded figures give at {check.failed:,} of "
+        f"{plural(check.tested, unit)}"
+    )
     text += f" ({check.about})"
-    text += f"; with {best.name} it comes out as recorded at {best.explained:,} of these" if best else ""
+    text += f"; with {best.name} it is as recorded at {best.explained:,} of these" if best else ""
     looks, explained = (best.name, best.explained) if best else ("", check.failed)
     return Located(operation, text, looks, smallest, check.example, explained, check.failed, unit, proof=Proof.ROWS)

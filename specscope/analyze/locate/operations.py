@@ -15,8 +15,8 @@ WORDS = {
     "last token": "the token that was sampled, fed last",
     "positions": "the positions of the rows",
     "later positions": "the positions of the drafter's later passes",
-    "block table": "the block table that attention is told",
-    "slots": "the slots that keys and values are written to",
+    "block table": "the block table passed to attention",
+    "slots": "the slots where keys and values are written",
     "keys seen": "how many keys each row sees",
     "later keys seen": "how many keys the drafter's later passes see",
     "features": "the target's features, as the head is fed them",
@@ -30,7 +30,7 @@ WORDS = {
     "hnorm": "the norm of the state",
     "eh_proj:in": "embedding and state, normed, side by side",
     "eh_proj": "the projection of embedding and state",
-    "post_norm": "the norm behind the layer",
+    "post_norm": "the norm after the layer",
     "input_layernorm": "the norm before attention",
     "hidden_norm": "the norm of the features or of the state",
     "self_attn.q_proj": "the queries' projection",
@@ -84,11 +84,11 @@ def _words(name: str) -> str:
     if name in WORDS:
         return WORDS[name]
     if name.startswith("features layer"):
-        return f"the target's hidden states that enter its {name.removeprefix('features ')}, as they were fed"
+        return f"the target's hidden states at the input of its {name.removeprefix('features ')}, as fed"
     if name.startswith("fc_norm."):
         return f"the norm of the features of part {name.removeprefix('fc_norm.')}"
     plain = name.removesuffix(IN)
-    return f"what enters {WORDS.get(plain, plain)}" if name.endswith(IN) else plain
+    return f"the input of {WORDS.get(plain, plain)}" if name.endswith(IN) else plain
 
 
 SHAPED = "specscope/speculate/sampling.py"
@@ -104,7 +104,7 @@ OURS = {
     "top-k": f"{SHAPED} _softmax_",
     "top-p": f"{SHAPED} _softmax_, _beyond_top_p",
     "softmax": f"{SHAPED} _softmax_",
-    "logits": f"{SHAPED} target_rows, all_probabilities: what they are given",
+    "logits": f"{SHAPED} target_rows, all_probabilities: their inputs",
     "parameters": "specscope/speculate/verify/inputs.py logit_rows; specscope/speculate/drafters/base.py Context.rows",
     "rules": f"{SHAPED} all_probabilities",
     "rows": "specscope/speculate/verify/inputs.py VerifyBatch; specscope/kernels/flat_trees.py FlatTrees",

@@ -31,7 +31,7 @@ def render_location(location: Location, console: Console) -> None:
         render_located(located, location.source, console)
     for walk in location.walks:
         _walk(walk, console)
-    render_lines("Differs, and has no place", location.without_place, console, "bold red")
+    render_lines("Different, without a place", location.without_place, console, "bold red")
     render_lines("Ruled out", location.ruled_out, console)
     console.print(Text(f"\n{printable(verdict(location))}", style=VERDICT[location.exit]))
 
@@ -113,7 +113,7 @@ def _walk(walk: Walk, console: Console) -> None:
         folded.append(f"Before these: {plural(begin, 'operation')}, {agree}.")
     if rest := walk.operations[end:]:
         wrong = sum(held.differs for held in rest)
-        folded.append(f"After these: {plural(len(rest), 'operation')}, {wrong:,} of them off by more than is allowed.")
+        folded.append(f"After these: {plural(len(rest), 'operation')}, {wrong:,} of them off by more than allowed.")
     words = frozenset({"operation", ""})
     console.print(table_block(Table(title, columns, cells, " ".join(folded), words), STYLE))
 

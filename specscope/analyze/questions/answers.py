@@ -117,7 +117,7 @@ def _tokens(answers: Answers, vocabulary: Vocabulary) -> Table:
         Column("rank", "rank", lambda value: ">4" if math.isinf(value) else f"{value:.0f}", 6),
         Column("depth", "depth", count, 7),
     )
-    about = "share: rejected / tried. raw p, rank: medians of the token's for the target; depth: the commonest."
+    about = "share: rejected / tried. raw p, rank: the target's, medians; depth: the commonest."
     found = answers.rejections
     summary = f"{found.rejected.count:,} of {found.rejected.total:,} nodes tried were rejected"
     title = "Drafted tokens rejected most, and what the target took"
@@ -140,8 +140,8 @@ def _calibration(answers: Answers) -> Table:
     )
     which = PLOTTED[curves[0].plotted] if len(curves) == 1 else "q of sampled nodes, else draft p"
     about = (
-        f"of: {which}. q, draft p, p: means. expected: mean acceptance probability. Error: how far the two means are "
-        "apart, averaged over the bins. bar: the accepted share."
+        f"of: {which}. q, draft p, p: means. expected: mean acceptance probability. error: distance between the two "
+        "means, averaged over the bins. bar: the accepted share."
     )
     lines = [
         f"{curve.plotted.value}: expected calibration error {curve.error:.3f}, accepted {curve.accepted.value or 0:.1%}"
@@ -166,18 +166,18 @@ def _cells(answers: Answers) -> Table:
         Column("bar", "accepted.value", _bar, 5, words=True),
     )
     about = (
-        "sibling: place among its siblings in draw order, from 1. per row: accepted / drafted, the tokens that a row "
-        "of the target's pass brought there. of tried: accepted / tried. draft p: mean of the drafter's probability. "
-        "The least worth first, by the upper end of the interval; a node goes with all below it."
+        "sibling: place among its siblings in draw order, from 1. per row: accepted / drafted, the tokens gained per "
+        "row of the target's pass. of tried: accepted / tried. draft p: the drafter's mean probability. Least useful "
+        "first, by the upper end of the interval; removing a node removes all below it."
     )
     tree = answers.tree
     named = [
         f"depth {cell.depth} sibling {cell.sibling} ({cell.accepted.count:,} of {cell.accepted.total:,} accepted)"
         for cell in tree.worst
     ]
-    few = "too few rows to name the least worth" if len(tree.cells) > 1 else ""
-    summary = f"least worth their rows: {', '.join(named)}" if named else few
-    title = "Nodes by depth and sibling: which is not worth its row"
+    few = "too few rows to name the least useful" if len(tree.cells) > 1 else ""
+    summary = f"least useful: {', '.join(named)}" if named else few
+    title = "Nodes by depth and sibling: which are not worth their row"
     return _table(title, columns, tree.cells, about, notes=tree.notes, summary=summary, ranked=True)
 
 

@@ -18,7 +18,7 @@ from specscope.trace.record.records import RunInfo
 from specscope.trace.record.rules import sound
 from specscope.trace.record.tree import Bools, Doubles
 
-COUNTS_ONLY = "this capture holds counts of intervals only: there are no steps to look at"
+COUNTS_ONLY = "this capture holds counts only, so there are no steps"
 ALL_FORCED = "nothing was judged: every outcome was forced"
 NO_DRAFTS = "nothing was drafted"
 
@@ -117,11 +117,9 @@ class Evidence:
         """What a reader of any answer must know. `of_tokens`: the answer asks which token it was."""
         notes = []
         if of_tokens and self.run is not None and not self.run.tells_tokens:
-            notes.append(
-                f"{self.run.privacy.lack}: which token it was, and where the target's choice was, is not known"
-            )
+            notes.append(f"{self.run.privacy.lack}: which token it was and where the target's choice was is unknown")
         if of_tokens and lacks_draft_tokens(self.run):
-            notes.append(f"{NOT_TOLD}: which tokens the drafter does not know, its ranks alone tell")
+            notes.append(f"{NOT_TOLD}: only ranks show which tokens are outside it")
         if self.left_out:
             notes.append(f"left out: {plural(self.left_out, 'draft')} with forced outcomes")
         if not self.columns.parents.there[self.drafts].all():

@@ -7,7 +7,7 @@ top         it was among the drafter's likeliest tokens there (four, or as many 
 ranked      it was lower, down to rank 32
 lower       it was lower still, or lower than the likeliest by an unknown number of ranks
 outside     it is not in the drafter's reduced vocabulary
-unknown     the evidence has no distribution of the drafter there (it is lean, or the drafter is no model), or no ids
+unknown     the evidence has no distribution of the drafter there (it is lean, or the drafter is not a model), or no ids
 
 Rank 5 and below is known where the token was the target's raw first choice.
 """
@@ -101,14 +101,14 @@ class ChoicePlace(StrEnum):
 
 PLACES = tuple(ChoicePlace)
 ABOUT = {
-    ChoicePlace.CHILD: "drafted there, and not accepted",
+    ChoicePlace.CHILD: "drafted there, but not accepted",
     ChoicePlace.BRANCH: "in the tree, on a branch not taken",
-    ChoicePlace.DROPPED: "drafted, and left out by re-ranking",
+    ChoicePlace.DROPPED: "drafted, but dropped by re-ranking",
     ChoicePlace.TOP: "in the drafter's top 4, not in the tree",
     ChoicePlace.RANKED: f"ranked 5 to {RANKED} by the drafter",
     ChoicePlace.LOWER: f"ranked below {RANKED} by the drafter",
     ChoicePlace.OUTSIDE: "outside the drafter's vocabulary",
-    ChoicePlace.UNKNOWN: "not known: no drafter's distribution, draft vocabulary or token ids",
+    ChoicePlace.UNKNOWN: "unknown: no drafter's distribution, draft vocabulary or token ids",
 }
 
 

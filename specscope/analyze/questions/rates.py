@@ -141,12 +141,12 @@ def calibration(evidence: Evidence) -> Calibration:
     notes: list[str] = []
     if odd.any():
         left_out = plural(int(odd.sum()), "node")
-        notes.append(f"left out: {left_out} whose numbers are no probabilities (specscope verify names them)")
+        notes.append(f"left out: {left_out} whose numbers are not probabilities (specscope verify names them)")
     if unknown.any():
         left_out = plural(int(unknown.sum()), "deterministic node")
         notes.append(f"left out: {left_out} whose drafter gives no probability")
     if not evidence.columns.walks[evidence.columns.step[judged]].all():
-        notes.append("expected acceptance is known for standard and match only: other rules look at more than one node")
+        notes.append("expected acceptance is known only for standard and match: other rules look at more than one node")
     curves = []
     for plotted, chosen in ((Plotted.Q, judged & sampled & ~unknown), (Plotted.OWN, judged & ~sampled & ~unknown)):
         if chosen.any():

@@ -142,9 +142,9 @@ def asked(judge: Judge, plan: TreePlan, space: Space) -> TreeRow:
     if isinstance(plan, DynamicPlan) and not evidence.ranked:
         why = "its drafter gave no scores"
     elif isinstance(plan, DynamicPlan) and plan.top > evidence.max_looked:
-        why = f"it looked at {evidence.max_looked} children of a node"
+        why = f"it recorded {evidence.max_looked} children of a node"
     elif evidence.lookup and isinstance(plan, StaticPlan) and _looks_further(plan, space.recorded):
-        why, again = "its drafter looked for less", str(plan)
+        why, again = "its drafter searched less", str(plan)
     elif plan.max_depth > evidence.max_depth and (isinstance(plan, DynamicPlan) or str(plan) != str(space.recorded)):
         why, again = f"its trees are {evidence.max_depth} deep", str(plan)
     if why:

@@ -105,8 +105,8 @@ def evidence(histories: Sequence[History]) -> RecordedCandidates:
     why = "the trees are from a text and a model" if any(part.is_ranked_with_text for part in every) else ""
     if why := why or ("the drafts were sampled" if any(part.tree.is_sampled for part in every) else ""):
         raise UserError(
-            f"{why}: tune cannot tell what others would have held. Record likeliest tokens of one drafter, with --tree "
-            "dynamic:32 or top:..."
+            f"{why}: tune cannot tell what other trees would have held. Record the likeliest tokens of one drafter, "
+            "with --tree dynamic:32 or top:..."
         )
     dropped = (0 if step.notes is None else len(step.notes.dropped_token) for step in every)  # by re-ranking
     widest = max(len(step.tree) + left_out for step, left_out in zip(every, dropped, strict=True))
@@ -139,8 +139,8 @@ def _why_nothing(histories: Sequence[History]) -> str:
     if not any(len(step.tree) for step in steps):
         return "the capture has no drafts: record with a drafter, such as --drafter eagle --tree dynamic:32"
     return (
-        "every draft of the capture was judged by a lossy rule or forced, or by numbers that are no probabilities, so "
-        "its acceptance is no drafter's"
+        "every draft of the capture was judged by a lossy rule or forced, or has numbers that are not probabilities, "
+        "so its acceptance says nothing about a drafter"
     )
 
 

@@ -41,11 +41,11 @@ def tables(tuning: Tuning) -> list[Table]:
     """Named trees, and the best of each size."""
     named = [row for row in tuning.rows if row.names or row.family == "asked"]
     named.sort(key=lambda row: -row.rate)
-    note = f"The run itself had {number(tuning.recorded_length)}. Intervals are at 95 %."
+    note = f"The run itself had {number(tuning.recorded_length)}. Intervals: 95 %."
     if any(row.untold > TOLD for row in tuning.rows):
-        note += f" ~: more than {percent(TOLD)} rests on assumptions (acceptance by rank and depth beyond the record)."
+        note += f" ~: more than {percent(TOLD)} rests on assumptions (acceptance at unrecorded ranks and depths)."
     if tuning.checked:
-        note += f" Measured on {tuning.checked['prompts']}; expected: at what steps cost meanwhile."
+        note += f" Measured on {tuning.checked['prompts']}; expected: at the step costs measured meanwhile."
     groups = [(NAMED, named)]
     groups += [(f"The best {family} tree of each size", tuning.family(family)) for family in ("static", "dynamic")]
     shown: list[Table] = []
@@ -86,7 +86,7 @@ def advice(tuning: Tuning) -> str:
     """The one line to act on."""
     choice, default = tuning.choice, tuning.named("default")
     if choice is None:
-        return "No tree is recommended: without costs their tokens/s are not known."
+        return "No tree is recommended: without costs the tokens/s are unknown."
     beside = ""
     if default is not None and choice.over_default is not None:
         beside = f", {_gain(choice.over_default, f'the default {default.tree}')}"

@@ -140,8 +140,8 @@ def trees(
     rows = [replace(row, names=names[row.tree]) for row in rows] + candidates(judge, space, costs)
     if not rows:
         raise UserError(
-            "the capture shows too little to judge any tree: not even the recorded one; "
-            "record with --tree dynamic:32, or name one with --tree"
+            "the capture shows too little to judge any tree, even the recorded one; record with --tree dynamic:32, or "
+            "name a tree with --tree"
         )
     each = lengths(evidence, [row.accepted for row in rows])
     rows = [replace(row, length=length) for row, length in zip(rows, each, strict=True)]
@@ -224,7 +224,7 @@ def recorded(sources: Sequence[str], histories: Sequence[History]) -> Recorded:
         if run is None or first is None:
             raise UserError(f"{source} does not say what ran (its header is missing): it cannot be tuned")
         if not run.tells_tokens:
-            raise UserError(f"{source} was {run.privacy.lack}: what other trees would have held is not known")
+            raise UserError(f"{source} was {run.privacy.lack}: what other trees would have held is unknown")
         for name in ("target", "drafter", "draft_model", "dtype", "rule"):
             if getattr(run, name) != getattr(first, name):
                 what = name.replace("_", " ")
@@ -272,8 +272,8 @@ def _unsure(costs: Costs | None) -> list[str]:
     if costs is None or costs.error <= BUSY:
         return []
     return [
-        f"what a step costs is known to ±{costs.error:.0%} only: other programs may have used the machine; measure "
-        "again when it is idle"
+        f"step costs are known only to ±{costs.error:.0%}: other programs may have used the machine; measure again "
+        "when it is idle"
     ]
 
 

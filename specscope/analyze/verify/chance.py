@@ -28,7 +28,7 @@ from specscope.trace.record.tree import Bools, Doubles, Drawn
 FLAT = 1e-4  # nats^2: a distribution of less varentropy is nearly all one token, and rounding outweighs chance
 WHOLE = (FinishReason.EOS, FinishReason.STOP, FinishReason.LENGTH)  # an output that ended by itself
 SPENT = 0.01  # of q: where less is left, figures of the rest are mostly rounding
-BY_OUTCOME = "requests were kept for their outcome (--keep): they are no fair sample"
+BY_OUTCOME = "requests were kept for their outcome (--keep): they are not a fair sample"
 
 
 def statistical_checks(c: Columns, alpha: float) -> list[Finding]:
@@ -59,8 +59,8 @@ def _decisions(c: Columns) -> Iterator[Family]:
 
     every = {"": of(np.ones(len(nodes), np.bool_))}
     places = {name.format(value): of(where == value) for where, name in by for value in np.unique(where).tolist()}
-    about = "the same at each depth, at each place among siblings, and for small and large a"
-    yield Family("acceptance", "nodes are accepted as often as a says", every, SHARE, c.at_node, lacking)
+    about = "the same by depth, by place among siblings, and for small and large a"
+    yield Family("acceptance", "nodes are accepted as often as a predicts", every, SHARE, c.at_node, lacking)
     yield Family("acceptance by place", about, places, SHARE, c.at_node, lacking, len(nodes))
 
 
@@ -69,10 +69,10 @@ def _draws(c: Columns) -> Iterator[Family]:
     lacking = FEW if c.parents.there.any() else LACKING
     no_draws = lacking if c.sampled.any() else "no draft was sampled"
     recovered, (emitted, top_token), (first, later) = c.kind == RECOVERED, _emitted(c), drafted(c)
-    choice = "the target's likeliest token is emitted as often as its p says"
-    siblings = "first siblings follow q, and are its likeliest token no more often than draws are"
+    choice = "the target's likeliest token is emitted as often as its p predicts"
+    siblings = "first siblings follow q, and are its likeliest token no more often than draws would be"
     left = "siblings drawn after the first follow what is left of q"
-    order = "of two sampled siblings the likelier one comes first as often as draws give"
+    order = "the likelier of two sampled siblings comes first as often as in draws from q"
     residual, drawn = (_final_draws(c, kind) for kind in (recovered, ~recovered))
     yield Family("recovered draws", "recovered tokens follow the residual", {"": residual}, NATS, c.at_step, lacking)
     yield Family("other final draws", "bonus and target tokens follow p", {"": drawn}, NATS, c.at_step, lacking)
@@ -86,7 +86,7 @@ def _draws(c: Columns) -> Iterator[Family]:
 
 def _coins(c: Columns) -> Iterator[Family]:
     """Coins against uniform, independent random numbers; those that were computed again are no chance."""
-    lacking = "every coin was computed again from its key" if len(c) and c.recomputed.all() else FEW
+    lacking = "every coin was recomputed from its key" if len(c) and c.recomputed.all() else FEW
     no_draws = FEW if c.sampled.any() else "no draft was sampled"
     in_series, drafted = "a coin is not correlated with the next one", "coins are not correlated with what was drafted"
     found = (
@@ -265,7 +265,7 @@ def coins_apart(c: Columns) -> Iterator[Finding]:
         times = int(((coin == shared) & (request == c.request[s])).sum())
         return f"coin {shared:.6g} came at {' and at '.join(str(c.at_step(s)) for s in steps)}, {times} times in all"
 
-    about = "no coin that drew a draft comes again at another step of its request"
+    about = "no coin that drew a draft repeats at another step of its request"
     yield check("coins over steps", about).of(again, tested, came, undrawn(c))
     yield _coins_of_requests(c)
 
@@ -293,7 +293,7 @@ def _coins_of_requests(c: Columns) -> Finding:
         return f"{c.at_step(first)} and {c.at_step(second)} have a coin in common"
 
     why = "no step has two requests" if c.has_coins else NO_COINS
-    about = "no two requests of a step have the same coin, but with one seed and position"
+    about = "no two requests of a step have the same coin, unless with the same seed and position"
     return Check(c, "coins of requests", about, "step").of(bad, tested, detail, "" if tested.any() else why)
 
 
@@ -340,7 +340,7 @@ def uniform(c: Columns) -> dict[str, Sum]:
 
 def _serial(c: Columns) -> dict[str, Sum]:
     """As correlations: each coin of a verdict with the next of its step, each that drew a draft with the next likewise,
-    and with that of the same draw in the request's step before. Numbered by step."""
+    and with that of the same draw in the request's previous step. Numbered by step."""
     coin, step = _all(c)
     free = c.by_chance & ~c.match
     pair = np.flatnonzero((np.diff(step) == 0) & free[step[:-1]] & (coin[:-1] > 0) & (coin[1:] > 0))
@@ -362,7 +362,7 @@ def _product(coin: Doubles, other: Doubles, places: Indices) -> Sum:
 
 
 def _one_step_apart(c: Columns, nodes: Indices) -> tuple[Indices, Indices]:
-    """Of these nodes those that are there in the request's step before too, by their number; and these."""
+    """Of these nodes those that are there in the request's previous step too, by their number; and these."""
     index = np.array([part.index for part in c.parts], np.int64)[c.step]
     request = c.request[c.step]
     order = nodes[np.lexsort((index[nodes], c.node[nodes], request[nodes]))]

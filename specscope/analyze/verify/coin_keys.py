@@ -15,7 +15,7 @@ from specscope.trace.record.coins import Stream, coins_at, draw_number
 from specscope.trace.record.tree import ROOT, Doubles
 
 MOSTLY = 0.8  # of the steps looked at: a key that fits fewer is none
-BEFORE = "those of the request's step before"
+BEFORE = "those of the request's previous step"
 Key = tuple[NDArray[np.uint64], Stream, Indices]  # what coins follow from: of each step its seed and position
 
 
@@ -103,7 +103,7 @@ class CoinsOf:
             "those of the engine's step": (seed, stream, c.batch),
             "those of the request's step": (seed, stream, index),
             "those of the seed at another place": (seed, stream, np.zeros_like(position)),
-            "those of its row in the batch as seed": (rows, stream, position),
+            "those with its row in the batch as seed": (rows, stream, position),
             "those of its seed plus its row": (seed + rows, stream, position),
             "those of seed 0": (np.zeros_like(seed), stream, position),
             "those of the first request's seed": (np.full_like(seed, seed[0]), stream, position),

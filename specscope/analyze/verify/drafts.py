@@ -42,8 +42,8 @@ def from_vocabulary(c: Columns) -> Iterator[Finding]:
     elif c.run is not None and c.run.evidence:
         note = "the drafter's vocabulary is not reduced"
     else:
-        note = "the capture does not tell what the drafter knows"
-    yield Check(c, "draft vocabulary", "every drafted token is one that the drafter knows").of(
+        note = "the draft vocabulary is not recorded"
+    yield Check(c, "draft vocabulary", "every drafted token is in the draft vocabulary").of(
         ~np.isin(c.token, () if known is None else known),
         (c.source != TEXT) & (known is not None),  # what is drafted from a text, beside a model, may be any token
         lambda i: f"token {c.token[i]} is not among them",
@@ -73,7 +73,7 @@ def as_planned(c: Columns) -> Iterator[Finding]:
             if drawn[s]
             else f"drawn as deterministic at temperature {c.params[s].temperature:g}"
         ),
-        "" if is_planned else "the drafter is no model with a static tree that is to be sampled",
+        "" if is_planned else "the drafter is not a model with a sampled static tree",
     )
     e, parent, plain = c.parents, c.parents.at_node, c.known & ~c.asked(lambda params: params.moved)
     bad = likely = np.zeros(len(c.token), np.bool_)
@@ -83,12 +83,12 @@ def as_planned(c: Columns) -> Iterator[Finding]:
         likely = ~c.sampled & (c.sibling == 0) & (parent >= 0) & plain[c.step] & (top >= 0) & (top_p > 0)
         # A near tie may be either
         bad = (top != c.token) & (np.nan_to_num(e.drafters(parent, c.token)) < top_p * (1 - 1e-3) - 1e-6)
-    about = "a deterministic first child is the token that the drafter held likeliest"
+    about = "a deterministic first child is the drafter's likeliest token"
     yield Check(c, "likeliest draft first", about).of(
         bad,
         likely,
         lambda i: f"token {c.token[i]}, but the drafter's likeliest is token {top[i]} with {top_p[i]:.4g}",
-        "" if c.run is None or c.run.draft_model else "the drafter is no model",
+        "" if c.run is None or c.run.draft_model else "the drafter is not a model",
     )
 
 
@@ -136,10 +136,10 @@ def in_text(c: Columns) -> Iterator[Finding]:
     spoken = np.bincount(np.searchsorted(tokens, texts.text[np.isin(texts.text, tokens)]), minlength=len(tokens))
     rare = (accepted == 0) & (spoken <= 0.001 * len(texts.text)) & (counts >= max(20, 0.05 * free.sum()))
     odd = [number for number in np.flatnonzero(rare).tolist() if not _is_chosen(c, int(tokens[number]))]
-    yield Check(c, "placeholders", "no token that is in no text and nobody's choice is drafted over and over").of(
+    yield Check(c, "placeholders", "no token that is in no text and no model's choice is drafted over and over").of(
         np.isin(place, odd) & ~c.filler,
         free,
-        lambda i: f"token {c.token[i]} is {counts[place[i]]:,} of {free.sum():,} drafted tokens, accepted never",
+        lambda i: f"token {c.token[i]} is {counts[place[i]]:,} of {free.sum():,} drafted tokens, never accepted",
         "" if free.any() else FEW,
     )
 
@@ -182,7 +182,7 @@ def drafters_state(c: Columns) -> Iterator[Finding]:
             if not any(norms):
                 problem = f"the features of position {position} are all zero"
             elif before == position - 1 and not (alike and len(norms) == 1):
-                problem = f"position {position} holds the features of the position before"
+                problem = f"position {position} holds the features of the previous position"
             elif before != position and behind != token and len(norms) > 1:
                 problem = f"position {position} holds the features of position {before}"
             steps.append(step)
@@ -191,22 +191,22 @@ def drafters_state(c: Columns) -> Iterator[Finding]:
             tokens.add(token)
     flat = _normalised(of_rows) if len(tokens) >= DIFFERENT else ""
     problems = [problem or flat for problem in problems]
-    about = "the rows that fed the head hold features, each its own"
+    about = "each row fed to the head holds its own features"
     yield Check(c, "features fed", about, "row").of(
         np.array(list(map(bool, problems)), np.bool_),
         np.ones(len(steps), np.bool_),
         problems.__getitem__,
-        "" if steps else "the capture tells of no features that fed a head",
+        "" if steps else "the capture records no features fed to a head",
         lambda row: c.at_step(steps[row]),
     )
     # A cache holds no more than what its passes have fed: its text, and accepted nodes that it ran
     limit, cached = most_cached(c), numbers(c.picked, "notes", "cached", -1)
     runs_model = np.array([model_part(part.drafter) == "draft_model" for part in c.parts], np.bool_)
-    yield Check(c, "drafter's cache", "a draft model's cache holds no token that it was not fed", "step").of(
+    yield Check(c, "drafter's cache", "a draft model's cache holds only tokens that it was fed", "step").of(
         cached > limit,
         runs_model & (limit >= 0) & (cached >= 0),
-        lambda s: f"counts {cached[s]} tokens as cached, {limit[s]} at most were fed and kept",
-        "" if runs_model.any() else "the drafter is no draft model",
+        lambda s: f"counts {cached[s]} tokens as cached; at most {limit[s]} were fed and kept",
+        "" if runs_model.any() else "the drafter is not a draft model",
     )
 
 
@@ -271,11 +271,11 @@ def coins_of_draws(c: Columns) -> Iterator[Finding]:
         bad,
         tested,
         lambda i: f"not coin {number[i]} of seed {c.params[c.step[i]].seed} at position {c.position[c.step[i]]}",
-        undrawn(c) if c.ours else "the coins are another engine's",
+        undrawn(c) if c.ours else "the coins come from another engine",
     )
 
 
 def undrawn(c: Columns) -> str:
     """Why no draft has a coin; "" where one has."""
-    untold = "the capture does not tell the coins that drew drafts"
+    untold = "the coins that drew drafts are not recorded"
     return "" if c.drawn_by_coin.any() else untold if c.sampled.any() else "no draft was sampled"

@@ -88,7 +88,7 @@ def recorded(c: Columns) -> Iterator[Finding]:
         np.array([part.rule != rule for part in c.parts], np.bool_),
         every & known,
         lambda step: f"says {c.parts[step].rule}, the run {rule}",
-        "" if known else "the run was edited" if edited else "another engine's rule is told step by step",
+        "" if known else "the run was edited" if edited else "another engine's rule is recorded per step",
     )
 
 
@@ -112,7 +112,7 @@ def _nothing_drafted(c: Columns) -> Iterator[tuple[int, str]]:
     for step in np.flatnonzero(lengths(c.picked, "notes", "rows") > 1).tolist():
         part, free = c.parts[step], c.known[step] and not c.params[step].limited
         if free and not part.sizing and not part.is_ranked_with_text and (rows := childless(part)):
-            yield step, f"{plural(rows, 'node')} fed to the drafter gave no token: its logits are no numbers"
+            yield step, f"{plural(rows, 'node')} fed to the drafter gave no token: its logits are not numbers"
 
 
 def with_children(part: RequestStep) -> set[int]:
@@ -133,7 +133,7 @@ def trials(c: Columns) -> Iterator[Finding]:
     expected = np.where(c.q_trial > 0, np.minimum(1.0, c.p_trial / c.q_trial), 0.0)
     expected, own = np.where(ahead, c.own_ratio, expected), c.by_own_rule[step]
     can_ask = _asked(c, own & c.tried & free, expected)
-    about = "a = min(1, p / q), with p and q as tried; under block and traversal what is left of its path's ratio"
+    about = "a = min(1, p / q), with p and q as tried; under block and traversal the remaining ratio of its path"
     by_rule = "" if c.own_rule is None else f"--rule {c.own_rule.name} gives {{:.6g}}"
     yield check("accept probability", about if not own.any() else "a is what the rule gives for p and q as tried").of(
         ~np.isclose(c.accept_prob, expected, rtol=RELATIVE, atol=LEAST),
@@ -143,7 +143,7 @@ def trials(c: Columns) -> Iterator[Finding]:
             + (
                 by_rule.format(expected[i])
                 if own[i]
-                else f"the ratio of its path comes to {expected[i]:.6g}"
+                else f"the ratio of its path is {expected[i]:.6g}"
                 if ahead[i]
                 else f"p / q = {c.p_trial[i]:.6g} / {c.q_trial[i]:.6g}"
             )
@@ -151,7 +151,7 @@ def trials(c: Columns) -> Iterator[Finding]:
         "" if not own.any() or can_ask.any() else UNASKED if c.own_rule is not None else "the rule was not named",
     )
     near = np.abs(c.coin - c.accept_prob) < 1e-7  # rounding in another engine
-    yield check("outcomes", "accepted where coin < a, rejected elsewhere").of(
+    yield check("outcomes", "accepted if coin < a, else rejected").of(
         (c.accepted != (c.coin < c.accept_prob)) & ~near,
         c.by_own_coin & ~c.forced & (c.told & ~c.match)[step] & c.has_coins,
         lambda i: f"{Outcome(c.outcome[i]).name.lower()} with coin {c.coin[i]:.6g} and a = {c.accept_prob[i]:.6g}",
@@ -192,15 +192,15 @@ def residuals(c: Columns) -> Iterator[Finding]:
     yield check("p at later trials", about).of(
         np.abs(c.p_trial - p) > error + LEAST + RELATIVE * p,
         c.tried & clear & free,
-        lambda i: f"p as tried is {c.p_trial[i]:.6g}, from p and the trials before it {p[i]:.6g}",
+        lambda i: f"p as tried is {c.p_trial[i]:.6g}, but p and the earlier trials give {p[i]:.6g}",
     )
     left = np.maximum(c.q_left, 1e-12)
     slack, q = RELATIVE + WHOLE / left, np.where(by_q, c.q / left, 1.0)
-    about = "q as tried is q over what earlier siblings left of it, and 1 where the draft is deterministic"
+    about = "q as tried is q over what earlier siblings left of it, and 1 for deterministic drafts"
     yield check("q at trials", about).of(
         (np.abs(c.q_trial - q) > slack * q + LEAST) | (c.q_trial <= 0) | (c.q_trial > 1 + 1e-4),
         c.tried & (slack < HOPELESS) & c.told[c.step],
-        lambda i: f"q as tried is {c.q_trial[i]:.6g}, from q = {c.q[i]:.6g} and what was left it is {q[i]:.6g}",
+        lambda i: f"q as tried is {c.q_trial[i]:.6g}, but q = {c.q[i]:.6g} and what was left give {q[i]:.6g}",
     )
     # Exactly 1 - p after a point mass; after a sampled node between what its token shows and 1 - p. Under rules that
     # look ahead, 1 and p are scaled by what is left of the parent's ratio
@@ -208,7 +208,7 @@ def residuals(c: Columns) -> Iterator[Finding]:
     scaled = ratio * c.p_trial
     high = ratio - scaled + np.where(by_q, np.maximum(scaled - q_trial, 0), 0)
     low = np.where(by_q, ratio - 1 + np.maximum(q_trial - scaled, 0), high)
-    yield check("residual mass", "what is left of p after a rejection has the mass that p and q allow").of(
+    yield check("residual mass", "the residual after a rejection has the mass that p and q allow").of(
         (mass > high + WHOLE) | (mass < low - WHOLE),
         c.rejected & free,
         lambda i: (
@@ -264,14 +264,14 @@ def outcome_of_steps(c: Columns) -> Iterator[Finding]:
         lambda i: f"token {c.token[i]} came twice" if again[i] else f"siblings' p sum to {total[c.row[i]]:.6g}",
     )
     chained = (c.above < 0) | c.on_path[c.above]
-    yield of_steps("paths", "the path holds every accepted node and no other").of(
+    yield of_steps("paths", "the path holds exactly the accepted nodes").of(
         c.any_in_step((c.on_path != c.accepted) | (c.on_path & ~chained)),
         c.told,
         lambda s: f"path {c.verdicts[s].path.tolist()}, accepted {np.flatnonzero(c.verdicts[s].outcome == 1).tolist()}",
     )
     drafted = c.children_at(np.ones(len(c.token), np.bool_))[c.final_row]
     kind = np.where(np.diff(c.start) == 0, TARGET, np.where(drafted, RECOVERED, BONUS))
-    about = "bonus behind an accepted leaf, recovered behind a rejection, target where nothing was drafted"
+    about = "bonus after an accepted leaf, recovered after a rejection, target if nothing was drafted"
     yield of_steps("kind of final token", about).of(
         c.kind != kind, c.told, lambda s: f"says {KINDS[c.kind[s]].value}, the verdict makes it {KINDS[kind[s]].value}"
     )
@@ -294,12 +294,12 @@ def outcome_of_steps(c: Columns) -> Iterator[Finding]:
     )
     coins, bad = CoinsOf.verdicts(c), np.zeros(len(c), np.bool_)
     bad[coins.step[coins_of(coins.right, coins.step, coins.number) != coins.value]] = True
-    by_hand = "a coin that was set by hand in the debugger also fails this check" if (bad & c.known).any() else ""
+    by_hand = "a coin set by hand in the debugger also fails this check" if (bad & c.known).any() else ""
     yield of_steps("coins", "every coin follows from the request's seed, the stream and the root's position").of(
         bad,
         c.recomputed,
         lambda s: f"not the coins of seed {c.params[s].seed} at position {c.position[s]}",
-        by_hand if c.ours else "the coins are another engine's",
+        by_hand if c.ours else "the coins come from another engine",
     )
 
 

@@ -47,14 +47,14 @@ def cuts(c: Columns) -> Iterator[Finding]:
     """Rules that cut tokens off."""
     check, e, judged = partial(Check, c), c.parents, _judged(c)
     top_k, min_p, top_p = (c.parameter(name) for name in ("top_k", "min_p", "top_p"))
-    yield check("top-k", "no token beyond the k likeliest has a probability, at any depth").of(
+    yield check("top-k", "only the k likeliest tokens have a probability, at any depth").of(
         (c.p > 0) & (e.rank > top_k),
         (top_k > 0) & judged,
         lambda i: f"p = {c.p[i]:.6g} at rank {e.rank[i]}, with top_k {top_k[i]:g}, at depth {c.depth[i]}",
         _note(c, "top_k", top_k > 0),
     )
     choice_p = e.at(e.choice_p)
-    yield check("min-p", "no token below its share of the likeliest has a probability, at any depth").of(
+    yield check("min-p", "no token below min-p times the likeliest has a probability, at any depth").of(
         (c.p > 0) & (c.p < min_p * choice_p * (1 - 1e-3) - LEAST),
         (min_p > 0) & judged,
         lambda i: (

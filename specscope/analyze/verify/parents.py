@@ -33,7 +33,7 @@ def of_nodes(c: Columns) -> Iterator[Finding]:
     there = (parent >= 0) & c.told[c.step]
     choice_p, rank = _at(e.choice_p, parent), e.rank
     off = (_at(e.choice, parent) == c.token) & c.named & ~np.isclose(c.p, choice_p, rtol=1e-4, atol=LEAST)
-    yield check("target's choice", "no drafted token is likelier than the target's first choice").of(
+    yield check("target's choice", "no drafted token is likelier than the target's top token").of(
         (c.p > choice_p * (1 + RELATIVE) + LEAST) | off,
         there,
         lambda i: f"p = {c.p[i]:.6g}, the choice (token {e.choice[parent[i]]}) has {choice_p[i]:.6g}",
@@ -42,7 +42,7 @@ def of_nodes(c: Columns) -> Iterator[Finding]:
     bad = (c.p * rank > 1 + 1e-4) | ((rank == 0) != (c.p == 0))
     bad |= (rank == 1) & (c.p < choice_p * (1 - 1e-4) - LEAST)
     bad |= c.sampled & (c.sibling == 0) & (c.q * e.q_rank > 1 + 1e-4)
-    yield check("ranks", "a token of rank r has at most 1 / r of p, and rank 1 the most").of(
+    yield check("ranks", "a token of rank r has at most 1 / r of p, and rank 1 has the most").of(
         bad,
         there,
         lambda i: f"rank {rank[i]} with p = {c.p[i]:.6g}; rank {e.q_rank[i]} in q with q = {c.q[i]:.6g}",
@@ -78,7 +78,7 @@ def of_parents(c: Columns) -> Iterator[Finding]:
         plain = ~c.asked(lambda params: params.moved)[c.step]
         off = plain & ~c.sampled & np.isfinite(raw) & ~np.isclose(c.draft_prob, raw, rtol=1e-3, atol=LEAST)
         bad[e.at_node[off & np.isfinite(c.draft_prob)]] = True
-    about = "what the drafter gave its tokens and the target's choice agrees with its likeliest tokens"
+    about = "the drafter's probabilities of its tokens and of the target's choice agree with its likeliest tokens"
     yield check("drafter's likeliest", about).of(
         bad,
         has_list & c.told[e.step],
@@ -86,7 +86,7 @@ def of_parents(c: Columns) -> Iterator[Finding]:
             f"likeliest {_listed(e.draft_top[k], e.draft_top_p[k])}; the target's choice {e.top[k, 0]} has "
             f"{e.choice_q[k]:.4g} at rank {e.choice_rank[k]}"
         ),
-        why or ("" if has_list.any() else "the drafter is no model"),
+        why or ("" if has_list.any() else "the drafter is not a model"),
     )
     # At least that of the choice's share against one other token, and 0 where the choice has all
     off = (e.choice_p >= 1) & (e.entropy > NATS)
@@ -121,7 +121,7 @@ def _least_entropy(p: Doubles) -> Doubles:
 def of_greedy(c: Columns) -> Iterator[Finding]:
     """Requests at temperature 0."""
     why, told = "" if c.greedy.any() else "no request was greedy", c.greedy & c.told
-    about = "at temperature 0 a draft is accepted where it is the target's first choice, and nowhere else"
+    about = "at temperature 0 a draft is accepted if and only if it is the target's top token"
     yield Check(c, "greedy acceptance", about).of(
         c.accepted != (c.p == 1),
         c.tried & (told & c.walks)[c.step] & ~c.forced,  # others also reject such a token below one whose p is not 1
@@ -131,7 +131,7 @@ def of_greedy(c: Columns) -> Iterator[Finding]:
     parent = c.parents.at_row[c.final_row]
     chosen = (parent < 0) | (_at(c.parents.choice, parent) == c.final)  # without token ids all are the same
     another = (c.final_p != 1) | ((c.kind == RECOVERED) & ~chosen)
-    about = "at temperature 0 every p is 0 or 1, and the target's first choice comes out"
+    about = "at temperature 0 every p is 0 or 1, and the target's top token is emitted"
     yield Check(c, "greedy tokens", about, "step").of(
         c.any_in_step(~np.isin(c.p, (0, 1))) | (another & ~c.forced_final),
         told,
@@ -144,7 +144,7 @@ def of_finals(c: Columns) -> Iterator[Finding]:
     """The final token: what it was drawn from, and its share of that."""
     check, e, why = partial(Check, c, unit="step"), c.parents, "" if c.parents.there.any() else LACKING
     judged = e.there & c.told & ~c.forced_final
-    about = "the entropy of what the final token was drawn from fits that token's share"
+    about = "the entropy of the final token's distribution fits that token's share"
     yield check("entropy of the final draw", about).of(
         e.final_entropy < _least_entropy(np.minimum(c.final_p, 1.0)) - NATS,
         judged,
@@ -165,11 +165,11 @@ def of_finals(c: Columns) -> Iterator[Finding]:
     whole = recovered & ~c.greedy & ~c.forced_final & (limit > 1.01 * e.final_p) & (e.final_p < SURE)
     whole &= np.abs(c.final_p - e.final_p) <= 1e-6 * e.final_p
     whole &= whole.sum() > max(3, 0.01 * recovered.sum())
-    about = "the final token was drawn with its p, over the mass that rejections left"
+    about = "the final token was drawn with its p over the mass that rejections left"
     yield check("share of the final token", about).of(
         (c.final_p > limit + slack) | (exact & (c.final_p < limit - slack)) | whole,
         judged & (slack < HOPELESS),
-        lambda s: f"drawn with {c.final_p[s]:.6g}, from its p of {e.final_p[s]:.6g} it would be {limit[s]:.6g}",
+        lambda s: f"drawn with {c.final_p[s]:.6g}, but its p of {e.final_p[s]:.6g} gives {limit[s]:.6g}",
         why,
     )
 
@@ -192,10 +192,10 @@ def log_probabilities(c: Columns) -> Iterator[Finding]:
     own = np.where(listed.any(axis=1), np.where(listed, top_logprob, -np.inf).max(axis=1, initial=-np.inf), np.nan)
     least = np.where(np.isfinite(top_logprob), top_logprob, np.inf).min(axis=1, initial=np.inf)
     problems: tuple[tuple[Bools, Callable[[int], str]], ...] = (
-        (~np.isfinite(logprob) | (logprob > ERROR), lambda i: f"{logprob[i]:.6g} is no log-probability"),
+        (~np.isfinite(logprob) | (logprob > ERROR), lambda i: f"{logprob[i]:.6g} is not a log-probability"),
         (np.abs(logprob - own) > ERROR, lambda i: f"{logprob[i]:.6g}, and {own[i]:.6g} in its list of the likeliest"),
         (np.isnan(own) & (logprob > least + ERROR), lambda i: f"{logprob[i]:.6g} is above the likeliest's"),
-        (np.exp(top_logprob).sum(axis=1) > 1 + ERROR, lambda i: "the likeliest have more than 1 in all"),
+        (np.exp(top_logprob).sum(axis=1) > 1 + ERROR, lambda i: "the likeliest tokens sum to more than 1"),
         (
             (raw > TINY) & (np.abs(logprob - np.log(raw)) > ERROR),
             lambda i: f"{logprob[i]:.6g}, the target's raw p is {raw[i]:.6g}",
@@ -205,7 +205,7 @@ def log_probabilities(c: Columns) -> Iterator[Finding]:
         np.any([wrong for wrong, _ in problems], axis=0),
         np.ones(len(step), np.bool_),
         lambda i: next(f"token {token[i]}: {text(i)}" for wrong, text in problems if wrong[i]),
-        "" if len(step) else "no log-probabilities were asked for",
+        "" if len(step) else "no log-probabilities were requested",
         lambda i: c.at_step(int(step[i])),
     )
 

@@ -22,16 +22,16 @@ STEP, REQUEST = "request step", "request"  # of a request one look, numbered by 
 CHECKS = (
     ("step numbers", "a request's steps are numbered one by one", STEP),
     ("requests in a batch", "a request has one part in a step", STEP),
-    ("tokens in the cache", "a step begins with the KV that the one before left, or that it found at first", STEP),
-    ("positions", "the root lies where the tokens before it put it", STEP),
+    ("tokens in the cache", "a step begins with the KV that the previous step left, or that it first found", STEP),
+    ("positions", "the root's position follows from the tokens before it", STEP),
     ("prompt fed", "before the first token the prompt is fed, each token once", REQUEST),
     ("tokens emitted", "every committed token is emitted, except those past the request's end", STEP),
     ("outputs", "the output is what the steps emitted, and no longer than allowed", REQUEST),
-    ("ends", "a request ends where its reason says, and no sooner", REQUEST),
-    ("what preceded", "each step says what its request did before", STEP),
-    ("accepted KV moved", "accepted nodes that lay elsewhere are moved behind the root", STEP),
-    ("blocks written", "no block is written by two requests in one step", STEP),
-    ("blocks kept", "a request's blocks stay its own, in their order, until it ends or is preempted", STEP),
+    ("ends", "a request ends exactly where its finish reason says", REQUEST),
+    ("what preceded", "each step records correctly what its request did before", STEP),
+    ("accepted KV moved", "the KV of accepted nodes is moved to just after the root", STEP),
+    ("blocks written", "no two requests write one block in one step", STEP),
+    ("blocks kept", "a request keeps its blocks, in order, until it ends or is preempted", STEP),
 )
 
 
@@ -46,7 +46,7 @@ def from_step_to_step(c: Columns) -> Iterator[Finding]:
         tested, bad = np.zeros((2, len(every)), np.bool_)
         tested[list(problems)] = True
         bad[[place for place, problem in problems.items() if problem]] = True
-        note = "the capture does not tell which blocks were written" if "blocks" in name and not problems else ""
+        note = "the blocks written are not recorded" if "blocks" in name and not problems else ""
         yield Check(c, name, about, unit).of(
             bad, tested, problems.__getitem__, note, lambda place: every[place].reference()
         )
@@ -120,7 +120,7 @@ def _steps(account: Account) -> Looked:
         if verdict is None:
             continue
         if due is not None:
-            problem = f"the root is at {part.position}, the tokens before put it at {due}"
+            problem = f"the root is at {part.position}; the tokens before it put it at {due}"
             yield "positions", visit, "" if part.position == due else problem
         due = part.position + 1 + verdict.accepted
         if part.preceded is not None and not gap:
@@ -139,7 +139,7 @@ def _emitted(account: Account) -> Looked:
             continue
         committed = verdict.accepted + 1
         fine = count == committed or (visit is last and (dropped or count > 0) and count < committed)
-        problem = f"{count} of {committed} committed tokens emitted, and the request went on"
+        problem = f"{count} of {committed} committed tokens emitted, and the request continued"
         yield "tokens emitted", visit, "" if fine else problem
         path, moved = verdict.path.tolist(), part.moved.tolist()
         elsewhere = {node for place, node in enumerate(path) if node != place}
@@ -207,7 +207,7 @@ def _wrong_end(account: Account, end: RequestEnd) -> str:
         if end.stop not in text:
             return f"ended at the stop string {end.stop!r}, which is not in the output"
         if end.stop in account.history.vocabulary.text(output[params.min_tokens : -1]):
-            return f"went on behind the stop string {end.stop!r}"
+            return f"continued past the stop string {end.stop!r}"
     return ""
 
 

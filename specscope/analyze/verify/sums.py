@@ -136,7 +136,7 @@ class Likeliest:
         power = self.log_chance / math.log(10)
         chance = f"10^{math.ceil(power)}" if power < -3 else f"{self.p_value:.2g}"
         hits = f"{self.hits:,} of {self.count:,} are the likeliest token of their q"
-        return f"{hits}; draws are so with a chance of {chance} at most"
+        return f"{hits}; in draws from q the probability of that is at most {chance}"
 
 
 SHARE, NATS = (100, "{:.2g} %"), (1, "{:.2g} nats a token")  # biases in words: of a probability, of a surprisal,

@@ -35,12 +35,12 @@ BY_TOKENS = (
 )
 # What can be looked at only in part then, and which part
 IN_PART = {
-    "siblings": "the sum alone: token ids are not in this file",
-    "final tokens": "its probability alone: token ids are not in this file",
-    "target's choice": "the order alone: token ids are not in this file",
-    "greedy tokens": "the probabilities alone: token ids are not in this file",
-    "outputs": "how many tokens alone: token ids are not in this file",
-    "ends": "ends by length alone: token ids are not in this file",
+    "siblings": "only the sum: token ids are not in this file",
+    "final tokens": "only its probability: token ids are not in this file",
+    "target's choice": "only the order: token ids are not in this file",
+    "greedy tokens": "only the probabilities: token ids are not in this file",
+    "outputs": "only the number of tokens: token ids are not in this file",
+    "ends": "only ends by length: token ids are not in this file",
 }
 GROUPS: tuple[tuple[str, tuple[Callable[[Columns], Iterable[Finding]], ...]], ...] = (
     ("What was recorded", (exact.recorded,)),
@@ -57,7 +57,7 @@ GROUPS: tuple[tuple[str, tuple[Callable[[Columns], Iterable[Finding]], ...]], ..
     ("From step to step", (from_step_to_step,)),
     ("Over the run", (coins_apart,)),
 )
-CONDITION = "holds unless this part of its run was chosen by what was accepted"
+CONDITION = "holds unless this part of the run was chosen by what was accepted"
 ALPHA = 0.01  # how often a healthy run may be found guilty by chance
 
 
@@ -148,7 +148,7 @@ def judge(
         c = Columns.of(list(visits(history)), history, own_rule)
         if own_rule is not None and not c.by_own_rule.any():
             rules = ", ".join(sorted(set(c.rule.tolist()))) or "not told"
-            raise UserError(f"--rule {own_rule.name}: no step of {source} has a rule of somebody's own ({rules})")
+            raise UserError(f"--rule {own_rule.name}: no step of {source} has a rule of your own ({rules})")
         groups = [(title, [found for checks in kinds for found in checks(c)]) for title, kinds in GROUPS]
         over_run = statistical_checks(c, alpha)
         groups[-1][1].extend(map(_conditional, over_run) if history.in_part else over_run)
@@ -172,10 +172,10 @@ def _told(check: Finding, c: Columns) -> Finding:
     Where the file does not tell what any request asked, it does not say that none was of a kind.
     """
     if check.note.startswith("no request was") and len(c) and not c.known.any():
-        check = replace(check, note="what the requests asked is not in this file")
+        check = replace(check, note="the sampling parameters are not in this file")
     if check.name in DISTRIBUTION and check.result is CheckResult.FAILED and c.by_own_rule.any():
         rules = ", ".join(_own_rules(c))
-        check = replace(check, detail=f"{check.detail}; the rule is {rules}, which nobody proved lossless")
+        check = replace(check, detail=f"{check.detail}; the rule is {rules}, which is not proved lossless")
     if c.run is None or c.run.tells_tokens:
         return check
     if check.name in BY_TOKENS:
@@ -194,35 +194,35 @@ def of_own_rules(c: Columns) -> Iterator[str]:
     named = "" if c.own_rule is None else c.own_rule.name
     for rule in filter(lambda rule: rule != named, _own_rules(c)):
         yield f"the rule is {rule}: " + (
-            f"judged by {named}" if named else f"what it gives for p and q was not judged: verify --rule {rule} does"
+            f"judged by {named}" if named else f"its acceptance was not judged: verify --rule {rule} judges it"
         )
 
 
 def _notes(history: History, c: Columns) -> Iterator[str]:
     if not len(c):
-        yield "the capture has no decode step, so that nothing can be judged"
+        yield "the capture has no decode step, so nothing can be judged"
     elif not c.parents.there.any():
         yield (
-            "the capture does not tell what target and drafter gave at the parents that were tried (an older one, or "
-            "made with --evidence lean): much is skipped"
+            "the capture has no evidence on the parents that were tried (it is an older one, or made with --evidence "
+            "lean): many checks are skipped"
         )
     unchecked = ~(c.walks | c.ahead)
     others: list[str] = sorted(set(c.rule[unchecked].tolist()))
     if others:
         count, names = plural(int(unchecked.sum()), "step"), ", ".join(others)
-        yield f"{count} under a rule that cannot be checked here ({names}) left out"
+        yield f"{count} left out: their rule cannot be checked ({names})"
     if any(map(is_lossy, others)):
-        yield "a lossy rule's output is not distributed as the target's: it is not judged"
+        yield "a lossy rule's output does not follow the target's p: it is not judged"
     yield from of_own_rules(c)
     if filled := int(c.filler.sum()):
         nodes = f"{filled:,} of {plural(len(c.token), 'node')}"
-        yield f"this engine fills its trees with a token that nobody drafted: {nodes} are verified for nothing"
+        yield f"this engine fills its trees with a token that was not drafted: {nodes} are verified for nothing"
     if unsound := int((~c.sound).sum()):
-        yield f"{plural(unsound, 'step')} with figures that are no probabilities: other checks leave them out"
+        yield f"{plural(unsound, 'step')} with figures that are not probabilities: other checks leave them out"
     if forced := int(c.any_in_step(c.forced).sum() + c.forced_final.sum()):
-        yield f"forced outcomes in {plural(forced, 'step')}: what follows from them is left out"
+        yield f"forced outcomes in {plural(forced, 'step')}: their consequences are left out"
     if again := int((~c.fresh & c.known & ~c.greedy).sum()):
-        had = "of sampled requests had the coins of another request (the same seed)"
+        had = "of sampled requests had the coins of another request (same seed)"
         yield f"{plural(again, 'step')} {had}: sums over chance leave them out"
     if len(history.branches) > 1:
         yield f"the run was edited and has {len(history.branches)} branches: this is branch {history.branch}"

@@ -67,7 +67,7 @@ def program_words(context: click.Context, parameter: click.Parameter, words: tup
 def check_places(capture: str | None, endpoint: str | None, *, screen: bool, inputs: Sequence[str] = ()) -> None:
     """Whether records can go where they are to. `inputs`: files that the capture must not be. Raises UserError."""
     if screen and endpoint is not None and from_flag("otlp_endpoint"):
-        raise UserError("--screen has its own listener: give it without --otlp-endpoint, or specscope watch --listen")
+        raise UserError("--screen receives the spans: leave out --otlp-endpoint, or use watch --listen")
     if capture is not None:
         check_output(capture, "--capture", inputs, CAPTURE, Existing.NEW_NAME)
 

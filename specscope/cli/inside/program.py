@@ -28,7 +28,7 @@ def interpreter(python: str | None, check: str, *missing: str) -> str:
     """
     path = shutil.which(python or sys.executable)
     if path is None:
-        raise UserError(f"--python {python}: no such program")
+        raise UserError(f"--python {python}: there is no such program")
     try:
         code = subprocess.run([path, "-P", "-c", check], capture_output=True, timeout=60, check=False).returncode
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -36,7 +36,7 @@ def interpreter(python: str | None, check: str, *missing: str) -> str:
     if 0 < code <= len(missing):
         raise UserError(missing[code - 1].format(path=path))
     if code:
-        raise UserError(f"--python {path}: it is not Python, or is broken")
+        raise UserError(f"--python {path}: it is not Python, or it is broken")
     return path
 
 

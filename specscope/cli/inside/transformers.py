@@ -35,12 +35,12 @@ raise SystemExit(1 if not find_spec("transformers") else 0 if there else 2)
 """
 MISSING = (
     "transformers is not installed for {path}: {path} -m pip install transformers torch",
-    "specscope is not installed for {path}, or is an older one: {path} -m pip install specscope",
+    "specscope is not installed for {path}, or too old: {path} -m pip install specscope",
 )
 
 
 @verb(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@recorded_options("the script", capture=f"{DEFAULT} where no flag says where records go. ")
+@recorded_options("the script", capture=f"{DEFAULT} if no flag says where records go. ")
 @click.argument(
     "arguments", nargs=-1, required=True, type=click.UNPROCESSED, callback=program_words, metavar="SCRIPT [ARGS]..."
 )
@@ -57,14 +57,14 @@ def transformers(
     screen: bool,
     **flags: Any,  # noqa: ANN401
 ) -> None:
-    """Run a script of your own, and record assisted generation in transformers.
+    """Run your script and record its assisted generation in transformers.
 
     \b
       specscope transformers script.py
       specscope transformers --screen script.py
 
-    The script's own flags stand behind it. It runs as by `python script.py`, with variables set such as
-    SPECSCOPE_CAPTURE=run.jsonl, which do the same without this command. However it ends, it leaves a valid capture.
+    The script's flags follow it. It runs like `python script.py` with variables set, such as
+    SPECSCOPE_CAPTURE=run.jsonl; you can also set them yourself. The capture is valid however the script ends.
     """
     if capture is None and not screen and otlp_endpoint is None:
         capture = DEFAULT

@@ -59,7 +59,7 @@ class VllmRun:
 
 @verb(context_settings={"ignore_unknown_options": True})
 @recorded_options("vLLM", capture="Each data-parallel rank gets its own. ")
-@click.option("--debug", metavar="SOCKET", envvar=settings.DEBUG, help="Let a debugger attach here.")
+@click.option("--debug", metavar="SOCKET", envvar=settings.DEBUG, help="Unix socket for specscope debug SOCKET.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, callback=program_words, metavar="-- ARGS")
 def vllm(
     capture: str | None,
@@ -72,7 +72,7 @@ def vllm(
     screen: bool,
     **flags: Any,  # noqa: ANN401
 ) -> None:
-    """Run vLLM's own command line, and record every step of its speculation.
+    """Run a vLLM command line and record every step of its speculation.
 
     \b
       specscope vllm --screen -- serve MODEL --speculative-config '{...}'

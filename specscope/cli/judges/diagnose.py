@@ -41,31 +41,31 @@ SAMPLE = 300  # steps that the models judge, unless --only is given
 
 @verb(epilog=X_RULE)
 @click.argument("captures", nargs=-1, required=True, type=PLACE, metavar="CAPTURE...")
-@click.option("--only", type=click.Choice(["audit", "locate"]), help="Run this alone.")
-@click.option("--target", metavar="MODEL", help="The target that judges.  [default: the capture's]")
-@click.option("--draft-model", metavar="MODEL", help="The drafter's model or EAGLE head.  [default: the capture's]")
+@click.option("--only", type=click.Choice(["audit", "locate"]), help="Run only this stage.")
+@click.option("--target", metavar="MODEL", help="Target model.  [default: the one in the capture]")
+@click.option("--draft-model", metavar="MODEL", help="Draft model or EAGLE head.  [default: the one in the capture]")
 @own_drafter_option
 @click.option(
     "--sample",
     type=whole_from(1, 2**31),
     metavar="N",
-    help=f"Steps that the models judge, spread over the run.  [default: {SAMPLE}; all with --only]",
+    help=f"How many steps the models judge, spread over the run.  [default: {SAMPLE}; all with --only]",
 )
 @click.option(
     "--stage",
     "stages",
     multiple=True,
     type=click.Choice([stage.value for stage in Stage]),
-    help="With --only locate: look at this part of a step alone; may be given several times.  [default: all]",
+    help="With --only locate: only this part of a step; repeatable.  [default: all]",
 )
 @click.option("--screen", is_flag=True, help="With --only locate: show every operation on a screen.")
 @click.option(
     "--trainer",
     metavar="FOLDER",
-    help="Only compare the head with the folder it was trained in: a trainer's, or speculators'.",
+    help="Only compare the head with the folder that it was trained in.",
 )
-@click.option("--no-audit", is_flag=True, help="Judge by the capture alone: load no model.")
-@click.option("--no-known", is_flag=True, help="Name no known cause: show only where it breaks.")
+@click.option("--no-audit", is_flag=True, help="Judge from the capture only; load no model.")
+@click.option("--no-known", is_flag=True, help="Do not match known causes; show only where it breaks.")
 @click.option("--branch", type=whole_from(0, 2**31), metavar="N", help="Judge this branch.  [default: the last]")
 @json_option("Print JSON.")
 @fetches_captures
@@ -83,21 +83,21 @@ def diagnose(
     no_known: bool,
     **flags: Any,  # noqa: ANN401
 ) -> None:
-    """Name what is wrong with the run in CAPTURE, the most likely cause first.
+    """Name what is wrong with a run, the likeliest cause first.
 
     \b
       specscope diagnose run.jsonl
-      specscope diagnose run*.jsonl --no-audit                 each by itself
+      specscope diagnose run*.jsonl --no-audit                 one by one
       specscope diagnose run.jsonl --only audit                every step against the models
       specscope diagnose run.jsonl#r3@17 --only locate         every operation of a step against transformers
       specscope diagnose run.jsonl --trainer head              the head against the folder it was trained in
 
     Checks the capture (verify). If the models are available, plain transformers computes p and q again for the recorded
-    paths (audit). If they disagree, the models are rerun with known mistakes, to see which one reproduces it, and the
-    first operation that differs is looked for (locate). Each cause comes with figures, and a command that shows an
-    example. If nothing is wrong, the engine runs a few steps again in float32, and every operation in them is checked.
+    paths (audit). If they disagree, it reruns the models with known mistakes to see which reproduces the difference,
+    and finds the first operation that differs (locate). Each cause comes with figures and a command for an example. If
+    nothing is wrong, the engine runs a few steps again in float32 and checks every operation.
 
-    Exit code: 1 something is wrong; else 2 something could not be judged, such as a model that is not there; else 0.
+    Exit code: 1 if something is wrong; else 2 if something could not be judged (a model is missing, say); else 0.
     """
     asked = JudgeFlags(**flags)
     _check_flags(captures, only, trainer, has_parts=bool(stages or screen), no_screen=not screen or not asked.as_json)
@@ -128,15 +128,15 @@ def _check_flags(
 
     places = [capture for capture in captures if split_file(capture)[1]]
     if only != "locate" and (has_parts or places):
-        what = f"{places[0]} names a step: give the whole capture, or" if places else "--stage and --screen need"
+        what = f"{places[0]} names a step: give the whole capture or add" if places else "--stage and --screen need"
         raise UserError(f"{what} --only locate")
     if only == "locate" and len(captures) > 1:
-        raise UserError("--only locate takes one capture, or one place in it")
+        raise UserError("--only locate takes one capture or one place in it")
     if not no_screen:
         raise UserError("--screen shows a screen: leave out --json")
     if only is not None:
         more = {"drafter"} if only == "audit" else set()
-        refuse_others(f"--only {only}", "runs this stage alone", refused={"no_audit", "no_known", *more})
+        refuse_others(f"--only {only}", "runs only this stage", refused={"no_audit", "no_known", *more})
     if click.get_current_context().params["no_audit"]:
         refuse_others("--no-audit", "asks no drafter", refused={"drafter"})
     if trainer is not None:

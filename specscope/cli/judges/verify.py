@@ -28,35 +28,35 @@ MOST_SHOWN = 10  # calls whose outputs are impossible
 
 @verb(epilog=X_RULE)
 @captures_argument
-@json_option("Print every check as JSON.")
+@json_option("Print JSON.")
 @click.option(
     "--alpha",
     type=Number(Share),
     default=0.01,
     show_default=True,
     metavar="P",
-    help="How often a run without a fault may fail the statistical checks, all together.",
+    help="Chance that a run without a fault fails the statistical checks, all together.",
 )
 @click.option(
     "--rule",
     metavar="RULE",
-    help="The run's rule, where it is your module:function; of calls: standard, match, block or greedy.",
+    help="Rule of the run if it is your module:function; for calls: standard, match, block or greedy.",
 )
 @click.option("--branch", type=whole_from(0, 2**31), metavar="N", help="Judge this branch.  [default: the last]")
 @fetches_captures
 def verify(captures: tuple[str, ...], *, as_json: bool, alpha: float, rule: str | None, branch: int | None) -> None:
-    """Check from CAPTURE alone that the run is consistent and lossless.
+    """Check that a run is consistent and lossless, from its capture alone.
 
     \b
       specscope verify run.jsonl
-      specscope verify run*.jsonl      each by itself
+      specscope verify run*.jsonl      one by one
       specscope verify call.npz        calls of a sampler: p, q, drafted, output, coin
 
-    No model is needed. Each step's verdict is recomputed from the recorded numbers. Positions, tokens and KV blocks are
-    tracked from step to step. Over the whole run, what was accepted and drawn is tested against the recorded
+    No model is needed. It recomputes each step's verdict from the recorded numbers, tracks positions, tokens and KV
+    blocks from step to step, and tests over the whole run whether the accepted and drawn tokens fit the recorded
     probabilities. Each statistical check that passes shows the smallest bias it would have seen.
 
-    Exit code: 0 consistent, 1 not consistent, 2 cannot be judged. Over several captures 1 beats 2, and 2 beats 0.
+    Exit code: 0 consistent, 1 not consistent, 2 cannot be judged. For several captures, 1 beats 2 and 2 beats 0.
     """
     from specscope.analyze.verify.text import render_trial
     from specscope.analyze.verify.trial import judge
@@ -64,7 +64,7 @@ def verify(captures: tuple[str, ...], *, as_json: bool, alpha: float, rule: str 
     def judged(file: str) -> Mapping[str, Any]:
         if kind_of(start_of(file)) in (ARRAYS, TENSORS):
             if branch is not None:
-                raise UserError(f"--branch is of a capture, which {printable(file)} is not: leave it out")
+                raise UserError(f"{printable(file)} is no capture and has no branches: leave out --branch")
             return judge_file(file, rule, alpha, as_json=as_json)
         own_rule = None if rule is None else load_rule(rule, NamedCode.find(rule, "--rule"))
         reader = read_branch(file, branch)

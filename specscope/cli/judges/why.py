@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 @verb(epilog=X_RULE)
 @click.argument("place", type=PLACE, metavar="CAPTURE[#REQUEST[@STEP[/NODE]]]")
-@json_option("Print the answer and the numbers behind it as JSON.")
-@click.option("--branch", type=whole_from(0, 2**31), metavar="N", help="Look at this branch.  [default: the last]")
+@json_option("Print JSON.")
+@click.option("--branch", type=whole_from(0, 2**31), metavar="N", help="Explain this branch.  [default: the last]")
 @fetches_captures
 def why(place: str, *, as_json: bool, branch: int | None) -> None:
-    """Say why a token was rejected.
+    """Explain why a token was rejected.
 
     \b
       specscope why run.jsonl            the kinds of rejection that cost this run most
-      specscope why run.jsonl#r3         the same for a request
-      specscope why run.jsonl#r3@17      a step: its path, and the node that ended it
-      specscope why run.jsonl#r3@17/4    a node: what the target wanted, what decided, what would have kept it
+      specscope why run.jsonl#r3         the same for one request
+      specscope why run.jsonl#r3@17      a step: its path and the node that ended it
+      specscope why run.jsonl#r3@17/4    a node: what the target wanted, what decided, what would have accepted it
     """
     from specscope.analyze.plain import plain
     from specscope.analyze.why import why_part, why_run
@@ -76,4 +76,4 @@ def render(answer: NodeAnswer | RunAnswer, file: str, console: Console) -> None:
         console.print(Text(line))
     if answer.kinds:
         example = answer.kinds[0].examples[0]
-        console.print(Text(f"\nOne of them: specscope why {shell_word(f'{file}#{example}')}", style="dim"))
+        console.print(Text(f"\nExample: specscope why {shell_word(f'{file}#{example}')}", style="dim"))

@@ -77,13 +77,13 @@ def _written(bad: Sequence[FedRow], request: RequestHistory, now: int) -> tuple[
     places, parts = [row.position for row in bad], list(request.steps)
     where = f"positions {min(places)} to {max(places)}" if len(places) > 1 else f"position {places[0]}"
     if min(places) >= next(part.context_len for part in parts if part.index == now):
-        return f"{where} were written in this very step", code_of(KVCache.write_rows)
+        return f"{where} were written in this step", code_of(KVCache.write_rows)
     for part in reversed(parts):
         if part.index < now and part.verdict is not None and len(part.moved):
             kept = range(part.position + 1, part.position + 1 + len(part.moved))
             if all(place in kept for place in places):
                 step = f"{part.request}@{part.index}"
-                story = f"{where} are the path that {step} accepted, whose KV had to be moved there"
+                story = f"{where} are the path that {step} accepted, and its KV had to be moved there"
                 return story, code_of(KVCache.move)
     writers = sorted({part.index for part in parts for place in places if _fed(part, place) and part.index < now})
     steps = ", ".join(f"@{index}" for index in writers[:3])
@@ -135,11 +135,11 @@ def _of_map(pair: HeldPair, allowed: float, vocabulary: Vocabulary) -> str:
         first = int(can.nonzero().max()) + 1 if bool(can.any()) else 0
         if first <= missing[0] and len(missing) > 1:
             return (
-                f"the first {missing[0]} tokens of the vocabulary alone: {len(missing)} behind them cannot be drafted"
+                f"only the first {missing[0]} tokens of the vocabulary can be drafted: {len(missing)} after them cannot"
             )
         shown = ", ".join(f"{token} ({vocabulary.show(token)})" for token in missing[:5])
         more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-        return f"of {int(ought.sum())} tokens that can be drafted {shown}{more} cannot"
+        return f"of {int(ought.sum())} tokens of the draft vocabulary, {shown}{more} cannot be drafted"
     places = ought.nonzero()[:, 0]
     right, ours = pair.right[:, places], pair.ours[:, can.nonzero()[:, 0]]
     if ours.shape == right.shape:
@@ -148,5 +148,5 @@ def _of_map(pair: HeldPair, allowed: float, vocabulary: Vocabulary) -> str:
                 step = "before" if by > 0 else "behind"
                 return f"each draft token stands for the target's token {abs(by)} row of d2t {step} its own"
     if missing and extra:
-        return f"{len(extra)} tokens are drafted that the head does not have, and {len(missing)} that it has are not"
+        return f"{len(extra)} tokens outside the draft vocabulary are drafted, and {len(missing)} inside it are not"
     return looks(pair.ours.nan_to_num(neginf=0), pair.right.nan_to_num(neginf=0), rows=pair.rows, allowed=allowed)

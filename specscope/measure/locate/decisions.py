@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from specscope.speculate.drafters.base import Draft
     from specscope.speculate.verify.inputs import VerifyBatch
 
-ROWS = 600  # of p and q that are looked at in all
+ROWS = 600  # of p and q that were examined in all
 KEPT = 12  # steps whose rows are kept to be searched
 SHARE = 2e-5  # of a row's mass that rounding may move
 BORDER = 1e-5  # by which a border of top-p or min-p may be off, relative
@@ -62,7 +62,7 @@ OPERATIONS = {  # in words, and what its figures are of
     P: ("the p that a draft is judged by", "trial"),
     Q: ("the q that a draft is judged by", "trial"),
     ACCEPTANCE: ("whether a draft is accepted", "trial"),
-    RESIDUAL: ("what a rejection leaves of p", "rejection"),
+    RESIDUAL: ("the residual after a rejection", "rejection"),
     FINAL: ("what the final token is drawn from", "final token"),
     COIN: ("the coins that decide", "step"),
     ENTROPY: ("the entropies beside the verdict", "step"),
@@ -75,7 +75,7 @@ SHOWN = {
     "residual_mass": "the residual's mass",
     "kind": "the end of the path",
     "final_p": "the p of the final token",
-    "token": "how far the coin lies from the token's interval",
+    "token": "distance between the coin and the token's interval",
 }
 
 
@@ -134,7 +134,7 @@ class DecisionWatch:
             if draft.q:
                 ruled["q"].append(_drawn(step, judged, contexts, draft))
             if is_own(part.rule):
-                self.left_out["their rule is somebody's own"] += 1
+                self.left_out["their rule is your own"] += 1
             else:
                 self._decide(replace(part, verdict=turn.verdict, parents=noted[number]), judged, draft, rows)
         for side, some in ruled.items():
@@ -147,7 +147,7 @@ class DecisionWatch:
         if judged is None:
             self.left_out["the text before them is not known"] += 1
         elif (part.request, part.index) not in self.case.by_key:
-            self.left_out["something was forced in them"] += 1
+            self.left_out["they have forced outcomes"] += 1
         elif part.request in self.drive.unlike:
             self.left_out["their drafts were not drawn again"] += 1
         else:
@@ -205,7 +205,7 @@ class DecisionWatch:
         rows, steps = self._rows(side, self.kept[side])
         found = search_rows(self.case, rows, [*_items(rows, steps)], logits_right=True, side="in the engine")
         of_rows = f"{len(wrong):,} of {plural(compared, 'row')}"
-        counts = f"{side} of {of_rows} is not what the rules make of the engine's own logits"
+        counts = f"{side} of {of_rows} is not what the rules give for the engine's own logits"
         if found is not None:
             operation = replace(found.located.operation, stage=Stage.SAMPLING, code=code_of(run, "rules"))
             text = f"{counts}; {found.located.sentence}"
@@ -213,8 +213,8 @@ class DecisionWatch:
         whose = "the target" if side == "p" else "the drafter"
         return Located(
             our_operation(run, Stage.SAMPLING, "rules", f"{whose}: the sampling rules"),
-            f"{counts}: up to {max(figure.error for figure in wrong):.2g} of a row's mass lies elsewhere",
-            smallest=f"{first.where}: {first.error:.2g} of its mass lies elsewhere",
+            f"{counts}: up to {max(figure.error for figure in wrong):.2g} of a row's mass differs",
+            smallest=f"{first.where}: {first.error:.2g} of its mass differs",
             where=first.where,
             explained=len(wrong),
             differing=len(wrong),
@@ -252,7 +252,7 @@ class DecisionWatch:
             figures = self.held.get(operation, [])
             if figures and not _wrong(figures):
                 rows = plural(len(figures), "row")
-                yield f"the sampling rules: {side} of {rows}, run again, is what they make of the engine's own logits"
+                yield f"the sampling rules: {side} of {rows}, recomputed, is what they give for the engine's own logits"
         figures = [figure for name in self.verdict.values() for figure in self.held.get(name, [])]
         if figures and not _wrong(figures):
             counts = f"{plural(len(figures), 'figure')} of {plural(self.steps, 'step')}"
@@ -304,7 +304,7 @@ def _figures(part: RequestStep, p: Mapping[int, Doubles], q: Mapping[int, Double
         yield _spread("the entropy of p", of_node, notes.entropy[place], p[node])
         if tree.drawn[tree.children(node)[0]] != Drawn.DETERMINISTIC:
             yield _spread("the entropy of q", of_node, notes.q_entropy[place], q[node])
-    yield _spread("the entropy of what the final token is drawn from", None, notes.final_entropy, left, 40 * off)
+    yield _spread("the entropy of the final token's distribution", None, notes.final_entropy, left, 40 * off)
 
 
 def _spread(what: str, node: int | None, ours: float, row: Doubles, off: float = 0.0) -> Figure:
@@ -333,7 +333,7 @@ def _drawn(step: Step, judged: AuditedStep, contexts: Contexts, draft: Draft) ->
 
 
 def _apart(rows: RuledRows, ours: Tensor) -> tuple[list[float], list[float]]:
-    """Of each row how much of its mass lies elsewhere than by the rules, and how much of that rounding explains."""
+    """Of each row how much of its mass differs than by the rules, and how much of that rounding explains."""
     allowed = [0.0 if each.greedy else SHARE + 1e-6 / max(each.temperature, 1e-3) for each in rows.params]
     errors = _moved(rows, ours, sampling.RIGHT, range(len(ours)))
     at_border = [i for i, error in enumerate(errors) if error > allowed[i]]

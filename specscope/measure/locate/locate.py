@@ -110,12 +110,12 @@ def _lookup(ask: Question, found: Location) -> None:
         return
     steps = plural(finding.tested, "step")
     if not finding.failed:
-        found.ruled_out += (f"the drafter: its tree is what the text gives in {steps}",)
+        found.ruled_out += (f"the drafter: its tree is what a lookup in the text gives in {steps}",)
         return
     file = "suffix_index.py Text" if text == "suffix" else "ngram_index.py NgramIndex"
     located = Located(
         Operation(Stage.DRAFTER, "lookup", "the lookup in the text", f"specscope/speculate/drafters/{file}"),
-        f"the drafted tree is not what the text gives in {finding.failed:,} of {steps}",
+        f"the drafted tree is not what a lookup in the text gives in {finding.failed:,} of {steps}",
         finding.sentence if finding.condition is not None else "",
         finding.detail,
         finding.example,
@@ -133,7 +133,7 @@ def _inside_vllm(ask: Question, found: Location) -> None:
     from specscope.measure.locate.vllm import locate_vllm
 
     if ask.run.backend != "vllm":
-        raise UserError(f"{ask.run.backend} is not run again here: its evidence is searched alone")
+        raise UserError(f"{ask.run.backend} cannot be run again here: only its evidence is searched")
     differs = {**ask.differing(drafter=False), **ask.differing(drafter=True)}
     names = (ask.place.request,) if ask.place is not None else tuple(sorted(differs, key=lambda name: differs[name]))
     options = ask.session.options
@@ -179,4 +179,4 @@ def _draws(ask: Question, found: Location) -> None:
     found.located += tuple(located)
     if not located and interval is not None and interval.tested and not interval.failed:
         coins = plural(interval.tested, "draft coin")
-        found.ruled_out += (f"the draws: {coins} lie in the interval of their token",)
+        found.ruled_out += (f"the draws: {coins} are in their token's interval",)

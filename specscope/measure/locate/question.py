@@ -76,7 +76,7 @@ class Question:
             names, first, until = self._chosen(self.differing(drafter=drafter))
         contexts = {name: known for name in names if (known := contexts_until(self.history, name, until)) is not None}
         if not contexts:
-            raise UserError("no request's whole text is in the capture: there is nothing to feed")
+            raise UserError("no request's whole text is in the capture, so there is nothing to feed")
         return WalkPlan(contexts, until, first)
 
     def _chosen(self, differs: dict[str, int]) -> tuple[list[str], int, int]:

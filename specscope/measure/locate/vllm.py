@@ -47,7 +47,7 @@ def locate_vllm(
     assert run is not None
     requests = chosen(history, names, REQUESTS)
     if not requests:
-        raise UserError("no request of this capture can run again: what shaped them is not in it")
+        raise UserError("no request of this capture can run again: their parameters are not in it")
     models = WalkedModels(run, target, draft)
 
     def compared(inside: str) -> ComparedForwards:

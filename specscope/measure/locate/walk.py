@@ -23,7 +23,7 @@ from specscope.plans.kinds import model_part, runs_head
 from specscope.plans.plan import read_plan
 from specscope.trace.history.wording import plural
 
-NO_MODEL = "the drafter's model is not at hand"
+NO_MODEL = "the drafter's model was not found"
 DECIDED = {Stage.SAMPLING, Stage.VERDICT, Stage.DRAWS}
 
 
@@ -93,7 +93,7 @@ def _of_watch(ask: Question, found: Location, watch: ModelWatch, layers: int) ->
     is_target = watch.stage is Stage.TARGET
     head = not is_target and runs_head(ask.run.drafter)
     if head and any(item.operation.stage is Stage.TARGET for item in found.located):
-        found.ruled_out += ("the drafter was not walked: it is fed the target's features, which differ",)
+        found.ruled_out += ("the drafter was not walked: it is fed the target's features, and they differ",)
         return
     compared = watch.wrong or next(reversed(watch.last.values()), None)
     if compared is not None:
@@ -110,18 +110,18 @@ def _of_watch(ask: Question, found: Location, watch: ModelWatch, layers: int) ->
     if is_target:
         found.ruled_out += (
             f"the target: {watch.rows:,} rows at the borders of {plural(layers, 'layer')} agree over {of_what}, "
-            f"to {watch.largest:.0%} of what rounding explains",
+            f"within {watch.largest:.0%} of what rounding explains",
         )
     elif watch.passes:
         found.ruled_out += (
-            f"the drafter: {plural(watch.passes, 'pass', 'passes')} over {of_what} agree, from what they are fed to "
-            "the tokens that are chosen",
+            f"the drafter: {plural(watch.passes, 'pass', 'passes')} over {of_what} agree, from their inputs to the "
+            "chosen tokens",
         )
     if is_target and (differs := ask.differing(drafter=False)):
         found.unexplained += (
-            f"the target's recorded figures differ from the model's in {plural(len(differs), 'request')}, and the "
-            "engine, run again, agrees with the model: what was recorded came from another build, other weights, or "
-            "after the logits",
+            f"the target's recorded figures differ from the model's in {plural(len(differs), 'request')}, but the "
+            "engine, run again, agrees with the model: the recording came from another build, other weights, or the "
+            "error is after the logits",
         )
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from specscope.measure.locate.question import WalkPlan
     from specscope.model.kv_cache import BlockTable
 
-COMPILED = "the compiled layer gives something else than its own steps through torch's operators, which agree"
+COMPILED = "the compiled layer differs from the same steps through torch's operators, which agree"
 
 
 class ModelWatch:

@@ -134,7 +134,7 @@ def failure(path: FastPath) -> str | None:
             for rows in TRIAL_ROWS:
                 x = random(rows, 48)
                 if not same_numbers(functional.linear(x, weight, bias), product(x)):
-                    return "it computes something else"
+                    return "its results differ"
     except Exception as error:  # a library says in its own way that it is not there, or cannot use this CPU
         return first_line(error)
     return None

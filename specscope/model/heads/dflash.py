@@ -95,7 +95,7 @@ def read_config(folder: Path) -> DFlashConfig:
     longest = longest_draft(whole)
     if longest < 1 or not block_json.eagle_aux_hidden_state_layer_ids:
         what = "block_size of at least 2" if longest < 1 else "target_layer_ids"
-        raise UserError(f"{folder}/config.json names no {what}: a DFlash head needs it")
+        raise UserError(f"{folder}/config.json has no {what}, which a DFlash head needs")
     layers, kinds = sizes.num_hidden_layers, sizes.layer_types or []
     all_slide = bool(whole.get("use_swa")) and SLIDING not in kinds
     slides = [all_slide or SLIDING in kinds[i : i + 1] for i in range(layers)]
@@ -221,11 +221,11 @@ def _check_fit(config: DFlashConfig, target: LoadedModel, own: Tensor | None, ma
     elif config.vocab != target.vocab_size:
         wrong = f"was made for a vocabulary of {config.vocab}, but {target.name} has {target.vocab_size}"
     elif high:
-        wrong = f"asks for what enters layer {high[0]}, but {target.name} has layers 0 to {layers - 1}"
+        wrong = f"takes features from layer {high[0]}, but {target.name} has layers 0 to {layers - 1}"
     elif own is not None and list(own.shape) != [config.vocab, hidden]:
         wrong = f"has {EMBEDDING} of {list(own.shape)}, but config.json makes it {[config.vocab, hidden]}"
     elif hidden != width and own is None:
-        wrong = f"is {hidden} wide and {target.name} {width}: such a head needs embed_tokens of its own"
+        wrong = f"is {hidden} wide and {target.name} {width}: it needs its own embed_tokens"
     elif mask is not None and len(mask) != hidden:
         wrong = f"has a mask embedding of {len(mask)} numbers, and is {hidden} wide"
     elif mask is None and config.mask_token >= config.vocab:
@@ -242,7 +242,7 @@ def _fill(head: DFlashHead, tensors: dict[str, Tensor], path: Path) -> None:
     missing, extra = sorted(needed - set(tensors)), sorted(set(tensors) - set(wanted) - {"d2t", "t2d"})
     if missing or extra:
         what = [f"lacks {missing[0]}"] if missing else []
-        what += [f"has {extra[0]}, which a DFlash head has not"] if extra else []
+        what += [f"has {extra[0]}, which a DFlash head does not have"] if extra else []
         raise UserError(f"the head in {path} " + " and ".join(what))
     check_shapes(wanted, tensors, path)
     check_maps(tensors, config.draft_vocab, config.vocab, path)
@@ -309,7 +309,7 @@ class DFlashRunner:
     def capture(self, wanted: Sequence[Shape], capture: Capture, max_context: int, window: int) -> Iterator[Shape]:
         """Capture passes of these shapes for contexts up to `max_context` slots (Graphs); says which comes next."""
         if len({*self.head.config.ahead}) > 1:
-            raise UserError("its layers are not all causal, nor all not")
+            raise UserError("some of its layers are causal and some are not")
         return self.graphs.capture(self._run, wanted, capture, max_context, window)
 
     @torch.inference_mode()

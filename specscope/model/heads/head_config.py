@@ -176,7 +176,7 @@ def read_config(folder: Path, version: int, target_layers: int, *, parallel: boo
         raise UserError(f"{folder}/config.json says {sizes.num_hidden_layers} layers: an EAGLE-1 head has one")
     if version == 1 and any(flags.values()):
         on = next(name for name, value in flags.items() if value)
-        raise UserError(f"{folder}/config.json has `{on}`, which an EAGLE-1 head has not")
+        raise UserError(f"{folder}/config.json has `{on}`, which an EAGLE-1 head does not have")
     heads, kv_heads = sizes.num_attention_heads, sizes.num_key_value_heads or sizes.num_attention_heads
     size = sizes.head_dim or sizes.hidden_size // heads
     if size < 2 or size % 2 or heads % kv_heads:

@@ -105,7 +105,7 @@ def _check_fit(config: HeadConfig, target: LoadedModel, own: Tensor | None, path
     elif own is not None and list(own.shape) != wanted:
         raise UserError(f"{EMBEDDING} in {path} is {list(own.shape)}, but config.json makes it {wanted}")
     elif config.width != width and (own is None or config.version == 1):
-        wrong = f"is {config.width} wide and {target.name} {width}: such a head needs embed_tokens of its own"
+        wrong = f"is {config.width} wide and {target.name} {width}: it needs its own embed_tokens"
     if wrong:
         raise UserError(f"the head in {path} {wrong}")
 
@@ -119,7 +119,7 @@ def _fill(head: EagleHead, tensors: dict[str, Tensor], path: Path) -> None:
     missing = sorted(set(wanted) - set(tensors) - {"t2d"})  # which follows from d2t: NVIDIA's exporter leaves it out
     if missing or extra:
         what = [f"lacks {missing[0]}"] if missing else []
-        what += [f"has {extra[0]}, which an EAGLE-{head.config.version} head has not"] if extra else []
+        what += [f"has {extra[0]}, which an EAGLE-{head.config.version} head does not have"] if extra else []
         raise UserError(f"the head in {path} " + " and ".join(what))
     check_shapes(wanted, tensors, path)
     check_maps(tensors, head.config.draft_vocab, head.config.vocab, path)
@@ -152,11 +152,11 @@ def check_maps(tensors: Mapping[str, Tensor], size: int, vocab: int, path: Path)
     d2t, t2d = tensors.get("d2t"), tensors.get("t2d")
     wrong = ""
     if d2t is not None and (d2t.dtype not in INTEGERS or d2t.shape != (size,)):
-        wrong = f"d2t in {path} is {_kind(d2t)}: it must be whole numbers, [{size}], a draft token each"
+        wrong = f"d2t in {path} is {_kind(d2t)}: it must be whole numbers, [{size}], one per draft token"
     elif d2t is not None:
         tokens = d2t.long() + torch.arange(size)
         if int(tokens.min()) < 0 or int(tokens.max()) >= vocab:
-            wrong = f"d2t in {path} points outside the target's vocabulary"
+            wrong = f"d2t in {path} contains tokens outside the target's vocabulary"
         elif len(tokens.unique()) != len(tokens):
             wrong = f"d2t in {path} gives two draft tokens the same token of the target"
         elif size == vocab and bool(d2t.any()):
@@ -165,7 +165,7 @@ def check_maps(tensors: Mapping[str, Tensor], size: int, vocab: int, path: Path)
         if t2d.dtype not in (torch.bool, *INTEGERS) or t2d.shape != (vocab,):
             wrong = f"t2d in {path} is {_kind(t2d)}: it must be true or false, [{vocab}]"
         elif d2t is not None and not torch.equal(t2d.bool().nonzero()[:, 0], tokens.sort().values):
-            wrong = f"t2d in {path} marks other tokens than d2t names"
+            wrong = f"t2d in {path} and d2t name different tokens"
     if wrong:
         raise UserError(wrong)
 

@@ -47,7 +47,7 @@ def load_mtp(target: LoadedModel) -> LoadedMtp:
     count = mtp_modules(config)
     if not count:
         raise UserError(
-            f"{kind} has no next-token modules (num_nextn_predict_layers in its config): use --drafter ngram, or a head"
+            f"{kind} has no next-token modules (num_nextn_predict_layers in its config): use --drafter ngram or a head"
         )
     try:
         from transformers.modeling_layers import MtpModel

@@ -39,7 +39,7 @@ class DFlash(HeadDrafter):
         if plan.max_depth > config.longest:
             raise UserError(
                 f"the tree {plan} is {plan.max_depth} deep, but a block of {runner.loaded.name} drafts "
-                f"{config.longest} tokens: use --tree {config.longest}, or one that is at most so deep"
+                f"{config.longest} tokens: use --tree {config.longest} or a shallower one"
             )
         self.max_fed = config.rows(plan.max_depth)
         self.rows_fed = (self.max_fed,)

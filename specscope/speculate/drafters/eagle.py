@@ -30,7 +30,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 class Features:
-    """The target's features of one request that the head has not been fed yet, from position `start` on."""
+    """The target's features of one request that the head does not have been fed yet, from position `start` on."""
 
     def __init__(self, *, keeps: bool = False) -> None:
         """`keeps`: whether what was taken is kept too, so that the head can be fed it again."""

@@ -71,16 +71,14 @@ class OwnDrafter(Drafter):
         """`named`: module:Class. Raises UserError where what `make` makes is no drafter."""
         self._flag, self._vocabulary = f"--drafter {named}", setup.target.vocab_size
         self.source = _source(make)  # a digest of the file that it is written in: another one is another drafter
-        self._theirs = self._asked("making it with a DrafterSetup", make, setup)
+        self._theirs = self._asked("calling it with a DrafterSetup", make, setup)
         missing = [name for name in ("max_nodes", "max_depth", "propose") if not hasattr(self._theirs, name)]
         if missing:
-            raise UserError(
-                f"{self._flag} has no {missing[0]}: derive it from specscope.Drafter, which says what it needs"
-            )
+            raise UserError(f"{self._flag} has no {missing[0]}: derive it from specscope.Drafter")
         name = str(getattr(self._theirs, "name", Drafter.name))
         self.name = named if name == Drafter.name else name
         if self.name in RUN_HERE:
-            raise UserError(f"{self._flag}: its name is {name}, which is a drafter of specscope: give it another")
+            raise UserError(f"{self._flag}: specscope has a drafter named {name}: give it another name")
         self.max_nodes, self.max_depth = int(self._theirs.max_nodes), int(self._theirs.max_depth)
         if not 1 <= self.max_depth <= self.max_nodes <= MAX_NODES:
             raise UserError(
@@ -106,7 +104,7 @@ class OwnDrafter(Drafter):
         drafts = list(self._asked("propose", self._theirs.propose, contexts))
         self.passes = tuple(getattr(self._theirs, "passes", ()))
         if len(drafts) != len(contexts):
-            raise UserError(f"{self._flag}: propose gave {len(drafts)} drafts for {len(contexts)} requests")
+            raise UserError(f"{self._flag}: propose returned {len(drafts)} drafts for {len(contexts)} requests")
         for context, draft in zip(contexts, drafts, strict=True):
             if wrong := self._wrong(draft):
                 raise UserError(f"{self._flag}: the draft for {context.request} {wrong}")
@@ -114,7 +112,7 @@ class OwnDrafter(Drafter):
 
     def _wrong(self, draft: Draft) -> str:
         if not isinstance(draft, Draft):
-            return f"is a {type(draft).__name__}: propose gives a specscope.Draft, such as Draft.chain(tokens)"
+            return f"is a {type(draft).__name__}: propose must return a specscope.Draft, such as Draft.chain(tokens)"
         tree, n = draft.tree, len(draft.tree)
         if any(not ROOT <= above < node for node, above in enumerate(tree.parent.tolist())):
             return "has a node before its parent"

@@ -73,7 +73,7 @@ def _unheld(schema: dict[str, Any]) -> Iterator[str]:
         yield "allOf of several schemas cannot be enforced: write them as one"
     for name in ("$ref", "anyOf", "oneOf", "allOf"):
         if name in schema and (beside := set(schema) - {name} - _SAYS_NOTHING):
-            yield f"what stands beside {name} cannot be enforced: move {short(min(beside))} into it"
+            yield f"keys beside {name} cannot be enforced: move {short(min(beside))} into it"
     if not str(schema.get("$ref", "#")).startswith("#"):
         yield f"only references within the schema can be followed, not {short(schema['$ref'])}"
     if "enum" in schema or "const" in schema:
@@ -107,9 +107,9 @@ def _unheld_regex(text: str, *, in_schema: bool = False) -> str:
     plain = re.sub(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", lambda m: " " * len(m[0]), text, flags=re.DOTALL)
     body = plain.strip("^$") if plain.startswith("^") or plain.endswith("$") else plain
     if "^" in body or "$" in body:
-        return "^ and $ can stand at the ends alone: the expression matches the whole text anyway"
+        return "^ and $ work only at the ends: the expression matches the whole text anyway"
     if (most := _repetitions(plain)) > MOST_NESTED:
-        return f"repetitions within each other come to {most:,}; the limit is {MOST_NESTED:,}: make it simpler"
+        return f"nested repetitions multiply to {most:,}; the limit is {MOST_NESTED:,}: make it simpler"
     odd = next((m[1] for m in re.finditer(r"\\([A-Za-z])", text.replace("\\\\", "  ")) if m[1] not in _ESCAPES), "")
     if odd:
         return f"\\{odd} is not known"

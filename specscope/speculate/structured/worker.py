@@ -64,7 +64,7 @@ def _unusable(xgr: Any, grammar: Any, tokens: int) -> str:  # noqa: ANN401
                 return "the form allows no first token"
             accepted = len(allowed) and matcher.accept_token(int(allowed[round(rank * (len(allowed) - 1))]))
             if time.process_time() - start > MASK_SECONDS:
-                return f"what may follow {place + 1} tokens takes over {MASK_SECONDS:g} s to work out: make it simpler"
+                return f"the mask after {place + 1} tokens takes over {MASK_SECONDS:g} s to compute: make it simpler"
             if not accepted or matcher.is_terminated():
                 break
     return ""

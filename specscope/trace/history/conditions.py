@@ -114,7 +114,7 @@ class _Check(ast.NodeVisitor):
             raise self._refuse(node, f"{_say(node.op)} cannot be used in a condition")
         for side in (node.left, node.right):
             if self._is_no_number(side):
-                raise self._refuse(side, "arithmetic needs numbers, and this is not one")
+                raise self._refuse(side, "arithmetic needs numbers")
         self.generic_visit(node)
 
     def _is_no_number(self, node: ast.expr) -> bool:

@@ -306,7 +306,7 @@ class History:
         count, requests = self.without_steps, len(self.requests)
         alone = "requests" if self.figures_only else f"{count:,} of {requests:,} requests"
         lacks = "no steps, so no trees, phases, text or questions"
-        return f"figures of {alone} alone, as their own spans tell them: {lacks}" if count else ""
+        return f"figures of {alone}, from their request spans only: {lacks}" if count else ""
 
     @property
     def branch(self) -> int:
@@ -472,7 +472,7 @@ class History:
         name, sign, _ = reference.rpartition("@")
         if sign and name in self.requests:
             raise UserError(
-                f"{short(reference)}: write the number of a step after @, and of a node after /, such as r3@17/4"
+                f"{short(reference)}: write a step number after @ and a node number after /, such as r3@17/4"
             )
         known = ", ".join([*map(short, list(self.requests)[:4]), *(["..."] if len(self.requests) > 4 else [])])
         raise UserError(f"there is no request {short(place.request)}; there are: {known or 'none'}")

@@ -37,43 +37,43 @@ COLUMNS: Mapping[str, int] = {
 # tokenizer_manager.py, internal_state.py), TensorRT-LLM's executor, llama.cpp b11434, and what tools document.
 # Of averages, by their names in an Aggregate
 _AVERAGES: Mapping[str, str] = {
-    "sglang:spec_accept_length": "the length is SGLang's average over its own interval: accepted + 1 per verification",
-    "spec_accept_length": "the length is SGLang's: output tokens per verification, the prompt's first token too",
-    "accept_length": "the length is SpecForge's average of a benchmark: output tokens per verification of SGLang",
-    "avg_spec_accept_length": "the length is SGLang's average since its server started, not of this bench alone",
-    "sglang:spec_accept_rate": "the rate is SGLang's: of the tokens that are configured, whatever was drafted",
-    "spec_accept_rate": "the rate is SGLang's: of the tokens that are configured, whatever was drafted",
-    "trtllm_spec_decode_acceptance_length": "the length is that of TensorRT-LLM's last iteration alone",
-    "avg_decoded_tokens_per_iter": "the length is TensorRT-LLM's: tokens per iteration, those without a draft too",
+    "sglang:spec_accept_length": "the length is SGLang's average over its interval: accepted + 1 per verification",
+    "spec_accept_length": "the length is SGLang's: output tokens per verification, with the prompt's first token",
+    "accept_length": "the length is SpecForge's benchmark average: output tokens per SGLang verification",
+    "avg_spec_accept_length": "the length is SGLang's average since the server started, not over this benchmark",
+    "sglang:spec_accept_rate": "the rate is SGLang's: accepted / configured tokens, however many were drafted",
+    "spec_accept_rate": "the rate is SGLang's: accepted / configured tokens, however many were drafted",
+    "trtllm_spec_decode_acceptance_length": "the length is that of TensorRT-LLM's last iteration",
+    "avg_decoded_tokens_per_iter": "the length is TensorRT-LLM's: tokens per iteration, undrafted ones included",
 }
-_OURS = "1 + accepted / drafts, as here"
+_OURS = "1 + accepted / drafts, the same as here"
 # Of counts: (how the source's name begins, the count, what it is)
 _COUNTS: Sequence[tuple[str, str, str]] = (
     ("SGLang /metrics", "drafts", "drafts are SGLang's verifications, which it adds when a request ends"),
     ("SGLang response", "drafts", "drafts are SGLang's verifications"),
-    ("SGLang response", "drafted", "drafted tokens are verifications × configured tokens, whatever was drafted"),
+    ("SGLang response", "drafted", "drafted tokens are verifications × configured tokens, however many were drafted"),
     ("llama.cpp /metrics", "drafts", "counts are added when a request ends"),
     ("vLLM example", "drafts", f"vLLM's mean acceptance length is {_OURS}"),
-    ("vLLM example", "accepted_at", "counts by position are the nearest to rates that are printed with two digits"),
+    ("vLLM example", "accepted_at", "counts by position are estimated from rates printed with two digits"),
     ("serving bench", "drafts", f"the bench's acceptance length is {_OURS}"),
     ("AIPerf", "drafts", f"AIPerf's mean_acceptance_length is that of each request: {_OURS}"),
     (
         "Spec-Bench",
         "drafts",
-        "Spec-Bench's mean accepted tokens are tokens per decoding step, the last one too: as here",
+        "Spec-Bench's mean accepted tokens are tokens per decoding step, the final token included: the same as here",
     ),
     (
         "EAGLE",
         "drafts",
-        "EAGLE's acceptance length is new tokens / decoding steps: as here, were no step without a draft",
+        "EAGLE's acceptance length is new tokens / decoding steps: the same as here if every step drafted",
     ),
-    ("specdec_bench", "drafts", f"specdec_bench's Average_AL is the mean of requests: here it is over all, {_OURS}"),
-    ("result of means", "averages", "the length is a mean, as the file tells it"),
-    ("list of lengths", "drafts", "each length is of a step, its bonus or recovered token too: none is 0"),
-    ("list of accepted tokens", "drafts", "each length is of a step, without its bonus or recovered token"),
-    ("TensorRT-LLM /metrics", "drafts", "drafts are those with a first token: TensorRT-LLM counts no others"),
+    ("specdec_bench", "drafts", f"specdec_bench's Average_AL is the mean over requests; here it is pooled, {_OURS}"),
+    ("result of means", "averages", "the length is the mean in the file"),
+    ("list of lengths", "drafts", "each length is a step's, with its bonus or recovered token, so never 0"),
+    ("list of accepted tokens", "drafts", "each length is a step's, without its bonus or recovered token"),
+    ("TensorRT-LLM /metrics", "drafts", "TensorRT-LLM counts only drafts with a first token"),
 )
-_MADE_UP = "verdicts are made up for a benchmark: acceptance measures nothing"
+_MADE_UP = "verdicts are synthetic (a benchmark): acceptance measures nothing"
 
 # What a step has in which nothing happens
 NOTHING: Mapping[str, Any] = {

@@ -76,7 +76,7 @@ def failures(ends: Iterable[RequestEnd | None]) -> list[str]:
     told = [end for end in ends if end is not None]
     errors = Counter(end.error for end in told if end.reason is FinishReason.ERROR)
     of = plural(len(told), "request")
-    return [f"{count:,} of {of} failed: {printable(why) or 'no reason is told'}" for why, count in errors.items()]
+    return [f"{count:,} of {of} failed: {printable(why) or 'no reason given'}" for why, count in errors.items()]
 
 
 def acceptance(step: RequestStep, *, short: bool = False) -> str:

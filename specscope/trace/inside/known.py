@@ -48,7 +48,7 @@ def _compared(module: str, functions: Functions, read: Callable[[str, Parameters
         known = signatures(functions, name)
         there = read(name, known[-1])
         if there is None:
-            yield f"{module}.{name} is gone"
+            yield f"{module}.{name} is missing"
         elif there not in known:
             yield f"{module}.{name} takes ({', '.join(there)}), not ({', '.join(known[-1])})"
 

@@ -59,7 +59,7 @@ class TapSettings:
     def check(self) -> None:
         """Raises UserError that names the variable whose value cannot be used."""
         if not re.fullmatch(r"all|((target|drafter)(\.\d+)?(,|$))*", self.inside):
-            raise UserError(f"{TAPS_INSIDE} is {self.inside!r}: use {ALL_LAYERS}, or layers such as target.3,drafter")
+            raise UserError(f"{TAPS_INSIDE} is {self.inside!r}: use {ALL_LAYERS} or layers such as target.3,drafter")
         if not self.mib.isdecimal():
             raise UserError(f"{TAPS_MIB} is {self.mib!r}: use a number of MiB")
 

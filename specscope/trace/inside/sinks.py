@@ -45,7 +45,7 @@ class Outlet:
             except UserError as error:
                 self.lacking.append(f"{what} ({error})")
         if settings.ratio() is not None and settings.endpoint is None:
-            log.warning("specscope: the capture is whole: SPECSCOPE_SAMPLE is about spans that are sent")
+            log.warning("specscope: the capture holds every request: SPECSCOPE_SAMPLE applies to spans that are sent")
 
     def also(self, sink: Callable[[StepRecord], None], *, prompt: bool = False) -> None:
         """Take records there too."""
@@ -86,11 +86,11 @@ class Outlet:
         lost = self.lost
         if lost and lost >= 2 * self._told:
             self._told = lost
-            log.warning("specscope: %d steps or spans lost so far: the disk or the network is too slow, or gone", lost)
+            log.warning("specscope: %d steps or spans lost so far: the disk or network is too slow or gone", lost)
         for subscription in self._bus.subscriptions:
             if subscription.error is not None and subscription not in self._broken:
                 self._broken.append(subscription)
-                log.warning("specscope: nothing more is recorded there: %s", subscription.error)
+                log.warning("specscope: recording ended there: %s", subscription.error)
 
     def flush(self) -> None:
         """Wait until everything published so far was handed over."""

@@ -49,7 +49,7 @@ def unpack(text: str, size: int) -> Ints:
     if len(tokens) != size:
         raise ValueError(f"holds {len(tokens)} tokens, not {size}")
     if len(tokens) and (tokens.min() < 0 or tokens.max() >= 8 * MOST or len(np.unique(tokens)) < size):
-        raise ValueError("names a token twice, or one that cannot be")
+        raise ValueError("names a token twice, or one outside the vocabulary")
     tokens.flags.writeable = False
     return tokens
 
@@ -62,7 +62,7 @@ def _tokens(text: str) -> Ints:
         reader = zlib.decompressobj()
         data = reader.decompress(base64.b64decode(packed, validate=True), 4 * MOST)
     except (ValueError, zlib.error):
-        raise ValueError("is not compressed as it should be") from None
+        raise ValueError("is not valid zlib data") from None
     if not reader.eof or (kind == "map" and len(data) % 4):
         raise ValueError("is cut short or too long")
     if kind == "set":

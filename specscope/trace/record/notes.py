@@ -326,7 +326,7 @@ def ranks(row: Floats, tokens: Indices) -> Indices:
     """The rank of each token in a row [V], from 1; 0 where its probability is 0."""
     values = row[tokens]
     is_above = row > values.min()
-    if len(tokens) <= FEW and np.count_nonzero(is_above) > SHORT:  # a pass for each takes less than to sort so many
+    if len(tokens) <= FEW and np.count_nonzero(is_above) > SHORT:  # a pass for each needs less than to sort so many
         higher = np.array([np.count_nonzero(row > value) for value in values])
     else:
         above = np.sort(row[is_above])

@@ -51,7 +51,7 @@ class OwnRule:
         code = getattr(self.function, "__code__", None)
         place = "" if code is None else f" ({code.co_filename}, line {code.co_firstlineno})"
         raise UserError(
-            f"--rule {self.name} gave {short(given)} for p = {trial.p:.6g}, q = {trial.q:.6g}: it must give a "
+            f"--rule {self.name} returned {short(given)} for p = {trial.p:.6g}, q = {trial.q:.6g}: it must return a "
             f"probability between 0 and 1, or True or False{place}"
         )
 

@@ -69,7 +69,7 @@ class StructuredOutputs:
         if self.json is not None:
             _check_json(self.text)
         elif any("\0" in text for text in self.choice or (self.text,)):
-            raise UserError(f"structured_outputs: {self.kind} holds a NUL character: remove it")
+            raise UserError(f"structured_outputs: {self.kind} contains a NUL character: remove it")
 
     @property
     def kind(self) -> str:
@@ -184,13 +184,13 @@ class SamplingParams:
         tuple[StopText, ...],
         Meta(max_length=64, description="a non-empty string or a list of them, at most 64 of 1000 characters"),
         TEXT,
-        Flag("End the output at this text; may be given more than once.", "TEXT"),
+        Flag("End the output at this text; repeatable.", "TEXT"),
     ] = ()
     ignore_eos: Annotated[bool, Flag("Continue past the end-of-sequence token.", negated=False)] = False
     min_tokens: Annotated[
         int,
         Meta(ge=0, le=MOST_TOKENS, description=f"0 (off) or more, up to {MOST_TOKENS}"),
-        Flag("Minimum output tokens: EOS and stop tokens are masked before.  [default: 0]", "N"),
+        Flag("Minimum output tokens; EOS and stop tokens are masked until then.  [default: 0]", "N"),
     ] = 0
     # None for none
     logprobs: Annotated[
@@ -198,7 +198,7 @@ class SamplingParams:
         Meta(description=f"between 0 and {MOST_LOGPROBS}, or null for none"),
         Flag(
             "Record the log-probabilities of each output token and of the N likeliest tokens, before sampling "
-            "parameters apply.",
+            "parameters.",
             "N",
         ),
     ] = None
@@ -207,7 +207,7 @@ class SamplingParams:
         tuple[TokenId, ...],
         Meta(max_length=64, description="a list of at most 64 token ids (0 and up)"),
         IDS,
-        Flag("End the output at this token; may be given more than once.", "ID", name="--stop-token-id"),
+        Flag("End the output at this token; repeatable.", "ID", name="--stop-token-id"),
     ] = ()
     # the form that the output must have
     structured_outputs: Annotated[
@@ -231,7 +231,7 @@ class SamplingParams:
             for name, kind in PARAM_TYPES.items():  # says which is wrong
                 object.__setattr__(self, name, checked(values[name], kind, name))
         if self.min_tokens > self.max_tokens:
-            raise UserError(f"min_tokens ({self.min_tokens}) must not be above max_tokens ({self.max_tokens})")
+            raise UserError(f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})")
 
     @property
     def greedy(self) -> bool:

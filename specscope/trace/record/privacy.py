@@ -44,7 +44,7 @@ class Privacy(IntEnum):
         """What the user of this level must know; "" for nothing."""
         if self is not Privacy.NO_TEXT:
             return ""
-        return "--no-text keeps token ids, which are text to anyone with the tokenizer: --no-tokens leaves them out too"
+        return "--no-text keeps token ids, which a tokenizer turns into text: --no-tokens leaves them out too"
 
     @property
     def lack(self) -> str:

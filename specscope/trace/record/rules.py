@@ -41,7 +41,7 @@ def is_lossy(rule: str) -> bool:
 
 
 def is_own(rule: str) -> bool:
-    """Whether it is a function of somebody's own, as module:function: what it gives for p and q is not known here."""
+    """Whether it is your own function, as module:function: what it gives for p and q is not known here."""
     return ":" in rule and not is_lossy(rule)
 
 

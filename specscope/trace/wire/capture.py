@@ -169,12 +169,12 @@ class CaptureWriter:
             self._packer.lost()
             if self._on_full is None or not self.size:
                 raise UserError(
-                    f"cannot continue writing {self.path}: {error.strerror}; what was already written is readable"
+                    f"cannot continue writing {self.path}: {error.strerror}; the part already written is readable"
                 ) from error
             self.dropped += steps
             if self.dropped >= max(2 * self._told, 1):  # the first, and whenever the count has doubled
                 self._told, lost = self.dropped, plural(self.dropped, "step")
-                self._on_full(f"{self.path}: {error.strerror}: {lost} not captured so far, and the run goes on")
+                self._on_full(f"{self.path}: {error.strerror}: {lost} not captured so far; the run continues")
 
     def _put(self, data: bytes) -> None:
         view = memoryview(data)
@@ -210,7 +210,7 @@ class CaptureWriter:
         lost = f"{plural(self.dropped, 'step')} not captured: {self.path} could not be written"
         lines = [lost] if self.dropped else []
         if self.is_gone:
-            lines.append(f"{self.path} was deleted or replaced during the run: what was captured is lost")
+            lines.append(f"{self.path} was deleted or replaced during the run: the capture is lost")
         return lines
 
     def _is_elsewhere(self) -> bool:

@@ -345,7 +345,7 @@ def array_of_text(name: str, text: Any, declared: Any) -> Any:  # noqa: ANN401
     if isinstance(text, list):
         return [value for part in text for value in array_of_text(name, part, declared)]
     if not text:  # what Jaeger's page makes of NaN, which its JSON cannot hold
-        raise DamagedError(f"`{name}` is empty: Jaeger's page loses arrays with NaN in them (its API v3 has them)")
+        raise DamagedError(f"`{name}` is empty: Jaeger's page loses arrays that contain NaN (its API v3 keeps them)")
     try:
         return decoded(text, declared, strict=False)
     except ValueError as error:
@@ -355,7 +355,7 @@ def array_of_text(name: str, text: Any, declared: Any) -> Any:  # noqa: ANN401
 def check_times(start_ns: int, end_ns: int) -> None:
     """When a span began and ended. Raises DamagedError."""
     if not (0 <= start_ns < 2**63 and 0 <= end_ns < 2**63):
-        raise DamagedError("its start or end is no time in nanoseconds")
+        raise DamagedError("its start or end is not a time in nanoseconds")
 
 
 def read_json(text: str, kind: type[T], name: str) -> T:
@@ -371,7 +371,7 @@ def unescaped(text: str, name: str, read: Callable[[str], T]) -> T:
     try:
         return read(text)
     except ValueError:
-        raise DamagedError(f"`{name}` is not escaped as it should be") from None
+        raise DamagedError(f"`{name}` is not escaped correctly") from None
 
 
 def plain_error(error: Exception) -> str:

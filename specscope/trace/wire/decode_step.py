@@ -273,7 +273,7 @@ def _parents_first(name: str, table: FieldColumns, column: str, first: Longs) ->
     node = place + first[record]
     if (wrong := above >= node).any():
         at, parent = node[wrong][0], above[wrong][0]
-        raise DamagedError(f"`{name}`: node {parent} is no parent of node {at}: parents come first")
+        raise DamagedError(f"`{name}`: node {parent} cannot be the parent of node {at}: parents come first")
 
 
 def _check_path(verdict: FieldColumns, tree: FieldColumns, n: Longs) -> None:
@@ -284,7 +284,7 @@ def _check_path(verdict: FieldColumns, tree: FieldColumns, n: Longs) -> None:
         above = np.where(place == 0, ROOT, np.concatenate([[ROOT], path[:-1]])[: len(path)])
         wrong = tree.arrays["parent"][tree.ends["parent"][record] + path] != above
     if wrong.any():
-        raise DamagedError("`specscope.verdict.path` is no path of accepted nodes from the root down")
+        raise DamagedError("`specscope.verdict.path` is not a path of accepted nodes from the root")
 
 
 def _check_nodes(name: str, table: FieldColumns, column: str, n: Longs, last: Longs) -> None:

@@ -87,8 +87,8 @@ class CaptureReader:
             name, sign, step = str(file).rpartition("#")
             if sign and os.path.exists(name):
                 raise UserError(
-                    f"{self.name} names a step: give the whole capture, {printable(name)} (specscope open, or "
-                    f"debug, opens it at {printable(step)})"
+                    f"{self.name} names a step: give the whole capture, {printable(name)} (specscope open or debug "
+                    f"opens it at {printable(step)})"
                 ) from None
             raise UserError(f"cannot read {self.name}: {error.strerror}") from error
         return kind
@@ -206,7 +206,7 @@ class CaptureReader:
     def _take_part(self, resource: Mapping[str, Any], spans: Spans) -> None:
         run, known = resource.get("specscope.run.id"), self.history.run
         if known is not None and not isinstance(run, str):
-            raise DamagedError("the resource does not name its run")
+            raise DamagedError("the resource names no run")
         if (wanted := self.source.run or (known and known.run_id)) and run != wanted:
             if not self.source.run and not self.source.first_run:
                 runs = ", ".join(each.run[:12] for each in every_run(self.source) if isinstance(each, CaptureSource))
@@ -241,8 +241,8 @@ class CaptureReader:
             raise UserError(f"{self.name} is not a capture: it is empty")
         if decoder.summaries and not decoder.judged and not decoder.has_figures:
             raise UserError(
-                f"{self.name} holds spans of level `steps`, and no request's own span: open and report need that, "
-                "or level `trees`"
+                f"{self.name} holds spans of level `steps`, and no request spans: open and report need them, or level "
+                "`trees`"
             )
         self.warnings += decoder.faults.lines()
         if decoder.summaries:
@@ -251,10 +251,10 @@ class CaptureReader:
             self.warnings.append(history.run.privacy.lack)
         if history.run.sampling:
             asked = printable(history.run.sampling)
-            self.warnings.append(f"a sample of its run ({asked}): figures are of the requests that were kept")
+            self.warnings.append(f"a sample of its run ({asked}): figures cover the requests that were kept")
         if self._other_runs and not self.source.run:
             count = plural(len(self._other_runs), "other run")
-            self.warnings.append(f"the trace also holds requests of {count}, left out here: this is its first")
+            self.warnings.append(f"the trace also holds requests of {count}: only the first run is read")
         history.run = completed_here(history.run)
         history.in_part = decoder.in_part
         if self._keep:
@@ -278,7 +278,7 @@ class CaptureReader:
         if self.history.run is None or self.history.run.backend != "vllm" or not took:
             return ""
         steps = 1 + math.ceil(PROMPT_SECONDS * 1e9 / max(statistics.median(took), 1.0))
-        return f": vLLM was killed, or runs on, and up to about {steps:,} steps are not here"
+        return f": vLLM was killed or still runs, and up to about {steps:,} steps are missing"
 
 
 def read_capture(path: str | os.PathLike[str], progress: Callable[[float], None] | None = None) -> CaptureReader:

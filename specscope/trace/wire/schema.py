@@ -293,10 +293,10 @@ def newer(resource: Mapping[str, Any]) -> str:
     """A remark where a newer specscope wrote this resource, or it is of an unknown kind; else ""."""
     version, evidence = (str(resource.get(name, "")) for name in ("service.version", "specscope.run.evidence"))
     if is_ours(resource) and _numbers(version) > _numbers(specscope.__version__):
-        wrote = f"specscope {printable(version)[:40]} wrote it, and this is {specscope.__version__}"
-        return f"{wrote}, which does not know all that is in it (update specscope)"
+        wrote = f"specscope {printable(version)[:40]} wrote it; this is {specscope.__version__}"
+        return f"{wrote}, which cannot read all of it (update specscope)"
     if evidence and evidence not in EVIDENCE:
-        return f"a capture of a kind that this specscope does not know (evidence: {printable(evidence)[:40]})"
+        return f"a kind of capture that this version does not know (evidence: {printable(evidence)[:40]})"
     return ""
 
 

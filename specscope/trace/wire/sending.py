@@ -41,7 +41,7 @@ ANSWERS = ("", "application/x-protobuf", "application/json")  # content types of
 PASSING = {429, 502, 503, 504, "CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS"}
 
 SILENT = (  # what libraries say where nobody answered, gRPC also with a status, and our words
-    ("connection refused", "nobody listens at {} (connection refused)"),
+    ("connection refused", "nothing listens at {} (connection refused)"),
     ("resol(v|ution)|name or service not known|name not found", "the host name of {} is not known"),
     ("timed ?out|timeout|deadline exceeded", "{} did not answer in time"),
 )
@@ -72,8 +72,8 @@ class OtlpEndpoint:
         self.where = printable(place if url.port or kind != "grpc" else f"{place}:4317")
         if kind == "grpc" and "@" in url.netloc:  # it would take that for a part of the host's name
             raise UserError(
-                f"the address of the OTLP endpoint {self.where} has a login, which gRPC does not send: leave it out "
-                "and set OTEL_EXPORTER_OTLP_HEADERS (authorization=Basic ...), or send by http/protobuf"
+                f"the address of the OTLP endpoint {self.where} contains a login, which gRPC does not send: remove it "
+                "and set OTEL_EXPORTER_OTLP_HEADERS (authorization=Basic ...), or use http/protobuf"
             )
         if kind == "grpc":
             from grpc import StatusCode
@@ -142,8 +142,8 @@ def failure_of(status: object, details: str, where: str) -> NotSent:
     if status is None:
         return NotSent(f"{where} cannot be reached: {said}".rstrip(": "), passes)
     if isinstance(status, int) and status // 100 == 2:
-        return NotSent(f"{where} is no OTLP endpoint: it answered with {said}", False, status)
-    return NotSent(f"{where} refused them: {status} {said}".rstrip(), passes, status)
+        return NotSent(f"{where} is not an OTLP endpoint: it answered {said}", False, status)
+    return NotSent(f"{where} refused the spans: {status} {said}".rstrip(), passes, status)
 
 
 def _variable(name: str) -> str | None:

@@ -70,7 +70,7 @@ def run_info(resource: Attributes) -> RunInfo:
         privacy = Privacy.of(no_text=not checked.text, no_tokens=not checked.tokens)
         run = read(checked, RunInfo, {"privacy": privacy})
     except DamagedError as error:
-        why = newer(resource) or "their run cannot be read, or is of another version"
+        why = newer(resource) or "their run cannot be read or is of another version"
         raise UserError(f"{why}: {error}") from None
     try:
         draft_tokens(run)

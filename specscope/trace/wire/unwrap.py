@@ -97,7 +97,7 @@ def _taken_apart(
     is_any_read = False
 
     def too_large(number: int) -> None:
-        why = f"a trace or a resource in one piece of over {LARGEST >> 20} MiB, the limit"
+        why = f"a trace or a resource of over {LARGEST >> 20} MiB, the limit"
         if not is_any_read:
             raise UserError(f"{name}, line {number}: {why}")
         leave_out(number, why)
@@ -186,7 +186,7 @@ def _span(span: Mapping[str, Any]) -> ReadSpan | DamagedError:
     if not isinstance(name, str):
         return DamagedError("a span: it has no `operationName`")
     if start is None or duration is None:
-        return DamagedError(f"{name}: its `startTime` or `duration` is no whole number")
+        return DamagedError(f"{name}: its `startTime` or `duration` is not a whole number")
     return ReadSpan(name, 1000 * start, 1000 * (start + duration), dict(_attributes(span.get("tags"))))
 
 

@@ -1,4 +1,4 @@
-"""Questions over many steps: what is rejected, when, and why; each row leads to an example step."""
+"""Questions over many steps: what is rejected, when and why; each row leads to an example step."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ SHORTEST = 16  # cells of a name in a table, where room is short
 PAIRS: tuple[Row, ...] = (
     ("↑ ↓", "key", "pick a pair of requests"),
     ("Enter", "key", "open the pair where its outputs part"),
-    ("n N", "key", "next, previous pair that parts"),
+    ("n N", "key", "next or previous pair that parts"),
     ("c", "key", "what changed most: requests, labels, depths"),
     ("/", "key", "filter the pairs: request, cause or prompt"),
     ("o O", "key", "sort by the next column; reverse"),
@@ -43,7 +43,7 @@ PARTING: tuple[Row, ...] = (
     ("PgDn", "key", "ten places down"),
     ("p", "key", "go to where the outputs part"),
     ("d", "key", "go to the first decision that differs"),
-    ("n N", "key", "next, previous pair that parts"),
+    ("n N", "key", "next or previous pair that parts"),
     ("Esc", "key", "back to the pairs"),
 )
 ANYWHERE: tuple[Row, ...] = (
@@ -55,10 +55,10 @@ ANYWHERE: tuple[Row, ...] = (
 )
 COLUMNS: tuple[Row, ...] = (
     ("τ A, τ B", "strong", "mean acceptance length of the request in each capture"),
-    ("change", "strong", "τ B less τ A"),
-    ("parts at", "strong", "output tokens before the first that differs"),
+    ("change", "strong", "τ B - τ A"),
+    ("parts at", "strong", "output tokens before the first difference"),
 )
-MARKS_HERE: tuple[Row, ...] = (*MARKS[:-2], ("»", "warn", "the step in which the outputs part; a final token"))
+MARKS_HERE: tuple[Row, ...] = (*MARKS[:-2], ("»", "warn", "the step where the outputs part; a final token"))
 
 
 def help_lines(width: int) -> list[Line]:

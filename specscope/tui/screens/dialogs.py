@@ -183,7 +183,7 @@ class Dialogs:
         """Show the next of the engines that send spans here."""
         following = getattr(self.viewer.control, "next_engine", None)
         if following is None:
-            self._say("there is one engine: specscope tui --listen shows several")
+            self._say("there is one engine: specscope watch --listen shows several")
             return
         following()
         self._standing.show()
@@ -219,7 +219,7 @@ class Dialogs:
         if control is not None and self.viewer.live and control.obeys:
             return control
         if control is None:
-            why = "this is a replay"
+            why = "this is a capture"
         else:
             why = "the engine has ended" if not self.viewer.live else "this screen only listens to the engine"
         self._say(f"{what}: {why}")
@@ -235,7 +235,7 @@ class Dialogs:
             if control is not None and text:
                 control.ask("submit", text)
                 self._standing.pending.submit(text, self.viewer.history)
-                self._say("queued: it begins with the next step" if self.viewer.paused else "submitted")
+                self._say("queued: it starts with the next step" if self.viewer.paused else "submitted")
                 self._standing.show()
 
         self._app.push_screen(Ask("New prompt", "text for the model to continue or answer"), answered)

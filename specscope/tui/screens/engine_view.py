@@ -63,7 +63,7 @@ class EnginePanel(Panel):
         nothing = undrafted_lines(look, width)
         table = [*_phases(steps, width), *_flights(steps, width), *([[], *nothing] if nothing else [])]
         size = look.history.run.block_size if look.history.run else 16
-        unknown: list[Line] = [[("not in this file: the engine's step is another trace", "faint")]]
+        unknown: list[Line] = [[("not in this file: the engine's step is in another trace", "faint")]]
         blocks = kv_map(steps[-1], size, width) if steps[-1].is_timed else unknown
         curves = _values(steps)
         free = height - len(table) - len(blocks) - OTHER_LINES

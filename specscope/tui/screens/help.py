@@ -32,7 +32,7 @@ def help_lines(width: int) -> list[Line]:
     keys: list[Row] = [(key.label, "key", key.help) for key in KEYS]
     keys += [
         ("Tab", "key", "next panel; the arrow keys scroll it"),
-        ("Enter", "key", "drill down: request, step, distributions"),
+        ("Enter", "key", "go deeper: request, step, distributions"),
         ("mouse", "key", "click text, a node or a chart: go to its step"),
         ("Ctrl+P", "key", "command palette"),
     ]

@@ -50,7 +50,7 @@ MEANS: tuple[Row, ...] = (
     ("error", "strong", "the largest of |ours - right| / |right| over rows and heads"),
     ("allowed", "strong", "the error that rounding explains"),
     ("rows off", "strong", "rows with a larger error, of those compared"),
-    ("position", "strong", "of the row in the text; /3: of the tree's node 3"),
+    ("position", "strong", "of the row in the text; /3: node 3 of the tree"),
 )
 BARS: tuple[Row, ...] = (
     ("▂", "bar", "rounding explains it; bars are powers of ten, from 1e-8 to 1"),
@@ -149,7 +149,7 @@ class WalkPanel(PickPanel):
         """The table: words first, then a bar, then names, where there is room for them."""
         walk = self.walk
         if walk is None:
-            return Sheet([[("no walk: no model computed a step again", "faint")]], [("Operations", "strong")])
+            return Sheet([[("no walk: no model recomputed a step", "faint")]], [("Operations", "strong")])
         every = walk.operations
         words = min(max([len("operation"), *(len(held.operation.words) for held in every)]), 44)
         name = max([0, *(len(held.operation.name) for held in every)])

@@ -66,7 +66,7 @@ class Overlays:
         """The last fork beside its original."""
         forked = None if self.viewer.control is None else self.viewer.control.forked
         if forked is None:
-            self._standing.say("nothing was forked yet: with a live engine, type for example :fork temperature=0.7")
+            self._standing.say("nothing was forked yet: on a live engine, type for example :fork temperature=0.7")
         else:
             beside = fork_beside(forked, self.viewer.history.vocabulary)
             self._app.push_screen(BesideScreen(self._look(), beside))

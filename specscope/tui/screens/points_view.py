@@ -22,7 +22,7 @@ from specscope.tui.widgets.lines import Panel, Sheet
 from specscope.tui.widgets.listing import ListColumn, PickPanel
 
 EXAMPLES = (
-    ("reject if depth == 1 and p < 0.1 and q > 0.5", "the drafter's first token was sure, and wrong"),
+    ("reject if depth == 1 and p < 0.1 and q > 0.5", "the drafter was sure of its first token and wrong"),
     ("step if tau < 1.5", "a request's mean acceptance length is low"),
     ('emit if "def" in text', "a step's output contains a text"),
     ("preempt", "a request lost its KV blocks"),

@@ -26,7 +26,7 @@ from specscope.tui.widgets.listing import ItemPicked
 from specscope.tui.widgets.node_view import node_facts, node_view_lines
 from specscope.tui.widgets.tree_lines import tree_lines
 
-REPLAYED = "Whole distributions need a live engine; the record keeps the likeliest tokens."
+REPLAYED = "Whole distributions need a live engine; a capture keeps the likeliest tokens."
 ENTER = "Enter shows the whole distributions."
 
 Place = tuple[int, str | None, int | None, int]  # step, request, node (None: final token); times steps were taken back

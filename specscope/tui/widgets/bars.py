@@ -116,7 +116,7 @@ class Banner(Panel, can_focus=False):
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """The error, and that what was recorded is still there."""
-        tail = "what was recorded is below" if look.steps else ""
+        tail = "the recorded steps are below" if look.steps else ""
         text = clean(f"the engine ended: {look.error}")
         line = fit([(0, [(text, "rejected")]), (1, [(tail, "dim")])], width - 2)
         return Sheet([[(" ", "text"), *line]])

@@ -49,8 +49,8 @@ class Limit:
             return "vLLM waits here without a limit: engine and worker are one process"
         others = f"; {plural(self.ranks - 1, 'other rank')} may wait in a collective" if self.ranks > 1 else ""
         return (
-            f"vLLM waits here{others}. Its engine gives up after {self.seconds:g} s ({self.name}), "
-            f"so it continues by itself after {self.hold:g} s"
+            f"vLLM waits here{others}. Its engine gives up after {self.seconds:g} s ({self.name}), so it continues by "
+            f"itself after {self.hold:g} s"
         )
 
 
@@ -153,8 +153,8 @@ class Debugger:
     def _at(self, part: RequestStep) -> tuple[HeldDecision, int]:
         """The decision that is held, and the request's row in it."""
         if self._decision is None:
-            raise UserError("vLLM stands between two steps, where nothing is judged: next goes to the next decision")
+            raise UserError("vLLM is between two steps, where nothing is judged: next goes to the next decision")
         here = {(other.request, other.index) for other in self.history.steps[-1].requests}
         if (part.request, part.index) not in here:
-            raise UserError(f"{part.request} is not in step {self.history.last_step}, at which vLLM stands")
+            raise UserError(f"{part.request} is not in step {self.history.last_step}, where vLLM is")
         return self._decision, self._decision.rows[part.request]

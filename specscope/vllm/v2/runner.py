@@ -115,7 +115,7 @@ class V2Hooks:
     def _judge(self, witness: Witness, batch: Any) -> None:
         calls, self._calls = self._calls, []
         if (judged := sum(call.requests for call in calls)) != batch.num_reqs:
-            raise RuntimeError(f"{judged} of the {batch.num_reqs} requests of a step were seen: it is left out")
+            raise RuntimeError(f"{judged} of the {batch.num_reqs} requests of a step were seen: the step is left out")
         budget = None if self._confidence is None else int(batch.num_draft_tokens)
         longest = int(witness.run.speculation.get("num_speculative_tokens") or 0)
         there = places(batch, self._blocks, witness.run.block_size, longest)

@@ -61,7 +61,7 @@ UNKNOWN = {  # what the judge does not know of a head, or misses in it, and the 
     "the head has a tensor q_norm.weight, which this judge does not know": lambda *where: with_tensors(
         *where, lambda tensors: {**tensors, "q_norm.weight": tensors["norm.weight"].clone()}
     ),
-    "head is no head: it has no tensor fc.weight.": lambda *where: with_tensors(
+    "head is not a head: it has no tensor fc.weight.": lambda *where: with_tensors(
         *where, lambda tensors: {name: x for name, x in tensors.items() if name != "fc.weight"}
     ),
     "cannot load the head head: cannot read ": lambda bench, folder: ModelSource(str(folder / "nothing"), "head"),

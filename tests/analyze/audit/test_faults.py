@@ -24,7 +24,7 @@ def masks_at_one_position(patch, engine):
 
 OF_THIS_TARGET = {"rotary table too short": short_table(30), "masks at one position": masks_at_one_position}
 MANY = [f"{word} {number}" for number in range(5) for word in ("one two one two", "abc", "so it goes", "x y", "zzz")]
-AFTER = ["accepted in the step before", "the step before is", "nodes of the step before"]
+AFTER = ["accepted in the previous step", "the step before is", "nodes of the previous step"]
 FOUND = [  # the fault, the engine and the rule that it shows in, the check that fails, words of the condition: any do
     ("mask shows siblings", "same model", "temperature", "target p", ["first sibling", "sibling"]),
     ("positions by index", "same model, top", "cold", "target p", ["ancestors", "the parent", "first sibling"]),

@@ -82,7 +82,7 @@ def test_what_a_rejected_draft_left_in_the_state_is_found_where_it_begins(models
     found = audit(history, "run.jsonl", models[2])
     tops = found.finding("target top tokens")
     assert tops.failed > 20
-    assert "drafted tokens rejected before >= 1, at 0 of" in tops.sentence
+    assert "drafted tokens rejected earlier >= 1, at 0 of" in tops.sentence
     monkeypatch.undo()
     diagnosis = examine(history, "run.jsonl", models[2])
     assert diagnosis.faults[0].cause.label == "target_kv"

@@ -21,7 +21,7 @@ def test_where_other_requests_texts_were_searched_too_nothing_is_accused(bench):
     found = bench.audit(engine, history)
     check = found.finding("drafter tree")
     assert (check.result, check.tested) == (CheckResult.SKIPPED, 0)
-    assert "The drafter was not judged: its lookups went through the texts of other requests too." in found.unjudged
+    assert "The drafter was not judged: it also looked in the texts of other requests." in found.unjudged
 
 
 def shifted_grow(text, places, nodes, depth, real=suffix.grow):

@@ -116,7 +116,7 @@ def test_a_drafter_that_lost_its_q_is_named_in_one_line_behind_another_template(
     assert found.tau.significant
     assert found.tau.high < 0
     assert not set(found.partings) & {PartingCause.TARGET, PartingCause.VERDICT, PartingCause.COIN}
-    assert any("calibration is not compared" in line for line in found.missing)
+    assert any("nor calibration are compared" in line for line in found.missing)
     for request in other.requests:
         labels = {**request.info.labels, "chat_template_kwargs": '{"enable_thinking": false}'}
         request.info = dataclasses.replace(request.info, labels=labels)
@@ -247,7 +247,7 @@ def test_what_a_side_lacks_is_said(plain):
         getattr(bare.columns, name)[:] = 0
     with_rule(bare, "lossy:synthetic")
     found = compare(plain, bare)
-    for says in ("records no coins", "records no p", "has made-up verdicts (lossy:synthetic)"):
+    for says in ("records no coins", "records no p", "has synthetic verdicts (lossy:synthetic)"):
         assert any(line.startswith(f"B {says}") for line in found.missing)
         assert not any(says in line for line in compare(plain, plain).missing)
     with_rule(bare, "standard")

@@ -218,7 +218,7 @@ def test_other_seeds_and_adaptive_trees_make_no_other_drafter(varies):
     found = compare(plain, other)
     assert field_of(found, "draft tree, not judged").differ > 0
     assert not any(one.suspect or one.unsure for one in found.fields)
-    said = sum("follow costs, load, a threshold or other requests" in line for line in found.missing)
+    said = sum("depend on costs, load, a threshold or other requests" in line for line in found.missing)
     assert said == 2 * varies
 
 

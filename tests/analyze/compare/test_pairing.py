@@ -38,20 +38,20 @@ def asking(prompt, *, title="", versions=OURS, token=0):
             "are within a chat template.*send both to the same endpoint",
         ),
         ({"prompt": ASKED}, {"prompt": f" {ASKED}"}, "r0 of A and r0 of B are one text in different tokens"),
-        ({"prompt": "of A", "title": "Hi"}, {"prompt": "of B", "title": "Hi"}, "ask the same within other"),
+        ({"prompt": "of A", "title": "Hi"}, {"prompt": "of B", "title": "Hi"}, "ask the same in different"),
         ({"prompt": "Hi"}, {"prompt": "This is another"}, "has the prompt of one of B$"),  # Hi is in This by chance
     ],
 )
 def test_why_nothing_is_paired_is_said_with_what_to_type(a, b, why):
     found = compare(asking(**a), asking(token=9, **b))
     assert not found.pairs
-    assert found.unpaired.startswith("no request of A has the prompt of one of B")
+    assert found.unpaired.startswith("no request of A has the same prompt as one of B")
     assert re.search(why, found.unpaired)
     text = " ".join(text_of(found, 200).split())
     assert f"No outputs are compared: {found.unpaired}." in text
     assert "same output" not in text
     assert "pairs part" not in text
-    assert "No step of A stands at the context of one of B" in text
+    assert "No step of A has the same context as a step of B" in text
 
 
 def test_a_part_that_has_no_pair_is_hinted_at_too():
@@ -68,7 +68,7 @@ def test_requests_with_steps_missing_say_so():
     a, b = asking(ASKED), asking(ASKED)
     for request in b.requests:
         request.whole = False
-    assert compare(a, b).unpaired == "no requests are paired: of each request of B steps are missing"
+    assert compare(a, b).unpaired == "no requests are paired: every request of B lacks steps"
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_compare_shows_what_no_check_can(tmp_path):
     assert examine(bad).exit is Exit.CONSISTENT
     beside = compare(from_history(good, "good"), from_history(bad, "bad"))
     assert beside.answer is Sameness.DIFFERENT
-    assert beside.summary.startswith("B gets fewer tokens out of a draft than A: ")
+    assert beside.summary.startswith("B gets fewer tokens per draft than A: ")
     assert {field.name for field in beside.fields if field.suspect and field.differ} & {"draft p", "draft tree"}
     assert compare(from_history(good, "good"), from_history(good, "good")).answer is not Sameness.DIFFERENT
 

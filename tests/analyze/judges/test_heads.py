@@ -54,7 +54,7 @@ def test_a_head_that_tells_one_engine_alone_which_layers_feed_it_is_warned_of(tm
     for folder, warns in ((HEAD, False), (head, True)):
         told = ["diagnose", str(path), "--json", "--target", str(TARGET), "--draft-model", str(folder)]
         (capture,) = json.loads(run_here(told)[1])["captures"]
-        assert any("SGLang would not read which layers" in line for line in capture["warnings"]) is warns
+        assert any("SGLang would not find which layers" in line for line in capture["warnings"]) is warns
 
 
 def test_a_random_embedding_is_named(monkeypatch, tmp_path):

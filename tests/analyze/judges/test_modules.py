@@ -43,7 +43,7 @@ def test_the_other_verbs_work(run):
         assert "mtp" in out or verb[0] != "report"
     code, _, error = run_here(["diagnose", str(capture), "--target", str(target), "--draft-model", str(HEAD)])
     assert code == 2
-    assert "drafter mtp lies in its target" in error
+    assert "drafter mtp is in its target" in error
 
 
 def located(name, folder, stages=(Stage.DRAFTER,)):

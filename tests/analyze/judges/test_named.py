@@ -187,7 +187,7 @@ def test_three_lists_in_order():
     assert "2. " not in text
     assert "No fault found" not in text
     bare = shown(dataclasses.replace(found, suspects=()))
-    assert bare.index("Something is wrong that fits no known cause") < bare.index("Remarks")
+    assert bare.index("Something is wrong, and no known cause fits") < bare.index("Remarks")
     assert "1. " not in bare
     assert "no cause is named" in bare
 

@@ -121,7 +121,7 @@ def judged_by_the_next_request(patch, engine):
 
 
 def q_one_step_old(patch, engine):
-    """The ratio test reads the q of the request's step before, where that has as many rows."""
+    """The ratio test reads the q of the request's previous step, where that has as many rows."""
     step_batch, before = verifier.step_batch, {}
 
     def batch(parts, *more):

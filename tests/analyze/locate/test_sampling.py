@@ -131,10 +131,10 @@ def test_a_rule_that_is_applied_wrongly_is_located(name, tmp_path):
 @pytest.mark.parametrize(
     ("install", "operation", "looks"),
     [
-        (planted.judged_by_the_next_request, "p", "the next request of the batch"),
-        (planted.q_one_step_old, "q", "the request's step before"),
-        (planted.accepted_by_p_alone, "acceptance", "p in place of p / q"),
-        (planted.drawn_by_the_other_side, "final draw", "1 less their coin"),
+        (planted.judged_by_the_next_request, "p", "the next request in the batch"),
+        (planted.q_one_step_old, "q", "the request's previous step"),
+        (planted.accepted_by_p_alone, "acceptance", "p instead of p / q"),
+        (planted.drawn_by_the_other_side, "final draw", "1 minus their coin"),
     ],
     ids=["rows of the next request", "q one step old", "a is p", "another coin"],
 )
@@ -170,7 +170,7 @@ def test_a_ratio_without_its_paths_product_is_told_under_block(tmp_path, monkeyp
     fault = Fault("planted", Cause.RATIO_TEST, planted.ratios_without_their_path, "")
     found = located_formulas(case_of(history(record(setting, tmp_path / "run.jsonl", fault))))
     assert [one.looks for one in found if one.operation.name == "acceptance"] == [
-        "the ratio of the draft alone, without its path's"
+        "the draft's own ratio, without its path's"
     ]
     assert located_formulas(case_of(history(record(setting, tmp_path / "healthy.jsonl")))) == []
 

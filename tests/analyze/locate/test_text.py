@@ -35,7 +35,7 @@ def test_a_fault_is_shown_with_its_place_its_figures_and_the_command():
 def test_what_has_no_place_and_what_was_left_out_are_named_and_are_no_markup():
     text = shown(unplaced())
     assert "! not judged: drafter: [b]x[/b] is not at hand" in text
-    assert "Differs, and has no place" in text
+    assert "Different, without a place" in text
     assert text.rstrip().endswith("Not located: 1 difference without a place.")
 
 

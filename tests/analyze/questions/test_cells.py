@@ -47,7 +47,7 @@ def test_few_rows_condemn_no_node():
     history = run_of([decode([1, 2], [-1, -1], rejected=[0, 1])])
     found = by_cell(Evidence.of(history))
     assert (len(found.cells), found.worst) == (2, ())
-    assert grids(answer(history), Vocabulary())[-1].summary == "too few rows to name the least worth"
+    assert grids(answer(history), Vocabulary())[-1].summary == "too few rows to name the least useful"
     alone = by_cell(Evidence.of(run_of([decode([1], rejected=[0], index=at) for at in range(30)])))
     assert alone.worst == ()  # one cell alone is not the worst of any
 

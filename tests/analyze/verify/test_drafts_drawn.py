@@ -26,7 +26,7 @@ def test_a_healthy_run_passes(runs):
     assert not located_draws(case_of(runs["sampled"]))
 
 
-UNTOLD = "the capture does not tell the coins that drew drafts"
+UNTOLD = "the coins that drew drafts are not recorded"
 
 
 @pytest.mark.parametrize("name", ["greedy", "deterministic", "sampled"])
@@ -62,7 +62,7 @@ PLANTED = {  # the coins of drafts, what fails for certain, the operation, and w
     "at every position": (
         lambda seed, stream, position, count: coins(seed, stream, 0, count),
         {"draft coins", "coins over steps"},
-        "the same coin as at other positions of the request",
+        "the coin of another position of the request",
     ),
     "of the verdict": (
         lambda seed, stream, position, count: coins(seed, Stream.VERIFY, position, count),

@@ -291,10 +291,10 @@ def test_coins_that_are_recomputed_are_not_judged_by_their_distribution(runs):
     ours, others = (edited(runs["sampled"], ANOTHER_COIN) for _ in range(2))
     of_vllm(others)
     for name in ("coins uniform", "coins in series"):
-        assert check(ours, name).note == "every coin was computed again from its key"
+        assert check(ours, name).note == "every coin was recomputed from its key"
     assert passed(ours, "coins and draws")
     assert passed(others, "coins uniform")
-    assert check(others, "coins").note == "the coins are another engine's"
+    assert check(others, "coins").note == "the coins come from another engine"
 
 
 def test_a_token_outside_the_draft_vocabulary_is_found(runs, monkeypatch):
@@ -307,7 +307,7 @@ def test_a_token_outside_the_draft_vocabulary_is_found(runs, monkeypatch):
     assert check(runs["sampled"], name).note == "the drafter's vocabulary is not reduced"
     monkeypatch.setattr(history, "run", replace(history.run, draft_tokens="", evidence=""))
     untold = check(history, name)
-    assert (untold.result, untold.note) == (CheckResult.SKIPPED, "the capture does not tell what the drafter knows")
+    assert (untold.result, untold.note) == (CheckResult.SKIPPED, "the draft vocabulary is not recorded")
 
 
 def test_an_engine_that_verifies_a_part_of_a_chain_is_not_accused(runs):

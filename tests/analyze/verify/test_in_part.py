@@ -74,5 +74,5 @@ def test_what_nobody_tells_is_not_said_to_be_none(tmp_path, spans):
     every, resource = spans
     trial = judged(tmp_path, [span for span in every if span.name == "decode_step"], resource)
     notes = {check.note for check in trial.checks}
-    assert "what the requests asked is not in this file" in notes
+    assert "the sampling parameters are not in this file" in notes
     assert not any(note.startswith("no request was") for note in notes)

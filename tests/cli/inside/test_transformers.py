@@ -79,7 +79,7 @@ def test_what_it_is_run_with(monkeypatch, tmp_path):
     ("words", "why"),
     [
         ([], "Missing argument"),
-        (["--screen", "--otlp-endpoint", "http://x", "a.py"], "--screen has its own listener"),
+        (["--screen", "--otlp-endpoint", "http://x", "a.py"], "--screen receives the spans"),
         (["--python", "/nonexistent/python", "a.py"], "no such program"),
         (["--otlp-endpoint", "ftp://x", "a.py"], "--otlp-endpoint"),
         (["--capture", "/nonexistent/a.jsonl", "a.py"], "/nonexistent"),

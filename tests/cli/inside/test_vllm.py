@@ -46,7 +46,7 @@ def test_trace_sampling_goes_to_the_plugin_and_nonsense_goes_nowhere(monkeypatch
     assert PluginSettings.read(environment(seen[0])).ratio() == 0.1
     for more, why in (
         (["--otlp-endpoint", "http://x", "--sample", "2"], "--sample must be between 0 and 1"),
-        (["--capture", "a.jsonl", "--sample", "0.1"], "--sample is about spans that are sent: give --otlp-endpoint"),
+        (["--capture", "a.jsonl", "--sample", "0.1"], "--sample applies to spans that are sent: give --otlp-endpoint"),
     ):
         code, _, err = run_here(["vllm", *more, "--", "serve", "m"])
         assert (code, err.count("\n")) == (2, 1)

@@ -44,12 +44,12 @@ def test_a_drafter_that_is_not_at_hand_is_exit_2_and_said(tmp_path, deep, prompt
     shown = " ".join(done.stdout.split())
     assert done.returncode == 2, done.stderr
     assert "The target agrees at" in shown
-    assert shown.endswith("The drafter was not judged: the head head is not at hand: give --draft-model HEAD.")
+    assert shown.endswith("The drafter was not judged: the head head was not found: give --draft-model HEAD.")
     found = json.loads(specscope("diagnose", "--only", "audit", path, "--json").stdout)["captures"][0]["stages"][
         "audit"
     ]
     assert found["exit"] == 2
-    assert found["unjudged"] == ["The drafter was not judged: the head head is not at hand: give --draft-model HEAD."]
+    assert found["unjudged"] == ["The drafter was not judged: the head head was not found: give --draft-model HEAD."]
 
 
 def test_the_captures_own_target_judges_where_it_is_what_it_was(captured):

@@ -53,9 +53,9 @@ def test_a_model_that_was_named_and_is_not_there_is_refused():
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
-        ("tree", "x", "The drafter's lookups were not judged: the capture names no tree that can be read ('x')."),
-        ("tree", "", "The drafter's lookups were not judged: the capture names no tree that can be read ('')."),
-        ("drafter", "x", "The drafter was not judged: no judge knows the drafter x."),
+        ("tree", "x", "The drafter's lookups were not judged: the capture's tree cannot be read ('x')."),
+        ("tree", "", "The drafter's lookups were not judged: the capture's tree cannot be read ('')."),
+        ("drafter", "x", "The drafter was not judged: there is no judge for the drafter x."),
     ],
 )
 def test_a_header_that_names_no_tree_or_drafter_of_ours_says_what_was_not_judged(tmp_path, name, value, says):

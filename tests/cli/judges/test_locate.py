@@ -12,14 +12,14 @@ REFUSED = {
     "no such request": ([f"{EAGLE}#r9@1"], "there is no request 'r9'"),
     "no such step": ([f"{EAGLE}#r1@9999"], "has no step 9999"),
     "no such node": ([f"{EAGLE}#r1@7/999"], "there is no node 999 in r1@7"),
-    "not a step": ([f"{EAGLE}#r1@x"], "write the number of a step after @"),
+    "not a step": ([f"{EAGLE}#r1@x"], "write a step number after @"),
     "no such stage": ([EAGLE, "--stage", "softmax"], "softmax"),
     "no such file": (["./none.jsonl"], "none.jsonl"),
     "no such model": ([EAGLE, "--target", "./none"], "no model at ./none"),
     "no such branch": ([EAGLE, "--branch", "7"], "the run has no such branch"),
     "a screen as JSON": ([EAGLE, "--screen", "--json"], "leave out --json"),
     "two captures": ([EAGLE, f"{EAGLE}#r1"], "--only locate takes one capture"),
-    "no models": ([EAGLE, "--no-audit"], "--only locate runs this stage alone: leave out --no-audit"),
+    "no models": ([EAGLE, "--no-audit"], "--only locate runs only this stage: leave out --no-audit"),
     "a screen without a terminal": ([EAGLE, "--screen"], "the screen needs a terminal"),
 }
 
@@ -44,10 +44,10 @@ def test_a_refusal_is_json_too():
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([f"{EAGLE}#r1@7"], f"{EAGLE}#r1@7 names a step: give the whole capture, or --only locate"),
+        ([f"{EAGLE}#r1@7"], f"{EAGLE}#r1@7 names a step: give the whole capture or add --only locate"),
         ([EAGLE, "--stage", "draws"], "--stage and --screen need --only locate"),
         ([EAGLE, "--only", "audit", "--screen"], "--stage and --screen need --only locate"),
-        ([EAGLE, "--only", "audit", "--no-known"], "--only audit runs this stage alone: leave out --no-known"),
+        ([EAGLE, "--only", "audit", "--no-known"], "--only audit runs only this stage: leave out --no-known"),
         ([EAGLE, "--only", "verify"], "'audit', 'locate'"),
     ],
 )

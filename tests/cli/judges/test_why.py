@@ -80,7 +80,7 @@ def test_a_run_names_its_costliest_kinds_with_an_example_each():
         ("#r9@1", "there is no request 'r9'"),
         ("#r2@99", "has no step 99; its steps: 0 to 24"),
         ("#r2@24/99", "there is no node 99 in r2@24; there are: 0 to 16"),
-        ("#r2@x", "write the number of a step after @"),
+        ("#r2@x", "write a step number after @"),
     ],
 )
 def test_a_place_that_is_not_there_is_one_line(place, said):

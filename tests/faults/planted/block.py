@@ -55,7 +55,7 @@ def stale_root(patch, engine):
 
 @replaced(DFlash, "write")
 def row_before(write, self, segments, features):
-    """Each position's keys and values are made of the row before it in the batch."""
+    """Each position's keys and values are made of the previous row in the batch."""
     self.runner.write_context(segments, self.runner.combine(features).roll(1, 0))
 
 

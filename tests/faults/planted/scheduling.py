@@ -38,7 +38,7 @@ def swapped_counts(engine, now):
 
 
 def late_verdicts(patch, engine):
-    """Each step is given the verdict of the request's step before."""
+    """Each step is given the verdict of the request's previous step."""
     last = {}
 
     def late(engine, now):

@@ -111,7 +111,7 @@ FAULTS = {
     ),
     "head": Planted(louder_now_and_then, "eagle tree", "drafter: lm_head", "1.05"),
     "block": Planted(without_the_path, "early chain", "verdict: acceptance", rule="block"),
-    "residual": Planted(tried(reject=unchanged), "ngram tree", "verdict: final draw", "p as it was"),
+    "residual": Planted(tried(reject=unchanged), "ngram tree", "verdict: final draw", "p before any rejection"),
     "q": Planted(q_doubled_where_late, "early tree", "verdict: q"),
     "match": Planted(children_first, "early tree", "verdict: residual", rule="match"),
     "final": Planted(final_of_the_root, "early tree", "verdict: final draw"),
@@ -176,4 +176,4 @@ def test_nothing_is_said_of_a_healthy_run(tmp_path, name, dtype):
     assert any("run again" in line for line in found.ruled_out), (found.ruled_out, found.declined)
     hidden = [note for note in found.notes if "record with --dtype float32" in note]
     assert len(hidden) == (dtype == "bfloat16"), found.notes
-    assert all("is not seen in bfloat16: its rounding explains by how much" in note for note in hidden)
+    assert all("is invisible in bfloat16: rounding explains how far" in note for note in hidden)

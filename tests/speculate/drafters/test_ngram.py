@@ -85,7 +85,7 @@ def test_the_index_gives_what_a_search_gives_whatever_becomes_of_the_text(steps,
 
 
 def test_a_look_costs_the_same_however_long_the_text_is():
-    """Counted, not timed: the ends that are looked at after a thousand and after eight thousand repetitions."""
+    """Counted, not timed: the ends that were examined after a thousand and after eight thousand repetitions."""
     looked = []
     for count in (1000, 8000):
         drafter = NgramDrafter(5, 3)

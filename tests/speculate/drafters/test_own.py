@@ -87,8 +87,8 @@ SAMPLED = DraftTree.build([3], [-1], [0.5], Drawn.WITH_REPLACEMENT)
         (proposing(Draft(DraftTree.build([1, 2], [1, -1]))), "has a node before its parent"),
         (proposing(Draft(SAMPLED)), r"has the sampled node 0 without q \[300\] at its parent"),
         (proposing(Draft(SAMPLED, {-1: torch.ones(7)})), r"has the sampled node 0 without q \[300\]"),
-        (proposing([1, 2]), r"is a list: propose gives a specscope.Draft, such as Draft.chain\(tokens\)"),
-        (mine({"propose": lambda self, contexts: []}), "propose gave 0 drafts for 2 requests"),
+        (proposing([1, 2]), r"is a list: propose must return a specscope.Draft, such as Draft.chain\(tokens\)"),
+        (mine({"propose": lambda self, contexts: []}), "propose returned 0 drafts for 2 requests"),
         (mine({"propose": lambda self, contexts: 1 / 0}), "propose failed: ZeroDivisionError"),
         (
             mine({"commit": lambda self, *_: {}["a"]}),
@@ -96,7 +96,7 @@ SAMPLED = DraftTree.build([3], [-1], [0.5], Drawn.WITH_REPLACEMENT)
         ),
         (mine({"max_nodes": 0}), "max_nodes is 0 and max_depth 4"),
         (mine({"name": "eagle"}), "its name is eagle, which is a drafter of specscope"),
-        (lambda: None, "making it with a DrafterSetup failed: TypeError"),
+        (lambda: None, "calling it with a DrafterSetup failed: TypeError"),
         (lambda setup: 3, "has no max_nodes: derive it from specscope.Drafter"),
     ],
 )

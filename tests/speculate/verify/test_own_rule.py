@@ -111,7 +111,7 @@ def test_without_its_name_it_is_not_judged_and_verify_says_so(tiny):
     check, trial = accept_check(history, None)
     assert check.result is CheckResult.SKIPPED
     name = f"{__name__}:typical"
-    assert f"the rule is {name}: what it gives for p and q was not judged: verify --rule {name} does" in trial.notes
+    assert f"the rule is {name}: its acceptance was not judged: verify --rule {name} does" in trial.notes
     others = {check.name: check.result for check in trial.checks}
     assert {others[name] for name in ("outcomes", "trial order", "residual mass", "paths")} == {CheckResult.PASSED}
 

@@ -102,9 +102,9 @@ def test_the_plugin_replaces_no_capture_and_tells_what_becomes_of_its_own(happen
     places = {"an older capture": f"writing to {new} ({path} exists)"}
     assert opened.places == [places.get(happens, f"writing to {path}")]
     told = {
-        "deleted meanwhile": [f"{path} was deleted or replaced during the run: what was captured is lost"],
+        "deleted meanwhile": [f"{path} was deleted or replaced during the run: the capture is lost"],
         "a full disk": [
-            f"{path}: File too large: 1 step not captured so far, and the run goes on",
+            f"{path}: File too large: 1 step not captured so far; the run continues",
             f"1 step not captured: {path} could not be written",
         ],
     }

@@ -164,15 +164,15 @@ COUNTED = Aggregate("SGLang response", drafts=4, drafted=12, accepted=6, average
     [
         (Aggregate("vLLM /metrics", drafts=10, drafted=30, accepted=12), []),
         (Aggregate("vLLM log", drafts=10, accepted=12, averages={"mean acceptance length": 2.2}), []),
-        (Aggregate("SGLang log", averages=SGLANG), ["its own interval", "tokens that are configured"]),
+        (Aggregate("SGLang log", averages=SGLANG), ["its own interval", "accepted / configured tokens"]),
         (
             Aggregate("SGLang /metrics", drafts=4, averages=SGLANG),
             ["own interval", "configured", "a request ends"],
         ),
-        (COUNTED, ["drafts are SGLang's verifications", "configured tokens, whatever was drafted"]),
+        (COUNTED, ["drafts are SGLang's verifications", "configured tokens, however many were drafted"]),
         (Aggregate("SGLang response", averages=MEAN), ["the prompt's first token too"]),
-        (Aggregate("serving bench", averages={"avg_spec_accept_length": 2.6}), ["since its server started"]),
-        (Aggregate("TensorRT-LLM response", averages=DECODED), ["those without a draft too"]),
+        (Aggregate("serving bench", averages={"avg_spec_accept_length": 2.6}), ["since the server started"]),
+        (Aggregate("TensorRT-LLM response", averages=DECODED), ["undrafted ones included"]),
         (Aggregate(f"llama.cpp log, {SYNTHETIC}", drafts=1, accepted=1), ["made up"]),
     ],
 )

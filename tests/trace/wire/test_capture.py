@@ -76,7 +76,7 @@ def test_every_cut_is_read_up_to_the_cut(tmp_path):
 
 
 ENDS = "1 of 1 request did not end in this file"
-KILLED = f"{ENDS}: vLLM was killed, or runs on, and up to about {{}} steps are not here"
+KILLED = f"{ENDS}: vLLM was killed or still runs, and up to about {{}} steps are missing"
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_run_that_is_cut_before_its_requests_end_says_so(tmp_path, backend, st
     ("line", "why"),
     [
         ("{broken}", "line 2: JSON is malformed"),
-        ('{"resourceSpans":[{"resource":{"attributes":[RUN]},"scopeSpans":[]}]}', "line 2: the resource does not name"),
+        ('{"resourceSpans":[{"resource":{"attributes":[RUN]},"scopeSpans":[]}]}', "line 2: the resource names no"),
         ('{"resourceSpans":[{"resource":RESOURCE,"scopeSpans":[{"spans":[7]}]}]}', "a span: a span: Expected `object`"),
     ],
 )
@@ -121,7 +121,7 @@ def test_a_full_disk_stops_the_run_and_keeps_what_was_written(tmp_path, monkeypa
     writer(records[0])
     with (
         room_for(path.stat().st_size + 10),
-        pytest.raises(UserError, match="File too large; what was already written is readable"),
+        pytest.raises(UserError, match="File too large; the part already written is readable"),
     ):
         writer(records[1])
     writer.close()
@@ -142,7 +142,7 @@ def test_a_full_disk_drops_steps_where_that_is_asked_for_and_goes_on_when_there_
         for record in records[1:8]:
             writer(record)
     assert told == [
-        f"{path}: File too large: {text} not captured so far, and the run goes on"
+        f"{path}: File too large: {text} not captured so far; the run continues"
         for text in ("1 step", "2 steps", "4 steps")
     ]
     writer(records[8])
@@ -291,5 +291,5 @@ def test_a_line_without_end_is_left_out_without_being_held(tmp_path, monkeypatch
     assert reader.warnings[0] == "left out 2×: line 2: it is longer than 1 MiB, the limit"
     assert peak < len(long) / 2
     (tmp_path / "long.jsonl").write_bytes(b'{"resourceSpans": [' + long + b"]}")
-    with pytest.raises(UserError, match=r", line 1: a trace or a resource in one piece of over 1 MiB, the limit"):
+    with pytest.raises(UserError, match=r", line 1: a trace or a resource of over 1 MiB, the limit"):
         read_capture(tmp_path / "long.jsonl")

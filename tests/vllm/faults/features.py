@@ -33,7 +33,7 @@ def features_missing(original, *args, **kwargs):
 
 @fault(f"{BASE}.propose", "drafter_fed")
 def features_shifted(original, *args, **kwargs):
-    """The head is fed each position with the features of the position before it, across the whole batch."""
+    """The head is fed each position with the features of the previous position it, across the whole batch."""
     return original(*args, **changed(kwargs, ROWS, lambda rows: rows.roll(1, 0)))
 
 

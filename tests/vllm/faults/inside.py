@@ -103,7 +103,7 @@ def v2_too_many_keys(original, *args, **kwargs):
 
 @fault(f"{V2_DRAFTER}.propose")
 def v2_features_shifted(original, self, batch, metadata, slots, last, aux, *args, **kwargs):
-    """The head is fed each position with the features of the position before it."""
+    """The head is fed each position with the features of the previous position it."""
     return original(self, batch, metadata, slots, last, aux and [x.roll(1, 0) for x in aux], *args, **kwargs)
 
 

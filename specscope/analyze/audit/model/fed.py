@@ -59,7 +59,7 @@ def judge_fed(
             if other := np.flatnonzero((tokens != texts) & (tokens != NO_TOKEN)).tolist():
                 differs, recorded, judged = True, float(tokens[other[0]]), float(texts[other[0]])
                 fed, wanted = to.show(int(recorded)), to.show(int(judged))
-                text = f"{fed} was fed at position {positions[other[0]]}, the text has {wanted}"
+                text = f"{fed} was fed at position {positions[other[0]]}, where the text has {wanted}"
             else:
                 differs, recorded = bool(errors[row, layer] > allowed), float(norms[row, layer])
                 judged = float(right[positions[row], layer])

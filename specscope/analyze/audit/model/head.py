@@ -53,7 +53,7 @@ class Head:
                 raise UserError(f"the head's config has `{key}`, which this judge does not know")
             self.weights = _read(folder)
             if "fc.weight" not in self.weights:
-                raise UserError(f"{source.name} is no head: it has no tensor fc.weight")
+                raise UserError(f"{source.name} is not a head: it has no tensor fc.weight")
             if name := self.unknown_tensor(self.weights):
                 raise UserError(f"the head has a tensor {name}, which this judge does not know")
             self.config = self.flat(raw)
@@ -72,7 +72,7 @@ class Head:
             self.mask_token = None
         self.three = "midlayer.hidden_norm.weight" in self.weights
         if not self.three and (flag := next((name for name in FLAGS if self.config.get(name)), "")):
-            raise UserError(f"the head's config has `{flag}`, which an EAGLE-1 head has not")
+            raise UserError(f"the head's config has `{flag}`, which an EAGLE-1 head does not have")
         further = range(1, int(self.config.get("num_hidden_layers", 1)))
         self.names = ["midlayer", *(f"layers.{i}" for i in further)]  # of its layers
         self._take_vocabulary(target, self.weights["lm_head.weight"] if self.three else None)

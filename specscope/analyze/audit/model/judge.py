@@ -214,7 +214,7 @@ class DrafterJudge(_Judge):
     """The drafter's part, where it is a model: its tokens and their probabilities."""
 
     who, params_of = "drafter", "drafter_params"
-    says = "{:.4g}, the drafter run afresh says {:.4g}"
+    says = "{:.4g}, the recomputed drafter says {:.4g}"
 
     def take(self, asked: Sequence[Ask], logits: Tensor) -> None:
         """Compare the children of these parents; logits float32 [parents, V], of the whole vocabulary."""
@@ -260,9 +260,7 @@ class DrafterJudge(_Judge):
         if drawn != token and within(coin, self._reach(shaped, left, taken, token)):
             tally.left[NEAR_TIE] += 1
             return
-        text = (
-            f"coin {coin:.4g} draws {tally.show(drawn)} from the q of the drafter run afresh, not {tally.show(token)}"
-        )
+        text = f"coin {coin:.4g} draws {tally.show(drawn)} from the recomputed drafter's q, not {tally.show(token)}"
         tally.add(where, differs=drawn != token, recorded=token, judged=drawn, text=text)
 
     def _reach(self, shaped: Tensor, left: Tensor, taken: Sequence[int], token: int) -> Bounds:

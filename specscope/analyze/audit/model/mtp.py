@@ -142,7 +142,7 @@ class Modules(Head):
         text, pairs, by_step = pairs_of(contexts, features, asked)
         trees = [step.part.tree for step, _ in asked]
         if any(tree.max_depth > len(self.names) or tree.max_depth < len(tree) for tree in trees):
-            raise UserError(f"{len(self.names)} modules draft a chain of as many tokens, and this capture has others")
+            raise UserError(f"{len(self.names)} modules draft a chain of as many tokens; this capture has others")
         states, kv = [features[:pairs].to(self.embedding.dtype)], self.nothing()
         for module in range(len(self.names)):
             parts, slots = [self.embedding[:0]], torch.arange(max(pairs - module, 0))

@@ -79,7 +79,7 @@ class Passes:
             all_judged = self._target()
             limits = dict.fromkeys(name for contexts in self.plans if contexts.steps for name in contexts.limits)
             if all_judged and limits and not any(self.tallies[name].items for name in TARGET):
-                why = f"{', '.join(limits)} limit every request in a way that the capture does not tell"
+                why = f"{', '.join(limits)} limit every request in a way that is not in the capture"
                 self.unjudged.append(f"The target was not judged: {why}.")
         except FAULTS as error:
             self.unjudged.append(f"The target was not judged: {failure(error)}.")
@@ -219,7 +219,7 @@ def _slack(dtype: str, known: Mapping[Any, tuple[Tensor, Tensor]], scores: Score
     if largest > ABSURD * least:
         raise UserError(
             f"the judge disagrees with itself: log probabilities differ by {largest:.2g} when contexts share a pass, "
-            f"far more than {dtype} rounds; this model cannot be audited so"
+            f"far more than {dtype} rounding; this model cannot be audited"
         )
     return max(least, safety * largest)
 

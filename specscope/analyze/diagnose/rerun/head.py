@@ -84,7 +84,7 @@ class HeadMistake:
     by_slot: bool = False  # a branch of the tree reads its own slots, also where it began at another branch's node
     # Of a target's modules
     joined: Joined = lambda norm, token, state: (norm("enorm", token), norm("hnorm", state))
-    final: bool = True  # whether the norm behind the layer is there
+    final: bool = True  # whether the norm after the layer is there
     order: Callable[[int, int], int] = lambda module, count: module  # which module runs in a module's place
     is_older: bool = False  # whether a module is fed what the one before it was fed
 
@@ -119,7 +119,7 @@ def _of_nodes(along: Along, *, last: bool) -> Tensor:
 
 
 def _rows_before(along: Along) -> Tensor:
-    """Each row of a pass gets the features of the row before it in the batch, another request's too."""
+    """Each row of a pass gets the features of the previous row in the batch, another request's too."""
     features, judged = along.features.clone(), {step.part.index: step for step in along.steps}
     for part in along.steps[0].visit.request.steps:
         if part.index in judged:
@@ -154,10 +154,10 @@ def _behind_chunks(token: Callable[[Along, int], int], along: Along) -> list[int
 
 
 FEEDS: dict[str, Feed] = {
-    "the features of the position before": lambda along: _from(along, along.places - 1),
+    "the features of the previous position": lambda along: _from(along, along.places - 1),
     "the features of the row before in the batch": _rows_before,
     "the features of two positions before": lambda along: _from(along, along.places - 2),
-    "the features of the position after": lambda along: _from(along, along.places + 1),
+    "the features of the next position": lambda along: _from(along, along.places + 1),
     "the root's features for all tokens of a step": _of_roots,
     "the features of the tree's first nodes for the accepted ones": lambda along: _of_nodes(along, last=False),
     "the features of the tree's last nodes for the accepted ones": lambda along: _of_nodes(along, last=True),
@@ -170,18 +170,20 @@ FEEDS: dict[str, Feed] = {
     "each layer one lower": lambda along: _by(along, -1),
     "each layer one higher": lambda along: _by(along, 1),
     "the layers in reverse order": lambda along: along.fed(along.text, along.layers[::-1]),
-    "the layers one place on": lambda along: along.fed(along.text, (*along.layers[1:], along.layers[0])),
-    "the layers one place back": lambda along: along.fed(along.text, (along.layers[-1], *along.layers[:-1])),
-    "the lowest layer thrice": lambda along: along.fed(along.text, along.layers[:1] * len(along.layers)),
-    "the highest layer thrice": lambda along: along.fed(along.text, along.layers[-1:] * len(along.layers)),
+    "the layers shifted by one place forward": lambda along: along.fed(
+        along.text, (*along.layers[1:], along.layers[0])
+    ),
+    "the layers shifted by one place back": lambda along: along.fed(along.text, (along.layers[-1], *along.layers[:-1])),
+    "the lowest layer three times": lambda along: along.fed(along.text, along.layers[:1] * len(along.layers)),
+    "the highest layer three times": lambda along: along.fed(along.text, along.layers[-1:] * len(along.layers)),
 }
 BEHIND_CHUNKS: dict[str, Callable[[Along, int], int]] = {
-    "the prompt's last token fed behind each prefill chunk, not its next one": lambda along, place: along.prompt[-1],
-    "the target's choice fed behind each prefill chunk": lambda along, place: along.choice[place - 1],
-    "the first output token fed behind each prefill chunk": lambda along, place: along.contexts.text[len(along.prompt)],
+    "the prompt's last token fed after each prefill chunk, not the next token": lambda along, place: along.prompt[-1],
+    "the target's choice fed after each prefill chunk": lambda along, place: along.choice[place - 1],
+    "the first output token fed after each prefill chunk": lambda along, place: along.contexts.text[len(along.prompt)],
 }
 TURNS: dict[str, Turned] = {
-    "everything behind the prompt one position too far": lambda at, prompt, drafted: at + (at >= prompt),
+    "everything after the prompt one position too far": lambda at, prompt, drafted: at + (at >= prompt),
     "drafted nodes one position too far": lambda at, prompt, drafted: at + int(drafted),
     "drafted nodes one position too near": lambda at, prompt, drafted: at - int(drafted),
     "no rotary positions": lambda at, prompt, drafted: at * 0.0,
@@ -189,17 +191,17 @@ TURNS: dict[str, Turned] = {
     "rotary positions doubled": lambda at, prompt, drafted: at * 2.0,
 }
 MAPS: dict[str, Callable[[Tensor], Tensor]] = {
-    "the vocabulary's map in reverse order": lambda d2t: d2t.flip(0),
-    "the vocabulary's map one row on": lambda d2t: d2t.roll(1),
-    "the vocabulary's map one row back": lambda d2t: d2t.roll(-1),
-    "the vocabulary's offset added twice": lambda d2t: (2 * d2t - torch.arange(len(d2t))).clamp(max=int(d2t.max())),
-    "no map of the vocabulary": lambda d2t: torch.arange(len(d2t)),
+    "the vocabulary map in reverse order": lambda d2t: d2t.flip(0),
+    "the vocabulary map one row forward": lambda d2t: d2t.roll(1),
+    "the vocabulary map one row back": lambda d2t: d2t.roll(-1),
+    "the vocabulary offset added twice": lambda d2t: (2 * d2t - torch.arange(len(d2t))).clamp(max=int(d2t.max())),
+    "no vocabulary map": lambda d2t: torch.arange(len(d2t)),
 }
 BASES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 RIGHT = HeadMistake("as it should be", Cause.DRAFTER_FED)
 MISTAKES = (
     *(HeadMistake(name, Cause.DRAFTER_FED, feed=feed) for name, feed in FEEDS.items()),
-    HeadMistake("each branch reading its own slots, not its ancestors'", Cause.DRAFTER_KV, by_slot=True),
+    HeadMistake("each branch reading its own slots instead of its ancestors'", Cause.DRAFTER_KV, by_slot=True),
     *(
         HeadMistake(name, Cause.DRAFTER_FED, fed=partial(_behind_chunks, token))
         for name, token in BEHIND_CHUNKS.items()

@@ -17,8 +17,8 @@ from specscope.analyze.diagnose.rerun.head import FEEDS, TURNS, HeadMistake, Mov
 
 _built = partial(HeadMistake, cause=Cause.DRAFTER_BUILT)
 OF_FEEDS = {  # as of a head, in words of their own
-    "the states of the position before": FEEDS["the features of the position before"],
-    "the states of the position after": FEEDS["the features of the position after"],
+    "the states of the previous position": FEEDS["the features of the previous position"],
+    "the states of the next position": FEEDS["the features of the next position"],
     "no states at all": FEEDS["no features at all"],
 }
 OF_TURNS = ("drafted nodes one position too far", "drafted nodes one position too near", "no rotary positions")
@@ -26,16 +26,16 @@ MISTAKES = (
     _built("no norm of the embedding", joined=lambda norm, token, state: (token, norm("hnorm", state))),
     _built("no norm of the state", joined=lambda norm, token, state: (norm("enorm", token), state)),
     _built("neither norm before the projection", joined=lambda norm, token, state: (token, state)),
-    _built("the two norms exchanged", joined=lambda norm, token, state: (norm("hnorm", token), norm("enorm", state))),
+    _built("the two norms swapped", joined=lambda norm, token, state: (norm("hnorm", token), norm("enorm", state))),
     _built(
-        "state and embedding the other way round",
+        "state and embedding swapped",
         joined=lambda norm, token, state: (norm("hnorm", state), norm("enorm", token)),
     ),
-    _built("no norm behind the layer", final=False),
+    _built("no norm after the layer", final=False),
     _built("the modules in reverse order", order=lambda module, count: count - 1 - module),
-    _built("the module after each", order=lambda module, count: (module + 1) % count),
+    _built("the next module at each depth", order=lambda module, count: (module + 1) % count),
     _built("the first module at every depth", order=lambda module, count: 0),
-    _built("the state that the module before was fed", is_older=True),
+    _built("the state that was fed to the previous module", is_older=True),
     *(HeadMistake(name, Cause.DRAFTER_FED, feed=feed) for name, feed in OF_FEEDS.items()),
     *(HeadMistake(name, Cause.ROTARY_POSITIONS, turned=TURNS[name]) for name in OF_TURNS),
 )

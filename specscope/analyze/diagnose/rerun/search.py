@@ -230,7 +230,7 @@ def _explained(asked: Rerun[M], known: Sequence[M], first: Mapping[str, int]) ->
     for place, (cause, (share, name, match)) in enumerate(ranked):
         if match.share >= NEARLY or (not place and share >= least):
             count = min(max(round(share * right.differ), 0), right.differ)
-            named.append((cause, f"come out with {name} at {match} parents, without it at {right}", count))
+            named.append((cause, f"are reproduced with {name} at {match} parents, without it at {right}", count))
     what = f"the {'drafter' if asked.drafter else 'target'}'s probabilities"
     where = f", where {plural(len(begins), 'request')} first differ" + "s" * (len(begins) == 1)
     visit = min((steps[-1].visit for steps in begins), key=lambda visit: (visit.record.step, visit.row))
@@ -245,8 +245,8 @@ def _of_all_rows(right: Match) -> Iterator[tuple[Cause, str, int]]:
     scale = median(right.scales or [1.0])
     alike = sum(abs(factor / scale - 1) < 0.1 for factor in right.scales)
     if len(right.scales) >= max(ENOUGH, HALF * right.differ) and alike >= 0.8 * len(right.scales):
-        line = f"come out with logits times {scale:.3g} at {alike:,} of {right.differ:,} parents that differ"
+        line = f"are reproduced with logits times {scale:.3g} at {alike:,} of {right.differ:,} parents that differ"
         yield Cause.LOGITS_SCALED, line, alike
     if right.permuted > HALF * right.differ:
-        line = f"are right, but at other tokens, at {right.permuted:,} of {right.total:,} parents"
+        line = f"are right but at other tokens, at {right.permuted:,} of {right.total:,} parents"
         yield Cause.DRAFT_VOCABULARY, line, right.permuted

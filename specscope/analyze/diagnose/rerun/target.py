@@ -95,7 +95,7 @@ MISTAKES = (
         moved=lambda step, places: places + (step.last is not None),
     ),
     TreeMistake(  # of engines that draft the tree of the second step while they feed the prompt
-        "every token one position too far behind the first draft",
+        "every token one position too far after the first draft",
         PLACE,
         moved=lambda step, places: places + (step.last is not None and step.last.last is not None),
     ),
@@ -176,7 +176,7 @@ def _behind_a_cached_prefix(case: Case) -> TreeMistake:
         if cached and alike is not None:
             fed[name] = [*text[:cached], alike[cached], *text[cached + 1 :]]
     return TreeMistake(
-        "the token behind a cached prefix of the request that filled the cache, and without the first token",
+        "the token after a cached prefix, of the request that filled the cache, and without the first token",
         Cause.DRAFTER_KV,
         fed=lambda step: fed.get(step.request, step.text),
         unseen=1,

@@ -133,11 +133,11 @@ def drawn_from(case: Case, models: Models, steps: Sequence[Step]) -> Iterator[Dr
         for name, node in (("p of the root", ROOT), ("p of the row above", above)):
             if node != leaf and (step.key, node) in of_p:
                 names[name] = of_p[step.key, node]
-        coins = {"1 less their coin": 1 - step.verdict.final_coin}  # that may have drawn it
+        coins = {"1 minus their coin": 1 - step.verdict.final_coin}  # that may have drawn it
         if step.tried_last:
             coins["the coin of the last trial"] = float(step.verdict.coin[step.tried_last[-1]])
         if step.last is not None:
-            coins["the coin of the step before"] = float(step.last.verdict.final_coin)
+            coins["the coin of the previous step"] = float(step.last.verdict.final_coin)
         yield DrawnFrom(step, mass, names, coins)
 
 
@@ -157,12 +157,12 @@ def _instead(step: Step, p: Tensor, q: Tensor | None, raw: Tensor) -> tuple[floa
             left_q = tried_q.clone()
             left_q[token] = 0
             left_q /= left_q.sum().clamp(min=1e-30)
-    names = {RESIDUAL: left[-1], "p as it was": p, "p without the rejected tokens": without / without.sum()}
+    names = {RESIDUAL: left[-1], "p before any rejection": p, "p without the rejected tokens": without / without.sum()}
     names["the residual of the raw p"] = of_raw
     if q is not None:
         names["q"] = q
     if len(step.rejected_last) > 1:
-        names["the residual of the first trial alone"] = left[1]
+        names["the residual after the first trial only"] = left[1]
         if tried_q is not None:
             names["what is left of q"] = tried_q
     return min(masses), names

@@ -161,9 +161,9 @@ def _sums(ours: Tensor, right: Tensor) -> str:
     total, meant = (float(side.exp().sum(2).median()) for side in (ours, right))
     why = ""
     if abs(total - 1) < 1e-3 and meant < 1 - 1e-3:
-        why = " (as where a sink is left out)"
+        why = " (as if a sink were left out)"
     elif abs(meant - 1) < 1e-3 and total < 1 - 1e-3:
-        why = " (as of a sink that the reference has not)"
+        why = " (as if there were a sink, which the reference lacks)"
     return f"the weights of a row sum to {figure(total)} where the reference's sum to {figure(meant)}{why}"
 
 

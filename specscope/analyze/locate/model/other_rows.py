@@ -45,7 +45,7 @@ Related = Callable[["Places", RowPlace, "int | None"], int]  # of a place, and i
 class Relation:
     """Another place than a row's own, by what it is to it."""
 
-    name: str  # "the next request of the batch"
+    name: str  # "the next request in the batch"
     of: Related  # -1: none
 
 
@@ -116,12 +116,12 @@ def _above(places: Places, place: RowPlace, child: int | None) -> int:
 OTHERS = PARENT, ROOT_ROW, NEXT, PREVIOUS, BEFORE, FIRST, CHILD, LATER_ROW, EARLIER_ROW = (
     Relation("the row above its own", _above),
     Relation("the root", lambda places, place, child: places.at(place.asked, ROOT)),
-    Relation("the next request of the batch", _neighbour(1)),
-    Relation("the request before it in the batch", _neighbour(-1)),
-    Relation("the request's step before", lambda places, place, child: places.at(places.before(place), place.node)),
+    Relation("the next request in the batch", _neighbour(1)),
+    Relation("the previous request in the batch", _neighbour(-1)),
+    Relation("the request's previous step", lambda places, place, child: places.at(places.before(place), place.node)),
     Relation("the batch's first row", _first_of_batch),
     Relation("the draft itself", lambda places, place, child: -1 if child is None else places.at(place.asked, child)),
-    Relation("the next row of the batch", _row_further(1)),
-    Relation("the row before it in the batch", _row_further(-1)),
+    Relation("the next row in the batch", _row_further(1)),
+    Relation("the previous row in the batch", _row_further(-1)),
 )
 OF_REQUESTS = (NEXT, PREVIOUS, FIRST)  # those whose parameters may be mixed up

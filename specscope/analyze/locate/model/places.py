@@ -82,7 +82,7 @@ def place_of_tokens(ours: Tensor, right: Tensor, tokens: Tensor, allowed: float)
     wrong, agreeing = tokens[off], tokens[~off]
     if not len(wrong) or not len(agreeing):
         return ""
-    counts = f"{len(wrong.unique())} of {len(tokens.unique())} that are looked at"
+    counts = f"{len(wrong.unique())} of {len(tokens.unique())} that were examined"
     if int(wrong.min()) > int(agreeing.max()):
         return f"only tokens from {int(wrong.min()):,} on: {counts}"
     return f"only tokens up to {int(wrong.max()):,}: {counts}" if int(wrong.max()) < int(agreeing.min()) else ""

@@ -106,7 +106,7 @@ def factor(block: Block) -> str:
             continue
         value, low, high = (float(x) for x in (factors.flatten()[0], factors.min(), factors.max()))
         if whose:
-            return f"a factor of its own in each {whose} ({figure(low)} to {figure(high)}) {phrase}"
+            return f"a different factor in each {whose} ({figure(low)} to {figure(high)}) {phrase}"
         exact = max(block.allowed, 2e-5)
         words = f"a factor of {figure(value)}{name_of(value, exact)}"
         return f"{'the sign is flipped' if abs(value + 1) < exact else words} {phrase}"
@@ -122,7 +122,7 @@ def added(block: Block) -> str:
     if block.bias is not None:
         times = float((difference * block.bias).sum() / (number * block.bias.pow(2).sum()).clamp_min(1e-30))
         if phrase := block.explained(block.right + times * block.bias):
-            much = {"1": "the bias is added once more", "-1": "the bias is missing"}
+            much = {"1": "the bias is added twice", "-1": "the bias is missing"}
             return f"{much.get(f'{times:.2g}', f'{figure(times)} times the bias is added')} {phrase}"
     mean = difference.mean(0)
     if number >= FEWEST_ROWS and (phrase := block.explained(block.right + mean)):
@@ -141,7 +141,7 @@ def other_rows(block: Block) -> str:
     if not phrase:
         return ""
     if number >= 3 and (alike := block.counted(int(same.sum(0).max()))):
-        return f"the row of position {block.fed[int(same.sum(0).argmax())].position} stands {alike}"
+        return f"the row of position {block.fed[int(same.sum(0).argmax())].position} is {alike}"
     rows, places = (torch.tensor([row.position for row in some]) for some in (block.rows, block.fed))
     offsets = rows[:, None] - places[None, :]
     distances, counts = offsets[same].unique(return_counts=True)
@@ -150,10 +150,10 @@ def other_rows(block: Block) -> str:
         if offset and held >= max(2, MOST * possible, 0.5 * number):
             side = f"{abs(offset)} {'before' if offset > 0 else 'after'}"
             having = " that have one" if possible < number else ""
-            return f"each row is that of the position {side}, at {held} of {possible} rows{having}"
+            return f"each row is the row of the position {side}, at {held} of {possible} rows{having}"
     found = zip(rows[same.any(1)].tolist(), places[same.float().argmax(1)[same.any(1)]].tolist(), strict=True)
-    whose = [f"position {own} has that of {other}" for own, other in found]
-    return f"rows of other positions stand {phrase} ({_listed(whose)})"
+    whose = [f"position {own} has the row of {other}" for own, other in found]
+    return f"rows belong to other positions {phrase} ({_listed(whose)})"
 
 
 def other_channels(block: Block) -> str:
@@ -172,10 +172,8 @@ def other_channels(block: Block) -> str:
     if not phrase:
         return ""
     if size < width and bool((source % size == own % size).all()):
-        pairs = [
-            f"head {mine} has that of head {theirs}" for mine, theirs in enumerate((source // size)[::size].tolist())
-        ]
-        return f"heads are of other places {phrase} ({_listed(pairs)})"
+        pairs = [f"head {mine} has head {theirs}'s" for mine, theirs in enumerate((source // size)[::size].tolist())]
+        return f"heads are permuted {phrase} ({_listed(pairs)})"
     return f"channels are permuted {phrase} ({int((source != own).sum())} of {width} moved)"
 
 
@@ -186,12 +184,12 @@ def _orders(size: int, total: int) -> Iterator[tuple[str, Tensor]]:
     if size % 2 == 0:
         for words, order in (
             ("the halves are swapped", (inner + half) % size),
-            ("channels lie in pairs in place of halves", (inner % 2) * half + inner // 2),
-            ("channels lie in halves in place of pairs", (inner % half) * 2 + inner // half),
+            ("channels are in pairs instead of halves", (inner % 2) * half + inner // 2),
+            ("channels are in halves instead of pairs", (inner % half) * 2 + inner // half),
         ):
             yield f"{words}{of_each}", every - inner + order
     for places in [*permutations(range(LAYERS))][1:] if size == total and total % LAYERS == 0 else ():
-        words = f"the {LAYERS} parts of {total // LAYERS} channels stand in the order {', '.join(map(str, places))}"
+        words = f"the {LAYERS} parts of {total // LAYERS} channels are in the order {', '.join(map(str, places))}"
         yield words, every.reshape(LAYERS, -1)[list(places)].flatten()
 
 
@@ -208,7 +206,7 @@ def _int8(values: Tensor) -> Tensor:
 ROUNDED: dict[str, Callable[[Tensor], Tensor]] = {
     "float8_e5m2": lambda values: values.to(torch.float8_e5m2).float(),
     "float8_e4m3fn": lambda values: values.to(torch.float8_e4m3fn).float(),
-    "int8 with a scale of each row": _int8,
+    "int8 with a scale per row": _int8,
     "bfloat16": lambda values: values.bfloat16().float(),
     "float16": lambda values: values.half().float(),
 }
@@ -222,7 +220,7 @@ def rounded(ours: Tensor, right: Tensor) -> str:
     for name, to in ROUNDED.items():
         ours_held, right_held = (float(((x - to(x)).abs() <= 2e-6 * x.abs()).float().mean()) for x in (ours, right))
         if ours_held >= MOST and right_held < 0.5 and error <= REPEATED * _error(right, to):
-            return f"rounded to {name}: ours holds only values of it (relative error {figure(error)})"
+            return f"rounded to {name}: ours holds only such values (relative error {figure(error)})"
     return ""
 
 

@@ -13,7 +13,7 @@ from specscope.analyze.locate.model.relations import MOST, Block, figure
 BASES = (10000.0, 500000.0, 1000000.0, 100000.0, 150000.0, 1000.0, 5000000.0, 10000000.0)
 FARTHEST = 4096  # the largest distance of positions that is looked for
 LOOKED_AT = 64  # rows from which the rule is told
-OF_ITS_OWN = "each pair of channels is rotated by an angle of its own, the same in each head"
+OF_ITS_OWN = "each pair of channels is rotated by a different angle, the same in each head"
 
 
 def rotated(block: Block) -> str:
@@ -80,16 +80,16 @@ def _rules(positions: Tensor, cross: Tensor) -> Iterator[tuple[str, Tensor]]:
         usual = min(BASES, key=lambda known: abs(known / other - 1))
         other = usual if abs(usual / other - 1) < 0.03 else other
         by = positions[:, None] * (other ** (-numbers / count) - own)
-        yield f"rotary of base {float(f'{other:.3g}'):g} in place of {base:g}", by
+        yield f"rotary of base {float(f'{other:.3g}'):g} instead of {base:g}", by
     for base, own in speeds.items():  # as at other positions, each row for itself
         turns = -own[:, None] * torch.arange(-FARTHEST, FARTHEST + 1, dtype=torch.float64)
         back = torch.polar(torch.ones_like(turns), turns).to(torch.complex64)
         away = (cross.to(torch.complex64) @ back).real.argmax(1) - FARTHEST
         words = [f"position {int(at)} as {int(at + by)}" for at, by in zip(positions, away, strict=True)]
-        rule = f"rotary as of other positions ({', '.join(words[:3])}{', ...' if len(words) > 3 else ''})"
+        rule = f"rotary of other positions ({', '.join(words[:3])}{', ...' if len(words) > 3 else ''})"
         if bool((away == away[0]).all()):
             side = "after" if away[0] > 0 else "before"
-            rule = f"rotary as of the position {abs(int(away[0]))} {side} (base {base:g})"
+            rule = f"rotary of the position {abs(int(away[0]))} {side} (base {base:g})"
         yield rule, away[:, None] * own
 
 

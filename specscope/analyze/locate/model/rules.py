@@ -32,7 +32,7 @@ KIND_NAMES = {NODE: "drafted", BONUS: "bonus", RECOVERED: "recovered", TARGET: "
 GROUPS = OF_OTHERS, OF_NODES, OF_BEFORE = (
     "another request of the same step",
     "another node of the same tree",
-    "the request's step before",
+    "the request's previous step",
 )
 RULED = {
     "p": ("target p", "final p", "final token"),
@@ -204,8 +204,8 @@ def _elsewhere(case: Case, search: Search, side: str) -> SampledFault | None:
         return None
     item = search.items[same[0]]
     sentence = (
-        f"{what} is not that of its own row at {plural(wrong, 'token')}; {known:,} of them tell whose it is; it is "
-        f"that of {whose} at {count:,} of these"
+        f"{what} is not its own row's at {plural(wrong, 'token')}; for {known:,} of them the source can be found; at "
+        f"{count:,} of these it is {whose}'s"
     )
     smallest = f"token {item.token} at {item.where}: {what} {item.recorded:.6g} {side}"
     operation = our_operation(case.history.run, Stage.SAMPLING, ROWS, WORDS[ROWS])
@@ -239,11 +239,11 @@ def _located(case: Case, what: str, answer: BestVariant, side: str) -> Located:
     where, told = _at_work(case, answer)
     looks = f"{best.name}, where {where}" if where else best.name
     sentence = (
-        f"with {best.name} {what} comes out as {side} at {best.explained:,} of {plural(answer.wrong, 'token')} at "
-        f"which it differs; {told} ({plural(answer.tried, 'variant')} tried)"
+        f"with {best.name} {what} is as {side} at {best.explained:,} of {plural(answer.wrong, 'token')} at which it "
+        f"differs; {told} ({plural(answer.tried, 'variant')} tried)"
     )
     if not answer.certain and answer.alike:
-        sentence += f"; no token tells it from {', '.join(list(dict.fromkeys(x.name for x in answer.alike))[:3])}"
+        sentence += f"; nothing separates it from {', '.join(list(dict.fromkeys(x.name for x in answer.alike))[:3])}"
     if item.greedy:
         chosen = f"is {side} as {'' if item.recorded else 'not '}the choice"
         figures = f" {chosen}: its log p is {answer.right:+.3g} against the best other, under this {answer.under:+.3g}"
@@ -259,7 +259,7 @@ def _located(case: Case, what: str, answer: BestVariant, side: str) -> Located:
 def _at_work(case: Case, answer: BestVariant) -> tuple[str, str]:
     """Which tokens come out as a variant has them, of those that can tell it from the right rules: a rule, a line."""
     if not answer.misses:
-        return "", "no token speaks against it"
+        return "", "no token contradicts it"
     items = [*answer.hits, *answer.misses]
     hit = [True] * len(answer.hits) + [False] * len(answer.misses)
     facts: dict[str, list[Any]] = {
@@ -269,7 +269,7 @@ def _at_work(case: Case, answer: BestVariant) -> tuple[str, str]:
     facts |= facts_table(case.history, [item.where for item in items])
     condition = find(facts, hit, [f"{item.where.request}@{item.where.index}" for item in items])
     if condition is not None:
-        return condition.text, f"of the tokens that can tell it {condition.sentence('is so', 'token')}"
+        return condition.text, f"of the tokens that can show it, it {condition.sentence('holds', 'token')}"
     like = rarest(facts, hit)
     alike = f": those that differ have {like}" if like else ""
-    return "", f"{plural(len(answer.misses), 'other')} could tell it and are right{alike}"
+    return "", f"{plural(len(answer.misses), 'other')} could show it and are right{alike}"

@@ -334,7 +334,7 @@ def _values(rows: RuledRows, active: Sequence[str]) -> Iterator[RuleChange]:
     if TEMPERATURE in active:
         yield RuleChange("the inverse of the temperature", TEMPERATURE, changed(TEMPERATURE, lambda t: 1 / t))
     if TOP_K in active:
-        yield RuleChange("top-k with one token more", TOP_K, changed(TOP_K, lambda k: k + (k > 0).float()))
+        yield RuleChange("top-k with one more token", TOP_K, changed(TOP_K, lambda k: k + (k > 0).float()))
         yield RuleChange("top-k with one token less", TOP_K, changed(TOP_K, lambda k: k - (k > 1).float()))
     if TOP_P in active:
         yield RuleChange("top-p without the token that reaches it", TOP_P, _set(exclusive=True))

@@ -88,9 +88,9 @@ def _elsewhere(c: Columns) -> dict[str, Indices]:
         return np.where((there == node + by) & (c.step[there] == c.step), there, -1)
 
     return {
-        "the same node of the step before": of_step(c.before),
-        "the next request of the batch": of_step(following),
-        "the request before it in the batch": of_step(preceding),
+        "the same node of the previous step": of_step(c.before),
+        "the next request in the batch": of_step(following),
+        "the previous request in the batch": of_step(preceding),
         "the next node": further(1),
         "the node before": further(-1),
     }
@@ -145,7 +145,7 @@ def _reads(trials: Trials) -> Iterator[Located]:
             made = answer.best
             best = Best(made.name, made.explained, answer.wrong, made.explained, answer.tried, answer.next_best)
         sentence = (
-            f"drafts are judged by another {what} than their own: with {best.name} it comes out as recorded at "
+            f"drafts are judged by a {what} that is not theirs: with {best.name} it is as recorded at "
             f"{best.explained:,} of {plural(best.wrong, 'first trial')} at which it differs "
             f"({plural(best.tried, 'explanation')} tried)"
         )
@@ -189,8 +189,8 @@ TESTS: dict[str, Callable[[Doubles, Doubles, Doubles], Bools]] = {  # of p, q an
     "the coin below q / p": lambda p, q, coin: coin * p < q,
     "the coin not below p / q": lambda p, q, coin: coin * q >= p,
     "the coin at most q": lambda p, q, coin: coin <= q,
-    "p / q above 1/2 whatever the coin": lambda p, q, coin: p > 0.5 * q,
-    "p above q whatever the coin": lambda p, q, coin: p > q,
+    "p / q above 1/2, ignoring the coin": lambda p, q, coin: p > 0.5 * q,
+    "p above q, ignoring the coin": lambda p, q, coin: p > q,
     "every draft accepted": lambda p, q, coin: np.ones(len(p), np.bool_),
     "every draft rejected": lambda p, q, coin: np.zeros(len(p), np.bool_),
 }
@@ -211,8 +211,8 @@ def _outcomes(trials: Trials) -> Iterator[Located]:
     if best is None or best.explained < max(ENOUGH, NEARLY * best.wrong):
         return
     sentence = (
-        f"{best.explained:,} of {plural(best.wrong, 'draft')} that are decided against their own p follow from "
-        f"{best.name}, and so do {best.fits:,} of all {len(here):,} that it could decide "
+        f"{best.explained:,} of {plural(best.wrong, 'draft')} decided against their own p follow from {best.name}, as "
+        f"do {best.fits:,} of all {len(here):,} that it could decide "
         f"({plural(len(decided), 'way')} tried)"
     )
     node = int(here[against[here]][0])

@@ -47,7 +47,7 @@ class Again:
         """By the environment, or in this interpreter. Raises UserError."""
         named = os.environ.get(PYTHON)
         if named is None and importlib.util.find_spec("vllm") is None:
-            raise UserError(f"vLLM runs again to be located: name its Python, {PYTHON}=/path/to/bin/python")
+            raise UserError(f"locating needs to run vLLM again: name its Python with {PYTHON}=/path/to/bin/python")
         return Again((named or sys.executable, "-P", "-m", RUN), {})
 
     def run(self, job: Mapping[str, Any], folder: Path, *, inside: str, mib: int) -> Path:
@@ -71,7 +71,7 @@ class Again:
             except OSError as error:
                 raise UserError(f"cannot start {self.command[0]}: {error.strerror}") from error
         if done.returncode or not capture.exists():
-            raise UserError(f"vLLM did not run again: {_why(folder / 'log.txt')}")
+            raise UserError(f"vLLM could not be run again: {_why(folder / 'log.txt')}")
         return capture
 
 

@@ -77,7 +77,7 @@ def read_taps(folder: Path) -> Tapped:
         about: dict[str, Any] = decoded((folder / "about.json").read_bytes(), dict[str, Any])
         end: dict[str, Any] = decoded((folder / "end.json").read_bytes(), dict[str, Any])
     except (OSError, ValueError) as error:
-        raise UserError(f"vLLM wrote no taps to {folder}: is specscope installed beside it?") from error
+        raise UserError(f"vLLM wrote no taps to {folder}: is specscope installed in its environment?") from error
     forwards: list[TappedForward] = []
     for path in sorted(folder.glob("taps-*.safetensors")):
         tensors, lines = load_file(path), decoded(path.with_suffix(".json").read_bytes(), list[dict[str, Any]])

@@ -58,7 +58,7 @@ class ComparedForwards:
     @property
     def left_out(self) -> tuple[str, ...]:
         """What was not compared, and why."""
-        full = ["The taps were full: what vLLM computed later was not compared."] if self.tapped.is_full else []
+        full = ["The taps were full: later computations of vLLM were not compared."] if self.tapped.is_full else []
         unread = sorted({each.unread for each in self.tapped.forwards if each.unread})
         return (*full, *(f"The cache was not read: {why}." for why in unread))
 

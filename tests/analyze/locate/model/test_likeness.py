@@ -64,22 +64,22 @@ PLANTED = {
     "one factor": (lambda x: x * 3**-0.5, "a factor of 0.577 = 1/sqrt(3) at {n} of {n} rows"),
     "a half": (lambda x: x * 0.5, "a factor of 0.5 = 1/2 at"),
     "the sign": (lambda x: -x, "the sign is flipped at {n} of {n} rows"),
-    "a factor of each row": (lambda x: x * (0.5 + torch.rand(len(x), 1, 1) * 2), "a factor of its own in each row ("),
+    "a factor of each row": (lambda x: x * (0.5 + torch.rand(len(x), 1, 1) * 2), "a different factor in each row ("),
     "a factor of each head": (
         lambda x: x * torch.linspace(0.3, 0.9, x.shape[1])[:, None],
-        "a factor of its own in each head (0.3 to 0.9)",
+        "a different factor in each head (0.3 to 0.9)",
     ),
     "one head": (lambda x: part_of(x, torch.zeros_like, heads=1), "only in head 1 of {h}, the other"),
     "half of each head": (lambda x: part_of(x, torch.neg, channels=slice(x.shape[2] // 2, None)), "only in channels "),
     "halves of each head": (lambda x: x.roll(x.shape[2] // 2, 2), "the halves are swapped in each head at {n} of {n}"),
     "other heads": (
         lambda x: x[:, torch.arange(x.shape[1]).roll(1)],
-        "heads are of other places at {n} of {n} rows (head 0 has that of head",
+        "heads are permuted at {n} of {n} rows (head 0 has head",
     ),
     "one row for all": (lambda x: x[:1].expand_as(x), "the row of position 30 stands at"),
     "a position late": (lambda x: x.roll(1, 0), "each row is that of the position 1 before, at"),
     "the same vector": (lambda x: x + torch.randn(1, *x.shape[1:]), "the same vector is added at {n} of {n} rows"),
-    "int8": (in_int8, "rounded to int8 with a scale of each row:"),
+    "int8": (in_int8, "rounded to int8 with a scale per row:"),
     "float8": (lambda x: x.to(torch.float8_e4m3fn).float(), "rounded to float8_e4m3fn:"),
     "bfloat16 in one head": (
         lambda x: part_of(x, lambda part: part.bfloat16().float(), heads=0),
@@ -88,13 +88,13 @@ PLANTED = {
     "permuted channels": (lambda x: x.flatten(1)[:, torch.randperm(x[0].numel())], "channels are permuted at {n}"),
 }
 ROTATED = {  # of rows at positions from 30 on
-    "five after": (lambda x, p: rotary(x, p + 5), "rotary as of the position 5 after (base 10000) at {n} of {n} rows"),
-    "400 before": (lambda x, p: rotary(x, p - 400), "rotary as of the position 400 before (base 10000)"),
+    "five after": (lambda x, p: rotary(x, p + 5), "rotary of the position 5 after (base 10000) at {n} of {n} rows"),
+    "400 before": (lambda x, p: rotary(x, p - 400), "rotary of the position 400 before (base 10000)"),
     "scaled": (lambda x, p: rotary(x, p, scale=0.5), "rotary angles are scaled by 0.5 (base 10000)"),
     "another base": (lambda x, p: rotary(x, p, 500000.0), "rotary of base 500000 in place of 10000"),
     "an odd base": (lambda x, p: rotary(x, p, 500.0), "rotary of base 500 in place of 10000"),
     "none": (lambda x, p: x, "no rotary is applied (base 10000)"),
-    "of other positions": (lambda x, p: rotary(x, p + p % 2 + 1), "rotary as of other positions (position 30 as 31, "),
+    "of other positions": (lambda x, p: rotary(x, p + p % 2 + 1), "rotary of other positions (position 30 as 31, "),
 }
 
 
@@ -176,7 +176,7 @@ SCORES = {
     "in one head": (lambda s: part_of(s, lambda x: 2 * x, heads=1), "only in head 1 of {h}"),
     "of each head": (
         lambda s: s * torch.linspace(0.5, 0.9, s.shape[1])[:, None],
-        "scores differ: a factor of its own in each head (0.5 to 0.9)",
+        "scores differ: a different factor in each head (0.5 to 0.9)",
     ),
     "of some keys": (
         lambda s: part_of(s, lambda x: x + torch.randn_like(x), channels=slice(7, 11)),

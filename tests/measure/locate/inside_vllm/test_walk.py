@@ -108,7 +108,7 @@ def off(name, by):
     ("spoil", "name", "looks"),
     [
         (scale, "layers.1.self_attn.attention", "as with scores times 2 "),
-        (norm, "layers.2.input_layernorm", "a factor of its own in each channel"),
+        (norm, "layers.2.input_layernorm", "a different factor in each channel"),
         (off("tokens", 1), "tokens", " where it should be "),
         (off("positions", 1), "positions", "+1 at 2 of 2 rows"),
         (off("slots", -1), "slots", "-1 at 2 of 2 rows"),

@@ -87,7 +87,7 @@ def test_no_export_is_too_large_for_a_receiver(protocol):
         sink.close()
     assert taken.ids == list(range(1, 61))
     (line,) = sink.losses()
-    assert line.startswith(f"1 span not sent: 127.0.0.1:{port} refused them: ")
+    assert line.startswith(f"1 span not sent: 127.0.0.1:{port} refused the spans: ")
 
 
 @both
@@ -121,7 +121,7 @@ def test_meanwhile_the_oldest_give_way_and_nobody_waits(protocol):
         sender.close()
     assert taken.ids == list(range(2 + more - len(taken.ids), 2 + more))
     assert len(taken.ids) in (sending.QUEUED, sending.QUEUED + 1)  # with the one that was being tried
-    assert sender.lost == {f"nobody listens at 127.0.0.1:{port} (connection refused)": 1 + more - len(taken.ids)}
+    assert sender.lost == {f"nothing listens at 127.0.0.1:{port} (connection refused)": 1 + more - len(taken.ids)}
 
 
 class Endpoint(Store):
@@ -135,10 +135,10 @@ class Endpoint(Store):
         return Answer(self._body, self._left.pop(0) if len(self._left) > 1 else self._left[0], tuple(self._headers))
 
 
-HTTP, PAGE = "http/protobuf", "is no OTLP endpoint: it answered with text/html"
+HTTP, PAGE = "http/protobuf", "is not an OTLP endpoint: it answered text/html"
 ANSWERS = [  # the statuses, what comes with them, how many of three spans are lost, and why
-    ((401,), {}, 3, "refused them: 401 Unauthorized"),
-    ((503,), {}, 3, "refused them: 503 Service Unavailable"),
+    ((401,), {}, 3, "refused the spans: 401 Unauthorized"),
+    ((503,), {}, 3, "refused the spans: 503 Service Unavailable"),
     ((200,), {"kind": "text/html; charset=utf-8", "body": b"<!doctype html>"}, 3, PAGE),
     ((200,), {"kind": "text/html"}, 0, ""),
     ((200,), {"kind": "Application/JSON; charset=utf-8", "body": b"{}"}, 0, ""),
@@ -146,7 +146,7 @@ ANSWERS = [  # the statuses, what comes with them, how many of three spans are l
     ((200, 503, 200), {}, 0, ""),
     ((200, 0, 200), {}, 0, ""),
     ((200, 200, 0, 200), {}, 0, ""),  # the last, at the end
-    ((200, 400, 200), {}, 1, "refused them: 400 Bad Request"),
+    ((200, 400, 200), {}, 1, "refused the spans: 400 Bad Request"),
 ]
 
 

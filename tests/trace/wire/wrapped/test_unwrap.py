@@ -154,8 +154,8 @@ def test_one_entry_above_the_bound_is_named_and_the_others_are_read(monkeypatch)
     entries = ['{"resource": {}}', '{"resource": {}, "x": "' + "y" * 2000 + '"}', '{"resource": {"attributes": []}}']
     content = ('{"result": {"resourceSpans": [' + ",\n".join(entries) + '], "more": [{}, []]}, "z": {}}').encode()
     assert parts_of(content, lambda number, why: faults.append((number, why))) == [[({}, [])], [({}, [])]]
-    assert faults == [(2, "a trace or a resource in one piece of over 0 MiB, the limit")]
-    with pytest.raises(UserError, match=r"x, line 1: a trace or a resource in one piece of over 0 MiB"):
+    assert faults == [(2, "a trace or a resource of over 0 MiB, the limit")]
+    with pytest.raises(UserError, match=r"x, line 1: a trace or a resource of over 0 MiB"):
         parts_of(('{"result": {"resourceSpans": [' + entries[1] + "]}}").encode())
 
 
