@@ -40,13 +40,3 @@ def test_parents_are_those_of_the_records(capture):
             assert row["draft_top"] == (notes.draft_top[place].tolist() if looked else None)
             assert row["choice_rank"] == (notes.choice_rank[place] if looked else None)
     assert next(rows, None) is None
-
-
-def test_records_are_by_request():
-    run = specscope.load(SAMPLES[0])
-    assert run.info.target
-    assert not run.warnings
-    step = run.requests["r0"].steps[2]
-    assert step.request == "r0"
-    assert step.index == 2
-    assert len(step.tree) == len(step.verdict.coin)

@@ -9,7 +9,6 @@ from safetensors.torch import load_file, save_file
 from specscope import Engine
 from specscope.errors import UserError
 from specscope.measure.judges import audit_options, engine_config_of
-from specscope.model.bundled import NAME
 from specscope.trace.history.history import History
 from tests.heads import head_tensors, write_head
 
@@ -116,17 +115,3 @@ def test_what_a_capture_names_is_never_fetched(model, monkeypatch):
         history = History(dataclasses.replace(run, target_digest="", **told))
         with pytest.raises(UserError, match="was not found: give --target MODEL"):
             audit_options(history, None, None, None)
-
-
-def test_captures_of_before_name_their_models_by_name(model, monkeypatch):
-    """They have neither path nor digest: the default model and head, and a folder of that name here."""
-    run = history_of(target=str(model), drafter="ngram").run
-    old = dataclasses.replace(run, target_path="", target_digest="")
-    with pytest.raises(UserError, match="was not found"):
-        audit_options(History(old), None, None, None)
-    monkeypatch.chdir(model.parent)
-    assert audit_options(History(old), None, None, None).target.path == "model"
-    head = dataclasses.replace(old, drafter="eagle", draft_model=NAME)
-    assert audit_options(History(head), None, None, None).draft.name == NAME
-    other = audit_options(History(dataclasses.replace(head, draft_model="mine")), None, None, None)
-    assert other.why_no_draft == "the head mine was not found: give --draft-model HEAD"

@@ -202,14 +202,6 @@ def test_a_node_of_a_step_that_was_not_the_last_one_leaves_the_engine_whole(engi
     assert [record.step for record in session.history.steps] == list(range(len(session.history.steps)))
 
 
-def test_between_phases_a_node_is_of_the_step_that_was_begun(engine):
-    engine.run("next 4")
-    engine.run("step 3")
-    assert engine.run("node 0").startswith("of the step in progress:\ntarget, raw")
-    engine.run("next")
-    assert [record.step for record in engine.session.history.steps] == list(range(5))
-
-
 @pytest.mark.parametrize(
     ("words", "part"),
     [
@@ -428,19 +420,6 @@ def test_goto_takes_a_request_and_its_step(either, recorded):
             with pytest.raises(UserError, match=why):
                 either.run(line)
             assert (either.session.request, either.session.position) == (other, at)
-
-
-def test_requests_are_told_as_of_the_step(tiny, recorded):
-    live_one = live(tiny)
-    for position in (0, 2, len(recorded.steps) - 1):
-        at = over(recorded, position)
-        said = at.run("info requests")
-        live_one.run(f"goto {recorded.steps[position].step}")
-        assert said == live_one.run("info requests")
-    assert "length" not in over(recorded, 2).run("info requests")
-    assert "length" in over(recorded).run("info requests")
-    assert "  1 step " in over(recorded, 0).run("info requests")
-    assert over(recorded, -1).run("info requests") == "no requests"
 
 
 def test_a_step_that_rounding_changes_is_announced(tiny):

@@ -97,11 +97,6 @@ def test_the_words(stop, text):
     assert why_text(stop) == text
 
 
-def test_every_reason_has_words():
-    for reason in StopReason:
-        assert isinstance(why_text(Stop(reason, 0)), str)
-
-
 def test_a_screen_tells_why_and_where_by_its_own_history(session):
     session.breakpoints.add("step")
     stop = session.cont()

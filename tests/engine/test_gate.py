@@ -83,18 +83,6 @@ def test_a_drafter_is_caught_up_when_drafting_returns(make, name):  # noqa: F811
         assert np.allclose(gapped[place][2], whole[place][2], atol=1e-5)
 
 
-def test_prefills_do_not_count(make):  # noqa: F811
-    """One request decodes while long prompts come: it keeps its drafts."""
-    engine = make("ngram", disable_above=1, max_batch=3)
-    engine.add("abcabcabcabc", SamplingParams(max_tokens=12, ignore_eos=True))
-    engine.step()
-    for _ in range(2):
-        engine.add("x y z " * 30, SamplingParams(max_tokens=1))
-    records = [engine.step() for _ in range(4)]
-    assert sum(len(record.requests) > 1 for record in records) > 1
-    assert all(record.speculation for record in records)
-
-
 def test_what_does_not_fit_together_is_refused():
     with pytest.raises(UserError, match="--speculation must be on or off, not 'maybe'"):
         EngineConfig(speculation="maybe")

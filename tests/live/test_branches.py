@@ -209,17 +209,6 @@ def test_a_fork_that_runs_out_of_blocks_says_so_and_keeps_none(tiny):
     assert engine.runner.cache.pool.used == used
 
 
-def test_a_prefill_chunk_draws_no_token_to_change(tiny):
-    """Issue 12, item 3: nothing happened, and nothing was said."""
-    engine = Engine(target=str(tiny), dtype="float32", kv_memory=0.02, max_step_tokens=16, drafter="none")
-    engine.add("a b c d e f g h i j k l m n o p q r s t u v w x y z", SamplingParams(max_tokens=6))
-    commands = commands_over(engine)
-    commands.run("next")
-    assert commands.session.part.verdict is None
-    with pytest.raises(UserError, match="prefill chunk"):
-        commands.run("fork token=65")
-
-
 def test_breakpoints_hold_at_the_same_steps_forward_and_back(engine):
     """Issue 12, item 4."""
     commands = commands_over(engine)
@@ -257,17 +246,6 @@ def test_reverse_steps_and_tau_cost_the_same_in_a_long_run(engine):
     from specscope.trace.history.stats import measure
 
     assert sums == [measure(request.steps[: place + 1]).tau for place in range(len(request.steps))]
-
-
-def test_a_step_that_was_begun_is_finished_where_nothing_else_is_left(tiny):
-    """The end of a request that was cancelled was lost with it."""
-    engine = Engine(target=str(tiny), dtype="float32", kv_memory=0.02, drafter="none")
-    engine.add("abc", SamplingParams(max_tokens=3))
-    engine.cancel("r0")
-    commands = commands_over(engine)
-    commands.run("step 3")
-    commands.run("continue")
-    assert [end.info.id for record in commands.session.history.steps for end in record.finished] == ["r0"]
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,5 @@
 """The worker: a real process, paused, stepped, refused, cancelled, ended, and gone when its parent is."""
 
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +14,7 @@ from specscope.engine.prompts import PromptSpec
 from specscope.live.client import Worker
 from specscope.live.local import commands_over
 from specscope.live.server import _Server
-from tests.waiting import HANG_SECONDS, until
+from tests.waiting import until
 
 PARAMS = SamplingParams(max_tokens=20, ignore_eos=True)
 
@@ -96,25 +93,6 @@ def test_a_node_is_looked_at_wherever_the_engine_is(worker, session):
     wait(lambda: worker.status == "idle", session)
 
 
-def test_unwatched_it_sends_nothing(worker, session):
-    before = len(session.history.steps)
-    worker.ask("watch", False)
-    worker.ask("submit", "quiet")
-
-    def has_ended():  # the engine's own word: what it last said of being idle may be from before
-        session.debug("info requests")
-        lines = [line for news in session.news for line in told(news).splitlines()]
-        return any("r4" in line.split() and "running" not in line for line in lines)
-
-    wait(has_ended, session)
-    session.news.clear()
-    worker.ask("watch", True)
-    worker.ask("submit", "loud")
-    wait(lambda: "loud" in [request.info.prompt for request in session.history.requests.values()], session)
-    assert "quiet" not in [request.info.prompt for request in session.history.requests.values()]
-    assert len(session.history.steps) > before
-
-
 def test_a_model_that_cannot_load_is_an_error_in_a_line():
     broken = Worker(EngineConfig(target="./nothing"), [], PARAMS)
     wait(lambda: broken.status == "ended")
@@ -158,50 +136,6 @@ def test_what_libraries_print_is_kept_off_the_screens_terminal(tiny, tmp_path, m
     noisy.close()
     assert noisy.error == "the engine's process ended with code 3: illegal instruction"
     assert "".join(capfd.readouterr()) == ""
-
-
-BARS = """
-import sys
-
-if "--multiprocessing-fork" in sys.orig_argv:
-    class Finder:
-        def find_spec(self, name, *_):
-            if name == "torch":
-                sys.meta_path.remove(self)
-                from tqdm import tqdm
-
-                tqdm(disable=True)
-    sys.meta_path.insert(0, Finder())
-"""
-STARTS = """
-import sys
-from specscope import SamplingParams
-from specscope.engine.config import EngineConfig
-from specscope.live.client import Worker
-from tests.waiting import until
-
-if __name__ == "__main__":
-    config = EngineConfig(target=sys.argv[1], drafter="none", kv_memory=0.01, threads=1)
-    worker = Worker(config, [], SamplingParams())
-    until(lambda: worker.status != "loading")
-    worker.close()
-    print(worker.error or "ended")
-"""
-
-
-def test_a_library_that_draws_a_bar_leaves_no_semaphore(tiny, tmp_path):
-    """Issue 43: after a start that converted the model Python warned of one. tqdm's lock is one in such a process."""
-    (tmp_path / "sitecustomize.py").write_text(BARS)
-    (tmp_path / "starts.py").write_text(STARTS)
-    path = os.pathsep.join([str(tmp_path), *sys.path])
-    done = subprocess.run(
-        [sys.executable, tmp_path / "starts.py", tiny],
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=HANG_SECONDS,
-    )
-    assert (done.stdout, done.stderr) == ("ended\n", "")
 
 
 def test_a_bad_line_does_not_end_the_run(worker, session):

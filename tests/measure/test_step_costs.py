@@ -81,17 +81,6 @@ def test_a_tree_is_measured_as_it_runs(eagle, monkeypatch):
     assert [point.seconds for point in costs.step] == pytest.approx([ROW_SECONDS * point.rows for point in costs.step])
 
 
-def test_only_full_batches_of_decoding_count(eagle):
-    with lanes(eagle, {"plain": step_costs.PLAIN}, 2) as (lane,):
-        lane.give(iter(WORK[:3]))
-        steps = []
-        while not lane.done:
-            steps.append(lane.step())
-    counted = [step for step in steps if step is not None]
-    assert 0 < len(counted) < len(steps)
-    assert {step.rows for step in counted} == {2}
-
-
 def test_each_engine_keeps_to_a_part_of_the_cache_as_requests_come_and_go():
     """Else an engine's contexts would lie between the others', and reading them would take longer than on its own."""
     params = SamplingParams(max_tokens=20, ignore_eos=True)

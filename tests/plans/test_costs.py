@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -10,8 +9,6 @@ import pytest
 from specscope.errors import UserError
 from specscope.plans.costs import CostPoint, Costs, about_run, at, read_costs, write_costs
 from tests.analyze.histories import RUN
-
-DATA = Path(__file__).parent.parent / "data"
 
 
 def point(rows, seconds):
@@ -101,25 +98,6 @@ def test_what_cannot_be_costs_is_refused(tmp_path, changed):
     (tmp_path / "c").write_bytes(msgspec.json.encode({**FILE, **changed}))
     with pytest.raises(UserError, match=HOLDS_NONE):
         read_costs(str(tmp_path / "c"), RUN, 4)
-
-
-@pytest.mark.parametrize("kind", [{}, {"kind": "specscope engine costs"}])
-def test_older_costs_of_an_engine_are_read(kind, tmp_path):
-    old = msgspec.json.decode((DATA / "costs.json").read_bytes())
-    assert old.pop("kind") == "specscope engine costs"  # which one that was made up may leave out
-    old["about"] = {"target": f"{RUN.target} 3f2a", "drafter": RUN.drafter}
-    (tmp_path / "c").write_bytes(msgspec.json.encode({**old, **kind}))
-    run = dataclasses.replace(RUN, drafter=old["about"]["drafter"])
-    for step in (old["step"], *old["batches"]):
-        found = read_costs(str(tmp_path / "c"), run, step[0]["rows"])
-        assert list(msgspec.to_builtins(found.step)) == step
-        assert at(found.first, 5) == pytest.approx(old["first"] + 4 * old["first_request"])
-    with pytest.raises(UserError, match=f"holds the costs of target {RUN.target}, and the capture's is another"):
-        read_costs(str(tmp_path / "c"), dataclasses.replace(run, target="another"), 1)
-    del old["batches"]  # older still
-    (tmp_path / "c").write_bytes(msgspec.json.encode({**old, "step_request": 0.001, "tree_request": 0.001}))
-    with pytest.raises(UserError, match=HOLDS_NONE):
-        read_costs(str(tmp_path / "c"), run, 1)
 
 
 @pytest.mark.parametrize("first", [{"first": point(2, 0.003)}, {"first": CostPoint(0, 0.0, 0.0, 0.0), "passes": ()}])

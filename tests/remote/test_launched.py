@@ -59,15 +59,6 @@ def test_its_log_is_read_as_it_grows(tmp_path):
     assert len(last_lines(path, 10_000)) == KEPT_LINES
 
 
-def test_what_the_plugin_said_and_the_first_error_stand_out(tmp_path):
-    path = tmp_path / "log"
-    path.write_text(f"like `OSError: [Errno 24]`\nspecscope: watching vLLM\nmore\n{DIES}")
-    log = EngineLog(path)
-    log.read()
-    assert log.ours == "watching vLLM"
-    assert log.error == "safetensors.SafetensorError: header too small"
-
-
 @pytest.mark.parametrize(
     ("code", "killed", "error"),
     [

@@ -6,7 +6,6 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as plain_families
 
 from specscope.trace.metrics import OPENMETRICS
-from specscope.trace.wire.spans import own_trace
 from tests.serve.command import BODY, Command
 from tests.waiting import HANG_SECONDS, until
 
@@ -71,18 +70,6 @@ def test_exemplars_where_the_scraper_takes_openmetrics(server):
         assert kind == PLAIN
         assert " # {" not in text
         assert "# EOF" not in text
-
-
-def test_a_callers_trace_is_the_exemplar(server):
-    def ids():
-        return {one.exemplar.labels["trace_id"] for one in samples(server) if one.exemplar}
-
-    server.complete(prompt="abcabcab")
-    server.post("/v1/completions", {"prompt": "abab", "max_tokens": 4}, headers={"traceparent": CALLER})
-    until(lambda: CALLER.split("-")[1] in ids())
-    answer = server.complete().json()
-    run = server.engine.run_info.run_id
-    until(lambda: f"{own_trace(run, answer['id']):032x}" in ids())
 
 
 def test_a_server_that_sends_no_spans_gives_no_exemplars(tiny, tmp_path):

@@ -6,7 +6,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from specscope.sglang import known, plugin, trees
+from specscope.sglang import known, trees
 from specscope.trace.record.records import FinishReason, Preceded
 from specscope.trace.record.rules import MATCH, STANDARD, UNSEEN
 from tests.sglang import stand
@@ -173,19 +173,6 @@ def test_an_algorithm_that_no_hook_reaches_is_said_and_left_alone(recorded, capl
     )
 
 
-@pytest.mark.parametrize(
-    ("environment", "expected"),
-    [
-        ({"SPECSCOPE_SAMPLE": "7"}, "switched off: SPECSCOPE_SAMPLE must be between 0 and 1"),
-        ({"SPECSCOPE_AGGREGATES": "1"}, "switched off: SPECSCOPE_AGGREGATES was removed: `specscope watch`"),
-        ({"SPECSCOPE_DEBUG_SOCKET": "a.sock"}, "SPECSCOPE_DEBUG_SOCKET is for vLLM"),
-    ],
-)
-def test_what_cannot_be_done_is_said_at_start(recorded, caplog, environment, expected):
-    recorded(CHAIN, requests(1), environment=environment)
-    assert expected in caplog.text
-
-
 def test_a_changed_signature_is_refused_in_one_line_and_nothing_is_wrapped(recorded, monkeypatch, caplog):
     module = ModuleType(known.VERIFY)
 
@@ -198,9 +185,3 @@ def test_a_changed_signature_is_refused_in_one_line_and_nothing_is_wrapped(recor
     assert line.startswith("specscope: switched off: SGLang unknown is not as it is known: ")
     assert "eagle_sample takes (verify_input, batch, logits_output, grammar_mask, beams), not" in line
     assert module.eagle_sample is eagle_sample
-
-
-def test_only_the_first_rank_of_the_last_stage_records(recorded, monkeypatch):
-    monkeypatch.setattr(plugin, "_records", lambda: False)
-    history, _ = recorded(CHAIN, requests())
-    assert history is None

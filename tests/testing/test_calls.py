@@ -168,10 +168,3 @@ def test_where_no_known_mistake_could_give_them_a_rule_is_not_accused():
     for count in (1, 30):
         found = judge_calls([call] * count, "standard")
         assert found.exit is Exit.CONSISTENT, str(found)
-
-
-def test_nothing_to_judge_and_a_rule_that_there_is_not():
-    with pytest.raises(UserError, match="there is no call to judge"):
-        judge_calls([])
-    with pytest.raises(UserError, match="unknown rule best: use standard, match, block, greedy"):
-        judge_calls(calls(1, 1), "best")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 
 import numpy as np
@@ -85,15 +84,6 @@ def test_nothing_is_called_tried_where_it_says_nothing():
             assert "tried" not in told(decision(step, step.verdict, node, 80))
 
 
-def test_a_cell_is_empty_where_the_trial_changed_nothing():
-    viewer, step, verdict = sampled()
-    head, lines, _ = tree_lines(step, verdict, viewer.history.vocabulary, 110)
-    row = told(lines[:1])
-    assert verdict.p_trial[0] == verdict.p[0]
-    at = head[0][0].index("p tried")
-    assert row[at : at + 7].strip() == ""
-
-
 def test_a_sibling_has_the_same_p_in_the_inspector_as_in_the_tree():
     viewer, step, verdict = sampled()
     untried = 3
@@ -135,10 +125,3 @@ async def test_the_room_below_the_tree_shows_the_decision_that_ended_the_path():
         assert "p tried" in text_of(node)
         assert "rejected" in text_of(place)
         assert probability(float(verdict.accept_prob[1])) in text_of(node)
-
-
-def test_numbers_that_are_none_are_drawn_too():
-    _, step, verdict = sampled()
-    nothing = np.full(len(step.tree), np.nan)
-    odd = dataclasses.replace(verdict, accept_prob=nothing, coin=nothing)
-    assert decision(step, odd, 0, 60)

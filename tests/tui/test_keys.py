@@ -20,7 +20,6 @@ from specscope.tui.app import ScopeApp
 from specscope.tui.screens.dialogs import Ask
 from specscope.tui.screens.help import HelpScreen, help_lines
 from specscope.tui.screens.over import Hints
-from specscope.tui.settings import Settings
 from specscope.tui.widgets.requests import RequestsPanel
 from specscope.tui.widgets.slider import Slider
 
@@ -270,17 +269,6 @@ async def test_a_screenshot_goes_to_the_current_folder_and_says_where(tmp_path, 
         svg = saved.read_text()
         assert "<svg" in svg
         assert svg.count("<text ") == svg.count('<text xml:space="preserve" ') > 20  # every renderer keeps spaces
-
-
-async def test_a_screenshot_goes_where_the_settings_say_or_says_why_not(tmp_path):
-    app = ScopeApp(replay(5), settings=Settings(screenshots=str(tmp_path / "none")))
-    async with app.run_test(size=(120, 40)) as pilot:
-        app.action_screenshot()
-        await pilot.pause()
-        assert f"cannot write a screenshot to {tmp_path / 'none'}" in notes(app)[-1]
-        (tmp_path / "none").mkdir()
-        app.action_screenshot()
-        assert len(list((tmp_path / "none").iterdir())) == 1
 
 
 @pytest.mark.parametrize("width", [40, 60, 110, 116, 120, 160, 200])

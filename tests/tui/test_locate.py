@@ -14,7 +14,7 @@ from specscope.trace.record.vocabulary import Vocabulary
 from specscope.tui.app import ScopeApp, answer_app
 from specscope.tui.screens.locate import FaultsPanel, HeldScreen, LocateScreen, OperationPanel, WalkPanel, help_lines
 from specscope.tui.settings import Settings
-from specscope.tui.widgets.errors import LIMIT, ErrorGrid, error_bar, share_of
+from specscope.tui.widgets.errors import ErrorGrid
 from tests.analyze.locate.locations import NAMES, ROWS, healthy, unplaced, walk, wrong
 
 from .sample import text_of
@@ -143,20 +143,6 @@ async def test_any_number_of_heads_fits(heads, size):
         assert grid.picked == 4000
         assert max(map(cell_len, text.splitlines())) <= grid.area.width
         assert "inf" in text
-
-
-@pytest.mark.parametrize("width", [1, 2, 8, 40])
-@pytest.mark.parametrize("error", [0.0, 1e-12, 1e-6, 3e-5, 4e-5, 0.5, 1e9, float("inf"), float("nan")])
-@pytest.mark.parametrize("allowed", [0.0, 3e-5, 2.0])
-def test_a_bar_is_as_wide_as_it_should_be(width, error, allowed):
-    bar = error_bar(error, allowed, width)
-    assert cell_len("".join(text for text, _ in bar)) == width
-    assert sum(text.count(LIMIT) for text, _ in bar) == 1
-    assert any(ink in ("warn", "rejected") for text, ink in bar if text) == (not error <= allowed)
-
-
-def test_the_scale_is_of_powers_of_ten():
-    assert [share_of(error) for error in (0, 1e-8, 1e-4, 1, 1e9)] == [0, 0, 0.5, 1, 1]
 
 
 @pytest.mark.parametrize("width", [40, 60, 76, 116, 196])

@@ -11,7 +11,7 @@ from specscope.analyze.report import build_report
 from specscope.analyze.verify.trial import judge
 from specscope.debug.viewer import Viewer
 from specscope.trace.history.history import History
-from specscope.trace.record.notes import DraftNotes, MethodNotes
+from specscope.trace.record.notes import MethodNotes
 from specscope.tui.look import Look
 from specscope.tui.widgets.node_view import node_facts
 from specscope.tui.widgets.tree import TreePanel
@@ -74,26 +74,6 @@ def test_the_tree_and_the_node_tell_it(histories):
     _, part = look_at(histories[1])
     assert f"confidence {float(part.method.confidence[1]):.3f}, module 1" in node
     assert "lossy:fly: not lossless" in node
-
-
-def test_a_draw_at_a_border_of_two_tokens_is_told(histories):
-    plain = histories[0]
-    margins = [1.0, 1e-9]
-
-    def at_borders(part):
-        n = len(part.tree)
-        if part.verdict is None or n < 2:
-            return part
-        ones, none = np.ones(n, np.float32), np.zeros(0, np.int32)
-        far = np.array([*margins, *[1.0] * (n - 2)])
-        return dataclasses.replace(part, notes=DraftNotes(ones, ones, none, none, ones[:0], draw_margin=far))
-
-    other = History(run=plain.run, vocabulary=plain.vocabulary)
-    for record in plain.steps:
-        other.append(dataclasses.replace(record, requests=tuple(map(at_borders, record.requests))))
-    words = "rounding could draw the next token instead"
-    assert words in shown(other)[1]
-    assert words not in shown(plain)[1]
 
 
 def test_nothing_is_said_of_what_is_not_told(histories):

@@ -201,18 +201,6 @@ async def test_a_fork_opens_at_its_first_difference():
         assert "no other pair" in notes(app)[-1]
 
 
-def test_a_fork_says_where_it_parts():
-    one = forked()
-    assert one.differ
-    assert one.outputs[0][: one.same] == one.outputs[1][: one.same]
-    assert one.outputs[0][one.same] != one.outputs[1][one.same]
-    assert (one.parting(one.original), one.parting(one.fork)) == (3, 3)
-    same = type(one)("r1", 0, "nothing changed", one.original, one.original, 40, "float32", forced=False)
-    assert not same.differ
-    assert same.gained == 0
-    assert same.parting(same.fork) == len(same.fork)
-
-
 def test_the_map_has_a_cell_for_every_block():
     record = replay(20).history.steps[20]
     assert dict(held(record, 16)).keys() == {part.request for part in record.requests}

@@ -1,8 +1,5 @@
 """How numbers are gathered where they lie on a device: nothing waits, rows in parts, and lean evidence is cheaper."""
 
-import re
-
-import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -39,22 +36,6 @@ def test_rows_are_worked_on_in_parts(monkeypatch):
     monkeypatch.setattr(gather, "PART", 3 * small.V)
     for runner in ({"gather": plainly}, {"v2": True}):
         assert_same_steps(record(requests(), SAMPLED, **runner)[0], whole)
-
-
-def copied(evidence, heats, vocabulary=small.V):
-    """Bytes a step, as the plugin says at its end."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(small, "V", vocabulary)
-        _, _, said = record(requests(heats), SAMPLED, gather=plainly, variables={"EVIDENCE": evidence})
-    return int(re.search(r"(\d+) bytes copied per step", said[-1])[1])
-
-
-def test_some_numbers_a_row_are_copied_however_many_tokens_there_are():
-    """Lean: token, choice and p of a row, its coin and q; of a request its rows, its outcome and the final draw."""
-    greedy, sampled = (0.0,) * 3, (0.8,) * 3
-    assert copied("full", greedy) == pytest.approx(copied("full", greedy, 500), rel=0.2)  # another run
-    assert copied("lean", greedy) < copied("full", greedy) / 3
-    assert copied("lean", sampled) < copied("full", sampled) / 3
 
 
 def test_the_first_pass_of_a_drafter_writes_no_more_than_its_rows():

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from specscope.trace.inside.recorder import LONGEST, Recorder
+from specscope.trace.inside.recorder import Recorder
 from specscope.trace.record.aggregate import Reason
 from specscope.trace.record.params import SamplingParams, unknown_limits
 from specscope.trace.record.vocabulary import Vocabulary
@@ -87,11 +87,3 @@ def test_a_form_that_there_is_no_word_for_is_a_label(form):
     assert info.params.structured_outputs is None
     assert next(iter(form.values())) in info.labels["structured_outputs"]
     assert _limits(info) == ("structured_outputs",)
-
-
-@pytest.mark.parametrize("name", ["allowed_token_ids", "bad_words", "logits_processors", "thinking_token_budget"])
-def test_rules_of_vllm_alone_are_labels_of_a_known_name(name):
-    info = told(**{name: list(range(30_000))})
-    assert len(info.labels[name]) == LONGEST  # the span that holds it has its own bound
-    assert _limits(info) == (name,)
-    assert _limits(told()) == ()

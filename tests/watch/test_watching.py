@@ -2,7 +2,6 @@
 
 import gc
 import io
-import threading
 
 from rich.console import Console
 
@@ -11,11 +10,10 @@ from specscope.debug.viewer import Viewer
 from specscope.trace.record.records import StepRecord
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.outputs import OutputOptions, Outputs
-from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.spans import SpanLevel
 from specscope.watch.source import File, Server
 from specscope.watch.watching import WAITING, Watch, Watched
-from tests.waiting import ends, until
+from tests.waiting import until
 from tests.watch.samples import DATA, Looks, text
 from tests.watch.server import Page
 
@@ -72,15 +70,6 @@ def alive():
     """Records that somebody holds, of whatever test."""
     gc.collect()
     return sum(type(one) is StepRecord for one in gc.get_objects())
-
-
-def test_stopping_does_not_wait_for_what_is_not_shown(tmp_path):
-    watch = Watch([long_log(tmp_path, WAITING + 500)], outputs(tmp_path))
-    watch.start()
-    until(lambda: len(watch.news) >= WAITING)  # nobody takes any: it waits
-    ends(watch.stop)
-    assert read_capture(tmp_path / "0.jsonl").warnings == []
-    assert not any(thread.name == "specscope-watch" for thread in threading.enumerate())
 
 
 def test_one_source_that_fails_leaves_the_others(tmp_path):

@@ -4,7 +4,6 @@ import dataclasses
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -16,7 +15,6 @@ from specscope.analyze.export.schema import SCHEMAS
 from specscope.trace.record.declared import same
 from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.reading import read_capture
-from tests.support.records import parents
 from tests.trace import samples
 from tests.trace.strategies import RUN, runs, vocabularies
 
@@ -132,18 +130,6 @@ def exported(folder, records):
     return {name: read(folder / "tables", name) for name in ("steps", "requests", "nodes", "finals")}
 
 
-def of_third(folder, *, verdict=None, parents=None):
-    """(rows of the nodes, row of the final token) of the third sample step, with a change to it."""
-    records = samples.records()
-    (part,) = records[2].requests
-    changed = dataclasses.replace(part.verdict, **(verdict or {}))
-    part = dataclasses.replace(part, verdict=changed, parents=parents)
-    records[2] = dataclasses.replace(records[2], requests=(part,))
-    tables = exported(folder, records)
-    (final,) = (row for row in tables["finals"] if row["step"] == 2)
-    return [row for row in tables["nodes"] if row["step"] == 2], final
-
-
 def test_steps_that_were_taken_back_are_marked(tmp_path):
     """Four steps; then the engine goes back behind the second, and two more come, in which the request does not end."""
     records = samples.records()
@@ -158,31 +144,6 @@ def test_steps_that_were_taken_back_are_marked(tmp_path):
         *[(0, False, "length"), (1, True, None)]
     ]
     assert requests[1]["prompt_tokens"] == [11, 12, 13]
-
-
-def test_evidence_that_is_absent_is_null(tmp_path):
-    """Of an engine that tosses no coins and does not tell p, with lean evidence: no 0 stands for what is unknown."""
-    nodes, final = of_third(tmp_path, verdict={"coin": np.zeros(2), "final_coin": 0.0, "final_p": 0.0})
-    assert [row["outcome"] for row in nodes] == ["accepted", "rejected"]
-    unknown = ["p", "p_trial", "q_trial", "accept_prob", "coin", "residual_mass", "margin", "draft_p", "score", "raw_p"]
-    unknown += ["rank", "q_rank", *(name for name in SCHEMAS["nodes"].names if name.startswith("parent_"))]
-    assert len(unknown) == 25
-    for row in nodes:
-        assert {row[name] for name in unknown} == {None}
-    assert {final[name] for name in ("p", "coin", "entropy", "varentropy", "target_p")} == {None}
-
-
-def test_zeros_that_stand_for_nothing_are_null(tmp_path):
-    """The rank of a token that has no p, and q of deterministic nodes; without a model's drafter what it would give."""
-    half = {name: [0.5] for name in ("choice_p", "entropy", "varentropy", "choice_q", "outside")}
-    final = {"final_entropy": 0.5, "final_varentropy": 0.25, "final_target_p": 0.125}
-    noted = parents([-1], 2, top=[[20]], top_p=[[0.5]], choice=[20], raw_p=[0.25, 0], **half, **final)
-    (first, second), final = of_third(tmp_path, parents=noted)
-    assert (first["raw_p"], first["parent_choice"], first["parent_entropy"]) == (0.25, 20, 0.5)
-    unknown = ["rank", "q_rank", "parent_q_entropy", "parent_q_varentropy", "parent_choice_rank", "parent_choice_q"]
-    assert {first[name] for name in [*unknown, "parent_outside"]} == {None}
-    assert {second[name] for name in [*unknown, "raw_p", "parent_choice", "parent_entropy"]} == {None}
-    assert (final["entropy"], final["varentropy"], final["target_p"]) == (0.5, 0.25, 0.125)
 
 
 def test_every_column_says_what_it_is(tmp_path):

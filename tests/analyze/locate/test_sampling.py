@@ -33,7 +33,6 @@ from tests.faults.healthy import HEALTHY
 from tests.faults.models import TARGET, tokens_of
 from tests.faults.planted.drafts import FAULTS as DRAFTS
 from tests.faults.planted.rules import params_of
-from tests.faults.planted.trials import FAULTS as TRIALS
 from tests.faults.settings import DRAFTERS, SETTINGS, Setting, history, record
 
 WARM = {"temperature": 0.9}
@@ -146,14 +145,6 @@ def test_what_a_verdict_reads_in_place_of_its_own_is_located(tmp_path, install, 
     assert found.operation.name == operation
     assert looks in found.looks, found.sentence
     assert found.explained >= 0.9 * found.differing
-
-
-def test_siblings_that_are_tried_out_of_turn_have_their_place_and_what_follows_has_none(tmp_path):
-    setting = dataclasses.replace(SETTINGS["early tree warm"], requests=6, tokens=40)
-    fault = next(fault for fault in TRIALS if fault.name == "siblings backwards")
-    (found,) = located_formulas(case_of(history(record(setting, tmp_path / "run.jsonl", fault))))
-    assert found.operation.name == "trial order"
-    assert "was tried out of turn" in found.smallest
 
 
 @pytest.mark.slow

@@ -286,17 +286,6 @@ def of_vllm(history, **fields):
     return history
 
 
-def test_coins_that_are_recomputed_are_not_judged_by_their_distribution(runs):
-    """Each was computed again from its key, which says more; another engine's are held to be random."""
-    ours, others = (edited(runs["sampled"], ANOTHER_COIN) for _ in range(2))
-    of_vllm(others)
-    for name in ("coins uniform", "coins in series"):
-        assert check(ours, name).note == "every coin was recomputed from its key"
-    assert passed(ours, "coins and draws")
-    assert passed(others, "coins uniform")
-    assert check(others, "coins").note == "the coins come from another engine"
-
-
 def test_a_token_outside_the_draft_vocabulary_is_found(runs, monkeypatch):
     name, history = "draft vocabulary", runs["deterministic"]  # of an EAGLE head with a reduced vocabulary
     good, known = check(history, name), set(draft_tokens(history.run).tolist())

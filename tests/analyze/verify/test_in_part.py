@@ -68,11 +68,3 @@ def test_of_each_request_alone(tmp_path, spans):
     for trace in {span.trace for span in every if span.name == "decode_step"}:
         trial = judged(tmp_path, [span for span in every if span.trace == trace], resource)
         assert not [(check.name, check.detail) for check in trial.failed]
-
-
-def test_what_nobody_tells_is_not_said_to_be_none(tmp_path, spans):
-    every, resource = spans
-    trial = judged(tmp_path, [span for span in every if span.name == "decode_step"], resource)
-    notes = {check.note for check in trial.checks}
-    assert "the sampling parameters are not in this file" in notes
-    assert not any(note.startswith("no request was") for note in notes)

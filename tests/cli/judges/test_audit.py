@@ -1,13 +1,11 @@
 """`specscope diagnose --only audit`, and `--trainer`, as people run them."""
 
 import json
-import shutil
 
 import pytest
 
 from tests.cli.test_main import model, prompts  # noqa: F401
 from tests.faults.models import HEAD, TARGET
-from tests.heads import head_tensors, write_head
 from tests.measure.head_runs import head_copy, served
 from tests.support.commands import specscope
 
@@ -30,26 +28,6 @@ def test_a_healthy_capture_passes(captured, tiny):
     assert "The target agrees at" in done.stdout
     assert "The drafter agrees at" in done.stdout
     assert done.stderr == ""
-
-
-def test_a_drafter_that_is_not_at_hand_is_exit_2_and_said(tmp_path, deep, prompts):  # noqa: F811
-    """The target is judged, and nothing is said of the drafter but that it was not."""
-    head = write_head(tmp_path / "head", head_tensors())
-    how = ["--target", deep, "--dtype", "float32", "--kv-memory", "0.01", "--threads", "1", "--raw"]
-    path = tmp_path / "run.jsonl"
-    done = specscope("capture", prompts, "-o", path, "--max-tokens", 6, "--draft-model", head, "--tree", "3", *how)
-    assert done.returncode == 0, done.stderr
-    shutil.rmtree(head)
-    done = specscope("diagnose", "--only", "audit", path)
-    shown = " ".join(done.stdout.split())
-    assert done.returncode == 2, done.stderr
-    assert "The target agrees at" in shown
-    assert shown.endswith("The drafter was not judged: the head head was not found: give --draft-model HEAD.")
-    found = json.loads(specscope("diagnose", "--only", "audit", path, "--json").stdout)["captures"][0]["stages"][
-        "audit"
-    ]
-    assert found["exit"] == 2
-    assert found["unjudged"] == ["The drafter was not judged: the head head was not found: give --draft-model HEAD."]
 
 
 def test_the_captures_own_target_judges_where_it_is_what_it_was(captured):

@@ -56,15 +56,3 @@ def test_an_output_that_is_not_rounded_is_the_sums_own():
     assert whole.dtype is torch.float32
     assert torch.equal(whole.bfloat16(), product(x))
     assert not torch.equal(whole, product(x).float())
-
-
-def test_bfloat16_comes_out_as_it_went_in():
-    weight, x = random(32, 24).bfloat16(), random(3, 24).bfloat16()
-    got = Panels.of(weight, None, torch.bfloat16)(x)
-    assert got.dtype is torch.bfloat16
-    assert torch.equal(got, (x.float() @ weight.float().T).bfloat16())
-
-
-def test_what_float16_does_not_hold_is_rounded_where_halves_are_asked_for():
-    weight = torch.full((16, 8), 1 / 3)
-    assert torch.equal(Panels.of(weight, None, torch.float16)(torch.eye(8))[0], weight[:, 0].half().float())

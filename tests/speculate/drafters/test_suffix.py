@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specscope import SamplingParams
-from specscope.speculate.drafters.base import NO_DRAFT, Context
+from specscope.speculate.drafters.base import Context
 from specscope.speculate.drafters.suffix import FACTOR, SuffixDrafter
 from specscope.speculate.drafters.suffix_index import Text
 from tests.counting import lines_run
@@ -77,17 +77,3 @@ def test_memory_is_bounded_by_the_tokens():
     taken, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert taken < 200 * len(text)
-
-
-@given(texts)
-def test_pruned_lengths_could_not_have_been_better(tokens):
-    """The tree is the one of the most expected tokens over all lengths, as a search of every length finds it."""
-    from specscope.analyze.audit.lookup import redraw
-
-    (draft,) = SuffixDrafter(6, 4).propose([context(tokens)]) if tokens else [NO_DRAFT]
-    drawn = redraw(tokens, 6, 4)
-    assert [tuple(draft.tree.token[draft.tree.path_to(node)].tolist()) for node in range(len(draft.tree))] == list(
-        drawn.paths
-    )
-    if drawn.paths:
-        assert (draft.method.match_length, draft.method.match_count) == (drawn.match, drawn.count)

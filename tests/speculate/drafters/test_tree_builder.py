@@ -260,16 +260,6 @@ def test_a_sampled_tree_is_drawn_without_replacement_from_its_coins(text, seed, 
     assert other[0].tree.drawn.tolist() == tree.drawn.tolist()
 
 
-def test_sampling_parameters_shape_q_and_a_q_that_runs_dry_ends_the_siblings():
-    (draft, places, _, _) = grow([Oracle(3)], [context(temperature=1.0, top_k=2)], parse_plan("4x2"))[0]
-    top = Oracle(3).full([]).topk(2)
-    assert sorted(draft.tree.token[draft.tree.children(ROOT)].tolist()) == sorted(top.indices.tolist())
-    torch.testing.assert_close(draft.q[ROOT][top.indices], top.values.softmax(-1))
-    # Each of the two still gets its own child of the shape.
-    assert draft.tree.parent.tolist() == [ROOT, ROOT, 0, 1]
-    assert places.tolist() == [0, 1, -1, -1]
-
-
 @pytest.mark.parametrize("reduced", [False, True])
 def test_penalties_count_the_path(reduced):
     """A chain under a penalty so strong that nothing may come twice, nor anything of prompt and output."""

@@ -17,7 +17,7 @@ from specscope.speculate.verify import host, inputs, match, traversal
 from specscope.speculate.verify.distribution import DrafterRow, Residual
 from specscope.speculate.verify.verifier import Verifier, on_device
 from specscope.testing import enumeration
-from specscope.testing.enumeration import by_coins, conditional, dense, sampled_children, total_variation, trees
+from specscope.testing.enumeration import by_coins, conditional, dense, sampled_children, total_variation
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import FinalKind, Outcome
 from specscope.trace.record.rules import BLOCK, MATCH, STANDARD, TRAVERSAL
@@ -195,42 +195,7 @@ def test_mistakes_of_matching_are_caught(monkeypatch, name):
 # What it gains
 
 
-def mean_accepted(shape, seed, vocab, drawn, outcomes):
-    """Expected number of accepted tokens, in closed form."""
-    p_model, q_model, total = conditional(vocab, seed), conditional(vocab, seed + 1000), 0.0
-    for tree, q, weight in trees(shape, q_model, drawn):
-        paths = [(), *(tuple(tree.token[tree.path_to(i)].tolist()) for i in range(len(tree)))]
-        p = [dense(p_model(path)) for path in paths]
-        for share, path, _ in outcomes(tree, p, {} if drawn == Drawn.DETERMINISTIC else q):
-            total += weight * share * len(path)
-    return total
-
-
-@pytest.mark.every(3)
-@DRAWN
-@pytest.mark.parametrize(("text", "vocab"), DEEP)
-def test_traversal_accepts_at_least_as_much_as_the_standard_rule(text, vocab, drawn):
-    shape, gain = parse_tree(text), []
-    for seed in range(3):
-        least, ours = (mean_accepted(shape, seed, vocab, drawn, rule) for rule in (standard, ahead))
-        assert ours >= least - 1e-12
-        gain.append(ours - least)
-    if drawn == Drawn.DETERMINISTIC:  # nothing accepts more: a child is accepted as often as it is the target's token
-        assert max(gain) < 1e-12
-    elif shape.max_depth > 1:
-        assert max(gain) > 1e-3
-
-
 # The verdict and its evidence
-
-
-def test_greedy_accepts_the_targets_tokens_and_recovers_with_its_choice():
-    tree = DraftTree.build([7, 3, 9, 4], [ROOT, ROOT, 1, 2])
-    (verdict,), _ = host.verify(batch_of(tree, [3, 0, 9, 5, 8], {}, np.full(5, 0.5)))
-    assert verdict.path.tolist() == [1, 2]
-    assert (verdict.token, verdict.kind) == (5, FinalKind.RECOVERED)
-    assert verdict.outcome.tolist() == [Outcome.REJECTED, Outcome.ACCEPTED, Outcome.ACCEPTED, Outcome.REJECTED]
-    assert verdict.p.tolist() == [0, 1, 1, 0]
 
 
 @given(st.integers(0, 10_000))

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from specscope.trace.history.loops import LONGEST, TIMES, find_loops, in_loops, loop_share, together
+from specscope.trace.history.loops import LONGEST, TIMES, find_loops, in_loops, together
 from specscope.trace.history.stats import measure
 from tests.analyze.histories import step
 
@@ -55,18 +55,3 @@ def test_the_length_without_steps_whose_output_lies_in_loops():
     assert found[0].rest.tau == 1 + 2 / 3
     whole = together(found)
     assert (whole.tokens, whole.looped, whole.rest.drafts) == (20, 13, 5)
-
-
-def test_a_cycle_does_not_go_on_where_steps_are_missing():
-    steps = [replace(step(final=1), index=at) for at in (0, 1, 3, 4)]
-    assert find_loops([steps])[0].looped == 0
-    assert find_loops([[replace(one, index=at) for at, one in enumerate(steps)]])[0].looped == 4
-
-
-def test_the_share_of_whole_outputs_is_that_of_their_steps():
-    outputs = [np.array([1, 2, 1, 2, 1, 2, 9]), np.array([9, 9]), np.array([], np.int64)]
-    assert loop_share(outputs) == 6 / 9
-    assert loop_share([]) == loop_share([np.array([], np.int64)]) == 0
-    assert find_loops([]) == []
-    assert find_loops([[], [step(prefill=True)]])[1].share is None
-    assert together([]).share is None

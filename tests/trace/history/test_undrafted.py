@@ -51,11 +51,6 @@ def test_each_reason(run, change, whole, reason):
     assert why_undrafted(run, record(0, [part], **whole), part) is reason
 
 
-def test_a_step_with_drafts_and_a_prefill_chunk_have_no_reason():
-    for part in (step(tree="2"), step(prefill=True)):
-        assert why_undrafted(RUN, record(0, [part]), part) is None
-
-
 def test_every_step_of_the_samples_without_drafts_has_a_reason_that_is_known():
     found = {}
     for name in ("eagle", "evidence", "ngram", "planted", "sampled"):

@@ -52,24 +52,6 @@ def test_losses_are_told_when_they_begin_and_when_they_have_doubled(caplog):
     opened.close()
 
 
-def test_a_sink_that_breaks_is_told_once_and_the_others_go_on(caplog):
-    def broken(step):
-        raise OSError("No space left on device")
-
-    opened, heard = outlet(), []
-    opened.also(broken)
-    opened.also(heard.append)
-    with caplog.at_level(logging.WARNING):
-        for _ in range(3):
-            opened.publish(sample(0, ()))
-            opened.flush()
-    assert len(heard) == 3
-    assert [r.getMessage() for r in caplog.records] == [
-        "specscope: nothing more is recorded there: No space left on device"
-    ]
-    opened.close()
-
-
 def test_the_plugins_sinks_are_behind_sampling(tmp_path, caplog):
     """Spans alone: the same parts as in specscope's own outputs."""
     taken, engine = [], FakeEngine()

@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 
 from specscope.trace.history.wording import Faults
 from specscope.trace.record.draft_vocabulary import (
-    completed,
     digest,
     draft_id,
     draft_tokens,
-    is_old_digest,
     lacks_draft_tokens,
     old_digest,
     pack,
@@ -60,15 +58,6 @@ def test_a_digest_is_of_the_tokens_and_not_of_what_compressed_them():
     assert len({digest(way) for way in ways}) == 1
     assert digest(digest(ways[0])) == digest(ways[0]) != digest(pack(known[::-1]))
     assert digest("") == old_digest("") == ""
-
-
-@pytest.mark.parametrize("stands", [digest, old_digest])
-def test_digests_of_before_are_read(stands):
-    text = pack([7, 9, 30])
-    run = dataclasses.replace(RUN, draft_vocab=3, draft_tokens=stands(text))
-    assert is_old_digest(run.draft_tokens) is (stands is old_digest)
-    assert completed(run, text).draft_tokens == text
-    assert completed(run, pack([7, 9, 31])) == run
 
 
 @pytest.mark.parametrize(

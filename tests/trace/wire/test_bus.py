@@ -127,16 +127,6 @@ def test_what_a_sink_gathers_goes_out_when_the_engine_rests_and_only_then(monkey
     bus.close()
 
 
-def test_a_prompt_sink_keeps_nothing_back(monkeypatch):
-    """However long the others would gather."""
-    monkeypatch.setattr("specscope.trace.wire.outputs.QUIET_SECONDS", 3 * HANG_SECONDS)
-    bus, sink = Bus(), Gathering()
-    bus.subscribe(sink, prompt=True)
-    bus.publish(record(0, ()))
-    until(lambda: sink.out == [0])
-    bus.close()
-
-
 def test_a_prompt_sink_is_woken_by_the_end_of_a_request(monkeypatch):
     """Its own pace is slower than any answer here; the end of a request waits for nothing."""
     monkeypatch.setattr("specscope.trace.wire.outputs.PROMPT_SECONDS", 3 * HANG_SECONDS)

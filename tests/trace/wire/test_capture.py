@@ -252,19 +252,6 @@ def test_lines_of_other_services_may_come_first_last_or_between(tmp_path, seed):
     assert (one.steps, one.others) == (whole.history.steps, 17)
 
 
-def test_spans_of_other_services_are_not_looked_into(tmp_path):
-    """Damaged ones are counted with the rest."""
-    lines = [json.loads(line) for line in SPANS.read_bytes().splitlines()]
-    spans = lines[0]["resourceSpans"][0]["scopeSpans"][0]["spans"]
-    good = spans[0]
-    spans[:] = [good, good | {"traceId": "AAAA"}, good | {"startTimeUnixNano": {}}, good | {"attributes": [5]}, 7]
-    (tmp_path / "damaged.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    reader = read_capture(tmp_path / "damaged.jsonl")
-    assert len(reader.history.steps) == 20
-    assert reader.history.others == 21
-    assert reader.warnings == []
-
-
 def test_while_a_capture_is_read_it_is_told_how_long_the_rest_takes():
     reader = CaptureReader(Path(__file__).parents[3] / "traces" / "eagle.jsonl")
     shares = [reader.progress]
