@@ -61,8 +61,8 @@ class RunAnswer:
         for kind in self.kinds:
             share = f"{kind.rejections:,} of {plural(kind.of_rejections, 'rejection')}"
             basis = f"estimated from the {plural(kind.compared_drafts, 'draft')} that got past this depth"
-            cost = f"about {plural(round(kind.tokens_lost), 'token')} lost, {basis}"
-            cost = cost if kind.compared_drafts else "at least a token lost each: no draft got past this depth"
+            cost = f"they cost about {plural(round(kind.tokens_lost), 'token')}, {basis}"
+            cost = cost if kind.compared_drafts else "each cost a token or more: no draft got past this depth"
             about = f"{kind.about[0].upper()}{kind.about[1:]}."
             told.append((about, f"{share}; {cost}.", str(kind.examples[0]), f"{kind.sentence}."))
         return told

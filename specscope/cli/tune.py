@@ -46,9 +46,6 @@ if TYPE_CHECKING:
 @click.option(
     "--costs", metavar="FILE", help="File of step costs: if it exists, no model is needed; else it is written."
 )
-@click.option(
-    "--costs", metavar="FILE", help="File of step costs: if it exists, no model is needed; else it is written."
-)
 @click.option("--no-costs", is_flag=True, help="Compare acceptance lengths only: no model is needed.")
 @click.option("--check", is_flag=True, help="Measure the chosen tree, the default and no drafting on other prompts.")
 @click.option("--prompts", metavar="FILE", help="Prompts for --check.  [default: prompts that the capture lacks]")

@@ -84,7 +84,7 @@ def test_an_older_kind_of_run_is_compared_by_what_both_have():
     code, out, _ = compare(EAGLE, NGRAM)
     assert code == 0
     assert "B does not record the drafter's probabilities" in out
-    assert "The runs differ only as configured (drafter, draft model, tree)." in " ".join(out.split())
+    assert "Only the configured settings differ (drafter, draft model, tree)." in " ".join(out.split())
     assert "draft tree differs at 46 of 49 equal contexts, as configured: drafter, draft model, tree" in " ".join(
         out.split()
     )

@@ -194,7 +194,7 @@ def _without_reasons(found: Comparison) -> tuple[Sameness, str, list[str]]:
     if configured:
         why = ", ".join(dict.fromkeys(name for field in fields for name in field.explained))
         rest = f"nothing else differs beyond error in {seen}" if seen else "nothing else could be compared"
-        summary = f"The runs differ only as configured{f' ({why})' if why else ''}."
+        summary = f"Only the configured settings differ{f' ({why})' if why else ''}."
         return Sameness.CONFIGURED, summary, [*configured, rest]
     if pairs and not any(pair.causes for pair in pairs):
         of = "the pair of requests" if len(pairs) == 1 else f"all {len(pairs):,} pairs of requests"

@@ -103,7 +103,7 @@ def _parted_note(comparison: Comparison) -> str:
     """How many pairs part, and how many have the same output, and of these by other decisions."""
     pairs, parted = len(comparison.pairs), sum(comparison.partings.values())
     otherwise = sum(pair.same and pair.first is not None for pair in comparison.pairs)
-    alike, by = pairs - parted, f", {otherwise:,} of them by other decisions" if otherwise else ""
+    alike, by = pairs - parted, f", {otherwise:,} of them through different decisions" if otherwise else ""
     if not parted:
         return f"{'The pair has' if pairs == 1 else f'All {pairs:,} pairs have'} the same output{by}."
     note = f"{parted:,} of {plural(pairs, 'pair')} {'parts' if parted == 1 else 'part'}"

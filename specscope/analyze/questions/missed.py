@@ -104,7 +104,7 @@ ABOUT = {
     ChoicePlace.CHILD: "drafted there, but not accepted",
     ChoicePlace.BRANCH: "in the tree, on a branch not taken",
     ChoicePlace.DROPPED: "drafted, but dropped by re-ranking",
-    ChoicePlace.TOP: "in the drafter's top 4, not in the tree",
+    ChoicePlace.TOP: "in the drafter's top 4 but not in the tree",
     ChoicePlace.RANKED: f"ranked 5 to {RANKED} by the drafter",
     ChoicePlace.LOWER: f"ranked below {RANKED} by the drafter",
     ChoicePlace.OUTSIDE: "outside the drafter's vocabulary",

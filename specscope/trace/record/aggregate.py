@@ -46,7 +46,7 @@ class Aggregate:
 
     source: Annotated[str, Wire("specscope.aggregate.source", Name)]  # where it comes from, in words: vLLM /metrics
     engine: Annotated[str, Wire("specscope.aggregate.engine", Short)] = ""  # which engine, where the source names it
-    # the id of the one request that it is about, "" for all of an interval
+    # the id of its request; "" if it covers an interval
     request: Annotated[str, Wire("specscope.aggregate.request", Short)] = ""
     # steps of requests with at least one drafted token
     drafts: Annotated[int | None, Wire("specscope.aggregate.drafts", Sum | None)] = None
@@ -61,16 +61,16 @@ class Aggregate:
     proposed_at: Annotated[tuple[int, ...], Wire("specscope.aggregate.proposed_at", AtDepth)] = ()
     # requests, at the end of the interval
     running: Annotated[int | None, Wire("specscope.aggregate.running", Sum | None)] = None
-    waiting: Annotated[int | None, Wire("specscope.aggregate.waiting", Sum | None)] = None  # requests, likewise
+    waiting: Annotated[int | None, Wire("specscope.aggregate.waiting", Sum | None)] = None  # requests, as above
     # share of the KV cache in use
     kv_usage: Annotated[float | None, Wire("specscope.aggregate.kv_usage", Share | None)] = None
-    # what is told as an average only, under its own name
+    # averages without counts, by name
     averages: Annotated[Mapping[str, float], Wire("specscope.aggregate.averages", form=WireForm.BY_HAND)] = field(
         default_factory=dict
     )
     # a counter went back: the engine was restarted, and this counts from there
     reset: Annotated[bool, Wire("specscope.aggregate.reset")] = False
-    # counts were worked out from rounded figures, and are the nearest that fit
+    # counts were estimated from rounded figures and are the nearest that fit
     rounded: Annotated[bool, Wire("specscope.aggregate.rounded")] = False
 
     @property

@@ -115,7 +115,7 @@ class Verdict(ArrayEq):
     p: Annotated[Floats, Wire("specscope.verdict.p", Probability, "n")]
     # p_i: its probability in what was left of p when it was tried
     p_trial: Annotated[Floats, Wire("specscope.verdict.p_trial", Probability, "n")]
-    # q_i: likewise of q; 1 for deterministic nodes
+    # q_i: the same for q; 1 for deterministic nodes
     q_trial: Annotated[Floats, Wire("specscope.verdict.q_trial", Probability, "n")]
     accept_prob: Annotated[Doubles, Wire("specscope.verdict.accept_prob", Probability, "n")]  # min(1, p_i / q_i)
     # the uniform number in (0, 1) that decides; 0 where an engine tosses none
@@ -557,17 +557,17 @@ class RunInfo:
     rule: Annotated[str, Wire("specscope.run.rule", Name, told=Told.ALWAYS)] = STANDARD
     # in older captures, the digest of the step costs that trees follow from; "" where they follow from none
     costs: Annotated[str, Wire("specscope.run.costs", Short, told=Told.ALWAYS)] = ""
-    # what is left out of its records, and of this: whether `text` and `tokens` are told
+    # what is left out of its records
     privacy: Annotated[Privacy, Wire("specscope.run.", form=WireForm.BY_HAND)] = Privacy.EVERYTHING
-    # which requests' spans are kept, as the flags say it; "" where all are
+    # which requests' spans are kept, as flags; "" for all
     sampling: Annotated[str, Wire("specscope.run.sampling", Short)] = ""
-    # where the target was said to be, as given: "" for the default one
+    # where the target is, as given; "" for the default model
     target_path: Annotated[str, Wire("specscope.run.target_path", Short)] = ""
-    # what lay there (model_digest.py); "" where it is not known, and in captures of before
+    # digest of what was there (model_digest.py); "" where it is unknown, and in older captures
     target_digest: Annotated[str, Wire("specscope.run.target_digest", Short)] = ""
     # as target_path; self:N for the target's first N layers
     draft_path: Annotated[str, Wire("specscope.run.draft_path", Short)] = ""
-    draft_digest: Annotated[str, Wire("specscope.run.draft_digest", Short)] = ""  # what lay there, likewise
+    draft_digest: Annotated[str, Wire("specscope.run.draft_digest", Short)] = ""  # digest of what was there
 
     @property
     def tells_text(self) -> bool:

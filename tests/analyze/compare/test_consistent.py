@@ -126,7 +126,7 @@ def test_a_drafter_that_differs_where_no_verdict_does_is_different_or_as_configu
     assert any(reason.startswith("draft p differs at") for reason in found.reasons) == (moved > 0)
     if answer is Sameness.CONFIGURED:
         assert field.explained == ("draft model",)
-        assert found.summary == "The runs differ only as configured (draft model)."
+        assert found.summary == "Only the configured settings differ (draft model)."
         assert any("as configured: draft model" in line for line in found.reasons)
         assert "draft model" in next(row for row in tables.contexts(found).rows if row[0] == "draft p")[-1]
 

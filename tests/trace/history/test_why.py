@@ -39,7 +39,7 @@ eagle r1@11: Accepted 1 of 3 levels: ‘1’. Target wanted ‘2’ (raw p 0.655
   2e-04; draft p 0.329, 1st). Rejected: greedy decoding takes the target's top token, ‘2’. The drafter ranks ‘2’ 6th
   here: a tree 6 wide at this place would hold it; this one is 3 wide. At temperature 1 it would be accepted with
   probability 2e-04. Then also rejected: ‘1’ (raw p 0.254, 2nd; draft p 0.216, 2nd), node 9. Then also rejected: ‘8’
-  (raw p 2e-04; draft p 0.111, 3rd), node 10. All that was drafted there was rejected, so ‘2’ is a recovered token:
+  (raw p 2e-04; draft p 0.111, 3rd), node 10. All drafts there were rejected, so ‘2’ is a recovered token:
   greedy decoding takes the top token.
 eagle r2@24/0: Target wanted ‘␣for’ (raw p 0.921, 1st; draft p 0.006, 15th), drafted ‘,’ (raw p 0.029, 3rd; draft p
   0.263, 1st). Rejected: greedy decoding takes the target's top token, ‘␣for’. The drafter ranks ‘␣for’ 15th here: a
@@ -55,10 +55,10 @@ evidence r0@1/1: Target wanted ‘(’ (p 0.861; raw p 0.746, 1st; q 0.976; draf
 evidence r0@1/4: Drafted ‘⏎’ (p 0.520; q 0.475). Not tried: its parent ‘()’ was not tried.
 evidence r0@5: Accepted 0 of 4 levels. Target wanted ‘␣=’ (p 0.594; raw p 0.434, 1st; draft p 0.052, 3rd), drafted ‘`’
   (p 5e-07; raw p 6e-06; q 0.063; draft p 0.048, 4th). Rejected: coin 0.3325 ≥ a = min(1, p / q) = min(1, 4.582e-07 /
-  0.06258) = 7.322e-06. The drafter ranks ‘␣=’ 3rd here: a tree of its 3 likeliest tokens would hold it, where tokens
-  that are drawn may miss it. Then also rejected: ‘␣function’ (p 6e-05; raw p 3e-04; q 0.010), node 1. Then also
-  rejected: ‘␣{’ (p 0.009; raw p 0.016; q 0.206; draft p 0.123, 1st), node 2. All that was drafted there was rejected,
-  so ‘␣=’ is a recovered token: drawn from what the rejections left of p by coin 0.3962, where it had 0.615.
+  0.06258) = 7.322e-06. The drafter ranks ‘␣=’ 3rd here: a tree of its 3 likeliest tokens would hold it, but sampled
+  siblings may miss it. Then also rejected: ‘␣function’ (p 6e-05; raw p 3e-04; q 0.010), node 1. Then also
+  rejected: ‘␣{’ (p 0.009; raw p 0.016; q 0.206; draft p 0.123, 1st), node 2. All drafts there were rejected, so ‘␣=’
+  is a recovered token: drawn from the residual by coin 0.3962, where it had 0.615.
 evidence r0@9: Accepted 4 of 4 levels: ‘␣creates’ ‘␣a’ ‘␣new’ ‘␣function’. Target drew ‘␣that’. The accepted path
   ended at a leaf, so ‘␣that’ is a bonus token: drawn from p by coin 0.4711, where it had 0.373.
 evidence r2@15/1: Target wanted ‘␣tilt’ (p 0.402; raw p 0.323, 1st; outside the draft vocabulary), drafted ‘␣fresh’ (p
@@ -73,8 +73,8 @@ why_sampled 0-a94ff275@1/0: Target wanted ‘␣are’ (p 0.367; raw p 0.237, 1s
   is 1. The drafter ranks ‘␣are’ 7th here: a tree 7 wide at this place would hold it; this one is 1 wide.
 why_sampled 1-ac17a2f8@1: Accepted 2 of 3 levels: ‘⏎’ ‘<|im_start|>’. Target wanted ‘ass’ (p 0.682; raw p 0.647, 1st;
   draft p 0.923, 1st), and it was drafted. Rejected: coin 0.9133 ≥ a = p = 0.6825: the token was not drawn, so q is 1.
-  At temperature 0 it would be accepted: it is the target's likeliest token. All that was drafted there was rejected,
-  so ‘user’ is a recovered token: drawn from what the rejections left of p, where it had 0.998.
+  At temperature 0 it would be accepted: it is the target's likeliest token. All drafts there were rejected, so ‘user’
+  is a recovered token: drawn from the residual, where it had 0.998.
 """
 
 
@@ -123,7 +123,7 @@ def test_an_outcome_that_p_contradicts_is_said_to_be_one():
     outcome = step.verdict.outcome.copy()
     outcome[0] = Outcome.ACCEPTED
     wrong = dataclasses.replace(step, verdict=dataclasses.replace(step.verdict, outcome=outcome))
-    assert why(run, wrong, 0)[1] == "Accepted: although the target's p of it is 0."
+    assert why(run, wrong, 0)[1] == "Accepted: although the target's p for it is 0."
 
 
 def test_a_forced_outcome_is_no_answer_about_p():
