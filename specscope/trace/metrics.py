@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 
 from specscope.errors import UserError
 from specscope.trace.history.stats import Acceptance
+from specscope.trace.history.totals import Undrafted, count_undrafted
 from specscope.trace.record.aggregate import Aggregate, Reason
 from specscope.trace.record.records import FinishReason, RequestEnd, RequestInfo, RunInfo, StepRecord
 from specscope.trace.wire.sampling import ratio_keeps
@@ -55,6 +56,7 @@ class Totals:
     prompt_tokens: int = 0
     preemptions: int = 0
     finished: Counter[str] = field(default_factory=Counter)  # by VLLM_REASON
+    undrafted: Counter[Undrafted] = field(default_factory=Counter)  # request steps without drafts, of a run
     running: int = 0
     waiting: int = 0
     kv_usage: float | None = 0.0  # share of the KV blocks in use, 0 to 1; None where the engine does not tell it
@@ -125,6 +127,12 @@ SERIES = (
     Series("vllm:spec_decode_num_accepted_tokens", "Accepted tokens.", _told("accepted")),
     Series(
         "vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted tokens per draft position.", _per_position, "position"
+    ),
+    Series(
+        "specscope:undrafted_steps",
+        "Request steps without drafts, by the reason.",
+        lambda t: {reason.value: count for reason, count in t.undrafted.items()},
+        "reason",
     ),
     Series("vllm:prompt_tokens", "Prompt tokens of admitted requests.", _own("prompt_tokens")),
     Series("vllm:generation_tokens", "Output tokens.", _told("emitted")),
@@ -212,6 +220,7 @@ class Metrics(Collector):
             self._series += (Series("specscope:trace_requests", text, kept, "decision"),)
         self._servers: list[WSGIServer] = []
         self.registry.register(self)
+        self._run = run
         self._histograms: Callable[[StepRecord], None] = lambda _: None
         if run is not None:
             self._histograms = Histograms(self.registry, self._labels, run, ratio)
@@ -224,6 +233,8 @@ class Metrics(Collector):
             self._start_ns = record.start_ns if self._start_ns is None else self._start_ns
             self._end_ns = record.end_ns
             self.totals.add(record)
+            if self._run is not None:
+                self.totals.undrafted += count_undrafted(self._run, [record])
         self._histograms(record)
 
     def _log_interval(self) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
@@ -25,6 +25,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 
 import specscope
 from specscope.errors import UserError
+from specscope.trace.checked import checked_url
 from specscope.trace.history.wording import plural
 from specscope.trace.record.draft_vocabulary import DRAFT_TOKENS
 from specscope.trace.record.records import RunInfo, StepRecord
@@ -37,6 +38,7 @@ LONGEST = 200  # characters of what an endpoint or a library says
 # They name what makes the HTTP exporter's session
 CREDENTIALS = [f"OTEL_PYTHON_EXPORTER_OTLP_HTTP_{kind}CREDENTIAL_PROVIDER" for kind in ("", "TRACES_")]
 PROTOCOLS = ("grpc", "http/protobuf")
+PAGE_URL = "SPECSCOPE_PAGE_URL"  # where pages of runs lie: each decode_step tells its place in one
 ANSWERS = ("", "application/x-protobuf", "application/json")  # content types of an endpoint's; "": it names none
 PASSING = {429, 502, 503, 504, "CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS"}
 
@@ -293,6 +295,15 @@ def _detected(attributes: Mapping[str, Any]) -> Resource:
     return Resource({name: value for name, value in whole.items() if not name.startswith("telemetry.sdk.")})
 
 
+def page_of(template: str, run_id: str) -> str:
+    """The address of a run's page, such as https://host/{run}.html names it; "" without one. Raises UserError."""
+    if template and "{run}" not in template:
+        raise UserError(f"{PAGE_URL} {template}: write {{run}} where the run's id stands")
+    if template:
+        checked_url(template, f"{PAGE_URL} {{}}: write an address, such as https://host/{{{{run}}}}.html")
+    return template.replace("{run}", run_id)
+
+
 class SpanSink:
     """A sink that hands a run's spans to what sends them."""
 
@@ -316,6 +327,7 @@ class SpanSink:
         # What the resource has a digest of; it goes with the first span
         once = (DRAFT_TOKENS,) if level in (SpanLevel.STEPS, SpanLevel.TREES) else ()
         self._once = {name: resource[name] for name in once if name in resource}
+        self._page = page_of(os.environ.get(PAGE_URL, ""), run.run_id)
         self._batch: list[ReadableSpan] = []
         self._bytes = 0  # of it, at most
 
@@ -323,6 +335,9 @@ class SpanSink:
         """Take a record; spans go out in batches, and at the latest when the engine rests: the bus calls `flush`."""
         sampled = record if self.sampler is None else self.sampler(record)
         for span in () if sampled is None else self._encoder.encode(sampled):
+            if self._page and span.name == "decode_step":
+                request, step = (span.attributes[f"specscope.request.{name}"] for name in ("id", "step"))
+                span.attributes["specscope.page"] = f"{self._page}#{quote(request)}@{step}"
             if self._once:
                 span, self._once = span._replace(attributes=span.attributes | self._once), {}
             size = most_bytes(span)
