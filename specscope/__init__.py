@@ -8,10 +8,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from specscope.analyze.load import load
     from specscope.engine.config import EngineConfig
     from specscope.engine.engine import Engine
     from specscope.engine.generate import Result
+    from specscope.page.load import load
     from specscope.speculate.drafters.base import Context, Draft, Drafter
     from specscope.speculate.drafters.own import DrafterSetup, draft_tree
     from specscope.trace.record.own_rule import NodeTrial
@@ -46,7 +46,7 @@ _HOMES = {
     "DraftTree": "specscope.trace.record.tree",
     "Engine": "specscope.engine.engine",
     "EngineConfig": "specscope.engine.config",
-    "load": "specscope.analyze.load",
+    "load": "specscope.page.load",
     "NodeTrial": "specscope.trace.record.own_rule",
     "record": "specscope.transformers.recording",
     "Result": "specscope.engine.generate",

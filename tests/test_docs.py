@@ -44,6 +44,7 @@ def test_the_python_examples_run(capsys, monkeypatch):
         (
             "acceptance length",
             "untried  accepted  rejected",
+            "Accepted 0 of 3 levels.",
             "differs from the target's by 0.13",
             "draft 0 at place 0 was",
         ),
