@@ -14,10 +14,10 @@ MOST_LINES, FEWEST_LINES = 600, 60
 MOST_FILES = 15  # of a folder
 SLACK = 50  # what may be gained before a bound is lowered
 BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
-    "trace": (11338, 9300),
+    "trace": (11364, 9300),
     "remote": (1884, 1700),
     "watch": (1990, 1850),
-    "analyze": (21546, 15700),
+    "analyze": (21469, 15700),
     "measure": (4731, 3300),
     "engine": (3004, 2350),
     "plans": (1063, 850),
@@ -30,11 +30,11 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "tui": (6539, 5500),
     "cli": (4036, 3100),
     "serve": (1982, 1600),
-    "page": (700, 700),
+    "page": (976, 700),
     "testing": (765, 320),
     "bench, train": (0, 0),
     "top level": (951, 600),
-    "all": (80940, 64500),
+    "all": (81178, 64500),
     "benchmarks": (3300, 3300),
 }
 TESTS_BUDGET = 40_500
