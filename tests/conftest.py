@@ -20,7 +20,7 @@ from tests.thinning import ordinary
 from tests.waiting import HANG_SECONDS
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts jobs in the background without it
-settings.register_profile("specscope", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("specscope", max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("specscope")
 
 

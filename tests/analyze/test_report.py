@@ -158,7 +158,7 @@ draws = st.lists(  # engine steps of (request, length of the chain, accepted)
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(draws)
 def test_the_parts_add_up(steps: list[list[tuple[str, int, int]]]) -> None:
     infos = tuple(info(name, "", {"kind": "left" if name in "ab" else "right"}) for name in "abcd")

@@ -138,7 +138,7 @@ def test_text_of_users_is_no_markup_and_moves_no_cursor() -> None:
     assert "! [bold]warn\\x1b[1m" in text
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.sampled_from([60, 80, 100, 140, 200]),
     st.text(st.characters(exclude_categories=["Cs"]), max_size=200),

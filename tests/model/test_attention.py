@@ -52,7 +52,7 @@ requests = st.lists(
     apart=st.booleans(),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_equals_the_reference(parts, window, softcap, with_sinks, few, value_size, wrong, kind, apart, seed):
     """Whether contexts lie side by side, scattered or equally far `apart`, and up to how `few` rows heads are rows.
 

@@ -133,31 +133,6 @@ def test_few_rows_and_many_take_the_path_for_them(lacks, monkeypatch):
     assert taken == ["numba", "numba", *(["onednn"] if lacks else ["numba"]) * 2]
 
 
-HIDDEN = """
-import json, sys
-for name in ("numba", "llvmlite", "specscope.kernels.cpu"):
-    sys.modules[name] = None  # importing it raises ImportError
-from specscope import Engine, SamplingParams
-for dtype in ("float32", "bfloat16"):
-    for drafting in ({}, {"drafter": "draft_model", "draft_model": "self:1", "tree": "dynamic:6,depth=3,top=3"}):
-        engine = Engine(target=sys.argv[1], dtype=dtype, kv_memory=0.01, threads=1, **drafting)
-        (result,) = engine.generate(["abcabc"], SamplingParams(max_tokens=12, ignore_eos=True))
-        engine.close()
-        print(json.dumps([dtype, result.token_ids, result.acceptance.accepted]))
-"""
-
-
-def test_without_numba_and_without_our_kernels_for_processors(tiny):
-    """They are nowhere: what an engine computes is the same, with a drafter that is a model too."""
-    done = subprocess.run([sys.executable, "-c", HIDDEN, str(tiny)], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [one[:2] for one in found] == [
-        [dtype, greedy(tiny, dtype)] for dtype in ("float32", "bfloat16") for _ in "ab"
-    ]
-    assert found[1][2] > 0, "drafts were verified"
-
-
 def greedy(folder, dtype):
     engine = Engine(target=str(folder), dtype=dtype, kv_memory=0.01, threads=1)
     (result,) = engine.generate(["abcabc"], SamplingParams(max_tokens=12, ignore_eos=True))

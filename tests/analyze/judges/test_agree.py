@@ -86,13 +86,13 @@ def damaged(edits, most):
     return st.builds(changed, st.sampled_from(NAMES).map(sample), edits, steps)
 
 
-@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(damaged(DAMAGE, 4))
 def test_damaged_captures(history):
     assert contradictions(history) == []
 
 
-@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(damaged(st.sampled_from(OTHERWISE), 60))
 def test_misplaced_steps(history):
     assert contradictions(history) == []

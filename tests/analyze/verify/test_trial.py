@@ -84,7 +84,7 @@ def test_the_text_names_each_check_and_how_to_see_it(runs):
     assert text.splitlines()[-1].startswith("NOT CONSISTENT: ")
 
 
-@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(strategies.runs())
 def test_any_run_that_can_be_read_is_judged(records):
     """Whatever the numbers are: an answer, never an error."""

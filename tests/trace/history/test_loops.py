@@ -25,7 +25,7 @@ pieces = st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=35), st.inte
 outputs = st.lists(pieces, max_size=4).map(lambda found: [token for cycle, times in found for token in cycle * times])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(outputs, max_size=4))
 @example([])
 @example([[1, 1], [1, 1, 1]])

@@ -147,7 +147,7 @@ def check(figures, acceptance, undrafted):
 
 
 @given(sampled_runs(most=30), st.just(totals.KEPT) | st.integers(1, 20))
-@settings(max_examples=160)
+@settings(max_examples=60)
 def test_the_figures_are_those_of_the_branch_on_which_it_ends_and_beyond_what_is_kept_none(records, most):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(totals, "KEPT", most)

@@ -151,7 +151,7 @@ def test_what_is_not_recorded_is_not_said():
     ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.sampled_from(list(Drawn)))
 def test_ratios_follow_from_the_evidence(seed, drawn):
     """What each coin was held against comes out again from p and q as tried and the residuals' masses."""
