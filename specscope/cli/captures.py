@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from specscope.cli.arguments import CAPTURE
-from specscope.cli.streams import say, show
+from specscope.cli.streams import say, show, warn
 from specscope.envelope import envelope, of_capture, of_captures
 from specscope.errors import UserError
 from specscope.terminal import text_console
@@ -122,6 +122,15 @@ def print_json(value: Mapping[str, Any]) -> None:
         data = json.dumps(value, indent=2, ensure_ascii=False).encode("utf-8", "replace")
     text = re.sub(r"[^\n -~]", lambda match: _shown(match[0]), data.decode())
     click.echo(text.encode() if hasattr(sys.stdout, "buffer") else text)
+
+
+def answer_json(
+    verb: str, values: Mapping[str, Any], source: Sequence[str], warnings: Sequence[str], code: int = 0
+) -> None:
+    """Print an answer as an envelope, and its warnings on standard error too."""
+    print_json(envelope(verb, values, source=source, code=code, warnings=warnings))
+    for warning in warnings:
+        warn(warning)
 
 
 def _shown(character: str) -> str:

@@ -10,16 +10,15 @@ import click
 
 from specscope.cli.arguments import CAPTURE, X_RULE
 from specscope.cli.captures import (
+    answer_json,
     fetches_captures,
     json_option,
     need_different,
-    print_json,
     reading_bar,
     reads_watched,
 )
 from specscope.cli.help import Verb
 from specscope.cli.streams import need_terminal, warn
-from specscope.envelope import envelope
 from specscope.errors import UserError
 from specscope.lifetime import Lifetime
 from specscope.terminal import text_console
@@ -187,6 +186,4 @@ def _print_json(
     source = [file for side in sides for file in side.source]
     warnings = [*remarks]
     warnings += [f"{name}: {line}" for name, side in zip("AB", sides, strict=True) for line in side.warnings]
-    print_json(envelope("compare", values, source=source, code=code, warnings=warnings))
-    for warning in warnings:
-        warn(warning)
+    answer_json("compare", values, source, warnings, code)

@@ -65,7 +65,6 @@ class Verb(click.Command):
     """A command whose --help shows the usual flags, and whose --help-all shows every flag by group."""
 
     def __init__(self, *args: Any, **how: Any) -> None:  # noqa: ANN401
-        """As click has it."""
         super().__init__(*args, **how)
         for param in self.params:
             param.envvar = param.envvar or VARIABLES.get(param.name or "")
@@ -77,7 +76,6 @@ class Verb(click.Command):
         return super().parse_args(ctx, args)
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Its own, and --help-all."""
         return [*super().get_params(ctx), HELP_ALL]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -35,7 +35,6 @@ class _Error(FileIO):
     """Standard error that never fails: no run ends because a message cannot be written."""
 
     def write(self, data: Any) -> int:  # noqa: ANN401
-        """Write, or drop it."""
         with suppress(OSError):
             return super().write(data) or 0
         return len(data)

@@ -11,18 +11,17 @@ import click
 
 from specscope.cli.arguments import X_RULE, whole_from
 from specscope.cli.captures import (
+    answer_json,
     captures_argument,
     fetches_captures,
     json_option,
     need_different,
     need_steps,
-    print_json,
     progress_bar,
 )
 from specscope.cli.help import verb
 from specscope.cli.options import own_drafter_option
-from specscope.cli.streams import say, warn
-from specscope.envelope import envelope
+from specscope.cli.streams import say
 from specscope.errors import UserError
 from specscope.terminal import text_console
 from specscope.trace.files import FIGURES, check_output
@@ -184,9 +183,7 @@ def _check(tuning: Tuning, data: Recorded, engine: Any, batch: int, nodes: int, 
 
 def _show(tuning: Tuning, *, as_json: bool) -> None:
     if as_json:
-        print_json(envelope("tune", tuning.to_dict(), source=tuning.sources, warnings=tuning.warnings))
-        for warning in tuning.warnings:
-            warn(warning)
+        answer_json("tune", tuning.to_dict(), tuning.sources, tuning.warnings)
     else:
         from specscope.analyze.tune.text import render_tuning
 

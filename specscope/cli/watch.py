@@ -258,7 +258,6 @@ class IntervalRows:
         self._last = ""
 
     def take(self, watching: Watch, console: Console) -> None:
-        """Print what is new."""
         from specscope.watch.source import Left
 
         for news in watching.take():

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 @dataclass(frozen=True)
 class Answer:
-    """The output of a line: one that was typed, or a command of a breakpoint."""
+    """The output of a line, one that was typed or a command of a breakpoint; or why it could not be run."""
 
     line: str
     text: str
@@ -28,14 +28,6 @@ class Stopped:
     def last(self) -> Stop:
         """Where it is now: the commands may have run on."""
         return (self.answers[-1].stop if self.answers else None) or self.stop
-
-
-@dataclass(frozen=True)
-class LineRefused:
-    """A typed line that could not be run."""
-
-    line: str
-    why: str
 
 
 @dataclass(frozen=True)
@@ -62,7 +54,7 @@ class Notice:
     text: str
 
 
-News = Stopped | Answer | LineRefused | LookRefused | PromptRefused | Notice
+News = Stopped | Answer | LookRefused | PromptRefused | Notice
 
 
 class StopReason(StrEnum):

@@ -49,7 +49,6 @@ class Forked:
 
     @property
     def differ(self) -> bool:
-        """Whether the outputs differ."""
         return self.same < max(map(len, self.outputs))
 
     def parting(self, side: Sequence[RequestStep]) -> int:

@@ -33,7 +33,6 @@ class KVCompared:
 
     @property
     def right(self) -> set[int]:
-        """The positions that agree."""
         return {*range(self.places)} - {place.position for place in self.differ}
 
 

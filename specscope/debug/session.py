@@ -9,14 +9,42 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count as counting
+from typing import Any, Protocol
 
 from specscope.debug.answers import Stop, StopReason
 from specscope.debug.breakpoints import Breakpoints, step_condition, step_evidence
-from specscope.debug.stepper import Steppable, Stepper
 from specscope.errors import UserError
 from specscope.trace.history.conditions import Expression
-from specscope.trace.history.history import History, RequestHistory
+from specscope.trace.history.history import KEPT, History, RequestHistory
 from specscope.trace.record.records import RequestStep, StepRecord
+
+
+class Steppable(Protocol):
+    """What the debugger asks of an engine; specscope.Engine is one."""
+
+    @property
+    def steps(self) -> int:
+        """The next step's number."""
+
+    @property
+    def current(self) -> Any:  # noqa: ANN401
+        """The state of a step that was begun; None between steps."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step would do anything."""
+
+    def step(self) -> StepRecord:
+        """Run one step, or what is left of one."""
+
+    def phase(self) -> StepRecord | None:
+        """Run the next phase of a step; the record after the last."""
+
+    def rewind(self, step: int) -> None:
+        """Go back to the state before that step."""
+
+    def keep_timeline(self) -> Any:  # noqa: ANN401
+        """Keep the history that going back needs."""
 
 
 class Session:
@@ -34,7 +62,9 @@ class Session:
         """`position` is where to begin in a capture, `request` the current request, "" for the first of the step."""
         self.history, self.engine = history or History(), engine
         self.breakpoints = breakpoints or Breakpoints()
-        self.stepper = None if engine is None else Stepper(engine, self.history, self.breakpoints)
+        if engine is not None:
+            engine.keep_timeline()
+            self.history.limit = self.history.limit or KEPT
         self.request = request
         # How usual a node is in the run so far, a sentence each: what looks at whole runs puts it here
         self.typical: Callable[[RequestStep, int], Sequence[str]] = lambda part, node: ()
@@ -106,10 +136,26 @@ class Session:
 
     # Forward
 
+    def advance(self) -> Stop | None:
+        """Run one step of the engine: why the run stops after it, None if it goes on. A worker runs on this alone."""
+        record = self._engine_step()
+        return self._end() if record is None else self.breakpoints.check(record, self.history)
+
+    def _engine_step(self) -> StepRecord | None:
+        """Run one step, whatever the breakpoints are; None if nothing is left to run."""
+        if self.engine is None or not self.engine.busy:
+            return None
+        record = self.engine.step()
+        self.history.append(record)
+        return record
+
+    def _end(self) -> Stop:
+        return Stop(StopReason.END, self.history.last_step, moved=False)
+
     def _advance(self) -> StepRecord | None:
         """Advance by one step, of the engine or of the capture; None at the end."""
-        if self.stepper is not None:
-            record = self.stepper.advance()
+        if self.engine is not None:
+            record = self._engine_step()
             self.parted = self._parted(record) or self.parted
             return record
         if self._cursor >= len(self.history.steps) - 1:
@@ -149,7 +195,15 @@ class Session:
 
     def step(self) -> Stop:
         """Run one phase: schedule, draft, forward, verify, commit. Over a capture: a step."""
-        return self.next() if self.stepper is None else self.stepper.phase()
+        if self.engine is None:
+            return self.next()
+        if not self.engine.busy:
+            return self._end()
+        record = self.engine.phase()
+        if record is None:
+            return Stop(StopReason.PHASE, self.engine.steps, phase=self.engine.current.phases[-1].name)
+        self.history.append(record)  # the breakpoints are checked when the step is complete
+        return self.breakpoints.check(record, self.history) or Stop(StopReason.STEP, record.step)
 
     def pause(self) -> Stop:
         """Stop a run that goes on by itself: only vLLM's does (remote/held.py)."""
@@ -252,7 +306,6 @@ class Session:
         return self._stop(StopReason.STEP)
 
     def reverse_next(self, count: int = 1) -> Stop:
-        """Undo engine steps."""
         return self._stop(StopReason.START) if self.position < 0 else self.goto(max(self.position - count, -1))
 
     def reverse_continue(self) -> Stop:

@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
-from specscope.debug.answers import LineRefused, News, Notice
+from specscope.debug.answers import Answer, News, Notice
 from specscope.debug.breakpoints import BreakpointInfo
 from specscope.debug.commands import Commands
 from specscope.debug.forked import Forked
@@ -21,6 +21,9 @@ from specscope.debug.views import NodeView
 from specscope.errors import UserError
 from specscope.trace.history.history import History
 from specscope.trace.record.records import RequestStep
+
+if TYPE_CHECKING:
+    from specscope.trace.wire.reading import CaptureReader
 
 NOTICES = 100  # news that wait to be shown
 
@@ -69,25 +72,6 @@ class Control:
         return ""
 
 
-class Reader(Protocol):
-    """A capture that is still being read; trace.reading.CaptureReader is one."""
-
-    history: History
-    done: bool
-    warnings: list[str]  # what is wrong with it, complete when it is done
-
-    def read(self, seconds: float) -> bool:
-        """Read on for about so long; True where there is more."""
-
-    @property
-    def progress(self) -> float:
-        """How much has been read, 0 to 1."""
-
-    @property
-    def seconds_left(self) -> float | None:
-        """Seconds that the rest takes; None where that is not known."""
-
-
 READ_SECONDS = 0.08  # of reading between two looks at the keyboard
 
 
@@ -97,7 +81,7 @@ class Viewer:
 
     history: History = field(default_factory=History)
     control: Control | None = None  # None over a capture
-    reader: Reader | None = None  # None over a live engine
+    reader: CaptureReader | None = None  # None over a live engine
     position: int = -1
     follow: bool = True
     news: deque[News] = field(default_factory=deque)  # to be shown once; the screen takes them out
@@ -124,9 +108,9 @@ class Viewer:
         try:
             self.news.append(self._commands.answer(line))
         except UserError as error:
-            self.news.append(LineRefused(line, str(error)))
+            self.news.append(Answer(line, str(error)))
         except Exception as error:  # a typed line must not end the screen
-            self.news.append(LineRefused(line, f"the debugger failed: {type(error).__name__}: {error}"))
+            self.news.append(Answer(line, f"the debugger failed: {type(error).__name__}: {error}"))
         if session.position != self.position:
             self.goto(session.position)
             self._before_first = session.position < 0
@@ -156,12 +140,11 @@ class Viewer:
         return () if self._commands is None else self._commands.session.breakpoints.shown()
 
     def show(self, history: History) -> None:
-        """Show another engine's history."""
         self.history, self._commands = history, None
         self.goto_end()
 
     @staticmethod
-    def over(reader: Reader) -> Viewer:
+    def over(reader: CaptureReader) -> Viewer:
         """A viewer over a capture, which may still have more to read."""
         viewer = Viewer(history=reader.history, reader=reader)
         if reader.done:
@@ -236,7 +219,6 @@ class Viewer:
             self.control.ask("step")
 
     def back(self) -> None:
-        """The previous step."""
         self.goto(self.position - 1)
 
     def goto(self, position: int) -> None:
@@ -245,6 +227,5 @@ class Viewer:
         self.follow = self._before_first = False
 
     def goto_end(self) -> None:
-        """Follow the newest step."""
         self.position = len(self.history.steps) - 1
         self.follow, self._before_first = True, False

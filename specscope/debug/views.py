@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,7 +90,7 @@ class NodeView:
     choice_rank: int | None  # of the target's likeliest token in the drafter's own distribution; None where not known
     kl: float | None  # KL(target || drafter), raw, in nats, over the draft vocabulary; None without a drafter's
     tv: float | None  # their total variation: 1 - tv is the best acceptance
-    computed: bool  # False: the very tensors of the step; True: computed again in KV of its own
+    computed: bool = False  # False: the very tensors of the step; True: computed again in KV of its own
     # What the rule used at the node's own trial, elder siblings taken away; None where that is p, or q, as sampled
     p_tried: DistributionView | None = None
     q_tried: DistributionView | None = None
@@ -130,45 +131,38 @@ class NodeView:
         return "recomputed in separate KV blocks" if self.computed else "the tensors that the step used"
 
 
-@dataclass(frozen=True)
-class ViewedPlace:
-    """The place of a view, and the [V] rows there."""
+def viewed(
+    *,
+    token: int,
+    raw: Probs,
+    p: Probs,
+    draft: Probs | None,
+    q: Probs | None,
+    outside: bool = False,
+    p_tried: Probs | None = None,
+    q_tried: Probs | None = None,
+    **about: Any,  # noqa: ANN401
+) -> NodeView:
+    """What people look at of the [V] rows at a place. `outside`: whether the token is outside the draft vocabulary;
+    `about`: where the place is, and the other fields of a NodeView.
+    """
 
-    request: str
-    step: int
-    index: int
-    node: int | None
-    token: int
-    raw: Probs
-    p: Probs
-    draft: Probs | None
-    q: Probs | None
-    outside: bool = False  # whether the token is outside the draft vocabulary
-    p_tried: Probs | None = None
-    q_tried: Probs | None = None
+    def column(probs: Probs | None) -> DistributionView | None:
+        return None if probs is None else DistributionView.of(probs, token)
 
-    def view(self, *, removed: tuple[Removed, ...], computed: bool, notes: tuple[str, ...]) -> NodeView:
-        """The part of the rows that people look at, as a NodeView."""
-        raw, draft, token = self.raw, self.draft, self.token
-
-        def column(probs: Probs | None) -> DistributionView | None:
-            return None if probs is None else DistributionView.of(probs, token)
-
-        return NodeView(
-            **{name: getattr(self, name) for name in ("request", "step", "index", "node", "token")},
-            raw=DistributionView.of(raw, token),
-            p=DistributionView.of(self.p, token),
-            draft=None if draft is None else DistributionView.of(draft, token, outside=self.outside),
-            q=column(self.q),
-            removed=removed,
-            choice_rank=None if draft is None else _rank(draft, int(raw.argmax())),
-            kl=None if draft is None else _kl(raw, draft),
-            tv=None if draft is None else float(np.abs(raw - draft).sum() / 2),
-            computed=computed,
-            p_tried=column(self.p_tried),
-            q_tried=column(self.q_tried),
-            notes=notes,
-        )
+    return NodeView(
+        token=token,
+        raw=DistributionView.of(raw, token),
+        p=DistributionView.of(p, token),
+        draft=None if draft is None else DistributionView.of(draft, token, outside=outside),
+        q=column(q),
+        choice_rank=None if draft is None else _rank(draft, int(raw.argmax())),
+        kl=None if draft is None else _kl(raw, draft),
+        tv=None if draft is None else float(np.abs(raw - draft).sum() / 2),
+        p_tried=column(p_tried),
+        q_tried=column(q_tried),
+        **about,
+    )
 
 
 def _kl(p: Probs, q: Probs) -> float:

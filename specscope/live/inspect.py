@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specscope.debug.views import NodeView, Probs, Removed, TopToken, ViewedPlace, contradiction
+from specscope.debug.views import NodeView, Probs, Removed, TopToken, contradiction, viewed
 from specscope.engine.engine import Engine
 from specscope.engine.scheduler import Turn
 from specscope.errors import UserError
@@ -158,7 +158,7 @@ def _view(engine: Engine, seen: PartTensors, node: int | None) -> NodeView:
     limits = seen.limits(above)
     refused = () if limits is None or not limits.any() else (_refused(moved[0], limits, seen.params),)
     moved = (moved if limits is None else mask_(moved.clone(), limits))[0]
-    place = ViewedPlace(
+    return viewed(
         request=seen.request,
         step=seen.step,
         index=seen.index,
@@ -171,9 +171,10 @@ def _view(engine: Engine, seen: PartTensors, node: int | None) -> NodeView:
         outside=draft is not None and bool(draft[token] == -torch.inf),
         p_tried=None if p_tried is None else _array(_row(p_tried, raw)),
         q_tried=None if q_tried is None else _array(q_tried.row),
+        removed=(*refused, *_removed(moved, seen.params)),
+        computed=seen.computed,
+        notes=(*seen.notes, *_contradictions(engine, seen)),
     )
-    notes = (*seen.notes, *_contradictions(engine, seen))
-    return place.view(removed=(*refused, *_removed(moved, seen.params)), computed=seen.computed, notes=notes)
 
 
 def _array(row: Tensor) -> Probs:

@@ -16,11 +16,11 @@ from multiprocessing.connection import Connection
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from specscope.debug.answers import LineRefused, LookRefused, News, Notice, PromptRefused
+from specscope.debug.answers import Answer, LookRefused, News, Notice, PromptRefused
 from specscope.debug.breakpoints import BreakpointInfo
 from specscope.debug.command_table import find
 from specscope.debug.commands import Commands, goes_on_text
-from specscope.debug.stepper import Stepper
+from specscope.debug.session import Session
 from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import PromptSpec
 from specscope.errors import UserError
@@ -37,7 +37,7 @@ class _Server:
 
     engine: Engine
     debugger: Commands
-    stepper: Stepper
+    session: Session
 
     def __init__(self, commands: Connection, news: Connection, paused: bool) -> None:
         self.commands, self.news = commands, news
@@ -64,11 +64,9 @@ class _Server:
         self._watch(True)
 
     def debug_with(self, engine: Engine, debugger: Commands) -> None:
-        session = debugger.session
-        assert session.stepper is not None
-        self.engine, self.debugger, self.stepper = engine, debugger, session.stepper
+        self.engine, self.debugger, self.session = engine, debugger, debugger.session
         debugger.many_lines = False
-        session.interrupted = self.commands.poll
+        self.session.interrupted = self.commands.poll
 
     def run(self, prompts: Sequence[PromptSpec]) -> None:
         for spec in prompts:
@@ -86,11 +84,11 @@ class _Server:
 
     def advance(self) -> None:
         """Run one step; at a breakpoint the engine pauses and says why."""
-        stop = self.stepper.step()
+        stop = self.session.advance()
         if stop is not None:
             self.paused, self.single = True, 0
             self._tell(self.debugger.reach(stop))
-        hits = sum(point.hits for point in self.stepper.breakpoints.points.values())
+        hits = sum(point.hits for point in self.session.breakpoints.points.values())
         if stop is not None or hits != self.hits:  # hits that are let pass count as well
             self.hits = hits
             self._send_points()
@@ -133,12 +131,12 @@ class _Server:
 
     def _debug(self, line: str, viewed: int | None = None) -> None:
         """A line for the debugger. One that moves or looks pauses the engine; others let it run."""
-        with self._answering(lambda why: LineRefused(line, why)):
+        with self._answering(lambda why: Answer(line, why)):
             passive, words = self.debugger.is_passive(line), line.split()
             if words and not passive and find(words[0]).name == "continue":
                 self.paused = False
                 if viewed is not None:
-                    self.send(Notice(goes_on_text(self.debugger.session.history.last_step, viewed)))
+                    self.send(Notice(goes_on_text(self.session.history.last_step, viewed)))
                 return
             if not passive:
                 self.paused, self.single = True, 0
@@ -159,7 +157,7 @@ class _Server:
             self.send(refused(f"the debugger failed: {type(error).__name__}: {error}"))
 
     def _send_points(self) -> None:
-        points = self.stepper.breakpoints.shown()
+        points = self.session.breakpoints.shown()
         if points != self.points:
             self.points = points
             self.send(BreakpointList(points))
@@ -167,7 +165,7 @@ class _Server:
     def _look(self, step: int, request: str, node: int | None) -> None:
         """Answer with a NodeView, wherever the engine is. It goes on as it was."""
         with self._answering(lambda why: LookRefused(step, request, node, why)):
-            self.send(self.debugger.what_if.look(self.debugger.session, step, request, node))
+            self.send(self.debugger.what_if.look(self.session, step, request, node))
 
     def _submit(self, spec: PromptSpec) -> None:
         try:

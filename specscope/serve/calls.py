@@ -9,12 +9,12 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from specscope.engine.prompt_encoder import Encoded
 from specscope.serve.errors import ApiError
 from specscope.serve.figures import RequestCounts
 from specscope.serve.logprobs import TokenLogprobs, emitted_logprobs
-from specscope.serve.responses import Finish
 from specscope.trace.record.records import FinishReason, RequestEnd, RequestStep, StepRecord
 from specscope.trace.record.vocabulary import Detokenizer, Vocabulary, stop_begins
 
@@ -53,6 +53,7 @@ def _begun(text: str, stop: str) -> int:
     return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
 
 
+Finish = Literal["stop", "length"]
 # Finish reasons that are answers; the others become errors
 ANSWERS: Mapping[FinishReason, Finish] = {
     FinishReason.EOS: "stop",

@@ -26,49 +26,6 @@ if TYPE_CHECKING:
     from specscope.engine.timeline import Timeline
 
 
-class ServedEngine:
-    """The engine as a debugger steps it (debug.stepper.Steppable): requests come and answers go meanwhile."""
-
-    def __init__(self, debugger: ServedDebugger) -> None:
-        self._debugger, self._thread = debugger, debugger.thread
-
-    @property
-    def steps(self) -> int:
-        """The next step's number."""
-        return self._thread.engine.steps
-
-    @property
-    def current(self) -> Any:  # noqa: ANN401
-        """What exists so far of a step that was begun."""
-        return None if self._debugger.withholds else self._thread.engine.current
-
-    @property
-    def busy(self) -> bool:
-        """Whether there is something to run; waits for a request until interrupted."""
-        return self._thread.wait_for_work(lambda: self._debugger.interrupted)
-
-    def step(self) -> StepRecord:
-        """Run one step and pass its record to the clients."""
-        return self._debugger.shown(self._thread.advance())
-
-    def phase(self) -> StepRecord | None:
-        """Run one phase; a whole step where the state between two phases must not be seen."""
-        if self._debugger.withholds:
-            return self.step()
-        record = self._thread.engine.phase()
-        if record is not None:
-            self._thread.tell(record)
-        return None if record is None else self._debugger.shown(record)
-
-    def rewind(self, step: int) -> None:
-        """Go back. What clients have been sent stays sent; what is produced again is not sent again."""
-        self._thread.engine.rewind(step)
-
-    def keep_timeline(self) -> Timeline:
-        """Keep what is needed to go back."""
-        return self._thread.engine.keep_timeline()
-
-
 class ServedSession(Session):
     """A session that begins while the engine runs."""
 
@@ -89,7 +46,7 @@ class ServedCommands(Commands):
         history = History(run=strip(run, run.privacy), vocabulary=vocabulary, limit=KEPT)
         for record in debugger.recent:
             history.append(record)
-        session = ServedSession(history, ServedEngine(debugger))
+        session = ServedSession(history, debugger)
         super().__init__(session, EngineWhatIf(engine))
         session.interrupted = lambda: debugger.interrupted
         self._debugger = debugger
@@ -111,7 +68,9 @@ class ServedCommands(Commands):
 
 
 class ServedDebugger:
-    """What remote/debug_socket.py needs of a gate, and what the commands behind it share."""
+    """What remote/debug_socket.py needs of a gate; and the engine as a debugger steps it (debug.session.Steppable):
+    requests come and answers go meanwhile.
+    """
 
     def __init__(self, thread: EngineThread, privacy: Privacy) -> None:
         self.thread, self.privacy = thread, privacy
@@ -143,6 +102,41 @@ class ServedDebugger:
         """A record as a debugger sees it."""
         return strip(record, self.privacy)
 
+    @property
+    def steps(self) -> int:
+        return self.thread.engine.steps
+
+    @property
+    def current(self) -> Any:  # noqa: ANN401
+        """What exists so far of a step that was begun."""
+        return None if self.withholds else self.thread.engine.current
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is something to run; waits for a request until interrupted."""
+        return self.thread.wait_for_work(lambda: self.interrupted)
+
+    def step(self) -> StepRecord:
+        """Run one step and pass its record to the clients."""
+        return self.shown(self.thread.advance())
+
+    def phase(self) -> StepRecord | None:
+        """Run one phase; a whole step where the state between two phases must not be seen."""
+        if self.withholds:
+            return self.step()
+        record = self.thread.engine.phase()
+        if record is not None:
+            self.thread.tell(record)
+        return None if record is None else self.shown(record)
+
+    def rewind(self, step: int) -> None:
+        """Go back. What clients have been sent stays sent; what is produced again is not sent again."""
+        self.thread.engine.rewind(step)
+
+    def keep_timeline(self) -> Timeline:
+        """Keep what is needed to go back."""
+        return self.thread.engine.keep_timeline()
+
     def commands(self) -> Commands:
         """The commands for one client, from now on."""
 
@@ -154,11 +148,9 @@ class ServedDebugger:
         return self.thread.call(made).result()
 
     def open(self) -> None:
-        """A client has connected."""
         self._closed = self.asked = False
 
     def interrupt(self) -> None:
-        """Ctrl-C."""
         self.asked = True
 
     def close(self) -> None:

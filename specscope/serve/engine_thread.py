@@ -33,7 +33,6 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="specscope-engine", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
         self._thread.start()
 
     def call(self, work: Callable[[], T]) -> Future[T]:

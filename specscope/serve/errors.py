@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 from starlette.responses import Response
@@ -27,21 +28,6 @@ TYPES = {
 }
 
 
-class ErrorInfo(msgspec.Struct):
-    """What went wrong."""
-
-    message: str
-    type: str
-    param: str | None  # the field of the request that it is about
-    code: int  # the HTTP status
-
-
-class ErrorBody(msgspec.Struct):
-    """The body of every answer that is not a success, and the data of an error event in a stream."""
-
-    error: ErrorInfo
-
-
 class ApiError(Exception):
     """A refusal, or a failure, as reported to the client."""
 
@@ -52,13 +38,15 @@ class ApiError(Exception):
         self.status, self.message, self.param, self.headers = status, message, param, dict(headers or {})
 
     @property
-    def body(self) -> ErrorBody:
-        """The body that is sent."""
+    def body(self) -> dict[str, Any]:
+        """The body of every answer that is not a success, and the data of an error event in a stream.
+
+        `param`: the field of the request that it is about; `code`: the HTTP status.
+        """
         kind = TYPES.get(self.status, "InternalServerError" if self.status >= 500 else "BadRequestError")
-        return ErrorBody(ErrorInfo(self.message, kind, self.param, self.status))
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.status}}
 
     def response(self) -> Response:
-        """The whole answer."""
         return Response(msgspec.json.encode(self.body), self.status, self.headers, JSON)
 
 

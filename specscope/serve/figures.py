@@ -49,7 +49,6 @@ class RequestCounts:
     drafted: list[int] = field(default_factory=list)
 
     def add(self, part: RequestStep, record: StepRecord) -> None:
-        """Count one step."""
         if part.emitted:
             self.first_ns = self.first_ns or record.end_ns
             self.last_ns = record.end_ns

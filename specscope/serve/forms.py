@@ -1,123 +1,70 @@
-"""The two forms of an answer: a text completion and a chat. Both are sent whole, or piece by piece."""
+"""Answers in the order and with the names of OpenAI and vLLM, a text completion's and a chat's: whole, or in pieces."""
 
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-from msgspec import UNSET, UnsetType
-
-from specscope.serve.calls import Call, ChoicePiece, OutputChoice
+from specscope.serve.calls import Call, ChoicePiece, Finish, OutputChoice
 from specscope.serve.figures import RequestMetrics
 from specscope.serve.logprobs import TokenLogprobs, chat_logprobs, completion_logprobs
-from specscope.serve.responses import (
-    ChatChoice,
-    ChatChunk,
-    ChatCompletion,
-    ChatLogprobs,
-    ChunkChoice,
-    Completion,
-    CompletionChoice,
-    Delta,
-    Finish,
-    Message,
-    Usage,
-)
+
+Body = dict[str, Any]  # as it is sent
 
 
-class Form(ABC):
-    """How one call's output is sent."""
+class Form:
+    """How one call's output is sent: as a chat's (/v1/chat/completions), or a text completion's (/v1/completions)."""
 
-    def __init__(self, call: Call, model: str, prompts: int, *, logprobs: bool = False) -> None:
+    def __init__(self, call: Call, model: str, prompts: int, *, chat: bool, logprobs: bool = False) -> None:
         """`prompts`: tokens of all prompts, each counted once."""
-        self.call, self.model, self.prompts, self.logprobs = call, model, prompts, logprobs
+        self.call, self.model, self.prompts, self.chat, self.logprobs = call, model, prompts, chat, logprobs
         self.created = int(time.time())
 
-    @property
-    def _head(self) -> dict[str, Any]:
-        return {"id": self.call.name, "created": self.created, "model": self.model}
-
-    def usage(self) -> Usage:
-        """Tokens so far."""
+    def usage(self) -> Body:
+        """Tokens so far. A prompt's tokens count once, whatever `n` is."""
         made = sum(len(choice.tokens) for choice in self.call.choices)
-        return Usage(self.prompts, self.prompts + made, made)
+        return {"prompt_tokens": self.prompts, "total_tokens": self.prompts + made, "completion_tokens": made}
 
-    @abstractmethod
-    def whole(self, metrics: RequestMetrics | None) -> msgspec.Struct:
+    def whole(self, metrics: RequestMetrics | None) -> Body:
         """The answer, when all choices have ended."""
+        choices = [
+            self._choice(choice, self._message(choice.text), choice.logprobs, choice.finish or "stop")
+            for choice in self.call.choices
+        ]
+        kind = "chat.completion" if self.chat else "text_completion"
+        return self._body(kind, choices, usage=self.usage(), metrics=metrics)
 
-    @abstractmethod
-    def begin(self) -> Sequence[msgspec.Struct]:
-        """The events before the first output."""
+    def begin(self) -> Sequence[Body]:
+        """The events before the first output: of a chat the role, for each choice."""
+        delta = {"delta": {"role": "assistant", "content": ""}}
+        return [self._chunk([self._choice(choice, delta, None, None)]) for choice in self.call.choices if self.chat]
 
-    @abstractmethod
-    def piece(self, piece: ChoicePiece, usage: Usage | UnsetType = UNSET) -> msgspec.Struct:
-        """The event of a piece."""
+    def piece(self, piece: ChoicePiece, *, usage: bool = False) -> Body:
+        """The event of a piece, with the usage so far where that was asked for."""
+        text = {"delta": {"content": piece.text}} if self.chat else {"text": piece.text}
+        choice = self._choice(piece.choice, text, piece.logprobs, piece.finish)
+        return self._chunk([choice], **({"usage": self.usage()} if usage else {}))
 
-    @abstractmethod
-    def last(self, metrics: RequestMetrics | None) -> msgspec.Struct:
+    def last(self, metrics: RequestMetrics | None) -> Body:
         """The event with the usage, without choices."""
+        return self._chunk([], usage=self.usage(), metrics=metrics)
 
+    def _message(self, text: str) -> Body:
+        return {"message": {"role": "assistant", "content": text, "refusal": None}} if self.chat else {"text": text}
 
-class CompletionForm(Form):
-    """/v1/completions."""
+    def _chunk(self, choices: Sequence[Body], **more: object) -> Body:
+        return self._body("chat.completion.chunk" if self.chat else "text_completion", choices, **more)
 
-    def whole(self, metrics: RequestMetrics | None) -> Completion:
-        """The texts."""
-        choices = [self._choice(c, c.text, c.logprobs, c.finish) for c in self.call.choices]
-        return Completion(**self._head, choices=choices, usage=self.usage(), metrics=metrics)
-
-    def begin(self) -> Sequence[Completion]:
-        """Nothing."""
-        return ()
-
-    def piece(self, piece: ChoicePiece, usage: Usage | UnsetType = UNSET) -> Completion:
-        """A piece of text."""
-        choice = self._choice(piece.choice, piece.text, piece.logprobs, piece.finish)
-        return Completion(**self._head, choices=[choice], usage=usage)
-
-    def last(self, metrics: RequestMetrics | None) -> Completion:
-        """The usage."""
-        return Completion(**self._head, choices=[], usage=self.usage(), metrics=metrics)
+    def _body(self, kind: str, choices: Sequence[Body], **more: object) -> Body:
+        head = {"id": self.call.name, "object": kind, "created": self.created, "model": self.model}
+        return {**head, "choices": choices, **more}
 
     def _choice(
-        self, c: OutputChoice, text: str, logprobs: Sequence[TokenLogprobs], finish: Finish | None
-    ) -> CompletionChoice:
-        converted = completion_logprobs(logprobs) if self.logprobs else None
-        return CompletionChoice(c.index, text, converted, finish, c.stop if finish else None)
-
-
-class ChatForm(Form):
-    """/v1/chat/completions."""
-
-    def whole(self, metrics: RequestMetrics | None) -> ChatCompletion:
-        """The messages."""
-        choices = [
-            ChatChoice(c.index, Message("assistant", c.text), self._logprobs(c.logprobs), c.finish or "stop", c.stop)
-            for c in self.call.choices
-        ]
-        return ChatCompletion(**self._head, choices=choices, usage=self.usage(), metrics=metrics)
-
-    def begin(self) -> Sequence[ChatChunk]:
-        """The role, for each choice."""
-        return [
-            ChatChunk(**self._head, choices=[ChunkChoice(c.index, Delta("assistant", ""), None, None)])
-            for c in self.call.choices
-        ]
-
-    def piece(self, piece: ChoicePiece, usage: Usage | UnsetType = UNSET) -> ChatChunk:
-        """A piece of a message."""
-        choice, finish = piece.choice, piece.finish
-        logprobs, stop = self._logprobs(piece.logprobs), choice.stop if finish else None
-        chunk_choice = ChunkChoice(choice.index, Delta(None, piece.text), logprobs, finish, stop)
-        return ChatChunk(**self._head, choices=[chunk_choice], usage=usage)
-
-    def last(self, metrics: RequestMetrics | None) -> ChatChunk:
-        """The usage."""
-        return ChatChunk(**self._head, choices=[], usage=self.usage(), metrics=metrics)
-
-    def _logprobs(self, logprobs: Sequence[TokenLogprobs]) -> ChatLogprobs | None:
-        return chat_logprobs(logprobs) if self.logprobs else None
+        self, choice: OutputChoice, text: Body, logprobs: Sequence[TokenLogprobs] | None, finish: Finish | None
+    ) -> Body:
+        """`finish`: null in all pieces but the last."""
+        form = chat_logprobs if self.chat else completion_logprobs
+        told = form(logprobs) if self.logprobs and logprobs is not None else None
+        ended = {"finish_reason": finish, "stop_reason": choice.stop if finish else None}
+        return {"index": choice.index, **text, "logprobs": told, **ended}

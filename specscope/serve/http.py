@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 import msgspec
-from msgspec import UNSET
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -21,9 +20,8 @@ import specscope
 from specscope.remote.http import Application, Bodies, Refusal
 from specscope.serve.calls import Call
 from specscope.serve.errors import JSON, ApiError, of_refusal, stopping
-from specscope.serve.forms import Form
+from specscope.serve.forms import Body, Form
 from specscope.serve.requests import ChatRequest, CompletionRequest, Sampling, StreamOptions, decode
-from specscope.serve.responses import Model, ModelList, Version
 from specscope.serve.service import Service
 
 T = TypeVar("T")
@@ -43,8 +41,9 @@ def make_app(service: Service) -> Application:
 
     async def models(request: Request) -> Response:
         run = service.engine.run_info
-        model = Model(id=service.model, created=service.created, root=run.target, max_model_len=run.max_context)
-        return _json(ModelList([model]))
+        known = {"id": service.model, "object": "model", "created": service.created, "owned_by": "specscope"}
+        more = {"root": run.target, "parent": None, "max_model_len": run.max_context}
+        return _json({"data": [known | more], "object": "list"})
 
     async def health(request: Request) -> Response:
         if not service.healthy:
@@ -52,7 +51,7 @@ def make_app(service: Service) -> Application:
         return Response()
 
     async def version(request: Request) -> Response:
-        return _json(Version(specscope.__version__))
+        return _json({"version": specscope.__version__})
 
     async def metrics(request: Request) -> Response:
         text, kind = service.observed.page(",".join(request.headers.getlist("accept")))
@@ -92,7 +91,6 @@ class Doorman:
         self._app, self._key = app, None if key is None else f"Bearer {key}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -167,7 +165,7 @@ async def _events(service: Service, form: Form, options: StreamOptions) -> Async
     try:
         continuous = options.include_usage and options.continuous_usage_stats
         async for piece in form.call.pieces():
-            yield _event(form.piece(piece, form.usage() if continuous else UNSET))
+            yield _event(form.piece(piece, usage=bool(continuous)))
         if options.include_usage:
             yield _event(form.last(service.metrics(form.call)))
     except ApiError as error:
@@ -175,7 +173,7 @@ async def _events(service: Service, form: Form, options: StreamOptions) -> Async
     yield b"data: [DONE]\n\n"
 
 
-def _event(body: msgspec.Struct) -> bytes:
+def _event(body: Body) -> bytes:
     return b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
@@ -189,14 +187,13 @@ class EventStream(StreamingResponse):
         self._call = call
 
     async def stream_response(self, send: Send) -> None:
-        """Send the events."""
         try:
             await super().stream_response(send)
         finally:
             self._call.close()
 
 
-def _json(body: msgspec.Struct) -> Response:
+def _json(body: Body) -> Response:
     return Response(msgspec.json.encode(body), media_type=JSON)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
 
-from specscope.serve.responses import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
 from specscope.trace.record.records import RequestStep
 from specscope.trace.record.vocabulary import Vocabulary
 
@@ -39,33 +40,25 @@ def _text(piece: bytes) -> str:
     return piece.decode("utf-8", "replace")
 
 
-def completion_logprobs(entries: Sequence[TokenLogprobs]) -> CompletionLogprobs:
+def completion_logprobs(entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
     """Parallel lists. Likeliest tokens with the same text are one entry, as in OpenAI's form."""
-    offsets, offset = [], 0
-    for entry in entries:
-        offsets.append(offset)
-        offset += len(_text(entry.piece))
-    return CompletionLogprobs(
-        text_offset=offsets,
-        token_logprobs=[max(entry.logprob, LEAST) for entry in entries],
-        tokens=[_text(entry.piece) for entry in entries],
-        top_logprobs=[
+    texts = [_text(entry.piece) for entry in entries]
+    return {
+        "text_offset": [0, *accumulate(map(len, texts))][:-1],
+        "token_logprobs": [max(entry.logprob, LEAST) for entry in entries],
+        "tokens": texts,
+        "top_logprobs": [
             {_text(piece): max(value, LEAST) for piece, value in ((entry.piece, entry.logprob), *entry.top)}
             for entry in entries
         ],
-    )
+    }
 
 
-def chat_logprobs(entries: Sequence[TokenLogprobs]) -> ChatLogprobs:
+def chat_logprobs(entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
     """A list with one entry for each token."""
-    return ChatLogprobs(
-        [
-            TokenLogprob(
-                _text(entry.piece),
-                max(entry.logprob, LEAST),
-                list(entry.piece),
-                [TopLogprob(_text(piece), max(value, LEAST), list(piece)) for piece, value in entry.top],
-            )
-            for entry in entries
-        ]
-    )
+
+    def entry(piece: bytes, value: float) -> dict[str, Any]:
+        return {"token": _text(piece), "logprob": max(value, LEAST), "bytes": list(piece)}
+
+    each = (entry(one.piece, one.logprob) | {"top_logprobs": [entry(*top) for top in one.top]} for one in entries)
+    return {"content": list(each)}

@@ -24,7 +24,7 @@ from specscope.serve.calls import Call, OutputChoice, Router, TextStream
 from specscope.serve.engine_thread import EngineThread
 from specscope.serve.errors import ApiError, full, stopping
 from specscope.serve.figures import RequestMetrics
-from specscope.serve.forms import ChatForm, CompletionForm, Form
+from specscope.serve.forms import Form
 from specscope.serve.observed import Observed
 from specscope.serve.requests import ChatRequest, CompletionRequest, ResponseFormat, Sampling
 from specscope.trace.record.params import SamplingParams
@@ -183,9 +183,8 @@ class Service:
         await self._compile(params)
         call = self._call(asked, encoded, params, n, headers)
         await self._add(call, params, headers, template)
-        form = ChatForm if isinstance(asked, ChatRequest) else CompletionForm
-        prompt_tokens = sum(len(prompt.tokens) for prompt in encoded)
-        return form(call, self.model, prompt_tokens, logprobs=params.logprobs is not None)
+        tokens, chat = sum(len(prompt.tokens) for prompt in encoded), isinstance(asked, ChatRequest)
+        return Form(call, self.model, tokens, chat=chat, logprobs=params.logprobs is not None)
 
     def _check_model(self, name: str | None) -> None:
         if name and name != self.model:

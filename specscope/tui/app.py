@@ -32,7 +32,6 @@ from specscope.tui.look import Look
 from specscope.tui.palette import DARK, LIGHT
 from specscope.tui.screens.dialogs import Dialogs
 from specscope.tui.screens.help import HelpScreen, Page, help_lines
-from specscope.tui.screens.moves import Moves
 from specscope.tui.screens.over import Hints, Over
 from specscope.tui.screens.overlays import Overlays
 from specscope.tui.screens.points_view import Typed
@@ -42,10 +41,9 @@ from specscope.tui.standing import Standing
 from specscope.tui.text import clean
 from specscope.tui.widgets.bars import Banner, StatusBar
 from specscope.tui.widgets.intervals import IntervalsPanel
-from specscope.tui.widgets.lengths import LengthsPanel
 from specscope.tui.widgets.lines import Goto, Panel
 from specscope.tui.widgets.output import OutputPanel
-from specscope.tui.widgets.rates import RatesPanel
+from specscope.tui.widgets.rates import LengthsPanel, RatesPanel
 from specscope.tui.widgets.requests import RequestsPanel
 from specscope.tui.widgets.slider import Slider
 from specscope.tui.widgets.tree import TreePanel
@@ -110,11 +108,10 @@ class ScopeApp(App[None]):
         viewer.typical = Typical(lambda: viewer.history, COUNTED)
         self.scope_title = title
         self._start = start  # REQUEST@STEP[/NODE] to begin at, as soon as it has been read
-        self.standing = Standing(viewer, self.look, self.say, reference)
+        self.standing = Standing(viewer, self.look, self.say, self._names, reference)
         self.overlays = Overlays(self, self.standing, self._look)
         self.dialogs = Dialogs(self, self.standing, self.overlays.hear)
-        self.moves = Moves(self.standing, self._names)
-        for part in (self.dialogs, self.moves, self.overlays):  # Textual looks for actions among the app's methods
+        for part in (self.dialogs, self.standing, self.overlays):  # Textual looks for actions among the app's methods
             for name in filter(lambda name: name.startswith("action_"), dir(part)):
                 setattr(self, name, getattr(part, name))
         self.lost = ""
@@ -167,22 +164,18 @@ class ScopeApp(App[None]):
         return dict((DARK if self.current_theme.dark else LIGHT).variables)
 
     def action_next_theme(self) -> None:
-        """Light or dark."""
         self.theme = LIGHT.name if self.current_theme.dark else DARK.name
 
     def action_help(self) -> None:
-        """Keys, colours, figures."""
         self.push_screen(HelpScreen(self._page))
 
     # -- the palette --------------------------------------------------------------------------------------------
 
     def action_command_palette(self) -> None:
-        """Open it."""
         if not isinstance(self.screen, Palette):
             self.push_screen(Palette(id="--command-palette"))
 
     def search_themes(self) -> None:
-        """The palette of themes."""
         self.push_screen(Palette([ThemeProvider], placeholder="Search for themes…"))
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
@@ -217,7 +210,6 @@ class ScopeApp(App[None]):
         return keep_spaces(super().export_screenshot(title=title, simplify=simplify))
 
     def action_screenshot(self, filename: str | None = None, path: str | None = None) -> None:
-        """Save the screen as an SVG file."""
         try:
             self.say(f"saved {save_screenshot(self, path or self.settings.screenshots)}")
         except UserError as error:
@@ -248,17 +240,14 @@ class ScopeApp(App[None]):
         if not self._start:
             return
         try:
-            request, place = self.viewer.history.find(self._start)
-            position = self.viewer.position if place.index is None else request.at(place.index)
+            place = Goto.found(self.viewer.history, self._start)
         except UserError as error:
             if self.viewer.reading:
                 return
             self.say(str(error))
         else:
-            self.standing.current, self.standing.picked = request.id, True
-            self.standing.goto(position)
-            if place.node is not None:
-                self.overlays.goto(Goto(position, node=place.node))
+            position = self.viewer.position if place.position is None else place.position
+            self.overlays.goto(Goto(position, place.request, place.node))
         self._start = ""
 
     def _poll(self) -> None:
@@ -384,12 +373,11 @@ class ScopeApp(App[None]):
     def on_goto(self, place: Goto) -> None:
         """A place in the run was clicked or chosen."""
         if place.follow and (place.position or 0) >= len(self.viewer.history.steps) - 1:
-            self.moves.action_last()
+            self.standing.action_last()
         else:
             self.overlays.goto(place)
 
     def on_typed(self, typed: Typed) -> None:
-        """A line for the debugger."""
         self.dialogs.debug_line(typed.line)
 
 

@@ -38,12 +38,10 @@ class Look:
 
     @property
     def history(self) -> History:
-        """The records."""
         return self.viewer.history
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The texts of tokens."""
         return self.history.vocabulary
 
     @cached_property
@@ -53,7 +51,6 @@ class Look:
 
     @cached_property
     def request(self) -> RequestHistory | None:
-        """The current request."""
         return self.history.requests.get(self.current) if self.current is not None else None
 
     @cached_property
@@ -110,7 +107,6 @@ class Look:
 
     @property
     def scope_name(self) -> str:
-        """The scope in words."""
         if self.aggregate is not None:
             return "all intervals" if self.pooled else "this interval"
         return "all requests" if self.pooled else (self.current or "no request")

@@ -1,14 +1,14 @@
-"""The screen's position in a run: what its keys, dialogs and other screens read and change. No widgets."""
+"""The screen's position in a run: what its keys move, and dialogs and other screens read and change. No widgets."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from specscope.debug.answers import BreakpointHit
 from specscope.debug.viewer import Viewer
 from specscope.trace.history.history import History, RequestHistory
-from specscope.trace.record.records import RequestInfo
+from specscope.trace.record.records import FinalKind, RequestInfo
 from specscope.tui.text import clean
 
 KEPT = 2000  # most lines kept
@@ -37,7 +37,6 @@ class Pending:
     _known: set[str] = field(default_factory=set)  # requests that were there before the first of the prompts
 
     def submit(self, prompt: str, history: History) -> None:
-        """A prompt was sent."""
         if not self.prompts:
             self._known = set(history.requests)
         self.prompts.append(prompt)
@@ -79,6 +78,7 @@ class Standing:
     viewer: Viewer
     show: Callable[[], None]  # draws everything as it stands now
     say: Callable[[str], None]  # a notice
+    names: Callable[[], Sequence[str]]  # the requests, as they are listed
     reference: str = ""  # the file that is shown, "" for a live engine
     current: str | None = None  # the request whose tree and text are shown
     picked: bool = False  # whether it was picked by hand
@@ -90,7 +90,6 @@ class Standing:
 
     @property
     def history(self) -> History:
-        """The records."""
         return self.viewer.history
 
     def request(self) -> RequestHistory | None:
@@ -101,13 +100,11 @@ class Standing:
         return request
 
     def goto(self, position: int) -> None:
-        """Look at a step."""
         self.playing = False
         self.viewer.goto(position)
         self.show()
 
     def pick(self, name: str) -> None:
-        """Choose a request."""
         self.current, self.picked = name, True
         self.show()
 
@@ -121,3 +118,79 @@ class Standing:
             self.current = batch[0].request
         elif self.current not in history.requests:
             self.current = next(iter(history.requests), None)
+
+    def action_forward(self) -> None:
+        self.playing = False
+        before = self.viewer.position
+        self.viewer.forward()
+        if self.viewer.position == before and not self.viewer.live:
+            self.say("this is the last step")
+        self.show()
+
+    def action_backward(self) -> None:
+        if self.viewer.position <= 0:
+            self.say("this is the first step")
+        self.goto(self.viewer.position - 1)
+
+    def action_jump(self, way: int) -> None:
+        self.goto(self.viewer.position + way * max(1, len(self.viewer.history.steps) // 20))
+
+    def action_first(self) -> None:
+        self.goto(0)
+
+    def action_last(self) -> None:
+        self.playing = False
+        self.viewer.goto_end()
+        self.show()
+
+    def action_rejection(self, way: int) -> None:
+        """The next or previous step that ended in a rejection: the current request's, then the others', in a ring."""
+        requests, request = self.viewer.history.requests, self.request()
+        if request is None:
+            return
+        position = next(self._rejections(request, way), None)
+        if position is not None:
+            self.current, self.picked = request.id, True
+            self.goto(position)
+            return
+        names = list(requests)[::way]
+        here = names.index(request.id)
+        later, first = ("later", "first") if way > 0 else ("earlier", "last")
+        for name in (*names[here + 1 :], *names[: here + 1]):
+            position = next(self._rejections(requests[name], way, whole=True), None)
+            if position is None:
+                continue
+            if (name, position) == (request.id, self.viewer.position):
+                self.say("this is the only rejection of the run")
+            elif names.index(name) > here:
+                self.say(f"{request.id} has no {later} rejection: this is {name}'s {first}")
+            else:
+                self.say(f"no {later} rejection: wrapped around to {name}'s {first}")
+            self.current, self.picked = name, True
+            self.goto(position)
+            return
+        self.say("no step of this run ended in a rejection")
+
+    def _rejections(self, request: RequestHistory, way: int, *, whole: bool = False) -> Iterator[int]:
+        """Positions of its rejections, from the position on in this direction, or over its whole run."""
+        place = request.count_at(self.viewer.position) - 1
+        if way < 0 and place >= 0 and request.engine_steps[place] < self.viewer.position:
+            place += 1  # its last step lies behind the position: that one is the first candidate
+        if whole:
+            place = -1 if way > 0 else len(request.steps)
+        for index in range(place + 1, len(request.steps)) if way > 0 else range(place - 1, -1, -1):
+            verdict = request.steps[index].verdict
+            if verdict is not None and verdict.kind is FinalKind.RECOVERED:
+                yield request.engine_steps[index]
+
+    def action_choose(self, way: int) -> None:
+        """The request below or above, as the list stands; or the next interval, where there are no requests."""
+        if self.viewer.history.counts_only:
+            self.action_forward() if way > 0 else self.action_backward()
+            return
+        names = self.names() or list(self.viewer.history.requests)
+        if not names:
+            self.say("no requests yet")
+            return
+        index = names.index(self.current) + way if self.current in names else 0
+        self.pick(names[min(max(index, 0), len(names) - 1)])

@@ -152,3 +152,9 @@ def fit(parts: Iterable[tuple[int, Line]], width: int, gap: str = "  ", ink: Ink
     for index in sorted(shown):
         line += [*([(gap, ink)] if line else ()), *given[index][1]]
     return line
+
+
+def blocks(eighths: Sequence[int], rows: int, span: int) -> list[str]:
+    """Rows of `span` block characters, from the top: a column for each height in eighths of a cell."""
+    wide = list(zip(eighths, spread(len(eighths), span), strict=True))
+    return ["".join(LEVELS[max(0, min(8, e - 8 * (rows - 1 - row)))] * w for e, w in wide) for row in range(rows)]

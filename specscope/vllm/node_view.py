@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from specscope.debug.views import NodeView, Removed, ViewedPlace, contradiction
+from specscope.debug.views import NodeView, Removed, contradiction, viewed
 from specscope.trace.record.records import RequestStep
 from specscope.trace.record.tree import Floats
 from specscope.vllm.v1.call import SamplerCall
@@ -18,7 +18,7 @@ def view_node(call: SamplerCall, row: int, step: int, part: RequestStep, node: i
     raw, p = _softmax(logits), _sampled_from(call, row, draft)
     thought = None if drafter is None else _softmax(drafter)
     q = None if call.greedy(row) or call.draft_probs is None else call.draft_probs[draft].float().cpu().numpy()
-    place = ViewedPlace(
+    return viewed(
         request=part.request,
         step=step,
         index=part.index,
@@ -29,9 +29,9 @@ def view_node(call: SamplerCall, row: int, step: int, part: RequestStep, node: i
         draft=thought,
         q=q,
         outside=thought is not None and not thought[token] > 0,
+        removed=_removed(call, row, logits, p),
+        notes=_contradictions(part, node, float(p[token])),
     )
-    notes = _contradictions(part, node, float(p[token]))
-    return place.view(removed=_removed(call, row, logits, p), computed=False, notes=notes)
 
 
 def _sampled_from(call: SamplerCall, row: int, draft: int) -> Floats:

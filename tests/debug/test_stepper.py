@@ -1,12 +1,9 @@
-"""The stepper: an engine under breakpoints, without a session; and a session that finds itself where it left it."""
+"""An engine under breakpoints, a step at a time, as a worker runs it; and a session that finds itself there."""
 
 import pytest
 
 from specscope import Engine, SamplingParams
-from specscope.debug.breakpoints import Breakpoints
 from specscope.debug.session import Session
-from specscope.debug.stepper import Stepper
-from specscope.trace.history.history import History
 
 
 @pytest.fixture
@@ -26,9 +23,9 @@ def test_without_breakpoints_a_step_is_the_engines_and_the_append(engine, monkey
 
     monkeypatch.setattr("specscope.debug.breakpoints.events", unwanted)
     monkeypatch.setattr(Session, "_run", unwanted)
-    stepper = Stepper(engine, History(), Breakpoints())
+    stepper = Session(engine=engine)
     for _ in range(3):
-        assert stepper.step() is None
+        assert stepper.advance() is None
     stepper.breakpoints.add("draft")
     with pytest.raises(AssertionError, match="pays for nothing"):
-        stepper.step()
+        stepper.advance()

@@ -24,9 +24,8 @@ from specscope.tui.screens.request_view import TimelinePanel
 from specscope.tui.screens.step_view import NodePanel, NodesPanel, PlacePanel
 from specscope.tui.widgets.bars import StatusBar
 from specscope.tui.widgets.intervals import IntervalsPanel
-from specscope.tui.widgets.lengths import LengthsPanel
 from specscope.tui.widgets.output import OutputPanel
-from specscope.tui.widgets.rates import RatesPanel
+from specscope.tui.widgets.rates import LengthsPanel, RatesPanel
 from specscope.tui.widgets.requests import RequestsPanel
 from specscope.tui.widgets.slider import Slider
 from specscope.tui.widgets.tree import TreePanel

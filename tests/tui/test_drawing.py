@@ -17,8 +17,8 @@ from specscope.trace.record.records import (
 from specscope.tui.app import ScopeApp
 from specscope.tui.palette import DARK, LIGHT, style
 from specscope.tui.text import Ink, bar, column_at, cut, fit, left, line_width, probability, right, spread
-from specscope.tui.widgets.lengths import columns
 from specscope.tui.widgets.output import Wrapper
+from specscope.tui.widgets.rates import columns
 from specscope.tui.widgets.tree_lines import tree_lines
 
 from .sample import replay

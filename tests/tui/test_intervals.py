@@ -14,9 +14,8 @@ from specscope.tui.app import ScopeApp
 from specscope.tui.screens.engine_view import EnginePanel
 from specscope.tui.widgets.bars import StatusBar
 from specscope.tui.widgets.intervals import IntervalsPanel
-from specscope.tui.widgets.lengths import LengthsPanel
 from specscope.tui.widgets.lines import Lines
-from specscope.tui.widgets.rates import RatesPanel
+from specscope.tui.widgets.rates import LengthsPanel, RatesPanel
 from specscope.tui.widgets.tree import TreePanel
 from tests.trace.record.test_aggregate import GAUGES, interval
 from tests.trace.strategies import RUN

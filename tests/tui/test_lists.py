@@ -11,9 +11,9 @@ from specscope.tui.screens.points_view import PointsPanel, PointsScreen
 from specscope.tui.screens.request_view import RequestScreen, TimelinePanel
 from specscope.tui.screens.step_view import NodesPanel, StepScreen
 from specscope.tui.text import spread
-from specscope.tui.widgets.lengths import AXIS, LengthsPanel
 from specscope.tui.widgets.listing import DOWN, UP, ListPanel, Order
 from specscope.tui.widgets.output import OutputPanel
+from specscope.tui.widgets.rates import AXIS, LengthsPanel
 from specscope.tui.widgets.requests import RequestsPanel
 from specscope.tui.widgets.tree import TreePanel
 

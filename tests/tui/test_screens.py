@@ -12,12 +12,11 @@ from specscope.trace.record.records import Outcome
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.tui.screens.beside import BesideScreen, PlacesPanel
 from specscope.tui.screens.dialogs import Ask
-from specscope.tui.screens.engine_view import EnginePanel
+from specscope.tui.screens.engine_view import EnginePanel, held, kv_map
 from specscope.tui.screens.points_view import PointsScreen
 from specscope.tui.screens.request_view import RequestScreen, TimelinePanel
 from specscope.tui.screens.step_view import NodePanel, NodesPanel, StepScreen
 from specscope.tui.text import line_width
-from specscope.tui.widgets.kv_map import held, kv_map
 from specscope.tui.widgets.lines import Lines
 from specscope.tui.widgets.prompt import hanging
 from specscope.tui.widgets.requests import RequestsPanel
@@ -146,8 +145,8 @@ async def test_another_history_at_the_same_position_is_drawn_anew():
         assert text_of(app.screen.query_one(TimelinePanel)) != before
         await pilot.press("r")
         assert not isinstance(app.screen, RequestScreen)
-        app.action_request()
-        app.action_request()
+        app.overlays.action_open("request")
+        app.overlays.action_open("request")
         assert len(app.screen_stack) == 2
 
 

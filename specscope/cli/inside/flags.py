@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
 
 from specscope.cli.options import (
     apply,
+    asked_privacy,
     asked_ratio,
     from_flag,
     privacy_options,
@@ -72,19 +74,22 @@ def check_places(capture: str | None, endpoint: str | None, *, screen: bool, inp
         check_output(capture, "--capture", inputs, CAPTURE, Existing.NEW_NAME)
 
 
-def sampling_variables(flags: dict[str, Any], *, sent: bool) -> dict[str, str | None]:
-    """Take service, level and trace sampling out of `flags`. `sent`: whether spans are. Raises UserError."""
-    asked_ratio(flags["ratio"], sent=sent)
+def recorded_variables(
+    flags: dict[str, Any], capture: str | None, endpoint: str | None, evidence: str, *, screen: bool
+) -> dict[str, str | None]:
+    """What is recorded and where it goes, as variables. Takes service, level, sampling and privacy out of `flags`.
+
+    Raises UserError.
+    """
+    asked_ratio(flags["ratio"], sent=screen or endpoint is not None)
+    privacy = asked_privacy(flags)
     return {
+        settings.CAPTURE: None if capture is None else str(Path(capture).resolve()),
+        settings.ENDPOINT: endpoint,
+        settings.EVIDENCE: evidence,
         "OTEL_SERVICE_NAME": flags.pop("service_name"),  # of the program's own spans, too
         settings.LEVEL: flags.pop("trace_level"),
         settings.SAMPLE: flags.pop("ratio"),
-    }
-
-
-def privacy_variables(privacy: Privacy) -> dict[str, str | None]:
-    """What is left out, as variables."""
-    return {
         settings.NO_TEXT: "1" if privacy >= Privacy.NO_TEXT else None,
         settings.NO_TOKENS: "1" if privacy >= Privacy.NO_TOKENS else None,
     }

@@ -13,14 +13,13 @@ import click
 from specscope.cli.help import verb
 from specscope.cli.inside.flags import (
     check_places,
-    privacy_variables,
     program_words,
     recorded_options,
-    sampling_variables,
+    recorded_variables,
     with_variables,
 )
 from specscope.cli.inside.program import interpreter, run_with_screen
-from specscope.cli.options import asked_privacy, checked_endpoint
+from specscope.cli.options import checked_endpoint
 from specscope.errors import UserError
 from specscope.lifetime import Lifetime
 from specscope.trace.inside import settings
@@ -71,13 +70,7 @@ def transformers(
     check_places(capture, otlp_endpoint, screen=screen, inputs=arguments[:1])
     if otlp_endpoint is not None:
         otlp_endpoint = checked_endpoint(otlp_endpoint, "--otlp-endpoint")
-    given = {
-        settings.CAPTURE: None if capture is None else str(Path(capture).resolve()),
-        settings.ENDPOINT: otlp_endpoint,
-        settings.EVIDENCE: evidence,
-        **sampling_variables(flags, sent=screen or otlp_endpoint is not None),
-        **privacy_variables(asked_privacy(flags)),
-    }
+    given = recorded_variables(flags, capture, otlp_endpoint, evidence, screen=screen)
     if arguments[0].startswith("-") and Path(arguments[0]).is_file():  # a script, and no option of Python
         arguments = (f"./{arguments[0]}", *arguments[1:])
     command = [interpreter(python, CHECK, *MISSING), *arguments]

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,20 +18,17 @@ import click
 from specscope.cli.help import verb
 from specscope.cli.inside.flags import (
     check_places,
-    privacy_variables,
     program_words,
     recorded_options,
-    sampling_variables,
+    recorded_variables,
     with_variables,
 )
 from specscope.cli.inside.program import end, interpreter, run_with_screen
-from specscope.cli.options import asked_privacy
 from specscope.errors import UserError
 from specscope.interrupt import handled_by
 from specscope.lifetime import Lifetime, watched
 from specscope.remote.debug_socket import check_socket
 from specscope.trace.inside import settings
-from specscope.trace.record.privacy import Privacy
 
 STEP_SECONDS = 7200  # for a worker's answer, where a debugger may hold it; vLLM's default is 300
 CHECK = """
@@ -52,9 +49,7 @@ class VllmRun:
     endpoint: str | None
     debug: str | None
     screen: bool
-    evidence: str  # full or lean
-    privacy: Privacy
-    sampling: Mapping[str, str | None] = field(default_factory=dict)  # variables of trace sampling, and others
+    given: Mapping[str, str | None]  # the plugin's settings, as variables
 
 
 @verb(context_settings={"ignore_unknown_options": True})
@@ -79,8 +74,8 @@ def vllm(
 
     specscope must be installed in vLLM's environment: pip install 'specscope[vllm]'.
     """
-    given = sampling_variables(flags, sent=screen or otlp_endpoint is not None)
-    run = VllmRun(python, arguments, capture, otlp_endpoint, debug, screen, evidence, asked_privacy(flags), given)
+    given = recorded_variables(flags, capture, otlp_endpoint, evidence, screen=screen)
+    run = VllmRun(python, arguments, capture, otlp_endpoint, debug, screen, given)
     with watched() as lifetime:
         sys.exit(run_vllm(run, lifetime))
 
@@ -110,12 +105,9 @@ def run_vllm(run: VllmRun, lifetime: Lifetime) -> int:
 def environment(run: VllmRun, endpoint: str | None = None) -> dict[str, str]:
     """This process's environment with the plugin's settings: vLLM's processes inherit it, Ray copies what is named."""
     given = {
-        settings.CAPTURE: None if run.capture is None else str(Path(run.capture).resolve()),
+        **run.given,
         settings.ENDPOINT: endpoint or run.endpoint,
         settings.DEBUG: None if run.debug is None else str(Path(run.debug).resolve()),
-        settings.EVIDENCE: run.evidence,
-        **privacy_variables(run.privacy),
-        **run.sampling,
     }
     variables = with_variables(given)
     if run.debug is not None:

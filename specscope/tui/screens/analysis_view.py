@@ -139,12 +139,10 @@ class AnalysisScreen(Over):
         self.show(self.last)
 
     def action_question(self, number: int) -> None:
-        """Show a question."""
         self._rows.choose(number)
         super().show(self.last)
 
     def action_turn(self, way: int) -> None:
-        """The next question, or the one before."""
         self.action_question((self._rows.chosen + way) % len(NAMES))
 
     def action_go(self) -> None:

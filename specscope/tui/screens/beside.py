@@ -4,14 +4,13 @@ of the output, and both trees at the picked place."""
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from operator import attrgetter
 from typing import ClassVar
 
-from rich.cells import cell_len
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container
@@ -24,11 +23,11 @@ from specscope.trace.record.vocabulary import Vocabulary
 from specscope.tui.keys import Key, bound, foot, of_app
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Over, close
-from specscope.tui.text import Ink, Line, clean, cut, figure, fit, left, paragraph, right, show_token
+from specscope.tui.text import Ink, Line, clean, figure, fit, left, paragraph, right
 from specscope.tui.widgets.decision import why_lines
 from specscope.tui.widgets.lines import Panel, Sheet
 from specscope.tui.widgets.listing import ItemPicked
-from specscope.tui.widgets.output import INKS
+from specscope.tui.widgets.output import output_line
 from specscope.tui.widgets.tree_lines import tree_lines
 
 PLACE, STEP, DEPTH = 6, 5, 7
@@ -129,7 +128,6 @@ class PlacesPanel(Panel):
         return rows[self.picked].place if rows else 0
 
     def action_pick(self, way: int) -> None:
-        """Pick another place."""
         self.picked = min(max(self.picked + way, 0), max(len(self.beside.rows) - 1, 0))
         self.post_message(ItemPicked())
 
@@ -161,11 +159,8 @@ def _cell(beside: Beside, side: int, index: int | None, width: int) -> list[tupl
     depth = "" if verdict is None or not len(step.tree) else f"{verdict.accepted}/{step.tree.max_depth}"
     line: list[tuple[str, Ink]] = [(right(str(beside.numbers[side][index]), STEP - 1) + "  ", "faint")]
     line.append((left(depth, DEPTH), "dim"))
-    for token, origin in zip(step.output(), () if verdict is None else verdict.origins(), strict=False):
-        text = cut(show_token(vocabulary, token), room)
-        line.append((text, INKS[origin]))
-        room -= cell_len(text)
-    return [*line, (" " * max(room, 0), "text")]
+    output, room = output_line(step, vocabulary, room)
+    return [*line, *output, (" " * room, "text")]
 
 
 class TreePanelOf(Panel):
@@ -226,8 +221,13 @@ class BesideScreen(Over):
         super().__init__(look)
         self._beside, self._another = beside, another
 
+    @property
+    def at_foot(self) -> Iterable[Key]:
+        """Of a fork, without those for other pairs and for decisions, which it is not compared by."""
+        pairs = ("screen.other(1)", "screen.other(-1)", "screen.jump(False)")
+        return [key for key in self.KEYS if self._another is not None or key.action not in pairs]
+
     def parts(self) -> ComposeResult:
-        """Three panels."""
         places = PlacesPanel(self._beside, "places")
         with Container(id="of-beside"):
             yield places
@@ -245,6 +245,7 @@ class BesideScreen(Over):
     def action_jump(self, parting: bool) -> None:
         """Where the outputs part, or the first decision that differs."""
         places = self.query_one(PlacesPanel)
+        parting = parting or self._another is None
         to = places.beside.at if parting else places.beside.other
         if to is None:
             self.notify("the outputs are the same" if parting else "no decision differs before that")

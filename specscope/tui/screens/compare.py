@@ -201,7 +201,6 @@ class ChangedScreen(Over):
         self._compared = compared
 
     def parts(self) -> ComposeResult:
-        """One panel."""
         yield ChangedPanel(self._compared, "all-changed")
 
 
@@ -215,7 +214,6 @@ class PairsPanel(PickPanel):
         self._comparison = comparison
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
-        """The table."""
         pairs = self._comparison.pairs
         parted = sum(not pair.same for pair in pairs)
         about: Line = [(f"{parted} {'parts' if parted == 1 else 'part'}", "dim")]
@@ -320,7 +318,6 @@ class CompareScreen(Over, inherit_bindings=False):
         return self._compared.beside(panel.item)
 
     def action_changed(self) -> None:
-        """What changed most, over the whole screen."""
         self.app.push_screen(ChangedScreen(self.last, self._compared))
 
     def action_go(self) -> None:

@@ -46,7 +46,6 @@ class Ask(ModalScreen[str | None]):
         yield box
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Done."""
         self.dismiss(event.value)
 
 
@@ -118,16 +117,9 @@ class Dialogs:
         if text not in history.requests and "@" not in text:
             return False
         try:
-            request, place = history.find(text)
-            position = None if place.index is None else request.at(place.index)
+            self._app.post_message(Goto.found(history, text))
         except UserError as error:
             self._say(str(error))
-            return True
-        self._standing.pick(request.id)
-        if position is not None:
-            self._standing.goto(position)
-            if place.node is not None:
-                self._app.post_message(Goto(position, node=place.node))
         return True
 
     def action_ask_search(self) -> None:
@@ -189,7 +181,6 @@ class Dialogs:
         self._standing.show()
 
     def action_console(self) -> None:
-        """The debugger's prompt."""
         self._app.push_screen(DebugPrompt(self._standing.talk, self.debug_line, Commands(Session()).complete))
 
     def debug_line(self, line: str) -> None:
@@ -201,7 +192,6 @@ class Dialogs:
         self._standing.show()
 
     def action_ask_breakpoint(self) -> None:
-        """Set a breakpoint."""
 
         def answered(text: str | None) -> None:
             if text and text.strip():
@@ -226,7 +216,6 @@ class Dialogs:
         return None
 
     def action_ask_prompt(self) -> None:
-        """Give the live engine a prompt."""
         if self._engine("no new prompts") is None:
             return
 
@@ -241,7 +230,6 @@ class Dialogs:
         self._app.push_screen(Ask("New prompt", "text for the model to continue or answer"), answered)
 
     def action_cancel(self) -> None:
-        """End the current request."""
         control = self._engine("nothing to cancel")
         request = self._standing.request() if control is not None else None
         if control is None or request is None:

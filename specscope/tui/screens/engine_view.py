@@ -1,4 +1,4 @@
-"""The engine over time: step times by phase, batch, queue and KV, up to the position."""
+"""The engine over time: step times by phase, batch, queue and KV, up to the position; and who holds the KV's blocks."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from specscope.trace.record.records import StepRecord
 from specscope.tui.keys import bound, foot
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Over, close
-from specscope.tui.text import LEVELS, Ink, Line, bar, clean, column_at, left, percent, right, spread
-from specscope.tui.widgets.kv_map import kv_map
+from specscope.tui.text import Ink, Line, bar, blocks, clean, column_at, left, line_width, percent, right
 from specscope.tui.widgets.lines import Goto, Panel, Sheet
 from specscope.tui.widgets.rates import undrafted_lines
 
@@ -26,6 +25,8 @@ NAME, NUMBER, MOST = 12, 10, 12
 OTHER_LINES = 4  # of the screen, beside tables and curves
 HIGHEST, WIDEST = 8, 12  # cells of a column
 LONGEST = 400  # steps that are looked back at
+OWNERS: tuple[Ink, ...] = ("accepted", "bonus", "recovered", "target", "accent", "warn")
+KV_ROWS = 3  # at most
 
 
 class EnginePanel(Panel):
@@ -188,18 +189,69 @@ def _on_device(steps: Sequence[StepRecord]) -> dict[str, float]:
 def _curve(name: str, values: Sequence[float], form: str, rows: int, room: int, span: int) -> list[Line]:
     """Columns `rows` high over `span` cells, with the newest value on the left and the highest on the right."""
     top = max(values)
-    rows, wide = rows if top > 0 else 1, spread(len(values), span)
-    eighths = [0 if top <= 0 or v <= 0 else max(1, round(v / top * rows * 8)) for v in values]
+    rows = rows if top > 0 else 1
+    marks = blocks([0 if top <= 0 or v <= 0 else max(1, round(v / top * rows * 8)) for v in values], rows, span)
     lines: list[Line] = []
-    for row in range(rows):
-        above = 8 * (rows - 1 - row)
-        marks = "".join(LEVELS[max(0, min(8, e - above))] * w for e, w in zip(eighths, wide, strict=True))
-        last = row == rows - 1
-        label, number = (name, form.format(values[-1])) if last else ("", "")
-        line: list[tuple[str, Ink]] = [(left(label, NAME), "text"), (right(number, NUMBER), "strong"), ("  ", "text")]
+    for row, mark in enumerate(marks):
+        label, number = (name, form.format(values[-1])) if row == rows - 1 else ("", "")
         highest = f"max {form.format(top)}" if row == 0 and top > 0 else ""
-        lines.append([*line, (left(marks, room), "bar"), (right(highest, MOST + 2), "faint")])
+        lead: Line = [(left(label, NAME), "text"), (right(number, NUMBER), "strong"), ("  ", "text")]
+        lines.append([*lead, (left(mark, room), "bar"), (right(highest, MOST + 2), "faint")])
     return lines
+
+
+def held(record: StepRecord, block_size: int) -> list[tuple[str, int]]:
+    """Blocks of each request of the step's batch, by what it has computed when the step is over."""
+    blocks, gone = [], {end.info.id for end in record.finished}  # requests that have ended hold none
+    for part in record.requests:
+        if part.request in gone:
+            continue
+        computed = part.context_len + part.prefill_tokens
+        if part.verdict is not None:
+            computed += 1 + part.verdict.accepted
+        blocks.append((part.request, -(-computed // block_size)))
+    return blocks
+
+
+def kv_map(record: StepRecord, block_size: int, width: int) -> list[Line]:
+    """One cell per block, or per several where there are many; then the legend."""
+    total = record.blocks_used + record.blocks_free
+    mine = held(record, block_size)
+    ahead = record.blocks_used - sum(count for _, count in mine)
+    per = max(1, -(-total // (width * KV_ROWS)))
+    cells: list[tuple[str, Ink]] = []
+    owners = [*((name, count, OWNERS[i % len(OWNERS)]) for i, (name, count) in enumerate(mine))]
+    if ahead > 0:  # room for drafts, and requests outside the batch
+        owners.append(("drafts and others", ahead, "dim"))
+    room = -(-total // per)  # requests may claim more blocks than there are
+    for _, count, ink in owners:
+        cells += [("■", ink)] * min(-(-count // per), room - len(cells))
+    cached = min(-(-record.blocks_cached // per), room - len(cells))  # free, but a prefix may be found there
+    cells += [("▫", "dim")] * cached
+    cells += [("·", "rail")] * (room - len(cells))
+    lines: list[Line] = [_joined(cells[first : first + width]) for first in range(0, len(cells), width)]
+    legend: list[tuple[str, Ink]] = []
+    for name, count, ink in owners:
+        entry: list[tuple[str, Ink]] = [("■ ", ink), (f"{clean(name)} {count:,}  ", "dim")]
+        if line_width([*legend, *entry]) > width - 24:
+            legend.append(("…  ", "dim"))
+            break
+        legend += entry
+    if cached:
+        legend += [("▫ ", "dim"), (f"cached {record.blocks_cached:,}  ", "dim")]
+    scale = f"a cell: {per} blocks" if per > 1 else f"blocks of {block_size} tokens"
+    return [*lines, [*legend, (scale, "faint")]]
+
+
+def _joined(cells: list[tuple[str, Ink]]) -> Line:
+    """Neighbouring cells of one ink joined into one piece."""
+    line: list[tuple[str, Ink]] = []
+    for text, ink in cells:
+        if line and line[-1][1] == ink:
+            line[-1] = (line[-1][0] + text, ink)
+        else:
+            line.append((text, ink))
+    return line
 
 
 class EngineScreen(Over):
@@ -209,5 +261,4 @@ class EngineScreen(Over):
     BINDINGS: ClassVar[list[BindingType]] = bound(KEYS)
 
     def parts(self) -> ComposeResult:
-        """One panel."""
         yield EnginePanel("engine")

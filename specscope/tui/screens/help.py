@@ -67,7 +67,6 @@ class HelpLines(Lines):
         self._page = page
 
     def on_resize(self, event: events.Resize) -> None:
-        """Lay it out for the width."""
         title: Line = [("Help", "strong"), ("  ? or Esc closes", "dim")]
         self.put(Sheet(self._page(self.area.width), title), self.app.current_theme.dark)
 
@@ -84,5 +83,4 @@ class HelpScreen(ModalScreen[None]):
         self._page = page
 
     def compose(self) -> ComposeResult:
-        """One scrolling panel."""
         yield HelpLines("help", self._page)

@@ -40,10 +40,14 @@ class Over(ModalScreen[None]):
     def compose(self) -> ComposeResult:
         """The subclass's panels, and the keys below them."""
         yield from self.parts()
-        yield Hints(self.KEYS, "hints")
+        yield Hints(self.at_foot, "hints")
+
+    @property
+    def at_foot(self) -> Iterable[Key]:
+        """The keys that may stand at the foot."""
+        return self.KEYS
 
     def parts(self) -> ComposeResult:
-        """The panels."""
         raise NotImplementedError
 
     def on_mount(self) -> None:
@@ -53,7 +57,6 @@ class Over(ModalScreen[None]):
             self.query(self.FIRST).first().focus()
 
     def show(self, look: Look) -> None:
-        """A new look."""
         self.last = look
         for panel in self.query(Panel):
             panel.show(look)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from textual.app import App
 
-from specscope.debug.answers import Answer, LineRefused, LookRefused, News, Notice, PromptRefused, Stop, Stopped
+from specscope.debug.answers import Answer, LookRefused, News, Notice, PromptRefused, Stop, Stopped
 from specscope.debug.show import stop_text
 from specscope.tui.look import Look
 from specscope.tui.screens.analysis_view import AnalysisScreen
@@ -19,6 +19,13 @@ from specscope.tui.screens.step_view import StepScreen
 from specscope.tui.standing import Standing
 from specscope.tui.widgets.lines import Goto
 from specscope.tui.widgets.prompt import DebugPrompt
+
+SCREENS: dict[str, type[Over]] = {
+    "analysis": AnalysisScreen,
+    "breakpoints": PointsScreen,
+    "engine": EngineScreen,
+    "request": RequestScreen,
+}
 
 
 class Overlays:
@@ -41,29 +48,16 @@ class Overlays:
         if screen.is_mounted and isinstance(screen, Over):
             screen.show(self._look())
 
-    def action_engine(self) -> None:
-        """Phases, batch, queue and KV over time."""
-        self._lay_over(EngineScreen)
-
-    def action_analysis(self) -> None:
-        """Questions over many steps."""
-        self._lay_over(AnalysisScreen)
-
-    def action_request(self) -> None:
-        """The current request from its first step to its last."""
-        self._lay_over(RequestScreen)
+    def action_open(self, name: str) -> None:
+        """Lay one of the other screens over the main one."""
+        self._lay_over(SCREENS[name])
 
     def action_step(self) -> None:
         """The nodes of the current request's step, one of them in full."""
         self._lay_over(StepScreen)
         self._app.call_after_refresh(self._pick_hit)
 
-    def action_breakpoints(self) -> None:
-        """The breakpoints."""
-        self._lay_over(PointsScreen)
-
     def action_fork(self) -> None:
-        """The last fork beside its original."""
         forked = None if self.viewer.control is None else self.viewer.control.forked
         if forked is None:
             self._standing.say("nothing was forked yet: on a live engine, type for example :fork temperature=0.7")
@@ -100,8 +94,6 @@ class Overlays:
                 screen = self._step_screen()
                 if screen is None or not screen.refuse(news):
                     self._standing.say(news.why)
-            case LineRefused():
-                self._tell(news.why, notice)
             case Answer():
                 self._tell(news.text, notice)
                 self._arrive(news.stop)

@@ -80,7 +80,6 @@ class FieldsPanel(Panel):
     """The fields that a condition can use, beside the list where there is room."""
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
-        """Events, then the fields."""
         wide = max(map(len, NODE)) + 2
         lines: list[Line] = [[("Events", "accent")]]
         lines += paragraph(", ".join(kind.value for kind in EventKind), width, "text")
@@ -120,12 +119,10 @@ class PointsScreen(Over):
             yield fields
 
     def action_delete(self) -> None:
-        """Delete it."""
         point = self.query_one(PointsPanel).item
         if point is not None:
             self.post_message(Typed(f"delete {point.number}"))
 
     def action_go(self) -> None:
-        """Close, and continue to the next stop."""
         self.post_message(Typed("continue"))
         self.dismiss()

@@ -21,7 +21,7 @@ from specscope.tui.screens.over import Over, close
 from specscope.tui.text import LEVELS, Ink, Line, clean, column_at, cut, figure, fit, left, right, show_token, spread
 from specscope.tui.widgets.lines import Goto, Sheet
 from specscope.tui.widgets.listing import ListPanel, Order
-from specscope.tui.widgets.output import INKS, OutputPanel
+from specscope.tui.widgets.output import OutputPanel, output_line
 from specscope.tui.widgets.tree import TreePanel
 
 DEEPEST = 8  # accepted tokens that have a mark each
@@ -184,13 +184,9 @@ def _line(look: Look, step: RequestStep, width: int) -> Line:
     else:
         line.append((left("–", DEPTH + NODES + 4), "faint"))
     room = width - sum(cell_len(text) for text, _ in line)
-    for token, origin in zip(step.output(), verdict.origins(), strict=False):
-        text = cut(show_token(look.vocabulary, token), max(room, 0))
-        line.append((text, INKS[origin]))
-        room -= cell_len(text)
-    if len(verdict.forced):
-        line.append((cut("  forced", max(room, 0)), "warn"))
-    return line
+    output, room = output_line(step, look.vocabulary, room)
+    forced: Line = [(cut("  forced", room), "warn")] if len(verdict.forced) else []
+    return [*line, *output, *forced]
 
 
 class RequestScreen(Over):
@@ -206,7 +202,6 @@ class RequestScreen(Over):
     BINDINGS: ClassVar[list[BindingType]] = bound(KEYS)
 
     def parts(self) -> ComposeResult:
-        """The timeline has the keys."""
         with Container(id="of-request"):
             yield TimelinePanel("timeline")
             yield TreePanel("its-tree")

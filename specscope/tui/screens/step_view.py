@@ -51,7 +51,6 @@ class NodesPanel(Panel):
         self.asked: tuple[int, int] | None = None  # (position, node) to be picked when that step is drawn
 
     def action_pick(self, way: int) -> None:
-        """Pick another node."""
         self.picked = min(max(self.picked + way, 0), max(len(self.order) - 1, 0))
         self.post_message(ItemPicked())
 
@@ -61,7 +60,6 @@ class NodesPanel(Panel):
         return self.order[self.picked] if self.order else None
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
-        """The tree panel's lines."""
         self.order = []
         if look.part is None:
             return Sheet([[(look.absence, "dim")]], [("Step", "strong")])
@@ -85,7 +83,6 @@ class NodesPanel(Panel):
         return Sheet([head, *lines], title, cursor=self.picked + 1, keep=keep + 1, head=1)
 
     def on_click(self, event: events.Click) -> None:
-        """Pick the node under the pointer."""
         row = self.line_at(event.get_content_offset_capture(self).y) - 1
         if 0 <= row < len(self.order):
             self.action_pick(row - self.picked)
@@ -127,7 +124,6 @@ class PlacePanel(Panel):
         return view if (view.step, view.request, view.node) == self.asked[:3] else None
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
-        """The distributions, or the record's numbers."""
         view = self.answer(look)
         title: Line = [("Distributions" if view is not None else "At this place", "strong")]
         return Sheet(self.lines(look, width, height), title)

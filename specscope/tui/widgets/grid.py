@@ -38,18 +38,15 @@ class GridPanel(PickPanel):
         return self.grids[self.chosen] if self.grids else None
 
     def choose(self, question: int) -> None:
-        """Show another question."""
         self._kept[self.chosen] = self.order, self.picked
         self.chosen = question
         self.order, self.picked = self._kept.get(question, (Order(), 0))
 
     def put_answers(self, grids: tuple[Table, ...], over: str) -> None:
-        """New answers."""
         self.grids, self.over = grids, over
         self._version += 1
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
-        """The table, or why there is none."""
         grid = self.grid
         if grid is None:
             return Sheet([[(self.asking, "faint")]], [("Analysis", "strong")])

@@ -39,13 +39,11 @@ class IntervalsPanel(Panel):
         self._count = 0
 
     def on_click(self, event: events.Click) -> None:
-        """Go to the interval under the pointer."""
         row = event.get_content_offset_capture(self).y - 1
         if 0 <= row < self._count:
             self.post_message(Goto(self._first + row))
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
-        """A head, the intervals, and a note."""
         current = look.aggregate
         title: Line = [("Intervals", "strong")]
         if current is None:
@@ -106,7 +104,6 @@ class _Layout:
         return f" depth {depth}" if self._cell > NARROWEST + 1 else f" {depth}"
 
     def row(self, by_column: Mapping[str, str], aggregate: Aggregate) -> Line:
-        """One interval."""
         inks: dict[str, Ink] = {"length": "strong", "time": "dim"}
         line: list[tuple[str, Ink]] = [
             (right(by_column[name], COLUMNS[name]) + " ", inks.get(name, "text")) for name in self._columns

@@ -20,6 +20,7 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
+from specscope.trace.history.history import History
 from specscope.tui.look import Look
 from specscope.tui.palette import style, to_text
 from specscope.tui.text import Ink, Line, clean
@@ -33,6 +34,12 @@ class Goto(Message):
     request: str | None = None
     node: int | None = None  # its decisions are opened; the count of the nodes for the final token
     follow: bool = False  # whether to follow the run where that is its end
+
+    @staticmethod
+    def found(history: History, text: str) -> Goto:
+        """REQUEST[@STEP[/NODE]] of a history. Raises UserError."""
+        request, place = history.find(text)
+        return Goto(None if place.index is None else request.at(place.index), request.id, place.node)
 
 
 @dataclass
@@ -70,7 +77,6 @@ class Lines(ScrollView, can_focus=True, inherit_bindings=False):
         return self.scrollable_content_region.size
 
     def put(self, sheet: Sheet, dark: bool) -> None:
-        """Show this sheet."""
         old, self.sheet = self.sheet, sheet
         changed_colours = dark != self.dark
         self.dark = dark
@@ -176,6 +182,5 @@ class Panel(Lines):
         self.put(sheet, look.dark)
 
     def on_resize(self, event: events.Resize) -> None:
-        """Draw for the new size."""
         if self.look is not None:
             self.show(self.look)

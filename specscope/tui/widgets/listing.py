@@ -61,7 +61,6 @@ class ListPanel(Panel):
         self.set_order(replace(self.order, column=columns[(index + 1) % len(columns)], reverse=False))
 
     def sort_reverse(self) -> None:
-        """Reverse the order."""
         self.set_order(replace(self.order, reverse=not self.order.reverse))
 
     def sort_by(self, column: str) -> None:
@@ -198,7 +197,6 @@ class PickPanel(ListPanel):
         return self.shown[min(self.picked, len(self.shown) - 1)] if self.shown else None
 
     def action_pick(self, way: int) -> None:
-        """Move the pick by so many lines."""
         self.picked = min(max(self.picked + way, 0), max(len(self.shown) - 1, 0))
         if self.look is not None:
             self.show(self.look)

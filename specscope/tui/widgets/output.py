@@ -16,7 +16,7 @@ from specscope.trace.history.wording import ending, plural
 from specscope.trace.record.records import FinishReason, Origin, RequestStep
 from specscope.trace.record.vocabulary import Vocabulary, token_id
 from specscope.tui.look import Look
-from specscope.tui.text import Ink, Line, clean, fit
+from specscope.tui.text import Ink, Line, clean, cut, fit, show_token
 from specscope.tui.widgets.lines import Goto, Panel, Sheet
 
 Mark = TypeVar("Mark")
@@ -35,7 +35,7 @@ class OutputPanel(Panel):
     OF = attrgetter("look.current", "place", "end")
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "app.request", "The request over time", show=False),
+        Binding("enter", "app.open('request')", "The request over time", show=False),
         Binding("slash", "app.ask_search", "Search the output", show=False),
     ]
 
@@ -131,6 +131,16 @@ def feed_step(wrapper: Wrapper[Ink], step: RequestStep, vocabulary: Vocabulary) 
         return
     for token, origin in list(zip(step.tokens(), step.verdict.origins(), strict=True))[: step.emitted]:
         feed(wrapper, vocabulary, token, INKS[origin], "dim")
+
+
+def output_line(step: RequestStep, vocabulary: Vocabulary, room: int) -> tuple[list[tuple[str, Ink]], int]:
+    """The output of a step in at most `room` cells, each token in the ink of its origin; and the cells left over."""
+    line: list[tuple[str, Ink]] = []
+    for token, origin in zip(step.output(), () if step.verdict is None else step.verdict.origins(), strict=False):
+        text = cut(show_token(vocabulary, token), max(room, 0))
+        line.append((text, INKS[origin]))
+        room -= cell_len(text)
+    return line, max(room, 0)
 
 
 def feed(wrapper: Wrapper[Mark], vocabulary: Vocabulary, token: int, mark: Mark, special: Mark) -> None:

@@ -45,7 +45,6 @@ class DebugPrompt(ModalScreen[None]):
         self._at = len(talk.typed)
 
     def compose(self) -> ComposeResult:
-        """The log above, the line below."""
         with Vertical(id="debug-prompt") as box:
             box.border_title = Text("Debugger")
             box.border_subtitle = Text("help · Tab completes · ↑ history · Esc closes")
@@ -55,13 +54,11 @@ class DebugPrompt(ModalScreen[None]):
             yield line
 
     def on_mount(self) -> None:
-        """What was said before, then the line."""
         self.query_one(RichLog).can_focus = False
         self._show(self.talk.said or [(False, HINT)])
         self.query_one(Input).focus()
 
     def hear(self, text: str) -> None:
-        """An answer."""
         self._show(self.talk.add(text))
 
     def _show(self, lines: list[tuple[bool, str]]) -> None:

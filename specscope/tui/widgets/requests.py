@@ -47,7 +47,7 @@ class RequestsPanel(ListPanel):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "app.choose(-1)", "Request above", show=False),
         Binding("down", "app.choose(1)", "Request below", show=False),
-        Binding("enter", "app.request", "The request over time", show=False),
+        Binding("enter", "app.open('request')", "The request over time", show=False),
     ]
 
     def __init__(self, id: str | None = None) -> None:

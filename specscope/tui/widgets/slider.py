@@ -49,25 +49,21 @@ class Slider(Panel):
         return Sheet([line])
 
     def on_focus(self) -> None:
-        """The knob shows the focus."""
         if self.look is not None:
             self.show(self.look)
 
     on_blur = on_focus
 
     def on_mouse_down(self, event: events.MouseDown) -> None:
-        """Start to drag."""
         self._dragging = True
         self.capture_mouse()
         self._to(event.x)
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
-        """Drag."""
         if self._dragging:
             self._to(event.x)
 
     def on_mouse_up(self, event: events.MouseUp) -> None:
-        """Let go."""
         self._dragging = False
         self.release_mouse()
 

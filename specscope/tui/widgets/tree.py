@@ -45,7 +45,6 @@ class TreePanel(Panel):
         return look.status, look.log, look.error, None if control is None else control.progress
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
-        """The tree, or why there is none."""
         self._order = ()
         control = look.viewer.control
         if control is not None and not look.steps and (look.status == "loading" or look.log):

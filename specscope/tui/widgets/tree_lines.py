@@ -84,21 +84,13 @@ LINE = TreeColumn("coin on a line", 22, lambda place: "")  # drawn, not written;
 LONGEST = 50
 
 # How to give way as the panel gets narrower: (cells a level of the tree is indented, the columns).
+TRIALS = (P, Q, P_TRIAL, Q_TRIAL, COIN, ACCEPT)
 FORMS: tuple[tuple[int, tuple[TreeColumn, ...]], ...] = (
-    (3, (RAW, RANK, P, Q, P_TRIAL, Q_TRIAL, COIN, ACCEPT, RESIDUAL, LINE)),
-    (3, (P, Q, P_TRIAL, Q_TRIAL, COIN, ACCEPT, RESIDUAL, LINE)),
-    (3, (P, Q, P_TRIAL, Q_TRIAL, COIN, ACCEPT, LINE)),
-    (3, (P, Q, P_TRIAL, Q_TRIAL, COIN, ACCEPT, RESIDUAL)),
-    (3, (P, Q, P_TRIAL, Q_TRIAL, COIN, ACCEPT)),
-    (2, (P, Q, P_TRIAL, Q_TRIAL, COIN, ACCEPT)),
-    (1, (P, Q, P_TRIAL, Q_TRIAL, COIN, ACCEPT)),
-    (2, (P_ALL, Q_ALL, COIN, ACCEPT)),
-    (1, (P_ALL, Q_ALL, COIN, ACCEPT)),
-    (2, (P, Q, COIN)),
-    (1, (P, Q, COIN)),
-    (1, (P, Q)),
-    (1, (P,)),
-    (1, ()),
+    (3, (RAW, RANK, *TRIALS, RESIDUAL, LINE)),
+    *((3, (*TRIALS, *more)) for more in ((RESIDUAL, LINE), (LINE,), (RESIDUAL,))),
+    *((indent, TRIALS) for indent in (3, 2, 1)),
+    *((indent, columns) for columns in ((P_ALL, Q_ALL, COIN, ACCEPT), (P, Q, COIN)) for indent in (2, 1)),
+    *((1, columns) for columns in ((P, Q), (P,), ())),
 )
 # At temperature 0 p is 0 or 1: the target's p before that tells how near it was.
 GREEDY: tuple[tuple[int, tuple[TreeColumn, ...]], ...] = (

@@ -17,7 +17,8 @@ LIMIT = "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"
 @pytest.mark.parametrize(("evidence", "full"), [("full", True), ("lean", False)])
 def test_the_evidence_that_was_asked_for(evidence, full, monkeypatch):
     monkeypatch.setenv("SPECSCOPE_AGGREGATES", "1")  # is gone
-    told = environment(VllmRun(None, ("serve", "x"), "a.jsonl", None, None, False, evidence, Privacy.EVERYTHING))
+    given = {"SPECSCOPE_CAPTURE": "/a.jsonl", "SPECSCOPE_EVIDENCE": evidence}
+    told = environment(VllmRun(None, ("serve", "x"), "a.jsonl", None, None, False, given))
     settings = PluginSettings.read(told)
     settings.check()
     assert (settings.full, settings.is_on) == (full, True)
@@ -26,9 +27,7 @@ def test_the_evidence_that_was_asked_for(evidence, full, monkeypatch):
 
 def test_a_debugger_may_hold_a_worker_longer_than_vllm_waits_by_itself(monkeypatch):
     def told(debug):
-        return environment(
-            VllmRun(None, ("serve", "x"), "a.jsonl", None, debug, False, "full", Privacy.EVERYTHING)
-        ).get(LIMIT)
+        return environment(VllmRun(None, ("serve", "x"), "a.jsonl", None, debug, False, {})).get(LIMIT)
 
     monkeypatch.delenv(LIMIT, raising=False)
     assert told(None) is None
