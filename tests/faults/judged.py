@@ -7,7 +7,7 @@ from pathlib import Path
 from specscope.analyze.diagnose.diagnosis import Diagnosis
 from specscope.analyze.diagnose.run import examine
 from specscope.measure.judges import audit_options
-from specscope.measure.locate.locate import locate_in
+from specscope.measure.locate.locate import locate
 from specscope.trace.wire.reading import read_capture
 from tests.faults.planted import FAULTS
 from tests.faults.settings import DRAFTERS, SETTINGS, Setting, record
@@ -21,7 +21,7 @@ def diagnosed(path: Path, setting: Setting, *, place: bool = False) -> Diagnosis
     draft = DRAFTERS[setting.drafter].get("draft_model")
     options = audit_options(reader.history, str(setting.target), draft, SAMPLE)
 
-    located = (lambda session, little: locate_in(session, little=little)) if place else None
+    located = (lambda session, little: locate(session, little=little)) if place else None
     return examine(reader.history, str(path), options, warnings=reader.warnings, locate=located)
 
 

@@ -5,7 +5,6 @@ import pytest
 import specscope
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.run import examine
-from specscope.analyze.verify.trial import judge
 from specscope.trace.wire.reading import read_capture
 from tests.transformers import gemma4
 
@@ -20,7 +19,8 @@ def test_it_is_convicted_and_named_from_less_than_200_tokens(tmp_path):
         recorded += [gemma4.generate(*pair, seed) for seed in range(4)]
     assert recorded == without
     history = read_capture(tmp_path / "run.jsonl").history
-    trial = judge(history, source="a test")
+    found = examine(history, "a test")
+    trial = found.stages["verify"]
     assert trial.tokens < 200
     assert {"drafted surprisal", "emitted surprisal"} <= {check.name for check in trial.failed}
-    assert examine(history, trial=trial).suspects[0].cause is Cause.Q_NOT_DRAWN
+    assert found.suspects[0].cause is Cause.Q_NOT_DRAWN

@@ -15,7 +15,6 @@ from transformers.generation.candidate_generator import AssistedCandidateGenerat
 import specscope
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.run import examine
-from specscope.analyze.verify.trial import judge
 from specscope.trace.wire.reading import read_capture
 from tests.transformers.generators import CASES, Case, generate
 
@@ -124,7 +123,8 @@ def test_it_is_convicted_and_named(tmp_path, plant, case, checks, cause):
     with pytest.MonkeyPatch.context() as patch:
         plant(patch)
         history = recorded(tmp_path / "run.jsonl", case, **more)
-    trial = judge(history, source="a test")
+    found = examine(history, "a test")
+    trial = found.stages["verify"]
     assert trial.tokens <= 220
     assert checks <= {check.name for check in trial.failed}
-    assert examine(history, trial=trial).suspects[0].cause is cause
+    assert found.suspects[0].cause is cause

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from specscope.analyze.audit.audit import Audit
-from specscope.analyze.audit.options import Options
+from specscope.analyze.audit.audit import Audit, audit
+from specscope.analyze.audit.options import Options, Progress
 from specscope.analyze.conditions import Condition, find
 from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.facts import facts_table
 from specscope.analyze.findings import CheckResult, Finding
 from specscope.analyze.locate.located import Located
 from specscope.analyze.verify.case import Case
+from specscope.analyze.verify.trial import judge
+from specscope.trace.history.history import History
 
 if TYPE_CHECKING:
     from specscope.analyze.audit.model.rows import Models
@@ -46,6 +48,12 @@ class JudgedCase:
     case: Case
     audited: Audit
     options: Options
+
+    @staticmethod
+    def of(history: History, source: str, options: Options, progress: Progress = lambda *_: None) -> JudgedCase:
+        """A run, verified and audited."""
+        case = Case(history, judge(history, source=source))
+        return JudgedCase(case, audit(history, source, options, progress), options)
 
     @cached_property
     def models(self) -> Models:

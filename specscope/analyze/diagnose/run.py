@@ -12,7 +12,7 @@ from specscope.analyze.diagnose.audited import from_audit
 from specscope.analyze.diagnose.causes import DRAFTER, OF_OPERATIONS, OF_STAGES
 from specscope.analyze.diagnose.diagnosis import Diagnosis, Suspect
 from specscope.analyze.diagnose.drafted import shifted_lookup
-from specscope.analyze.diagnose.judged import JudgedCase, conditions, failures_of
+from specscope.analyze.diagnose.judged import Failure, JudgedCase, conditions, failures_of
 from specscope.analyze.diagnose.names import named
 from specscope.analyze.diagnose.order import settled, unexplained
 from specscope.analyze.findings import CheckResult
@@ -24,6 +24,7 @@ from specscope.trace.history.history import History
 from specscope.trace.history.wording import plural
 
 DECISIONS = ("outcomes", "greedy acceptance")  # the checks of verify that fail where another p decided
+Lines = tuple[str, ...]
 Locate = Callable[[JudgedCase, bool], Location]  # the last: nothing is wrong, a little is walked
 
 
@@ -38,19 +39,17 @@ def examine(
     progress: Progress = lambda *_: None,
     known: bool = True,
     locate: Locate | None = None,
-    trial: Trial | None = None,
     audited: Audit | None = None,
 ) -> Diagnosis:
     """Verify, audit where models are at hand, rerun the models, and rank the causes.
 
     `left_out`: what was asked for and cannot be judged; `declined`: what the user told it to leave out; `known`:
     whether causes are named; `locate`: finds the place of what audit or verify find wrong, and walks a few steps where
-    they find nothing; `trial`, `audited`: what verify and audit gave, where they ran already.
+    they find nothing; `audited`: what audit gave, where it ran already.
     """
     progress("verify", 0, 1)
-    case = Case(history, trial or judge(history, source=source, warnings=warnings))
-    problems, again, location = list(left_out), list[Suspect](), None
-    notes = list(of_own_rules(case.evidence))
+    case = Case(history, judge(history, source=source, warnings=warnings))
+    problems, notes, again = list(left_out), list(of_own_rules(case.evidence)), list[Suspect]()
     session: JudgedCase | None = None
     if options is not None:
         try:
@@ -63,50 +62,65 @@ def examine(
             notes += [audited.unseen] if audited.unseen else []
             again = rerun(session, progress, problems) if known else []
     failures = failures_of(case, audited)
-    if locate is not None and session is not None:
-        wrong = bool(failures or again)
-        try:
-            location = locate(session, not wrong)
-        except UserError as error:
-            (problems if wrong else notes).append(f"locate: {error}")
-        else:
-            notes += location.notes
-            if not wrong:  # nobody asked for this walk: where it cannot run the exit code stays
-                notes += [f"a few steps were not run again: {line}" for line in location.left_out]
-                location = replace(location, left_out=()) if location.walks else None
+    wrong = bool(failures or again)
+    location = None if locate is None or session is None else _walked(locate, session, problems, notes, wrong=wrong)
     faults = settled([*_from_evidence(case, audited, problems), *again], failures) if known else []
     found = location or Location(source, ())
     sure = found.located or any(fault.proof is not Proof.SUM for fault in faults)
-    places = [item.operation for item in found.located]
-    follows = {name for at in places for name in (*OF_STAGES[at.stage], *OF_OPERATIONS.get(at.name, ()))}
-    wrongs = unexplained(faults, [one for one in failures if one.check.name not in follows])
-    agrees = list(found.ruled_out)
-    # Figures of another build, for one: unless a fault explains them
-    (wrongs if wrongs or not failures else agrees).extend(found.unexplained)
+    wrongs, agrees = _without_cause(faults, failures, found)
     versions = {} if history.run is None else history.run.versions
     builds = ", ".join(f"{name} {version}" for name, version in versions.items())
     compared = [] if audited is None else [one for one in audited.findings if one.tested and one.name != CONTEXT[0]]
     looks = {"verify": True, "audit": bool(compared), "locate": location is not None}
     return Diagnosis(
         suspects=tuple(faults),
-        unexplained=tuple(dict.fromkeys(wrongs)),
+        unexplained=wrongs,
         looked_at=("capture", *(name for name, looked in looks.items() if looked)),
         left_out=(*problems, *(f"locate: {line}" for line in found.left_out)),
         steps=len(case.steps),
         remarks=tuple(healthy.remarks(case)) if known and case.steps and not sure else (),
         declined=tuple(declined),
         located=found.located,
-        ruled_out=tuple(agrees),
+        ruled_out=agrees,
         when=conditions(case, failures),
-        would_see=tuple(
-            f"{check.name}: {check.note}, over {plural(check.tested, check.unit)}"
-            for check in case.trial.checks  # of chance or draws, that may be off by a little and pass
-            if check.result is CheckResult.PASSED and check.least_bias is not None and check.unit != "coin"
-        ),
+        would_see=tuple(_small(case.trial)),
         builds=f"recorded by {builds or 'an unnamed build'}",
         notes=tuple(notes),
         stages={"verify": case.trial, "audit": audited, "locate": location},
     )
+
+
+def _walked(
+    locate: Locate, session: JudgedCase, problems: list[str], notes: list[str], *, wrong: bool
+) -> Location | None:
+    """What the walk found. Where nothing is wrong nobody asked for it: where it cannot run the exit code stays."""
+    try:
+        location = locate(session, not wrong)
+    except UserError as error:
+        (problems if wrong else notes).append(f"locate: {error}")
+        return None
+    notes += location.notes
+    if wrong:
+        return location
+    notes += [f"a few steps were not run again: {line}" for line in location.left_out]
+    return replace(location, left_out=()) if location.walks else None
+
+
+def _without_cause(faults: Sequence[Suspect], failures: Sequence[Failure], found: Location) -> tuple[Lines, Lines]:
+    """What is wrong and follows from nothing that is named or located, and what agrees."""
+    places = [item.operation for item in found.located]
+    follows = {name for at in places for name in (*OF_STAGES[at.stage], *OF_OPERATIONS.get(at.name, ()))}
+    wrongs, agrees = unexplained(faults, [one for one in failures if one.check.name not in follows]), found.ruled_out
+    if failures and not wrongs:
+        return (), (*agrees, *found.unexplained)  # figures of another build, for one
+    return tuple(dict.fromkeys((*wrongs, *found.unexplained))), agrees
+
+
+def _small(trial: Trial) -> Iterator[str]:
+    """Of the checks of chance or draws that passed, and may be off by a little: what they would have seen."""
+    for check in trial.checks:
+        if check.result is CheckResult.PASSED and check.least_bias is not None and check.unit != "coin":
+            yield f"{check.name}: {check.note}, over {plural(check.tested, check.unit)}"
 
 
 def _from_evidence(case: Case, audited: Audit | None, problems: list[str]) -> Iterator[Suspect]:

@@ -173,9 +173,9 @@ def diagnosis_of(history: History, file: str, options: Options | None, **more: A
     with progress_bar() as progress:
 
         def place_of(session: JudgedCase, little: bool) -> Location:
-            from specscope.measure.locate.locate import locate_in
+            from specscope.measure.locate.locate import locate
 
-            return locate_in(session, progress=progress, little=little)
+            return locate(session, progress=progress, little=little)
 
         diagnosis = examine(history, file, options, progress=progress, locate=place_of, **more)
     return replace(diagnosis, builds=f"{diagnosis.builds}; judged by specscope {__version__}")

@@ -79,11 +79,13 @@ def located(
     if request is not None and named is not None and named.index is not None:
         why_part(history, request, named.index, named.node)  # raises, and says which there are
     options = audit_options(history, asked.target, asked.draft_model, asked.sample, asked.drafter)
+    from specscope.analyze.diagnose.judged import JudgedCase
     from specscope.measure.locate.locate import locate
 
     with progress_bar() as progress:
         chosen = tuple(map(Stage, stages)) or tuple(Stage)
-        location = locate(history, file, options, place=named, stages=chosen, progress=progress)
+        session = JudgedCase.of(history, file, options, progress)
+        location = locate(session, place=named, stages=chosen, progress=progress)
     if screen:
         from specscope.tui.app import run_answer
         from specscope.tui.screens.locate import LocateScreen, help_lines

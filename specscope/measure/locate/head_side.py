@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -17,11 +18,10 @@ from specscope.measure.locate.features import TrueFeatures
 from specscope.measure.locate.layer_taps import LayerCall, code_of
 from specscope.measure.locate.pairs import LAYER, Allowances, HeldPair
 from specscope.measure.locate.sides import FedPart, Feeds, Seen, kept
-from specscope.model.batch import Batch, Segment
+from specscope.model.batch import Segment
 from specscope.model.fast.decoder import FusedLayer
 from specscope.model.heads.dflash import block_segment
 from specscope.model.heads.eagle_head import EagleHead, in_halves
-from specscope.model.kv_cache import KVCache
 from specscope.speculate.drafters.tree_builder import TreeBuilder
 
 if TYPE_CHECKING:
@@ -61,9 +61,14 @@ class HeadSide:
         self._combined: dict[str, Tensor] = {}  # what combining them gave, by operation
         ours = getattr(runner, "head", None)  # a target's modules have no features to combine
         self.order = in_halves(ours.config) if isinstance(ours, EagleHead) else None  # of channels, as published
-        norms = {"input_norm": getattr(ours, "input_norm", None)}
-        norms |= {f"fc_norm.{i}": norm for i, norm in enumerate(getattr(ours, "fc_norm", ()))}
-        self.norms = {name: norm for name, norm in norms.items() if norm is not None}
+
+    @property
+    def combines(self) -> dict[str, nn.Module]:
+        """What combines features, as the runner has it now."""
+        head = getattr(self.runner, "head", None)
+        norms = {"input_norm": getattr(head, "input_norm", None)}
+        norms |= {f"fc_norm.{i}": norm for i, norm in enumerate(getattr(head, "fc_norm", ()))}
+        return {name: norm for name, norm in norms.items() if norm is not None}
 
     @contextmanager
     def on(self) -> Iterator[None]:
@@ -71,7 +76,7 @@ class HeadSide:
         combine = self.runner.combine
 
         def combining(features: Tensor) -> Tensor:
-            with kept(self.norms) as self._combined:
+            with kept(self.combines) as self._combined:
                 self._fed = features
                 combined: Tensor = combine(features)
                 return combined
@@ -106,16 +111,12 @@ class HeadSide:
 
     def run(self, forward: Any, segments: Sequence[Segment], hidden: Tensor) -> tuple[Any, Seen]:  # noqa: ANN401
         """A pass, and what was seen of it."""
-        runner, head, calls = self.runner, self.runner.head, list[LayerCall]()
-        is_three = head.config.version == 3
+        runner, head, is_three = self.runner, self.runner.head, self.runner.head.config.version == 3
         modules: dict[str, nn.Module] = {"embedding": runner.loaded.embedding}
         if is_three:
             modules |= {f"midlayer.{name}": getattr(head.midlayer, name) for name in ("hidden_norm", "input_layernorm")}
         modules |= {"norm": head.norm} if is_three else {"fc": head.fc}
-        with ExitStack() as stack:
-            for layer in (runner.layer, *runner.further):
-                stack.enter_context(patch.object(layer, "run", spied(layer, calls)))
-            made = stack.enter_context(kept(modules))
+        with spied((runner.layer, *runner.further)) as calls, kept(modules) as made:
             out = forward(segments, hidden)
         tensors = {name: ("committed", x) for name, x in self._combined.items()}
         tensors |= {name: ("given", x) for name, x in made.items() if name != "norm"}
@@ -123,11 +124,14 @@ class HeadSide:
         if is_three:
             tensors |= {"fc": ("given", hidden), "norm": ("wanted", made["norm"])}
         made_by: dict[str, object] = {"mask_hidden": EagleHead.mask_features, "fed back": EagleHead.leave}
-        made_by |= {"lm_head": runner.lm_head, "fc": runner._fc, **modules, **self.norms}
+        made_by |= {"lm_head": runner.lm_head, "fc": runner._fc, **modules, **self.combines}
         fed = TreeBuilder.segment if self.feeds.grows else self.feeds.drafter.pending
-        made_by |= {"tokens": fed, "positions": fed}
+        return out, self.seen(calls, tensors, made_by | {"tokens": fed, "positions": fed})
+
+    def seen(self, calls: Sequence[LayerCall], tensors: Mapping[str, Any], made_by: Mapping[str, object]) -> Seen:
+        """Of a pass the calls of its layers, what else it made, and by what."""
         code = {name: code_of(function) for name, function in made_by.items()}
-        return out, Seen(dict(zip(self.layers, calls, strict=True)), tensors, code)
+        return Seen(dict(zip(self.layers, calls, strict=True)), dict(tensors), code)
 
 
 class BlockSide(HeadSide):
@@ -135,18 +139,17 @@ class BlockSide(HeadSide):
 
     passes_of = BlockPasses
 
+    @property
+    def combines(self) -> dict[str, nn.Module]:
+        """What makes states of features."""
+        return {"fc": self.runner.fc, "hidden_norm": self.runner.head.hidden_norm}
+
     @contextmanager
     def on(self) -> Iterator[None]:
         """Keep what is written of committed positions meanwhile."""
-        combine, write, head = self.runner.combine, self.runner.write_context, self.runner.head
+        write = self.runner.write_context
         # By table what was written last, and its rows of `_fed` and `_combined`
         self._written: dict[int, tuple[Segment, slice]] = {}
-
-        def combining(features: Tensor) -> Tensor:
-            with kept({"hidden_norm": head.hidden_norm, "fc": self.runner.fc}) as self._combined:
-                states: Tensor = combine(features)
-            self._fed = features
-            return states
 
         def writing(segments: Sequence[Segment], states: Tensor) -> None:
             row = 0
@@ -155,13 +158,7 @@ class BlockSide(HeadSide):
                 self._written[id(segment.table)], row = (segment, slice(row, end)), end
             write(segments, states)
 
-        stack = ExitStack()
-        with (
-            stack,
-            patch.object(self.runner, "combine", combining),
-            patch.object(self.runner, "write_context", writing),
-        ):
-            stack.enter_context(self.features.on())
+        with patch.object(self.runner, "write_context", writing), super().on():
             yield
 
     def masks(self, segment: Segment) -> int:
@@ -183,9 +180,8 @@ class BlockSide(HeadSide):
         rows, here = right.keys[start : start + count], slice(here.start, here.start + count)
         observed = code_of(self.feeds.drafter.observe)
         yield from self.features.compared(part.request, self._fed[here], rows, observed)
-        code = {"fc": code_of(self.runner.fc), "hidden_norm": code_of(self.runner.head.hidden_norm)}
-        for name, where in code.items():
-            yield HeldPair(name, self._combined[name][here].float().cpu(), due[name], rows, code=where)
+        for name, module in self.combines.items():
+            yield HeldPair(name, self._combined[name][here].float().cpu(), due[name], rows, code=code_of(module))
         cache, slots = self.runner.cache, segment.table.slots(start, start + count)
         for index, layer in enumerate(self.layers):
             for what, store in (("key", cache.key[index]), ("value", cache.value[index])):
@@ -195,31 +191,29 @@ class BlockSide(HeadSide):
 
     def run(self, forward: Any, segments: Sequence[Segment], *_: Tensor) -> tuple[Any, Seen]:  # noqa: ANN401
         """A pass, and what was seen of it."""
-        runner, calls = self.runner, list[LayerCall]()
-        modules: dict[str, nn.Module] = {"embedding": runner.loaded.embedding, "norm": runner.head.norm}
-        with ExitStack() as stack:
-            for layer in runner.layers:
-                stack.enter_context(patch.object(layer, "run", spied(layer, calls)))
-            made = stack.enter_context(kept(modules))
+        runner, modules = self.runner, {"embedding": self.runner.loaded.embedding, "norm": self.runner.head.norm}
+        with spied(runner.layers) as calls, kept(modules) as made:
             logits = forward(segments)
         tensors = {"embedding": ("given", made["embedding"]), "norm": ("wanted", made["norm"])}
         made_by = {"tokens": block_segment, "positions": block_segment, "lm_head": runner.lm_head, **modules}
-        code = {name: code_of(function) for name, function in made_by.items()}
-        return logits, Seen(
-            dict(zip(self.layers, calls, strict=True)), {**tensors, "lm_head": ("wanted", logits)}, code
-        )
+        return logits, self.seen(calls, {**tensors, "lm_head": ("wanted", logits)}, made_by)
 
 
-def spied(layer: FusedLayer, calls: list[LayerCall]) -> Any:  # noqa: ANN401
-    """FusedLayer.run, whose calls are kept."""
-    right = layer.run
+@contextmanager
+def spied(layers: Sequence[FusedLayer]) -> Iterator[list[LayerCall]]:
+    """The calls of these layers meanwhile."""
+    calls = list[LayerCall]()
 
-    def run(x: Tensor, projected: Tensor | None, rotation: Any, batch: Batch, cache: KVCache) -> Tensor:  # noqa: ANN401
-        hidden, out = x.clone(), right(x, projected, rotation, batch, cache)
+    def run(layer: FusedLayer, right: Any, x: Tensor, projected: Tensor | None, *given: Any) -> Tensor:  # noqa: ANN401
+        hidden, (rotation, batch, cache) = x.clone(), given
+        out: Tensor = right(x, projected, *given)
         calls.append(LayerCall(layer.index, hidden, out.clone(), batch, cache, None, layer, projected, rotation))
         return out
 
-    return run
+    with ExitStack() as stack:
+        for layer in layers:
+            stack.enter_context(patch.object(layer, "run", partial(run, layer, layer.run)))
+        yield calls
 
 
 def steepness(right: ReferencePass) -> float:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from specscope.analyze.audit.audit import audit, of_drafter
-from specscope.analyze.audit.options import Options, Progress
+from specscope.analyze.audit.audit import of_drafter
+from specscope.analyze.audit.options import Progress
 from specscope.analyze.diagnose.judged import JudgedCase
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.locate.decided import RESIDUAL, P
 from specscope.analyze.locate.located import Located, Location, Operation, Stage, ranked
-from specscope.analyze.verify.case import Case
-from specscope.analyze.verify.trial import judge
 from specscope.errors import UserError, first_line
 from specscope.measure.locate.question import Question
 from specscope.plans.kinds import text_part
-from specscope.trace.history.history import History, PlaceName
+from specscope.trace.history.history import PlaceName
 from specscope.trace.history.wording import plural
 
 LOOKUP = "drafter tree"  # the finding of audit on text lookup
@@ -26,22 +24,6 @@ Look = Callable[[Question, Location], None]  # adds to what is found
 
 
 def locate(
-    history: History,
-    source: str,
-    options: Options,
-    *,
-    place: PlaceName | None = None,
-    stages: Sequence[Stage] = tuple(Stage),
-    progress: Progress = lambda *_: None,
-) -> Location:
-    """Verify, audit, and walk both sides to the first operation that differs. Raises UserError where nothing can be
-    looked at."""
-    audited = audit(history, source, options, progress)
-    session = JudgedCase(Case(history, judge(history, source=source)), audited, options)
-    return locate_in(session, place=place, stages=stages, progress=progress)
-
-
-def locate_in(
     session: JudgedCase,
     *,
     place: PlaceName | None = None,
@@ -49,8 +31,8 @@ def locate_in(
     progress: Progress = lambda *_: None,
     little: bool = False,
 ) -> Location:
-    """The same of a run that is verified and audited. `little`: nothing is known to be wrong, and a few steps of one
-    request are walked."""
+    """Walk both sides of a run to the first operation that differs, and search its evidence. Raises UserError where
+    nothing can be looked at. `little`: nothing is known to be wrong, and a few steps of one request are walked."""
     began, ask = time.perf_counter(), Question(session, place, progress, little)
     found = Location(session.case.trial.source)
     for name, look in _looks(ask, stages):
@@ -63,7 +45,7 @@ def locate_in(
     known = {_side(item) for item in found.located}
     found.located = ranked([*found.located, *(item for item in ask.driven if _side(item) not in known)])
     if little and found.located:  # now something is known to be wrong
-        whole = locate_in(session, progress=progress)
+        whole = locate(session, progress=progress)
         return whole if whole.located else found
     if tuple(stages) == tuple(Stage) and not little:
         found.unplaced = tuple(_without_place(ask, found))

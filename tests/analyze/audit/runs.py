@@ -6,6 +6,7 @@ from pathlib import Path
 from specscope import Engine, SamplingParams
 from specscope.analyze.audit.audit import audit
 from specscope.analyze.audit.options import ModelSource, Options
+from specscope.analyze.findings import CheckResult, Exit
 from specscope.trace.history.history import History
 from specscope.trace.wire.capture import CaptureWriter
 from tests.dflash import write_speculators
@@ -131,3 +132,11 @@ def saved(history, path):
 def failed(found):
     """The names of the checks that failed."""
     return {finding.name for finding in found.findings if finding.failed}
+
+
+def assert_agrees(history, found, *, drafted):
+    """An audit of a healthy run judges all drafts, more than `drafted` of them, and finds nothing."""
+    assert (found.exit, found.unjudged) == (Exit.CONSISTENT, ())
+    p, there = found.finding("draft p"), sum(len(part.tree) for record in history.steps for part in record.requests)
+    assert (p.result, p.tested) == (CheckResult.PASSED, there)
+    assert there > drafted

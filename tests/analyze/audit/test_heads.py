@@ -7,9 +7,9 @@ import torch
 
 from specscope.analyze.audit.model.head import Head
 from specscope.analyze.audit.options import ModelSource
-from specscope.analyze.findings import CheckResult, Exit
+from specscope.analyze.findings import Exit
 from specscope.model.heads.eagle_head import EagleHead
-from tests.analyze.audit.runs import RULES, failed, run
+from tests.analyze.audit.runs import RULES, assert_agrees, failed, run
 from tests.engines import PROMPTS
 from tests.heads import VARIANTS, Reference
 
@@ -38,12 +38,7 @@ def still(runner):
 def test_a_healthy_run_agrees(bench, name):
     engine = bench.engine(name)
     history = run(engine, RULES["temperature"], tokens=12, prompts=PROMPTS[:3])
-    found = bench.audit(engine, history)
-    assert (found.exit, found.unjudged) == (Exit.CONSISTENT, ())
-    p = found.finding("draft p")
-    drafted = sum(len(part.tree) for record in history.steps for part in record.requests)
-    assert (p.result, p.tested) == (CheckResult.PASSED, drafted)
-    assert drafted > 100
+    assert_agrees(history, bench.audit(engine, history), drafted=100)
 
 
 @pytest.mark.parametrize("name", LEFT_OUT)

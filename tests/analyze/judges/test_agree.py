@@ -12,7 +12,6 @@ from specscope.analyze.compare.result import Sameness
 from specscope.analyze.compare.side import from_history
 from specscope.analyze.diagnose.run import examine
 from specscope.analyze.findings import CheckResult, Exit
-from specscope.analyze.verify.trial import judge
 from tests.analyze.judges.edits import changed, sample, with_verdict
 
 NAMES = ("sampled", "eagle", "ngram")
@@ -22,8 +21,8 @@ VALUES = (0.0, 1.0, 0.3, 1.5, -0.25, float("nan"), float("inf"))
 
 def contradictions(history, audited: Audit | None = None):
     """What two judges say that cannot both be so, in lines."""
-    trial = judge(history, source="run.jsonl")
-    found = examine(history, trial=trial, audited=audited)
+    found = examine(history, "run.jsonl", audited=audited)
+    trial = found.stages["verify"]
     failed = {check.name for check in trial.failed}
     differing = set()
     if audited is not None:

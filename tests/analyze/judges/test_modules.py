@@ -11,7 +11,7 @@ from specscope.analyze.locate.located import Stage
 from specscope.analyze.verify.case import Case
 from specscope.analyze.verify.trial import judge
 from specscope.measure.judges import audit_options
-from specscope.measure.locate.locate import locate_in
+from specscope.measure.locate.locate import locate
 from tests.faults.fault import in_every_engine
 from tests.faults.models import HEAD
 from tests.faults.planted import FAULTS
@@ -54,7 +54,7 @@ def located(name, folder, stages=(Stage.DRAFTER,)):
     options = audit_options(made, str(setting.target), None, None)
     with in_every_engine(fault.install):
         session = JudgedCase(Case(made, judge(made, source="run")), NOTHING, options)
-        return locate_in(session, stages=stages)
+        return locate(session, stages=stages)
 
 
 @pytest.mark.parametrize(

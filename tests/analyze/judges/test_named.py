@@ -29,8 +29,8 @@ from tests.analyze.verify.edits import at, node, of, put, renormalised, replaced
 
 def judged(history):
     """(the names of verify's failed checks, the diagnosis)."""
-    trial = judge(history, source="run.jsonl")
-    return [check.name for check in trial.failed], examine(history, trial=trial)
+    found = examine(history, "run.jsonl")
+    return [check.name for check in found.stages["verify"].failed], found
 
 
 def untried(part):

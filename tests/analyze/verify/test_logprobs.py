@@ -57,7 +57,6 @@ def test_a_fault_is_named_by_verify_and_by_audit_alone(bench, fault):
     trial, audited = judge(history, source="run"), bench.audit(engine, history)
     assert [failed.name for failed in trial.failed] == [NAME]
     assert [finding.name for finding in audited.findings if finding.failed] == [NAME]
-    for judges in ({"trial": trial}, {"trial": judge(healthy, source="run"), "audited": audited}):
-        found = examine(history, **judges)
+    for found in (examine(history), examine(healthy, audited=audited)):
         assert [suspect.cause for suspect in found.faults] == [Cause.LOGPROBS]
         assert not found.unexplained

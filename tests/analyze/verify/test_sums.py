@@ -82,7 +82,7 @@ def test_a_drafter_that_takes_the_likeliest_is_convicted_and_named():
     assert found.result is CheckResult.FAILED
     assert found.unit == "draw"
     assert f"{found.tested} of {found.tested} are the likeliest" in found.detail
-    assert examine(history, trial=judge(history, source="x")).suspects[0].cause is Cause.Q_NOT_DRAWN
+    assert examine(history).suspects[0].cause is Cause.Q_NOT_DRAWN
     assert failed(Synthetic(1, "1x1").run(1, 60)) == []
 
 

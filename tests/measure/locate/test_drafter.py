@@ -16,7 +16,7 @@ from specscope.analyze.locate.located import Stage
 from specscope.analyze.verify.case import Case
 from specscope.analyze.verify.trial import judge
 from specscope.measure.judges import audit_options
-from specscope.measure.locate.locate import locate_in
+from specscope.measure.locate.locate import locate
 from specscope.model.fast import decoder
 from specscope.model.fast.decoder import FusedLayer
 from specscope.model.heads.eagle_head import EagleHead
@@ -54,7 +54,7 @@ def walk_of(capture, target, draft, install):
     options = audit_options(history(capture), target, draft, None)
     with nullcontext() if install is None else in_every_engine(install):
         case = Case(history(capture), judge(history(capture), source="run"))
-        return locate_in(JudgedCase(case, NOTHING, options), stages=(Stage.DRAFTER,))
+        return locate(JudgedCase(case, NOTHING, options), stages=(Stage.DRAFTER,))
 
 
 def random_heads(folder):

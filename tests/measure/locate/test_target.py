@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specscope import SamplingParams
+from specscope.analyze.diagnose.judged import JudgedCase
 from specscope.analyze.findings import Exit, Reference
 from specscope.analyze.locate.located import Stage
 from specscope.measure.judges import audit_options
@@ -32,7 +33,7 @@ def run(path, target, setting="plain", dtype="float32"):
 
 def located(history, **more):
     options = audit_options(history, None, None, None)
-    return locate(history, "run", options, stages=(Stage.TARGET,), **more)
+    return locate(JudgedCase.of(history, "run", options), stages=(Stage.TARGET,), **more)
 
 
 @pytest.mark.parametrize(
