@@ -72,6 +72,8 @@ captures: .venv/base ## make the sample captures in traces/ anew
 	$(BIN)/specscope capture traces/prompts/samples.jsonl --dtype float32 -o traces/evidence.jsonl --temperature 0.8 --seed 7 \
 	    --tree 3x4 --max-tokens 48 --evidence full
 	$(BIN)/python traces/planted.py
+	$(BIN)/specscope export traces/sampled.jsonl -o traces/sampled.html
+	$(BIN)/specscope export traces/sampled.jsonl traces/evidence.jsonl -o traces/compared.html
 
 telemetry-tools: .venv/dev ## the collector and Jaeger for the slow tests in tests/telemetry, which need Go: ten minutes
 	$(BIN)/python -m tests.telemetry.programs

@@ -108,19 +108,19 @@ class Steps:
         return packed({"token": ("i4", np.array(tokens, np.int64))})
 
     def vocabulary(self, kept: Mapping[str, Mapping[int, int]]) -> bytes:
-        """What is known of each token: its bytes end to end, their lengths, and its number for the drafter, or -1.
+        """What is known of each token: its bytes end to end, their lengths or -1, and its number for the drafter or -1.
 
         `kept`: how often each was drafted, tried and accepted in this run.
         """
         vocabulary, drafters = self.history.vocabulary, draft_tokens(self.history.run)
-        tokens = sorted(vocabulary.pieces)
         known = {} if drafters is None else {token: number for number, token in enumerate(drafters.tolist())}
-        pieces = [vocabulary.pieces[token] for token in tokens]
+        tokens = sorted({*vocabulary.pieces, *kept.get("drafted", ()), *(() if vocabulary.pieces else known)})
+        pieces = [vocabulary.pieces.get(token) for token in tokens]
         columns = {
             "token": ("i4", np.array(tokens, np.int64)),
             "special": ("u1", np.array([token in vocabulary.special for token in tokens])),
-            "length": ("i4", np.array(list(map(len, pieces)), np.int64)),
-            "bytes": ("u1", np.frombuffer(b"".join(pieces), np.uint8)),
+            "length": ("i4", np.array([-1 if piece is None else len(piece) for piece in pieces], np.int64)),
+            "bytes": ("u1", np.frombuffer(b"".join(filter(None, pieces)), np.uint8)),
             **{name: ("i4", np.array([counts.get(each, 0) for each in tokens])) for name, counts in kept.items()},
         }
         if drafters is not None:

@@ -35,7 +35,7 @@ from specscope.trace.record.vocabulary import Vocabulary
 TOP = 20  # rows of a question over many steps
 BUCKETS = 300  # of the chart over time
 PROMPT = 120  # characters of a prompt in a list
-TUNED = 48  # nodes of the largest tree whose acceptance is told
+TUNED = 32  # nodes of the largest tree whose acceptance is told
 
 
 def kept(history: History, records: Sequence[StepRecord], privacy: Privacy) -> History:

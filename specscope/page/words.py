@@ -23,14 +23,14 @@ ON_PAGE = (  # keys of the main screen that do the same on the page
 )
 MORE = (  # and those of its panels
     ("↑ ↓", "the node above or below in the tree"),
-    ("Enter", "in a list: open what is picked"),
     ("Esc", "close help, leave a field"),
 )
 
 
 def words() -> dict[str, Any]:
     """Sentences, names of what is coded, keys and the legend."""
-    keys = {key.action: key for key in KEYS}
+    by_action = {key.action: key for key in KEYS}
+    keys = [by_action[action] for action in ON_PAGE.split()]
     return {
         "sentences": SENTENCES,
         "undrafted": {reason.value: text for reason, text in UNDRAFTED.items()},
@@ -39,7 +39,7 @@ def words() -> dict[str, Any]:
         "sources": SOURCES,
         "untold": NOT_TOLD,
         "widest": MAX_NODES,
-        "keys": [(name, keys[name].keys.split(",")[0], keys[name].label, keys[name].help) for name in ON_PAGE.split()],
+        "keys": [(key.action, key.keys.split(",")[0], key.label.split()[0], key.help) for key in keys],
         "more_keys": MORE,
         "marks": [(mark, text) for mark, _, text in MARKS],
         "colours": [(name, text) for name, _, text in COLOURS],

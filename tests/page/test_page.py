@@ -1,7 +1,6 @@
 """The page as a file: what it holds, what it must not hold, its policy, its sizes; and the bundle."""
 
 import base64
-import dataclasses
 import hashlib
 import json
 import os
@@ -16,13 +15,12 @@ import pytest
 
 from specscope.page import write
 from specscope.page.columns import CHUNK
-from specscope.trace.wire.reading import read_capture
+from tests.page.hostile import BAD, hostile
 from tests.support.commands import run_here
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "specscope" / "page" / "source"
 SAMPLED, EAGLE, PLANTED = (str(ROOT / "traces" / f"{name}.jsonl") for name in ("sampled", "eagle", "planted"))
-BAD = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\u202e\x1b[31m]]>-->\udcff&amp;"
 
 
 class Page(HTMLParser):
@@ -74,13 +72,7 @@ def test_it_needs_nothing_from_elsewhere_and_its_policy_forbids_it(tmp_path):
 
 def test_what_people_and_models_wrote_is_inert(tmp_path):
     """Text that is HTML, script, a closing tag, bidi controls and a lone surrogate stays in JSON and base64."""
-    reader = read_capture(SAMPLED)
-    history = reader.history
-    history.run = dataclasses.replace(history.run, target=BAD, drafter=BAD, versions={BAD: BAD})
-    history.vocabulary.pieces.update(dict.fromkeys(history.vocabulary.pieces, BAD.encode("utf-8", "surrogateescape")))
-    for request in history.requests.values():
-        request.info = dataclasses.replace(request.info, prompt=BAD, title=BAD, labels={"kind": BAD})
-    html = b"".join(write.page([write.PageRun(BAD, history, [BAD])])).decode()
+    html = b"".join(write.page([hostile()])).decode()
     page = Page(html)
     assert [tag for tag, _ in page.tags].count("script") == [*page.held].__len__() - 1
     assert not [tag for tag, _ in page.tags if tag == "img"]
@@ -140,6 +132,13 @@ def test_steps_lie_in_chunks(tmp_path, monkeypatch):
     sizes = [next(size for name, _, size, _ in columns(page, f"0-{i}") if name == "kind") for i in range(3)]
     assert sizes == [16, 16, 9]
     assert CHUNK == 512
+
+
+def test_the_samples_are_small():
+    for name in ("sampled", "compared"):
+        page = Page((ROOT / "traces" / f"{name}.html").read_text())
+        assert len(head(page)["runs"]) == 1 + (name == "compared")
+        assert (ROOT / "traces" / f"{name}.html").stat().st_size < 300_000
 
 
 def test_the_bundle_is_made_of_the_sources(tmp_path):

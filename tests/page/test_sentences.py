@@ -5,13 +5,21 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from specscope.analyze.why import Typical
 from specscope.page.write import PageRun, write_page
+from specscope.speculate.verify import host, match, traversal
+from specscope.trace.history.history import History
 from specscope.trace.history.place import at, brief, why, why_step
+from specscope.trace.record.tree import Drawn
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.words import about_likeliest, node_rows
+from tests.speculate.verify.enumeration import batch_of, random_input
+from tests.support import records as made
+from tests.trace.samples import record
+from tests.trace.strategies import RUN
 
 ROOT = Path(__file__).parents[2]
 CAPTURES = [*sorted((ROOT / "traces").glob("*.jsonl")), *sorted((ROOT / "tests/data/vllm").glob("w*.jsonl"))]
@@ -42,9 +50,29 @@ def said(history):
 
 @pytest.mark.parametrize("capture", CAPTURES, ids=lambda capture: capture.stem)
 def test_every_sentence_is_the_terminals(capture, tmp_path):
-    history, page = read_capture(capture).history, tmp_path / "run.html"
-    write_page(page, [PageRun(capture.name, history, ())], findings="none")
+    assert_same(read_capture(capture).history, tmp_path / "run.html")
+
+
+def assert_same(history, page):
+    write_page(page, [PageRun(page.name, history, ())], findings="none")
     done = subprocess.run(["node", SCRIPT, page], capture_output=True, text=True, check=True)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     for mine, theirs in zip(lines, said(history), strict=True):
         assert mine == json.loads(json.dumps(theirs))
+
+
+@pytest.mark.parametrize("rule", [host, match, traversal], ids=lambda rule: rule.__name__.rsplit(".", 1)[1])
+def test_so_is_every_sentence_under_every_rule(rule, tmp_path):
+    """Over random trees and distributions, whose nodes are drawn in each way."""
+    rng, records = np.random.default_rng(7), []
+    info = made.info("r0", "x", [1, 2], {}, arrived=1, admitted=1)
+    for index in range(60):
+        tree, *asked = random_input(rng, list(Drawn)[index % 3], False, 0.0)
+        (found,), _ = rule.verify(batch_of(tree, *asked))
+        more = {"index": index, "context": 5 + index, "prefill": 0, "drafter": "x", "emitted": found.accepted + 1}
+        step = made.part("r0", tree, found, **more)
+        records.append(record(index, (step,), admitted=(info,) if index == 0 else ()))
+    history = History(RUN)
+    for each in records:
+        history.append(each)
+    assert_same(history, tmp_path / "run.html")

@@ -92,7 +92,7 @@ function Side({ side, pair, place, node, pick }) {
     <div class="side">
       <StepPanel step={step} node={nodeOf(step, node)} pick={pick} title={`${"AB"[side]} ${step.name}`} />
       <p class="note"><a href={address}>{`Open ${"AB"[side]} at this step`}</a></p>
-      {node !== null && <Node step={step} number={nodeOf(step, node)} />}
+      <Node step={step} number={nodeOf(step, node)} />
     </div>
   );
 }

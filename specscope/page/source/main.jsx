@@ -1,3 +1,4 @@
+//! Holds Preact, (c) Jason Miller, MIT licence.
 // The page: its bar, the view that the address names, and the keys.
 import { render } from "preact";
 import { useEffect, useMemo, useState } from "preact/hooks";

@@ -25,7 +25,10 @@ export function texts(run, output, from, to) {
 export function Output({ run, request, place, pick }) {
   const { first, steps, stop, end } = run.requests[request], [whole, setWhole] = useState(false), box = useRef(null);
   const loaded = useLoaded(async () => ({ run, output: await run.output(), prompts: await run.prompts() }), [run]);
-  useEffect(() => box.current?.querySelector(".current")?.scrollIntoView({ block: "nearest" }), [place, loaded, whole]);
+  useEffect(() => {
+    const now = box.current?.querySelector(".current"), view = box.current?.clientHeight;
+    if (now && (now.offsetTop < box.current.scrollTop || now.offsetTop + 30 > box.current.scrollTop + view)) box.current.scrollTop = now.offsetTop - view / 2;
+  }, [place, loaded, whole]);
   if (loaded?.run !== run) return <p class="faint">…</p>;
   const from = whole ? first : Math.max(first, place - WINDOW), to = whole ? first + steps : Math.min(first + steps, place + WINDOW + 1);
   const prompt = loaded.prompts[request], before = from - first, behind = first + steps - to;

@@ -50,13 +50,13 @@ export class Vocabulary {
     this.columns = columns;
     this.place = new Map();
     this.ends = new Int32Array(columns.length.length + 1);
-    columns.length.forEach((length, i) => (this.ends[i + 1] = this.ends[i] + length));
+    columns.length.forEach((length, i) => (this.ends[i + 1] = this.ends[i] + Math.max(length, 0)));
     columns.token.forEach((token, i) => this.place.set(token, i));
   }
 
   bytes(token) {
     const i = this.place.get(token);
-    return i === undefined ? undefined : this.columns.bytes.subarray(this.ends[i], this.ends[i + 1]);
+    return i === undefined || this.columns.length[i] < 0 ? undefined : this.columns.bytes.subarray(this.ends[i], this.ends[i + 1]);
   }
 
   isSpecial(token) {
