@@ -78,6 +78,7 @@ def assert_same_steps(a, b):
         assert (one.preempted, [i.id for i in one.admitted]) == (other.preempted, [i.id for i in other.admitted])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("evidence", ["full", "lean"])
 @pytest.mark.parametrize("case", CASES)
 def test_both_runners_and_a_device_tell_the_same_and_verify_passes(case, evidence):

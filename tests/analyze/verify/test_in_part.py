@@ -50,6 +50,7 @@ def judged(folder, spans, resource):
     return judge(reader.history, source="a part", warnings=reader.warnings)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("gone", [(), ("engine_step",), ("queue",), ("queue", "engine_step")], ids=str)
 @pytest.mark.parametrize("share", SHARES)
 def test_no_part_of_it_is_convicted(tmp_path, spans, gone, share):
