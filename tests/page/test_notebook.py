@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 import specscope
+from specscope.analyze.compare.comparison import compare
+from specscope.analyze.compare.side import from_history
 from specscope.errors import UserError
 from specscope.page.load import LoadedRun
 from specscope.page.write import PageRun, write_page
@@ -97,9 +99,11 @@ def test_a_run_and_a_comparison_in_a_terminal_and_in_a_notebook(run):
     words = "".join(Read(run._repr_html_()).words)
     assert "mean acceptance length τ" in words
     assert "Count from one to ten" in words
-    compared = run.compare(specscope.load(TRACES / "eagle.jsonl"))
-    assert "The runs differ only as configured (temperature)." in str(compared)
-    assert "The runs differ only as configured (temperature)." in "".join(Read(compared.html).words)
+    other = specscope.load(TRACES / "eagle.jsonl")
+    compared, sides = run.compare(other), [from_history(one.history, one.source) for one in (run, other)]
+    summary = compare(*sides).summary
+    assert summary in str(compared)
+    assert summary in "".join(Read(compared.html).words)
     for reference, says in (("r9", "there is no request"), ("r0@999", "no step 999"), ("r0@2/99", "no node 99")):
         with pytest.raises(UserError, match=says):
             run[reference]
