@@ -17,9 +17,8 @@ from specscope.trace.words import DRAWN, NODE, label
 from specscope.tree_shape import MAX_NODES
 from specscope.tui.keys import COLOURS, FIGURES, KEYS, MARKS, RATES
 
-ON_PAGE = (  # keys of the main screen that do the same on the page
-    "forward backward jump(1) jump(-1) first last ask_step rejection(1) rejection(-1) filter sort(1) sort(-1) "
-    "ask_search copy_reference choose(1) choose(-1) request step engine analysis next_theme help"
+ON_PAGE = (
+    "full_stop comma pagedown pageup home end g n N slash o O F y j k r d v a t question_mark"  # of the main screen
 )
 MORE = (  # and those of its panels
     ("↑ ↓", "the node above or below in the tree"),
@@ -29,8 +28,7 @@ MORE = (  # and those of its panels
 
 def words() -> dict[str, Any]:
     """Sentences, names of what is coded, keys and the legend."""
-    by_action = {key.action: key for key in KEYS}
-    keys = [by_action[action] for action in ON_PAGE.split()]
+    by_key = {key.keys.split(",")[0]: key for key in KEYS}
     return {
         "sentences": SENTENCES,
         "undrafted": {reason.value: text for reason, text in UNDRAFTED.items()},
@@ -39,7 +37,7 @@ def words() -> dict[str, Any]:
         "sources": SOURCES,
         "untold": NOT_TOLD,
         "widest": MAX_NODES,
-        "keys": [(key.action, key.keys.split(",")[0], key.label.split()[0], key.help) for key in keys],
+        "keys": [(key, by_key[key].label.split()[0], by_key[key].help) for key in ON_PAGE.split()],
         "more_keys": MORE,
         "marks": [(mark, text) for mark, _, text in MARKS],
         "colours": [(name, text) for name, _, text in COLOURS],

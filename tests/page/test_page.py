@@ -15,6 +15,7 @@ import pytest
 
 from specscope.page import write
 from specscope.page.columns import CHUNK
+from specscope.tui.keys import KEYS
 from tests.page.hostile import BAD, hostile
 from tests.support.commands import run_here
 
@@ -132,6 +133,14 @@ def test_steps_lie_in_chunks(tmp_path, monkeypatch):
     sizes = [next(size for name, _, size, _ in columns(page, f"0-{i}") if name == "kind") for i in range(3)]
     assert sizes == [16, 16, 9]
     assert CHUNK == 512
+
+
+def test_the_keys_are_the_screens(tmp_path):
+    """By the key itself, whatever it is called inside."""
+    told = {key: (label, text) for key, label, text in head(exported(tmp_path, SAMPLED))["words"]["keys"]}
+    declared = {key.keys.split(",")[0]: (key.label.split()[0], key.help) for key in KEYS}
+    assert told == {key: declared[key] for key in told}
+    assert {"n", "y", "slash", "question_mark"} <= set(told)
 
 
 def test_the_samples_are_small():

@@ -27,7 +27,7 @@ const Rows = ({ title, rows }) => (
 export const Help = ({ close }) => (
   <Dialog title="Keys, marks and figures" close={close}>
     <div class="help" tabIndex={0} role="group" aria-label="Keys, marks and figures">
-      <Rows title="Keys" rows={[...WORDS.keys.map(([, , label, help]) => [label, help]), ...WORDS.more_keys]} />
+      <Rows title="Keys" rows={[...WORDS.keys.map(([, label, help]) => [label, help]), ...WORDS.more_keys]} />
       <div>
         <Rows title="Verdicts" rows={WORDS.marks} />
         <Rows title="Tokens" rows={WORDS.colours} />

@@ -15,8 +15,8 @@ import { Tune } from "./tune.jsx";
 const PAIR = HEAD.comparison !== null, COUNTS = RUNS.every((run) => !run.requests.length);
 const NAMES = { overview: PAIR ? "Comparison" : "Overview", pairs: "Pairs", steps: "Steps", analysis: "Figures", rejections: "Rejections", tune: "Other trees", findings: "Findings" };
 const SHOWN = Object.keys(NAMES).filter((name) => (name !== "pairs" || PAIR) && (name !== "steps" || !COUNTS));
-const KEYS = new Map(HEAD.words.keys.map(([name, key]) => [{ space: " ", full_stop: ".", comma: ",", pagedown: "PageDown", pageup: "PageUp", home: "Home", end: "End", slash: "/", question_mark: "?" }[key] ?? key, name]));
-for (const [key, name] of [["ArrowDown", "node_down"], ["ArrowUp", "node_up"], ["ArrowRight", "forward"], ["ArrowLeft", "backward"]]) KEYS.set(key, name);
+const KEYS = new Map(HEAD.words.keys.map(([key]) => [{ space: " ", full_stop: ".", comma: ",", pagedown: "PageDown", pageup: "PageUp", home: "Home", end: "End", slash: "/", question_mark: "?" }[key] ?? key, key]));
+for (const [key, name] of [["ArrowDown", "node_down"], ["ArrowUp", "node_up"], ["ArrowRight", "full_stop"], ["ArrowLeft", "comma"]]) KEYS.set(key, name);
 
 const dark = matchMedia("(prefers-color-scheme: dark)"), root = document.documentElement;
 const follow = () => (root.dataset.theme = dark.matches ? "dark" : "light");
@@ -69,21 +69,21 @@ function Page() {
   };
   const jump = () => Math.max(1, Math.round(run.requests[request].steps / 20));
   const inSteps = {
-    forward: () => within(place + 1), backward: () => within(place - 1), "jump(1)": () => within(place + jump()), "jump(-1)": () => within(place - jump()),
-    first: () => within(0), last: () => within(run.steps), "choose(1)": () => choose(1), "choose(-1)": () => choose(-1), node_down: () => onNode(1), node_up: () => onNode(-1),
-    filter: () => document.getElementById("filter").focus(), "sort(1)": () => sort(1), "sort(-1)": () => sort(-1), copy_reference: () => document.getElementById("copy").click(),
-    step: () => document.querySelector(".tree .picked button")?.focus(), request: () => document.querySelector(".of-steps")?.focus(),
+    full_stop: () => within(place + 1), comma: () => within(place - 1), pagedown: () => within(place + jump()), pageup: () => within(place - jump()),
+    home: () => within(0), end: () => within(run.steps), j: () => choose(1), k: () => choose(-1), node_down: () => onNode(1), node_up: () => onNode(-1),
+    slash: () => document.getElementById("filter").focus(), o: () => sort(1), O: () => sort(-1), y: () => document.getElementById("copy").click(),
+    d: () => document.querySelector(".tree .picked button")?.focus(), r: () => document.querySelector(".of-steps")?.focus(),
   };
   const inPairs = () => {
     const { pairs, first } = HEAD.comparison, at = route.pair ?? first ?? 0, pair = pairs[at], { rows } = beside(pair), now = rows.findLastIndex((row) => row <= (route.at ?? pair.at ?? pair.other ?? 0));
     const parting = (way) => { for (let i = 1, to = at; i <= pairs.length; i++) { to = (to + way + pairs.length) % pairs.length; if (pairs[to].at !== null) return move(pairAddress(to)); } };
     const row = (to) => move(pairAddress(at, rows[Math.min(Math.max(to, 0), rows.length - 1)])), pairTo = (to) => move(pairAddress(Math.min(Math.max(to, 0), pairs.length - 1)));
-    return { forward: () => row(now + 1), backward: () => row(now - 1), first: () => row(0), last: () => row(rows.length), node_down: () => row(now + 1), node_up: () => row(now - 1), "choose(1)": () => pairTo(at + 1), "choose(-1)": () => pairTo(at - 1), "rejection(1)": () => parting(1), "rejection(-1)": () => parting(-1) };
+    return { full_stop: () => row(now + 1), comma: () => row(now - 1), home: () => row(0), end: () => row(rows.length), node_down: () => row(now + 1), node_up: () => row(now - 1), j: () => pairTo(at + 1), k: () => pairTo(at - 1), n: () => parting(1), N: () => parting(-1) };
   };
   const anywhere = {
-    ask_step: () => open("goto"), ask_search: () => open("search"), help: () => open("help"), next_theme: theme, analysis: () => go("#/analysis"), engine: () => go("#/overview"),
-    request: () => !COUNTS && go(addressOf(run.number, request)), step: () => !COUNTS && go(addressOf(run.number, request)),
-    "rejection(1)": () => run.steps && visit(rejection(run, route.view === "steps" ? place : -1, 1)), "rejection(-1)": () => run.steps && visit(rejection(run, place, -1)),
+    g: () => open("goto"), F: () => open("search"), question_mark: () => open("help"), t: theme, a: () => go("#/analysis"), v: () => go("#/overview"),
+    r: () => !COUNTS && go(addressOf(run.number, request)), d: () => !COUNTS && go(addressOf(run.number, request)),
+    n: () => run.steps && visit(rejection(run, route.view === "steps" ? place : -1, 1)), N: () => run.steps && visit(rejection(run, place, -1)),
   };
   useEffect(() => {
     const pressed = (event) => {
