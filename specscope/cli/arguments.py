@@ -122,7 +122,7 @@ class X(FileName):
             address = StoreAddress.read(value)
             if address.place and not self._place:
                 raise UserError(
-                    f"{address}#{printable(address.place)} names a step: give the address of the whole trace"
+                    f"{address}#{printable(address.place)} names a place: give the address of the whole trace"
                 )
             return address
         if What.TRACE in self.takes and StoreAddress.lacks_scheme(value) and not os.path.exists(value):

@@ -42,6 +42,7 @@ class Control:
         self.points: tuple[BreakpointInfo, ...] = ()  # its breakpoints
         self.forked: Forked | None = None  # the last fork that it ran
         self.node_view: NodeView | None = None  # the last answer to `look`
+        self.asked: tuple[str, ...] = ()  # the prompts that it was started with
         self.error = ""  # why it failed; empty where it did not
         self.log: Sequence[str] = ()  # its last lines, where it was started for this screen
 

@@ -49,6 +49,7 @@ class Worker(Control):
         self.bus = Bus()
         self.ready: Ready | None = None
         self._params = params
+        self.asked = tuple(p.prompt if isinstance(p.prompt, str) else p.prompt[-1]["content"] for p in prompts)
         self._how: Mapping[str, Any] = {"raw": raw, "template": template}  # how prompts become text
         self._on_ready = on_ready  # called on the reader's thread before the first record; opens sinks on the bus
         self._status = "loading"

@@ -93,9 +93,7 @@ def view_earlier(engine: Engine, history: RequestHistory, step: int, part: Reque
     tokens = history.before(place, part.context_len + part.prefill_tokens + 1)
     info = history.info
     if info is None or len(tokens) != part.context_len + part.prefill_tokens + 1:
-        raise UserError(
-            f"the context of {part.request} is only partly known: its step {part.index} cannot be recomputed"
-        )
+        raise UserError(f"the context of {part.request} is partly unknown: its step {part.index} cannot be recomputed")
     logits, draft, notes = run_again(engine, part, tokens, len(info.prompt_tokens), info.params)
     tensors = PartTensors(
         request=part.request,

@@ -62,9 +62,7 @@ def save_screenshot(app: App[None], folder: str) -> Path:
         with path.open("x", encoding="utf-8") as file:
             file.write(app.export_screenshot())
     except OSError as error:
-        raise UserError(
-            f"cannot write a screenshot to {path.parent}: {error.strerror}; set screenshots in the settings"
-        ) from error
+        raise UserError(f"no screenshot in {path.parent}: {error.strerror}; set screenshots in the settings") from error
     return path
 
 

@@ -107,10 +107,10 @@ REFUSED = [
     (["report", EAGLE, NGRAM, EAGLE], "is given twice"),
     (["tune", EAGLE, EAGLE, "--no-costs"], "is given twice"),
     (["compare", EAGLE, EAGLE, "--with", NGRAM], "is given twice for side A"),
-    (["report", f"{EAGLE}#r0@3"], f"names a step: give the whole capture, {EAGLE}"),
+    (["report", f"{EAGLE}#r0@3"], f"names a place: give the whole capture, {EAGLE}"),
     (["verify", f"{EAGLE}#r0@3"], "opens it at r0@3"),
-    (["compare", f"{EAGLE}#r0@3", NGRAM], "names a step"),
-    (["tune", f"{EAGLE}#r0", "--no-costs"], "names a step"),
+    (["compare", f"{EAGLE}#r0@3", NGRAM], "names a place"),
+    (["tune", f"{EAGLE}#r0", "--no-costs"], "names a place"),
     (["export", f"{EAGLE}#r0@1", "-o", "tables"], "#r0@1 names a part of a capture, which needs a file"),
     (["report"], "CAPTURE"),
 ]

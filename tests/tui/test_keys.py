@@ -341,9 +341,11 @@ async def test_loading_then_running():
 @pytest.mark.parametrize("size", [(60, 20), (120, 40)])
 async def test_an_engine_that_waits_says_which_key_starts_it(size):
     viewer, engine = live(0, "paused")
+    engine.asked = ("Why is the sky blue?",)  # before a step has admitted it
     app = ScopeApp(viewer)
     async with app.run_test(size=size) as pilot:
         await pilot.pause()
+        assert "queued" in text_of(app.query_one("#requests"))
         said = text_of(app.query_one("#tree"))
         assert "paused before the first step" in said
         assert "space  starts the run" in said

@@ -12,7 +12,7 @@ from specscope.analyze.tune.tuning import TOLD, Tuning
 from specscope.trace.history.wording import plural
 from specscope.trace.record.vocabulary import printable
 
-NAMED = "Trees"
+NAMED, TREE = "Trees", frozenset(["tree"])
 
 
 def render_tuning(tuning: Tuning, console: Console) -> None:
@@ -51,14 +51,14 @@ def tables(tuning: Tuning) -> list[Table]:
     shown: list[Table] = []
     for title, rows in groups:
         if cells := [_cells(row, tuning, title) for row in rows]:  # the recorded tree may be none that can be read
-            shown.append(Table(title, tuple(cells[0]), [tuple(c.values()) for c in cells], "" if shown else note))
+            shown.append(Table(title, tuple(cells[0]), [tuple(c.values()) for c in cells], "" if shown else note, TREE))
     return shown
 
 
 def _cells(row: TreeRow, tuning: Tuning, title: str) -> dict[str, str]:
     """By column."""
     mark = "~" if row.untold > TOLD else ""
-    cells = {"tree": _title(row), "nodes": number(row.nodes, 1), "depth": str(row.depth)}
+    cells = {"nodes": number(row.nodes, 1), "depth": str(row.depth)}
     cells |= {"length": mark + number(row.length.value), "95 %": interval(row.length, 2)}
     if row.speed is not None:
         cells["ms/step"], cells["tok/s"] = number((row.step or 0) * 1e3, 1), mark + number(row.speed.value, 1)
@@ -67,7 +67,7 @@ def _cells(row: TreeRow, tuning: Tuning, title: str) -> dict[str, str]:
         cells["expected"], cells["measured"] = number(row.expected, 1), number(row.measured, 1)
         cells["length "] = number(row.measured_length)
         cells["error"] = NONE if row.error is None else f"{row.error:+.1%}"
-    return cells
+    return cells | {"tree": _title(row)}  # last: nothing is padded to the longest
 
 
 def _title(row: TreeRow) -> str:

@@ -128,7 +128,7 @@ def _check_flags(
 
     places = [capture for capture in captures if split_file(capture)[1]]
     if only != "locate" and (has_parts or places):
-        what = f"{places[0]} names a step: give the whole capture or add" if places else "--stage and --screen need"
+        what = f"{places[0]} names a place: give the whole capture or add" if places else "--stage and --screen need"
         raise UserError(f"{what} --only locate")
     if only == "locate" and len(captures) > 1:
         raise UserError("--only locate takes one capture or one place in it")

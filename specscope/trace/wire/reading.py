@@ -87,8 +87,8 @@ class CaptureReader:
             name, sign, step = str(file).rpartition("#")
             if sign and os.path.exists(name):
                 raise UserError(
-                    f"{self.name} names a step: give the whole capture, {printable(name)} (specscope open or debug "
-                    f"opens it at {printable(step)})"
+                    f"{self.name} names a place: give the whole capture, {printable(name)} (open or debug opens it at "
+                    f"{printable(step)})"
                 ) from None
             raise UserError(f"cannot read {self.name}: {error.strerror}") from error
         return kind

@@ -44,7 +44,7 @@ def test_a_refusal_is_json_too():
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([f"{EAGLE}#r1@7"], f"{EAGLE}#r1@7 names a step: give the whole capture or add --only locate"),
+        ([f"{EAGLE}#r1@7"], f"{EAGLE}#r1@7 names a place: give the whole capture or add --only locate"),
         ([EAGLE, "--stage", "draws"], "--stage and --screen need --only locate"),
         ([EAGLE, "--only", "audit", "--screen"], "--stage and --screen need --only locate"),
         ([EAGLE, "--only", "audit", "--no-known"], "--only audit runs only this stage: leave out --no-known"),
