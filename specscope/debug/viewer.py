@@ -51,8 +51,7 @@ class Control:
         raise NotImplementedError
 
     def ask(self, verb: Verb, value: Any = None) -> None:  # noqa: ANN401
-        """Stop before the next step (pause), go on (resume), run one step and pause (step), take a prompt (submit) or
-        end a request by its name (cancel).
+        """Pause before the next step, resume, run one step, submit a prompt, or cancel a request by its name.
 
         debug: a line, and the number of the step in view where that is not the last. look: the distributions behind
         (step, request, node), None for the final token; the answer comes in `node_view`, a refusal in `news`.

@@ -107,6 +107,7 @@ class ScopeApp(App[None]):
         self.scope_title = title
         self._start = start  # REQUEST@STEP[/NODE] to begin at, as soon as it has been read
         self.standing = Standing(viewer, self.look, self.say, self._names, reference)
+        self.standing.pending.prompts += viewer.control.asked if viewer.control is not None else ()
         self.overlays = Overlays(self, self.standing, self._look)
         self.dialogs = Dialogs(self, self.standing, self.overlays.hear)
         for part in (self.dialogs, self.standing, self.overlays):  # Textual looks for actions among the app's methods

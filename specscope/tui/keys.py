@@ -63,9 +63,7 @@ KEYS: tuple[Key, ...] = (
     Key("d", "step", "The step's decisions", "d", help="the step's decisions: nodes and their evidence"),
     Key("f", "fork", "The last fork beside its original", "f", help="the last fork beside its original"),
     Key("v", "open('engine')", "The engine over time", "v", help="the engine: phases, batch, queue, KV over time"),
-    Key(
-        "a", "open('analysis')", "Analysis over many steps", "a", help="over many steps: what is rejected, when and why"
-    ),
+    Key("a", "open('analysis')", "Analysis over many steps", "a", help="over many steps: what is rejected, when, why"),
     Key(
         *("s", "scope", "Figures: all requests or the current one", "s"),
         help="figures of all requests or of the current one",

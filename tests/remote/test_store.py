@@ -199,7 +199,7 @@ def test_redirections_are_followed_and_another_server_hears_no_login(client):
         with pytest.raises(StatusError, match="302"):
             client.get(f"{store.url}/round", 100, {})
         store.answers["/a"] = moved("file:///etc/passwd")
-        with pytest.raises(OSError, match="redirects to what is no page"):
+        with pytest.raises(OSError, match="redirects to something that is not a page"):
             client.get(f"{store.url}/a", 100, {})
 
 

@@ -49,14 +49,14 @@ def logprobs(logprob, top, top_logprob):
 
 
 FAULTS = {
-    "cycle": ({ARRAY: [1, 0]}, "`specscope.tree.parent`: node 1 is no parent of node 0"),
-    "own parent": ({ARRAY: [-1, 1]}, "node 1 is no parent of node 1"),
+    "cycle": ({ARRAY: [1, 0]}, "`specscope.tree.parent`: node 1 cannot be the parent of node 0"),
+    "own parent": ({ARRAY: [-1, 1]}, "node 1 cannot be the parent of node 1"),
     "parent of -5": ({ARRAY: [-5, 0]}, "Expected `int` >= -1 in `specscope.tree.parent[0]`"),
     "outcome of 3": ({"specscope.verdict.outcome": [3, 1]}, "Invalid enum value 3 in `specscope.verdict.outcome[0]`"),
     "drawn in no way": ({"specscope.tree.drawn": [0, 9]}, "Invalid enum value 9"),
     "token of 2**31": ({"specscope.tree.token": [2**31, 1]}, "in `specscope.tree.token[0]`"),
-    "path of others": ({"specscope.verdict.path": [1]}, "no path of accepted nodes"),
-    "path too deep": ({"specscope.verdict.path": [0, 9], "specscope.accepted": 2}, "no path of accepted nodes"),
+    "path of others": ({"specscope.verdict.path": [1]}, "not a path of accepted nodes"),
+    "path too deep": ({"specscope.verdict.path": [0, 9], "specscope.accepted": 2}, "not a path of accepted nodes"),
     "no final token": ({"specscope.final.token": None}, "specscope.final.token"),
     "final kind": ({"specscope.final.kind": "luck"}, "Invalid enum value 'luck'"),
     "emitted too much": ({"specscope.emitted": 2**30}, "`specscope.emitted`"),
@@ -150,7 +150,7 @@ def test_a_value_of_another_type_or_length_is_named_by_its_key(name):
 @pytest.mark.parametrize("times", [(-1, 5), (5, 2**63), (10**400, 10**400)])
 def test_times_that_are_none(times):
     decoder, _ = altered(lambda span: [(*times, span.attributes)] if span.name == "queue" else [])
-    assert "no time in nanoseconds" in decoder.faults.lines()[0]
+    assert "not a time in nanoseconds" in decoder.faults.lines()[0]
 
 
 def test_steps_far_ahead_neither_loop_nor_grow():

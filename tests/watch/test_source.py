@@ -53,7 +53,7 @@ def test_several_responses_and_what_is_damaged_among_them(tmp_path):
     assert [one.drafts for one in told] == [4, 30]
     assert source.faults.total == 2
     assert "line 2: no figures of acceptance" in source.faults.lines()[0]
-    assert "line 3: no JSON" in source.faults.lines()[1]
+    assert "line 3: not JSON" in source.faults.lines()[1]
     path.write_text(f"[{good}, {text('chat_n2.json')}, {good}]")
     source, told = aggregates(path)
     assert [one.drafts for one in told] == [4, 4]
@@ -64,9 +64,9 @@ def test_several_responses_and_what_is_damaged_among_them(tmp_path):
     ("content", "why"),
     [
         ("", "is empty"),
-        ("hello\n", "has nothing that watch recognises"),
-        ("{\n", "line 1: no JSON"),
-        ("[]", "has nothing that watch recognises"),
+        ("hello\n", "holds nothing that watch recognises"),
+        ("{\n", "line 1: not JSON"),
+        ("[]", "holds nothing that watch recognises"),
         ("# HELP x y\n# TYPE x gauge\nx 1\n", "has no speculation metrics"),
         ("# HELP x y\nvllm:{{{", "is not Prometheus text"),
     ],

@@ -79,7 +79,7 @@ def test_one_source_that_fails_leaves_the_others(tmp_path):
     until(lambda: watch.done)
     watch.stop()
     assert len([news for news in watch.take() if not isinstance(news, str)]) == 5
-    assert "odd.log has nothing that watch recognises" in str(watch.errors[0])
+    assert "odd.log holds nothing that watch recognises" in str(watch.errors[0])
     watch = Watch([File(str(DATA / "log.txt"), follow=False)], outputs(tmp_path / "none"))
     watch.start()
     until(lambda: watch.done)

@@ -130,7 +130,7 @@ def test_a_forced_outcome_is_no_answer_about_p():
     step, run = a_greedy_step()
     forced = dataclasses.replace(step.verdict, forced=np.array([0], np.int32))
     sentences = why(run, dataclasses.replace(step, verdict=forced), 0)
-    assert sentences[1:] == ["Rejected: by force, so this step is not lossless."]
+    assert sentences[1:] == ["Rejected: forced, so this step is not lossless."]
 
 
 def test_what_is_not_recorded_is_not_said():

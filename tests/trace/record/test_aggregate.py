@@ -164,16 +164,16 @@ COUNTED = Aggregate("SGLang response", drafts=4, drafted=12, accepted=6, average
     [
         (Aggregate("vLLM /metrics", drafts=10, drafted=30, accepted=12), []),
         (Aggregate("vLLM log", drafts=10, accepted=12, averages={"mean acceptance length": 2.2}), []),
-        (Aggregate("SGLang log", averages=SGLANG), ["its own interval", "accepted / configured tokens"]),
+        (Aggregate("SGLang log", averages=SGLANG), ["average over its interval", "accepted / configured tokens"]),
         (
             Aggregate("SGLang /metrics", drafts=4, averages=SGLANG),
-            ["own interval", "configured", "a request ends"],
+            ["over its interval", "configured", "a request ends"],
         ),
         (COUNTED, ["drafts are SGLang's verifications", "configured tokens, however many were drafted"]),
-        (Aggregate("SGLang response", averages=MEAN), ["the prompt's first token too"]),
+        (Aggregate("SGLang response", averages=MEAN), ["the prompt's first token"]),
         (Aggregate("serving bench", averages={"avg_spec_accept_length": 2.6}), ["since the server started"]),
         (Aggregate("TensorRT-LLM response", averages=DECODED), ["undrafted ones included"]),
-        (Aggregate(f"llama.cpp log, {SYNTHETIC}", drafts=1, accepted=1), ["made up"]),
+        (Aggregate(f"llama.cpp log, {SYNTHETIC}", drafts=1, accepted=1), ["synthetic"]),
     ],
 )
 def test_what_is_defined_otherwise_is_said(aggregate, words):

@@ -71,7 +71,7 @@ def test_a_digest_is_of_the_tokens_and_not_of_what_compressed_them():
         (packed(b"\x01"), "holds 1 tokens, not 3"),
         (packed(b"\x01\x00", "map"), "cut short or too long"),
         (packed(np.array([1, 1, 2], "<i4").tobytes(), "map"), "names a token twice"),
-        (packed(np.array([1, -1, 2], "<i4").tobytes(), "map"), "one that cannot be"),
+        (packed(np.array([1, -1, 2], "<i4").tobytes(), "map"), "one outside the vocabulary"),
     ],
 )
 def test_of_a_damaged_one_nothing_else_is_lost(text, says):
