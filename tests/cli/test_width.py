@@ -10,14 +10,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from specscope.analyze.compare.comparison import compare
-from specscope.analyze.compare.side import read_sides
-from specscope.analyze.compare.tables import render_text as compare_text
-from specscope.analyze.report import build_report
 from specscope.analyze.table import Table
-from specscope.analyze.text import render_text as report_text
 from specscope.analyze.text import table_block
-from specscope.trace.wire.reading import read_capture
 from tests.support.commands import run_here
 
 TRACES = Path(__file__).parents[2] / "traces"
@@ -96,18 +90,3 @@ def test_words_fold_and_what_is_long_by_nature_is_cut():
         assert word in text
     assert sum("p…" in line for line in lines) == 1
     assert "p" * 90 in "\n".join(shown(folding, 300))
-
-
-@pytest.mark.parametrize("width", [60, 80])
-def test_no_key_column_is_empty_in_a_narrow_terminal(width):
-    """The depths of a report, and the conditions of a comparison: each was an empty column."""
-    out = io.StringIO()
-    report_text(build_report(read_capture(EAGLE).history, source="eagle"), Console(file=out, width=width))
-    assert max(map(cell_len, out.getvalue().splitlines())) <= width
-    positions = out.getvalue().split("Per position")[1].split("Final tokens")[0].splitlines()
-    assert [line.split()[0] for line in positions if "75.0%" in line] == ["1"]
-    out = io.StringIO()
-    compare_text(compare(*read_sides([EAGLE], [SAMPLED])), Console(file=out, width=width))
-    assert max(map(cell_len, out.getvalue().splitlines())) <= width
-    contexts = out.getvalue().split("At equal contexts")[1].split("Figures")[0]
-    assert "as configured (temperature)" in " ".join(contexts.split())

@@ -42,18 +42,6 @@ def test_each_step_tells_what_the_one_before_took():
     assert told == [(), (10, 30), (70, 90)]
 
 
-def test_a_step_that_is_given_up_is_not_told_of():
-    clock = Counting()
-    clock.mark()
-    clock.turn()
-    clock.mark()
-    clock.give_up()
-    for moment in clock.moments:
-        moment.passed = True
-    clock.mark()
-    assert clock.turn() == (10,)
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu_it_measures():
     clock = DeviceClock()

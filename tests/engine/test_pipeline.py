@@ -2,7 +2,7 @@
 
 import threading
 from contextlib import contextmanager
-from itertools import count, pairwise
+from itertools import pairwise
 
 import pytest
 import torch
@@ -168,23 +168,6 @@ def test_what_was_launched_is_drained_before_a_debugger_looks(make):
     engine.rewind(before)
     assert [timeless(one) for one in run(engine)] == [timeless(one) for one in rest]
     engine.close()
-
-
-def test_steps_and_phases_mix(make):
-    """A phase is run when what was launched has ended: nothing is done twice, or left out."""
-    want = make("eagle")
-    fill(want)
-    engine = make("eagle", async_scheduling=True)
-    fill(engine)
-    records = []
-    engine.bus.subscribe(records.append, lossless=True, moves=True)
-    for turn in count():
-        if not engine.busy:
-            break
-        engine.step() if turn % 9 < 4 else engine.phase()
-    engine.bus.flush()
-    engine.close()
-    assert [timeless(one) for one in records] == [timeless(one) for one in run(want)]
 
 
 def test_a_step_that_fails_is_the_callers_to_know(make, monkeypatch):

@@ -10,10 +10,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specscope import Engine, SamplingParams
-from specscope.engine.build import capture_graphs, verify_shapes
+from specscope.engine.build import capture_graphs
 from specscope.engine.config import EngineConfig
 from specscope.model.batch import Segment
-from specscope.model.graphs import CudaCapture, Shape, shapes
+from specscope.model.graphs import CudaCapture
 from specscope.model.kv_cache import BlockTable
 from specscope.trace.record.tree import DraftTree
 from tests.dflash import write_dflash
@@ -183,12 +183,3 @@ def test_a_model_that_cannot_be_captured_runs_without(tiny, head):
     assert capture_graphs(*args) == text
     assert not len(engine.runner.graphs)
     assert len(engine.generate(["ab"], SamplingParams(max_tokens=3, ignore_eos=True))[0].token_ids) == 3
-
-
-def test_shapes_are_those_of_the_configured_tree():
-    """A batch's sequences are padded to powers of two; their rows are what the tree and the drafter's passes have."""
-    assert shapes(3, [1]) == [Shape(1, 1), Shape(2, 1), Shape(3, 1)]
-    config = EngineConfig(target="x", drafter="draft_model", draft_model="self:1", tree="dynamic:24,depth=4,top=6")
-    assert verify_shapes(config, 24) == [Shape(a, b) for a in (1, 2, 4, 8) for b in (1, 25)]
-    found = EngineConfig(target="x", drafter="ngram", tree="3x2", max_batch=1)  # as much as its lookup finds
-    assert [shape.rows for shape in verify_shapes(found, 6)] == [1, 2, 4, 7]

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specscope.kernels import tree_attention
-from specscope.kernels.launch import splits_of
 from specscope.kernels.tree_batch import LayerShape, TreeBatch
 from tests.kernels import DEVICE
 from tests.kernels.cases import check_attention, near, on_host, part
@@ -80,10 +79,3 @@ def test_a_context_is_cut_into_as_many_parts_as_it_is_worth(monkeypatch, context
     got = tree_attention.tree_attention(query, rows, heads, batch, scale=0.2, splits=8, keys=32)
     assert lengths == [parts]
     near(got, on_host(query, rows, heads, own, 0.2), 3e-6)
-
-
-def test_a_device_is_filled_and_no_more():
-    """8 sequences of 8 key heads are 64 programs; of one sequence and head, most parts are as long as is worth it."""
-    assert [splits_of(64, longest, 64, 132) for longest in (100, 600, 16384)] == [1, 2, 4]
-    assert splits_of(1, 16384, 64, 132) == 64
-    assert splits_of(1000, 16384, 64, 132) == 1

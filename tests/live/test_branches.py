@@ -232,22 +232,6 @@ def test_breakpoints_hold_at_the_same_steps_forward_and_back(engine):
     assert over.session.breakpoints.points[2].hits == 0
 
 
-def test_reverse_steps_and_tau_cost_the_same_in_a_long_run(engine):
-    """Issue 12, item 15: both were linear in the run. Counted, not timed."""
-    commands = commands_over(engine)
-    commands.run("continue")
-    history = commands.session.history
-    pushed = []
-    history._push = pushed.append
-    commands.run("reverse-next")
-    assert pushed == []
-    request = history.requests["r0"]
-    sums = [request.tau(place) for place in range(len(request.steps))]
-    from specscope.trace.history.stats import measure
-
-    assert sums == [measure(request.steps[: place + 1]).tau for place in range(len(request.steps))]
-
-
 @pytest.mark.parametrize(
     ("temperature", "words"),
     [

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from specscope.live.start import SPINS, WAITING_NAMES, on_passing_thread, spare_processors
+from specscope.live.start import SPINS, WAITING_NAMES, spare_processors
 from tests.waiting import HANG_SECONDS, until
 
 CHOOSE = """
@@ -77,8 +77,3 @@ def test_what_a_passing_thread_computes_leaves_no_pool_of_threads():
 
     assert left("here") == 1
     assert left("apart") == 0
-
-
-def test_what_a_passing_thread_raises_is_raised():
-    with pytest.raises(ZeroDivisionError):
-        on_passing_thread(lambda: 1 // 0)

@@ -1,7 +1,5 @@
 """The --tree grammar: what people write for static and dynamic trees, and what each costs a drafter."""
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -145,10 +143,3 @@ def test_trees_of_other_programs(text, ours):
 def test_trees_of_other_programs_that_are_refused(text, message):
     with pytest.raises(UserError, match=message):
         parse_plan(text)
-
-
-@given(shapes(), st.integers(1, 32), st.integers(2, 32), st.integers(2, MAX_NODES + 1))
-def test_any_tree_of_another_program(paths, steps, top, tokens):
-    assert parse_plan(json.dumps(paths)) == parse_plan(str(paths))
-    if steps < tokens:
-        assert parse_plan(f"{steps},{top},{tokens}") == DynamicPlan(tokens - 1, steps, top)

@@ -12,9 +12,7 @@ from specscope.trace.wire.outputs import OutputOptions, Outputs
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.spans import SpanLevel
 from specscope.trace.wire.unspan import Decoder, run_info
-from specscope.tui.app import ScopeApp
 from tests.support.records import received
-from tests.tui.sample import until as shown
 from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("patient")
@@ -66,24 +64,6 @@ def test_what_an_engine_sends_is_shown_as_it_was(tiny, attached, protocol):
     attached.viewer.goto(0)
     attached.viewer.debug("continue")
     assert "breakpoint 1 (break emit)" in attached.viewer.news.pop().text
-
-
-async def test_several_engines_are_kept_apart_and_can_be_shown_in_turn(tiny, attached):
-    port = attached.listening.grpc_port
-    first = send(tiny, port, "grpc", "abcabcabc")
-    settle(attached.viewer, len(first))
-    second = send(tiny, port, "grpc", "qrsqrsqrs")
-    until(lambda: len(attached.runs) >= 2, attached.viewer.poll)
-    attached.viewer.poll()
-    assert any("another engine" in notice.text for notice in attached.viewer.news)
-    async with ScopeApp(attached.viewer).run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
-        await pilot.press("e")
-        await shown(pilot, lambda: len(attached.viewer.history.steps) == len(second))
-        assert attached.viewer.history.steps == second
-        await pilot.press("space")  # it cannot be paused, and says so
-        await pilot.press("e")
-        assert attached.viewer.history.steps == first
 
 
 def test_memory_is_bounded(tiny, attached, monkeypatch):

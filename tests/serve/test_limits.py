@@ -105,13 +105,6 @@ def test_what_is_not_implemented_is_refused_and_never_dropped(server, name):
         assert answer.json()["error"]["param"] == f"messages[1].{name}"
 
 
-@pytest.mark.parametrize("name", ["tools", "unheard_of"])
-def test_a_body_that_is_nested_too_deeply_is_an_error_of_the_client(server, name):
-    body = f'{{"prompt": "x", "max_tokens": 1, "{name}": {"[" * 9000}{"]" * 9000}}}'.encode()
-    answer = httpx2.post(server.url + "/v1/completions", content=body, headers={"content-type": "application/json"})
-    assert (answer.status_code, "the body is not valid JSON" in answer.text) == (400, True)
-
-
 def test_the_key(strict, caplog):
     for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "sesame"}):
         answer = strict.post("/v1/completions", {"prompt": "x"}, headers=headers)

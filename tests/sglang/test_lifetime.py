@@ -162,17 +162,6 @@ def test_an_error_in_the_hooks_changes_nothing_and_they_step_aside(recorded, mon
     assert "switched off: 5 errors" in caplog.text
 
 
-def test_an_algorithm_that_no_hook_reaches_is_said_and_left_alone(recorded, caplog):
-    def run(engine, reqs):
-        sys.modules[known.VERIFY].eagle_sample = stand.eagle_sample  # behind the hooks' back
-        stand.Engine.run(engine, reqs)
-
-    recorded(stand.Settings(speculative_algorithm="UNO"), requests(), run=run, ends=False)
-    assert (
-        "switched off: this algorithm samples where specscope has no hook. `specscope watch` reads its" in caplog.text
-    )
-
-
 def test_a_changed_signature_is_refused_in_one_line_and_nothing_is_wrapped(recorded, monkeypatch, caplog):
     module = ModuleType(known.VERIFY)
 

@@ -157,13 +157,6 @@ def test_what_is_left_out_is_not_in_it(level, tmp_path):
     assert again.run.privacy is level
 
 
-def test_the_environment_says_nothing_of_a_run_that_was_recorded_elsewhere(tmp_path, monkeypatch):
-    monkeypatch.setenv("OTEL_SERVICE_NAME", "my-shell")
-    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "host.name=my-machine")
-    path, _ = cut(tmp_path, read_capture(TRACES / "planted.jsonl").history, ["r0"])
-    assert "my-" not in path.read_text()
-
-
 @pytest.mark.parametrize(
     ("text", "stretch"),
     [

@@ -10,12 +10,10 @@ import specscope
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.verify.trial import judge
 from specscope.errors import UserError
-from specscope.remote.attached import Attached
 from specscope.trace.history.history import History
 from specscope.trace.record.records import FinishReason
 from specscope.trace.wire.reading import read_capture
 from tests.transformers.generators import ALL, CASES, generate, models, recounted, steps
-from tests.waiting import until
 
 WITH_COINS = [name for name, case in ALL.items() if case.arguments["do_sample"] and "lookup" not in name]
 WRAPPED = (
@@ -183,19 +181,3 @@ def test_what_is_recorded_already_is_refused(tmp_path):
         specscope.record(tmp_path / "other.jsonl"),
     ):
         pass
-
-
-def test_a_screen_that_listens_gets_every_record(tmp_path):
-    attached, heard = Attached("127.0.0.1", 0, None), History()
-    try:
-        endpoint = f"http://127.0.0.1:{attached.listening.grpc_port}"
-        history = recorded(tmp_path / "run.jsonl", lambda: generate(CASES["assistant, sampled"]), endpoint=endpoint)
-        until(lambda: len(heard.steps) >= len(history.steps), meanwhile=lambda: attached.poll(heard))
-        with specscope.record(None, endpoint=endpoint) as recording:
-            generate(CASES["lookup, greedy"])
-        assert (recording.captures, recording.losses) == ([], [])
-        until(lambda: len(attached.runs) == 2, meanwhile=lambda: attached.poll(heard))
-    finally:
-        attached.close()
-    assert [part.output() for part in steps(heard)] == [part.output() for part in steps(history)]
-    assert [part.verdict for part in steps(heard)] == [part.verdict for part in steps(history)]

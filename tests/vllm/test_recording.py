@@ -412,20 +412,3 @@ def test_only_the_device_knows_how_many_drafts_were_verified(budget):
             slot = engine.requests[part.request].slot
             assert (len(part.tree), part.method.unverified) == (budget, 3 - budget)
             np.testing.assert_array_equal(part.method.confidence, engine.confidence[slot, :budget])
-
-
-def test_samplers_that_run_outside_of_a_step_are_not_listened_to():
-    """vLLM calls them to warm up, and after a step in which nothing was scheduled."""
-
-    def run(engine):
-        engine.runner.execute_model(None, None, True)
-        engine.step()
-        step, batch = engine.runner.step, engine.runner.batch
-        engine.runner.sampler(step.logits, batch)
-        engine.run()
-        engine.runner.step, batch.num_reqs = step, 4
-        engine.runner.sampler(step.logits, batch)
-
-    plain, _, _ = record(requests(), v2=True)
-    history, _, _ = record(requests(), v2=True, run=run)
-    assert_same_steps(history, plain)

@@ -104,13 +104,6 @@ def test_borders_alone_and_the_layers_that_are_named(runner, tmp_path):
     assert inner == {"0", "1"}  # of the first layer what attention was told, and nothing else
 
 
-def test_what_would_be_too_much_is_left_out_and_said(runner, tmp_path, caplog):
-    guard = tapped(runner, tmp_path, mib="0")
-    assert guard.errors == 0
-    assert read_taps(tmp_path).is_full
-    assert "the taps are full" in caplog.text
-
-
 def test_no_failure_reaches_the_engine(model, runner, tmp_path, monkeypatch):
     def fail(*_):
         raise ValueError("no rows today")

@@ -112,32 +112,6 @@ def test_drafts_are_counted_as_they_were(drafts):
             Log(LlamaLog, NOW, []).take(wrong)
 
 
-ROUTED = """\
-[{0}] 0.10.000.000 I slot launch_slot_: id  0 | task 0 | processing task, is_child = 0
-[{0}] 0.12.000.000 I slot print_timing: id  0 | task 0 |
-[{0}]        eval time =    1500.00 ms /    30 tokens (   50.00 ms per token,    20.00 tokens per second)
-[{0}] draft acceptance rate = 0.50000 (   15 accepted /    30 generated)
-[{0}] 0.12.000.100 I statistics ngram-mod: #gen drafts = 5, #gen tokens = 9, #acc tokens = 3
-[{0}] 0.12.000.100 I statistics draft-mtp: #gen drafts = 15, #gen tokens = 30, #acc tokens = 12
-[{0}] 0.12.000.200 I slot      release: id  0 | task 0 | stop processing: n_tokens = 46, truncated = 0
-"""
-
-
-def test_a_block_without_a_clock_behind_a_router_and_what_is_of_the_server(tmp_path):
-    """A line without a clock is of the time before it; totals of the server are told, and added to no request."""
-    (tmp_path / "r.log").write_text(ROUTED.format(53409) + ROUTED.format(53410).replace("15 accepted", "6 accepted"))
-    told = read(tmp_path / "r.log")
-    assert [(one.aggregate.engine, one.aggregate.accepted, one.aggregate.emitted) for one in told] == [
-        ("53409", 15, 30),
-        ("53410", 6, 30),
-    ]
-    assert [one.end_ns - one.start_ns for one in told] == [pytest.approx(2e9)] * 2
-    assert told[0].aggregate.drafts is None
-    totals = {name.removeprefix("server so far: "): value for name, value in told[0].aggregate.averages.items()}
-    shares = {f"share of accepted tokens by {name}": share for name, share in (("ngram-mod", 0.2), ("draft-mtp", 0.8))}
-    assert totals == {"mean acceptance length": 1.75} | shares
-
-
 def test_a_count_that_was_worked_out_is_marked_wherever_it_is_told(tmp_path):
     path = tmp_path / "m.log"
     path.write_text("\n".join((STEP.partition("accepted")[0] + "processing task", END.format(1, 633, "1.00"))))

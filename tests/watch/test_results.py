@@ -15,7 +15,6 @@ from tests.watch.samples import PEOPLE, changed, read, text
 from tests.watch.server import Page
 
 CHAT = json.loads(text("chat_greedy.json"))
-BY_STEP = [json.loads(line) for line in text("spec_decode_metrics.json").splitlines()]  # of n-gram, six requests
 
 
 def only(value):
@@ -32,18 +31,6 @@ def test_a_recorded_response():
     sums = measure([one])
     assert (sums.tau, sums.rate) == (figures["mean_acceptance_length"], figures["draft_acceptance_rate"])
     assert only(broken(per_step_accepted=None, per_step_drafted=None)) == told  # the histogram is enough
-
-
-def test_drafts_of_several_lengths_are_counted_by_step():
-    told = [only(line).aggregate for line in BY_STEP]
-    assert (told[0].accepted_at, told[0].proposed_at) == ((3, 2, 2, 2, 2), (4, 4, 4, 3, 2))
-    assert [one.accepted for one in told] == [sum(line["per_step_accepted"]) for line in BY_STEP]
-    together = measure(told)
-    assert together.proposed_at == [sum(one.proposed_at[d] for one in told) for d in range(5)]
-    assert together.conditional == [None] * 5  # of some steps it is not told at which depth they ended
-    python = {"index": 0, "token_ids": [1, 2, 3], "spec_decode_metrics": BY_STEP[0]}
-    one = only({"request_id": "r7", "outputs": [python]}).aggregate
-    assert (one.request, one.drafts, one.emitted) == ("r7", 4, 3)
 
 
 def broken(**changes):

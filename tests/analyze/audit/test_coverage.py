@@ -113,19 +113,6 @@ def test_a_target_that_differs_beats_a_drafter_that_is_not_at_hand(bench, drafte
     assert "The drafter was not judged" in wrong.to_dict()["verdict"]
 
 
-def test_requests_without_their_prompt_are_not_judged(bench):
-    engine = bench.engine("ngram")
-    history = run(engine, {}, tokens=6, prompts=PROMPTS[:2])
-    first = next(iter(history.requests))
-
-    def without(info):
-        return dataclasses.replace(info, prompt_tokens=info.prompt_tokens[:0]) if info.id == first else info
-
-    found = bench.audit(engine, changed(history, info=without))
-    assert found.exit is Exit.NOT_JUDGED
-    assert "1 request left out: the prompt" in found.to_dict()["verdict"]
-
-
 def as_vllm(history, labels=None, params=None):
     """The same run, as if vLLM had made it: its requests with other labels, or other parameters."""
 
@@ -164,22 +151,6 @@ def test_a_limit_that_is_not_told_is_not_held_against_the_target(bench, limit):
     raw = found.finding("target raw p")
     assert (raw is None) is (limit == "structured_outputs")  # vLLM notes it behind the mask
     assert ("The target was not judged" in found.to_dict()["verdict"]) is (raw is None)
-
-
-@pytest.mark.parametrize("name", ["eagle", "draft tree"])
-def test_a_bias_that_was_left_out_is_held_against_nobody(bench, name):
-    """It shaped p, and q of our own drafters: only what is before all rules is judged."""
-    engine = bench.engine(name)
-    history = run(engine, {"temperature": 1.0, "logit_bias": {70: 6.0}}, tokens=10, prompts=PROMPTS[:2])
-    for request in history.requests.values():
-        kept = dataclasses.replace(request.info.params, logit_bias={}, left_out=("logit_bias",))
-        request.info = dataclasses.replace(request.info, params=kept)
-    found = bench.audit(engine, history)
-    assert not failed(found)
-    assert {"target p", "draft p"}.isdisjoint(one.name for one in found.findings if one.tested)
-    assert found.finding("target raw p").tested
-    said = "2 requests: the target's p and the drafter's were not compared, as logit_bias limit the tokens"
-    assert any(note.startswith(said) for note in found.notes)
 
 
 @pytest.mark.parametrize("name", [*TARGET, *DRAFTER, TREE[0], EMBEDDING[0]])

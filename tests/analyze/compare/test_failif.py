@@ -107,19 +107,6 @@ def test_it_is_hit_where_the_whole_interval_lies_beyond(interval, text, hit):
 
 
 @pytest.mark.parametrize(
-    ("interval", "text", "says"),
-    [
-        ((-0.20, 0.0), "tau drops > 2%", "not shown"),
-        ((-0.01, 0.01), "tau drops > 2%", "not hit"),
-        ((-0.20, -0.10), "tau drops > 0", "hit (by its own interval"),  # the table does not star it
-    ],
-)
-def test_what_may_or_may_not_be_is_said(interval, text, says):
-    (condition,) = judge(parse(text), [figure(*interval)])
-    assert condition.detail.startswith(says)
-
-
-@pytest.mark.parametrize(
     ("text", "says"),
     [
         ("tau where colour is red drops > 1%", "groups: 'label kind', 'label after', 'after'"),

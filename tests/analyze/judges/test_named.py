@@ -22,7 +22,6 @@ from specscope.analyze.locate.located import Proof
 from specscope.analyze.verify.trial import judge
 from specscope.trace.history.history import History
 from specscope.trace.record.records import Outcome, Preceded
-from tests.analyze.compare.runs import Made, make
 from tests.analyze.judges.edits import case_of, changed, decode_steps, sample, under, with_verdict
 from tests.analyze.verify.edits import at, node, of, put, renormalised, replaced
 
@@ -267,25 +266,6 @@ def test_a_coin_that_is_no_number_is_convicted_and_left_out_of_sums(coin):
         healthy = next(check for check in whole.checks if check.name == name)
         assert checks[name].tested < healthy.tested
         assert math.isfinite(checks[name].statistic)
-
-
-def test_a_request_that_goes_on_by_the_count_of_another_lost_no_token():
-    history = make(Made())
-    counts = {(part.request, part.index): part.verdict.accepted for one in history.steps for part in one.requests}
-    beside = {}  # by step, the count of the next request of its batch, less its own
-    for one in history.steps:
-        for part, other in zip(one.requests, (*one.requests[1:], one.requests[0]), strict=True):
-            beside[part.request, part.index] = counts[other.request, other.index] - counts[part.request, part.index]
-
-    def drifted(part):
-        by = sum(beside[part.request, index] for index in range(part.index))
-        return dataclasses.replace(part, context_len=part.context_len + by)
-
-    failed, found = judged(changed(history, drifted))
-    assert "tokens in the cache" in failed
-    assert found.faults[0].cause is Cause.ROWS_SWAPPED
-    assert Cause.TOKEN_LOST not in [fault.cause for fault in found.faults]
-    assert "the count of another request of the same batch" in str(found.faults[0].for_)
 
 
 class Oracle(Drafter):

@@ -69,18 +69,6 @@ def test_sampled_drafts_tell_of_no_other_tree():
         judged(None, "sampled")
 
 
-def test_prompt_lookup_has_width_and_depth():
-    found = judged(None, "ngram")
-    assert {row.tree for row in found.family("static")} >= {"1", "2", "3", "4"}
-    assert found.family("dynamic") == []
-    whole = next(row for row in found.rows if row.tree == "3x4")
-    assert whole.length.value == pytest.approx(found.recorded_length, rel=1e-6)
-    assert judged(costs(drafter="ngram"), "ngram").choice is not None
-    for wider in ("4x2", "3x5"):
-        with pytest.raises(UserError, match="looked for less"):
-            judged(None, "ngram", **{wider: wider})
-
-
 def test_another_engines_capture_tells_of_shorter_chains():
     history = read("planted")
     history.run = dataclasses.replace(history.run, versions={"vllm": "0.32.0"})

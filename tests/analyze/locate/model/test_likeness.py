@@ -116,29 +116,6 @@ def test_a_planted_structure_is_told(name, seed, shape):
     assert begins.format(n=shape[0], h=shape[1]) in phrase, phrase
 
 
-def rows_of(wrong, **named):
-    """40 rows of which some are noise."""
-    right, ours = right_values(3, 40, 64)
-    ours[wrong] += torch.randn_like(ours[wrong])
-    return looks(ours, right, **{"rows": fed(40), **named})
-
-
-def test_which_rows_differ():
-    assert rows_of(slice(12, None)) == "only behind position 11: 28 of 28 rows, 0 of 12 others"
-    assert rows_of(slice(16, 32)) == "only at positions 16 to 31: 16 of 16 rows, 0 of 24 others"
-    assert rows_of(slice(0, None, 8)) == "only at every 8th position (0, 8, ...): 5 of 5 rows, 0 of 35 others"
-    assert rows_of([7]) == "only at position 7 (1 of 40 rows)"
-    assert rows_of([1, 6, 30]) == "only at positions 1, 6, 30 (3 of 40 rows)"
-    tokens = [FedRow(place, 77 if place in (3, 8, 30) else place) for place in range(40)]
-    assert rows_of([3, 8, 30], rows=tokens) == "only rows of token 77: 3 of 3 rows, 0 of 37 others"
-    nodes = [*fed(37), *(FedRow(37, 7, node) for node in range(3))]
-    assert rows_of(slice(37, None), rows=nodes) == "only at tree nodes: 3 of 3 rows, 0 of 37 others"
-    experts = torch.stack([torch.arange(40) % 3, 3 + torch.arange(40) % 5], 1)
-    takes = (experts == 4).any(1)
-    phrase = rows_of(takes, rows=[FedRow(place // 2, place) for place in range(40)], groups={"expert": experts})
-    assert phrase == "only rows of expert 4: 8 of 8 rows, 0 of 32 others"
-
-
 def test_values_of_tokens_are_told_by_the_tokens_and_not_by_their_places():
     right, ours = right_values(4, 12, 32)
     tokens = torch.stack([torch.randperm(49152)[:32] for _ in range(12)])
@@ -228,16 +205,3 @@ def test_scores(name, seed, shape):
     phrase = looks_of_scores(ours, right, rows=fed(count, 20), keys=fed(count + 20))
     assert begins.format(n=count, h=heads) in phrase, phrase
     assert begins or not phrase, phrase
-
-
-def test_siblings_in_a_tree():
-    torch.manual_seed(2)
-    nodes = [FedRow(20, 1, 0), FedRow(20, 2, 1), FedRow(20, 3, 2)]
-    mask = torch.cat([torch.ones(3, 20, dtype=torch.bool), torch.eye(3, dtype=torch.bool)], 1)
-    scores, keys = torch.randn(3, 4, 23), [*fed(20), *nodes]
-    phrase = looks_of_scores(logs(scores, torch.ones_like(mask)), logs(scores, mask), rows=nodes, keys=keys)
-    assert phrase == "weight at other tree nodes, of the same depth (3 of 3 rows), where the reference has none"
-    alone = mask.clone()
-    alone[:, 20:] = False
-    phrase = looks_of_scores(logs(scores, alone), logs(scores, mask), rows=nodes, keys=keys)
-    assert phrase == "weight 0 at each node itself (3 of 3 rows), where the reference has weight"
