@@ -206,7 +206,7 @@ def test_the_debugger_over_a_pipe(tiny):
         assert ask("info step").startswith("step 2")
         assert ask("fork tokens=6").startswith("fork of r0@2: ")
         assert (session.position, len(session.history.steps)) == (2, len(before))
-        assert ask("next").startswith(f"step 2 was in view; the run goes on from step {len(before) - 1}, where")
+        assert ask("next").startswith(f"step 2 was in view; the run continues from step {len(before) - 1}, where")
         wait(lambda: session.position == len(before), session)
         ask("finish")
         wait(lambda: session.history.requests["r0"].end is not None, session)
