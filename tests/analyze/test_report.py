@@ -63,7 +63,7 @@ def test_why_steps_drafted_nothing() -> None:
     shown = next(table for table in tables.tables(told) if table.title == "Steps that drafted nothing")
     assert shown.rows == [("no draft would pay", "2", "66.7%"), ("drafting was off", "1", "33.3%")]
     assert shown.note.startswith(
-        "share: of 3 steps without drafts; 75.0% of 4 decode steps are such. The run is adaptive"
+        "share: of 3 steps without drafts, which are 75.0% of 4 decode steps. The run is adaptive"
     )
     assert ("tree", "adaptive, at most 4") in tables.header(told)
 
@@ -81,7 +81,7 @@ def test_output_in_loops_and_the_length_without_it() -> None:
     rows = tables.acceptance(report).rows
     assert rows[1] == ("τ without steps in loops", "1.29", "2.00")
     assert rows[2] == ("output tokens in loops", "57.1%", "33.3%")
-    assert report.warnings[0].startswith("57.1% of 21 output tokens lie in loops")
+    assert report.warnings[0].startswith("57.1% of 21 output tokens are in loops")
     assert report.warnings[0].endswith("without those steps τ is 1.29 over 7 drafts")
     plain = build_report(small(), source="x")
     assert not any("loops" in line for line in [*plain.warnings, *(row[0] for row in tables.acceptance(plain).rows)])

@@ -51,7 +51,7 @@ RESULTS = {
         {"Average_AL": 2.5, "Acceptance_Length_Histogram": {"1": 60, "2": 40, "3": 50, "4": 50}},
         (200, None, 290, None),
         (140, 100, 50),
-        "Average_AL is the mean of requests",
+        "Average_AL is the mean over requests",
     ),
     "AIPerf": (
         {"metadata": {"x_request_id": "u0"}, "spec_decode_acceptance": ACCEPTANCE, "error": None},
@@ -96,14 +96,14 @@ def test_a_result_with_counts_and_what_its_tool_means(tmp_path, source):
         ({"spec_decode_acceptance": ACCEPTANCE | {"num_spec_steps": 4}}, "does not count the 4 steps"),
         ({"accept_lengths": [0, 1]}, "steps of 0 to 1 tokens"),
         ({"num_drafts": "many"}, "num_drafts: Expected `int`, got `str`"),
-        ({"spec_verify_ct": 3}, "without the tokens that were accepted"),
+        ({"spec_verify_ct": 3}, "without a count of accepted tokens"),
         ({"Acceptance_Length_Histogram": {"one": 1}}, "invalid lengths"),
         ({"request_throughput": 8.0}, "no figures of acceptance in it"),
-        ({"error": {"code": 400}, "num_drafts": 3}, "an error of the server"),
+        ({"error": {"code": 400}, "num_drafts": 3}, "a server error"),
         ({"choices": [], "object": "chat.completion", "timings": {"predicted_n": 4}}, "in which nothing was drafted"),
         (json.loads(text("chat_n2.json")), "no figures of acceptance in it"),
-        (json.loads(text("chat_minp.json")), "an error of the server"),
-        (broken(per_step_accepted=[0, 1, 1]), "acceptance_histogram is not that of per_step_accepted"),
+        (json.loads(text("chat_minp.json")), "a server error"),
+        (broken(per_step_accepted=[0, 1, 1]), "acceptance_histogram does not match per_step_accepted"),
         (broken(per_step_drafted=[3, 3, 0, 6]), "more than was drafted|contradict each other"),
         (broken(per_step_drafted=[3, 3, 3, 9]), "contradict each other"),
         (broken(acceptance_histogram=[]), "contradict each other"),
@@ -213,7 +213,7 @@ def test_two_pages_of_one_server_are_the_interval_between_them(tmp_path, monkeyp
         assert f"τ {tau}" in " ".join(run_here(command)[1].split())
     code, out, err = run_here(["compare", "a.txt", "b.txt"])
     assert (code, "2.45             1.61    -0.84" in out, "B  b.txt since a.txt" in out) == (0, True, True)
-    assert "the counters of b.txt go on from a.txt: these are what they counted since" in err
+    assert "the counters of b.txt continue those of a.txt: the figures are the difference" in err
     for one, other in (("b.txt", "a.txt"), ("a.txt", "a2.txt")):  # it went back; it is another server's
         (tmp_path / "a2.txt").write_text(after.replace('engine="0"', 'engine="1"'))
         assert "since" not in run_here(["compare", one, other])[1]

@@ -181,7 +181,7 @@ def test_a_server_that_cannot_be_reached():
         with pytest.raises(UserError, match=r"the server answered 500 Internal Server Error$"):
             Server(gone, 1).open()
         page.status = 200
-        with pytest.raises(UserError, match="answers 404 Not Found: is the path right"):
+        with pytest.raises(UserError, match="answered 404 Not Found: is the path right"):
             Server(gone.replace("metrics", "metrix"), 1).open()
 
 
