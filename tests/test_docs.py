@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 ALONE = "README.md", "BENCHMARKS.md", "CONTRIBUTING.md", "tests/guarantees.md"
 PAGES = [*(ROOT / name for name in ALONE), *(ROOT / "docs").glob("*.md")]
 TEXT = {page.relative_to(ROOT).as_posix(): page.read_text() for page in PAGES}
-LIMITS = dict.fromkeys(set(TEXT) - {"docs/fields.md", ALONE[-1]}, 8000) | {"CONTRIBUTING.md": 4000}  # bytes
+LIMITS = dict.fromkeys(sorted({*TEXT} - {"docs/fields.md", ALONE[-1]}), 8000) | {"CONTRIBUTING.md": 4000}  # bytes
 EVERYTHING = "\n".join(TEXT.values())
 # Flags of pip, pytest, vLLM and its bench, SGLang, docker, guidellm, trainers, llama.cpp, Prometheus and curl
 OF_OTHERS = """help help-all version no-deps lf
