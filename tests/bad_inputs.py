@@ -320,9 +320,9 @@ def outputs() -> dict[str, list[Case]]:
         ],
         "folder": [
             *at(("export", "c.jsonl", "--output="), *folders, "part.csv", "tables.parquet"),
-            Case(("export", "c.jsonl", "--output=part.jsonl"), held, "write a request after #"),
+            Case(("export", "c.jsonl", "--output=part.jsonl"), held, "name a request after #"),
             Case(("export", "c.jsonl#r0", "--output=tables"), held, "names a part of a capture, which needs a file"),
-            Case(("export", "c.jsonl", "--no-clobber", "--output=."), held, "--no-clobber keeps what it holds"),
+            Case(("export", "c.jsonl", "--no-clobber", "--output=."), held, "is not empty (--no-clobber)"),
         ],
     }
 

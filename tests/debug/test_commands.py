@@ -440,5 +440,5 @@ def test_a_step_that_rounding_changes_is_announced(tiny):
     commands.run("goto 3")
     text = commands.run("continue")
     begins = commands.session.history.branches[1]
-    assert f"step {begins.first - last + 3} was computed again with other rounding: branch 1 begins here" in text
+    assert f"step {begins.first - last + 3} was recomputed with other rounding: branch 1 begins here" in text
     assert "rounding" not in commands.run("goto 2")

@@ -188,7 +188,7 @@ def test_a_dump_of_sglangs_requests_is_read_without_its_classes(tmp_path, monkey
         (row,) = of(tmp_path, pickle.dumps(content)).rows
         assert (row.prompt, row.given) == ("one", {"max_tokens": 9})
     ids, cut = pickle.dumps([(GenerateReqInput(None), {})]), pickle.dumps(dump)[:-30]
-    for content, why in ((ids, "line 1: this request of SGLang has no text"), (cut, "cannot be read")):
+    for content, why in ((ids, "line 1: this SGLang request has token ids and no text"), (cut, "cannot be read")):
         with pytest.raises(UserError, match=why):
             of(tmp_path, content)
     marker = tmp_path / "run"

@@ -113,7 +113,7 @@ def test_a_report_is_of_the_last_branch_unless_told(engine, tmp_path):
         commands.run("next 2")
     last = CliRunner().invoke(cli, ["report", str(path), "--json"])
     first = CliRunner().invoke(cli, ["report", str(path), "--json", "--branch", "0"])
-    assert "has 2 branches: these figures are of branch 1" in last.output
+    assert "has 2 branches: these figures are for branch 1" in last.output
     assert [json.loads(out.stdout)["captures"][0]["engine"]["steps"] for out in (last, first)] == [4, 5]
     refused = CliRunner().invoke(cli, ["report", str(path), "--branch", "7"])
     assert "no such branch; there are: 0, 1" in str(refused.exception)

@@ -189,7 +189,7 @@ def test_which_layers_feed_the_head(tmp_path, target, told, aux_layers):
     ],
 )
 def test_which_engine_would_not_read_the_layers(config, engine):
-    assert unread_layers(config).partition(" would not read")[0] == engine
+    assert unread_layers(config).partition(" would not find")[0] == engine
 
 
 def test_the_authors_rule_needs_six_layers(tmp_path, tiny):

@@ -69,7 +69,7 @@ def test_a_line_that_is_no_command_is_refused_and_the_next_is_answered(debugged,
             raw.sendall(line + b"\n")
             answer = json.loads(stream.readline())
             assert answer["refused"]
-            assert answer["text"].startswith("a line is JSON")
+            assert answer["text"].startswith("a line must be JSON")
         raw.sendall(b'{"line": "help"}\n')
         assert not json.loads(stream.readline())["refused"]
     assert "Traceback" not in caplog.text

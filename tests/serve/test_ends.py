@@ -151,7 +151,7 @@ def test_an_older_capture_is_kept_and_one_that_is_deleted_meanwhile_is_told(comm
     assert stat.S_IMODE(new.stat().st_mode) == 0o600
     new.unlink()
     server.process.send_signal(signal.SIGTERM)
-    assert f"warning: {new} was deleted or replaced during the run: what was captured" in server.process.stderr.read()
+    assert f"warning: {new} was deleted or replaced during the run: the capture is lost" in server.process.stderr.read()
     assert server.process.wait(HANG_SECONDS) == 1
 
 

@@ -117,8 +117,11 @@ def test_sources_are_read_as_text(tmp_path, asked, lacking, v2):
     ("parts", "said"),
     [
         (PARTS, ["vLLM 0.32.1 is none of 0.32.0, 0.33.0"]),
-        (["shared", "v2"], ["vLLM 0.32.1 is none of 0.32.0, 0.33.0", "the V1 runner of vLLM 0.32.1 is not as it is"]),
-        (["v1", "v2"], ["vLLM 0.32.1 is not as it is known", "`specscope watch` reads a server's counters"]),
+        (
+            ["shared", "v2"],
+            ["vLLM 0.32.1 is none of 0.32.0, 0.33.0", "the V1 runner of vLLM 0.32.1 is unknown to specscope"],
+        ),
+        (["v1", "v2"], ["vLLM 0.32.1 is unknown to specscope", "`specscope watch` reads a server's counters"]),
     ],
 )
 def test_what_the_plugin_says_of_another_version(tmp_path, parts, said):
@@ -131,7 +134,7 @@ def test_what_the_plugin_says_of_another_version(tmp_path, parts, said):
     code = "from specscope.vllm.plugin import register; register()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=variables)
     lines = done.stderr.splitlines()
-    assert len(lines) == len(said) - (said[0] == "vLLM 0.32.1 is not as it is known")
+    assert len(lines) == len(said) - (said[0] == "vLLM 0.32.1 is unknown to specscope")
     for text in said:
         assert text in done.stderr
 

@@ -200,7 +200,7 @@ def test_tensorrts_log_and_denoising_have_no_acceptance(tmp_path):
         "currank_total_requests = 1/1, host_step_time = 5.0ms, "
         "states = {'num_ctx_requests': 0, 'num_generation_tokens': 256}\n"
     )
-    none = "denoising steps are no speculation"
+    none = "denoising steps are not speculation"
     for log, why in ((line * 3, "TensorRT-LLM's log has no acceptance"), (DIFFUSION, none)):
         (tmp_path / "v.log").write_text(log)
         with pytest.raises(UserError, match=why):

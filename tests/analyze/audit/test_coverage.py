@@ -146,7 +146,7 @@ def test_a_limit_that_is_not_told_is_not_held_against_the_target(bench, limit):
     found = bench.audit(engine, as_vllm(history, labels={limit: "..."}, **hidden))
     assert not {"target p", "final p", "target raw p"} & failed(found)
     assert found.finding("target p") is None
-    said = f"2 requests: the target's p was not compared, as {limit} limit the tokens"
+    said = f"2 requests: the target's p was not compared, because {limit} limit the tokens"
     assert any(note.startswith(said) for note in found.notes)
     raw = found.finding("target raw p")
     assert (raw is None) is (limit == "structured_outputs")  # vLLM notes it behind the mask

@@ -28,7 +28,7 @@ AFTER = ["accepted in the previous step", "the step before is", "nodes of the pr
 FOUND = [  # the fault, the engine and the rule that it shows in, the check that fails, words of the condition: any do
     ("mask shows siblings", "same model", "temperature", "target p", ["first sibling", "sibling"]),
     ("positions by index", "same model, top", "cold", "target p", ["ancestors", "the parent", "first sibling"]),
-    ("KV not moved", "same model, top", "cold", "target p", ["path of the step before was moved"]),
+    ("KV not moved", "same model, top", "cold", "target p", ["previous step's path was moved"]),
     ("penalties of the root", "same model", "penalties", "target p", ["depth", "the parent is"]),
     ("temperature twice", "same model", "cold", "target p", ["all "]),
     ("layers in another order", "eagle", "greedy", "draft p", ["all "]),
@@ -36,7 +36,13 @@ FOUND = [  # the fault, the engine and the rule that it shows in, the check that
     ("rotary table too short", "eagle", "greedy", "draft p", ["position", "context length", "output tokens"]),
     ("nodes one position further", "eagle dynamic", "greedy", "draft p", ["depth", "the parent is"]),
     ("masks at one position", "p-eagle dynamic", "greedy", "draft p", ["depth", "the parent is"]),
-    ("leaf taken for run", "same model, top", "cold", "draft p", ["the step before is full", "accepted in the step"]),
+    (
+        "leaf taken for run",
+        "same model, top",
+        "cold",
+        "draft p",
+        ["the step before is full", "accepted in the previous step"],
+    ),
     ("lookup one late", "ngram", "greedy", "drafter tree", ["nodes", "depth of the tree", "drafter is"]),
     ("map off by a row", "eagle", "greedy", "drafter tokens", ["all "]),
     ("q told warmer", "draft tree", "temperature", "draft p", ["all "]),

@@ -58,4 +58,4 @@ def test_one_token_that_is_not_the_texts_is_named_with_its_step(healthy):
     found = fed(changed(healthy, lambda part: other if part == step else part))
     assert found.failed == 1
     assert (found.example.request, found.example.index) == ("r1", step.index)
-    assert f"at position {step.notes.fed_position[0]}, the text has" in found.detail
+    assert f"at position {step.notes.fed_position[0]}, where the text has" in found.detail

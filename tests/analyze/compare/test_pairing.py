@@ -37,9 +37,13 @@ def asking(prompt, *, title="", versions=OURS, token=0):
             {"prompt": CHAT, "versions": OTHERS},
             "are within a chat template.*send both to the same endpoint",
         ),
-        ({"prompt": ASKED}, {"prompt": f" {ASKED}"}, "r0 of A and r0 of B are one text in different tokens"),
+        ({"prompt": ASKED}, {"prompt": f" {ASKED}"}, "r0 of A and r0 of B are the same text in different tokens"),
         ({"prompt": "of A", "title": "Hi"}, {"prompt": "of B", "title": "Hi"}, "ask the same in different"),
-        ({"prompt": "Hi"}, {"prompt": "This is another"}, "has the prompt of one of B$"),  # Hi is in This by chance
+        (
+            {"prompt": "Hi"},
+            {"prompt": "This is another"},
+            "has the same prompt as one of B$",
+        ),  # Hi is in This by chance
     ],
 )
 def test_why_nothing_is_paired_is_said_with_what_to_type(a, b, why):

@@ -308,7 +308,7 @@ HEALTHY += ["p-eagle", "p-eagle chain", "eagle 1", "eagle 3.1", "window", "parti
 def test_nothing_is_located_in_a_healthy_drafter(drafter, params, captures):
     result = walked(captures(drafter, params.items()), drafter)
     assert result.located == ()
-    assert "agree, from what they are fed" in result.ruled_out[-1]
+    assert "agree, from their inputs" in result.ruled_out[-1]
 
 
 @pytest.mark.slow

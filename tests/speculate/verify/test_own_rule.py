@@ -135,12 +135,15 @@ def test_it_is_told_what_was_tried_before(tiny, tree):
 
 
 BAD = {
-    "half a word": (lambda trial: "0.5", r"gave '0.5' for p = .*must give a probability .*test_own_rule.py, line"),
-    "nothing": (lambda trial: None, "gave None"),
-    "not a number": (lambda trial: float("nan"), "gave nan"),
-    "above 1": (lambda trial: 1.5, r"gave 1.5"),
-    "below 0": (lambda trial: np.float32(-0.5), "gave"),
-    "an array": (lambda trial: np.ones(2), "gave array"),
+    "half a word": (
+        lambda trial: "0.5",
+        r"returned '0.5' for p = .*must return a probability .*test_own_rule.py, line",
+    ),
+    "nothing": (lambda trial: None, "returned None"),
+    "not a number": (lambda trial: float("nan"), "returned nan"),
+    "above 1": (lambda trial: 1.5, "returned 1.5"),
+    "below 0": (lambda trial: np.float32(-0.5), "returned"),
+    "an array": (lambda trial: np.ones(2), "returned array"),
     "a mistake": (lambda trial: trial.r, r"failed for p = .*AttributeError.*test_own_rule.py, line"),
 }
 

@@ -77,7 +77,7 @@ PLANTED = {
         "heads are permuted at {n} of {n} rows (head 0 has head",
     ),
     "one row for all": (lambda x: x[:1].expand_as(x), "the row of position 30 stands at"),
-    "a position late": (lambda x: x.roll(1, 0), "each row is that of the position 1 before, at"),
+    "a position late": (lambda x: x.roll(1, 0), "each row is the row of the position 1 before, at"),
     "the same vector": (lambda x: x + torch.randn(1, *x.shape[1:]), "the same vector is added at {n} of {n} rows"),
     "int8": (in_int8, "rounded to int8 with a scale per row:"),
     "float8": (lambda x: x.to(torch.float8_e4m3fn).float(), "rounded to float8_e4m3fn:"),
