@@ -68,8 +68,7 @@ def from_audit(case: Case, audit: Audit) -> Iterator[Suspect]:
     drafter = _first(failed, [name for name in DRAFTER if name != DRAWS])  # draws follow from these
     if target is not None:
         yield from _predicted(case, target, OF_TARGET, "target")
-        yield from _rules(case, target, failed, passed)
-        yield from _final(case, failed, passed)
+        yield from _final(case, failed, passed) if "target p" in passed else _rules(case, target, failed, passed)
         yield from _decay(case, target)
     elif LOGPROBS in failed:
         yield _shown(failed[LOGPROBS], Cause.LOGPROBS)
@@ -173,7 +172,7 @@ def _final(case: Case, failed: dict[str, Finding], passed: dict[str, Finding]) -
     and none is the target's choice at another tried parent than the one that it follows.
     """
     final = _first(failed, FINAL)
-    if final is None or "target p" not in passed:
+    if final is None:
         return
     of_rules = True
     for step, _, wrong in _compared(case, final):
