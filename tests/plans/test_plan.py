@@ -130,7 +130,7 @@ def test_trees_of_other_programs(text, ours):
         ("3,4", "cannot read the tree '3,4'"),
         ("3,4,1", "nodes must be between 1 and 256, not 0"),
         ("5,2,4", "3 nodes cannot be 5 deep"),
-        ("--speculative-num-steps 3", "there is no speculative_eagle_topk"),
+        ("--speculative-num-steps 3", "speculative_eagle_topk is missing"),
         ('{"method": "suffix"}', "says neither num_speculative_tokens nor speculative_token_tree"),
         ('{"num_speculative_tokens": "five"}', "cannot read the tree of the configuration"),
         ('{"num_speculative_tokens": 5', "cannot read the tree of the configuration"),

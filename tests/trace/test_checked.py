@@ -20,6 +20,7 @@ OWN = {
     "trace/wire/otlp_json.py",
     "train/run.py",
     "cli/doctor.py",
+    "trace/history/wording.py",
     "vllm/run_info.py",
 }
 

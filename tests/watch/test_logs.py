@@ -106,7 +106,7 @@ def test_an_older_version_wrote_the_line_in_another_order_and_figures_may_fit_no
         (LINE.replace("Drafted: 318", "Drafted: many"), "without its drafted"),
         (LINE.replace("0.019, 0.019, 0.019", "0.019, 0.900, 0.019"), "rise or are not between 0 and 1"),
         (LINE.replace("0.019, 0.019, 0.019", "1.9, 0.9, 0.1"), "rise or are not between 0 and 1"),
-        (LINE.replace("0.019, 0.019, 0.019", "0.019,, 0.019"), "no numbers"),
+        (LINE.replace("0.019, 0.019, 0.019", "0.019,, 0.019"), "rates are not numbers"),
         (LINE.replace("0.019, 0.019, 0.019", "nan, nan, nan"), "not between 0 and 1"),
         (LINE.replace("length: 1.06", "length: nan"), "that drafted tokens and whose length is not a number"),
     ],

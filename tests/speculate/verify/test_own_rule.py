@@ -111,7 +111,7 @@ def test_without_its_name_it_is_not_judged_and_verify_says_so(tiny):
     check, trial = accept_check(history, None)
     assert check.result is CheckResult.SKIPPED
     name = f"{__name__}:typical"
-    assert f"the rule is {name}: its acceptance was not judged: verify --rule {name} does" in trial.notes
+    assert f"the rule is {name}: its acceptance was not judged: verify --rule {name} judges it" in trial.notes
     others = {check.name: check.result for check in trial.checks}
     assert {others[name] for name in ("outcomes", "trial order", "residual mass", "paths")} == {CheckResult.PASSED}
 
@@ -161,7 +161,7 @@ def test_a_name_alone_imports_nothing():
     assert config.rule == f"{__name__}:ratio"
     assert dataclasses.replace(config, max_batch=2).load_rule().function is ratio
     assert dataclasses.replace(config, rule="match").load_rule() is None
-    with pytest.raises(UserError, match="the rule 'mine:f' is imported only where --rule names it"):
+    with pytest.raises(UserError, match="the rule 'mine:f' is imported only if --rule names it"):
         dataclasses.replace(config, rule="mine:f")
     with pytest.raises(UserError, match="unknown rule 'best': use standard, block, traversal, match or module:fun"):
         EngineConfig(rule="best")
