@@ -164,7 +164,7 @@ def test_report_and_compare_of_logs_say_it(tmp_path):
     a, b = (vllm_log(tmp_path / name, run, np.where(run >= 2, 0.35, 0.8)) for name, run in (("a", rare), ("b", often)))
     code, out, _ = run_here(["report", a])
     assert code == 0
-    assert "8 of 8 intervals where running requests >= 2 are low, 0 of 112 others: " in out
+    assert "8 of 8 intervals where running requests >= 2 are low, as are 0 of 112 others: " in out
     (capture,) = json.loads(run_here(["report", a, "--json"])[1])["captures"]
     assert capture["levels"]["condition"]["text"] == "running requests >= 2"
     assert [group["intervals"] for group in capture["levels"]["groups"]] == [8, 112]

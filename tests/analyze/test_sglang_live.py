@@ -68,8 +68,8 @@ def test_lookups_in_the_texts_of_all_requests_are_not_judged():
 
 def test_that_ranks_are_not_known_is_said_once():
     lines = why_run(history_of("tree_sampled")).lines()
-    assert sum("not known" in line for line in lines) == 1
-    assert lines[-1].startswith("! the capture does not hold the drafter's likeliest tokens")
+    assert sum("unknown" in line for line in lines) == 1
+    assert lines[-1].startswith("! the drafter's likeliest tokens are not recorded")
 
 
 @pytest.mark.slow

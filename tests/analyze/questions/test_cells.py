@@ -38,7 +38,7 @@ def test_each_cell_is_counted():
     answers = answer(history)
     assert [(cell.depth, cell.sibling) for cell in answers.tree.cells] == [(1, 2), (2, 1), (1, 1)]  # the worst first
     grid = grids(answers, Vocabulary())[-1]
-    assert grid.summary.startswith("least worth their rows: depth 1 sibling 2 (1 of 21 accepted), depth 2 sibling 1")
+    assert grid.summary.startswith("least useful: depth 1 sibling 2 (1 of 21 accepted), depth 2 sibling 1")
     assert grid.rows[0][:6] == ("1", "2", "21", "1", "1", "4.8%")
     assert grid.rows[0][7:9] == ("100.0%", "0.110")
 

@@ -77,7 +77,7 @@ PLANTED = {  # the coins of drafts, what fails for certain, the operation, and w
     "of one seed, whatever the position": (
         lambda seed, stream, position, count: coins(3, stream, 0, count),
         {"draft coins", "coins over steps", "coins of requests"},
-        "the same coin",
+        "the coin of another position of the request",
     ),
 }
 
