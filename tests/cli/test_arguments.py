@@ -65,7 +65,7 @@ def test_what_a_verb_does_not_take_is_refused_in_a_line_that_says_what_does(fold
     code, out, err = run_here([verb, x, *more])
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert x in err
-    what_to_do = ("specscope ", "No such file", "there is no file", "a server is http", "prompt has spaces", "trace/ID")
+    what_to_do = ("specscope ", "No such file", "there is no file", "a server is http", "contains spaces", "trace/ID")
     assert any(words in err for words in what_to_do), err
 
 

@@ -98,7 +98,8 @@ def draw(reader: CaptureReader) -> None:
             look = Look(session, current, pooled=position % 2 == 0, title="capture")
             for width, height in ((100, 30), (24, 8)):
                 for panel in panels:
-                    panel.key(look)
+                    panel.look = look
+                    panel.OF(panel)
                     sheet = panel.draw(look, width, height)
                     for line in [*sheet.lines, sheet.title]:
                         plain(type(panel).__name__, *(text for text, _ in line))

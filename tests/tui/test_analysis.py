@@ -110,7 +110,7 @@ async def test_a_live_engine_is_answered_again_but_not_at_every_step(monkeypatch
         await until(pilot, lambda: len(asked) >= 3)
         assert asked == sorted(set(asked))  # each over more steps
         assert all(later - earlier >= 0.4 for earlier, later in pairwise(times))
-        engine.pause()
+        engine.ask("pause")
         steps = len(viewer.history.steps)
         await until(pilot, lambda: panel.over == f"all requests, {steps} steps")  # the last steps are not forgotten
         asked.clear()
