@@ -27,7 +27,7 @@ from specscope.analyze.why import why_run
 from specscope.errors import UserError
 from specscope.page.columns import CHUNK, Steps
 from specscope.trace.history.history import History
-from specscope.trace.history.wording import ending
+from specscope.trace.history.wording import ending, plural
 from specscope.trace.record.privacy import Privacy, strip
 from specscope.trace.record.records import RequestInfo, StepRecord
 from specscope.trace.record.vocabulary import Vocabulary
@@ -92,7 +92,7 @@ def _figures(report: Report) -> list[tuple[str, str, str, str]]:
     def told(ends: tuple[float, float] | None, shown: Any) -> str:  # noqa: ANN401
         return "" if ends is None else " to ".join(map(shown, ends))
 
-    of = f"{len(parts):,} requests"
+    of = plural(len(parts), "request")
     return [
         ("mean acceptance length τ", number(pooled.tau), told(interval("accepted", "drafts", 1.0), number), of),
         ("draft acceptance rate", percent(pooled.rate), told(interval("accepted", "drafted"), percent), of),

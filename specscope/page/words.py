@@ -17,12 +17,11 @@ from specscope.trace.words import DRAWN, NODE, label
 from specscope.tree_shape import MAX_NODES
 from specscope.tui.keys import COLOURS, FIGURES, KEYS, MARKS, RATES
 
-ON_PAGE = (
-    "full_stop comma pagedown pageup home end g n N slash o O F y j k r d v a t question_mark"  # of the main screen
-)
+ON_PAGE = "full_stop comma pagedown pageup home end g n N slash o O F y j k r d v a t question_mark"
 MORE = (  # and those of its panels
     ("↑ ↓", "the node above or below in the tree"),
-    ("Esc", "close help, leave a field"),
+    ("← →", "the previous or the next step"),
+    ("Esc", "close help; empty the filter and leave it"),
 )
 
 
@@ -37,7 +36,7 @@ def words() -> dict[str, Any]:
         "sources": SOURCES,
         "untold": NOT_TOLD,
         "widest": MAX_NODES,
-        "keys": [(key, by_key[key].label.split()[0], by_key[key].help) for key in ON_PAGE.split()],
+        "keys": [(key, by_key[key].label.split()[0]) for key in ON_PAGE.split()],
         "more_keys": MORE,
         "marks": [(mark, text) for mark, _, text in MARKS],
         "colours": [(name, text) for name, _, text in COLOURS],

@@ -111,6 +111,38 @@ def test_by_keyboard_to_a_rejection_and_a_link_to_it(pages, tab, browser):
     page.wait_for_selector("dialog", state="detached")
 
 
+def test_escape_leaves_the_filter_and_all_requests(pages, tab):
+    page = tab(f"{pages['sampled']}#r0@3")
+    page.keyboard.press("/")
+    page.keyboard.type("zebra")
+    page.wait_for_selector("text=no request fits the filter")
+    page.keyboard.press("Escape")
+    page.wait_for_function("document.querySelectorAll('.requests .row').length === 3")
+    page.keyboard.press("n")
+    page.wait_for_function("location.hash === '#r0@4'")
+    assert page.locator("#filter").input_value() == ""
+
+
+@pytest.mark.parametrize("place", ["r7@2", "r0@99", "r0@3/99"])
+def test_an_address_of_nothing_says_so(place, pages, tab):
+    page = tab(f"{pages['sampled']}#{place}")
+    page.wait_for_selector(f"text=There is no {place} in this file.")
+
+
+def test_a_prompt_is_found_and_the_first_rejection_is_named(pages, tab):
+    page = tab(pages["eagle"])
+    first = page.locator("a.first").inner_text()
+    page.locator("a.first").click()
+    page.wait_for_selector(".tree .rejected")
+    assert text(page, ".node header span").split("/")[0] in first
+    prompt = text(page, ".output .prompt").split()[0]
+    page.keyboard.press("F")
+    page.get_by_label("text:").fill(prompt)
+    page.wait_for_selector(".hits button:has-text('prompt')")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("dialog", state="detached")
+
+
 def test_where_two_runs_part(pages, tab):
     page = tab(pages["compared"])
     page.get_by_role("link", name="Look at the first difference").click()

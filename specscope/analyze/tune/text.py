@@ -58,7 +58,7 @@ def tables(tuning: Tuning) -> list[Table]:
 def _cells(row: TreeRow, tuning: Tuning, title: str) -> dict[str, str]:
     """By column."""
     mark = "~" if row.untold > TOLD else ""
-    cells = {"nodes": number(row.nodes, 1), "depth": str(row.depth)}
+    cells = {"nodes": number(row.nodes, int(row.nodes % 1 > 0)), "depth": str(row.depth)}
     cells |= {"length": mark + number(row.length.value), "95 %": interval(row.length, 2)}
     if row.speed is not None:
         cells["ms/step"], cells["tok/s"] = number((row.step or 0) * 1e3, 1), mark + number(row.speed.value, 1)

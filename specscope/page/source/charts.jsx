@@ -5,10 +5,10 @@ import { count, fixed, number, percent } from "./numbers.js";
 
 const LEFT = 44, RIGHT = 12, TOP = 10, BOTTOM = 30;
 
-/** Round numbers from 0 or `low` up to `high`. */
-function ticks(low, high, most = 5) {
+/** Round numbers from 0 or `low` up to `high`, `least` or more apart. */
+function ticks(low, high, most = 5, least = 0) {
   const step = 10 ** Math.floor(Math.log10((high - low || 1) / most));
-  const size = [1, 2, 5, 10].map((factor) => factor * step).find((each) => (high - low) / each <= most);
+  const size = Math.max(least, [1, 2, 5, 10].map((factor) => factor * step).find((each) => (high - low) / each <= most));
   const found = [];
   for (let value = Math.ceil(low / size) * size; value <= high + size / 1e6; value += size) found.push(value);
   return [found, Math.max(0, -Math.floor(Math.log10(size)))];
@@ -32,20 +32,24 @@ function Frame({ title, label, height = 190, low, high, x, ys = fixed, children 
   );
 }
 
+/** A chart without anything to draw. */
+const Nothing = ({ title, why }) => <figure><figcaption>{title}</figcaption><p>{why}</p></figure>;
+
 export function OverTime({ values, size }) {
   const known = values.filter((value) => value !== null);
   if (known.length < 2) return null;
-  const high = Math.max(...known), label = `Mean acceptance length over the run, from ${number(known[0])} to ${number(known.at(-1))}, between ${number(Math.min(...known))} and ${number(high)}`;
+  const high = Math.max(...known);
+  if (high <= 1) return <Nothing title="Acceptance length over time" why="It is 1 throughout: no draft was accepted." />;
+  const label = `Mean acceptance length over the run, from ${number(known[0])} to ${number(known.at(-1))}, between ${number(Math.min(...known))} and ${number(high)}`;
   return (
     <Frame title="Acceptance length over time" label={label} low={1} high={Math.max(high, 1.5)} x={`engine steps, ${count(size)} a point`}>
       {({ inner, y, left, bottom }) => {
-        const at = (i) => left + (inner.width * (i + 0.5)) / values.length;
+        const at = (i) => left + (inner.width * (i + 0.5)) / values.length, [marks] = ticks(0, (values.length - 1) * size, 5, 1);
         const path = values.map((value, i) => (value === null ? "" : `${i && values[i - 1] !== null ? "L" : "M"}${at(i)},${y(value)}`)).join("");
-        const marks = [0, 0.25, 0.5, 0.75, 1].map((share) => Math.min(values.length - 1, Math.round(share * values.length)));
         return [
           <path class="line" d={path} />,
           values.length < 60 && values.map((value, i) => value !== null && <circle class="dot" cx={at(i)} cy={y(value)} r={2.5}><title>{`from step ${count(i * size)}: ${number(value)}`}</title></circle>),
-          marks.map((i) => <text x={at(i)} y={bottom + 14} text-anchor="middle">{count(i * size)}</text>),
+          marks.map((step) => <text x={at(step / size)} y={bottom + 14} text-anchor="middle">{count(step)}</text>),
         ];
       }}
     </Frame>
@@ -55,6 +59,7 @@ export function OverTime({ values, size }) {
 /** Bars beside each other: `groups` [name, values], `names` of the values; `lines`: intervals of the last. */
 export function Bars({ title, groups, names, x }) {
   if (!groups.length) return null;
+  if (!groups.some(([, values]) => values.some((value) => value > 0))) return <Nothing title={title} why="No draft was accepted at any depth." />;
   const label = `${title}: ${groups.map(([name, values]) => `${name}: ${values.map((value, i) => `${names[i]} ${percent(value)}`).join(", ")}`).join("; ")}`;
   return (
     <Frame title={title} label={label} low={0} high={1} x={x} ys={(value) => `${Math.round(100 * value)}%`}>
@@ -76,6 +81,7 @@ export function Bars({ title, groups, names, x }) {
 export function Curves({ curves }) {
   curves = Object.fromEntries(Object.entries(curves).map(([name, points]) => [name, points.map(([nodes, value, low, high, tree]) => [nodes, value, low ?? value, high ?? value, tree])]));
   const every = Object.values(curves).flat(), high = Math.max(...every.map((point) => point[3])), most = Math.max(...every.map(([nodes]) => nodes));
+  if (high <= 1) return <Nothing title="Acceptance length by size of the tree" why="It is 1 for every tree: none of them would have had a draft accepted." />;
   const names = Object.keys(curves), label = names.map((name) => `${name}: up to ${number(Math.max(...curves[name].map((point) => point[1])))}`).join("; ");
   return (
     <Frame title="Acceptance length by size of the tree" label={label} height={260} low={1} high={high} x="nodes verified in a step">

@@ -2,9 +2,19 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { HEAD } from "./data.js";
 import { count } from "./numbers.js";
+import { Depth } from "./tree.jsx";
 import { addressOf, go, linkOf } from "./route.js";
 
 const WORDS = HEAD.words;
+const KEYS = { // what they do here
+  full_stop: "the next step of this request", comma: "the previous step of this request", pagedown: "forward by a twentieth of this request", pageup: "back by a twentieth of this request",
+  home: "the first step of this request", end: "the last step of this request", g: "go to a request, step or node: r3, r3@17, r3@17/4", n: "next step that ended in a rejection; wraps around", N: "previous step that ended in a rejection; wraps around",
+  slash: "filter the requests", o: "sort the requests by the next column", O: "reverse the sorting", F: "find text in prompts and outputs, this request first", y: "copy a link to this place",
+  j: "go to the request below", k: "go to the request above", r: "the list of this request's steps", d: "the tree of this step", v: "the overview", a: "figures and questions over many steps",
+  t: "theme: light or dark", question_mark: "keys, marks and figures",
+};
+const WITHOUT_STEPS = ["g", "F", "v", "a", "t", "question_mark"];
+const keysHere = () => WORDS.keys.filter(([key]) => HEAD.runs.some((run) => run.steps) || WITHOUT_STEPS.includes(key));
 
 export function Dialog({ title, close, children }) {
   const box = useRef(null);
@@ -13,7 +23,7 @@ export function Dialog({ title, close, children }) {
     box.current.querySelector("input")?.focus();
   }, []);
   return (
-    <dialog ref={box} onClose={close} aria-label={title} onClick={(event) => event.target === box.current && close()}>
+    <dialog ref={box} onClose={close} onKeyDown={(event) => event.key === "Escape" && (event.preventDefault(), close())} aria-label={title} onClick={(event) => event.target === box.current && close()}>
       <header><h2>{title}</h2><button type="button" aria-label="Close" onClick={close}>✕</button></header>
       {children}
     </dialog>
@@ -27,9 +37,9 @@ const Rows = ({ title, rows }) => (
 export const Help = ({ close }) => (
   <Dialog title="Keys, marks and figures" close={close}>
     <div class="help" tabIndex={0} role="group" aria-label="Keys, marks and figures">
-      <Rows title="Keys" rows={[...WORDS.keys.map(([, label, help]) => [label, help]), ...WORDS.more_keys]} />
+      <Rows title="Keys" rows={[...keysHere().map(([key, label]) => [label, KEYS[key]]), ...WORDS.more_keys]} />
       <div>
-        <Rows title="Verdicts" rows={WORDS.marks} />
+        <Rows title="Verdicts" rows={WORDS.marks.map(([mark, about]) => [mark === "▮▯" ? <Depth accepted={1} depth={2} /> : mark, about])} />
         <Rows title="Tokens" rows={WORDS.colours} />
         <Rows title="Figures of a node" rows={WORDS.figures} />
         <Rows title="Figures of a run" rows={WORDS.rates} />
@@ -58,9 +68,21 @@ export function GoTo({ run, close }) {
 
 const MOST = 200; // hits that are listed
 
-/** Places in the output of any request that have this text, those of the current request first. */
+/** Where a text has another, up to `most` places, each with what stands before and behind it in whole words. */
+function within(whole, wanted, most) {
+  const lower = whole.toLowerCase(), hits = [];
+  for (let at = lower.indexOf(wanted); at >= 0 && hits.length < most; at = lower.indexOf(wanted, at + 1)) {
+    const from = Math.max(0, at - 30), end = at + wanted.length, to = end + 40;
+    const before = whole.slice(from, at), behind = whole.slice(end, to);
+    const cut = from > 0 && /\S/.test(whole[from - 1]), on = to < whole.length && /\S/.test(whole[to]);
+    hits.push([at, `${from ? "…" : ""}${cut ? before.replace(/^\S*\s/, "") : before}`, whole.slice(at, end), `${on ? behind.replace(/\s\S*$/, "") : behind}${to < whole.length ? "…" : ""}`]);
+  }
+  return hits;
+}
+
+/** [request, step or null in its prompt, before, hit, behind]: in outputs, then in prompts, those of the current request first. */
 async function found(run, request, text) {
-  const { overview, vocabulary, requests } = run, output = await run.output(), hits = [], wanted = text.toLowerCase();
+  const { overview, vocabulary, requests } = run, output = await run.output(), prompts = await run.prompts(), hits = [], wanted = text.toLowerCase();
   const order = [request, ...requests.keys()].filter((each, i) => i === 0 || each !== request);
   for (const each of order) {
     const { first, steps } = requests[each], from = overview.begins[first];
@@ -68,15 +90,14 @@ async function found(run, request, text) {
     const ends = [];
     let whole = "";
     for (const piece of pieces) ends.push((whole += piece).length);
-    const lower = whole.toLowerCase();
-    for (let at = lower.indexOf(wanted); at >= 0 && hits.length < MOST; at = lower.indexOf(wanted, at + 1)) {
+    for (const [at, ...shown] of within(whole, wanted, MOST - hits.length)) {
       const token = from + ends.findIndex((end) => end > at);
       let step = first;
       while (overview.begins[step + 1] <= token) step++;
-      hits.push([each, step, whole.slice(Math.max(0, at - 30), at), whole.slice(at, at + text.length), whole.slice(at + text.length, at + text.length + 40)]);
+      hits.push([each, step, ...shown]);
     }
-    if (hits.length >= MOST) break;
   }
+  for (const each of order) for (const [, ...shown] of within(prompts[each], wanted, MOST - hits.length)) hits.push([each, null, ...shown]);
   return hits;
 }
 
@@ -86,19 +107,19 @@ export function Search({ run, request, close }) {
     const number = ++asked.current, next = text ? await found(run, request, text) : null;
     if (number === asked.current) setHits(next);
   };
-  const open = (step) => {
+  const open = ([each, step]) => {
     close();
-    go(addressOf(run.number, run.requestAt(step), run.overview.index[step]));
+    go(addressOf(run.number, each, step === null ? null : run.overview.index[step]));
   };
   const submit = (event) => {
     event.preventDefault();
-    if (hits?.length) open(hits[0][1]);
+    if (hits?.length) open(hits[0]);
   };
   return (
-    <Dialog title="Search the output" close={close}>
+    <Dialog title="Search prompts and outputs" close={close}>
       <form onSubmit={submit}><label>text: <input type="search" autocomplete="off" onInput={(event) => search(event.currentTarget.value)} /></label></form>
       <p class="faint" aria-live="polite">{hits === null ? "" : `${count(hits.length)}${hits.length === MOST ? " or more" : ""} found`}</p>
-      <ul class="hits">{hits?.map(([each, step, before, hit, behind]) => <li><button type="button" onClick={() => open(step)}><span class="faint">{`${run.requests[each].id}@${run.overview.index[step]} `}</span>{before}<mark>{hit}</mark>{behind}</button></li>)}</ul>
+      <ul class="hits">{hits?.map(([each, step, before, hit, behind]) => <li><button type="button" onClick={() => open([each, step])}><span class="faint">{`${run.requests[each].id}${step === null ? " prompt" : `@${run.overview.index[step]}`} `}</span>{before}<mark>{hit}</mark>{behind}</button></li>)}</ul>
     </Dialog>
   );
 }

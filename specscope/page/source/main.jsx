@@ -19,10 +19,22 @@ const KEYS = new Map(HEAD.words.keys.map(([key]) => [{ space: " ", full_stop: ".
 for (const [key, name] of [["ArrowDown", "node_down"], ["ArrowUp", "node_up"], ["ArrowRight", "full_stop"], ["ArrowLeft", "comma"]]) KEYS.set(key, name);
 
 const dark = matchMedia("(prefers-color-scheme: dark)"), root = document.documentElement;
-const follow = () => (root.dataset.theme = dark.matches ? "dark" : "light");
+const THEME = "specscope-theme", STORES = ["localStorage", "sessionStorage"]; // a file may be refused either
+/** What a store answers: the first one that works here; null where none does. */
+function stored(ask) {
+  for (const name of STORES)
+    try {
+      return ask(window[name]);
+    } catch {}
+  return null;
+}
+const follow = () => (root.dataset.theme = stored((store) => store.getItem(THEME)) ?? (dark.matches ? "dark" : "light"));
 follow();
 dark.addEventListener("change", follow);
-const theme = () => (root.dataset.theme = root.dataset.theme === "dark" ? "light" : "dark");
+function theme() {
+  root.dataset.theme = root.dataset.theme === "dark" ? "light" : "dark";
+  stored((store) => store.setItem(THEME, root.dataset.theme));
+}
 
 function Bar({ run, route, setRun, open }) {
   return (
@@ -32,7 +44,7 @@ function Bar({ run, route, setRun, open }) {
       <nav aria-label="Views">{SHOWN.map((name) => <a href={`#/${name}`} aria-current={route.view === name ? "page" : undefined} onClick={name === "steps" ? (event) => { event.preventDefault(); go(addressOf(run.number, 0)); } : undefined}>{NAMES[name]}</a>)}</nav>
       <div class="tools">
         {PAIR && !["overview", "pairs"].includes(route.view) && RUNS.map((each) => <button type="button" aria-pressed={each === run} onClick={() => setRun(each.number)}>{each.letter}</button>)}
-        <button type="button" onClick={() => open("search")} title="Search the output (F)">Search</button>
+        <button type="button" onClick={() => open("search")} title="Search prompts and outputs (F)">Search</button>
         <button type="button" onClick={theme} aria-label="Light or dark (t)" title="Light or dark (t)">◐</button>
         <button type="button" onClick={() => open("help")} aria-label="Help (?)" title="Keys, marks and figures (?)">?</button>
       </div>
@@ -51,7 +63,7 @@ function rejection(run, place, way) {
 
 function Page() {
   const route = useRoute(), [chosen, setRun] = useState(0), [dialog, open] = useState(null);
-  const [listing, setListing] = useState({ order: "came", reverse: false, filter: "", kind: "" });
+  const [listing, setListing] = useState({ order: "arrival", reverse: false, filter: "", kind: "" });
   const run = RUNS[route.view === "steps" ? route.run : chosen], set = (change) => setListing((old) => ({ ...old, ...change }));
   const ready = useLoaded(() => Promise.all(RUNS.map((each) => each.open())), []);
   const shown = useMemo(() => ordered(run, listing), [run, listing]);
@@ -89,7 +101,11 @@ function Page() {
     const pressed = (event) => {
       if (event.ctrlKey || event.metaKey || event.altKey || dialog || !ready) return;
       const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName);
-      if (event.key === "Escape" && typing) return event.target.blur();
+      if (event.key === "Escape" && typing) {
+        event.preventDefault(); // a browser would empty the field alone
+        if (event.target.id === "filter") set({ filter: "" });
+        return event.target.blur();
+      }
       const name = KEYS.get(event.key), view = route.view === "steps" ? inSteps : route.view === "pairs" ? inPairs() : {};
       const action = view[name] ?? anywhere[name];
       if (typing || !action) return;
@@ -101,7 +117,7 @@ function Page() {
   });
 
   const views = {
-    overview: () => (PAIR ? <Compared /> : <Overview run={run} />),
+    overview: () => (PAIR ? <Compared /> : <Overview run={run} first={ready && run.steps ? rejection(run, -1, 1) : -1} />),
     pairs: () => ready && <Pairs route={route} />,
     steps: () => ready && <Steps run={run} request={request} place={place} route={route} listing={listing} set={set} shown={shown} />,
     analysis: () => <Analysis run={run} />,
@@ -109,9 +125,12 @@ function Page() {
     tune: () => <Tune run={run} />,
     findings: () => <Findings run={run} />,
   };
+  const atStep = ready && route.view === "steps" && route.index !== null, { overview } = run;
+  const lacks = atStep && (overview.index[place] !== route.index || route.node > overview.nodes[place]);
+  const missing = lacks ? `${run.requests[request].id}@${route.index}${route.node === null ? "" : `/${route.node}`}` : route.missing;
   return [
     <Bar run={run} route={route} setRun={setRun} open={open} />,
-    route.missing && <p class="warnings" role="alert">{`There is no ${route.missing} in this file.`}</p>,
+    missing && <p class="warnings" role="alert">{`There is no ${missing} in this file.${lacks ? ` This is ${run.requests[request].id}@${overview.index[place]}.` : ""}`}</p>,
     views[route.view]() || <main id="main"><p class="faint">…</p></main>,
     dialog === "help" && <Help close={() => open(null)} />,
     dialog === "search" && ready && <Search run={run} request={request} close={() => open(null)} />,

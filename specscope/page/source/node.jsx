@@ -3,6 +3,7 @@ import { HEAD } from "./data.js";
 import { fixed, probability } from "./numbers.js";
 import { Place, aboutLikeliest, coinOnLine, coinSign, nodeRows, said, typical, why } from "./place.js";
 import { UNTRIED } from "./step.js";
+import { Sentence } from "./table.jsx";
 import { CoinLine } from "./tree.jsx";
 
 const LABELS = HEAD.words.labels, TARGETS = ["p", "raw_p", "p_tried"];
@@ -47,7 +48,7 @@ export function Node({ step, number }) {
   return (
     <section class="panel node" aria-label="Decision" aria-live="polite">
       <header><h2>{number === step.size ? "Final token" : `Node ${number}`}</h2><span class="faint">{`${step.name}/${number}`}</span></header>
-      <div class="why">{sentences.map((sentence, i) => <p class={i ? "" : "strong"}>{sentence}</p>)}{usual && <p class="faint">{usual}</p>}</div>
+      <div class="why">{sentences.map((sentence, i) => <p class={i ? "" : "strong"}><Sentence text={sentence} /></p>)}{usual && <p class="faint">{usual}</p>}</div>
       <Numbers step={step} number={number} />
       <dl class="facts">{nodeRows(step, number).map(([label, text, odd]) => [<dt>{label || "\u00a0"}</dt>, <dd class={odd ? "warn" : ""}>{text}</dd>])}</dl>
       {place.notes ? (

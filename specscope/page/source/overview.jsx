@@ -1,6 +1,7 @@
 // The first view: what ran, its figures with intervals, how acceptance went, and what cost most.
 import { Bars, OverTime, Phases } from "./charts.jsx";
-import { Facts, Reference, Table } from "./table.jsx";
+import { addressOf } from "./route.js";
+import { Facts, Reference, Sentence, Table } from "./table.jsx";
 
 const Figures = ({ figures }) => (
   <ul class="figures">
@@ -12,12 +13,24 @@ const Figures = ({ figures }) => (
 
 const Warnings = ({ lines }) => lines.length > 0 && <ul class="warnings">{lines.map((line) => <li>{line}</li>)}</ul>;
 
-export function Overview({ run }) {
+/** What the findings say; beside that nothing is wrong, what that covers. */
+function Verdict({ run }) {
+  const { failed, verdict, by } = run.findings, none = !run.by_depth.some(([, rate]) => rate > 0);
+  return (
+    <p class={`verdict ${failed ? "bad" : none ? "unsure" : "good"}`}>
+      <a href="#/findings">{failed ? "✗ " : none ? "" : "✓ "}{verdict}</a>
+      {!failed && by === "verify" && <span class="note">{" verify: the sampler's decisions are consistent; it does not judge how good the drafts are"}</span>}
+    </p>
+  );
+}
+
+/** `first`: the place of the first step that ended in a rejection, -1 where there is none or it is not known yet. */
+export function Overview({ run, first }) {
   const [values, size] = run.over_time;
   return (
     <main id="main" class="overview">
       <Figures figures={run.figures} />
-      {run.findings && <p class={`verdict ${run.findings.failed ? "bad" : "good"}`}><a href="#/findings">{run.findings.failed ? "✗" : "✓"} {run.findings.verdict}</a></p>}
+      {run.findings && <Verdict run={run} />}
       <Warnings lines={run.warnings} />
       <div class="charts">
         <OverTime values={values} size={size} />
@@ -25,14 +38,19 @@ export function Overview({ run }) {
         <Phases phases={run.phases} />
         <section class="panel"><h2>What ran</h2><Facts pairs={[...run.header, ...(run.rule ? [["rule", run.rule]] : [])]} /></section>
       </div>
-      {run.why?.kinds.length > 0 && <section class="panel"><h2>The costliest rejections</h2><p>{run.why.summary}</p><Kinds kinds={run.why.kinds.slice(0, 3)} run={run} /><p><a href="#/rejections">All kinds of rejection</a></p></section>}
+      {run.why?.kinds.length > 0 && <section class="panel"><h2>The costliest rejections</h2>{first >= 0 && <First run={run} place={first} />}<p>{run.why.summary}</p><Kinds kinds={run.why.kinds.slice(0, 3)} run={run} /><p><a href="#/rejections">All kinds of rejection</a></p></section>}
     </main>
   );
 }
 
+function First({ run, place }) {
+  const request = run.requestAt(place), index = run.overview.index[place];
+  return <p><a class="first" href={addressOf(run.number, request, index)}>{`first rejection ${run.requests[request].id}@${index} (n)`}</a></p>;
+}
+
 export const Kinds = ({ kinds, run }) => (
   <ol class="kinds">
-    {kinds.map(([about, figures, example, sentence]) => <li><p class="strong">{about}</p><p>{figures}</p><p><Reference name={example} run={run.number} />{`: ${sentence}`}</p></li>)}
+    {kinds.map(([about, figures, example, sentence]) => <li><p class="strong">{about}</p><p>{figures}</p><p><Reference name={example} run={run.number} />{": "}<Sentence text={sentence} /></p></li>)}
   </ol>
 );
 

@@ -145,7 +145,7 @@ export function headline(step, number) {
     const name = place.final ? "wanted" : place.token === target.token ? "wanted, and drafted" : "wanted, drafted";
     return said(name, { target: described(target), node });
   }
-  if (place.final) return said("drew", { node });
+  if (place.final) return said(step.greedy ? "took" : "drew", { node });
   if (step.kind !== "recovered" || place.parent !== step.last) return said("drafted", { node });
   return said("took, drafted", { final: described(Place.end(step)), node });
 }

@@ -3,9 +3,10 @@ import { useMemo } from "preact/hooks";
 import { List } from "./list.jsx";
 import { count, number, percent } from "./numbers.js";
 
-export const ORDERS = ["came", "τ", "rate", "tokens", "steps", "end"];
+export const ORDERS = ["arrival", "τ", "rate", "tokens", "steps", "end"];
+const named = (order) => (order === "arrival" ? "order of arrival" : `by ${order}`);
 const VALUES = {
-  came: (request) => request.first, τ: (request) => request.tau ?? Infinity, rate: (request) => request.rate ?? Infinity,
+  arrival: (request) => request.first, τ: (request) => request.tau ?? Infinity, rate: (request) => request.rate ?? Infinity,
   tokens: (request) => -request.tokens, steps: (request) => -request.steps, end: (request) => request.end,
 };
 
@@ -35,7 +36,7 @@ export function Requests({ run, shown, picked, listing, set, pick }) {
       <div class="tools">
         <input id="filter" type="search" placeholder="filter ( / )" aria-label="Filter the requests" value={listing.filter} onInput={(event) => set({ filter: event.currentTarget.value })} />
         {kinds.length > 1 && <select aria-label="Label kind" value={listing.kind} onChange={(event) => set({ kind: event.currentTarget.value })}><option value="">all kinds</option>{kinds.map((kind) => <option value={kind}>{kind}</option>)}</select>}
-        <select aria-label="Sort the requests by" value={listing.order} onChange={(event) => set({ order: event.currentTarget.value })}>{ORDERS.map((order) => <option value={order}>{`by ${order}`}</option>)}</select>
+        <select aria-label="Sort the requests by" value={listing.order} onChange={(event) => set({ order: event.currentTarget.value })}>{ORDERS.map((order) => <option value={order}>{named(order)}</option>)}</select>
         <button type="button" aria-label="Reverse the sorting" aria-pressed={listing.reverse} onClick={() => set({ reverse: !listing.reverse })}>{listing.reverse ? "↑" : "↓"}</button>
       </div>
       <List label="requests" count={shown.length} picked={shown.indexOf(picked)} height={52} row={row} pick={(i) => pick(shown[i])} empty="no request fits the filter" />

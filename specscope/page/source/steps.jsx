@@ -6,9 +6,11 @@ import { List } from "./list.jsx";
 import { Node } from "./node.jsx";
 import { count, number, plural } from "./numbers.js";
 import { Legend, Output, texts } from "./output.jsx";
-import { endedBy, why, whyStep } from "./place.js";
+import { deciding, endedBy, why, whyStep } from "./place.js";
 import { Requests } from "./requests.jsx";
 import { addressOf, go, move } from "./route.js";
+import { REJECTED, ROOT, UNTRIED } from "./step.js";
+import { Sentence } from "./table.jsx";
 import { Depth, Tree } from "./tree.jsx";
 
 const KINDS = ["bonus", "recovered", "target", "prefill"];
@@ -38,7 +40,7 @@ export function StepPanel({ step, node, pick, title }) {
         <span class="faint">{!step.judged ? "prefill" : step.size ? `${accepted} of ${nodes}, depth ${accepted} of ${step.depth}` : "nothing drafted"}{` · engine step ${count(step.engine)}`}{step.drafter && step.drafter !== "none" ? ` · ${step.drafter}` : ""}{step.rule && step.rule !== "standard" ? ` · rule ${step.rule}` : ""}</span>
       </header>
       {step.judged && <Tree step={step} picked={node} pick={pick} label={`Tree of ${step.name}`} />}
-      <div class="why">{aboutStep(step).map((sentence, i) => <p class={i ? "" : "strong"}>{sentence}</p>)}{step.method && <p class="faint">{step.method}</p>}</div>
+      <div class="why">{aboutStep(step).map((sentence, i) => <p class={i ? "" : "strong"}><Sentence text={sentence} /></p>)}{step.method && <p class="faint">{step.method}</p>}</div>
     </section>
   );
 }
@@ -46,7 +48,15 @@ export function StepPanel({ step, node, pick, title }) {
 /** What is said of a step besides what its node says that ended it, which stands beside it. */
 function aboutStep(step) {
   const node = step.judged && step.size ? why(step, endedBy(step)) : [];
-  return whyStep(step).filter((sentence) => !node.includes(sentence));
+  return [...whyStep(step).filter((sentence) => !node.includes(sentence)), ...shifted(step)];
+}
+
+/** What the target would have taken below a rejected node: drafts that stand a place too late look so. */
+function shifted(step) {
+  const below = (parent) => parent !== ROOT && (step.nodes[parent].outcome === REJECTED || below(step.nodes[parent].parent));
+  const found = step.greedy && step.tellsP ? step.nodes.filter((node) => node.outcome === UNTRIED && node.p === 1 && below(node.parent)) : [];
+  const places = found.slice(0, 3).map((node) => `${step.run.vocabulary.quoted(node.token)} at node ${node.number}`);
+  return found.length ? [`The target would have taken ${places.join(", ")}, below ${deciding(step).length > 1 ? "rejected ones" : "the rejected one"}.`] : [];
 }
 
 /** The node that is shown where the address names none. */

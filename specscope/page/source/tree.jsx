@@ -26,13 +26,14 @@ function columnsOf(step) {
   const tried = (node) => node.outcome !== UNTRIED;
   const raw = ["raw p", "w2", (node) => step.hasParents && shown(Place.at(step, node.number).rawP)], rank = ["rank", "w3", (node) => Place.at(step, node.number).rawRank ?? ""];
   const draft = ["draft p", "w2", (node) => shown(draftP(step, node))];
-  if (step.greedy) return [["raw p", "", raw[2]], rank, ["draft p", "", draft[2]], ["p", "w2", (node) => (step.tellsP ? shown(node.p) : "")]];
+  const drafts = step.nodes.some((node) => draft[2](node)) ? [draft] : [];
+  if (step.greedy) return [["raw p", "", raw[2]], rank, ...drafts.map(([name, , cell]) => [name, "", cell]), ["p", "w2", (node) => (step.tellsP ? shown(node.p) : "")]];
   return [
     ["p", "", (node) => (step.tellsP ? shown(node.p) : "")],
     ["q", "", (node) => shown(node.q)],
     raw,
     rank,
-    ...(step.sampled ? [] : [draft]),
+    ...(step.sampled ? [] : drafts),
     ["coin", "w1", (node) => (tried(node) && node.judged && node.coin ? shown(node.coin) : "")],
     ["a", "w1", (node) => (tried(node) && step.tellsP ? `${coinSign(step, node)} ${shown(node.a)}` : "")],
     ["coin on a line", "w1", (node) => tried(node) && step.tellsP && <CoinLine a={node.a} coin={coinOnLine(step, node)} outcome={node.outcome} />],
@@ -55,7 +56,7 @@ export function Tree({ step, picked, pick, label = "Tree" }) {
           </button>
           <span class="note">{notes.filter(Boolean).join(" ")}</span>
         </th>
-        {columns.map(([name, width, cell]) => <td class={`figure ${width}`}>{final ? (name === (step.greedy ? "raw p" : "p") ? shown(Place.at(step, number).numbers.raw_p ?? step.final.p) : "") : cell(node)}</td>)}
+        {columns.map(([name, width, cell]) => <td class={`figure ${width}`}>{final ? (name === (step.greedy ? "raw p" : "p") ? shown(step.greedy ? Place.at(step, number).rawP : step.final.p) : "") : cell(node)}</td>)}
       </tr>
     );
   };
@@ -70,9 +71,8 @@ export function Tree({ step, picked, pick, label = "Tree" }) {
   );
 }
 
-/** ▮▮▯▯: accepted depth out of the tree's. */
+/** A box for each level of the tree, those of the accepted depth filled. */
 export const Depth = ({ accepted, depth }) => (
-  <span class="depth" role="img" aria-label={`accepted ${accepted} of ${depth}`}><b>{"▮".repeat(accepted)}</b>{"▯".repeat(Math.max(0, depth - accepted))}</span>
+  <span class="depth" role="img" aria-label={`accepted ${accepted} of ${depth}`}>{Array.from({ length: depth }, (_, level) => <i class={level < accepted ? "accepted" : ""} />)}</span>
 );
-
 

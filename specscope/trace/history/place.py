@@ -370,10 +370,10 @@ def headline(step: RequestStep, node: int, vocabulary: Vocabulary) -> str:
     if target is not None:
         same = "wanted, and drafted" if place.token == target.token else "wanted, drafted"
         return said("wanted" if place.final else same, target=_described(target, vocabulary), node=described)
+    verdict = step.verdict
     if place.final:
-        return said("drew", node=described)
-    recovered = step.verdict is not None and step.verdict.kind is FinalKind.RECOVERED
-    if not recovered or place.parent != end(step).parent:
+        return said("took" if verdict is not None and verdict.is_greedy else "drew", node=described)
+    if verdict is None or verdict.kind is not FinalKind.RECOVERED or place.parent != end(step).parent:
         return said("drafted", node=described)
     return said("took, drafted", final=_described(end(step), vocabulary), node=described)
 

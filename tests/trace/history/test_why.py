@@ -28,7 +28,7 @@ eagle r0@0: Nothing was drafted: first token after the prompt. The final token �
   decoding takes the top token.
 eagle r0@1/1: Target wanted ‘␣f’ (raw p 0.961, 1st; draft p 0.072, 2nd), and it was drafted. Accepted: greedy decoding
   takes the target's top token, and this is it.
-eagle r0@2: Accepted 5 of 5 levels: ‘␣b’ ‘):’ ‘⏎␣␣␣’ ‘␣c’ ‘␣=’. Target drew ‘␣a’. The accepted path ended at a leaf,
+eagle r0@2: Accepted 5 of 5 levels: ‘␣b’ ‘):’ ‘⏎␣␣␣’ ‘␣c’ ‘␣=’. Target took ‘␣a’. The accepted path ended at a leaf,
   so ‘␣a’ is a bonus token: greedy decoding takes the top token.
 eagle r0@3/3: Target wanted ‘␣*’ (raw p 0.961, 1st; draft p 0.481, 1st), drafted ‘⏎␣␣␣’ (raw p 0.002, 4th; draft p
   0.047, 4th). Not tried: its sibling ‘␣*’ was accepted; the target would not have taken it there.
