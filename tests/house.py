@@ -30,11 +30,11 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "tui": (6414, 5500),
     "cli": (4027, 3100),
     "serve": (1739, 1600),
-    "page": (974, 700),
+    "page": (973, 700),
     "testing": (765, 320),
     "bench, train": (0, 0),
     "top level": (951, 600),
-    "all": (80737, 64500),
+    "all": (80736, 64500),
     "benchmarks": (3300, 3300),
 }
 TESTS_BUDGET = 40_500
