@@ -38,6 +38,7 @@ def test_a_capture_is_the_same_as_itself(tmp_path):
     code, out, err = compare(SAMPLED, copy)
     assert (code, err) == (0, "")
     assert "The runs are the same: all 3 pairs of requests made exactly the same decisions." in out
+    assert "no change found" not in out
 
 
 def test_differences_are_exit_code_1(runs):
@@ -88,6 +89,31 @@ def test_an_older_kind_of_run_is_compared_by_what_both_have():
     assert "draft tree differs at 46 of 49 equal contexts, as configured: drafter, draft model, tree" in " ".join(
         out.split()
     )
+
+
+def test_steps_without_drafts_are_named_before_tau_is_compared():
+    out = " ".join(compare(NGRAM, EAGLE)[1].split())
+    assert (
+        "τ counts only steps with drafts: 14 % of A's, 95 % of B's. Output tokens per step: 1.40 → 2.21. Only the"
+        in out
+    )
+    assert "τ counts" not in compare(EAGLE, SAMPLED)[1]
+
+
+def test_a_change_that_no_tree_can_make_is_not_called_visible():
+    out = compare(NGRAM, EAGLE)[1]
+    assert "(95 %: -88.3 to +167.9 %); 3 requests are too few to see any change in tau\n" in out
+    figures = {each["name"]: each["visible"] for each in json.loads(compare(NGRAM, EAGLE, "--json")[1])["figures"]}
+    assert figures["tau"] is figures["rate"] is figures["whole paths"] is None
+
+
+def test_every_setting_that_can_explain_a_difference_is_named_and_differences_of_rates_are_points():
+    out = " ".join(compare(EAGLE, SAMPLED)[1].split())
+    every = "drafts, drafter, draft model, draft revision, tree, draft vocabulary, max_tokens, temperature, seed"
+    assert f"Only the configured settings differ ({every})." in out
+    assert "output in loops 27.3% → 0.0%, -27.3 points (-27.3 to +72.7, 95 %; 3 requests)" in out
+    assert "depth 2 rate 33.3% 17.1% -16.3 points -22.7 to -5.8 31.1 points" in out
+    assert "All 3 pairs diverge: the sampling parameters differ." in out
 
 
 BAD = [

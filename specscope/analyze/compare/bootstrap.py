@@ -26,7 +26,7 @@ from specscope.trace.record.tree import Doubles
 REPLICATES = 2000
 BATCH = 100  # replicates that are drawn at once
 LEVEL = 0.95  # of the intervals
-POWER = 0.95  # of Estimate.visible, "would have seen"
+POWER = 0.95  # of Estimate.visible
 FEWEST = 3  # clusters; with fewer there is no interval
 SEED = 20_260_101
 SAME = ROUNDING["float32"]  # rounding alone moves two engines' q by as much
@@ -44,7 +44,7 @@ class Estimate:
     high: float | None = None
     p_value: float | None = None
     significant: bool = False  # tau: by its interval; any other: after Holm's correction over its table
-    visible: float | None = None  # the least difference that would be seen with 95 % power
+    visible: float | None = None  # the least difference that would be seen with 95 % power; None: none that can be
     clusters: int = 0  # that it is computed from: requests, or pairs of these; for counts, drafts
     weight: tuple[float, float] = (0.0, 0.0)  # drafts, steps or nodes under the figure
     standard_error: float | None = None
@@ -65,19 +65,25 @@ class Estimate:
             return f"{100 * value:{sign}.1f}%"
         return f"{value:{sign},.{0 if self.name in COUNTED else digits}f}"
 
+    def points(self, value: float | None, digits: int = 3, sign: str = "") -> str:
+        """`-0.120`, of shares `-12.0 points`: a difference."""
+        return self.text(value, digits, sign).replace("%", " points")
+
     def interval(self, digits: int = 3) -> str:
-        """The 95 % interval of the difference."""
-        return NONE if self.low is None else " to ".join(self.text(end, digits, "+") for end in (self.low, self.high))
+        """The 95 % interval of the difference; of shares in points."""
+        if self.low is None:
+            return NONE
+        return " to ".join(self.text(end, digits, "+").removesuffix("%") for end in (self.low, self.high))
 
     @property
     def change(self) -> str:
         """`3.42 → 3.30, -0.12 (-0.20 to -0.04, 95 %; 24 requests)`"""
         if self.a is None or self.b is None or self.difference is None:
             return "not known on both sides"
-        text = f"{self.text(self.a)} → {self.text(self.b)}, {self.text(self.difference, sign='+').removesuffix('%')}"
+        text = f"{self.text(self.a)} → {self.text(self.b)}, {self.points(self.difference, sign='+')}"
         if self.low is None or self.name in COUNTED:
             return text
-        return f"{text} ({self.interval().replace('%', '')}, 95 %; {plural(self.clusters, self.unit)})"
+        return f"{text} ({self.interval()}, 95 %; {plural(self.clusters, self.unit)})"
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,7 @@ class Ratio:
     percent: bool = False
     offset: float = 0.0  # added to the ratio
     signed: bool = False  # whether it may be below 0
+    most: float = math.inf  # it can be
 
 
 def measured(ratios: Sequence[Ratio], clusters: int) -> list[Estimate]:
@@ -143,18 +150,20 @@ def _estimate(ratio: Ratio, drawn: Doubles) -> Estimate:
     of_logs = a > 0 and b > 0 and bool((sides > 0).all())
     spread = np.diff(np.log(sides) if of_logs else sides, axis=1)
     error = float(np.std(spread, ddof=1)) * math.sqrt(n / (n - 1))
-    return spanned(bare, error if error > 1e-12 else 0.0, of_logs=of_logs, signed=ratio.signed)
+    return spanned(bare, error if error > 1e-12 else 0.0, of_logs=of_logs, signed=ratio.signed, most=ratio.most)
 
 
-def spanned(bare: Estimate, error: float, *, of_logs: bool, signed: bool = False) -> Estimate:
+def spanned(bare: Estimate, error: float, *, of_logs: bool, signed: bool = False, most: float = math.inf) -> Estimate:
     """With its interval and what follows from it. `error`: the standard error of B - A, `of_logs` of log(B / A).
 
-    A figure that is not `signed` ends at 0, and a share at 1.
+    A figure that is not `signed` ends at 0, and a share at 1. No change can be seen that leads beyond `most`.
     """
     a, b, degrees = bare.a or 0.0, bare.b or 0.0, bare.clusters - 1
     change = (math.log(b / a) if of_logs else b - a) if abs(b - a) > SAME else 0.0
     t = t_quantile((1 + LEVEL) / 2, degrees)
     seen = (t + NormalDist().inv_cdf(POWER)) * error
+    most = 1.0 if bare.percent else most
+    visible, reach = a * math.expm1(seen) if of_logs else seen, max(most - a, a + most if signed else a)
     low, high = (a * math.expm1(end) if of_logs else end for end in (change - t * error, change + t * error))
     return replace(
         bare,
@@ -162,7 +171,7 @@ def spanned(bare: Estimate, error: float, *, of_logs: bool, signed: bool = False
         low=low if signed else max(low, 0.0 - a),
         high=min(high, max(1 - a, b - a)) if bare.percent else high,
         p_value=t_two_sided(change / error, degrees) if error else float(not change),
-        visible=a * math.expm1(seen) if of_logs else seen,
+        visible=visible if visible <= reach else None,
         standard_error=b * error if of_logs else error,
     )
 

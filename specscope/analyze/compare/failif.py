@@ -76,7 +76,8 @@ def _judge(limit: Threshold, figure: Estimate | None, groups: Mapping[str, Seque
         hit = limit.passed_by(b)
         return FailCondition(str(limit), hit, f"{'hit' if hit else 'not hit'}; B has {figure.text(b)}")
     if a is None or figure.low is None or figure.high is None:
-        few = f"{plural(figure.clusters, figure.unit)} are too few for an interval; give more"
+        are = "is" if figure.clusters == 1 else "are"
+        few = f"{plural(figure.clusters, figure.unit)} {are} too few for an interval; give more"
         raise UserError(f"--fail-if {limit}: {figure.without_interval or few}")
     hit = limit.passed_by_change(a, figure.low, figure.high)
     least = limit.size * abs(a) if limit.percent else limit.size

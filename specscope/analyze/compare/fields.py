@@ -143,8 +143,8 @@ def _condition(here: ContextRows, differ: Bools, chosen: Longs) -> str:
     best = find(facts | {"after": BEFORE[facts["after"]]}, differ, here.step[1][chosen])
     if best is None:
         return ""
-    inside, outside = f"{best.hits_in:,} of {best.total_in:,}", f"{best.hits_out:,} of {best.total_out:,}"
-    return f"{best.text}: {inside}; elsewhere {outside}"
+    inside, outside = f"{best.hits_in:,} of {best.total_in:,}", f"{best.hits_out:,} of the other {best.total_out:,}"
+    return f"differs at {inside} where {best.text}, at {outside}"
 
 
 def fields(aligned: Aligned) -> list[Field]:

@@ -49,12 +49,14 @@ class FigureKind:
     percent: bool = True
     offset: float = 0.0  # a draft gives what was accepted of it, and one token more
     signed: bool = False  # whether it may be below 0
+    tokens: bool = False  # whether it is of tokens, of which a step gives 1 more than its tree is deep; else at most 1
     judged: bool = True  # else named beside a difference in tau: rounding alone can make a text loop
     fewest: int = 1  # below the line, on each side
 
-    def ratio(self, name: str, a: Sums, b: Sums) -> Ratio:
-        """It, of both sides."""
-        return Ratio(name, (a[0], b[0]), (a[1], b[1]), self.percent, self.offset, self.signed)
+    def ratio(self, name: str, a: Sums, b: Sums, depth: int) -> Ratio:
+        """It, of both sides, whose trees are at most so deep."""
+        most = 1.0 + depth * self.tokens
+        return Ratio(name, (a[0], b[0]), (a[1], b[1]), self.percent, self.offset, self.signed, most)
 
 
 def believed(side: Side) -> NDArray[np.floating]:
@@ -88,14 +90,14 @@ def _at_depth(side: Side, depth: int) -> Parts:
     return side.columns.depth_reached >= depth, side.columns.tree_depth >= depth
 
 
-LENGTH = FigureKind(lambda side: (side.columns.depth_reached, side.drafts), percent=False, offset=1.0)
+LENGTH = FigureKind(lambda side: (side.columns.depth_reached, side.drafts), percent=False, offset=1.0, tokens=True)
 FIGURES: Mapping[str, FigureKind] = {  # and, behind the first two, rates by depth
     TAU: LENGTH,
     RATE: FigureKind(lambda side: (side.columns.depth_reached, np.diff(side.columns.start))),
-    "tokens per step": FigureKind(lambda side: (side.emitted, np.ones(len(side))), percent=False),
+    "tokens per step": FigureKind(lambda side: (side.emitted, np.ones(len(side))), percent=False, tokens=True),
     "whole paths": FigureKind(lambda side: (side.columns.kind == BONUS, side.drafts)),
     LOOPS: FigureKind(lambda side: (side.looped, side.emitted), judged=False),
-    WITHOUT_LOOPS: FigureKind(_of_new_text, percent=False, offset=1.0, judged=False),
+    WITHOUT_LOOPS: FigureKind(_of_new_text, percent=False, offset=1.0, tokens=True, judged=False),
     **{f"rate from {name}": FigureKind(partial(_drafted_by, source=place)) for place, name in enumerate(SOURCES)},
     "q above acceptance": FigureKind(partial(_errors, power=1), percent=False, signed=True),
     "squared error of q": FigureKind(partial(_errors, power=2), percent=False),
@@ -145,7 +147,8 @@ def clustered(a: Side, b: Side, pairs: Matched) -> tuple[Counts, Counts]:
 
 def figures(a: Counts, b: Counts) -> list[Estimate]:
     """Acceptance length, rate, by depth and by who drafted, tokens per step, loops, and the calibration of q."""
-    deepest = min(DEEPEST, *(int(of.side.columns.tree_depth.max(initial=0)) for of in (a, b)))
+    reached = [int(of.side.columns.tree_depth.max(initial=0)) for of in (a, b)]
+    deepest = min(DEEPEST, *reached)
     depths = [
         (depth_rate(d), FigureKind(partial(_at_depth, depth=d), fewest=FEWEST_DRAFTS)) for d in range(1, deepest + 1)
     ]
@@ -155,7 +158,7 @@ def figures(a: Counts, b: Counts) -> list[Estimate]:
     ratios = []
     for name, figure in every.items():
         if (figure.judged or loops) and min(bottom.sum() for _, bottom in sums[name]) >= figure.fewest:
-            ratios.append(figure.ratio(name, *sums[name]))
+            ratios.append(figure.ratio(name, *sums[name], max(reached)))
     told = measured(ratios, a.clusters)
     tau = [replace(estimate, significant=estimate.nonzero) for estimate in told if estimate.name == TAU]
     unjudged = [estimate for estimate in told if not every[estimate.name].judged]
@@ -181,13 +184,14 @@ def _mean(values: NDArray[Any]) -> float | None:
 def groups(a: Counts, b: Counts, asked: Collection[str] = ()) -> dict[str, tuple[Estimate, ...]]:
     """The acceptance length by label and by what came before, and by what is asked for; one Holm's correction."""
     found: dict[str, list[Ratio]] = {}
+    depth = max(int(of.side.columns.tree_depth.max(initial=0)) for of in (a, b))
     for title, (names, *of) in _groupings((a.side, b.side), asked).items():
         ratios = []
         for value, name in enumerate(names):
             drafts = (each.side.drafts & (mine == value) for each, mine in zip((a, b), of, strict=True))
             sums = [each.sums(each.side.columns.depth_reached, mine) for each, mine in zip((a, b), drafts, strict=True)]
             if min(bottom.sum() for _, bottom in sums) >= FEWEST_DRAFTS:
-                ratios.append(LENGTH.ratio(name, *sums))
+                ratios.append(LENGTH.ratio(name, *sums, depth))
         found |= {title: ratios} if len(ratios) > 1 else {}  # a single value repeats the overall figures
     told = iter(marked(measured([ratio for ratios in found.values() for ratio in ratios], a.clusters), ALPHA))
     return {title: tuple(islice(told, len(ratios))) for title, ratios in found.items()}

@@ -21,9 +21,11 @@ from specscope.analyze.compare.figures import LOOPS, WITHOUT_LOOPS, CalibrationB
 from specscope.analyze.compare.parting import Parting, PartingCause
 from specscope.trace.history.conditions import TAU
 from specscope.trace.history.wording import plural
+from specscope.trace.record.params import PARAM_NAMES
 
 RARE = 0.01  # of the pairs; up to that share may be rounding, which has no sharp bound
 ENOUGH = 0.05  # of A's acceptance length: where so small a change would have been seen, no difference means the same
+DRAFTED_UNLIKE = 0.1  # of the steps; from there on the shares with drafts are named, since tau is of these steps alone
 LOOPS_DIFFER = 0.05  # of the output: from there on a difference in loops is named
 NAMED = 6  # kinds of evidence that a verdict names
 ALOUD = {  # what differs at a stage, where nothing explains it
@@ -161,7 +163,19 @@ def judged(found: Comparison) -> Comparison:
     else:
         answer, summary, reasons = _without_reasons(found)
     told = (*_loops(found.figures), *reasons)  # loops before anything else is blamed
+    summary = _drafted(found) + summary
     return replace(found, answer=answer, summary=summary, reasons=told, headline=headline(found.tau))
+
+
+def _drafted(found: Comparison) -> str:
+    """What tau leaves out, where that is much more on one side."""
+    tokens = next((figure for figure in found.figures if figure.name == "tokens per step"), None)
+    steps = found.a.decode_steps, found.b.decode_steps
+    if found.tau is None or tokens is None or not all(steps):
+        return ""
+    a, b = (drafts / of for drafts, of in zip(found.tau.weight, steps, strict=True))
+    says = f"τ counts only steps with drafts: {100 * a:.0f} % of A's, {100 * b:.0f} % of B's."
+    return f"{says} Output tokens per step: {tokens.a:.2f} → {tokens.b:.2f}. " if abs(a - b) > DRAFTED_UNLIKE else ""
 
 
 def _different(found: Comparison, reasons: Sequence[str]) -> str:
@@ -192,8 +206,9 @@ def _without_reasons(found: Comparison) -> tuple[Sameness, str, list[str]]:
     if untold:
         return Sameness.UNKNOWN, f"Whether the runs differ is unknown: {untold[0]}.", [*untold[1:], *configured]
     if configured:
-        why = ", ".join(dict.fromkeys(name for field in fields for name in field.explained))
-        rest = f"nothing else differs beyond error in {seen}" if seen else "nothing else could be compared"
+        lines = found.differences
+        why = ", ".join(line.name for line in lines if line.enters or line.name in PARAM_NAMES)
+        rest = f"Nothing else differs. Compared: {seen}" if seen else "nothing else could be compared"
         summary = f"Only the configured settings differ{f' ({why})' if why else ''}."
         return Sameness.CONFIGURED, summary, [*configured, rest]
     if pairs and not any(pair.causes for pair in pairs):
@@ -275,11 +290,11 @@ def _loops(figures: Sequence[Estimate]) -> list[str]:
 def _covered(found: Comparison) -> str:
     """What was judged and does not differ, with its n and unit; "" where nothing was."""
     judged = [field for field in found.fields if field.judged and field.compared and not field.explained]
-    names = [f"{field.name} at {field.compared:,}" for field in judged[:NAMED]]
+    names = [f"{field.name} ({field.compared:,})" for field in judged[:NAMED]]
     names += [f"{len(judged) - NAMED} more"] if len(judged) > NAMED else []
-    tau, contexts = found.tau, [f"{', '.join(names)} equal contexts"] if names else []
-    acceptance = [] if tau is None or not tau.clusters else [f"acceptance over {plural(tau.clusters, 'request')}"]
-    return " and ".join([*acceptance, *contexts])
+    tau = found.tau
+    acceptance = [] if tau is None or not tau.clusters else [f"acceptance ({plural(tau.clusters, 'request')})"]
+    return ", ".join([*acceptance, *(["at equal contexts " + ", ".join(names)] if names else [])])
 
 
 def headline(tau: Estimate | None) -> str:
@@ -287,16 +302,22 @@ def headline(tau: Estimate | None) -> str:
     if tau is None or tau.a is None or tau.b is None or tau.difference is None:
         return "tau is not known on both sides"
     both = f"{TAU} {tau.a:.2f} → {tau.b:.2f}, {100 * tau.difference / tau.a:+.1f} %"
-    if tau.low is None or tau.high is None or tau.visible is None:
+    if tau.low is None or tau.high is None:
         return f"{both}; {_too_little(tau)}"
-    low, high, seen = (100 * value / tau.a for value in (tau.low, tau.high, tau.visible))
-    text = f"{both} (95 %: {low:+.1f} to {high:+.1f} %) over {plural(tau.clusters, 'request')}"
-    return text if tau.significant else f"{text}: no change found; {seen:.1f} % or more would have been seen"
+    low, high = (100 * value / tau.a for value in (tau.low, tau.high))
+    text = f"{both} (95 %: {low:+.1f} to {high:+.1f} %)"
+    if tau.visible is None and not tau.significant:
+        return f"{text}; {_too_little(tau)}"
+    text += f" over {plural(tau.clusters, 'request')}"
+    if tau.significant or not tau.visible:
+        return text
+    return f"{text}: no change found; {100 * tau.visible / tau.a:.1f} % or more would have been seen"
 
 
 def _too_little(tau: Estimate | None) -> str:
     if tau is None or tau.difference is None:
         return "there are no drafts on one side or both"
-    return (
-        f"{plural(tau.clusters, 'request')} with drafts on both sides are too few for an interval (at least {FEWEST})"
-    )
+    few = f"{'is' if tau.clusters == 1 else 'are'} too few"
+    if tau.low is None:
+        return f"{plural(tau.clusters, 'request')} with drafts on both sides {few} for an interval (at least {FEWEST})"
+    return f"{plural(tau.clusters, 'request')} {few} to see any change in {TAU}"

@@ -28,6 +28,7 @@ DETAILED = 3  # partings whose decisions are shown
 GROUPS_SHOWN = 40
 CHANGED = 8  # requests, labels and depths that changed most
 STYLES = {Sameness.SAME: "bold green", Sameness.DIFFERENT: "bold red"}
+UNEXPLAINED = " !: neither seed, text, rounding nor configuration explains it."
 VALUE_SHOWN = 2000  # characters of a value of the configuration: a tree is whole, a schema may be cut
 
 
@@ -93,7 +94,7 @@ def partings(comparison: Comparison) -> Table:
         first = NONE if pair.first is None else f"token {pair.first.position:,}: {cause(pair.first)}"
         rows.append((one_line(pair.id_a, MOST_SHOWN), one_line(pair.id_b, MOST_SHOWN), *row, first))
     note = _parted_note(comparison)
-    note += " !: neither seed, text, rounding nor configuration explains it." if marked else ""
+    note += UNEXPLAINED if marked else ""
     note += f" {len(listed) - PARTINGS_SHOWN:,} more; --json shows all." if len(listed) > PARTINGS_SHOWN else ""
     words = ("in B", "A", "B", "cause", "first other decision")
     return Table(title, ("request", "in B", "at token", *words[1:]), rows, note, frozenset(words))
@@ -106,7 +107,9 @@ def _parted_note(comparison: Comparison) -> str:
     alike, by = pairs - parted, f", {otherwise:,} of them through different decisions" if otherwise else ""
     if not parted:
         return f"{'The pair has' if pairs == 1 else f'All {pairs:,} pairs have'} the same output{by}."
-    note = f"{parted:,} of {plural(pairs, 'pair')} {'parts' if parted == 1 else 'part'}"
+    if parted == pairs > 1 == len(comparison.partings):
+        return f"All {pairs:,} pairs diverge: {next(iter(comparison.partings)).about}."
+    note = f"{parted:,} of {plural(pairs, 'pair')} {'diverges' if parted == 1 else 'diverge'}"
     note += f": {', '.join(f'{n:,} {cause.value}' for cause, n in comparison.partings.items())}."
     return f"{note} The other {alike:,} {'has' if alike == 1 else 'have'} the same output{by}." if alike else note
 
@@ -166,8 +169,11 @@ def contexts(comparison: Comparison) -> Table:
         rows += [row] if field.compared else []
     note = (
         f"{plural(comparison.steps, 'step')} and {plural(comparison.nodes, 'node')} of both sides have the same "
-        "context: the same request, output so far and path. !: neither seed, text, rounding nor configuration "
-        "explains it. ?: whether rounding explains it is not recorded."
+        "context: the same request, output so far and path."
+    )
+    note += UNEXPLAINED if any(field.suspect for field in comparison.fields) else ""
+    note += (
+        " ?: whether rounding explains it is not recorded." if any(field.unsure for field in comparison.fields) else ""
     )
     columns = ("evidence", "compared", "differ", "share", "largest", "example A / B", "")
     return Table(title, columns, rows, note, frozenset(["example A / B", ""]))
@@ -178,9 +184,10 @@ def figures(comparison: Comparison) -> Table:
     weights = [figure.weight for figure in comparison.depths]
     sides = [", ".join(count(int(weight[side])) for weight in weights) for side in (0, 1)]
     note = (
-        "95 %: interval of the difference, by a cluster bootstrap over requests. would see: the smallest change that "
-        "this many requests show with 95 % power. n: requests, or pairs of requests. *: differs; for tau, the primary "
-        "figure, if its interval excludes 0, for the others after Holm's correction. Rates by depth: of drafts that "
+        "95 %: interval of the difference, by a cluster bootstrap over requests. smallest visible change: what "
+        "this many requests show with 95 % power; –: they are too few to see any change. n: requests, or pairs "
+        "of requests. *: differs; for tau, the primary figure, if its interval "
+        "excludes 0, for the others after Holm's correction. Rates by depth: of drafts that "
         f"reached the depth{f' ({sides[0]} of A; {sides[1]} of B)' if weights else ''}. whole paths: drafts accepted "
         f"down to a leaf. output in loops: the share in a cycle of up to {LONGEST} tokens, {TIMES} times or more in a "
         "row; it "
@@ -190,13 +197,13 @@ def figures(comparison: Comparison) -> Table:
 
 
 def _estimates(title: str, first: str, rows: Sequence[tuple[str, ...]], note: str, *last: str) -> Table:
-    columns = (first, "A", "B", "B − A", "95 %", *(last or ("would see", "n")), "")
+    columns = (first, "A", "B", "B − A", "95 %", *(last or ("smallest visible change", "n")), "")
     return Table(title, columns, rows, note if rows else "", frozenset([""]))
 
 
 def _estimate(figure: Estimate, digits: int = 3) -> tuple[str, ...]:
-    values = figure.text(figure.a, digits), figure.text(figure.b, digits), figure.text(figure.difference, digits, "+")
-    seen = figure.text(figure.visible), count(figure.clusters)
+    values = figure.text(figure.a, digits), figure.text(figure.b, digits), figure.points(figure.difference, digits, "+")
+    seen = figure.points(figure.visible), count(figure.clusters)
     return figure.name, *values, figure.interval(digits), *seen, "*" if figure.significant else ""
 
 

@@ -159,6 +159,8 @@ class CaptureReader:
             try:
                 _ = line.endswith(b"\n") or decoded(line)
             except ValueError:
+                if number == 1 and self.history.run is None:
+                    raise UserError(f"{self.name} ends in its first line, so nothing can be read") from None
                 of = f" of {self.size:,}" if self._plain else ""
                 lost = f"{len(line):,}{of} bytes are lost"
                 self.warnings.append(f"{self.name} was cut off: its last line is incomplete, {lost}")
