@@ -112,8 +112,8 @@ def acceptance(report: Report) -> Table:
     if report.loops.looped:
         note += (
             f" In loops: {count(report.loops.looped)} of {count(report.loops.tokens)} output tokens; a cycle of up to "
-            f"{LONGEST} tokens, {TIMES} times or more in a row. τ without: over "
-            f"{plural(report.loops.rest.drafts, 'draft')}, without requests whose whole output is in loops."
+            f"{LONGEST} tokens, {TIMES} times or more in a row. τ without steps in loops: "
+            f"{plural(report.loops.rest.drafts, 'draft')} outside them."
         )
     return Table("Acceptance", ("", "pooled", "per-request mean"), rows, note)
 
@@ -184,8 +184,8 @@ def positions(report: Report | Several) -> Table:
         for position in by_position(report.pooled)
     ]
     note = (
-        "per-position: accepted / all drafts, as in vLLM. corrected: / drafts that proposed this depth. conditional: "
-        "/ drafts tried here. vLLM counts positions from 0: depth 1 is its position 0."
+        "per-position: accepted / all drafts, as in vLLM. corrected: accepted / drafts that reached this depth. "
+        "conditional: accepted / drafts tried here. vLLM counts positions from 0: depth 1 is its position 0."
     )
     return Table("Per position", ("depth", "per-position", "corrected", "conditional", "accepted"), rows, note)
 

@@ -47,6 +47,7 @@ class RunAnswer:
     rejections: int  # of them, those that ended in a rejection
     undrafted: Counter[Undrafted]  # of them, those without drafts, by the reason
     kinds: tuple[RejectionKind, ...]
+    more: int  # kinds, which are less costly
     notes: tuple[str, ...]
 
     @property
@@ -60,9 +61,9 @@ class RunAnswer:
         told = []
         for kind in self.kinds:
             share = f"{kind.rejections:,} of {plural(kind.of_rejections, 'rejection')}"
-            basis = f"estimated from the {plural(kind.compared_drafts, 'draft')} that got past this depth"
+            basis = f"an estimate from {plural(kind.compared_drafts, 'draft')} that passed this depth"
             cost = f"they cost about {plural(round(kind.tokens_lost), 'token')}, {basis}"
-            cost = cost if kind.compared_drafts else "each cost a token or more: no draft got past this depth"
+            cost = cost if kind.compared_drafts else "each cost a token or more: no draft passed this depth"
             about = f"{kind.about[0].upper()}{kind.about[1:]}."
             told.append((about, f"{share}; {cost}.", str(kind.examples[0]), f"{kind.sentence}."))
         return told
@@ -72,6 +73,8 @@ class RunAnswer:
         lines = [self.summary]
         for number, (about, figures, example, sentence) in enumerate(self.paragraphs(), 1):
             lines += [f"\n{number}. {about}", f"   {figures}", f"   {example}: {sentence}"]
+        left = self.rejections - sum(kind.rejections for kind in self.kinds)
+        lines += [f"\n{plural(self.more, 'more kind')}: {plural(left, 'rejection')}."] if self.more else []
         return [*lines, *(f"! {note}" for note in self.notes)]
 
 
@@ -87,7 +90,7 @@ def why_run(history: History, request: str | None = None) -> RunAnswer:
     if not notes and any(kind.place is ChoicePlace.UNKNOWN for kind in kinds[:SHOWN]):
         notes = (RANKS,)
     undrafted = count_undrafted(history.run, history.steps, request)
-    return RunAnswer(len(evidence.columns), rejections, undrafted, answers, notes)
+    return RunAnswer(len(evidence.columns), rejections, undrafted, answers, len(kinds) - len(answers), notes)
 
 
 def why_part(history: History, request: RequestHistory, index: int, node: int | None) -> NodeAnswer:

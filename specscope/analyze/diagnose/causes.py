@@ -181,7 +181,7 @@ class Cause(Enum):
     )
     DRAFT_POSITION = (
         "the drafts are shifted in position",
-        "which token the drafter continues from: the root must be its last input, its first output depth 1",
+        "which token the drafter continues from. Its last input must be the root, its first output must be at depth 1",
         (*DRAFTER, *OF_Q, *_names("drafts in place, likeliest draft first, drafter's likeliest, ranks")),
         {D: f"{SEEN}|^lookup", W: ANY},
     )

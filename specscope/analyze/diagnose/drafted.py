@@ -223,8 +223,11 @@ def shifted_lookup(case: Case) -> list[Suspect]:
         return []
     late = f"{plural(abs(shift), 'token')} too {'late' if shift > 0 else 'early'}"
     line = (
-        f"prompt lookup continued {late} gives the recorded tree in {len(explained):,} of the {len(wrong):,} steps "
-        f"where correct lookup does not ({len(every):,} steps checked)"
+        f"If prompt lookup continues {late}, it gives the recorded tree in {len(explained):,} of the {len(wrong):,} "
+        f"steps where correct lookup does not ({len(every):,} steps checked)."
     )
+    if len(explained) == len(every):
+        line = f"{line.partition(', it')[0]}, it gives the recorded tree in all {len(every):,} steps checked."
+        line += " Correct lookup never does."
     example = explained[0][0].reference()
     return [Suspect(Cause.DRAFT_POSITION, Proof.ROWS, (line,), example, len(explained), len(wrong), rerun=True)]

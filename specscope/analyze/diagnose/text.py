@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from specscope.analyze.diagnose.diagnosis import Diagnosis, PlacedFault, Suspect
+from specscope.analyze.diagnose.diagnosis import Diagnosis, Grade, PlacedFault, Suspect
 from specscope.analyze.findings import Exit
 from specscope.analyze.locate.text import render_lines, render_located
 from specscope.trace.history.wording import plural
@@ -24,8 +24,8 @@ def render_diagnosis(diagnosis: Diagnosis, source: str, console: Console) -> Non
     console.print(Text(f"{steps} of {printable(source)}; checked by {looked}", style="dim"))
     if diagnosis.builds:
         console.print(Text(printable(diagnosis.builds), style="dim"))
-    for line in (*diagnosis.left_out, *diagnosis.declined):
-        console.print(Text(f"! not judged: {printable(line)}", style="yellow"), soft_wrap=True)
+    for line in (*(f"not judged: {line}" for line in diagnosis.left_out), *diagnosis.declined):
+        console.print(Text(f"! {printable(line)}", style="yellow"), soft_wrap=True)
     faults = diagnosis.placed
     for number, fault in enumerate(faults[:SHOWN], 1):
         _fault(number, fault, source, console)
@@ -59,13 +59,13 @@ def _fault(number: int, fault: PlacedFault, source: str, console: Console) -> No
     head = Text(f"\n{number}. {printable(_title(fault))}", style="bold red")
     if cause is not None:  # its grade, with the counts where it has some
         sure = f"{cause.grade.value}: {cause.explained:,} of {cause.of:,}" if cause.of else cause.grade.value
-        head.append(f"  {cause.cause.label}, {sure}", style="dim")
+        head.append(f" ({cause.cause.label}; {sure})", style="dim")
     console.print(head)
     if place is not None:
         render_located(place, source, console)
     if cause is not None:
         _evidence(cause, "" if place is None else place.sentence, console)
-        console.print(Padding.indent(Text(f"look at: {cause.cause.look}"), 3))
+        console.print(Padding.indent(Text(f"Check {cause.cause.look}."), 3))
         if place is None or place.where is None:
             console.print(Padding.indent(Text(cause.command(source), style="dim"), 3), soft_wrap=True)
 
@@ -90,7 +90,11 @@ def _verdict(diagnosis: Diagnosis) -> Text:
     if faults := diagnosis.placed:
         first = faults[0]
         sure = "Most likely" if first.place is None else "Located" if first.place.certain else "Located as a region"
-        return Text(f"\n{sure}: {printable(_title(first))}.", style="bold red")
+        proven = (
+            len(faults) == 1 and first.place is None and first.cause is not None and first.cause.grade is Grade.PROVEN
+        )
+        title = printable(_title(first))
+        return Text(f"\n{title[0].upper()}{title[1:]}." if proven else f"\n{sure}: {title}.", style="bold red")
     if diagnosis.unexplained:
         return Text("\nThe run is not consistent, and no cause is named.", style="bold red")
     if not diagnosis.steps:

@@ -120,7 +120,7 @@ def _tokens(answers: Answers, vocabulary: Vocabulary) -> Table:
     about = "share: rejected / tried. raw p, rank: the target's, medians; depth: the commonest."
     found = answers.rejections
     summary = f"{found.rejected.count:,} of {found.rejected.total:,} nodes tried were rejected"
-    title = "Drafted tokens rejected most, and what the target took"
+    title = "Most rejected drafted tokens"
     summary = summary if found.rejected.total else ""
     return _table(title, columns, found.tokens, about, notes=found.notes, summary=summary, ranked=True)
 
@@ -177,7 +177,7 @@ def _cells(answers: Answers) -> Table:
     ]
     few = "too few rows to name the least useful" if len(tree.cells) > 1 else ""
     summary = f"least useful: {', '.join(named)}" if named else few
-    title = "Nodes by depth and sibling: which are not worth their row"
+    title = "Least useful nodes, by depth and sibling"
     return _table(title, columns, tree.cells, about, notes=tree.notes, summary=summary, ranked=True)
 
 

@@ -155,7 +155,7 @@ AFTER = {
     Preceded.PREFILL: "in the first step after the prefill",
     Preceded.PREEMPTION: "in the first step after a preemption",
     Preceded.FULL: "after a step that accepted down to a leaf",
-    Preceded.PARTIAL: "after a step that accepted a part of a path",
+    Preceded.PARTIAL: "after a partly accepted step",
     Preceded.NOTHING: "after a step that accepted nothing",
     Preceded.NO_DRAFT: "after a step without drafts",
 }
@@ -180,8 +180,10 @@ class RejectionKind:
     def about(self) -> str:
         """In words."""
         known = self.place is not ChoicePlace.UNKNOWN
-        wanted = f"a token {ABOUT[self.place]}" if known else "another token"
-        return f"at depth {self.depth}, {AFTER[self.preceded]}, the target wanted {wanted}"
+        wanted = f"the target wanted {f'a token {ABOUT[self.place]}' if known else 'another token'}"
+        if self.place is ChoicePlace.DROPPED:
+            wanted = "the drafter proposed the target's token, but re-ranking dropped it"
+        return f"at depth {self.depth}, {AFTER[self.preceded]}, {wanted}"
 
 
 class RejectionKinds:

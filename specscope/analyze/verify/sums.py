@@ -185,7 +185,7 @@ class Family:
         found = replace(found, statistic=worst.z, p_value=self.p_value, bias=worst.bias)
         if not failed:
             seen = words.format(factor * least)
-            return replace(found, result=CheckResult.PASSED, note=f"would have seen {seen} with 95 % power")
+            return replace(found, result=CheckResult.PASSED, note=f"would have seen a bias of {seen} with 95 % power")
         off = f"off by {words.format(factor * worst.bias)} on average, z = {worst.z:.2f} over {worst.count:,}"
         more = f"; {worst.likeliest.words}" if worst.likeliest is not None else ""
         example = self.where(worst.worst) if worst.worst >= 0 else None

@@ -36,7 +36,7 @@ from importlib.util import find_spec
 raise SystemExit(1 if not find_spec("vllm") else 0 if find_spec("specscope") else 2)
 """
 NO_VLLM = "vLLM is not installed for {path}: {where}install it: {path} -m pip install vllm"
-NO_PLUGIN = "the plugin is not installed for {path}: {path} -m pip install 'specscope[vllm]'"
+NO_PLUGIN = "the plugin is not installed for {path}: from a clone of specscope, {path} -m pip install ."
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def vllm(
     \b
       specscope vllm --screen -- serve MODEL --speculative-config '{...}'
 
-    specscope must be installed in vLLM's environment: pip install 'specscope[vllm]'.
+    specscope must be installed in vLLM's environment: from a clone, pip install . there.
     """
     given = recorded_variables(flags, capture, otlp_endpoint, evidence, screen=screen)
     run = VllmRun(python, arguments, capture, otlp_endpoint, debug, screen, given)

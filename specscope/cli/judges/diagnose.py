@@ -153,7 +153,10 @@ def _examine(file: str, asked: JudgeFlags, *, models: bool, known: bool) -> Mapp
     """Diagnose a capture; printed in words unless as JSON. Raises UserError."""
     reader = asked.read(file)
     options, why = _options(reader.history, asked) if models else (None, "")
-    more = {"left_out": [why] if why else [], "declined": [] if models else ["audit: --no-audit was given"]}
+    more = {
+        "left_out": [why] if why else [],
+        "declined": [] if models else ["the audit was skipped: you gave --no-audit"],
+    }
     diagnosis = diagnosis_of(reader.history, file, options, warnings=reader.warnings, known=known, **more)
     if not asked.as_json:
         from specscope.analyze.diagnose.text import render_diagnosis

@@ -196,7 +196,9 @@ def test_a_healthy_run_says_what_was_looked_at():
     assert found.exit is Exit.CONSISTENT
     text = shown(found)
     assert "No fault found by verify over 41 decode steps" in text
-    assert re.search(r"drafted surprisal: would have seen [\d.]+ nats a token with 95 % power, over 64 draws", text)
+    assert re.search(
+        r"drafted surprisal: would have seen a bias of [\d.]+ nats a token with 95 % power, over 64 draws", text
+    )
     assert found.builds in text
     assert re.match(r"recorded by specscope \S+, torch ", found.builds)
     assert not found.when

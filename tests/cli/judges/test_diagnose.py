@@ -24,7 +24,7 @@ def test_the_planted_bug_of_the_readme_is_named():
     assert result.exit_code == 1
     assert "1. the drafts are shifted in position" in result.output
     assert f"specscope open '{TRACES / 'planted.jsonl'}#r0@" in result.output
-    assert "not judged: audit: --no-audit was given" in result.output
+    assert "! the audit was skipped: you gave --no-audit" in result.output
     assert re.search(r"recorded by specscope \S+, torch \S+, .*; judged by specscope \d", result.output)
 
 

@@ -31,9 +31,7 @@ def test_a_node_is_answered_in_words():
     told = sentences(f"{EAGLE}#r2@24/0")
     assert told[0].startswith("Target wanted ‘␣for’ (raw p 0.921, 1st; draft p 0.006, 15th), drafted ‘,’ (")
     assert "In this run ‘,’ was drafted 37 times, tried 11 and accepted 3." in told
-    assert told[-1].startswith(
-        "2 of 42 rejections (5%) are of this kind: at depth 1, after a step that accepted a part of a path, "
-    )
+    assert told[-1].startswith("2 of 42 rejections (5%) are of this kind: at depth 1, after a partly accepted step, ")
     assert told[-1].endswith("; another: r1@7.")
     text = " ".join(run(f"{EAGLE}#r2@24/0").output.split())
     for sentence in told:

@@ -31,7 +31,7 @@ eagle r0@1/1: Target wanted ‘␣f’ (raw p 0.961, 1st; draft p 0.072, 2nd), a
 eagle r0@2: Accepted 5 of 5 levels: ‘␣b’ ‘):’ ‘⏎␣␣␣’ ‘␣c’ ‘␣=’. Target took ‘␣a’. The accepted path ended at a leaf,
   so ‘␣a’ is a bonus token: greedy decoding takes the top token.
 eagle r0@3/3: Target wanted ‘␣*’ (raw p 0.961, 1st; draft p 0.481, 1st), drafted ‘⏎␣␣␣’ (raw p 0.002, 4th; draft p
-  0.047, 4th). Not tried: its sibling ‘␣*’ was accepted; the target would not have taken it there.
+  0.047, 4th). Not tried: its sibling ‘␣*’ was accepted; the target would not have chosen this token either.
 eagle r1@8/13: Target wanted ‘5’ (raw p 0.973, 1st; draft p 0.078, 4th), drafted ‘3’ (raw p 1e-04; draft p 0.162,
   2nd). Rejected: greedy decoding takes the target's top token, ‘5’. The drafter had drafted ‘5’ here, and re-ranking
   dropped it: a tree of more nodes might keep it.
@@ -47,7 +47,7 @@ eagle r2@24/0: Target wanted ‘␣for’ (raw p 0.921, 1st; draft p 0.006, 15th
   0.029.
 ngram r0@4/2: Drafted ‘⏎’. Not tried: its parent ‘<|im_end|>’ was rejected; the target would have taken it there.
 evidence r0@0: Nothing was drafted: first token after the prompt. The final token ‘print’ is the target's own: drawn
-  from p by coin 0.752, where it had 0.262.
+  from p (its probability there: 0.262; coin 0.752).
 evidence r0@1/0: Target wanted ‘(’ (p 0.861; raw p 0.746, 1st; q 0.976; draft p 0.913, 1st), and it was drafted.
   Accepted: coin 0.3552 < a = min(1, p / q) = min(1, 0.861 / 0.9758) = 0.8824.
 evidence r0@1/1: Target wanted ‘(’ (p 0.861; raw p 0.746, 1st; q 0.976; draft p 0.913, 1st), drafted ‘()’ (p 3e-05;
@@ -58,9 +58,9 @@ evidence r0@5: Accepted 0 of 4 levels. Target wanted ‘␣=’ (p 0.594; raw p 
   0.06258) = 7.322e-06. The drafter ranks ‘␣=’ 3rd here: a tree of its 3 likeliest tokens would hold it, but sampled
   siblings may miss it. Then also rejected: ‘␣function’ (p 6e-05; raw p 3e-04; q 0.010), node 1. Then also
   rejected: ‘␣{’ (p 0.009; raw p 0.016; q 0.206; draft p 0.123, 1st), node 2. All drafts there were rejected, so ‘␣=’
-  is a recovered token: drawn from the residual by coin 0.3962, where it had 0.615.
+  is a recovered token: drawn from the residual (its probability there: 0.615; coin 0.3962).
 evidence r0@9: Accepted 4 of 4 levels: ‘␣creates’ ‘␣a’ ‘␣new’ ‘␣function’. Target drew ‘␣that’. The accepted path
-  ended at a leaf, so ‘␣that’ is a bonus token: drawn from p by coin 0.4711, where it had 0.373.
+  ended at a leaf, so ‘␣that’ is a bonus token: drawn from p (its probability there: 0.373; coin 0.4711).
 evidence r2@15/1: Target wanted ‘␣tilt’ (p 0.402; raw p 0.323, 1st; outside the draft vocabulary), drafted ‘␣fresh’ (p
   3e-09; raw p 1e-07; q 8e-05). Rejected: coin 0.1611 ≥ a = min(1, p / q) = min(1, 0 / 8.308e-05) = 0; p was 3.476e-09
   before its earlier siblings were rejected. ‘␣tilt’ is outside the draft vocabulary: no tree of this drafter can hold
@@ -74,7 +74,7 @@ why_sampled 0-a94ff275@1/0: Target wanted ‘␣are’ (p 0.367; raw p 0.237, 1s
 why_sampled 1-ac17a2f8@1: Accepted 2 of 3 levels: ‘⏎’ ‘<|im_start|>’. Target wanted ‘ass’ (p 0.682; raw p 0.647, 1st;
   draft p 0.923, 1st), and it was drafted. Rejected: coin 0.9133 ≥ a = p = 0.6825: the token was not drawn, so q is 1.
   At temperature 0 it would be accepted: it is the target's likeliest token. All drafts there were rejected, so ‘user’
-  is a recovered token: drawn from the residual, where it had 0.998.
+  is a recovered token: drawn from the residual (its probability there: 0.998).
 """
 
 
