@@ -79,7 +79,7 @@ def test_rules_say_what_they_removed_in_words_that_fit_the_number():
 @pytest.mark.parametrize("computed", [False, True])
 def test_it_says_whether_the_numbers_are_the_steps_own(computed):
     said = told(node_view_lines(node_view(computed=computed), vocabulary(), 60, 40))
-    assert ("computed again" in said) == computed
+    assert ("recomputed in" in said) == computed
     assert ("the tensors that the step used" in said) == (not computed)
 
 
