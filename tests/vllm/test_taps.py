@@ -138,7 +138,7 @@ def test_the_layout_of_a_cache_is_learned(dtype):
 def test_a_cache_that_does_not_keep_what_it_is_given_is_not_read():
     attention = Attention("a", 4, 2, 6)
     attention.impl = SimpleNamespace(do_kv_cache_update=lambda *_: None)
-    assert "does not keep" in KvReader(attention).why
+    assert "changes keys and values" in KvReader(attention).why
     attention.impl = SimpleNamespace()
     assert "in a call of its own" in KvReader(attention).why
 
@@ -151,7 +151,7 @@ def test_variables_that_cannot_be_used_are_named(tmp_path):
     assert read.taps.wants("target", "layers.2")
     assert not read.taps.wants("target", "layers.2.mlp.down_proj")
     read.check()
-    with pytest.raises(UserError, match="SPECSCOPE_TAPS_INSIDE is 'layer 3': use all, or layers such as"):
+    with pytest.raises(UserError, match="SPECSCOPE_TAPS_INSIDE is 'layer 3': use all or layers"):
         PluginSettings.read({"SPECSCOPE_TAPS": "x", "SPECSCOPE_TAPS_INSIDE": "layer 3"}).check()
     with pytest.raises(UserError, match="SPECSCOPE_TAPS_MIB is '-1': use a number of MiB"):
         PluginSettings.read({"SPECSCOPE_TAPS": "x", "SPECSCOPE_TAPS_MIB": "-1"}).check()
