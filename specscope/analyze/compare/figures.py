@@ -53,7 +53,7 @@ class FigureKind:
     judged: bool = True  # else named beside a difference in tau: rounding alone can make a text loop
     fewest: int = 1  # below the line, on each side
 
-    def ratio(self, name: str, a: Sums, b: Sums, depth: int) -> Ratio:
+    def ratio(self, name: str, depth: int, a: Sums, b: Sums) -> Ratio:
         """It, of both sides, whose trees are at most so deep."""
         most = 1.0 + depth * self.tokens
         return Ratio(name, (a[0], b[0]), (a[1], b[1]), self.percent, self.offset, self.signed, most)
@@ -158,7 +158,7 @@ def figures(a: Counts, b: Counts) -> list[Estimate]:
     ratios = []
     for name, figure in every.items():
         if (figure.judged or loops) and min(bottom.sum() for _, bottom in sums[name]) >= figure.fewest:
-            ratios.append(figure.ratio(name, *sums[name], max(reached)))
+            ratios.append(figure.ratio(name, max(reached), *sums[name]))
     told = measured(ratios, a.clusters)
     tau = [replace(estimate, significant=estimate.nonzero) for estimate in told if estimate.name == TAU]
     unjudged = [estimate for estimate in told if not every[estimate.name].judged]
@@ -191,7 +191,7 @@ def groups(a: Counts, b: Counts, asked: Collection[str] = ()) -> dict[str, tuple
             drafts = (each.side.drafts & (mine == value) for each, mine in zip((a, b), of, strict=True))
             sums = [each.sums(each.side.columns.depth_reached, mine) for each, mine in zip((a, b), drafts, strict=True)]
             if min(bottom.sum() for _, bottom in sums) >= FEWEST_DRAFTS:
-                ratios.append(LENGTH.ratio(name, *sums, depth))
+                ratios.append(LENGTH.ratio(name, depth, *sums))
         found |= {title: ratios} if len(ratios) > 1 else {}  # a single value repeats the overall figures
     told = iter(marked(measured([ratio for ratios in found.values() for ratio in ratios], a.clusters), ALPHA))
     return {title: tuple(islice(told, len(ratios))) for title, ratios in found.items()}

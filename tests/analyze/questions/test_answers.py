@@ -61,6 +61,6 @@ def test_the_report_prints_rows_with_their_examples_and_the_json_has_all():
     text = printed(report, 160)
     assert str(tokens[0].examples.clearest) in text
     assert f"{len(tokens) - 10} more; --top {len(tokens)} or --json shows all" in " ".join(text.split())
-    assert "Nodes by depth and sibling" in text
+    assert "Least useful nodes, by depth and sibling" in text
     assert len(tables.questions(report, 3)[0].rows) == 3
     assert len(tables.questions(report, 10**6)[0].rows) == len(tokens)
