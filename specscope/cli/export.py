@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -71,7 +72,7 @@ def export(captures: tuple[str, ...], output: str, findings: str, *, no_clobber:
     step. --no-text leaves out texts, --no-tokens token ids too. Every verb that reads a capture reads a part.
     """
     existing = Existing.REFUSE if no_clobber else Existing.REPLACE
-    folder = Path(output).is_dir() or not Path(output).suffix
+    folder = os.path.isdir(output) or not Path(output).suffix
     is_page = output.lower().endswith(PAGES) and not folder
     write = _write_part if output.endswith(PART) and not folder else _write_tables
     if not folder and not is_page and write is _write_tables:
@@ -138,7 +139,7 @@ def _write_tables(named: Sequence[tuple[str, str]], folder: str, privacy: Privac
 
     if place := next((place for _, place in named if place), ""):
         raise UserError(f"#{printable(place)} names a part of a capture, which needs a file: -o part.jsonl")
-    if existing is Existing.REFUSE and Path(folder).is_dir() and any(Path(folder).iterdir()):
+    if existing is Existing.REFUSE and os.path.isdir(folder) and any(Path(folder).iterdir()):
         raise UserError(f"{folder} is not empty (--no-clobber): give another folder")
     captures = [file for file, _ in named]
     need_different(captures)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -120,7 +120,7 @@ def _check_flags(
         from specscope.trace.record.params import SamplingParams
 
         read_prompts(prompts, SamplingParams(), raw=False)  # errors in them are reported before costs are measured
-    if costs is not None and not Path(costs).exists():
+    if costs is not None and not os.path.exists(costs):  # never raises, and no name is no file
         check_output(costs, "--costs", captures, FIGURES)
 
 

@@ -48,4 +48,4 @@ def test_the_entry_point_is_the_plugins():
 
 def test_a_source_that_lacks_a_module_says_which(tmp_path):
     lines = known.differences_in_text(Path(tmp_path))
-    assert f"{known.VERIFY}.eagle_sample is gone" in lines
+    assert f"{known.VERIFY}.eagle_sample is missing" in lines

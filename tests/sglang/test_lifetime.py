@@ -171,6 +171,6 @@ def test_a_changed_signature_is_refused_in_one_line_and_nothing_is_wrapped(recor
     module.eagle_sample = eagle_sample
     recorded(CHAIN, requests(1), modules={"eagle_utils": module}, run=lambda *_: None)
     (line,) = caplog.messages
-    assert line.startswith("specscope: switched off: SGLang unknown is not as it is known: ")
+    assert line.startswith("specscope: switched off: SGLang unknown is unknown to specscope: ")
     assert "eagle_sample takes (verify_input, batch, logits_output, grammar_mask, beams), not" in line
     assert module.eagle_sample is eagle_sample

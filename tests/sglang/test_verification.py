@@ -142,5 +142,5 @@ def test_numbers_that_contradict_each_other_are_refused():
     made.first_child = made.first_child.clone()
     made.first_child[:, 1] = 0  # a circle
     made.ended(outcome)
-    with pytest.raises(trees.VerificationError, match="circles"):
+    with pytest.raises(trees.VerificationError, match="cycle"):
         trees.judged(made)

@@ -164,6 +164,6 @@ def test_it_goes_on_before_its_engine_gives_up(vllm):
     one.start()
     assert "gives up after 6 s" in client.run("continue")
     time.sleep(4)
-    assert client.run("info breakpoints").startswith("vLLM went on by itself after 3 s")
+    assert client.run("info breakpoints").startswith("vLLM continued by itself after 3 s")
     client.run("quit")
     assert [len(output) for output in one.outputs()] == [100, 100]
