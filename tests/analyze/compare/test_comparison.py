@@ -126,13 +126,15 @@ def test_a_drafter_that_lost_its_q_is_named_in_one_line_behind_another_template(
 
 
 @pytest.mark.parametrize(
-    ("fault", "places", "condition"), [("p", [AT], ""), ("deep p", range(40), "depth >= 2")], ids=["one step", "deep"]
+    ("fault", "places", "condition"),
+    [("p", [AT], ""), ("deep p", range(40), "where depth >= 2")],
+    ids=["one step", "deep"],
 )
 def test_the_condition_of_what_differs_is_named(fault, places, condition):
     plant = {(f"r{n}", place): fault for n in range(24) for place in places}
     found = compare(side(seed=1, evidence=True), side(seed=1, evidence=True, plant=plant))
     field = field_of(found, "target p")
-    assert field.condition.startswith(condition)
+    assert condition in field.condition
     assert any(field.condition in reason for reason in found.reasons)
 
 
