@@ -63,14 +63,15 @@ def check(found: Comparison) -> None:
         assert (f"B gets {word} tokens" in found.summary) == (
             tau is not None and tau.significant and (tau.difference < 0) == (word == "fewer")
         )
-    assert found.summary[0].isupper()
+    assert found.summary[0].isupper() or found.summary.startswith("τ counts only steps with drafts: ")
     assert found.summary[-1] == "."
     if tau is None or tau.low is None:
         return
     assert tau.significant == tau.nonzero
     ends = [f"{100 * end / tau.a:+.1f}" for end in (tau.low, tau.high)]
     assert f"(95 %: {ends[0]} to {ends[1]} %)" in found.headline
-    assert ("no change found" in found.headline) is not tau.significant
+    assert ("no change found" in found.headline) == (not tau.significant and bool(tau.visible))
+    assert ("too few to see any change" in found.headline) == (not tau.significant and tau.visible is None)
     assert tau.interval() in next(row for row in tables.figures(found).rows if row[0] == "tau")
 
 

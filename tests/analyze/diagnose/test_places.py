@@ -69,7 +69,7 @@ def test_a_place_takes_the_likeliest_name_that_fits_and_the_others_of_its_stage_
 def test_the_name_and_the_place_are_shown_together_and_once():
     text = shown(Diagnosis((suspect(Cause.MASK_SIBLINGS),), located=(LOCATED,), steps=3))
     title = f"{Cause.MASK_SIBLINGS.about}: layer 0: scores with the mask"
-    assert f"1. {title} mask_siblings, proven drafter: layers.0.self_attn.scores" in text
+    assert f"1. {title} (mask_siblings; proven) drafter: layers.0.self_attn.scores" in text
     assert text.count("specscope open") == 1
     assert "2. " not in text
     assert text.endswith(f"Located: {title}.")
