@@ -251,7 +251,7 @@ class HttpServer:
 
     def __init__(self, application: Application, bound: socket.socket) -> None:
         # Of the files that a process may have open, half are for connections: one that is refused has one too, until
-        # it is closed. asyncio accepts as many as the backlog at once.
+        # it is closed. asyncio accepts as many as the backlog in each of three turns before it counts them.
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         most = min(application.limits.connections, files // 2)
         application = replace(application, limits=replace(application.limits, connections=most))
@@ -261,7 +261,7 @@ class HttpServer:
             uvicorn.Config(
                 _Door(application), http=protocol, ws="none", lifespan="off", log_config=None, access_log=False,
                 interface="asgi3", server_header=False, timeout_keep_alive=application.limits.idle_seconds,
-                timeout_graceful_shutdown=application.limits.end_seconds, backlog=min(256, files // 4),
+                timeout_graceful_shutdown=application.limits.end_seconds, backlog=min(256, files // 16),
             )
         )  # fmt: skip
         self._serving: asyncio.Future[None] | None = None
