@@ -50,7 +50,7 @@ SOON = ("combined_fault", "adaptive_combined", "prefix_cache")  # the others are
 LISTED = re.compile(
     r"captures\[0\]\.beside: \[\] -> nothing|tune.* -> .*Record with --tree dynamic:32"
     # `why` says once what it said of each rejection: that ranks in the drafter are not known
-    r"|why\.json\.notes: \[\] -> \[\"the capture does not hold the drafter's likeliest tokens: [^,\"]*\"\]$"
+    r"|why\.json\.notes: \[\] -> \[\"the drafter's likeliest tokens are not recorded, so its rank of [^\"]*\"\]$"
     r"|no coin decides.*\" -> \".*greedy decoding takes the (target's )?top token.*\"$"  # in plain words
     r"|wanted a token whose rank in the drafter is not known\.\" -> .* the target wanted another token\.\"$"
     r"|file: watch\.said\[0\]: .* is a capture, not a log, .* -> .* is a capture, not a log, "  # and results
@@ -59,7 +59,7 @@ LISTED = re.compile(
     r"|diagnose\.json\.captures\[0\]\.(suspects|remarks)\[\d\]\.(score|about|look): "
     r"|checks\[\d+\]\.(least_bias: |note: \"would have seen )"  # fewer checks share the level
     r"|verify\.json\.captures\[0\]\.groups\[4\]\.checks\[6\]\.tested: "  # the drafter's cache before its first draft
-    r"|checks\[5\]\.note: \"the capture records no features fed to a head\" -> \"\"$"  # where it tells of them
+    r"|checks\[5\]\.note: \"the capture (records|tells of) no features (that )?fed (to )?a head\" -> \"\"$"  # where it tells of them
     r"|diagnose\.json\.captures\[0\]\.notes: nothing -> "
     # A cause is told in the words of the check that shows it; of a rerun, where requests first differ
     r"|suspects\[\d\]\.for\[\d\]: \".* -> \"[a-z' -]+: .*, and so in [\d,]+ of [\d,]+ [a-z ]+\"$"
@@ -83,6 +83,12 @@ LISTED = re.compile(
     r"|compare\.json\.(headline|summary|reasons(\[\d\])?): "
     r"|compare\.json\.fields\[5\]\.explained: .* -> .*\"draft revision\""
     r"|compare\.json\.pairs\[\d\]\.parting\.[ab]\.decisions\[\d\]\.(draft_p|raw_p): null -> 0\.\d+$"
+    # Plain English: a sentence is another sentence, and a list of them is another list; names and figures stay
+    r"|: \[?\"[^ \"]+[, ][^\"]* .* -> \[?\"[^ \"]+[, ][^\"]* "
+    # Questions by group and by position, and evidence's own places, are gone; an own rule and other kinds are counted
+    r"|report\.json\.captures\[0\]\.answers\.(conditions|missed): .* -> nothing$"
+    r"|compare\.json\.fields\[\d+\]\.where: .* -> nothing$"
+    r"|(report|compare)\.json\.schema: |verify\.json\.captures\[0\]\.own_rule: nothing -> |why.*\.more: nothing -> "
 )
 # Checks that were added: they convict only what has a fault
 SINCE = ("log-probabilities", "head's features", "acceptance by place")

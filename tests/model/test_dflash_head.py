@@ -133,8 +133,8 @@ MISFITS = {
     "lacks lm_head.weight": lambda f: write_dflash(
         f, dflash_tensors() | {"d2t": torch.zeros(60, dtype=torch.int64)}, draft_vocab_size=60
     ),
-    "names no target_layer_ids": lambda f: write_dflash(f, leaving=()),
-    "names no block_size of at least 2": lambda f: write_dflash(f, block=None),
+    "has no target_layer_ids": lambda f: write_dflash(f, leaving=()),
+    "has no block_size of at least 2": lambda f: write_dflash(f, block=None),
     "mask_token_id": lambda f: write_speculators(f, mask_token_id=None),
     "contains tokens outside the target's vocabulary": lambda f: write_speculators(
         f, dflash_tensors(draft=60) | {"d2t": torch.full((60,), 300)}

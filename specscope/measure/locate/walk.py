@@ -60,7 +60,7 @@ def walk(ask: Question, found: Location, stages: Iterable[Stage]) -> None:
         found.ruled_out += tuple(decisions.ruled_out())
         found.notes += tuple(decisions.notes())
         found.walks += tuple(filter(None, [decisions.walk()]))
-    if Stage.DRAFTER in wanted and ask.session.options.own is not None:
+    if Stage.DRAFTER in wanted and ask.session.options.own:
         _of_own(ask, found, drive)
     for watch in watches:
         _of_watch(ask, found, watch, len(reference.layers))

@@ -62,7 +62,7 @@ def test_a_name_alone_imports_nothing():
     """A capture's, or one that comes over a debug socket: `fork` changes an engine's configuration."""
     config = EngineConfig(drafter=Bigrams)
     for drafter in ("tests.own:Other", "tests.own:Bigrams.plan"):
-        with pytest.raises(UserError, match="is imported only where --drafter names it"):
+        with pytest.raises(UserError, match="is imported only if --drafter names it"):
             replace(config, drafter=drafter)
     assert not replace(config, drafter="ngram").is_own
 
@@ -95,7 +95,7 @@ SAMPLED = DraftTree.build([3], [-1], [0.5], Drawn.WITH_REPLACEMENT)
             "commit failed: KeyError.*test_own.py, line",
         ),
         (mine({"max_nodes": 0}), "max_nodes is 0 and max_depth 4"),
-        (mine({"name": "eagle"}), "its name is eagle, which is a drafter of specscope"),
+        (mine({"name": "eagle"}), "specscope has a drafter named eagle"),
         (lambda: None, "calling it with a DrafterSetup failed: TypeError"),
         (lambda setup: 3, "has no max_nodes: derive it from specscope.Drafter"),
     ],
@@ -114,7 +114,7 @@ def test_a_mistake_is_named(tiny, drafter, says):
         ("mine_b:A", "A = (", r"cannot be imported: SyntaxError"),
         ("mine_c:A", "1 / 0", r"cannot be imported: ZeroDivisionError: division by zero \(.*mine_c.py, line 1\)"),
         ("mine_d:A", "import mine_e", "cannot be imported: ModuleNotFoundError: No module named 'mine_e'"),
-        ("synthetic:3", None, "gone"),
+        ("synthetic:3", None, "was removed"),
         ("7:A", None, "unknown drafter '7:A': use .* or module:Class"),
     ],
 )
