@@ -59,7 +59,7 @@ LISTED = re.compile(
     r"|diagnose\.json\.captures\[0\]\.(suspects|remarks)\[\d\]\.(score|about|look): "
     r"|checks\[\d+\]\.(least_bias: |note: \"would have seen )"  # fewer checks share the level
     r"|verify\.json\.captures\[0\]\.groups\[4\]\.checks\[6\]\.tested: "  # the drafter's cache before its first draft
-    r"|checks\[5\]\.note: \"the capture (records|tells of) no features (that )?fed (to )?a head\" -> \"\"$"  # where it tells of them
+    r"|checks\[5\]\.note: \"the capture (records|tells of) no features (that )?fed (to )?a head\" -> \"\"$"  # it tells
     r"|diagnose\.json\.captures\[0\]\.notes: nothing -> "
     # A cause is told in the words of the check that shows it; of a rerun, where requests first differ
     r"|suspects\[\d\]\.for\[\d\]: \".* -> \"[a-z' -]+: .*, and so in [\d,]+ of [\d,]+ [a-z ]+\"$"
