@@ -71,7 +71,7 @@ def test_every_cut_is_read_up_to_the_cut(tmp_path):
         if torn:
             assert f"{torn:,} of {size:,} bytes are lost" in reader.warnings[0]
     cut.write_bytes(whole[: first // 2])
-    with pytest.raises(UserError, match="not a capture"):
+    with pytest.raises(UserError, match="ends in its first line"):
         read_capture(cut)
 
 
