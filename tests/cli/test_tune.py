@@ -47,7 +47,7 @@ def test_acceptance_alone_needs_no_costs():
     assert "The best static tree of each size" in result.output
     assert "The best dynamic tree of each size" in result.output
     assert "tok/s" not in result.output
-    assert re.search(r"^3\.0 +3 .* 3 *$", result.output, re.M)
+    assert re.search(r"^3 +3 .* 3 *$", result.output, re.M)
 
 
 def test_costs_from_a_file_give_a_tree_to_take(costs):
@@ -153,7 +153,7 @@ DAMAGED = Path(__file__).parents[1] / "data" / "damaged"
 def test_a_recorded_tree_that_cannot_be_read_leaves_the_others_to_be_judged(form):
     found = run(DAMAGED / "tune-indexerror.jsonl", "--no-costs", *form)
     assert found.exit_code == 0, found.output
-    assert bool(re.search(r"^4\.0 +4 .* 4 *$", found.output, re.M)) if not form else ('"tree": "4"' in found.output)
+    assert bool(re.search(r"^4 +4 .* 4 *$", found.output, re.M)) if not form else ('"tree": "4"' in found.output)
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])

@@ -140,7 +140,7 @@ def test_a_cache_that_does_not_keep_what_it_is_given_is_not_read():
     attention.impl = SimpleNamespace(do_kv_cache_update=lambda *_: None)
     assert "changes keys and values" in KvReader(attention).why
     attention.impl = SimpleNamespace()
-    assert "in a call of its own" in KvReader(attention).why
+    assert "in a separate call" in KvReader(attention).why
 
 
 def test_variables_that_cannot_be_used_are_named(tmp_path):

@@ -50,7 +50,7 @@ def test_the_job_is_the_captures_own_configuration_in_float32():
 def test_a_vllm_that_is_not_named_is_asked_for(monkeypatch):
     monkeypatch.delenv("SPECSCOPE_VLLM_PYTHON", raising=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match="name its Python, SPECSCOPE_VLLM_PYTHON="):
+    with pytest.raises(UserError, match="name its Python with SPECSCOPE_VLLM_PYTHON="):
         Again.found()
     monkeypatch.setenv("SPECSCOPE_VLLM_PYTHON", "/opt/vllm/bin/python")
     assert Again.found().command[:2] == ("/opt/vllm/bin/python", "-P")
