@@ -101,7 +101,7 @@ class Planted:
 
 
 FAULTS = {
-    "top-k": Planted(one_token_more, "model tree", "sampling: top-k", "one token more", {**HOT, "top_k": 4}),
+    "top-k": Planted(one_token_more, "model tree", "sampling: top-k", "one more token", {**HOT, "top_k": 4}),
     "top-p": Planted(cut_first, "model tree", "sampling: top-p", "before", {**HOT, "top_p": 0.8}),
     "min-p": Planted(
         params_of(lambda params: {"min_p": 1.4 * params.min_p}),
