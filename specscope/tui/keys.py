@@ -76,9 +76,8 @@ KEYS: tuple[Key, ...] = (
     Key("q", "quit", "Quit", "q", help="quit"),
 )
 When = Literal["always", "asks", "forked", "trees", "counts", "several"]
-FOOT: dict[
-    str, tuple[str, str, str, When]
-] = {  # what stands at the foot for keys of the app: the action, the label, the word, and when
+# What stands at the foot for keys of the app: the action, the label, the word, and when
+FOOT: dict[str, tuple[str, str, str, When]] = {
     "pause": ("pause", "space", "", "always"),
     "move": ("forward", ", .", "step", "always"),
     "jump": ("jump(1)", "PgUp PgDn", "jump", "always"),
