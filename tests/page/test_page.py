@@ -118,6 +118,17 @@ def test_figures_are_the_reports(tmp_path):
     assert run["findings"]["verdict"] in run_here(["verify", EAGLE])[1]
 
 
+@pytest.mark.slow
+def test_it_shows_what_diagnose_finds(tmp_path):
+    capture = str(ROOT / "tests/data/vllm/why_sampled.jsonl")
+    told = head(exported(tmp_path, capture, "--findings", "diagnose"))["runs"][0]["findings"]
+    code, printed, _ = run_here(["diagnose", capture])
+    assert told["by"] == "diagnose"
+    assert told["failed"] == (code == 1)
+    assert told["verdict"] in printed
+    assert told["lines"]
+
+
 def test_two_captures_are_compared(tmp_path):
     told = head(exported(tmp_path, SAMPLED, PLANTED))
     compared = json.loads(run_here(["compare", SAMPLED, PLANTED, "--json"])[1])

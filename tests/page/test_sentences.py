@@ -13,6 +13,7 @@ from specscope.page.write import PageRun, write_page
 from specscope.speculate.verify import host, match, traversal
 from specscope.trace.history.history import History
 from specscope.trace.history.place import at, brief, why, why_step
+from specscope.trace.record.rules import BLOCK
 from specscope.trace.record.tree import Drawn
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.words import about_likeliest, node_rows
@@ -61,14 +62,19 @@ def assert_same(history, page):
         assert mine == json.loads(json.dumps(theirs))
 
 
-@pytest.mark.parametrize("rule", [host, match, traversal], ids=lambda rule: rule.__name__.rsplit(".", 1)[1])
-def test_so_is_every_sentence_under_every_rule(rule, tmp_path):
-    """Over random trees and distributions, whose nodes are drawn in each way."""
+RULES = {"standard": host.verify, "match": match.verify, "traversal": traversal.verify}
+
+
+@pytest.mark.parametrize("name", [*RULES, BLOCK])
+def test_so_is_every_sentence_under_every_rule(name, tmp_path):
+    """Over random trees and distributions, whose nodes are drawn in each way. Block verification is of chains."""
     rng, records = np.random.default_rng(7), []
     info = made.info("r0", "x", [1, 2], {}, arrived=1, admitted=1)
     for index in range(60):
-        tree, *asked = random_input(rng, list(Drawn)[index % 3], False, 0.0)
-        (found,), _ = rule.verify(batch_of(tree, *asked))
+        tree, *asked = random_input(rng, list(Drawn)[index % 3], False, 0.0, chain=name == BLOCK)
+        batch = batch_of(tree, *asked)
+        (found,), _ = traversal.verify(batch, BLOCK) if name == BLOCK else RULES[name](batch)
+        assert found.rule == name
         more = {"index": index, "context": 5 + index, "prefill": 0, "drafter": "x", "emitted": found.accepted + 1}
         step = made.part("r0", tree, found, **more)
         records.append(record(index, (step,), admitted=(info,) if index == 0 else ()))

@@ -14,13 +14,15 @@ function ticks(low, high, most = 5, least = 0) {
   return [found, Math.max(0, -Math.floor(Math.log10(size)))];
 }
 
-function Frame({ title, label, height = 190, low, high, x, ys = fixed, children }) {
+/** `legend`: [class of its square, what has this colour]. */
+function Frame({ title, label, legend = [], height = 190, low, high, x, ys = fixed, children }) {
   const box = useRef(null), { width } = useSize(box), wide = Math.max(width, 200);
   const [values, decimals] = ticks(low, high), inner = { width: wide - LEFT - RIGHT, height: height - TOP - BOTTOM };
   const y = (value) => TOP + inner.height * (1 - (value - low) / (high - low || 1));
   return (
     <figure>
       <figcaption>{title}</figcaption>
+      {legend.length > 0 && <ul class="legend">{legend.map(([kind, name]) => <li><svg class={kind} width={10} height={10} aria-hidden="true"><rect class="key" width={10} height={10} /></svg> {name}</li>)}</ul>}
       <div ref={box}>
         <svg viewBox={`0 0 ${wide} ${height}`} width={wide} height={height} role="img" aria-label={label}>
           {values.map((value) => [<line class="grid" x1={LEFT} x2={wide - RIGHT} y1={y(value)} y2={y(value)} />, <text x={LEFT - 6} y={y(value) + 4} text-anchor="end">{ys(value, decimals)}</text>])}
@@ -62,17 +64,15 @@ export function Bars({ title, groups, names, x }) {
   if (!groups.some(([, values]) => values.some((value) => value > 0))) return <Nothing title={title} why="No draft was accepted at any depth." />;
   const label = `${title}: ${groups.map(([name, values]) => `${name}: ${values.map((value, i) => `${names[i]} ${percent(value)}`).join(", ")}`).join("; ")}`;
   return (
-    <Frame title={title} label={label} low={0} high={1} x={x} ys={(value) => `${Math.round(100 * value)}%`}>
-      {({ inner, y, left, bottom }) => [
+    <Frame title={title} label={label} legend={names.map((name, j) => [`bar${j}`, name])} low={0} high={1} x={x} ys={(value) => `${Math.round(100 * value)}%`}>
+      {({ inner, y, left, bottom }) =>
         groups.map(([name, values], i) => {
           const room = inner.width / groups.length, bar = Math.min(26, (room * 0.8) / values.length), from = left + room * (i + 0.5) - (bar * values.length) / 2;
           return [
-            values.map((value, j) => value !== null && <rect class={`bar bar${j}`} x={from + j * bar + 1} width={Math.max(1, bar - 2)} y={y(value)} height={bottom - y(value)}><title>{`${name}, ${names[j]}: ${percent(value)}`}</title></rect>),
+            values.map((value, j) => value !== null && <rect class={`bar${j}`} x={from + j * bar + 1} width={Math.max(1, bar - 2)} y={y(value)} height={bottom - y(value)}><title>{`${name}, ${names[j]}: ${percent(value)}`}</title></rect>),
             (groups.length < 20 || i % 5 === 0) && <text x={left + room * (i + 0.5)} y={bottom + 14} text-anchor="middle">{name}</text>,
           ];
-        }),
-        names.map((name, j) => <g class="legend"><rect class={`bar bar${j}`} x={left + inner.width - 110} y={TOP + 16 * j} width={10} height={10} /><text x={left + inner.width - 95} y={TOP + 9 + 16 * j}>{name}</text></g>),
-      ]}
+        })}
     </Frame>
   );
 }
@@ -83,8 +83,9 @@ export function Curves({ curves }) {
   const every = Object.values(curves).flat(), high = Math.max(...every.map((point) => point[3])), most = Math.max(...every.map(([nodes]) => nodes));
   if (high <= 1) return <Nothing title="Acceptance length by size of the tree" why="It is 1 for every tree: none of them would have had a draft accepted." />;
   const names = Object.keys(curves), label = names.map((name) => `${name}: up to ${number(Math.max(...curves[name].map((point) => point[1])))}`).join("; ");
+  const legend = names.map((name, i) => [`curve${i}`, curves[name].length > 1 ? `best ${name} tree` : `${name}: ${curves[name][0][4]}`]);
   return (
-    <Frame title="Acceptance length by size of the tree" label={label} height={260} low={1} high={high} x="nodes verified in a step">
+    <Frame title="Acceptance length by size of the tree" label={label} legend={legend} height={260} low={1} high={high} x="nodes verified in a step">
       {({ inner, y, left, bottom }) => {
         const at = (nodes) => left + (inner.width * Math.log2(1 + nodes)) / Math.log2(1 + most);
         const marks = [1, 2, 4, 8, 16, 32, 64, 128].filter((nodes) => nodes <= most);
@@ -97,8 +98,6 @@ export function Curves({ curves }) {
                 {points.length > 1 && <polygon class="band" points={[...up, ...down.reverse()].join(" ")} />}
                 {points.length > 1 && <polyline class="line" points={points.map(([nodes, value]) => `${at(nodes)},${y(value)}`).join(" ")} />}
                 {points.map(([nodes, value, low, top, tree]) => <circle class="dot" cx={at(nodes)} cy={y(value)} r={points.length > 1 ? 2.5 : 6}><title>{`${name} ${tree}: ${number(value)} (${number(low)} to ${number(top)})`}</title></circle>)}
-                <rect class="key" x={left + 12} y={TOP + 6 + 16 * i} width={10} height={10} />
-                <text x={left + 28} y={TOP + 15 + 16 * i}>{points.length > 1 ? `best ${name} tree` : `${name}: ${points[0][4]}`}</text>
               </g>
             );
           }),

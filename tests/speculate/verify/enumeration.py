@@ -37,10 +37,10 @@ def batch_of_all(asked, where="cpu"):
     return VerifyBatch(FlatTrees.build(trees), target, [row.to(where) for row in q])
 
 
-def random_input(rng, drawn, greedy, forced):
+def random_input(rng, drawn, greedy, forced, chain=False):
     """What batch_of takes."""
     n = int(rng.integers(0, 7))
-    parent = [int(rng.integers(-1, i)) if i else ROOT for i in range(n)]
+    parent = [i - 1 if chain else int(rng.integers(-1, i)) if i else ROOT for i in range(n)]
     token, q = np.zeros(n, dtype=np.int64), {}
     for above in set(parent):
         row = rng.dirichlet(np.full(VOCAB, 0.7)) + 1e-6
