@@ -10,13 +10,11 @@ from specscope.analyze.audit.audit import Audit
 from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.findings import CheckResult, Reference
-from specscope.analyze.locate.located import Located, Proof, Stage
-from specscope.analyze.locate.operations import our_operation
+from specscope.analyze.locate.located import Located, Operation, Proof, Stage
 from specscope.analyze.verify.case import Case
 from specscope.analyze.verify.coin_keys import CoinsOf
 from specscope.trace.history.wording import plural
 from specscope.trace.record.coins import Stream, coins, draw_number
-from specscope.trace.record.records import RunInfo
 from specscope.tree_shape import MAX_NODES
 
 REUSED = {  # by the check of verify that fails, whose coin it is
@@ -60,14 +58,14 @@ def _coins(case: Case) -> Located | None:
     if reused is None and _are_moved(c, wrong):
         sentence = f"{count} have the coin of another draw in their tree"
         looks = "draws moved to other places among their siblings, or dropped"
-        return _located(case.history.run, ORDER, sentence, looks, smallest, check.example, len(wrong))
+        return _located(ORDER, sentence, looks, smallest, check.example, len(wrong))
     key = CoinsOf.drafts(c).key_of(np.unique(c.step[wrong])[:LOOKED_AT])[0]
     looks = f"the coins are {key}" if key else REUSED[reused.name] if reused else ""
     sentence = f"{count} do not have the coin of their seed, position and draw number"
     if reused:
         of_reused = f"{reused.failed:,} of {plural(reused.tested, reused.unit)}"
         sentence += f"; {REUSED[reused.name]} in {of_reused}: {reused.detail}"
-    return _located(case.history.run, COINS, sentence, looks, smallest, check.example, len(wrong))
+    return _located(COINS, sentence, looks, smallest, check.example, len(wrong))
 
 
 def _are_moved(c: Columns, wrong: Indices) -> bool:
@@ -97,12 +95,10 @@ def _draws(case: Case, audit: Audit | None) -> Located | None:
     else:
         return None
     sentence += f" at {failed.failed:,} of {plural(failed.tested, 'draw')}"
-    found = _located(case.history.run, DRAW, sentence, looks, failed.detail, failed.example, failed.failed)
+    found = _located(DRAW, sentence, looks, failed.detail, failed.example, failed.failed)
     return replace(found, certain=certain)
 
 
-def _located(
-    run: RunInfo | None, name: str, sentence: str, looks: str, smallest: str, where: Reference | None, count: int
-) -> Located:
-    operation = our_operation(run, Stage.DRAWS, name, WORDS[name])
+def _located(name: str, sentence: str, looks: str, smallest: str, where: Reference | None, count: int) -> Located:
+    operation = Operation(Stage.DRAWS, name, WORDS[name])
     return Located(operation, sentence, looks, smallest, where, count, count, "draw", proof=Proof.ROWS)

@@ -16,8 +16,7 @@ from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.findings import CheckResult, Finding
 from specscope.analyze.locate.decided import ACCEPTANCE, FINAL, RESIDUAL, Q
-from specscope.analyze.locate.located import Located, Proof, Stage
-from specscope.analyze.locate.operations import our_operation
+from specscope.analyze.locate.located import Located, Operation, Proof, Stage
 from specscope.analyze.verify.case import Case
 from specscope.trace.history.wording import plural
 from specscope.trace.record.tree import Bools, Doubles
@@ -195,7 +194,7 @@ def located_formulas(case: Case) -> list[Located]:
 
 
 def _located(case: Case, check: Finding, formula: Formula) -> Located:
-    operation = our_operation(case.history.run, Stage.VERDICT, formula.operation, formula.words)
+    operation = Operation(Stage.VERDICT, formula.operation, formula.words)
     unit, smallest = check.unit or "step", f"{check.example}: {check.detail}"
     best = formula.best(case.evidence, check.wrong)
     text = (

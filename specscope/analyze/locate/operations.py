@@ -1,11 +1,10 @@
-"""The names of operations in words, and where our engine computes those of sampling, verdict and draws."""
+"""The names of operations in words."""
 
 from __future__ import annotations
 
 import re
 
 from specscope.analyze.locate.located import Operation, Stage
-from specscope.trace.record.records import RunInfo
 
 IN = ":in"
 # In the order of computing; by the name of a module or, inside attention, of what it does. A name that is not here
@@ -89,46 +88,3 @@ def _words(name: str) -> str:
         return f"the norm of the features of part {name.removeprefix('fc_norm.')}"
     plain = name.removesuffix(IN)
     return f"the input of {WORDS.get(plain, plain)}" if name.endswith(IN) else plain
-
-
-SHAPED = "specscope/speculate/sampling.py"
-OURS = {
-    "logit bias": f"{SHAPED} shaped, _add_bias_",
-    "repetition penalty": f"{SHAPED} shaped, _penalise_",
-    "presence penalty": f"{SHAPED} shaped, _penalise_",
-    "frequency penalty": f"{SHAPED} shaped, _penalise_",
-    "penalties": f"{SHAPED} shaped, _penalise_; specscope/speculate/tokens.py TokenCounts",
-    "form": "specscope/speculate/allowed.py mask_",
-    "temperature": f"{SHAPED} scaled",
-    "min-p": f"{SHAPED} _softmax_",
-    "top-k": f"{SHAPED} _softmax_",
-    "top-p": f"{SHAPED} _softmax_, _beyond_top_p",
-    "softmax": f"{SHAPED} _softmax_",
-    "logits": f"{SHAPED} target_rows, all_probabilities: their inputs",
-    "parameters": "specscope/speculate/verify/inputs.py logit_rows; specscope/speculate/drafters/base.py Context.rows",
-    "rules": f"{SHAPED} all_probabilities",
-    "rows": "specscope/speculate/verify/inputs.py VerifyBatch; specscope/kernels/flat_trees.py FlatTrees",
-    "p": "specscope/speculate/verify/inputs.py target_left",
-    "q": "specscope/speculate/verify/inputs.py drafter_row",
-    "coin": "specscope/speculate/verify/inputs.py step_batch; specscope/trace/record/coins.py coins",
-    "acceptance": "specscope/speculate/verify/host.py _try; traversal.py _Walk.below; match.py _draw",
-    "residual": "specscope/speculate/verify/distribution.py",
-    "trial order": "specscope/speculate/verify/host.py _try",
-    "path": "specscope/speculate/verify/host.py verify",
-    "entropy": "specscope/speculate/verify/notes.py",
-    "final draw": "specscope/speculate/verify/host.py verify, _reject; specscope/speculate/draws.py draw",
-    "draft coins": "specscope/speculate/drafters/tree_builder.py coin",
-    "draft order": "specscope/speculate/drafters/tree_builder.py take",
-    "draft draw": "specscope/speculate/draws.py draw_siblings",
-}
-
-
-def code_of(run: RunInfo | None, name: str) -> str:
-    """Where operations behind the logits are computed; "" in another engine, which has more than one way."""
-    known = [OURS.get(part, "") for part in name.split(" and ")] if run is not None and run.is_ours else []
-    return "; ".join(filter(None, dict.fromkeys(known)))
-
-
-def our_operation(run: RunInfo | None, stage: Stage, name: str, words: str) -> Operation:
-    """An operation behind the logits, or several joined by "and", with its code."""
-    return Operation(stage, name, words, code_of(run, name))

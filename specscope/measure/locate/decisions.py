@@ -38,7 +38,6 @@ from specscope.analyze.locate.model.other_rows import Places
 from specscope.analyze.locate.model.rules import search_rows
 from specscope.analyze.locate.model.sampling import BONUS, NODE, TARGET, RuledRows, RuleRecipe
 from specscope.analyze.locate.model.search import Item
-from specscope.analyze.locate.operations import code_of, our_operation
 from specscope.analyze.verify.case import Case, Step
 from specscope.measure.locate.drive import Drive
 from specscope.trace.history.wording import plural
@@ -93,9 +92,8 @@ class DecisionWatch:
 
     def __init__(self, drive: Drive, case: Case, contexts: Mapping[str, Contexts], forms: RequestForms | None) -> None:
         self.drive, self.case, self.contexts, self.forms = drive, case, contexts, forms
-        run, sampling, verdict = drive.history.run, Stage.SAMPLING, Stage.VERDICT
-        self.rules = {side: our_operation(run, sampling, "rules", f"{side} by the sampling rules") for side in "pq"}
-        self.verdict = {name: our_operation(run, verdict, name, words) for name, (words, _) in OPERATIONS.items()}
+        self.rules = {side: Operation(Stage.SAMPLING, "rules", f"{side} by the sampling rules") for side in "pq"}
+        self.verdict = {name: Operation(Stage.VERDICT, name, words) for name, (words, _) in OPERATIONS.items()}
         self.held: dict[Operation, list[Figure]] = defaultdict(list)
         self.kept: dict[str, list[RuledStep]] = {"p": [], "q": []}  # of p and q, to be searched
         self.before: dict[str, Sequence[RuledStep]] = {"p": (), "q": ()}  # of the engine's step before
@@ -201,18 +199,18 @@ class DecisionWatch:
 
     def _sampled(self, wrong: Sequence[Figure], compared: int) -> Located:
         """The rule by which p or q differs."""
-        run, first, side = self.drive.history.run, wrong[0], wrong[0].what
+        first, side = wrong[0], wrong[0].what
         rows, steps = self._rows(side, self.kept[side])
         found = search_rows(self.case, rows, [*_items(rows, steps)], logits_right=True, side="in the engine")
         of_rows = f"{len(wrong):,} of {plural(compared, 'row')}"
         counts = f"{side} of {of_rows} is not what the rules give for the engine's own logits"
         if found is not None:
-            operation = replace(found.located.operation, stage=Stage.SAMPLING, code=code_of(run, "rules"))
+            operation = replace(found.located.operation, stage=Stage.SAMPLING)
             text = f"{counts}; {found.located.sentence}"
             return replace(found.located, operation=operation, sentence=text, proof=Proof.PLACE, spoiled=0)
         whose = "the target" if side == "p" else "the drafter"
         return Located(
-            our_operation(run, Stage.SAMPLING, "rules", f"{whose}: the sampling rules"),
+            Operation(Stage.SAMPLING, "rules", f"{whose}: the sampling rules"),
             f"{counts}: up to {max(figure.error for figure in wrong):.2g} of a row's mass differs",
             smallest=f"{first.where}: {first.error:.2g} of its mass differs",
             where=first.where,

@@ -66,12 +66,6 @@ def penalties_twice(patch, engine):
     patch.setattr(inputs, "logit_rows", rows)
 
 
-def penalties_twice_without_top_p(patch, engine):
-    """Both at once."""
-    penalties_twice(patch, engine)
-    params_of(lambda params: {"top_p": 1.0})(patch, engine)
-
-
 def no_bias_in_the_draft(patch, engine):
     """The drafter's rows know no logit bias."""
     right = Context.rows

@@ -48,7 +48,6 @@ ALL = {
     "frequency_penalty": 0.2,
     "logit_bias": {tokens_of("e")[0]: 1.0},
 }
-PENALISED = {**WARM, "top_p": 0.9, "repetition_penalty": 1.2, "frequency_penalty": 0.3}
 
 
 def located(folder, drafter, params, install=None, **more):
@@ -83,12 +82,6 @@ PLANTED = {  # drafter, parameters, what is planted; the operation, and words of
         planted.penalties_twice,
         ("penalties", "the penalties applied twice"),
     ),
-    "no top-p and penalties twice": (
-        "early tree",
-        PENALISED,
-        planted.penalties_twice_without_top_p,
-        ("top-p and penalties", "top-p left out and the penalties applied twice"),
-    ),
     "no bias in the draft": (
         "early chain",
         BIASED,
@@ -116,12 +109,11 @@ def test_a_rule_that_is_applied_wrongly_is_located(name, tmp_path):
     drafter, params, install, (operation, words) = PLANTED[name]
     (found,) = located(tmp_path, drafter, params, install)
     assert found.operation.stage is Stage.SAMPLING
-    assert {*found.operation.name.split(" and ")} == {*operation.split(" and ")}, found.sentence
-    assert {*words.split(" and ")} <= {*found.looks.split(" and ")} or words in found.looks, found.sentence
+    assert found.operation.name == operation
+    assert words in found.looks, found.sentence
     assert found.certain
     assert found.explained >= 0.9 * found.differing
     assert found.differing >= 3
-    assert "specscope/speculate/" in found.operation.code
     assert found.smallest
     assert found.runner_up
     assert str(found.where) in found.smallest

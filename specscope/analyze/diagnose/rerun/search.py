@@ -123,13 +123,14 @@ def _cause(sampled: SampledFault) -> Cause | None:
         return None  # some of a wrong output is like another row's by chance
     if sampled.whose:
         return other if is_q or sampled.whose != OF_OTHERS else Cause.ROWS_SWAPPED
-    operations = {change.operation for change in sampled.changes}
-    if ROWS in operations:
+    change = sampled.change
+    assert change is not None
+    if change.operation == ROWS:
         of_requests = {f"the row of {relation.name}" for relation in OF_REQUESTS}
-        return Cause.ROWS_SWAPPED if not is_q and sampled.changes[0].name in of_requests else other
+        return Cause.ROWS_SWAPPED if not is_q and change.name in of_requests else other
     if sampled.what.startswith("raw"):
         return None
-    return Cause.Q_TEMPERATURE if is_q and TEMPERATURE in operations else Cause.RULES_WRONG
+    return Cause.Q_TEMPERATURE if is_q and change.operation == TEMPERATURE else Cause.RULES_WRONG
 
 
 @dataclass(frozen=True)

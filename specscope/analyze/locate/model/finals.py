@@ -13,10 +13,9 @@ from specscope.analyze.audit.model.rows import Asked, Models, rows_of
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.locate.decided import FINAL
 from specscope.analyze.locate.formulas import NEARLY, Best
-from specscope.analyze.locate.located import Located, Proof, Stage
+from specscope.analyze.locate.located import Located, Operation, Proof, Stage
 from specscope.analyze.locate.model.other_rows import Places, some
 from specscope.analyze.locate.model.sampling import RIGHT, RuledRows
-from specscope.analyze.locate.operations import our_operation
 from specscope.analyze.verify.case import Case, Step
 from specscope.analyze.verify.trial import OF_FINALS
 from specscope.trace.history.wording import plural
@@ -111,7 +110,7 @@ def _located(case: Case, audit: Audit, models: Models, steps: Sequence[Step], *,
         f"token {verdict.token} at {where}: p {verdict.final_p:.6g} recorded, {of_right:.6g} in {right}, {of_best:.6g} "
         f"in this; coin {verdict.final_coin:.6g}"
     )
-    operation = our_operation(case.history.run, Stage.VERDICT, FINAL, f"what {kind} are drawn from")
+    operation = Operation(Stage.VERDICT, FINAL, f"what {kind} are drawn from")
     counts = best.explained, best.wrong, "token", True, best.next_best
     return Located(operation, sentence, best.name, smallest, where, *counts, proof=Proof.ROWS)
 

@@ -16,11 +16,10 @@ from specscope.analyze.audit.model.rows import recorded as recorded_tops
 from specscope.analyze.conditions import find, rarest
 from specscope.analyze.facts import facts_table
 from specscope.analyze.findings import CheckResult
-from specscope.analyze.locate.located import Located, Proof, Stage
+from specscope.analyze.locate.located import Located, Operation, Proof, Stage
 from specscope.analyze.locate.model.other_rows import STEPS, Places, some
 from specscope.analyze.locate.model.sampling import BONUS, NODE, RECOVERED, RIGHT, ROWS, TARGET, RuleChange, RuledRows
 from specscope.analyze.locate.model.search import TELLING, BestVariant, Item, Search, item_at
-from specscope.analyze.locate.operations import our_operation
 from specscope.analyze.verify.case import Case, Step
 from specscope.trace.history.wording import plural
 from specscope.trace.record.params import UNREAD, untold_limits
@@ -45,11 +44,11 @@ WORDS = {"logits": "the logits", "softmax": "the softmax", "rows": "which row of
 
 @dataclass(frozen=True)
 class SampledFault:
-    """What was found about p, or q: a variant of the rules, or rows of elsewhere."""
+    """What was found about p, or q: a change of the rules, or rows of elsewhere."""
 
     what: str  # "p", "q"; "raw p", "raw q": before any rule
     located: Located
-    changes: tuple[RuleChange, ...] = ()  # of the variant
+    change: RuleChange | None = None
     whose: str = ""  # whose rows they are, of GROUPS
 
 
@@ -91,7 +90,7 @@ def search_rows(
             return elsewhere
     if answer is None:
         return None
-    return SampledFault(rows.what, _located(case, rows.what, answer, side), answer.best.changes)
+    return SampledFault(rows.what, _located(case, rows.what, answer, side), answer.best.change)
 
 
 def _odd_finals(case: Case) -> list[tuple[str, int]]:
@@ -208,7 +207,7 @@ def _elsewhere(case: Case, search: Search, side: str) -> SampledFault | None:
         f"{count:,} of these it is {whose}'s"
     )
     smallest = f"token {item.token} at {item.where}: {what} {item.recorded:.6g} {side}"
-    operation = our_operation(case.history.run, Stage.SAMPLING, ROWS, WORDS[ROWS])
+    operation = Operation(Stage.SAMPLING, ROWS, WORDS[ROWS])
     counts = count, known, "token", count >= math.ceil(0.8 * known)
     located = Located(operation, sentence, f"{what} of {whose}", smallest, item.where, *counts, proof=Proof.ROWS)
     return SampledFault(what, located, whose=whose)
@@ -235,22 +234,23 @@ def _near(places: Places, item: Item) -> dict[str, list[int]]:
 
 
 def _located(case: Case, what: str, answer: BestVariant, side: str) -> Located:
-    best, item, name = answer.best, answer.example, " and ".join(answer.best.operations)
+    best, item, change = answer.best, answer.example, answer.best.change
     where, told = _at_work(case, answer)
-    looks = f"{best.name}, where {where}" if where else best.name
+    looks = f"{change.name}, where {where}" if where else change.name
     sentence = (
-        f"with {best.name} {what} is as {side} at {best.explained:,} of {plural(answer.wrong, 'token')} at which it "
+        f"with {change.name} {what} is as {side} at {best.explained:,} of {plural(answer.wrong, 'token')} at which it "
         f"differs; {told} ({plural(answer.tried, 'variant')} tried)"
     )
     if not answer.certain and answer.alike:
-        sentence += f"; nothing separates it from {', '.join(list(dict.fromkeys(x.name for x in answer.alike))[:3])}"
+        others = dict.fromkeys(other.change.name for other in answer.alike)
+        sentence += f"; nothing separates it from {', '.join([*others][:3])}"
     if item.greedy:
         chosen = f"is {side} as {'' if item.recorded else 'not '}the choice"
         figures = f" {chosen}: its log p is {answer.right:+.3g} against the best other, under this {answer.under:+.3g}"
     else:
         figures = f": {what} {item.recorded:.6g} {side}, {answer.right:.6g} right, {answer.under:.6g} under this"
-    words = f"{'the target' if what.endswith('p') else 'the drafter'}: {WORDS.get(name, name)}"
-    operation = our_operation(case.history.run, Stage.SAMPLING, name, words)
+    words = f"{'the target' if what.endswith('p') else 'the drafter'}: {WORDS.get(change.operation, change.operation)}"
+    operation = Operation(Stage.SAMPLING, change.operation, words)
     smallest = f"token {item.token} at {item.where}{figures}"
     counts = best.explained, answer.wrong, "token", answer.certain, answer.next_best
     return Located(operation, sentence, looks, smallest, item.where, *counts, proof=Proof.ROWS)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -213,7 +212,6 @@ def _counted(place: RowPlace) -> Counted:
 
 # The ways that are searched: one change of the rules each
 
-Changed = Callable[[RuleRecipe], RuleRecipe]
 ROWS = "rows"  # the operation of taking another row
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 NODE, BONUS, RECOVERED, TARGET = "node", "bonus", "recovered", "target"  # kinds of items
@@ -225,24 +223,14 @@ class RuleChange:
 
     name: str  # "top-p left out"
     operation: str  # "top-p"
-    of: Changed = lambda recipe: recipe
+    recipe: RuleRecipe = RIGHT
     row: Relation | None = None  # whose p it is
     fitted: bool = False  # whether a number in it was fitted: then it must explain nearly all
 
 
-def _set(**fields: Any) -> Changed:  # noqa: ANN401
-    """Fields of a recipe in another way."""
-    return lambda recipe: replace(recipe, **fields)
-
-
-def _more(name: str, *items: tuple[str, Any]) -> Changed:
-    """Entries of a recipe beside those that it has."""
-    return lambda recipe: replace(recipe, **{name: (*getattr(recipe, name), *items)})  # type: ignore[arg-type]
-
-
-def changed(name: str, change: Changing) -> Changed:
+def changed(stage: str, change: Changing) -> RuleRecipe:
     """A parameter's value, or what there is at a stage, changed at every row."""
-    return _more("changed", (name, change))
+    return RuleRecipe(changed=((stage, change),))
 
 
 def times(by: float, plus: float = 0.0) -> Changing:
@@ -250,28 +238,16 @@ def times(by: float, plus: float = 0.0) -> Changing:
     return lambda value: value * by + plus
 
 
-def _steps(change: Callable[[tuple[str, ...]], Sequence[str]]) -> Changed:
-    return lambda recipe: replace(recipe, steps=tuple(change(recipe.steps)))
+def _again(rules: Sequence[str], behind: str) -> tuple[str, ...]:
+    """The steps with some rules once more, behind another one."""
+    return tuple(x for step in ORDER for x in ((step, *rules) if step == behind else (step,)))
 
 
-def _without(rules: Sequence[str]) -> Changed:
-    return _steps(lambda steps: [step for step in steps if step not in rules])
-
-
-def _again(rules: Sequence[str], behind: str) -> Changed:
-    """The rules once more, behind another one."""
-    return _steps(lambda steps: [x for step in steps for x in ((step, *rules) if step == behind else (step,))])
-
-
-def _moved(rules: Sequence[str], to: str, *, behind: bool) -> Changed:
-    """Rules moved to before another, or behind it."""
-
-    def move(steps: tuple[str, ...]) -> Sequence[str]:
-        rest, moved = [step for step in steps if step not in rules], [step for step in steps if step in rules]
-        place = rest.index(to) + behind if to in rest else len(rest)
-        return [*rest[:place], *moved, *rest[place:]] if to in rest else steps
-
-    return _steps(move)
+def _moved(rules: Sequence[str], to: str, *, behind: bool) -> tuple[str, ...]:
+    """The steps with some rules moved to before another, or behind it."""
+    rest, moved = [step for step in ORDER if step not in rules], [step for step in ORDER if step in rules]
+    place = rest.index(to) + behind if to in rest else len(rest)
+    return (*rest[:place], *moved, *rest[place:]) if to in rest else ORDER
 
 
 COUNTS: dict[str, Count] = {  # what penalties count
@@ -307,12 +283,13 @@ def _of_steps(active: Sequence[str]) -> Iterator[RuleChange]:
     if len(active) > 1:
         out.append(("all rules", "rules", ORDER))
     for words, operation, rules in out:
-        yield RuleChange(f"{words} left out", operation, _without(rules))
+        left = tuple(step for step in ORDER if step not in rules)
+        yield RuleChange(f"{words} left out", operation, RuleRecipe(left))
     for words, operation, rules in groups:
-        yield RuleChange(f"{words} applied twice", operation, _again(rules, rules[-1]))
+        yield RuleChange(f"{words} applied twice", operation, RuleRecipe(_again(rules, rules[-1])))
     if cuts:
         name = f"{', '.join(cuts)} applied before the temperature and again after it"
-        yield RuleChange(name, cuts[-1], _again(CUTS, FORM))
+        yield RuleChange(name, cuts[-1], RuleRecipe(_again(CUTS, FORM)))
 
 
 def _reordered(active: Sequence[str]) -> Iterator[RuleChange]:
@@ -322,11 +299,12 @@ def _reordered(active: Sequence[str]) -> Iterator[RuleChange]:
     for rules in ([cuts] if len(cuts) > 1 else []) + [(rule,) for rule in single]:
         for to in active:
             behind = ORDER.index(to) > ORDER.index(rules[-1])
-            change = _moved(rules, to, behind=behind)
-            order = tuple(step for step in change(RIGHT).steps if step in active)
+            steps = _moved(rules, to, behind=behind)
+            order = tuple(step for step in steps if step in active)
             if order not in seen:
                 seen.add(order)
-                yield RuleChange(f"{', '.join(rules)} {'after' if behind else 'before'} {to}", rules[-1], change)
+                name = f"{', '.join(rules)} {'after' if behind else 'before'} {to}"
+                yield RuleChange(name, rules[-1], RuleRecipe(steps))
 
 
 def _values(rows: RuledRows, active: Sequence[str]) -> Iterator[RuleChange]:
@@ -337,15 +315,16 @@ def _values(rows: RuledRows, active: Sequence[str]) -> Iterator[RuleChange]:
         yield RuleChange("top-k with one more token", TOP_K, changed(TOP_K, lambda k: k + (k > 0).float()))
         yield RuleChange("top-k with one token less", TOP_K, changed(TOP_K, lambda k: k - (k > 1).float()))
     if TOP_P in active:
-        yield RuleChange("top-p without the token that reaches it", TOP_P, _set(exclusive=True))
+        yield RuleChange("top-p without the token that reaches it", TOP_P, RuleRecipe(exclusive=True))
     for relation in (FIRST, ROOT_ROW, PARENT, *OF_REQUESTS[:2], BEFORE) if MIN_P in active else ():
-        yield RuleChange(f"min-p by the largest p of {relation.name}", MIN_P, _more("related", (LARGEST, relation)))
+        name = f"min-p by the largest p of {relation.name}"
+        yield RuleChange(name, MIN_P, RuleRecipe(related=((LARGEST, relation),)))
     rules = [rule for rule, values in rows.numbers.items() if bool((values != values[0]).any())]
     for relation in OF_REQUESTS if rules else ():
-        every = _more("related", *((rule, relation) for rule in rules))
-        yield RuleChange(f"the parameters of {relation.name}", "parameters", every)
+        every = tuple((rule, relation) for rule in rules)
+        yield RuleChange(f"the parameters of {relation.name}", "parameters", RuleRecipe(related=every))
         for rule in rules if len(rules) > 1 else ():
-            yield RuleChange(f"the {rule} of {relation.name}", rule, _more("related", (rule, relation)))
+            yield RuleChange(f"the {rule} of {relation.name}", rule, RuleRecipe(related=((rule, relation),)))
 
 
 def changes(rows: RuledRows) -> list[RuleChange]:
@@ -355,20 +334,19 @@ def changes(rows: RuledRows) -> list[RuleChange]:
     penalties = [rule for rule in active if rule in PENALTIES]
     for name, count in COUNTS.items() if penalties or FORM in active else ():
         operation = penalties[0] if len(penalties) == 1 else "penalties"
-        made.append(RuleChange(f"penalties that {name}", operation, _set(count=count)))
+        made.append(RuleChange(f"penalties that {name}", operation, RuleRecipe(count=count)))
     made += _reordered(active)
     has_rules = bool(made)
     made += [RuleChange(f"the row of {relation.name}", ROWS, row=relation) for relation in OTHERS]
     for relation in OTHERS if has_rules else ():
         if relation is not CHILD:
             name = f"the logits of {relation.name} under its own rules"
-            made.append(RuleChange(name, ROWS, _more("related", (LOGITS, relation))))
+            made.append(RuleChange(name, ROWS, RuleRecipe(related=((LOGITS, relation),))))
     words = {LOGITS: "the logits", SCORES: "the scores before the softmax", SOFTMAX: "the softmax", P: rows.what}
     for name, dtype in DTYPES.items():
         for stage, what in words.items():
             operation = LOGITS if stage == LOGITS else SOFTMAX
-            rounded = changed(stage, partial(Tensor.to, dtype=dtype))
-            made.append(RuleChange(f"{what} in {name}", operation, rounded))
+            made.append(RuleChange(f"{what} in {name}", operation, changed(stage, partial(Tensor.to, dtype=dtype))))
     return made
 
 

@@ -1,16 +1,15 @@
 """The search: which variant of the rules gives what was recorded of every token, and what the next best leaves.
 
 Every change is tried by itself on a few tokens that differ. Those that explain any are tried on all tokens, row by
-row: each is right, or as the variant has it. Where no one explains all, pairs follow. Of several that explain as much
-the one that would spoil the fewest is the answer, then the simplest, and where two cannot be told apart on any token,
-neither is stated as the one. Which rows are as the variant has them is for a condition to say.
+row: each is right, or as the change has it. Of several that explain as much the one that would spoil the fewest is the
+answer, then the simplest, and where two cannot be told apart on any token, neither is stated as the one. Which rows are
+as the change has them is for a condition to say.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations, islice
 
 import numpy as np
 import torch
@@ -34,12 +33,9 @@ from specscope.trace.record.rules import log_odds
 
 FEW = 10  # tokens that differ, on which every change is tried first
 FULL = 14  # changes that are tried on all tokens
-IN_PAIRS = 40  # changes of which pairs are made
-PAIRS = 8  # pairs that are tried on all tokens
 GAIN, EVERY = 0.5, 0.9  # of the tokens that differ, how many a variant must explain; and one of a fitted number
 NEARLY = 0.97  # that explain so much of what the best one does are as good, where they are simpler
 SURE, LEAST_SURE = 10, 3  # tokens that tell a scope; and an operation
-WORK = 2**29  # probabilities that pairs may take, so that the answer does not hang on the machine's load
 FARTHEST = 10.0  # in log odds; what is farther off is not told apart
 TELLING = 0.98  # a probability below this is met by no chance
 SPAN = 4.0  # in log odds, over which probabilities lie that a wrong variant gives
@@ -81,9 +77,9 @@ def item_at(rows: RuledRows, number: int, audit: Audit, where: Reference) -> Ite
 
 @dataclass(frozen=True, eq=False)
 class RuleVariant:
-    """Changes of the rules, what they give for all items, and what that explains."""
+    """A change of the rules, what it gives for all items, and what that explains."""
 
-    changes: tuple[RuleChange, ...]
+    change: RuleChange
     predicted: Array = field(repr=False)
     fits: Bools = field(repr=False)
     explained: int  # of the tokens that differ
@@ -91,25 +87,14 @@ class RuleVariant:
     error: float  # mean deviation of the log odds at tokens that differ
 
     @property
-    def name(self) -> str:
-        """In words."""
-        return " and ".join(change.name for change in self.changes)
-
-    @property
-    def operations(self) -> tuple[str, ...]:
-        """Those that it changes, in the order of `changes`."""
-        return tuple(dict.fromkeys(change.operation for change in self.changes))
-
-    @property
     def cost(self) -> float:
         """The simplest is the least."""
-        of_rows = sum(0.2 if x.row is not None else 0.25 if x.operation == ROWS else 0 for x in self.changes)
-        return len(self.changes) + 0.05 * sum(change.fitted for change in self.changes) + of_rows
+        change = self.change
+        return 0.05 * change.fitted + (0.2 if change.row is not None else 0.25 if change.operation == ROWS else 0)
 
     def explains(self, wrong: int, less: int = 0) -> bool:
         """Whether it explains enough of so many: more where a number was fitted, of which some value fits anything."""
-        share = EVERY if any(change.fitted for change in self.changes) else GAIN
-        return self.explained - less > share * wrong
+        return self.explained - less > (EVERY if self.change.fitted else GAIN) * wrong
 
 
 @dataclass(frozen=True)
@@ -130,13 +115,13 @@ class BestVariant:
     @property
     def certain(self) -> bool:
         """Whether it is one operation, that explains nearly all."""
-        same = all({*other.operations} == {*self.best.operations} for other in self.alike)
+        same = all(other.change.operation == self.best.change.operation for other in self.alike)
         return same and self.best.explained >= max(0.8 * self.wrong, LEAST_SURE)
 
     @property
     def next_best(self) -> str:
         """In words what the next best leaves."""
-        name, explained = ("any other", 0) if (x := self.runner_up) is None else (x.name, x.explained)
+        name, explained = ("any other", 0) if (x := self.runner_up) is None else (x.change.name, x.explained)
         return f"{name} leaves {self.wrong - explained:,} of {self.wrong:,}"
 
 
@@ -151,7 +136,7 @@ class Search:
             np.array([getattr(item, name) for item in items])
             for name in ("wrong", "recorded", "slack", "greedy", "drawn")
         )
-        self.right = self.predicted(())
+        self.right = self.predicted(None)
         self.fits_right = self.fits(self.right)
         self.differ = self.wrong & ~self.fits_right
         keys = [(item.where.request, item.where.index) for item in items]
@@ -170,12 +155,10 @@ class Search:
         every = [list(rows.values()) for rows in by_kind.values()]
         return sorted(index for some in every for index in some[:: max(1, len(some) // share)][:share])
 
-    def predicted(self, made: Sequence[RuleChange], some: Sequence[int] | None = None) -> Array:
-        """What the changes give for items: p of the token; where greedy, how far its log p is above the others'."""
+    def predicted(self, change: RuleChange | None, some: Sequence[int] | None = None) -> Array:
+        """What a change gives for items: p of the token; where greedy, how far its log p is above the others'."""
         wanted = list(range(len(self.items))) if some is None else list(some)
-        recipe, relation = RIGHT, None
-        for change in made:
-            recipe, relation = change.of(recipe), change.row or relation
+        recipe, relation = (RIGHT, None) if change is None else (change.recipe, change.row)
         of = [self.items[index] for index in wanted]
         at = [x.row if relation is None else self.rows.places.other(relation, x.row, x.child) for x in of]
         places, out = sorted(set(at)), np.zeros(len(wanted))
@@ -236,7 +219,7 @@ class Search:
         """The change with the number that comes nearest to what was recorded of the few."""
         best, without = values[0], self._apart(self.right[self.few], FINE)
         for number in range(ROUNDS):
-            errors = [self._apart(self.predicted((dial(value),), self.few), FINE) for value in values]
+            errors = [self._apart(self.predicted(dial(value), self.few), FINE) for value in values]
             self.tried += len(values)
             place = int(np.argmin(errors))
             best, low, high = values[place], values[max(place - 1, 0)], values[min(place + 1, len(values) - 1)]
@@ -244,7 +227,7 @@ class Search:
                 break
             values = list(np.geomspace(low, high, 9))
         rounded = [float(f"{best:.{digits}g}") for digits in (2, 3)]  # what people write
-        counts = [self.on_few([(dial(value),)])[0][0] for value in (*rounded, best)]
+        counts = [self.on_few([dial(value)])[0][0] for value in (*rounded, best)]
         return dial((*rounded, best)[int(np.argmax(counts))])
 
     def _apart(self, values: Array, least: float = LEAST) -> float:
@@ -252,59 +235,29 @@ class Search:
         off = self.off(values, self.few, least=least)
         return float(np.sort(np.minimum(off, FARTHEST))[: max(1, round(0.8 * len(off)))].mean())
 
-    def on_few(self, made: Sequence[Sequence[RuleChange]]) -> list[tuple[int, float, Array]]:
-        """For each variant: how many of the few come out, how far off they are, and what it gives."""
+    def on_few(self, made: Sequence[RuleChange]) -> list[tuple[int, float]]:
+        """For each change: how many of the few come out, and how far off they are."""
         self.tried += len(made)
-        given = [self.predicted(variant, self.few) for variant in made]
-        return [(int(self.fits(values, self.few).sum()), self._apart(values), values) for values in given]
+        given = (self.predicted(change, self.few) for change in made)
+        return [(int(self.fits(values, self.few).sum()), self._apart(values)) for values in given]
 
     # On all tokens
 
-    def variant(self, made: Sequence[RuleChange]) -> RuleVariant:
-        """Changes, with what they explain."""
-        values = self.predicted(made)
+    def variant(self, change: RuleChange) -> RuleVariant:
+        """A change, with what it explains."""
+        values = self.predicted(change)
         fits, off = self.fits(values), np.minimum(self.off(values)[self.differ], FARTHEST)
         explained, spoils = int(fits[self.differ].sum()), int((self.beside & ~fits).sum())
-        return RuleVariant(tuple(made), values, fits, explained, spoils, float(off.mean()))
+        return RuleVariant(change, values, fits, explained, spoils, float(off.mean()))
 
     def answer(self) -> BestVariant | None:
         """The variant that explains the most; None where none explains enough."""
         if not self.few:
             return None
         singles = self.singles()
-        results = self.on_few([(change,) for change in singles])
+        results = self.on_few(singles)
         order = sorted(range(len(singles)), key=lambda i: (-results[i][0], results[i][1]))
-        made = [self.variant([singles[i]]) for i in order if results[i][0]][:FULL]
-        answer = self._best(made)
-        if answer is None or answer.best.explained < NEARLY * answer.wrong:
-            made += [self.variant(pair) for pair in self._pairs(singles, results, order)]
-            answer = self._best(made)
-        return answer
-
-    def _pairs(
-        self, singles: Sequence[RuleChange], results: Sequence[tuple[int, float, Array]], order: Sequence[int]
-    ) -> list[tuple[RuleChange, RuleChange]]:
-        """Pairs of changes that explain the few, or come nearer to them."""
-        distinct: list[int] = []
-        for i in order:
-            values = [self.right[self.few], *(results[j][2] for j in distinct)]
-            if all(np.abs(results[i][2] - other).max(initial=0) > LEAST for other in values):
-                distinct.append(i)
-        together = []
-        most = WORK // max(len(self.few) * self.rows.vocab, 1)
-        for i, j in islice(combinations(distinct[:IN_PAIRS], 2), most):
-            first, second = pair = (singles[i], singles[j])
-            if (first.row and second.row) or (first.fitted and second.fitted):
-                continue
-            recipe = second.of(first.of(RIGHT))
-            if not (first.row or second.row) and recipe in (RIGHT, first.of(RIGHT), second.of(RIGHT)):
-                continue
-            count, error, _ = self.on_few([pair])[0]
-            union = int((self.fits(results[i][2], self.few) | self.fits(results[j][2], self.few)).sum())
-            together.append((max(count, union), error, pair))
-        together.sort(key=lambda entry: (-entry[0], entry[1]))
-        least = max(0.5 * float((self.off(self.right[self.few], self.few) > 0).sum()), 1)
-        return [pair for count, _, pair in together[:PAIRS] if count >= least]
+        return self._best([self.variant(singles[i]) for i in order if results[i][0]][:FULL])
 
     def _best(self, made: Sequence[RuleVariant]) -> BestVariant | None:
         """The simplest of those that explain the most and would spoil the fewest."""

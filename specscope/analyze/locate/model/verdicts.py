@@ -19,12 +19,11 @@ from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.locate.decided import ACCEPTANCE
 from specscope.analyze.locate.formulas import NEARLY, Best, located_formulas, same
-from specscope.analyze.locate.located import Located, Proof, Stage
+from specscope.analyze.locate.located import Located, Operation, Proof, Stage
 from specscope.analyze.locate.model.finals import located_finals
 from specscope.analyze.locate.model.other_rows import OTHERS, Places, some
 from specscope.analyze.locate.model.sampling import ROWS, RuleChange, RuledRows, changed, times
 from specscope.analyze.locate.model.search import Item, Search, item_at
-from specscope.analyze.locate.operations import our_operation
 from specscope.analyze.verify.case import Case
 from specscope.trace.history.wording import plural
 from specscope.trace.record.records import Outcome
@@ -113,10 +112,10 @@ def _instead(c: Columns) -> dict[str, dict[str, Doubles]]:
 def _located(
     trials: Trials, operation: str, words: str, sentence: str, best: Best, unit: str, node: int, figures: str
 ) -> Located:
-    where, run = trials.c.at_node(node), trials.case.history.run
+    where = trials.c.at_node(node)
     smallest, counts = f"token {trials.c.token[node]} at {where}: {figures}", (best.explained, best.wrong, unit)
-    our = our_operation(run, Stage.VERDICT, operation, words)
-    return Located(our, sentence, best.name, smallest, where, *counts, runner_up=best.next_best, proof=Proof.ROWS)
+    at, next_best = Operation(Stage.VERDICT, operation, words), best.next_best
+    return Located(at, sentence, best.name, smallest, where, *counts, runner_up=next_best, proof=Proof.ROWS)
 
 
 # What trials read
@@ -143,7 +142,7 @@ def _reads(trials: Trials) -> Iterator[Located]:
             if answer is None:
                 continue
             made = answer.best
-            best = Best(made.name, made.explained, answer.wrong, made.explained, answer.tried, answer.next_best)
+            best = Best(made.change.name, made.explained, answer.wrong, made.explained, answer.tried, answer.next_best)
         sentence = (
             f"drafts are judged by a {what} that is not theirs: with {best.name} it is as recorded at "
             f"{best.explained:,} of {plural(best.wrong, 'first trial')} at which it differs "
@@ -247,6 +246,6 @@ def _other_rows(trials: Trials, here: Indices) -> Iterator[tuple[str, str, Doubl
             powers = ((f"its p to the power {power:g}", changed("temperature", times(1 / power))) for power in POWERS)
             made += [RuleChange(name, "p", colder) for name, colder in powers]
         for change in made:
-            values, whole = search.predicted((change,)), np.full(len(here), np.nan)
+            values, whole = search.predicted(change), np.full(len(here), np.nan)
             whole[np.searchsorted(here, nodes)] = np.where(search.greedy, values > 0, values)
             yield what, change.name, whole
