@@ -110,8 +110,6 @@ def likeness(pair: HeldPair, allowed: float, vocabulary: Vocabulary) -> str:
         pair.right,
         rows=pair.rows,
         heads=pair.heads,
-        groups=pair.groups,
-        bias=pair.bias,
         tokens=pair.tokens,
         allowed=allowed,
     )

@@ -43,8 +43,6 @@ class HeldPair:
     looks: str = ""  # what the difference looks like, where the operation itself can say it
     certain: bool = True  # False: a region of several operations
     tokens: Tensor | None = field(default=None, repr=False)  # [rows, width] whose values these are, where they differ
-    groups: Mapping[str, Tensor] = field(default_factory=dict, repr=False)  # as `looks` takes them
-    bias: Tensor | None = field(default=None, repr=False)
     inside: Callable[[float], Iterable[HeldPair]] | None = None  # of a layer its operations, by what it is allowed
 
     @cached_property

@@ -7,9 +7,8 @@ are still as they were.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -139,7 +138,7 @@ class ModelWatch:
         again, every = layer_again(call), right.inside(layer)
         slots = part.segment.table.slots(0, len(right.keys)).tolist()
         cache = {"keys": call.cache.key[call.layer], "values": call.cache.value[call.layer]}
-        allowed, groups = None if self.side.by_operation else limit, _experts(every)
+        allowed = None if self.side.by_operation else limit
         for short, due in every.items():
             name, code, rows = f"{layer}.{short}", again.code.get(short, ""), right.rows
             if short == "self_attn.scores" and again.weights is not None:
@@ -156,30 +155,10 @@ class ModelWatch:
                 continue
             if ours.shape == (due := self.side.ordered(short, due.flatten(1))).shape:
                 heads = heads_of(short, again.heads, again.kv_heads)
-                pair = HeldPair(name, ours.float().cpu(), due, rows, heads, code, allowed=allowed)
-                yield replace(pair, groups=groups if rows is right.rows else {}, bias=_bias(call, short, due))
+                yield HeldPair(name, ours.float().cpu(), due, rows, heads, code, allowed=allowed)
         if not again.same and call.fused is not None and call.fused.compiled is not None:
             due, out = right.taps[layer].flatten(1), call.out[part.given].float().cpu()
             yield HeldPair(layer, out, due, right.rows, code=code_of(call.fused.compiled), looks=COMPILED)
-
-
-def _experts(inside: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Which experts each row is given to, where the layer has a router that tells."""
-    for name, every in inside.items():
-        whole = name.startswith("mlp.") and "[" in name and bool((every == every.round()).all())
-        if whole and every.shape[1] <= 64 and float(every.max()) >= 1:
-            return {"expert": every.long()}
-    return {}
-
-
-def _bias(call: LayerCall, name: str, right: Tensor) -> Tensor | None:
-    """The bias of a projection, which may be missing or added twice."""
-    if not name.endswith("_proj") or call.module is None:
-        return None
-    bias = getattr(call.module.get_submodule(name), "bias", None)
-    if not isinstance(bias, Tensor) or bias.shape != right.shape[1:]:
-        return None
-    return bias.detach().float().cpu()
 
 
 def _to_the_same_sum(ours: Tensor, right: Tensor) -> Tensor:

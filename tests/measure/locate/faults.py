@@ -173,7 +173,7 @@ def overwritten(patch: pytest.MonkeyPatch, engine: Engine) -> None:
 
 
 FAULTS = {
-    "attention scale": TargetFault(scaled_attention, "layers.2.self_attn.scores", "1/sqrt(3)"),
+    "attention scale": TargetFault(scaled_attention, "layers.2.self_attn.scores", "a factor of 0.577"),
     "no norm": TargetFault(no_norm, "layers.1.input_layernorm"),
     "rotary past 40": TargetFault(rotary_scaled_late, "layers.0.self_attn.query", "40"),
     "KV in fp8": TargetFault(kv_in_fp8, "layers.0.self_attn.keys read", "float8"),
@@ -182,10 +182,10 @@ FAULTS = {
     "softmax in bfloat16": TargetFault(softmax_in_bfloat16, "layers.0.self_attn.", "bfloat16"),
     "head zeroed": TargetFault(head_zeroed, "layers.3.self_attn.attention", "head 2"),
     "MLP in float16": TargetFault(mlp_in_float16, "layers.4.mlp.down_proj", "float16"),
-    "bias twice": TargetFault(bias_twice, "layers.1.self_attn.k_proj", "bias", family="qwen2"),
+    "bias twice": TargetFault(bias_twice, "layers.1.self_attn.k_proj", "the same vector", family="qwen2"),
     "not tied": TargetFault(untied, "lm_head"),
     "residual swapped": TargetFault(residual_swapped, "layers.2.post_attention_layernorm:in"),
-    "expert": TargetFault(wrong_expert, "layers.1.mlp", "expert 2", family="qwen3_moe"),
+    "expert": TargetFault(wrong_expert, "layers.1.mlp", family="qwen3_moe"),
     "siblings seen": TargetFault(changed_segment(causal), "layers.0.self_attn.scores", "other tree nodes"),
     "not moved": TargetFault(left_where_it_lay, "layers.0.self_attn.keys read"),
     "overwritten": TargetFault(overwritten, "layers.1.self_attn.keys read", says="between steps r0@"),

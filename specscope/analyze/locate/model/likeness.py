@@ -10,7 +10,7 @@ name both.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -30,7 +30,6 @@ from specscope.analyze.locate.model.relations import (
     added,
     factor,
     figure,
-    noise,
     not_finite,
     other_channels,
     other_rows,
@@ -50,27 +49,23 @@ def looks(
     *,
     rows: Sequence[FedRow],
     heads: int = 1,
-    groups: Mapping[str, Tensor] | None = None,
-    bias: Tensor | None = None,
     tokens: Tensor | None = None,
     allowed: float = 1e-4,
 ) -> str:
     """What the difference of `ours` from `right` is like, in one phrase with figures; "" where like nothing known.
 
-    ours, right: float32 [rows, width]; with heads, width = heads * size. groups: ids of each row, [rows] or [rows, k],
-    by the name of the group ("expert": those that a row is given to). bias: [width], which may be missing or added
-    twice. tokens: [rows, width] whose values these are, where they differ. allowed: the relative error of a row that
-    rounding explains.
+    ours, right: float32 [rows, width]; with heads, width = heads * size. tokens: [rows, width] whose values these are,
+    where they differ. allowed: the relative error of a row that rounding explains.
     """
     heads = heads if ours.shape[1] % heads == 0 else 1
     wrong = (relative(ours, right, heads) > allowed).any(1)
     if not bool(wrong.any()) or not bool(right.isfinite().all()):
         return ""
-    place, bad = place_of_rows(wrong, rows, groups or {}), ours[wrong]
+    place, bad = place_of_rows(wrong, rows), ours[wrong]
     if not bool(bad.isfinite().all()):
         return _joined(place, not_finite(bad))
     some = [row for row, off in zip(rows, wrong.tolist(), strict=True) if off]
-    block = Block(bad, right[wrong], some, heads, allowed, right, rows, bias)
+    block = Block(bad, right[wrong], some, heads, allowed, right, rows)
     if tokens is not None:
         which = place_of_tokens(bad, right[wrong], tokens[wrong], allowed)
         return _joined(place, which or factor(block) or added(block))
@@ -90,7 +85,7 @@ def _inside(block: Block, noun: str = "channel") -> str:
     if relation := zero(narrow) or factor(narrow) or added(narrow) or other_rows(narrow):
         return _joined(channels, relation)
     # rows that share channels (a row of another position with the same first half) differ in some only
-    coarse = rounded(narrow.ours, narrow.right) or noise(narrow) if noun == "channel" else ""
+    coarse = rounded(narrow.ours, narrow.right) if noun == "channel" else ""
     return other_rows(block) or _joined(channels, coarse)
 
 
@@ -123,7 +118,7 @@ def looks_of_scores(
     if not bool(wrong.any()):
         return ""
     bad, heads = wrong.any(1), wrong.any(0)
-    place = place_of_rows(bad, rows, {})
+    place = place_of_rows(bad, rows)
     rule, _, _ = place_of_heads(heads, len(heads))
     some = [row for row, is_bad in zip(rows, bad.tolist(), strict=True) if is_bad]
     ours, right, level, both, missing, extra, centred, slack = (
@@ -159,12 +154,7 @@ def _masked(lacking: Tensor, both: Tensor, shallow: Tensor, seeing: Tensor) -> T
 def _sums(ours: Tensor, right: Tensor) -> str:
     """Weights in the same proportions that add up to something else: a sink takes a part of the sum."""
     total, meant = (float(side.exp().sum(2).median()) for side in (ours, right))
-    why = ""
-    if abs(total - 1) < 1e-3 and meant < 1 - 1e-3:
-        why = " (as if a sink were left out)"
-    elif abs(meant - 1) < 1e-3 and total < 1 - 1e-3:
-        why = " (as if there were a sink, which the reference lacks)"
-    return f"the weights of a row sum to {figure(total)} where the reference's sum to {figure(meant)}{why}"
+    return f"the weights of a row sum to {figure(total)} where the reference's sum to {figure(meant)}"
 
 
 def _which(cells: Tensor, rows: Sequence[FedRow], keys: Sequence[FedRow]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ def every(step: int) -> str:
     return f"every {({2: '2nd', 3: '3rd'}).get(step, f'{step}th')}"
 
 
-def place_of_rows(wrong: Tensor, rows: Sequence[FedRow], groups: Mapping[str, Tensor]) -> str:
+def place_of_rows(wrong: Tensor, rows: Sequence[FedRow]) -> str:
     """The rule by which rows are wrong; "" where all are, or by no rule seen.
 
     A rule names rows of which nearly all are wrong, and outside of which none is.
@@ -46,24 +46,20 @@ def place_of_rows(wrong: Tensor, rows: Sequence[FedRow], groups: Mapping[str, Te
         row = rows[int(wrong.nonzero()[0])]
         node = "" if row.node is None else f"node {row.node}, "
         return f"only at {node}position {row.position} (1 of {number} rows)"
-    for words, named in _named(wrong, rows, groups):
+    for words, named in _named(wrong, rows):
         if not bool(wrong[~named].any()) and NEARLY_ALL * int(named.sum()) <= count and not bool(named.all()):
             return f"only {words}: {count} of {int(named.sum())} rows, 0 of {int((~named).sum())} others"
     positions = torch.tensor([row.position for row in rows])[wrong]
     return f"only at {numbers('position', positions)} ({count} of {number} rows)" if count <= MOST_LISTED else ""
 
 
-def _named(wrong: Tensor, rows: Sequence[FedRow], groups: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+def _named(wrong: Tensor, rows: Sequence[FedRow]) -> Iterator[tuple[str, Tensor]]:
     """Rows that a rule may name, the simplest rule first."""
     nodes = torch.tensor([row.node is not None for row in rows])
     yield "at tree nodes", nodes
     yield "at rows of the text", ~nodes
-    for name, ids in {**groups, "token": torch.tensor([row.token for row in rows])}.items():
-        members = ids.reshape(len(wrong), -1)
-        for member in members[wrong][0].unique().tolist():  # one that all wrong rows have is one of the first's
-            named = (members == member).any(1)
-            if bool(wrong[named].all()):
-                yield f"rows of {name} {member}", named
+    token = next(row.token for row, is_wrong in zip(rows, wrong.tolist(), strict=True) if is_wrong)
+    yield f"rows of token {token}", torch.tensor([row.token == token for row in rows])
     positions = torch.tensor([row.position for row in rows])
     low, high = int(positions[wrong].min()), int(positions[wrong].max())
     stretch = (positions >= low) & (positions <= high)

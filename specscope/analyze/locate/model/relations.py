@@ -20,18 +20,6 @@ WIDEST = 8192  # channels of which any order is looked for
 REPEATED = 8  # an operation in a dtype of few bits rounds its inputs and what it sums, not its output alone
 
 
-NUMBERS = (*range(2, 17), 32, 64, 80, 96, 128, 256, 512)
-POWERS = {"{}": 1.0, "1/{}": -1.0, "sqrt({})": 0.5, "1/sqrt({})": -0.5}
-FORMS = {text.format(number): number**power for number in NUMBERS for text, power in POWERS.items()}
-
-
-def name_of(factor: float, tolerance: float) -> str:
-    """A factor as the simple form it has, " = 1/sqrt(3)", or ""."""
-    size, sign = abs(factor), "-" if factor < 0 else ""
-    name = next((name for name, value in FORMS.items() if abs(size - value) <= tolerance * value), "")
-    return f" = {sign}{name}" if name and f"{sign}{name}" != figure(factor) else ""
-
-
 def figure(value: float) -> str:
     """Three digits."""
     return f"{value:.3g}"
@@ -48,12 +36,11 @@ class Block:
     allowed: float
     known: Tensor  # [m, w] right values of all rows that were fed
     fed: Sequence[FedRow]  # m of them
-    bias: Tensor | None = None  # [w] that may be missing, or added twice
 
     def narrowed(self, columns: Tensor, heads: int) -> Block:
         """Some channels of it."""
         sides = {name: getattr(self, name)[:, columns] for name in ("ours", "right", "known")}
-        return replace(self, **sides, heads=heads, bias=None if self.bias is None else self.bias[columns])
+        return replace(self, **sides, heads=heads)
 
     @property
     def tolerance(self) -> Tensor:
@@ -107,28 +94,20 @@ def factor(block: Block) -> str:
         value, low, high = (float(x) for x in (factors.flatten()[0], factors.min(), factors.max()))
         if whose:
             return f"a different factor in each {whose} ({figure(low)} to {figure(high)}) {phrase}"
-        exact = max(block.allowed, 2e-5)
-        words = f"a factor of {figure(value)}{name_of(value, exact)}"
-        return f"{'the sign is flipped' if abs(value + 1) < exact else words} {phrase}"
+        is_flipped = abs(value + 1) < max(block.allowed, 2e-5)
+        return f"{'the sign is flipped' if is_flipped else f'a factor of {figure(value)}'} {phrase}"
     return ""
 
 
 def added(block: Block) -> str:
-    """The same vector too many at every row, or multiples of the bias."""
-    difference = block.ours - block.right
-    number, width = difference.shape
-    if width < FEWEST_CHANNELS:
+    """The same vector too many at every row: a bias that is missing, or added twice, is one."""
+    if block.ours.shape[1] < FEWEST_CHANNELS or len(block.rows) < FEWEST_ROWS:
         return ""
-    if block.bias is not None:
-        times = float((difference * block.bias).sum() / (number * block.bias.pow(2).sum()).clamp_min(1e-30))
-        if phrase := block.explained(block.right + times * block.bias):
-            much = {"1": "the bias is added twice", "-1": "the bias is missing"}
-            return f"{much.get(f'{times:.2g}', f'{figure(times)} times the bias is added')} {phrase}"
-    mean = difference.mean(0)
-    if number >= FEWEST_ROWS and (phrase := block.explained(block.right + mean)):
-        share = float(mean.norm() / block.right.norm(dim=1).median().clamp_min(1e-30))
-        return f"the same vector is added {phrase} (its size is {figure(share)} of a row's)"
-    return ""
+    mean = (block.ours - block.right).mean(0)
+    if not (phrase := block.explained(block.right + mean)):
+        return ""
+    share = float(mean.norm() / block.right.norm(dim=1).median().clamp_min(1e-30))
+    return f"the same vector is added {phrase} (its size is {figure(share)} of a row's)"
 
 
 def other_rows(block: Block) -> str:
@@ -227,23 +206,3 @@ def rounded(ours: Tensor, right: Tensor) -> str:
 def _error(values: Tensor, to: Callable[[Tensor], Tensor]) -> float:
     """The relative error of rounding values once; those beyond its largest are left out."""
     return float((to(values) - values).nan_to_num(posinf=0, neginf=0).norm() / values.norm().clamp_min(1e-30))
-
-
-def noise(block: Block) -> str:
-    """A relative error of every row of the size of a dtype's rounding, in all channels; "" where it varies."""
-    number, width = block.ours.shape
-    if number * width < 64 or width < FEWEST_CHANNELS:
-        return ""
-    difference, sizes = block.ours - block.right, block.right.norm(dim=1)
-    errors = difference.norm(dim=1) / sizes.clamp_min(1e-30)
-    channels = difference.pow(2).mean(0).sqrt() / block.right.pow(2).mean().sqrt().clamp_min(1e-30)
-    for spread in (errors, channels if number >= FEWEST_CHANNELS else errors):
-        low, high = torch.quantile(spread[:4096], torch.tensor([0.05, 0.95])).tolist()
-        if high > 8 * low:
-            return ""
-    error = float(errors.median())
-    off = {name: size / error for name, to in ROUNDED.items() if 0.4 < (size := _error(block.right, to)) / error < 2}
-    if not off:
-        return ""
-    name = min(off, key=lambda known: abs(off[known] - 1))
-    return f"noise of the size of {name}'s rounding (relative error {figure(error)}) at {number} of {number} rows"

