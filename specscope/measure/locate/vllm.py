@@ -19,7 +19,6 @@ from specscope.errors import UserError
 from specscope.measure.locate.answer import HEAD, MODEL
 from specscope.measure.locate.inside_vllm.again import Again, chosen, job_of, remarks
 from specscope.measure.locate.inside_vllm.tapped import DRAFTER, TARGET, read_taps
-from specscope.measure.locate.inside_vllm.told import located, ruled_out, walk_of
 from specscope.measure.locate.inside_vllm.walk import ComparedForwards, WalkedModels
 from specscope.trace.history.history import History, RequestHistory
 from specscope.trace.inside.settings import ALL_LAYERS, MOST_MIB
@@ -71,11 +70,11 @@ def locate_vllm(
     if draft is not None and models.head is None and models.draft is None:
         found.left_out += (f"drafter: a walk inside vLLM over {run.drafter} is not implemented",)
     for sheet, reference, above in ((sheets.target, MODEL, None), (sheets.drafter, drafter, sheets.target)):
-        if (walk := walk_of(sheet, engine, reference)) is not None:
+        if (walk := sheet.walk(engine, reference)) is not None:
             found.walks += (walk,)
-            faults = tuple(located(sheet, history.vocabulary, above))
+            faults = tuple(sheet.located(history.vocabulary, above))
             found.located += faults
-            found.ruled_out += () if faults or sheet.first() else (ruled_out(sheet),)
+            found.ruled_out += () if faults or sheet.first() else (sheet.agrees(),)
     found.located, found.seconds = ranked(found.located), time.monotonic() - began
     return found
 

@@ -1,21 +1,32 @@
-"""What was compared: of each request in a forward the operations in the order of computing, up to what differs."""
+"""What was compared of a vLLM's model, in the order of computing, and its first difference as a walk and a fault."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from specscope.analyze.locate.located import Held, Stage
+from specscope.analyze.locate.located import Held, Located, Operation, Stage, Walk
 from specscope.analyze.locate.operations import WORDS
+from specscope.measure.locate.answer import likeness, sentence
 from specscope.measure.locate.inside_vllm.fed import Fed
 from specscope.measure.locate.inside_vllm.tapped import Tapped
 from specscope.measure.locate.pairs import Allowances, ComparedPass, HeldPair
+from specscope.trace.history.wording import plural
+from specscope.trace.record.vocabulary import Vocabulary
 
 ORDER = {name: place for place, name in enumerate(WORDS)}
 STAGES = {"parameters": Stage.SAMPLING, "choice": Stage.VERDICT, "draft": Stage.DRAWS}  # of what is no model's own
+REPLACED = "(replaced: "
+PARTS = {  # by the last part of an operation's name, under which its functions are told
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj", "value"), "qkv_proj"),
+    **dict.fromkeys(("gate_proj", "up_proj"), "gate_up_proj"),
+    **dict.fromkeys(("query", "key"), "rotary_emb"),
+    **dict.fromkeys(("keys", "values"), "attention"),
+    "embedding": "embed_tokens",
+}
 
 
 def rank(name: str) -> tuple[int, float]:
@@ -48,7 +59,7 @@ class ComparedPart(NamedTuple):
 
 @dataclass
 class ComparisonSheet:
-    """All that was compared of one model, in the order in which it was computed."""
+    """All that was compared of one model."""
 
     stage: Stage  # the model's own
     tapped: Tapped
@@ -59,11 +70,16 @@ class ComparisonSheet:
         """Heads and their size."""
         return self.tapped.sizes.get(self.stage, {})
 
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """Its own, and those behind it."""
+        return (self.stage, *([Stage.DRAWS] if self.stage is Stage.DRAFTER else [Stage.SAMPLING, Stage.VERDICT]))
+
     def add(self, fed: Fed, pairs: Iterable[HeldPair], allowed: float) -> None:
         """One more request in a forward. `allowed`: what rounding explains of an operation."""
         ordered = sorted((pair for pair in pairs if len(pair.rows)), key=lambda pair: rank(pair.name))
         agree: list[Held] = []
-        for stage in (self.stage, *STAGES.values()):
+        for stage in self.stages:
             own = [pair for pair in ordered if STAGES.get(pair.name, self.stage) is stage]
             rows = max((pair.rows for pair in own if " read" not in pair.name), key=len, default=())
             compared = ComparedPass(stage, fed.where, rows, Allowances({"norm": allowed}), list(agree))
@@ -105,3 +121,66 @@ class ComparisonSheet:
         fine = [float(each.errors[each.errors <= each.allowed].max(initial=0)) for each in held]
         forwards = {part.fed.forward.index for part in self.parts}
         return len(forwards), sum(each.rows for each in held), max(fine, default=0)
+
+    # As an answer
+
+    def walk(self, engine: str, reference: str) -> Walk | None:
+        """The place of the first difference, or the last one where nothing differs."""
+        firsts = [first for stage in self.stages if (first := self.first(stage)) is not None]
+        last = max(self.parts, key=lambda part: (part.fed.forward.index, len(part.compared.held)), default=None)
+        part = min(firsts, key=lambda first: first.computed, default=last)
+        if part is None:
+            return None
+        held = tuple(replace(each, operation=self._named(each)) for each in part.compared.held)
+        return Walk(self.stage, part.fed.where, part.compared.rows, held, engine, reference)
+
+    def located(self, vocabulary: Vocabulary, above: ComparisonSheet | None = None) -> Iterator[Located]:
+        """The model's own first difference, and that of the choice behind it. `above`: the target's, of a drafter."""
+        for stage in self.stages:
+            chosen_wrong = stage is Stage.VERDICT and self.first(Stage.SAMPLING) is not None  # by wrong parameters
+            if (first := self.first(stage)) is not None and not chosen_wrong and not _handed_down(first, above):
+                yield self._located(stage, first, vocabulary)
+
+    def agrees(self) -> str:
+        """What agrees, where nothing of the model differs."""
+        forwards, rows, largest = self.rows()
+        rows_of, forwards_of = plural(rows, "row"), plural(forwards, "forward")
+        return f"The {self.stage} agrees at {rows_of} of its operations in {forwards_of} of vLLM, to {largest:.1g}"
+
+    def _named(self, held: Held) -> Operation:
+        """With vLLM's class and method: the function that was replaced, else all that it may be."""
+        name, code = held.operation.name, self.tapped.code.get(self.stage, {})
+        plain = name.removesuffix(":in").removesuffix(" read")
+        head, dot, last = plain.rpartition(".")
+        keys = (name, name.removeprefix("later "), plain, f"{head}{dot}{PARTS.get(last, last)}")
+        listed = next((code[key] for key in keys if code.get(key)), [])
+        replaced = [text for text in listed if REPLACED in text]
+        return replace(held.operation, code=" or ".join(replaced[:1] or listed))
+
+    def _located(self, stage: Stage, found: ComparedPart, vocabulary: Vocabulary) -> Located:
+        counts, pair, (*before, held) = self.counts(stage), found.wrong, found.compared.held
+        number, first = found.fed.forward.number, found.compared.bad[0]
+        which = "the target's forward" if self.stage is Stage.TARGET else f"the drafter's pass {number + 1}"
+        # The layer whose operations were compared, where an operation is known to be the first of it
+        region = pair.name.rsplit(".", 2)[0] if pair.name.startswith("layers.") and "." in pair.name[7:] else ""
+        return Located(
+            self._named(held),
+            sentence([*before, held]),
+            looks=likeness(pair, held.allowed, vocabulary),
+            smallest=f"{which} of step {found.fed.where}: position {first.position}, token {first.token}",
+            where=found.fed.where,
+            explained=counts[pair.name],
+            differing=counts.total(),
+            unit="request step",
+            certain=pair.exact or not before or any(each.operation.name.startswith(region) for each in before),
+        )
+
+
+def _handed_down(found: ComparedPart, above: ComparisonSheet | None) -> bool:
+    """Whether a drafter's first pass was only given what the target was given wrong in the same step."""
+    first = None if above is None else above.first()
+    if first is None:
+        return False
+    made = found.fed.forward
+    same_step = made.step == first.fed.forward.step and made.number == 0
+    return same_step and found.wrong.name == first.wrong.name and found.wrong.exact
