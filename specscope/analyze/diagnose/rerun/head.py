@@ -298,7 +298,10 @@ class HeadAgain:
     def rows(
         self, steps: Sequence[Step], mistake: HeadMistake, back: int | None, *, every: bool
     ) -> Iterator[tuple[Step, target.Rows]]:
-        """What `search.Again` asks for: the mistake is at work on the rows that were fed so many steps before."""
+        """The last of some first steps, or every one, with its logits at root and nodes.
+
+        The mistake is at work on the rows that were fed `back` steps before the last; None: on all.
+        """
         head = self.head
         if not head.can_run(mistake, back):
             return

@@ -7,10 +7,13 @@ differs: all before it is right. The mistake was at work all along, or in one st
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import compress
 from statistics import median
-from typing import Generic, Protocol, TypeVar
+from typing import Any
+
+import numpy as np
+from torch import Tensor
 
 from specscope.analyze.audit.audit import Audit
 from specscope.analyze.audit.model.rows import recorded
@@ -20,7 +23,6 @@ from specscope.analyze.diagnose.judged import JudgedCase
 from specscope.analyze.diagnose.rerun import head as heads
 from specscope.analyze.diagnose.rerun import modules
 from specscope.analyze.diagnose.rerun import target as targets
-from specscope.analyze.diagnose.rerun.match import Match, compare
 from specscope.analyze.locate.located import Located, Proof
 from specscope.analyze.locate.model.other_rows import OF_REQUESTS
 from specscope.analyze.locate.model.rules import OF_OTHERS, SampledFault
@@ -28,6 +30,8 @@ from specscope.analyze.locate.model.sampling import ROWS, TEMPERATURE
 from specscope.analyze.verify.case import Case, Step
 from specscope.plans.kinds import runs_head
 from specscope.trace.history.wording import plural
+from specscope.trace.record.rules import ROUNDING
+from specscope.trace.record.tree import Floats, Ints
 
 REQUESTS, LONGEST = 8, 60  # whose first step that differs is looked at; steps up to it
 ALONG = 12  # steps, up to which a mistake that was at work all along is tried
@@ -46,20 +50,9 @@ OF_HEADS: Mapping[str, tuple[type[heads.MovedHead], Sequence[heads.HeadMistake]]
     "mtp": (modules.MovedModules, modules.MISTAKES),
 }
 Begin = Sequence[Step]  # a request's steps up to the first that differs, which is the last of these
-M = TypeVar("M", targets.TreeMistake, heads.HeadMistake)
-
-
-class Again(Protocol[M]):
-    """A model that can be run again under a mistake."""
-
-    right: M  # no mistake
-
-    def rows(self, steps: Begin, mistake: M, back: int | None, *, every: bool) -> Iterator[tuple[Step, targets.Rows]]:
-        """The last of some first steps, or every one of them, with its logits at root and nodes.
-
-        The mistake is at work so many steps before the last; None: in all of them.
-        """
-        ...
+Mistake = targets.TreeMistake | heads.HeadMistake
+SURE = 0.99  # a row so sure of one token is like many others
+LEAST = 3e-4  # probabilities that differ by less are the same
 
 
 def mistakes(session: JudgedCase, *, drafter: bool) -> list[Suspect]:
@@ -81,10 +74,10 @@ def mistakes(session: JudgedCase, *, drafter: bool) -> list[Suspect]:
     if model is None:
         assert models.options.draft is not None
         moved, of_kind = OF_HEADS[models.options.draft.kind]
-        found = _explained(Rerun(heads.HeadAgain(models, case, moved), case, True), of_kind, first)
+        found = _explained(Rerun(heads.HeadAgain(models, case, moved), case, drafter=True), of_kind, first)
     else:
         known = [*targets.of_drafter(case)] if drafter else targets.MISTAKES
-        found = _explained(Rerun(targets.ModelAgain(model), case, drafter), known, first)
+        found = _explained(Rerun(targets.ModelAgain(model), case, drafter=drafter), known, first)
     return found or (_sampled(session, (*raw, *ruled), drafter=drafter) if raw_differs else [])
 
 
@@ -133,24 +126,105 @@ def _cause(sampled: SampledFault) -> Cause | None:
     return Cause.Q_TEMPERATURE if is_q and change.operation == TEMPERATURE else Cause.RULES_WRONG
 
 
+# How well what was recorded comes out
+
+
+@dataclass
+class Match:
+    """Parents at which the recorded likeliest tokens have the probabilities that were computed."""
+
+    same: int = 0
+    total: int = 0
+    permuted: int = 0  # of those that differ, how many have the same probabilities at other tokens
+    off: float = 0.0  # the sum over parents of their largest deviation
+    scales: list[float] = field(default_factory=list)  # factors on the logits that mend those that differ
+
+    @property
+    def share(self) -> float:
+        """Same over total."""
+        return self.same / self.total if self.total else 0.0
+
+    @property
+    def differ(self) -> int:
+        """How many differ."""
+        return self.total - self.same
+
+    @property
+    def mean(self) -> float:
+        """The mean of the largest deviations."""
+        return self.off / self.total if self.total else 0.0
+
+    def gain(self, right: Match) -> float:
+        """How much of what differs without any mistake (`right`) is explained: 1 all of it, 0 nothing.
+
+        By the parents that differ; where rounding hides these, by how far probabilities are off.
+        """
+        if not self.total or not right.total:
+            return 0.0
+        counted = (self.share - right.share) / (1 - right.share) if right.share < 1 else 0.0
+        hidden = right.share >= 0.9 and right.mean > 0
+        return max(counted, 1 - self.mean / right.mean) if hidden else counted
+
+    def __add__(self, other: Match) -> Match:
+        return Match(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
+
+    def __str__(self) -> str:
+        return f"{self.same:,} of {self.total:,} (off by {self.mean:.2g} on average)"
+
+
+def compared(step: Step, logits: Mapping[int, Tensor], dtype: str, *, drafter: bool, known: int | None) -> Match:
+    """A step's parents. `logits` [V] at root and nodes; `known`: only so many first tokens can be chosen."""
+    match, allowed = Match(), max(LEAST, 2 * ROUNDING.get(dtype, ROUNDING["bfloat16"]))
+    for parent, tokens, probs in recorded(step, drafter=drafter):
+        if parent not in logits:
+            continue
+        row = logits[parent].clone()
+        row[len(row) if known is None else known :] = -np.inf
+        p = row.softmax(-1)
+        likeliest = p.topk(len(tokens)).values.numpy()
+        there = likeliest if probs is None else probs  # tokens without probabilities must be the likeliest
+        deviation = float(np.abs(p[tokens.tolist()].numpy() - there).max())
+        match.total, match.off, match.same = match.total + 1, match.off + deviation, match.same + (deviation <= allowed)
+        if deviation <= allowed or probs is None:
+            continue
+        if probs.max() < SURE and np.abs(likeliest - np.sort(probs)[::-1]).max() <= allowed:
+            match.permuted += 1
+        elif (scale := _scale(row, tokens, probs, allowed)) is not None:
+            match.scales.append(scale)
+    return match
+
+
+def _scale(row: Tensor, tokens: Ints, probs: Floats, allowed: float) -> float | None:
+    """The factor on the logits that gives the recorded probabilities; None where none does."""
+    logprobs = row.log_softmax(-1)[tokens.tolist()].double().numpy()
+    there = np.log(np.maximum(probs.astype(np.float64), 1e-30))
+    known = np.isfinite(logprobs) & (probs > 1e-6)
+    if known.sum() < 3 or np.ptp(logprobs[known]) < 0.1:
+        return None
+    scale = float(np.polyfit(logprobs[known], there[known], 1)[0])
+    p = (row * scale).softmax(-1)[tokens.tolist()].numpy()
+    fits = 0.05 < scale < 20 and abs(scale - 1) >= 0.01 and np.abs(p - probs).max() <= 2 * allowed
+    return scale if fits else None
+
+
 @dataclass(frozen=True)
-class Rerun(Generic[M]):
+class Rerun:
     """A model that is asked how well what was recorded comes out under a mistake."""
 
-    again: Again[M]
+    again: Any  # ModelAgain or HeadAgain
     case: Case
     drafter: bool
 
-    def matches(self, steps: Begin, mistake: M, back: int | None, *, every: bool = False) -> Iterator[Match]:
-        """The last of these steps, or every one. `back`: as `Again.rows` has it."""
+    def matches(self, steps: Begin, mistake: Mistake, back: int | None, *, every: bool = False) -> Iterator[Match]:
+        """The last of these steps, or every one. `back`: the mistake is at work so many steps before; None: in all."""
         for step, rows in self.again.rows(steps, mistake, back, every=every):
-            yield compare(step, rows, self.case.dtype, drafter=self.drafter, known=mistake.known)
+            yield compared(step, rows, self.case.dtype, drafter=self.drafter, known=mistake.known)
 
-    def last(self, steps: Begin, mistake: M, back: int | None = None) -> Match:
+    def last(self, steps: Begin, mistake: Mistake, back: int | None = None) -> Match:
         """The last of these steps."""
         return next(self.matches(steps, mistake, back), Match())
 
-    def best(self, steps: Begin, mistake: M) -> Match:
+    def best(self, steps: Begin, mistake: Mistake) -> Match:
         """The same, the mistake at work all along or in one of the last steps: where it explains the most."""
         backs: list[int | None] = [None] if len(steps) <= ALONG else []
         found: list[Match] = []
@@ -161,7 +235,7 @@ class Rerun(Generic[M]):
         return max(found, key=lambda match: (match.share, -match.mean))
 
 
-def _begins(asked: Rerun[M], first: Mapping[str, int]) -> list[Begin]:
+def _begins(asked: Rerun, first: Mapping[str, int]) -> list[Begin]:
     """Of some requests the steps up to the first that differs from the model without a mistake.
 
     The audit looks at a sample of steps: the `first` of these that differs need not be the first.
@@ -184,7 +258,7 @@ def _is_whole(steps: Begin) -> bool:
     return 0 < len(steps) <= LONGEST and steps[0].last is None and not gaps
 
 
-def _cut(right: M, case: Case, begins: Sequence[Begin]) -> Iterator[M]:
+def _cut(right: Mistake, case: Case, begins: Sequence[Begin]) -> Iterator[Mistake]:
     """A choice among the first tokens alone, that hold all that was drafted: in the run, or where requests differ."""
     for steps in (case.drafting, [begin[-1] for begin in begins]):
         largest = 0
@@ -196,7 +270,7 @@ def _cut(right: M, case: Case, begins: Sequence[Begin]) -> Iterator[M]:
         yield replace(right, name=name, cause=Cause.DRAFT_VOCABULARY, known=largest + 1)
 
 
-def _explained(asked: Rerun[M], known: Sequence[M], first: Mapping[str, int]) -> list[Suspect]:
+def _explained(asked: Rerun, known: Sequence[Mistake], first: Mapping[str, int]) -> list[Suspect]:
     """The mistakes that give the first steps that differ: nearly all of them, or far more than any other mistake.
 
     Most mistakes explain nothing. So each is asked about the few requests that differ most, and about all requests only

@@ -195,7 +195,7 @@ class ModelAgain:
     def rows(
         self, steps: Sequence[Step], mistake: TreeMistake, back: int | None, *, every: bool
     ) -> Iterator[tuple[Step, Rows]]:
-        """What `search.Again` asks for."""
+        """The last of some first steps, or every one, with its logits at root and nodes. `back`: as of a head."""
         begin = 0 if back is None else len(steps) - 1 - back
         cache = self._left(steps[:begin])
         for place, step in enumerate(steps[begin:]):
