@@ -33,7 +33,7 @@ class Operation:
     stage: Stage
     name: str  # "layers.3.self_attn.q_proj", "top-p"; the name of a module is the model's own
     words: str  # "layer 3: the queries' projection"
-    code: str = ""  # where it is computed: "specscope/model/attention.py:88 attend", or an engine's class and method
+    code: str = ""  # inside vLLM, where it is computed: class and method
 
     @property
     def told(self) -> dict[str, str]:

@@ -70,13 +70,13 @@ WORDS = {
 }
 
 
-def operation(stage: Stage, name: str, code: str = "") -> Operation:
+def operation(stage: Stage, name: str) -> Operation:
     """An operation with its words. `name`: "norm", or within a layer "layers.3.self_attn.q_proj"."""
     layer = re.match(r"(?:layers\.(\d+)|midlayer)(?:\.(.*))?$", name)
     if layer is None:
-        return Operation(stage, name, _words(name), code)
+        return Operation(stage, name, _words(name))
     where = f"{'the drafter, ' if stage is Stage.DRAFTER else ''}layer {layer[1] or 0}"
-    return Operation(stage, name, f"{where}: {_words(layer[2])}" if layer[2] else f"{where}: its output", code)
+    return Operation(stage, name, f"{where}: {_words(layer[2])}" if layer[2] else f"{where}: its output")
 
 
 def _words(name: str) -> str:

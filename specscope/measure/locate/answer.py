@@ -8,9 +8,7 @@ from dataclasses import replace
 from specscope.analyze.locate.located import FedRow, Held, Located, Stage
 from specscope.analyze.locate.model.likeness import looks, looks_of_scores
 from specscope.measure.locate.drive import KVOverwritten
-from specscope.measure.locate.layer_taps import code_of
 from specscope.measure.locate.pairs import ComparedPass, HeldPair
-from specscope.model.kv_cache import KVCache
 from specscope.trace.history.history import History, RequestHistory
 from specscope.trace.history.wording import plural
 from specscope.trace.record.records import RequestStep
@@ -33,12 +31,12 @@ def located_in(
     said, operation, where = sentence(compared.held), wrong.operation, compared.where
     bad = compared.bad
     if compared.stage is Stage.TARGET and operation.name.endswith(" read"):
-        story, code = _written(bad, history.requests[where.request], where.index)
+        story = _written(bad, history.requests[where.request], where.index)
         places = {row.position for row in bad}
         mine = (each for each in overwritten if each.before.request == where.request and places & {*each.positions})
         if "since" in story and (found := next(mine, None)) is not None:
             story += f", {found.when}"
-        said, operation = f"{said}; {story}", replace(operation, code=code)
+        said += f"; {story}"
     return Located(
         operation,
         said,
@@ -72,22 +70,21 @@ def smallest_input(bad: Sequence[FedRow], request: str, text: Sequence[int], sho
     return f"{request}, the first {plural(first.position + 1, 'token')}{node}: {more}{words}"
 
 
-def _written(bad: Sequence[FedRow], request: RequestHistory, now: int) -> tuple[str, str]:
-    """Who wrote the slots that are read wrong in a step, and where that is done."""
+def _written(bad: Sequence[FedRow], request: RequestHistory, now: int) -> str:
+    """Who wrote the slots that are read wrong in a step."""
     places, parts = [row.position for row in bad], list(request.steps)
     where = f"positions {min(places)} to {max(places)}" if len(places) > 1 else f"position {places[0]}"
     if min(places) >= next(part.context_len for part in parts if part.index == now):
-        return f"{where} were written in this step", code_of(KVCache.write_rows)
+        return f"{where} were written in this step"
     for part in reversed(parts):
         if part.index < now and part.verdict is not None and len(part.moved):
             kept = range(part.position + 1, part.position + 1 + len(part.moved))
             if all(place in kept for place in places):
                 step = f"{part.request}@{part.index}"
-                story = f"{where} are the path that {step} accepted, and its KV had to be moved there"
-                return story, code_of(KVCache.move)
+                return f"{where} are the path that {step} accepted, and its KV had to be moved there"
     writers = sorted({part.index for part in parts for place in places if _fed(part, place) and part.index < now})
     steps = ", ".join(f"@{index}" for index in writers[:3])
-    return f"{where} were written in {steps}, where they agreed, and have changed since", code_of(KVCache.reserve)
+    return f"{where} were written in {steps}, where they agreed, and have changed since"
 
 
 def _fed(part: RequestStep, place: int) -> bool:

@@ -15,9 +15,7 @@ from specscope.analyze.audit.model.heads import head_of
 from specscope.analyze.locate.located import FedRow, Stage
 from specscope.analyze.locate.model.reference import ModelReference, ReferencePass
 from specscope.measure.locate.features import TrueFeatures
-from specscope.measure.locate.head_side import BlockSide, HeadSide
-from specscope.measure.locate.layer_taps import code_of
-from specscope.measure.locate.modules_side import ModulesSide
+from specscope.measure.locate.head_side import BlockSide, HeadSide, ModulesSide
 from specscope.measure.locate.pairs import HeldPair
 from specscope.measure.locate.sides import FedPart, Feeds, ModelSide
 from specscope.measure.locate.watch import ModelWatch
@@ -51,9 +49,9 @@ def _chosen(drafting: Drafting, logits: Mapping[int, Tensor], *, one_pass: bool)
             least = known.topk(len(children)).values[-1]
             short += [float(least - known[tree.token[child]]) for child in children]
             rows += [FedRow(root + tree.depth[child], tree.token[child], child) for child in children]
-    gap, code = torch.tensor(short)[:, None], code_of(TreeBuilder.best_tokens)
+    gap = torch.tensor(short)[:, None]
     ours = torch.where(gap > TIE, gap, 0.0)
-    yield HeldPair("chosen tokens", ours, torch.zeros_like(ours), tuple(rows), code=code, exact=True)
+    yield HeldPair("chosen tokens", ours, torch.zeros_like(ours), tuple(rows), exact=True)
 
 
 def _shaped(tree: TreeBuilder) -> bool:
@@ -100,7 +98,7 @@ def _by_target(level: Level, part: FedPart, right: ReferencePass) -> HeldPair:
     width, rows, name = ours.shape[1], right.rows[-len(ours) :], "vocabulary" if level.d2t is None else "d2t"
     logits = taps.get("d2t", taps["lm_head"])[-len(ours) :, :width]
     logits = functional.pad(logits, (0, width - logits.shape[1]), value=-torch.inf)
-    return HeldPair(name, ours, logits, rows, code=code_of(Level.full))
+    return HeldPair(name, ours, logits, rows)
 
 
 def drafter_watch(

@@ -1,4 +1,5 @@
-"""The passes of EAGLE and DFlash heads as a watch sees them, and references over what the target's own layers gave."""
+"""The passes of EAGLE and DFlash heads and of a target's next-token module as a watch sees them, and their references
+over what the target's own layers gave."""
 
 from __future__ import annotations
 
@@ -11,27 +12,27 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from specscope.analyze.locate.model.block_passes import BlockPasses
-from specscope.analyze.locate.model.head_passes import HeadPasses
-from specscope.analyze.locate.model.reference import ReferencePass
+from specscope.analyze.locate.model.head_passes import BlockPasses, HeadPasses
+from specscope.analyze.locate.model.reference import ReferencePass, inside
+from specscope.errors import UserError
 from specscope.measure.locate.features import TrueFeatures
-from specscope.measure.locate.layer_taps import LayerCall, code_of
+from specscope.measure.locate.layer_taps import LayerCall
 from specscope.measure.locate.pairs import LAYER, Allowances, HeldPair
-from specscope.measure.locate.sides import FedPart, Feeds, Seen, kept
+from specscope.measure.locate.sides import FedPart, Feeds, Seen, call_of, hooks, kept
 from specscope.model.batch import Segment
 from specscope.model.fast.decoder import FusedLayer
-from specscope.model.heads.dflash import block_segment
 from specscope.model.heads.eagle_head import EagleHead, in_halves
-from specscope.speculate.drafters.tree_builder import TreeBuilder
 
 if TYPE_CHECKING:
     from specscope.analyze.audit.model.block import BlockHead
     from specscope.analyze.audit.model.head import Head
+    from specscope.analyze.audit.model.mtp import Modules
     from specscope.model.heads.dflash import DFlashRunner
     from specscope.model.heads.head_runner import HeadRunner
     from specscope.model.heads.mtp import MtpRunner
 
 STEEP = 32.0  # nats between scores, from which on rounding grows with them
+PARTS = ("enorm", "hnorm", "eh_proj", "post_norm")
 ROTATED = ("q_proj", "k_proj", ".query", ".key", ".keys read")
 
 
@@ -52,7 +53,7 @@ class HeadSide:
         self.runner: Any = runner
         self.feeds, self.features = feeds, features
         self.layers, self.one_pass = head.names, head.mask_token is not None
-        self.passes = {name: self.passes_of(head, text, features.along(name)) for name, text in texts.items()}
+        self.passes = {name: self.passes_of(head, text, features.along[name]) for name, text in texts.items()}
         self._usual = {name: passes.allowed() | features.allowed for name, passes in self.passes.items()}
         for usual in self._usual.values():
             usual["vocabulary"] = usual.get("d2t", usual["lm_head"])  # where the vocabulary is not reduced
@@ -92,7 +93,7 @@ class HeadSide:
     def due(self, part: FedPart) -> tuple[ReferencePass, Allowances]:
         """What the pass ought to give, and what rounding explains."""
         name, passes = part.request, self.passes[part.request]
-        passes.features = self.features.along(name)
+        passes.features = self.features.along[name]
         right = passes.feed(*self.feeds.fed(part), masks=part.masked.stop - part.masked.start)
         self._slack[name] = max(steepness(right), self._slack.get(name, 1.0) if self.feeds.grows else 1.0)
         return right, Allowances(self._usual[name], LAYER, torch.inf, self._slack[name])
@@ -100,8 +101,8 @@ class HeadSide:
     def first(self, part: FedPart, right: ReferencePass) -> Iterator[HeldPair]:
         """The features that feed the pass."""
         if not self.feeds.grows:
-            fed, code = self._fed[part.committed], code_of(self.feeds.drafter.observe)
-            yield from self.features.compared(part.request, fed, right.rows[: len(fed)], code)
+            fed = self._fed[part.committed]
+            yield from self.features.compared(part.request, fed, right.rows[: len(fed)])
 
     def ordered(self, name: str, right: Tensor) -> Tensor:
         """Right values of an operation inside a layer, in the engine's order of channels."""
@@ -123,15 +124,11 @@ class HeadSide:
         tensors |= {"fed back": ("given", hidden), "mask_hidden": ("masked", hidden), "lm_head": ("wanted", out[0])}
         if is_three:
             tensors |= {"fc": ("given", hidden), "norm": ("wanted", made["norm"])}
-        made_by: dict[str, object] = {"mask_hidden": EagleHead.mask_features, "fed back": EagleHead.leave}
-        made_by |= {"lm_head": runner.lm_head, "fc": runner._fc, **modules, **self.combines}
-        fed = TreeBuilder.segment if self.feeds.grows else self.feeds.drafter.pending
-        return out, self.seen(calls, tensors, made_by | {"tokens": fed, "positions": fed})
+        return out, self.seen(calls, tensors)
 
-    def seen(self, calls: Sequence[LayerCall], tensors: Mapping[str, Any], made_by: Mapping[str, object]) -> Seen:
-        """Of a pass the calls of its layers, what else it made, and by what."""
-        code = {name: code_of(function) for name, function in made_by.items()}
-        return Seen(dict(zip(self.layers, calls, strict=True)), dict(tensors), code)
+    def seen(self, calls: Sequence[LayerCall], tensors: Mapping[str, Any]) -> Seen:
+        """Of a pass the calls of its layers, and what else it made."""
+        return Seen(dict(zip(self.layers, calls, strict=True)), dict(tensors))
 
 
 class BlockSide(HeadSide):
@@ -168,7 +165,7 @@ class BlockSide(HeadSide):
     def due(self, part: FedPart) -> tuple[ReferencePass, Allowances]:
         """What the pass ought to give, and what rounding explains."""
         passes, (segment, _) = self.passes[part.request], self._written[id(part.segment.table)]
-        passes.features = self.features.along(part.request)
+        passes.features = self.features.along[part.request]
         end = next(g.base for g in self.feeds.drafting if g.context.request == part.request)
         right = passes.feed(min(segment.context, end), end, len(part.segment.tokens))
         return right, Allowances(self._usual[part.request], LAYER, torch.inf, steepness(right))
@@ -178,16 +175,14 @@ class BlockSide(HeadSide):
         (segment, here), due = self._written[id(part.segment.table)], self.passes[part.request].written
         start, count = segment.context, len(due["fc"])
         rows, here = right.keys[start : start + count], slice(here.start, here.start + count)
-        observed = code_of(self.feeds.drafter.observe)
-        yield from self.features.compared(part.request, self._fed[here], rows, observed)
-        for name, module in self.combines.items():
-            yield HeldPair(name, self._combined[name][here].float().cpu(), due[name], rows, code=code_of(module))
+        yield from self.features.compared(part.request, self._fed[here], rows)
+        for name in self.combines:
+            yield HeldPair(name, self._combined[name][here].float().cpu(), due[name], rows)
         cache, slots = self.runner.cache, segment.table.slots(start, start + count)
         for index, layer in enumerate(self.layers):
             for what, store in (("key", cache.key[index]), ("value", cache.value[index])):
                 name, ours = f"{layer}.self_attn.context {what}", store[:, slots].transpose(0, 1).flatten(1)
-                heads = len(store)
-                yield HeldPair(name, ours.float().cpu(), due[name].flatten(1), rows, heads, code_of(FusedLayer.write))
+                yield HeldPair(name, ours.float().cpu(), due[name].flatten(1), rows, heads=len(store))
 
     def run(self, forward: Any, segments: Sequence[Segment], *_: Tensor) -> tuple[Any, Seen]:  # noqa: ANN401
         """A pass, and what was seen of it."""
@@ -195,8 +190,40 @@ class BlockSide(HeadSide):
         with spied(runner.layers) as calls, kept(modules) as made:
             logits = forward(segments)
         tensors = {"embedding": ("given", made["embedding"]), "norm": ("wanted", made["norm"])}
-        made_by = {"tokens": block_segment, "positions": block_segment, "lm_head": runner.lm_head, **modules}
-        return logits, self.seen(calls, {**tensors, "lm_head": ("wanted", logits)}, made_by)
+        return logits, self.seen(calls, {**tensors, "lm_head": ("wanted", logits)})
+
+
+class ModulesSide(HeadSide):
+    """A single module, iterated, and its reference over what the target's own layers gave."""
+
+    def __init__(
+        self, runner: MtpRunner, feeds: Feeds, head: Modules, texts: Mapping[str, list[int]], features: TrueFeatures
+    ) -> None:
+        """Raises UserError where each depth has its module: their passes go over the same slots."""
+        drafter: Any = feeds.drafter
+        if not drafter.iterates:
+            why = "a pass goes over the slots of the module before, and only one module that is iterated is walked"
+            raise UserError(f"{runner.modules} next-token modules draft a depth each: {why}; audit judges them all")
+        head.inside = lambda layer, put, rows: inside(layer, put, lambda: rows)
+        super().__init__(runner, feeds, head, texts, features)
+
+    def run(self, forward: Any, segments: Sequence[Segment], hidden: Tensor) -> tuple[Any, Seen]:  # noqa: ANN401
+        """A pass, and what was seen of it."""
+        module, calls, made = self.runner.loaded.model.layers[0], dict[str, LayerCall](), dict[str, Tensor]()
+        parts: dict[str, nn.Module] = {"embedding": self.runner.loaded.model.embed_tokens}
+        parts |= {name: getattr(module, name) for name in PARTS}
+
+        def keep(name: str, given: tuple[Any, ...], out: Tensor) -> None:
+            made[f"{name}:in"], made[name] = given[0][0].clone(), out[0].clone()
+
+        with hooks() as put:
+            for name, part in parts.items():
+                put(part, lambda _, given, named, out, name=name: keep(name, given, out))
+            put(module.mtp_block, lambda *call: calls.update({"layers.0": call_of(0, *call)}))
+            out = forward(segments, hidden)
+        tensors = {name: ("given", x) for name, x in made.items()}
+        tensors |= {"fed back": ("given", hidden), "lm_head": ("wanted", out[0])}
+        return out, Seen(calls, tensors)
 
 
 @contextmanager

@@ -6,20 +6,15 @@ What comes out is held against what the engine's layer gave, so that it is known
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from types import CodeType
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 
-import specscope
 from specscope.analyze.locate.model.taps import IN, Taps, hooked, relative
 from specscope.model import attention
 from specscope.model.attention import Variant
@@ -69,22 +64,8 @@ def _again(call: LayerCall, *, fused: bool) -> LayerTaps:
             for handle in handles:
                 handle.remove()
     made.same = bool(relative(out.float(), call.out.float()).max() < SAME)
-    made.taps, made.code = made.recorder.take(), _codes(call.module, made.code)
+    made.taps = made.recorder.take()
     return made
-
-
-def _codes(module: nn.Module | None, known: dict[str, str]) -> dict[str, str]:
-    """Where each operation of a layer is computed: as it is known, else by its modules."""
-    code = dict[str, str]()
-    if module is None:
-        return known
-    for name, child in module.named_modules():
-        if name:
-            code[name] = code_of(child)
-            code[f"{name}:in"] = code_of(module.get_submodule(name.rpartition(".")[0]))
-        if hasattr(child, "layer_idx") and name:
-            code |= dict.fromkeys((f"{name}.{part}" for part in ("query", "key", "value")), code_of(child))
-    return code | known
 
 
 @contextmanager
@@ -107,15 +88,12 @@ class LayerTaps:
         self.call, self.recorder = call, Taps()
         self.taps: dict[str, Tensor] = {}
         self.same = False  # whether what came out is what the engine's layer gave
-        self.code: dict[str, str] = {}  # where each operation is computed
         self.heads, self.kv_heads = 0, call.cache.layers[call.layer].heads
         self.weights: Callable[[list[int]], Tensor] | None = None  # [N, H, K] of attention, over K slots
 
-    def put(self, name: str, x: Tensor, made_by: object = None) -> None:
+    def put(self, name: str, x: Tensor) -> None:
         """Keep what an operation gave."""
         self.recorder.put(name, x)
-        if made_by is not None:
-            self.code.setdefault(name, code_of(made_by))
 
     @contextmanager
     def on(self) -> Iterator[None]:
@@ -133,8 +111,7 @@ class LayerTaps:
                 out: Tensor = function(query, layer, cache, batch, variant)
                 self.heads = query.shape[1]
                 self.put("self_attn.query", query)
-                self.put("self_attn.attention", out, function)
-                self.code["self_attn.scores"] = code_of(function)
+                self.put("self_attn.attention", out)
                 kept = query.clone()
                 self.weights = lambda slots: _weights(function, kept, layer, cache, batch, variant, slots)
                 return out
@@ -166,9 +143,6 @@ class LayerTaps:
         if layer.head_norms is not None:
             query, key = layer.head_norms
             layer.head_norms = self._tapped(query, "self_attn.q_norm"), self._tapped(key, "self_attn.k_norm")
-        self.code["post_attention_layernorm" + IN] = self.code["mlp.down_proj" + IN] = code_of(FusedLayer.run)
-        for name in ("self_attn.query", "self_attn.key", "self_attn.value", "self_attn.o_proj" + IN):
-            self.code[name] = code_of(FusedLayer._attend if name.endswith(IN) else FusedLayer.write)
         projected = call.projected
         if projected is not None:
             self.put("self_attn.q_proj" + IN, projected)
@@ -183,7 +157,7 @@ class LayerTaps:
             out: Tensor = function(x)
             parts = out.split(list(sizes), dim=-1) if sizes else out.chunk(len(names), dim=-1)
             for name, part in zip(names, parts, strict=True):
-                self.put(name, part, function)
+                self.put(name, part)
             return out.clone()  # the layer goes on in place
 
         return tapped
@@ -215,24 +189,3 @@ def _weights(
     finally:
         value[:, places] = before
     return torch.cat(parts, dim=-1)
-
-
-def code_of(made_by: object) -> str:
-    """Where something is computed: file, line and name of the function, of a module its forward."""
-    function = made_by
-    if isinstance(made_by, nn.Module):
-        function = type(made_by).forward if "forward" not in vars(made_by) else made_by.forward
-    function = inspect.unwrap(getattr(function, "__func__", function))  # type: ignore[arg-type]
-    code: CodeType | None = getattr(function, "__code__", None)
-    if code is None:
-        kind = type(function)
-        return f"{kind.__module__}.{kind.__qualname__}"
-    return f"{_place(code)} {getattr(function, '__qualname__', '')}"
-
-
-@cache
-def _place(code: CodeType) -> str:
-    """File and line."""
-    place, root = Path(code.co_filename), Path(specscope.__file__).parent.parent
-    shown = place.relative_to(root) if place.is_relative_to(root) else Path(*place.parts[-4:])
-    return f"{shown}:{code.co_firstlineno}"

@@ -87,16 +87,15 @@ def _without_place(ask: Question, found: Location) -> Iterator[str]:
 
 def _lookup(ask: Question, found: Location) -> None:
     """Text lookup as a drafter: audit searches the text again."""
-    finding, text = ask.session.audited.finding(LOOKUP), text_part(ask.run.drafter)
-    if finding is None or not finding.tested or not text:
+    finding = ask.session.audited.finding(LOOKUP)
+    if finding is None or not finding.tested or not text_part(ask.run.drafter):
         return
     steps = plural(finding.tested, "step")
     if not finding.failed:
         found.ruled_out += (f"the drafter: its tree is what a lookup in the text gives in {steps}",)
         return
-    file = "suffix_index.py Text" if text == "suffix" else "ngram_index.py NgramIndex"
     located = Located(
-        Operation(Stage.DRAFTER, "lookup", "the lookup in the text", f"specscope/speculate/drafters/{file}"),
+        Operation(Stage.DRAFTER, "lookup", "the lookup in the text"),
         f"the drafted tree is not what a lookup in the text gives in {finding.failed:,} of {steps}",
         finding.sentence if finding.condition is not None else "",
         finding.detail,

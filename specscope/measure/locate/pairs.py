@@ -36,7 +36,6 @@ class HeldPair:
     right: Tensor
     rows: tuple[FedRow, ...]
     heads: int = 1
-    code: str = ""
     keys: tuple[FedRow, ...] = ()  # of attention's weights
     exact: bool = False  # whether no rounding is allowed
     allowed: float | None = None  # what rounding explains; None: as the pass has it
@@ -94,7 +93,7 @@ class ComparedPass:
             if not len(pair.rows):
                 continue
             limit = self.limits.of(pair, next((held.error for held in reversed(self.held) if held.allowed), 0.0))
-            errors, place = pair.errors, operation(self.stage, pair.name, pair.code)
+            errors, place = pair.errors, operation(self.stage, pair.name)
             wrong, largest = int((errors > limit).any(1).sum()), float(errors.max()) if errors.numel() else 0.0
             if wrong and pair.inside is not None and self.compare(pair.inside(limit)):
                 return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,7 +43,6 @@ class Seen:
 
     calls: dict[str, LayerCall]  # by layer
     tensors: dict[str, tuple[str, Tensor]]  # by operation: of which rows, by FedPart's names; [rows, width]
-    code: dict[str, str] = field(default_factory=dict)
 
     @property
     def batch(self) -> Batch:

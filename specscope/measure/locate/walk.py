@@ -15,10 +15,8 @@ from specscope.measure.locate.answer import HEAD, MODEL, located_in
 from specscope.measure.locate.decisions import DecisionWatch
 from specscope.measure.locate.drafter import drafter_watch
 from specscope.measure.locate.drive import Drive, KVOverwritten, located_config
-from specscope.measure.locate.layer_taps import code_of
 from specscope.measure.locate.question import Question, contexts_until
 from specscope.measure.locate.watch import ModelWatch, target_watch
-from specscope.model.kv_cache import KVCache
 from specscope.plans.kinds import model_part, runs_head
 from specscope.plans.plan import read_plan
 from specscope.trace.history.wording import plural
@@ -129,7 +127,7 @@ def _overwritten(found: KVOverwritten) -> Located:
     """KV that changed while no step of its request ran, and that no row has read yet."""
     places, first, request = plural(len(found.positions), "position"), found.positions[0], found.before.request
     return Located(
-        operation(Stage.TARGET, f"layers.{found.layer}.self_attn.keys read", code_of(KVCache.reserve)),
+        operation(Stage.TARGET, f"layers.{found.layer}.self_attn.keys read"),
         f"the KV of {places} of {request}, the first {first}, has changed {found.when}",
         smallest=f"{request}, position {first}",
         where=found.before,

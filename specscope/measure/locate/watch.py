@@ -19,11 +19,10 @@ from torch import Tensor
 from specscope.analyze.locate.located import Stage
 from specscope.analyze.locate.model.reference import ModelReference, ReferencePass
 from specscope.measure.locate.head_side import BlockSide, HeadSide
-from specscope.measure.locate.layer_taps import LayerCall, code_of, layer_again
+from specscope.measure.locate.layer_taps import LayerCall, layer_again
 from specscope.measure.locate.pairs import ComparedPass, HeldPair, heads_of
 from specscope.measure.locate.sides import Fed, FedPart, ModelSide, Seen
 from specscope.model.batch import Segment
-from specscope.model.fast.decoder import FusedLayer
 
 if TYPE_CHECKING:
     from specscope.measure.locate.drive import Drive
@@ -116,20 +115,19 @@ class ModelWatch:
         for name, values in (("tokens", batch.tokens[0]), ("positions", batch.positions[0])):
             due = torch.tensor([getattr(row, name.removesuffix("s")) for row in rows])[:, None]
             ours = values[part.given, None].cpu()
-            yield HeldPair(name, ours, due, rows, code=seen.code.get(name, ""), exact=True)
+            yield HeldPair(name, ours, due, rows, exact=True)
         for name, due in right.taps.items():
             due = due.flatten(1)
             if (call := seen.calls.get(name)) is not None:
                 ours = call.out[part.given].float().cpu()
                 inside = partial(self._inside, name, call, part, right)
-                code = code_of(FusedLayer.run if call.fused is not None else call.module)
-                yield HeldPair(name, ours, due, rows, code=code, certain=False, inside=inside)
+                yield HeldPair(name, ours, due, rows, certain=False, inside=inside)
             elif name in seen.tensors:
                 kind, every = seen.tensors[name]
                 here, ours = rows[-len(due) :] if kind == "masked" else rows[: len(due)], every[getattr(part, kind)]
                 if kind == "wanted":
                     here, due = tuple(rows[i] for i in wanted), due if len(due) == len(wanted) else due[wanted]
-                yield HeldPair(name, ours[: len(due)].float().cpu(), due, here, code=seen.code.get(name, ""))
+                yield HeldPair(name, ours[: len(due)].float().cpu(), due, here)
 
     def _inside(
         self, layer: str, call: LayerCall, part: FedPart, right: ReferencePass, limit: float
@@ -140,12 +138,12 @@ class ModelWatch:
         cache = {"keys": call.cache.key[call.layer], "values": call.cache.value[call.layer]}
         allowed = None if self.side.by_operation else limit
         for short, due in every.items():
-            name, code, rows = f"{layer}.{short}", again.code.get(short, ""), right.rows
+            name, rows = f"{layer}.{short}", right.rows
             if short == "self_attn.scores" and again.weights is not None:
                 weights = again.weights(slots)[part.given].cpu()
                 due = due.exp().reshape(weights.shape)
                 weights = _to_the_same_sum(weights, due)
-                yield HeldPair(name, weights, due, rows, code=code, keys=right.keys, allowed=allowed)
+                yield HeldPair(name, weights, due, rows, keys=right.keys, allowed=allowed)
                 continue
             if short.endswith(" read"):
                 ours, rows = cache[short.split(".")[1].split()[0]][:, slots].transpose(0, 1).flatten(1), right.keys
@@ -155,10 +153,10 @@ class ModelWatch:
                 continue
             if ours.shape == (due := self.side.ordered(short, due.flatten(1))).shape:
                 heads = heads_of(short, again.heads, again.kv_heads)
-                yield HeldPair(name, ours.float().cpu(), due, rows, heads, code, allowed=allowed)
+                yield HeldPair(name, ours.float().cpu(), due, rows, heads, allowed=allowed)
         if not again.same and call.fused is not None and call.fused.compiled is not None:
             due, out = right.taps[layer].flatten(1), call.out[part.given].float().cpu()
-            yield HeldPair(layer, out, due, right.rows, code=code_of(call.fused.compiled), looks=COMPILED)
+            yield HeldPair(layer, out, due, right.rows, looks=COMPILED)
 
 
 def _to_the_same_sum(ours: Tensor, right: Tensor) -> Tensor:
