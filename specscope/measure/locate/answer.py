@@ -12,7 +12,6 @@ from specscope.measure.locate.pairs import ComparedPass, HeldPair
 from specscope.trace.history.history import History, RequestHistory
 from specscope.trace.history.wording import plural
 from specscope.trace.record.records import RequestStep
-from specscope.trace.record.vocabulary import Vocabulary
 
 SHOWN = 12  # tokens of a smallest input that are told
 HEAD = "the head's published layout in plain torch, float32"
@@ -40,7 +39,7 @@ def located_in(
     return Located(
         operation,
         said,
-        likeness(pair, wrong.allowed, history.vocabulary),
+        likeness(pair, wrong.allowed),
         smallest_input(bad, where.request, text, history.vocabulary.show),
         replace(where, node=bad[0].node if compared.stage is Stage.DRAFTER else None),
         explained=wrong.differing,
@@ -91,25 +90,18 @@ def _fed(part: RequestStep, place: int) -> bool:
     return part.context_len <= place <= part.position + (0 if part.verdict is None else len(part.verdict.path))
 
 
-def likeness(pair: HeldPair, allowed: float, vocabulary: Vocabulary) -> str:
+def likeness(pair: HeldPair, allowed: float) -> str:
     """What the difference looks like."""
-    if pair.looks or pair.name == "chosen tokens":
-        return pair.looks
+    if pair.name == "chosen tokens":
+        return ""
     if pair.exact:
         return _numbers(pair)
     if pair.keys:
         ours, right = pair.ours.clamp(min=0).log(), pair.right.log()
         return looks_of_scores(ours, right, rows=pair.rows, keys=pair.keys, allowed=max(allowed, LOG))
     if pair.name in ("d2t", "vocabulary"):
-        return _of_map(pair, allowed, vocabulary)
-    return looks(
-        pair.ours,
-        pair.right,
-        rows=pair.rows,
-        heads=pair.heads,
-        tokens=pair.tokens,
-        allowed=allowed,
-    )
+        return _of_map(pair, allowed)
+    return looks(pair.ours, pair.right, rows=pair.rows, heads=pair.heads, tokens=pair.tokens, allowed=allowed)
 
 
 def _numbers(pair: HeldPair) -> str:
@@ -122,19 +114,15 @@ def _numbers(pair: HeldPair) -> str:
     return f"{float(ours[0]):.6g} where it should be {float(right[0]):.6g}"
 
 
-def _of_map(pair: HeldPair, allowed: float, vocabulary: Vocabulary) -> str:
+def _of_map(pair: HeldPair, allowed: float) -> str:
     """What is wrong with the map to the target's vocabulary, or with the mask of what can be drafted."""
     can, ought = (~x.isneginf().all(0) for x in (pair.ours, pair.right))
-    missing, extra = (x.nonzero()[:, 0].tolist() for x in (ought & ~can, can & ~ought))
-    if missing and not extra:
-        first = int(can.nonzero().max()) + 1 if bool(can.any()) else 0
-        if first <= missing[0] and len(missing) > 1:
-            return (
-                f"only the first {missing[0]} tokens of the vocabulary can be drafted: {len(missing)} after them cannot"
-            )
-        shown = ", ".join(f"{token} ({vocabulary.show(token)})" for token in missing[:5])
-        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-        return f"of {int(ought.sum())} tokens of the draft vocabulary, {shown}{more} cannot be drafted"
+    missing, extra = (x.nonzero()[:, 0] for x in (ought & ~can, can & ~ought))
+    if len(missing) and not len(extra):
+        first = int(missing[0])
+        if len(missing) > 1 and not bool(can[first:].any()):
+            return f"only the first {first} tokens of the vocabulary can be drafted: {len(missing)} after them cannot"
+        return f"{len(missing)} of {int(ought.sum())} tokens of the draft vocabulary cannot be drafted"
     places = ought.nonzero()[:, 0]
     right, ours = pair.right[:, places], pair.ours[:, can.nonzero()[:, 0]]
     if ours.shape == right.shape:
@@ -142,6 +130,6 @@ def _of_map(pair: HeldPair, allowed: float, vocabulary: Vocabulary) -> str:
             if float((ours - right.roll(by, 1)).abs().max()) <= max(allowed, 1e-4) * float(right.abs().max()):
                 step = "before" if by > 0 else "behind"
                 return f"each draft token stands for the target's token {abs(by)} row of d2t {step} its own"
-    if missing and extra:
+    if len(missing) and len(extra):
         return f"{len(extra)} tokens outside the draft vocabulary are drafted, and {len(missing)} inside it are not"
     return looks(pair.ours.nan_to_num(neginf=0), pair.right.nan_to_num(neginf=0), rows=pair.rows, allowed=allowed)

@@ -39,7 +39,6 @@ class HeldPair:
     keys: tuple[FedRow, ...] = ()  # of attention's weights
     exact: bool = False  # whether no rounding is allowed
     allowed: float | None = None  # what rounding explains; None: as the pass has it
-    looks: str = ""  # what the difference looks like, where the operation itself can say it
     certain: bool = True  # False: a region of several operations
     tokens: Tensor | None = field(default=None, repr=False)  # [rows, width] whose values these are, where they differ
     inside: Callable[[float], Iterable[HeldPair]] | None = None  # of a layer its operations, by what it is allowed

@@ -72,7 +72,7 @@ def locate_vllm(
     for sheet, reference, above in ((sheets.target, MODEL, None), (sheets.drafter, drafter, sheets.target)):
         if (walk := sheet.walk(engine, reference)) is not None:
             found.walks += (walk,)
-            faults = tuple(sheet.located(history.vocabulary, above))
+            faults = tuple(sheet.located(above))
             found.located += faults
             found.ruled_out += () if faults or sheet.first() else (sheet.agrees(),)
     found.located, found.seconds = ranked(found.located), time.monotonic() - began

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from specscope.measure.locate.question import WalkPlan
     from specscope.model.kv_cache import BlockTable
 
-COMPILED = "the compiled layer differs from the same steps through torch's operators, which agree"
-
 
 class ModelWatch:
     """Compares the passes of some requests, up to the first that differs."""
@@ -154,9 +152,6 @@ class ModelWatch:
             if ours.shape == (due := self.side.ordered(short, due.flatten(1))).shape:
                 heads = heads_of(short, again.heads, again.kv_heads)
                 yield HeldPair(name, ours.float().cpu(), due, rows, heads, allowed=allowed)
-        if not again.same and call.fused is not None and call.fused.compiled is not None:
-            due, out = right.taps[layer].flatten(1), call.out[part.given].float().cpu()
-            yield HeldPair(layer, out, due, right.rows, looks=COMPILED)
 
 
 def _to_the_same_sum(ours: Tensor, right: Tensor) -> Tensor:

@@ -150,12 +150,6 @@ def accepted_by_p_alone(patch, engine):
     )
 
 
-def drawn_by_the_other_side(patch, engine):
-    """The final token is drawn by 1 less its coin."""
-    right = host.Residual.draw
-    patch.setattr(host.Residual, "draw", lambda self, coin: right(self, 1 - coin))
-
-
 def ratios_without_their_path(patch, engine):
     """Under block a draft goes by its own ratio, not by that times its path's."""
     right, below = traversal._Walk.below, []

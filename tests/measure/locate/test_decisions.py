@@ -11,6 +11,7 @@ import torch
 from specscope.analyze.findings import Exit
 from specscope.speculate import sampling
 from specscope.speculate.verify import distribution, match, notes, traversal
+from tests.analyze.locate.planted import judged_by_the_next_request, q_one_step_old
 from tests.faults import settings
 from tests.faults.fault import in_every_engine
 from tests.faults.judged import diagnosed
@@ -111,8 +112,10 @@ FAULTS = {
     ),
     "head": Planted(louder_now_and_then, "eagle tree", "drafter: lm_head", "1.05"),
     "block": Planted(without_the_path, "early chain", "verdict: acceptance", rule="block"),
-    "residual": Planted(tried(reject=unchanged), "ngram tree", "verdict: final draw", "p before any rejection"),
+    "residual": Planted(tried(reject=unchanged), "ngram tree", "verdict: final draw", "its whole p"),
     "q": Planted(q_doubled_where_late, "early tree", "verdict: q"),
+    "p of the next request": Planted(judged_by_the_next_request, "early chain", "verdict: p", params=HOT),
+    "q one step old": Planted(q_one_step_old, "early chain", "verdict: q", params=HOT),
     "match": Planted(children_first, "early tree", "verdict: residual", rule="match"),
     "final": Planted(final_of_the_root, "early tree", "verdict: final draw"),
     "entropy": Planted(entropy_in_bits, "model tree", "verdict: entropy"),
@@ -158,6 +161,8 @@ HEALTHY = {
     "no drafter": Planted(None, "none", ""),
     "block": Planted(None, "early chain", "", rule="block"),
     "traversal": Planted(None, "early tree", "", rule="traversal"),
+    "p of the next request": Planted(judged_by_the_next_request, "early chain", "verdict: p", params=HOT),
+    "q one step old": Planted(q_one_step_old, "early chain", "verdict: q", params=HOT),
     "match": Planted(None, "early tree", "", rule="match"),
     "form": Planted(
         None, "model tree", "", params={**WARM, "structured_outputs": {"regex": "[a-z ]{5,30}"}, "logprobs": 3}

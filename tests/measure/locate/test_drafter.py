@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from specscope import Engine, SamplingParams
+from specscope import Engine
 from specscope.analyze.diagnose.judged import JudgedCase
 from specscope.analyze.locate.located import Stage
 from specscope.analyze.verify.case import Case
@@ -36,9 +36,7 @@ from tests.faults.planted.drafter_kv import (
 from tests.faults.planted.drafts import other_map
 from tests.faults.planted.features import nothing, one_late, other_layers, rows_by_index
 from tests.faults.settings import DRAFTERS, Setting, history, record
-from tests.heads import CONFIG, head_tensors, write_head, write_parallel_head
-from tests.measure.head_runs import recorded
-from tests.tiny import write_tiny_model
+from tests.heads import head_tensors, write_head, write_parallel_head
 
 WARM = {"temperature": 0.8}
 NOTHING = SimpleNamespace(findings=(), finding=lambda name: None)  # an audit that found nothing
@@ -332,24 +330,3 @@ def test_nothing_is_located_in_a_run_of_bfloat16(drafter, tmp_path):
         capture = record(setting, tmp_path / "capture.jsonl")
     assert history(capture).run.dtype == "bfloat16"
     assert walked(capture, drafter).located == ()
-
-
-def test_a_compiled_layer_that_differs_is_named(tmp_path):
-    """Its own steps through torch's operators agree: the kernel is where it breaks."""
-    sizes = {"hidden_size": 64, "intermediate_size": 64, "max_position_embeddings": 512}
-    target = write_tiny_model(tmp_path / "target", layers=7, **sizes)
-    head = write_head(tmp_path / "head", head_tensors(width=64, target=64), **CONFIG | {"hidden_size": 64})
-    how = {"target": str(target), "drafter": "eagle", "draft_model": str(head), "tree": "3"}
-    if not Engine(dtype="float32", kv_memory=0.02, threads=1, **how).drafter.runner.compiles:
-        pytest.skip("no compiled layers on this machine")
-    path = recorded(tmp_path / "capture.jsonl", ["the cat sat on the mat"], SamplingParams(max_tokens=20), **how)
-
-    def louder(patch, engine):
-        layer = engine.drafter.runner.layer
-        compiled = layer.compiled
-        patch.setattr(layer, "compiled", lambda *given: tuple(x * 1.01 for x in compiled(*given)))
-
-    assert walk_of(path, str(target), str(head), None).located == ()
-    located = walk_of(path, str(target), str(head), louder).located[0]
-    assert located.operation.name == "midlayer"
-    assert "compiled" in located.looks

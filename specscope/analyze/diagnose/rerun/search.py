@@ -7,9 +7,8 @@ differs: all before it is right. The mistake was at work all along, or in one st
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from itertools import compress
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,6 @@ from specscope.analyze.verify.case import Case, Step
 from specscope.plans.kinds import runs_head
 from specscope.trace.history.wording import plural
 from specscope.trace.record.rules import ROUNDING
-from specscope.trace.record.tree import Floats, Ints
 
 REQUESTS, LONGEST = 8, 60  # whose first step that differs is looked at; steps up to it
 ALONG = 12  # steps, up to which a mistake that was at work all along is tried
@@ -51,7 +49,6 @@ OF_HEADS: Mapping[str, tuple[type[heads.MovedHead], Sequence[heads.HeadMistake]]
 }
 Begin = Sequence[Step]  # a request's steps up to the first that differs, which is the last of these
 Mistake = targets.TreeMistake | heads.HeadMistake
-SURE = 0.99  # a row so sure of one token is like many others
 LEAST = 3e-4  # probabilities that differ by less are the same
 
 
@@ -122,7 +119,7 @@ def _cause(sampled: SampledFault) -> Cause | None:
         of_requests = {f"the row of {relation.name}" for relation in OF_REQUESTS}
         return Cause.ROWS_SWAPPED if not is_q and change.name in of_requests else other
     if sampled.what.startswith("raw"):
-        return None
+        return Cause.LOGITS_SCALED if change.fitted else None
     return Cause.Q_TEMPERATURE if is_q and change.operation == TEMPERATURE else Cause.RULES_WRONG
 
 
@@ -135,9 +132,7 @@ class Match:
 
     same: int = 0
     total: int = 0
-    permuted: int = 0  # of those that differ, how many have the same probabilities at other tokens
     off: float = 0.0  # the sum over parents of their largest deviation
-    scales: list[float] = field(default_factory=list)  # factors on the logits that mend those that differ
 
     @property
     def share(self) -> float:
@@ -185,26 +180,7 @@ def compared(step: Step, logits: Mapping[int, Tensor], dtype: str, *, drafter: b
         there = likeliest if probs is None else probs  # tokens without probabilities must be the likeliest
         deviation = float(np.abs(p[tokens.tolist()].numpy() - there).max())
         match.total, match.off, match.same = match.total + 1, match.off + deviation, match.same + (deviation <= allowed)
-        if deviation <= allowed or probs is None:
-            continue
-        if probs.max() < SURE and np.abs(likeliest - np.sort(probs)[::-1]).max() <= allowed:
-            match.permuted += 1
-        elif (scale := _scale(row, tokens, probs, allowed)) is not None:
-            match.scales.append(scale)
     return match
-
-
-def _scale(row: Tensor, tokens: Ints, probs: Floats, allowed: float) -> float | None:
-    """The factor on the logits that gives the recorded probabilities; None where none does."""
-    logprobs = row.log_softmax(-1)[tokens.tolist()].double().numpy()
-    there = np.log(np.maximum(probs.astype(np.float64), 1e-30))
-    known = np.isfinite(logprobs) & (probs > 1e-6)
-    if known.sum() < 3 or np.ptp(logprobs[known]) < 0.1:
-        return None
-    scale = float(np.polyfit(logprobs[known], there[known], 1)[0])
-    p = (row * scale).softmax(-1)[tokens.tolist()].numpy()
-    fits = 0.05 < scale < 20 and abs(scale - 1) >= 0.01 and np.abs(p - probs).max() <= 2 * allowed
-    return scale if fits else None
 
 
 @dataclass(frozen=True)
@@ -299,7 +275,7 @@ def _explained(asked: Rerun, known: Sequence[Mistake], first: Mapping[str, int])
             best[mistake.cause] = share, mistake.name, sum(whole.values(), Match())
         elif name and share == most:  # no step tells the two apart
             best[mistake.cause] = most, f"{name} or {mistake.name}", match
-    named = [*_of_all_rows(right)]
+    named = list[tuple[Cause, str, int]]()
     ranked: list[tuple[Cause, tuple[float, str, Match]]] = sorted(best.items(), key=lambda item: -item[1][0])
     least = max([HALF, *(2 * share for _, (share, _, _) in ranked[1:2])])
     for place, (cause, (share, name, match)) in enumerate(ranked):
@@ -313,15 +289,3 @@ def _explained(asked: Rerun, known: Sequence[Mistake], first: Mapping[str, int])
         Suspect(cause, Proof.ROWS, (f"{what} {line}{where}",), visit.reference(), count, right.differ, rerun=True)
         for cause, line, count in named
     ]
-
-
-def _of_all_rows(right: Match) -> Iterator[tuple[Cause, str, int]]:
-    """What mends all rows alike: one factor on their logits, or other tokens; and at how many parents."""
-    scale = median(right.scales or [1.0])
-    alike = sum(abs(factor / scale - 1) < 0.1 for factor in right.scales)
-    if len(right.scales) >= max(ENOUGH, HALF * right.differ) and alike >= 0.8 * len(right.scales):
-        line = f"are reproduced with logits times {scale:.3g} at {alike:,} of {right.differ:,} parents that differ"
-        yield Cause.LOGITS_SCALED, line, alike
-    if right.permuted > HALF * right.differ:
-        line = f"are right but at other tokens, at {right.permuted:,} of {right.total:,} parents"
-        yield Cause.DRAFT_VOCABULARY, line, right.permuted

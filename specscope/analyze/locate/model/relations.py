@@ -16,7 +16,6 @@ FEWEST_CHANNELS = 8  # that one number must explain before it is taken for a rul
 FEWEST_ROWS = 4
 LISTED = 3
 LAYERS = 3  # equal parts of a row that may stand in another order: of a head's features
-WIDEST = 8192  # channels of which any order is looked for
 REPEATED = 8  # an operation in a dtype of few bits rounds its inputs and what it sums, not its output alone
 
 
@@ -136,24 +135,12 @@ def other_rows(block: Block) -> str:
 
 
 def other_channels(block: Block) -> str:
-    """Channels, parts, or whole heads, of other places: an order that has a name, or one that each channel tells."""
-    number, width = block.ours.shape
-    if width < FEWEST_CHANNELS:
-        return ""
-    size = width // block.heads
-    for words, order in _orders(size, width):
+    """Channels or parts of other places, in an order that has a name."""
+    width = block.ours.shape[1]
+    for words, order in _orders(width // block.heads, width) if width >= FEWEST_CHANNELS else ():
         if phrase := block.explained(block.right[:, order]):
             return f"{words} {phrase}"
-    if number < FEWEST_ROWS or width > WIDEST:
-        return ""
-    source = torch.cdist(block.ours.T.contiguous(), block.right.T.contiguous()).argmin(1)
-    phrase, own = block.explained(block.right[:, source]), torch.arange(width)
-    if not phrase:
-        return ""
-    if size < width and bool((source % size == own % size).all()):
-        pairs = [f"head {mine} has head {theirs}'s" for mine, theirs in enumerate((source // size)[::size].tolist())]
-        return f"heads are permuted {phrase} ({_listed(pairs)})"
-    return f"channels are permuted {phrase} ({int((source != own).sum())} of {width} moved)"
+    return ""
 
 
 def _orders(size: int, total: int) -> Iterator[tuple[str, Tensor]]:

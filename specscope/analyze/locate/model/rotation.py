@@ -13,7 +13,6 @@ from specscope.analyze.locate.model.relations import MOST, Block, figure
 BASES = (10000.0, 500000.0, 1000000.0, 100000.0, 150000.0, 1000.0, 5000000.0, 10000000.0)
 FARTHEST = 4096  # the largest distance of positions that is looked for
 LOOKED_AT = 64  # rows from which the rule is told
-OF_ITS_OWN = "each pair of channels is rotated by a different angle, the same in each head"
 
 
 def rotated(block: Block) -> str:
@@ -32,8 +31,7 @@ def rotated(block: Block) -> str:
             continue
         part = "" if extent == size else f" in the first {extent} channels of each head"
         rules = (words for words, by in _rules(positions, cross[:LOOKED_AT]) if _holds(block, right, by))
-        rule = next(rules, OF_ITS_OWN if block.heads > 1 else "")
-        if rule:  # of one head angles of its own would explain any order of two channels
+        if rule := next(rules, ""):
             return f"{rule}{part} {phrase}"
     return ""
 
@@ -85,12 +83,9 @@ def _rules(positions: Tensor, cross: Tensor) -> Iterator[tuple[str, Tensor]]:
         turns = -own[:, None] * torch.arange(-FARTHEST, FARTHEST + 1, dtype=torch.float64)
         back = torch.polar(torch.ones_like(turns), turns).to(torch.complex64)
         away = (cross.to(torch.complex64) @ back).real.argmax(1) - FARTHEST
-        words = [f"position {int(at)} as {int(at + by)}" for at, by in zip(positions, away, strict=True)]
-        rule = f"rotary of other positions ({', '.join(words[:3])}{', ...' if len(words) > 3 else ''})"
-        if bool((away == away[0]).all()):
-            side = "after" if away[0] > 0 else "before"
-            rule = f"rotary of the position {abs(int(away[0]))} {side} (base {base:g})"
-        yield rule, away[:, None] * own
+        side = "after" if away[0] > 0 else "before"
+        same = f"rotary of the position {abs(int(away[0]))} {side} (base {base:g})"
+        yield same if bool((away == away[0]).all()) else "rotary of other positions", away[:, None] * own
 
 
 def _growth(positions: Tensor, cross: Tensor) -> Tensor:

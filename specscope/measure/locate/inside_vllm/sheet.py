@@ -15,7 +15,6 @@ from specscope.measure.locate.inside_vllm.fed import Fed
 from specscope.measure.locate.inside_vllm.tapped import Tapped
 from specscope.measure.locate.pairs import Allowances, ComparedPass, HeldPair
 from specscope.trace.history.wording import plural
-from specscope.trace.record.vocabulary import Vocabulary
 
 ORDER = {name: place for place, name in enumerate(WORDS)}
 STAGES = {"parameters": Stage.SAMPLING, "choice": Stage.VERDICT, "draft": Stage.DRAWS}  # of what is no model's own
@@ -134,12 +133,12 @@ class ComparisonSheet:
         held = tuple(replace(each, operation=self._named(each)) for each in part.compared.held)
         return Walk(self.stage, part.fed.where, part.compared.rows, held, engine, reference)
 
-    def located(self, vocabulary: Vocabulary, above: ComparisonSheet | None = None) -> Iterator[Located]:
+    def located(self, above: ComparisonSheet | None = None) -> Iterator[Located]:
         """The model's own first difference, and that of the choice behind it. `above`: the target's, of a drafter."""
         for stage in self.stages:
             chosen_wrong = stage is Stage.VERDICT and self.first(Stage.SAMPLING) is not None  # by wrong parameters
             if (first := self.first(stage)) is not None and not chosen_wrong and not _handed_down(first, above):
-                yield self._located(stage, first, vocabulary)
+                yield self._located(stage, first)
 
     def agrees(self) -> str:
         """What agrees, where nothing of the model differs."""
@@ -157,7 +156,7 @@ class ComparisonSheet:
         replaced = [text for text in listed if REPLACED in text]
         return replace(held.operation, code=" or ".join(replaced[:1] or listed))
 
-    def _located(self, stage: Stage, found: ComparedPart, vocabulary: Vocabulary) -> Located:
+    def _located(self, stage: Stage, found: ComparedPart) -> Located:
         counts, pair, (*before, held) = self.counts(stage), found.wrong, found.compared.held
         number, first = found.fed.forward.number, found.compared.bad[0]
         which = "the target's forward" if self.stage is Stage.TARGET else f"the drafter's pass {number + 1}"
@@ -166,7 +165,7 @@ class ComparisonSheet:
         return Located(
             self._named(held),
             sentence([*before, held]),
-            looks=likeness(pair, held.allowed, vocabulary),
+            looks=likeness(pair, held.allowed),
             smallest=f"{which} of step {found.fed.where}: position {first.position}, token {first.token}",
             where=found.fed.where,
             explained=counts[pair.name],

@@ -71,10 +71,6 @@ PLANTED = {
     "one head": (lambda x: part_of(x, torch.zeros_like, heads=1), "only in head 1 of {h}, the other"),
     "half of each head": (lambda x: part_of(x, torch.neg, channels=slice(x.shape[2] // 2, None)), "only in channels "),
     "halves of each head": (lambda x: x.roll(x.shape[2] // 2, 2), "the halves are swapped in each head at {n} of {n}"),
-    "other heads": (
-        lambda x: x[:, torch.arange(x.shape[1]).roll(1)],
-        "heads are permuted at {n} of {n} rows (head 0 has head",
-    ),
     "one row for all": (lambda x: x[:1].expand_as(x), "the row of position 30 is at"),
     "a position late": (lambda x: x.roll(1, 0), "each row is the row of the position 1 before, at"),
     "the same vector": (lambda x: x + torch.randn(1, *x.shape[1:]), "the same vector is added at {n} of {n} rows"),
@@ -84,7 +80,6 @@ PLANTED = {
         lambda x: part_of(x, lambda part: part.bfloat16().float(), heads=0),
         "only in head 0 of {h}",
     ),
-    "permuted channels": (lambda x: x.flatten(1)[:, torch.randperm(x[0].numel())], "channels are permuted at {n}"),
 }
 ROTATED = {  # of rows at positions from 30 on
     "five after": (lambda x, p: rotary(x, p + 5), "rotary of the position 5 after (base 10000) at {n} of {n} rows"),
@@ -93,7 +88,7 @@ ROTATED = {  # of rows at positions from 30 on
     "another base": (lambda x, p: rotary(x, p, 500000.0), "rotary of base 500000 instead of 10000"),
     "an odd base": (lambda x, p: rotary(x, p, 500.0), "rotary of base 500 instead of 10000"),
     "none": (lambda x, p: x, "no rotary is applied (base 10000)"),
-    "of other positions": (lambda x, p: rotary(x, p + p % 2 + 1), "rotary of other positions (position 30 as 31, "),
+    "of other positions": (lambda x, p: rotary(x, p + p % 2 + 1), "rotary of other positions at {n}"),
 }
 
 

@@ -69,7 +69,7 @@ def walked(model, folder, spoil=lambda runner: None, between=lambda runner: None
 
 def test_a_right_engine_agrees_at_every_operation_and_choice(model, tmp_path):
     sheet = walked(model, tmp_path)
-    assert list(sheet.located(None)) == []
+    assert list(sheet.located()) == []
     names = {held.operation.name for part in sheet.parts for held in part.compared.held}
     assert {"tokens", "positions", "slots", "keys seen", "block table", "choice", "lm_head", "norm"} <= names
     assert {f"layers.{i}.self_attn.keys read" for i in range(3)} <= names
@@ -117,7 +117,7 @@ def off(name, by):
 )
 def test_a_fault_is_located_at_the_first_operation_that_differs(model, tmp_path, spoil, name, looks):
     sheet = walked(model, tmp_path, spoil)
-    first, *_ = sheet.located(None)
+    first, *_ = sheet.located()
     assert (first.operation.stage, first.operation.name) == (Stage.TARGET, name)
     assert looks in first.looks
     assert first.explained == first.differing > 0
@@ -130,7 +130,7 @@ def test_a_cache_that_was_spoilt_is_located_where_it_is_read(model, tmp_path):
     def spoil(runner):
         runner.model.model.layers[2].self_attn.attn.kv_cache[5, :3] = 0.5
 
-    first, *_ = walked(model, tmp_path, between=spoil).located(None)
+    first, *_ = walked(model, tmp_path, between=spoil).located()
     assert first.operation.name == "layers.2.self_attn.keys read"
     assert first.where.index == 3
 
@@ -146,5 +146,5 @@ def test_a_cache_that_was_spoilt_is_located_where_it_is_read(model, tmp_path):
 def test_where_it_is_computed_is_what_was_replaced_else_every_candidate(model, tmp_path, told, code):
     sheet = walked(model, tmp_path, off("positions", 1))
     sheet.tapped.code[Stage.TARGET]["positions"] = told
-    first, *_ = sheet.located(None)
+    first, *_ = sheet.located()
     assert first.operation.code == code
