@@ -21,7 +21,6 @@ WORDS = {
     "features": "the target's features, as the head is fed them",
     "input_norm": "the norm of the features",
     "fc": "the projection of the features",
-    "mask_hidden": "the learned feature of the mask rows",
     "fed back": "the state fed back from the parent",
     "state": "the state fed back to the next pass",
     "embedding": "the embedding",

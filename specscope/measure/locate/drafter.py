@@ -14,6 +14,7 @@ from torch.nn import functional
 from specscope.analyze.audit.model.heads import head_of
 from specscope.analyze.locate.located import FedRow, Stage
 from specscope.analyze.locate.model.reference import ModelReference, ReferencePass
+from specscope.errors import UserError
 from specscope.measure.locate.features import TrueFeatures
 from specscope.measure.locate.head_side import BlockSide, HeadSide, ModulesSide
 from specscope.measure.locate.pairs import HeldPair
@@ -111,6 +112,8 @@ def drafter_watch(
     side: HeadSide | ModelSide
     if isinstance(drafter, HeadDrafter):
         head = head_of(draft, target.causal.model)
+        if head.by_pairs and head.mask_token is not None:
+            raise UserError("a head that drafts all depths in one pass is not walked: audit judges it")
         features = TrueFeatures(drive, target, texts, head.layers)
         of_head = side = SIDES[draft.kind](drafter.runner, feeds, head, texts, features)
         stack.enter_context(of_head.on())

@@ -85,23 +85,18 @@ class HeadSide:
         with patch.object(self.runner, "combine", combining), self.features.on():
             yield
 
-    def masks(self, segment: Segment) -> int:
-        """Mask rows at the end of a segment."""
-        bases = {} if self.feeds.grows else {id(g.state.table): g.base for g in self.feeds.drafting}
-        return min(max(segment.length - bases.get(id(segment.table), segment.length), 0), len(segment.tokens))
-
     def due(self, part: FedPart) -> tuple[ReferencePass, Allowances]:
         """What the pass ought to give, and what rounding explains."""
         name, passes = part.request, self.passes[part.request]
         passes.features = self.features.along[name]
-        right = passes.feed(*self.feeds.fed(part), masks=part.masked.stop - part.masked.start)
+        right = passes.feed(*self.feeds.fed(part))
         self._slack[name] = max(steepness(right), self._slack.get(name, 1.0) if self.feeds.grows else 1.0)
         return right, Allowances(self._usual[name], LAYER, torch.inf, self._slack[name])
 
     def first(self, part: FedPart, right: ReferencePass) -> Iterator[HeldPair]:
         """The features that feed the pass."""
         if not self.feeds.grows:
-            fed = self._fed[part.committed]
+            fed = self._fed[part.given]
             yield from self.features.compared(part.request, fed, right.rows[: len(fed)])
 
     def ordered(self, name: str, right: Tensor) -> Tensor:
@@ -119,9 +114,9 @@ class HeadSide:
         modules |= {"norm": head.norm} if is_three else {"fc": head.fc}
         with spied((runner.layer, *runner.further)) as calls, kept(modules) as made:
             out = forward(segments, hidden)
-        tensors = {name: ("committed", x) for name, x in self._combined.items()}
+        tensors = {name: ("given", x) for name, x in self._combined.items()}
         tensors |= {name: ("given", x) for name, x in made.items() if name != "norm"}
-        tensors |= {"fed back": ("given", hidden), "mask_hidden": ("masked", hidden), "lm_head": ("wanted", out[0])}
+        tensors |= {"fed back": ("given", hidden), "lm_head": ("wanted", out[0])}
         if is_three:
             tensors |= {"fc": ("given", hidden), "norm": ("wanted", made["norm"])}
         return out, self.seen(calls, tensors)
@@ -157,10 +152,6 @@ class BlockSide(HeadSide):
 
         with patch.object(self.runner, "write_context", writing), super().on():
             yield
-
-    def masks(self, segment: Segment) -> int:
-        """No row of a block is among those that were committed."""
-        return 0
 
     def due(self, part: FedPart) -> tuple[ReferencePass, Allowances]:
         """What the pass ought to give, and what rounding explains."""

@@ -33,8 +33,6 @@ class FedPart:
     segment: Segment
     given: slice  # among all that are fed
     wanted: slice  # among the logits
-    committed: slice  # among those that are no mask rows
-    masked: slice  # its mask rows among all that are fed
 
 
 @dataclass
@@ -67,10 +65,6 @@ class ModelSide:
         self.runner, self.fed = runner, fed
         self.passes = {name: ModelPasses(reference, text) for name, text in texts.items()}
         self.limits = Allowances(reference.allowed(max(texts.values(), key=len)))
-
-    def masks(self, segment: Segment) -> int:
-        """Mask rows at the end of a segment."""
-        return 0
 
     def due(self, part: FedPart) -> tuple[ReferencePass | None, Allowances]:
         """What the pass ought to give, and what rounding explains."""
@@ -152,8 +146,7 @@ class Feeds:
 
     def fed(self, part: FedPart) -> Fed:
         """What the drafter ought to be fed."""
-        masks = part.masked.stop - part.masked.start
-        rows, end = len(part.segment.tokens) - masks, part.segment.length - masks
+        rows, end = len(part.segment.tokens), part.segment.length
         g = next((g for g in self.drafting if self.grows and g.context.request == part.request), None)
         if g is None:
             return end - rows, end, (), (), ()

@@ -83,14 +83,12 @@ class ModelWatch:
         """The watched requests' parts of a pass."""
         watched: Collection[str] = self.side.passes
         tables = {id(table): name for name in watched if (table := self.tables(name)) is not None}
-        given = wanted = committed = 0
+        given = wanted = 0
         for segment in segments:
-            rows, logits, masks = len(segment.tokens), len(segment.wanted), self.side.masks(segment)
-            end, given_to, wanted_to = committed + rows - masks, given + rows, wanted + logits
+            given_to, wanted_to = given + len(segment.tokens), wanted + len(segment.wanted)
             if (request := tables.get(id(segment.table))) is not None:
-                slices = (slice(given, given_to), slice(wanted, wanted_to), slice(committed, end))
-                yield FedPart(request, segment, *slices, slice(given_to - masks, given_to))
-            given, wanted, committed = given_to, wanted_to, end
+                yield FedPart(request, segment, slice(given, given_to), slice(wanted, wanted_to))
+            given, wanted = given_to, wanted_to
 
     def _compared(self, part: FedPart, seen: Seen) -> ComparedPass | None:
         right, limits = self.side.due(part)
@@ -122,7 +120,7 @@ class ModelWatch:
                 yield HeldPair(name, ours, due, rows, certain=False, inside=inside)
             elif name in seen.tensors:
                 kind, every = seen.tensors[name]
-                here, ours = rows[-len(due) :] if kind == "masked" else rows[: len(due)], every[getattr(part, kind)]
+                here, ours = rows[: len(due)], every[getattr(part, kind)]
                 if kind == "wanted":
                     here, due = tuple(rows[i] for i in wanted), due if len(due) == len(wanted) else due[wanted]
                 yield HeldPair(name, ours[: len(due)].float().cpu(), due, here)

@@ -1,8 +1,7 @@
 """The reference of EAGLE and DFlash heads, pass by pass: what each operation ought to give at the rows of a draft.
 
 The arithmetic is that of `audit`'s heads, whose operations are tapped. A pass of an EAGLE head is over committed pairs,
-over one level of a tree, or over committed pairs with mask rows behind them; of a DFlash head over the rows of a block,
-behind what is written of committed positions.
+or over one level of a tree; of a DFlash head over the rows of a block, behind what is written of committed positions.
 """
 
 from __future__ import annotations
@@ -44,31 +43,26 @@ class HeadPasses:
         tokens: Sequence[int] = (),
         parents: Sequence[int] = (),
         wanted: Sequence[int] = (),
-        masks: int = 0,
     ) -> ReferencePass:
-        """As ModelPasses.feed, over pairs; all rows have logits. `masks`: mask rows behind the pairs."""
-        return self._level(nodes, tokens, parents, end - 1) if nodes else self._context(start, end, masks)
+        """As ModelPasses.feed, over pairs; all rows have logits."""
+        return self._level(nodes, tokens, parents, end - 1) if nodes else self._context(start, end)
 
     @torch.inference_mode()
-    def _context(self, start: int, end: int, masks: int = 0) -> ReferencePass:
-        """The pass over the pairs of positions `start` to `end`, with so many mask rows behind them."""
-        head, slots = self.head, torch.arange(start, end + masks)
-        tokens = torch.tensor([*self.text[start + 1 : end + 1], *[head.mask_token or 0] * masks])
+    def _context(self, start: int, end: int) -> ReferencePass:
+        """The pass over the pairs of positions `start` to `end`."""
+        head, slots = self.head, torch.arange(start, end)
+        tokens = torch.tensor(self.text[start + 1 : end + 1])
         if not self._kv:
             self._kv = head.nothing()
         if (known := len(self._kv[0][0])) < start:
             self._context(known, start)
         with tapped(self.head) as taps:
             hidden = head.combine(self.features[start:end])
-            if masks:
-                with tapped(self.head):  # not of these rows
-                    mask = head.combine(head.weights["mask_hidden"].view(1, -1)).expand(masks, -1)
-                taps["mask_hidden"], hidden = mask, torch.cat([hidden, mask])
-            seen = torch.arange(end + masks)[None] <= slots[:, None]
+            seen = torch.arange(end)[None] <= slots[:, None]
             out, kv = head.run(head.prepare(tokens, hidden), slots, seen, first_pairs(self._kv, start))
             head.logits(out)
-        self._kv = self._grown = first_pairs(kv, end)
-        self._hidden, self._tree = {ROOT: out[end - start - 1]}, GrownTree()
+        self._kv = self._grown = kv
+        self._hidden, self._tree = {ROOT: out[-1]}, GrownTree()
         rows = [FedRow(slot, token) for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True)]
         return self._pass(rows, start, rows, taps)
 

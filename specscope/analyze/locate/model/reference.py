@@ -61,8 +61,8 @@ class ReferencePass:
 
     rows: tuple[FedRow, ...]
     keys: tuple[FedRow, ...]  # what each key that is read is of
-    # In the order of computing: [rows, ...]; of keys and values read [keys, ...]; of a head's features the committed
-    # rows alone, of `mask_hidden` the mask rows; the logs of attention's weights [rows, heads, keys], or flat
+    # In the order of computing: [rows, ...]; of keys and values read [keys, ...]; the logs of attention's
+    # weights [rows, heads, keys], or flat
     taps: Mapping[str, Tensor]
     again: Callable[[str], Mapping[str, Tensor]] | None = None  # the pass with a layer's operations; None: it has all
 
