@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from specscope.analyze.audit.options import ModelSource
-from specscope.analyze.locate.model.reference import ModelPasses, ModelReference
-from specscope.analyze.locate.model.taps import relative
+from specscope.analyze.locate.model.reference import ModelPasses, ModelReference, relative
 from specscope.errors import UserError
 from specscope.measure.locate.inside_vllm.tapped import read_taps
 from specscope.trace.inside.settings import PluginSettings

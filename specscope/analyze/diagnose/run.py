@@ -10,11 +10,9 @@ from specscope.analyze.audit.options import Options, Progress
 from specscope.analyze.diagnose import healthy
 from specscope.analyze.diagnose.audited import from_audit
 from specscope.analyze.diagnose.causes import DRAFTER, OF_OPERATIONS, OF_STAGES
-from specscope.analyze.diagnose.diagnosis import Diagnosis, Suspect
-from specscope.analyze.diagnose.drafted import shifted_lookup
+from specscope.analyze.diagnose.diagnosis import Diagnosis, Suspect, settled, unexplained
 from specscope.analyze.diagnose.judged import Failure, JudgedCase, conditions, failures_of
-from specscope.analyze.diagnose.names import named
-from specscope.analyze.diagnose.order import settled, unexplained
+from specscope.analyze.diagnose.names import named, shifted_lookup
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.locate.located import Location, Proof
 from specscope.analyze.verify.case import Case

@@ -18,8 +18,7 @@ from specscope.errors import UserError
 from specscope.measure.locate.features import TrueFeatures
 from specscope.measure.locate.head_side import BlockSide, HeadSide, ModulesSide
 from specscope.measure.locate.pairs import HeldPair
-from specscope.measure.locate.sides import FedPart, Feeds, ModelSide
-from specscope.measure.locate.watch import ModelWatch
+from specscope.measure.locate.watch import FedPart, Feeds, ModelSide, ModelWatch
 from specscope.speculate.drafters.eagle import HeadDrafter
 from specscope.speculate.drafters.model_drafter import Drafting
 from specscope.speculate.drafters.tree_builder import Level, TreeBuilder

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from specscope.analyze.locate.located import FedRow
 from specscope.analyze.locate.model.reference import ModelReference, decoder_layers
 from specscope.measure.locate.pairs import HeldPair
-from specscope.measure.locate.sides import hooks
+from specscope.measure.locate.watch import hooks
 
 if TYPE_CHECKING:
     from specscope.measure.locate.drive import Drive

@@ -18,7 +18,7 @@ from specscope.errors import UserError
 from specscope.measure.locate.features import TrueFeatures
 from specscope.measure.locate.layer_taps import LayerCall
 from specscope.measure.locate.pairs import LAYER, Allowances, HeldPair
-from specscope.measure.locate.sides import FedPart, Feeds, Seen, call_of, hooks, kept
+from specscope.measure.locate.watch import FedPart, Feeds, Seen, call_of, hooks, kept
 from specscope.model.batch import Segment
 from specscope.model.fast.decoder import FusedLayer
 from specscope.model.heads.eagle_head import EagleHead, in_halves

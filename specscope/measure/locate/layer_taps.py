@@ -15,7 +15,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from specscope.analyze.locate.model.taps import IN, Taps, hooked, relative
+from specscope.analyze.locate.model.reference import IN, Taps, hooked, relative
 from specscope.model import attention
 from specscope.model.attention import Variant
 from specscope.model.batch import Batch

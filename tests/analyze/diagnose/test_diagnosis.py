@@ -10,8 +10,7 @@ from specscope.analyze.compare.fields import FEATURES
 from specscope.analyze.compare.result import Sameness
 from specscope.analyze.compare.side import from_history
 from specscope.analyze.diagnose.causes import Cause
-from specscope.analyze.diagnose.diagnosis import Grade, Suspect
-from specscope.analyze.diagnose.order import merged
+from specscope.analyze.diagnose.diagnosis import Grade, Suspect, merged
 from specscope.analyze.diagnose.run import examine
 from specscope.analyze.findings import CheckResult, Exit
 from specscope.analyze.locate.located import Proof

@@ -24,6 +24,7 @@ from specscope.analyze.locate.model.places import (
     place_of_rows,
     place_of_tokens,
 )
+from specscope.analyze.locate.model.reference import relative
 from specscope.analyze.locate.model.relations import (
     MOST,
     Block,
@@ -37,7 +38,6 @@ from specscope.analyze.locate.model.relations import (
     zero,
 )
 from specscope.analyze.locate.model.rotation import rotated
-from specscope.analyze.locate.model.taps import relative
 
 UNSEEN = -87.0  # float32 has no smaller weight
 DEEP = -30.0  # where a row's weights go below this, the smallest may have become 0 by rounding
