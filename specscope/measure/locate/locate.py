@@ -139,10 +139,13 @@ def _sampling(ask: Question, found: Location) -> None:
 
 def _verdicts(ask: Question, found: Location) -> None:
     """From p, q and coins to what is accepted."""
-    from specscope.analyze.locate.formulas import located_formulas
+    from specscope.analyze.locate.formulas import ORDER, located_formulas
 
     by_formula = located_formulas(ask.session.case)
-    located = ask.session.verdicts or ([] if found.located else by_formula)
+    unnamed = by_formula  # without what stands in place of the right figure; the walk knows the first that differs
+    if any(item.operation.stage is Stage.VERDICT for item in ask.driven):
+        unnamed = [item for item in by_formula if item.operation.name == ORDER]
+    located = ask.session.verdicts or ([] if found.located else unnamed)
     if P in {item.operation.name for item in ask.driven}:  # what is recorded as p is not the engine's own
         located = [item for item in located if item.operation.name != RESIDUAL]
     found.located += tuple(located)
