@@ -8,6 +8,7 @@ _TUNE = "`specscope tune` finds the tree to use, and --tree takes it"
 _ALONE = "use one drafter, such as --drafter eagle"
 _COLLECTOR = "docs/telemetry.md shows how an OpenTelemetry Collector keeps chosen requests"
 _PART = "`specscope export FILE#REQUEST -o part.jsonl` writes a part of a capture"
+_ANSWERS = "`specscope report` of a capture (serve -o run.jsonl) has each request's figures"
 _COUNTS = "`specscope watch` reads counts from the server's metrics page"
 
 # Each name as people write it (a flag, a verb, a drafter, a variable, a setting), and the end of the sentence.
@@ -33,6 +34,7 @@ GONE = {
     "audit": "`specscope diagnose --only audit` judges every step by the models",
     "locate": "`specscope diagnose --only locate` names the first operation that is wrong",
     "help": "`specscope VERB --help` explains a verb",
+    **dict.fromkeys(("--per-request-spec-decode-metrics", "--enable-per-request-metrics"), _ANSWERS),
     "--tui": "--screen shows it on a screen",
     "--over": "`specscope debug FILE` debugs a capture",
     "--attach": "`specscope debug SOCKET` attaches to an engine that runs",

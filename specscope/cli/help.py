@@ -29,7 +29,7 @@ FLAG = 24  # columns of a flag, at most
 USUAL = {"target", "drafter", "draft_model", "tree", "rule", "temperature", "top_p", "top_k", "seed", "max_tokens"}
 USUAL |= {"raw", "max_batch", "disable_above", "device", "dtype", "threads", "otlp_endpoint", "metrics_port"}
 USUAL |= {"no_text", "no_tokens"}
-RARE = {"api_key_file", "max_body", "shutdown_timeout", "spec_metrics", "times", "http_port", "headers", "run"}
+RARE = {"api_key_file", "max_body", "shutdown_timeout", "http_port", "headers", "run"}
 VARIABLES = {  # whose value an option has where its flag is not given, in every verb alike
     "otlp_endpoint": settings.ENDPOINT,
     "otlp_protocol": settings.PROTOCOL,

@@ -83,15 +83,6 @@ class ServeRun:
     help="On Ctrl-C or SIGTERM, wait this long for requests to finish. A second signal stops at once.",
 )
 @click.option(
-    "--per-request-spec-decode-metrics",
-    "spec_metrics",
-    type=click.Choice(["none", "summary", "detailed"]),
-    default="none",
-    show_default=True,
-    help="Add acceptance figures to each answer, as vLLM does.",
-)
-@click.option("--enable-per-request-metrics", "times", is_flag=True, help="Add times to each answer, as vLLM does.")
-@click.option(
     "--seed",
     type=whole_from(0, 2**63 - 1),
     default=0,
@@ -157,8 +148,6 @@ def _settings(flags: dict[str, Any], output: str | None) -> ServeRun:
         max_queue=flags["max_queue"],
         shutdown_seconds=flags.pop("shutdown_timeout"),
         seed=flags.pop("seed"),
-        speculation_level=flags.pop("spec_metrics"),
-        times=flags.pop("times"),
         debug_socket=flags.pop("debug_socket"),
         limits=Limits(body_bytes=int(flags.pop("max_body") * 2**20), connections=CONNECTIONS + flags["max_queue"]),
     )

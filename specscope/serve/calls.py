@@ -13,12 +13,9 @@ from typing import Literal
 
 from specscope.engine.prompt_encoder import Encoded
 from specscope.serve.errors import ApiError
-from specscope.serve.figures import RequestCounts
 from specscope.serve.logprobs import TokenLogprobs, emitted_logprobs
 from specscope.trace.record.records import FinishReason, RequestEnd, RequestStep, StepRecord
 from specscope.trace.record.vocabulary import Detokenizer, Vocabulary, stop_begins
-
-# TextStream: an output's text as it may be sent, which never contains part of a stop string.
 
 
 class TextStream:
@@ -86,17 +83,14 @@ class OutputChoice:
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each token, where they were requested
     finish: Finish | None = None
     stop: str | int | None = None  # the stop string or token that ended it
-    figures: RequestCounts = field(default_factory=RequestCounts)
 
-    def take(self, part: RequestStep, record: StepRecord, end: RequestEnd | None) -> ChoicePiece | None:
+    def take(self, part: RequestStep, end: RequestEnd | None) -> ChoicePiece | None:
         """What a step adds; None where it adds nothing. A step that a debugger reran adds nothing the second time.
 
         The first output token of a step has the position after the root's.
         """
         begins = part.position + 1 - len(self.prompt.tokens)
         new = part.output()[max(len(self.tokens) - begins, 0) :] if part.verdict is not None else []
-        if new or not part.emitted:
-            self.figures.add(part, record)
         self.tokens += new
         self.logprobs += emitted_logprobs(part, self.stream.vocabulary)[len(part.output()) - len(new) :]
         return self.end(end, new) if end is not None else self._add(self.stream.feed(new), new)
@@ -193,22 +187,18 @@ class Router:
     def take(self, record: StepRecord) -> None:
         """Pass one step's parts to their calls."""
         ends = {end.info.id: end for end in record.finished}
-        for info in (*record.admitted, *(end.info for end in record.finished)):
-            if info.id in self._places:
-                figures = self._places[info.id][1].figures
-                figures.arrival_ns, figures.admitted_ns = info.arrival_ns, info.admitted_ns
         for part in record.requests:
-            self._tell(part.request, part, record, ends.get(part.request))
+            self._tell(part.request, part, ends.get(part.request))
         for name, end in ends.items():
-            self._tell(name, None, record, end)
+            self._tell(name, None, end)
         self.drop(list(ends))
 
-    def _tell(self, name: str, part: RequestStep | None, record: StepRecord, end: RequestEnd | None) -> None:
+    def _tell(self, name: str, part: RequestStep | None, end: RequestEnd | None) -> None:
         if name not in self._places:
             return
         call, choice = self._places[name]
         try:
-            piece = choice.take(part, record, end) if part is not None else choice.end(end) if end is not None else None
+            piece = choice.take(part, end) if part is not None else choice.end(end) if end is not None else None
         except ApiError as error:
             self.drop([name])
             call.done(name)

@@ -12,6 +12,7 @@ from specscope.remote.http import Refusal
 
 JSON = "application/json"
 
+LATER = {"retry-after": "1"}  # seconds
 # By status, with vLLM's names
 TYPES = {
     400: "BadRequestError",
@@ -56,13 +57,11 @@ def of_refusal(refusal: Refusal) -> ApiError:
     return ApiError(refusal.status, refusal.message + more, headers=refusal.headers)
 
 
-def full(seconds: int = 1) -> ApiError:
-    """The queue has no room: clients should try again after `seconds`."""
-    return ApiError(
-        429, "the queue is full: try again later, or raise --max-queue", headers={"retry-after": str(seconds)}
-    )
+def full() -> ApiError:
+    """The queue has no room."""
+    return ApiError(429, "the queue is full: try again later, or raise --max-queue", headers=LATER)
 
 
 def stopping() -> ApiError:
     """The server is stopping: nothing new is accepted, and what did not finish in time fails with this error."""
-    return ApiError(503, "the server is stopping: try again later", headers={"retry-after": "1"})
+    return ApiError(503, "the server is stopping: try again later", headers=LATER)

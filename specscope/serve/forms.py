@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from specscope.serve.calls import Call, ChoicePiece, Finish, OutputChoice
-from specscope.serve.figures import RequestMetrics
 from specscope.serve.logprobs import TokenLogprobs, chat_logprobs, completion_logprobs
 
 Body = dict[str, Any]  # as it is sent
@@ -26,29 +25,28 @@ class Form:
         made = sum(len(choice.tokens) for choice in self.call.choices)
         return {"prompt_tokens": self.prompts, "total_tokens": self.prompts + made, "completion_tokens": made}
 
-    def whole(self, metrics: RequestMetrics | None) -> Body:
+    def whole(self) -> Body:
         """The answer, when all choices have ended."""
         choices = [
             self._choice(choice, self._message(choice.text), choice.logprobs, choice.finish or "stop")
             for choice in self.call.choices
         ]
         kind = "chat.completion" if self.chat else "text_completion"
-        return self._body(kind, choices, usage=self.usage(), metrics=metrics)
+        return self._body(kind, choices, usage=self.usage())
 
     def begin(self) -> Sequence[Body]:
         """The events before the first output: of a chat the role, for each choice."""
         delta = {"delta": {"role": "assistant", "content": ""}}
         return [self._chunk([self._choice(choice, delta, None, None)]) for choice in self.call.choices if self.chat]
 
-    def piece(self, piece: ChoicePiece, *, usage: bool = False) -> Body:
-        """The event of a piece, with the usage so far where that was asked for."""
+    def piece(self, piece: ChoicePiece) -> Body:
+        """The event of a piece."""
         text = {"delta": {"content": piece.text}} if self.chat else {"text": piece.text}
-        choice = self._choice(piece.choice, text, piece.logprobs, piece.finish)
-        return self._chunk([choice], **({"usage": self.usage()} if usage else {}))
+        return self._chunk([self._choice(piece.choice, text, piece.logprobs, piece.finish)])
 
-    def last(self, metrics: RequestMetrics | None) -> Body:
+    def last(self) -> Body:
         """The event with the usage, without choices."""
-        return self._chunk([], usage=self.usage(), metrics=metrics)
+        return self._chunk([], usage=self.usage())
 
     def _message(self, text: str) -> Body:
         return {"message": {"role": "assistant", "content": text, "refusal": None}} if self.chat else {"text": text}

@@ -35,7 +35,7 @@ def make_app(service: Service) -> Application:
     def generate(kind: type[Sampling]) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
             form, stream = await _begin(service, request, bodies, kind)
-            return await _answer(service, request, form, stream)
+            return await _answer(request, form, stream)
 
         return endpoint
 
@@ -123,15 +123,15 @@ async def _begin(
     return form, (asked.stream_options or StreamOptions()) if asked.stream else None
 
 
-async def _answer(service: Service, request: Request, form: Form, stream: StreamOptions | None) -> Response:
+async def _answer(request: Request, form: Form, stream: StreamOptions | None) -> Response:
     """The answer, whole or as a stream; a client that disconnects cancels its requests."""
     if stream is not None:
-        return EventStream(form.call, _events(service, form, stream))
+        return EventStream(form.call, _events(form, stream))
     try:
         await _while_there(request, _finish(form.call))
     finally:
         form.call.close()
-    return _json(form.whole(service.metrics(form.call)))
+    return _json(form.whole())
 
 
 async def _finish(call: Call) -> None:
@@ -158,16 +158,15 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-async def _events(service: Service, form: Form, options: StreamOptions) -> AsyncIterator[bytes]:
+async def _events(form: Form, options: StreamOptions) -> AsyncIterator[bytes]:
     """Server-sent events: the pieces, then the usage where it was requested; or the error."""
     for event in form.begin():
         yield _event(event)
     try:
-        continuous = options.include_usage and options.continuous_usage_stats
         async for piece in form.call.pieces():
-            yield _event(form.piece(piece, usage=bool(continuous)))
+            yield _event(form.piece(piece))
         if options.include_usage:
-            yield _event(form.last(service.metrics(form.call)))
+            yield _event(form.last())
     except ApiError as error:
         yield _event(error.body)
     yield b"data: [DONE]\n\n"

@@ -7,12 +7,12 @@ from prometheus_client import Counter
 from specscope.trace.metrics import Metrics
 from specscope.trace.record.records import RunInfo, StepRecord
 
-QUEUE_FULL = "queue_full"
 REASONS = {  # by the status of the answer
     403: "other_site",
     408: "too_slow",
     413: "too_large",
     415: "content_type",
+    429: "queue_full",
     503: "too_busy",
 }
 
@@ -33,18 +33,11 @@ class Observed:
             [*self._labels, "reason"],
             registry=self._metrics.registry,
         )
-        self._refusals.labels(**self._labels, reason=QUEUE_FULL)  # so that it is reported from the start
+        self._refusals.labels(**self._labels, reason=REASONS[429])  # so that it is reported from the start
 
     def refused(self, status: int) -> None:
-        """Count a request that was refused before it was read, by the status of its answer."""
-        self._count(REASONS.get(status, "invalid"))
-
-    def full(self) -> None:
-        """Count a request for which there was no place in the queue."""
-        self._count(QUEUE_FULL)
-
-    def _count(self, reason: str) -> None:
-        self._refusals.labels(**self._labels, reason=reason).inc()
+        """Count a request that was refused, by the status of its answer."""
+        self._refusals.labels(**self._labels, reason=REASONS.get(status, "invalid")).inc()
 
     def __call__(self, record: StepRecord) -> None:
         """Count one step."""

@@ -16,40 +16,29 @@ from specscope.serve.errors import ApiError
 from specscope.trace.checked import decoded
 from specscope.trace.record.params import MOST_LOGPROBS, MOST_TOKENS
 
+Refusals = dict[str, tuple[Sequence[Any], str]]
+
+
+def _not_here(names: str, *harmless: Any, instead: str = "leave it out") -> Refusals:  # noqa: ANN401
+    return dict.fromkeys(names.split(), (harmless, instead))
+
+
 # Fields that would change the output and are not implemented: their values beside null that change nothing, and what to
 # do instead. They are refused in a body, in its structured_outputs and in each message.
-_LEAVE_OUT, _BIAS, _STRUCTURED = "leave it out", "use logit_bias", "use structured_outputs"
-Refusals = dict[str, tuple[Sequence[Any], str]]
 REFUSED: Refusals = {
-    "best_of": ([1], "use n"),
-    "use_beam_search": ([False], _LEAVE_OUT),
-    "prompt_logprobs": ([], _LEAVE_OUT),
-    "skip_special_tokens": ([True], _LEAVE_OUT),
-    "bad_words": ([[]], _BIAS),
-    "allowed_token_ids": ([], _BIAS),
-    "truncate_prompt_tokens": ([], _LEAVE_OUT),
-    "logits_processors": ([[]], _LEAVE_OUT),
-    "repetition_detection": ([], _LEAVE_OUT),
-    "return_token_ids": ([False], _LEAVE_OUT),
-    "return_tokens_as_token_ids": ([False], _LEAVE_OUT),
-    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), ([], _STRUCTURED)),
-    "structural_tag": ([], _LEAVE_OUT),
-    "echo": ([False], _LEAVE_OUT),
-    "suffix": ([""], _LEAVE_OUT),
-    "prompt_embeds": ([], _LEAVE_OUT),
-    "tools": ([[]], _LEAVE_OUT),
-    "tool_choice": (["none", "auto"], _LEAVE_OUT),
-    "tool_calls": ([[]], _LEAVE_OUT),
-    "functions": ([[]], _LEAVE_OUT),
-    "function_call": (["none", "auto"], _LEAVE_OUT),
-    "modalities": ([["text"]], _LEAVE_OUT),
-    "audio": ([], _LEAVE_OUT),
-    "web_search_options": ([], _LEAVE_OUT),
-    "reasoning_effort": ([], _LEAVE_OUT),
-    "chat_template": ([], "the model's is used"),
-    "documents": ([[]], _LEAVE_OUT),
-    "add_generation_prompt": ([True], _LEAVE_OUT),
-    "continue_final_message": ([False], _LEAVE_OUT),
+    **_not_here("prompt_logprobs truncate_prompt_tokens repetition_detection structural_tag prompt_embeds audio"),
+    **_not_here("web_search_options reasoning_effort"),
+    **_not_here("use_beam_search return_token_ids return_tokens_as_token_ids echo continue_final_message", False),
+    **_not_here("skip_special_tokens add_generation_prompt", True),
+    **_not_here("logits_processors tools tool_calls functions documents", []),
+    **_not_here("tool_choice function_call", "none", "auto"),
+    **_not_here("modalities", ["text"]),
+    **_not_here("suffix", ""),
+    **_not_here("best_of", 1, instead="use n"),
+    **_not_here("bad_words", [], instead="use logit_bias"),
+    **_not_here("allowed_token_ids", instead="use logit_bias"),
+    **_not_here("guided_json guided_regex guided_choice guided_grammar", instead="use structured_outputs"),
+    **_not_here("chat_template", instead="the model's is used"),
 }
 
 # The types of request fields: what the decoder checks.
@@ -72,7 +61,6 @@ class StreamOptions(msgspec.Struct):
     """What a stream reports beside the output."""
 
     include_usage: bool | None = None  # a last chunk with the usage
-    continuous_usage_stats: bool | None = None  # with it: the usage so far on every chunk
 
 
 class JsonSchema(msgspec.Struct):
@@ -172,7 +160,7 @@ def decode(body: bytes | bytearray, kind: type[S]) -> S:
     try:
         asked, fields = decoded(body, kind), decoded(body, dict[str, Raw])
         in_chats = kind is ChatRequest  # whose template has the special tokens
-        _refuse(fields, REFUSED | {"add_special_tokens": ([not in_chats], "leave it out")})
+        _refuse(fields, REFUSED | _not_here("add_special_tokens", not in_chats))
         if asked.structured_outputs is not None:
             _refuse(decoded(bytes(fields["structured_outputs"]), dict[str, Raw]), REFUSED, "structured_outputs.")
         turns = decoded(bytes(fields["messages"]), list[dict[str, Raw]]) if in_chats else ()

@@ -1,4 +1,4 @@
-"""Service: turns requests into calls on the engine, and reports their figures."""
+"""Service: turns requests into calls on the engine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from specscope.remote.http import Limits
 from specscope.serve.calls import Call, OutputChoice, Router, TextStream
 from specscope.serve.engine_thread import EngineThread
 from specscope.serve.errors import ApiError, full, stopping
-from specscope.serve.figures import RequestMetrics
 from specscope.serve.forms import Form
 from specscope.serve.observed import Observed
 from specscope.serve.requests import ChatRequest, CompletionRequest, ResponseFormat, Sampling
@@ -33,8 +32,6 @@ from specscope.trace.record.records import TEMPLATE
 
 if TYPE_CHECKING:
     from specscope.engine.engine import Engine
-
-# What a request asks for: its prompts and its SamplingParams.
 
 DEFAULT_TOKENS = 16  # of a completion, as OpenAI's
 SAME = ("top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "ignore_eos", "min_tokens")
@@ -54,11 +51,6 @@ def prompts_of(asked: Sampling) -> list[Prompt]:
     if len(prompt) > 1024:
         raise ApiError(400, "prompt: give at most 1024 prompts", "prompt")
     return list(prompt)
-
-
-def template_of(asked: Sampling) -> dict[str, Any]:
-    """chat_template_kwargs of a chat."""
-    return (asked.chat_template_kwargs or {}) if isinstance(asked, ChatRequest) else {}
 
 
 def params_of(asked: Sampling, seed: int, room: int) -> SamplingParams:
@@ -143,8 +135,6 @@ class ServeOptions:
     max_queue: int = 256  # requests that may wait in addition to the --max-batch that run
     shutdown_seconds: float = 2.0
     seed: int = 0
-    speculation_level: str = "none"  # none, summary or detailed
-    times: bool = False  # whether answers report their times
     debug_socket: str | None = None
     privacy: Privacy = Privacy.EVERYTHING  # what is withheld from a debugger
     ratio: float | None = None  # of requests whose spans are sent; None: of all
@@ -175,7 +165,7 @@ class Service:
         self._check_model(asked.model)
         prompts, n = prompts_of(asked), asked.n or 1
         self._check_room(len(prompts) * n)
-        template = template_of(asked)
+        template = (asked.chat_template_kwargs or {}) if isinstance(asked, ChatRequest) else {}
         encoded = [await self._encode(prompt, template) for prompt in prompts]
         self._check_room(len(prompts) * n)  # others may have come meanwhile
         room = self.engine.max_context - max(len(prompt.tokens) for prompt in encoded)
@@ -199,7 +189,7 @@ class Service:
                 400, f"n times the prompts is {wanted} requests; this server runs and queues at most {limit}", "n"
             )
         if len(self.router) + wanted > limit:
-            self.observed.full()
+            self.observed.refused(429)
             raise full()
 
     async def _encode(self, prompt: Prompt, template: Mapping[str, Any]) -> Encoded:
@@ -287,13 +277,6 @@ class Service:
     def _drop_refused(self, call: Call, added: asyncio.Future[None]) -> None:
         if added.cancelled() or added.exception() is not None:
             self.router.drop([choice.name for choice in call.choices])
-
-    def metrics(self, call: Call) -> RequestMetrics | None:
-        """The answer's own metrics; None for several outputs."""
-        if len(call.choices) > 1:
-            return None
-        figures, level = call.choices[0].figures, self.options.speculation_level
-        return figures.metrics(level, self.engine.drafter.max_depth, times=self.options.times)
 
     def close(self) -> None:
         """Stop the threads that tokenise and compile grammars."""

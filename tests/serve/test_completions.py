@@ -6,7 +6,6 @@ import pytest
 
 from specscope import Engine, SamplingParams
 from specscope.trace.wire.spans import SERVER, Encoder, SpanLevel
-from tests.serve.running import running
 
 
 @pytest.fixture(scope="module")
@@ -110,27 +109,3 @@ def test_no_part_of_a_stop_string_is_shown(server, stream, keep):
     pieces = [one["choices"][0] for one in (events(answer) if stream else [answer.json()])]
     assert "".join(one["text"] for one in pieces) == text[: at + (3 if keep else 0)]
     assert (pieces[-1]["finish_reason"], pieces[-1]["stop_reason"]) == ("stop", stop)
-
-
-def test_the_figures_of_a_request_are_its_records(served_engine):
-    records = []
-    with running(served_engine, speculation_level="detailed", times=True) as server:
-        served_engine.bus.subscribe(records.append)
-        answer = server.complete(max_tokens=30).json()
-        streamed = events(server.complete(max_tokens=30, stream=True, stream_options={"include_usage": True}))
-        assert server.complete(n=2).json()["metrics"] is None
-        served_engine.bus.flush()
-    parts = [part for record in records for part in record.requests if part.request == answer["id"]]
-    drafted = [(part.verdict.accepted, len(part.tree)) for part in parts if part.verdict and len(part.tree)]
-    told = answer["metrics"]["speculative_decoding"]
-    assert (told["per_step_accepted"], told["per_step_drafted"]) == tuple(map(list, zip(*drafted, strict=True)))
-    assert told["num_spec_steps"] == sum(told["acceptance_histogram"]) == len(drafted)
-    accepted = sum(n * count for n, count in enumerate(told["acceptance_histogram"]))
-    assert accepted == told["num_accepted_draft_tokens"] > 0
-    assert told["mean_acceptance_length"] == 1 + accepted / len(drafted)
-    assert (told["num_spec_tokens"], len(told["acceptance_histogram"])) == (3, 4)
-    first = next(record for record in records if any(p.request == answer["id"] and p.emitted for p in record.requests))
-    (info,) = (info for record in records for info in record.admitted if info.id == answer["id"])
-    assert answer["metrics"]["time_to_first_token_ms"] == pytest.approx((first.end_ns - info.admitted_ns) / 1e6)
-    assert streamed[-1]["metrics"]["speculative_decoding"] == told
-    assert all("metrics" not in one for one in streamed[:-1])
