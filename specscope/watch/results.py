@@ -12,7 +12,7 @@ import csv
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime
 from itertools import pairwise, takewhile
 from typing import Annotated, Any
@@ -26,12 +26,10 @@ from specscope.watch.counts import (
     NAME,
     POSITIONS,
     Count,
-    Drafts,
     ToldInterval,
     UnreadableError,
     Value,
     declared,
-    of_drafts,
 )
 from specscope.watch.logs import LogReader
 from specscope.watch.names import BEGAN, EMITTED, ENDED, MODEL, PRINTED, PRINTED_AT, REQUEST, TOOLS, Tool
@@ -267,39 +265,3 @@ def _outputs(value: Any, time_ns: int) -> Iterator[ToldInterval]:  # noqa: ANN40
         is_undrafted = isinstance(value.get("timings"), dict)
         raise UnreadableError("a response of llama.cpp in which nothing was drafted" if is_undrafted else NOTHING)
     yield from intervals
-
-
-@dataclass
-class Chunks:
-    """The chunks of a llama.cpp stream, which with `timings_per_token` each have the sums until then.
-
-    Its figures are those of the last chunk. Every draft is a difference of two, as long as there is one for each token.
-    """
-
-    drafts: Drafts | None = field(default_factory=Counter)  # None where a chunk holds more than one step
-    _sums: tuple[int, ...] = (0, 0, 0)
-    _last: dict[str, Any] | None = None
-
-    def take(self, value: Any) -> list[ToldInterval]:  # noqa: ANN401
-        """The next chunk, which ends no request. Raises UnreadableError."""
-        if isinstance(value, dict) and isinstance(timings := value.get("timings"), dict):
-            sums = tuple(
-                declared(timings.get(name, 0), Count) for name in ("predicted_n", "draft_n", "draft_n_accepted")
-            )
-            output, drafted, accepted = (now - before for before, now in zip(self._sums, sums, strict=True))
-            if not (0 <= accepted <= drafted <= POSITIONS and 0 <= output <= 1):
-                self.drafts = None
-            elif drafted and self.drafts is not None:
-                self.drafts[accepted, drafted] += 1
-            self._sums, self._last = sums, value
-        return []
-
-    def end(self, time_ns: int) -> list[ToldInterval]:
-        """The request that ends here; none where no chunk had figures. Raises UnreadableError."""
-        told = [] if self._last is None else read_json(self._last, time_ns)
-        known = {} if self.drafts is None else of_drafts(self.drafts)
-        self._last, self.drafts, self._sums = None, Counter(), (0, 0, 0)
-        of = told[0].aggregate if told else None
-        if of is not None and (known.get("accepted"), known.get("drafted")) == (of.accepted, of.drafted):
-            return [replace(told[0], aggregate=replace(of, **known))]
-        return told

@@ -25,7 +25,7 @@ from specscope.trace.record.vocabulary import printable
 from specscope.watch.counts import ToldInterval, UnreadableError
 from specscope.watch.logs import LlamaLog, Log, SglangLog, VllmLog, unwrapped
 from specscope.watch.pages import Intervals, Reading, continues, engines, read_metrics, saved
-from specscope.watch.results import Chunks, Printed, json_readings, parsed, read_json, read_table
+from specscope.watch.results import Printed, json_readings, parsed, read_json, read_table
 
 LARGEST = 64 * 2**20  # bytes of a page of metrics, of a JSON document
 LONGEST = 16 * 2**20  # bytes of a line
@@ -47,6 +47,7 @@ WITHOUT_DRAFTS = {
     "DiffusionDecoding metrics:": DIFFUSION,
     "currank_total_requests = ": ". TensorRT-LLM's log has no acceptance",
 }
+FIGURES = ('"timings"', '"speculative_decoding"', '"spec_')  # what an event of a stream that has some has
 LOGS = (VllmLog, LlamaLog, SglangLog, Printed)  # the first that knows a line of a log reads the rest of it
 
 
@@ -198,45 +199,24 @@ class File:
 
         Never blocks for longer than LOOK.
         """
-        part, at_end = b"", False
+        part = b""
         while not stop.is_set():
             if not select.select([number], [], [], LOOK)[0]:
                 yield IDLE
                 continue
-            is_other = at_end and self._is_renamed(number)  # what was written to the old one meanwhile is read first
             piece = os.read(number, PIECE)
             *whole, part = (part + piece).split(b"\n")
             yield from (f"{line.decode('utf-8', 'replace')}\n" for line in whole)
             if len(part) > LONGEST:
                 raise UserError(f"{self.name} has a line of more than {LONGEST >> 20} MiB")
-            at_end = not piece
             if piece:
                 continue
             if not (self._follow and self._regular):
                 break
-            if is_other or os.fstat(number).st_size < os.lseek(number, 0, os.SEEK_CUR):
-                yield from [part.decode("utf-8", "replace")] if part else ()
-                part = b""
-                os.lseek(number, 0, os.SEEK_SET)  # it was truncated, and is written again
-            if is_other:
-                other = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-                os.dup2(other, number, inheritable=False)
-                os.close(other)
             yield IDLE
             stop.wait(LOOK)
         if part:
             yield part.decode("utf-8", "replace")
-
-    def _is_renamed(self, number: int) -> bool:
-        """Whether another file now has the name, and is not empty: logrotate has renamed the old one.
-
-        Until then the writer may still write to the old one.
-        """
-        try:
-            status = os.stat(self._path)
-        except OSError:  # between its rename and the next
-            return False
-        return bool(status.st_size) and not os.path.samestat(status, os.fstat(number))
 
     def _unpacked(self) -> Iterator[str]:
         """Each line of a compressed file, which no longer grows."""
@@ -286,19 +266,15 @@ class File:
         yield from (interval for reader in readers for interval in reader.rest(last=True))
 
     def _stream(self, lines: Iterator[str]) -> Iterator[ToldInterval | str]:
-        """Server-sent events: the last one before `[DONE]` has the figures, or each has those until then."""
-        chunks, number = Chunks(), 0
-        for number, line in enumerate(lines, 1):
+        """Server-sent events: the last one before `[DONE]` that has figures has those of the request."""
+        last = ""
+        for number, line in enumerate(chain(lines, ["data: [DONE]"]), 1):
             data = line.removeprefix("data:").strip()
-            if not line.startswith("data:"):
-                continue
-            if data == "[DONE]":
-                yield from self._read(f"line {number}", chunks.end)
-            elif '"timings"' in data:
-                yield from self._read(f"line {number}", partial(lambda text, _: chunks.take(parsed(text)), data))
-            elif any(word in data for word in ('"speculative_decoding"', '"spec_')):
-                yield from self._document(data, number)
-        yield from self._read(f"line {number}", chunks.end)
+            if line.startswith("data:") and any(word in data for word in FIGURES):
+                last = data
+            elif data == "[DONE]" and last:
+                yield from self._document(last, number)
+                last = ""
 
     def _document(self, text: str | bytes, number: int) -> Iterator[ToldInterval | str]:
         """The intervals of a JSON value. In a list, responses that cannot be read are left out."""

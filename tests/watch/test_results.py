@@ -247,15 +247,6 @@ def test_an_answer_of_sglang_under_the_names_of_its_version(version):
     assert [(each.aggregate.request, each.aggregate.emitted) for each in two] == [("f00d 0", None), ("f00d 1", None)]
 
 
-def test_a_stream_has_the_drafts_that_the_log_has():
-    [streamed], logged = (
-        [each.aggregate for each in read(name)[1]]
-        for name in (PEOPLE / "llamacpp" / "stream.txt", PEOPLE / "llamacpp" / "steps.log")
-    )
-    assert streamed.accepted_at == logged[1].accepted_at
-    assert streamed.proposed_at == logged[1].proposed_at
-
-
 def test_what_has_no_counts_is_refused_by_name(tmp_path):
     with pytest.raises(UserError, match=r"a list of llama\.cpp's slots, which counts no drafts"):
         read(PEOPLE / "llamacpp" / "slots.json")
