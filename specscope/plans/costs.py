@@ -26,7 +26,6 @@ from specscope.user_cache import LARGEST
 from specscope.whole_file import decoded, read_whole, write_whole
 
 KIND = "specscope costs"
-OF_ENGINES, OF_TUNE = "specscope engine costs", "specscope step costs"  # older files, of either use
 MOST_ROWS = 2**31  # of a point
 MODELS = ("target", "drafter", "draft model", "dtype")  # what must agree; machines may differ
 MACHINE = ("cpu", "device", "threads", "dtype", "torch", "python", "versions")
@@ -44,12 +43,13 @@ class CostPoint:
 
 @dataclass(frozen=True)
 class Costs:
-    """The costs of one engine on one machine, at one batch."""
+    """The costs of one engine on one machine, at one batch. A file holds just these, as JSON."""
 
     about: Mapping[str, str]  # models, settings and machine; a file that was made up may say nothing
     step: tuple[CostPoint, ...]  # by rows in all: the plain step is first
     first: tuple[CostPoint, ...]  # a first drafting pass, by requests; none for a drafter that is no model
     passes: tuple[CostPoint, ...]  # each later pass, by rows
+    kind: str = KIND
 
     @property
     def batch(self) -> int:
@@ -99,8 +99,22 @@ class Costs:
             "step": [dataclasses.asdict(point) for point in self.step[1:]],
             "first": dataclasses.asdict(next((p for p in self.first if p.rows == self.batch), first)),
             "passes": [dataclasses.asdict(point) for point in self.passes],
-            "kind": KIND,
+            "kind": self.kind,
         }
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether points are in rising order of rows, and all seconds valid."""
+        curves = (self.step, self.first, self.passes)
+        points = [point for curve in curves for point in curve]
+        return (
+            self.kind == KIND
+            and bool(self.step)
+            and all(point.rows < further.rows for curve in curves for point, further in pairwise(curve))
+            and all(1 <= point.rows <= MOST_ROWS for point in points)
+            and all(0 <= value < math.inf for point in points for value in (point.seconds, point.low, point.high))
+            and all(point.seconds > 0 for point in self.step)
+        )
 
 
 def at(points: Sequence[CostPoint], rows: float) -> float:
@@ -113,32 +127,6 @@ def at(points: Sequence[CostPoint], rows: float) -> float:
     return float(np.interp(rows, x, y))
 
 
-@dataclass(frozen=True)
-class _CostsFile:
-    """A file. That of an engine may hold several batches."""
-
-    about: Mapping[str, str]
-    steps: tuple[tuple[CostPoint, ...], ...]  # of each batch
-    first: tuple[CostPoint, ...]
-    passes: tuple[CostPoint, ...]
-    kind: str = KIND
-
-    @property
-    def is_sound(self) -> bool:
-        """Whether points are in rising order of rows, batches in rising order of size, and all seconds valid."""
-        if self.kind != KIND or not self.steps or not all(self.steps):
-            return False
-        curves = (*self.steps, self.first, self.passes)
-        rows = [[curve[0].rows for curve in self.steps], *([point.rows for point in curve] for curve in curves)]
-        points = [point for curve in curves for point in curve]
-        return (
-            all(size < further for sizes in rows for size, further in pairwise(sizes))
-            and all(1 <= point.rows <= MOST_ROWS for point in points)
-            and all(0 <= value < math.inf for point in points for value in (point.seconds, point.low, point.high))
-            and all(point.seconds > 0 for curve in self.steps for point in curve)
-        )
-
-
 def read_costs(path: str, run: object, batch: int) -> Costs | None:
     """Costs of a capture's engine at one batch from a file that the user names; None where it does not exist yet.
 
@@ -146,20 +134,22 @@ def read_costs(path: str, run: object, batch: int) -> Costs | None:
     since costs may be made up.
     """
     try:
-        file = _read(path)
+        costs = decoded(read_whole(path, "the costs", LARGEST), Costs)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise UserError(f"cannot read the costs {path}: {error.strerror}") from error
+    except ValueError:  # whatever it holds
+        costs = None
+    if costs is None or not costs.is_sound:
+        raise UserError(f"{path} holds no costs: name a file that --costs wrote, or a new file")
     for name, here in about_run(run).items():
-        if (there := file.about.get(name, here)) != here:
+        if (there := costs.about.get(name, here)) != here:
             words = f"{name} {there or 'none'}, and the capture's is {here or 'none'}"
             raise UserError(f"{path} holds the costs of {words}")
-    steps = {curve[0].rows: curve for curve in file.steps}
-    if batch not in steps:
-        known = ", ".join(map(str, steps))
-        raise UserError(f"{path} holds costs at batch {known}: give --batch {min(steps)}, or measure again")
-    return Costs(file.about, steps[batch], file.first, file.passes)
+    if batch != costs.batch:
+        raise UserError(f"{path} holds costs at batch {costs.batch}: give --batch {costs.batch}, or measure again")
+    return costs
 
 
 def about_run(run: object) -> dict[str, str]:
@@ -169,36 +159,4 @@ def about_run(run: object) -> dict[str, str]:
 
 def write_costs(path: str, costs: Costs) -> None:
     """Write costs as the JSON that read_costs reads. Raises UserError."""
-    file = _CostsFile(costs.about, (costs.step,), costs.first, costs.passes)
-    write_whole(path, msgspec.json.format(msgspec.json.encode(file), indent=2) + b"\n")
-
-
-def _read(path: str) -> _CostsFile:
-    try:
-        data = decoded(read_whole(path, "the costs", LARGEST))
-        kind = data.get("kind", OF_ENGINES if "batches" in data else KIND)
-        older = {OF_ENGINES: _of_engine, OF_TUNE: _of_tune}.get(kind)
-        costs = msgspec.convert(older(data) if older else data, _CostsFile)
-    except (ValueError, KeyError, TypeError, AttributeError):  # whatever it holds
-        costs = None
-    if costs is None or not costs.is_sound:
-        raise UserError(f"{path} holds no costs: name a file that --costs wrote, or a new file")
-    return costs
-
-
-def _of_engine(old: Mapping[str, Any]) -> dict[str, Any]:
-    """Costs from the older format of engines: the first pass as one number, plus one for each further request."""
-    about = dict(old["about"])
-    if "target" in about:
-        about["target"], _, about["revision"] = about["target"].rpartition(" ")
-    seconds = [old["first"], old["first"] + old["first_request"]]
-    first = [{"rows": n, "seconds": s, "low": s, "high": s} for n, s in enumerate(seconds, 1)]
-    return {"about": about, "steps": [old["step"], *old["batches"]], "first": first, "passes": old["passes"]}
-
-
-def _of_tune(old: Mapping[str, Any]) -> dict[str, Any]:
-    """Costs from the older format of `tune`, at one batch."""
-    about = {**old["machine"], **{name: old[name.replace(" ", "_")] for name in MODELS}, "context": str(old["context"])}
-    steps = [[{**old["plain"], "rows": old["batch"]}, *old["step"]]]
-    first = [{**old["first"], "rows": old["batch"]}] if old["passes"] or old["first"]["seconds"] else []
-    return {"about": about, "steps": steps, "first": first, "passes": old["passes"]}
+    write_whole(path, msgspec.json.format(msgspec.json.encode(costs), indent=2) + b"\n")
