@@ -1,8 +1,8 @@
 """Traces straight from their store, Jaeger or Tempo: a request's, and those of the engine steps that it links to.
 
-Pages are fetched over HTTP, each within a time and a size; several at once, over connections that are used again. The
-timeout of a socket is for each read: a server that sends a byte now and then, in its headers or in its page, would be
-waited for without end. Here a timer shuts the connection down. Proxies are those that the environment names.
+Pages are fetched over HTTP, each within a time and a size, several at once. The timeout of a socket is for each read: a
+server that sends a byte now and then, in its headers or in its page, would be waited for without end. Here a timer
+shuts the connection down. Proxies are those that the environment names.
 """
 
 from __future__ import annotations
@@ -10,20 +10,17 @@ from __future__ import annotations
 import atexit
 import base64
 import socket
-import string
 import tempfile
 import threading
-from base64 import b64encode
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead
-from itertools import chain
+from http.client import HTTPException, HTTPMessage, HTTPResponse, IncompleteRead
 from pathlib import Path
-from typing import Any, BinaryIO
-from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
-from urllib.request import getproxies, proxy_bypass
+from typing import IO, Any, BinaryIO
+from urllib import request as web
+from urllib.error import HTTPError, URLError
+from urllib.parse import unquote, urlsplit
 
 from specscope.errors import UserError, first_line
 from specscope.trace.checked import decoded
@@ -206,10 +203,9 @@ def _hex(trace: object) -> str:
     return ""
 
 
-PORTS = {"http": 80, "https": 443}
-REDIRECTIONS = (301, 302, 303, 307, 308)
-MOST_REDIRECTIONS = 5
 CLOSED = "its client was closed"
+PORTS = {"http": 80, "https": 443}
+KEPT = ("User-agent", "Accept")  # headers that are meant for whoever answers
 
 
 class StatusError(OSError):
@@ -221,13 +217,12 @@ class StatusError(OSError):
 
 
 class HttpClient:
-    """Fetches pages, from several threads at once; keeps the connections that servers leave open."""
+    """Fetches pages, from several threads at once."""
 
     def __init__(self, silent: float, whole: float) -> None:
         """`silent`: seconds that a server may be silent; `whole`: seconds that a page may take."""
         self._silent, self._whole = silent, whole
-        self._idle: defaultdict[str, list[HTTPConnection]] = defaultdict(list)  # by where they lead
-        self._under_way: set[_Deadline] = set()
+        self._under_way: set[_Page] = set()
         self._is_closed = False
         self._lock = threading.Lock()
 
@@ -236,136 +231,105 @@ class HttpClient:
 
         Raises StatusError, other OSErrors, HTTPException and ValueError, and TimeoutError where it takes too long.
         """
-        deadline = _Deadline(self._whole)
+        page = _Page(self._whole)
         with self._lock:
             if self._is_closed:
                 raise OSError(CLOSED)
-            self._under_way.add(deadline)
+            self._under_way.add(page)
         try:
-            deadline.timer.start()
-            page = self._follow(url, limit, headers, deadline)
+            content = page.read(url, limit, headers, self._silent)
         except (OSError, HTTPException):
-            if not deadline.is_over:
+            if not page.is_over:
                 raise
         finally:
-            deadline.timer.cancel()
+            page.timer.cancel()
             with self._lock:
-                self._under_way.discard(deadline)
-        if deadline.is_over:  # what was read is a part
+                self._under_way.discard(page)
+        if page.is_over:  # what was read is a part
             late = TimeoutError(f"its page did not arrive within {self._whole:g} s")
             raise OSError(CLOSED) if self._is_closed else late
-        return page
+        return content
 
     def close(self) -> None:
-        """End what is under way, with an error there, and close all connections."""
+        """End what is under way, with an error there."""
         with self._lock:
             self._is_closed = True
-            for deadline in self._under_way:
-                deadline.end()
-            for connection in chain.from_iterable(self._idle.values()):
-                connection.close()
-            self._idle.clear()
-
-    def _follow(self, url: str, limit: int, headers: Mapping[str, str], deadline: _Deadline) -> bytes:
-        """The page where redirections lead to. Another server is told nothing that was meant for the first."""
-        sent = {"User-Agent": "specscope"} | login_header(urlsplit(url)) | {n.title(): v for n, v in headers.items()}
-        for _ in range(MOST_REDIRECTIONS + 1):
-            answer, page = self._answer(urlsplit(url), limit, sent, deadline)
-            target = answer.getheader("Location")
-            if answer.status not in REDIRECTIONS or target is None:
-                break
-            before, url = url, urljoin(url, quote(target, safe=string.punctuation))
-            places = ((each.scheme, each.hostname, each.port) for each in map(urlsplit, (before, url)))
-            first, other = ((scheme, host, port or PORTS.get(scheme)) for scheme, host, port in places)
-            by_tls = ("http", other[1], 80), ("https", other[1], 443)  # the same server, by TLS at its usual port
-            if first != other and (first, other) != by_tls:
-                sent = {name: sent[name] for name in ("User-Agent", "Accept") if name in sent}
-        if not 200 <= answer.status < 300:
-            raise StatusError(answer.status, answer.reason)
-        return page
-
-    def _answer(
-        self, url: SplitResult, limit: int, headers: Mapping[str, str], deadline: _Deadline
-    ) -> tuple[HTTPResponse, bytes]:
-        if url.scheme not in PORTS or not url.hostname:
-            raise OSError("it redirects to something that is not a page")
-        proxy = _proxy_of(url)
-        target = url._replace(scheme="", netloc="", fragment="", path=url.path or "/").geturl()
-        if proxy is not None and url.scheme == "http":
-            target = f"http://{url.netloc.rpartition('@')[2]}{target}"
-            headers = {**headers, **login_header(proxy, "Proxy-Authorization")}
-        key = f"{url.scheme}://{url.netloc.rpartition('@')[2]}"
-        while True:
-            with self._lock:
-                connection = self._idle[key].pop() if self._idle[key] else None
-            is_used, connection = connection is not None, connection or _connection(url, proxy, self._silent)
-            try:
-                if connection.sock is None:
-                    connection.connect()
-                deadline.watch(connection.sock)
-                connection.request("GET", target, headers=dict(headers))
-                answer = connection.getresponse()
-                page = answer.read(limit)
-                if answer.length and len(page) < limit:
-                    raise IncompleteRead(page, answer.length)
-            except BaseException as error:
-                connection.close()
-                closed = isinstance(error, (OSError, HTTPException)) and not isinstance(error, TimeoutError)
-                if is_used and closed and not deadline.is_over:  # the server closed it meanwhile
-                    continue
-                raise
-            if answer.isclosed() and not answer.will_close:
-                with self._lock:
-                    self._idle[key].append(connection)
-            else:
-                connection.close()
-            return answer, page
+            for page in self._under_way:
+                page.end()
 
 
-class _Deadline:
-    """Shuts a page's connection down once its time is over, which ends any read."""
+class _Page(web.HTTPHandler, web.HTTPSHandler, web.HTTPRedirectHandler):
+    """A page on its way. Once its time is over its connection is shut down, which ends any read."""
+
+    max_repeats = max_redirections = 5
 
     def __init__(self, seconds: float) -> None:
+        super().__init__()
         self.is_over = False
         self._socket: socket.socket | None = None
         self.timer = threading.Timer(seconds, self.end)
         self.timer.daemon = True
 
-    def watch(self, connected: socket.socket) -> None:
-        self._socket = connected
-        if self.is_over:
-            self.end()
+    def read(self, url: str, limit: int, headers: Mapping[str, str], silent: float) -> bytes:
+        """As HttpClient.get."""
+        self.timer.start()
+        opener = web.OpenerDirector()  # of these alone: urllib's own opens files and FTP too
+        others = web.ProxyHandler, web.HTTPErrorProcessor, web.HTTPDefaultErrorHandler, web.UnknownHandler
+        for handler in (self, *(other() for other in others)):
+            opener.add_handler(handler)
+        url, login = _split_login(url)
+        sent = {"User-Agent": "specscope"} | login | {name.title(): value for name, value in headers.items()}
+        try:
+            with opener.open(web.Request(url, headers=sent), timeout=silent) as answer:
+                content: bytes = answer.read(limit)
+        except HTTPError as error:
+            raise StatusError(error.code, str(error.reason).partition("\n")[0]) from None
+        except URLError as error:
+            raise error.reason if isinstance(error.reason, OSError) else OSError(error.reason) from None
+        if answer.length and len(content) < limit:
+            raise IncompleteRead(content, answer.length)
+        return content
 
     def end(self) -> None:
+        """Its time is over."""
         self.is_over = True
         if self._socket is not None:
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
 
+    def do_open(self, http_class: Any, req: web.Request, **options: Any) -> HTTPResponse:  # noqa: ANN401
+        """As urllib calls it, over a connection that can be ended."""
+        page = self
 
-def login_header(url: SplitResult, name: str = "Authorization") -> dict[str, str]:
-    """The header for the user and password of a URL; none where it has none."""
-    login = ":".join(unquote(part or "") for part in (url.username, url.password))
-    return {name: f"Basic {b64encode(login.encode()).decode()}"} if "@" in url.netloc else {}
+        class Watched(http_class):  # type: ignore[misc]
+            def connect(self) -> None:
+                super().connect()
+                page._socket = self.sock
+                if page.is_over:
+                    page.end()
+
+        return super().do_open(Watched, req, **options)
+
+    def redirect_request(
+        self, req: web.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
+    ) -> web.Request:
+        """As urllib calls it. Another server is told nothing that was meant for the first."""
+        fp.close()  # else it would be read, however long it is
+        if urlsplit(newurl).scheme not in PORTS:
+            raise OSError("it redirects to something that is not a page")
+        before, after = (
+            (each.scheme, each.hostname, each.port or PORTS[each.scheme])
+            for each in map(urlsplit, (req.full_url, newurl))
+        )
+        by_tls = ("http", after[1], 80), ("https", after[1], 443)  # the same server, by TLS at its usual port
+        is_same = before == after or (before, after) == by_tls
+        sent = {name: value for name, value in req.headers.items() if is_same or name in KEPT}
+        return web.Request(_split_login(newurl)[0], headers=sent)
 
 
-def _proxy_of(url: SplitResult) -> SplitResult | None:
-    """The proxy that the environment names for a URL. Raises OSError for one of another kind."""
-    text = getproxies().get(url.scheme, "")
-    if not text or proxy_bypass(url.netloc.rpartition("@")[2]):
-        return None
-    proxy = urlsplit(text if "://" in text else f"http://{text}")
-    if proxy.scheme not in PORTS or not proxy.hostname:
-        raise OSError(f"the environment's proxy for {url.scheme} is not http://HOST:PORT")
-    return proxy
-
-
-def _connection(url: SplitResult, proxy: SplitResult | None, silent: float) -> HTTPConnection:
-    place = url if proxy is None else proxy
-    scheme = url.scheme if proxy is None or url.scheme == "https" else proxy.scheme
-    kind = HTTPSConnection if scheme == "https" else HTTPConnection
-    connection = kind(place.hostname or "", place.port or PORTS[place.scheme], timeout=silent)
-    if proxy is not None and url.scheme == "https":
-        host, port = url.hostname or "", url.port or PORTS["https"]
-        connection.set_tunnel(host, port, headers=login_header(proxy, "Proxy-Authorization"))
-    return connection
+def _split_login(url: str) -> tuple[str, dict[str, str]]:
+    """A URL without its user and password, and the header for these; none where it has none."""
+    parts = urlsplit(url)
+    login = ":".join(unquote(part or "") for part in (parts.username, parts.password))
+    header = {"Authorization": f"Basic {base64.b64encode(login.encode()).decode()}"} if "@" in parts.netloc else {}
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], fragment="").geturl(), header
