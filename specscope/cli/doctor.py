@@ -22,22 +22,20 @@ from specscope.envelope import envelope
 
 
 @verb()
-@click.option("--step", is_flag=True, help="Also run the default engine and show where a step's time goes.")
 @click.option("--gpu", is_flag=True, help="Test the GPU instead: every kernel, a captured graph, memory.")
 @click.option("--on", hidden=True, help="With --gpu: another device (cpu, under TRITON_INTERPRET=1).")
 @click.option("--target", hidden=True, help="With --gpu: the model to run.")
 @json_option("Print JSON.")
-def doctor(*, step: bool, gpu: bool, on: str | None, target: str | None, as_json: bool) -> None:
+def doctor(*, gpu: bool, on: str | None, target: str | None, as_json: bool) -> None:
     """Show what this machine has, what is missing and how to fix it.
 
     \b
       specscope doctor
-      specscope doctor --step      where the time of a step goes
 
     Exit code: 1 if something required is missing, else 0.
     """
     findings = []
-    for finding in examine_gpu(on, target) if gpu else examine(step=step):
+    for finding in examine_gpu(on, target) if gpu else examine():
         findings.append(finding)
         if not as_json:
             mark = "✓" if finding.good else "✗" if finding.needed else "–"
@@ -62,8 +60,8 @@ class Examined:
     needed: bool = True  # False: specscope runs without it
 
 
-def examine(*, step: bool = False) -> Iterator[Examined]:
-    """Examine everything, cheapest first. `step`: run the default engine, and show where a step's time goes."""
+def examine() -> Iterator[Examined]:
+    """Examine everything, cheapest first."""
     yield Examined("specscope", True, specscope.__version__)
     yield Examined(
         "python", sys.version_info >= (3, 11), platform.python_version(), "specscope needs Python 3.11 or newer"
@@ -74,8 +72,6 @@ def examine(*, step: bool = False) -> Iterator[Examined]:
     yield _package("pyarrow", "for specscope export: pip install 'specscope[export]'", needed=False)
     yield _model()
     yield _head()
-    if step:
-        yield from _steps()
 
 
 def examine_gpu(device: str | None = None, target: str | None = None) -> Iterator[Examined]:
@@ -184,30 +180,3 @@ def _head() -> Examined:
         return Examined("default head", True, f"EAGLE-3{fed}, {DEFAULT_HEAD}")
     remedy = "the default drafter is ngram"
     return Examined("default head", False, "not installed", remedy, needed=False)
-
-
-def _steps(tokens: int = 32) -> Iterator[Examined]:
-    """Where the time of a decode step goes, by the engine's own records."""
-    from statistics import median
-
-    from specscope import Engine, SamplingParams
-    from specscope.errors import UserError
-
-    try:
-        engine = Engine()
-    except UserError as error:
-        yield Examined("step", False, str(error), needed=False)
-        return
-    engine.add("The sea is wide and", SamplingParams(max_tokens=tokens, ignore_eos=True))
-    records = []
-    while engine.requests:
-        records.append(engine.step())
-    decode = records[2:]  # after the prompt, and what a first draft costs
-    whole = median((r.end_ns - r.start_ns) / 1e6 for r in decode)
-    emitted = sum(part.emitted for r in decode for part in r.requests) / len(decode)
-    yield Examined("step", True, f"{whole:.1f} ms for {emitted:.2f} tokens, backend {engine.run_info.backend}")
-    for i, phase in enumerate(decode[0].phases):
-        ms = median((r.phases[i].end_ns - r.phases[i].start_ns) / 1e6 for r in decode)
-        on_device = [r.device_ns[i] / 1e6 for r in decode if r.device_ns]
-        text = f"{ms:.2f} ms" + (f", {median(on_device):.2f} ms on the device" if on_device else "")
-        yield Examined(f"  {phase.name}", True, text)
