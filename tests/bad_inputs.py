@@ -205,7 +205,7 @@ def read() -> dict[str, list[Case]]:
     """One value or more that the reader of each flag refuses, to see that it is the flag's reader; and what is read
     nowhere but in the command."""
     compare, tune = ("compare", PLANTED, PLANTED), ("tune", PLANTED, "--no-costs")
-    script = ("debug", PLANTED, "--stop-on-error", "--commands")
+    script = ("debug", PLANTED, "--commands")
     first, bad = b'{"prompt": "fine"}\n\n', b'{"prompt": 3}\n'
     key = ("serve", "--target=./nothing", "--api-key-file=key")
     keys = (b"", b"\n\n", "schl\u00fcssel".encode(), b"a\tb\n", b"x" * 2**17)

@@ -23,6 +23,7 @@ ASKED: list[tuple[str, list[str]]] = [
     ("--sample-capture", ["transformers", "--sample-capture", "script.py"]),
     *((flag, ["debug", flag, "x"]) for flag in ("--over", "--attach")),
     ("--enable-per-request-metrics", ["serve", "--enable-per-request-metrics"]),
+    ("--stop-on-error", ["debug", "a prompt", "--commands", "f", "--stop-on-error"]),
     ("--step", ["doctor", "--step"]),
     ("--tui", ["compare", "a.jsonl", "b.jsonl", "--tui"]),
     *(("--html", [*words, "--html", "page.html"]) for words in (["report", "run.jsonl"], ["compare", "a", "b"])),

@@ -30,16 +30,15 @@ class Script:
 
     path: str
     lines: Sequence[str]
-    stop_on_error: bool
 
     @staticmethod
-    def read(path: str, *, stop_on_error: bool) -> Script:
+    def read(path: str) -> Script:
         """Read all of it before the first command runs and before a model is loaded. Raises UserError."""
         lines = [line for _, line in read_lines(path, "the commands in", largest=LARGEST_SCRIPT)]
         for number, line in enumerate(lines, 1):
             if len(line) > LONGEST_LINE:
                 raise UserError(f"{path}, line {number}: the line is too long")
-        return Script(path, lines, stop_on_error)
+        return Script(path, lines)
 
 
 def converse(commands: Commands, script: Script | None) -> None:
@@ -68,8 +67,6 @@ def _run_script(commands: Commands, script: Script) -> None:
             if line.strip():
                 _obey(commands, line)
         except UserError as error:
-            if script.stop_on_error:
-                raise UserError(f"{script.path}, line {number}: {error}") from error
             say(f"{script.path}, line {number}: {error}")
             refused.append(number)
         if commands.quitting:

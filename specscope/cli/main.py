@@ -140,11 +140,10 @@ def run(
 @click.argument("given", nargs=-1, metavar="X...", type=DEBUGGED)
 @file_option
 @click.option("--commands", "script", metavar="FILE", help="Run the commands in FILE (- is standard input), then exit.")
-@click.option("--stop-on-error", is_flag=True, help="With --commands: exit at the first command that fails.")
 @engine_options
 @sampling_options
 @fetches_captures
-def debug(given: tuple[str, ...], file: str | None, script: str | None, stop_on_error: bool, **flags: Any) -> None:  # noqa: ANN401
+def debug(given: tuple[str, ...], file: str | None, script: str | None, **flags: Any) -> None:  # noqa: ANN401
     """Debug prompts on a live engine, a capture, or a running engine.
 
     \b
@@ -158,8 +157,6 @@ def debug(given: tuple[str, ...], file: str | None, script: str | None, stop_on_
     """
     from specscope.cli.debug import Script, attached, converse, over_capture
 
-    if stop_on_error and script is None:
-        raise UserError("--stop-on-error needs a script: add --commands FILE")
     config = engine_config(flags)
     params, how = sampling_params(flags)
     whole = [x for x in given if What.of(x) in (What.SOCKET, What.RECORDING)]
@@ -167,9 +164,9 @@ def debug(given: tuple[str, ...], file: str | None, script: str | None, stop_on_
         x, is_socket = whole[0], What.of(whole[0]) is What.SOCKET
         if len(given) > 1 or file is not None:
             raise UserError(f"{x} is {'a socket' if is_socket else 'a capture'}, so debug takes no prompts with it")
-        others = {"given", "script", "stop_on_error", "headers", "run"}
+        others = {"given", "script", "headers", "run"}
         refuse_others(x, "is a running engine" if is_socket else "is a capture", others)
-    lines = None if script is None else Script.read(script, stop_on_error=stop_on_error)
+    lines = None if script is None else Script.read(script)
     if whole:
         with attached(x) if is_socket else nullcontext(over_capture(x)) as commands:
             converse(commands, lines)

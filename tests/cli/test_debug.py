@@ -57,21 +57,10 @@ def test_a_script_runs_on_after_a_refused_line_and_ends_with_2(tmp_path):
     assert last.endswith("script: 2 commands failed, the first in line 2")
 
 
-def test_a_script_ends_at_the_first_refused_line_where_asked(tmp_path):
-    script = tmp_path / "script"
-    script.write_text(BAD_SCRIPT)
-    ran = debug(PLANTED, "--commands", script, "--stop-on-error")
-    assert ran.returncode == 2
-    assert "line 2: there is no field pp here" in ran.stderr
-    assert len(ran.stderr.splitlines()) == 1
-    assert "nonsense" not in ran.stdout + ran.stderr
-
-
 @pytest.mark.parametrize(
     ("words", "why"),
     [
         ([], "nothing to debug"),
-        (["a prompt", "--stop-on-error"], "--stop-on-error needs a script"),
         (["nothing.jsonl"], "there is no file nothing.jsonl"),
         (["none.sock"], "there is no file none.sock; a prompt contains spaces or is one plain word"),
         (["no/where"], "there is no file no/where"),
