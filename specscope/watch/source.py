@@ -41,12 +41,6 @@ UNKNOWN = (
     "holds nothing that watch recognises: a log with acceptance lines (vLLM's `SpecDecoding metrics:`, SGLang's "
     "`accept len:`, llama.cpp's `draft acceptance`), llm.get_metrics(), JSON responses or results, or a /metrics page"
 )
-DIFFUSION = ". It serves a diffusion model, and denoising steps are not speculation"
-# Lines of engines that have no drafts in them, and what to do
-WITHOUT_DRAFTS = {
-    "DiffusionDecoding metrics:": DIFFUSION,
-    "currank_total_requests = ": ". TensorRT-LLM's log has no acceptance",
-}
 FIGURES = ('"timings"', '"speculative_decoding"', '"spec_')  # what an event of a stream that has some has
 LOGS = (VllmLog, LlamaLog, SglangLog, Printed)  # the first that knows a line of a log reads the rest of it
 
@@ -74,14 +68,13 @@ class Server:
     def open(self) -> None:
         """The first reading. Raises UserError that says what to do."""
         try:
-            page, readings = self.read()
+            _, readings = self.read()
         except UnreadableError as error:
             raise UserError(f"{self.url}: {error}") from None
         if not readings:
             raise UserError(
                 f"{self.url}: this server reports no speculation metrics; they need speculation turned on (vLLM: "
                 "--speculative-config, without --disable-log-stats; SGLang: --enable-metrics; llama.cpp: --metrics)"
-                + (DIFFUSION if "vllm:diffusion_" in page else "")
             )
         self.recognised = engines(readings)
         self._intervals.take(readings)
@@ -132,7 +125,6 @@ class File:
         self.faults = Faults()
         self.note = ""  # on what its figures are of
         self._path, self._follow, self._since = path, follow, since
-        self._hint = ""  # why a log has no figures
         try:
             status = os.fstat(0) if path == "-" else os.stat(path)
         except OSError as error:
@@ -163,11 +155,11 @@ class File:
         finally:
             if number > 0:
                 os.close(number)
-        if not self.recognised and self.faults.total and not self._hint:
+        if not self.recognised and self.faults.total:
             why, self.faults = self.faults.lines()[0], Faults()
             raise UserError(f"{self.name} has no speculation figures; {why}")
         if not self.recognised and not stop.is_set():
-            raise UserError(f"{self.name} {UNKNOWN if first else 'is empty'}{self._hint}")
+            raise UserError(f"{self.name} {UNKNOWN if first else 'is empty'}")
 
     def _checked(self, start: bytes) -> kinds.FileKind | None:
         kind = kind_of(start)
@@ -248,9 +240,6 @@ class File:
                 yield from (interval for reader in readers for interval in reader.rest())
                 continue
             number += 1
-            if mark := next((mark for mark in WITHOUT_DRAFTS if mark in line), None):
-                self._hint = WITHOUT_DRAFTS[mark]
-                self.faults.add(f"line {number}", f"`{mark}` lines have no drafts")
             for reader in readers:
                 intervals: list[ToldInterval] = []
                 try:

@@ -9,16 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specscope.errors import UserError
 from specscope.trace.history.stats import Acceptance, measure
 from specscope.trace.metrics import log_line
 from specscope.watch.counts import UnreadableError
 from specscope.watch.logs import Log, VllmLog, aggregate
-from specscope.watch.source import Server
 from tests.waiting import HANG_SECONDS
 from tests.watch import samples
 from tests.watch.samples import text
-from tests.watch.server import Page
 
 NOW = datetime(2026, 11, 22, 12, 0)
 
@@ -185,33 +182,6 @@ def test_a_line_without_an_engine_waits_for_the_next_or_until_nothing_comes():
     assert [one.aggregate.engine for one in told] == ["", "", ""]
     (other,) = reader.take(load("001")) + reader.take(LINE)
     assert other.aggregate.engine == "001"
-
-
-DIFFUSION = (
-    "INFO 11-25 10:11:12 [metrics.py:100] DiffusionDecoding metrics: Committed token throughput: 80.00 tokens/s, Mean "
-    "denoising steps per canvas: 8.00, Mean tokens committed per denoising step: 4.00, Committed: 800 tokens, "
-    "Denoising steps: 200, Canvas positions evaluated: 6400\n"
-)
-
-
-def test_tensorrts_log_and_denoising_have_no_acceptance(tmp_path):
-    line = (
-        "iter = 5, global_rank = 0, rank = 0, num_scheduled_requests = 3, kv_cache_util = 0.100, "
-        "currank_total_requests = 1/1, host_step_time = 5.0ms, "
-        "states = {'num_ctx_requests': 0, 'num_generation_tokens': 256}\n"
-    )
-    none = "denoising steps are not speculation"
-    for log, why in ((line * 3, "TensorRT-LLM's log has no acceptance"), (DIFFUSION, none)):
-        (tmp_path / "v.log").write_text(log)
-        with pytest.raises(UserError, match=why):
-            samples.read(tmp_path / "v.log")
-    page = "# TYPE vllm:diffusion_num_denoising_steps counter\nvllm:diffusion_num_denoising_steps_total 200.0\n"
-    with Page(page) as served, pytest.raises(UserError, match=none):
-        Server(served.url, 1).open()
-    (tmp_path / "v.log").write_text(DIFFUSION + text("log.txt"))
-    source, told = samples.read(tmp_path / "v.log")
-    assert len(told) == 5
-    assert "line 1: `DiffusionDecoding metrics:` lines have no drafts" in source.faults.lines()[0]
 
 
 def test_a_line_of_sglang_with_all_its_parts(tmp_path):
