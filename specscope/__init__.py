@@ -8,35 +8,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from specscope.engine.config import EngineConfig
-    from specscope.engine.engine import Engine
-    from specscope.engine.generate import Result
-    from specscope.page.load import load
-    from specscope.speculate.drafters.base import Context, Draft, Drafter
-    from specscope.speculate.drafters.own import DrafterSetup, draft_tree
-    from specscope.trace.record.own_rule import NodeTrial
-    from specscope.trace.record.params import SamplingParams
-    from specscope.trace.record.tree import DraftTree
-    from specscope.transformers.recording import record
+    from specscope.engine.config import EngineConfig as EngineConfig
+    from specscope.engine.engine import Engine as Engine
+    from specscope.engine.generate import Result as Result
+    from specscope.page.load import load as load
+    from specscope.speculate.drafters.base import Context as Context
+    from specscope.speculate.drafters.base import Draft as Draft
+    from specscope.speculate.drafters.base import Drafter as Drafter
+    from specscope.speculate.drafters.own import DrafterSetup as DrafterSetup
+    from specscope.speculate.drafters.own import draft_tree as draft_tree
+    from specscope.trace.record.own_rule import NodeTrial as NodeTrial
+    from specscope.trace.record.params import SamplingParams as SamplingParams
+    from specscope.trace.record.tree import DraftTree as DraftTree
+    from specscope.transformers.recording import record as record
 
 __version__ = "0.1.0"
-__all__ = [
-    "Context",
-    "Draft",
-    "DraftTree",
-    "Drafter",
-    "DrafterSetup",
-    "Engine",
-    "EngineConfig",
-    "NodeTrial",
-    "Result",
-    "SamplingParams",
-    "__version__",
-    "draft_tree",
-    "load",
-    "record",
-]
-
 _HOMES = {
     "Context": "specscope.speculate.drafters.base",
     "Draft": "specscope.speculate.drafters.base",
@@ -52,6 +38,7 @@ _HOMES = {
     "Result": "specscope.engine.generate",
     "SamplingParams": "specscope.trace.record.params",
 }
+__all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401

@@ -16,7 +16,7 @@ from specscope.cli.main import cli
 from specscope.cli.streams import OutputError, flush_output, give_up_output, open_streams, say
 from specscope.errors import UserError
 from specscope.gone import instead
-from specscope.interrupt import tidy_end
+from specscope.interrupt import ends_at_once
 from specscope.lifetime import watched
 from specscope.trace.checked import without_login
 
@@ -44,7 +44,7 @@ def _run(command: click.Group, name: str) -> None:
     for line in filter(None, map(instead, os.environ)):
         say(f"specscope: {line}")
     with (
-        tidy_end(),
+        ends_at_once(on_ctrl_c=False),
         watched() as lifetime,
         command.make_context(name, sys.argv[1:], obj=lifetime) as context,
     ):

@@ -12,13 +12,8 @@ from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from types import FrameType
 
-INTERRUPTED = 130  # the exit code after Ctrl-C: 128 and the signal's number
 FORCE_SECONDS = 1.0
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class StoppedError(Exception):
-    """Raised between two pieces of work, after a request to stop."""
 
 
 class Interrupt:
@@ -34,11 +29,6 @@ class Interrupt:
             raise KeyboardInterrupt
         if not self.asked:  # a terminal's end may be told twice
             self.asked, self.number = True, signal.Signals(number)
-
-    def check(self) -> None:
-        """Raise StoppedError where Ctrl-C was pressed: call it where the work is whole."""
-        if self.asked:
-            raise StoppedError
 
     @property
     def code(self) -> int:
@@ -95,20 +85,8 @@ def interruptible() -> Iterator[Interrupt]:
 
 
 @contextmanager
-def tidy_end() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the program as an exit does, so that what was begun is cleaned up."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        _surely(number)
-        sys.exit(128 + number)
-
-    with _handled(dict.fromkeys((s for s in may_end() if s is not signal.SIGINT), end)):
-        yield
-
-
-@contextmanager
-def ends_at_once() -> Iterator[None]:
-    """While something loads and there is nothing to save: a signal ends the program, whoever catches its exception."""
+def ends_at_once(*, on_ctrl_c: bool = True) -> Iterator[None]:
+    """While there is nothing to save: a signal ends the program as an exit does, whoever catches its exception."""
     asked: list[int] = []
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -117,7 +95,7 @@ def ends_at_once() -> Iterator[None]:
         asked.append(number)
         _raise(number)
 
-    with _handled(dict.fromkeys(may_end(), end)):
+    with _handled({number: end for number in may_end() if on_ctrl_c or number is not signal.SIGINT}):
         yield
         if asked:  # an import dropped it
             _raise(asked[0])

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import os
 import platform
 import tempfile
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
-from platformdirs import user_cache_path
 
 LARGEST = 2**20  # bytes of such a file
+
+
+def _top() -> Path:
+    """Raises ImportError without platformdirs, as in vLLM's environment."""
+    from platformdirs import user_cache_path
+
+    return user_cache_path("specscope")
 
 
 def place(folder: str, about: Mapping[str, str]) -> Path:
     """The file for things of this kind; `about` says all that it depends on."""
     name = hashlib.blake2b(msgspec.json.encode(dict(sorted(about.items()))), digest_size=8).hexdigest()
-    return user_cache_path("specscope") / folder / f"{name}.json"
+    return _top() / folder / f"{name}.json"
 
 
 def own_folder(path: Path) -> None:
@@ -29,7 +33,7 @@ def own_folder(path: Path) -> None:
 
     Raises OSError, also where it or a folder above it in the cache is another user's.
     """
-    top = user_cache_path("specscope")
+    top = _top()
     top.parent.mkdir(parents=True, exist_ok=True)
     for folder in (*(above for above in reversed(path.parents) if above.is_relative_to(top)), path):
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -57,25 +61,3 @@ def processor() -> str:
         lines = []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name") and ":" in line]
     return names[0] if names else platform.processor() or platform.machine()
-
-
-class Others:
-    """How many processors others keep busy, the process that started this one left out, from when it is made on."""
-
-    def __init__(self) -> None:
-        self._began, self._before = time.monotonic(), self._seconds()
-
-    def busy(self) -> float:
-        """Processors, on average. What a host takes from a virtual machine counts too."""
-        return max(self._seconds() - self._before, 0.0) / max(time.monotonic() - self._began, 1e-6)
-
-    def _seconds(self) -> float:
-        """Seconds of all processors that went to others than this process and to nobody."""
-        import psutil
-
-        now = psutil.cpu_times()._asdict()
-        names = "user", "nice", "system", "irq", "softirq", "steal"  # user has guests
-        used = sum(now.get(name, 0.0) for name in names) - sum(os.times()[:2])
-        with contextlib.suppress(psutil.Error):
-            used -= sum(psutil.Process(os.getppid()).cpu_times()[:2])
-        return float(used)

@@ -40,21 +40,13 @@ def decoded(data: bytes | bytearray | str, kind: Any = Any, *, strict: bool = Tr
         raise ValueError("it is nested too deeply") from None
 
 
-def check_whole(path: str | os.PathLike[str], what: str, largest: int) -> None:
-    """Refuse what `read_whole` would refuse, without reading it. Raises UserError; OSError for a missing file."""
-    status = os.stat(path)
-    if not stat.S_ISREG(status.st_mode):
-        raise UserError(f"cannot read {what} {path}: it is no regular file")
-    if status.st_size > largest:
-        raise UserError(f"cannot read {what} {path}: it is larger than {largest >> 20} MiB, the limit")
-
-
 def read_whole(path: str | os.PathLike[str], what: str, largest: int) -> bytes:
     """The content of a regular file of at most `largest` bytes. A file that grows while it is read is refused.
 
     Raises UserError, and OSError as `open` does.
     """
-    check_whole(path, what, largest)
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise UserError(f"cannot read {what} {path}: it is no regular file")
     with open(path, "rb") as file:
         data = file.read(largest + 1)
     if len(data) > largest:

@@ -20,7 +20,6 @@ from specscope.model.bundled import NAME
 from specscope.model.places import check_context, check_device, check_layers, check_model, config_of, head_place
 from specscope.plans.kinds import runs_head
 from specscope.trace.record.vocabulary import read_vocabulary
-from specscope.user_cache import Others
 
 if TYPE_CHECKING:
     from specscope.engine.engine import Engine
@@ -44,9 +43,12 @@ def share_cores() -> None:
     """
     if "torch" in sys.modules or any(name in os.environ for name in WAITING_NAMES):
         return
-    others = Others()  # its parent may be a screen that starts
-    time.sleep(LOOK_SECONDS)
-    if others.busy() > spare_processors() + BUSY:
+    import psutil
+
+    parent = psutil.Process(os.getppid())  # which may be a screen that starts
+    parent.cpu_percent()
+    busy = psutil.cpu_percent(LOOK_SECONDS) * (os.cpu_count() or 1) - parent.cpu_percent()
+    if busy / 100 > spare_processors() + BUSY:
         os.environ["GOMP_SPINCOUNT"] = SPINS
 
 

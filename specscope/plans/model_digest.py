@@ -15,6 +15,7 @@ from pathlib import Path
 from specscope.errors import UserError
 from specscope.plans.dflash import MASK_FILE
 from specscope.plans.heads import IN_SGLANG, LAYER_IDS, layer_ids
+from specscope.user_cache import place, store
 from specscope.whole_file import decoded, read_object
 
 CHUNK = 2**24  # bytes that are hashed at once: hashlib lets other threads run meanwhile
@@ -107,9 +108,7 @@ def _stamp(file: Path) -> list[int]:
 
 
 def _place(file: Path) -> Path:
-    """Where a file's digest is cached. Raises ImportError without platformdirs, as in vLLM's environment."""
-    from specscope.user_cache import place
-
+    """Where a file's digest is cached. Raises ImportError where there is no cache."""
     return place("digests", {"file": str(file.resolve())})
 
 
@@ -124,6 +123,4 @@ def _known(file: Path) -> str:
 
 def _keep(file: Path, stamp: list[int], digest: str) -> None:
     with contextlib.suppress(ImportError, OSError):  # then it is hashed anew each time
-        from specscope.user_cache import store
-
         store(_place(file), {"stamp": stamp, "digest": digest})

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn
 
 from specscope.errors import UserError
-from specscope.interrupt import INTERRUPTED, Interrupt, StoppedError, interruptible
+from specscope.interrupt import Interrupt, interruptible
 from specscope.model.device import pick_device, pick_dtype
 from specscope.model.features import AuxLayer, published_aux_layers
 from specscope.model.kv_cache import BLOCK_SIZE
@@ -72,9 +72,9 @@ def main(
             loaded = load_model(target, place, pick_dtype(dtype, place))
             data = _data(output / "data", loaded, target, tokens, rows, longest, recipe["seed"], progress)
             figures = _train(training := Training(loaded, data, Recipe(**recipe), output), progress)
-    except (StoppedError, KeyboardInterrupt):
+    except KeyboardInterrupt:
         console.print("stopped; the same command goes on from here", highlight=False, soft_wrap=True)
-        sys.exit(INTERRUPTED)
+        sys.exit(130)
     except UserError as error:
         raise click.ClickException(str(error)) from None
     command = shlex.join(["python", "-m", "tools.train_head", *sys.argv[1:]])
@@ -85,7 +85,7 @@ def main(
 
 @contextmanager
 def _bar(console: Console, interrupt: Interrupt) -> Iterator[Told]:
-    """A progress bar's update. It is called where work may stop, and raises StoppedError after Ctrl-C."""
+    """A progress bar's update. It is called where work may stop, and raises KeyboardInterrupt after Ctrl-C."""
     with Progress(
         *Progress.get_default_columns(),
         TimeElapsedColumn(),
@@ -97,7 +97,8 @@ def _bar(console: Console, interrupt: Interrupt) -> Iterator[Told]:
 
         def progress(text: str, done: int, total: int) -> None:
             bar.update(bar_task, description=text, completed=done, total=total)
-            interrupt.check()
+            if interrupt.asked:
+                raise KeyboardInterrupt
 
         yield progress
 
