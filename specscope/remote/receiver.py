@@ -33,6 +33,7 @@ from specscope.trace.wire.otlp_proto import read_request
 
 PATH, SERVICE = "/v1/traces", "opentelemetry.proto.collector.trace.v1.TraceService"
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
+CODES = {500: grpc.StatusCode.INTERNAL, 503: grpc.StatusCode.UNAVAILABLE}  # by a refusal's status
 MAX_CALLS = 8  # exports that are received over gRPC at once
 # The SDK sends 512 spans at a time, and again every five seconds on the same connection
 LIMITS = Limits(
@@ -160,13 +161,9 @@ class Receiver:
         """One export over gRPC, still encoded."""
         try:
             self._take(request, PROTOBUF)
-        except ConnectionError as error:
-            context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         except Refusal as refusal:
             self._on_refused(refusal.message)
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, refusal.message)
-        except Exception as error:
-            context.abort(grpc.StatusCode.INTERNAL, _cannot_take(error))
+            context.abort(CODES.get(refusal.status, grpc.StatusCode.INVALID_ARGUMENT), refusal.message)
         return ExportTraceServiceResponse()
 
     def _start_http(self, port: int) -> None:
@@ -204,14 +201,10 @@ class Receiver:
             return self._refusal(refusal)
         except ClientDisconnect:
             return self._refusal(Refusal(400, "the body ended early"))
-        except ConnectionError as error:
-            return PlainTextResponse(f"{error}\n", 503)
-        except Exception as error:
-            return PlainTextResponse(f"{_cannot_take(error)}\n", 500)
         return Response(b"{}" if kind == JSON else b"", media_type=kind)  # the empty response message
 
     def _take(self, body: bytes | bytearray, kind: str, encoding: str = "identity") -> None:
-        """Read an export and hand it over. Raises Refusal, and ConnectionError after `close`."""
+        """Read an export and hand it over. Raises Refusal."""
         try:
             with self._parsing:
                 export = Export.of(_decompress(body, encoding, self.limits.body_bytes), kind)
@@ -219,12 +212,12 @@ class Receiver:
             raise Refusal(400, str(error)) from None
         with self._lock:
             if not self._open:
-                raise ConnectionError("the receiver is closed")
-            self.on_spans(export)
-
-
-def _cannot_take(error: Exception) -> str:
-    return " ".join(f"the spans could not be read: {type(error).__name__}: {error}".split())
+                raise Refusal(503, "the receiver is closed")
+            try:
+                self.on_spans(export)
+            except Exception as error:
+                why = f"the spans could not be read: {type(error).__name__}: {error}"
+                raise Refusal(500, " ".join(why.split())) from error
 
 
 def _decompress(body: bytes | bytearray, encoding: str, limit: int) -> bytes | bytearray:
