@@ -2,46 +2,49 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import gc
 import json
 import os
 import re
+import shutil
 import sys
-import threading
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
+import orjson
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from specscope.analyze.findings import Exit
 from specscope.cli.arguments import CAPTURE
 from specscope.cli.streams import say, show, warn
 from specscope.envelope import envelope, of_capture, of_captures
 from specscope.errors import UserError
 from specscope.terminal import text_console
+from specscope.trace.history.history import History
+from specscope.trace.history.wording import failures
 from specscope.trace.kinds import PAGE, ReadAs, kind_of, start_of
-from specscope.trace.record.vocabulary import printable
+from specscope.trace.record.privacy import Privacy
+from specscope.trace.record.records import RunInfo
+from specscope.trace.record.vocabulary import Vocabulary, printable
 from specscope.trace.stored import CaptureSource, StoreAddress, as_runs, every_run
-
-if TYPE_CHECKING:
-    from specscope.trace.history.history import History
-    from specscope.trace.record.records import RunInfo
-    from specscope.trace.wire.outputs import Bus
-    from specscope.trace.wire.reading import CaptureReader
-
+from specscope.trace.wire.outputs import Bus, OutputOptions, Outputs
+from specscope.trace.wire.reading import CaptureReader, read_capture, split_file
+from specscope.trace.wire.spans import SpanLevel
 
 F = TypeVar("F", bound=Callable[..., Any])
-EVERY = 10.0  # seconds between lines of progress
 captures_argument = click.argument("captures", nargs=-1, required=True, type=CAPTURE, metavar="CAPTURE...")
 
 
 def read_branch(file: str, branch: int | None) -> CaptureReader:
     """A whole capture, its history at the end of a branch; None: of the last. Raises UserError."""
-    from specscope.trace.wire.reading import read_capture
-
     reader = read_capture(file)
     gc.freeze()  # what was read stays until the command ends: no later search for cycles looks at it
     if branch is not None:
@@ -67,6 +70,14 @@ def need_steps(history: History, file: str, what: str = "judged") -> None:
         )
 
 
+def tell_failed(history: History) -> bool:
+    """Say how many requests of a run failed, and why; whether any did."""
+    lines = failures(request.end for request in history.requests.values())
+    for line in lines:
+        warn(line)
+    return bool(lines)
+
+
 @contextmanager
 def reading_bar(what: str) -> Iterator[Callable[[float], None] | None]:
     """What updates a progress bar of the reading with a share from 0 to 1; None where no terminal shows it."""
@@ -79,43 +90,23 @@ def reading_bar(what: str) -> Iterator[Callable[[float], None] | None]:
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar on the terminal; where standard error is not one, a line every few seconds."""
-    if not sys.stderr.isatty():
-        with _progress_lines() as tell:
-            yield tell
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    text = TextColumn("{task.description}", markup=False)
-    columns = SpinnerColumn(), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), text
-    with Progress(*columns, console=text_console(error=True), transient=True, refresh_per_second=4) as bar:
-        task = bar.add_task("loading", total=None)
-        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
+    """What updates a progress bar with what is done, how much of it, and of how much."""
+    with terminal_bar(text_console(error=True), "loading", None) as update:
+        yield lambda what, done, total: update(description=what, completed=done, total=total)
 
 
 @contextmanager
-def _progress_lines() -> Iterator[Callable[[str, int, int], None]]:
-    """Lines in a log: from a thread, since a model that loads or a search reports nothing for long."""
-    ended, began, now = threading.Event(), time.monotonic(), ["loading"]
-
-    def lines() -> None:
-        while not ended.wait(EVERY):
-            click.echo(f"{time.monotonic() - began:.0f} s: {now[0]}", err=True)
-
-    def tell(what: str, done: int, total: int) -> None:
-        now[0] = f"{what}, {done:,} of {total:,}" if total > 1 else what
-
-    threading.Thread(target=lines, daemon=True).start()
-    try:
-        yield tell
-    finally:
-        ended.set()
+def terminal_bar(console: Console, what: str, total: int | None) -> Iterator[Callable[..., None]]:
+    """A bar on the terminal, and what changes it; nothing is drawn where standard error is none."""
+    text = TextColumn("{task.description}", markup=False)
+    columns = SpinnerColumn(), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), text
+    is_drawn = sys.stderr.isatty()
+    with Progress(*columns, console=console, transient=True, refresh_per_second=4, disable=not is_drawn) as bar:
+        yield functools.partial(bar.update, bar.add_task(what, total=total))
 
 
 def print_json(value: Mapping[str, Any]) -> None:
     """Print an envelope on standard output: as bytes, because a locale may not have all characters."""
-    import orjson
-
     try:
         data = orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS)
     except TypeError:  # a file whose name is not UTF-8
@@ -158,25 +149,28 @@ def json_option(help_text: str) -> Callable[[F], F]:
     return decorate
 
 
+NAMED = ("captures", "others", "file", "place", "given")  # arguments that are captures
+
+
 def fetches_captures(function: F) -> F:
-    """The flag --header of a verb that reads captures, which are fetched first where they are addresses."""
+    """The flags --header and --run of a verb that reads captures, which are fetched first where they are addresses."""
 
     @functools.wraps(function)
     def fetched(*args: Any, headers: tuple[str, ...], run: str | None, **flags: Any) -> Any:  # noqa: ANN401
-        given = [value for flag in flags.values() for value in (flag if isinstance(flag, tuple) else (flag,))]
-        addresses = [value for value in given if isinstance(value, StoreAddress)]
-        if headers and not addresses:
+        login = _header_lines(headers)
+        known: dict[StoreAddress, CaptureSource] = {}
+
+        def read(value: Any) -> Any:  # noqa: ANN401 - a capture, or several
+            if value is None or isinstance(value, tuple):
+                return value and tuple(map(read, value))
+            if isinstance(value, StoreAddress):
+                known[value] = known.get(value) or _fetched(value, login)
+                value = known[value].but(place=value.place)
+            return value if run is None else _of_run(value, run)
+
+        flags |= {name: read(flags[name]) for name in NAMED if name in flags}
+        if headers and not known:
             raise UserError("--header goes to a trace store: give an address, http://HOST:16686/trace/ID")
-        known = {address: _fetched(address, _header_lines(headers)) for address in addresses}
-        for name, value in flags.items():
-            if isinstance(value, tuple):
-                flags[name] = tuple(
-                    known[item].but(place=item.place) if isinstance(item, StoreAddress) else item for item in value
-                )
-            elif isinstance(value, StoreAddress):
-                flags[name] = known[value]
-        if run is not None:
-            flags |= {name: _with_run(value, run) for name, value in flags.items() if name in NAMED}
         return function(*args, **flags)
 
     header = click.option(
@@ -190,18 +184,9 @@ def fetches_captures(function: F) -> F:
     return one_run(header(fetched))  # type: ignore[return-value]
 
 
-NAMED = ("captures", "others", "file", "place", "given")  # arguments that are captures
-
-
-def _with_run(value: Any, run: str) -> Any:  # noqa: ANN401 - a capture, or several
-    """The captures of an argument, of which this run is read."""
-    if isinstance(value, tuple):
-        return tuple(_with_run(item, run) for item in value)
-    if value is None:
-        return None
-    from specscope.trace.wire.reading import split_file
-
-    file, place = split_file(value)
+def _of_run(capture: str, run: str) -> CaptureSource:
+    """A capture of which this run is read."""
+    file, place = split_file(capture)
     source = CaptureSource.of(file)
     ids = {each.run for each in map(CaptureSource.of, every_run(source)) if each.run.startswith(run)}
     return source.but(run=ids.pop() if len(ids) == 1 else run, place=place)
@@ -233,14 +218,6 @@ def _watched(file: str, since: str = "") -> tuple[str, ...]:
     kind = None if isinstance(file, StoreAddress) else PAGE if from_server else kind_of(start_of(place))
     if kind is None or kind.reader is not ReadAs.WATCH:
         return (file,)
-    import atexit
-    import shutil
-    import tempfile
-
-    from specscope.trace.record.privacy import Privacy
-    from specscope.trace.record.vocabulary import Vocabulary
-    from specscope.trace.wire.outputs import OutputOptions, Outputs
-    from specscope.trace.wire.spans import SpanLevel
     from specscope.watch.source import File, Server, continued
     from specscope.watch.watching import Watch
 
@@ -324,8 +301,6 @@ def judge_each(verb: str, files: Sequence[str], judge: Callable[[str], Mapping[s
 
     `judge` returns its findings on a file (`envelope.of_capture`), and prints them as text unless `as_json`.
     """
-    from specscope.analyze.findings import Exit
-
     need_different(files)
     files = as_runs(files)
     captures: list[Mapping[str, Any]] = []

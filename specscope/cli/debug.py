@@ -5,23 +5,85 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import click
 
-from specscope.cli.captures import need_steps, reading_bar
+from specscope.analyze.why import Typical
+from specscope.cli.arguments import DEBUGGED, X_RULE, What
+from specscope.cli.captures import fetches_captures, need_steps, reading_bar, tell_failed
+from specscope.cli.help import verb
+from specscope.cli.options import (
+    engine_config,
+    engine_options,
+    file_option,
+    read_specs,
+    refuse_others,
+    sampling_options,
+    sampling_params,
+)
 from specscope.cli.streams import say, show, warn
 from specscope.debug.commands import Commands
 from specscope.debug.session import Session
 from specscope.errors import UserError
 from specscope.interrupt import interruptible
+from specscope.remote.debug_socket import AttachedCommands
 from specscope.trace.files import read_lines
 from specscope.trace.history.wording import plural
+from specscope.trace.wire.reading import read_capture, split_reference
 
 PROMPT = "(specscope) "
 LARGEST_SCRIPT = 2**20  # bytes
 LONGEST_LINE = 10_000  # characters
+
+
+@verb(epilog=X_RULE)
+@click.argument("given", nargs=-1, metavar="X...", type=DEBUGGED)
+@file_option
+@click.option("--commands", "script", metavar="FILE", help="Run the commands in FILE (- is standard input), then exit.")
+@engine_options
+@sampling_options
+@fetches_captures
+def debug(given: tuple[str, ...], file: str | None, script: str | None, **flags: Any) -> None:  # noqa: ANN401
+    """Debug prompts on a live engine, a capture, or a running engine.
+
+    \b
+      specscope debug "Why is the sky blue?"
+      specscope debug run.jsonl#r3@17           a capture, from that step on
+      specscope debug debug.sock                the socket of specscope serve --debug-socket or vllm --debug
+
+    Set breakpoints, step forward and back, try other outcomes. The run starts paused before step 0. Try
+    `break reject if p > 0.2`, then `continue`; `help` lists all commands. A script (--commands) runs to its end; the
+    exit code is 2 if a command failed.
+    """
+    config = engine_config(flags)
+    params, how = sampling_params(flags)
+    whole = [x for x in given if What.of(x) in (What.SOCKET, What.RECORDING)]
+    if whole:
+        x, is_socket = whole[0], What.of(whole[0]) is What.SOCKET
+        if len(given) > 1 or file is not None:
+            raise UserError(f"{x} is {'a socket' if is_socket else 'a capture'}, so debug takes no prompts with it")
+        others = {"given", "script", "headers", "run"}
+        refuse_others(x, "is a running engine" if is_socket else "is a capture", others)
+    lines = None if script is None else Script.read(script)
+    if whole:
+        with attached(x) if is_socket else nullcontext(over_capture(x)) as commands:
+            converse(commands, lines)
+        return
+    specs = read_specs(given, file, params, how)
+    if not specs:
+        raise UserError("nothing to debug: give a prompt, --file FILE, a capture or a socket")
+    from specscope.live.start import check_places
+
+    check_places(config)
+    from specscope.live.local import live_commands
+
+    commands = live_commands(config, specs)
+    converse(commands, lines)
+    if lines is not None:
+        sys.exit(int(tell_failed(commands.session.history)))
 
 
 @dataclass(frozen=True)
@@ -43,8 +105,6 @@ class Script:
 
 def converse(commands: Commands, script: Script | None) -> None:
     """Run typed lines until they end, or those of a script. Raises UserError for a script with refused lines."""
-    from specscope.analyze.why import Typical
-
     commands.session.typical = Typical(lambda: commands.session.history)
     if script is not None:
         _run_script(commands, script)
@@ -124,8 +184,6 @@ def _readline(commands: Commands) -> None:
 @contextmanager
 def attached(path: str) -> Iterator[Commands]:
     """The debugger over an engine that listens on a socket; when it ends, the engine runs on. Raises UserError."""
-    from specscope.remote.debug_socket import AttachedCommands
-
     commands = AttachedCommands(path)
     try:
         show(commands.greeting)
@@ -136,8 +194,6 @@ def attached(path: str) -> Iterator[Commands]:
 
 def over_capture(reference: str) -> Commands:
     """The debugger over a recording, FILE, or at a step of one, FILE#REQUEST@STEP. Raises UserError."""
-    from specscope.trace.wire.reading import read_capture, split_reference
-
     path, start = split_reference(reference)
     with reading_bar("reading") as progress:
         reader = read_capture(path, progress)

@@ -16,11 +16,13 @@ from specscope.cli.help import verb
 from specscope.cli.options import asked_privacy, no_clobber_option, privacy_options
 from specscope.cli.streams import say, warn
 from specscope.errors import UserError
+from specscope.trace.extract import part_of, write_part
 from specscope.trace.files import CAPTURE, PAGE, Existing, check_output
 from specscope.trace.history.wording import plural
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.vocabulary import printable
 from specscope.trace.stored import CaptureSource, as_runs, every_run
+from specscope.trace.wire.reading import read_capture, split_file
 
 if TYPE_CHECKING:
     from specscope.page.write import PageRun
@@ -79,8 +81,6 @@ def export(captures: tuple[str, ...], output: str, findings: str, *, no_clobber:
         raise UserError(f"-o {output}: {FORMS}")
     if findings != "verify" and not is_page:
         raise UserError(f"--findings is for a page, and {output} is none: write -o run.html")
-    from specscope.trace.wire.reading import split_file
-
     named, privacy = [split_file(capture) for capture in captures], asked_privacy(flags)
     if is_page:
         _write_page(named, output, privacy, existing, findings)
@@ -116,8 +116,6 @@ def _run(file: str, places: Sequence[str], privacy: Privacy, progress: Callable[
     """A capture, or these places of it, without what is left out."""
     from specscope.page.run import kept
     from specscope.page.write import PageRun
-    from specscope.trace.extract import part_of
-    from specscope.trace.wire.reading import read_capture
 
     reader = read_capture(file, progress)
     history, warnings = reader.history, [*reader.warnings]
@@ -152,9 +150,6 @@ def _write_tables(named: Sequence[tuple[str, str]], folder: str, privacy: Privac
 
 
 def _write_part(named: Sequence[tuple[str, str]], output: str, privacy: Privacy, existing: Existing) -> None:
-    from specscope.trace.extract import part_of, write_part
-    from specscope.trace.wire.reading import read_capture
-
     file = named[0][0]
     for other, _ in named:
         if other != file:

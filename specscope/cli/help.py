@@ -1,4 +1,4 @@
-"""Help: the verbs in groups with an example each; of a verb the usual flags in a line each, or all by group."""
+"""The help of a verb: the usual flags in a line each, or all by group."""
 
 from __future__ import annotations
 
@@ -16,20 +16,12 @@ from specscope.cli.options import GROUP_OF
 from specscope.gone import refuse_gone
 from specscope.trace.inside import settings
 
-GROUPS = {
-    "Make": ("run", "capture", "serve", "vllm", "transformers"),
-    "Look": ("open", "watch", "report", "why", "export"),
-    "Judge": ("verify", "diagnose", "compare"),
-    "Change": ("debug", "tune", "tree"),
-    "Machine": ("doctor",),
-}
-NAME = 14  # columns of a verb's name
 FLAG = 24  # columns of a flag, at most
 # Flags that several verbs share and most people use; of a verb's own, those that few do
 USUAL = {"target", "drafter", "draft_model", "tree", "rule", "temperature", "top_p", "top_k", "seed", "max_tokens"}
 USUAL |= {"raw", "max_batch", "disable_above", "device", "dtype", "threads", "otlp_endpoint", "metrics_port"}
 USUAL |= {"no_text", "no_tokens"}
-RARE = {"api_key_file", "max_body", "shutdown_timeout", "http_port", "headers", "run"}
+RARE = {"api_key_file", "max_body", "shutdown_seconds", "http_port", "headers", "run"}
 VARIABLES = {  # whose value an option has where its flag is not given, in every verb alike
     "otlp_endpoint": settings.ENDPOINT,
     "otlp_protocol": settings.PROTOCOL,
@@ -104,34 +96,3 @@ def _line(about: str, room: int) -> str:
 
 
 verb = partial(click.command, cls=Verb)
-
-
-class GroupedVerbs(click.Group):
-    """Commands whose help lists them by group, what each does and its first example."""
-
-    command_class = Verb
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, but for a verb that there was."""
-        if args[0] not in self.commands:
-            refuse_gone(args[0])
-        return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """A section for each group."""
-        for title, names in GROUPS.items():
-            with formatter.section(title):
-                for name in names:
-                    self._write(name, self.commands[name], formatter)
-
-    def _write(self, name: str, command: Any, formatter: click.HelpFormatter) -> None:  # noqa: ANN401
-        indent = " " * formatter.current_indent
-        room = formatter.width - formatter.current_indent - NAME
-        about = textwrap.wrap(command.get_short_help_str(200), room)
-        for index, line in enumerate(about):
-            formatter.write(f"{indent}{'' if index else name:<{NAME}}{line}\n")
-        shown = [example for example in examples(command) if example.startswith(f"specscope {name}")]
-        for example in shown[:1]:
-            formatter.write(f"{indent}{'':<{NAME}}  {example}\n")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Container, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from typing import Any, TypeVar, get_args, get_origin
@@ -16,7 +15,7 @@ from click.core import ParameterSource
 from specscope.cli.arguments import Number
 from specscope.cli.streams import say
 from specscope.engine.config import EngineConfig, named_code
-from specscope.engine.prompts import read_template
+from specscope.engine.prompts import PromptSpec, prompt_specs, read_template
 from specscope.errors import UserError
 from specscope.trace.checked import Flag, Port, base_of, checked_url, flags_of, required_types
 from specscope.trace.files import CAPTURE, Existing, check_output, read_lines
@@ -113,6 +112,9 @@ _PRIVACY = [
     click.option("--no-tokens", is_flag=True, help="Leave out token ids too: shapes, probabilities and times stay."),
 ]
 own_drafter_option = click.option("--drafter", metavar="NAME", help="The run's drafter, if it is your module:Class.")
+file_option = click.option(
+    "--file", metavar="FILE", help="Read prompts from a file: lines of text, or JSON Lines; - is standard input."
+)
 no_clobber_option = click.option("--no-clobber", is_flag=True, help="Refuse to replace an older capture.")
 GROUP_OF = {  # of a flag that several verbs share
     **dict.fromkeys((field.name for field in fields(EngineConfig)), "engine"),
@@ -172,6 +174,30 @@ def sampling_params(flags: dict[str, Any]) -> tuple[SamplingParams, dict[str, An
         raise UserError("--chat-template-kwargs needs the chat template and --raw leaves it out: give one of them")
     how = {"raw": raw, "template": {} if template is None else read_template(template)}
     return SamplingParams(**{name: value for name, value in given.items() if value is not None}), how
+
+
+def read_specs(
+    prompts: Sequence[str],
+    file: str | None,
+    params: SamplingParams,
+    how: Mapping[str, Any],
+    privacy: Privacy = Privacy.EVERYTHING,
+    **more: Any,  # noqa: ANN401
+) -> list[PromptSpec]:
+    """The prompts; invalid grammars, schemas and expressions are refused before a model is loaded. Raises UserError,
+    which quotes nothing of a prompt where texts are left out.
+    """
+    try:
+        specs = prompt_specs(prompts, file, params, **how, **more, tell=lambda line: say(f"specscope: {line}"))
+    except UserError as error:
+        if privacy is Privacy.EVERYTHING:
+            raise
+        raise UserError(re.sub(r"'[^']*'|\"[^\"]*\"", "a value that is not shown", str(error))) from None
+    if any(spec.params.structured_outputs is not None for spec in specs):
+        from specscope.speculate.structured.compiler import check_forms
+
+        check_forms(spec.params.structured_outputs for spec in specs)
+    return specs
 
 
 def structured_outputs(flags: dict[str, Any]) -> StructuredOutputs | None:
@@ -234,17 +260,6 @@ def asked_privacy(flags: dict[str, Any]) -> Privacy:
     if asked.remark:
         say(asked.remark)
     return asked
-
-
-@contextmanager
-def without_values(privacy: Privacy) -> Iterator[None]:
-    """An error about a prompt quotes nothing of it where texts are left out."""
-    try:
-        yield
-    except UserError as error:
-        if privacy is Privacy.EVERYTHING:
-            raise
-        raise UserError(re.sub(r"'[^']*'|\"[^\"]*\"", "a value that is not shown", str(error))) from None
 
 
 def asked_ratio(sample: str | None, *, sent: bool) -> float | None:

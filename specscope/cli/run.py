@@ -1,44 +1,104 @@
-"""The live screen: `specscope run`, over an engine in a worker process and its sinks."""
+"""`specscope run` and `specscope capture`: prompts decoded by our engine, on a live screen or without one."""
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Mapping
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from specscope.cli.capture import summary, tell_failed
-from specscope.cli.streams import say, warn
+import click
+from rich.console import Console
+
+from specscope.cli.arguments import PROMPT, What
+from specscope.cli.captures import tell_failed, terminal_bar
+from specscope.cli.help import verb
+from specscope.cli.options import (
+    engine_config,
+    engine_options,
+    file_option,
+    no_clobber_option,
+    output_options,
+    output_settings,
+    read_specs,
+    sampling_options,
+    sampling_params,
+)
+from specscope.cli.streams import need_terminal, say, warn
 from specscope.debug.answers import Notice
 from specscope.debug.viewer import Viewer
 from specscope.engine.config import EngineConfig
+from specscope.engine.prompt_encoder import TooLargeError
 from specscope.engine.prompts import PromptSpec
 from specscope.errors import UserError
 from specscope.interrupt import ends_at_once, interruptible
 from specscope.lifetime import Lifetime
-from specscope.live.client import Worker
-from specscope.live.messages import Ready
-from specscope.trace.history.loops import loop_share
-from specscope.trace.history.totals import count_undrafted
+from specscope.terminal import text_console
+from specscope.trace.history.loops import TOLD, loop_share
+from specscope.trace.history.stats import Acceptance
+from specscope.trace.history.totals import Undrafted, count_undrafted, undrafted_text
+from specscope.trace.history.wording import failures, plural
 from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.records import RequestEnd, StepRecord
+from specscope.trace.record.tree import Ints
 from specscope.trace.wire.outputs import OutputOptions, Outputs
 
+if TYPE_CHECKING:
+    from specscope.live.messages import Ready
 
-def run_live(
+
+@verb()
+@click.argument("prompts", nargs=-1, type=PROMPT)
+@file_option
+@click.option("-o", "--output", metavar="FILE", help="Also capture the run to this file.")
+@no_clobber_option
+@click.option("--paused", is_flag=True, help="Start paused before the first step.")
+@engine_options
+@sampling_options
+@output_options
+@click.pass_obj
+def run(
+    lifetime: Lifetime,
+    /,
+    prompts: tuple[str, ...],
+    file: str | None,
+    output: str | None,
+    paused: bool,
+    **flags: Any,  # noqa: ANN401
+) -> None:
+    """Decode prompts on a live screen: every draft tree and verdict.
+
+    \b
+      specscope run "Why is the sky blue?"
+
+    Without PROMPTS or --file, press i on the screen to enter one.
+    """
+    from specscope.live.start import check_places
+
+    config = engine_config(flags)
+    params, how = sampling_params(flags)
+    options = output_settings(flags, output, (*prompts, file, config.target, config.draft_model))
+    specs = read_specs(prompts, file, params, how, options.privacy)
+    check_places(config)
+    need_terminal("specscope capture PROMPTS -o FILE")
+    sys.exit(_on_screen(config, specs, params, options, lifetime, how, paused=paused))
+
+
+def _on_screen(
     config: EngineConfig,
     specs: list[PromptSpec],
     params: SamplingParams,
     options: OutputOptions,
     lifetime: Lifetime,
-    *,
     how: Mapping[str, Any],
+    *,
     paused: bool,
 ) -> int:
-    """Show the screen at once, while the worker loads; return when the user quits.
+    """Show the screen at once, while a worker process loads; the exit code is 1 where a request failed or the capture
+    lacks something. `how`: how prompts that are typed there become text.
 
-    The exit code is 1 where a request failed or the capture lacks something.
-
-    `how`: how prompts that are typed there become text. However it ends, running requests end as cancelled and the
-    capture is complete. Raises UserError.
+    However it ends, running requests end as cancelled and the capture is complete. Raises UserError.
     """
     outputs: list[Outputs] = []
     losses: list[str] = []
@@ -50,6 +110,7 @@ def run_live(
         worker.news.append(Notice(line))
 
     with ends_at_once():
+        from specscope.live.client import Worker
         from specscope.tui.app import run_app
 
         worker = Worker(config, specs, params, **how, on_ready=open_outputs, paused=paused)
@@ -77,3 +138,138 @@ def run_live(
         kept = f"captured {told} → {outputs[0].captured}"
         say(kept if outputs[0].captured else f"decoded {told}; not saved (-o run.jsonl saves a run)")
     return int(tell_failed(history) or any(opened.code for opened in outputs))
+
+
+@verb()
+@click.argument("prompts", nargs=-1, required=True, metavar="PROMPTS...", type=PROMPT)
+@click.option("-o", "--output", required=True, metavar="FILE", help="The capture to write (OTLP JSON Lines).")
+@no_clobber_option
+@click.option("--log-stats", is_flag=True, help='Print a "SpecDecoding metrics:" line every 10 s, as vLLM does.')
+@click.option("--quiet", is_flag=True, help="Print no progress bar and no summary.")
+@engine_options
+@sampling_options
+@output_options
+@click.pass_obj
+def capture(
+    lifetime: Lifetime,
+    /,
+    prompts: tuple[str, ...],
+    output: str,
+    log_stats: bool,
+    quiet: bool,
+    **flags: Any,  # noqa: ANN401
+) -> None:
+    """Decode prompts and record every step, without a screen.
+
+    \b
+      specscope capture prompts.txt -o run.jsonl
+
+    PROMPTS are files (- is standard input), or prompts: words with spaces, or one plain word. A file holds lines of
+    text, or JSON Lines with "prompt" or chat "messages", sampling parameters by name, and any other key as a label that
+    reports group by. Ctrl-C ends the run and leaves a valid capture.
+    """
+    config = engine_config(flags)
+    params, how = sampling_params(flags)
+    options = output_settings(flags, output, (*prompts, config.target, config.draft_model))
+    quiet_files = What.WORDS not in map(What.of, prompts) or any(" " in text for text in prompts)
+    specs = read_specs(prompts, None, params, how, options.privacy, words_are_files=quiet_files)
+    sys.exit(_without_screen(config, specs, params, options, lifetime, log_stats=log_stats, quiet=quiet))
+
+
+def _without_screen(
+    config: EngineConfig,
+    specs: list[PromptSpec],
+    params: SamplingParams,
+    options: OutputOptions,
+    lifetime: Lifetime,
+    *,
+    log_stats: bool,
+    quiet: bool,
+) -> int:
+    """Run all prompts; returns the exit code: 0; 1 where a prompt cannot run, a request failed, or the capture lacks
+    something; 128 and the signal's number, 130 after Ctrl-C. Raises UserError where no prompt can run.
+    """
+    from specscope.live.start import start_engine, too_long
+
+    console = text_console(error=True, quiet=quiet)
+    total, undrafted, texts, ends = Acceptance(), Counter[Undrafted](), list[Ints](), list[RequestEnd]()
+    with terminal_bar(console, "starting", len(specs)) as update:
+        with ends_at_once():
+            begin = _staged(console, update)
+            long = too_long(config, specs, begin)
+            refused = list(long.values())
+            if len(refused) == len(specs):
+                raise UserError(refused[-1])
+            for line in refused:
+                warn(f"{line}; skipped")
+            engine = start_engine(config, begin)
+            begin("running")
+        log = (lambda line: console.print(line, highlight=False, soft_wrap=True)) if log_stats else None
+        for number, spec in ((number, spec) for number, spec in enumerate(specs) if number not in long):
+            try:
+                engine.add_spec(spec)
+            except UserError as error:
+                refused.append(f"{spec.place or f'prompt {number + 1}'}: {error}")
+                if len(refused) == len(specs) or not isinstance(error, TooLargeError):
+                    raise UserError(refused[-1]) from None
+                warn(f"{refused[-1]}; skipped")
+        outputs = Outputs(options, engine.bus, engine.run_info, engine.vocabulary, params, log, tell=warn)
+        lifetime.leave = outputs.close  # where a step takes longer than the grace
+        with interruptible() as interrupt:  # the sinks' end too: a signal must not cut it short
+            try:
+                while engine.busy:
+                    if interrupt.asked:
+                        engine.cancel_all()
+                    record = engine.step()
+                    undrafted.update(count_undrafted(engine.run_info, [record]))
+                    texts += [end.output for end in record.finished]
+                    ends += record.finished
+                    _count(record, total, update)
+            finally:
+                losses = outputs.close()
+    for line in (*losses, *(errors := failures(ends))):
+        warn(line)
+    what = "interrupted; captured" if interrupt.asked else "captured"
+    line = f"{what} {summary(total, undrafted, loop_share(texts))}"
+    line += f" → {outputs.captured}" if outputs.captured else ""
+    console.print(line, highlight=False, soft_wrap=True)
+    if outputs.sampled:
+        console.print(f"spans: {outputs.sampled}", soft_wrap=True)
+    return interrupt.code if interrupt.asked else int(bool(errors or refused) or outputs.code)
+
+
+def _staged(console: Console, update: Callable[..., None]) -> Callable[[str], None]:
+    """What a start calls with each of its stages: on a terminal, a line for each that has ended."""
+    from specscope.live.start import Stages
+
+    stages = Stages("reading the prompts")
+
+    def begin(stage: str) -> None:
+        update(description=stage)
+        if (ended := stages.begin(stage)) and sys.stderr.isatty():
+            console.print(ended, style="dim", highlight=False)
+
+    return begin
+
+
+def _count(record: StepRecord, total: Acceptance, update: Callable[..., None]) -> None:
+    for part in record.requests:
+        total.add(part)
+    tau = "–" if total.tau is None else f"{total.tau:.2f}"
+    line = f"step {record.step}, {plural(total.emitted, 'token')}, acceptance length {tau}"
+    update(description=line, advance=len(record.finished))
+
+
+def summary(total: Acceptance, undrafted: Counter[Undrafted], looped: float) -> str:
+    """A run in a line: the acceptance length of its drafts, the tokens of all its steps, and why some had no drafts.
+
+    `looped`: share of the output in loops, where an acceptance length says little.
+    """
+    counts = f"{plural(total.steps, 'decode step')}, {plural(total.emitted, 'token')}"
+    if total.tokens_per_step is not None:
+        counts += f" ({total.tokens_per_step:.2f} per step)"
+    tau = "no drafts"
+    if total.tau is not None:
+        tau = f"mean acceptance length {total.tau:.2f} over {plural(total.drafts, 'draft')}"
+    loops = f"{looped:.0%} of the output in loops (specscope report)" if looped >= TOLD else ""
+    return "; ".join(text for text in (f"{counts}, {tau}", loops, undrafted_text(undrafted, total.steps)) if text)

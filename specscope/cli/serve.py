@@ -6,7 +6,7 @@ import asyncio
 import gc
 import os
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,9 +19,10 @@ from specscope.engine.config import EngineConfig
 from specscope.errors import UserError
 from specscope.interrupt import ends_at_once
 from specscope.lifetime import Lifetime
+from specscope.remote.debug_socket import check_socket
 from specscope.trace.files import read_lines
 from specscope.trace.inside import settings
-from specscope.trace.wire.outputs import OutputOptions
+from specscope.trace.wire.outputs import OutputOptions, Outputs
 
 if TYPE_CHECKING:
     from specscope.engine.engine import Engine
@@ -32,15 +33,6 @@ KEY = "SPECSCOPE_API_KEY"
 LARGEST_KEY = 2**16  # bytes of a file that holds one
 GRACE_SECONDS = 10.0  # of a server beside a screen, in addition to --shutdown-timeout, for what it saves
 SHUTDOWN_SECONDS = 2.0  # with what follows (serve/server.py) a server stops within 5 s
-
-
-@dataclass(frozen=True)
-class ServeRun:
-    """All that the flags ask for."""
-
-    config: EngineConfig
-    outputs: OutputOptions
-    options: ServeOptions
 
 
 @verb()
@@ -57,7 +49,9 @@ class ServeRun:
 @click.option(
     "--api-key-file", metavar="FILE", help="Read the key from the only line of this file; - is standard input."
 )
-@click.option("--served-model-name", metavar="NAME", help="Model name for clients.  [default: the target's name]")
+@click.option(
+    "--served-model-name", "name", metavar="NAME", help="Model name for clients.  [default: the target's name]"
+)
 @click.option(
     "--max-queue",
     type=whole_from(0, 100_000),
@@ -76,6 +70,7 @@ class ServeRun:
 )
 @click.option(
     "--shutdown-timeout",
+    "shutdown_seconds",
     type=real_from(0, 86_400),
     default=SHUTDOWN_SECONDS,
     show_default=True,
@@ -116,8 +111,11 @@ def serve(lifetime: Lifetime, /, output: str | None, *, screen: bool, **flags: A
     import uvicorn  # noqa: F401
 
     if screen:
-        sys.exit(_beside_screen(lifetime, flags["shutdown_timeout"] + GRACE_SECONDS))
-    sys.exit(run_server(_settings(flags, output), lifetime))
+        sys.exit(_beside_screen(lifetime, flags["shutdown_seconds"] + GRACE_SECONDS))
+    options, config = _options(flags), engine_config(flags)
+    outputs = output_settings(flags, output, unattended=True)
+    options = replace(options, privacy=outputs.privacy, ratio=outputs.ratio)
+    sys.exit(_serve(config, options, outputs, lifetime))
 
 
 def _beside_screen(lifetime: Lifetime, grace: float) -> int:
@@ -134,29 +132,17 @@ def _beside_screen(lifetime: Lifetime, grace: float) -> int:
     return run_with_screen(command, sending_to, lifetime, name=name, instead=instead, grace=grace)
 
 
-def _settings(flags: dict[str, Any], output: str | None) -> ServeRun:
-    """The flags as objects. Raises UserError."""
-    from specscope.remote.debug_socket import check_socket
+def _options(flags: dict[str, Any]) -> ServeOptions:
+    """Take the server's own flags out of `flags`. Raises UserError."""
     from specscope.remote.http import Limits
     from specscope.serve.service import ServeOptions
 
-    options = ServeOptions(
-        host=flags.pop("host"),
-        port=flags.pop("port"),
-        api_key=_api_key(flags.pop("api_key"), flags.pop("api_key_file")),
-        name=flags.pop("served_model_name"),
-        max_queue=flags["max_queue"],
-        shutdown_seconds=flags.pop("shutdown_timeout"),
-        seed=flags.pop("seed"),
-        debug_socket=flags.pop("debug_socket"),
-        limits=Limits(body_bytes=int(flags.pop("max_body") * 2**20), connections=CONNECTIONS + flags["max_queue"]),
-    )
-    if options.debug_socket is not None:
-        check_socket(options.debug_socket, "--debug-socket")
-    del flags["max_queue"]
-    config = engine_config(flags)
-    outputs = output_settings(flags, output, unattended=True)
-    return ServeRun(config, outputs, replace(options, privacy=outputs.privacy, ratio=outputs.ratio))
+    key = _api_key(flags.pop("api_key"), flags.pop("api_key_file"))
+    limits = Limits(int(flags.pop("max_body") * 2**20), connections=CONNECTIONS + flags["max_queue"])
+    own = {field.name: flags.pop(field.name) for field in fields(ServeOptions) if field.name in flags}
+    if own["debug_socket"] is not None:
+        check_socket(own["debug_socket"], "--debug-socket")
+    return ServeOptions(**own, api_key=key, limits=limits)
 
 
 def _api_key(given: str | None, file: str | None) -> str | None:
@@ -177,27 +163,26 @@ def _api_key(given: str | None, file: str | None) -> str | None:
     return given
 
 
-def run_server(run: ServeRun, lifetime: Lifetime) -> int:
+def _serve(config: EngineConfig, options: ServeOptions, sinks: OutputOptions, lifetime: Lifetime) -> int:
     """Load, serve, end. The exit code: 0 after Ctrl-C or SIGTERM let it end, as a server's; 1 where the capture lacks
     something. Raises UserError.
     """
     from specscope.live.start import on_passing_thread
     from specscope.remote.http import address
     from specscope.serve.server import Serving, bind
-    from specscope.trace.wire.outputs import Outputs
 
-    bound = bind(run.options)
+    bound = bind(options)
     host, port = bound.getsockname()[:2]
     with ends_at_once():
-        engine = on_passing_thread(lambda: _load(run.config))
-    outputs = Outputs(run.outputs, engine.bus, engine.run_info, engine.vocabulary, None, tell=warn)
+        engine = on_passing_thread(lambda: _load(config))
+    outputs = Outputs(sinks, engine.bus, engine.run_info, engine.vocabulary, None, tell=warn)
     if outputs.renamed:
         _say(outputs.renamed)
     lifetime.leave = outputs.close  # where requests take longer than the grace
     gc.freeze()  # what was loaded stays: the collector need not walk it while it serves
 
-    serving = Serving(engine, run.options, bound)
-    name = run.options.name or engine.run_info.target
+    serving = Serving(engine, options, bound)
+    name = options.name or engine.run_info.target
     try:
         asyncio.run(serving.run(lambda: _say(f"serving {name} on http://{address(host, port)} (Ctrl-C to stop)")))
     except UserError:

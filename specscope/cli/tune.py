@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import click
 
+from specscope.analyze.tune.text import render_tuning
+from specscope.analyze.tune.tuning import Recorded, recorded
+from specscope.analyze.tune.tuning import tune as judge
 from specscope.cli.arguments import X_RULE, whole_from
 from specscope.cli.captures import (
     answer_json,
@@ -22,15 +25,17 @@ from specscope.cli.captures import (
 from specscope.cli.help import verb
 from specscope.cli.options import own_drafter_option
 from specscope.cli.streams import say
+from specscope.engine.config import DEFAULT_TREES
+from specscope.engine.prompts import read_prompts
 from specscope.errors import UserError
+from specscope.plans.costs import Costs, read_costs, write_costs
+from specscope.plans.plan import TreePlan, parse_plan
 from specscope.terminal import text_console
 from specscope.trace.files import FIGURES, check_output
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.rules import BLOCK, STANDARD, is_own
 from specscope.trace.stored import as_runs
-
-if TYPE_CHECKING:
-    from specscope.analyze.tune.tuning import Recorded, Tuning
-    from specscope.plans.costs import Costs
-    from specscope.plans.plan import TreePlan
+from specscope.trace.wire.reading import read_capture
 
 
 @verb(epilog=X_RULE)
@@ -77,34 +82,35 @@ def tune(
     on the capture's models in a few seconds. Prints the best static and dynamic tree of every size, with tokens/s and
     intervals, and the tree to use.
     """
-    from specscope.plans.plan import parse_plan
-
     need_different(captures)
     _check_flags(captures, costs, prompts, no_costs=no_costs, check=check)
     wanted = {str(plan): plan for plan in map(parse_plan, asked)}
     data, warnings = _read(as_runs(captures))
-    priced: Costs | None = None
     engine: Any = None
-    if costs is not None:
-        from specscope.plans.costs import read_costs
-
-        priced = read_costs(costs, data.run, batch)
+    priced = None if costs is None else read_costs(costs, data.run, batch)
     if priced is None and not no_costs and data.run.is_ours:
-        engine = _engine(data, batch, **models)
-        priced = _measure_costs(engine, data, batch, nodes)
+        engine = _engine(data, batch, models)
+        priced = _measured(engine, data, batch, nodes)
         if costs is not None:
-            from specscope.plans.costs import write_costs
-
             write_costs(costs, priced)
             say(f"wrote {costs}")
     elif priced is None and costs is not None:
         raise UserError(f"there are no costs at {costs}, and this capture's engine cannot be measured here")
-    tuning = _tune(data, wanted, nodes, priced, warnings)
+    default = DEFAULT_TREES.get(data.run.drafter) if data.run.is_ours else None
+    named: dict[str, TreePlan] = {"default": parse_plan(default), **wanted} if default else wanted
+    tuning = judge(data, named, nodes, priced, warnings)
     if check:
         if tuning.choice is None:
             raise UserError("--check needs a chosen tree, and none was chosen: the costs are unknown")
-        tuning = _check(tuning, data, engine or _engine(data, batch, **models), batch, nodes, prompts)
-    _show(tuning, as_json=as_json)
+        from specscope.measure.tune import checked
+
+        engine = engine or _engine(data, batch, models)
+        with progress_bar() as progress:
+            tuning = checked(tuning, data, engine, batch, nodes, prompts, progress)
+    if as_json:
+        answer_json("tune", tuning.to_dict(), tuning.sources, tuning.warnings)
+    else:
+        render_tuning(tuning, text_console())
 
 
 def _check_flags(
@@ -116,9 +122,6 @@ def _check_flags(
     if prompts is not None and not check:
         raise UserError("--prompts needs --check")
     if prompts is not None and prompts != "-":
-        from specscope.engine.prompts import read_prompts
-        from specscope.trace.record.params import SamplingParams
-
         read_prompts(prompts, SamplingParams(), raw=False)  # errors in them are reported before costs are measured
     if costs is not None and not os.path.exists(costs):  # never raises, and no name is no file
         check_output(costs, "--costs", captures, FIGURES)
@@ -126,33 +129,18 @@ def _check_flags(
 
 def _read(captures: Sequence[str]) -> tuple[Recorded, list[str]]:
     """The captures of one engine. Raises UserError."""
-    from specscope.analyze.tune.tuning import recorded
-    from specscope.trace.wire.reading import read_capture
-
     readers = [read_capture(path) for path in captures]
     gc.freeze()  # what was read stays until the command ends
     for path, reader in zip(captures, readers, strict=True):
         need_steps(reader.history, path, "tuned")
-    return recorded(captures, [reader.history for reader in readers]), [
-        w for reader in readers for w in reader.warnings
-    ]
+    warnings = [line for reader in readers for line in reader.warnings]
+    return recorded(captures, [reader.history for reader in readers]), warnings
 
 
-def _tune(data: Recorded, wanted: dict[str, TreePlan], nodes: int, costs: Costs | None, warnings: list[str]) -> Tuning:
-    from specscope.analyze.tune.tuning import tune as judge
-    from specscope.engine.config import DEFAULT_TREES
-    from specscope.plans.plan import parse_plan
-
-    default = DEFAULT_TREES.get(data.run.drafter) if data.run.is_ours else None
-    named = {"default": parse_plan(default), **wanted} if default else wanted
-    return judge(data, named, nodes, costs, warnings)
-
-
-def _engine(data: Recorded, batch: int, **models: str | None) -> Any:  # noqa: ANN401
+def _engine(data: Recorded, batch: int, models: Mapping[str, str | None]) -> Any:  # noqa: ANN401
     """An engine configured as in the captures. Raises UserError."""
     from specscope.live.start import share_cores, start_engine
     from specscope.measure.judges import audit_options, engine_config_of
-    from specscope.trace.record.rules import BLOCK, STANDARD, is_own
 
     share_cores()
     options = audit_options(data.histories[0], **models, sample=None)  # reports missing models
@@ -166,25 +154,9 @@ def _engine(data: Recorded, batch: int, **models: str | None) -> Any:  # noqa: A
         return start_engine(config, lambda what: progress(what, 0, 0))
 
 
-def _measure_costs(engine: Any, data: Recorded, batch: int, nodes: int) -> Costs:  # noqa: ANN401
+def _measured(engine: Any, data: Recorded, batch: int, nodes: int) -> Costs:  # noqa: ANN401
     from specscope.measure.step_costs import measure_costs
     from specscope.measure.tune import work_of
 
     with progress_bar() as progress:
         return measure_costs(engine, work_of(data, batch), batch, nodes, progress)
-
-
-def _check(tuning: Tuning, data: Recorded, engine: Any, batch: int, nodes: int, prompts: str | None) -> Tuning:  # noqa: ANN401
-    from specscope.measure.tune import checked
-
-    with progress_bar() as progress:
-        return checked(tuning, data, engine, batch, nodes, prompts, progress)
-
-
-def _show(tuning: Tuning, *, as_json: bool) -> None:
-    if as_json:
-        answer_json("tune", tuning.to_dict(), tuning.sources, tuning.warnings)
-    else:
-        from specscope.analyze.tune.text import render_tuning
-
-        render_tuning(tuning, text_console())

@@ -24,6 +24,11 @@ class Engines(Control):
         self.beside = Counter[str]()  # bytes of a run beside its steps, roughly
         self._shown = ""
 
+    def on_screen(self) -> Viewer:
+        """What a screen shows of them."""
+        self.viewer = Viewer(control=self)
+        return self.viewer
+
     def history(self, name: str, words: str, shown: History) -> History:
         """A run's history; a new one is announced in these words. `shown`: the screen's, which the first run has."""
         if name not in self.runs:

@@ -18,8 +18,7 @@ from specscope.serve.calls import Router
 from specscope.serve.engine_thread import EngineThread
 from specscope.serve.errors import ApiError, stopping
 from specscope.serve.http import make_app
-from specscope.serve.observed import Observed
-from specscope.serve.service import ServeOptions, Service
+from specscope.serve.service import Observed, ServeOptions, Service
 from specscope.trace.checked import is_loopback
 from specscope.trace.record.records import StepRecord
 

@@ -1,4 +1,4 @@
-"""Service: turns requests into calls on the engine."""
+"""Service: turns requests into calls on the engine, and counts them for /metrics."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from uuid import uuid4
 import msgspec
 from opentelemetry.trace import get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from prometheus_client import Counter
 from starlette.datastructures import Headers
 
 from specscope.engine.prompt_encoder import Encoded, Prompt, title_of
@@ -24,11 +25,11 @@ from specscope.serve.calls import Call, OutputChoice, Router, TextStream
 from specscope.serve.engine_thread import EngineThread
 from specscope.serve.errors import ApiError, full, stopping
 from specscope.serve.forms import Form
-from specscope.serve.observed import Observed
 from specscope.serve.requests import ChatRequest, CompletionRequest, ResponseFormat, Sampling
+from specscope.trace.metrics import Metrics
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.privacy import Privacy
-from specscope.trace.record.records import TEMPLATE
+from specscope.trace.record.records import TEMPLATE, RunInfo, StepRecord
 
 if TYPE_CHECKING:
     from specscope.engine.engine import Engine
@@ -139,6 +140,53 @@ class ServeOptions:
     privacy: Privacy = Privacy.EVERYTHING  # what is withheld from a debugger
     ratio: float | None = None  # of requests whose spans are sent; None: of all
     limits: Limits = field(default_factory=Limits)
+
+
+REASONS = {  # by the status of the answer
+    403: "other_site",
+    408: "too_slow",
+    413: "too_large",
+    415: "content_type",
+    429: "queue_full",
+    503: "too_busy",
+}
+
+
+class Observed:
+    """/metrics: a sink of records, which also counts what the server refused. `page` may be called on any thread.
+
+    It has a `Metrics` of its own, whether or not --metrics-port has another: this page is always there.
+    """
+
+    def __init__(self, model: str, run: RunInfo, ratio: float | None) -> None:
+        """`model`: its name in labels. `ratio`: the share of requests whose spans are sent; None: of all."""
+        self._labels = {"model_name": model, "engine": "0"}
+        self._metrics = Metrics(model, run=run, ratio=ratio)
+        self._refusals = Counter(
+            "vllm:admission_rejections",
+            "Requests that were refused before the engine was asked.",
+            [*self._labels, "reason"],
+            registry=self._metrics.registry,
+        )
+        self._refusals.labels(**self._labels, reason=REASONS[429])  # so that it is reported from the start
+
+    def refused(self, status: int) -> None:
+        """Count a request that was refused, by the status of its answer."""
+        self._refusals.labels(**self._labels, reason=REASONS.get(status, "invalid")).inc()
+
+    def __call__(self, record: StepRecord) -> None:
+        """Count one step."""
+        self._metrics(record)
+        ended = {end.info.id for end in record.finished}
+        self._metrics.totals.running -= sum(part.request in ended for part in record.requests)  # after the step
+
+    def page(self, accept: str = "") -> tuple[bytes, str]:
+        """The text and its content type, for a request with this Accept header (Metrics.page)."""
+        return self._metrics.page(accept)
+
+    def close(self) -> None:
+        """End what was started."""
+        self._metrics.close()
 
 
 class Service:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from specscope.cli.capture import summary
+from specscope.cli.run import summary
 from specscope.trace.history.stats import Acceptance, measure
 from specscope.trace.history.totals import Undrafted
 from tests.analyze.histories import step

@@ -12,8 +12,9 @@ import click
 import pytest
 
 import specscope
-from specscope.cli.help import GROUPS, VARIABLES, examples
-from specscope.cli.main import cli
+from specscope.__main__ import EXTRAS
+from specscope.cli.help import VARIABLES, examples
+from specscope.cli.main import GROUPS, cli
 from specscope.cli.serve import KEY
 from specscope.trace.inside import settings
 from tests.support.commands import run_here
@@ -31,6 +32,27 @@ def commands(group=cli, path=()):
 
 
 COMMANDS = dict(commands())
+
+
+WITHOUT = """
+import sys
+
+class Lacks:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {lacks}:
+            raise ModuleNotFoundError(name, name=name)
+
+sys.meta_path.insert(0, Lacks())
+from specscope.cli.main import cli
+print(*(cli.commands[name].name for name in cli.commands))
+"""
+
+
+def test_an_installation_without_extras_has_every_verb():
+    """As in vLLM's environment: what a verb needs of an extra is imported when it runs."""
+    lacks = set(EXTRAS) - {"grpc"}  # which opentelemetry's exporter brings
+    done = subprocess.run([sys.executable, "-c", WITHOUT.format(lacks=lacks)], capture_output=True, text=True)
+    assert (done.stdout.split(), done.stderr) == (list(cli.commands), "")
 
 
 def test_every_verb_is_in_one_group():

@@ -3,15 +3,21 @@
 import json
 import os
 import re
+from types import SimpleNamespace
 
 import pytest
 
 from specscope.trace.record.privacy import Privacy
+from specscope.trace.record.records import FinishReason
+from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.wire.outputs import Bus
 from specscope.trace.wire.reading import read_capture
 from tests.processes import room_for
 from tests.searching import of_file, tells
+from tests.support import records as made
 from tests.support.commands import run_apart, specscope
 from tests.tiny import write_tiny_model
+from tests.trace.strategies import RUN
 
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "100"}
 
@@ -233,3 +239,29 @@ def test_a_full_disk_ends_the_run_or_is_counted_and_the_file_is_readable(prompts
     reader = read_capture(path)
     assert len(reader.history.steps) > 0
     assert not any("cut off" in warning for warning in reader.warnings)
+
+
+class Idle:
+    """A worker that does nothing."""
+
+    def __init__(self, *asked, on_ready, **how):
+        self.news, self.error, self.bus, self.on_ready = [], "", Bus(), on_ready
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize(("reason", "code"), [(FinishReason.ERROR, 1), (FinishReason.LENGTH, 0)])
+def test_a_run_in_which_a_request_failed_ends_with_1(monkeypatch, reason, code):
+    about = made.info("r0")
+    ended = made.record(0, admitted=(about,), finished=(made.end(about, reason=reason, error="no room" * code),))
+
+    def show(viewer, *more, title):
+        viewer.control.on_ready(SimpleNamespace(run=RUN, vocabulary=Vocabulary()))
+        viewer.history.append(ended)
+
+    monkeypatch.setattr("specscope.cli.run.need_terminal", lambda instead: None)
+    monkeypatch.setattr("specscope.live.client.Worker", Idle)
+    monkeypatch.setattr("specscope.tui.app.run_app", show)
+    done = specscope("run", "a prompt")
+    assert (done.returncode, "1 of 1 request failed: no room" in done.stderr) == (code, bool(code)), done.stderr

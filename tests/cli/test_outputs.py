@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from specscope import Engine, SamplingParams
-from specscope.cli import main as cli
 from specscope.errors import UserError
+from specscope.speculate.structured import compiler
 from specscope.trace.wire.outputs import OutputOptions, Outputs
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.spans import SpanLevel
@@ -186,7 +186,7 @@ def test_every_form_is_looked_at_before_a_model_is(form, tmp_path):
 
 @pytest.mark.parametrize("verb", ["capture", "debug"])
 def test_requests_that_failed_are_counted_with_their_reason(verb, old, tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(cli, "_check_forms", lambda specs: None)  # so that one fails in its request
+    monkeypatch.setattr(compiler, "check_forms", lambda forms: None)  # so that one fails in its request
     lines = [json.dumps({"prompt": "abc", "max_tokens": 3, **form}) for form in ({}, {"structured_outputs": BAD})]
     (tmp_path / "p.jsonl").write_text("\n".join(lines))
     (tmp_path / "script").write_text("continue\n")
@@ -215,7 +215,7 @@ def test_a_prompt_that_is_too_long_is_named_before_the_model_is_loaded(capture, 
 
 @pytest.mark.parametrize("words", [["why"], ["diagnose", "--no-audit"]])
 def test_a_request_that_failed_is_mentioned(words, old, tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(cli, "_check_forms", lambda specs: None)  # so that one fails in its request
+    monkeypatch.setattr(compiler, "check_forms", lambda forms: None)  # so that one fails in its request
     lines = [json.dumps({"prompt": "abc", "max_tokens": 3, **form}) for form in ({}, {"structured_outputs": BAD})]
     (tmp_path / "p.jsonl").write_text("\n".join(lines))
     model = ["--raw", "--target", str(tiny), "--kv-memory", "0.01"]

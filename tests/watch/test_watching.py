@@ -54,13 +54,13 @@ def test_nothing_is_lost_when_a_table_is_slower_than_a_file(tmp_path):
 
 
 def test_a_table_keeps_sums_and_no_records(tmp_path):
-    watch, rows, printed = Watch([long_log(tmp_path, 300)], outputs()), IntervalRows(), io.StringIO()
-    console, before = Console(file=printed, width=200), alive()
+    watch, printed = Watch([long_log(tmp_path, 300)], outputs()), io.StringIO()
+    rows, before = IntervalRows(Console(file=printed, width=200)), alive()
     watch.start()
     until(lambda: watch.done)
-    rows.take(watch, console)
+    rows.take(watch)
     until(lambda: alive() <= before + 1)  # its outputs take theirs in time, and hold the last one
-    rows.totals(console)
+    rows.totals()
     watch.stop()
     assert "300 intervals" in printed.getvalue()
     assert "1,200" in printed.getvalue()  # 4 drafts each

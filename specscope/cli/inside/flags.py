@@ -14,6 +14,7 @@ from specscope.cli.options import (
     apply,
     asked_privacy,
     asked_ratio,
+    checked_endpoint,
     from_flag,
     privacy_options,
     sample_option,
@@ -66,27 +67,22 @@ def program_words(context: click.Context, parameter: click.Parameter, words: tup
     return words
 
 
-def check_places(capture: str | None, endpoint: str | None, *, screen: bool, inputs: Sequence[str] = ()) -> None:
-    """Whether records can go where they are to. `inputs`: files that the capture must not be. Raises UserError."""
+def recorded_variables(flags: dict[str, Any], *, screen: bool, inputs: Sequence[str] = ()) -> dict[str, str | None]:
+    """What is recorded and where it goes, as variables: takes these flags out of `flags`.
+
+    `inputs`: files that the capture must not be. Raises UserError.
+    """
+    capture, endpoint = flags.pop("capture"), flags.pop("otlp_endpoint") or None
     if screen and endpoint is not None and from_flag("otlp_endpoint"):
         raise UserError("--screen receives the spans: leave out --otlp-endpoint, or use watch --listen")
     if capture is not None:
         check_output(capture, "--capture", inputs, CAPTURE, Existing.NEW_NAME)
-
-
-def recorded_variables(
-    flags: dict[str, Any], capture: str | None, endpoint: str | None, evidence: str, *, screen: bool
-) -> dict[str, str | None]:
-    """What is recorded and where it goes, as variables. Takes service, level, sampling and privacy out of `flags`.
-
-    Raises UserError.
-    """
     asked_ratio(flags["ratio"], sent=screen or endpoint is not None)
     privacy = asked_privacy(flags)
     return {
         settings.CAPTURE: None if capture is None else str(Path(capture).resolve()),
-        settings.ENDPOINT: endpoint,
-        settings.EVIDENCE: evidence,
+        settings.ENDPOINT: None if endpoint is None else checked_endpoint(endpoint, "--otlp-endpoint"),
+        settings.EVIDENCE: flags.pop("evidence"),
         "OTEL_SERVICE_NAME": flags.pop("service_name"),  # of the program's own spans, too
         settings.LEVEL: flags.pop("trace_level"),
         settings.SAMPLE: flags.pop("ratio"),

@@ -15,7 +15,6 @@ from specscope.cli.streams import need_terminal, show
 from specscope.errors import UserError
 from specscope.interrupt import ends_at_once, handled_by
 from specscope.lifetime import Lifetime
-from specscope.remote.attached import LaunchedEngine, last_lines
 
 GRACE_SECONDS = 20  # for a program to end its own processes
 PRINTED = 12  # lines of its output, where it failed
@@ -54,15 +53,13 @@ def run_with_screen(
     0 where it was ended from here: it ends with the screen. `environment`: its variables, of the endpoint that it is
     to send to. `instead`: what works without a terminal. `grace`: seconds that it has to end. Raises UserError.
     """
-    from specscope.debug.viewer import Viewer
+    from specscope.remote.attached import LaunchedEngine, last_lines
 
     need_terminal(instead)
     with tempfile.NamedTemporaryFile(prefix="specscope-", suffix=".log", delete=False) as log, ends_at_once():
         from specscope.tui.app import run_app
 
         launched = LaunchedEngine(name)
-        viewer = Viewer(control=launched)
-        launched.viewer = viewer
         process = subprocess.Popen(
             command,
             env=environment(f"http://127.0.0.1:{launched.listening.grpc_port}"),
@@ -74,7 +71,7 @@ def run_with_screen(
     launched.follow(process, Path(log.name))
     lifetime.leave = lambda: end(process)
     try:
-        run_app(viewer, lifetime, title=f"{name} · its output: {log.name}")
+        run_app(launched.on_screen(), lifetime, title=f"{name} · its output: {log.name}")
     finally:
         by_itself = process.poll() is not None
         end(process, grace)

@@ -11,15 +11,8 @@ from typing import Any
 import click
 
 from specscope.cli.help import verb
-from specscope.cli.inside.flags import (
-    check_places,
-    program_words,
-    recorded_options,
-    recorded_variables,
-    with_variables,
-)
+from specscope.cli.inside.flags import program_words, recorded_options, recorded_variables, with_variables
 from specscope.cli.inside.program import interpreter, run_with_screen
-from specscope.cli.options import checked_endpoint
 from specscope.errors import UserError
 from specscope.lifetime import Lifetime
 from specscope.trace.inside import settings
@@ -47,10 +40,7 @@ MISSING = (
 def transformers(
     lifetime: Lifetime,
     /,
-    capture: str | None,
-    otlp_endpoint: str | None,
     python: str | None,
-    evidence: str,
     arguments: tuple[str, ...],
     *,
     screen: bool,
@@ -65,12 +55,9 @@ def transformers(
     The script's flags follow it. It runs like `python script.py` with variables set, such as
     SPECSCOPE_CAPTURE=run.jsonl; you can also set them yourself. The capture is valid however the script ends.
     """
-    if capture is None and not screen and otlp_endpoint is None:
-        capture = DEFAULT
-    check_places(capture, otlp_endpoint, screen=screen, inputs=arguments[:1])
-    if otlp_endpoint is not None:
-        otlp_endpoint = checked_endpoint(otlp_endpoint, "--otlp-endpoint")
-    given = recorded_variables(flags, capture, otlp_endpoint, evidence, screen=screen)
+    if flags["capture"] is None and flags["otlp_endpoint"] is None and not screen:
+        flags["capture"] = DEFAULT
+    given = recorded_variables(flags, screen=screen, inputs=arguments[:1])
     if arguments[0].startswith("-") and Path(arguments[0]).is_file():  # a script, and no option of Python
         arguments = (f"./{arguments[0]}", *arguments[1:])
     command = [interpreter(python, CHECK, *MISSING), *arguments]

@@ -10,6 +10,8 @@ import click
 from msgspec import Meta
 from rich.text import Text
 
+from specscope.analyze.verify.text import render_check, render_trial
+from specscope.analyze.verify.trial import judge
 from specscope.cli.arguments import X_RULE, Number, whole_from
 from specscope.cli.captures import captures_argument, fetches_captures, json_option, judge_each, need_steps, read_branch
 from specscope.cli.help import verb
@@ -19,6 +21,8 @@ from specscope.envelope import of_capture
 from specscope.errors import UserError
 from specscope.speculate.named import NamedCode
 from specscope.terminal import text_console
+from specscope.testing.call_file import read_calls
+from specscope.testing.calls import judge_calls
 from specscope.trace.kinds import ARRAYS, TENSORS, kind_of, start_of
 from specscope.trace.record.vocabulary import printable
 
@@ -58,8 +62,6 @@ def verify(captures: tuple[str, ...], *, as_json: bool, alpha: float, rule: str 
 
     Exit code: 0 consistent, 1 not consistent, 2 cannot be judged. For several captures, 1 beats 2 and 2 beats 0.
     """
-    from specscope.analyze.verify.text import render_trial
-    from specscope.analyze.verify.trial import judge
 
     def judged(file: str) -> Mapping[str, Any]:
         if kind_of(start_of(file)) in (ARRAYS, TENSORS):
@@ -79,10 +81,6 @@ def verify(captures: tuple[str, ...], *, as_json: bool, alpha: float, rule: str 
 
 def judge_file(file: str, rule: str | None, alpha: float, *, as_json: bool) -> Mapping[str, Any]:
     """Judge the calls of a sampler in a file of arrays. Raises UserError."""
-    from specscope.analyze.verify.text import render_check
-    from specscope.testing.call_file import read_calls
-    from specscope.testing.calls import judge_calls
-
     calls, notes = read_calls(file)
     found = judge_calls(calls, rule, alpha)
     if not as_json:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
+from rich.console import Console
+from rich.text import Text
 
+from specscope.analyze.plain import plain
+from specscope.analyze.why import NodeAnswer, RunAnswer, why_part, why_run
 from specscope.cli.arguments import PLACE, X_RULE, whole_from
 from specscope.cli.captures import fetches_captures, json_option, need_steps, print_json, read_branch
 from specscope.cli.help import verb
@@ -14,11 +16,7 @@ from specscope.envelope import envelope
 from specscope.terminal import text_console
 from specscope.trace.history.wording import failures
 from specscope.trace.record.vocabulary import shell_word
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from specscope.analyze.why import NodeAnswer, RunAnswer
+from specscope.trace.wire.reading import split_file
 
 
 @verb(epilog=X_RULE)
@@ -35,10 +33,6 @@ def why(place: str, *, as_json: bool, branch: int | None) -> None:
       specscope why run.jsonl#r3@17      a step: its path and the node that ended it
       specscope why run.jsonl#r3@17/4    a node: what the target wanted, what decided, what would have accepted it
     """
-    from specscope.analyze.plain import plain
-    from specscope.analyze.why import why_part, why_run
-    from specscope.trace.wire.reading import split_file
-
     file, text = split_file(place)
     reader = read_branch(file, branch)
     history = reader.history
@@ -63,10 +57,6 @@ def why(place: str, *, as_json: bool, branch: int | None) -> None:
 
 def render(answer: NodeAnswer | RunAnswer, file: str, console: Console) -> None:
     """Print a sentence per line; for a run, a paragraph per kind."""
-    from rich.text import Text
-
-    from specscope.analyze.why import NodeAnswer
-
     if isinstance(answer, NodeAnswer):
         console.print(Text(str(answer.reference), style="bold cyan"))
         for number, sentence in enumerate((*answer.sentences, *answer.typical)):

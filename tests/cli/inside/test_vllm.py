@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from specscope.cli.inside.vllm import VllmRun, environment
+from specscope.cli.inside.vllm import environment
 from specscope.trace.inside.settings import PluginSettings
 from specscope.trace.record.privacy import Privacy
 from tests.processes import SPECSCOPE, Terminal
@@ -14,11 +14,28 @@ from tests.waiting import HANG_SECONDS
 LIMIT = "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"
 
 
+@pytest.fixture
+def started(monkeypatch):
+    """The variables of each vLLM that was started."""
+    variables = []
+
+    class Ended:
+        def __init__(self, command, env, **how):
+            variables.append(env)
+
+        def wait(self):
+            return 0
+
+    monkeypatch.setattr("specscope.cli.inside.vllm.interpreter", lambda *words: "python")
+    monkeypatch.setattr("specscope.cli.inside.vllm.subprocess.Popen", Ended)
+    return variables
+
+
 @pytest.mark.parametrize(("evidence", "full"), [("full", True), ("lean", False)])
 def test_the_evidence_that_was_asked_for(evidence, full, monkeypatch):
     monkeypatch.setenv("SPECSCOPE_AGGREGATES", "1")  # is gone
     given = {"SPECSCOPE_CAPTURE": "/a.jsonl", "SPECSCOPE_EVIDENCE": evidence}
-    told = environment(VllmRun(None, ("serve", "x"), "a.jsonl", None, None, False, given))
+    told = environment(given)
     settings = PluginSettings.read(told)
     settings.check()
     assert (settings.full, settings.is_on) == (full, True)
@@ -27,7 +44,7 @@ def test_the_evidence_that_was_asked_for(evidence, full, monkeypatch):
 
 def test_a_debugger_may_hold_a_worker_longer_than_vllm_waits_by_itself(monkeypatch):
     def told(debug):
-        return environment(VllmRun(None, ("serve", "x"), "a.jsonl", None, debug, False, {})).get(LIMIT)
+        return environment({"SPECSCOPE_DEBUG_SOCKET": debug}).get(LIMIT)
 
     monkeypatch.delenv(LIMIT, raising=False)
     assert told(None) is None
@@ -36,13 +53,11 @@ def test_a_debugger_may_hold_a_worker_longer_than_vllm_waits_by_itself(monkeypat
     assert told("debug.sock") == "60"
 
 
-def test_trace_sampling_goes_to_the_plugin_and_nonsense_goes_nowhere(monkeypatch):
+def test_trace_sampling_goes_to_the_plugin_and_nonsense_goes_nowhere(started, monkeypatch):
     monkeypatch.setenv("SPECSCOPE_SAMPLE", "0.5")  # a flag wins
-    seen = []
-    monkeypatch.setattr("specscope.cli.inside.vllm.run_vllm", lambda run, lifetime: seen.append(run) or 0)
     words = ["vllm", "--otlp-endpoint", "http://x", "--sample", "0.1", "--", "serve", "m"]
     assert run_here(words)[0] == 0
-    assert PluginSettings.read(environment(seen[0])).ratio() == 0.1
+    assert PluginSettings.read(started[0]).ratio() == 0.1
     for more, why in (
         (["--otlp-endpoint", "http://x", "--sample", "2"], "--sample must be between 0 and 1"),
         (["--capture", "a.jsonl", "--sample", "0.1"], "--sample applies to spans that are sent: give --otlp-endpoint"),
@@ -50,26 +65,22 @@ def test_trace_sampling_goes_to_the_plugin_and_nonsense_goes_nowhere(monkeypatch
         code, _, err = run_here(["vllm", *more, "--", "serve", "m"])
         assert (code, err.count("\n")) == (2, 1)
         assert why in err
-    assert len(seen) == 1
+    assert len(started) == 1
 
 
-def test_a_variable_counts_where_its_flag_is_not_given(monkeypatch):
+def test_a_variable_counts_where_its_flag_is_not_given(started, monkeypatch):
     for name, value in (("SAMPLE", "0.5"), ("OTLP_ENDPOINT", "http://x"), ("EVIDENCE", "lean"), ("NO_TOKENS", "1")):
         monkeypatch.setenv(f"SPECSCOPE_{name}", value)
-    seen = []
-    monkeypatch.setattr("specscope.cli.inside.vllm.run_vllm", lambda run, lifetime: seen.append(run) or 0)
     assert run_here(["vllm", "--evidence", "full", "--", "serve", "m"])[0] == 0
-    told = PluginSettings.read(environment(seen[0]))
+    told = PluginSettings.read(started[0])
     assert (told.ratio(), told.endpoint, told.full, told.privacy) == (0.5, "http://x", True, Privacy.NO_TOKENS)
 
 
 @pytest.mark.parametrize("level", Privacy)
-def test_what_is_left_out_goes_to_the_plugin(level, monkeypatch):
-    seen = []
-    monkeypatch.setattr("specscope.cli.inside.vllm.run_vllm", lambda run, lifetime: seen.append(run) or 0)
+def test_what_is_left_out_goes_to_the_plugin(level, started):
     words = ["vllm", "--capture", "a.jsonl", *filter(None, [level.flag]), "--", "serve", "m"]
     assert run_here(words)[0] == 0
-    assert PluginSettings.read(environment(seen[0])).privacy is level
+    assert PluginSettings.read(started[0]).privacy is level
 
 
 def test_the_screen_of_a_vllm_that_dies_at_its_start_says_so_and_so_does_the_end(tmp_path):

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from specscope.analyze.compare.comparison import compare as compare_sides
+from specscope.analyze.compare.counts import INTERVALS, CountsSide, compare_counts
+from specscope.analyze.compare.failif import parse
+from specscope.analyze.compare.result import SideFacts
+from specscope.analyze.compare.side import NoStepsError, read_sides
+from specscope.analyze.compare.tables import conditions, render_text
+from specscope.analyze.tables import levels
+from specscope.analyze.text import table_block
 from specscope.cli.arguments import CAPTURE, X_RULE
 from specscope.cli.captures import (
     answer_json,
@@ -22,13 +30,9 @@ from specscope.cli.streams import need_terminal, warn
 from specscope.errors import UserError
 from specscope.lifetime import Lifetime
 from specscope.terminal import text_console
+from specscope.trace.history.conditions import Threshold
 from specscope.trace.record.vocabulary import shell_word
 from specscope.trace.stored import as_runs, every_run
-
-if TYPE_CHECKING:
-    from specscope.analyze.compare.counts import CountsSide
-    from specscope.analyze.compare.result import SideFacts
-    from specscope.trace.history.conditions import Threshold
 
 
 class WithCommand(Verb):
@@ -95,10 +99,6 @@ def compare(
     little was captured to decide), 1 if something does, 2 for bad input. With --fail-if, 1 only if the whole 95 %
     interval of a change is beyond the limit.
     """
-    from specscope.analyze.compare.comparison import compare as compare_sides
-    from specscope.analyze.compare.failif import parse
-    from specscope.analyze.compare.side import NoStepsError, read_sides
-
     a, b = _sides(captures, others)
     if screen and as_json:
         raise UserError("--screen shows a screen: leave out --json")
@@ -122,20 +122,15 @@ def compare(
         first = lambda look: CompareScreen(look, compared)  # noqa: E731
         run_answer(lifetime, "specscope compare", first, help_lines, sides[0].vocabulary)
         return
-    from specscope.analyze.compare.tables import render_text
-
     if as_json:
         _print_json(comparison.to_dict(), (comparison.a, comparison.b), comparison.exit_code)
     else:
         render_text(comparison, text_console())
-    if comparison.exit_code:
-        sys.exit(comparison.exit_code)
+    sys.exit(comparison.exit_code)
 
 
 def _counts(a: list[str], b: list[str], asked: Sequence[Threshold], *, as_json: bool, more: bool) -> int | None:
     """Print the figures of captures that hold counts only: the exit code, None for other captures. Raises UserError."""
-    from specscope.analyze.compare.counts import INTERVALS, compare_counts
-
     counts = compare_counts(a, b, asked)
     if counts is None:
         return None
@@ -145,10 +140,6 @@ def _counts(a: list[str], b: list[str], asked: Sequence[Threshold], *, as_json: 
     if as_json:
         _print_json(counts.to_dict(), (counts.a, counts.b), code, counts.warnings)
         return code
-    from specscope.analyze.compare.tables import conditions
-    from specscope.analyze.tables import levels
-    from specscope.analyze.text import table_block
-
     console = text_console()
     sources = {"A": counts.a.source, "B": counts.b.source}
     for name, lines in counts.defined():

@@ -1,0 +1,112 @@
+"""`specscope report` and `specscope open`: the acceptance figures of a run, and the screen over it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from specscope.analyze.compare.counts import gate
+from specscope.analyze.compare.failif import FailCondition
+from specscope.analyze.report import Several, build_report, several
+from specscope.analyze.text import TOP, render_several, render_text
+from specscope.cli.arguments import FIGURES, PLACE, X_RULE, whole_from
+from specscope.cli.captures import (
+    fetches_captures,
+    json_option,
+    need_different,
+    print_json,
+    read_branch,
+    reads_watched,
+)
+from specscope.cli.help import verb
+from specscope.cli.streams import need_terminal, say, warn
+from specscope.debug.viewer import Viewer
+from specscope.envelope import of_capture, of_captures
+from specscope.interrupt import ends_at_once
+from specscope.lifetime import Lifetime
+from specscope.terminal import text_console
+from specscope.trace.record.vocabulary import shell_word
+from specscope.trace.stored import as_runs, every_run
+from specscope.trace.wire.reading import CaptureReader, split_reference
+
+
+@verb(epilog=X_RULE)
+@click.argument("captures", nargs=-1, required=True, type=FIGURES, metavar="CAPTURE...")
+@json_option("Print JSON, with every request.")
+@click.option("--branch", type=whole_from(0, 2**31), metavar="N", help="Report on this branch.  [default: the last]")
+@click.option("--top", type=whole_from(1, 2**31), metavar="N", help="N rejected tokens.  [default: 10]")
+@click.option(
+    "--fail-if", metavar="CONDITION", help='Exit with 1 if this holds, e.g. "tau < 1.5".  [figures: compare --help-all]'
+)
+@reads_watched
+@fetches_captures
+def report(captures: tuple[str, ...], as_json: bool, branch: int | None, top: int | None, fail_if: str | None) -> None:
+    """Print the acceptance figures of a run.
+
+    \b
+      specscope report run.jsonl
+      specscope report run*.jsonl                                               pooled, then one by one
+      specscope report http://localhost:8000/metrics --fail-if "tau < 1.5"      one reading of a server
+
+    Figures are pooled, by position and by request (worst first). Questions over many steps follow: which tokens are
+    rejected most, how well the drafter's probability predicts acceptance, when drafts are accepted, and how the drafter
+    ranked the target's tokens. Each row names a step: specscope open CAPTURE#REQUEST@STEP opens it. For counts (watch):
+    when the level changed, and what the low intervals have in common.
+    """
+    need_different(captures)
+    reports, warnings = [], []
+    for file in (run for capture in as_runs(captures) for run in every_run(capture)):
+        reader = read_branch(file, branch)
+        reports.append(build_report(reader.history, source=file, warnings=reader.warnings))
+        warnings += reader.warnings
+    figures, conditions = several(reports), gate(captures, fail_if) if fail_if else ()
+    code = int(any(condition.hit for condition in conditions))
+    if as_json:
+        print_json(_as_json(figures, conditions, code))
+        for warning in warnings:
+            warn(warning)
+    elif len(reports) == 1:
+        render_text(reports[0], text_console(), top or TOP)
+    else:
+        render_several(figures, text_console(), top or TOP)
+    for condition in conditions:
+        say(f"--fail-if {condition.text}: {condition.detail}")
+    sys.exit(code)
+
+
+def _as_json(reports: Several, conditions: Sequence[FailCondition], code: int) -> dict[str, Any]:
+    each = [of_capture(one.source, one.to_dict(), warnings=one.warnings) for one in reports.reports]
+    met = {"conditions": [asdict(condition) for condition in conditions]} if conditions else {}
+    return of_captures("report", each, code, reports.to_dict() | met, reports.notes)
+
+
+@verb("open", epilog=X_RULE)
+@click.argument("file", metavar="X", type=PLACE)
+@fetches_captures
+@click.pass_obj
+def open_recording(lifetime: Lifetime, file: str) -> None:
+    """Show a capture on the same screen as a live run.
+
+    \b
+      specscope open run.jsonl
+      specscope open run.jsonl#r3@17
+      specscope open http://localhost:16686/trace/4f836fc2338be204b3bf1b5f58777b77
+
+    X is a file, or the address of a request's trace in Jaeger or Tempo, copied from the browser. The screen has a time
+    slider. X#REQUEST@STEP opens at that step of that request; on the screen, y copies this reference.
+    """
+    with ends_at_once():
+        from specscope.tui.app import run_app
+
+        file, start = split_reference(file)
+        reader = CaptureReader(file)
+        need_terminal(f"specscope report {shell_word(file)}")
+        reader.read(0.1)
+    run_app(Viewer.over(reader), lifetime, title=Path(file).name, reference=file, start=start)
+    for warning in reader.warnings:
+        warn(warning)
