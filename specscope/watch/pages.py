@@ -36,7 +36,6 @@ from specscope.watch.counts import (
 from specscope.watch.names import BY_PREFIX, Names, named
 
 LONGEST = 2**16  # characters of a line: the parser copies the rest of the line for each label
-COARSE = 20  # of the last digit: an interval in which a rounded count grew by less goes on
 ROUNDED_FROM = 10**6  # counts of a page of six digits
 COUNTS = ("drafts", "drafted", "accepted", "emitted", "requests")
 # Labels that do not tell servers apart: they are within an engine, or say how a collector came to it
@@ -230,18 +229,6 @@ def continues(before: Reading, after: Reading) -> bool:
     return not _restarted(before, after) and before.counters != after.counters
 
 
-def _lost_in_rounding(before: Reading, after: Reading) -> bool:
-    """Whether something was drafted between them, and less than a page of six digits shows."""
-    then, now = before.counters, after.counters
-    grown = {name: now[name] - then.get(name, 0) for name in ("drafts", "drafted") if name in now}
-    if not after.six_digits or (before.at_depth == after.at_depth and not any(grown.values())):
-        return False
-    return any(
-        now[name] >= ROUNDED_FROM and 0 <= growth < COARSE * 10 ** (len(str(now[name])) - 6)
-        for name, growth in grown.items()
-    )
-
-
 class Intervals:
     """Turns the readings of one server into the intervals between them."""
 
@@ -252,10 +239,7 @@ class Intervals:
         """The intervals that these readings end; the first reading of an engine ends none."""
         intervals: list[ToldInterval] = []
         for reading in readings:
-            before = self._last.get(reading.key)
-            if before is not None and _lost_in_rounding(before, reading):
-                continue
-            if before is not None:
+            if (before := self._last.get(reading.key)) is not None:
                 intervals.append(difference(before, reading))
             self._last[reading.key] = reading
         if len(self._last) > 4 * ENGINES:  # of a server that gives them new names again and again
