@@ -188,11 +188,8 @@ class Receiver:
         return PlainTextResponse(f"{refusal}\n", refusal.status, refusal.headers)
 
     async def _answer(self, request: Request, bodies: Bodies) -> Response:
-        if request.url.path.rstrip("/") != PATH:
-            return self._refusal(Refusal(404, f"unknown path: traces go to {PATH}"))
-        if request.method != "POST":  # somebody looks at the endpoint with a browser
-            hint = f"specscope receives OTLP traces here: POST {PATH}\n"
-            return PlainTextResponse(hint, 405, {"allow": "POST"})
+        if (request.method, request.url.path.rstrip("/")) != ("POST", PATH):
+            return self._refusal(Refusal(404, f"specscope receives OTLP traces here: POST {PATH}"))
         kind, encoding = media_type(request.headers), request.headers.get("content-encoding", "identity")
         try:
             async with bodies.of(request) as body:
@@ -224,10 +221,8 @@ def _decompress(body: bytes | bytearray, encoding: str, limit: int) -> bytes | b
     try:
         if encoding == "gzip":
             body = gzip.GzipFile(fileobj=io.BytesIO(body)).read(limit + 1)
-        elif encoding == "deflate":
-            body = zlib.decompressobj().decompress(body, limit + 1)
         elif encoding != "identity":
-            raise Refusal(415, "send the body uncompressed, or with gzip or deflate")
+            raise Refusal(415, "send the body uncompressed, or with gzip")
     except (OSError, EOFError, zlib.error):
         raise Refusal(400, f"the body is not valid {encoding}") from None
     if len(body) > limit:

@@ -11,7 +11,6 @@ import resource
 import socket
 import threading
 import tracemalloc
-import zlib
 from collections.abc import Iterator, Sequence
 
 import grpc
@@ -182,10 +181,6 @@ def test_bad_requests_are_refused_in_one_line(receiver: Receiver, taken: Taken, 
 
 def test_other_paths_methods_and_bytes(receiver: Receiver, taken: Taken) -> None:
     assert post(receiver, GOOD, "/v1/metrics", Content_Type=PROTOBUF)[0] == 404
-    connection = http.client.HTTPConnection("127.0.0.1", receiver.http_port, timeout=HANG_SECONDS)
-    connection.request("GET", "/v1/traces")
-    answer = connection.getresponse()
-    assert (answer.status, answer.headers["Allow"]) == (405, "POST")
     assert refused(receiver, GOOD, EXPORT.replace("Export", "Other")) is grpc.StatusCode.UNIMPLEMENTED
     before = len(taken.refused)
     assert refused(receiver, b"\xff\xff\xff") is grpc.StatusCode.INVALID_ARGUMENT
@@ -198,9 +193,7 @@ def test_other_paths_methods_and_bytes(receiver: Receiver, taken: Taken) -> None
     assert call(receiver, GOOD) == b""
 
 
-@pytest.mark.parametrize(
-    ("encoding", "pack"), [("identity", bytes), ("gzip", gzip.compress), ("deflate", zlib.compress)]
-)
+@pytest.mark.parametrize(("encoding", "pack"), [("identity", bytes), ("gzip", gzip.compress)])
 def test_bodies_over_the_limit_are_refused_however_packed(taken: Taken, encoding, pack) -> None:
     with Receiver(taken, limits=limits(body_bytes=100_000)) as one:
         for size, answer in ((30_000, 200), (70_000, 400)):  # a resource has a bound of its own
