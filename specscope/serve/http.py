@@ -14,7 +14,7 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 import specscope
 from specscope.remote.http import Application, Bodies, Refusal
@@ -85,32 +85,19 @@ def make_app(service: Service) -> Application:
 
 
 class Doorman:
-    """Lets requests with the key through, and gives each answer its x-request-id."""
+    """Lets requests with the key through."""
 
     def __init__(self, app: ASGIApp, key: str | None) -> None:
         self._app, self._key = app, None if key is None else f"Bearer {key}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        headers = dict(scope["headers"])
-        known = headers.get(b"x-request-id", b"")[:200]
-
-        async def send_known(message: Message) -> None:
-            if message["type"] == "http.response.start" and known:
-                message["headers"] = [*message["headers"], (b"x-request-id", known)]
-            await send(message)
-
-        if self._key is not None and scope["path"].startswith(GUARDED):
-            given = headers.get(b"authorization", b"")
+        app = self._app
+        if self._key is not None and scope["type"] == "http" and scope["path"].startswith(GUARDED):
+            given = dict(scope["headers"]).get(b"authorization", b"")
             if not hmac.compare_digest(given, self._key):
-                challenge = {"www-authenticate": "Bearer"}
-                await ApiError(
-                    401, "missing or wrong API key: send Authorization: Bearer KEY", headers=challenge
-                ).response()(scope, receive, send_known)
-                return
-        await self._app(scope, receive, send_known)
+                why = "missing or wrong API key: send Authorization: Bearer KEY"
+                app = ApiError(401, why, headers={"www-authenticate": "Bearer"}).response()
+        await app(scope, receive, send)
 
 
 async def _begin(

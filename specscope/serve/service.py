@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -122,9 +121,6 @@ def caller_of(headers: Headers) -> tuple[str, dict[str, str]]:
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}", labels
 
 
-ID = re.compile(r"[\w.:-]{1,100}", re.ASCII)  # an x-request-id that may become a part of our id
-
-
 @dataclass(frozen=True)
 class ServeOptions:
     """How to serve. Filled from flags."""
@@ -219,7 +215,7 @@ class Service:
         room = self.engine.max_context - max(len(prompt.tokens) for prompt in encoded)
         params = params_of(asked, (self.options.seed + next(self._ordinal)) % 2**63, room)
         await self._compile(params)
-        call = self._call(asked, encoded, params, n, headers)
+        call = self._call(asked, encoded, params, n)
         await self._add(call, params, headers, template)
         tokens, chat = sum(len(prompt.tokens) for prompt in encoded), isinstance(asked, ChatRequest)
         return Form(call, self.model, tokens, chat=chat, logprobs=params.logprobs is not None)
@@ -270,12 +266,8 @@ class Service:
         except UserError as error:
             raise ApiError(400, str(error), "structured_outputs") from None
 
-    def _call(
-        self, asked: Sampling, prompts: Sequence[Encoded], params: SamplingParams, n: int, headers: Headers
-    ) -> Call:
-        kind, given = "chatcmpl" if isinstance(asked, ChatRequest) else "cmpl", headers.get("x-request-id", "")
-        unique = uuid4().hex
-        name = f"{kind}-{given}-{unique[:8]}" if ID.fullmatch(given) else f"{kind}-{unique}"
+    def _call(self, asked: Sampling, prompts: Sequence[Encoded], params: SamplingParams, n: int) -> Call:
+        name = f"{'chatcmpl' if isinstance(asked, ChatRequest) else 'cmpl'}-{uuid4().hex}"
         many = len(prompts) * n > 1
         choices = [
             OutputChoice(
