@@ -121,6 +121,7 @@ def test_the_script_that_the_readme_names_is_clicks():
 def test_a_verbs_usual_flags_fit_on_a_screen_and_all_are_there_by_group(words):
     short, whole = (run_here([*words, flag])[1].partition("\nOptions:\n")[2] for flag in ("--help", "--help-all"))
     assert len(short.partition("\n\n")[0].splitlines()) <= 27
+    assert max(map(len, (short + whole).splitlines())) <= 110
     options = {one.opts[-1] for one in COMMANDS[words].params if isinstance(one, click.Option) and not one.hidden}
     assert not {name for name in options if name not in whole}
     assert {f"plain,{name}" for name in options} <= {*completed(*words, "--"), *completed(*words, "-o")}

@@ -115,15 +115,6 @@ def test_a_capture_where_prompts_are_wanted_names_the_verbs_that_read_it(capture
     assert f"specscope open {path} shows it, specscope debug {path} debugs it" in done.stderr
 
 
-def test_help_and_version_are_quick_to_read():
-    assert specscope("--version").stdout.startswith("specscope")
-    for words in ([], ["run"], ["capture"], ["open"], ["report"], ["doctor"]):
-        done = specscope(*words, "--help")
-        assert done.returncode == 0
-        assert "Usage:" in done.stdout
-        assert max(map(len, done.stdout.splitlines())) <= 110
-
-
 def test_doctor_finds_this_machine():
     done = specscope("doctor")
     assert "torch" in done.stdout
@@ -141,19 +132,12 @@ BAD = {
     "a rule that there is not": (["capture", "P", "-o", "O", "TINY", "--rule", "best"], "standard"),
     "block verification of a tree": (["capture", "P", "-o", "O", "TINY", "--rule", "block"], "takes a chain"),
     "no head given": (["capture", "P", "-o", "O", "TINY", "--drafter", "eagle"], "needs --draft-model: the folder"),
-    "no such head": (
-        ["capture", "P", "-o", "O", "TINY", "--drafter", "eagle", "--draft-model", "./no"],
-        "no head",
-    ),
     "tree the drafter cannot draw": (
         ["capture", "P", "-o", "O", "--drafter", "ngram", "--tree", "[(0,), (1,), (0, 0)]"],
         "WIDTHxDEPTH",
     ),
     "draft model missing": (["capture", "P", "-o", "O", "--drafter", "draft_model"], "needs --draft-model"),
-    "too many draft layers": (["capture", "P", "-o", "O", "--draft-model", "self:9", "TINY"], "takes 1 to 2 layers"),
     "other vocabulary": (["capture", "P", "-o", "O", "--draft-model", "OTHER", "TINY"], "vocabulary (310)"),
-    "bad device": (["capture", "P", "-o", "O", "--device", "toaster", "TINY"], "'toaster' is not supported"),
-    "device of another kind": (["capture", "P", "-o", "O", "--device", "mps", "TINY"], "'mps' is not supported"),
     "device without memory": (["capture", "P", "-o", "O", "--device", "meta", "TINY"], "'meta' is not supported"),
     "device that is not there": (["capture", "P", "-o", "O", "--device", "cuda:99", "TINY"], "CUDA device"),
     "replay of nothing": (["open", "./none.jsonl"], "cannot read none.jsonl: No such file"),
