@@ -18,15 +18,16 @@ import specscope
 from specscope.cli.captures import json_option, print_json
 from specscope.cli.help import verb
 from specscope.cli.streams import show
+from specscope.engine.config import DEFAULT_HEAD
 from specscope.envelope import envelope
+from specscope.errors import UserError
+from specscope.plans.heads import is_head
 
 
 @verb()
 @click.option("--gpu", is_flag=True, help="Test the GPU instead: every kernel, a captured graph, memory.")
-@click.option("--on", hidden=True, help="With --gpu: another device (cpu, under TRITON_INTERPRET=1).")
-@click.option("--target", hidden=True, help="With --gpu: the model to run.")
 @json_option("Print JSON.")
-def doctor(*, gpu: bool, on: str | None, target: str | None, as_json: bool) -> None:
+def doctor(*, gpu: bool, as_json: bool) -> None:
     """Show what this machine has, what is missing and how to fix it.
 
     \b
@@ -35,7 +36,7 @@ def doctor(*, gpu: bool, on: str | None, target: str | None, as_json: bool) -> N
     Exit code: 1 if something required is missing, else 0.
     """
     findings = []
-    for finding in examine_gpu(on, target) if gpu else examine():
+    for finding in examine_gpu() if gpu else examine():
         findings.append(finding)
         if not as_json:
             mark = "✓" if finding.good else "✗" if finding.needed else "–"
@@ -63,9 +64,7 @@ class Examined:
 def examine() -> Iterator[Examined]:
     """Examine everything, cheapest first."""
     yield Examined("specscope", True, specscope.__version__)
-    yield Examined(
-        "python", sys.version_info >= (3, 11), platform.python_version(), "specscope needs Python 3.11 or newer"
-    )
+    yield Examined("python", True, platform.python_version())
     yield _terminal()
     yield from _torch()
     yield from (_package(name) for name in ("transformers", "textual", "opentelemetry-sdk", "gguf"))
@@ -81,7 +80,6 @@ def examine_gpu(device: str | None = None, target: str | None = None) -> Iterato
     """
     import torch
 
-    from specscope.errors import UserError
     from specscope.model.places import pick_backend
 
     where = torch.device(device or "cuda")
@@ -97,16 +95,11 @@ def examine_gpu(device: str | None = None, target: str | None = None) -> Iterato
         yield Examined(check.name, check.good, check.text, remedy)
 
 
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-
-
 def _package(name: str, remedy: str = "", *, needed: bool = True) -> Examined:
-    installed = _version(name)
-    return Examined(name, installed is not None, installed or "not installed", remedy or f"pip install {name}", needed)
+    try:
+        return Examined(name, True, version(name), needed=needed)
+    except PackageNotFoundError:
+        return Examined(name, False, "not installed", remedy or f"pip install {name}", needed)
 
 
 def _terminal() -> Examined:
@@ -163,20 +156,12 @@ def _model() -> Examined:
 
     if (converted_folder() / "config.json").exists():
         return Examined("default model", True, f"{NAME}, converted, in {converted_folder()}")
-    file = find_gguf()
-    if file is not None:
+    if find_gguf() is not None:
         return Examined("default model", True, f"{NAME}, converted at the first start")
     return Examined("default model", False, "not installed", f"{REMEDY}, or use --target", needed=False)
 
 
 def _head() -> Examined:
-    from specscope.engine.config import DEFAULT_HEAD
-    from specscope.plans.heads import is_head
-    from specscope.whole_file import read_object
-
     if is_head(DEFAULT_HEAD):
-        layers = read_object(DEFAULT_HEAD / "config.json").get("eagle_aux_hidden_state_layer_ids")
-        fed = f", fed by layers {', '.join(map(str, layers))}" if layers else ""
-        return Examined("default head", True, f"EAGLE-3{fed}, {DEFAULT_HEAD}")
-    remedy = "the default drafter is ngram"
-    return Examined("default head", False, "not installed", remedy, needed=False)
+        return Examined("default head", True, f"EAGLE-3, {DEFAULT_HEAD}")
+    return Examined("default head", False, "not installed", "the default drafter is ngram", needed=False)
