@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 import orjson
@@ -24,6 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from specscope.analyze.findings import Exit
 from specscope.cli.arguments import CAPTURE
+from specscope.cli.options import apply
 from specscope.cli.streams import say, show, warn
 from specscope.envelope import envelope, of_capture, of_captures
 from specscope.errors import UserError
@@ -39,7 +40,6 @@ from specscope.trace.wire.outputs import Bus, OutputOptions, Outputs
 from specscope.trace.wire.reading import CaptureReader, read_capture, split_file
 from specscope.trace.wire.spans import SpanLevel
 
-F = TypeVar("F", bound=Callable[..., Any])
 captures_argument = click.argument("captures", nargs=-1, required=True, type=CAPTURE, metavar="CAPTURE...")
 
 
@@ -129,59 +129,37 @@ def _shown(character: str) -> str:
     return character if character.isprintable() else json.dumps(character)[1:-1]
 
 
-def json_option(help_text: str) -> Callable[[F], F]:
-    """The flag --json, with which a refusal prints an envelope as well."""
-
-    def decorate(function: F) -> F:
-        @functools.wraps(function)
-        def answered(*args: Any, **flags: Any) -> Any:  # noqa: ANN401
-            try:
-                return function(*args, **flags)
-            except UserError as error:
-                if flags["as_json"]:
-                    source = flags.get("captures") or [flags[name] for name in ("place",) if name in flags]
-                    verb = click.get_current_context().info_name or ""
-                    print_json(envelope(verb, {"error": str(error)}, source=source, code=2))
-                raise
-
-        return click.option("--json", "as_json", is_flag=True, help=help_text)(answered)  # type: ignore[return-value]
-
-    return decorate
-
-
+json_option = functools.partial(click.option, "--json", "as_json", is_flag=True)
 NAMED = ("captures", "others", "file", "place", "given")  # arguments that are captures
-
-
-def fetches_captures(function: F) -> F:
-    """The flags --header and --run of a verb that reads captures, which are fetched first where they are addresses."""
-
-    @functools.wraps(function)
-    def fetched(*args: Any, headers: tuple[str, ...], run: str | None, **flags: Any) -> Any:  # noqa: ANN401
-        login = _header_lines(headers)
-        known: dict[StoreAddress, CaptureSource] = {}
-
-        def read(value: Any) -> Any:  # noqa: ANN401 - a capture, or several
-            if value is None or isinstance(value, tuple):
-                return value and tuple(map(read, value))
-            if isinstance(value, StoreAddress):
-                known[value] = known.get(value) or _fetched(value, login)
-                value = known[value].but(place=value.place)
-            return value if run is None else _of_run(value, run)
-
-        flags |= {name: read(flags[name]) for name in NAMED if name in flags}
-        if headers and not known:
-            raise UserError("--header goes to a trace store: give an address, http://HOST:16686/trace/ID")
-        return function(*args, **flags)
-
-    header = click.option(
+_SOURCE = (
+    click.option(
         "--header",
         "headers",
         multiple=True,
         metavar="'NAME: VALUE'",
         help="Extra HTTP header for the trace store (for a login); repeatable.",
-    )
-    one_run = click.option("--run", metavar="ID", help="Which run to read if CAPTURE holds several.")
-    return one_run(header(fetched))  # type: ignore[return-value]
+    ),
+    click.option("--run", metavar="ID", help="Which run to read if CAPTURE holds several."),
+)
+source_options = functools.partial(apply, _SOURCE)  # of a verb that reads captures
+
+
+def read_sources(params: dict[str, Any]) -> None:
+    """Put what was fetched in place of addresses, and the run that was asked for in place of all. Raises UserError."""
+    headers, run = params.pop("headers"), params.pop("run")
+    login, known = _header_lines(headers), dict[StoreAddress, CaptureSource]()
+
+    def read(value: Any) -> Any:  # noqa: ANN401 - a capture, or several
+        if value is None or isinstance(value, tuple):
+            return value and tuple(map(read, value))
+        if isinstance(value, StoreAddress):
+            known[value] = known.get(value) or _fetched(value, login)
+            value = known[value].but(place=value.place)
+        return value if run is None else _of_run(value, run)
+
+    params |= {name: read(params[name]) for name in NAMED if name in params}
+    if headers and not known:
+        raise UserError("--header goes to a trace store: give an address, http://HOST:16686/trace/ID")
 
 
 def _of_run(capture: str, run: str) -> CaptureSource:
@@ -192,23 +170,7 @@ def _of_run(capture: str, run: str) -> CaptureSource:
     return source.but(run=ids.pop() if len(ids) == 1 else run, place=place)
 
 
-def reads_watched(function: F) -> F:
-    """Of a verb whose captures may be files that `watch` reads."""
-
-    @functools.wraps(function)
-    def read(*args: Any, **flags: Any) -> Any:  # noqa: ANN401
-        captures, others = flags["captures"], flags.get("others", ())
-        if "others" in flags and not others and len(captures) == 2:  # two sides, each of which may be several engines
-            flags |= {"captures": _watched(captures[0]), "others": _watched(captures[1], since=captures[0])}
-        else:
-            sides = {name: flags[name] for name in ("captures", "others") if name in flags}
-            flags |= {name: tuple(each for file in files for each in _watched(file)) for name, files in sides.items()}
-        return function(*args, **flags)
-
-    return read  # type: ignore[return-value]
-
-
-def _watched(file: str, since: str = "") -> tuple[str, ...]:
+def watched(file: str, since: str = "") -> tuple[str, ...]:
     """The captures of a file that watch reads, one of each engine; any other as it is. Raises UserError.
 
     `since`: another such file. Where the counters of this one go on from there, it is told what they counted since.

@@ -13,7 +13,7 @@ import click
 
 from specscope.analyze.why import Typical
 from specscope.cli.arguments import DEBUGGED, X_RULE, What
-from specscope.cli.captures import fetches_captures, need_steps, reading_bar, tell_failed
+from specscope.cli.captures import need_steps, reading_bar, source_options, tell_failed
 from specscope.cli.help import verb
 from specscope.cli.options import (
     engine_config,
@@ -45,7 +45,7 @@ LONGEST_LINE = 10_000  # characters
 @click.option("--commands", "script", metavar="FILE", help="Run the commands in FILE (- is standard input), then exit.")
 @engine_options
 @sampling_options
-@fetches_captures
+@source_options
 def debug(given: tuple[str, ...], file: str | None, script: str | None, **flags: Any) -> None:  # noqa: ANN401
     """Debug prompts on a live engine, a capture, or a running engine.
 

@@ -26,7 +26,7 @@ from specscope.plans.heads import is_head
 
 @verb()
 @click.option("--gpu", is_flag=True, help="Test the GPU instead: every kernel, a captured graph, memory.")
-@json_option("Print JSON.")
+@json_option(help="Print JSON.")
 def doctor(*, gpu: bool, as_json: bool) -> None:
     """Show what this machine has, what is missing and how to fix it.
 

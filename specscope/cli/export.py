@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specscope.cli.arguments import PLACE, X_RULE
-from specscope.cli.captures import fetches_captures, need_different, need_steps, reading_bar
+from specscope.cli.captures import need_different, need_steps, reading_bar, source_options
 from specscope.cli.help import verb
 from specscope.cli.options import asked_privacy, no_clobber_option, privacy_options
 from specscope.cli.streams import say, warn
@@ -49,7 +49,7 @@ FORMS = (
 )
 @no_clobber_option
 @privacy_options
-@fetches_captures
+@source_options
 def export(captures: tuple[str, ...], output: str, findings: str, *, no_clobber: bool, **flags: Any) -> None:  # noqa: ANN401
     """Write captures as one HTML page, as Parquet tables, or a part of a capture as a capture.
 

@@ -12,7 +12,10 @@ from typing import Any
 
 import click
 
+from specscope.cli.captures import print_json, read_sources
 from specscope.cli.options import GROUP_OF
+from specscope.envelope import envelope
+from specscope.errors import UserError
 from specscope.gone import refuse_gone
 from specscope.trace.inside import settings
 
@@ -66,6 +69,18 @@ class Verb(click.Command):
         for pair in pairwise(args):
             refuse_gone(" ".join(pair))
         return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401
+        """As click does, over captures that were fetched. With --json a refusal prints an envelope too."""
+        source = ctx.params.get("captures") or [ctx.params[name] for name in ("place",) if name in ctx.params]
+        try:
+            if "headers" in ctx.params:
+                read_sources(ctx.params)
+            return super().invoke(ctx)
+        except UserError as error:
+            if ctx.params.get("as_json"):
+                print_json(envelope(ctx.info_name or "", {"error": str(error)}, source=source, code=2))
+            raise
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         return [*super().get_params(ctx), HELP_ALL]

@@ -132,7 +132,7 @@ sample_option = click.option(
 )
 
 
-def apply(options: list[Callable[[Any], Any]], function: F) -> F:
+def apply(options: Sequence[Callable[[Any], Any]], function: F) -> F:
     """A function with these options, the first of them above the others."""
     for option in reversed(options):
         function = option(function)

@@ -7,7 +7,7 @@ import re
 
 import click
 
-from specscope.cli.captures import print_json
+from specscope.cli.captures import json_option, print_json
 from specscope.cli.help import verb
 from specscope.envelope import envelope
 from specscope.errors import UserError
@@ -42,7 +42,7 @@ def _tree_elsewhere(text: str) -> tuple[str, str]:
 @click.argument("tree", metavar="TREE", required=False)
 @click.option("--from", "other", metavar="TEXT", help="A tree in another program's notation: a file or text.")
 @click.option("--mask/--no-mask", default=True, help="Also draw the attention mask.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option(help="Print JSON.")
 def tree(tree: str | None, other: str | None, *, mask: bool, as_json: bool) -> None:
     """Draw a draft tree, its attention mask and its cost.
 

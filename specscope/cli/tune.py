@@ -16,11 +16,11 @@ from specscope.cli.arguments import X_RULE, whole_from
 from specscope.cli.captures import (
     answer_json,
     captures_argument,
-    fetches_captures,
     json_option,
     need_different,
     need_steps,
     progress_bar,
+    source_options,
 )
 from specscope.cli.help import verb
 from specscope.cli.options import own_drafter_option
@@ -56,8 +56,8 @@ from specscope.trace.wire.reading import read_capture
 @own_drafter_option
 @click.option("--target", metavar="MODEL", help="Target model.  [default: the one in the capture]")
 @click.option("--draft-model", metavar="MODEL", help="Draft model or EAGLE head.  [default: the one in the capture]")
-@json_option("Print JSON.")
-@fetches_captures
+@json_option(help="Print JSON.")
+@source_options
 def tune(
     captures: tuple[str, ...],
     batch: int,

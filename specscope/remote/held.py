@@ -79,10 +79,7 @@ class _HeldSession(Session):
             "debug CAPTURE goes back in a capture"
         )
 
-    goto = reverse_next = reverse_continue = _refuse
-
-    def show_branch(self, number: int) -> Stop:
-        raise UserError(f"{self.gate.engine}'s run has one branch: it cannot go back")
+    goto = reverse_next = reverse_continue = show_branch = _refuse
 
 
 class StandingEngine(Protocol):

@@ -19,11 +19,11 @@ from specscope.analyze.text import table_block
 from specscope.cli.arguments import CAPTURE, X_RULE
 from specscope.cli.captures import (
     answer_json,
-    fetches_captures,
     json_option,
     need_different,
     reading_bar,
-    reads_watched,
+    source_options,
+    watched,
 )
 from specscope.cli.help import Verb
 from specscope.cli.streams import need_terminal, warn
@@ -74,10 +74,9 @@ class WithCommand(Verb):
     "count (drafts, drafted, accepted, output tokens, requests), or a group: tau where GROUP is VALUE, such as "
     '"tau where label kind is code". Join several with "or".',
 )
-@json_option("Print JSON.")
+@json_option(help="Print JSON.")
 @click.option("--screen", "screen", is_flag=True, help="Show the pairs on a screen, and both trees where outputs part.")
-@reads_watched
-@fetches_captures
+@source_options
 @click.pass_obj
 def compare(
     lifetime: Lifetime,
@@ -156,6 +155,10 @@ def _counts(a: list[str], b: list[str], asked: Sequence[Threshold], *, as_json: 
 
 def _sides(captures: tuple[str, ...], others: tuple[str, ...]) -> tuple[list[str], list[str]]:
     """The files of both sides. Raises UserError."""
+    if len(captures) == 2 and not others:  # two sides, each of which may be several engines
+        captures, others = watched(captures[0]), watched(captures[1], since=captures[0])
+    else:
+        captures, others = (tuple(each for file in side for each in watched(file)) for side in (captures, others))
     if others and captures:
         a, b = list(captures), list(others)
     elif not others and len(captures) == 2:

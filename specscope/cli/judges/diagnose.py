@@ -16,7 +16,7 @@ from specscope import __version__
 from specscope.analyze.findings import Exit
 from specscope.analyze.locate.located import Stage
 from specscope.cli.arguments import PLACE, X_RULE, whole_from
-from specscope.cli.captures import fetches_captures, json_option, judge_each, progress_bar
+from specscope.cli.captures import json_option, judge_each, progress_bar, source_options
 from specscope.cli.help import verb
 from specscope.cli.judges.stages import JudgeFlags, audited, beside_training, located
 from specscope.cli.options import own_drafter_option, refuse_others
@@ -67,8 +67,8 @@ SAMPLE = 300  # steps that the models judge, unless --only is given
 @click.option("--no-audit", is_flag=True, help="Judge from the capture only; load no model.")
 @click.option("--no-known", is_flag=True, help="Do not match known causes; show only where it breaks.")
 @click.option("--branch", type=whole_from(0, 2**31), metavar="N", help="Judge this branch.  [default: the last]")
-@json_option("Print JSON.")
-@fetches_captures
+@json_option(help="Print JSON.")
+@source_options
 @click.pass_obj
 def diagnose(
     lifetime: Lifetime,

@@ -16,12 +16,12 @@ from specscope.analyze.report import Several, build_report, several
 from specscope.analyze.text import TOP, render_several, render_text
 from specscope.cli.arguments import FIGURES, PLACE, X_RULE, whole_from
 from specscope.cli.captures import (
-    fetches_captures,
     json_option,
     need_different,
     print_json,
     read_branch,
-    reads_watched,
+    source_options,
+    watched,
 )
 from specscope.cli.help import verb
 from specscope.cli.streams import need_terminal, say, warn
@@ -37,14 +37,13 @@ from specscope.trace.wire.reading import CaptureReader, split_reference
 
 @verb(epilog=X_RULE)
 @click.argument("captures", nargs=-1, required=True, type=FIGURES, metavar="CAPTURE...")
-@json_option("Print JSON, with every request.")
+@json_option(help="Print JSON, with every request.")
 @click.option("--branch", type=whole_from(0, 2**31), metavar="N", help="Report on this branch.  [default: the last]")
 @click.option("--top", type=whole_from(1, 2**31), metavar="N", help="N rejected tokens.  [default: 10]")
 @click.option(
     "--fail-if", metavar="CONDITION", help='Exit with 1 if this holds, e.g. "tau < 1.5".  [figures: compare --help-all]'
 )
-@reads_watched
-@fetches_captures
+@source_options
 def report(captures: tuple[str, ...], as_json: bool, branch: int | None, top: int | None, fail_if: str | None) -> None:
     """Print the acceptance figures of a run.
 
@@ -58,6 +57,7 @@ def report(captures: tuple[str, ...], as_json: bool, branch: int | None, top: in
     ranked the target's tokens. Each row names a step: specscope open CAPTURE#REQUEST@STEP opens it. For counts (watch):
     when the level changed, and what the low intervals have in common.
     """
+    captures = tuple(each for file in captures for each in watched(file))
     need_different(captures)
     reports, warnings = [], []
     for file in (run for capture in as_runs(captures) for run in every_run(capture)):
@@ -87,7 +87,7 @@ def _as_json(reports: Several, conditions: Sequence[FailCondition], code: int) -
 
 @verb("open", epilog=X_RULE)
 @click.argument("file", metavar="X", type=PLACE)
-@fetches_captures
+@source_options
 @click.pass_obj
 def open_recording(lifetime: Lifetime, file: str) -> None:
     """Show a capture on the same screen as a live run.

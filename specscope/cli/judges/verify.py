@@ -13,7 +13,7 @@ from rich.text import Text
 from specscope.analyze.verify.text import render_check, render_trial
 from specscope.analyze.verify.trial import judge
 from specscope.cli.arguments import X_RULE, Number, whole_from
-from specscope.cli.captures import captures_argument, fetches_captures, json_option, judge_each, need_steps, read_branch
+from specscope.cli.captures import captures_argument, json_option, judge_each, need_steps, read_branch, source_options
 from specscope.cli.help import verb
 from specscope.cli.streams import warn
 from specscope.engine.config import load_rule
@@ -32,7 +32,7 @@ MOST_SHOWN = 10  # calls whose outputs are impossible
 
 @verb(epilog=X_RULE)
 @captures_argument
-@json_option("Print JSON.")
+@json_option(help="Print JSON.")
 @click.option(
     "--alpha",
     type=Number(Share),
@@ -47,7 +47,7 @@ MOST_SHOWN = 10  # calls whose outputs are impossible
     help="Rule of the run if it is your module:function; for calls: standard, match, block or greedy.",
 )
 @click.option("--branch", type=whole_from(0, 2**31), metavar="N", help="Judge this branch.  [default: the last]")
-@fetches_captures
+@source_options
 def verify(captures: tuple[str, ...], *, as_json: bool, alpha: float, rule: str | None, branch: int | None) -> None:
     """Check that a run is consistent and lossless, from its capture alone.
 

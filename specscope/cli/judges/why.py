@@ -9,7 +9,7 @@ from rich.text import Text
 from specscope.analyze.plain import plain
 from specscope.analyze.why import NodeAnswer, RunAnswer, why_part, why_run
 from specscope.cli.arguments import PLACE, X_RULE, whole_from
-from specscope.cli.captures import fetches_captures, json_option, need_steps, print_json, read_branch
+from specscope.cli.captures import json_option, need_steps, print_json, read_branch, source_options
 from specscope.cli.help import verb
 from specscope.cli.streams import warn
 from specscope.envelope import envelope
@@ -21,9 +21,9 @@ from specscope.trace.wire.reading import split_file
 
 @verb(epilog=X_RULE)
 @click.argument("place", type=PLACE, metavar="CAPTURE[#REQUEST[@STEP[/NODE]]]")
-@json_option("Print JSON.")
+@json_option(help="Print JSON.")
 @click.option("--branch", type=whole_from(0, 2**31), metavar="N", help="Explain this branch.  [default: the last]")
-@fetches_captures
+@source_options
 def why(place: str, *, as_json: bool, branch: int | None) -> None:
     """Explain why a token was rejected.
 
