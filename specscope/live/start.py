@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+import psutil
+
 from specscope.engine.config import EngineConfig
 from specscope.engine.lean import import_transformers
 from specscope.engine.prompt_encoder import PromptEncoder, TooLargeError
@@ -43,8 +45,6 @@ def share_cores() -> None:
     """
     if "torch" in sys.modules or any(name in os.environ for name in WAITING_NAMES):
         return
-    import psutil
-
     parent = psutil.Process(os.getppid())  # which may be a screen that starts
     parent.cpu_percent()
     busy = psutil.cpu_percent(LOOK_SECONDS) * (os.cpu_count() or 1) - parent.cpu_percent()
@@ -54,8 +54,6 @@ def share_cores() -> None:
 
 def spare_processors() -> int:
     """The processors beyond torch's threads, of which it starts one per core."""
-    import psutil
-
     return (os.cpu_count() or 1) - (psutil.cpu_count(logical=False) or os.cpu_count() or 1)
 
 
