@@ -227,7 +227,7 @@ def output_settings(
 
     `unattended`: the command may run without anybody watching, and should go on.
     """
-    no_clobber, on_full = flags.pop("no_clobber", False), flags.pop("on_full")
+    no_clobber, on_full = flags.pop("no_clobber", False), flags.pop("on_full", None)
     existing = Existing.NEW_NAME if unattended else Existing.REFUSE if no_clobber else Existing.REPLACE
     if capture is not None:
         check_output(capture, "-o", inputs, CAPTURE, existing)
@@ -237,17 +237,17 @@ def output_settings(
     for name in ENDPOINTS:
         if os.environ.get(name):
             checked_endpoint(os.environ[name], name)
-    if flags["metrics_port"] is not None:
-        check_metrics_port(flags["metrics_port"])
+    if (port := flags.pop("metrics_port", None)) is not None:
+        check_metrics_port(port)
     sent = endpoint is not None or any(map(os.environ.get, ENDPOINTS))
     return OutputOptions(
-        ratio=asked_ratio(flags.pop("ratio"), sent=sent),
+        ratio=asked_ratio(flags.pop("ratio", None), sent=sent),
         capture=capture,
         otlp_endpoint=None if endpoint is None else checked_endpoint(endpoint, "--otlp-endpoint"),
         otlp_protocol=flags.pop("otlp_protocol"),
         service=flags.pop("service_name") or "",
-        level=SpanLevel(flags.pop("trace_level")),
-        metrics_port=flags.pop("metrics_port"),
+        level=SpanLevel(flags.pop("trace_level", SpanLevel.TREES)),
+        metrics_port=port,
         privacy=asked_privacy(flags),
         existing=existing,
         drops=on_full == "drop" or (unattended and on_full is None),

@@ -26,7 +26,7 @@ from specscope.interrupt import ends_at_once, interruptible
 from specscope.lifetime import Lifetime
 from specscope.terminal import text_console
 from specscope.trace.checked import without_login
-from specscope.trace.files import CAPTURE, Existing, check_output
+from specscope.trace.files import Existing
 from specscope.trace.history import interval
 from specscope.trace.history.stats import Acceptance
 from specscope.trace.history.wording import plural
@@ -34,7 +34,6 @@ from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.records import RunInfo, StepRecord
 from specscope.trace.record.vocabulary import Vocabulary, printable, shell_word
 from specscope.trace.wire.outputs import Bus, OutputOptions, Outputs
-from specscope.trace.wire.spans import SpanLevel
 from specscope.watch.source import Left, Server, Source, open_source
 from specscope.watch.watching import EngineRun, OpenOutputs, Watch, Watched
 
@@ -78,7 +77,6 @@ def watch(
     http_port: int | None,
     interval: float,
     capture: str | None,
-    no_clobber: bool,
     headless: bool,
     follow: bool,
     seconds: float | None,
@@ -108,9 +106,10 @@ def watch(
         raise UserError("--follow needs --headless: a screen always follows a log")
     if sources.count("-") > 1:
         raise UserError("standard input (-) can be watched only once")
-    outputs = _outputs(flags, capture, no_clobber=no_clobber)
+    outputs = options.output_settings(flags, capture, [source for source in sources if "://" not in source])
+    outputs = replace(outputs, privacy=max(Privacy.NO_TEXT, outputs.privacy))  # counts have no text
     with ends_at_once():
-        opened = _opened(sources, interval, outputs, follow or not headless, seconds)
+        opened = _opened(sources, interval, follow or not headless, seconds)
         if not headless:
             given = " ".join(shell_word(without_login(source)) for source in sources)
             need_terminal(f"specscope watch {given} --headless")
@@ -120,24 +119,8 @@ def watch(
     _show(watching, seconds, lifetime)
 
 
-def _outputs(flags: dict[str, Any], capture: str | None, *, no_clobber: bool) -> OutputOptions:
-    """Where records go. Raises UserError."""
-    privacy = max(Privacy.NO_TEXT, options.asked_privacy(flags))  # counts have no text
-    if no_clobber and capture is None:
-        raise UserError("--no-clobber applies to a capture: give -o FILE")
-    existing = Existing.REFUSE if no_clobber else Existing.REPLACE
-    endpoint = flags["otlp_endpoint"] and options.checked_endpoint(flags["otlp_endpoint"], "--otlp-endpoint")
-    about: dict[str, Any] = {"privacy": privacy, "existing": existing, "service": flags["service_name"] or ""}
-    return OutputOptions(capture, endpoint, flags["otlp_protocol"], SpanLevel.TREES, None, **about)
-
-
-def _opened(
-    texts: Sequence[str], interval: float, outputs: OutputOptions, follow: bool, seconds: float | None
-) -> list[Source]:
+def _opened(texts: Sequence[str], interval: float, follow: bool, seconds: float | None) -> list[Source]:
     """The sources, servers read once. Raises UserError."""
-    if outputs.capture is not None:
-        files = [text for text in texts if "://" not in text]
-        check_output(outputs.capture, "-o", files, CAPTURE, outputs.existing)
     sources = [open_source(text, interval, follow=follow, patience=seconds or math.inf) for text in texts]
     for source in sources:
         if isinstance(source, Server):
