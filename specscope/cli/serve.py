@@ -112,9 +112,8 @@ def serve(lifetime: Lifetime, /, output: str | None, *, screen: bool, **flags: A
 
     if screen:
         sys.exit(_beside_screen(lifetime, flags["shutdown_seconds"] + GRACE_SECONDS))
-    options, config = _options(flags), engine_config(flags)
-    outputs = output_settings(flags, output, unattended=True)
-    options = replace(options, privacy=outputs.privacy, ratio=outputs.ratio)
+    config, outputs = engine_config(flags), output_settings(flags, output, unattended=True)
+    options = replace(_options(flags), privacy=outputs.privacy, ratio=outputs.ratio)
     sys.exit(_serve(config, options, outputs, lifetime))
 
 
