@@ -34,7 +34,7 @@ from tests.trace.damage import small
 from tests.trace.wrappings import WRAPPINGS
 from tests.watch.samples import PEOPLE, SGLANG, text
 
-WRAPPED = ("Jaeger's page in one line", "oldest Tempo", "proto of the file exporter", "compressed JSON")
+WRAPPED = ("Jaeger's page in one line", "older Tempo", "proto of the file exporter", "compressed JSON")
 REFUSALS = (UserError, UnreadableError, DamagedError)
 
 

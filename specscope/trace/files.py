@@ -7,6 +7,7 @@ the lock ends with its process.
 
 from __future__ import annotations
 
+import fcntl
 import importlib
 import io
 import os
@@ -24,11 +25,6 @@ from typing import Any, BinaryIO
 from specscope.errors import UserError
 from specscope.trace.record.vocabulary import printable, shell_word
 from specscope.whole_file import open_device
-
-try:
-    import fcntl
-except ImportError:  # not on every system: nothing is locked there
-    fcntl = None  # type: ignore[assignment]
 
 LONGEST_LINE = 8 * 2**20  # bytes
 LARGEST = 256 * 2**20  # bytes of a file of lines
@@ -185,13 +181,12 @@ def _open_empty(path: Path, existing: Existing) -> BinaryIO:
 
 def _refuse_taken(number: int, path: str | Path, made: Made, existing: Existing) -> None:
     """Lock an open file. Raises TakenError where another process writes it or its content may not be replaced."""
-    if fcntl is not None:
-        try:
-            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise TakenError(f"{path} is being written by another process: give another name") from None
-        except OSError:
-            pass  # a file system without locks
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise TakenError(f"{path} is being written by another process: give another name") from None
+    except OSError:
+        pass  # a file system without locks
     with open(number, "rb", closefd=False) as file:
         head, size = plain_start(file, str(path), HEAD).lower(), os.fstat(number).st_size
     os.lseek(number, 0, os.SEEK_SET)
@@ -242,9 +237,7 @@ def open_plain(file: BinaryIO, name: str) -> BinaryIO:
         return io.BufferedReader(_Plain(file, lambda: zlib.decompressobj(31), zlib.error))
     if start != ZSTD:
         return file
-    module, zstd = _library("compression.zstd", "zstandard", "pyarrow")  # pyarrow is in specscope[export]
-    if module == "pyarrow":
-        return io.BufferedReader(zstd.CompressedInputStream(file, "zstd"))
+    module, zstd = _library("compression.zstd", "zstandard")
     if not module:
         way = f"zstd -d {shell_word(name)}, or pip install zstandard"
         raise UserError(f"{printable(name)} is compressed with zstd: {way}")

@@ -56,82 +56,79 @@ class FileKind:
         return UserError(f"{printable(name)} is {self.words}{other}: {use}")
 
 
-CAPTURE = FileKind("a capture", ReadAs.CAPTURES)
+def _kinds(reader: ReadAs) -> Callable[[str], FileKind]:
+    return lambda words: FileKind(words, reader)
+
+
+traced, watched, unread = map(_kinds, (ReadAs.CAPTURES, ReadAs.WATCH, ReadAs.NONE))
+CAPTURE = traced("a capture")
 PROMPT_FILE = FileKind("a file of prompts", ReadAs.PROMPTS)
 PROMPT_TABLE = FileKind("a table of prompts", ReadAs.PROMPTS)
 REQUEST_DUMP = FileKind("a dump of SGLang's requests", ReadAs.PROMPTS)
 SHAREGPT = FileKind("ShareGPT's data set", ReadAs.PROMPTS)
-WRAPPED_LOG = FileKind("a log in JSON Lines", ReadAs.WATCH)
-VLLM_LOG = FileKind("a log of vLLM", ReadAs.WATCH)
-ANSWER = FileKind("a server's response", ReadAs.WATCH)
-TEXTS = FileKind("a training data set", ReadAs.NONE)
-STREAM = FileKind("a server's response, as a stream", ReadAs.WATCH)
-LLAMACPP_STREAM = FileKind("a response of llama.cpp, as a stream", ReadAs.WATCH)
-LLAMACPP_LOG = FileKind("a log of llama.cpp", ReadAs.WATCH)
-LLAMACPP_JSON_LOG = FileKind("a log of llama.cpp in JSON Lines", ReadAs.WATCH)
-LLAMACPP_PAGE = FileKind("a metrics page of llama.cpp", ReadAs.WATCH)
-PAGE = FileKind("a metrics page", ReadAs.WATCH)
-TABLE = FileKind("a table with a column of lengths", ReadAs.WATCH)
+WRAPPED_LOG = watched("a log in JSON Lines")
+VLLM_LOG = watched("a log of vLLM")
+ANSWER = watched("a server's response")
+TEXTS = unread("a training data set")
+STREAM = watched("a server's response, as a stream")
+LLAMACPP_STREAM = watched("a response of llama.cpp, as a stream")
+LLAMACPP_LOG = watched("a log of llama.cpp")
+LLAMACPP_JSON_LOG = watched("a log of llama.cpp in JSON Lines")
+LLAMACPP_PAGE = watched("a metrics page of llama.cpp")
+PAGE = watched("a metrics page")
+TABLE = watched("a table with a column of lengths")
 WRAPPED, STREAMS, PAGES = (WRAPPED_LOG, LLAMACPP_JSON_LOG), (STREAM, LLAMACPP_STREAM), (PAGE, LLAMACPP_PAGE)
 
-BARE_SPANS = ("scopeSpans", "scope_spans", "instrumentationLibrarySpans")  # each a key of a resourceSpans
 # By paths of keys: a kind is what has all of one of its sets, with strokes between. The first that fits is meant.
 _BY_KEYS: tuple[tuple[FileKind, str], ...] = (
-    (CAPTURE, "resourceSpans | resource_spans"),
-    (FileKind("a trace from Jaeger's API", ReadAs.CAPTURES), "result.resourceSpans | result.resource_spans"),
-    (
-        FileKind("a trace saved from Jaeger's page", ReadAs.CAPTURES),
-        "data.traceID | data.spans | traceID spans | spans processes",
-    ),
-    (
-        FileKind("a trace from Tempo", ReadAs.CAPTURES),
-        "batches.resource | batches.scopeSpans | batches.scope_spans | batches.instrumentationLibrarySpans | "
-        "trace.resourceSpans | trace.resource_spans | trace.batches",
-    ),
-    (FileKind("resourceSpans alone", ReadAs.CAPTURES), " | ".join(BARE_SPANS)),
+    (CAPTURE, "resourceSpans"),
+    (traced("a trace from Jaeger's API"), "result.resourceSpans"),
+    (traced("a trace saved from Jaeger's page"), "data.traceID | data.spans | traceID spans | spans processes"),
+    (traced("a trace from Tempo"), "batches.resource | batches.scopeSpans | trace.resourceSpans | trace.batches"),
+    (traced("resourceSpans alone"), "scopeSpans"),
     (FileKind("an error from Jaeger", ReadAs.NO_TRACE), "error.grpcCode"),
-    (FileKind("a list of traces that Tempo found", ReadAs.NONE), "traces.traceID"),
-    (FileKind("a trace in Zipkin's format", ReadAs.NONE), "traceId id | traceId localEndpoint"),
-    (FileKind("metrics or logs in OTLP JSON", ReadAs.NONE), "resourceMetrics | resourceLogs"),
+    (unread("a list of traces that Tempo found"), "traces.traceID"),
+    (unread("a trace in Zipkin's format"), "traceId id | traceId localEndpoint"),
+    (unread("metrics or logs in OTLP JSON"), "resourceMetrics | resourceLogs"),
     (
-        FileKind("a result of a serving bench (bench serve)", ReadAs.WATCH),
+        watched("a result of a serving bench (bench serve)"),
         "request_throughput total_output_tokens | spec_decode_num_drafts date | accept_length request_throughput",
     ),
-    (FileKind("metrics from Prometheus's API", ReadAs.WATCH), "data.resultType"),
+    (watched("metrics from Prometheus's API"), "data.resultType"),
     (
-        FileKind("results of Spec-Bench or EAGLE", ReadAs.WATCH),
+        watched("results of Spec-Bench or EAGLE"),
         "choices.accept_lengths | choices.idxs | choices.new_tokens choices.wall_time",
     ),
-    (FileKind("a result of specdec_bench", ReadAs.WATCH), "Acceptance_Length_Histogram | Average_AL | Request_AL"),
-    (FileKind("results of AIPerf", ReadAs.WATCH), "spec_decode_acceptance | metadata.request_start_ns metrics"),
+    (watched("a result of specdec_bench"), "Acceptance_Length_Histogram | Average_AL | Request_AL"),
+    (watched("results of AIPerf"), "spec_decode_acceptance | metadata.request_start_ns metrics"),
     (
         FileKind("a benchmark of GuideLLM, which holds no acceptance", ReadAs.SERVER),
         "metadata.guidellm_version | benchmarks.type_ | benchmarks.config benchmarks.metrics",
     ),
-    (FileKind("an export of SGLang's requests", ReadAs.WATCH), "spec_verify_ct"),
-    (FileKind("a result with counts of drafts", ReadAs.WATCH), "num_drafts | accept_lengths | accepted_lengths"),
-    (FileKind("a response of llama.cpp", ReadAs.WATCH), "timings.predicted_n | generation_settings timings"),
-    (FileKind("a list of llama.cpp's slots, which counts no drafts", ReadAs.NONE), "is_processing n_ctx"),
+    (watched("an export of SGLang's requests"), "spec_verify_ct"),
+    (watched("a result with counts of drafts"), "num_drafts | accept_lengths | accepted_lengths"),
+    (watched("a response of llama.cpp"), "timings.predicted_n | generation_settings timings"),
+    (unread("a list of llama.cpp's slots, which counts no drafts"), "is_processing n_ctx"),
     (
-        FileKind("iteration statistics of TensorRT-LLM", ReadAs.NONE),
+        unread("iteration statistics of TensorRT-LLM"),
         "specDecodingStats.numDraftTokens | iterLatencyMS iter | iterLatencyMS numActiveRequests",
     ),
     (
-        FileKind("a response of TensorRT-LLM", ReadAs.NONE),
+        unread("a response of TensorRT-LLM"),
         "request_perf_metrics.speculative_decoding | choices.request_perf_metrics.speculative_decoding",
     ),
     (REQUEST_DUMP, "obj.sampling_params | obj.text | requests.obj.text"),
     (SHAREGPT, "conversations | conversation"),
     (FileKind("SPEED-Bench's data set", ReadAs.PROMPTS), "turns multiturn | messages question_id"),
     (FileKind("Spec-Bench's or MT-bench's data set", ReadAs.PROMPTS), "turns | prompt prompt_id"),
-    (FileKind("a response of SGLang", ReadAs.WATCH), "meta_info | sglext choices"),
-    (FileKind("figures of a request of vLLM", ReadAs.WATCH), "spec_decode_metrics | num_draft_tokens"),
+    (watched("a response of SGLang"), "meta_info | sglext choices"),
+    (watched("figures of a request of vLLM"), "spec_decode_metrics | num_draft_tokens"),
     (ANSWER, "choices object | choices usage | metrics.speculative_decoding"),
     (LLAMACPP_JSON_LOG, "type time level msg"),
     (WRAPPED_LOG, "log stream | message level | message levelname"),
     (PROMPT_FILE, "prompt | messages"),
     (FileKind("a speculative configuration", ReadAs.TREES), "num_speculative_tokens | speculative_num_steps"),
-    (FileKind("a model's config.json", ReadAs.NONE), "architectures | model_type"),
+    (unread("a model's config.json"), "architectures | model_type"),
     (FileKind("a file of step costs", ReadAs.COSTS), "step.rows"),
     (TEXTS, "text"),
 )
@@ -141,21 +138,18 @@ _BY_TEXT = (
         FileKind("a response of Jaeger without a trace", ReadAs.NO_TRACE),
         r'\A\s*\{\s*"data":\s*(?:null|\[\s*\])\s*(?:\}|,\s*"(?:total|limit|offset|errors)":)',
     ),
-    (FileKind("llm.get_metrics() of vLLM", ReadAs.WATCH), r'"name":\s*"vllm:'),
-    (FileKind("what a specscope verb printed with --json", ReadAs.NONE), r'\A\s*\{\s*"schema":\s*"specscope\.'),
+    (watched("llm.get_metrics() of vLLM"), r'"name":\s*"vllm:'),
+    (unread("what a specscope verb printed with --json"), r'\A\s*\{\s*"schema":\s*"specscope\.'),
     (LLAMACPP_LOG, r"(?:^|\s)\d+\.\d\d\.\d{3}\.\d{3} [A-Z] |\bslot print_timing: "),
-    (FileKind("a log of SGLang", ReadAs.WATCH), r"\bDecode batch.*#running-req: "),
+    (watched("a log of SGLang"), r"\bDecode batch.*#running-req: "),
     (VLLM_LOG, r"\b(?:DEBUG|INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d \[\w+\.py:\d+\]|^SpecDecoding metrics: Mean"),
     (LLAMACPP_PAGE, r"^(?:# (?:HELP|TYPE) )?llamacpp[:_]\w+[ {]"),
+    (PAGE, r"\A\s*# (?:HELP|TYPE) \S|\A\s*(?:[a-zA-Z_:]\w*:|(?:vllm|sglang)_)\w+(?:\{.*\})? [-+.\w]+(?: \d+)?\s*$"),
     (
-        PAGE,
-        r"\A\s*# (?:HELP|TYPE) \S|\A\s*(?:[a-zA-Z_:]\w*:|(?:vllm|sglang)_)\w+(?:\{.*\})? [-+.\w]+(?: \d+)?\s*$",
-    ),
-    (
-        FileKind("a printed result with acceptance", ReadAs.WATCH),
+        watched("a printed result with acceptance"),
         r"^\s*(?:num_drafts|mean acceptance length[\w ()]*|accept(?:ance)? length|acceptance at token \d+): *\d",
     ),
-    (FileKind("results of SpecForge", ReadAs.WATCH), r'\A\s*\{(?s:.*)"metrics": *\[\s*\{[^}]{0,2000}"accept_length":'),
+    (watched("results of SpecForge"), r'\A\s*\{(?s:.*)"metrics": *\[\s*\{[^}]{0,2000}"accept_length":'),
     (
         TABLE,
         r"\A(?:[^\n,;\t]*[,;\t])*\"?(?:mean|avg|average)?[ _]*acc(?:ept(?:ed|ance)?)?[ _]*(?:len|lengths?|tokens)"
@@ -168,7 +162,7 @@ _BY_TEXT = (
         r'\A(?:"?[\w .-]{1,60}"?[,;\t])*"?(?:prompt|question|instruction|query)s?"? *'
         r'(?:[,;\t]"?[\w .-]{0,60}"?)*\r?(?:\n|\Z)',
     ),
-    (FileKind("an HTML page", ReadAs.NONE), r"\A\s*<(?:!doctype )?html"),
+    (unread("an HTML page"), r"\A\s*<(?:!doctype )?html"),
 )
 _TEXTS = [(kind, re.compile(pattern, re.MULTILINE | re.IGNORECASE)) for kind, pattern in _BY_TEXT]
 ARRAYS = FileKind("a file of arrays (.npz)", ReadAs.CALLS)
@@ -186,13 +180,13 @@ _BY_BYTES: Mapping[bytes, str] = {
     b"\x7fELF": "a program",
     b"SQLite format 3": "an SQLite database",
 }
-# OTLP protobuf: a ResourceSpans in a TracesData, or that in a message of Tempo's. First come its scopes, as newer
-# collectors write it, or its resource, in that an attribute, and in that its key or its value. No text has such bytes.
+# OTLP protobuf: a ResourceSpans in a TracesData. First come its scopes, as newer collectors write it, or its resource,
+# in that an attribute, and in that its key or its value. No text has such bytes.
 # The collector's file exporter has the length before each message, and may compress it.
-OTLP_PROTOBUF = FileKind("a trace in OTLP protobuf", ReadAs.CAPTURES)
+OTLP_PROTOBUF = traced("a trace in OTLP protobuf")
 _SIZE = rb"[\x80-\xff]{0,4}[\x00-\x7f]"
 _PROTOBUF = re.compile(
-    rb"(?:[\x00\x01][\x00-\xff]{3})?(?:\n%b){1,2}" % _SIZE
+    rb"(?:[\x00\x01][\x00-\xff]{3})?\n%b" % _SIZE
     + rb"(?:[\x12\x1a]%b[\n\x12\x1ah]|(?:\n%b){2}(?:\n%b[\w./-]{1,250}\x12|\x12))" % (_SIZE, _SIZE, _SIZE)
     + rb"|[\x00\x01][\x00-\xff]{3}(?:\x28\xb5\x2f\xfd|\{\s*\"resourceSpans\")"
 )
@@ -222,7 +216,7 @@ def kind_of(start: bytes) -> FileKind | None:
         if start.startswith(magic):
             return FileKind(words, ReadAs.NONE)
     if re.match(rb"\x80[\x02-\x05][\x95}\]c(]", start):
-        return REQUEST_DUMP if b"sglang" in start else FileKind("a Python pickle", ReadAs.NONE)
+        return REQUEST_DUMP if b"sglang" in start else unread("a Python pickle")
     if _PROTOBUF.match(start):
         return OTLP_PROTOBUF
     start = start[:LOOK]
@@ -302,9 +296,9 @@ def documents(lines: Iterable[tuple[int, bytes]], name: str) -> Iterator[tuple[i
         yield from [(number, first)] if first else ()
         yield from numbered
         return
-    splitter = Splitter(refuse, outer=is_array(start))
-    for at, line in chain([(number, first)], numbered):
-        for document in splitter.take(at, line):
+    splitter = Splitter(refuse, outer=is_array(start), line=number)
+    for _, line in chain([(number, first)], numbered):
+        for document in splitter.take(line):
             yield document.number, document.text + b"\n"
     yield from splitter.rest()
 
@@ -314,7 +308,7 @@ def is_whole(line: bytes) -> bool:
     with suppress(ValueError):
         return line.lstrip().startswith(b"{") and bool(decoded(line, msgspec.Raw))
     splitter = Splitter(lambda _: None)  # damaged, but whole
-    found = [document.text[:1] for document in splitter.take(1, line)]
+    found = [document.text[:1] for document in splitter.take(line)]
     return found == [b"{"] and not any(splitter.rest())
 
 
@@ -322,14 +316,19 @@ class Splitter:
     """Finds where documents end, and entries of lists, in text that comes in pieces."""
 
     def __init__(
-        self, too_large: Callable[[int], None], *, outer: bool = False, lists: Container[str] = frozenset()
+        self,
+        too_large: Callable[[int], None],
+        *,
+        outer: bool = False,
+        lists: Container[str] = frozenset(),
+        line: int = 1,
     ) -> None:
-        """`too_large` hears of each that is left out, by its line.
+        """`too_large` hears of each that is left out, by its line. The text begins in this `line`.
 
         `outer`: an array is around the documents. `lists`: those whose entries are taken by themselves, by their keys.
         """
         self._too_large = too_large
-        self._lists = lists
+        self._lists, self._line = lists, line
         self._least = self._depth = -1 if outer else 0  # brackets that are open, that array's left out
         self._items: int | None = 0  # the depth at which a document or an entry begins; None behind a list
         self._keys: list[str] = []  # of what is open, outside entries
@@ -340,8 +339,9 @@ class Splitter:
         self._size = self._first = 0
         self._is_begun = False
 
-    def take(self, number: int, piece: bytes) -> list[Document]:
-        """What ends in a piece that begins in line `number`."""
+    def take(self, piece: bytes) -> list[Document]:
+        """What ends in the next piece."""
+        number, self._line = self._line, self._line + piece.count(b"\n")
         piece, self._in_string = self._in_string + piece, b""
         complete: list[Document] = []
         start = counted = 0

@@ -49,7 +49,7 @@ def test_entries_of_lists_are_found_in_pieces_of_any_size(written, indent, size,
     content = (f"[{between.join(texts)}]" if outer else between.join(texts)).encode()
     splitter = Splitter(pytest.fail, outer=outer, lists=names)
     pieces = [content[at : at + size] for at in range(0, len(content), size)]
-    found = [(one.list_name, json.loads(one.text)) for piece in pieces for one in splitter.take(1, piece)]
+    found = [(one.list_name, json.loads(one.text)) for piece in pieces for one in splitter.take(piece)]
     wanted = []
     for value in written:
         wanted += [("a.b", entry) for entry in value] if isinstance(value, list) else []

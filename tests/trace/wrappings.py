@@ -45,18 +45,9 @@ def _dump(value: Any, indent: int | None = None) -> bytes:
     return json.dumps(value, indent=indent).encode()
 
 
-def _in_protobuf_json(lines: Lines, *, snake: bool = False) -> dict[str, Any]:
+def _in_protobuf_json(lines: Lines) -> dict[str, Any]:
     """Ids in base64, and enumerations by name."""
-    return MessageToDict(_message(one(lines), TracesData), preserving_proto_field_name=snake)
-
-
-def _old_tempo(lines: Lines) -> bytes:
-    parts = _in_protobuf_json(lines).get("resourceSpans", [])
-    for part in parts:
-        part["instrumentationLibrarySpans"] = part.pop("scopeSpans", [])
-        for scope in part["instrumentationLibrarySpans"]:
-            scope["instrumentationLibrary"] = scope.pop("scope", {})
-    return _dump({"batches": parts})
+    return MessageToDict(_message(one(lines), TracesData))
 
 
 def _framed(messages: list[bytes], *, compressed: bool = False) -> bytes:
@@ -152,10 +143,7 @@ WRAPPINGS: dict[str, Callable[[Lines], bytes]] = {
     "arrays as text": _arrays_as_text,
     "Tempo": lambda lines: _dump({"trace": _in_protobuf_json(lines)}),
     "older Tempo": lambda lines: _dump({"batches": _in_protobuf_json(lines).get("resourceSpans", [])}, 1),
-    "oldest Tempo": _old_tempo,
-    "names of protobuf": lambda lines: _dump(_in_protobuf_json(lines, snake=True)),
     "protobuf": lambda lines: export(one(lines)),
-    "Tempo's protobuf": lambda lines: field(0x0A, export(one(lines))) + b"\x18\x01",
     "proto of the file exporter": lambda lines: _framed([export(line) for line in lines]),
     "compressed proto": lambda lines: _framed([export(line) for line in lines], compressed=True),
     "compressed JSON": lambda lines: _framed([_dump(line) for line in lines], compressed=True),

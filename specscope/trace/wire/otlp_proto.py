@@ -5,20 +5,18 @@ is what TracesData reads. RawArray reads an ArrayValue, and RawScalars any numbe
 
 A file of it is a TracesData, or messages with the length of each before it: the collector's file exporter (`format:
 proto`) writes that as 4 bytes, big endian, and with `compression: zstd` compresses each by itself; so it does with JSON
-then. A TracesData is also what Tempo answers, where its newer API has it in the first field of another message.
+then.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import BufferedReader, BytesIO
+from itertools import count
 from typing import Any, BinaryIO
 
-import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory  # type: ignore[import-untyped]
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from numpy.typing import NDArray
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
@@ -26,7 +24,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from specscope.trace.files import BROKEN, is_compressed, open_plain, reason
 from specscope.trace.kinds import LARGEST
 from specscope.trace.wire.codec import DamagedError
-from specscope.trace.wire.otlp_json import DECODE_STEP, DRAWING, NUMBERS, Parts, ReadSpan, Spans
+from specscope.trace.wire.otlp_json import DRAWING, Parts, ReadSpan, Spans
 
 # Two bytes can encode a whole message: so what is decoded at once is bounded
 MAX_SPAN = 4 * 2**20  # bytes of one
@@ -86,46 +84,14 @@ def _span(raw: bytes) -> ReadSpan | DamagedError:
         return DamagedError(f"a span larger than {MAX_SPAN} bytes")
     try:
         span = Span.FromString(raw)
-        late = NUMBERS if span.name == DECODE_STEP else ()
-        return ReadSpan(span.name, span.start_time_unix_nano, span.end_time_unix_nano, _plain(span.attributes, late))
+        return ReadSpan(span.name, span.start_time_unix_nano, span.end_time_unix_nano, _plain(span.attributes))
     except DecodeError:
         return DamagedError("a span that is not OTLP protobuf")
 
 
-def _plain(pairs: Iterable[KeyValue], late: Collection[str] = ()) -> dict[str, Any]:
-    """Attributes as a dict, without the drawing. Arrays of the names in `late` are read when they are wanted."""
-    return {
-        pair.key: LateArray(pair.value.array_value)
-        if pair.key in late and pair.value.WhichOneof("value") == "array_value"
-        else _value(pair.value)
-        for pair in pairs
-        if pair.key != DRAWING
-    }
-
-
-class LateArray:
-    """An array that is not read yet: wire/decode_step.py reads those of many spans together."""
-
-    __slots__ = ("_message",)
-
-    def __init__(self, message: ArrayValue) -> None:
-        self._message = message
-
-    def elements(self) -> list[Any]:
-        """Its values."""
-        return _array(self._message)
-
-    @staticmethod
-    def all_elements(arrays: Sequence[Any], *, floats: bool) -> tuple[list[Any], NDArray[np.int64]] | None:
-        """As otlp_json.all_elements: end to end, the encodings of arrays are that of one."""
-        if not all(array is None or isinstance(array, LateArray) for array in arrays):
-            return None
-        messages = [None if array is None else array._message for array in arrays]
-        counts = np.array([0 if message is None else len(message.values) for message in messages], np.int64)
-        whole = b"".join(message.SerializeToString() for message in messages if message is not None)
-        scalars = RawScalars.FromString(b"".join(RawArray.FromString(whole).values))
-        values = list(scalars.double_value if floats else scalars.int_value)
-        return (values, counts) if len(values) == counts.sum() else None
+def _plain(pairs: Iterable[KeyValue]) -> dict[str, Any]:
+    """Attributes as a dict, without the drawing."""
+    return {pair.key: _value(pair.value) for pair in pairs if pair.key != DRAWING}
 
 
 def _value(value: AnyValue) -> Any:  # noqa: ANN401
@@ -151,44 +117,11 @@ def _array(array: ArrayValue) -> list[Any]:
     return [None if item.WhichOneof("value") == "array_value" else _value(item) for item in array.values]
 
 
-LIST = 0x0A  # the first byte of resource_spans, and of what holds one: field 1, bytes
-OUTER = re.compile(rb"(?:\n[\x80-\xff]{0,4}[\x00-\x7f]){4}[\w./-]{1,250}\x12")  # a ResourceSpans in another message
-FIXED = {1: 8, 5: 4}  # bytes of a value, by its wire type
-VARINT, BYTES = 0, 2
+LIST = b"\n"  # what a TracesData begins with, and each ResourceSpans in it: field 1, with its length
 NO_OTLP = "it is not OTLP protobuf"
 TOO_LARGE = f"a message or a resource's spans of over {LARGEST >> 20} MiB, the limit"
 
 LeaveOut = Callable[[int, str], None]
-
-
-class _CutOffError(Exception):
-    """The file ends within a message."""
-
-
-class _Bytes:
-    def __init__(self, content: BinaryIO) -> None:
-        self._content = content
-        self.taken = 0  # since the last message ended
-
-    def take(self, count: int) -> bytes:
-        data = self._content.read(count)
-        self.taken += len(data)
-        if len(data) < count:
-            raise _CutOffError
-        return data
-
-    def skip(self, count: int) -> None:
-        while count > 0:
-            count -= len(self.take(min(count, 2**20)))
-
-    def varint(self) -> int:
-        value = 0
-        for shift in range(0, 70, 7):
-            byte = self.take(1)[0]
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value
-        raise ValueError(NO_OTLP)
 
 
 def messages(content: BinaryIO, name: str, leave_out: LeaveOut) -> Iterator[tuple[int, bytes | Parts]]:
@@ -196,72 +129,50 @@ def messages(content: BinaryIO, name: str, leave_out: LeaveOut) -> Iterator[tupl
 
     Of a message that is cut off there are as many bytes, which are no JSON. `leave_out` hears of what cannot be read.
     """
-    source = _Bytes(content)
-    number = 0
-    try:
-        first = source.take(1)
-        is_list = first[0] == LIST
-        for number, message in enumerate(_fields(source, LIST) if is_list else _messages(source, first), 1):
-            try:
-                yield number, _read(message, not is_list, name)
-            except DecodeError:
-                leave_out(number, NO_OTLP)
-            except ValueError as error:
-                leave_out(number, str(error))
-            source.taken = 0
-    except _CutOffError:
-        if source.taken:
-            yield number + 1, bytes(source.taken)
-    except ValueError as error:
-        leave_out(number + 1, str(error))
+    first = content.read(1)
+    is_list = first == LIST
+    for number in count(1):
+        if not first:
+            return
+        if is_list and first != LIST:
+            leave_out(number, NO_OTLP)
+            return
+        length = _varint(content) if is_list else int.from_bytes(first + content.read(3), "big")
+        message = content.read(min(length, LARGEST + 1))
+        left = length - len(message)
+        while left and (skipped := content.read(min(left, 2**20))):
+            left -= len(skipped)
+        if left:
+            yield number, bytes(length - left)
+            return
+        try:
+            yield number, _read(message, not is_list, name)
+        except DecodeError:
+            leave_out(number, NO_OTLP)
+        except ValueError as error:
+            leave_out(number, str(error))
+        first = content.read(1)
 
 
-def _messages(source: _Bytes, first: bytes) -> Iterator[bytes | None]:
-    """Messages as the exporter wrote them. None: too large. Raises _CutOffError at the end of the file."""
-    while True:
-        yield _part(source, int.from_bytes(first + source.take(3), "big"))
-        first = source.take(1)
+def _varint(content: BinaryIO) -> int:
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = content.read(1)
+        value |= (ord(byte or b"\x7f") & 0x7F) << shift
+        if byte < b"\x80":
+            break
+    return value
 
 
-def _part(source: _Bytes, length: int) -> bytes | None:
-    if length <= LARGEST:
-        return source.take(length)
-    source.skip(length)
-    return None
-
-
-def _fields(source: _Bytes, tag: int) -> Iterator[bytes | None]:
-    """The first field of a message that is as long as the file: ResourceSpans, or what holds some.
-
-    None: too large. Raises _CutOffError at the end of the file, and ValueError where what follows cannot be found.
-    """
-    while True:
-        kind = tag & 7
-        if kind == BYTES:
-            length = source.varint()
-            if tag == LIST:
-                yield _part(source, length)
-            else:
-                source.skip(length)
-        elif kind == VARINT:
-            source.varint()
-        elif kind in FIXED:
-            source.skip(FIXED[kind])
-        else:
-            raise ValueError(NO_OTLP)
-        source.taken = 0
-        tag = source.take(1)[0]
-
-
-def _read(message: bytes | None, is_request: bool, name: str) -> bytes | Parts:
+def _read(message: bytes, is_request: bool, name: str) -> bytes | Parts:
     """A message's spans: a TracesData, or what is in one. Raises ValueError, DecodeError."""
-    if message is not None and is_compressed(message):
+    if is_compressed(message):
         try:
             message = open_plain(BufferedReader(BytesIO(message)), name).read(LARGEST + 1)
         except BROKEN as error:
             raise ValueError(reason(error)) from None
-    if message is None or len(message) > LARGEST:
+    if len(message) > LARGEST:
         raise ValueError(TOO_LARGE)
     if message.startswith(b"{"):
         return message.rstrip() + b"\n"
-    return read_request(message) if is_request or OUTER.match(message) else [read_resource(message)]
+    return read_request(message) if is_request else [read_resource(message)]

@@ -9,16 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from itertools import chain
 from typing import Any, BinaryIO
 
 import msgspec
-import orjson
 
 from specscope.errors import UserError
 from specscope.trace.checked import decoded, whole
 from specscope.trace.kinds import (
-    BARE_SPANS,
     LARGEST,
     LOOK,
     OTLP_PROTOBUF,
@@ -35,14 +34,11 @@ from specscope.trace.wire.otlp_proto import messages
 
 PIECE = 2**20  # bytes that are read at once
 JAEGER = "data"  # the list of Jaeger's page
-NAMES = ("resourceSpans", "resource_spans", "batches")  # of the lists; Tempo's are `batches` and in `trace`
+NAMES = ("resourceSpans", "batches")  # of the lists; Tempo's are `batches` and in `trace`
 LISTS = frozenset((JAEGER, *NAMES, *(f"{outer}.{name}" for outer in ("result", "trace") for name in NAMES)))
 PLAIN = re.compile(rb'\s*\{\s*"resourceSpans"')
 # An entry of a list of resourceSpans by itself: no other document that is read begins so
-BARE = re.compile(rb'\s*\{\s*"(?:resource|%b)"\s*:' % "|".join(BARE_SPANS).encode())
-# Keys as protobuf's own JSON, or an older OTLP, has them. In a text a quote has a backslash before it.
-OTHER_NAMES = re.compile(rb'"(?:[a-z]+_[a-z_]+|instrumentationLibrarySpans)"\s*:')
-OLDER = "instrumentationLibrarySpans"  # an older OTLP's name of scopeSpans
+BARE = re.compile(rb'\s*\{\s*"(?:resource|scopeSpans)"\s*:')
 
 LeaveOut = Callable[[int, str], None]
 
@@ -62,20 +58,11 @@ def unwrapped(
     while not first.strip() and (first := content.readline(LARGEST + 1)):
         number += 1
     start = first[:LOOK].decode("utf-8", "replace")
-    is_plain = PLAIN.match(first) is not None and OTHER_NAMES.search(first) is None
-    if not looks_like_json(start) or (is_plain and is_whole(first)):
+    if not looks_like_json(start) or (PLAIN.match(first) is not None and is_whole(first)):
         yield from _lines(content, number, first, leave_out)
         return
-    pieces = ((number, first[at : at + PIECE]) for at in range(0, len(first), PIECE))
-    chunks = _chunks(content, number + first.count(b"\n"))
-    yield from _taken_apart(chain(pieces, chunks), is_array(start), name, leave_out)
-
-
-def _chunks(content: BinaryIO, number: int) -> Iterator[tuple[int, bytes]]:
-    """What follows, with the number of the line that each begins in."""
-    while chunk := content.read(PIECE):
-        yield number, chunk
-        number += chunk.count(b"\n")
+    pieces = chain([first], iter(partial(content.read, PIECE), b""))
+    yield from _taken_apart(pieces, number, is_array(start), name, leave_out)
 
 
 def _lines(content: BinaryIO, number: int, line: bytes, leave_out: LeaveOut) -> Iterator[tuple[int, bytes]]:
@@ -91,7 +78,7 @@ def _lines(content: BinaryIO, number: int, line: bytes, leave_out: LeaveOut) -> 
 
 
 def _taken_apart(
-    pieces: Iterable[tuple[int, bytes]], outer: bool, name: str, leave_out: LeaveOut
+    pieces: Iterable[bytes], line: int, outer: bool, name: str, leave_out: LeaveOut
 ) -> Iterator[tuple[int, bytes | Parts]]:
     """A line, or spans, for each document or entry of its list."""
     is_any_read = False
@@ -102,14 +89,13 @@ def _taken_apart(
             raise UserError(f"{name}, line {number}: {why}")
         leave_out(number, why)
 
-    splitter = Splitter(too_large, outer=outer, lists=LISTS)
-    for number, piece in pieces:
-        for document in splitter.take(number, piece):
-            try:
-                yield document.number, _line(document)
-                is_any_read = True
-            except DamagedError as error:
-                leave_out(document.number, str(error))
+    splitter = Splitter(too_large, outer=outer, lists=LISTS, line=line)
+    for document in chain.from_iterable(map(splitter.take, pieces)):
+        try:
+            yield document.number, _line(document)
+            is_any_read = True
+        except DamagedError as error:
+            leave_out(document.number, str(error))
     yield from splitter.rest()
 
 
@@ -120,27 +106,7 @@ def _line(document: Document) -> bytes | Parts:
         return _of_jaeger(text)
     if not document.list_name and not BARE.match(text):
         return text + b"\n"
-    if OTHER_NAMES.search(text):
-        try:
-            text = orjson.dumps(_renamed(decoded(text)))
-        except (ValueError, TypeError, RecursionError) as error:  # TypeError: it is nested too deeply to be written
-            raise DamagedError(str(error)) from None
     return b'{"resourceSpans":[' + text + b"]}\n"
-
-
-def _renamed(value: Any) -> Any:  # noqa: ANN401
-    """A message with the names that OTLP JSON has. Its keys are names of fields, at every depth."""
-    if isinstance(value, list):
-        return [_renamed(inner) for inner in value]
-    if not isinstance(value, dict):
-        return value
-    return {_name(key): _renamed(inner) for key, inner in value.items()}
-
-
-def _name(key: str) -> str:
-    first, *others = key.split("_")
-    camel = first + "".join(map(str.capitalize, others))
-    return "scopeSpans" if camel == OLDER else camel
 
 
 # By a tag's type, what its value must be; and what a value is by its own JSON, where it is none of its tag's type

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, TracesData
 from typing_extensions import TypeAliasType
 
 from specscope.analyze.verify.trial import judge
@@ -22,7 +23,7 @@ from specscope.trace.wire import unspan
 from specscope.trace.wire.capture import line_json
 from specscope.trace.wire.codec import unaliased
 from specscope.trace.wire.otlp_json import ReadSpan, all_elements, elements
-from specscope.trace.wire.otlp_proto import LateArray
+from specscope.trace.wire.otlp_proto import read_request
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.schema import read_engine
 from specscope.trace.wire.spans import resource_attributes
@@ -52,23 +53,17 @@ def test_arrays_that_are_read_together_are_what_each_is(floats, ints):
         alone = [[] if raw is None else elements(raw) for raw in raws]
         assert counts.tolist() == list(map(len, alone))
         assert json.dumps(values) == json.dumps([value for each in alone for value in each])  # NaN is NaN
-        late = [None if each is None else LateArray(proto_array(each)) for each in arrays]
-        values, counts = LateArray.all_elements(late, floats=is_float)
-        assert counts.tolist() == [len(each or ()) for each in arrays]
-        assert json.dumps(values) == json.dumps([value for each in late if each for value in each.elements()])
 
 
-def proto_array(values):
-    name = {float: "double_value", int: "int_value", str: "string_value"}
-    return ArrayValue(values=[AnyValue(**{name[type(value)]: value}) for value in values])
-
-
-@pytest.mark.parametrize("values", [[1, 2], [0.5, 1], ["0.5"], [0.5, "a"]])
-def test_an_array_of_protobuf_that_holds_others_is_left_to_the_one_that_reads_any(values):
-    late = LateArray(proto_array(values))
-    assert LateArray.all_elements([LateArray(proto_array([0.5])), late], floats=True) is None
-    assert LateArray.all_elements([late, [0.5]], floats=True) is None
-    assert late.elements() == values
+@pytest.mark.parametrize("values", [[1, 2], [0.5, float("inf")], [0.5, 1], ["0.5"], [0.5, "a"], [True, None]])
+def test_an_array_of_protobuf_may_hold_values_of_one_kind_or_of_several(values):
+    name = {float: "double_value", int: "int_value", str: "string_value", bool: "bool_value"}
+    sent = [AnyValue(**({} if value is None else {name[type(value)]: value})) for value in values]
+    pair = KeyValue(key="a", value=AnyValue(array_value=ArrayValue(values=sent)))
+    span = Span(name="decode_step", attributes=[pair]).SerializeToString()
+    request = TracesData(resource_spans=[ResourceSpans(scope_spans=[ScopeSpans(spans=[Span.FromString(span)])])])
+    [(_, [read])] = read_request(request.SerializeToString())
+    assert read.attributes == {"a": values}
 
 
 @pytest.mark.parametrize(
