@@ -7,7 +7,7 @@ steps' own spans name the other requests, so they stay behind. What a request as
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -61,30 +61,32 @@ class Extract:
 def part_of(history: History, places: Sequence[str], privacy: Privacy = Privacy.EVERYTHING) -> Extract:
     """The requests and steps that `places` name (REQUEST, REQUEST@STEP or REQUEST@FIRST:LAST).
 
-    Of an edited run, they are those on the path on which the request ended. `privacy`: what is left out besides. Raises
-    UserError for a request or a step that is not there.
+    Of an edited run, those on the path on which it stands. `privacy`: what is left out besides. Raises UserError for a
+    request or a step that is not there.
     """
     assert history.run is not None
     parts: Chosen = defaultdict(set)
     events: Chosen = defaultdict(set)  # admissions and ends
     counts: dict[str, int] = {}  # of all steps of each request
     figures: dict[str, RequestFigures | None] = {}
-    stood = history.branch
     for place in places:
-        request, stretch = _stand(history, place, stood)
+        request, stretch = _found(history, place)
         counts[request.id], figures[request.id] = len(request.steps), _figures(history, request)
         for position in _positions(request, stretch):
             parts[history.steps[position].step].add(request.id)
         for record in history.steps:
             if any(info.id == request.id for info in (*record.admitted, *(end.info for end in record.finished))):
                 events[record.step].add(request.id)
-    steps = {*parts, *events}
-    after = dict(_after(history, steps))
-    history.show(stood)
-    whole = (found for step in sorted(steps) if (found := history.knows(step)) is not None)
-    records = tuple(_alone(one, parts[one.step], events[one.step], after.get(one.step), figures) for one in whole)
+    records: list[StepRecord] = []
+    branch = 0
+    for record in history.steps:
+        if record.step in parts or record.step in events:
+            before = records[-1].step if records else -1
+            after = None if record.branch == branch else before
+            records.append(_alone(record, parts[record.step], events[record.step], after, figures))
+            branch = record.branch
     run = replace(history.run, privacy=max(history.run.privacy, privacy))
-    return Extract(run, records, tuple(counts), _left_out(history, counts, records, run.privacy))
+    return Extract(run, tuple(records), tuple(counts), _left_out(history, counts, records, run.privacy))
 
 
 def _left_out(
@@ -126,25 +128,13 @@ def write_part(part: Extract, vocabulary: Vocabulary, path: str, existing: Exist
     return writer.size
 
 
-def _stand(history: History, place: str, last: int) -> tuple[RequestHistory, Stretch]:
-    """Go to the branch on which the request of a place ended: `last` before all others, then the latest.
-
-    Raises UserError for a request that is on none, and for a node.
-    """
-
-    def stretch() -> Stretch:
-        return Stretch(place) if place in history.requests else read_stretch(place)
-
-    def knows(branch: int) -> int:
-        history.show(branch)
-        request = history.requests.get(stretch().request)
-        return 0 if request is None else 1 if request.end is None else 2
-
-    history.show(max((last, *reversed(history.branches)), key=knows))
-    request, named = history.find(stretch().request)
+def _found(history: History, place: str) -> tuple[RequestHistory, Stretch]:
+    """What a place names. Raises UserError for a request that is not there, and for a node."""
+    stretch = Stretch(place) if place in history.requests else read_stretch(place)
+    request, named = history.find(stretch.request)
     if named.index is not None:
         raise UserError(f"{printable(place)} names a node: write a step, such as {printable(request.id)}@{named.index}")
-    return request, stretch()
+    return request, stretch
 
 
 def _positions(request: RequestHistory, stretch: Stretch) -> list[int]:
@@ -161,18 +151,6 @@ def _positions(request: RequestHistory, stretch: Stretch) -> list[int]:
     if not there:
         raise UserError(f"{printable(request.id)} has no steps from {first} to {last}")
     return there
-
-
-def _after(history: History, steps: Collection[int]) -> Iterator[tuple[int, int]]:
-    """The first of these steps on each branch but the original run, with that of them which it follows; -1: none."""
-    for branch in {record.branch for step in steps if (record := history.knows(step)) is not None} - {0}:
-        history.show(branch)
-        before = -1
-        for record in history.steps:
-            if record.step in steps and record.branch == branch:
-                yield record.step, before
-                break
-            before = record.step if record.step in steps else before
 
 
 def _alone(
