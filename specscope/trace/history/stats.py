@@ -80,10 +80,8 @@ class Acceptance:
 
     def add(self, step: Counted) -> None:
         """Count one request's step, the sums of an interval, or a whole request; prefill chunks count nothing."""
-        if isinstance(step, Aggregate):
-            self._add_sums(step)
-        elif isinstance(step, RequestFigures):
-            self._add_request(step)
+        if isinstance(step, Aggregate | RequestFigures):
+            self.merge(_sums(step))
         elif (counts := StepCounts.of(step) if isinstance(step, RequestStep) else step) is not None:
             self._add_step(counts)
 
@@ -101,40 +99,13 @@ class Acceptance:
             for d in range(min(deepest, step.depth)):
                 counts[d] += 1
 
-    def _add_request(self, request: RequestFigures) -> None:
-        for name in ("steps", *SUMS, "depth"):
-            setattr(self, name, getattr(self, name) + getattr(request, name))
-        self.kinds[FinalKind.BONUS] += request.bonus
-        self.kinds[FinalKind.RECOVERED] += request.recovered
-        self.kinds[FinalKind.TARGET] += request.steps - request.bonus - request.recovered
-        self._add_depths(request)
-
-    def _add_sums(self, aggregate: Aggregate) -> None:
-        self.aggregates += 1
-        for name in SUMS:
-            value = getattr(aggregate, name)
-            setattr(self, name, getattr(self, name) + (value or 0))
-            self.untold[name] += value is None
-        self._widen(len(aggregate.accepted_at))
-        for name in AT_DEPTH:
-            self.untold[name] += not getattr(aggregate, name) and aggregate.drafts != 0
-        self._add_depths(aggregate)
-
-    def _add_depths(self, other: Acceptance | Aggregate | RequestFigures) -> None:
-        self._widen(len(other.proposed_at))
-        for name in AT_DEPTH:
-            counts = getattr(self, name)
-            for d, count in enumerate(getattr(other, name)[: len(counts)]):
-                counts[d] += count
-
     def row(self) -> list[int]:
-        """All counts, so that rows can be subtracted; `of` reads them back."""
+        """All counts as numbers; `of` reads them back."""
         by_depth = zip(self.accepted_at, self.proposed_at, self.tried_at, strict=True)
         return [
             *_row(self),
             *[self.kinds.get(kind, 0) for kind in KINDS],
             *([self.untold[name] for name in TOLD] if self.untold else NONE_UNTOLD),
-            len(self.accepted_at),
             *chain.from_iterable(by_depth),
         ]
 
@@ -147,8 +118,7 @@ class Acceptance:
             setattr(total, name, next(counts))
         total.kinds.update({kind: next(counts) for kind in FinalKind})
         total.untold.update({name: next(counts) for name in TOLD})
-        depth = next(counts)
-        by_depth = list(counts)[: 3 * depth]
+        by_depth = list(counts)
         total.accepted_at, total.proposed_at, total.tried_at = (by_depth[place::3] for place in range(3))
         return total
 
@@ -156,9 +126,13 @@ class Acceptance:
         """Add another count to this one."""
         for name in ROW:
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in ("kinds", "untold"):
-            getattr(self, name).update(getattr(other, name))
-        self._add_depths(other)
+        self.kinds.update(other.kinds)
+        self.untold.update(other.untold)
+        self._widen(len(other.accepted_at))
+        for name in AT_DEPTH:
+            counts = getattr(self, name)
+            for d, count in enumerate(getattr(other, name)):
+                counts[d] += count
 
     def _widen(self, depth: int) -> None:
         for name in AT_DEPTH:
@@ -245,6 +219,21 @@ class Acceptance:
             },
             "kinds": None if self.aggregates else {kind.value: self.kinds[kind] for kind in FinalKind},
         }
+
+
+def _sums(given: Aggregate | RequestFigures) -> Acceptance:
+    """As counts."""
+    depths = max(len(given.accepted_at), len(given.proposed_at))
+    at_depth: dict[str, Any] = {name: [*getattr(given, name), *[0] * depths][:depths] for name in AT_DEPTH}
+    told: dict[str, Any] = {name: getattr(given, name) for name in SUMS}
+    if isinstance(given, RequestFigures):
+        target = given.steps - given.bonus - given.recovered
+        kinds = {FinalKind.BONUS: given.bonus, FinalKind.RECOVERED: given.recovered, FinalKind.TARGET: target}
+        return Acceptance(**told, **at_depth, steps=given.steps, depth=given.depth, kinds=Counter(kinds))
+    untold = {name: int(value is None) for name, value in told.items()}
+    untold |= {name: int(not getattr(given, name) and given.drafts != 0) for name in AT_DEPTH}
+    counts: dict[str, Any] = {name: value or 0 for name, value in told.items()}
+    return Acceptance(**counts, **at_depth, aggregates=1, untold=Counter(untold))
 
 
 def measure(steps: Iterable[Counted]) -> Acceptance:

@@ -1,17 +1,15 @@
 """Running totals of a run and of requests, and why steps drafted nothing: one of a few reasons, from their records.
 
 RunningTotals has a row of sums after each step, so that any stretch is a difference. RequestTally has the figures that
-go onto a request's own span. Its sums are never changed, only followed by others, so where a run goes back the sums of
-that step hold again: those after the newest steps are remembered. A run that goes back beyond them leaves its requests
-without figures.
+go onto a request's own span.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any
@@ -122,8 +120,7 @@ class RunningTotals:
     def __init__(self) -> None:
         self.total = Acceptance()  # after the last
         self._own = [0] * OWN  # likewise
-        self._rows = array("q", [*self._own, *self.total.row()])  # one after the other, filled up with 0
-        self._width = len(self._rows)
+        self._rows = [array("q", [*self._own, *self.total.row()])]
 
     def add(self, parts: Iterable[Counted], reasons: Iterable[Undrafted | None] = ()) -> None:
         """Take one more item, made of these request steps or sums. `reasons`: why they drafted nothing."""
@@ -137,22 +134,16 @@ class RunningTotals:
         if known:
             self._own[DRAFTS] += self.total.drafts - drafts
             self._own[ACCEPTED] += self.total.accepted - accepted
-        row = [*self._own, *self.total.row()]
-        if len(row) > self._width:  # a tree is deeper than any before it
-            rows = [self._row(count) for count in range(len(self._rows) // self._width)]
-            self._rows = array("q", [value for each in rows for value in (*each, *[0] * (len(row) - self._width))])
-            self._width = len(row)
-        self._rows.extend(row + [0] * (self._width - len(row)))
+        self._rows.append(array("q", [*self._own, *self.total.row()]))
 
     def _row(self, count: int) -> array[int]:
         """The sums after the first `count` items; after all where there are fewer."""
-        begin = min(count * self._width, len(self._rows) - self._width)
-        return self._rows[begin : begin + self._width]
+        return self._rows[min(count, len(self._rows) - 1)]
 
     def take_back(self) -> None:
         """Remove the last item."""
-        del self._rows[-self._width :]
-        last = self._rows[-self._width :]
+        self._rows.pop()
+        last = self._rows[-1]
         self._own, self.total = last[:OWN].tolist(), Acceptance.of(last[OWN:])
 
     def undrafted_upto(self, count: int) -> Counter[Undrafted]:
@@ -166,70 +157,54 @@ class RunningTotals:
 
     def emitted(self, count: int) -> int:
         """Output tokens of the first `count` items."""
-        return self._rows[count * self._width + EMITTED]
+        return self._rows[count][EMITTED]
 
     def tau(self, begin: int, end: int) -> float | None:
         """Mean acceptance length over the items from `begin` to before `end`."""
-        first, last = begin * self._width, end * self._width
-        drafts, accepted = (self._rows[last + place] - self._rows[first + place] for place in (DRAFTS, ACCEPTED))
-        return Acceptance(drafts=drafts, accepted=accepted).tau
+        first, last = self._rows[begin], self._rows[end]
+        return Acceptance(drafts=last[DRAFTS] - first[DRAFTS], accepted=last[ACCEPTED] - first[ACCEPTED]).tau
 
 
-KEPT = 20_000  # sums that are remembered
+KEPT = 20_000  # requests of which sums are kept
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Sums:
-    row: tuple[int, ...] = tuple(Acceptance().row())
-    undrafted: Mapping[Undrafted, int] = field(default_factory=dict)
+    counts: Acceptance = field(default_factory=Acceptance)
+    undrafted: Counter[Undrafted] = field(default_factory=Counter)
     first_ns: int = 0  # when the step with its first token ended; 0 before it
-    ended: int | None = None  # the branch on which it ended
-    known: bool = True  # False: the run went back too far, or its first steps did not come
-
-    def plus(self, counts: StepCounts, why: Undrafted | None, end_ns: int) -> _Sums:
-        total = Acceptance.of(self.row)
-        total.add(counts)
-        undrafted = self.undrafted if why is None else {**self.undrafted, why: self.undrafted.get(why, 0) + 1}
-        first_ns = self.first_ns or (end_ns if counts.emitted else 0)
-        return replace(self, row=tuple(total.row()), undrafted=undrafted, first_ns=first_ns, ended=None)
 
 
 class RequestTally:
-    """Takes a run's records in order, and gives the figures of requests that end."""
+    """Takes a run's records in order, and gives the figures of requests that end.
+
+    Where the run goes back, requests that were under way have none.
+    """
 
     def __init__(self, run: RunInfo) -> None:
         self._run = run
-        self._sums: dict[str, _Sums] = {}  # after the newest step
-        self._after: dict[int, dict[str, _Sums]] = {-1: self._sums}  # after each of the newest steps
-        self._size = 1  # steps in it, and sums
+        self._sums: dict[str, _Sums] = {}  # of requests whose first step came
 
     def add(self, record: StepRecord) -> None:
         """Take one more step."""
-        before = self._sums if record.after is None else self._after.get(record.after)
-        if before is None:
-            before = {name: replace(sums, known=False) for name, sums in self._sums.items()}
-        going = {name: sums for name, sums in before.items() if sums.ended != record.branch}
+        if record.after is not None:
+            self._sums.clear()
         for part in record.requests:
-            sums = going.get(part.request) or _Sums(known=part.index == 0)  # else its first steps are missing
-            if (counts := StepCounts.of(part)) is not None:
-                why = None if counts.drafted else why_undrafted(self._run, record, part)
-                sums = sums.plus(counts, why, record.end_ns)
-            going[part.request] = sums if sums.ended is None else replace(sums, ended=None)
-        for end in record.finished:
-            going[end.info.id] = replace(going.get(end.info.id, _Sums()), ended=record.branch)
-        while len(going) >= KEPT:  # their ends were lost
-            del going[next(iter(going))]
-        self._sums = self._after[record.step] = going
-        self._size += 1 + len(going)
-        while self._size > KEPT and len(self._after) > 1:
-            self._size -= 1 + len(self._after.pop(next(iter(self._after))))
+            sums = self._sums.setdefault(part.request, _Sums()) if not part.index else self._sums.get(part.request)
+            if sums is not None and (counts := StepCounts.of(part)) is not None:
+                sums.counts.add(counts)
+                if (why := why_undrafted(self._run, record, part)) is not None:
+                    sums.undrafted[why] += 1
+                sums.first_ns = sums.first_ns or (record.end_ns if counts.emitted else 0)
+        while len(self._sums) > KEPT:  # their ends were lost
+            del self._sums[next(iter(self._sums))]
 
     def figures(self, end: RequestEnd) -> RequestFigures | None:
         """The figures of a request that ended in the newest step; None where they are not known."""
-        sums = self._sums.get(end.info.id, _Sums())
-        if not sums.known:
+        sums = self._sums.pop(end.info.id, None if end.info.admitted_ns else _Sums())
+        if sums is None:
             return None
-        counts, info = Acceptance.of(sums.row), end.info
+        counts, info = sums.counts, end.info
         arrival = info.arrival_ns
         told: dict[str, Any] = {name: getattr(counts, name) for name in ("steps", *SUMS, "depth", "tau", "rate")}
         told |= {name: tuple(getattr(counts, name)[:DEPTHS]) for name in AT_DEPTH}

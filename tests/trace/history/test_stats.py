@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from specscope.trace.history import stats, totals
 from specscope.trace.history.history import History
 from specscope.trace.history.stats import Acceptance, measure
 from specscope.trace.history.totals import RequestTally, count_undrafted
 from specscope.trace.record.aggregate import Aggregate
-from specscope.trace.record.records import FinalKind, FinishReason
+from specscope.trace.record.records import FinalKind
 from specscope.trace.record.tree import ROOT, DraftTree
 from specscope.trace.wire.reading import read_capture
 from tests.trace.sampled_runs import FakeEngine, sampled_runs
@@ -124,20 +123,6 @@ def test_speed_is_tokens_over_the_wall_clock_of_the_records(history):
     assert history.speed_at(-1) is None
 
 
-END = [(0, FinishReason.EOS)]
-
-
-def told(records):
-    """(figures, the history's acceptance and reasons) of each end."""
-    tally, history = RequestTally(RUN), History(RUN)
-    for record in records:
-        tally.add(record)
-        history.append(record)
-        for end in record.finished:
-            request = history.requests[end.info.id]
-            yield tally.figures(end), request.acceptance, request.totals.undrafted_upto(len(request.steps))
-
-
 def check(figures, acceptance, undrafted):
     pooled = Acceptance()
     pooled.add(figures)  # whose depths are bounded, where an acceptance's are not
@@ -146,22 +131,29 @@ def check(figures, acceptance, undrafted):
     assert figures.undrafted == {reason.value: count for reason, count in undrafted.items() if count}
 
 
-@given(sampled_runs(most=30), st.just(totals.KEPT) | st.integers(1, 20))
+@given(sampled_runs(most=30))
 @settings(max_examples=60)
-def test_the_figures_are_those_of_the_branch_on_which_it_ends_and_beyond_what_is_kept_none(records, most):
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(totals, "KEPT", most)
-        for figures, acceptance, undrafted in told(records):
-            if most > 20 or (figures is not None and figures.steps):  # more requests than are remembered have none
-                check(figures, acceptance, undrafted)
+def test_the_figures_are_those_of_all_its_steps_and_where_the_run_went_back_meanwhile_none(records):
+    tally, history, began = RequestTally(RUN), History(RUN), {}
+    last_branch = 0
+    for record in records:
+        tally.add(record)
+        history.append(record)
+        last_branch = record.step if record.after is not None else last_branch
+        began |= {part.request: record.step for part in record.requests if not part.index}
+        for end in record.finished:
+            figures, request = tally.figures(end), history.requests[end.info.id]
+            if end.info.admitted_ns and began.get(end.info.id, -1) < last_branch:
+                assert figures is None
+            else:
+                check(figures, request.acceptance, request.totals.undrafted_upto(len(request.steps)))
 
 
 def test_what_is_remembered_is_bounded(monkeypatch):
     monkeypatch.setattr(totals, "KEPT", 100)
-    tally, engine, chance = RequestTally(RUN), FakeEngine(), random.Random(0)
-    for _ in range(400):
+    tally, engine = RequestTally(RUN), FakeEngine()
+    for _ in range(400):  # whose ends are lost on the way
         engine.path.clear()
-        tally.add(engine.step([("", {})], END if chance.random() < 0.9 else [], [(2, 1)]))
-        engine.alive = dict(list(engine.alive.items())[-3:])  # ends that were lost on the way
-    assert tally._size <= 100
-    assert sum(1 + len(sums) for sums in tally._after.values()) == tally._size
+        tally.add(engine.step([("", {})], [], [(2, 1)]))
+        engine.alive = dict(list(engine.alive.items())[-3:])
+    assert len(tally._sums) == 100
