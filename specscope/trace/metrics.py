@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, Histogram, make_wsgi_app, start_http_server
@@ -24,13 +24,10 @@ from prometheus_client.registry import Collector
 from specscope.errors import UserError
 from specscope.trace.history.stats import Acceptance
 from specscope.trace.history.totals import Undrafted, count_undrafted
-from specscope.trace.record.aggregate import Aggregate, Reason
+from specscope.trace.record.aggregate import Aggregate
 from specscope.trace.record.records import FinishReason, RequestEnd, RequestInfo, RunInfo, StepRecord
 from specscope.trace.wire.sampling import ratio_keeps
 from specscope.trace.wire.spans import own_trace
-
-if TYPE_CHECKING:
-    from specscope.trace.wire.sampling import Sampler
 
 PLAIN, OPENMETRICS = "text/plain", "application/openmetrics-text"  # the forms of a metrics page
 NEVER = re.compile(r";\s*q\s*=\s*0(?:\.0*)?\s*(?:;|$)")  # of a form in an Accept header: one that is not taken
@@ -51,8 +48,8 @@ VLLM_REASON = {
 class Totals:
     """What is counted. Counters only grow; the batch and the KV cache are as the newest record has them."""
 
-    past: Acceptance = field(default_factory=Acceptance)  # up to the last `take`
-    recent: Acceptance = field(default_factory=Acceptance)  # since then
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    recent: Acceptance = field(default_factory=Acceptance)  # since the last log line
     prompt_tokens: int = 0
     preemptions: int = 0
     finished: Counter[str] = field(default_factory=Counter)  # by VLLM_REASON
@@ -65,6 +62,7 @@ class Totals:
     def add(self, record: StepRecord) -> None:
         """Count one engine step."""
         for part in record.counted:
+            self.acceptance.add(part)
             self.recent.add(part)
         self.prompt_tokens += sum(len(info.prompt_tokens) for info in record.admitted)
         self.finished.update(VLLM_REASON[end.reason] for end in record.finished)
@@ -73,20 +71,6 @@ class Totals:
         blocks = record.blocks_used + record.blocks_free
         own = record.blocks_used / blocks if blocks else 0.0
         self.kv_usage = own if self.told is None else self.told.kv_usage
-
-    def take(self) -> Acceptance:
-        """What was accepted since the last call."""
-        taken, self.recent = self.recent, Acceptance()
-        self.past.merge(taken)
-        return taken
-
-    @property
-    def acceptance(self) -> Acceptance:
-        """All that was accepted so far."""
-        total = Acceptance()
-        total.merge(self.past)
-        total.merge(self.recent)
-        return total
 
 
 class Series(NamedTuple):
@@ -182,7 +166,7 @@ class Metrics(Collector):
     """A sink: call it with each StepRecord. Everything is counted here and read from here only when asked for.
 
     With `log`, vLLM's log line is handed to it for every `seconds` in which something was drafted. `lost` says how many
-    records are known to be missing; `sampler` decides whose spans are sent, where not all are.
+    records are known to be missing.
 
     With `run`, the Prometheus text has the histograms of its requests too (Histograms). Their exemplars are
     requests whose spans are sent: `ratio` is their share, None for all.
@@ -196,7 +180,6 @@ class Metrics(Collector):
         log: Callable[[str], None] | None = None,
         seconds: float = LOG_SECONDS,
         lost: Callable[[], int] = lambda: 0,
-        sampler: Sampler | None = None,
         run: RunInfo | None = None,
         ratio: float | None = None,
     ) -> None:
@@ -211,13 +194,6 @@ class Metrics(Collector):
             *SERIES,
             Series("specscope:lost_records", "Records lost before they were written or sent.", lambda _: lost()),
         )
-        if sampler is not None:  # everything else here is counted before it
-            text, decided = "Requests that trace sampling kept or dropped.", (Reason.RATIO, Reason.PARENT)
-
-            def kept(_: Totals) -> Mapping[str, float]:
-                return {why.value: sampler.kept[why] for why in decided} | {"left_out": sampler.left_out}
-
-            self._series += (Series("specscope:trace_requests", text, kept, "decision"),)
         self._servers: list[WSGIServer] = []
         self.registry.register(self)
         self._run = run
@@ -240,7 +216,8 @@ class Metrics(Collector):
     def _log_interval(self) -> None:
         """Log an interval, and start again. Time is the records' own, so a replay logs what the run logged."""
         if self._log is not None and self._start_ns is not None:
-            line = log_line(self.totals.take(), (self._end_ns - self._start_ns) / 1e9)
+            recent, self.totals.recent = self.totals.recent, Acceptance()
+            line = log_line(recent, (self._end_ns - self._start_ns) / 1e9)
             if line is not None:
                 self._log(line)
         self._start_ns = None
@@ -295,7 +272,6 @@ FIRST = (
     2560,
 )
 BETWEEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
-TOKENS = tuple(2**n for n in (0, *range(3, 15)))
 
 # Ours are the same for every engine, so that a fleet's can be added: 1 is a request of which nothing was accepted
 LENGTHS = (1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 5, 6, 8, 10, 12, 16, 24, 32)
@@ -303,34 +279,18 @@ LENGTHS = (1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 5, 6, 8, 10, 12, 16, 24, 32)
 HISTOGRAMS = {
     "vllm:time_to_first_token_seconds": ("From arrival to the first output.", FIRST),
     "vllm:inter_token_latency_seconds": ("Between two steps that emitted.", BETWEEN),
-    "vllm:request_time_per_output_token_seconds": ("Of a request: decode time by token after the first.", BETWEEN),
     "vllm:e2e_request_latency_seconds": ("From arrival to the end.", LONG),
     "vllm:request_queue_time_seconds": ("From arrival to admission.", LONG),
-    "vllm:request_prefill_time_seconds": ("From admission to the first output.", LONG),
-    "vllm:request_decode_time_seconds": ("From the first output to the end.", LONG),
-    "vllm:request_inference_time_seconds": ("From admission to the end.", LONG),
-    "vllm:iteration_tokens_total": ("Tokens fed in a step.", TOKENS),
     "specscope:request_acceptance_length": ("Of a request with drafts: 1 + accepted / drafts.", LENGTHS),
 }
-COUNTS = {  # their buckets go as far as a context
-    "vllm:request_prompt_tokens": "Tokens of a request's prompt.",
-    "vllm:request_generation_tokens": "Output tokens of a request.",
-}
-WHOLE = (FinishReason.EOS, FinishReason.STOP, FinishReason.LENGTH)  # of others, latencies and lengths say nothing
-
-
-def buckets_to(most: int) -> tuple[int, ...]:
-    """vLLM's `build_1_2_5_buckets`: 1, 2, 5, 10, 20, ... up to `most`."""
-    series = (digit * 10**power for power in range(len(str(most))) for digit in (1, 2, 5))
-    return tuple(value for value in series if value <= most)
+WHOLE = (FinishReason.EOS, FinishReason.STOP, FinishReason.LENGTH)  # of others, latencies say nothing
 
 
 @dataclass
 class _Running:
     exemplar: dict[str, str] | None  # None where it has no trace
     arrival_ns: int
-    first_ns: int = 0  # when it first emitted; 0: not yet
-    last_ns: int = 0  # when it last did
+    last_ns: int = 0  # when it last emitted; 0: not yet
     drafts: int = 0
     accepted: int = 0
 
@@ -343,10 +303,9 @@ class Histograms:
     """
 
     def __init__(self, registry: CollectorRegistry, labels: dict[str, str], run: RunInfo, ratio: float | None) -> None:
-        lengths = {name: (text, buckets_to(max(run.max_context, 1))) for name, text in COUNTS.items()}
         self._histograms = {
             name: Histogram(name, text, list(labels), buckets=buckets, registry=registry).labels(**labels)
-            for name, (text, buckets) in {**HISTOGRAMS, **lengths}.items()
+            for name, (text, buckets) in HISTOGRAMS.items()
         }
         self._run_id = run.run_id
         self._ratio = ratio
@@ -354,9 +313,6 @@ class Histograms:
 
     def __call__(self, record: StepRecord) -> None:
         """Count one engine step."""
-        if record.requests:
-            fed = sum(part.prefill_tokens + (part.verdict is not None) + len(part.tree) for part in record.requests)
-            self._see("vllm:iteration_tokens_total", fed)
         for info in record.admitted:
             request = self._running[info.id] = _Running(self._exemplar(info), info.arrival_ns)
             self._see_ns("vllm:request_queue_time_seconds", info.admitted_ns - info.arrival_ns, request)
@@ -366,7 +322,6 @@ class Histograms:
                     known.drafts, known.accepted = known.drafts + 1, known.accepted + part.verdict.accepted
                 if part.emitted:
                     before, known.last_ns = known.last_ns, record.end_ns
-                    known.first_ns = known.first_ns or record.end_ns
                     name = "inter_token_latency" if before else "time_to_first_token"
                     self._see_ns(f"vllm:{name}_seconds", record.end_ns - (before or known.arrival_ns), known)
         for end in record.finished:
@@ -384,23 +339,11 @@ class Histograms:
         tau = Acceptance(drafts=request.drafts, accepted=request.accepted).tau
         if tau is not None:
             self._see("specscope:request_acceptance_length", tau, request)
-        if not request.first_ns or end.reason not in WHOLE:
-            return
-        info, first, last, output = end.info, request.first_ns, request.last_ns, len(end.output)
-        self._see("vllm:request_prompt_tokens", len(info.prompt_tokens), request)
-        self._see("vllm:request_generation_tokens", output, request)
-        times: dict[str, float] = {
-            "vllm:e2e_request_latency_seconds": last - info.arrival_ns,
-            "vllm:request_prefill_time_seconds": first - info.admitted_ns,
-            "vllm:request_decode_time_seconds": last - first,
-            "vllm:request_inference_time_seconds": last - info.admitted_ns,
-        }
-        times |= {} if output < 2 else {"vllm:request_time_per_output_token_seconds": (last - first) / (output - 1)}
-        for name, ns in times.items():
-            self._see_ns(name, ns, request)
+        if request.last_ns and end.reason in WHOLE:
+            self._see_ns("vllm:e2e_request_latency_seconds", request.last_ns - end.info.arrival_ns, request)
 
     def _see_ns(self, name: str, ns: float, request: _Running) -> None:
         self._see(name, max(ns, 0) / 1e9, request)
 
-    def _see(self, name: str, value: float, request: _Running | None = None) -> None:
-        self._histograms[name].observe(value, None if request is None else request.exemplar)
+    def _see(self, name: str, value: float, request: _Running) -> None:
+        self._histograms[name].observe(value, request.exemplar)

@@ -137,7 +137,6 @@ class Outputs:
             engine=engine,
             log=log,
             lost=lambda: self._bus.lost,
-            sampler=None if self._spans is None else self._spans.sampler,
             run=run if options.metrics_port is not None else None,
             ratio=options.ratio,
         )
@@ -369,11 +368,6 @@ class Bus:
     def lost(self) -> int:
         """Records thrown away over all sinks."""
         return sum(subscription.lost for subscription in self.subscriptions)
-
-    @property
-    def waited_ns(self) -> int:
-        """Time the engine waited for sinks."""
-        return sum(subscription.waited_ns for subscription in self.subscriptions)
 
     def flush(self) -> None:
         """Wait until every sink has everything published so far."""

@@ -1,6 +1,5 @@
 """Metrics, through Prometheus' and OpenMetrics' own parsers: counters, gauges, histograms over requests, the log."""
 
-import dataclasses
 import urllib.request
 
 import pytest
@@ -20,7 +19,6 @@ from tests.trace.strategies import RUN
 from tests.waiting import HANG_SECONDS
 
 MS = made.MS
-RUN_OF_100 = dataclasses.replace(RUN, max_context=100)
 LENGTH = "specscope:request_acceptance_length"
 
 
@@ -67,7 +65,7 @@ def filled(records, **options):
 
 
 def histograms(*records, ratio=None):
-    return filled(records, run=RUN_OF_100, ratio=ratio)
+    return filled(records, run=RUN, ratio=ratio)
 
 
 def samples(metrics):
@@ -176,29 +174,17 @@ def test_a_request_that_fails_has_a_length_of_acceptance_and_no_latency(reason):
     ended = reason not in (FinishReason.CANCELLED, FinishReason.ERROR)
     assert value(metrics, LENGTH + "_count") == 1
     assert value(metrics, "vllm:e2e_request_latency_seconds_count") == ended
-    assert value(metrics, "vllm:request_prompt_tokens_sum") == 12 * ended
-    assert value(metrics, "vllm:request_generation_tokens_sum") == 4 * ended
 
 
-def test_latencies_and_lengths():
+def test_latencies():
     metrics = histograms(*life(asked("a"), [(3, 1), (3, 1), (3, 0)]))  # each step ends 20 ms after it began
     for name, seconds in {
         "time_to_first_token_seconds": 0.02,  # arrived at 100 ms; the first step ends at 120
         "inter_token_latency_seconds": 0.2,
-        "request_time_per_output_token_seconds": 0.2 / 4,
         "e2e_request_latency_seconds": 0.22,
         "request_queue_time_seconds": 0.05,
-        "request_prefill_time_seconds": 0,  # admitted at 150 ms, after the step: never below nothing
-        "request_decode_time_seconds": 0.2,
-        "request_inference_time_seconds": 0.17,
-        "request_prompt_tokens": 12,
-        "request_generation_tokens": 5,
-        "iteration_tokens_total": 3 * 4,
     }.items():
         assert value(metrics, f"vllm:{name}_sum") == pytest.approx(seconds), name
-    for name in ("prompt", "generation"):  # vLLM's, up to the longest context
-        found = [one.labels["le"] for one in samples(metrics) if one.name == f"vllm:request_{name}_tokens_bucket"]
-        assert found == ["1.0", "2.0", "5.0", "10.0", "20.0", "50.0", "100.0", "+Inf"]
 
 
 ACCEPTS = (  # headers of curl, of Prometheus 2 and 3, and of whom it may concern
@@ -239,6 +225,5 @@ def test_a_request_whose_spans_are_not_sent_is_no_exemplar():
     for ratio, chosen in ((0.5, kept), (None, set(names))):
         found = [one for one in samples(histograms(*records, ratio=ratio)) if one.exemplar is not None]
         [newest] = {one.exemplar.labels["trace_id"] for one in found if one.name == f"{LENGTH}_bucket"}
-        assert not any(one.name.startswith("vllm:iteration_tokens") for one in found), "a step is of no one request"
         last = max(chosen, key=names.index)
         assert newest == f"{own_trace(RUN.run_id, last):032x}"
