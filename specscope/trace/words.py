@@ -77,11 +77,6 @@ class StepFacts(Mapping[str, object]):
         """Where the node was drafted; of a step as a whole, the root."""
         return PlaceView(self.step, ROOT if self.node is None else int(self.step.tree.parent[self.node]))
 
-    def sibling(self, node: int) -> int:
-        """A node's place among its siblings, from 1; 0 for the root."""
-        tree = self.step.tree
-        return 0 if node == ROOT else 1 + tree.children(int(tree.parent[node])).index(node)
-
     def _request(self) -> tuple[RequestHistory, int] | tuple[None, None]:
         """The request, and the place of this step among its steps."""
         request = self.history.requests.get(self.name)
@@ -123,29 +118,9 @@ class Fact(NamedTuple):
     value: str | Callable[[StepFacts], object]  # where it lies in the request's step, of an array at the node; or how
 
 
-def _accepted(facts: StepFacts | None) -> int | None:
-    return None if facts is None else 0 if facts.verdict is None else facts.verdict.accepted
-
-
-def _gap(facts: StepFacts) -> int | None:
-    before = facts.before()
-    return None if before is None else facts.record.step - before.record.step
-
-
 def _rejected(facts: StepFacts) -> tuple[int, ...]:
     gone = [] if facts.verdict is None else facts.verdict.outcome == Outcome.REJECTED
     return tuple(facts.step.tree.token[gone].tolist())
-
-
-def _of_draw(name: str) -> Callable[[StepFacts], float | None]:
-    """A figure of the node's draw; None where it is no draw, or it is not recorded."""
-
-    def value(facts: StepFacts) -> float | None:
-        notes = facts.step.notes
-        drawn = notes is not None and len(notes.coin) and notes.coin[facts.at]
-        return float(getattr(notes, name)[facts.at]) if drawn else None
-
-    return value
 
 
 def _at_parent(name: str) -> Callable[[StepFacts], float | None]:
@@ -174,7 +149,7 @@ STEP: dict[str, Fact] = {
     "context": Fact(int, "tokens before the root", "context_len"),
     "drafter": Fact(str, "name of the drafter; none if nothing was drafted", "drafter"),
     "nodes": Fact(int, "nodes of the tree", lambda f: len(f.step.tree)),
-    "accepted": Fact(int, "nodes accepted", _accepted),
+    "accepted": Fact(int, "nodes accepted", lambda f: 0 if f.verdict is None else f.verdict.accepted),
     "committed": Fact(int, "tokens committed: the accepted ones and the final one", lambda f: len(f.step.tokens())),
     "emitted": Fact(int, "tokens that became output", "emitted"),
     "kind": Fact(
@@ -204,8 +179,6 @@ STEP: dict[str, Fact] = {
     "preceded": Fact(
         str, "what preceded the step: prefill, preemption, full, partial, nothing or no draft", "preceded.value"
     ),
-    "before_accepted": Fact(int, "nodes accepted in the request's previous step", lambda f: _accepted(f.before())),
-    "gap": Fact(int, "engine steps since the request's previous step", _gap),
     "final": Fact(int, "the final token", "verdict.token"),
     "rejected": Fact(tuple, "the rejected tokens, as in final in rejected", _rejected),
     "entropy": Fact(
@@ -221,15 +194,9 @@ NODE: dict[str, Fact] = {
     **STEP,
     "node": Fact(int, "the node's number", lambda f: f.node),
     "depth": Fact(int, "the node's depth, from 1", "tree.depth"),
-    "sibling": Fact(int, "the node's place among its siblings, from 1", lambda f: f.sibling(f.at)),
+    "sibling": Fact(int, "the node's place among its siblings, from 1", lambda f: 1 + f.place.children.index(f.at)),
     "p": Fact(float, "the target's probability of the token, before any rejection", "verdict.p"),
     "q": Fact(float, "the probability with which the drafter drew it; 1 if deterministic", "tree.q"),
-    "draft_coin": Fact(float, "the coin that drew the token, if it is recorded", _of_draw("coin")),
-    "draft_low": Fact(
-        float,
-        "the lower end of the token's interval: the draft's coin lies from there up to there plus q_tried",
-        _of_draw("low"),
-    ),
     "p_tried": Fact(float, "p when the node was tried: in the residual after rejected siblings", "verdict.p_trial"),
     "q_tried": Fact(float, "q when the node was tried: after the siblings drawn before it", "verdict.q_trial"),
     "a": Fact(
@@ -258,9 +225,6 @@ NODE: dict[str, Fact] = {
     ),
     "siblings": Fact(int, "number of siblings, with the node itself", lambda f: len(f.place.children)),
     "parent": Fact(int, "the parent's number; -1 if it is the root", lambda f: f.place.parent),
-    "parent_sibling": Fact(
-        int, "the parent's place among its siblings, from 1; 0 if it is the root", lambda f: f.sibling(f.place.parent)
-    ),
     "raw_p": Fact(float, "the target's probability of the token before temperature and rules", _noted("raw_p")),
     "rank": Fact(int, "rank of the token in p, from 1; 0 if its p is 0", _noted("rank")),
     "q_rank": Fact(int, "rank of the token in q, from 1; 0 if the node is deterministic", _noted("q_rank")),
