@@ -261,7 +261,8 @@ def test_of_a_span_that_cannot_be_read_the_others_are_taken(receiver: Receiver, 
     bad = {"name": "bad", "attributes": [{"key": "k", "value": {"intValue": "one"}}]}
     assert post(receiver, json_of(bad, {"name": "good"}), Content_Type=JSON)[0] == 200
     [(_, [damaged, read])] = taken[0].parts()
-    assert (str(damaged), read.name) == ("bad: `k`: Expected `int`, got `str` in `intValue`", "good")
+    why = "a span: Expected `int`, got `str` in `attributes[0].value.intValue`"
+    assert (str(damaged), read.name) == (why, "good")
 
 
 def test_calls_that_never_send_their_export_do_not_hold_grpc_for_good(taken: Taken, monkeypatch) -> None:

@@ -90,11 +90,11 @@ ticks = st.tuples(
 
 
 @st.composite
-def sampled_runs(draw, most=14, goes_back=True):
-    """Records of a run; with `goes_back` of one that may have branches."""
+def sampled_runs(draw, most=14):
+    """Records of a run that may have branches."""
     engine, records = FakeEngine(), []
     for tick in draw(st.lists(ticks, min_size=1, max_size=most)):
-        if goes_back and draw(st.integers(0, 7)) == 0:
+        if draw(st.integers(0, 7)) == 0:
             engine.go_back(draw(st.integers(1, 5)))
         records.append(engine.step(*tick))
     return records

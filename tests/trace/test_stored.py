@@ -13,7 +13,6 @@ import pytest
 from specscope.errors import UserError
 from specscope.trace.record.draft_vocabulary import draft_tokens
 from specscope.trace.stored import CaptureSource, StoreAddress, as_runs, every_run
-from specscope.trace.wire import reading
 from specscope.trace.wire.reading import CaptureReader, read_capture, split_reference
 from tests.support.commands import specscope
 from tests.trace.damage import spans_of
@@ -102,30 +101,6 @@ def test_a_request_by_its_trace_alone_lacks_nothing_of_its_own(tmp_path):
         span["name"] = "lost"
     [words] = read_capture(write(tmp_path / "alone.jsonl", alone)).warnings
     assert words == "a part of its run, without 2 steps of 1 request"
-
-
-@pytest.mark.parametrize("barren", ["{}", '{"resourceSpans":[]}'])
-def test_lines_that_hold_no_span_are_not_read_without_end(barren, tmp_path, monkeypatch):
-    """Five million of them took 40 s. What came before them is kept."""
-    monkeypatch.setattr(reading, "MOST_BARREN", 50)
-    sent = read_capture(PLANTED).history.steps
-    head, read = PLANTED.read_text().splitlines(), []
-    real = reading.read_line
-    monkeypatch.setattr(reading, "read_line", lambda line: read.append(line) or real(line))
-    for count in (1, len(head)):
-        read.clear()
-        path = tmp_path / "a.jsonl"
-        path.write_text("\n".join([*head[:count], *[barren] * 200, ""]))
-        if count == 1:
-            with pytest.raises(
-                UserError, match=r"a.jsonl, line (50|51): the last 50 lines hold no span: it is not a c"
-            ):
-                read_capture(path)
-        else:
-            reader = read_capture(path)
-            assert any(f"is read up to line {count + 50}: the last 50 lines" in line for line in reader.warnings)
-            assert reader.history.steps == sent
-        assert len(read) <= count + 50
 
 
 ID = "45daff46812af6761e35bf7f76fb6dbb"

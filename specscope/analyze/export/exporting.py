@@ -17,7 +17,7 @@ from specscope.errors import UserError, first_line
 from specscope.trace.files import PRIVATE
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.records import StepRecord
-from specscope.trace.wire.reading import CaptureReader, without_gc
+from specscope.trace.wire.reading import CaptureReader
 
 GROUP = 100_000  # rows of a row group
 HELD = 64 * 2**20  # bytes of rows that wait for their row group: prompts may be long
@@ -153,7 +153,7 @@ def export(
     while True:
         warnings: list[str] = []
         try:
-            with open_tables(folder) as tables, without_gc():
+            with open_tables(folder) as tables:
                 for index, name in enumerate(captures):
                     reader = CaptureReader(name, keep=index in branched)
                     source = Source(name, reader.history, privacy)

@@ -19,7 +19,7 @@ from specscope.trace.record.aggregate import RequestFigures
 from specscope.trace.record.privacy import told_ids
 from specscope.trace.record.records import Moved, Origin, RequestEnd, RequestInfo, RequestStep, RunInfo, StepRecord
 from specscope.trace.record.vocabulary import Vocabulary
-from specscope.trace.run.parts import PartStore, PartViews, part_weight
+from specscope.trace.run.packed import PartStore, PartViews, part_weight
 
 KEPT = 20_000  # most steps kept of a running engine, on its timeline and in each history of it; a capture keeps all
 KEPT_BYTES = 512 * 2**20  # most bytes of those steps, roughly

@@ -34,7 +34,7 @@ COLUMNS: Mapping[str, int] = {
     "KV": 6,
 }
 # What figures mean where that is not as in stats.py, as read in their sources: SGLang 0.5.23 (metrics_reporter.py,
-# tokenizer_manager.py, internal_state.py), TensorRT-LLM's executor, llama.cpp b11434, and what tools document.
+# tokenizer_manager.py, internal_state.py), llama.cpp b11434, and what tools document.
 # Of averages, by their names in an Aggregate
 _AVERAGES: Mapping[str, str] = {
     "sglang:spec_accept_length": "the length is SGLang's average over its interval: accepted + 1 per verification",
@@ -43,8 +43,6 @@ _AVERAGES: Mapping[str, str] = {
     "avg_spec_accept_length": "the length is SGLang's average since the server started, not over this benchmark",
     "sglang:spec_accept_rate": "the rate is SGLang's: accepted / configured tokens, however many were drafted",
     "spec_accept_rate": "the rate is SGLang's: accepted / configured tokens, however many were drafted",
-    "trtllm_spec_decode_acceptance_length": "the length is that of TensorRT-LLM's last iteration",
-    "avg_decoded_tokens_per_iter": "the length is TensorRT-LLM's: tokens per iteration, undrafted ones included",
 }
 _OURS = "1 + accepted / drafts, the same as here"
 # Of counts: (how the source's name begins, the count, what it is)
@@ -71,7 +69,6 @@ _COUNTS: Sequence[tuple[str, str, str]] = (
     ("result of means", "averages", "the length is the mean in the file"),
     ("list of lengths", "drafts", "each length is a step's, with its bonus or recovered token, so never 0"),
     ("list of accepted tokens", "drafts", "each length is a step's, without its bonus or recovered token"),
-    ("TensorRT-LLM /metrics", "drafts", "TensorRT-LLM counts only drafts with a first token"),
 )
 _MADE_UP = "verdicts are synthetic (a benchmark): acceptance measures nothing"
 

@@ -57,21 +57,9 @@ class PlaceView:
         self.step, self.parent = step, parent  # ROOT, or a node
         self.token, self.node, self.final = token, node, final  # node: None where the token was not drafted there
         self._drafts = drafts
-
-    @cached_property
-    def _noted(self) -> tuple[ParentNotes | None, int]:
-        notes = self.step.parents
-        rows = [] if notes is None else np.flatnonzero(notes.node == self.parent).tolist()
-        return (notes, rows[0]) if rows else (None, 0)
-
-    @property
-    def notes(self) -> ParentNotes | None:
-        """The step's notes, where they tell of this parent."""
-        return self._noted[0]
-
-    @property
-    def _row(self) -> int:
-        return self._noted[1]
+        rows = [] if step.parents is None else np.flatnonzero(step.parents.node == parent).tolist()
+        self.notes: ParentNotes | None = step.parents if rows else None  # where they tell of this parent
+        self._row = rows[0] if rows else 0
 
     @cached_property
     def choice(self) -> TopToken | None:

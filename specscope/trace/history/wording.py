@@ -139,38 +139,40 @@ def about_draft(notes: MethodNotes, node: int) -> list[str]:
 
 
 @dataclass
+class _Fault:
+    first: str  # the message of the first of its kind
+    count: int = 0
+    due: int = 1  # the count at which `news` reports it again
+
+
+@dataclass
 class Faults:
     """What was left out of a capture or of what engines sent, and why: each kind of fault once, with a count."""
 
     total: int = 0
-    _counts: dict[str, int] = field(default_factory=dict)
-    _first: dict[str, str] = field(default_factory=dict)  # the message of the first of each kind
-    _known: dict[tuple[str, str], str] = field(default_factory=dict)  # the kind of some that were counted
-    _due: dict[str, int] = field(default_factory=dict)  # the count at which `news` reports it again
+    _kinds: dict[str, _Fault] = field(default_factory=dict)
 
     def add(self, what: str, why: str) -> None:
         """Count one: `what` was left out, `why` names the attribute. Texts that differ only in numbers are one kind."""
         self.total += 1
-        alike = what.rstrip("0123456789"), why
-        if (known := self._known.get(alike)) is not None:  # quick: there may be millions of one kind
-            self._counts[known] += 1
-            return
-        text = printable(" ".join(f"{what}: {why}"[: 2 * LONGEST].split()))
-        text = text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
-        kind = re.sub(r"[0-9]+", "0", text)
-        if kind not in self._counts and len(self._counts) >= KINDS_OF_FAULT:
-            kind, text = "", "faults of other kinds"
-        self._known |= {alike: kind} if len(self._known) < 1000 else {}
-        self._counts[kind] = self._counts.get(kind, 0) + 1
-        self._first.setdefault(kind, text)
+        message = f"{what}: {why}"[: 2 * LONGEST]
+        kind = re.sub(r"[0-9]+", "0", message)
+        if kind not in self._kinds and len(self._kinds) >= KINDS_OF_FAULT:
+            kind, message = "", "faults of other kinds"
+        if kind not in self._kinds:
+            text = printable(" ".join(message.split()))
+            self._kinds[kind] = _Fault(text if len(text) <= LONGEST else text[: LONGEST - 1] + "…")
+        self._kinds[kind].count += 1
 
     def lines(self) -> list[str]:
         """A line for each kind: the first of it, and how many there were."""
-        return [f"left out {count:,}×: {self._first[kind]}" for kind, count in self._counts.items()]
+        return [f"left out {fault.count:,}×: {fault.first}" for fault in self._kinds.values()]
 
     def news(self) -> list[str]:
         """The lines to print now: kinds that are new, and kinds whose count has grown tenfold."""
-        kinds = [kind for kind, count in self._counts.items() if count >= self._due.get(kind, 1)]
-        lines = [f"left out {self._counts[kind]:,}×: {self._first[kind]}" for kind in kinds]
-        self._due |= {kind: 10 * self._counts[kind] for kind in kinds}
+        lines = []
+        for fault, line in zip(self._kinds.values(), self.lines(), strict=True):
+            if fault.count >= fault.due:
+                fault.due = 10 * fault.count
+                lines.append(line)
         return lines

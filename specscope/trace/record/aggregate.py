@@ -26,9 +26,6 @@ LENGTHS = (
     "spec_accept_length",
     "avg_spec_accept_length",
     "accept_length",
-    "acceptanceLength",
-    "trtllm_spec_decode_acceptance_length",
-    "avg_decoded_tokens_per_iter",
 )
 RATES = ("sglang:spec_accept_rate", "spec_accept_rate")
 RESTORED = "drafts judged again from a checkpoint"  # likewise: what is left of them counts as a whole draft

@@ -93,23 +93,12 @@ def escape(piece: bytes) -> str:
     return piece.replace(b"\\", b"\\\\").decode("utf-8", "backslashreplace")
 
 
+_ESCAPED = re.compile(rb"\\(x.{0,2}|.?)", re.DOTALL)
+
+
 def unescape(text: str) -> bytes:
-    """The bytes that `escape` was given."""
-    out = bytearray()
-    position = 0
-    while position < len(text):
-        if text[position] != "\\":
-            end = text.find("\\", position)
-            end = len(text) if end < 0 else end
-            out += text[position:end].encode()
-            position = end
-        elif text[position + 1 : position + 2] == "x":
-            out.append(int(text[position + 2 : position + 4], 16))
-            position += 4
-        else:
-            out += b"\\"
-            position += 2
-    return bytes(out)
+    """The bytes that `escape` was given. Raises ValueError."""
+    return _ESCAPED.sub(lambda match: bytes([int(match[1][1:], 16)]) if match[1][:1] == b"x" else b"\\", text.encode())
 
 
 def _byte_of_character() -> dict[str, int]:

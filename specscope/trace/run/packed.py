@@ -2,17 +2,19 @@
 
 As a record, a step is an object for each of its arrays: eight kilobytes where its numbers are one. In columns it takes
 what its numbers take, and whoever wants one field of all steps has it as an array. A step comes out as the record that
-went in, its arrays views into the columns.
+went in, its arrays views into the columns. PartStore has all of a run, in the order in which they came: in columns, but
+for the newest that came as records.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import groupby
 from operator import attrgetter
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,12 +67,6 @@ class FieldColumns:
         if shapes is not None:
             self.shapes[name] = shapes
 
-    @cached_property
-    def _together(self) -> list[tuple[Longs, list[tuple[str, NDArray[Any]]]]]:
-        """The flat arrays that are over the same."""
-        flat = [(name, array) for name, array in self.arrays.items() if name not in self.shapes]
-        return [(ends, [each for each in flat if self.ends[each[0]] is ends]) for ends in self._same.values()]
-
     @staticmethod
     def of(kind: type, records: Sequence[Any]) -> FieldColumns:
         """These records."""
@@ -90,26 +86,15 @@ class FieldColumns:
 
     def fields(self, row: int) -> dict[str, Any]:
         """The fields of a record, as they went in."""
-        values: dict[str, Any] = {name: column.item(row) for name, column in self.numbers.items()}
-        for name, words in self.words.items():
-            values[name] = words[row]
-        for ends, together in self._together:
-            place = slice(ends.item(row), ends.item(row + 1))
-            for name, column in together:
-                values[name] = column[place]
-        for name, shapes in self.shapes.items():
-            ends = self.ends[name]
-            values[name] = self.arrays[name][ends.item(row) : ends.item(row + 1)].reshape(shapes[row])
-        return values
+        values = {name: self.field(row, name) for name in (*self.numbers, *self.words, *self.arrays)}
+        return values | {name: values[name].reshape(shapes[row]) for name, shapes in self.shapes.items()}
 
     def field(self, row: int, name: str) -> Any:  # noqa: ANN401 - as the record has it
         """One field of a record; an array of two dimensions row after row."""
-        if name in self.numbers:
-            return self.numbers[name].item(row)
-        if name in self.words:
-            return self.words[name][row]
-        ends = self.ends[name]
-        return self.arrays[name][ends.item(row) : ends.item(row + 1)]
+        if name in self.arrays:
+            ends = self.ends[name]
+            return self.arrays[name][ends.item(row) : ends.item(row + 1)]
+        return self.words[name][row] if name in self.words else self.numbers[name].item(row)
 
     @property
     def nbytes(self) -> int:
@@ -251,3 +236,120 @@ class Picked:
         counts = ends[places + 1] - ends[places]
         values: NDArray[Any] = column[slices(ends[places], counts)]
         return values
+
+
+CHUNK, CHUNK_BYTES = 256, 2**20  # request steps that are packed together, and their bytes as records, at most
+FEW = 16  # steps that came together in columns of their own: so few are packed anew, with others
+ROW = 16  # bytes of a row besides
+
+
+SIZES = {  # bytes that a value of an array takes, with those that go along with it
+    ("tree", "token"): 60,
+    ("parents", "node"): 120,
+    ("notes", "dropped_token"): 12,
+    ("notes", "fed_token"): 8,
+    ("notes", "fed_norms"): 4,
+    ("logprobs", "logprob"): 12,
+    ("logprobs", "top"): 12,
+}
+
+
+def part_weight(part: RequestStep) -> int:
+    """Bytes that a request's part in a step takes as a record, roughly."""
+    arrays = {name: (each, part.told(*name)) for name, each in SIZES.items()}
+    notes = 0 if part.told("parents", "node") is None else 2000
+    sizes: int = sum(each * array.size for each, array in arrays.values() if array is not None)
+    return 3000 + notes + sizes
+
+
+class PartStore:
+    """A run's request steps by their rows, which count on and are never given again. One thread adds; any may read."""
+
+    def __init__(self) -> None:
+        self._held: list[PackedParts | RequestStep | None] = []  # by row: what holds it; None: it was forgotten
+        self._places = array("q")  # by row: where it lies in that
+        self._loose: list[int] = []  # rows that are not packed yet
+        self._gone = self._packed_bytes = self._loose_bytes = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory, roughly."""
+        return self._packed_bytes + self._loose_bytes + ROW * len(self._held)
+
+    def append(self, part: RequestStep) -> int:
+        """Add a step; gives its row."""
+        packed, place = part.__dict__.get("packed", (None, 0))
+        self._places.append(place)
+        if packed is not None and len(packed) >= FEW:
+            self._held.append(packed)
+            self._packed_bytes += packed.nbytes // len(packed)
+            return len(self._held) - 1
+        self._held.append(part)
+        self._loose.append(len(self._held) - 1)
+        self._loose_bytes += part_weight(part)
+        if len(self._loose) == CHUNK or self._loose_bytes > CHUNK_BYTES:
+            self._pack()
+        return len(self._held) - 1
+
+    def _pack(self) -> None:
+        if not self._loose:
+            return
+        packed = PackedParts.of([self[row] for row in self._loose])
+        for place, row in enumerate(self._loose):
+            self._places[row] = place  # first: a reader on another thread goes by what holds it
+            self._held[row] = packed
+        self._packed_bytes += packed.nbytes
+        self._loose, self._loose_bytes = [], 0
+
+    def __getitem__(self, row: int) -> RequestStep:
+        """The step at a row. Raises LookupError where it was forgotten."""
+        held = self._held[row]
+        if held is None:
+            raise LookupError(f"row {row} was forgotten")
+        return held[self._places[row]] if isinstance(held, PackedParts) else held
+
+    def forget(self, before: int) -> None:
+        """Let go of the rows before this one."""
+        self._pack()
+        for row in range(self._gone, before):
+            held, self._held[row] = self._held[row], None
+            if isinstance(held, PackedParts):
+                self._packed_bytes -= held.nbytes // len(held)
+        self._gone = max(self._gone, before)
+
+
+class PartViews(Sequence[RequestStep]):
+    """Some of a run's request steps: each is made when it is asked for. Equal to any sequence of equal steps."""
+
+    __slots__ = ("parts", "rows")
+
+    def __init__(self, parts: PartStore, rows: Sequence[int]) -> None:
+        self.parts, self.rows = parts, rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, place: int) -> RequestStep: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> PartViews: ...
+
+    def __getitem__(self, place: int | slice) -> RequestStep | PartViews:
+        return PartViews(self.parts, self.rows[place]) if isinstance(place, slice) else self.parts[self.rows[place]]
+
+    def __iter__(self) -> Iterator[RequestStep]:
+        return map(self.parts.__getitem__, self.rows)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(mine == theirs for mine, theirs in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return tuple, (list(self),)
+
+    def __repr__(self) -> str:
+        return repr(list(self))

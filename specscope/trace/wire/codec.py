@@ -1,8 +1,6 @@
-"""Records to attributes and back, by what their fields declare (trace/record/declared.py).
+"""Records to attributes, by what their fields declare (trace/record/declared.py); tables.py reads them back.
 
-`written` gives a record's attributes. `checks` makes a Struct that attributes are converted into once, which checks the
-type, range and length of each; `read` makes records of such a Struct. What fails is a DamagedError. The evidence of
-decode steps is not read into records: decode_step.py lays it out in columns.
+`written` gives a record's attributes. What is read and is not as declared is a DamagedError.
 
 In JSON, numbers that it has no form for (NaN, Infinity) are texts, as protobuf's JSON has them. An engine that went
 wrong may have computed them, so they are kept: written, read back, and judged by `verify`.
@@ -20,23 +18,21 @@ from functools import cache, cached_property
 from operator import attrgetter, methodcaller
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-import msgspec
 import numpy as np
 import orjson
 from msgspec import Meta, Struct
 
 from specscope.errors import UserError
 from specscope.trace.checked import decoded
-from specscope.trace.record.declared import DIMENSIONS, MAX_NOTES, Told, Wire, WireForm, made
+from specscope.trace.record.declared import DIMENSIONS, MAX_NOTES, Told, Wire, WireForm
 from specscope.trace.record.privacy import Privacy, Withheld, blank, withheld
-from specscope.trace.record.vocabulary import escape, unescape
+from specscope.trace.record.vocabulary import escape
 
 T = TypeVar("T")
 S = TypeVar("S", bound=Struct)
 NOTHING: Mapping[str, Any] = {}
 Number = float | Literal["NaN", "Infinity", "-Infinity"]  # in JSON; numpy reads the texts as what they stand for
 FEW, EACH = 32, 75  # values of an array that is not packed, and of each text: of at most 26 bytes
-NUMERIC = ("number", "integer")  # of JSON schemas' types
 _NULL = b"null"  # what orjson writes for such a number; no evidence of ours holds another
 _ARRAY = object()  # stands for the default of an array: no values
 
@@ -86,15 +82,20 @@ class WireField:
     mark: Withheld | None
     default: Any  # MISSING where it has none
 
-    @cached_property
-    def slot(self) -> str:
-        """The field of the checking struct."""
-        return self.attribute.removeprefix("specscope.").replace(".", "_") or self.name
+    @property
+    def key(self) -> str:
+        """The attribute, or the name in notes."""
+        return self.attribute or self.name
 
     @cached_property
     def dtype(self) -> Any:  # noqa: ANN401
         """An array's dtype; None for anything else."""
         return get_args(get_args(self.base)[1])[0] if get_origin(self.base) is np.ndarray else None
+
+    @cached_property
+    def is_list(self) -> bool:
+        """Whether it is a tuple, where it is not None."""
+        return any(get_origin(kind) is tuple for kind in (self.base, *get_args(self.base)))
 
     @cached_property
     def dimensions(self) -> list[str]:
@@ -125,11 +126,6 @@ class WireField:
         return getattr(self.kind, "__origin__", self.kind) is float
 
     @cached_property
-    def many(self) -> Any:  # noqa: ANN401
-        """The type of a value in each of several spans, or of all values of an array."""
-        return list[self.kind if self.dtype is not None else self.checked_as[0]]  # type: ignore[misc]
-
-    @cached_property
     def is_any_float(self) -> bool:
         """Whether any float will do."""
         bounds = [(mark.ge, mark.gt, mark.le, mark.lt) for mark in get_args(self.kind)[1:] if isinstance(mark, Meta)]
@@ -140,23 +136,28 @@ class WireField:
         return self.mark is not None and self.mark.level <= privacy and self.mark.instead is blank
 
     @cached_property
-    def checked_as(self) -> tuple[Any, dict[str, Any]]:
-        """Its type and default in the checking struct."""
-        in_json, kind = not self.attribute, Number if self.is_float and not self.attribute else self.kind
-        if self.dtype is not None:
-            limits = [DIMENSIONS[letter].most for letter in self.dimensions]
-            for length in reversed(limits) if in_json else [math.prod(limits)]:
-                kind = Annotated[list[kind], Meta(max_length=length)]  # type: ignore[valid-type]
-            return kind, {} if in_json and self.default is MISSING and not self.is_id else {"default_factory": list}
+    def type(self) -> Any:  # noqa: ANN401
+        """What its value must be; of an array that is an attribute, each of its values."""
+        in_notes, kind = not self.attribute, Number if self.is_float and not self.attribute else self.kind
+        for letter in reversed(self.dimensions) if self.dtype is not None and in_notes else ():
+            kind = Annotated[list[kind], Meta(max_length=DIMENSIONS[letter].most)]  # type: ignore[valid-type]
         if self.notes is not None:
-            return Annotated[str, Meta(max_length=MAX_NOTES)], {"default": ""}
-        if self.wire.form is not WireForm.PLAIN:
-            kind = Annotated[str, Meta(max_length=self.wire.most)]
-        if self.is_absent_at(Privacy.NO_TOKENS) or get_origin(self.base) is tuple:  # empty arrays may be absent
-            return kind, {"default": (get_origin(self.base) or self.base)()}
-        if self.default is MISSING or self.wire.told is Told.NEEDED:
-            return kind, {}
-        return kind, {"default": json.dumps(self.default) if self.wire.form is WireForm.JSON else self.default}
+            return Annotated[str, Meta(max_length=MAX_NOTES)]
+        return kind if self.wire.form is WireForm.PLAIN else Annotated[str, Meta(max_length=self.wire.most)]
+
+    @cached_property
+    def absent(self) -> Any:  # noqa: ANN401
+        """What stands for it where it is not there; MISSING where it must be."""
+        if self.dtype is not None:
+            return MISSING if not self.attribute and self.default is MISSING and not self.is_id else []
+        if self.is_id or self.wire.told is Told.NEEDED:
+            return MISSING
+        if type(None) in get_args(self.kind):
+            return None
+        if self.is_absent_at(Privacy.NO_TOKENS) or self.is_list:  # empty arrays may be absent
+            return (get_origin(self.base) or self.base)()
+        is_json = self.default is not MISSING and self.wire.form is WireForm.JSON
+        return json.dumps(self.default) if is_json else self.default
 
     @cached_property
     def plain(self) -> Callable[[Any], Any] | None:
@@ -198,29 +199,25 @@ def unaliased(kind: Any) -> Any:  # noqa: ANN401
 def written(
     record: object,
     privacy: Privacy = Privacy.EVERYTHING,
-    by_hand: Mapping[str, Mapping[str, Any]] = NOTHING,
+    notes: Mapping[str, Mapping[str, Any]] = NOTHING,
     only: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """A record's attributes, or its notes. `by_hand`: more attributes in a field's place, or more of a field's JSON."""
+    """A record's attributes, or its notes. `notes`: more of a field's JSON."""
     fields, get = _writing(type(record), privacy, only)  # type: ignore[arg-type]
     values: dict[str, Any] = {}
-    for (key, plain, always, default, special), value in zip(fields, get(record), strict=False):
-        if special is not None:
-            values |= _by_hand(special, value, privacy, by_hand.get(special.name, NOTHING))
+    for (key, plain, always, default, noted), value in zip(fields, get(record), strict=False):
+        if noted:
+            if value is not None and (told := {**written(value, privacy), **notes.get(noted, NOTHING)}):
+                values[key] = _json(told)
         elif always or (value.size if default is _ARRAY else value is not default and value != default):
             values[key] = value if plain is None else plain(value)
     return values
 
 
-def _by_hand(field: WireField, value: Any, privacy: Privacy, more: Mapping[str, Any]) -> Mapping[str, Any]:  # noqa: ANN401
-    """The attributes of a field that is written by hand, or as a JSON object of arrays and plain values."""
-    if field.notes is None:
-        return more
-    notes = {} if value is None else {**written(value, privacy), **more}
+def _json(notes: Mapping[str, Any]) -> str:
+    """Arrays and plain values as a JSON object."""
     text = orjson.dumps(notes, default=np.ndarray.tolist, option=orjson.OPT_SERIALIZE_NUMPY)
-    return (
-        {field.attribute: (orjson.dumps(_all_named(notes)) if _NULL in text else text).decode()} if notes else NOTHING
-    )
+    return (orjson.dumps(_all_named(notes)) if _NULL in text else text).decode()
 
 
 @cache
@@ -228,128 +225,35 @@ def _writing(kind: Any, privacy: Privacy, only: tuple[str, ...]) -> tuple[list[t
     """How a record type is written: what of each field, and what gets their values."""
     fields = []
     for field in wired(kind):
-        if field.is_absent_at(privacy) or (only and field.attribute not in only):
+        by_hand = field.wire.form is WireForm.BY_HAND  # of the span's own record
+        if by_hand or field.is_absent_at(privacy) or (only and field.attribute not in only):
             continue
-        is_array, is_special = field.dtype is not None, field.wire.form is WireForm.BY_HAND or field.notes is not None
+        is_array, noted = field.dtype is not None, field.name if field.notes is not None else ""
         always = field.wire.told is not Told.OTHERWISE
         always |= field.default is MISSING and not (is_array and field.attribute)
-        default, key = _ARRAY if is_array else field.default, field.attribute or field.name
-        fields.append((field.name, (key, field.plain, always, default, field if is_special else None)))
+        default = _ARRAY if is_array else field.default
+        fields.append((field.name, (field.key, field.plain, always, default, noted)))
     get = attrgetter(*(name for name, _ in fields), "__class__", "__class__")  # a tuple, however few
     return [each for _, each in fields], get
 
 
-def checks(
-    *kinds: type, absent: Mapping[str, Any] = NOTHING, only: tuple[str, ...] = ()
-) -> Callable[[type[S]], type[S]]:
-    """Decorator that gives a Struct the wire fields of records, so that it checks them.
-
-    `absent`: attributes that may be absent, and their defaults. Arrays of token ids may be absent too.
-    """
-    fields: list[tuple[str, Any, Any]] = []
-    for name, field in {field.attribute or field.name: field for kind in kinds for field in wired(kind)}.items():
-        if field.wire.form is WireForm.BY_HAND or (only and name not in only):
-            continue
-        kind, default = field.checked_as
-        if name in absent:
-            kind, default = kind | type(absent[name]), {"default": absent[name]}
-        fields.append((field.slot, kind, msgspec.field(name=name, **default)))
-
-    def extended(base: type[S]) -> type[S]:
-        struct = msgspec.defstruct(
-            base.__name__, fields, bases=(base,), module=base.__module__, frozen=True, kw_only=True
-        )
-        struct.__doc__ = base.__doc__
-        return struct  # type: ignore[return-value]
-
-    return extended
-
-
-@cache
-def _plan(struct: Any, kind: Any) -> tuple[list[str], Callable[[Struct], tuple[Any, ...]], list[WireField]]:  # noqa: ANN401
-    """Of a record and the struct that checks it: the fields that are taken as they are, these values, and the rest."""
-    plain: list[WireField] = []
-    rest: list[WireField] = []
-    for field in wired(kind):
-        if field.slot in struct.__struct_fields__:
-            has_none = field.default is None or type(None) not in get_args(field.kind)
-            is_plain = field.dtype is None and field.wire.form is WireForm.PLAIN and field.notes is None and has_none
-            (plain if is_plain else rest).append(field)
-    values = attrgetter(*(field.slot for field in plain), "__class__", "__class__")  # a tuple, however few
-    return [field.name for field in plain], values, rest
-
-
-def read(span: Struct, kind: type[T], given: Mapping[str, Any] = NOTHING) -> T:
-    """A record of what was checked. `given`: fields that are read elsewhere. Raises DamagedError."""
-    names, plain_values, rest = _plan(type(span), kind)  # type: ignore[arg-type]
-    values: dict[str, Any] = dict(zip(names, plain_values(span), strict=False))
-    values |= {field.name: _value(field, getattr(span, field.slot)) for field in rest if field.name not in given}
-    values |= given
-    is_whole = len(values) == len(kind.__dataclass_fields__)  # type: ignore[attr-defined]
-    return made(kind, values) if is_whole and not hasattr(kind, "__post_init__") else kind(**values)
-
-
-def _value(field: WireField, value: Any) -> Any:  # noqa: ANN401
-    """A record's value of what was checked, where it is another one."""
-    if field.dtype is not None:
-        return np.fromiter(value, field.dtype, len(value))  # quicker than asarray
-    if field.wire.form is WireForm.ESCAPED:
-        return unescaped(value, field.attribute, lambda text: unescape(text).decode("utf-8", "surrogatepass"))
-    if field.wire.form is WireForm.JSON:
-        return read_json(value, field.kind, field.attribute)
-    return field.default if value is None else value
-
-
-notes_struct: Callable[[Any], Any] = cache(lambda kind: checks(kind)(Struct))
-
-
-def checked_span(attributes: Mapping[str, Any], kind: type[T]) -> T:
-    """A span's attributes, checked. Raises DamagedError.
-
-    Where it was kept in a store that has no arrays, such as Jaeger's, they are texts of JSON; long ones may be a few.
-    """
-    try:
-        return msgspec.convert(attributes, kind)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        texts = {name: array for name, array in _arrays(kind).items() if is_text(attributes.get(name), array)}  # type: ignore[arg-type]
-        if not texts:
-            raise DamagedError(plain_error(error)) from None
-    arrays = {name: array_of_text(name, attributes[name], texts[name]) for name in texts}
-    return checked_span({**attributes, **arrays}, kind)
-
-
-@cache
-def _arrays(kind: Any) -> Mapping[str, Any]:  # noqa: ANN401
-    return {field.encode_name: field.type for field in msgspec.structs.fields(kind) if _items(field.type)}
-
-
-@cache
-def _items(declared: Any) -> str:  # noqa: ANN401
-    """The type of an array's values, as JSON schemas have it; "" where none is declared."""
-    schema = msgspec.json.schema(declared)
-    arrays = [one for one in schema.get("anyOf", [schema]) if one.get("type") == "array"]
-    return str(arrays[0].get("items", {}).get("type", "any")) if arrays else ""
-
-
-def is_text(value: Any, declared: Any) -> bool:  # noqa: ANN401
-    """Whether an array came as a text of JSON, or as several."""
-    if isinstance(value, list):
-        return bool(value) and isinstance(value[0], str) and _items(declared) in NUMERIC
-    return isinstance(value, str) and value[:1] in ("[", "")
-
-
 def array_of_text(name: str, text: Any, declared: Any) -> Any:  # noqa: ANN401
-    """An array that came as a text of JSON, or as several. Raises DamagedError."""
-    if isinstance(text, str) and text.startswith('["[') and _items(declared) in NUMERIC:
-        text = read_json(text, list[str], name)
-    if isinstance(text, list):
-        return [value for part in text for value in array_of_text(name, part, declared)]
+    """An array that came as a text of JSON, as stores have it that keep no arrays. Raises DamagedError."""
     if not text:  # what Jaeger's page makes of NaN, which its JSON cannot hold
         raise DamagedError(f"`{name}` is empty: Jaeger's page loses arrays that contain NaN (its API v3 keeps them)")
     try:
         return decoded(text, declared, strict=False)
     except ValueError as error:
         raise DamagedError(f"`{name}`: {plain_error(error)}") from None
+
+
+def numbers_of_text(name: str, text: Any, declared: Any) -> Any:  # noqa: ANN401
+    """Numbers that came as a text of JSON, or as several, which may be in one. Raises DamagedError."""
+    if isinstance(text, str) and text.startswith('["['):
+        text = read_json(text, list[str], name)
+    if isinstance(text, list):
+        return [value for part in text for value in numbers_of_text(name, part, declared)]
+    return array_of_text(name, text, declared)
 
 
 def check_times(start_ns: int, end_ns: int) -> None:

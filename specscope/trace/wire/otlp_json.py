@@ -1,14 +1,13 @@
 """Spans of OTLP JSON, decoded by msgspec: lines of captures, and what comes over HTTP.
 
-Only what a capture needs is read. A line is decoded at once where it is whole; where anything in it is not as declared,
-its spans are decoded one by one, and those that fail are named.
+Only what a capture needs is read, and each span by itself: one that is not as declared costs no other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -40,7 +39,7 @@ class ReadSpan:
     start_ns: int
     end_ns: int
     # Plain values and lists of them; None for a kind that no attribute of ours has. Of a decode step, arrays of numbers
-    # as `Raw`, or as protobuf's LateArray: wire/decode_step.py reads those of many spans at once
+    # as `Raw`, or as protobuf's LateArray: wire/tables.py reads those of many spans at once
     attributes: Mapping[str, Any]
 
 
@@ -67,11 +66,6 @@ class _Pair(Struct, gc=False):
     value: Value = field(default_factory=Value)
 
 
-class _RawPair(Struct):
-    key: str
-    value: Raw = Raw(b"{}")
-
-
 class _Span(Struct):
     name: str
     start_ns: int = field(name="startTimeUnixNano")
@@ -79,38 +73,26 @@ class _Span(Struct):
     attributes: list[_Pair] = field(default_factory=list)
 
 
-class _RawSpan(Struct):
-    name: str
-    start_ns: int = field(name="startTimeUnixNano")
-    end_ns: int = field(name="endTimeUnixNano")
-    attributes: list[_RawPair] = field(default_factory=list)
-
-
 class _Resource(Struct):
     attributes: list[_Pair] = field(default_factory=list)
 
 
-S = TypeVar("S", _Span, Raw)
+class _Scope(Struct):
+    spans: list[Raw] = field(default_factory=list)
 
 
-class _Scope(Struct, Generic[S]):
-    spans: list[S] = field(default_factory=list)
-
-
-class _Part(Struct, Generic[S]):
+class _Part(Struct):
     resource: _Resource = field(default_factory=_Resource)
-    scopes: list[_Scope[S]] = field(name="scopeSpans", default_factory=list)
+    scopes: list[_Scope] = field(name="scopeSpans", default_factory=list)
 
 
-class _Line(Struct, Generic[S]):
-    parts: list[_Part[S]] = field(name="resourceSpans")
+class _Line(Struct):
+    parts: list[_Part] = field(name="resourceSpans")
 
 
 # Not strict: OTLP JSON has 64-bit integers as strings.
-_line = msgspec.json.Decoder(_Line[_Span], strict=False)
-_raw_line = msgspec.json.Decoder(_Line[Raw], strict=False)
-_raw_span = msgspec.json.Decoder(_RawSpan, strict=False)
-_value = msgspec.json.Decoder(Value, strict=False)
+_line = msgspec.json.Decoder(_Line, strict=False)
+_span = msgspec.json.Decoder(_Span, strict=False)
 _elements = msgspec.json.Decoder(_Array, strict=False)
 
 _floats = msgspec.json.Decoder(list[float], strict=False)
@@ -126,29 +108,19 @@ def read_line(line: bytes | bytearray) -> Parts:
     if line.count(b"{") > MOST_OBJECTS:
         raise DamagedError(f"it holds more than {MOST_OBJECTS:,} JSON objects, the limit")
     try:
-        try:
-            parts: Sequence[_Part[_Span] | _Part[Raw]] = _line.decode(line).parts
-        except _BAD:
-            parts = _raw_line.decode(line).parts
+        parts = _line.decode(line).parts
         return [(_plain(part.resource.attributes), [_read(x) for y in part.scopes for x in y.spans]) for part in parts]
     except _BAD as error:
         raise DamagedError(plain_error(error)) from None
 
 
-def _read(span: _Span | Raw) -> ReadSpan | DamagedError:
-    name = "a span"
+def _read(raw: Raw) -> ReadSpan | DamagedError:
     try:
-        if isinstance(span, Raw):
-            raw, pairs = _raw_span.decode(span), []
-            for pair in raw.attributes:
-                name = f"{raw.name}: `{pair.key}`"
-                pairs.append(_Pair(pair.key, _value.decode(pair.value)))
-            span = _Span(raw.name, raw.start_ns, raw.end_ns, pairs)
-        name = span.name
-        late = NUMBERS if name == DECODE_STEP else ()
-        return ReadSpan(name, span.start_ns, span.end_ns, _plain(span.attributes, late))
+        span = _span.decode(raw)
+        late = NUMBERS if span.name == DECODE_STEP else ()
+        return ReadSpan(span.name, span.start_ns, span.end_ns, _plain(span.attributes, late))
     except _BAD as error:
-        return DamagedError(f"{name}: {plain_error(error)}")
+        return DamagedError(f"a span: {plain_error(error)}")
 
 
 def _plain(pairs: Sequence[_Pair], late: Collection[str] = ()) -> dict[str, Any]:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import gc
-import math
 import os
 import stat
-import statistics
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -27,16 +23,13 @@ from specscope.trace.record.vocabulary import printable
 from specscope.trace.stored import CaptureSource, every_run
 from specscope.trace.wire.codec import DamagedError
 from specscope.trace.wire.otlp_json import Parts, ReadSpan, Spans, read_line
-from specscope.trace.wire.outputs import PROMPT_SECONDS
 from specscope.trace.wire.schema import is_ours, newer, whole_objects
 from specscope.trace.wire.unspan import Decoder, run_info, with_vocabulary
 from specscope.trace.wire.unwrap import unwrapped
 
 LEAST_READ = 0.01  # of a file, from which it is told how long the rest takes
 NAMED = 3  # other services, at most
-MOST_BARREN = 100_000  # lines in a row that hold no span
-TOGETHER = 256  # spans that are decoded at once, at least: a capture's line may have few
-LAST = 32  # steps by which it is told how many a process that was killed had not written
+TOGETHER = 512  # spans that are decoded at once, at least: a capture's line may have few
 
 
 class CaptureReader:
@@ -52,11 +45,10 @@ class CaptureReader:
         self.source = CaptureSource.of(path)
         self.name = printable(str(self.source))
         self._other_runs: Counter[str] = Counter()  # that are left out, with their spans
-        self._barren = 0  # lines in a row without a span
         self._services: set[str] = set()  # that sent spans of other kinds: some of them
         self.warnings = [*self.source.notes]
         self.history = History()
-        self._last: deque[StepRecord] = deque(maxlen=LAST)
+        self._is_any = False  # whether a step was read
         self.done = False
         self.size = self._before = 0  # bytes of its files, and of those that have been read
         self._file: BinaryIO = BytesIO()  # that is being read
@@ -118,7 +110,7 @@ class CaptureReader:
         return (time.monotonic() - self._began) * (1 - share) / share if share >= LEAST_READ else None
 
     def _append(self, records: Sequence[StepRecord]) -> None:
-        self._last.extend(records)
+        self._is_any |= bool(records)
         self.passed += [] if self._keep else records
         for record in records if self._keep else ():
             self.history.append(record)
@@ -140,7 +132,7 @@ class CaptureReader:
     def _records(self) -> Iterator[list[StepRecord]]:
         for number, line in self._documents():
             self._take(number, line)
-            yield self._fed() if len(self._spans) >= TOGETHER or not self._last else []
+            yield self._fed() if len(self._spans) >= TOGETHER or not self._is_any else []
         yield [*self._fed(), *self._decoder.flush()]
 
     def _fed(self) -> list[StepRecord]:
@@ -161,39 +153,22 @@ class CaptureReader:
             except ValueError:
                 if number == 1 and self.history.run is None:
                     raise UserError(f"{self.name} ends in its first line, so nothing can be read") from None
-                of = f" of {self.size:,}" if self._plain else ""
-                lost = f"{len(line):,}{of} bytes are lost"
+                lost = f"{len(line):,}{f' of {self.size:,}' if self._plain else ''} bytes are lost"
                 self.warnings.append(f"{self.name} was cut off: its last line is incomplete, {lost}")
                 break
             if line.strip():
                 yield number, line
-            if self._barren >= MOST_BARREN:
-                why = f"the last {self._barren:,} lines hold no span"
-                if not self._last:
-                    raise UserError(f"{self.name}, line {number}: {why}: it is not a capture")
-                self.warnings.append(f"{self.name} is read up to line {number:,}: {why}")
-                break
-
-    def _parts(self, number: int, line: bytes | Parts) -> Parts:
-        self._barren += 1
-        try:
-            parts = read_line(line) if isinstance(line, bytes) else line
-        except DamagedError as error:
-            self._leave_out(number, str(error))
-            return ()
-        for resource, spans in parts:
-            self._barren = 0 if spans else self._barren
-            if not is_ours(resource):  # vLLM's own, SGLang's, a client's
-                self.history.others += len(spans)
-                if len(self._services) < NAMED:
-                    self._services.add(printable(str(resource.get("service.name") or "unnamed service"))[:200])
-        return [(resource, spans) for resource, spans in parts if is_ours(resource)]
 
     def _take(self, number: int, line: bytes | Parts) -> None:
         """Keep the spans of a document. The first that is ours must tell of the run; others may be lost."""
         try:
-            for resource, spans in self._parts(number, line):
-                self._take_part(resource, spans)
+            for resource, spans in read_line(line) if isinstance(line, bytes) else line:
+                if is_ours(resource):
+                    self._take_part(resource, spans)
+                    continue
+                self.history.others += len(spans)  # vLLM's own, SGLang's, a client's
+                if len(self._services) < NAMED:
+                    self._services.add(printable(str(resource.get("service.name") or "unnamed service"))[:200])
         except UserError as error:
             raise UserError(f"{self.name}, line {number}: {error}") from None
         except DamagedError as error:
@@ -271,38 +246,16 @@ class CaptureReader:
         if words := chosen if self._decoder.without_engine else self._decoder.missing_text():
             self.warnings.append(words)
         if unfinished:
-            what = f"{unfinished} of {plural(len(gaps), 'request')} did not end in this file"
-            self.warnings.append(what + self._unwritten())
-
-    def _unwritten(self) -> str:
-        """What vLLM's worker had not written where it was killed: the step that ran, and what it did just before."""
-        took = [step.end_ns - step.start_ns for step in self._last if step.phases]
-        if self.history.run is None or self.history.run.backend != "vllm" or not took:
-            return ""
-        steps = 1 + math.ceil(PROMPT_SECONDS * 1e9 / max(statistics.median(took), 1.0))
-        return f": vLLM was killed or still runs, and up to about {steps:,} steps are missing"
+            self.warnings.append(f"{unfinished} of {plural(len(gaps), 'request')} did not end in this file")
 
 
 def read_capture(path: str | os.PathLike[str], progress: Callable[[float], None] | None = None) -> CaptureReader:
     """Read a whole capture; the result has `history` and `warnings`."""
     reader = CaptureReader(path)
-    with without_gc():
-        while reader.read(0.2 if progress else None):
-            if progress:
-                progress(reader.progress)
+    while reader.read(0.2 if progress else None):
+        if progress:
+            progress(reader.progress)
     return reader
-
-
-@contextmanager
-def without_gc() -> Iterator[None]:
-    """Without the collector: records have no cycles, and its search takes a third of the time with millions of them."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def split_reference(text: str) -> tuple[str, str]:

@@ -1,23 +1,24 @@
-"""What spans must look like: what the records declare of their fields, and by hand what else a span holds, and how
+"""What spans tell: records, by what these declare of their fields, and here what else a span of a name holds, and how
 values of several fields hang together.
 
-Whatever comes from a file or from the network is checked here, in codec.py and while unspan.py reads it, and nowhere
-else: a span that passes can be trusted. `read` gives a span's attributes as one of the Structs below, or raises
-DamagedError.
+Whatever comes from a file or from the network is checked here and in tables.py while unspan.py reads it, and nowhere
+else: a span that passes can be trusted.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import MISSING
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise, zip_longest
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, NamedTuple, TypeVar
 from urllib.parse import quote, unquote
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType, field
+import numpy as np
+from msgspec import Meta, Struct
+from numpy.typing import NDArray
 
 import specscope
 from specscope.trace.record.aggregate import Aggregate, LeftOut, RequestFigures, Sampled
@@ -35,9 +36,10 @@ from specscope.trace.record.declared import (
     Token,
     TokenCount,
     Value,
+    Wire,
     WireForm,
+    made,
 )
-from specscope.trace.record.notes import ParentNotes
 from specscope.trace.record.params import PARAM_NAMES
 from specscope.trace.record.records import (
     EVIDENCE,
@@ -51,8 +53,12 @@ from specscope.trace.record.records import (
     StepRecord,
 )
 from specscope.trace.record.vocabulary import printable
-from specscope.trace.wire.codec import DamagedError, check_times, checks, plain_error, read, wired
-from specscope.tree_shape import MAX_NODES
+from specscope.trace.run.packed import HELD, FieldColumns, Longs, PackedParts
+from specscope.trace.wire.codec import DamagedError, check_times, plain_error, read_json, wired
+from specscope.trace.wire.tables import Attributes, Lengths, converted, read_table
+from specscope.tree_shape import MAX_NODES, ROOT
+
+T = TypeVar("T")
 
 # A request's own span is in the words of OpenTelemetry's GenAI conventions (semantic-conventions-genai 0.1.0), for any
 # viewer of model calls; `gen_ai.latency.*` is of vLLM and SGLang
@@ -62,9 +68,13 @@ PARAMS = ("temperature", "top_k", "top_p", "frequency_penalty", "presence_penalt
 OTHER_PARAMS = "specscope.request.other_params"
 UNTOLD = tuple(sorted(PARAM_NAMES - {*PARAMS, "stop"}))  # where a span lacks that attribute
 
-Phases = Annotated[tuple[Name, ...], Meta(max_length=4096)]
 Times = Annotated[tuple[Time, ...], Meta(max_length=8192)]
+Timed = Annotated[tuple[Name, ...], Meta(min_length=1, max_length=64)]  # phases of a step
+Passes = Annotated[tuple[Name, ...], Meta(max_length=4096)]
 Likeliest = Annotated[list[Piece], Meta(max_length=2 * DIMENSIONS["t"].most * (MAX_NODES + 1))]
+OfTree = Annotated[tuple[T, ...], Meta(max_length=MAX_NODES + 1)]
+ThreeTimes = Annotated[tuple[Time, ...], Meta(min_length=3, max_length=3)]
+OneReason = Annotated[tuple[FinishReason, ...], Meta(min_length=1, max_length=1)]
 
 # The attributes of a prefill, which a decode step has too; and what that says at level `steps` besides
 IN_PREFILL = (
@@ -76,7 +86,8 @@ SUMMARY = (
     *("specscope.draft.dropped", "specscope.forced", "specscope.draft.sizing", "specscope.preceded", "specscope.rule"),
 )
 ENGINE = "specscope.engine"  # EngineNotes
-AGGREGATE, MAX_AVERAGES = "specscope.aggregate.", 256  # how attributes of counts begin
+AGGREGATE = "specscope.aggregate."  # how attributes of counts begin
+Averages = Annotated[tuple[T, ...], Meta(max_length=256)]
 # A decode step without any of these came without its evidence, at level `steps`
 OF_EVIDENCE = {f"specscope.{name}" for name in ("tree.parent", "tree.token", "verdict.path", "final.token", "final.p")}
 
@@ -90,187 +101,285 @@ def is_ours(resource: Mapping[str, Any]) -> bool:
     return by_name or any(key.startswith(OURS) for key in resource)
 
 
-class Declared(Struct, frozen=True, kw_only=True):
-    """What `checks` gives the attributes that records declare, under their names without `specscope.`."""
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any: ...  # noqa: ANN401
-
-
-class OfStep(Declared, frozen=True, kw_only=True):
+@dataclass(frozen=True)
+class OfStep:
     """Every span that we read belongs to an engine step."""
 
-    step: Step = field(name="specscope.step")
-    branch: Count = field(name="specscope.branch", default=0)
+    step: Annotated[int, Wire("specscope.step", Step)]
+    branch: Annotated[int, Wire("specscope.branch", Count)] = 0
+    # what a request's part says of the engine, for its trace to stand by itself; "" in captures of before
+    engine: Annotated[str, Wire(ENGINE, Short)] = ""
 
 
-class OfRequestStep(OfStep, frozen=True, kw_only=True):
-    """A request's part in a step, which says of the engine what its trace needs to stand by itself."""
+@dataclass(frozen=True)
+class OfQueue:
+    """Of a request's admission."""
 
-    engine: Short = field(name=ENGINE, default="")  # "" in captures of before
-
-
-@checks(RequestInfo)
-class Queue(OfStep, frozen=True, kw_only=True):
-    """A request's admission."""
-
-    admitted: bool = field(name="specscope.request.admitted", default=True)  # False: it ended before it was
-    length: TokenCount = field(name="specscope.request.prompt_length", default=0)
+    admitted: Annotated[bool, Wire("specscope.request.admitted")] = True  # False: it ended before it was
+    length: Annotated[int, Wire("specscope.request.prompt_length", TokenCount)] = 0
 
 
-@checks(RequestStep, only=IN_PREFILL)
-class Prefill(OfRequestStep, frozen=True, kw_only=True):
-    """A request's part in a step in which prompt tokens were fed."""
+@dataclass(frozen=True)
+class OfDecodeStep:
+    """Of a request's part in a step that ended in a verdict."""
 
-
-class DecodeStep(OfRequestStep, frozen=True, kw_only=True):
-    """A request's part in a step that ended in a verdict, without its evidence: wire/decode_step.py reads that."""
-
-    request_id: Name = field(name="specscope.request.id")
-    drafted: Count = field(name="specscope.drafted")
-    accepted: Count = field(name="specscope.accepted")
-    dropped: Count | UnsetType = field(name="specscope.draft.dropped", default=UNSET)  # where there are notes
+    request: Annotated[str, Wire("specscope.request.id", Name)]
+    drafted: Annotated[int, Wire("specscope.drafted", Count)]
+    accepted: Annotated[int, Wire("specscope.accepted", Count)]
+    dropped: Annotated[int | None, Wire("specscope.draft.dropped", Count | None)] = None  # where there are notes
     # What the tokens of tree and verdict stand for
-    text: Annotated[list[Piece], Meta(max_length=MAX_NODES + 1)] = field(
-        name="specscope.tree.text", default_factory=list
-    )
-    special: Annotated[list[Token], Meta(max_length=MAX_NODES + 1)] = field(
-        name="specscope.tree.special", default_factory=list
-    )
+    text: Annotated[tuple[str, ...], Wire("specscope.tree.text", OfTree[Piece])] = ()
+    special: Annotated[tuple[int, ...], Wire("specscope.tree.special", OfTree[Token])] = ()
 
 
-@checks(StepRecord, LeftOut, absent={"specscope.left_out.steps": None})
-class EngineStep(OfStep, frozen=True, kw_only=True):
-    """An engine step as a whole: who took part, and what it took."""
+@dataclass(frozen=True)
+class OfEngineStep:
+    """Of an engine step as a whole: who took part, and what it took."""
 
-    phase_names: Annotated[tuple[Name, ...], Meta(min_length=1, max_length=64)] = field(name="specscope.phase.names")
-    phase_times: Times = field(name="specscope.phase.times")
-    pass_names: Phases = field(name="specscope.pass.names", default=())
-    pass_times: Times = field(name="specscope.pass.times", default=())
-    requests: Names = field(name="specscope.requests", default=())
-    admitted: Names = field(name="specscope.admitted", default=())
-    finished: Names = field(name="specscope.finished", default=())
-    flight: Annotated[list[Time], Meta(min_length=3, max_length=3)] | None = field(
-        name="specscope.flight", default=None
-    )
-
-    def __post_init__(self) -> None:
-        if self.after is not None and self.after >= self.step:
-            raise ValueError(f"`specscope.after` is {self.after}: step {self.step} cannot follow a later one")
-        if (self.left_out_steps or 0) > self.step:
-            raise ValueError(f"`specscope.left_out.steps` is {self.left_out_steps}, before step {self.step}")
-        for name, names, times in (
-            ("specscope.phase", self.phase_names, self.phase_times),
-            ("specscope.pass", self.pass_names, self.pass_times),
-        ):
-            if len(times) != 2 * len(names):
-                raise ValueError(f"`{name}.times` holds {len(times)} times for {len(names)} names")
-            if any(start > end for start, end in zip(times[::2], times[1::2], strict=True)):
-                raise ValueError(f"`{name}.times` ends before it starts")
-        for name in ("requests", "admitted", "finished"):
-            if len(set(getattr(self, name))) != len(getattr(self, name)):
-                raise ValueError(f"`specscope.{name}` names a request twice")
+    phase_names: Annotated[tuple[str, ...], Wire("specscope.phase.names", Timed)]
+    phase_times: Annotated[tuple[int, ...], Wire("specscope.phase.times", Times)]
+    pass_names: Annotated[tuple[str, ...], Wire("specscope.pass.names", Passes)] = ()
+    pass_times: Annotated[tuple[int, ...], Wire("specscope.pass.times", Times)] = ()
+    requests: Annotated[tuple[str, ...], Wire("specscope.requests", Names)] = ()
+    admitted: Annotated[tuple[str, ...], Wire("specscope.admitted", Names)] = ()
+    finished: Annotated[tuple[str, ...], Wire("specscope.finished", Names)] = ()
+    flight: Annotated[tuple[int, ...] | None, Wire("specscope.flight", ThreeTimes | None)] = None
 
 
-@checks(Aggregate)
-class AggregateStep(EngineStep, frozen=True, kw_only=True):
-    """An engine step that is an interval, with its counts."""
+@dataclass(frozen=True)
+class OfAggregate:
+    """Of an interval, besides its counts."""
 
-    averages: Annotated[list[Name], Meta(max_length=MAX_AVERAGES)] = field(
-        name=AGGREGATE + "averages", default_factory=list
-    )
-    average_values: Annotated[list[Value], Meta(max_length=MAX_AVERAGES)] = field(
-        name=AGGREGATE + "average_values", default_factory=list
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if len(self.averages) != len(self.average_values) or len(set(self.averages)) != len(self.averages):
-            raise ValueError(f"`{AGGREGATE}average_values` are not one for each name in `{AGGREGATE}averages`")
-        aggregate = self.aggregate
-        accepted, proposed = aggregate.accepted_at, aggregate.proposed_at
-        if proposed and not accepted:
-            raise ValueError(f"`{AGGREGATE}proposed_at` without `{AGGREGATE}accepted_at`")
-        if accepted and (aggregate.drafts is None or max(accepted) > aggregate.drafts):
-            raise ValueError(f"`{AGGREGATE}accepted_at` counts more than `{AGGREGATE}drafts`")
-        if any(after > before for before, after in pairwise(accepted)):
-            raise ValueError(f"`{AGGREGATE}accepted_at` rises: a token is accepted only after the one before it")
-        if proposed and len(proposed) != len(accepted):
-            raise ValueError(f"`{AGGREGATE}proposed_at` holds {len(proposed)} values, not {len(accepted)}")
-
-    @property
-    def aggregate(self) -> Aggregate:
-        """The interval's counts."""
-        averages = dict(zip(self.averages, self.average_values, strict=True))
-        return read(self, Aggregate, {"averages": averages})
+    averages: Annotated[tuple[str, ...], Wire(AGGREGATE + "averages", Averages[Name])] = ()
+    average_values: Annotated[tuple[float, ...], Wire(AGGREGATE + "average_values", Averages[Value])] = ()
 
 
-# What tells that there are figures: captures of before, and runs that went back too far, have none
-FIGURES = tuple(field.attribute for field in wired(RequestFigures) if field.default is MISSING)
-QUEUED = "gen_ai_latency_time_in_queue"  # where this is told, it ran
+@dataclass(frozen=True)
+class OfRoot:
+    """Of a request's end: what it asked, as much as any viewer of model calls understands."""
+
+    request: Annotated[str, Wire("specscope.request.id", Name)]
+    labels: Annotated[str, Wire("specscope.request.labels", Short)]
+    reasons: Annotated[tuple[FinishReason, ...], Wire("gen_ai.response.finish_reasons", OneReason)]
+    temperature: Annotated[float, Wire("gen_ai.request.temperature")]
+    top_k: Annotated[int, Wire("gen_ai.request.top_k", Int64)]
+    top_p: Annotated[float, Wire("gen_ai.request.top_p")]
+    frequency_penalty: Annotated[float, Wire("gen_ai.request.frequency_penalty")]
+    presence_penalty: Annotated[float, Wire("gen_ai.request.presence_penalty")]
+    max_tokens: Annotated[int, Wire("gen_ai.request.max_tokens", Int64)]
+    seed: Annotated[int, Wire("gen_ai.request.seed", Int64)]
+    stop: Annotated[tuple[str, ...], Wire("gen_ai.request.stop_sequences", tuple[Short, ...])] = ()
+    other_params: Annotated[str, Wire(OTHER_PARAMS, Text)] = ""
+    operation: Annotated[str, Wire("gen_ai.operation.name", Short)] = TEXT_COMPLETION
+    length: Annotated[int, Wire("gen_ai.usage.output_tokens", TokenCount)] = 0  # of its output
 
 
-@checks(RequestEnd, Sampled, RequestFigures, absent=dict.fromkeys(("specscope.sampling.reason", *FIGURES)))
-class Root(OfStep, frozen=True, kw_only=True):
-    """A request's end, and of what it asked as much as any viewer of model calls understands."""
+@dataclass(frozen=True)
+class OfRun:
+    """Of the resource: what was left out."""
 
-    request: Name = field(name="specscope.request.id")
-    labels: Short = field(name="specscope.request.labels")
-    reasons: Annotated[list[FinishReason], Meta(min_length=1, max_length=1)] = field(
-        name="gen_ai.response.finish_reasons"
-    )
-    temperature: float = field(name="gen_ai.request.temperature")
-    top_k: Int64 = field(name="gen_ai.request.top_k")
-    top_p: float = field(name="gen_ai.request.top_p")
-    frequency_penalty: float = field(name="gen_ai.request.frequency_penalty")
-    presence_penalty: float = field(name="gen_ai.request.presence_penalty")
-    max_tokens: Int64 = field(name="gen_ai.request.max_tokens")
-    seed: Int64 = field(name="gen_ai.request.seed")
-    stop: list[Short] = field(name="gen_ai.request.stop_sequences", default_factory=list)
-    other_params: Text = field(name=OTHER_PARAMS, default="")
-    operation: Short = field(name="gen_ai.operation.name", default=TEXT_COMPLETION)
-    length: TokenCount = field(name="gen_ai.usage.output_tokens", default=0)  # of its output
-
-    @property
-    def has_figures(self) -> bool:
-        """Whether it tells the request's sums."""
-        return all(getattr(self, name.removeprefix("specscope.")) is not None for name in FIGURES)
+    text: Annotated[bool, Wire("specscope.run.text")]
+    tokens: Annotated[bool, Wire("specscope.run.tokens")] = True
 
 
-@checks(ParentNotes)
-class Parents(Declared, frozen=True, kw_only=True):
-    """The notes on the parents that were tried, as JSON."""
-
-    # What the likeliest tokens stand for that are not in the tree: ParentNotes.named
-    text: Likeliest = field(default_factory=list)
+Records = Mapping[type, Any]  # by their types, as far as a span tells of each
 
 
+def _check_engine_step(told: Records) -> None:
+    """Raises DamagedError."""
+    span, step = told[OfEngineStep], told[StepRecord]
+    left_out = told[LeftOut].steps if LeftOut in told else 0
+    if step.after is not None and step.after >= step.step:
+        raise DamagedError(f"`specscope.after` is {step.after}: step {step.step} cannot follow a later one")
+    if left_out > step.step:
+        raise DamagedError(f"`specscope.left_out.steps` is {left_out}, before step {step.step}")
+    for name in ("phase", "pass"):
+        names, times = getattr(span, f"{name}_names"), getattr(span, f"{name}_times")
+        if len(times) != 2 * len(names):
+            raise DamagedError(f"`specscope.{name}.times` holds {len(times)} times for {len(names)} names")
+        if any(start > end for start, end in zip(times[::2], times[1::2], strict=True)):
+            raise DamagedError(f"`specscope.{name}.times` ends before it starts")
+    for name in ("requests", "admitted", "finished"):
+        if len(set(getattr(span, name))) != len(getattr(span, name)):
+            raise DamagedError(f"`specscope.{name}` names a request twice")
+    if Aggregate in told:
+        _check_aggregate(told[OfAggregate], told[Aggregate])
+
+
+def _check_aggregate(span: OfAggregate, aggregate: Aggregate) -> None:
+    """Raises DamagedError."""
+    accepted, proposed = aggregate.accepted_at, aggregate.proposed_at
+    if len(span.averages) != len(span.average_values) or len(set(span.averages)) != len(span.averages):
+        raise DamagedError(f"`{AGGREGATE}average_values` are not one for each name in `{AGGREGATE}averages`")
+    if proposed and not accepted:
+        raise DamagedError(f"`{AGGREGATE}proposed_at` without `{AGGREGATE}accepted_at`")
+    if accepted and (aggregate.drafts is None or max(accepted) > aggregate.drafts):
+        raise DamagedError(f"`{AGGREGATE}accepted_at` counts more than `{AGGREGATE}drafts`")
+    if any(after > before for before, after in pairwise(accepted)):
+        raise DamagedError(f"`{AGGREGATE}accepted_at` rises: a token is accepted only after the one before it")
+    if proposed and len(proposed) != len(accepted):
+        raise DamagedError(f"`{AGGREGATE}proposed_at` holds {len(proposed)} values, not {len(accepted)}")
+
+
+class SpanKind(NamedTuple):
+    """What spans of a name tell."""
+
+    # records, and how an attribute begins without which a span tells nothing of one; those of "" it tells of always
+    records: Mapping[type, str]
+    check: Callable[[Records], None] = lambda told: None
+    only: Sequence[str] = ()  # attributes that are read
+
+    def read(self, attributes: Sequence[Attributes], *, nameless: bool = False) -> Sequence[Records]:
+        """What these spans tell. Raises DamagedError where anything in one is damaged."""
+        spans: list[dict[type, Any]] = [{} for _ in attributes]
+        for record, begins in self.records.items():
+            tells = [not begins or any(name.startswith(begins) for name in each) for each in attributes]
+            rows = [row for row, told in enumerate(tells) if told]
+            table = read_table(record, [attributes[row] for row in rows], nameless=nameless, only=self.only)
+            for place, row in enumerate(rows):
+                spans[row][record] = made(record, table.fields(place))
+        for span in spans:
+            self.check(span)
+        return spans
+
+
+QUEUE = SpanKind({OfStep: "", OfQueue: "", RequestInfo: ""})
+PREFILL = SpanKind({OfStep: "", RequestStep: ""}, only=(*IN_PREFILL, "specscope.step", "specscope.branch", ENGINE))
+DECODE_STEP = SpanKind({OfStep: "", OfDecodeStep: ""})  # besides, StepEvidence
+OF_ENGINE = {OfStep: "", StepRecord: "", OfEngineStep: "", LeftOut: "specscope.left_out.steps"}
+ENGINE_STEP = SpanKind({**OF_ENGINE, OfAggregate: AGGREGATE, Aggregate: AGGREGATE}, _check_engine_step)
+# Captures of before have no figures, and requests that were under way when the run went back
+OF_END = {RequestEnd: "", Sampled: "specscope.sampling.reason", RequestFigures: "specscope.bonus"}
+REQUEST = SpanKind({OfStep: "", OfRoot: "", **OF_END})
+RESOURCE = SpanKind({RunInfo: "", OfRun: ""})
 ROOT_NAME = TEXT_COMPLETION  # how its name begins, unless it is a chat
-AnySpan = Queue | Prefill | DecodeStep | EngineStep | Root
-KINDS: Mapping[str, type[AnySpan]] = {
-    "queue": Queue,
-    "prefill": Prefill,
-    "decode_step": DecodeStep,
-    "engine_step": EngineStep,
-    ROOT_NAME: Root,
+KINDS: Mapping[str, SpanKind] = {
+    "queue": QUEUE,
+    "prefill": PREFILL,
+    "decode_step": DECODE_STEP,
+    "engine_step": ENGINE_STEP,
+    ROOT_NAME: REQUEST,
 }
 
 
-def kind_of(name: str, attributes: Mapping[str, Any]) -> type[AnySpan] | None:
-    """What a span must look like; None where it is none that is read, or another tells all of it."""
-    kind = KINDS.get(name) or (Root if name.partition(" ")[0] in OPERATIONS else None)
-    if kind is EngineStep and any(key.startswith(AGGREGATE) for key in attributes):
-        return AggregateStep
-    return None if kind is Prefill and attributes.get("specscope.prefill.reaches_root") is True else kind
+def kind_of(name: str, attributes: Attributes) -> SpanKind | None:
+    """What a span of this name tells; None where it is none that is read, or another tells all of it."""
+    kind = KINDS.get(name) or (REQUEST if name.partition(" ")[0] in OPERATIONS else None)
+    return None if kind is PREFILL and attributes.get("specscope.prefill.reaches_root") is True else kind
 
 
-@checks(RunInfo)
-class Resource(Declared, frozen=True, kw_only=True):
-    """The resource: what a capture says of its run."""
+@dataclass(frozen=True)
+class StepEvidence:
+    """Of a decode step."""
 
-    text: bool = field(name="specscope.run.text")
-    tokens: bool = field(name="specscope.run.tokens", default=True)
+    step: RequestStep  # in columns with others
+    likeliest: Sequence[str]  # the texts of ParentNotes.named, if there are any
+
+
+def read_spans(kind: SpanKind, attributes: Sequence[Attributes], *, nameless: bool) -> Sequence[Records]:
+    """What spans of a kind tell, and of decode steps the evidence, where it is there. Raises as SpanKind.read."""
+    told = kind.read(attributes, nameless=nameless)
+    rows = [] if kind is not DECODE_STEP else [row for row, each in enumerate(attributes) if OF_EVIDENCE & each.keys()]
+    if not rows:
+        return told
+    evidence = _evidence([told[row][OfDecodeStep] for row in rows], [attributes[row] for row in rows], nameless)
+    found = dict(zip(rows, evidence, strict=True))
+    return [{**each, StepEvidence: found[row]} if row in found else each for row, each in enumerate(told)]
+
+
+def _evidence(spans: Sequence[OfDecodeStep], attributes: Sequence[Attributes], nameless: bool) -> list[StepEvidence]:
+    """The steps of these spans in columns, checked. Raises DamagedError where anything in one is damaged."""
+    lengths: Lengths = {}
+    own = read_table(RequestStep, attributes, lengths, nameless=nameless)
+    held: dict[str, tuple[NDArray[np.bool_], FieldColumns]] = {}
+    for name in ("tree", "verdict"):
+        held[name] = np.ones(len(spans), np.bool_), read_table(HELD[name], attributes, lengths, nameless=nameless)
+    has_notes = np.array([words.dropped is not None for words in spans])
+    with_notes = [each for each, there in zip(attributes, has_notes, strict=True) if there]
+    of_notes = _some(lengths, has_notes)
+    of_notes["d"] = np.array([words.dropped for words in spans if words.dropped is not None], np.int64)
+    held["notes"] = has_notes, read_table(HELD["notes"], with_notes, of_notes, nameless=nameless)
+    lengths["e"] = own.numbers["emitted"]
+    likeliest: list[Sequence[str]] = [()] * len(spans)
+    for field in wired(RequestStep):
+        if field.notes is not None:
+            texts = converted([each.get(field.attribute, "") for each in attributes], field.type, field.attribute)
+            there = np.array(list(map(bool, texts)), np.bool_)
+            parsed = [read_json(text, dict[str, Any], field.attribute) for text in texts if text]
+            table = read_table(field.notes, parsed, _some(lengths, there), nameless=nameless, notes=field.attribute)
+            held[field.name] = there, table
+            if field.name == "parents":
+                named = converted(
+                    [notes.get("text", []) for notes in parsed], Likeliest, "text", "`specscope.parents`: "
+                )
+                for row, text in zip(np.flatnonzero(there).tolist(), named, strict=True):
+                    likeliest[row] = text
+    packed = PackedParts(own, held)
+    _check(packed, spans, lengths["n"], lengths["a"])
+    return [StepEvidence(packed[row], likeliest[row]) for row in range(len(spans))]
+
+
+def _some(lengths: Lengths, there: NDArray[np.bool_]) -> Lengths:
+    return {letter: each[there] for letter, each in lengths.items()}
+
+
+def _check(packed: PackedParts, spans: Sequence[OfDecodeStep], n: Longs, accepted: Longs) -> None:
+    """What holds between fields of a step."""
+    tree, verdict, notes = (packed.held[name] for name in ("tree", "verdict", "notes"))
+    _parents_first("specscope.tree.parent", tree, "parent", np.zeros(len(spans), np.int64))
+    _parents_first("specscope.draft.dropped_parent", notes, "dropped_parent", n[packed.rows["notes"] >= 0])
+    _check_path(verdict, tree, n)
+    for name, holds in (("drafted", n), ("accepted", accepted)):
+        says = np.array([getattr(span, name) for span in spans])
+        if (wrong := says != holds).any():
+            raise DamagedError(f"`specscope.{name}` is {says[wrong][0]}, the arrays hold {holds[wrong][0]}")
+    emitted = packed.parts.numbers["emitted"]
+    if (wrong := emitted > accepted + 1).any():
+        few = accepted[wrong][0] + 1
+        raise DamagedError(f"`specscope.emitted` is {emitted[wrong][0]}, only {few} were committed")
+    for span, nodes in zip(spans, n.tolist(), strict=True):
+        if span.text and len(span.text) != nodes + 1:
+            raise DamagedError(f"`specscope.tree.text` holds {len(span.text)} texts for {nodes + 1} tokens")
+    _check_nodes("specscope.forced", verdict, "forced", n, n)
+    _check_nodes("specscope.kv.moved", packed.parts, "moved", n, n - 1)
+    for name in ("parents", "form"):
+        nodes = n[packed.rows[name] >= 0]
+        _check_nodes(f"specscope.{name}", packed.held[name], "node", nodes, nodes - 1)
+
+
+def _inner(table: FieldColumns, name: str) -> tuple[NDArray[Any], Longs, Longs]:
+    """An array of all records end to end, the record of each value, and its place in that record's array."""
+    ends = table.ends[name]
+    counts = np.diff(ends)
+    record = np.repeat(np.arange(len(counts)), counts)
+    return table.arrays[name], record, np.arange(len(record)) - ends[record]
+
+
+def _parents_first(name: str, table: FieldColumns, column: str, first: Longs) -> None:
+    """Nodes `first` and on of each record: every parent comes before its child."""
+    above, record, place = _inner(table, column)
+    node = place + first[record]
+    if (wrong := above >= node).any():
+        at, parent = node[wrong][0], above[wrong][0]
+        raise DamagedError(f"`{name}`: node {parent} cannot be the parent of node {at}: parents come first")
+
+
+def _check_path(verdict: FieldColumns, tree: FieldColumns, n: Longs) -> None:
+    """A path goes from the root down; whether each of its nodes was accepted, `verify` judges."""
+    path, record, place = _inner(verdict, "path")
+    wrong = path >= n[record]
+    if not wrong.any():
+        above = np.where(place == 0, ROOT, np.concatenate([[ROOT], path[:-1]])[: len(path)])
+        wrong = tree.arrays["parent"][tree.ends["parent"][record] + path] != above
+    if wrong.any():
+        raise DamagedError("`specscope.verdict.path` is not a path of accepted nodes from the root")
+
+
+def _check_nodes(name: str, table: FieldColumns, column: str, n: Longs, last: Longs) -> None:
+    """Nodes are of the tree of n, the `last` included."""
+    nodes, record, _ = _inner(table, column)
+    if (wrong := nodes > last[record]).any():
+        raise DamagedError(f"`{name}` names node {nodes[wrong].max()} of {n[record][wrong][0]}")
 
 
 # The attributes that hold a JSON object as text, and what stands for one that a store cut short
@@ -322,9 +431,9 @@ class EngineNotes(Struct, frozen=True, forbid_unknown_fields=True):
     phases: Annotated[tuple[tuple[Name, Int64, Time], ...], Meta(min_length=1, max_length=64)]  # name, gap, length
     running: Count | None = None
     waiting: Count = 0
-    blocks_used: Count = field(name="used", default=0)
-    blocks_free: Count = field(name="free", default=0)
-    blocks_cached: Count = field(name="cached", default=0)
+    blocks_used: Count = msgspec.field(name="used", default=0)
+    blocks_free: Count = msgspec.field(name="free", default=0)
+    blocks_cached: Count = msgspec.field(name="cached", default=0)
     queried: Count = 0
     budget: Count | None = None
     after: Annotated[int, Meta(ge=-1, lt=2**53)] | None = None

@@ -26,6 +26,7 @@ from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.privacy import strip
 from specscope.trace.record.records import (
     FinishReason,
+    Phase,
     RequestEnd,
     RequestInfo,
     RequestStep,
@@ -117,9 +118,9 @@ class Encoder:
             spans += [self._queue(info, record, info.admitted_ns) for info in record.admitted]
             never = [end for end in record.finished if not end.info.admitted_ns]
             spans += [self._queue(end.info, record, end.finished_ns) for end in never]
-            engine = {schema.ENGINE: engine_text(record)} if record.is_timed else {}
+            of_step = _of_step(record, engine_text(record) if record.is_timed else "")
             for part in record.requests:
-                spans += self._request_step(part, record, self._of(record) | engine)
+                spans += self._request_step(part, record, of_step)
             if record.absent is None or not record.absent.engine:
                 spans.append(self._engine_step(record))
         spans += [self._root(end, record) for end in record.finished]
@@ -131,11 +132,6 @@ class Encoder:
 
     def _caller(self, name: str) -> tuple[int, int] | None:
         return self._callers.get(name) or self._ended.get(name)
-
-    def _of(self, record: StepRecord) -> dict[str, Any]:
-        """Attributes of every span of a step: its number, and its branch unless it is the first."""
-        branch = {"specscope.branch": record.branch} if record.branch else {}
-        return {"specscope.step": record.step} | branch
 
     def _trace(self, *what: object) -> int:
         return own_trace(self.run.run_id, *what)
@@ -150,11 +146,9 @@ class Encoder:
 
     def _queue(self, info: RequestInfo, record: StepRecord, end_ns: int) -> Span:
         """The span of the wait for admission, or for an end without admission."""
-        values = self._written(info) | {"specscope.request.prompt_length": len(info.prompt_tokens)}
-        attributes = self._of(record) | values
+        own = schema.OfQueue(info.admitted_ns > 0, len(info.prompt_tokens))
+        attributes = _of_step(record) | self._written(info) | written(own)
         trace, root = self._request_trace(info.id), self._span(info.id)
-        if not info.admitted_ns:
-            attributes["specscope.request.admitted"] = False
         span_id = self._span(info.id, "queue", *((record.branch,) if record.branch else ()))
         return Span("queue", trace, span_id, root, info.arrival_ns, end_ns, attributes)
 
@@ -182,18 +176,21 @@ class Encoder:
         if not len(part.tree):
             values.pop("specscope.verdict.path", None)
         if part.notes is not None:
-            values |= {"specscope.draft.dropped": len(part.notes.dropped_token)} | self._written(part.notes, only=only)
+            values |= self._written(part.notes, only=only)
         shown = [*part.tree.token.tolist(), verdict.token]
         likeliest = None if only or part.parents is None else self._pieces(part.parents.named(shown))
-        values |= self._written(part, by_hand={"parents": {} if likeliest is None else {"text": likeliest}}, only=only)
-        values |= {"specscope.drafted": len(part.tree), "specscope.accepted": verdict.accepted}
-        if only:
-            return values
-        values["specscope.drawing"] = draw_tree(part, self.vocabulary)  # which people read in Jaeger
-        if (texts := self._pieces(shown)) is not None:
-            values["specscope.tree.text"] = texts
-        special = [token for token in shown if token in self.vocabulary.special]
-        return values | {"specscope.tree.special": special} if special else values
+        values |= self._written(part, notes={} if likeliest is None else {"parents": {"text": likeliest}}, only=only)
+        special = tuple(token for token in shown if token in self.vocabulary.special)
+        own = schema.OfDecodeStep(
+            part.request,
+            len(part.tree),
+            verdict.accepted,
+            None if part.notes is None else len(part.notes.dropped_token),
+            () if only else tuple(self._pieces(shown) or ()),
+            () if only else special,
+        )
+        drawing = {} if only else {"specscope.drawing": draw_tree(part, self.vocabulary)}  # which people read in Jaeger
+        return values | written(own) | drawing
 
     def _pieces(self, tokens: Sequence[int]) -> list[str] | None:
         """The bytes of tokens, reversibly; None where one is not known."""
@@ -202,24 +199,18 @@ class Encoder:
 
     def _engine_step(self, record: StepRecord) -> Span:
         trace, root = self._trace("step", record.step), self._span("step", record.step)
-        lists: dict[str, Any] = {}
-        for kind, timings in (("phase", record.phases), ("pass", record.passes)):
-            lists[f"specscope.{kind}.names"] = [timing.name for timing in timings]
-            lists[f"specscope.{kind}.times"] = [t for timing in timings for t in (timing.start_ns, timing.end_ns)]
-        names = [part.request for part in record.requests]
-        lists["specscope.requests"] = names + list(() if record.absent is None else record.absent.names)
-        lists["specscope.admitted"] = [info.id for info in record.admitted]
-        lists["specscope.preempted"] = list(record.preempted)
-        lists["specscope.finished"] = [end.info.id for end in record.finished]
-        flight = {} if record.flight is None else {"specscope.flight": list(dataclasses.astuple(record.flight))}
-        attributes = self._of(record) | self._written(record, by_hand={"admitted": lists, "flight": flight})
-        if record.left_out is not None:
-            attributes |= self._written(record.left_out)
-        if record.aggregate is not None:
-            told = {name: float(value) for name, value in record.aggregate.averages.items()}
-            of_names, of_values = (schema.AGGREGATE + name for name in ("averages", "average_values"))
-            averages = {of_names: [*told], of_values: [*told.values()]} if told else {}
-            attributes |= self._written(record.aggregate, by_hand={"averages": averages})
+        own = schema.OfEngineStep(
+            *_timings(record.phases),
+            *_timings(record.passes),
+            requests=(*(part.request for part in record.requests), *(record.absent.names if record.absent else ())),
+            admitted=tuple(info.id for info in record.admitted),
+            finished=tuple(end.info.id for end in record.finished),
+            flight=None if record.flight is None else dataclasses.astuple(record.flight),
+        )
+        told = [record, own, *filter(None, (record.left_out, record.aggregate))]
+        if record.aggregate is not None and (averages := record.aggregate.averages):
+            told.append(schema.OfAggregate(tuple(averages), tuple(map(float, averages.values()))))
+        attributes = {name: value for each in told for name, value in self._written(each).items()}
         kinds = [(part.request, "prefill" if part.verdict is None else "decode") for part in record.requests]
         links = tuple((self._request_trace(name), self._span(name, record.step, kind)) for name, kind in kinds)
         return Span("engine_step", trace, root, 0, record.start_ns, record.end_ns, attributes, links, of_engine=True)
@@ -242,7 +233,7 @@ class Encoder:
         if self.level is SpanLevel.REQUESTS:
             values.pop("specscope.output.tokens", None)
         operation = schema.CHAT if info.chat else schema.TEXT_COMPLETION
-        attributes = self._of(record) | _genai(end, operation, self.run.target) | values
+        attributes = _of_step(record) | _genai(end, operation, self.run.target) | values
         span_id = self._span(info.id, "root", record.step) if info.id in self._ended else self._span(info.id)
         return Span(
             f"{operation} {self.run.target}",
@@ -255,6 +246,15 @@ class Encoder:
             kind=SERVER if info.served else INTERNAL,
             error=end.error if end.reason is FinishReason.ERROR else None,
         )
+
+
+def _of_step(record: StepRecord, engine: str = "") -> dict[str, Any]:
+    return written(schema.OfStep(record.step, record.branch, engine))
+
+
+def _timings(phases: Sequence[Phase]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Their names, and when each began and ended."""
+    return tuple(phase.name for phase in phases), tuple(t for phase in phases for t in (phase.start_ns, phase.end_ns))
 
 
 def _genai(end: RequestEnd, operation: str, model: str) -> dict[str, Any]:
@@ -311,9 +311,7 @@ def resource_attributes(run: RunInfo, service: str = "", *, recorded: bool = Fal
     name = service or given.get("service.name") or SERVICE
     attributes: dict[str, Any] = {"service.instance.id": run.run_id} | given
     attributes |= {"service.name": name, "service.version": run.versions.get("specscope", "")}
-    private = {"specscope.run.text": run.tells_text} | ({} if run.tells_tokens else {"specscope.run.tokens": False})
-    values = written(run, by_hand={"privacy": private})
-    return attributes | values
+    return attributes | written(run) | written(schema.OfRun(run.tells_text, run.tells_tokens))
 
 
 def environment() -> dict[str, str]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from heapq import heappop, heappush
 from itertools import chain
 from typing import Any, TypeVar
@@ -15,7 +16,8 @@ import numpy as np
 from specscope.errors import UserError
 from specscope.trace.history.interval import NOTHING
 from specscope.trace.history.wording import Faults, plural
-from specscope.trace.record.aggregate import LeftOut, RequestFigures, Sampled
+from specscope.trace.record.aggregate import Aggregate, LeftOut, RequestFigures, Sampled
+from specscope.trace.record.declared import made
 from specscope.trace.record.draft_vocabulary import DRAFT_TOKENS, completed, digest, draft_tokens
 from specscope.trace.record.params import SamplingParams, withheld_at
 from specscope.trace.record.privacy import Privacy, no_tokens
@@ -32,17 +34,20 @@ from specscope.trace.record.records import (
 from specscope.trace.record.tree import DraftTree
 from specscope.trace.record.vocabulary import Vocabulary, printable, unescape
 from specscope.trace.wire import schema
-from specscope.trace.wire.codec import (
-    DamagedError,
-    check_times,
-    checked_span,
-    read,
-    read_json,
-    unescaped,
-)
-from specscope.trace.wire.decode_step import Part, read_parts
+from specscope.trace.wire.codec import DamagedError, check_times, read_json, unescaped
 from specscope.trace.wire.otlp_json import ReadSpan
-from specscope.trace.wire.schema import CHAT, NO_TIMES, OTHER_PARAMS, PARAMS, UNTOLD, Resource, newer, read_engine
+from specscope.trace.wire.schema import (
+    CHAT,
+    NO_TIMES,
+    OTHER_PARAMS,
+    PARAMS,
+    UNTOLD,
+    StepEvidence,
+    newer,
+    read_engine,
+    read_spans,
+)
+from specscope.trace.wire.tables import read_each
 
 T = TypeVar("T")
 Attributes = Mapping[str, Any]
@@ -66,12 +71,12 @@ def run_info(resource: Attributes) -> RunInfo:
         service = printable(str(resource.get("service.name", "an unnamed service")))[:100]
         raise UserError(f"these spans come from another program ({service})")
     try:
-        checked = checked_span(schema.whole_objects(resource)[0], Resource)
-        privacy = Privacy.of(no_text=not checked.text, no_tokens=not checked.tokens)
-        run = read(checked, RunInfo, {"privacy": privacy})
+        [told] = schema.RESOURCE.read([schema.whole_objects(resource)[0]])
     except DamagedError as error:
         why = newer(resource) or "their run cannot be read or is of another version"
         raise UserError(f"{why}: {error}") from None
+    kept = told[schema.OfRun]
+    run: RunInfo = replace(told[RunInfo], privacy=Privacy.of(no_text=not kept.text, no_tokens=not kept.tokens))
     try:
         draft_tokens(run)
     except ValueError:  # with_vocabulary names it
@@ -93,10 +98,10 @@ def with_vocabulary(run: RunInfo, packed: object, faults: Faults) -> RunInfo:
 class _Pending:
     """The spans of one engine step that have arrived."""
 
-    engine: schema.EngineStep | None = None
+    engine: schema.Records | None = None  # of the engine step's own span
     parts: dict[str, RequestStep] = field(default_factory=dict)
     admitted: dict[str, RequestInfo] = field(default_factory=dict)
-    finished: dict[str, tuple[int, int, schema.Root]] = field(default_factory=dict)  # start, end; decoded at the end
+    finished: dict[str, tuple[int, int, schema.Records]] = field(default_factory=dict)  # start, end; read at the end
     waited: set[str] = field(default_factory=set)  # requests that were not admitted: their queue span is of this step
     infos: list[tuple[RequestInfo, int]] = field(default_factory=list)  # of both, with its bytes
     notes: str = ""  # what a request's step said of the engine
@@ -106,60 +111,63 @@ class _Pending:
     weight: int = 0  # bytes, roughly
 
     @property
+    def names(self) -> schema.OfEngineStep:
+        """Who took part, as far as it is told."""
+        return NOBODY if self.engine is None else self.engine[schema.OfEngineStep]
+
+    @property
     def left_out(self) -> int:
         """Steps before it that sampling left out."""
-        return 0 if self.engine is None else self.engine.left_out_steps or 0
+        return self.engine[LeftOut].steps if self.engine is not None and LeftOut in self.engine else 0
 
     def complete(self) -> bool:
         """Whether every span that the engine step names is there."""
-        if self.engine is None or len(self.parts) < len(self.engine.requests):
-            return False
         return (
-            all(name in self.parts for name in self.engine.requests)
-            and all(name in self.admitted for name in self.engine.admitted)
-            and all(name in self.finished for name in self.engine.finished)
+            self.engine is not None
+            and self.parts.keys() >= {*self.names.requests}
+            and self.admitted.keys() >= {*self.names.admitted}
+            and self.finished.keys() >= {*self.names.finished}
             and all(
-                name in self.waited or not span.has_figures or getattr(span, schema.QUEUED) is not None
-                for name, (*_, span) in self.finished.items()
+                name in self.waited or RequestFigures not in told or told[RequestFigures].queue_s is not None
+                for name, (*_, told) in self.finished.items()
             )
         )
 
     def own(self, of_engine: Mapping[str, Any] | None) -> dict[str, Any]:
         """The fields of the record that the engine step's span has. `of_engine`: as requests' steps tell them."""
-        span = self.engine
-        if span is not None:
-            flight = None if span.flight is None else Flight(*span.flight)
-            return {
-                "phases": _phases(span.phase_names, span.phase_times),
-                "passes": _phases(span.pass_names, span.pass_times),
-                "aggregate": span.aggregate if isinstance(span, schema.AggregateStep) else None,
-                "flight": flight,
-                "left_out": None if span.left_out_steps is None else read(span, LeftOut),
-            }
-        told = of_engine or {"running": len(self.parts), "phases": (Phase(NO_TIMES, *self.times),)}
-        return {**NOTHING, "branch": self.branch, **told}
+        if self.engine is None:
+            told = of_engine or {"running": len(self.parts), "phases": (Phase(NO_TIMES, *self.times),)}
+            return {**NOTHING, "branch": self.branch, **told}
+        aggregate, own = self.engine.get(Aggregate), self.engine.get(schema.OfAggregate)
+        averages = {} if own is None else dict(zip(own.averages, own.average_values, strict=True))
+        return {
+            **vars(self.engine[StepRecord]),
+            "phases": _phases(self.names.phase_names, self.names.phase_times),
+            "passes": _phases(self.names.pass_names, self.names.pass_times),
+            "aggregate": None if aggregate is None else _whole(aggregate, averages=averages),
+            "flight": None if self.names.flight is None else Flight(*self.names.flight),
+            "left_out": self.engine.get(LeftOut),
+        }
 
     def absent(self, batch: int | None, ends: Sequence[RequestEnd], steps: int) -> Absent | None:
         """What of the step is not here. `batch`: as requests' steps tell it; None where they do not.
 
         `steps`: engine steps between the one before and this one that are not here.
         """
-        names: tuple[str, ...] = ()
-        if self.engine is not None:
-            names = tuple(name for name in self.engine.requests if name not in self.parts)
-            others: int | None = len(names)
-        else:
-            others = None if batch is None else max(batch - len(self.parts), 0)
-        unseen = 0  # admissions and ends
-        if self.engine is not None:
-            unseen = len({*self.engine.admitted}.difference(self.admitted))
-            unseen += len({*self.engine.finished}.difference(end.info.id for end in ends))
+        names = tuple(name for name in self.names.requests if name not in self.parts)
+        others = len(names) if self.engine is not None else None if batch is None else max(batch - len(self.parts), 0)
+        unseen = len({*self.names.admitted}.difference(self.admitted))  # admissions and ends
+        unseen += len({*self.names.finished}.difference(end.info.id for end in ends))
         absent = Absent(others, names, self.engine is None, steps, unseen)
         return None if absent == Absent() else absent
 
 
-def _has_evidence(given: ReadSpan, span: Any) -> bool:  # noqa: ANN401
-    return isinstance(span, schema.DecodeStep) and not schema.OF_EVIDENCE.isdisjoint(given.attributes)
+NOBODY = schema.OfEngineStep((), ())
+
+
+def _whole(part: T, **more: Any) -> T:  # noqa: ANN401
+    """A record of which a span told a part, with the rest."""
+    return made(type(part), vars(part) | more)  # type: ignore[no-any-return]
 
 
 class Decoder:
@@ -192,8 +200,8 @@ class Decoder:
         self._pending: dict[int, _Pending] = {}
         self._order: list[int] = []  # the steps of those, and some that were given: a heap
         self._held = 0  # bytes of them, roughly
-        self._infos: dict[str, tuple[RequestInfo, int]] = {}  # with its bytes
-        self._ended: dict[str, tuple[RequestInfo, int]] = {}  # of requests that may end again, on another branch
+        # With its bytes; first those of requests that ended, which may end again, on another branch
+        self._infos: OrderedDict[str, tuple[RequestInfo, int]] = OrderedDict()
         self._infos_held = 0
         self._text = 0  # bytes of the vocabulary
         self._next = 0
@@ -235,82 +243,72 @@ class Decoder:
         """Take these spans; gives the records that they complete."""
         records: list[StepRecord] = []
         opened = [each for each in map(self._opened, spans) if each is not None]
-        evidence = [(span, given.attributes) for given, span in opened if _has_evidence(given, span)]
-        nameless = self.privacy >= Privacy.NO_TOKENS  # token ids were left out
-        parts = iter(read_parts(evidence, nameless=nameless))
-        for given, span in opened:
-            part = next(parts) if _has_evidence(given, span) else span
+        told: dict[int, schema.Records | DamagedError] = {}  # by the span's place
+        for kind in schema.KINDS.values():
+            places = [place for place, (_, its) in enumerate(opened) if its is kind]
+            read = partial(read_spans, kind, nameless=self.privacy >= Privacy.NO_TOKENS)  # token ids were left out
+            told |= zip(places, read_each(read, [opened[place][0].attributes for place in places]), strict=True)
+        for place, (span, _) in enumerate(opened):
             try:
-                if isinstance(part, DamagedError):
-                    raise part
-                if not self._is_late(given.attributes):
-                    self._take_in(given, span, part)
+                if isinstance(of_span := told[place], DamagedError):
+                    raise of_span
+                if not self._is_late(span.attributes):
+                    self._take_in(span, of_span)
             except DamagedError as error:
-                self.faults.add(given.name, str(error))
-            step = given.attributes.get("specscope.step")
+                self.faults.add(span.name, str(error))
+            step = span.attributes.get("specscope.step")
             records += self._ready(step) if isinstance(step, int) else []
         return records
 
-    def _opened(self, given: ReadSpan | DamagedError) -> tuple[ReadSpan, Any] | None:
-        """A span, and of schema.AnySpan or what is wrong, all but the evidence of decode steps; None: not taken in."""
-        if isinstance(given, DamagedError):
-            self.faults.add("a span", str(given))
+    def _opened(self, span: ReadSpan | DamagedError) -> tuple[ReadSpan, schema.SpanKind] | None:
+        """A span and its kind; None where it is not taken in."""
+        if isinstance(span, DamagedError):
+            self.faults.add("a span", str(span))
             return None
-        if isinstance(packed := given.attributes.get(DRAFT_TOKENS), str):
+        if isinstance(packed := span.attributes.get(DRAFT_TOKENS), str):
             self.draft_tokens = packed
-        kind = schema.kind_of(given.name, given.attributes)
-        if kind is None or self._is_late(given.attributes):
+        kind = schema.kind_of(span.name, span.attributes)
+        if kind is None or self._is_late(span.attributes):
             return None
-        name = schema.ROOT_NAME if issubclass(kind, schema.Root) else given.name
-        try:
-            check_times(given.start_ns, given.end_ns)
-            attributes, cut = schema.whole_objects(given.attributes)
-            for each in cut:
-                self.faults.add(name, f"`{each}` was cut short")
-            given = ReadSpan(name, given.start_ns, given.end_ns, attributes)
-            return given, checked_span(attributes, kind)
-        except DamagedError as error:
-            return ReadSpan(name, given.start_ns, given.end_ns, given.attributes), error
+        name = schema.ROOT_NAME if kind is schema.REQUEST else span.name
+        attributes, cut = schema.whole_objects(span.attributes)
+        for each in cut:
+            self.faults.add(name, f"`{each}` was cut short")
+        return ReadSpan(name, span.start_ns, span.end_ns, attributes), kind
 
-    def _take_in(self, given: ReadSpan, span: Any, evidence: Part | Any) -> None:  # noqa: ANN401
-        """Take a span in. `evidence`: of a decode step; else the span."""
-        start_ns, end_ns, pending = given.start_ns, given.end_ns, self._waiting(span.step)
-        # bytes in memory, roughly; `length`: of ids that were left out
-        sizes = (len(value) for value in given.attributes.values() if isinstance(value, str | list))
-        weight = 2000 + 12 * sum(sizes) + 4 * getattr(span, "length", 0)
-        self.has_steps |= not isinstance(span, schema.Root)
-        if isinstance(span, schema.DecodeStep) and not isinstance(evidence, tuple):
+    def _take_in(self, span: ReadSpan, told: schema.Records) -> None:
+        """Take a span in."""
+        check_times(span.start_ns, span.end_ns)
+        weight, of_step, pending = _weight(span, told), told[schema.OfStep], self._waiting(told[schema.OfStep].step)
+        self.has_steps |= schema.OfRoot not in told
+        if (decode := told.get(schema.OfDecodeStep)) is not None and StepEvidence not in told:
             self.summaries += 1
-            pending.bare.add(span.request_id)
+            pending.bare.add(decode.request)
             return
-        if isinstance(span, schema.Prefill | schema.DecodeStep):
-            if isinstance(span, schema.DecodeStep):
-                part, likeliest = evidence
-                self._learn(span, part, likeliest)
+        if decode is not None or RequestStep in told:
+            part = RequestStep(**vars(told[RequestStep]), **UNDRAFTED) if decode is None else told[StepEvidence].step
+            if decode is not None:
+                self._learn(decode, told[StepEvidence])
                 self.judged += 1
-                columns = part.__dict__["packed"][0]
-                weight = 2000 + columns.nbytes // len(columns)
-            else:
-                part = read(span, RequestStep, UNDRAFTED)
-            pending.parts[span.request_id] = part
-            pending.notes, pending.times = span.engine or pending.notes, (start_ns, end_ns)
-        elif isinstance(span, schema.Queue):
-            told = {"arrival_ns": start_ns, "admitted_ns": end_ns if span.admitted else 0}
-            gone = {"prompt_tokens": no_tokens(span.length)} if self.privacy >= Privacy.NO_TOKENS else {}
-            info = read(span, RequestInfo, told | gone)
+            pending.parts[part.request] = part
+            pending.notes, pending.times = of_step.engine or pending.notes, (span.start_ns, span.end_ns)
+        elif (queue := told.get(schema.OfQueue)) is not None:
+            gone = {"prompt_tokens": no_tokens(queue.length)} if self.privacy >= Privacy.NO_TOKENS else {}
+            admitted_ns = span.end_ns if queue.admitted else 0
+            info = _whole(told[RequestInfo], arrival_ns=span.start_ns, admitted_ns=admitted_ns, **gone)
             pending.infos.append((info, weight))
-            if span.admitted:
-                pending.admitted[span.request_id] = info
+            if queue.admitted:
+                pending.admitted[info.id] = info
             else:
-                pending.waited.add(span.request_id)
-        elif isinstance(span, schema.EngineStep):
-            pending.engine = span
+                pending.waited.add(info.id)
+        elif StepRecord in told:
+            pending.engine = told
         else:
-            pending.finished[span.request] = (start_ns, end_ns, span)
+            pending.finished[told[schema.OfRoot].request] = (span.start_ns, span.end_ns, told)
         pending.weight += weight
         self._held += weight
-        pending.branch = span.branch
-        pending.times = pending.times if pending.parts else (end_ns, end_ns)
+        pending.branch = of_step.branch
+        pending.times = pending.times if pending.parts else (span.end_ns, span.end_ns)
 
     @property
     def _crowded(self) -> bool:
@@ -343,11 +341,9 @@ class Decoder:
         self._held -= pending.weight
         if not (pending.engine or pending.parts or pending.admitted or pending.finished):
             return  # they were without evidence
-        record = self._record(step, pending, max(step - pending.left_out - self._next, 0))
+        records.append(self._record(step, pending, max(step - pending.left_out - self._next, 0)))
         self._next = max(self._next, step + 1)
-        if record is not None:
-            self._sent.append(step)
-            records.append(record)
+        self._sent.append(step)
 
     def flush(self) -> list[StepRecord]:
         """Every record, past all gaps: call it when no more spans will come."""
@@ -356,25 +352,21 @@ class Decoder:
             self._take(step, records)
         return records
 
-    def _record(self, step: int, pending: _Pending, steps: int) -> StepRecord | None:
-        """The step's record; None where all that there is turns out to be damaged. `steps`: that are not here."""
-        span = pending.engine
+    def _record(self, step: int, pending: _Pending, steps: int) -> StepRecord:
+        """The step's record. `steps`: that are not here."""
         for info, weight in pending.infos:  # not before: a request of a branch that was left ends as it began there
-            for known in (self._infos, self._ended):
-                self._infos_held -= known.pop(info.id, (None, 0))[1]
+            self._infos_held += weight - self._infos.pop(info.id, (None, 0))[1]
             self._infos[info.id] = (info, weight)
-            self._infos_held += weight
-            while self._infos_held > INFOS:  # those that never seem to end are forgotten when there is no room
-                known = self._ended or self._infos
-                self._infos_held -= known.pop(next(iter(known)))[1]
+            while self._infos_held > INFOS:
+                self._infos_held -= self._infos.popitem(last=False)[1][1]
         finished = []
-        for name in dict.fromkeys((*(() if span is None else span.finished), *pending.finished)):
+        for name in dict.fromkeys((*pending.names.finished, *pending.finished)):
             try:
                 finished += [self._end(name, *pending.finished[name])] if name in pending.finished else []
             except DamagedError as error:
                 self.faults.add(schema.ROOT_NAME, str(error))
         batch, of_engine = None, None  # the batch, and the record's fields, as a request's step tells them
-        if span is None and pending.notes:
+        if pending.engine is None and pending.notes:
             try:
                 notes = read_engine(pending.notes)
                 batch, of_engine = notes.batch, notes.fields(pending.times[0])
@@ -382,8 +374,8 @@ class Decoder:
                 self.faults.add("decode_step", str(error))
         absent, fields = pending.absent(batch, finished, steps), pending.own(of_engine)
         fields |= {
-            "admitted": _known(pending.admitted, () if span is None else span.admitted),
-            "requests": _known(pending.parts, () if span is None else span.requests),
+            "admitted": _known(pending.admitted, pending.names.admitted),
+            "requests": _known(pending.parts, pending.names.requests),
             "finished": tuple(finished),
             "absent": absent,
         }
@@ -392,14 +384,15 @@ class Decoder:
             self.lost_parts += (absent.requests or 0) - len(pending.bare.intersection(absent.names))
             self.lost_ends += absent.others
             self.without_engine += absent.engine
-        record = StepRecord(step=step, **fields) if span is None else read(span, StepRecord, fields)
+        record = StepRecord(**fields | {"step": step})
         if record.after is None or record.after in self._sent:
             return record
         before = max((sent for sent in self._sent if sent <= record.after), default=-1)
         return replace(record, after=before)
 
-    def _learn(self, span: schema.DecodeStep, step: RequestStep, likeliest: Sequence[str]) -> None:
+    def _learn(self, span: schema.OfDecodeStep, evidence: StepEvidence) -> None:
         """Learn the texts of tokens: the tree's, the final one, and the likeliest at the parents."""
+        step, likeliest = evidence.step, evidence.likeliest
         pieces, shown = self.vocabulary.pieces, [*step.told("tree", "token").tolist(), step.told("verdict", "token")]
         tops = (step.told("parents", name).tolist() for name in ("top", "draft_top")) if likeliest else ()
         named = sorted({*chain(*tops)}.difference(shown))  # as ParentNotes.named
@@ -412,21 +405,33 @@ class Decoder:
                 self._text += len(piece)
         self.vocabulary.special.update(token for token in span.special if token in pieces)  # so it is bounded with them
 
-    def _end(self, name: str, start_ns: int, end_ns: int, span: schema.Root) -> RequestEnd:
-        if name in self._infos:
-            self._ended[name] = self._infos.pop(name)
-        info, _ = self._ended.get(name, (None, 0))
-        figures = read(span, RequestFigures) if span.has_figures else None
+    def _end(self, name: str, start_ns: int, end_ns: int, told: schema.Records) -> RequestEnd:
+        info, _ = self._infos.get(name, (None, 0))
+        if info is not None:
+            self._infos.move_to_end(name, last=False)
+        end: RequestEnd = told[RequestEnd]
+        root, figures = told[schema.OfRoot], told.get(RequestFigures)
         self.has_figures |= figures is not None
-        given = {
-            "info": info or _info_of_root(start_ns, span, figures, self.privacy),
-            "finished_ns": end_ns,
-            "reason": span.reasons[0],
-            "sampled": None if span.sampling_reason is None else read(span, Sampled),
-            "figures": figures,
-        }
-        gone = {} if span.output_tokens else {"output": no_tokens(span.length)}  # or of level `requests`
-        return read(span, RequestEnd, given | gone)
+        gone = {} if len(end.output) else {"output": no_tokens(root.length)}  # or of level `requests`
+        return _whole(
+            end,
+            info=info or _info_of_root(start_ns, root, figures, self.privacy),
+            finished_ns=end_ns,
+            reason=root.reasons[0],
+            sampled=told.get(Sampled),
+            figures=figures,
+            **gone,
+        )
+
+
+def _weight(span: ReadSpan, told: schema.Records) -> int:
+    """Bytes in memory, roughly."""
+    if StepEvidence in told:
+        columns = told[StepEvidence].step.__dict__["packed"][0]
+        return 2000 + columns.nbytes // len(columns)  # type: ignore[no-any-return]
+    sizes = sum(len(value) for value in span.attributes.values() if isinstance(value, str | list))
+    lengths = sum(told[kind].length for kind in (schema.OfQueue, schema.OfRoot) if kind in told)  # of ids left out
+    return 2000 + 12 * sizes + 4 * lengths  # type: ignore[no-any-return]
 
 
 def _known(spans: Mapping[str, T], names: Sequence[str]) -> tuple[T, ...]:
@@ -438,7 +443,7 @@ def _phases(names: Sequence[str], times: Sequence[int]) -> tuple[Phase, ...]:
     return tuple(Phase(*phase) for phase in zip(names, times[::2], times[1::2], strict=True))
 
 
-def _info_of_root(start_ns: int, span: schema.Root, figures: RequestFigures | None, privacy: Privacy) -> RequestInfo:
+def _info_of_root(start_ns: int, span: schema.OfRoot, figures: RequestFigures | None, privacy: Privacy) -> RequestInfo:
     """What the root span tells of a request whose `queue` span is missing (it never ran, or the span was lost)."""
     values = {name: getattr(span, name) for name in (*PARAMS, "stop")}
     values["left_out"] = tuple(sorted(withheld_at(privacy)))  # it may have had these

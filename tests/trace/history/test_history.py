@@ -11,9 +11,8 @@ import pytest
 from specscope.trace.history.history import History, RecentSteps, weight
 from specscope.trace.record.declared import same
 from specscope.trace.record.notes import Logprobs
-from specscope.trace.run import parts as module
-from specscope.trace.run.packed import HELD, PackedParts
-from specscope.trace.run.parts import PartStore, PartViews
+from specscope.trace.run import packed as module
+from specscope.trace.run.packed import HELD, PackedParts, PartStore, PartViews
 from specscope.trace.wire.reading import read_capture
 from tests.trace.samples import records
 

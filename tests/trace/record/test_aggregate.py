@@ -155,7 +155,7 @@ def test_metrics_of_intervals_are_those_that_were_told():
 
 
 SGLANG = {"sglang:spec_accept_length": 2.5, "sglang:spec_accept_rate": 0.5}
-MEAN, DECODED = {"spec_accept_length": 2.6}, {"avg_decoded_tokens_per_iter": 2}
+MEAN = {"spec_accept_length": 2.6}
 COUNTED = Aggregate("SGLang response", drafts=4, drafted=12, accepted=6, averages=MEAN)
 
 
@@ -172,7 +172,6 @@ COUNTED = Aggregate("SGLang response", drafts=4, drafted=12, accepted=6, average
         (COUNTED, ["drafts are SGLang's verifications", "configured tokens, however many were drafted"]),
         (Aggregate("SGLang response", averages=MEAN), ["the prompt's first token"]),
         (Aggregate("serving bench", averages={"avg_spec_accept_length": 2.6}), ["since the server started"]),
-        (Aggregate("TensorRT-LLM response", averages=DECODED), ["undrafted ones included"]),
         (Aggregate(f"llama.cpp log, {SYNTHETIC}", drafts=1, accepted=1), ["synthetic"]),
     ],
 )

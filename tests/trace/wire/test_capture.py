@@ -27,7 +27,6 @@ from specscope.trace.wire.reading import CaptureReader, read_capture
 from specscope.trace.wire.sending import readable
 from specscope.trace.wire.spans import engine_resource, resource_attributes
 from tests.processes import room_for
-from tests.support import records as made
 from tests.trace.samples import encoded
 from tests.trace.samples import record as sample
 from tests.trace.samples import records as some_records
@@ -75,20 +74,9 @@ def test_every_cut_is_read_up_to_the_cut(tmp_path):
         read_capture(cut)
 
 
-ENDS = "1 of 1 request did not end in this file"
-KILLED = f"{ENDS}: vLLM was killed or still runs, and up to about {{}} steps are missing"
-
-
-@pytest.mark.parametrize(
-    ("backend", "step_ms", "said"),
-    [("torch", 20, ENDS), ("vllm", 20, KILLED.format(4)), ("vllm", 500, KILLED.format(2))],
-)
-def test_a_run_that_is_cut_before_its_requests_end_says_so(tmp_path, backend, step_ms, said):
-    """And of a vLLM that was killed how much may be missing: the step that ran, and those of the last 50 ms."""
-    path, lasts = tmp_path / "run.jsonl", (step_ms / 5,) * 5
-    records = [replace(one, phases=made.phases(one.start_ns, lasts)) for one in some_records()[:-1]]
-    write(path, records, run=replace(RUN, backend=backend))
-    assert read_capture(path).warnings[-1] == said
+def test_a_run_that_is_cut_before_its_requests_end_says_so(tmp_path):
+    write(tmp_path / "run.jsonl", some_records()[:-1])
+    assert read_capture(tmp_path / "run.jsonl").warnings[-1] == "1 of 1 request did not end in this file"
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ import pytest
 
 from specscope.errors import UserError
 from specscope.trace.kinds import ReadAs, kind_of
+from specscope.trace.record.records import RequestStep
 from specscope.trace.wire import schema
-from specscope.trace.wire.codec import DamagedError, checked_span
+from specscope.trace.wire.codec import DamagedError
 from specscope.trace.wire.otlp_json import read_line
 from specscope.trace.wire.reading import read_capture
 from specscope.trace.wire.unwrap import unwrapped
@@ -110,11 +111,11 @@ def test_an_odd_tag_of_jaegers_and_a_process_without_a_name_cost_no_span(tag, tm
 def test_a_text_that_looks_like_an_array_stays_text():
     counts = ("specscope.step", "specscope.request.step", "specscope.context_len", "specscope.prefill_tokens")
     attributes = dict.fromkeys(counts, 3) | {"specscope.request.id": "[1]", "specscope.kv.blocks": "[4, 5]"}
-    span = checked_span(attributes, schema.Prefill)
-    assert (span.request_id, list(span.kv_blocks)) == ("[1]", [4, 5])
+    [told] = schema.PREFILL.read([attributes])
+    assert (told[RequestStep].request, told[RequestStep].blocks.tolist()) == ("[1]", [4, 5])
     for damaged in ("[4, 5", "[4, -5]", '{"4": 5}', "[" * 5000, ""):
         with pytest.raises(DamagedError, match=r"`specscope.kv.blocks`"):
-            checked_span(attributes | {"specscope.kv.blocks": damaged}, schema.Prefill)
+            schema.PREFILL.read([attributes | {"specscope.kv.blocks": damaged}])
 
 
 @pytest.mark.parametrize("how", ["one document", "indented", "Jaeger's page in one line", "protobuf", "Tempo"])
