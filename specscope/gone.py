@@ -42,6 +42,7 @@ GONE = {
     "--attach": "`specscope debug SOCKET` attaches to an engine that runs",
     "the command run": "`goto start`, then `continue`",
     "the command reverse-step": "`reverse-next`, then `step` goes through its phases",
+    "the command commands": "type the lines after the stop, or give `specscope debug` a script of them: --commands FILE",
     "the command tbreak": "`break`, then `delete` after its stop",
     "the command ignore": "give `break` a condition, such as `break reject if p < 0.1`",
     **dict.fromkeys(("the command enable", "the command disable"), "`delete` the breakpoint; `break` sets it again"),

@@ -67,7 +67,7 @@ COMMANDS = [
     "fly", "x y z", "b", "break", "break nosuch", "break reject p > 1", "break reject if", "break reject if nosuch",
     "tbreak reject", "watch", "watch =", "watch if", "run", "up", "reverse-step",
     "enable 9", "enable x", "disable 9", "delete 9", "delete x", "delete -1", "delete " + "9" * 5000, "commands",
-    "commands 9", "commands x", "commands 1,2 tree", "info", "info x", "info b x", "print nosuch", "print",
+    "commands 9", "info", "info x", "info b x", "print nosuch", "print",
     "print p @ 0", "print 1 @ x", "print 1 @ 999", "print @", "node", "node x", "node 999", "node -1", "node ٣",
     "request", "request r99", "request \udcff", "goto", "goto x", "goto -1", "goto 999", "goto " + "9" * 400, "goto ٣",
     "goto 1.5", "next x", "next 0", "next -1", "next 1.5", "next " + "9" * 5000, "next ٣", "step x", "step 0",
@@ -246,7 +246,6 @@ def read() -> dict[str, list[Case]]:
             for line in (b"fly", b"break reject if p =", b"until (", b"print nosuch", b"help \xff", b"x" * 20_000)
         ]
         + [
-            Case((*script, "script"), {"script": b"break reject\ncommands 1"}, "script: commands without end"),
             *(Case((*script, "script"), {"script": content}, "script") for content in FILES[3:8]),
             *(Case((*script, name)) for name in NO_FILES),
         ],
@@ -337,7 +336,7 @@ def spoilt(count: int, seed: int = 11) -> list[tuple[str, str, str, str]]:
         '{"messages": [{"role": "user", "content": "b"}], "top_p": 0.5}',
     ]
     conditions = ["depth == 1 and p < 0.1", "kind == 'bonus'", "abs(p - q) > 0.5 or nodes in (1)"]
-    commands = ["next 2", "goto 3", "print p @ 0", "commands 1 where", "finish r0", "info step"]
+    commands = ["next 2", "goto 3", "print p @ 0", "finish r0", "info step"]
 
     def spoil(text: str) -> str:
         chars = list(text)

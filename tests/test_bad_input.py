@@ -135,15 +135,6 @@ def test_so_it_is_for_people(tmp_path):
     assert complaints(chosen, tmp_path, run_apart) == []
 
 
-def test_commands_that_trigger_themselves_have_an_end(tmp_path):
-    script = tmp_path / "script"
-    script.write_text("break reject\ncommands 1 goto 0; continue\ncontinue\nwhere\n")
-    code, out, err = run_here(["debug", PLANTED, "--commands", str(script)])
-    assert (code, err) == (0, "")
-    assert "breakpoints have run 10,000 commands without an end" in out
-    assert out.splitlines()[-2].startswith("step 3 ")
-
-
 def shell(line, folder):
     """A line of shell, in which $S is the command."""
     env = {**os.environ, "S": f"{sys.executable} -m specscope", "T": PLANTED}

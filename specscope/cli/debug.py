@@ -131,8 +131,6 @@ def _run_script(commands: Commands, script: Script) -> None:
             refused.append(number)
         if commands.quitting:
             break
-    if commands.reading:
-        raise UserError(f"{script.path}: commands without end: write end after a breakpoint's commands")
     if refused:
         where = f"in line {refused[0]}" if len(refused) == 1 else f"the first in line {refused[0]}"
         raise UserError(f"{script.path}: {plural(len(refused), 'command')} failed, {where}")
@@ -154,7 +152,7 @@ def _lines(commands: Commands) -> Iterator[str]:
     _readline(commands)
     while True:
         try:
-            yield input("> " if commands.reading else PROMPT)
+            yield input(PROMPT)
         except EOFError:
             click.echo()
             return

@@ -10,24 +10,11 @@ from enum import StrEnum
 
 @dataclass(frozen=True)
 class Answer:
-    """The output of a line, one that was typed or a command of a breakpoint; or why it could not be run."""
+    """The output of a line that was typed, or why it could not be run."""
 
     line: str
     text: str
     stop: Stop | None = None  # where it stopped the run, if it moved it
-
-
-@dataclass(frozen=True)
-class Stopped:
-    """A running engine came to a breakpoint; the answers are its commands' output."""
-
-    stop: Stop
-    answers: tuple[Answer, ...] = ()
-
-    @property
-    def last(self) -> Stop:
-        """Where it is now: the commands may have run on."""
-        return (self.answers[-1].stop if self.answers else None) or self.stop
 
 
 @dataclass(frozen=True)
@@ -54,9 +41,6 @@ class Notice:
     text: str
 
 
-News = Stopped | Answer | LookRefused | PromptRefused | Notice
-
-
 class StopReason(StrEnum):
     """What made a run stop."""
 
@@ -79,7 +63,6 @@ class BreakpointHit:
     step: int  # of the engine
     request: str
     node: int | None
-    commands: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -93,3 +76,6 @@ class Stop:
     request: str = ""  # FINISHED: which; UNTIL: for which the condition holds; STEP: which was asked for, if one was
     condition: str = ""  # UNTIL
     moved: bool = True  # END: False if nothing was left to run in the first place
+
+
+News = Stop | Answer | LookRefused | PromptRefused | Notice  # Stop: a running engine came to a breakpoint

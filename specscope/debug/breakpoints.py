@@ -25,7 +25,6 @@ class Breakpoint:
     condition: str = ""
     watch: bool = False  # stops when the condition changes truth, not whenever it holds
     hits: int = 0
-    commands: tuple[str, ...] = ()  # run when it stops
     _expression: Expression | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -57,7 +56,6 @@ class BreakpointInfo:
     number: int
     text: str  # as it was typed
     hits: int
-    commands: tuple[str, ...]
 
 
 class Breakpoints:
@@ -110,7 +108,7 @@ class Breakpoints:
 
     def shown(self) -> tuple[BreakpointInfo, ...]:
         """All breakpoints, as a screen shows them."""
-        return tuple(BreakpointInfo(p.number, p.describe(), p.hits, p.commands) for p in self.points.values())
+        return tuple(BreakpointInfo(p.number, p.describe(), p.hits) for p in self.points.values())
 
     @property
     def wanted(self) -> frozenset[EventKind]:
@@ -126,11 +124,7 @@ class Breakpoints:
             for point in self.points.values():
                 if point.holds(event):
                     point.hits += not back
-                    hits.append(
-                        BreakpointHit(
-                            point.number, point.describe(), record.step, event.request, event.node, point.commands
-                        )
-                    )
+                    hits.append(BreakpointHit(point.number, point.describe(), record.step, event.request, event.node))
         return Stop(StopReason.BREAKPOINT, record.step, tuple(hits)) if hits else None
 
 

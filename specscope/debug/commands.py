@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from specscope.debug import show
-from specscope.debug.answers import Answer, Stop, Stopped, StopReason
+from specscope.debug.answers import Answer, Stop, StopReason
 from specscope.debug.command_table import COMMANDS, FORK_TAKES, INFO_TAKES, command, find, help_all, help_of
 from specscope.debug.events import EventKind, types_of
 from specscope.debug.forked import Forked
@@ -24,7 +24,6 @@ from specscope.trace.history.conditions import Expression
 from specscope.trace.record.vocabulary import printable
 from specscope.trace.words import NODE, StepFacts
 
-MOST_COMMANDS = 10_000  # of breakpoints, run for one line that was typed
 MOST_COUNT = 10**9
 
 
@@ -56,34 +55,13 @@ class WhatIf:
 class Commands:
     """A debugger that takes lines of text."""
 
-    def __init__(self, session: Session, what_if: WhatIf | None = None, *, many_lines: bool = True) -> None:
-        """`many_lines`: whether `commands N` may read the lines that follow, up to `end`."""
-        self.session, self.many_lines = session, many_lines
-        self._draining = False  # whether breakpoints' own commands are being run
-        self._for: int | None = None  # the breakpoint whose commands are being read
-        self._lines: list[str] = []
-        self.what_if = what_if or WhatIf()
+    def __init__(self, session: Session, what_if: WhatIf | None = None) -> None:
+        self.session, self.what_if = session, what_if or WhatIf()
         self.quitting = False
         self.forked: Forked | None = None  # the last fork, for a screen to show both sides
         self._checked: dict[str, tuple[int, KVCheck | None]] = {}  # by request the last check of its KV, and the step
         self._last = ""
         self._stop: Stop | None = None  # the last one of the line that is run
-        self._pending: list[str] = []  # commands of breakpoints that stopped, still to be run
-
-    @property
-    def reading(self) -> bool:
-        """Whether the next lines are commands of a breakpoint, up to `end`."""
-        return self._for is not None
-
-    def _note(self, line: str) -> str:
-        assert self._for is not None
-        if line.strip() == "end":
-            self.session.breakpoints.get(self._for).commands = tuple(self._lines)
-            self._for, self._lines = None, []
-        elif line.strip():
-            find(line.split()[0])
-            self._lines.append(line.strip())
-        return ""
 
     def run(self, line: str) -> str:
         """Run one line; what it prints. Raises UserError for a line that is refused, and changes nothing then."""
@@ -97,8 +75,8 @@ class Commands:
         """
         self._stop = None
         line = " ".join(line.splitlines())  # pasted text may have ends of lines in it
-        if self.reading or viewed is None:
-            return self._answer(line, self._note(line) if self.reading else self._obey(line))
+        if viewed is None:
+            return self._answer(line, self._obey(line))
         name = (self._meant(line).split() or [""])[0]
         goes_on = goes_on_text(self.session.history.last_step, viewed)
         if name and find(name).looks:
@@ -131,7 +109,7 @@ class Commands:
 
     def is_passive(self, line: str) -> bool:
         """Whether a line neither moves the run nor looks at where it stands. Raises UserError for no command."""
-        meant = "" if self.reading else self._meant(line)
+        meant = self._meant(line)
         return not meant or find(meant.split()[0]).passive
 
     def moves(self, line: str) -> bool:
@@ -153,52 +131,18 @@ class Commands:
     # Stops
 
     def stopped(self, stop: Stop) -> str:
-        """Why and where the run stopped, and what the breakpoints' commands print."""
-        self._reach(stop)
+        """Why and where the run stopped."""
+        self.reach(stop)
         lines = [self.session.parted, why_text(stop), place_text(stop, self.session)]
         self.session.parted = ""
-        if stop.hits and not self._draining:
-            lines += [text for _, text in self._drain()]
         return "\n".join(line for line in lines if line)
 
-    def reach(self, stop: Stop) -> Stopped:
-        """Take over where an engine that ran by itself was stopped, and run the breakpoints' commands."""
-        self._reach(stop)
-        return Stopped(stop, tuple(self._answer(line, text) for line, text in self._drain()))
-
-    def _reach(self, stop: Stop) -> None:
-        """Make the stop's request and node the current ones, and its breakpoints' commands the next to run."""
+    def reach(self, stop: Stop) -> None:
+        """Make the stop's request and node the current ones."""
         self._stop = stop
-        if stop.reason is StopReason.INTERRUPTED:
-            self._pending.clear()
         if stop.hits:  # the current request stays where it is among them
             hit = next((hit for hit in stop.hits if hit.request == self.session.request), stop.hits[0])
             self.session.request, self.session.node = hit.request, hit.node
-            self._pending[:0] = [command for hit in stop.hits for command in hit.commands]
-
-    def _drain(self) -> Iterator[tuple[str, str]]:
-        """Run the breakpoints' commands; each with what it prints.
-
-        They may run on and stop again, so it is a loop, and one with an end.
-        """
-        self._draining = True
-        try:
-            for _ in range(MOST_COMMANDS):
-                if not self._pending or self.quitting:
-                    return
-                line = self._pending.pop(0)
-                yield line, self._told(line)
-            if self._pending:
-                yield "", f"breakpoints have run {MOST_COMMANDS:,} commands without an end: stopped here"
-        finally:
-            self._pending, self._draining = [], False
-
-    def _told(self, line: str) -> str:
-        """The output of a breakpoint's command; a refused command says why, and the next one runs."""
-        try:
-            return self._obey(line)
-        except UserError as error:
-            return f"{line}: {error}"
 
     # Moving
 
@@ -299,23 +243,6 @@ class Commands:
         """Delete breakpoints N ..., those at EVENT ..., or all of them."""
         gone = self.session.breakpoints.delete(text.replace(",", " ").split())
         return "\n".join(f"deleted breakpoint {point.number}: {point.describe()}" for point in gone)
-
-    @command("N [LINE; ...]", passive=True)
-    def do_commands(self, text: str) -> str:
-        """Run these lines at each stop of breakpoint N; without lines, type them one by one, then end."""
-        number, _, rest = text.partition(" ")
-        wanted = whole(number)
-        if wanted is None or not (rest or (self.many_lines and not self._draining)):
-            raise UserError("write commands N LINE; LINE, with the number of one breakpoint")
-        point = self.session.breakpoints.get(wanted)
-        if rest:
-            lines = [line.strip() for line in rest.split(";") if line.strip()]
-            for line in lines:
-                find(line.split()[0])
-            point.commands = tuple(lines)
-        else:
-            self._for, self._lines = wanted, []
-        return ""
 
     # Looking
 

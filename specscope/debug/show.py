@@ -123,7 +123,6 @@ def breakpoints(session: Session) -> str:
     for point in session.breakpoints.points.values():
         hits = f"  (hit {plural(point.hits, 'time')})" if point.hits else ""
         lines.append(f"{point.number:>3}  {point.describe()}{hits}")
-        lines += [f"       {command}" for command in point.commands]
     return "\n".join(lines) or "no breakpoints"
 
 

@@ -94,7 +94,7 @@ class Viewer:
     def debug(self, line: str) -> None:
         """Send the debugger a line: the live engine's, or one over the history. Its answer arrives in `news`."""
         if self._commands is None:
-            self._commands = Commands(Session(history=self.history), many_lines=False)
+            self._commands = Commands(Session(history=self.history))
             self._commands.session.typical = self.typical
         if self.control is not None and self.live and self.control.obeys:
             with suppress(UserError):  # the engine's debugger reports unknown commands

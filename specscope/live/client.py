@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from specscope.debug.answers import Answer, LookRefused, News, Notice, PromptRefused, Stopped
+from specscope.debug.answers import Answer, LookRefused, News, Notice, PromptRefused, Stop
 from specscope.debug.forked import Forked
 from specscope.debug.viewer import Control, Verb
 from specscope.debug.views import NodeView
@@ -115,7 +115,7 @@ class Worker(Control):
                 self._status = message.name
             case Failed():
                 self.error = message.why
-            case Stopped() | Answer() | LookRefused() | PromptRefused() | Notice():
+            case Stop() | Answer() | LookRefused() | PromptRefused() | Notice():
                 self._arrived.append(message)
 
     def poll(self, history: History) -> bool:

@@ -65,7 +65,6 @@ class _Server:
 
     def debug_with(self, engine: Engine, debugger: Commands) -> None:
         self.engine, self.debugger, self.session = engine, debugger, debugger.session
-        debugger.many_lines = False
         self.session.interrupted = self.commands.poll
 
     def run(self, prompts: Sequence[PromptSpec]) -> None:
@@ -87,7 +86,8 @@ class _Server:
         stop = self.session.advance()
         if stop is not None:
             self.paused, self.single = True, 0
-            self._tell(self.debugger.reach(stop))
+            self.debugger.reach(stop)
+            self._tell(stop)
         hits = sum(point.hits for point in self.session.breakpoints.points.values())
         if stop is not None or hits != self.hits:  # hits that are let pass count as well
             self.hits = hits

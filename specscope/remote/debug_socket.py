@@ -3,7 +3,7 @@
 Our server listens on one, and so does the plugin inside another engine.
 
 A client sends {"line": TEXT} for each command and {"interrupt": true} to end the wait of one. It gets a greeting and an
-answer to each line: {"text", "refused", "reading", "quitting"}. AttachedCommands is ours: the same commands as
+answer to each line: {"text", "refused", "quitting"}. AttachedCommands is ours: the same commands as
 everywhere, run where the engine runs.
 """
 
@@ -110,7 +110,7 @@ class DebugServer:
             while not commands.quitting and (message := lines.get()) is not None:
                 with gate.lock:
                     answer = _run(commands, message)
-                _send(client, **answer, reading=commands.reading, quitting=commands.quitting)
+                _send(client, **answer, quitting=commands.quitting)
         except OSError:
             pass  # it is gone
         except Exception as error:
@@ -202,7 +202,6 @@ class AttachedCommands(Commands):
     def __init__(self, path: str) -> None:
         """Connect to the socket at `path`. Raises UserError."""
         super().__init__(Session())
-        self._reading = False
         self._socket = _connect(path)
         self._answers = self._socket.makefile("rb")
         self._socket.settimeout(GREETING_SECONDS)
@@ -212,15 +211,10 @@ class AttachedCommands(Commands):
         self._socket.settimeout(None)
         self.greeting = str(greeting["text"])
 
-    @property
-    def reading(self) -> bool:
-        """Whether the next lines are commands of a breakpoint, up to `end`."""
-        return self._reading
-
     def run(self, line: str) -> str:
         """What vLLM's debugger prints. It waits as long as the command does; Ctrl-C ends the wait."""
         answer = self._ask({"line": " ".join(line.splitlines())})
-        self._reading, self.quitting = bool(answer.get("reading")), bool(answer.get("quitting"))
+        self.quitting = bool(answer.get("quitting"))
         return str(answer["text"])
 
     def _ask(self, message: object) -> dict[str, object]:

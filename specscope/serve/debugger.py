@@ -58,7 +58,7 @@ class ServedCommands(Commands):
     def _run_here(self, line: str) -> str:
         debugger = self._debugger
         debugger.asked = False
-        if not self.reading and line.split() and (not self.is_passive(line) or line.split()[0] == "pause"):
+        if line.split() and (not self.is_passive(line) or line.split()[0] == "pause"):
             debugger.thread.held = True
         debugger.driven = True
         try:

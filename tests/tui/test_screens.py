@@ -281,7 +281,7 @@ async def test_the_smallest_screen_names_the_figures_of_requests_and_cuts_no_sta
 
 @pytest.mark.parametrize("width", [20, 40, 54, 80])
 def test_wrapped_lines_of_a_table_stay_a_table(width):
-    line = "commands N [LINE; ...]    run these lines at each stop of breakpoint N; without lines, type them one by one"
+    line = "goto STEP|NAME[@N]|end    go to just after STEP, to step N of request NAME (alone selects it), or to the end"
     rows = hanging(line, width)
     assert max(map(cell_len, rows)) <= width
     assert " ".join(" ".join(rows).split()) == " ".join(line.split())

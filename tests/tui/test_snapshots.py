@@ -53,7 +53,7 @@ def test_step(snap_compare, size):
 
 def test_breakpoints(snap_compare):
     viewer = replay(4)
-    for line in (*BREAKPOINTS, "commands 1 tree; where", "continue"):
+    for line in (*BREAKPOINTS, "continue"):
         viewer.debug(line)
     assert snap_compare(ScopeApp(viewer, title=TITLE), terminal_size=USUAL, press=["b", "down"])
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from textual.app import App
 
-from specscope.debug.answers import Answer, LookRefused, News, Notice, PromptRefused, Stop, Stopped
+from specscope.debug.answers import Answer, LookRefused, News, Notice, PromptRefused, Stop
 from specscope.debug.show import stop_text
 from specscope.tui.look import Look
 from specscope.tui.screens.analysis_view import AnalysisScreen
@@ -97,11 +97,10 @@ class Overlays:
             case Answer():
                 self._tell(news.text, notice)
                 self._arrive(news.stop)
-            case Stopped():
-                texts = [stop_text(news.stop, self.viewer.history), *(answer.text for answer in news.answers)]
-                self._tell("\n".join(text for text in texts if text), notice)
+            case Stop():
+                self._tell(stop_text(news, self.viewer.history), notice)
                 if self.viewer.follow:
-                    self._arrive(news.last)
+                    self._arrive(news)
 
     def _tell(self, text: str, notice: bool) -> None:
         """Text from the debugger: shown at its prompt if that is open; else kept for it, the first line as a notice."""

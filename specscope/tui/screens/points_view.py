@@ -17,7 +17,7 @@ from specscope.trace.words import NODE, STEP
 from specscope.tui.keys import Key, bound, foot
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Over, close
-from specscope.tui.text import Line, clean, cut, folded, labelled, paragraph
+from specscope.tui.text import Line, cut, folded, labelled, paragraph
 from specscope.tui.widgets.lines import Panel, Sheet
 from specscope.tui.widgets.listing import ListColumn, PickPanel
 
@@ -32,7 +32,7 @@ LEFT = NUMBER + HITS + 2  # cells before the text
 
 
 class PointsPanel(PickPanel):
-    """One line per breakpoint, its commands below it; the picked one is highlighted."""
+    """One line per breakpoint; the picked one is highlighted."""
 
     OF = attrgetter("look.viewer.points", "picked", "order", "_fields.display")
 
@@ -53,10 +53,7 @@ class PointsPanel(PickPanel):
         ]
 
         def below(point: BreakpointInfo) -> list[Line]:
-            more: list[Line] = [[(" " * LEFT + row, "text")] for row in folded(point.text, room)[1:]]
-            lead, rest = " " * (LEFT + 2), width - LEFT - 2
-            more += [[(lead, "text"), (cut(clean(line), rest), "dim")] for line in point.commands]
-            return more
+            return [[(" " * LEFT + row, "text")] for row in folded(point.text, room)[1:]]
 
         points = look.viewer.points
         text = lambda point: f"{point.number} {point.text}"  # noqa: E731
