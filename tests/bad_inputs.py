@@ -76,12 +76,6 @@ COMMANDS = [
     "`ls`", "help \udcff", "info " + "x" * 5000, "request " + "r" * 5000, "fork " + "x" * 5000, "break " + "x" * 5000,
     "s" * 3, "reverse", "pause", "force accept=0", "forc", "x" * 20_000,
 ]
-SETTINGS = [
-    "theme", "theme =", "theme = 1", "theme = 'pink'", "theme = ''", "theme = ['dark']", "colour = 1", "fps = 0",
-    "fps = 61", "fps = -1", "fps = nan", "fps = inf", "fps = '10'", "fps = true", "fps = []", "fps = 1" + "0" * 400,
-    "fps = 1" + "0" * 5000, "keys = 3", "[keys]\npause = 'f5'", "[[keys]]", "[theme]\nx = 1", "x = " + "[" * 5000,
-    "a.b.c = 1", "= 1", "[", "\x00", "\x01", "# " + "x" * 2_000_000, "theme = 'dark'\ntheme = 'light'",
-]
 # fmt: on
 
 # Lines of prompt files, data sets, whole files.

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from specscope.tui.keys import COLOURS, KEYS, MARKS, RATES
-from specscope.tui.screens.help import NODE
-from specscope.tui.screens.locate import BARS, MEANS, OPERATIONS, ROWS_HELD
+from specscope.tui.screens.help import NODE, keys_of
+from specscope.tui.screens.locate import BARS, MEANS, HeldScreen, LocateScreen
 
 PAGE = Path(__file__).parent.parent / "docs" / "keys.md"
 HEAD = """# Keys, marks and figures of the screen
@@ -25,8 +25,8 @@ def page():
             ("Tokens", [(kind, text) for kind, _, text in COLOURS]),
             ("Figures of a node", named),
             ("Figures of a run", RATES),
-            ("Keys of `diagnose --only locate --screen`: operations", _named(OPERATIONS)),
-            ("Keys of `diagnose --only locate --screen`: one operation", _named(ROWS_HELD)),
+            ("Keys of `diagnose --only locate --screen`: operations", _named(keys_of(LocateScreen))),
+            ("Keys of `diagnose --only locate --screen`: one operation", _named(keys_of(HeldScreen))),
             ("Figures of `diagnose --only locate --screen`", _named((*MEANS, *BARS))),
         )
     )

@@ -1,7 +1,6 @@
 """The reader of each kind of value, with every bad spelling: a UserError of one line. test_bad_input.py: the flags."""
 
 import json
-from pathlib import Path
 
 import click
 import pytest
@@ -21,7 +20,6 @@ from specscope.remote.attached import checked_address
 from specscope.trace.history.conditions import Expression
 from specscope.trace.record.params import PARAM_NAMES, SamplingParams
 from specscope.trace.wire.reading import read_capture
-from specscope.tui.settings import read_settings
 from tests import bad_inputs as bad
 from tests.support.commands import refused_in_one_line
 
@@ -62,12 +60,6 @@ def prompts(path):
     return read_prompts(path, SamplingParams(), raw=False)
 
 
-def settings_of(content):
-    with open("config.toml", "w") as file:
-        file.write(content)
-    read_settings(Path("config.toml"))
-
-
 def over(first, words=""):
     """A line of the console over a recording, behind another line."""
 
@@ -99,7 +91,6 @@ READERS = {
         f"condition on {kind.value}": (lambda text, kind=kind: Expression(text, types_of(kind)), bad.CONDITIONS, "")
         for kind in EventKind
     },
-    "settings": (settings_of, bad.SETTINGS, "config.toml"),
     "command": (over("break reject"), bad.COMMANDS, ""),
     "break": (over("next", "break reject if "), bad.CONDITIONS, ""),
     "until": (over("next", "until "), bad.CONDITIONS, ""),
@@ -134,7 +125,6 @@ def test_good_spellings_are_taken(tmp_path, monkeypatch):
         "path of a capture": [bad.PLANTED],
         "condition on reject": ["p < 0.5 and depth == 1"],
         "command": ["info step", "next 2"],
-        "settings": ["theme = 'dark'\nfps = 30\nscreenshots = 'x'\n"],
         "until": ["step > 2"],
         "print": ["p @ 0"],
     }

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from datetime import datetime
-from pathlib import Path
 from typing import ClassVar
 
 from textual.app import App, ComposeResult, SystemCommand
@@ -16,7 +15,7 @@ from textual.binding import Binding, BindingType
 from textual.command import CommandList, CommandPalette
 from textual.containers import Container
 from textual.screen import Screen
-from textual.theme import ThemeProvider
+from textual.theme import Theme, ThemeProvider
 from textual.timer import Timer
 
 from specscope.analyze.why import Typical
@@ -36,7 +35,6 @@ from specscope.tui.screens.over import Hints, Over
 from specscope.tui.screens.overlays import Overlays
 from specscope.tui.screens.points_view import Typed
 from specscope.tui.screens.request_view import TimelinePanel
-from specscope.tui.settings import Settings, read_settings
 from specscope.tui.standing import Standing
 from specscope.tui.text import clean
 from specscope.tui.widgets.bars import Banner, StatusBar
@@ -53,17 +51,17 @@ PLAY_SHORTEST, PLAY_LONGEST = 0.05, 1.0  # seconds a step is shown in a replay t
 COUNTED = 4000  # most engine steps of a run that are counted while the user waits
 KEY_NAMES = {"escape": "Esc", "enter": "Enter", "question_mark": "?", "slash": "/"}  # as people know them
 NOTICE_LINES = 6  # of a notice, at most
+FRAME = 0.1  # seconds between two looks at an engine
+THEME = "SPECSCOPE_THEME"
+THEMES = {"dark": DARK, "light": LIGHT}
 
 
-def save_screenshot(app: App[None], folder: str) -> Path:
-    """Write what the screen shows; the file. Raises UserError where it cannot be written."""
-    path = Path(folder or ".").expanduser() / f"specscope-{datetime.now():%Y%m%d-%H%M%S-%f}.svg"
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(app.export_screenshot())
-    except OSError as error:
-        raise UserError(f"no screenshot in {path.parent}: {error.strerror}; set screenshots in the settings") from error
-    return path
+def chosen_theme() -> Theme:
+    """The theme that the environment asks for. Raises UserError."""
+    name = os.environ.get(THEME) or "dark"
+    if name not in THEMES:
+        raise UserError(f"{THEME} is {name!r}: use {' or '.join(THEMES)}")
+    return THEMES[name]
 
 
 class Palette(CommandPalette):
@@ -88,7 +86,7 @@ class ScopeApp(App[None]):
         viewer: Viewer,
         *,
         title: str = "",
-        settings: Settings | None = None,
+        theme: Theme = DARK,
         reference: str = "",
         start: str = "",
         first: Callable[[Look], Over] | None = None,
@@ -96,11 +94,10 @@ class ScopeApp(App[None]):
     ) -> None:
         """`first`: makes the screen that is shown in place of the main one; `page`: its page of help."""
         super().__init__()
-        self.settings = settings or Settings()
         self.animation_level = "none"
-        for theme in (DARK, LIGHT):
-            self.register_theme(theme)
-        self.theme = LIGHT.name if self.settings.theme == "light" else DARK.name
+        for each in THEMES.values():
+            self.register_theme(each)
+        self.theme = theme.name
         self.ready: Callable[[], None] = lambda: None  # called when its loop runs
         self.viewer, self._first, self._page = viewer, first, page
         viewer.typical = Typical(lambda: viewer.history, COUNTED)
@@ -186,9 +183,8 @@ class ScopeApp(App[None]):
                 if key.action not in ASKING or self._look().asks:
                     yield SystemCommand(key.command, f"{key.help} ({key.label})", self._runner(key.action))
         for command in super().get_system_commands(screen):
-            if command.title == "Theme":
+            if command.title in ("Theme", "Screenshot"):
                 yield command
-        yield SystemCommand("Screenshot", "save the screen as an SVG file", self.action_screenshot)
 
     def _commands_of(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """The keys that a screen itself declares."""
@@ -208,12 +204,6 @@ class ScopeApp(App[None]):
         """The screen as SVG, whose spaces every renderer keeps."""
         return keep_spaces(super().export_screenshot(title=title, simplify=simplify))
 
-    def action_screenshot(self, filename: str | None = None, path: str | None = None) -> None:
-        try:
-            self.say(f"saved {save_screenshot(self, path or self.settings.screenshots)}")
-        except UserError as error:
-            self.say(str(error))
-
     # -- time ---------------------------------------------------------------------------------------------------
 
     def _wait(self) -> None:
@@ -223,7 +213,7 @@ class ScopeApp(App[None]):
         if self.viewer.reading and not self.lost:
             self._timer = self.set_timer(READING, self._tick)
         elif self.viewer.control is not None or self.standing.playing:
-            self._timer = self.set_timer(1 / self.settings.fps, self._tick)
+            self._timer = self.set_timer(FRAME, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
@@ -409,14 +399,14 @@ def run_app(viewer: Viewer, lifetime: Lifetime, *, title: str = "", reference: s
 
     Ending its engine is left to the caller. Raises UserError.
     """
-    _run(ScopeApp(viewer, title=title, settings=read_settings(), reference=reference, start=start), lifetime)
+    _run(ScopeApp(viewer, title=title, theme=chosen_theme(), reference=reference, start=start), lifetime)
 
 
 def answer_app(
-    title: str, first: Callable[[Look], Over], page: Page, vocabulary: Vocabulary, settings: Settings | None = None
+    title: str, first: Callable[[Look], Over], page: Page, vocabulary: Vocabulary, theme: Theme = DARK
 ) -> ScopeApp:
     """The screens about one answer, a comparison or a location, and their page of help."""
-    app = ScopeApp(Viewer(History(vocabulary=vocabulary)), settings=settings, first=first, page=page)
+    app = ScopeApp(Viewer(History(vocabulary=vocabulary)), theme=theme, first=first, page=page)
     app.title = title
     return app
 
@@ -425,7 +415,7 @@ def run_answer(
     lifetime: Lifetime, title: str, first: Callable[[Look], Over], page: Page, vocabulary: Vocabulary
 ) -> None:
     """Show them until the user leaves, or a signal ends it with SystemExit. Raises UserError."""
-    _run(answer_app(title, first, page, vocabulary, read_settings()), lifetime)
+    _run(answer_app(title, first, page, vocabulary, chosen_theme()), lifetime)
 
 
 def _run(app: ScopeApp, lifetime: Lifetime) -> None:

@@ -6,7 +6,7 @@ And what marks, colours and figures mean.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -135,8 +135,9 @@ def foot(*, main: bool = False, **ranks: int) -> tuple[Key, ...]:
     by_action, made = {key.action: key for key in KEYS}, []
     for name, rank in ranks.items():
         action, label, word, when = FOOT[name]
+        when = when if main else "always"
         key = by_action[action]
-        made.append(Key(key.keys, f"app.{action}", key.command, label, word, rank, when if main else "always"))
+        made.append(replace(key, action=f"app.{action}", label=label, word=word, rank=rank, when=when))
     return tuple(made)
 
 
@@ -159,7 +160,7 @@ MOVING = of_app(  # over the main screen they show what they moved to
 )
 ALONE = (  # of screens over no other: the app's own do not reach a modal one
     Key("ctrl+c", "app.quit", "Quit"),
-    Key("tab", "app.focus_next", "Next panel"),
+    Key("tab", "app.focus_next", "Next panel", "Tab", help="next panel; the arrow keys scroll it"),
     Key("shift+tab", "app.focus_previous", "Previous panel"),
 )
 MAIN = foot(

@@ -131,11 +131,6 @@ def spread(count: int, span: int) -> list[int]:
     return [(column + 1) * span // count - column * span // count for column in range(count)]
 
 
-def column_at(x: int, count: int, span: int) -> int:
-    """Which of those columns has cell `x`."""
-    return ((x + 1) * count - 1) // span
-
-
 def fit(parts: Iterable[tuple[int, Line]], width: int, gap: str = "  ", ink: Ink = "faint") -> list[tuple[str, Ink]]:
     """Join the parts with `gap` between, in order; those of the lowest numbers get their room first."""
     given = [(rank, part) for rank, part in parts if line_width(part)]

@@ -17,7 +17,6 @@ from specscope.tui.app import ScopeApp, answer_app
 from specscope.tui.screens.beside import BesideScreen, PlacesPanel, TreePanelOf
 from specscope.tui.screens.compare import ChangedPanel, Compared, CompareScreen, PairsPanel, help_lines
 from specscope.tui.screens.help import HelpLines, HelpScreen
-from specscope.tui.settings import Settings
 from tests.analyze.compare.runs import side
 
 from .sample import text_of
@@ -39,9 +38,9 @@ def sample(*, seed: int = 1, planted: bool = True) -> Compared:
     return Compared(compare(a, b), a, b)
 
 
-def compare_app(shown: Compared, settings: Settings | None = None) -> ScopeApp:
+def compare_app(shown: Compared) -> ScopeApp:
     first = lambda look: CompareScreen(look, shown)  # noqa: E731
-    return answer_app("specscope compare", first, help_lines, shown.a.vocabulary, settings)
+    return answer_app("specscope compare", first, help_lines, shown.a.vocabulary)
 
 
 @asynccontextmanager

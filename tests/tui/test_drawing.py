@@ -16,7 +16,7 @@ from specscope.trace.record.records import (
 )
 from specscope.tui.app import ScopeApp
 from specscope.tui.palette import DARK, LIGHT, style
-from specscope.tui.text import Ink, bar, column_at, cut, fit, left, line_width, probability, right, spread
+from specscope.tui.text import Ink, bar, cut, fit, left, line_width, probability, right, spread
 from specscope.tui.widgets.output import Wrapper
 from specscope.tui.widgets.rates import columns
 from specscope.tui.widgets.tree_lines import tree_lines
@@ -99,12 +99,10 @@ def test_plot_columns():
 
 
 @pytest.mark.parametrize(("count", "span"), [(1, 1), (3, 7), (26, 38), (5, 60), (17, 17)])
-def test_columns_fill_their_span_and_a_cell_finds_its_column(count, span):
+def test_columns_fill_their_span(count, span):
     wide = spread(count, span)
     assert sum(wide) == span
     assert max(wide) - min(wide) <= 1
-    owners = [at for at, cells in enumerate(wide) for _ in range(cells)]
-    assert [column_at(x, count, span) for x in range(span)] == owners
 
 
 @pytest.mark.parametrize("width", range(30, 170, 7))
@@ -123,22 +121,22 @@ def test_no_word_of_a_tree_is_cut_and_decimal_points_stand_in_line(width):
         assert not any(text.startswith(" ") for text in numbers if text.strip())
 
 
-def text_of(wrapper: Wrapper[str]) -> list[str]:
+def text_of(wrapper: Wrapper) -> list[str]:
     return ["".join(text for text, _ in line) for line in wrapper.lines()]
 
 
 def test_wrapping_breaks_at_spaces_and_within_long_words():
-    wrapper = Wrapper(10, "dim")
+    wrapper = Wrapper(10)
     for piece in (b"one two", b" three", b" fourteencharacters", b"\n\nend"):
         wrapper.feed(piece, "accepted")
     assert [line.rstrip() for line in text_of(wrapper)] == ["one two", "three", "fourteench", "aracters", "", "end"]
-    wide = Wrapper(5, "dim")
+    wide = Wrapper(5)
     wide.feed("日本語".encode(), "bonus")
     assert text_of(wide) == ["日本", "語"]
 
 
 def test_half_characters_are_joined_and_take_the_ink_of_the_last_token():
-    wrapper = Wrapper(20, "dim")
+    wrapper = Wrapper(20)
     wrapper.feed("é".encode()[:1], "accepted")
     wrapper.feed("é".encode()[1:], "recovered")
     wrapper.feed(b"\xff", "bonus")
@@ -146,7 +144,7 @@ def test_half_characters_are_joined_and_take_the_ink_of_the_last_token():
 
 
 def test_control_characters_do_not_reach_the_terminal():
-    wrapper = Wrapper(40, "dim")
+    wrapper = Wrapper(40)
     wrapper.feed(b"a\x1b[31mb\x07\x9b", "accepted")
     wrapper.note("\u202e", "prompt")
     assert all(char.isprintable() for line in text_of(wrapper) for char in line)
@@ -154,7 +152,7 @@ def test_control_characters_do_not_reach_the_terminal():
 
 def test_wrapping_as_it_grows_is_wrapping_at_once():
     words = b"the quick brown fox jumps over the lazy dog again and again"
-    grown, whole = Wrapper(13, "dim"), Wrapper(13, "dim")
+    grown, whole = Wrapper(13), Wrapper(13)
     for at in range(len(words)):
         grown.feed(words[at : at + 1], "accepted")
         grown.lines()

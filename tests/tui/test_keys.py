@@ -16,7 +16,7 @@ from specscope.errors import UserError
 from specscope.trace.history.history import History
 from specscope.trace.record.records import FinalKind, FinishReason, RequestEnd
 from specscope.trace.wire.reading import split_reference
-from specscope.tui.app import ScopeApp
+from specscope.tui.app import ScopeApp, chosen_theme
 from specscope.tui.screens.dialogs import Ask
 from specscope.tui.screens.help import HelpScreen, help_lines
 from specscope.tui.screens.over import Hints
@@ -27,8 +27,8 @@ from .sample import forked, live, replay, text_of, until
 
 
 @asynccontextmanager
-async def running(viewer: Viewer, size: tuple[int, int] = (120, 40)):
-    app = ScopeApp(viewer)
+async def running(viewer: Viewer, size: tuple[int, int] = (120, 40), **more):
+    app = ScopeApp(viewer, **more)
     async with app.run_test(size=size) as pilot:
         await pilot.pause()
         yield app, pilot
@@ -257,17 +257,14 @@ async def test_the_foot_of_each_screen_names_what_matters_there(width):
             await pilot.press("escape")
 
 
-async def test_a_screenshot_goes_to_the_current_folder_and_says_where(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path / "nowhere"))
-    async with running(replay(5)) as (app, pilot):
-        commands = {command.title: command for command in app.get_system_commands(app.screen)}
-        commands["Screenshot"].callback()
-        await pilot.pause()
-        (saved,) = tmp_path.glob("*.svg")
-        assert saved.name in notes(app)[-1]
-        svg = saved.read_text()
-        assert "<svg" in svg
+async def test_the_theme_is_the_environments(monkeypatch):
+    monkeypatch.setenv("SPECSCOPE_THEME", "pink")
+    with pytest.raises(UserError, match="SPECSCOPE_THEME is 'pink': use dark or light"):
+        chosen_theme()
+    monkeypatch.setenv("SPECSCOPE_THEME", "light")
+    async with running(replay(5), theme=chosen_theme()) as (app, _):
+        assert not app.current_theme.dark
+        svg = app.export_screenshot()
         assert svg.count("<text ") == svg.count('<text xml:space="preserve" ') > 20  # every renderer keeps spaces
 
 

@@ -1,4 +1,4 @@
-"""Lists filter and sort, Enter drills, and a click goes to its step."""
+"""Lists filter and sort, Enter drills, and a click goes to its row or node."""
 
 from __future__ import annotations
 
@@ -6,14 +6,10 @@ import pytest
 
 from specscope.debug.viewer import Viewer
 from specscope.trace.words import RequestRow, request_row
-from specscope.tui.screens.engine_view import NAME, NUMBER, EnginePanel
 from specscope.tui.screens.points_view import PointsPanel, PointsScreen
 from specscope.tui.screens.request_view import RequestScreen, TimelinePanel
 from specscope.tui.screens.step_view import NodesPanel, StepScreen
-from specscope.tui.text import spread
 from specscope.tui.widgets.listing import DOWN, UP, ListPanel, Order
-from specscope.tui.widgets.output import OutputPanel
-from specscope.tui.widgets.rates import AXIS, LengthsPanel
 from specscope.tui.widgets.requests import RequestsPanel
 from specscope.tui.widgets.tree import TreePanel
 
@@ -91,30 +87,6 @@ async def test_enter_drills_from_the_request_to_its_steps_and_to_a_node():
         assert isinstance(app.screen, StepScreen)
 
 
-@pytest.mark.parametrize("size", [(80, 50)])
-async def test_a_click_on_output_text_goes_to_the_step_that_wrote_it(size):
-    viewer = replay()
-    async with running(viewer, size) as (app, pilot):
-        app.standing.pick("r1")
-        await pilot.pause()
-        panel = app.query_one(OutputPanel)
-        request = viewer.history.requests["r1"]
-        seen = set()
-        for line in range(panel.scroll_offset.y, panel.scroll_offset.y + panel.area.height - 1):
-            text = "".join(part for part, _ in panel.sheet.lines[line]) if line < len(panel.sheet.lines) else ""
-            for x in range(0, len(text) if text.isascii() else 0, 9):
-                place = panel.place_at(panel.look, panel.area.width, line, x)
-                if place < 0:
-                    continue
-                pieces = viewer.history.vocabulary.pieces
-                assert text[x].encode() in b"".join(pieces[token] for token in request.steps[place].output())
-                seen.add(place)
-        assert len(seen) > 5
-        place = panel.place_at(panel.look, panel.area.width, panel.scroll_offset.y + 1, 4)
-        await pilot.click(OutputPanel, offset=(4 + panel.gutter.left, 1 + panel.gutter.top))
-        assert viewer.position == request.engine_steps[place]
-
-
 async def test_a_click_on_a_node_opens_the_step_at_that_node():
     async with running(replay(14)) as (app, pilot):
         await pilot.press("j")
@@ -126,33 +98,6 @@ async def test_a_click_on_a_node_opens_the_step_at_that_node():
         nodes = app.screen.query_one(NodesPanel)
         assert nodes.picked == 3
         assert app.screen.last.current == "r1"
-
-
-async def test_a_click_in_a_chart_goes_to_the_step_of_its_column():
-    async with running(replay(20)) as (app, pilot):
-        panel = app.query_one(LengthsPanel)
-        before = sum(spread(21, panel._span)[:7])  # cells of the columns to the left
-        await pilot.click(LengthsPanel, offset=(panel.gutter.left + AXIS + before, 3))
-        assert app.viewer.position == 7
-        await pilot.press("end", "s", "j")
-        app.standing.pick("r1")
-        await pilot.pause()
-        before = sum(spread(panel._count, panel._span)[:5])
-        await pilot.click(LengthsPanel, offset=(panel.gutter.left + AXIS + before, 3))
-        assert app.viewer.position == app.viewer.history.requests["r1"].engine_steps[5]
-
-
-async def test_a_click_in_the_engines_curves_goes_to_that_step():
-    async with running(replay(20)) as (app, pilot):
-        await pilot.press("v")
-        await pilot.pause()
-        panel = app.screen.query_one(EnginePanel)
-        row = panel._curves.start + 2
-        x = panel.gutter.left + NAME + NUMBER + 2
-        await pilot.click(EnginePanel, offset=(x + sum(spread(21, panel._span)[:6]), panel.gutter.top + row))
-        assert app.viewer.position == 6
-        await pilot.click(EnginePanel, offset=(x + 9, panel.gutter.top + 1))  # the table has no steps
-        assert app.viewer.position == 6
 
 
 def many(count: int = 20) -> Viewer:

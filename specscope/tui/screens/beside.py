@@ -206,10 +206,10 @@ class BesideScreen(Over):
     """
     FIRST = PlacesPanel
     KEYS = (
-        Key("", "focused.pick(1)", "", "↑↓", "place", 0),
-        Key("n", "screen.other(1)", "Next parting", "n", "next parting", 1),
-        Key("N,upper_n", "screen.other(-1)", "Previous parting", "N", "previous", 5),
-        Key("p", "screen.jump(True)", "Where they part", "p", "parting", 3),
+        Key("", "focused.pick(1)", "", "↑↓", "place", 0, help="pick a place in the output; the trees follow"),
+        Key("n", "screen.other(1)", "Next parting", "n", "next parting", 1, help="next pair that parts"),
+        Key("N,upper_n", "screen.other(-1)", "Previous parting", "N", "previous", 5, help="previous pair that parts"),
+        Key("p", "screen.jump(True)", "Where they part", "p", "parting", 3, help="go to where the outputs part"),
         Key("d", "screen.jump(False)", "First other decision", "d", "first other decision", 4),
         close(2, "escape,q,f"),
         *foot(help=6),

@@ -19,7 +19,7 @@ from specscope.analyze.compare.tables import changes, configuration
 from specscope.tui.keys import ALONE, COLOURS, MARKS, Key, bound, foot, of_app
 from specscope.tui.look import Look
 from specscope.tui.screens.beside import Beside, BesideScreen
-from specscope.tui.screens.help import NODE, Part, Row, two_columns
+from specscope.tui.screens.help import NODE, Part, Row, keys_of, two_columns
 from specscope.tui.screens.over import Over, close
 from specscope.tui.text import NOTHING, Ink, Line, clean, cut, cut_apart, figure, folded, left, right
 from specscope.tui.widgets.lines import Panel, Sheet
@@ -29,30 +29,6 @@ INKS: dict[str, Ink] = {"same": "accepted-strong", "different": "rejected"}
 NUMBER, TAU = 6, 5
 SHORTEST = 16  # cells of a name in a table, where room is short
 
-PAIRS: tuple[Row, ...] = (
-    ("↑ ↓", "key", "pick a pair of requests"),
-    ("Enter", "key", "open the pair where its outputs part"),
-    ("n N", "key", "next or previous pair that parts"),
-    ("c", "key", "what changed most: requests, labels, depths"),
-    ("/", "key", "filter the pairs: request, cause or prompt"),
-    ("o O", "key", "sort by the next column; reverse"),
-)
-PARTING: tuple[Row, ...] = (
-    ("↑ ↓", "key", "pick a place in the output; the trees follow"),
-    ("PgUp", "key", "ten places up"),
-    ("PgDn", "key", "ten places down"),
-    ("p", "key", "go to where the outputs part"),
-    ("d", "key", "go to the first decision that differs"),
-    ("n N", "key", "next or previous pair that parts"),
-    ("Esc", "key", "back to the pairs"),
-)
-ANYWHERE: tuple[Row, ...] = (
-    ("Tab", "key", "next panel; the arrow keys scroll it"),
-    ("t", "key", "theme: light or dark"),
-    ("?", "key", "this page"),
-    ("q", "key", "quit"),
-    ("q", "key", "close where a pair is open"),
-)
 COLUMNS: tuple[Row, ...] = (
     ("τ A, τ B", "strong", "mean acceptance length of the request in each capture"),
     ("change", "strong", "τ B - τ A"),
@@ -63,7 +39,7 @@ MARKS_HERE: tuple[Row, ...] = (*MARKS[:-2], ("»", "warn", "the step where the o
 
 def help_lines(width: int) -> list[Line]:
     """The help page for a width in cells: what can make two outputs part, and the keys."""
-    keys: list[Part] = [("Keys: pairs", PAIRS), ("Keys: one pair", PARTING), ("Keys: everywhere", ANYWHERE)]
+    keys: list[Part] = [("Keys: pairs", keys_of(CompareScreen)), ("Keys: one pair", keys_of(BesideScreen))]
     why: list[Row] = [(cause.value, "dim" if cause.harmless else "rejected", cause.about) for cause in PartingCause]
     means: list[Part] = [("Columns", COLUMNS), ("Causes", why), ("Verdicts", MARKS_HERE), ("Tokens", COLOURS), NODE]
     return two_columns(width, keys, means, labels=(7, 12))
@@ -283,10 +259,10 @@ class CompareScreen(Over, inherit_bindings=False):
     FIRST = PairsPanel
     KEYS = (
         *ALONE,
-        Key("enter", "screen.go", "Open", "⏎", "open", 0),
-        Key("n", "screen.next(1)", "Next parting", "n", "next parting", 1),
-        Key("N,upper_n", "screen.next(-1)", "Previous parting", "N", "previous", 5),
-        Key("c", "screen.changed", "What changed most", "c", "changed most", 4),
+        Key("enter", "screen.go", "Open", "⏎", "open", 0, help="open the pair where its outputs part"),
+        Key("n", "screen.next(1)", "Next parting", "n", "next parting", 1, help="next pair that parts"),
+        Key("N,upper_n", "screen.next(-1)", "Previous parting", "N", "previous", 5, help="previous pair that parts"),
+        Key("c", "screen.changed", "What changed most", "c", "changed most", 4, help="requests, labels, depths"),
         *foot(filter=2, sort=3, reverse=6, theme=7, help=4, quit=8),
     )
     BINDINGS: ClassVar[list[BindingType]] = bound(KEYS)

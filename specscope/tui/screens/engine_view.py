@@ -7,7 +7,6 @@ from operator import attrgetter
 from statistics import median
 from typing import ClassVar
 
-from textual import events
 from textual.app import ComposeResult
 from textual.binding import BindingType
 
@@ -17,8 +16,8 @@ from specscope.trace.record.records import StepRecord
 from specscope.tui.keys import bound, foot
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Over, close
-from specscope.tui.text import Ink, Line, bar, blocks, clean, column_at, left, line_width, percent, right
-from specscope.tui.widgets.lines import Goto, Panel, Sheet
+from specscope.tui.text import Ink, Line, bar, blocks, clean, left, line_width, percent, right
+from specscope.tui.widgets.lines import Panel, Sheet
 from specscope.tui.widgets.rates import undrafted_lines
 
 NAME, NUMBER, MOST = 12, 10, 12
@@ -34,35 +33,18 @@ class EnginePanel(Panel):
 
     OF = attrgetter("look.position", "look.steps")
 
-    def __init__(self, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self._columns: list[int] = []  # the position in the history of each column
-        self._curves = range(0)  # the lines that have columns
-        self._span = 1  # cells of all columns
-
-    def on_click(self, event: events.Click) -> None:
-        """Go to the step of the column under the pointer."""
-        where = event.get_content_offset_capture(self)
-        x = where.x - NAME - NUMBER - 2
-        column = column_at(x, len(self._columns), self._span)
-        if self.line_at(where.y) in self._curves and 0 <= x < self._span:
-            self.post_message(Goto(self._columns[column]))
-
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """Draw as many steps as the width has columns, wider and higher where there is room."""
         room = max(min(width - NAME - NUMBER - MOST - 4, LONGEST), 1)
         first = max(look.position + 1 - room, 0)
-        self._columns = [
-            position for position in range(first, look.position + 1) if look.history.steps[position].phases
-        ]
-        steps = [look.history.steps[position] for position in self._columns]
+        steps = [step for step in look.history.steps[first : look.position + 1] if step.phases]
         title: Line = [("Engine", "strong")]
         if not steps:
             return Sheet([[("no step has run yet", "faint")]], title)
         if look.aggregate is not None:
             return self._intervals(look, steps, room, height)
         nothing = undrafted_lines(look, width)
-        table = [*_phases(steps, width), *_flights(steps, width), *([[], *nothing] if nothing else [])]
+        table = [*_phases(steps, width), *([[], *nothing] if nothing else [])]
         size = look.history.run.block_size if look.history.run else 16
         unknown: list[Line] = [[("not in this file: the engine's step is in another trace", "faint")]]
         blocks = kv_map(steps[-1], size, width) if steps[-1].is_timed else unknown
@@ -71,10 +53,7 @@ class EnginePanel(Panel):
         gap = 1 if free >= 3 * len(curves) else 0  # between two curves
         high = sum(any(values) for _, values, _ in curves)  # a curve that is always 0 takes one line
         rows = min(max((free - len(curves) * gap - (len(curves) - high)) // max(high, 1), 1), HIGHEST)
-        self._span = min(room, WIDEST * len(steps))
-        drawn = [line for each in curves for line in [*_curve(*each, rows, room, self._span), *[[]] * gap]]
-        start = len(table) + 2
-        self._curves = range(start, start + len(drawn))
+        drawn = [line for each in curves for line in [*_curve(*each, rows, room), *[[]] * gap]]
         lines: list[Line] = [
             *table,
             [],
@@ -93,9 +72,7 @@ class EnginePanel(Panel):
         """For an engine that reports only counts: a curve of each count that it reports."""
         curves = _told_values(steps)
         rows = min(max((height - 3) // max(len(curves), 1) - 1, 1), HIGHEST)
-        self._span = min(room, WIDEST * len(steps))
-        drawn = [line for each in curves for line in [*_curve(*each, rows, room, self._span), []]]
-        self._curves = range(2, 2 + len(drawn))
+        drawn = [line for each in curves for line in [*_curve(*each, rows, room), []]]
         about = f"up to interval {steps[-1].step:,}, one column per interval; phases and KV blocks are not reported"
         return Sheet([[(about, "faint")], [], *drawn], [("Engine", "strong")])
 
@@ -162,23 +139,6 @@ def _phases(steps: Sequence[StepRecord], width: int) -> list[Line]:
     return lines
 
 
-def _flights(steps: Sequence[StepRecord], width: int) -> list[Line]:
-    """Medians over asynchronous steps: when they were launched, read and committed."""
-    flights = [(step, step.flight) for step in steps if step.flight is not None]
-    if not flights:
-        return []
-    rows = (
-        ("launched", [step.start_ns - flight.launched_ns for step, flight in flights], "before it ran"),
-        ("read", [flight.read_ns - step.end_ns for step, flight in flights], "after it ended"),
-        ("committed", [flight.committed_ns - flight.read_ns for _, flight in flights], "after it was read"),
-    )
-    lines: list[Line] = [[(plural(len(flights), "asynchronous step"), "faint")]]
-    for name, ns, when in rows:
-        number = right(f"{max(median(ns), 0) / 1e6:.2f} ms", NUMBER)
-        lines.append([(left(f"  {name}", NAME) + number, "faint"), (left(f"  {when}", width - NAME - NUMBER), "faint")])
-    return lines
-
-
 def _on_device(steps: Sequence[StepRecord]) -> dict[str, float]:
     """Median milliseconds of each phase on a GPU; empty without one. A record holds those of the step before it."""
     timed = [step for step in steps if len(step.device_ns) == len(step.phases)]
@@ -186,9 +146,9 @@ def _on_device(steps: Sequence[StepRecord]) -> dict[str, float]:
     return {name: median(step.device_ns[i] for step in timed) / 1e6 for i, name in enumerate(names)}
 
 
-def _curve(name: str, values: Sequence[float], form: str, rows: int, room: int, span: int) -> list[Line]:
-    """Columns `rows` high over `span` cells, with the newest value on the left and the highest on the right."""
-    top = max(values)
+def _curve(name: str, values: Sequence[float], form: str, rows: int, room: int) -> list[Line]:
+    """Columns `rows` high in `room` cells, with the newest value on the left and the highest on the right."""
+    top, span = max(values), min(room, WIDEST * len(values))
     rows = rows if top > 0 else 1
     marks = blocks([0 if top <= 0 or v <= 0 else max(1, round(v / top * rows * 8)) for v in values], rows, span)
     lines: list[Line] = []

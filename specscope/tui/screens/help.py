@@ -13,6 +13,7 @@ from textual.screen import ModalScreen
 from specscope.trace.words import NODE as NODE_FIELDS
 from specscope.trace.words import label as field_label
 from specscope.tui.keys import COLOURS, FIGURES, KEYS, MARKS, RATES
+from specscope.tui.screens.over import Over
 from specscope.tui.text import Ink, Line, labelled
 from specscope.tui.widgets.decision import beside
 from specscope.tui.widgets.lines import Lines, Sheet
@@ -33,11 +34,17 @@ def help_lines(width: int) -> list[Line]:
     keys += [
         ("Tab", "key", "next panel; the arrow keys scroll it"),
         ("Enter", "key", "go deeper: request, step, distributions"),
-        ("mouse", "key", "click text, a node or a chart: go to its step"),
+        ("mouse", "key", "click a row, a node or the time line: go there"),
         ("Ctrl+P", "key", "command palette"),
     ]
     run: Part = ("Figures of a run", [(name, "strong", text) for name, text in RATES])
     return two_columns(width, [("Keys", keys)], [("Verdicts", MARKS), ("Tokens", COLOURS), NODE, run])
+
+
+def keys_of(screen: type[Over]) -> list[Row]:
+    """The keys that a screen declares, as rows of its page of help."""
+    named = [(key.label, key.help or key.command or key.word) for key in screen.KEYS if key.label]
+    return [(label, "key", text[:1].lower() + text[1:]) for label, text in named]
 
 
 def two_columns(

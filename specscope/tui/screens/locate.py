@@ -4,7 +4,6 @@ error of every row and head."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import ClassVar
 
@@ -16,9 +15,9 @@ from specscope.analyze.locate.located import Floats, Held, Located, Location, Wa
 from specscope.analyze.locate.text import AGREES, DIFFERS, error_text, explained, verdict
 from specscope.tui.keys import ALONE, Key, bound, foot, of_app
 from specscope.tui.look import Look
-from specscope.tui.screens.help import Part, Row, two_columns
+from specscope.tui.screens.help import Part, Row, keys_of, two_columns
 from specscope.tui.screens.over import Over, close
-from specscope.tui.text import LEVELS, Ink, Line, clean, cut, fit, labelled, left, paragraph, right, show_token
+from specscope.tui.text import LEVELS, Ink, Line, clean, cut, fit, labelled, left, paragraph, show_token
 from specscope.tui.widgets.lines import Panel, Sheet
 from specscope.tui.widgets.listing import ListColumn, PickPanel
 
@@ -29,29 +28,9 @@ RAIL, LIMIT, FULL = "·", "│", "█"
 POSITION, TOKEN, LONGEST_ROW_BAR = 7, 12, 40
 LABEL = 12  # cells of the words before a line of a fault
 NARROWEST_BAR, LONGEST_BAR = 8, 40
-ROWS, FIGURE = 9, 14  # cells of the count of rows, and of a head's figure
+ROWS = 9  # cells of the count of rows
 
 
-OPERATIONS: tuple[Row, ...] = (
-    ("↑ ↓", "key", "pick an operation"),
-    ("Enter", "key", "open it: the error of every position and head"),
-    ("n N", "key", "next, previous operation that differs"),
-    ("→ ←", "key", "next, previous walk: target, drafter"),
-)
-ROWS_HELD: tuple[Row, ...] = (
-    ("↑ ↓", "key", "pick a row: its heads are shown in figures"),
-    ("n N", "key", "next, previous row that differs"),
-    ("→ ←", "key", "next, previous operation"),
-    ("Esc", "key", "back to the operations"),
-)
-ANYWHERE: tuple[Row, ...] = (
-    ("/", "key", "filter the list"),
-    ("o O", "key", "sort by the next column; reverse"),
-    ("Tab", "key", "next panel; the arrow keys scroll it"),
-    ("t", "key", "theme: light or dark"),
-    ("?", "key", "this page"),
-    ("q", "key", "quit"),
-)
 MEANS: tuple[Row, ...] = (
     ("error", "strong", "the largest of |ours - right| / |right| over rows and heads"),
     ("allowed", "strong", "the error that rounding explains"),
@@ -69,11 +48,7 @@ BARS: tuple[Row, ...] = (
 
 def help_lines(width: int) -> list[Line]:
     """The help page for a width in cells."""
-    keys: list[Part] = [
-        ("Keys: operations", OPERATIONS),
-        ("Keys: one operation", ROWS_HELD),
-        ("Keys: everywhere", ANYWHERE),
-    ]
+    keys: list[Part] = [("Keys: operations", keys_of(LocateScreen)), ("Keys: one operation", keys_of(HeldScreen))]
     return two_columns(width, keys, [("Figures", MEANS), ("Colours", BARS)], labels=(7, 9))
 
 
@@ -108,57 +83,38 @@ def _rail(cells: int) -> tuple[str, Ink]:
     return RAIL * cells, "rail"
 
 
-@dataclass
-class PickedOperation:
-    """The walk that is looked at, and the place of the picked operation in it. Screens that lie over one another share
-    it."""
-
-    walk: Walk
-    place: int
-
-    @property
-    def held(self) -> Held | None:
-        """The operation; None in a walk of none."""
-        return self.walk.operations[self.place] if self.walk.operations else None
-
-
 class ErrorGrid(PickPanel):
     """The errors of an operation: a row of the grid for each row that was compared, a column for each head."""
 
-    OF = attrgetter("walk", "_chosen.place", "picked", "order")
+    OF = attrgetter("place", "picked", "order")
 
-    def __init__(self, chosen: PickedOperation, id: str | None = None) -> None:
+    def __init__(self, walk: Walk, place: int, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._chosen = chosen
-        self.first_wrong()
+        self._walk = walk
+        self.put_place(place)
+
+    def put_place(self, place: int) -> None:
+        """Show the operation at this place of the walk, at its first row that differs."""
+        self.place = min(max(place, 0), len(self._walk.operations) - 1)
+        self.picked = next(iter(self.wrong), 0)
 
     @property
-    def walk(self) -> int:
-        return id(self._chosen.walk)
-
-    def put_chosen(self, chosen: PickedOperation) -> None:
-        """Show this operation of this walk, at its first row that differs."""
-        if chosen != self._chosen:
-            self._chosen = chosen
-            self.first_wrong()
+    def held(self) -> Held:
+        return self._walk.operations[self.place]
 
     @property
     def wrong(self) -> list[int]:
         """The rows that are off by more than is allowed; what is no number is."""
-        held = self._chosen.held
-        return [] if held is None else [row for row, each in enumerate(held.errors) if not (each <= held.allowed).all()]
-
-    def first_wrong(self) -> None:
-        """Pick the first of them."""
-        self.picked = next(iter(self.wrong), 0)
+        return [row for row, each in enumerate(self.held.errors) if not (each <= self.held.allowed).all()]
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """The rows; where an operation has no heads, a bar for each."""
-        held, walk = self._chosen.held, self._chosen.walk
-        if held is None or not len(held.errors):
-            return Sheet([[("no errors of single rows were kept", "faint")]], [("Rows", "strong")])
+        held = self.held
+        name = clean(f"{held.operation.name}: error {error_text(held.error)}, {error_text(held.allowed)} allowed")
+        if not len(held.errors):
+            return Sheet([[("no errors of single rows were kept", "faint")]], [(cut(name, width - 2), "strong")])
         largest, wrong = held.errors.max(axis=1).tolist(), {*self.wrong}
-        labels = [row_label(walk, held, row, look) for row in range(len(held.errors))]
+        labels = [row_label(self._walk, held, row, look) for row in range(len(held.errors))]
         inks: list[Ink] = ["text" if row in wrong else "dim" for row in range(len(labels))]
         parts = held.errors.shape[1]
         room = max(width - POSITION - TOKEN - ERROR - 7, 1)
@@ -175,7 +131,7 @@ class ErrorGrid(PickPanel):
         differ: Line = [(f"{held.differing:,} of {len(labels):,} differ", "rejected" if held.differs else "dim")]
         about: Line = [("each row's error" if parts == 1 else merged, "dim")]
         rows, text = range(len(labels)), lambda row: " ".join(labels[row])
-        return self.table("Rows", rows, columns, text, width, (1, differ), (2, about))
+        return self.table(name, rows, columns, text, width, (1, differ), (2, about))
 
 
 def row_label(walk: Walk, held: Held, row: int, look: Look) -> tuple[str, str]:
@@ -279,12 +235,6 @@ class WalkPanel(PickPanel):
         """The walk that is shown; None where there is none."""
         return self.location.walks[self.number] if self.location.walks else None
 
-    @property
-    def chosen(self) -> PickedOperation | None:
-        """The picked operation of the walk."""
-        item = self.item
-        return None if self.walk is None or item is None else PickedOperation(self.walk, item)
-
     def turn(self, way: int) -> None:
         """Show another walk, at its first difference."""
         self.number = (self.number + way) % max(len(self.location.walks), 1)
@@ -342,54 +292,9 @@ class WalkPanel(PickPanel):
         return self.table("Operations", range(len(every)), columns, text, width, *about)
 
 
-class OperationPanel(Panel):
-    """What the operation is, and the errors of the picked row as figures."""
-
-    OF = attrgetter("_chosen.place", "_grid.picked", "_grid.order")
-
-    def __init__(self, chosen: PickedOperation, grid: ErrorGrid, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self._chosen, self._grid = chosen, grid
-
-    def draw(self, look: Look, width: int, height: int) -> Sheet:
-        """Name, code and figures; then each head of the picked row."""
-        held = self._chosen.held
-        if held is None:
-            return Sheet([], [("Operation", "strong")])
-        operation = held.operation
-        figures = f"error {error_text(held.error)}, {error_text(held.allowed)} allowed"
-        lines: list[Line] = paragraph(f"{operation.name}: {figures}", width, "rejected" if held.differs else "text")
-        lines += paragraph(operation.code, width, "dim") if operation.code else []
-        row = self._grid.item
-        if row is not None:
-            position, token = row_label(self._chosen.walk, held, row, look)
-            lines.append([("position ", "dim"), (position, "accent"), (f"  {token}", "text")])
-            lines += _figures(held.errors[row].tolist(), held.allowed, width)
-        return Sheet(lines, fit([(0, [(clean(operation.words), "strong")])], width - 2))
-
-
-def _figures(errors: list[float], allowed: float, width: int) -> list[Line]:
-    """`head 3 4.2e-01`, as many on a line as there is room for."""
-    if len(errors) == 1:
-        return [[("error ", "dim"), (error_text(errors[0]), ink_of(errors[0], allowed))]]
-    across = max(width // FIGURE, 1)
-    lines: list[Line] = []
-    for first in range(0, len(errors), across):
-        line: list[tuple[str, Ink]] = []
-        for head, error in enumerate(errors[first : first + across], first):
-            line += [(right(f"{head} ", 5), "faint"), (left(error_text(error), FIGURE - 5), ink_of(error, allowed))]
-        lines.append(line)
-    return lines
-
-
 class HeldScreen(Over):
-    """The grid, and the picked row below it."""
+    """The grid of one operation."""
 
-    SCOPED_CSS = False  # the classes of size are on the screen itself
-    DEFAULT_CSS = """
-    #of-held { height: 1fr; layout: grid; grid-size: 1; grid-rows: 1fr 7; }
-    .-tall #of-held { grid-rows: 1fr 10; }
-    """
     FIRST = ErrorGrid
     KEYS = (
         close(0, word="back"),
@@ -404,27 +309,21 @@ class HeldScreen(Over):
     )
     BINDINGS: ClassVar[list[BindingType]] = bound(KEYS)
 
-    def __init__(self, look: Look, chosen: PickedOperation) -> None:
+    def __init__(self, look: Look, walk: Walk, place: int) -> None:
         super().__init__(look)
-        self._chosen = chosen
+        self._grid = ErrorGrid(walk, place, "rows")
 
     def parts(self) -> ComposeResult:
-        grid = ErrorGrid(self._chosen, "rows")
-        with Container(id="of-held"):
-            yield grid
-            yield OperationPanel(self._chosen, grid, "operation")
+        yield self._grid
 
     def action_turn(self, way: int) -> None:
         """The next operation of the walk, at its first row that differs."""
-        chosen = self._chosen
-        chosen.place = min(max(chosen.place + way, 0), len(chosen.walk.operations) - 1)
-        self.query_one(ErrorGrid).first_wrong()
+        self._grid.put_place(self._grid.place + way)
         self.show(self.last)
 
     def action_next(self, way: int) -> None:
         """The next row that differs, as they are listed, in a ring."""
-        grid = self.query_one(ErrorGrid)
-        if grid.pick_next(way, {*grid.wrong}.__contains__) is None:
+        if self._grid.pick_next(way, {*self._grid.wrong}.__contains__) is None:
             self.notify("no row differs")
 
 
@@ -435,19 +334,15 @@ class LocateScreen(Over, inherit_bindings=False):
     DEFAULT_CSS = """
     #of-locate { height: 1fr; layout: grid; grid-size: 1; grid-rows: 9 1fr; }
     .-tall #of-locate { grid-rows: 13 1fr; }
-    #preview { display: none; }
-    .-huge #of-locate { grid-size: 2; grid-columns: 13fr 9fr; grid-rows: 13 1fr; }
-    .-huge #faults { column-span: 2; }
-    .-huge #preview { display: block; }
     """
     FIRST = WalkPanel
     KEYS = (
         *ALONE,
-        Key("enter", "screen.go", "Open", "⏎", "positions and heads", 0),
+        Key("enter", "screen.go", "Open", "⏎", "positions and heads", 0, help="the error of every position and head"),
         Key("n", "screen.next(1)", "Next difference", "n", "next difference", 1),
         Key("N,upper_n", "screen.next(-1)", "Previous difference", "N", "previous", 6),
-        Key("right,w", "screen.turn(1)", "Next walk", "→", "next walk", 2),
-        Key("left,W,upper_w", "screen.turn(-1)", "Previous walk"),
+        Key("right,w", "screen.turn(1)", "Next walk", "→", "next walk", 2, help="next walk: target, drafter"),
+        Key("left,W,upper_w", "screen.turn(-1)", "Previous walk", "←"),
         *foot(filter=3, sort=5, reverse=7, theme=8, help=4, quit=9),
     )
     BINDINGS: ClassVar[list[BindingType]] = bound(KEYS)
@@ -457,35 +352,20 @@ class LocateScreen(Over, inherit_bindings=False):
         self._location = location
 
     def parts(self) -> ComposeResult:
-        """The faults, the operations, and the picked one's rows where there is room."""
-        walk = WalkPanel(self._location, "walk")
+        """The faults, and the operations."""
         with Container(id="of-locate"):
             yield FaultsPanel(self._location, "faults")
-            yield walk
-            if walk.walk is not None:
-                yield ErrorGrid(PickedOperation(walk.walk, walk.picked), "preview")
+            yield WalkPanel(self._location, "walk")
 
     @property
     def _walk(self) -> WalkPanel:
         return self.query_one(WalkPanel)
-
-    def show(self, look: Look) -> None:
-        super().show(look)
-        self._preview()
-
-    def _preview(self) -> None:
-        chosen = self._walk.chosen
-        for panel in self.query(ErrorGrid):
-            if chosen is not None:
-                panel.put_chosen(chosen)
-                panel.show(self.last)
 
     def action_turn(self, way: int) -> None:
         if len(self._location.walks) < 2:
             self.notify("this is the only walk" if self._location.walks else "there is no walk")
             return
         self._walk.turn(way)
-        self._preview()
 
     def action_next(self, way: int) -> None:
         """The next operation that differs, as they are listed, in a ring."""
@@ -494,6 +374,6 @@ class LocateScreen(Over, inherit_bindings=False):
             self.notify("no operation differs")
 
     def action_go(self) -> None:
-        chosen = self._walk.chosen
-        if chosen is not None:
-            self.app.push_screen(HeldScreen(self.last, chosen))
+        walk, place = self._walk.walk, self._walk.item
+        if walk is not None and place is not None:
+            self.app.push_screen(HeldScreen(self.last, walk, place))

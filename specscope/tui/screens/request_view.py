@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import ClassVar
 
@@ -18,7 +17,7 @@ from specscope.trace.record.records import FinalKind, RequestStep
 from specscope.tui.keys import Key, bound, foot
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Over, close
-from specscope.tui.text import LEVELS, Ink, Line, clean, column_at, cut, figure, fit, left, right, show_token, spread
+from specscope.tui.text import LEVELS, Ink, Line, clean, cut, figure, fit, left, right, show_token, spread
 from specscope.tui.widgets.lines import Goto, Sheet
 from specscope.tui.widgets.listing import ListPanel, Order
 from specscope.tui.widgets.output import OutputPanel, output_line
@@ -36,33 +35,19 @@ HEADS = (
 )
 
 
-@dataclass(frozen=True)
-class OutputCurve:
-    """One column per step: the tokens it emitted. With more steps than cells, only those around the position."""
-
-    first: int = 0  # the step of the first column
-    count: int = 0  # columns
-    span: int = 0  # their cells
-
-    @staticmethod
-    def over(steps: int, place: int, width: int) -> OutputCurve:
-        """The curve for so many steps; the one at `place` is current."""
-        count = min(steps, width)
-        return OutputCurve(max(0, min(place - width // 2, steps - width)), count, min(width, count * WIDEST))
-
-    def step_at(self, x: int) -> int:
-        """The step whose column has this cell."""
-        return self.first + column_at(x, self.count, self.span)
-
-    def draw(self, steps: Sequence[RequestStep], place: int) -> Line:
-        """The columns, that of `place` in another colour."""
-        shown = steps[self.first : self.first + self.count]
-        top, column = max(1, *(step.emitted for step in shown)), place - self.first
-        line: list[tuple[str, Ink]] = []
-        for number, (step, wide) in enumerate(zip(shown, spread(self.count, self.span), strict=True)):
-            mark = LEVELS[max(1, round(step.emitted / top * 8)) if step.emitted else 0]
-            line.append((mark.replace(" ", "▁") * wide, "accent") if number == column else (mark * wide, "bar"))
-        return line
+def _curve(steps: Sequence[RequestStep], place: int, width: int) -> Line:
+    """A column per step: the tokens it emitted, that of `place` in another colour. With more steps than cells, only
+    those around it.
+    """
+    count = min(len(steps), width)
+    first = max(0, min(place - width // 2, len(steps) - width))
+    shown = steps[first : first + count]
+    top = max(1, *(step.emitted for step in shown))
+    line: list[tuple[str, Ink]] = []
+    for number, (step, wide) in enumerate(zip(shown, spread(count, min(width, count * WIDEST)), strict=True), first):
+        mark = LEVELS[max(1, round(step.emitted / top * 8)) if step.emitted else 0]
+        line.append((mark.replace(" ", "▁") * wide, "accent") if number == place else (mark * wide, "bar"))
+    return line
 
 
 class TimelinePanel(ListPanel):
@@ -82,7 +67,6 @@ class TimelinePanel(ListPanel):
         self._source: Hashable = None  # the request, width and colours that the lines are of
         self._drawn: list[Line] = []
         self.places: Sequence[int] = ()  # of the listed steps among the request's
-        self._curve = OutputCurve()
 
     @property
     def length(self) -> object:
@@ -105,20 +89,17 @@ class TimelinePanel(ListPanel):
             text = lambda index: _words(look, steps[index])  # noqa: E731
             self.places = self.arranged(self.places, lambda index, column: _value(steps[index], column), text)
         place = look.part[0] if look.part is not None else -1
-        self._curve = OutputCurve.over(len(request.steps), place, width)
-        head: list[Line] = [self._curve.draw(request.steps, place), self.head(HEADS)]
+        head: list[Line] = [_curve(request.steps, place, width), self.head(HEADS)]
         title = _title(look, len(request.steps), width - 2, self.said())
         index = self.places.index(place) + len(head) if place in self.places else -1
         lines = self._drawn if isinstance(self.places, range) else [self._drawn[index] for index in self.places]
         return Sheet([*head, *lines], title, cursor=index, keep=self.kept(index, (look.current, place)), head=len(head))
 
     def on_click(self, event: events.Click) -> None:
-        """Go to the step under the pointer, in the list or in the curve; on the head, sort."""
+        """Go to the step under the pointer; on the head, sort."""
         if self.look is None or self.look.request is None or self.clicked_head(event, line=1):
             return
         where, steps = event.get_content_offset_capture(self), self.look.request.engine_steps
-        if where.y == 0 and 0 <= where.x < self._curve.span:
-            self._to(steps[self._curve.step_at(where.x)])
         row = self.line_at(where.y) - self.sheet.head
         if where.y >= self.sheet.head and 0 <= row < len(self.places):
             self._to(steps[self.places[row]])

@@ -127,13 +127,13 @@ def _context(look: Look, step: RequestStep, node: int, width: int, limit: int) -
     """The text before the node: prompt and output, in the colours of the output's panel, then the drafted path."""
     if look.request is None or look.part is None or step.verdict is None:
         return []
-    wrapper: Wrapper[Ink] = Wrapper(max(width - LABEL, 8), "dim")
+    wrapper = Wrapper(max(width - LABEL, 8))
     steps, first, tokens = look.request.steps, look.part[0], 0
     while first > 0 and tokens < TAIL:
         first -= 1
         tokens += steps[first].emitted
     if first == 0 and steps[0].index == 0:
-        feed_prompt(wrapper, look.request, look.vocabulary, "prompt", "faint")
+        feed_prompt(wrapper, look.request, look.vocabulary)
     for before in steps[first : look.part[0]]:
         feed_step(wrapper, before, look.vocabulary)
     ahead = step.tree.path_to(node)[:-1] if node < len(step.tree) else step.verdict.path

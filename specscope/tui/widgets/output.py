@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from operator import attrgetter
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar
 
 from rich.cells import cell_len
-from textual import events
 from textual.binding import Binding, BindingType
 
 from specscope.trace.history.history import RequestHistory
@@ -17,9 +16,8 @@ from specscope.trace.record.records import FinishReason, Origin, RequestStep
 from specscope.trace.record.vocabulary import Vocabulary, token_id
 from specscope.tui.look import Look
 from specscope.tui.text import Ink, Line, clean, cut, fit, show_token
-from specscope.tui.widgets.lines import Goto, Panel, Sheet
+from specscope.tui.widgets.lines import Panel, Sheet
 
-Mark = TypeVar("Mark")
 PROMPT_CHARS = 4000  # of a long prompt the end is shown
 INKS: dict[Origin, Ink] = {
     Origin.ACCEPTED: "accepted",
@@ -30,7 +28,7 @@ INKS: dict[Origin, Ink] = {
 
 
 class OutputPanel(Panel):
-    """Prompt, then output up to the position, the newest in view; a click goes to the step that wrote the text."""
+    """Prompt, then output up to the position, the newest in view."""
 
     OF = attrgetter("look.current", "place", "end")
 
@@ -41,7 +39,7 @@ class OutputPanel(Panel):
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._wrapper: Wrapper[Ink] = Wrapper(1, "dim")
+        self._wrapper = Wrapper(1)
         self._source: Hashable = None  # the request and width that the wrapper holds
         self._fed = 0  # steps of it that were fed
 
@@ -60,8 +58,8 @@ class OutputPanel(Panel):
         place = look.request.count_at(look.position)
         source = (look.current, width, look.request.info is not None, id(look.request))
         if source != self._source or place < self._fed:
-            self._wrapper, self._source, self._fed = Wrapper(width, "dim"), source, 0
-            feed_prompt(self._wrapper, look.request, look.vocabulary, "prompt", "faint")
+            self._wrapper, self._source, self._fed = Wrapper(width), source, 0
+            feed_prompt(self._wrapper, look.request, look.vocabulary)
         for step in look.request.steps[self._fed : place]:
             feed_step(self._wrapper, step, look.vocabulary)
         self._fed = place
@@ -70,35 +68,6 @@ class OutputPanel(Panel):
         lack = "" if run is None else run.privacy.lack
         lines += [[(f"— {remark}", "dim")] for remark in (self.end, lack) if remark]
         return Sheet(lines, _title(look, place, width), keep=len(lines) - 1)
-
-    def on_click(self, event: events.Click) -> None:
-        """Go to the step that the text under the pointer came of."""
-        look = self.look
-        if look is None or look.request is None:
-            return
-        where = event.get_content_offset_capture(self)
-        place = self.place_at(look, self.area.width, self.line_at(where.y), where.x)
-        if place >= 0:
-            self.post_message(Goto(look.request.engine_steps[place]))
-
-    def place_at(self, look: Look, width: int, line: int, x: int) -> int:
-        """The step of the request that wrote the text at a place; -1 for the prompt and for no text.
-
-        The text is wrapped anew with the steps in the place of the inks: it costs nothing until someone clicks.
-        """
-        wrapper = Wrapper(width, -1)
-        if look.request is None:
-            return -1
-        feed_prompt(wrapper, look.request, look.vocabulary, -1, -1)
-        for place, step in enumerate(look.request.steps[: self._fed]):
-            for token in step.output():
-                feed(wrapper, look.vocabulary, token, place, place)
-        lines = wrapper.lines()
-        for text, place in lines[line] if 0 <= line < len(lines) else ():
-            x -= cell_len(text)
-            if x < 0:
-                return place
-        return -1
 
     @property
     def end(self) -> str:
@@ -112,20 +81,18 @@ class OutputPanel(Panel):
         return f"error: {clean(end.error)}" if end.reason is FinishReason.ERROR else f"ended: {ending(end.reason)}"
 
 
-def feed_prompt(
-    wrapper: Wrapper[Mark], request: RequestHistory, vocabulary: Vocabulary, mark: Mark, edge: Mark
-) -> None:
+def feed_prompt(wrapper: Wrapper, request: RequestHistory, vocabulary: Vocabulary) -> None:
     """Add the prompt, its end where it is long, and a mark where the output begins on the same line."""
     if request.info is None:
         return
     info = request.info
     prompt = info.prompt or vocabulary.text(info.prompt_tokens[-PROMPT_CHARS:].tolist())
-    wrapper.note(prompt if len(prompt) <= PROMPT_CHARS else "…" + prompt[-PROMPT_CHARS:], mark)
+    wrapper.note(prompt if len(prompt) <= PROMPT_CHARS else "…" + prompt[-PROMPT_CHARS:], "prompt")
     if prompt and not prompt[-1].isspace():
-        wrapper.note("▏", edge)
+        wrapper.note("▏", "faint")
 
 
-def feed_step(wrapper: Wrapper[Ink], step: RequestStep, vocabulary: Vocabulary) -> None:
+def feed_step(wrapper: Wrapper, step: RequestStep, vocabulary: Vocabulary) -> None:
     """Add the output of a step, each token in the ink of its origin."""
     if step.verdict is None:
         return
@@ -143,15 +110,15 @@ def output_line(step: RequestStep, vocabulary: Vocabulary, room: int) -> tuple[l
     return line, max(room, 0)
 
 
-def feed(wrapper: Wrapper[Mark], vocabulary: Vocabulary, token: int, mark: Mark, special: Mark) -> None:
+def feed(wrapper: Wrapper, vocabulary: Vocabulary, token: int, ink: Ink, special: Ink) -> None:
     """Add a token: its bytes, or its id where they are unknown; special tokens stand apart."""
     piece = vocabulary.pieces.get(token)
     if piece is None:
-        wrapper.note(f"{token_id(token)} ", mark)
+        wrapper.note(f"{token_id(token)} ", ink)
     elif token in vocabulary.special:
         wrapper.note(clean(piece.decode("utf-8", "replace")), special)
     else:
-        wrapper.feed(piece, mark)
+        wrapper.feed(piece, ink)
 
 
 def _title(look: Look, place: int, width: int) -> Line:
@@ -170,33 +137,32 @@ def _title(look: Look, place: int, width: int) -> Line:
     return fit(parts, width - 2)
 
 
-class Wrapper(Generic[Mark]):
-    """Takes bytes and marks, inks for one; gives lines of at most `width` cells, broken at spaces where there are any.
+class Wrapper:
+    """Takes bytes and inks; gives lines of at most `width` cells, broken at spaces where there are any.
 
-    A character whose bytes come with several tokens takes the mark of the one that completes it.
+    A character whose bytes come with several tokens takes the ink of the one that completes it.
     """
 
-    def __init__(self, width: int, escaped: Mark) -> None:
+    def __init__(self, width: int) -> None:
         self.width = max(1, width)
-        self._escaped = escaped  # the mark of escaped control characters
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._done: list[Sequence[tuple[str, Mark]]] = []
-        self._row: list[tuple[str, Mark]] = []  # the line that is being filled, a character each
+        self._done: list[Line] = []
+        self._row: list[tuple[str, Ink]] = []  # the line that is being filled, a character each
         self._cells = 0
         self._space = -1  # index after the last space in the row
 
-    def feed(self, piece: bytes, mark: Mark) -> None:
+    def feed(self, piece: bytes, ink: Ink) -> None:
         """Add the text of a token."""
         for char in self._decoder.decode(piece):
-            self._put(char, mark)
+            self._put(char, ink)
 
-    def note(self, text: str, mark: Mark) -> None:
+    def note(self, text: str, ink: Ink) -> None:
         """Add text that is not the model's; incomplete bytes are discarded."""
         for char in self._decoder.decode(b"", True) + text:
-            self._put(char, mark)
+            self._put(char, ink)
         self._decoder.reset()
 
-    def _put(self, char: str, mark: Mark) -> None:
+    def _put(self, char: str, ink: Ink) -> None:
         if char == "\n":
             self._break(len(self._row))
             return
@@ -204,7 +170,7 @@ class Wrapper(Generic[Mark]):
             char = " "
         elif not char.isprintable():
             for part in repr(char)[1:-1]:
-                self._put(part, self._escaped)
+                self._put(part, "dim")  # escaped
             return
         cells = cell_len(char)
         if self._cells + cells > self.width:
@@ -212,7 +178,7 @@ class Wrapper(Generic[Mark]):
                 self._break(len(self._row))
                 return
             self._break(self._space if self._space > 0 else len(self._row))
-        self._row.append((char, mark))
+        self._row.append((char, ink))
         self._cells += cells
         if char == " ":
             self._space = len(self._row)
@@ -223,17 +189,17 @@ class Wrapper(Generic[Mark]):
         self._cells = sum(cell_len(char) for char, _ in self._row)
         self._space = -1
 
-    def lines(self) -> list[Sequence[tuple[str, Mark]]]:
+    def lines(self) -> list[Line]:
         """All lines, the unfinished one last."""
         return [*self._done, _runs(self._row)] if self._row or not self._done else list(self._done)
 
 
-def _runs(row: list[tuple[str, Mark]]) -> list[tuple[str, Mark]]:
-    """Join neighbours of the same mark."""
-    out: list[tuple[str, Mark]] = []
-    for char, mark in row:
-        if out and out[-1][1] == mark:
-            out[-1] = (out[-1][0] + char, mark)
+def _runs(row: list[tuple[str, Ink]]) -> list[tuple[str, Ink]]:
+    """Join neighbours of the same ink."""
+    out: list[tuple[str, Ink]] = []
+    for char, ink in row:
+        if out and out[-1][1] == ink:
+            out[-1] = (out[-1][0] + char, ink)
         else:
-            out.append((char, mark))
+            out.append((char, ink))
     return out

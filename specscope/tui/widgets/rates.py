@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from operator import attrgetter
 
-from textual import events
-
 from specscope.trace.history.stats import Acceptance
 from specscope.trace.history.totals import ABOUT, shares
 from specscope.trace.history.wording import plural
@@ -22,7 +20,6 @@ from specscope.tui.text import (
     bar,
     blocks,
     clean,
-    column_at,
     cut,
     figure,
     fit,
@@ -31,7 +28,7 @@ from specscope.tui.text import (
     percent,
     right,
 )
-from specscope.tui.widgets.lines import Goto, Panel, Sheet
+from specscope.tui.widgets.lines import Panel, Sheet
 
 ROOMY = 40  # cells in which the rate has its whole name, and a depth both its rates
 AXIS = 4
@@ -229,35 +226,11 @@ class LengthsPanel(Panel):
 
     OF = attrgetter("look.position", "look.scope", "look.pooled")
 
-    def __init__(self, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self._per, self._count, self._span = 1, 1, 1  # steps in a column, how many columns, and their cells
-
-    def on_click(self, event: events.Click) -> None:
-        """Go to the last step of the column under the pointer."""
-        x = event.get_content_offset_capture(self).x - AXIS
-        look = self.look
-        if look is None or not 0 <= x < self._span:
-            return
-        column = column_at(x, self._count, self._span)
-        last = (column + 1) * self._per - 1
-        if look.scope is None:
-            self._to(last if column * self._per <= look.position else -1, look.position)
-        elif look.request is not None:
-            steps = look.request.engine_steps
-            place = look.request.count_at(look.position) - 1
-            self._to(steps[min(last, place)] if 0 <= column * self._per <= place else -1, look.position)
-
-    def _to(self, position: int, newest: int) -> None:
-        if position >= 0:
-            self.post_message(Goto(min(position, newest)))
-
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """Columns over an axis that says what a column is."""
         title = fit([(0, [("Acceptance length", "strong")]), (1, [(clean(look.scope_name), "dim")])], width - 2)
         buckets, size = look.history.lengths_at(look.position, look.scope, width - AXIS)
-        self._per, self._count = size, max(len(buckets), 1)
-        self._span = min(width - AXIS, WIDEST * self._count)
+        span = min(width - AXIS, WIDEST * max(len(buckets), 1))
         known = [value for value in buckets if value is not None]
         if not known:
             return Sheet([[("nothing drafted yet", "faint")]], title)
@@ -266,7 +239,7 @@ class LengthsPanel(Panel):
         marks = scale(rows, top)
         lines: list[Line] = [
             [(right(marks.get(row, ""), AXIS - 1) + ("┤" if row in marks else "│"), "faint"), (text, "bar")]
-            for row, text in enumerate(columns(buckets, rows, top, self._span))
+            for row, text in enumerate(columns(buckets, rows, top, span))
         ]
         unit = "step" if look.aggregate is None else "interval"
         scope = "" if look.pooled or look.aggregate is not None else f" of {clean(look.scope_name)}"
