@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from types import ModuleType
 
-from specscope.trace.inside.hooking import log
-from specscope.trace.inside.known import Functions, differing, differing_in_text, source_of
+from specscope.trace.inside.hooking import Functions, differing, log
 
 VERIFY = "sglang.srt.speculative.eagle_utils"
 DRAFT = "sglang.srt.speculative.eagle_worker_v2"
@@ -61,9 +59,3 @@ def imported() -> Iterator[tuple[str, ModuleType]]:
 def difference(modules: Iterable[ModuleType]) -> str:
     """What the hooks would wrap in these modules, and is not as they know it, the first one; "" where all is."""
     return next((line for module in modules for line in differing(module, WRAPPED[module.__name__])), "")
-
-
-def differences_in_text(root: Path) -> list[str]:
-    """Likewise from SGLang's sources under `root` (its folder `sglang`), all of them: nothing is imported."""
-    every = ((name, functions, source_of(root, name)) for name, functions in WRAPPED.items())
-    return [line for name, functions, tree in every for line in differing_in_text(tree, name, functions)]

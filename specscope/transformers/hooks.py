@@ -10,14 +10,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
 from specscope.errors import UserError
-from specscope.trace.inside.hooking import ErrorGuard, HookedCall, wrap, wrapped
-from specscope.trace.inside.known import Functions, differing, differing_in_text, source_of
-from specscope.transformers import UTILS
+from specscope.trace.inside.hooking import ErrorGuard, Functions, HookedCall, differing, wrap, wrapped
 from specscope.transformers.evidence import NotedDraws
 from specscope.transformers.run_info import CandidateSource
 from specscope.transformers.witness import Arguments, RequestWitness
@@ -50,11 +47,6 @@ def check_signatures(utils: ModuleType, version: str) -> None:
     """`utils`: transformers.generation.utils. Raises UserError that names what differs."""
     for line in differing(utils, WRAPPED):
         raise UserError(f"transformers {version} differs from the known versions: {line}")
-
-
-def differences_in_text(root: Path) -> list[str]:
-    """What differs in its sources under `root` (its folder `transformers`), a line each: nothing is imported."""
-    return list(differing_in_text(source_of(root, UTILS), UTILS, WRAPPED))
 
 
 class Begins(Protocol):

@@ -44,17 +44,8 @@ def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
         guard.step_aside(str(error))
         return
     version = vllm_version()
-    fit = known.here()
-    if fit.lacking:
-        guard.step_aside(
-            f"vLLM {version} is unknown to specscope: {fit.lacking}. `specscope watch` reads a server's counters"
-        )
-        return
     on_import(ENDS, partial(guard.safely, give_grace))
     v1, v2 = ErrorGuard(), ErrorGuard()  # what differs in one runner is no matter to the other
-    for name, runner_guard, differing in (("V1", v1, fit.v1), ("V2", v2, fit.v2)):
-        if differing:
-            runner_guard.step_aside(f"the {name} runner of vLLM {version} is unknown to specscope: {differing[0]}")
     if remark := known.remark(version):
         log.warning("specscope: %s", remark)
     sampler, scheduler = SamplerHooks(v1), SchedulerHooks(guard)
@@ -115,7 +106,9 @@ def _checked(
     def check(module: ModuleType) -> None:
         if changes := differences(module):
             for guard in guards:
-                guard.step_aside(f"vLLM {version} is unknown to specscope: {changes[0]}")
+                guard.step_aside(
+                    f"vLLM {version} is unknown to specscope: {changes[0]}. `specscope watch` reads a server's counters"
+                )
         elif not guards[0].is_off:
             install(module)
 

@@ -12,13 +12,14 @@ from specscope.sglang import known, plugin
 from specscope.sglang.hooks import ServerHooks
 from specscope.trace.inside.hooking import ErrorGuard
 from tests.sglang.wheel import SOURCES
+from tests.support.skeletons import skeleton
 
 ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
 def test_each_known_version_is_as_its_source_has_it(source):
-    assert known.differences_in_text(source / "sglang") == []
+    assert known.difference(skeleton(source / "sglang", name) for name in known.WRAPPED) == ""
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
@@ -47,5 +48,4 @@ def test_the_entry_point_is_the_plugins():
 
 
 def test_a_source_that_lacks_a_module_says_which(tmp_path):
-    lines = known.differences_in_text(Path(tmp_path))
-    assert f"{known.VERIFY}.eagle_sample is missing" in lines
+    assert known.difference([skeleton(tmp_path, known.VERIFY)]) == f"{known.VERIFY}.eagle_sample is missing"

@@ -691,7 +691,6 @@ def installed(others=(), **variables):
         for name, module in modules():
             vars(module).update(dict(others).get(name, {}))
             patch.setitem(sys.modules, name, module)
-        patch.setattr(known, "here", lambda: known.Fit((), (), ()))
         patch.setattr(plugin, "at_exit", ends.append)
         logging.getLogger("specscope").addHandler(said)
         try:

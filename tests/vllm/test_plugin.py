@@ -108,7 +108,7 @@ def test_nothing_happens_unless_a_variable_asks_for_it(tmp_path):
 
 def test_an_error_while_it_is_installed_does_not_reach_vllm(tmp_path, monkeypatch):
     with installed() as said:
-        monkeypatch.setattr(known, "here", lambda: 1 / 0)
+        monkeypatch.setattr(known, "remark", lambda version: 1 / 0)
         monkeypatch.setenv("SPECSCOPE_CAPTURE", str(tmp_path / "a.jsonl"))
         register()
         assert not wrapped()

@@ -5,13 +5,17 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
 from typing import Any
 
 from specscope.errors import UserError
 
 log = logging.getLogger("specscope")
 MOST = 5  # errors, after which specscope steps aside
+# By "function" or "Class.function": its parameters by name, * before a star's; several where versions differ, the
+# oldest first
+Functions = Mapping[str, str | tuple[str, ...]]
 
 
 class ErrorGuard:
@@ -96,3 +100,31 @@ def wrap(owner: object, name: str, hook: Callable[[HookedCall], Any], known: tup
         replaced = wrapped(original, hook, known)
         replaced.__specscope__ = True
         setattr(owner, name, replaced)
+
+
+def signatures(functions: Functions, name: str) -> list[tuple[str, ...]]:
+    """Those that are known of a function, the oldest first."""
+    written = functions[name]
+    return [tuple(each.split()) for each in ((written,) if isinstance(written, str) else written)]
+
+
+def differing(module: ModuleType, functions: Functions) -> Iterator[str]:
+    """What is not as known in a module, a line each: a function is to have one of its known signatures.
+
+    One that somebody else put there is passed over: what counts is how the engine calls it, which has not changed.
+    """
+    for name in functions:
+        known = signatures(functions, name)
+        member: object = module
+        for part in name.split("."):
+            member = getattr(member, part, None)
+        if not callable(member):
+            yield f"{module.__name__}.{name} is missing"
+        elif member.__module__ == module.__name__ and (there := _parameters(member)) not in known:
+            yield f"{module.__name__}.{name} takes ({', '.join(there)}), not ({', '.join(known[-1])})"
+
+
+def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
+    """By name, with their stars."""
+    parameters = inspect.signature(function).parameters.values()
+    return tuple(str(each).split("=")[0].split(":")[0].strip() for each in parameters)
