@@ -1,6 +1,6 @@
 """The full distributions of target and drafter at one place: as values, in words, and as the console prints them.
 
-The owner of the tensors (our own engine, or vLLM's sampler) hands them over as arrays. No torch.
+The engine hands them over as arrays. No torch.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Removed:
 
 @dataclass(frozen=True)
 class NodeView:
-    """What target and drafter thought where a node's token was drawn. Filled by live/inspect.py, vllm/node_view.py."""
+    """What target and drafter thought where a node's token was drawn. Filled by live/inspect.py."""
 
     request: str
     step: int  # of the engine

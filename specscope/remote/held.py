@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from itertools import count as counting
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from specscope.debug.answers import Answer, Stop, StopReason
 from specscope.debug.commands import Commands, WhatIf
@@ -22,9 +20,7 @@ from specscope.debug.session import Session
 from specscope.debug.views import NodeView
 from specscope.errors import UserError
 from specscope.trace.history.history import History, RequestHistory
-from specscope.trace.record.records import RequestStep, StepRecord
-
-T = TypeVar("T")
+from specscope.trace.record.records import StepRecord
 
 
 class _HeldSession(Session):
@@ -91,15 +87,12 @@ class StandingEngine(Protocol):
     def catch_up(self) -> None:
         """Take in what was published while nobody was attached."""
 
-    def view(self, part: RequestStep, node: int) -> NodeView:
-        """The distributions where a node was judged. Raises UserError."""
-
 
 class _HeldWhatIf(WhatIf):
-    """What the engine can show where it stands."""
+    """What the engine cannot do."""
 
-    def __init__(self, debugger: StandingEngine) -> None:
-        self.debugger, self._name = debugger, debugger.gate.engine
+    def __init__(self, engine: str) -> None:
+        self._name = engine
 
     def fork(self, session: Session, words: Sequence[str]) -> Forked:
         raise UserError(f"{self._name} cannot run a request twice: specscope debug PROMPT forks in our own engine")
@@ -109,11 +102,7 @@ class _HeldWhatIf(WhatIf):
         raise UserError(f"{self._name}'s {what}")
 
     def view(self, session: Session, node: int | None) -> NodeView:
-        """The distributions from the tensors of the sampler's call, while the engine stands."""
-        part = session.part
-        if part is None or node is None:
-            raise UserError("give a drafted node, such as node 0")
-        return self.debugger.view(part, node)
+        raise UserError(f"{self._name} shows no whole distributions: specscope debug PROMPT does, in our own engine")
 
 
 class HeldCommands(Commands):
@@ -122,7 +111,7 @@ class HeldCommands(Commands):
     def __init__(self, debugger: StandingEngine, waits: Callable[[], str]) -> None:
         """`waits`: how long the engine may stand, in a line."""
         debugger.catch_up()
-        super().__init__(_HeldSession(debugger.gate, debugger.history), _HeldWhatIf(debugger))
+        super().__init__(_HeldSession(debugger.gate, debugger.history), _HeldWhatIf(debugger.gate.engine))
         self.debugger, self._waits = debugger, waits
 
     def answer(self, line: str, viewed: int | None = None) -> Answer:
@@ -153,7 +142,6 @@ class Gate:
         self.expired: float | None = None  # after how many seconds the worker last went on by itself
         self.is_open = False  # whether a debugger is there
         self._standing: StepRecord | None = None
-        self._tasks: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
 
     def stand(self, record: StepRecord, seconds: float | None) -> None:
         """Wait at a step until the debugger moves on or leaves, or the time limit ends. On the worker's thread."""
@@ -162,13 +150,6 @@ class Gate:
         self.lock.notify_all()
         try:
             while self._standing is record and self.controlled:
-                while self._tasks:
-                    task, future = self._tasks.popleft()
-                    try:
-                        future.set_result(task())
-                    except Exception as error:
-                        future.set_exception(error)
-                    self.lock.notify_all()
                 left = None if until is None else until - time.monotonic()
                 if left is not None and left <= 0:
                     self.controlled, self.expired = False, seconds
@@ -183,19 +164,6 @@ class Gate:
     def stands(self) -> bool:
         """Whether the engine waits at a step."""
         return self._standing is not None
-
-    def ask(self, task: Callable[[], T]) -> T:
-        """Run something on the worker's thread while it stands: tensors are used on that thread only."""
-        if not self.stands:
-            raise UserError(f"{self.engine} is running: pause stops it at its next step")
-        future: Future[T] = Future()
-        self._tasks.append((task, future))
-        self.lock.notify_all()
-        self.lock.wait_for(lambda: future.done() or not self.stands)
-        if not future.done():
-            self._tasks.clear()
-            raise UserError(f"{self.engine} continued before it could answer")
-        return future.result()
 
     def next(self) -> StepRecord | None:
         """Let the engine go on, and wait for the next step at which it stands; None where waiting was broken off."""

@@ -79,13 +79,6 @@ class SamplerCall:
         return rows if self.cut is None or (k is None and p is None) else self.cut(rows, k, p)
 
 
-def on_host(call: SamplerCall) -> SamplerCall:
-    """The same tensors where they lie on the host, else copies."""
-    values: dict[str, Any] = {name: getattr(call, name) for name in call.__dataclass_fields__}
-    values |= {name: value.cpu() for name, value in values.items() if isinstance(value, Tensor)}
-    return SamplerCall(**values)
-
-
 def _kept(of_requests: Tensor | None) -> Tensor | None:
     """A view of what vLLM writes anew for each batch, as it is now."""
     return None if of_requests is None else of_requests.clone()

@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from specscope.debug.views import NodeView
-from specscope.errors import UserError
 from specscope.remote.held import Gate
 from specscope.trace.history.history import History, RecentSteps
 from specscope.trace.history.wording import plural
-from specscope.trace.record.records import RequestStep, StepRecord
-from specscope.vllm.node_view import view_node
-from specscope.vllm.v1.call import SamplerCall, on_host
-from specscope.vllm.v1.scores import NONE, Passes
+from specscope.trace.record.records import StepRecord
 from specscope.vllm.witness import Witness
 
 KEPT = 2000  # steps that conditions such as tau can look back on
@@ -67,25 +58,6 @@ def limit_of(runner: Any) -> Limit:
     return Limit(float(getattr(envs, MP_LIMIT)), MP_LIMIT, ranks)
 
 
-@dataclass
-class HeldDecision:
-    """What stands while the worker waits in its sampler."""
-
-    call: SamplerCall
-    rows: Mapping[str, int]  # in the batch, by request
-    passes: Mapping[int, Passes]  # the drafter's logits, by row
-
-    @cached_property
-    def here(self) -> SamplerCall:
-        """The call's tensors on the host; the very ones where vLLM runs there."""
-        return on_host(self.call)
-
-    def drafter(self, row: int) -> list[Tensor]:
-        """The drafter's logits [V] for each draft, where it gave any."""
-        passes, place = self.passes.get(row, NONE)
-        return [logits[place].cpu() for logits in passes]
-
-
 class Debugger:
     """`judged` and `finished` are called on the worker's thread, all else on the debugger's, with the gate's lock."""
 
@@ -93,16 +65,9 @@ class Debugger:
         self.gate, self.history = Gate("vLLM"), History(limit=KEPT)
         self.limit = Limit(None)
         self.socket: Path | None = None  # at which it listens
-        self._decision: HeldDecision | None = None
         self._untaken = RecentSteps(KEPT)
 
-    def judged(
-        self,
-        witness: Witness,
-        call: SamplerCall,
-        rows: Mapping[str, int],
-        passes: Mapping[int, Passes],
-    ) -> None:
+    def judged(self, witness: Witness) -> None:
         """The sampler has judged; vLLM goes on when this returns."""
         with self.gate.lock:
             if not self.gate.controlled:
@@ -112,13 +77,9 @@ class Debugger:
             if record is None:
                 return
             self.history.append(record)
-            self._decision = HeldDecision(call, rows, passes)
             began = time.time_ns()
-            try:
-                self.gate.stand(record, self.limit.hold)
-            finally:
-                self._decision = None
-                witness.phase("debug", began, time.time_ns())
+            self.gate.stand(record, self.limit.hold)
+            witness.phase("debug", began, time.time_ns())
 
     def finished(self, record: StepRecord) -> None:
         """A step has ended and its record is complete. Stops here for what is known only now."""
@@ -137,24 +98,3 @@ class Debugger:
                 self.history.replace_last(record)
             else:
                 self.history.append(record)
-
-    # What the debugger asks, done on the worker's thread
-
-    def view(self, part: RequestStep, node: int) -> NodeView:
-        """The distributions where a node was judged. Raises UserError."""
-        return self.gate.ask(lambda: self._view(part, node))
-
-    def _view(self, part: RequestStep, node: int) -> NodeView:
-        decision, row = self._at(part)
-        drafter = decision.drafter(row)
-        logits = drafter[node] if node < len(drafter) else None
-        return view_node(decision.here, row, self.history.last_step, part, node, logits)
-
-    def _at(self, part: RequestStep) -> tuple[HeldDecision, int]:
-        """The decision that is held, and the request's row in it."""
-        if self._decision is None:
-            raise UserError("vLLM is between two steps, where nothing is judged: next goes to the next decision")
-        here = {(other.request, other.index) for other in self.history.steps[-1].requests}
-        if (part.request, part.index) not in here:
-            raise UserError(f"{part.request} is not in step {self.history.last_step}, where vLLM is")
-        return self._decision, self._decision.rows[part.request]

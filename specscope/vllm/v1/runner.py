@@ -109,8 +109,7 @@ class RunnerHooks:
         read = judge_here if call.logits.device.type == "cpu" else judge_there
         witness.judged(there, read(call, passes, full=witness.full, vocabulary=self._vocabulary))
         if self._debugger is not None:
-            rows = {place.name: place.row for place in there}
-            self._debugger.judged(witness, call, rows, passes)
+            self._debugger.judged(witness)
 
     def _propose(self, call: HookedCall) -> Any:
         runner, witness, scores, began = call.args[0], self._witness, self._scores, time.time_ns()
