@@ -48,7 +48,6 @@ GONE = {
     **dict.fromkeys(("the command enable", "the command disable"), "`delete` the breakpoint; `break` sets it again"),
     **dict.fromkeys(("the command up", "the command down"), "`node N` goes to a node, and `tree` numbers them"),
     "info spans": "Jaeger shows the spans of other services",
-    "SPECSCOPE_CONFIG": "SPECSCOPE_THEME=light starts a screen in the light theme",
     **dict.fromkeys(("--html", "--plot"), "`specscope export FILE -o run.html` writes a page of it all"),
     **dict.fromkeys(("--alert", "--exec"), "use an alerting rule of Prometheus over the metrics page"),
 }

@@ -20,7 +20,7 @@ from specscope.sglang import known, trees
 from specscope.sglang.verification import Verification, VerifierResult
 from specscope.sglang.witness import Prefilled, ResultWitness
 from specscope.trace.inside.hooking import ErrorGuard, HookedCall, log
-from specscope.trace.record.rules import SIMULATED, UNSEEN
+from specscope.trace.record.rules import UNSEEN
 
 MOST_PENDING = 64  # verifications whose results have not been taken; SGLang overlaps two
 
@@ -33,7 +33,7 @@ class Opens(Protocol):
 
 
 class ServerHooks:
-    """`verify`: its module eagle_utils; `records`: whether this rank records; `simulated`: SGLANG_SIMULATE_ACC_LEN."""
+    """`verify`: its module eagle_utils; `records`: whether this rank records."""
 
     def __init__(
         self,
@@ -42,11 +42,10 @@ class ServerHooks:
         guard: ErrorGuard,
         *,
         full: bool,
-        simulated: float = 0.0,
         records: Callable[[], bool] = lambda: True,
     ) -> None:
         self._verify, self._open, self._guard = verify, open_, guard
-        self._full, self.simulated, self._records = full, simulated, records
+        self._full, self._records = full, records
         self._here: bool | None = None  # whether this rank records
         self._running: Verification | None = None  # while its sampling runs
         self._pending: deque[Verification] = deque()  # whose results have not been taken
@@ -62,7 +61,6 @@ class ServerHooks:
         return {
             known.VERIFY: {"eagle_sample": self.sample, "organize_draft_results": self.organize},
             known.DRAFT: {"EagleDraftWorker.draft": self.draft},
-            known.DFLASH: {"DFlashWorkerV2._accept_block": self.accept_block},
             known.TREE: {"tree_speculative_sampling_target_only": self.sample_tree},
             known.CHAIN: {"chain_speculative_sampling_triton": self.sample_chain},
             known.RESULTS: {
@@ -93,7 +91,18 @@ class ServerHooks:
 
     def sample(self, call: HookedCall) -> Any:
         """eagle_sample: a tree or a chain is verified."""
-        return self._around(call, self._begin, self._eagle_ended)
+        seen = self._guard.safely(lambda: self._begin(call.given))
+        if seen is None:
+            return call()
+        began, self._running = time.time_ns(), seen
+        try:
+            made = call()
+        finally:
+            self._running = None
+        seen.drafted_ns, seen.verified_ns, seen.scores = self._drafted_ns, (began, time.time_ns()), self._scores
+        self._drafted_ns, self._scores = (0, 0), None
+        self._guard.safely(self._ended, seen, made)
+        return made
 
     def _begin(self, called: Mapping[str, Any]) -> Verification | None:
         verify, batch = called["verify_input"], called["batch"]
@@ -127,56 +136,10 @@ class ServerHooks:
         flags = {"is_cpu": verify._is_cpu, "is_hip": verify._is_hip, "is_xpu": verify._is_xpu}
         return bool(verify._verify_uses_greedy(is_all_greedy=False, use_rejection_sampling=ratios, **flags))
 
-    def _eagle_ended(self, seen: Verification, made: Any) -> None:
+    def _ended(self, seen: Verification, made: Any) -> None:
         predict, lens, index = made
-        self._ended(seen, VerifierResult(lens - 1, index, predict))
-
-    def accept_block(self, call: HookedCall) -> Any:
-        """DFlash: a chain is verified."""
-        return self._around(call, self._begin_block, self._block_ended)
-
-    def _begin_block(self, called: Mapping[str, Any]) -> Verification | None:
-        if not self._records_here():
-            return None
-        sampling, logits = called["sampling_info"], called["next_token_logits"]
-        greedy = sampling is None or sampling.is_all_greedy or called.get("target_predict") is not None
-        candidates = called["candidates"].to(torch.int64)
-        tops = torch.ones(len(candidates), device=candidates.device) if sampling is None else sampling.top_ks
-        return Verification(
-            (), candidates, None, None, called["prefix_lens"], logits, logits, tops <= 1, self._full, greedy
-        )
-
-    def _block_ended(self, seen: Verification, made: Any) -> None:
-        lens, bonus = made[0].to(torch.int64), made[2]
-        batch, n = seen.candidates.shape
-        index = torch.arange(batch * n, device=lens.device).view(batch, n)
-        predict = torch.cat([seen.candidates[:, 1:], seen.candidates[:, :1]], dim=1)
-        predict = predict.scatter(1, lens[:, None], bonus.to(torch.int64)[:, None])
-        self._ended(seen, VerifierResult(lens, index, predict.flatten()))
-
-    def _around(
-        self,
-        call: HookedCall,
-        begin: Callable[[Mapping[str, Any]], Verification | None],
-        ended: Callable[[Verification, Any], None],
-    ) -> Any:
-        seen = self._guard.safely(lambda: begin(call.given))
-        if seen is None:
-            return call()
-        began, self._running = time.time_ns(), seen
-        try:
-            made = call()
-        finally:
-            self._running = None
-        seen.drafted_ns, seen.verified_ns, seen.scores = self._drafted_ns, (began, time.time_ns()), self._scores
-        self._drafted_ns, self._scores = (0, 0), None
-        self._guard.safely(ended, seen, made)
-        return made
-
-    def _ended(self, seen: Verification, outcome: VerifierResult) -> None:
-        if self.simulated > 0:
-            seen.rule, seen.gathered = SIMULATED, None
-        elif seen.gathered is None and seen.all_greedy and seen.logits is not None:
+        outcome = VerifierResult(lens - 1, index, predict)
+        if seen.gathered is None and seen.all_greedy and seen.logits is not None:
             seen.chosen(outcome)
         elif seen.gathered is None:
             seen.rule = UNSEEN  # by a kernel that is not known
@@ -240,7 +203,7 @@ class ServerHooks:
         """The verification of these requests; those before it, of which no result came, are lost."""
         while self._pending:
             seen = self._pending.popleft()
-            if seen.rids == rids or (not seen.rids and len(seen.candidates) == len(rids)):
+            if seen.rids == rids:
                 return seen
             self.lost += 1
         self.lost += 1

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 
 from specscope.trace.inside.hooking import Functions, differing, log
 
 VERIFY = "sglang.srt.speculative.eagle_utils"
 DRAFT = "sglang.srt.speculative.eagle_worker_v2"
-DFLASH = "sglang.srt.speculative.dflash_worker_v2"
 RESULTS = "sglang.srt.managers.scheduler_components.batch_result_processor"
 TREE = "sglang.kernels.ops.speculative.sampling"
 CHAIN = "sglang.kernels.ops.speculative.reject_sampling"
-OPTIONAL = (TREE, DFLASH)  # where they cannot be imported, on this device or at all, SGLang does without them
+OPTIONAL = (TREE,)  # where it cannot be imported, on this device or at all, SGLang does without it
 
 _SAMPLING = (
     "predicts accept_index accept_token_num candidates retrive_index retrive_next_token retrive_next_sibling "
@@ -26,7 +26,6 @@ _SAMPLING = (
     "deterministic"
 )
 _EAGLE = "verify_input batch logits_output grammar_mask uno_target_max_top_k"
-_BLOCK = "self candidates next_token_logits sampling_info draft_input prefix_lens bs"
 WRAPPED: Mapping[str, Functions] = {
     VERIFY: {
         "eagle_sample": (_EAGLE, f"{_EAGLE} watermark_state watermark_full_mask"),  # the second since 0.5.22
@@ -34,7 +33,6 @@ WRAPPED: Mapping[str, Functions] = {
         "_verify_uses_greedy": "is_all_greedy is_cpu is_hip is_xpu use_rejection_sampling",
     },
     DRAFT: {"EagleDraftWorker.draft": "self batch with_topology"},
-    DFLASH: {"DFlashWorkerV2._accept_block": (_BLOCK, f"{_BLOCK} target_predict")},  # the second since 0.5.23
     RESULTS: {
         "SchedulerBatchResultProcessor._resolve_spec_v2_tokens": "self result batch",
         "SchedulerBatchResultProcessor.process_batch_result_decode": "self batch result",
@@ -43,6 +41,14 @@ WRAPPED: Mapping[str, Functions] = {
     TREE: {"tree_speculative_sampling_target_only": _SAMPLING},
     CHAIN: {"chain_speculative_sampling_triton": (_SAMPLING, f"{_SAMPLING} block_verification")},  # since 0.5.22
 }
+
+
+def sglang_version() -> str:
+    """As its package says."""
+    try:
+        return version("sglang")
+    except PackageNotFoundError:
+        return "unknown"
 
 
 def imported() -> Iterator[tuple[str, ModuleType]]:

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from specscope.errors import UserError
@@ -33,7 +32,6 @@ def register() -> None:
 def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
     from specscope.sglang import known
     from specscope.sglang.hooks import ServerHooks
-    from specscope.sglang.run_info import sglang_version
 
     registry = importlib.import_module(REGISTRY)
     if ENGINE in sys.modules and settings.capture:
@@ -48,7 +46,10 @@ def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
         return
     if settings.debug:
         log.warning("specscope: %s applies to vLLM only: SGLang cannot be stopped at a decision", DEBUG)
-    version = sglang_version()
+    if importlib.import_module("sglang.srt.speculative.spec_utils").SIMULATE_ACC_LEN > 0:
+        guard.step_aside("SGLANG_SIMULATE_ACC_LEN makes up how many drafts are accepted")
+        return
+    version = known.sglang_version()
     modules = dict(known.imported())
     if line := known.difference(modules.values()):
         guard.step_aside(f"SGLang {version} is unknown to specscope: {line}. `specscope watch` reads its counters")
@@ -58,7 +59,6 @@ def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
         lambda processor, req: open_witness(processor, req, settings, guard, hooks),
         guard,
         full=settings.full,
-        simulated=_simulated(),
         records=_records,
     )
     for name in modules:
@@ -88,11 +88,6 @@ def _written(capture: Path) -> None:
         time.sleep(QUIET / 10)
 
 
-def _simulated() -> float:
-    module: ModuleType = importlib.import_module("sglang.srt.speculative.spec_utils")
-    return float(module.SIMULATE_ACC_LEN)
-
-
 def _records() -> bool:
     """Whether this rank is the first of those that verify: the last stage's."""
     parallel = importlib.import_module(CONTEXT).get_parallel()
@@ -103,16 +98,16 @@ def open_witness(processor: Any, req: Any, settings: PluginSettings, guard: Erro
     """The witness of this process, with its sinks."""
     from specscope.sglang.run_info import run_info, settings_of
     from specscope.sglang.witness import ResultWitness
-    from specscope.trace.inside.recorder import Recorder
+    from specscope.trace.inside.recorder import Recorder, vocabulary_of
     from specscope.trace.record.vocabulary import Vocabulary
 
     context = importlib.import_module(CONTEXT)
-    speculation = settings_of(context.get_spec(), greedily=hooks.greedily(), simulated=hooks.simulated)
+    speculation = settings_of(context.get_spec(), greedily=hooks.greedily())
     evidence = "full" if settings.full else "lean"
     run = run_info(context.get_server_args(), processor.model_config, req, speculation, evidence, settings.privacy)
     if settings.privacy.remark:
         log.warning("specscope: %s", settings.privacy.remark)
-    vocabulary = Vocabulary() if settings.privacy else _vocabulary(req)
+    vocabulary = Vocabulary() if settings.privacy else vocabulary_of(lambda: req.tokenizer, warn)
     rank = int(getattr(context.get_parallel(), "dp_rank", None) or 0)
     outlet = Outlet(settings, run, vocabulary, guard, (rank,))
     made = ResultWitness(Recorder(run, vocabulary, outlet.publish))
@@ -125,13 +120,3 @@ def open_witness(processor: Any, req: Any, settings: PluginSettings, guard: Erro
     at_exit(close)
     warn(start_line(f"SGLang {run.versions['sglang']}", run, run.drafter, outlet.places, outlet.lacking))
     return made
-
-
-def _vocabulary(req: Any) -> Any:
-    from specscope.trace.record.vocabulary import Vocabulary, read_vocabulary
-
-    try:
-        return read_vocabulary(req.tokenizer)
-    except Exception as error:  # tokens are then shown by number
-        log.warning("specscope: cannot read the tokenizer: %r", error)
-        return Vocabulary()

@@ -6,13 +6,13 @@ import json
 import platform
 import uuid
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 
 from specscope.plans.kinds import drafter_named
 from specscope.plans.model_digest import digest_of_loaded
+from specscope.sglang.known import sglang_version
 from specscope.trace.checked import decoded
 from specscope.trace.inside.recorder import label, params_of
 from specscope.trace.record.params import FORM, NO_SEED, SamplingParams
@@ -39,23 +39,13 @@ FORMS = ("json_schema", "regex", "ebnf", "structural_tag")
 ALL = 1 << 30  # top_k of a request that asks for none
 
 
-def sglang_version() -> str:
-    """As its package says."""
-    try:
-        return version("sglang")
-    except PackageNotFoundError:
-        return "unknown"
-
-
-def settings_of(bag: Any, *, greedily: bool, simulated: float) -> dict[str, Any]:
-    """`bag`: SGLang's get_spec(); `simulated`: SGLANG_SIMULATE_ACC_LEN."""
+def settings_of(bag: Any, *, greedily: bool) -> dict[str, Any]:
+    """`bag`: SGLang's get_spec()."""
     settings = {name: getattr(bag, name, None) for name in (f"speculative_{short}" for short in SETTINGS)}
     plain = {name: value for name, value in settings.items() if value not in (None, "", False)}
     plain["method"] = str(plain.get("speculative_algorithm", "")).lower()
     if greedily:
         plain[GREEDILY] = True
-    if simulated > 0:
-        plain["simulate_acc_len"] = simulated
     made: dict[str, Any] = decoded(json.dumps(plain, default=str))
     return made
 

@@ -15,7 +15,7 @@ from specscope.sglang.verification import SentNumbers, Verification, unpacked
 from specscope.trace.inside.chain import NO_FLOATS, NO_INTS, Judged
 from specscope.trace.inside.gathered import Gathered, final_of, parents_of, read
 from specscope.trace.record.records import DraftNotes, FinalKind, Outcome, Verdict
-from specscope.trace.record.rules import SIMULATED, UNSEEN
+from specscope.trace.record.rules import UNSEEN
 from specscope.trace.record.tree import ROOT, DraftTree, Ints
 
 Tried = list[tuple[int, list[int]]]  # parents, each with its children
@@ -44,7 +44,7 @@ class _Shape:
     def of(numbers: SentNumbers) -> _Shape:
         n = len(numbers.candidates)
         if numbers.first_child is None or numbers.next_sibling is None:
-            return _Shape.chain(n)
+            return _Shape(np.arange(1, n, dtype=np.int32), np.arange(-1, n - 2, dtype=np.int32))
         first, following = numbers.first_child.tolist(), numbers.next_sibling.tolist()
         slots: list[int] = []
         parents: list[int] = []
@@ -61,11 +61,6 @@ class _Shape:
             if place >= len(slots):
                 return _Shape(np.array(slots, np.int32), np.array(parents, np.int32))
             at = slots[place]
-
-    @staticmethod
-    def chain(n: int) -> _Shape:
-        """Of all slots, in their order."""
-        return _Shape(np.arange(1, n, dtype=np.int32), np.arange(-1, n - 2, dtype=np.int32))
 
     @property
     def is_chain(self) -> bool:
@@ -182,12 +177,9 @@ def _notes(scores: np.ndarray, parent: Ints) -> DraftNotes:
 
 
 def _outcome_alone(numbers: SentNumbers, rule: str) -> Judged:
-    """Tokens and outcomes, without p. A count that was asked for is told as a chain of the slots in order."""
-    shape, path, tokens = _Shape.of(numbers), numbers.path, numbers.candidates.astype(np.int32)
-    if rule == SIMULATED:
-        shape, path = _Shape.chain(len(tokens)), np.arange(1, numbers.accepted + 1)
-        tokens[path] = numbers.given[:-1]
-    nodes = shape.path(path)
+    """Tokens and outcomes, without p."""
+    shape, tokens = _Shape.of(numbers), numbers.candidates.astype(np.int32)
+    nodes = shape.path(numbers.path)
     tried, rejected = shape.walk(nodes)
     verdict = _blank(len(shape.slots), numbers.given[-1], rule)
     verdict.outcome[nodes], verdict.outcome[rejected] = Outcome.ACCEPTED, Outcome.REJECTED

@@ -19,10 +19,9 @@ from torch.overrides import TorchFunctionMode
 from specscope.trace.inside.chain import Judged, Numbers, assembled
 from specscope.trace.inside.host import HostChain
 from specscope.trace.record.notes import RawRow
-from specscope.trace.record.rules import LOSSY, MATCH, STANDARD
+from specscope.trace.record.rules import MATCH, STANDARD
 from specscope.trace.record.tree import Doubles, Floats, Ints
 
-ENSEMBLE = f"{LOSSY}:ensemble"  # assistant_ensemble_weight
 SOFTMAX = (Tensor.softmax, torch.softmax, torch.nn.functional.softmax)
 
 
@@ -73,19 +72,9 @@ class Round:
         """Tokens that were drafted."""
         return len(self.chain)
 
-
-@dataclass(frozen=True)
-class Judging:
-    """How a request's rounds are judged. Of its GenerationConfig."""
-
-    do_sample: bool
-    weight: float | None  # assistant_ensemble_weight
-
-    def rule(self, round_: Round) -> str:
+    def rule(self, *, do_sample: bool) -> str:
         """The rule's name."""
-        if self.weight is not None and round_.given is not None:
-            return ENSEMBLE
-        return MATCH if self.do_sample and round_.given is None and round_.k else STANDARD
+        return MATCH if do_sample and self.given is None and self.k else STANDARD
 
 
 @dataclass
@@ -100,19 +89,19 @@ class _Outcome:
     choices: Ints | None = None  # [k + 1] the target's likeliest tokens, where nothing is sampled
 
 
-def evidence(round_: Round, how: Judging, scores: Tensor, committed: list[int], *, full: bool) -> Judged:
+def evidence(round_: Round, scores: Tensor, committed: list[int], *, do_sample: bool, full: bool) -> Judged:
     """`scores` float32 [1, k + 1, V]: the target's logits after every rule; `committed`: the tokens that were kept.
 
     Raises RoundError where the tokens that were kept are not those that the draws give.
     """
-    outcome = _outcome(round_, how, scores, committed)
+    outcome = _outcome(round_, scores, do_sample)
     tokens = [*round_.chain[: outcome.accepted], outcome.final]
     if not committed or tokens[: len(committed)] != committed:
         raise RoundError(f"tokens {committed} were kept, but the draws give {tokens}")
-    return assembled(_numbers(round_, how, outcome, full))
+    return assembled(_numbers(round_, outcome, full))
 
 
-def _outcome(round_: Round, how: Judging, scores: Tensor, committed: list[int]) -> _Outcome:
+def _outcome(round_: Round, scores: Tensor, do_sample: bool) -> _Outcome:
     k, draws = round_.k, round_.draws
     if round_.judged is not None:
         if draws is None or len(draws.coins) != 1 or len(draws.probs) < 2:
@@ -120,11 +109,10 @@ def _outcome(round_: Round, how: Judging, scores: Tensor, committed: list[int]) 
         tokens, accepted = round_.judged
         coins = draws.coins[0].double().reshape(-1).cpu().numpy()
         return _Outcome(accepted, tokens[-1], draws.probs[1][0], draws.probs[0][0], coins)
-    if not how.do_sample:
-        likeliest = scores[0].argmax(-1)
-        choices = _choices(round_, how, scores, likeliest)
+    if not do_sample:
+        choices: Ints = scores[0].argmax(-1).cpu().numpy()
         accepted = _matches(round_.chain, choices)
-        return _Outcome(accepted, int(choices[accepted]), None, None, np.zeros(k), likeliest.cpu().numpy())
+        return _Outcome(accepted, int(choices[accepted]), None, None, np.zeros(k), choices)
     drawn = None if draws is None else next((made for made in draws.drawn if made.shape == (k + 1, 1)), None)
     if drawn is None:
         raise RoundError("the target's draws were not seen")
@@ -139,17 +127,7 @@ def _matches(chain: list[int], choices: Ints) -> int:
     return next((place for place, (token, choice) in pairs if token != choice), len(chain))
 
 
-def _choices(round_: Round, how: Judging, scores: Tensor, likeliest: Tensor) -> Ints:
-    """[k + 1] the tokens that a greedy chain is compared with. `likeliest` [k + 1]: the target's own."""
-    chosen = likeliest.clone()
-    if how.weight is not None and round_.given is not None:
-        p, q = scores[0, : round_.k].softmax(-1), round_.given[0].softmax(-1)
-        chosen[: round_.k] = (how.weight * p + (1.0 - how.weight) * q).argmax(-1)
-    choices: Ints = chosen.cpu().numpy()
-    return choices
-
-
-def _numbers(round_: Round, how: Judging, outcome: _Outcome, full: bool) -> Numbers:
+def _numbers(round_: Round, outcome: _Outcome, full: bool) -> Numbers:
     k, n, tokens = round_.k, outcome.accepted, np.array(round_.chain, np.int32)
     p, q, raw, given = (_rows(rows) for rows in (outcome.p, outcome.q, round_.raw, round_.given))
     chain = HostChain(tokens, n, outcome.final, np.zeros(k, np.float32), outcome.coins, choices=outcome.choices)
@@ -160,13 +138,11 @@ def _numbers(round_: Round, how: Judging, outcome: _Outcome, full: bool) -> Numb
         chain.q, chain.taken = q, None if q is None or n == k else q[n]
     drafter = given[0] if given is not None and round_.plain else ()
     prob = None if round_.given is None else _given_probability(round_, outcome)
-    ratio = None if how.weight is None or chain.q is None else _mixed_ratio(chain, how.weight)
     return chain.numbers(
         None if raw is None else lambda index: RawRow.of(raw[index]),
         lambda index: (RawRow.of(drafter[index]), None) if len(drafter) else None,
         full=full,
         prob=prob,
-        accept=ratio,
         confidence=prob,
     )
 
@@ -181,11 +157,3 @@ def _given_probability(round_: Round, outcome: _Outcome) -> Floats:
     rows = round_.given[0].float().softmax(-1) if outcome.q is None else outcome.q
     values: Floats = rows[range(round_.k), round_.chain].float().cpu().numpy()
     return values
-
-
-def _mixed_ratio(chain: HostChain, weight: float) -> Doubles:
-    """[k] what drafts are accepted by with an ensemble weight."""
-    assert chain.q is not None
-    q = chain.q[np.arange(len(chain.tokens)), chain.tokens]
-    ratio: Doubles = np.minimum(1.0 - weight + weight * (chain.p.astype(np.float64) / np.maximum(q, 1e-45)), 1.0)
-    return ratio

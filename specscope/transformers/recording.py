@@ -15,14 +15,14 @@ from typing import Any
 from specscope.errors import UserError
 from specscope.trace.files import CAPTURE, Existing, check_output
 from specscope.trace.inside.hooking import ErrorGuard, log
-from specscope.trace.inside.recorder import Recorder
+from specscope.trace.inside.recorder import Recorder, vocabulary_of
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.outputs import Bus, OutputOptions, Outputs
 from specscope.trace.wire.spans import SpanLevel
 from specscope.transformers import UTILS, hooks
 from specscope.transformers.hooks import Hooks
-from specscope.transformers.run_info import CandidateSource, name_of, run_info
+from specscope.transformers.run_info import CandidateSource, run_info
 from specscope.transformers.witness import Arguments, RequestWitness
 
 _LOCK = threading.Lock()  # one recording at a time: the hooks are the process's
@@ -145,7 +145,10 @@ class Recording:
         self._runs.clear()
         self.captures.clear()
 
-    def _begin(self, arguments: Arguments, source: CandidateSource, generator: Any) -> RequestWitness:
+    def _begin(self, arguments: Arguments, source: CandidateSource, generator: Any) -> RequestWitness | None:
+        if arguments.config.assistant_ensemble_weight is not None:
+            log.warning("specscope: a request with assistant_ensemble_weight is not recorded: its rule is not lossless")
+            return None
         with self._lock:
             assistant = getattr(generator, "assistant_model", None)  # MTP layers are loaded anew for each request
             key = (id(arguments.model), source.drafter, id(assistant), source.early_exit)
@@ -178,14 +181,8 @@ def _warn(line: str) -> None:
 
 def _vocabulary(model: Any, tokenizer: Any) -> Vocabulary:
     """The given tokenizer's, or that of the one beside the model; empty where there is none: tokens are numbers."""
-    from specscope.trace.record.vocabulary import read_vocabulary
-
     path = getattr(model.config, "_name_or_path", "")
     if tokenizer is None and not path:
         return Vocabulary()
     load: Callable[..., Any] = importlib.import_module("transformers").AutoTokenizer.from_pretrained
-    try:
-        return read_vocabulary(load(path, local_files_only=True) if tokenizer is None else tokenizer)
-    except Exception as error:
-        log.warning("specscope: cannot read the tokenizer of %s: %r", name_of(model), error)
-        return Vocabulary()
+    return vocabulary_of(lambda: load(path, local_files_only=True) if tokenizer is None else tokenizer, _warn)

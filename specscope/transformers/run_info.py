@@ -60,8 +60,6 @@ class CandidateSource:
         )
         exit_ = getattr(generator, "assistant_early_exit", None) or 0
         settings = {"method": name, "num_speculative_tokens": most_drafted(generator)}
-        if config.assistant_ensemble_weight is not None:
-            settings["assistant_ensemble_weight"] = config.assistant_ensemble_weight
         if (ngram := getattr(generator, "max_matching_ngram_size", None)) is not None:
             settings["max_matching_ngram_size"] = ngram
         return CandidateSource(

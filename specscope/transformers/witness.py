@@ -14,7 +14,7 @@ from torch import Tensor
 from specscope.trace.inside.recorder import Known, Recorder
 from specscope.trace.record.notes import MethodNotes
 from specscope.trace.record.records import FinishReason, Phase, RequestEnd, RequestInfo, RequestStep, StepRecord
-from specscope.transformers.evidence import Judging, NotedDraws, Round, evidence
+from specscope.transformers.evidence import NotedDraws, Round, evidence
 from specscope.transformers.run_info import CandidateSource, eos_tokens, most_drafted, read_params
 
 
@@ -54,7 +54,7 @@ class RequestWitness:
 
     def __post_init__(self) -> None:
         config, prompt = self.arguments.config, self.arguments.input_ids[0].tolist()
-        self._judging = Judging(bool(config.do_sample), config.assistant_ensemble_weight)
+        self._samples = bool(config.do_sample)
         params, now = read_params(config, len(prompt), self.arguments.processors), time.time_ns()
         self._known = Known(self.recorder.info(self.name, prompt, params, arrival_ns=now, admitted_ns=now))
         self._admitted: tuple[RequestInfo, ...] = (self._known.info,)  # until a record has told it
@@ -97,7 +97,7 @@ class RequestWitness:
         committed = input_ids[0, round_.length :].tolist()
         if self.full and round_.plain:
             round_.raw = scores[0]
-        made = evidence(round_, self._judging, scores, committed, full=self.full)
+        made = evidence(round_, scores, committed, do_sample=self._samples, full=self.full)
         unsure = made.confidence if self.source.threshold else None
         part = self.recorder.decoded(
             self._known,
@@ -105,7 +105,7 @@ class RequestWitness:
             len(committed),
             context=round_.context,
             prefill=max(round_.length - 1 - round_.context, 0),
-            rule=self._judging.rule(round_),
+            rule=round_.rule(do_sample=self._samples),
             method=None if unsure is None else MethodNotes(confidence=unsure),
             sizing=self._sizing() if round_.k else "",
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -58,47 +58,30 @@ def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
         debugger = Debugger()
         debugging = (debugger, partial(_listen, settings, guard, debugger))
 
-    def make(runner: Any) -> Any:
-        return witness(runner, settings, guard, scheduler, debugger)
-
-    def make_v2(runner: Any) -> Any:
-        return witness(runner, settings, guard, scheduler, debugger, is_v2=True)
-
+    make = partial(witness, settings=settings, guard=guard, scheduler=scheduler, debugger=debugger)
     runner = RunnerHooks(v1, sampler, make, *debugging)
-    taps = _taps(settings)
-    second = V2Hooks(v2, make_v2, DraftLogits(v2, wanted=lambda: settings.full and rank_of_worker() is not None))
-    for name, install, guards in (
-        (known.SCHEDULER, scheduler.install, (guard, v1, v2)),
-        (known.PLAIN, sampler.install_plain, (v1,)),
-        (known.REJECTION, sampler.install, (v1,)),
-        (known.RUNNER, _both(runner.install, taps), (v1,)),
-        (known.V2_PLAIN, second.install_plain, (v2,)),
-        (known.V2_REJECTION, second.install_rejection, (v2,)),
-        (known.V2_DRAFTER, second.install_drafter, (v2,)),
-        (known.V2_RUNNER, _both(second.install_runner, taps), (v2,)),
+    scores = DraftLogits(v2, wanted=lambda: settings.full and rank_of_worker() is not None)
+    second = V2Hooks(v2, partial(make, is_v2=True), scores)
+    taps: list[Callable[[ModuleType], None]] = []
+    if settings.taps is not None:
+        from specscope.vllm.taps import VllmTaps
+
+        taps.append(VllmTaps(ErrorGuard(), settings.taps).install)
+    for name, installs, guards in (
+        (known.SCHEDULER, [scheduler.install], (guard, v1, v2)),
+        (known.PLAIN, [sampler.install_plain], (v1,)),
+        (known.REJECTION, [sampler.install], (v1,)),
+        (known.RUNNER, [runner.install, *taps], (v1,)),
+        (known.V2_PLAIN, [second.install_plain], (v2,)),
+        (known.V2_REJECTION, [second.install_rejection], (v2,)),
+        (known.V2_DRAFTER, [second.install_drafter], (v2,)),
+        (known.V2_RUNNER, [second.install_runner, *taps], (v2,)),
     ):
-        on_import(name, _checked(install, guards, version))
-
-
-def _taps(settings: PluginSettings) -> Callable[[ModuleType], None]:
-    """What puts taps into a runner's module: nothing where they are off."""
-    if settings.taps is None:
-        return lambda module: None
-    from specscope.vllm.taps import VllmTaps
-
-    return VllmTaps(ErrorGuard(), settings.taps).install
-
-
-def _both(first: Callable[[ModuleType], None], second: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
-    def install(module: ModuleType) -> None:
-        first(module)
-        second(module)
-
-    return install
+        on_import(name, _checked(installs, guards, version))
 
 
 def _checked(
-    install: Callable[[ModuleType], None], guards: tuple[ErrorGuard, ...], version: str
+    installs: Sequence[Callable[[ModuleType], None]], guards: tuple[ErrorGuard, ...], version: str
 ) -> Callable[[ModuleType], None]:
     """Install into a module only where it is as known. `guards`: of every part that depends on it."""
     from specscope.vllm.known import differences
@@ -110,7 +93,8 @@ def _checked(
                     f"vLLM {version} is unknown to specscope: {changes[0]}. `specscope watch` reads a server's counters"
                 )
         elif not guards[0].is_off:
-            install(module)
+            for install in installs:
+                install(module)
 
     return lambda module: guards[0].safely(check, module)
 
@@ -125,7 +109,7 @@ def witness(
     is_v2: bool = False,
 ) -> Any:
     """The witness of this worker, with its sinks; None on a rank that records nothing. Says so in one line."""
-    from specscope.trace.inside.recorder import Recorder
+    from specscope.trace.inside.recorder import Recorder, vocabulary_of
     from specscope.trace.record.vocabulary import Vocabulary
     from specscope.vllm.run_info import left_out, run_info, vllm_version
     from specscope.vllm.witness import Witness
@@ -136,7 +120,12 @@ def witness(
         return None
     run = run_info(runner, "full" if settings.full else "lean", settings.privacy)
     lacking = left_out(run)
-    vocabulary = Vocabulary() if settings.privacy else _vocabulary(runner, lacking)  # what has no words can tell none
+    vocabulary = Vocabulary()  # what has no words can tell none
+    if not settings.privacy:
+        from vllm.tokenizers import cached_tokenizer_from_config
+
+        lacks = lambda why: lacking.append(f"tokens' texts ({why})")  # noqa: E731
+        vocabulary = vocabulary_of(lambda: cached_tokenizer_from_config(runner.model_config), lacks)
     outlet = Outlet(settings, run, vocabulary, guard, (engine_number(runner), rank))
     lacking += outlet.lacking
     if debugger is not None and debugger.socket is not None:
@@ -188,16 +177,3 @@ def _listen(settings: PluginSettings, guard: ErrorGuard, debugger: Debugger, run
     server = DebugServer(path, debugger.gate, lambda: greeting, commands)
     debugger.socket = path
     at_exit(lambda: guard.safely(server.close))
-
-
-def _vocabulary(runner: Any, lacking: list[str]) -> Any:
-    """The tokens' texts; `lacking` gets why there are none."""
-    from vllm.tokenizers import cached_tokenizer_from_config
-
-    from specscope.trace.record.vocabulary import Vocabulary, read_vocabulary
-
-    try:
-        return read_vocabulary(cached_tokenizer_from_config(runner.model_config))
-    except Exception as error:  # tokens are then shown by number
-        lacking.append(f"tokens' texts (cannot read the tokenizer: {error!r})")
-        return Vocabulary()

@@ -1,3 +1,4 @@
+import os
 import sys
 
 import pytest
@@ -15,7 +16,7 @@ def recorded(monkeypatch, tmp_path):
     monkeypatch.setattr(plugin, "at_exit", closers.append)
 
     def record(spec, requests, *, environment=(), on_cpu=False, modules=(), run=stand.Engine.run, ends=True, **engine):
-        for name in settings.ALL:
+        for name in [name for name in os.environ if name.startswith("SPECSCOPE_")]:
             monkeypatch.delenv(name, raising=False)
         path = tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl"
         for name, value in {settings.CAPTURE: str(path), **dict(environment)}.items():

@@ -1,8 +1,6 @@
 """The plugin in a small SGLang: what it records can be put on trial, and output is as without it."""
 
-import functools
 import logging
-import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,10 +10,10 @@ import torch
 
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.verify.trial import judge
-from specscope.sglang import known, plugin, verification
+from specscope.sglang import plugin, verification
 from specscope.trace.inside.hooking import ErrorGuard
 from specscope.trace.record.records import Outcome
-from specscope.trace.record.rules import BLOCK, MATCH, SIMULATED, STANDARD, UNSEEN
+from specscope.trace.record.rules import BLOCK, MATCH, STANDARD, UNSEEN
 from tests.sglang import stand
 from tests.sglang.recount import accepted
 
@@ -133,30 +131,6 @@ def test_on_a_cpu_every_request_is_greedy_and_that_is_said(recorded, caplog):
     assert info.labels["temperature"] == "0.8 was requested, but this device decodes greedily"
     assert all(np.isin(part.verdict.p, (0, 1)).all() for part in decoded(history))
     assert "on this device SGLang decodes greedily at any temperature" in caplog.text
-
-
-def test_a_simulated_length_is_lossy_and_its_tokens_are_those_that_came_out(recorded, monkeypatch):
-    @functools.wraps(stand.eagle_sample)
-    def simulated(*args, **kwargs):
-        predict, lens, index = stand.eagle_sample(*args, **kwargs)
-        predict.fill_(5)
-        lens.fill_(3)
-        index[:, :3] = index[:, :1] + torch.arange(3)
-        return predict, lens, index
-
-    install = stand.install
-
-    def with_simulation(patch, spec, on_cpu=False, **others):
-        install(patch, spec, on_cpu, **others)
-        patch.setattr(sys.modules[f"{stand.ROOTED}.speculative.spec_utils"], "SIMULATE_ACC_LEN", 3.0)
-        patch.setattr(sys.modules[known.VERIFY], "eagle_sample", simulated)
-
-    monkeypatch.setattr(stand, "install", with_simulation)
-    history, _ = recorded(TREE, requests())
-    assert {part.rule for part in decoded(history)} == {SIMULATED}
-    assert failed(history) == []
-    assert {part.verdict.accepted for part in decoded(history)} == {2}
-    assert all(part.output() == [5] * part.emitted for part in decoded(history))
 
 
 def wrong_row(**called):

@@ -29,8 +29,6 @@ CASES = {
     "assistant, greedy": Case(GREEDY),
     "assistant, sampled": Case(SAMPLED | {"top_p": 0.95}),
     "assistant, plain": Case({"do_sample": True, "top_k": 0}),
-    "ensemble, sampled": Case(SAMPLED | {"assistant_ensemble_weight": 0.5}),
-    "ensemble, greedy": Case(GREEDY | {"assistant_ensemble_weight": 0.5}),
     "lookup, greedy": Case(GREEDY | {"prompt_lookup_num_tokens": 4}, False),
     "lookup, sampled": Case(SAMPLED | {"top_k": 3, "prompt_lookup_num_tokens": 4}, False),
     "early exit, greedy": Case(GREEDY | {"assistant_early_exit": 1}, False),
@@ -109,10 +107,8 @@ def steps(history):
     return [part for record in history.steps for part in record.requests]
 
 
-def recounted(part, weight=None):
-    """How many drafts the coins of a step accept; `weight`: assistant_ensemble_weight."""
+def recounted(part):
+    """How many drafts the coins of a step accept."""
     ratio = part.verdict.p.astype(np.float64) / np.maximum(part.tree.q, 1e-45)
-    if weight is not None:
-        ratio = 1 - weight + weight * ratio
     refused = part.verdict.coin > ratio
     return int(np.argmax(refused)) if refused.any() else len(refused)

@@ -40,9 +40,8 @@ def cell(name):
         return "; ".join(recording.losses)
     if [token for part in parts for token in part.output()] != [token for out, _ in without for token in out[12:]]:
         return "other tokens in the capture"
-    weight = case.arguments.get("assistant_ensemble_weight")
     drawn = [part for part in parts if part.rule != "match" and case.arguments["do_sample"]]
-    if any(part.verdict.accepted != recounted(part, weight) for part in drawn):
+    if any(part.verdict.accepted != recounted(part) for part in drawn):
         return "accepted counts that its coins do not give"
     return "untouched" if any(len(part.tree) for part in parts) else "nothing drafted"
 

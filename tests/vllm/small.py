@@ -7,6 +7,7 @@ request's seed and a position: so both runners put out the same. Nothing of what
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 import sys
 import tempfile
@@ -21,7 +22,6 @@ import numpy as np
 import pytest
 import torch
 
-from specscope.trace.inside import settings
 from specscope.trace.inside.chain import of_step, uniform
 from specscope.trace.wire.reading import read_capture
 from specscope.vllm import known, plugin
@@ -684,7 +684,7 @@ def installed(others=(), **variables):
     """
     said, ends = Said(), []
     with pytest.MonkeyPatch.context() as patch:
-        for name in settings.ALL:
+        for name in [name for name in os.environ if name.startswith("SPECSCOPE_")]:
             patch.delenv(name, raising=False)
         for name, value in variables.items():
             patch.setenv(f"SPECSCOPE_{name}", str(value))

@@ -52,13 +52,13 @@ def test_what_differs_in_a_module_is_named():
 def test_nothing_is_touched_where_something_differs(caplog):
     """Once said, and every hook that depends on it steps aside."""
     guards, installed = (ErrorGuard(), ErrorGuard()), []
-    check = _checked(installed.append, guards, "0.33.0")
+    check = _checked([installed.append], guards, "0.33.0")
     for _ in range(2):
         check(live(leave_out=["rejection_sample"]))
     assert (installed, [guard.is_off for guard in guards]) == ([], [True, True])
     assert sum("rejection_sample is missing" in line for line in caplog.messages) == len(guards)
     there = live()
-    _checked(installed.append, (ErrorGuard(),), "0.32.0")(there)
+    _checked([installed.append], (ErrorGuard(),), "0.32.0")(there)
     assert installed == [there]
 
 

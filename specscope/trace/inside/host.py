@@ -41,7 +41,6 @@ class HostChain:
         full: bool,
         prob: Floats | None,
         invalid: int = 0,
-        accept: Doubles | None = None,
         confidence: Floats | None = None,
     ) -> Numbers:
         """`raw` and `drafter`: what target and drafter gave behind so many drafts, before any rule; the rest as there.
@@ -66,7 +65,6 @@ class HostChain:
             parents=parents,
             prob=prob,
             invalid=invalid,
-            accept=accept,
             confidence=confidence,
         )
 

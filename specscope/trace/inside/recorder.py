@@ -28,7 +28,7 @@ from specscope.trace.record.records import (
     followed_by,
 )
 from specscope.trace.record.tree import DraftTree, Ints
-from specscope.trace.record.vocabulary import Vocabulary
+from specscope.trace.record.vocabulary import Vocabulary, read_vocabulary
 
 LONGEST = 200  # characters of a label
 Publish = Callable[[StepRecord], None]
@@ -78,6 +78,15 @@ class Known:
         """A chunk of its prompt that does not reach the end: `fed` tokens behind `context`."""
         index, self.index = self.index, self.index + 1
         return RequestStep(self.info.id, index, context, fed, "none", DraftTree.empty(), None, 0, blocks=blocks)
+
+
+def vocabulary_of(load: Callable[[], Any], tell: Callable[[str], object]) -> Vocabulary:
+    """The texts of a tokenizer's tokens; `tell` gets why there are none: tokens are then shown by number."""
+    try:
+        return read_vocabulary(load())
+    except Exception as error:
+        tell(f"cannot read the tokenizer: {error!r}")
+        return Vocabulary()
 
 
 class Recorder:

@@ -18,19 +18,7 @@ EVIDENCE, DEBUG = "SPECSCOPE_EVIDENCE", "SPECSCOPE_DEBUG_SOCKET"
 EVIDENCES = ("full", "lean")
 NO_TEXT, NO_TOKENS = "SPECSCOPE_NO_TEXT", "SPECSCOPE_NO_TOKENS"
 LEVEL, SAMPLE = "SPECSCOPE_TRACE_LEVEL", "SPECSCOPE_SAMPLE"
-TAPS, TAPS_INSIDE, TAPS_MIB = TAPPING = ("SPECSCOPE_TAPS", "SPECSCOPE_TAPS_INSIDE", "SPECSCOPE_TAPS_MIB")
-ALL = (
-    CAPTURE,
-    ENDPOINT,
-    PROTOCOL,
-    EVIDENCE,
-    NO_TEXT,
-    NO_TOKENS,
-    DEBUG,
-    LEVEL,
-    SAMPLE,
-    *TAPPING,
-)
+TAPS, TAPS_INSIDE, TAPS_MIB = "SPECSCOPE_TAPS", "SPECSCOPE_TAPS_INSIDE", "SPECSCOPE_TAPS_MIB"
 ALL_LAYERS = "all"  # as SPECSCOPE_TAPS_INSIDE
 MOST_MIB = 1024  # of taps, by default
 
@@ -43,6 +31,12 @@ class TapSettings:
     # SPECSCOPE_TAPS_INSIDE: whose operations are recorded, not only its borders: all, or layers ("target.3,drafter")
     inside: str = ALL_LAYERS
     mib: str = str(MOST_MIB)  # SPECSCOPE_TAPS_MIB: at most so much; what comes later is left out
+
+    @staticmethod
+    def read(environment: Mapping[str, str]) -> TapSettings | None:
+        """None where no folder is named."""
+        inside, mib = environment.get(TAPS_INSIDE, ALL_LAYERS), environment.get(TAPS_MIB) or str(MOST_MIB)
+        return TapSettings(folder, inside, mib) if (folder := environment.get(TAPS)) else None
 
     @property
     def most(self) -> int:
@@ -112,7 +106,7 @@ class PluginSettings:
             privacy=Privacy.of(no_text=_is_set(environment, NO_TEXT), no_tokens=_is_set(environment, NO_TOKENS)),
             trace_level=environment.get(LEVEL) or None,
             sample=environment.get(SAMPLE) or None,
-            taps=_taps(environment),
+            taps=TapSettings.read(environment),
             gone=tuple(name for name in GONE if _is_set(environment, name)),
         )
 
@@ -126,13 +120,6 @@ class PluginSettings:
     def ratio(self) -> float | None:
         """The share of requests whose spans are sent; None: of all. Raises UserError that names the variable."""
         return read_ratio(self.sample, SAMPLE)
-
-
-def _taps(environment: Mapping[str, str]) -> TapSettings | None:
-    folder = environment.get(TAPS)
-    if not folder:
-        return None
-    return TapSettings(folder, environment.get(TAPS_INSIDE, ALL_LAYERS), environment.get(TAPS_MIB) or str(MOST_MIB))
 
 
 def _is_set(environment: Mapping[str, str], name: str) -> bool:
