@@ -91,22 +91,16 @@ class NodeView:
     kl: float | None  # KL(target || drafter), raw, in nats, over the draft vocabulary; None without a drafter's
     tv: float | None  # their total variation: 1 - tv is the best acceptance
     computed: bool = False  # False: the very tensors of the step; True: computed again in KV of its own
-    # What the rule used at the node's own trial, elder siblings taken away; None where that is p, or q, as sampled
-    p_tried: DistributionView | None = None
-    q_tried: DistributionView | None = None
     notes: tuple[str, ...] = ()  # where what is shown contradicts what was judged, a line each
 
     @property
     def columns(self) -> Mapping[str, DistributionView | str]:
         """The distributions by name, the target's first; where one is missing, the reason as text."""
-        tried = self.p_tried is not None  # else its first trial, or none: the rule used both as sampled
         return {
             "target, raw": self.raw,
             "target, as sampled": self.p,
-            **({"target, at its trial": self.p_tried} if self.p_tried is not None else {}),
             "drafter, raw": self.draft or "no draft model, or no longer available",
             "drafter, as sampled": self.q or "deterministic: nothing was sampled",
-            **({"drafter, at its trial": self.q_tried or "deterministic: all of it on this token"} if tried else {}),
         }
 
     @property
@@ -139,28 +133,20 @@ def viewed(
     draft: Probs | None,
     q: Probs | None,
     outside: bool = False,
-    p_tried: Probs | None = None,
-    q_tried: Probs | None = None,
     **about: Any,  # noqa: ANN401
 ) -> NodeView:
     """What people look at of the [V] rows at a place. `outside`: whether the token is outside the draft vocabulary;
     `about`: where the place is, and the other fields of a NodeView.
     """
-
-    def column(probs: Probs | None) -> DistributionView | None:
-        return None if probs is None else DistributionView.of(probs, token)
-
     return NodeView(
         token=token,
         raw=DistributionView.of(raw, token),
         p=DistributionView.of(p, token),
         draft=None if draft is None else DistributionView.of(draft, token, outside=outside),
-        q=column(q),
+        q=None if q is None else DistributionView.of(q, token),
         choice_rank=None if draft is None else _rank(draft, int(raw.argmax())),
         kl=None if draft is None else _kl(raw, draft),
         tv=None if draft is None else float(np.abs(raw - draft).sum() / 2),
-        p_tried=column(p_tried),
-        q_tried=column(q_tried),
         **about,
     )
 

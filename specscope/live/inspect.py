@@ -26,7 +26,7 @@ from specscope.speculate.verify.distribution import Chosen, DrafterRow, Left, re
 from specscope.trace.history.history import RequestHistory
 from specscope.trace.history.place import ratios
 from specscope.trace.record.params import SamplingParams
-from specscope.trace.record.records import Outcome, RequestStep, Verdict
+from specscope.trace.record.records import RequestStep, Verdict
 from specscope.trace.record.rules import MATCH, ROUNDING, looks_ahead
 from specscope.trace.record.tree import ROOT, Drawn, Ints
 
@@ -147,11 +147,10 @@ def _view(engine: Engine, seen: PartTensors, node: int | None) -> NodeView:
     logits = seen.logits[above + 1].float()
     raw = logits.softmax(-1)
     target = _target(seen, above)
-    p: Left | Left = target if node is not None else _left(seen, above, target)[0]
+    p = target if node is not None else _left(seen, above, target)
     row = seen.draft.row(path)
     draft = None if row is None else row.full()
     q = seen.draft.q.get(above)
-    p_tried, q_tried = (None, None) if node is None else _tried(seen, node, target)
     moved = shaped(logits[None], seen.params, seen.counts, [path])
     limits = seen.limits(above)
     refused = () if limits is None or not limits.any() else (_refused(moved[0], limits, seen.params),)
@@ -167,8 +166,6 @@ def _view(engine: Engine, seen: PartTensors, node: int | None) -> NodeView:
         draft=None if draft is None else _array(draft.softmax(-1)),
         q=None if q is None else _array(q),
         outside=draft is not None and bool(draft[token] == -torch.inf),
-        p_tried=None if p_tried is None else _array(_row(p_tried, raw)),
-        q_tried=None if q_tried is None else _array(q_tried.row),
         removed=(*refused, *_removed(moved, seen.params)),
         computed=seen.computed,
         notes=(*seen.notes, *_contradictions(engine, seen)),
@@ -185,34 +182,19 @@ def _target(seen: PartTensors, node: int) -> Left:
     return distributions(logits, seen.params, seen.counts, [seen.path(node)], seen.limits(node))[0]
 
 
-def _tried(seen: PartTensors, node: int, p: Left) -> tuple[Left, DrafterRow | None] | tuple[None, None]:
-    """p and q that the rule used for a node whose elder siblings were rejected; None where it used them as sampled."""
-    above = int(seen.draft.tree.parent[node])
-    untried = seen.verdict is not None and seen.verdict.outcome[node] == Outcome.UNTRIED
-    if untried or seen.draft.tree.children(above)[0] == node:
-        return None, None
-    return _left(seen, above, p, node)
-
-
-def _left(seen: PartTensors, above: int, p: Left, before: int | None = None) -> tuple[Left, DrafterRow | None]:
-    """p and q less what rejected children took, by the step's rule: all of them, or those before one.
-
-    With all of them p is what the final token was drawn from. No q where the children are deterministic.
-    """
+def _left(seen: PartTensors, above: int, p: Left) -> Left:
+    """p less what rejected children took, by the step's rule: what the final token was drawn from."""
     tree, verdict = seen.draft.tree, seen.verdict
     drawn_from = None if verdict is not None and verdict.rule == MATCH else seen.draft.q.get(above)
     q = None if drawn_from is None else DrafterRow(drawn_from)
-    left = p
     ahead = ratios(tree, verdict).parent if verdict is not None and looks_ahead(verdict.rule) else None
     for child in tree.children(above):
-        if child == before:
-            break
         drawn, scale = tree.drawn[child], 1.0 if ahead is None or q is None else float(ahead[child])
         if drawn == Drawn.DETERMINISTIC:  # all of q is on it, whatever its siblings were drawn from
-            left, _, _ = rejected(left, None, int(tree.token[child]), gone=False)
+            p, _, _ = rejected(p, None, int(tree.token[child]), gone=False)
             continue
-        left, q, _ = rejected(left, q, int(tree.token[child]), gone=drawn == Drawn.WITHOUT_REPLACEMENT, scale=scale)
-    return left, q
+        p, q, _ = rejected(p, q, int(tree.token[child]), gone=drawn == Drawn.WITHOUT_REPLACEMENT, scale=scale)
+    return p
 
 
 def _contradictions(engine: Engine, seen: PartTensors) -> Iterator[str]:

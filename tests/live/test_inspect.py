@@ -1,4 +1,4 @@
-"""What is shown of a node whose elder siblings were rejected: p and q as the rule used them at its own trial."""
+"""What is shown of a node: what fed its drafter, and what a form removed there."""
 
 import pytest
 
@@ -7,53 +7,8 @@ from specscope.debug.show import FED
 from specscope.debug.views import view_text
 from specscope.live.local import commands_over
 from specscope.trace.record.draft_vocabulary import draft_id
-from specscope.trace.record.records import Outcome
 from tests.engines import PROMPTS, fresh
 from tests.heads import DRAFT_VOCAB
-
-
-def later_siblings(commands):
-    """The tried nodes of each step whose parent has an elder child, with the step's part; first children too."""
-    session = commands.session
-    while session.engine.busy:
-        commands.run("next")
-        part = session.part
-        if part is None or part.verdict is None or part not in session.record.requests:
-            continue
-        for node in range(len(part.tree)):
-            siblings = part.tree.children(int(part.tree.parent[node]))
-            yield part, node, siblings.index(node) > 0
-
-
-@pytest.mark.parametrize("name", ["draft tree", "eagle dynamic"])
-def test_p_and_q_at_the_trial_are_those_that_were_judged(engines, name):
-    engine = engines[name]
-    fresh(engine, 64)
-    commands = commands_over(engine)
-    for seed, prompt in enumerate(PROMPTS):
-        engine.add(prompt, SamplingParams(temperature=3.0, seed=seed, max_tokens=40, ignore_eos=True))
-    later = first = untried = 0
-    for part, node, has_elder in later_siblings(commands):
-        view, verdict = commands.what_if.view(commands.session, node), part.verdict
-        if verdict.outcome[node] == Outcome.UNTRIED or not has_elder:
-            assert view.p_tried is view.q_tried is None
-            untried += verdict.outcome[node] == Outcome.UNTRIED
-            first += not has_elder
-            continue
-        later += 1
-        assert view.p_tried.prob == pytest.approx(float(verdict.p_trial[node]), abs=1e-6)
-        if name == "draft tree":  # drawn without replacement: the elder one is gone from q, the rest renormalised
-            assert view.q_tried.prob == pytest.approx(float(verdict.q_trial[node]), abs=1e-6)
-            assert view.q_tried.prob > view.q.prob
-        else:
-            assert view.q is view.q_tried is None
-        said = view_text(view, commands.session.history.vocabulary)
-        assert "target, at its trial" in said
-        assert "drafter, at its trial" in said
-        assert ("all of it on this token" in said) == (name != "draft tree")
-    assert later > 5
-    assert first > 10
-    assert untried > 0
 
 
 def test_info_drafter_shows_what_fed_a_head_and_node_the_draft_id(engines):

@@ -158,15 +158,3 @@ async def test_where_there_is_no_room_beside_the_node_it_stands_below(size):
         assert all(name in text_of(panel) for name in NAMES)
         top = "".join(text for text, _ in panel.sheet.lines[panel.scroll_offset.y])
         assert "KL(target" in top
-
-
-@pytest.mark.parametrize(("width", "columns"), [(200, 6), (115, 3), (60, 2), (40, 1)])
-def test_what_the_rule_used_at_a_later_trial_stands_beside_what_was_sampled_from(width, columns):
-    tried = DistributionView((TopToken(1, 0.9), TopToken(2, 0.1)), 0.3, 0.9, 1)
-    view = node_view(p_tried=tried, q_tried=tried)
-    said = told(node_view_lines(view, vocabulary(), width, 60)).splitlines()
-    names = (*NAMES, "target, at its trial", "drafter, at its trial")
-    assert sorted(name for line in said for name in names if name in line) == sorted(names)
-    assert max(sum(name in line for name in names) for line in said) == columns
-    mass = told(node_view_lines(node_view(p_tried=tried, q=None), vocabulary(), 200, 60))
-    assert "deterministic: all of it on" in mass

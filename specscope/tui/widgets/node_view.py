@@ -42,11 +42,8 @@ CONTEXT_LINES = 4  # of it at least
 def node_view_lines(view: NodeView, vocabulary: Vocabulary, width: int, height: int) -> list[Line]:
     """Remarks on the place, then the distributions. May exceed a small `height`."""
     remarks, every = _said(view, vocabulary, width), list(view.columns.items())
-    fit_in = [n for n in (len(every), len(every) // 2, 2) if width >= n * (NARROWEST + GAP) - GAP]
-    columns = fit_in[0] if fit_in else 1
-    rows = -(-len(every) // columns)
-    if len(every) == 6 and columns == 2:
-        every = [every[index] for index in (0, 3, 1, 4, 2, 5)]  # the drafter's beside the target's
+    columns = next((count for count in (4, 2) if width >= count * (NARROWEST + GAP) - GAP), 1)
+    rows = len(every) // columns
     wide = (width - GAP * (columns - 1)) // columns
     tokens = max((height - len(remarks) - 1) // rows - OVERHEAD, FEWEST)
     blocks = [_column(*each, view, vocabulary, wide, tokens) for each in every]
