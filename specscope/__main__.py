@@ -23,7 +23,7 @@ from specscope.trace.checked import without_login
 # What an installation may lack, and the extra that has it
 EXTRAS = {
     **dict.fromkeys(("textual", "platformdirs", "grpc", "starlette", "uvicorn"), "screen"),
-    **dict.fromkeys(("torch", "transformers", "accelerate", "filelock", "gguf", "psutil", "safetensors"), "engine"),
+    **dict.fromkeys(("torch", "transformers", "accelerate", "gguf", "psutil", "safetensors"), "engine"),
     "pyarrow": "export",
 }
 
