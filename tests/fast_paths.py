@@ -12,15 +12,12 @@ from specscope.model.fast.fast_paths import VARIABLE
 
 OPERATORS = {
     "numba": (Panels, "of"),
-    "fbgemm": (torch.ops.quantized, "linear_prepack_fp16"),
-    "mkl": (torch.ops.mkl, "_mkl_reorder_linear_weight"),
     "onednn": (torch.ops.mkldnn, "_reorder_linear_weight"),
 }
-LIBRARIES = ["fbgemm", "mkl", "onednn"]
-EACH = [[], ["numba"], *([name] for name in LIBRARIES), ["numba", "fbgemm"], ["numba", *LIBRARIES]]
+EACH = [[], ["numba"], ["onednn"], ["numba", "onednn"]]
 WITHOUT = [(how, names) for names in EACH for how in ("raises", "off") if names or how == "off"] + [
     ("off", ["fuse"]),
-    ("off", ["numba", *LIBRARIES, "fuse"]),
+    ("off", ["numba", "onednn", "fuse"]),
 ]
 without = pytest.mark.parametrize(
     ("how", "names"), WITHOUT, ids=[f"{'+'.join(names) or 'nothing'}-{how}" for how, names in WITHOUT]

@@ -119,10 +119,10 @@ def test_doctor_finds_this_machine():
     done = specscope("doctor")
     assert "torch" in done.stdout
     assert "default model" in done.stdout
-    assert "fast path          fbgemm for float32" in done.stdout
+    assert "fast path          onednn for float32" in done.stdout
     assert done.returncode in (0, 1)
-    off = specscope("doctor", SPECSCOPE_DISABLE="mkl,fuse")
-    assert "fast path          mkl for float32: disabled by SPECSCOPE_DISABLE" in off.stdout
+    off = specscope("doctor", SPECSCOPE_DISABLE="onednn,fuse")
+    assert "fast path          onednn for float32: disabled by SPECSCOPE_DISABLE" in off.stdout
     assert "fast path          fuse: disabled by SPECSCOPE_DISABLE" in off.stdout
 
 

@@ -30,21 +30,21 @@ def test_what_is_missing_is_not_used_and_the_rest_is(how, names, dtype):
 
 
 def test_a_path_that_gives_other_numbers_is_not_used(monkeypatch):
-    reorder = torch.ops.mkl._mkl_reorder_linear_weight
-    monkeypatch.setattr(torch.ops.mkl, "_mkl_reorder_linear_weight", lambda weight, rows: reorder(weight * 1.01, rows))
+    reorder = torch.ops.mkldnn._reorder_linear_weight
+    monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", lambda weight: reorder(weight * 1.01))
     fast_paths.failure.cache_clear()
-    (mkl,) = [path for path in PATHS if path.name == "mkl"]
-    assert failure(mkl) == "its results differ"
+    (onednn,) = [path for path in PATHS if (path.name, path.dtype) == ("onednn", torch.float32)]
+    assert failure(onednn) == "its results differ"
     monkeypatch.undo()
     fast_paths.failure.cache_clear()
 
 
 def test_an_unknown_name_is_refused(monkeypatch):
-    monkeypatch.setenv(VARIABLE, "mkl,avx")
-    with pytest.raises(UserError, match=r"SPECSCOPE_DISABLE: unknown fast path 'avx': use numba, fbgemm, mkl"):
+    monkeypatch.setenv(VARIABLE, "onednn,avx")
+    with pytest.raises(UserError, match=r"SPECSCOPE_DISABLE: unknown fast path 'avx': use numba, onednn, fuse"):
         disabled()
-    monkeypatch.setenv(VARIABLE, " MKL , fuse,")
-    assert disabled() == {"mkl", "fuse"}
+    monkeypatch.setenv(VARIABLE, " OneDNN , fuse,")
+    assert disabled() == {"onednn", "fuse"}
     monkeypatch.setenv(VARIABLE, ",".join(NAMES))
     assert not usable(torch.float32)
 

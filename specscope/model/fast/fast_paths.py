@@ -21,8 +21,6 @@ from specscope.errors import UserError, first_line
 VARIABLE = "SPECSCOPE_DISABLE"
 NUMBA, ONEDNN = "numba", "onednn"  # of the first, whole layers are made too (decoder.py)
 FUSE = "fuse"  # cheaper norms and layers (fuse.py), which are tried on the model itself
-# How many rows MKL is told to expect. Its layout for this many is the fastest for fewer too, down to a single one.
-EXPECTED_ROWS = 32
 TRIAL_ROWS = (1, 5, 33)  # libraries choose other code for one row and for many
 
 Product = Callable[[Tensor], Tensor]
@@ -36,25 +34,6 @@ class FastPath:
     dtype: torch.dtype
     lay_out: Callable[[Tensor, Tensor | None], Product]  # (weight, bias) to x -> x W^T + b
     fits: Callable[[Tensor], bool] = lambda weight: True
-
-
-def _fbgemm(weight: Tensor, bias: Tensor | None) -> Product:
-    """Float32 by float16 weights: half as much to read, multiplied and added in float32 all the same."""
-    layout = torch.ops.quantized.linear_prepack_fp16(weight, bias)
-    multiply = torch.ops.quantized.linear_dynamic_fp16.default
-    return lambda x: multiply(x, layout)
-
-
-def _fbgemm_bfloat16(weight: Tensor, bias: Tensor | None) -> Product:
-    """The same for a model in bfloat16: summed up in float32, and rounded once."""
-    multiply = _fbgemm(weight.float(), None if bias is None else bias.float())
-    return lambda x: multiply(x.float()).bfloat16()
-
-
-def _mkl(weight: Tensor, bias: Tensor | None) -> Product:
-    layout, width = torch.ops.mkl._mkl_reorder_linear_weight(weight, EXPECTED_ROWS), weight.shape[1]
-    multiply = torch.ops.mkl._mkl_linear.default
-    return lambda x: multiply(x, layout, weight, bias, x.numel() // width)
 
 
 def _onednn(weight: Tensor, bias: Tensor | None) -> Product:
@@ -98,11 +77,8 @@ def is_half(weight: Tensor) -> bool:
 PATHS = (
     FastPath(NUMBA, torch.float32, _numba, fits=lambda weight: len(weight) % 16 == 0 and is_half(weight)),
     FastPath(NUMBA, torch.bfloat16, _numba, fits=lambda weight: len(weight) % 16 == 0),
-    FastPath("fbgemm", torch.float32, _fbgemm, fits=is_half),
-    FastPath("mkl", torch.float32, _mkl),
     FastPath(ONEDNN, torch.float32, _onednn),
     FastPath(ONEDNN, torch.bfloat16, _onednn),
-    FastPath("fbgemm", torch.bfloat16, _fbgemm_bfloat16, fits=is_half),
 )
 NAMES = (*dict.fromkeys(path.name for path in PATHS), FUSE)
 
