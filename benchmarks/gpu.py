@@ -121,7 +121,7 @@ def measure(
     work = [(b, c, n) for b in batches for c in contexts for n in nodes]
     for batch, context, count in track(work, description=name, transient=True):
         slot = sum(shape.width for shape in loaded.layers) * loaded.dtype.itemsize
-        per = -(-(context + count + 1) // BLOCK_SIZE)
+        per = -(-(end := context + count + 1) // BLOCK_SIZE)
         if loaded.device.type == "cuda" and batch * per * BLOCK_SIZE * slot > 0.9 * torch.cuda.mem_get_info()[0]:
             continue  # no room for the KV
         runner = ModelRunner(loaded, batch * per, backend=backend)
@@ -131,7 +131,7 @@ def measure(
             table = BlockTable(list(range(i * per, (i + 1) * per)))
             segments.append(Segment.of_tree(table, context, [1], tree, logits=True))
         if capture is not None:
-            list(runner.capture([Shape(batch, count + 1)], capture, context + count + 1, count + 1))
+            list(runner.graphs.capture(runner.run_batch, [Shape(batch, count + 1)], capture, end, count + 1))
         took = seconds(lambda run=runner, s=segments: run.forward(s), loaded.device)  # type: ignore[misc]
         runner.graphs = Graphs(runner.cache)  # they hold the runner as it holds them: its cache would stay
         yield VerifyStep(name, batch, context, count, took, (weights + batch * context * slot) / bandwidth)

@@ -85,6 +85,95 @@ def join_launch(shape: LayerShape, query_heads: int, **variant: int) -> Launch:
     return Launch(_join, constants, warps=8 if wide > 128 else 4)
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _bounds(  # type: ignore[no-untyped-def]
+    row, real, position, reach, before, split, KEYS: tl.constexpr, LEAST: tl.constexpr, WINDOW: tl.constexpr,
+):  # fmt: skip
+    """(first slot, one past the last, first slot of the first block that does not lie wholly in the context)."""
+    end = tl.max(tl.load(reach + row, mask=real, other=0), 0)  # 0 where no row of the tile is real: no keys are read
+    start = 0
+    if WINDOW > 0:
+        least = tl.min(tl.where(real, position, position + end), 0)
+        start = tl.maximum(least - WINDOW + 1, 0) // KEYS * KEYS
+    # As many parts as this context is worth; where the grid has more, those have no keys.
+    share = tl.maximum(tl.cdiv(tl.cdiv(end - start, KEYS), tl.num_programs(2)), LEAST) * KEYS
+    low = start + split * share
+    high = tl.minimum(low + share, end)
+    return low, high, tl.maximum(tl.minimum(high, before // KEYS * KEYS), low)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _sees(  # type: ignore[no-untyped-def]
+    j, inside, row, real, begin, plain, before, slot_0, position, positions, mask, mask_stride, WINDOW: tl.constexpr,
+):  # fmt: skip
+    """bool [TILE, KEYS] which of the slots j each row sees. Those before `plain` need no bits of the mask."""
+    seen = real[:, None] & inside[None, :]
+    if begin >= plain:
+        w = j - before
+        behind = inside & (w >= 0)
+        word = tl.load(
+            mask + row.to(tl.int64)[:, None] * mask_stride + (w // 64)[None, :],
+            mask=real[:, None] & behind[None, :],
+            other=0,
+        )
+        seen = seen & ((w < 0)[None, :] | (((word >> (w % 64).to(tl.int64)[None, :]) & 1) != 0))
+        if WINDOW > 0:
+            theirs = tl.where(w < 0, j, tl.load(positions + slot_0 + w, mask=behind, other=0))
+            seen = seen & (position[:, None] - theirs[None, :] < WINDOW)
+    elif WINDOW > 0:
+        seen = seen & (position[:, None] - j[None, :] < WINDOW)
+    return seen
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _scores(  # type: ignore[no-untyped-def]
+    q, kv, kv_head, inside, scale, cap, KEY: tl.constexpr, KEY_WIDE: tl.constexpr, SOFTCAP: tl.constexpr,
+):  # fmt: skip
+    """float32 [TILE, KEYS] of the keys at these slots."""
+    d = tl.arange(0, KEY_WIDE)
+    k = tl.load(kv[None, :] + kv_head * KEY + d[:, None], mask=inside[None, :] & (d < KEY)[:, None], other=0.0)
+    if WIDEN:
+        k = k.to(tl.float32)
+    score = tl.dot(q, k, input_precision="ieee") * scale
+    if SOFTCAP:
+        score = cap * (2 * tl.sigmoid(2 * score / cap) - 1)
+    return score
+
+
+@triton.jit
+def _set_apart(v, seen):  # type: ignore[no-untyped-def]
+    """(v without what is not finite, NaN for each row that sees such a value): 0 x NaN is NaN."""
+    broken = tl.max(tl.where(tl.abs(v.to(tl.float32)) < float("inf"), 0, 1), 1) > 0
+    whole = tl.where(broken[:, None], tl.zeros_like(v), v)
+    return whole, tl.sum(tl.where(seen & broken[None, :], float("nan"), 0.0), 1)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _keep(  # type: ignore[no-untyped-def]
+    acc, best, total, row, head, real, split, some, n, out, parts, sums, sinks,
+    HEADS: tl.constexpr, VALUE: tl.constexpr, VALUE_WIDE: tl.constexpr, SPLIT: tl.constexpr, SINKS: tl.constexpr,
+):  # fmt: skip
+    """Write what a tile found: the rows' outputs or, of a part of the context that has keys (`some`), its share."""
+    dv = tl.arange(0, VALUE_WIDE)
+    at_out = row.to(tl.int64) * HEADS + head
+    place = at_out[:, None] * VALUE + dv[None, :]
+    inside_out = real[:, None] & (dv < VALUE)[None, :]
+    if not SPLIT:
+        if SINKS:
+            sink = tl.load(sinks + head).to(tl.float32)
+            new = tl.maximum(best, sink)
+            faded = tl.exp(best - new)
+            acc = acc * faded[:, None]
+            total = total * faded + tl.exp(sink - new)
+        total = tl.where(real, total, 1.0)
+        tl.store(out + place, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside_out)
+    else:
+        all_rows = tl.cast(n, tl.int64) * HEADS
+        tl.store(parts + split * all_rows * VALUE + place, acc, mask=inside_out & some)
+        tl.store(sums + (split * all_rows + at_out) * 2, best, mask=real)
+        tl.store(sums + (split * all_rows + at_out) * 2 + 1, total, mask=real)
+
+
 @triton.jit(do_not_specialize=["query_row", "query_head", "n", "tiles", "table_stride", "mask_stride"])  # type: ignore[untyped-decorator]
 def _attend(  # type: ignore[no-untyped-def]
     query, query_row, query_head, rows, rows_stride,
@@ -115,46 +204,17 @@ def _attend(  # type: ignore[no-untyped-def]
     if WIDEN:
         q = q.to(tl.float32)
     position = tl.load(positions + slot_1 - row_1 + row, mask=real, other=0)
-    end = tl.max(tl.load(reach + row, mask=real, other=0), 0)  # 0 where no row of the tile is real: no keys are read
-    start = 0
-    if WINDOW > 0:
-        least = tl.min(tl.where(real, position, position + end), 0)
-        start = tl.maximum(least - WINDOW + 1, 0) // KEYS * KEYS
-    # As many parts as this context is worth; where the grid has more, those have no keys.
-    share = tl.maximum(tl.cdiv(tl.cdiv(end - start, KEYS), tl.num_programs(2)), LEAST) * KEYS
-    low = start + split * share
-    high = tl.minimum(low + share, end)
+    low, high, plain = _bounds(row, real, position, reach, before, split, KEYS, LEAST, WINDOW)
     best = tl.full([TILE], -float("inf"), tl.float32)
     total = tl.zeros([TILE], tl.float32)
     acc = tl.zeros([TILE, VALUE_WIDE], tl.float32)
-    # Blocks of keys that lie wholly in the context need no bits of the mask.
-    plain = tl.maximum(tl.minimum(high, before // KEYS * KEYS), low)
     for begin in range(low, high, KEYS):
         j = begin + tl.arange(0, KEYS)
         inside = j < high
         block = tl.load(table + sequence * table_stride + j // BLOCK, mask=inside, other=0)
         kv = rows + (block.to(tl.int64) * BLOCK + j % BLOCK) * rows_stride
-        k = tl.load(kv[None, :] + kv_head * KEY + d[:, None], mask=inside[None, :] & (d < KEY)[:, None], other=0.0)
-        if WIDEN:
-            k = k.to(tl.float32)
-        score = tl.dot(q, k, input_precision="ieee") * scale
-        if SOFTCAP:
-            score = cap * (2 * tl.sigmoid(2 * score / cap) - 1)
-        seen = real[:, None] & inside[None, :]
-        if begin >= plain:
-            w = j - before
-            behind = inside & (w >= 0)
-            word = tl.load(
-                mask + row.to(tl.int64)[:, None] * mask_stride + (w // 64)[None, :],
-                mask=real[:, None] & behind[None, :],
-                other=0,
-            )
-            seen = seen & ((w < 0)[None, :] | (((word >> (w % 64).to(tl.int64)[None, :]) & 1) != 0))
-            if WINDOW > 0:
-                theirs = tl.where(w < 0, j, tl.load(positions + slot_0 + w, mask=behind, other=0))
-                seen = seen & (position[:, None] - theirs[None, :] < WINDOW)
-        elif WINDOW > 0:
-            seen = seen & (position[:, None] - j[None, :] < WINDOW)
+        score = _scores(q, kv, kv_head, inside, scale, cap, KEY, KEY_WIDE, SOFTCAP)
+        seen = _sees(j, inside, row, real, begin, plain, before, slot_0, position, positions, mask, mask_stride, WINDOW)
         score = tl.where(seen, score, -float("inf"))
         new = tl.maximum(best, tl.max(score, 1))
         safe = tl.where(new == -float("inf"), 0.0, new)  # a row that has seen nothing yet
@@ -166,32 +226,18 @@ def _attend(  # type: ignore[no-untyped-def]
             other=0.0,
         )
         total = total * faded + tl.sum(weight, 1)
-        if begin >= plain or WINDOW > 0:  # 0 x NaN is NaN: what is not finite must reach only the rows that see it
-            broken = tl.max(tl.where(tl.abs(v.to(tl.float32)) < float("inf"), 0, 1), 1) > 0
-            v = tl.where(broken[:, None], tl.zeros_like(v), v)
-            total += tl.sum(tl.where(seen & broken[None, :], float("nan"), 0.0), 1)
+        if begin >= plain or WINDOW > 0:  # what is not finite must reach only the rows that see it
+            v, spoiled = _set_apart(v, seen)
+            total += spoiled
         rounded = weight.to(v.dtype)
         if WIDEN:
             rounded, v = rounded.to(tl.float32), v.to(tl.float32)
         acc = acc * faded[:, None] + tl.dot(rounded, v, input_precision="ieee")
         best = new
-    at_out = row.to(tl.int64) * HEADS + head
-    place = at_out[:, None] * VALUE + dv[None, :]
-    inside_out = real[:, None] & (dv < VALUE)[None, :]
-    if not SPLIT:
-        if SINKS:
-            sink = tl.load(sinks + head).to(tl.float32)
-            new = tl.maximum(best, sink)
-            faded = tl.exp(best - new)
-            acc = acc * faded[:, None]
-            total = total * faded + tl.exp(sink - new)
-        total = tl.where(real, total, 1.0)
-        tl.store(out + place, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside_out)
-    else:
-        all_rows = tl.cast(n, tl.int64) * HEADS
-        tl.store(parts + split * all_rows * VALUE + place, acc, mask=inside_out & (low < high))
-        tl.store(sums + (split * all_rows + at_out) * 2, best, mask=real)
-        tl.store(sums + (split * all_rows + at_out) * 2 + 1, total, mask=real)
+    _keep(
+        acc, best, total, row, head, real, split, low < high, n, out, parts, sums, sinks,
+        HEADS, VALUE, VALUE_WIDE, SPLIT, SINKS,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["n", "splits"])  # type: ignore[untyped-decorator]

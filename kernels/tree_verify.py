@@ -151,6 +151,47 @@ def _final_token(  # type: ignore[no-untyped-def]
     return final, chosen / whole, tl.where(given >= 0, 1.0, margin)
 
 
+@triton.jit
+def _chance(node, p_here, q_here, sampled, mass, q_mass, p_trial, q_trial, accept_prob):  # type: ignore[no-untyped-def]
+    """(R and q at the token of a node, the probability that it is accepted); all is noted."""
+    before = tl.sum(p_here.to(tl.float64), 0)
+    q_token = tl.sum(q_here.to(tl.float64), 0)
+    p_x = before / mass
+    q_x = tl.where(sampled, q_token / q_mass, 1.0)
+    accept = tl.where(q_x > 0.0, tl.minimum(p_x / tl.where(q_x > 0.0, q_x, 1.0), 1.0), 0.0)
+    tl.store(p_trial + node, p_x)
+    tl.store(q_trial + node, q_x)
+    tl.store(accept_prob + node, accept)
+    return before, q_token, accept
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _reject(  # type: ignore[no-untyped-def]
+    node, before, q_token, mass, q_mass, whole, residual_mass,
+    p_row, choice, q_row, sampled, vocabulary, taken, remains, token, sibling, drawn, first, rejected,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """What a rejection leaves: (A, P, the sum of q, the sum of R)."""
+    more = tl.where(sampled, mass / q_mass, 0.0)
+    tl.store(remains + node, tl.where(sampled, tl.maximum(before - more * q_token, 0.0), 0.0))
+    tl.debug_barrier()  # all threads read what one has written
+    p_sum, q_sum = _sums(
+        *(p_row, choice, q_row, sampled, vocabulary, taken + more),
+        *(remains, token, sibling, drawn, first, rejected, BLOCK),
+    )
+    tl.store(residual_mass + node, p_sum / mass)
+    if p_sum > 0.0:
+        taken += more
+        mass = p_sum
+        whole = p_sum
+    else:  # nothing is left: p stays what it was
+        tl.store(remains + node, before)
+        tl.debug_barrier()
+    if (tl.load(drawn + node) == 1) & (q_sum > 0.0):
+        q_mass = q_sum
+    return taken, mass, q_mass, whole
+
+
 @triton.jit(do_not_specialize=["count", "rows"])  # type: ignore[untyped-decorator]
 def _verify(  # type: ignore[no-untyped-def]
     p, p_stride, q, q_stride, choices, vocabulary, by_tree, by_row, coin, numbers, remains, count, rows,
@@ -177,14 +218,7 @@ def _verify(  # type: ignore[no-untyped-def]
             *(p_row, choice, q_row, sampled, x + tl.arange(0, 1), vocabulary, taken),
             *(remains, token, sibling, drawn, first, rejected),
         )
-        before = tl.sum(p_here.to(tl.float64), 0)
-        q_token = tl.sum(q_here.to(tl.float64), 0)
-        p_x = before / mass
-        q_x = tl.where(sampled, q_token / q_mass, 1.0)
-        accept = tl.where(q_x > 0.0, tl.minimum(p_x / tl.where(q_x > 0.0, q_x, 1.0), 1.0), 0.0)
-        tl.store(p_trial + node, p_x)
-        tl.store(q_trial + node, q_x)
-        tl.store(accept_prob + node, accept)
+        before, q_token, accept = _chance(node, p_here, q_here, sampled, mass, q_mass, p_trial, q_trial, accept_prob)
         given = tl.load(forced + node)
         if ((given == 0) & (tl.load(coin + node) < accept)) | (given == 1):
             tl.store(outcome + node, 1.0)
@@ -195,23 +229,11 @@ def _verify(  # type: ignore[no-untyped-def]
         else:
             tl.store(outcome + node, 2.0)
             rejected += 1
-            more = tl.where(sampled, mass / q_mass, 0.0)
-            tl.store(remains + node, tl.where(sampled, tl.maximum(before - more * q_token, 0.0), 0.0))
-            tl.debug_barrier()  # all threads read what one has written
-            p_sum, q_sum = _sums(
-                *(p_row, choice, q_row, sampled, vocabulary, taken + more),
+            taken, mass, q_mass, whole = _reject(
+                *(node, before, q_token, mass, q_mass, whole, residual_mass),
+                *(p_row, choice, q_row, sampled, vocabulary, taken),
                 *(remains, token, sibling, drawn, first, rejected, BLOCK),
             )
-            tl.store(residual_mass + node, p_sum / mass)
-            if p_sum > 0.0:
-                taken += more
-                mass = p_sum
-                whole = p_sum
-            else:  # nothing is left: p stays what it was
-                tl.store(remains + node, before)
-                tl.debug_barrier()
-            if (tl.load(drawn + node) == 1) & (q_sum > 0.0):
-                q_mass = q_sum
             node = tl.load(sibling + node)
     _p_of_nodes(start, end, one_hot, p, p_stride, choices, parent, token, p_rows, p_out, BLOCK)
     sampled = tl.load(drawn + first, mask=rejected > 0, other=0) != 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from specscope.engine.config import EngineConfig as EngineConfig
     from specscope.engine.engine import Engine as Engine
-    from specscope.engine.generate import Result as Result
+    from specscope.engine.engine import Result as Result
     from specscope.page.load import load as load
     from specscope.speculate.drafters.base import Context as Context
     from specscope.speculate.drafters.base import Draft as Draft
@@ -35,7 +35,7 @@ _HOMES = {
     "load": "specscope.page.load",
     "NodeTrial": "specscope.trace.record.own_rule",
     "record": "specscope.transformers.recording",
-    "Result": "specscope.engine.generate",
+    "Result": "specscope.engine.engine",
     "SamplingParams": "specscope.trace.record.params",
 }
 __all__ = ["__version__", *_HOMES]

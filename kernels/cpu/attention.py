@@ -219,8 +219,8 @@ def merge(out, outputs, tops, sums, first, apart, parts):
 
 @jit
 def attend(
-    segments_at, count, cuts_at, cut_count, partial, kv_heads, fold, size, scale, window, qkv, stride, multiply, kind,
-    store, slots, outputs, tops, sums, scratch, thread, threads,
+    segments_at, count, cuts_at, cut_count, kv_heads, fold, size, scale, window, qkv, stride, multiply, kind, store,
+    slots, outputs, tops, sums, scratch, team,
 ):  # fmt: skip
     """This thread's share of all parts and heads. `store`: keys, then values [2 * kv_heads, slots, size].
 
@@ -231,7 +231,7 @@ def attend(
     number = size_of(kind)
     zeros = carray(floats(scratch + 4 * (own_floats(size) - PART)), PART)
     zeros[:] = ZERO
-    for item in range(thread, cut_count * kv_heads, threads):
+    for item in range(team[0], cut_count * kv_heads, team[1]):
         cut, head = cuts[item // kv_heads], item % kv_heads
         lines = segments[cut[0], 1] * fold
         line = cut[3] * fold * kv_heads + head * lines

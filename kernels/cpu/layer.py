@@ -18,11 +18,10 @@ import torch
 from numba import carray
 from torch import Tensor
 
-from specscope.kernels.cpu import product, rows
-from specscope.kernels.cpu.attention import ONE, attend, exp, merge, own_floats
-from specscope.kernels.cpu.flat_batch import SEGMENT, FlatBatch
+from specscope.kernels.cpu import product
+from specscope.kernels.cpu.attention import ONE, ZERO, attend, exp, merge, own_floats
+from specscope.kernels.cpu.flat_batch import CUT, SEGMENT, FlatBatch
 from specscope.kernels.cpu.product import KIND_OF, Panels, multiply_at, shape
-from specscope.kernels.cpu.rows import Norm, normalise
 from specscope.kernels.cpu.team import barrier, compiled, me, members
 from specscope.kernels.cpu.tiles import (
     BFLOAT16,
@@ -40,6 +39,27 @@ from specscope.kernels.cpu.tiles import (
 )
 
 WORDS = 5  # that tell of a product: Panels.words
+ALONE = 16384  # numbers of a norm that one thread is through with before another has begun
+
+
+@jit(fastmath={"reassoc", "nsz", "contract"})
+def normalise(x, weight, eps, out):
+    """out = x / sqrt(mean x^2 + eps) * weight."""
+    total = ZERO
+    for d in range(len(x)):
+        total += x[d] * x[d]
+    factor = ONE / np.sqrt(total / np.float32(len(x)) + eps)
+    for d in range(len(x)):
+        out[d] = x[d] * factor * weight[d]
+
+
+def _norm(address):
+    x, norm, out, rows, width = carray(integers(address), 5)
+    weight, eps = carray(floats(norm + 4), width), floats(norm)[0]
+    thread, threads = me(), members()
+    for row in range(thread, rows, threads):
+        line = carray(floats(out + 4 * row * width), width)
+        normalise(carray(floats(x + 4 * row * width), width), weight, eps, line)
 
 
 @jit
@@ -74,21 +94,6 @@ def _widen(x, kind, out, count):
 
 
 @jit
-def _prepare_heads(qkv, index, heads, kv_heads, size, norms, eps, cos, sin, kind, store, slots, slot):
-    """One head of one row: its norm and rotation; keys and values go into the cache, [2 * kv_heads, slots, size]."""
-    head = qkv[index * size : (index + 1) * size]
-    if index < heads + kv_heads:
-        if norms[0] != 0:
-            normalise(
-                head, carray(floats(norms[0 if index < heads else 1]), size), eps[2 if index < heads else 3], head
-            )
-        _rotate(head, cos, sin)
-    if index >= heads:
-        number = size_of(kind)
-        keep(head, kind, store + number * size * ((index - heads) * slots + slot))
-
-
-@jit
 def _pair(numbers, kind, out):
     """Where the next product's weights are in pairs: numbers as bfloat16 at an address, perhaps their own."""
     if kind == PAIRS:
@@ -96,24 +101,79 @@ def _pair(numbers, kind, out):
 
 
 @jit
-def _project(multiply, weight, first, last, x, x_stride, start, start_stride, y, y_stride, rows):
-    kind, w, _, _, width = weight
-    length, apart = shape(kind, width)
-    call_product(
-        multiply, kind, first, last, w, PANEL, apart, x, x_stride, start, start_stride, y, y_stride, rows, length
-    )
+def _norm_row(x, weight, eps, width, kind, out):
+    """The RMSNorm of a row of floats, as a product with weights of that kind takes it."""
+    line = carray(floats(out), width)
+    normalise(carray(floats(x), width), carray(floats(weight), width), eps, line)
+    _pair(line, kind, out)
 
 
 @jit
-def _add_product(multiply, weight, x, x_stride, residual, made, rows, width, thread, threads):
+def _enter(given, given_projected, kind, residual, projected, norm, eps, joined_kind, rows, width, joined, team):
+    """Rows as floats, and what attention projects: given too, or the rows after the first norm."""
+    number = size_of(kind)
+    for row in range(team[0], rows, team[1]):
+        x, line = residual + 4 * row * width, projected + 4 * row * joined
+        _widen(given + number * row * width, kind, x, width)
+        if given_projected != 0:
+            _widen(given_projected + number * row * joined, kind, line, joined)
+            _pair(carray(floats(line), joined), joined_kind, line)
+        else:
+            _norm_row(x, norm, eps, width, joined_kind, line)
+
+
+@jit
+def _prepare_heads(qkv, heads, kv_heads, size, norms, eps, cos_at, sin_at, turn, kind, store, slots, slot_of, team):
+    """Norm and rotation of every row's heads; keys and values go into the cache, [2 * kv_heads, slots, size]."""
+    rows, every, number = len(slot_of), heads + 2 * kv_heads, size_of(kind)
+    cos, sin = carray(floats(cos_at), (rows, turn)), carray(floats(sin_at), (rows, turn))
+    for item in range(team[0], rows * every, team[1]):
+        row, index = item // every, item % every
+        head = qkv[row, index * size : (index + 1) * size]
+        if index < heads + kv_heads:
+            which = 0 if index < heads else 1
+            if norms[0] != 0:
+                normalise(head, carray(floats(norms[which]), size), eps[2 + which], head)
+            _rotate(head, cos[row], sin[row])
+        if index >= heads:
+            keep(head, kind, store + number * size * ((index - heads) * slots + slot_of[row]))
+
+
+@jit
+def _share(panels, team):
+    """This thread's panels: (first, one past the last)."""
+    return panels * team[0] // team[1], panels * (team[0] + 1) // team[1]
+
+
+@jit
+def _project(multiply, weight, first, last, x, x_stride, y, y_stride, rows):
+    kind, w, _, start, width = weight
+    length, apart = shape(kind, width)
+    call_product(multiply, kind, first, last, w, PANEL, apart, x, x_stride, start, 0, y, y_stride, rows, length)
+
+
+@jit
+def _add_product(multiply, weight, x, x_stride, residual, made, rows, width, team):
     """residual += bias + x W^T, this thread's panels. `made`: room for the sums, [rows, width]."""
-    panels = weight[2]
-    first, last = panels * thread // threads, panels * (thread + 1) // threads
-    _project(multiply, weight, first, last, x, x_stride, weight[3], 0, made, width, rows)
+    first, last = _share(weight[2], team)
+    _project(multiply, weight, first, last, x, x_stride, made, width, rows)
     total, sums = carray(floats(residual), (rows, width)), carray(floats(made), (rows, width))
     for row in range(rows):
         for d in range(first * PANEL, last * PANEL):
             total[row, d] += sums[row, d]
+
+
+@jit
+def _gate_product(multiply, weight, x, width, gated, paired, kind, rows, inner, team):
+    """silu(gate) * up of x W^T, this thread's panels of both; `kind`: of the weights that it is multiplied by next."""
+    first, last = _share(inner // PANEL, team)
+    for half in (0, inner // PANEL):
+        _project(multiply, weight, half + first, half + last, x, width, gated, 2 * inner, rows)
+    both, low, high = carray(floats(gated), (rows, 2 * inner)), first * PANEL, last * PANEL
+    for row in range(rows):
+        gate = both[row, low:high]
+        _gate(gate, both[row, inner + low : inner + high])
+        _pair(gate, kind, paired + 4 * row * inner + 2 * low)
 
 
 def _layers(address):
@@ -128,15 +188,14 @@ def _layers(address):
 
 @jit
 def _layer(layer_at, call_at, given, out, store):
-    thread, threads = me(), members()
+    team = me(), members()
     batch_at, kind, given_projected, cos_at, sin_at, turn, slots, scratch, multiply = carray(integers(call_at), 9)
     width, heads, kv_heads, size, inner, window, floats_at, n1, n2, nq, nk = carray(integers(layer_at), 11)
     weights = carray(integers(layer_at + 8 * 11), (4, WORDS))
     segments_at, count, cuts_at, cut_count, slots_at, rows, partial = carray(integers(batch_at), 7)
     settings = carray(floats(floats_at), 5)  # scale, and the eps of each norm
-    scale, eps = settings[0], settings[1:]
-    fold, wide, size_all, joined = heads // kv_heads, (heads + 2 * kv_heads) * size, heads * size, weights[0, 4]
-    number = size_of(kind)
+    eps, wide, size_all, joined = settings[1:], (heads + 2 * kv_heads) * size, heads * size, weights[0, 4]
+    gate_up, down = weights[2], weights[3]
     residual = scratch
     projected = residual + 4 * rows * width
     normed = projected + 4 * rows * joined
@@ -147,104 +206,63 @@ def _layer(layer_at, call_at, given, out, store):
     outputs = paired + 4 * rows * inner
     tops = outputs + 4 * partial * heads * size
     sums = tops + 4 * partial * heads
-    thread_scratch = sums + 4 * partial * heads + 4 * thread * own_floats(size)
+    own = sums + 4 * partial * heads + 4 * team[0] * own_floats(size)
 
-    for row in range(thread, rows, threads):
-        x, line = residual + 4 * row * width, projected + 4 * row * joined
-        _widen(given + number * row * width, kind, x, width)
-        if given_projected != 0:
-            _widen(given_projected + number * row * joined, kind, line, joined)
-        else:
-            normalise(carray(floats(x), width), carray(floats(n1), width), eps[0], carray(floats(line), width))
-        _pair(carray(floats(line), joined), weights[0, 0], line)
+    _enter(given, given_projected, kind, residual, projected, n1, eps[0], weights[0, 0], rows, width, joined, team)
     barrier()
-
-    panels = weights[0, 2]
-    first, last = panels * thread // threads, panels * (thread + 1) // threads
-    _project(multiply, weights[0], first, last, projected, joined, weights[0, 3], 0, qkv, wide, rows)
+    first, last = _share(weights[0, 2], team)
+    _project(multiply, weights[0], first, last, projected, joined, qkv, wide, rows)
     barrier()
-
-    every, norms = heads + 2 * kv_heads, (nq, nk)
     lines, slot_of = carray(floats(qkv), (rows, wide)), carray(integers(slots_at), rows)
-    cos, sin = carray(floats(cos_at), (rows, turn)), carray(floats(sin_at), (rows, turn))
-    for item in range(thread, rows * every, threads):
-        row, index = item // every, item % every
-        slot = slot_of[row]
-        _prepare_heads(
-            lines[row], index, heads, kv_heads, size, norms, eps, cos[row], sin[row], kind, store, slots, slot
-        )
+    _prepare_heads(lines, heads, kv_heads, size, (nq, nk), eps, cos_at, sin_at, turn, kind, store, slots, slot_of, team)
     barrier()
-
     attend(
-        segments_at, count, cuts_at, cut_count, partial, kv_heads, fold, size, scale, window, qkv, wide, multiply, kind,
-        store, slots, outputs, tops, sums, thread_scratch, thread, threads,
+        segments_at, count, cuts_at, cut_count, kv_heads, heads // kv_heads, size, settings[0], window, qkv, wide,
+        multiply, kind, store, slots, outputs, tops, sums, own, team,
     )  # fmt: skip
     barrier()
-
-    segments = carray(integers(segments_at), (count, SEGMENT))
     _merge_all(
-        segments, cut_count, heads, fold, size, attended, outputs, tops, sums, cuts_at, partial, weights[1, 0],
-        thread_scratch, thread, threads,
+        segments_at, count, cuts_at, cut_count, heads, heads // kv_heads, size, attended, outputs, tops, sums, partial,
+        weights[1, 0], own, team,
     )  # fmt: skip
     barrier()
-
-    _add_product(multiply, weights[1], attended, size_all, residual, normed, rows, width, thread, threads)
+    _add_product(multiply, weights[1], attended, size_all, residual, normed, rows, width, team)
     barrier()
-
-    gate_up, down = weights[2], weights[3]
-    for row in range(thread, rows, threads):
-        x, line = residual + 4 * row * width, normed + 4 * row * width
-        normalise(carray(floats(x), width), carray(floats(n2), width), eps[1], carray(floats(line), width))
-        _pair(carray(floats(line), width), gate_up[0], line)
+    for row in range(team[0], rows, team[1]):
+        _norm_row(residual + 4 * row * width, n2, eps[1], width, gate_up[0], normed + 4 * row * width)
     barrier()
-
-    panels = inner // PANEL
-    first, last = panels * thread // threads, panels * (thread + 1) // threads
-    _project(multiply, gate_up, first, last, normed, width, gate_up[3], 0, gated, 2 * inner, rows)
-    _project(multiply, gate_up, panels + first, panels + last, normed, width, gate_up[3], 0, gated, 2 * inner, rows)
-    both = carray(floats(gated), (rows, 2 * inner))
-    for row in range(rows):
-        gate = both[row, first * PANEL : last * PANEL]
-        _gate(gate, both[row, inner + first * PANEL : inner + last * PANEL])
-        _pair(gate, down[0], paired + 4 * row * inner + 2 * first * PANEL)
+    _gate_product(multiply, gate_up, normed, width, gated, paired, down[0], rows, inner, team)
     barrier()
-
     into, apart = (paired, inner) if down[0] == PAIRS else (gated, 2 * inner)
-    _add_product(multiply, down, into, apart, residual, normed, rows, width, thread, threads)
-    panels = down[2]
-    first, last = PANEL * (panels * thread // threads), PANEL * (panels * (thread + 1) // threads)
-    made = carray(floats(residual), (rows, width))
+    _add_product(multiply, down, into, apart, residual, normed, rows, width, team)
+    first, last = _share(down[2], team)
+    made, number = carray(floats(residual), (rows, width)), size_of(kind)
     for row in range(rows):
-        keep(made[row, first:last], kind, out + number * (row * width + first))
+        keep(made[row, PANEL * first : PANEL * last], kind, out + number * (row * width + PANEL * first))
 
 
 @jit
 def _merge_all(
-    segments, cuts, heads, fold, size, attended, outputs, tops, sums, cuts_at, partial, kind, scratch, thread, threads
-):
+    segments_at, count, cuts_at, cut_count, heads, fold, size, attended, outputs, tops, sums, partial, kind, own, team,
+):  # fmt: skip
     """Merge each row's results over all parts of its context, [rows, heads * size]: this thread's share.
 
-    `kind`: of the weights that it is multiplied by next; `scratch`: floats of this thread.
+    `kind`: of the weights that it is multiplied by next; `own`: floats of this thread.
     """
-    mine = carray(floats(scratch), size)
-    cut_of = carray(integers(cuts_at), (cuts, 4))
-    lines, top, total = (
-        carray(floats(outputs), (partial * heads, size)),
-        carray(floats(tops), partial * heads),
-        carray(floats(sums), partial * heads),
-    )
-    item = 0
-    for segment in range(len(segments)):
+    mine, segments = carray(floats(own), size), carray(integers(segments_at), (count, SEGMENT))
+    cuts, lines = carray(integers(cuts_at), (cut_count, CUT)), carray(floats(outputs), (partial * heads, size))
+    top, total = carray(floats(tops), partial * heads), carray(floats(sums), partial * heads)
+    stored_kind, item = BFLOAT16 if kind == PAIRS else FLOAT32, 0
+    for segment in range(count):
         first, rows, begin = segments[segment, 0], segments[segment, 1], segments[segment, 7]
-        parts = (segments[segment + 1, 7] if segment + 1 < len(segments) else cuts) - begin
-        before = cut_of[begin, 3] * heads
+        parts = (segments[segment + 1, 7] if segment + 1 < count else cut_count) - begin
+        before = cuts[begin, 3] * heads
         for row in range(rows):
             for head in range(heads):
-                if item % threads == thread:
+                if item % team[1] == team[0]:
                     line = before + (head // fold) * rows * fold + row * fold + head % fold
                     merge(mine, lines, top, total, line, rows * heads, parts)
                     at_row = attended + 4 * (first + row) * heads * size
-                    stored_kind = BFLOAT16 if kind == PAIRS else FLOAT32
                     keep(mine, stored_kind, at_row + size_of(stored_kind) * head * size)
                 item += 1
 
@@ -253,8 +271,32 @@ def _merge_all(
 def prepare() -> None:
     """Compile all kernels, or load what was kept. Raises what stands in the way of using them on this machine."""
     multiply_at()
-    for work in (product._product, rows._norm, rows._top, _layers):
+    for work in (product._product, _norm, _layers):
         compiled(work)
+
+
+@dataclass(frozen=True)
+class Norm:
+    """An RMSNorm: x / sqrt(mean x^2 + eps) * weight."""
+
+    weight: Tensor  # float32 [width]
+    eps: float
+    _numbers: Tensor  # eps, then the weight, as the kernel reads them
+
+    @staticmethod
+    def of(weight: Tensor, eps: float) -> Norm:
+        """Raises what stands in the way of running it on this machine."""
+        compiled(_norm)
+        wide = weight.detach().float().contiguous()
+        return Norm(wide, eps, torch.cat([wide.new_tensor([eps]), wide]))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x float32 [..., width]."""
+        x = x.contiguous()
+        out, width = torch.empty_like(x), len(self.weight)
+        call = x.data_ptr(), self._numbers.data_ptr(), out.data_ptr(), x.numel() // width, width
+        compiled(_norm)(*call, alone=x.numel() <= ALONE)
+        return out
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ NEAR, APART = 3, 2  # what is fetched goes into the first cache, or into the sec
 FLOAT32, FLOAT16, BFLOAT16, PAIRS = 0, 1, 2, 3
 KINDS = (FLOAT32, FLOAT16, BFLOAT16, *([PAIRS] if PAIRED else []))  # that are there
 BYTES = {FLOAT32: 4, FLOAT16: 2, BFLOAT16: 2, PAIRS: 4}
-FLOAT, HALF, DOUBLE = ir.FloatType(), ir.HalfType(), ir.DoubleType()
+FLOAT, HALF = ir.FloatType(), ir.HalfType()
 BYTE, INT16, INT32, INT64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 ITEMS = {FLOAT32: FLOAT, FLOAT16: HALF, BFLOAT16: INT16, PAIRS: INT32}
 VECTOR, INTS = ir.VectorType(FLOAT, LANES), ir.VectorType(INT32, LANES)
@@ -246,7 +246,7 @@ def _pointer(of: Any, item: Any) -> Any:
     return pointer
 
 
-floats, doubles = _pointer(types.float32, FLOAT), _pointer(types.float64, DOUBLE)
+floats = _pointer(types.float32, FLOAT)
 integers, briefs = _pointer(types.int64, INT64), _pointer(types.uint16, INT16)  # briefs: numbers of 16 bits
 flags = _pointer(types.uint8, BYTE)  # truth values
 

@@ -197,12 +197,9 @@ def _serve(config: EngineConfig, options: ServeOptions, sinks: OutputOptions, li
 
 
 def _load(config: EngineConfig) -> Engine:
-    """The engine, with all of its cache's memory touched, so that the first requests need not wait for it."""
     from specscope.live.start import start_engine
 
-    engine = start_engine(config, lambda stage: _say(f"{stage} ..."))
-    engine.runner.cache.touch()
-    return engine
+    return start_engine(config, lambda stage: _say(f"{stage} ..."))
 
 
 def _say(line: str) -> None:

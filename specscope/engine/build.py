@@ -21,20 +21,20 @@ import torch
 import specscope
 from specscope.engine import chat_template
 from specscope.engine.config import EngineConfig, models_given
-from specscope.errors import UserError
+from specscope.errors import UserError, first_line
 from specscope.model.device import pick_device, pick_dtype
 from specscope.model.fast.fast_paths import disabled
 from specscope.model.graphs import Capture, CudaCapture, Shape, powers, shapes
-from specscope.model.heads.dflash import DFlashRunner, LoadedDFlash, load_dflash
-from specscope.model.heads.head_loader import LoadedHead, load_head
+from specscope.model.heads.dflash import DFlashRunner, load_dflash
+from specscope.model.heads.head_loader import load_head
 from specscope.model.heads.head_runner import HeadRunner
-from specscope.model.heads.mtp import LoadedMtp, MtpRunner, load_mtp
+from specscope.model.heads.mtp import MtpRunner, load_mtp
 from specscope.model.kv_cache import BLOCK_SIZE, KVCache
 from specscope.model.loader import LoadedModel, find_model, load_model, load_tokenizer
 from specscope.model.places import Backend, check_context, check_layers, pick_backend
 from specscope.model.runner import ModelRunner
 from specscope.plans.kinds import model_part
-from specscope.plans.plan import StaticPlan, TreePlan, parse_plan
+from specscope.plans.plan import StaticPlan, parse_plan
 from specscope.speculate.drafters.base import Drafter, DraftRunner
 from specscope.speculate.drafters.dflash import DFlash
 from specscope.speculate.drafters.draft_model import DraftModel
@@ -45,7 +45,6 @@ from specscope.speculate.drafters.ngram import NgramDrafter
 from specscope.speculate.drafters.own import DrafterSetup, OwnDrafter
 from specscope.speculate.drafters.parallel import ParallelEagle
 from specscope.speculate.drafters.suffix import SuffixDrafter
-from specscope.speculate.named import NamedCode
 from specscope.speculate.verify.verifier import warm_up_verdicts
 from specscope.trace.record.draft_vocabulary import pack
 from specscope.trace.record.params import SamplingParams
@@ -55,6 +54,7 @@ from specscope.trace.record.tree import ROOT
 from specscope.trace.record.vocabulary import Vocabulary, read_vocabulary
 
 GIB = 2**30
+OWN_TREE = "5"  # of a drafter of somebody's own, where --tree is not given
 
 
 @dataclass
@@ -146,24 +146,6 @@ def drafter_blocks(config: EngineConfig, blocks: int) -> int:
     return blocks if config.plan is None else blocks + config.max_batch * (config.plan.max_fed // BLOCK_SIZE + 2)
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What a drafter is made from."""
-
-    config: EngineConfig
-    target: LoadedModel
-    tokenizer: Any  # a Hugging Face tokenizer
-    blocks: int  # of KV, for the drafter
-    backend: Backend
-    progress: Callable[[str], None]
-    loaded: object  # the drafter's weights, where somebody has loaded them
-
-    @property
-    def plan(self) -> TreePlan:
-        """How trees are drafted; a chain of 5 for a drafter of somebody's own, where no tree was given."""
-        return self.config.plan or parse_plan("5")
-
-
 def make_drafter(
     config: EngineConfig,
     target: LoadedModel,
@@ -177,73 +159,66 @@ def make_drafter(
 
     `blocks`: the target's of KV; `other`: a drafter that has loaded the same weights, to share them.
     """
+    plan, room = config.plan or parse_plan(OWN_TREE), drafter_blocks(config, blocks)
+    setup = DrafterSetup(target, tokenizer, plan, config.draft_model, room, backend)
+    if config.is_own:
+        return OwnDrafter(config.load_drafter(), config.drafter, setup)
     loaded = None if other is None or other.runner is None else other.runner.loaded
-    wanted = Wanted(config, target, tokenizer, drafter_blocks(config, blocks), backend, progress, loaded)
-    drafter = _own(wanted) if config.is_own else MAKERS[config.drafter](wanted)
+    drafter = MAKERS[config.drafter](config, setup, loaded, progress)
     if isinstance(drafter, ModelDrafter):
         drafter.cache.pool.keep_apart(config.max_batch)
     return drafter
 
 
-def _own(wanted: Wanted) -> Drafter:
-    config = wanted.config
-    make = config.own.load("--drafter") if isinstance(config.own, NamedCode) else config.own
-    assert make is not None
-    setup = DrafterSetup(
-        wanted.target, wanted.tokenizer, wanted.plan, config.draft_model, wanted.blocks, wanted.backend
-    )
-    return OwnDrafter(make, config.drafter, setup)
+Maker = Callable[[EngineConfig, DrafterSetup, Any, Callable[[str], None]], Drafter]
+"""What makes a drafter of a kind, of weights that somebody has loaded, or None."""
 
 
-def _ngram(wanted: Wanted) -> Drafter:
-    plan, config = wanted.plan, wanted.config
-    assert isinstance(plan, StaticPlan)
-    return NgramDrafter(plan.max_depth, len(plan.shape.children(ROOT)), config.ngram_max, config.ngram_min)
+def _with_head(load: Callable[[str, LoadedModel], Any], run: Callable[..., Any], kind: Callable[..., Drafter]) -> Maker:
+    """`run` makes a runner of what `load` gives, and `kind` a drafter of the runner."""
+
+    def make(config: EngineConfig, setup: DrafterSetup, loaded: Any, progress: Callable[[str], None]) -> Drafter:  # noqa: ANN401
+        target = setup.target
+        runner = run(loaded or load(config.head, target), target, setup.blocks, setup.backend)
+        return kind(runner, setup.plan, target.max_context, notes_features=evidence(config, target) == "full")
+
+    return make
 
 
-def _eagle(wanted: Wanted) -> Drafter:
-    target, config = wanted.target, wanted.config
-    head = wanted.loaded if isinstance(wanted.loaded, LoadedHead) else load_head(config.head, target)
-    runner = HeadRunner(head, target.vocab_size, target.max_context, wanted.blocks, wanted.backend)
-    make = Eagle if head.head.config.parallel is None else ParallelEagle
-    return make(runner, wanted.plan, target.max_context, notes_features=evidence(config, target) == "full")
+def _eagle(runner: HeadRunner, *arguments: Any, **named: Any) -> Drafter:  # noqa: ANN401
+    return (Eagle if runner.head.config.mask_token is None else ParallelEagle)(runner, *arguments, **named)
 
 
-def _mtp(wanted: Wanted) -> Drafter:
-    target, config = wanted.target, wanted.config
-    loaded = wanted.loaded if isinstance(wanted.loaded, LoadedMtp) else load_mtp(target)
-    runner = MtpRunner(loaded, target, wanted.blocks, wanted.backend)
-    return Mtp(runner, wanted.plan, target.max_context, notes_features=evidence(config, target) == "full")
+def _ngram(config: EngineConfig, setup: DrafterSetup, *_: object) -> Drafter:
+    assert isinstance(setup.plan, StaticPlan)
+    return NgramDrafter(setup.plan.max_depth, len(setup.plan.shape.children(ROOT)), shortest=config.ngram_min)
 
 
-def _dflash(wanted: Wanted) -> Drafter:
-    target, config = wanted.target, wanted.config
-    head = wanted.loaded if isinstance(wanted.loaded, LoadedDFlash) else load_dflash(config.head, target)
-    runner = DFlashRunner(head, target.vocab_size, target.max_context, wanted.blocks, wanted.backend)
-    return DFlash(runner, wanted.plan, target.max_context, notes_features=evidence(config, target) == "full")
-
-
-def _draft_model(wanted: Wanted) -> Drafter:
-    target, config, layers = wanted.target, wanted.config, wanted.config.draft_layers
-    if isinstance(wanted.loaded, LoadedModel):
-        draft = wanted.loaded
-    elif layers is None:
-        draft = load_model(config.draft_model, target.device, target.dtype, wanted.progress)
-        _check_same_vocabulary(target, draft, wanted.tokenizer, config)
-    else:
+def _draft_model(
+    config: EngineConfig,
+    setup: DrafterSetup,
+    loaded: LoadedModel | None,
+    progress: Callable[[str], None],
+) -> Drafter:
+    target, layers = setup.target, config.draft_layers
+    if loaded is None and layers is None:
+        loaded = load_model(config.draft_model, target.device, target.dtype, progress)
+        _check_same_vocabulary(target, loaded, setup.tokenizer, config)
+    elif loaded is None and layers is not None:
         check_layers(layers, len(target.layers), target.name)
-        draft = load_model(config.target, target.device, target.dtype, wanted.progress, layers)
-    return DraftModel(ModelRunner(draft, wanted.blocks, backend=wanted.backend), wanted.plan)
+        loaded = load_model(config.target, target.device, target.dtype, progress, layers)
+    assert loaded is not None
+    return DraftModel(ModelRunner(loaded, setup.blocks, backend=setup.backend), setup.plan)
 
 
-MAKERS: Mapping[str, Callable[[Wanted], Drafter]] = {  # by the name of the kind
-    "none": lambda _: Drafter(),
-    "eagle": _eagle,
-    "dflash": _dflash,
+MAKERS: Mapping[str, Maker] = {  # by the name of the kind
+    "none": lambda *_: Drafter(),
+    "eagle": _with_head(load_head, HeadRunner, _eagle),
+    "dflash": _with_head(load_dflash, DFlashRunner, DFlash),
+    "mtp": _with_head(lambda _, target: load_mtp(target), MtpRunner, Mtp),
     "ngram": _ngram,
-    "suffix": lambda wanted: SuffixDrafter(wanted.plan.max_nodes, wanted.plan.max_depth),
+    "suffix": lambda _, setup, *__: SuffixDrafter(setup.plan.max_nodes, setup.plan.max_depth),
     "draft_model": _draft_model,
-    "mtp": _mtp,
 }
 
 
@@ -313,9 +288,9 @@ def _run_info(
 
 def warm_up(runner: ModelRunner, drafter: Drafter, max_context: int) -> None:
     """Launch each variant once. Needs the triton backend."""
-    runner.warm_up(max_context)
-    if drafter.runner is not None:
-        drafter.runner.warm_up(max_context)
+    for each in (runner, drafter.runner):
+        if each is not None:
+            each.graphs.warm_up(each.run_batch, max_context)
     warm_up_verdicts(runner.loaded.vocab_size, runner.cache.device)
 
 
@@ -332,26 +307,22 @@ def capture_graphs(
     A model that reads a tensor on the host while it runs (some mixtures of experts, some rotary tables) cannot be
     captured, and runs as it did before.
     """
-    wanted: list[tuple[DraftRunner, list[Shape], int]] = [
-        (runner, verify_shapes(config, drafter.max_nodes), drafter.max_nodes + 1)
+    nodes = drafter.max_nodes
+    wanted: list[tuple[str, DraftRunner, list[Shape], int]] = [
+        ("target", runner, verify_shapes(config, nodes), nodes + 1)
     ]
     if drafter.runner is not None and config.plan is not None:
         passes = shapes(config.max_batch, drafter.rows_fed)
-        wanted.append((drafter.runner, passes, config.plan.max_fed + passes[-1].rows))
-    announced, refused, count = 0, "", sum(len(these) for _, these, _ in wanted)
-    for model_runner, these, window in wanted:
+        wanted.append(("drafter", drafter.runner, passes, config.plan.max_fed + passes[-1].rows))
+    announced, refused, count = 0, "", sum(len(these) for *_, these, _ in wanted)
+    for name, each, these, window in wanted:
         try:
-            for _ in model_runner.capture(these, make_capture(), max_context, window):
+            for _ in each.graphs.capture(each.run_batch, these, make_capture(), max_context, window):
                 announced += 1
                 progress(f"capturing CUDA graphs: {announced} of {count}")
         except Exception as error:  # whatever a model, a compiler or a driver has against it
-            first = error.__context__ or error  # the end of a capture that was broken off complains as well
-            reason = (str(first).strip() or type(first).__name__).splitlines()[0]
-            refused += (
-                f"; {'the drafter' if model_runner is not runner else 'the target'} could not be captured: {reason}"
-            )
-    done = sum(len(model_runner.graphs) for model_runner, *_ in wanted)
-    return f"{done} CUDA graphs{refused}"
+            refused += f"; the {name} could not be captured: {first_line(error.__context__ or error)}"
+    return f"{sum(len(each.graphs) for _, each, *_ in wanted)} CUDA graphs{refused}"
 
 
 def verify_shapes(config: EngineConfig, nodes: int) -> list[Shape]:

@@ -115,8 +115,7 @@ class EngineConfig:
     # GiB for the target's
     kv_memory: Annotated[Gib, Flag("Memory for the KV cache.  [default: 1]", "GIB")] = 1.0
     threads: Annotated[Threads | None, Flag("CPU threads.  [default: torch's choice]", "N")] = None
-    ngram_max: Count = 4  # longest suffix that prompt lookup tries
-    ngram_min: Count = 2  # shortest
+    ngram_min: Annotated[int, Meta(ge=1, le=4, description="between 1 and 4")] = 2  # shortest suffix of prompt lookup
     own: Callable[..., Any] | NamedCode | None = None  # what makes a drafter that is none of DRAFTERS
     own_rule: Callable[[NodeTrial], Any] | NamedCode | None = None  # a rule that is none of RULES
 
@@ -159,8 +158,6 @@ class EngineConfig:
         for name, kind in _NUMBERS.items():
             value = getattr(self, name)
             object.__setattr__(self, name, None if value is None else checked(value, kind, name))
-        if self.ngram_max < self.ngram_min:
-            raise UserError(f"ngram_max ({self.ngram_max}) is below ngram_min ({self.ngram_min})")
         _ = self.draft_layers, self.plan  # what cannot be read is refused before anything is loaded
 
     def _check_named(
@@ -186,6 +183,11 @@ class EngineConfig:
     def is_own(self) -> bool:
         """Whether a class of the user's drafts."""
         return self.drafter not in DRAFTERS
+
+    def load_drafter(self) -> Callable[..., Any]:
+        """What makes the user's drafter, imported where it was named. Raises UserError."""
+        assert self.own is not None
+        return self.own.load("--drafter") if isinstance(self.own, NamedCode) else self.own
 
     def load_rule(self) -> OwnRule | None:
         """The rule of somebody's own, imported where it was named; None of one of RULES. Raises UserError."""

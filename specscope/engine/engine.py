@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from specscope.engine.build import Parts, build_parts
 from specscope.engine.config import EngineConfig, named_code
-from specscope.engine.generate import Chunk, Params, Prompts, Result, paired
 from specscope.engine.intake import Intake
 from specscope.engine.phases import LastStep, Phases, StepState
 from specscope.engine.pipeline import Pipeline
@@ -23,12 +22,71 @@ from specscope.gone import refuse_gone
 from specscope.speculate.changes import Changes
 from specscope.speculate.drafters.base import Drafter
 from specscope.speculate.drafters.model_drafter import ModelDrafter
-from specscope.speculate.sampling import Memory
 from specscope.speculate.verify.verifier import Verifier
+from specscope.trace.history.stats import Acceptance, measure
+from specscope.trace.record.notes import OutputLogprob
 from specscope.trace.record.params import SamplingParams
-from specscope.trace.record.records import Flight, Moved, RequestStep, StepRecord
-from specscope.trace.record.vocabulary import Detokenizer
+from specscope.trace.record.records import (
+    FinishReason,
+    Flight,
+    Moved,
+    Origin,
+    RequestEnd,
+    RequestStep,
+    StepRecord,
+)
+from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.outputs import Bus, Sink, Subscription
+
+Prompts = Prompt | Sequence[Prompt]
+Params = SamplingParams | Sequence[SamplingParams] | None  # one for all, or one for each
+
+
+@dataclass
+class Result:
+    """What a request came to. Filled by Engine.generate."""
+
+    id: str
+    prompt: str
+    text: str  # the output, cut at a stop string
+    token_ids: list[int]
+    origins: list[Origin]  # where each output token came from
+    finish: FinishReason
+    counts: list[int]  # [drafts, accepted at depth 1, accepted at depth 2, ...]
+    acceptance: Acceptance
+    steps: list[RequestStep]  # the request's records, whole
+    logprobs: list[OutputLogprob] | None = None  # of each output token; None where they were not asked for
+    error: str = ""
+
+    @staticmethod
+    def of(end: RequestEnd, steps: list[RequestStep], vocabulary: Vocabulary) -> Result:
+        """The result of a request that ended, from its records."""
+        tokens = end.output.tolist()
+        acceptance = measure(steps)
+        logprobs = [each for step in steps if step.logprobs is not None for each in step.logprobs.each(step.output())]
+        return Result(
+            id=end.info.id,
+            prompt=end.info.prompt,
+            text=end.text(tokens if end.stop_token is None else tokens[:-1], vocabulary),
+            token_ids=tokens,
+            origins=[origin for step in steps if step.verdict for origin in step.verdict.origins()[: step.emitted]],
+            finish=end.reason,
+            counts=acceptance.counts,
+            acceptance=acceptance,
+            steps=steps,
+            logprobs=None if end.info.params.logprobs is None else logprobs,
+            error=end.error,
+        )
+
+
+def paired(prompts: Prompts, params: Params) -> list[tuple[Any, SamplingParams | None]]:
+    """Each prompt with its parameters. Raises UserError where they are not as many."""
+    is_one = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int | Mapping))
+    many: Sequence[Any] = [prompts] if is_one else prompts
+    each = list(params) if isinstance(params, Sequence) else [params] * len(many)
+    if len(each) != len(many):
+        raise UserError(f"{len(many)} prompts, but {len(each)} sampling parameters")
+    return list(zip(many, each, strict=True))
 
 
 class Engine:
@@ -86,7 +144,6 @@ class Engine:
         self.current: StepState | None = None  # a step that was begun and not finished
         self.last: LastStep | None = None  # kept to be looked at, where there is a timeline
         self._cancel_later: list[str] = []
-        self._memory = Memory()
         self._unread = 0  # steps of the pipeline that were begun, and are not accounted for
 
     @property
@@ -168,7 +225,14 @@ class Engine:
 
         `params`: one for all, or one for each. Requests that were added before run along.
         """
-        names = self._add_all(prompts, params)
+        names: list[str] = []
+        try:
+            for prompt, wanted in paired(prompts, params):
+                names.append(self.add(prompt, wanted))
+        except UserError:
+            for name in names:
+                self.cancel(name)
+            raise
         records: dict[str, list[RequestStep]] = {name: [] for name in names}
         ended: dict[str, Result] = {}
         while len(ended) < len(names):
@@ -180,33 +244,6 @@ class Engine:
                 if end.info.id in records:
                     ended[end.info.id] = Result.of(end, records[end.info.id], self.vocabulary)
         return [ended[name] for name in names]
-
-    def stream(self, prompts: Prompts, params: Params = None) -> Iterator[Chunk]:
-        """Run prompts and yield output as it is committed, requests interleaved. Closing the iterator cancels them."""
-        left = {name: Detokenizer(self.vocabulary) for name in self._add_all(prompts, params)}
-        try:
-            while left:
-                record = self.step()
-                ends = {end.info.id: end.reason for end in record.finished}
-                for part in record.requests:
-                    if part.request in left and (part.emitted or part.request in ends):
-                        yield Chunk.of(part, left[part.request], ends.get(part.request))
-                for name in ends:
-                    left.pop(name, None)
-        finally:
-            for name in left:
-                self.cancel(name)
-
-    def _add_all(self, prompts: Prompts, params: Params) -> list[str]:
-        names: list[str] = []
-        try:
-            for prompt, wanted in paired(prompts, params):
-                names.append(self.add(prompt, wanted))
-        except UserError:
-            for name in names:
-                self.cancel(name)
-            raise
-        return names
 
     def subscribe(self, sink: Sink, *, lossless: bool = False) -> Subscription:
         """Hand every record to `sink`, on a thread of its own. A lossless sink may make the engine wait."""
@@ -239,7 +276,7 @@ class Engine:
             self.intake.await_forms()
             if self.timeline is not None:
                 self.timeline.note(self.phases)
-            self.current = now = StepState(self._memory)
+            self.current = now = StepState()
         if not self.phases.run_next(now):
             return None
         self._finish(now)
@@ -254,14 +291,14 @@ class Engine:
         """Wait for steps that run ahead, and publish their records. Nothing runs when this returns."""
         return [] if self.pipeline is None else self.pipeline.drain()
 
-    def _job(self, memory: Memory, even_idle: bool) -> StepState | None:
+    def _job(self, even_idle: bool) -> StepState | None:
         """All phases of a step, on the pipeline's thread. None where there is nothing to do."""
         if even_idle or self.requests or self.ended:
             self.intake.await_forms()
         with self.intake.lock:
             if not (even_idle or self.requests or self.ended):
                 return None
-            self.current = now = StepState(memory, apart=True)
+            self.current = now = StepState(apart=True)
             self._unread += 1
         while not self.phases.run_next(now):
             pass

@@ -19,7 +19,6 @@ from specscope.model.batch import Segment, pick
 from specscope.model.kv_cache import BLOCK_SIZE
 from specscope.speculate.changes import Changes
 from specscope.speculate.drafters.base import NO_DRAFT
-from specscope.speculate.sampling import Memory
 from specscope.speculate.verify.notes import form_notes
 from specscope.speculate.verify.notes import logprobs as raw_logprobs
 from specscope.speculate.verify.verifier import JudgedStep, Verifier
@@ -33,7 +32,6 @@ LOCKED = ("schedule", "commit")  # phases that nobody may add or cancel a reques
 class StepState:
     """An engine step while it happens; each phase fills its part."""
 
-    memory: Memory  # where the target's probabilities are put; another step's once this one was accounted for
     apart: bool = False  # whether it is accounted for while the next one runs
     plan: Schedule = field(default_factory=Schedule)
     judged: JudgedStep | None = None  # what the verdicts follow from
@@ -165,7 +163,7 @@ class Phases:
     def verify(self, now: StepState) -> None:
         """A verdict for each request that decodes."""
         asked = [(turn.context, turn.draft, turn.logits) for turn in now.decoding if turn.logits is not None]
-        now.judged = self.verifier.judge(asked, now.memory, self.changes)
+        now.judged = self.verifier.judge(asked, self.changes)
         if now.judged is not None:
             for turn, verdict in zip(now.decoding, now.judged.verdicts, strict=True):
                 turn.verdict = verdict

@@ -10,7 +10,6 @@ import numpy as np
 from specscope.model.kv_cache import BlockTable
 from specscope.speculate.allowed import Allowed
 from specscope.speculate.drafters.base import Context
-from specscope.speculate.tokens import Tokens
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import FinishReason, Preceded, RequestEnd, RequestInfo
 from specscope.trace.record.vocabulary import Vocabulary
@@ -29,7 +28,7 @@ class Request:
     title: str = ""  # for lists: the last chat message, where the prompt came as chat
     traceparent: str = ""  # the caller's span, as W3C trace context has it
     served: bool = False  # whether it came over HTTP
-    tokens: Tokens = field(init=False)  # prompt and output; the last is the root
+    tokens: list[int] = field(init=False)  # prompt and output; the last is the root
     computed: int = 0  # tokens whose KV is in the target's cache
     table: BlockTable = field(default_factory=BlockTable)
     steps: int = 0  # the request's own step counter
@@ -43,11 +42,11 @@ class Request:
     refused: str = ""  # why it cannot run at all, where that was found after it came
 
     def __post_init__(self) -> None:
-        self.tokens = Tokens(self.prompt_tokens)
+        self.tokens = list(self.prompt_tokens)
 
     def restart(self) -> None:
         """Make the request what it was when it arrived. It must hold no KV."""
-        self.tokens = Tokens(self.prompt_tokens)
+        self.tokens = list(self.prompt_tokens)
         self.computed = self.steps = self.admitted_ns = 0
         self.finish, self.stop, self.error = None, "", ""
         self.preceded = Preceded.PREFILL

@@ -51,21 +51,20 @@ class Turn:
 class Schedule:
     """What one step will do. Filled by Scheduler.schedule."""
 
-    budget: int = 0  # tokens that are left
+    most: int = 0  # tokens
     turns: list[Turn] = field(default_factory=list)
     admitted: list[Request] = field(default_factory=list)  # joined the batch for the first time
     preempted: list[Request] = field(default_factory=list)
     held_back: list[Request] = field(default_factory=list)  # keep their KV, and wait for the next step
     failed: list[Request] = field(default_factory=list)  # cannot run at all: their KV does not fit
 
-    def add(self, turn: Turn) -> None:
-        """Give a request its turn."""
-        self.turns.append(turn)
-        self.budget -= turn.cost
+    @property
+    def budget(self) -> int:
+        """Tokens that are left."""
+        return self.most - sum(turn.cost for turn in self.turns)
 
     def drop(self, request: Request) -> None:
         """Take a request's turn back, where it has one."""
-        self.budget += sum(turn.cost for turn in self.turns if turn.request is request)
         self.turns = [turn for turn in self.turns if turn.request is not request]
 
     def has(self, request: Request) -> bool:
@@ -210,7 +209,7 @@ class Scheduler:
         if request.admitted_ns == 0:
             request.admitted_ns = now_ns
             plan.admitted.append(request)
-        plan.add(turn)
+        plan.turns.append(turn)
         return True
 
     def _plan(self, request: Request, plan: Schedule, budget: int, *, drafts: bool) -> None:
@@ -233,7 +232,7 @@ class Scheduler:
                 self.running.remove(request)
                 self._fail(request, plan)
                 return
-        plan.add(turn)
+        plan.turns.append(turn)
 
     def _take_turns(self, plan: Schedule) -> None:
         """Those that got nothing, or a scrap of a prefill, come first the next time."""

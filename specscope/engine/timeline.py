@@ -73,8 +73,8 @@ class Timeline:
     undone: deque[StepRecord] = field(default_factory=deque)  # gone back over: they stand again if they come out so
     branch: int = 0
     branches: int = 1
-    inputs: list[Input] = field(default_factory=list)  # up to here
-    ahead: list[Input] = field(default_factory=list)  # gone back over, in order
+    inputs: list[Input] = field(default_factory=list)
+    happened: int = 0  # how many of the inputs lie behind; the others were gone back over
     repeating: bool = False  # while one of these happens again
     rewound: bool = False  # whether the engine went back since the last step that was new
 
@@ -103,7 +103,8 @@ class Timeline:
     def arrived(self, request: Request, *, cancels: bool = False) -> None:
         """Note that a request was added or cancelled. Between the phases of a step, this counts as after the step."""
         if not self.repeating:
-            self.inputs.append(Input(self.place, request, cancels))
+            self.inputs.insert(self.happened, Input(self.place, request, cancels))
+            self.happened += 1
 
     def settle(self, record: StepRecord) -> tuple[StepRecord, bool]:
         """The step that has just run, as it stands in the history, and whether it is new to it.
@@ -174,24 +175,22 @@ class Timeline:
         phases.gate.crowded = moment.crowded
         self.undone.extendleft(m.record for m in reversed(self.moments[index:]) if m.record is not None)
         del self.moments[index:]
-        self._undo_inputs()
+        self.happened = sum(event.place <= self.place for event in self.inputs[: self.happened])
         if self.moments and (before := self.moments[-1].record) is not None:
             self.branch = before.branch
         elif self.undone:
             self.branch = self.undone[0].branch
 
-    def _undo_inputs(self) -> None:
-        """What came after the place where the engine stands lies ahead of it now."""
-        here = self.place
-        self.ahead = [*(i for i in self.inputs if i.place > here), *self.ahead]
-        self.inputs = [i for i in self.inputs if i.place <= here]
+    @property
+    def ahead(self) -> list[Input]:
+        """What came after the place where the engine stands."""
+        return self.inputs[self.happened :]
 
     def _repeat(self, phases: Phases) -> None:
         """Add and cancel again what was added and cancelled before this step."""
         self.repeating = True
-        while self.ahead and self.ahead[0].place <= self.place:
-            event = self.ahead.pop(0)
-            self.inputs.append(event)
+        while self.ahead and (event := self.ahead[0]).place <= self.place:
+            self.happened += 1
             with phases.intake.lock:
                 if event.cancels:
                     phases.intake.cancel(event.request.id)
@@ -202,7 +201,7 @@ class Timeline:
 
     def arrivals(self) -> Iterable[Request]:
         """Every request that came, the newest first."""
-        return (event.request for event in reversed(self.inputs) if not event.cancels)
+        return (event.request for event in reversed(self.inputs[: self.happened]) if not event.cancels)
 
 
 def _shorten(phases: Phases, mark: Mark) -> bool:

@@ -13,7 +13,6 @@ from specscope.engine.request import Request
 from specscope.errors import UserError
 from specscope.model.runner import ModelRunner
 from specscope.speculate.changes import Changes
-from specscope.speculate.tokens import Tokens
 from specscope.trace.history.wording import plural
 from specscope.trace.record.records import RequestStep
 
@@ -76,7 +75,7 @@ def _twin(request: Request, tokens: list[int], changes: Changes, forms: Forms) -
         if left < len(request.prompt_tokens):  # the prompt was edited; else the tail is output
             twin.prompt_tokens = whole
     twin.allowed = forms.allowed(params)
-    twin.tokens = Tokens(twin.prompt_tokens, whole[len(twin.prompt_tokens) :])
+    twin.tokens = whole
     return twin
 
 

@@ -20,8 +20,7 @@ from specscope.errors import UserError
 from specscope.live.again import run_again
 from specscope.speculate.allowed import Allowed, mask_
 from specscope.speculate.drafters.base import Context, Draft
-from specscope.speculate.sampling import distributions, probabilities, scaled, shaped
-from specscope.speculate.tokens import TokenCounts
+from specscope.speculate.sampling import TokenCounts, distributions, probabilities, scaled, shaped
 from specscope.speculate.verify.distribution import Chosen, DrafterRow, Left, rejected
 from specscope.trace.history.history import RequestHistory
 from specscope.trace.history.place import ratios

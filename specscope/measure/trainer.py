@@ -184,7 +184,7 @@ def settings(config: HeadConfig) -> dict[str, Any]:
         **rope,
         PARTIAL: round(config.turned / config.head_size, 6),
         "sliding_window": list(config.windows),
-        **({} if config.parallel is None else {"mask_token_id": config.parallel.mask_token}),
+        **({} if config.mask_token is None else {"mask_token_id": config.mask_token}),
     }
 
 

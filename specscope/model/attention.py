@@ -7,7 +7,6 @@ AttentionInterface under BACKEND; the batch and the cache arrive as keyword argu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +14,11 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import AttentionInterface
 
-from specscope.model.batch import FEW, Batch, Reach
+from specscope.model.batch import Batch, Reach
 from specscope.model.kv_cache import KVCache
 
 BACKEND = "specscope"
+FEW = 16  # rows of a sequence whose query heads are made rows, so that a key is read once for all of them
 FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
@@ -41,52 +41,52 @@ def paged_attention(query: Tensor, layer: int, cache: KVCache, batch: Batch, var
     key, value = cache.key[layer], cache.value[layer]
     plain = variant.softcap is None and variant.sinks is None and key.shape[-1] == value.shape[-1]
     attend = _fused if plain and query.device.type == "cpu" else _masked
-    by_head = query.unflatten(1, (len(key), -1))  # [N, Hkv, fold, D]
+    by_head = query.unflatten(1, (len(key), -1)).permute(1, 2, 0, 3)  # [Hkv, fold, N, D]
     given = [
-        (reach.by_sequence(by_head), reach.read(key), reach.read(value), reach, variant)
-        for reach in batch.reaches(variant.window, key.shape[1])
+        (by_head[:, :, reach.rows], key[:, reach.slots], value[:, reach.slots], reach, variant)
+        for reach in batch.reaches(variant.window)
     ]
     each = [attend(*own) for own in given]
     out = _by_row(each)
     if not math.isfinite(out.sum(dtype=torch.float32)):
-        out = _by_row(x if x.isfinite().all() else _kept_apart(*own) for x, own in zip(each, given, strict=True))
+        out = _by_row([x if x.isfinite().all() else _kept_apart(*own) for x, own in zip(each, given, strict=True)])
     return out
 
 
-def _by_row(each: Iterable[Tensor]) -> Tensor:
-    """What was made for each Reach [Hkv, B, fold, M, E] as rows [N, H, E]."""
-    rows = [out.permute(1, 3, 0, 2, 4).flatten(2, 3).flatten(0, 1) for out in each]
+def _by_row(each: list[Tensor]) -> Tensor:
+    """What was made for each Reach [Hkv, fold, M, E] as rows [N, H, E]."""
+    rows = [out.permute(2, 0, 1, 3).flatten(1, 2) for out in each]
     return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
 def _fused(query: Tensor, key: Tensor, value: Tensor, reach: Reach, variant: Variant) -> Tensor:
-    """torch's own. query [Hkv, B, fold, M, D], key [Hkv, B, K, D], value [Hkv, B, K, E]: [Hkv, B, fold, M, E]."""
-    fold, rows = query.shape[2:4]
-    bias = reach.bias(query.dtype, fold if rows <= FEW else 1)
-    if rows > FEW:  # of one sequence
-        key, value = (x.expand(-1, fold, -1, -1) for x in (key, value))
-    flat = query.flatten(2, 3) if rows <= FEW else query[:, 0]
-    out: Tensor = FUSED(flat, key, value, attn_mask=bias, scale=variant.scale)[0]
-    return out.reshape(*query.shape[:4], -1)
+    """torch's own. query [Hkv, fold, M, D], key [Hkv, K, D], value [Hkv, K, E]: [Hkv, fold, M, E]."""
+    fold, rows = query.shape[1:3]
+    few = rows <= FEW
+    bias = reach.bias(query.dtype, fold if few else 1)
+    by_head = (x[:, None] if few else x[:, None].expand(-1, fold, -1, -1) for x in (key, value))
+    flat = query.flatten(1, 2)[:, None] if few else query
+    out: Tensor = FUSED(flat, *by_head, attn_mask=bias, scale=variant.scale)[0]
+    return out.reshape(*query.shape[:3], -1)
 
 
 def _masked(query: Tensor, key: Tensor, value: Tensor, reach: Reach, variant: Variant) -> Tensor:
     """The same in plain operators, for every variant."""
     weights = _weights(query, key, reach, variant).to(value.dtype)
-    return (weights.flatten(2, 3) @ value).unflatten(2, weights.shape[2:4])  # type: ignore[no-any-return]
+    return (weights.flatten(1, 2) @ value).unflatten(1, weights.shape[1:3])  # type: ignore[no-any-return]
 
 
 def _weights(query: Tensor, key: Tensor, reach: Reach, variant: Variant) -> Tensor:
-    """float32 [Hkv, B, fold, M, K]: 0 where a row does not see a slot."""
-    flat = (query.flatten(2, 3) @ key.transpose(2, 3)).float() * variant.scale
-    scores: Tensor = flat.unflatten(2, query.shape[2:4])
+    """float32 [Hkv, fold, M, K]: 0 where a row does not see a slot."""
+    flat = (query.flatten(1, 2) @ key.transpose(1, 2)).float() * variant.scale
+    scores: Tensor = flat.unflatten(1, query.shape[1:3])
     if variant.softcap is not None:
         scores = torch.tanh(scores / variant.softcap) * variant.softcap
-    scores = scores.masked_fill(~reach.seen[:, None], -torch.inf)
+    scores = scores.masked_fill(~reach.seen, -torch.inf)
     if variant.sinks is not None:  # a logit of its own in each head's softmax, whose value is 0
-        sinks = variant.sinks.float().view(len(key), 1, -1, 1, 1)
-        scores = torch.cat([scores, sinks.expand(*scores.shape[:2], -1, scores.shape[3], -1)], dim=-1)
-    return scores.softmax(-1)[..., : key.shape[2]]
+        sinks = variant.sinks.float().view(len(key), -1, 1, 1)
+        scores = torch.cat([scores, sinks.expand(-1, -1, scores.shape[2], -1)], dim=-1)
+    return scores.softmax(-1)[..., : key.shape[1]]
 
 
 def _kept_apart(query: Tensor, key: Tensor, value: Tensor, reach: Reach, variant: Variant) -> Tensor:
@@ -95,10 +95,10 @@ def _kept_apart(query: Tensor, key: Tensor, value: Tensor, reach: Reach, variant
     In float32: a product in bfloat16 lets it into other rows.
     """
     weights = _weights(query.float(), key.float(), reach, variant)
-    whole = key.isfinite().all(-1) & value.isfinite().all(-1)
-    spoiled = (reach.seen & ~whole[:, :, None]).any(-1)[:, :, None, :, None]
+    whole = key.isfinite().all(-1) & value.isfinite().all(-1)  # [Hkv, K]
+    spoiled = (reach.seen & ~whole[:, None]).any(-1)[:, None, :, None]
     kept = value.float().masked_fill(~whole[..., None], 0.0)
-    return (weights @ kept[:, :, None]).masked_fill(spoiled, torch.nan).to(query.dtype)
+    return (weights @ kept[:, None]).masked_fill(spoiled, torch.nan).to(query.dtype)
 
 
 def specscope_attention(

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 
 from specscope.kernels.tree_batch import FixedShape, Packed, Part, TreeBatch, put
 from specscope.model.kv_cache import BLOCK_SIZE, BlockTable
@@ -22,7 +20,7 @@ from specscope.trace.record.tree import Bools, DraftTree
 if TYPE_CHECKING:
     from specscope.kernels.cpu.flat_batch import FlatBatch
 
-FEW = 16  # rows of a sequence whose query heads are made rows, so that a key is read once for all of them
+NO_TREE = DraftTree.empty()
 TREE = "tree "  # begins the names of a TreeBatch's arrays beside a Batch's own
 
 
@@ -52,7 +50,9 @@ class Segment:
         return self.context + len(self.positions)
 
     @staticmethod
-    def of_tree(table: BlockTable, context: int, tokens: list[int], tree: DraftTree, *, logits: bool) -> Segment:
+    def of_tree(
+        table: BlockTable, context: int, tokens: list[int], tree: DraftTree = NO_TREE, *, logits: bool
+    ) -> Segment:
         """Pending tokens (the last is the root) and the drafts below it: causal, then by ancestry.
 
         `logits`: whether the rows of root and nodes are wanted; False for a prefill chunk.
@@ -80,12 +80,11 @@ class Segment:
 
 @dataclass
 class Reach:
-    """What B sequences' rows read of the cache in a layer: M rows and K slots each. For the torch backend."""
+    """What a sequence's M rows read of the cache in a layer: K slots. For the torch backend."""
 
     rows: slice  # of the batch
     slots: slice | Tensor  # int64 [K]; a slice where they lie side by side: keys and values are read in place then
-    seen: Tensor  # bool [B, M, K]
-    stride: int = 0  # slots from one sequence's first to the next one's
+    seen: Tensor  # bool [M, K]
     _bias: dict[tuple[torch.dtype, int], Tensor | None] = field(default_factory=dict)
 
     @staticmethod
@@ -105,39 +104,14 @@ class Reach:
             slots = slice(begin, begin + segment.length - start)
         else:
             slots = put(segment.table.slots(start, segment.length), device)
-        return Reach(slice(first, first + rows), slots, put(seen[None], device))
-
-    @staticmethod
-    def joined(each: list[Reach], slots: int) -> list[Reach]:
-        """As one, where all feed as many rows, a few, and lie equally far apart: each call takes time."""
-        begins = [reach.slots.start for reach in each if isinstance(reach.slots, slice)]
-        rows, longest = {reach.seen.shape[1] for reach in each}, max(reach.seen.shape[2] for reach in each)
-        apart = {after - before for before, after in pairwise(begins)}
-        alike = len(begins) == len(each) and len(rows) == len(apart) == 1
-        if not alike or min(apart) < 0 or max(rows) > FEW or begins[-1] + longest > slots:
-            return each
-        seen = torch.cat([functional.pad(reach.seen, (0, longest - reach.seen.shape[2])) for reach in each])
-        return [Reach(slice(0, each[-1].rows.stop), slice(begins[0], begins[0] + longest), seen, apart.pop())]
-
-    def by_sequence(self, rows: Tensor) -> Tensor:
-        """This part of rows [N, Hkv, fold, D] as [Hkv, B, fold, M, D]."""
-        own: Tensor = rows[self.rows].unflatten(0, self.seen.shape[:2]).permute(2, 0, 3, 1, 4)
-        return own
-
-    def read(self, part: Tensor) -> Tensor:
-        """Its keys or values [Hkv, slots, size] as [Hkv, B, K, size], where they lie or gathered."""
-        if not self.stride:
-            return part[:, None, self.slots]
-        heads, row, column = part.stride()
-        shape, first = (len(part), len(self.seen), self.seen.shape[2], part.shape[2]), self.slots.start  # type: ignore[union-attr]
-        return part.as_strided(shape, (heads, self.stride * row, row, column), part.storage_offset() + first * row)
+        return Reach(slice(first, first + rows), slots, put(seen, device))
 
     def bias(self, dtype: torch.dtype, fold: int) -> Tensor | None:
-        """Additive mask [1, B, fold * M, K]: 0 where a row sees a slot, least where not; None where all is seen."""
+        """Additive mask [1, 1, fold * M, K]: 0 where a row sees a slot, least where not; None where all is seen."""
         key = dtype, fold
         if key not in self._bias:
             bias = torch.zeros(self.seen.shape, dtype=dtype).masked_fill_(~self.seen, torch.finfo(dtype).min)
-            self._bias[key] = None if self.seen.all() else bias.repeat(1, fold, 1)[None]
+            self._bias[key] = None if self.seen.all() else bias.repeat(fold, 1)[None, None]
         return self._bias[key]
 
 
@@ -153,13 +127,12 @@ class Batch:
     segments: Sequence[Segment] = ()  # for the torch backend
     _reaches: dict[int | None, list[Reach]] = field(default_factory=dict)
 
-    def reaches(self, window: int | None, slots: int) -> list[Reach]:
-        """What the rows read in a layer that looks so far back, of a cache of so many slots."""
+    def reaches(self, window: int | None) -> list[Reach]:
+        """What the rows of each sequence read in a layer that looks so far back."""
         if window not in self._reaches:
             first = np.cumsum([0] + [len(s.tokens) for s in self.segments]).tolist()
             own = zip(self.segments, first, strict=False)
-            each = [Reach.of(s, row, window, self.tokens.device) for s, row in own]
-            self._reaches[window] = Reach.joined(each, slots)
+            self._reaches[window] = [Reach.of(s, row, window, self.tokens.device) for s, row in own]
         return self._reaches[window]
 
     @cached_property

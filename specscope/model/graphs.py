@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specscope.errors import UserError
 from specscope.kernels.tree_batch import FixedShape, Packed
 from specscope.model.batch import Batch, Segment
 from specscope.model.kv_cache import BLOCK_SIZE, BlockTable, KVCache
@@ -58,9 +59,9 @@ class Replayed:
 class Graphs:
     """Captured passes of one runner, by shape; a batch that none of them holds runs without."""
 
-    def __init__(self, cache: KVCache, inputs: Sequence[Tensor] = ()) -> None:
-        """`inputs`: a row of each input that a pass takes besides its batch."""
-        self._cache, self._inputs = cache, inputs
+    def __init__(self, cache: KVCache, inputs: Sequence[Tensor] = (), *, unfit: str = "") -> None:
+        """`inputs`: a row of each input that a pass takes besides its batch; `unfit`: why none can be captured."""
+        self._cache, self._inputs, self._unfit = cache, inputs, unfit
         self._window = self._blocks = self._beyond = 0
         self._captured: dict[Shape, _Captured] = {}
         self._outputs: Outputs = ()  # of the largest shape; those of the others are copied to their first rows
@@ -76,6 +77,8 @@ class Graphs:
 
         `max_context`: slots of a sequence; `window`: those behind its context at most, fed rows included.
         """
+        if self._unfit:
+            raise UserError(self._unfit)
         self._blocks, self._beyond = (-(-slots // BLOCK_SIZE) for slots in (max_context, window))
         self._window, captured = window, dict[Shape, _Captured]()
         for shape in sorted(wanted, reverse=True):
@@ -101,8 +104,7 @@ class Graphs:
         for rows in sorted({max_rows, *(2**i for i in range(max_rows.bit_length()))}):
             for context in {0, max_context - rows}:
                 table = BlockTable([cache.spare] * -(-(context + rows) // BLOCK_SIZE))
-                positions, mask = context + np.arange(rows, dtype=np.int64), np.tri(rows, dtype=np.bool_)
-                segment = Segment(table, [0] * rows, context, positions, mask, range(rows))
+                segment = Segment.of_tree(table, context, [0] * rows, logits=True)
                 batch = Batch.build([segment], cache.device, Backend.TRITON)
                 run(batch, *(row.new_zeros(rows, *row.shape[1:]) for row in self._inputs))
         slot = np.array([cache.spare * BLOCK_SIZE])

@@ -19,7 +19,6 @@ from specscope.kernels.tree_batch import BLOCK_SIZE, LayerShape, put
 from specscope.model.places import Backend
 
 __all__ = ["BLOCK_SIZE", "BlockPool", "BlockTable", "KVCache", "LayerShape", "OutOfBlocksError"]
-PAGE = 4096  # bytes that a system hands out at least
 
 
 class OutOfBlocksError(Exception):
@@ -58,13 +57,12 @@ class BlockPool:
         """`count` free blocks, each now held once. Raises OutOfBlocksError and takes none where there are too few.
 
         Those that follow the block `after`, or for a new sequence (None) that a lane holds those where one begins; else
-        the first that lie side by side; where no gap is large enough, the first of all.
+        the first of all.
         """
         if count > self.free:
             raise OutOfBlocksError(f"{count} KV blocks wanted, {self.free} free")
         wanted = (after + 1,) if after is not None else self._lanes if count <= self._lanes.step else ()
-        start = next((index for first in wanted if (index := self._at(first, count)) is not None), None)
-        start = self._gap(count) if start is None else start
+        start = next((index for first in wanted if (index := self._at(first, count)) is not None), 0)
         taken = self._free[start : start + count]
         del self._free[start : start + count]
         for block in taken:
@@ -76,13 +74,6 @@ class BlockPool:
         index = bisect_left(self._free, first)
         free = self._free[index : index + count]
         return index if free and free[0] == first and len(free) == count and free[-1] == first + count - 1 else None
-
-    def _gap(self, count: int) -> int:
-        """Where in the free blocks `count` lie side by side; 0 where they never do."""
-        if count < 2 or self._free[count - 1] - self._free[0] == count - 1:
-            return 0
-        free = np.asarray(self._free)
-        return int(np.argmax(free[count - 1 :] - free[: len(free) - count + 1] == count - 1))
 
     def share(self, block: int) -> None:
         """Hold a block once more."""
@@ -102,10 +93,6 @@ class BlockTable:
     """The blocks of one sequence, in order. Position t lies in slot blocks[t // 16] * 16 + t % 16."""
 
     blocks: list[int] = field(default_factory=list)
-
-    def written(self, start: int, end: int) -> NDArray[np.int32]:
-        """The blocks that hold positions start..end-1."""
-        return np.asarray(self.blocks[start // BLOCK_SIZE : -(-end // BLOCK_SIZE)], dtype=np.int32)
 
     def slots(self, start: int, end: int) -> NDArray[np.int64]:
         """Slots of positions start..end-1."""
@@ -153,11 +140,6 @@ class KVCache:
             pairs = [(parts[0][: shape.heads], parts[-1][-shape.heads :]) for shape, parts in of]
         self.key, self.value = [key for key, _ in pairs], [value for _, value in pairs]
         self._by_slot = [[part.transpose(0, 1) for part in parts] for parts in self.parts]
-
-    def touch(self) -> None:
-        """Take all of the memory from the system now; else the first requests wait for it. Before the cache is used."""
-        for store in self.stores:
-            store.view(-1)[:: PAGE // self.dtype.itemsize] = 0
 
     @staticmethod
     def block_bytes(layers: list[LayerShape], dtype: torch.dtype) -> int:

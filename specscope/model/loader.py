@@ -26,7 +26,6 @@ from specscope.model.fast.fuse import fuse
 from specscope.model.hub import hub_arguments, hush
 from specscope.model.kv_cache import BlockTable, LayerShape
 from specscope.model.places import model_place
-from specscope.trace.record.tree import DraftTree
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,6 @@ class LoadedModel:
     device: torch.device
     dtype: torch.dtype
     layers: list[LayerShape]  # what each layer keeps of a token
-    compiles: bool  # whether our own kernels for processors are used
     vocab_size: int
     max_context: int
     eos: tuple[int, ...]
@@ -122,7 +120,7 @@ def adopt(model: Any, name: str, folder: Path | None = None) -> LoadedModel:  # 
     """Make a transformers model ready for the paged cache: its attention replaced, its layers probed."""
     attention.register()
     layers = probe(model, name)
-    compiles = fuse(model, layers)
+    fuse(model, layers)
     config = model.config.get_text_config()
     return LoadedModel(
         model=model,
@@ -131,7 +129,6 @@ def adopt(model: Any, name: str, folder: Path | None = None) -> LoadedModel:  # 
         device=next(model.parameters()).device,
         dtype=next(model.parameters()).dtype,
         layers=layers,
-        compiles=compiles,
         vocab_size=model.get_output_embeddings().weight.shape[0],
         max_context=int(getattr(config, "max_position_embeddings", None) or 2048),
         eos=_eos(model),
@@ -204,7 +201,7 @@ def _agrees(model: Any, recorder: LayerRecorder) -> bool:  # noqa: ANN401
     """Whether the model's logits after a few tokens are the same with its own attention and with ours."""
     device = next(model.parameters()).device
     tokens = torch.arange(3, 8, device=device)[None] % model.get_output_embeddings().weight.shape[0]
-    tree = Segment.of_tree(BlockTable([0]), 0, tokens[0].tolist(), DraftTree.empty(), logits=True)
+    tree = Segment.of_tree(BlockTable([0]), 0, tokens[0].tolist(), logits=True)
     batch = Batch.build([tree], device)
     model.set_attn_implementation("eager")
     theirs = model(input_ids=tokens, use_cache=False).logits[0, -1].float()

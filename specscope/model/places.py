@@ -114,9 +114,6 @@ def check_device(name: str) -> None:
         raise UserError(f"device {name!r} is not supported: use auto, cpu or cuda")
 
 
-BACKENDS = ("auto", "torch", "triton")
-
-
 class Backend(StrEnum):
     """torch runs everywhere and is the reference; triton is for GPUs."""
 
@@ -125,7 +122,7 @@ class Backend(StrEnum):
 
 
 def pick_backend(name: str, device: torch.device) -> Backend:
-    """A name of BACKENDS as a backend; auto is triton on a CUDA GPU. Raises UserError where it cannot run."""
+    """A --backend; auto is triton on a CUDA GPU. Raises UserError where it cannot run."""
     if name == "auto":
         return Backend.TRITON if device.type == "cuda" else Backend.TORCH
     backend = Backend(name)

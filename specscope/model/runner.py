@@ -9,11 +9,10 @@ from torch import Tensor
 
 from specscope.model.batch import Batch, Segment
 from specscope.model.features import AuxHiddenStates, AuxLayer
-from specscope.model.graphs import Capture, Graphs, Shape
+from specscope.model.graphs import Graphs
 from specscope.model.kv_cache import BlockTable, KVCache
 from specscope.model.loader import LoadedModel
 from specscope.model.places import Backend
-from specscope.trace.record.tree import DraftTree
 
 CHUNK = 512  # tokens that `compute` feeds in one pass
 
@@ -36,14 +35,6 @@ class ModelRunner:
         self.graphs = Graphs(self.cache)
         self._aux = AuxHiddenStates(loaded.model, aux_layers) if aux_layers else None
 
-    def warm_up(self, max_context: int) -> None:
-        """Compile what passes launch (Graphs.warm_up)."""
-        self.graphs.warm_up(self._run, max_context)
-
-    def capture(self, wanted: Sequence[Shape], capture: Capture, max_context: int, window: int) -> Iterator[Shape]:
-        """Capture passes of these shapes for contexts up to `max_context` slots (Graphs); says which comes next."""
-        return self.graphs.capture(self._run, wanted, capture, max_context, window)
-
     def compute(self, table: BlockTable, tokens: Sequence[int]) -> Iterator[tuple[int, Tensor | None]]:
         """Write the KV of a sequence's first tokens, a chunk at a time, without logits. The table must have room.
 
@@ -51,7 +42,7 @@ class ModelRunner:
         """
         for start in range(0, len(tokens), CHUNK):
             chunk = list(tokens[start : start + CHUNK])
-            segment = Segment.of_tree(table, start, chunk, DraftTree.empty(), logits=False)
+            segment = Segment.of_tree(table, start, chunk, logits=False)
             _, features = self.forward_with_features([segment])
             yield start, features[0] if features else None
 
@@ -76,7 +67,7 @@ class ModelRunner:
         """
         replayed = self.graphs.replay(segments)
         if replayed is None:
-            logits, *features = self._run(Batch.build(segments, self.loaded.device, self.cache.backend))
+            logits, *features = self.run_batch(Batch.build(segments, self.loaded.device, self.cache.backend))
         else:
             every, *all_features = replayed.outputs
             logits, features = every[replayed.wanted], [x[replayed.fed] for x in all_features]
@@ -84,7 +75,7 @@ class ModelRunner:
         return list(logits.split([len(s.wanted) for s in segments])), [part for x in features for part in x.split(fed)]
 
     @torch.inference_mode()
-    def _run(self, batch: Batch) -> tuple[Tensor, ...]:
+    def run_batch(self, batch: Batch) -> tuple[Tensor, ...]:
         """Logits of the wanted rows, [R, vocabulary]; with aux layers the features of all, [N, their widths]."""
         logits = self.loaded.model(
             input_ids=batch.tokens,

@@ -6,9 +6,8 @@ The order is vLLM's: logit bias, penalties, what may come at all, temperature, m
 from __future__ import annotations
 
 import math
-import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -18,17 +17,28 @@ from torch import Tensor
 
 from specscope.kernels.tree_batch import put
 from specscope.speculate.allowed import mask_
-from specscope.speculate.tokens import TokenCounts
 from specscope.speculate.verify.distribution import Chosen, Left, Residual
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.tree import Ints
 
 PREFILTER = 512  # top-p first looks among this many largest logits, and among more only where they lack mass
 WIDER = 8  # how many times more
-AT_ONCE = 8  # rows that a processor takes together: all its threads have work, and they are in its cache
-MOST_KEPT = 2**24  # numbers of a Memory
 COLD = 1e-3  # divided by a higher temperature, no logit below 1e35 overflows
 TINY = 2.0**-126  # the least temperature that float32 divides by
+
+
+@dataclass(frozen=True)
+class TokenCounts:
+    """The tokens of a prompt and an output."""
+
+    seen: frozenset[int] = frozenset()
+    output: Counter[int] = field(default_factory=Counter)  # how often each is in the output
+
+    @staticmethod
+    def of(prompt: Iterable[int], output: Iterable[int] = ()) -> TokenCounts:
+        """The counts of a prompt and an output."""
+        counts = Counter(output)
+        return TokenCounts(frozenset(prompt) | counts.keys(), counts)
 
 
 @dataclass(frozen=True)
@@ -63,80 +73,32 @@ class TargetRows:
     p: Tensor  # float32 [S, V] the distribution that is sampled from, at each row of the others
 
 
-class Memory:
-    """Where a processor writes each step's probabilities: pages that are new cost it more than the softmax does."""
-
-    def __init__(self) -> None:
-        self._kept = torch.empty(0)
-
-    def rows(self, count: int, logits: Tensor) -> Tensor:
-        """Float32 [count, V], not filled, for the vocabulary of `logits`; the next call may give the same."""
-        size = count * logits.shape[1]
-        if logits.device.type != "cpu" or size > MOST_KEPT:
-            return torch.empty(count, logits.shape[1], device=logits.device)
-        if len(self._kept) < size:
-            self._kept = torch.empty(size)
-        return self._kept[:size].view(count, -1)
-
-
-def target_rows(parts: Sequence[LogitRows], memory: Memory) -> TargetRows:
+def target_rows(parts: Sequence[LogitRows]) -> TargetRows:
     """Of a batch of one request or more, in order. Nothing is read from a device."""
     logits = parts[0].logits
     greedy = [part.shaped() for part in parts if part.params.greedy]
     sampled = [part for part in parts if not part.params.greedy]
-    choices = [logits.new_empty(0, dtype=torch.int64), *map(argmax, _runs(greedy))]
+    choices = argmax(greedy[0] if len(greedy) == 1 else torch.cat(greedy)) if greedy else logits.new_empty(0).long()
     none = logits.new_empty(0, logits.shape[1], dtype=torch.float32)
-    return TargetRows(torch.cat(choices), all_probabilities(sampled, memory) if sampled else none)
+    return TargetRows(choices, all_probabilities(sampled) if sampled else none)
 
 
-def all_probabilities(parts: Sequence[LogitRows], memory: Memory | None = None) -> Tensor:
-    """What one sampled request or more are sampled from, in order. Float32 [rows of all, V], in `memory` if given."""
+def all_probabilities(parts: Sequence[LogitRows]) -> Tensor:
+    """What one sampled request or more are sampled from, in order. Float32 [rows of all, V]."""
     logits = [part.shaped() for part in parts]
-    sizes = [len(rows) for rows in logits]
-    out = (memory or Memory()).rows(sum(sizes), logits[0])
-    where = out.split(sizes)
-    for members in _alike(parts):
-        for part, rows, place in zip(parts[members], logits[members], where[members], strict=True):
-            scaled(rows, part.params.temperature, place)
-        start = sum(sizes[: members.start])
-        _softmax_(out[start : start + sum(sizes[members])], parts[members.start].params)
+    out, start = logits[0].new_empty(sum(map(len, logits)), logits[0].shape[1], dtype=torch.float32), 0
+    on_host = out.device.type == "cpu"  # whose caches hold one request's rows
+
+    def alike(part: tuple[LogitRows, Tensor]) -> tuple[object, ...]:
+        params = part[0].params
+        return (id(part[0]) if on_host else 0), params.min_p, params.top_k, params.top_p
+
+    for _, group in groupby(zip(parts, logits, strict=True), alike):
+        first = start
+        for part, rows in group:
+            scaled(rows, part.params.temperature, out[start : (start := start + len(rows))])
+        _softmax_(out[first:start], part.params)
     return out
-
-
-def _alike(parts: Sequence[LogitRows]) -> Iterator[slice]:
-    """Parts side by side that differ in temperature at most; on a processor some AT_ONCE rows together."""
-    most = AT_ONCE if parts[0].logits.device.type == "cpu" else sys.maxsize
-    kind = lambda i: (parts[i].params.min_p, parts[i].params.top_k, parts[i].params.top_p)  # noqa: E731
-    for _, same in groupby(range(len(parts)), kind):
-        members: list[int] = []
-        for i in same:
-            if members and sum(len(parts[m].logits) for m in (*members, i)) > most:
-                yield slice(members[0], i)
-                members = []
-            members.append(i)
-        yield slice(members[0], members[-1] + 1)
-
-
-def _runs(parts: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Tensors [n, V] that follow one another in memory as one, without a copy.
-
-    So a batch whose logits are parts of one tensor is one piece of work.
-    """
-    start = 0
-    for end in range(1, len(parts) + 1):
-        if end == len(parts) or not _follows(parts[end - 1], parts[end]):
-            first = parts[start]
-            yield first.as_strided((sum(map(len, parts[start:end])), first.shape[1]), first.stride())
-            start = end
-
-
-def _follows(first: Tensor, second: Tensor) -> bool:
-    """Whether `second` begins where `first` ends."""
-    return (
-        (first.dtype, first.stride()) == (second.dtype, second.stride())
-        and first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
-        and first.storage_offset() + len(first) * first.stride(0) == second.storage_offset()
-    )
 
 
 def argmax(rows: Tensor) -> Tensor:
@@ -235,7 +197,7 @@ def _penalise_(rows: Tensor, params: SamplingParams, counts: TokenCounts, paths:
     What all rows have in common is done at once. The few tokens on a row's own path follow, from what they were.
     """
     on_paths = [
-        (row, token, counts.times(token) + times)  # how often it is in that row's output
+        (row, token, counts.output[token] + times)  # how often it is in that row's output
         for row, path in enumerate(paths)
         for token, times in Counter(path).items()
     ]
@@ -243,10 +205,11 @@ def _penalise_(rows: Tensor, params: SamplingParams, counts: TokenCounts, paths:
     values = _repetition(rows[row, token], params)
     values -= params.frequency_penalty * times.to(rows.dtype) + params.presence_penalty
     if params.repetition_penalty != 1:
-        seen = put(counts.seen, rows.device)
+        seen = put(np.array([*counts.seen], np.int64), rows.device)
         rows[:, seen] = _repetition(rows[:, seen], params)
     if params.frequency_penalty or params.presence_penalty:
-        common, often = (put(x, rows.device) for x in counts.output)
+        counted = np.array([*counts.output.items()], np.int64).reshape(-1, 2)
+        common, often = put(counted, rows.device).unbind(1)
         rows[:, common] -= params.frequency_penalty * often.to(rows.dtype) + params.presence_penalty
     rows[row, token] = values
 

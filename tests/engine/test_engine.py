@@ -1,4 +1,4 @@
-"""The engine on a tiny real model: greedy equality, determinism, ends, cancellation, preemption, streaming."""
+"""The engine on a tiny real model: greedy equality, determinism, ends, cancellation, preemption."""
 
 import pytest
 import torch
@@ -108,24 +108,6 @@ def test_emitted_and_accepted_are_two_figures(engines):
     (result,) = engines["draft itself"].generate("abc", SamplingParams(max_tokens=2, ignore_eos=True))
     (step,) = [s for s in result.steps if s.verdict]
     assert (step.verdict.accepted, step.emitted, len(result.token_ids)) == (3, 2, 2)
-
-
-def test_streaming_yields_all_of_it_and_closing_cancels(engines):
-    engine = engines["ngram tree"]
-    params = SamplingParams(max_tokens=25, ignore_eos=True)
-    whole = engine.generate(PROMPTS[:2], params)
-    got = {}
-    for chunk in engine.stream(PROMPTS[:2], params):
-        text, tokens, origins, finish = got.get(chunk.request, ("", [], [], None))
-        assert finish is None
-        got[chunk.request] = (text + chunk.text, tokens + chunk.token_ids, origins + chunk.origins, chunk.finish)
-    assert [(t, i, o) for t, i, o, _ in got.values()] == [(r.text, r.token_ids, r.origins) for r in whole]
-    stream = engine.stream("abc", params)
-    next(stream)
-    stream.close()
-    engine.step()
-    assert not engine.busy
-    assert engine.runner.cache.pool.used == 0
 
 
 def test_chat_messages_and_turns(engines):

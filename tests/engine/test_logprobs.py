@@ -43,17 +43,6 @@ def test_they_are_the_raw_ones_of_each_tokens_own_context(engines, model, name, 
             assert all(p == pytest.approx(float(row[token]), abs=1e-4) for token, p in one.top)
 
 
-def test_chunks_have_them_piece_by_piece_and_n_may_be_0(engines):
-    engine = engines["draft tree"]
-    params = SamplingParams(logprobs=0, max_tokens=12, ignore_eos=True)
-    chunks = list(engine.stream("abcabcabc", params))
-    (whole,) = engine.generate("abcabcabc", params)
-    told = [one for chunk in chunks for one in chunk.logprobs]
-    assert [one.token for one in told] == whole.token_ids == [one.token for one in whole.logprobs]
-    assert all(one.top == () for one in told)
-    assert max(len(chunk.logprobs) for chunk in chunks) > 1  # of an accepted path
-
-
 def test_they_cost_nothing_where_nobody_asks(engines, monkeypatch):
     from specscope.engine import phases as module
 

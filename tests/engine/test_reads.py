@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import specscope
 from specscope import Engine, SamplingParams
-from specscope.speculate import draws, sampling
+from specscope.speculate import sampling
 from tests.heads import head_tensors, write_head, write_parallel_head
 
 HOME = str(Path(specscope.__file__).parent)
@@ -77,11 +77,6 @@ class Reads(TorchDispatchMode):
 def as_on_a_device(monkeypatch):
     """Where the code asks whether a tensor is on the host, to read it there, it is told no."""
 
-    def drawn(rows, coins):
-        tokens, *figures = torch.stack(draws._on_device(rows, torch.from_numpy(coins))).cpu()
-        return tokens.long().tolist(), *(figure.tolist() for figure in figures)
-
-    monkeypatch.setattr(draws, "_on_host", drawn)
     monkeypatch.setattr(sampling, "argmax", lambda rows: rows.argmax(-1))
 
 

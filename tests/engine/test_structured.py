@@ -166,9 +166,9 @@ def test_near_a_dead_end_the_request_ends_with_an_error_and_never_nan(engines, n
     grammars = engine.forms.grammars
     pieces = list(grammars.tokens.pieces)
     pieces[ids(engine, "z")[0]] = b""
-    kept = grammars._tokens
+    kept = grammars.tokens
     never = frozenset(token for token, piece in enumerate(pieces) if not piece)
-    grammars._tokens = dataclasses.replace(kept, digest="without z", pieces=tuple(pieces), never=never)
+    grammars.tokens = dataclasses.replace(kept, digest="without z", pieces=tuple(pieces), never=never)
     try:
         for temperature in (0.0, 1.0):
             params = each({"regex": "ab{2,4}z"}, temperature=temperature, min_tokens=2)[:2]
@@ -177,7 +177,7 @@ def test_near_a_dead_end_the_request_ends_with_an_error_and_never_nan(engines, n
                 assert "no token of the vocabulary" in result.error
                 assert result.text == "abbbb"
     finally:
-        grammars._tokens = kept
+        grammars.tokens = kept
 
 
 def test_the_end_of_a_form_ends_the_request_also_under_ignore_eos(engines):

@@ -186,9 +186,9 @@ def test_a_forward_reads_nothing_back(name, monkeypatch):
     segments = [Segment.of_tree(table, 0, [1, 2, 3, 4], tree, logits=True)]
     batch = Batch.build(segments, runner.loaded.device, runner.cache.backend)
     monkeypatch.setattr(attention, "paged_attention", lambda query, *_: torch.zeros_like(query))
-    runner._run(batch)  # whatever a model reads once
+    runner.run_batch(batch)  # whatever a model reads once
     reads = Reads(monkeypatch)
-    runner._run(batch)
+    runner.run_batch(batch)
     assert reads.count == 0
 
 

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specscope.model import attention
-from specscope.model import batch as batch_module
 from specscope.model.attention import specscope_attention
 from specscope.model.batch import Batch, Segment
 from specscope.model.kv_cache import BlockTable, KVCache, LayerShape
@@ -49,12 +48,11 @@ requests = st.lists(
     value_size=st.sampled_from([SIZE, 6]),
     wrong=st.sampled_from([None, float("nan"), float("inf")]),
     kind=st.sampled_from([torch.float32, torch.float32, torch.bfloat16]),
-    apart=st.booleans(),
     seed=st.integers(0, 99),
 )
 @settings(max_examples=80, deadline=None)
-def test_equals_the_reference(parts, window, softcap, with_sinks, few, value_size, wrong, kind, apart, seed):
-    """Whether contexts lie side by side, scattered or equally far `apart`, and up to how `few` rows heads are rows.
+def test_equals_the_reference(parts, window, softcap, with_sinks, few, value_size, wrong, kind, seed):
+    """Whether contexts lie side by side or scattered, and up to how `few` rows heads are rows.
 
     What a row does not see is `wrong` and does not reach it: other requests', left behind, or of a sibling.
     """
@@ -64,16 +62,12 @@ def test_equals_the_reference(parts, window, softcap, with_sinks, few, value_siz
     for store in cache.stores if wrong is not None else ():
         store.fill_(wrong)
     anywhere, in_a_row = iter(np.random.default_rng(seed).permutation(48).tolist()), iter(range(48, 96))
-    if apart:  # all feed as many rows
-        parts = [(context, parts[0][1], parts[0][2], False) for context, *_ in parts]
     segments, histories = [], []
-    for i, (context, fed, tree, scattered) in enumerate(parts):
+    for context, fed, tree, scattered in parts:
         table = BlockTable()
         length = context + fed + len(tree)
         blocks = -(-length // 16)
         table.blocks = [next(anywhere if scattered else in_a_row) for _ in range(blocks)]
-        if apart:
-            table.blocks = [*range(8 * i, 8 * i + blocks)]
         old_k, old_v = rand(KV_HEADS, context, SIZE), rand(KV_HEADS, context, value_size)
         cache.write(0, torch.from_numpy(table.slots(0, context)), old_k, old_v)
         segments.append(Segment.of_tree(table, context, list(range(fed)), tree, logits=True))
@@ -86,7 +80,7 @@ def test_equals_the_reference(parts, window, softcap, with_sinks, few, value_siz
         key[:, :, seed % rows] = value[:, :, seed % rows] = wrong
     sinks = rand(HEADS) if with_sinks else None
     variant = {"scaling": 0.4, "sliding_window": window, "softcap": softcap, "s_aux": sinks}
-    with patch.object(attention, "FEW", few), patch.object(batch_module, "FEW", few):
+    with patch.object(attention, "FEW", few):
         out, _ = specscope_attention(
             SimpleNamespace(layer_idx=0), query, key, value, None, **variant, batch=batch, pages=cache
         )
@@ -115,32 +109,17 @@ def test_a_context_is_read_where_it_lies_and_no_further_back_than_rows_look():
         Segment.of_tree(BlockTable(blocks), 60, [1], tree, logits=True) for blocks in (range(4, 8), [9, 1, 7, 3])
     )
     batch = Batch.build([apart, beside], torch.device("cpu"))
-    gathered, in_place = batch.reaches(None, 160)
+    gathered, in_place = batch.reaches(None)
     assert (in_place.slots, in_place.rows) == (slice(64, 64 + 63), slice(3, 6))
     assert gathered.slots.tolist() == apart.table.slots(0, 63).tolist()
-    assert [reach.slots for reach in batch.reaches(20, 160)][1] == slice(64 + 41, 64 + 63)
-    assert [reach.seen.sum(2).tolist() for reach in batch.reaches(20, 160)] == [[[20, 20, 20]]] * 2
-
-
-def test_sequences_that_lie_equally_far_apart_are_read_by_one_call():
-    at = lambda first, length, rows=1: Segment.of_tree(  # noqa: E731
-        BlockTable([*range(first, first + -(-length // 16))]), length - rows, [1] * rows, DraftTree.empty(), logits=True
-    )
-    joined = lambda *segments, slots=10**4: [  # noqa: E731
-        (reach.slots, reach.stride, len(reach.seen))
-        for reach in Batch.build(segments, torch.device("cpu")).reaches(None, slots)
-    ]
-    assert joined(at(0, 90), at(40, 100), at(80, 130)) == [(slice(0, 130), 640, 3)]
-    assert len(joined(at(0, 90), at(40, 100), at(81, 130))) == 3
-    assert len(joined(at(80, 90), at(40, 100), at(0, 130))) == 3
-    assert len(joined(at(0, 90), at(40, 100, 2))) == 2
-    assert len(joined(at(0, 130), at(40, 100), slots=640 + 112)) == 2  # the longest would reach beyond the end
+    assert [reach.slots for reach in batch.reaches(20)][1] == slice(64 + 41, 64 + 63)
+    assert [reach.seen.sum(1).tolist() for reach in batch.reaches(20)] == [[20, 20, 20]] * 2
 
 
 def test_a_row_alone_needs_no_mask():
     (reach,) = Batch.build(
         [Segment.of_tree(BlockTable([0]), 9, [1], DraftTree.empty(), logits=True)], torch.device("cpu")
-    ).reaches(None, 16)
+    ).reaches(None)
     assert reach.bias(torch.float32, 3) is None
 
 

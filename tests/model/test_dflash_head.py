@@ -30,7 +30,7 @@ def features(loaded, rows=CONTEXT, seed=3):
 
 
 def runner_of(loaded, target):
-    return DFlashRunner(loaded, target.vocab_size, target.max_context, blocks=8)
+    return DFlashRunner(loaded, target, blocks=8)
 
 
 def drafted(runner, given, depths, cuts=(CONTEXT,)):

@@ -63,13 +63,12 @@ def test_joined_linears_give_their_outputs_side_by_side(dtype, bias, pack, rows)
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scale", [1e-4, 1.0, 1e3])
-@pytest.mark.parametrize("compiles", [True, False], ids=["compiled", "plain"])
-def test_a_norm_equals_transformers_own(dtype, scale, compiles):
+def test_a_norm_equals_transformers_own(dtype, scale):
     torch.manual_seed(0)
     plain = t.models.llama.modeling_llama.LlamaRMSNorm(48, eps=1e-5).to(dtype).requires_grad_(False)
     nn.init.normal_(plain.weight)
     x = (torch.randn(2, 9, 48) * scale).to(dtype)
-    norm = FusedRMSNorm(plain.weight, plain.variance_epsilon, compiles=compiles)
+    norm = FusedRMSNorm(plain.weight, plain.variance_epsilon)
     assert close(norm(x), plain(x))
     assert norm(torch.zeros(1, 48, dtype=dtype)).eq(0).all()
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from specscope.errors import UserError
 from specscope.model.batch import Segment
 from specscope.model.heads.eagle_head import EagleHead
-from specscope.model.heads.head_config import HeadConfig, Parallel
+from specscope.model.heads.head_config import HeadConfig
 from specscope.model.heads.head_loader import load_head, save_head
 from specscope.model.heads.head_runner import HeadRunner
 from specscope.model.kv_cache import BlockTable
@@ -39,7 +39,7 @@ def target(deep):
 
 def run(loaded, target, hidden, tokens=TOKENS):
     """(logits, hidden states) of every pair, through the runner."""
-    runner = HeadRunner(loaded, target.vocab_size, target.max_context, blocks=2)
+    runner = HeadRunner(loaded, target, blocks=2)
     table = BlockTable()
     runner.cache.reserve(table, len(tokens), 0)
     segment = Segment.of_tree(table, 0, tokens, DraftTree.empty(), logits=True)
@@ -113,7 +113,7 @@ def test_a_head_gives_what_its_tensors_say_and_again_once_it_was_saved(tmp_path,
         same, other = (run(one, target, one.head.combine(features(one))) for one in (loaded, without))
         assert not torch.allclose(same[1], other[1], atol=1e-2)
     config = loaded.head.config
-    if config.version == 3 and config.parallel is None and loaded.embedding is target.embedding:
+    if config.version == 3 and config.mask_token is None and loaded.embedding is target.embedding:
         save_head(loaded.head, tmp_path / "again")
         back = same_as_published(tmp_path / "again", target)
         assert back.head.config.aux_layers == loaded.head.config.aux_layers
@@ -351,7 +351,6 @@ BROKEN = [  # what its config says (None: nothing), a tensor (None: it is not th
     (parallel(mask_token_id=None), "names no mask token: a P-EAGLE head needs mask_token_id"),
     (parallel(mask_token_id=300), "names mask token 300 in a vocabulary of 300"),
     (parallel(mask_token_id=-1), "mask_token_id"),
-    (parallel(speculators_config={"proposal_methods": 3}), "proposal_methods"),
     (mask_hidden, r"mask_hidden in .* is \[1, 1, 48\], but config.json makes it \[1, 1, 144\]"),
     (lambda folder: folder.rename(folder.parent / "gone"), "no head at .*/h: give a folder with config.json"),
 ]
@@ -408,9 +407,9 @@ def test_what_is_saved_is_what_is_published(tmp_path, target):
 
 def test_a_p_eagle_head_is_read_as_speculators_write_it_and_in_the_authors_layout(tmp_path, target):
     """A flat config with any of the names that vLLM reads, and `mask_hidden` as vLLM holds it, [1, F]."""
-    folder = write_parallel_head(tmp_path / "h", mask_token=9, depths=5)
+    folder = write_parallel_head(tmp_path / "h", mask_token=9)
     loaded = load_head(str(folder), target)
-    assert loaded.head.config.parallel == Parallel(mask_token=9, depths=5)
+    assert loaded.head.config.mask_token == 9
     reference = Reference(folder, target.embedding.weight)
     mask = loaded.head.combine(loaded.head.mask_features())
     torch.testing.assert_close(mask, reference.combine(reference.t["mask_hidden"].view(1, -1)))
@@ -418,5 +417,5 @@ def test_a_p_eagle_head_is_read_as_speculators_write_it_and_in_the_authors_layou
     tensors["mask_hidden"] = tensors["mask_hidden"][0]
     for name in ("pard_token", "ptd_token_id", "mask_token_id"):
         loaded = same_as_published(write_head(tmp_path / name, tensors, **{name: 11}), target)
-        assert loaded.head.config.parallel == Parallel(mask_token=11, depths=0)
+        assert loaded.head.config.mask_token == 11
         assert loaded.head.mask_hidden.shape == (1, 1, 3 * 48)

@@ -6,8 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specscope.speculate.draws import BLOCK, _on_device, block_sums, draw, draw_margin, draw_siblings
-from tests.speculate.reads import Reads
+from specscope.speculate.draws import BLOCK, block_sums, draw, draw_margin, draw_siblings
 
 WIDTHS = st.sampled_from([1, 2, 30, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 1000])
 SMALLEST, LARGEST = 2.0**-54, 1 - 2.0**-53  # what coins() gives at least and at most
@@ -44,12 +43,10 @@ def test_a_token_of_probability_zero_is_never_drawn(seed, width):
     rows[:, rng.integers(width)] = rng.choice([1.0, 1e-30])
     rows = torch.tensor(rows, dtype=torch.float32)
     coin = np.array([[SMALLEST], [0.5], [LARGEST]] * 2)
-    for way in (draw_siblings, device):
-        tokens, probs, _, lows = (torch.tensor(x) for x in way(rows, coin))
-        tokens = tokens.long()
-        assert (probs > 0).all()
-        assert torch.equal(rows.gather(1, tokens), probs)
-        assert ((lows >= 0) & (lows < 1)).all()
+    for row, draws in zip(rows, draw_siblings(rows, coin.tolist()), strict=True):
+        (one,) = draws
+        assert one.prob == float(row[one.token]) > 0
+        assert 0 <= one.low < 1
 
 
 def test_rows_are_summed_in_blocks():
@@ -57,44 +54,25 @@ def test_rows_are_summed_in_blocks():
     assert block_sums(rows).tolist() == [[float(r[:BLOCK].sum()), float(r[BLOCK:].sum())] for r in rows.double()]
 
 
-def device(rows, coins):
-    return tuple(x.tolist() for x in _on_device(rows, torch.from_numpy(coins)))
-
-
-@pytest.mark.parametrize("way", [draw_siblings, device])
 @given(st.integers(0, 10_000), WIDTHS, st.integers(1, 6))
-def test_siblings_are_drawn_without_replacement(way, seed, width, count):
+def test_siblings_are_drawn_without_replacement(seed, width, count):
     """As from distributions of which each drawn token is taken out, until nothing is left."""
     rng = np.random.default_rng(seed)
     rows = rng.random((4, width)) * (rng.random((4, width)) < rng.choice([0.02, 1.0]))
     rows[:, rng.integers(width)] += 1e-3
     rows = torch.tensor(rows / rows.sum(1, keepdims=True), dtype=torch.float32)
     coins = rng.random((4, count))
-    tokens, probs, margins, lows = way(rows, coins)
-    for f, row in enumerate(rows):
+    for row, draws, own in zip(rows, draw_siblings(rows, coins.tolist()), coins.tolist(), strict=True):
         left = row
-        for child in range(count):
-            if len(set(tokens[f][:child])) == int((row > 0).sum()):
-                assert probs[f][child:] == [0.0] * (count - child)
-                assert margins[f][child:] == [1.0] * (count - child)
-                assert lows[f][child:] == [0.0] * (count - child)
-                break
-            wanted, far = by_sum(left, float(coins[f, child]))
-            assert margins[f][child] == pytest.approx(far, abs=1e-6)
+        assert len(draws) == min(count, int((row > 0).sum()))
+        for draw_, coin in zip(draws, own, strict=False):
+            wanted, far = by_sum(left, coin)
+            assert draw_.margin == pytest.approx(far, abs=1e-6)
             if far < 1e-6:
                 break  # each renormalises in float32, we never do
-            assert tokens[f][child] == wanted
-            assert probs[f][child] == float(row[wanted])
-            assert lows[f][child] == pytest.approx(float(left.double()[:wanted].sum()), abs=1e-5)
-            assert lows[f][child] <= coins[f, child] < lows[f][child] + float(left[wanted]) + 1e-5
+            assert (draw_.token, draw_.prob) == (wanted, float(row[wanted]))
+            assert draw_.low == pytest.approx(float(left.double()[:wanted].sum()), abs=1e-5)
+            assert draw_.low <= coin < draw_.low + float(left[wanted]) + 1e-5
             left = left.clone()
             left[wanted] = 0
             left = left / left.sum() if left.sum() else left
-
-
-def test_siblings_are_drawn_on_a_device_without_a_read(monkeypatch):
-    rows, coins = torch.rand(3, 700), torch.rand(3, 4, dtype=torch.float64)
-    reads = Reads(monkeypatch)
-    tokens, probs, margins, lows = _on_device(rows, coins)
-    assert reads.count == 0
-    assert tokens.shape == probs.shape == margins.shape == lows.shape == (3, 4)

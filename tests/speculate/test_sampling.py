@@ -1,24 +1,17 @@
 """Logits to p: each parameter against a plain reference."""
 
-from unittest.mock import patch
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specscope.speculate import sampling
-from specscope.speculate.drafters.base import Context
 from specscope.speculate.sampling import (
     LogitRows,
-    Memory,
-    all_probabilities,
+    TokenCounts,
     distributions,
-    shaped,
     target_rows,
 )
-from specscope.speculate.tokens import TokenCounts, Tokens
 from specscope.speculate.verify.distribution import Chosen, Residual
 from specscope.trace.record.params import SamplingParams
 
@@ -88,34 +81,6 @@ def test_every_row_is_processed_along_its_own_path(seed, prompt, output, paths, 
         assert got.sum() == pytest.approx(1, abs=1e-5)
 
 
-penalised = st.builds(
-    SamplingParams,
-    repetition_penalty=st.sampled_from([1.0, 1.3]),
-    presence_penalty=st.sampled_from([0.0, 0.7]),
-    frequency_penalty=st.sampled_from([0.0, -0.4]),
-)
-
-
-@given(tokens, st.lists(tokens | st.floats(0, 1), max_size=12), tokens, penalised)
-def test_counts_that_follow_a_request_are_those_of_its_tokens(prompt, edits, path, params):
-    """The output grows, and is cut and continued otherwise: to the last bit what counting it all anew gives."""
-    text, output = Tokens(prompt), []
-    logits = torch.randn(2, VOCAB, generator=torch.Generator().manual_seed(0))
-    for edit in edits:
-        if isinstance(edit, float):
-            del output[int(edit * len(output)) :]
-            del text[len(prompt) + len(output) :]
-        else:
-            output += edit
-            for token in edit:
-                text.append(token)
-        assert text[:] == [*prompt, *output]
-        anew = TokenCounts.of(prompt, output)
-        assert sorted(text.counts.seen) == sorted(anew.seen) == sorted({*prompt, *output})
-        counted = Context("r", text, len(prompt), params).counts
-        assert torch.equal(shaped(logits, params, counted, [[], path]), shaped(logits, params, anew, [[], path]))
-
-
 def test_top_p_is_right_where_the_first_look_lacks_mass(monkeypatch):
     monkeypatch.setattr("specscope.speculate.sampling.PREFILTER", 4)
     monkeypatch.setattr("specscope.speculate.sampling.WIDER", 3)
@@ -154,25 +119,16 @@ params_of_a_batch = st.builds(
 )
 
 
-@given(st.lists(params_of_a_batch, min_size=1, max_size=8), st.booleans(), st.integers(1, 9), st.integers(0, 99))
-def test_a_batch_has_what_each_request_has_alone(every, apart, at_once, seed):
-    """Whether its logits are parts of one tensor or lie apart, and however many rows are taken together."""
+@given(st.lists(params_of_a_batch, min_size=1, max_size=8), st.booleans(), st.integers(0, 99))
+def test_a_batch_has_what_each_request_has_alone(every, apart, seed):
+    """Whether its logits are parts of one tensor or lie apart."""
     logits = torch.randn(len(every) * 2, VOCAB, generator=torch.Generator().manual_seed(seed))
     parts = [
         LogitRows(rows.clone() if apart else rows, params, TokenCounts.of([1], [2]), [[], [i]])
         for i, (params, rows) in enumerate(zip(every, logits.split(2), strict=True))
     ]
-    with patch.object(sampling, "AT_ONCE", at_once):
-        target = target_rows(parts, Memory())
+    target = target_rows(parts)
     alone = [distributions(part.logits, part.params, part.counts, part.paths) for part in parts]
     assert target.choices.tolist() == [row.token for rows in alone for row in rows if isinstance(row, Chosen)]
     wanted = [row.row for rows in alone for row in rows if isinstance(row, Residual)]
     assert torch.equal(target.p, torch.stack(wanted) if wanted else torch.zeros(0, VOCAB))
-
-
-def test_memory_is_used_again_and_grows():
-    memory, part = Memory(), LogitRows(torch.randn(2, VOCAB), SamplingParams(temperature=1.0))
-    first = all_probabilities([part], memory)
-    again = all_probabilities([part], memory)
-    assert first.data_ptr() == again.data_ptr()
-    assert len(all_probabilities([part] * 5, memory)) == 10

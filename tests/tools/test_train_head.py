@@ -54,7 +54,7 @@ def test_training_time_test_is_what_the_drafter_will_do(data, target, tmp_path):
     with torch.no_grad():
         forward(training.head, training.heads, batch, 3)
     hook.remove()
-    runner = HeadRunner(LoadedHead(training.head, target.embedding, training.head.lm_head, "here"), 300, 512, 20)
+    runner = HeadRunner(LoadedHead(training.head, target.embedding, training.head.lm_head, "here"), target, 20)
     tokens, features = batch.tokens[0].tolist(), batch.features[0]
     for at in (0, 7, 20):
         table = BlockTable()

@@ -182,7 +182,7 @@ class Drive:
             turn = Turn(request, context, part.prefill_tokens + decodes, decodes)
             turn.nodes = max(len(part.tree), room.nodes(context) if decodes else 0)
             room.reserve(turn, drafts=decodes)
-            now.plan.add(turn)
+            now.plan.turns.append(turn)
             self._parts += (part,)
 
     def _draft(self, now: StepState) -> None:

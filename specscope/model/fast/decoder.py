@@ -22,7 +22,6 @@ from specscope.model.kv_cache import KVCache, LayerShape
 
 if TYPE_CHECKING:
     from specscope.kernels.cpu.layer import CompiledLayers, LayerParts
-    from specscope.kernels.cpu.rows import Norm
 
 CHILDREN = {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"}
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
@@ -55,29 +54,17 @@ def _is_silu(act: Any) -> bool:  # noqa: ANN401
 
 
 class FusedRMSNorm(nn.Module):
-    """RMSNorm as one kernel, or in four small operators where transformers' has eight; torch's own is slower.
+    """RMSNorm as one kernel, where transformers' has eight small operators."""
 
-    x / sqrt(|x|^2 / n + eps) is sqrt(n) x / hypot(|x|, sqrt(n eps)); the weight takes the sqrt(n).
-    """
-
-    def __init__(self, weight: nn.Parameter, eps: float, *, compiles: bool = False) -> None:
+    def __init__(self, weight: nn.Parameter, eps: float) -> None:
         super().__init__()
-        self.weight, self.eps = weight, eps
-        self.kernel: Norm | None = None
-        if compiles:
-            from specscope.kernels.cpu.rows import Norm  # numba is imported only where it runs
+        from specscope.kernels.cpu.layer import Norm  # numba is imported only where it runs
 
-            self.kernel = Norm.of(weight, eps)
-        self._scaled = weight.detach().float() * len(weight) ** 0.5
-        self._least = torch.tensor((len(weight) * eps) ** 0.5)
+        self.weight, self.kernel = weight, Norm.of(weight, eps)
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension."""
-        if self.kernel is not None:
-            return self.kernel(x.float()).to(x.dtype)
-        wide = x.float()
-        length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).hypot_(self._least)
-        return torch.div(wide, length).mul_(self._scaled).to(x.dtype)
+        return self.kernel(x.float()).to(x.dtype)
 
 
 class Rotary:
@@ -140,7 +127,7 @@ class FusedLayer:
         plain = self.variant.softcap is None and self.variant.sinks is None and _is_silu(self.act)
         fits = sizes[0] == sizes[1] and not any(size % PANEL for size in sizes)
         fits = fits and all(Panels.fits(linear.weight) for linear in self.linears)
-        if not (plain and fits and all(isinstance(norm, FusedRMSNorm) and norm.kernel for norm in mine)):
+        if not (plain and fits and all(isinstance(norm, FusedRMSNorm) for norm in mine)):
             return
         self.most = max_rows
         self.parts = LayerParts(

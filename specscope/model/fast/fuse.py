@@ -22,33 +22,32 @@ ROWS = 5  # of a trial: enough for the path that more than a few rows take
 
 
 @torch.no_grad()
-def fuse(model: Any, layers: list[LayerShape]) -> bool:  # noqa: ANN401
+def fuse(model: Any, layers: list[LayerShape]) -> None:  # noqa: ANN401
     """Replace what can be replaced in a model on the CPU that already attends through the paged cache.
 
-    `layers`: what each of its layers keeps. What does not match is left alone. Returns whether our own kernels for
-    processors are used.
+    `layers`: what each of its layers keeps. What does not match is left alone.
     """
     weight = next(model.parameters())
     if weight.device.type != "cpu":
-        return False
+        return
     pack = may_pack(model)
     max_rows = compiled_rows(weight.dtype) if pack else 0
-    fuse_norms(model, compiles=max_rows > 0)
+    if max_rows:
+        fuse_norms(model)
     if FUSE not in disabled():
         _fuse_layers(model, layers, pack=pack, max_rows=max_rows)
     if pack:
         output = model.get_output_embeddings()
         pack_linear = lambda linear: PackedLinear([linear], pack=True, wide=linear is output)  # noqa: E731
         _swap(model, lambda module: pack_linear(module) if type(module) is nn.Linear else None)
-    return max_rows > 0
 
 
-def fuse_norms(model: nn.Module, *, compiles: bool) -> None:
+def fuse_norms(model: nn.Module) -> None:
     """Put FusedRMSNorms in the place of a model's RMSNorms, unless the user switched that off."""
 
     def norm(module: Any) -> nn.Module | None:  # noqa: ANN401
         if type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon"):
-            return FusedRMSNorm(module.weight, float(module.variance_epsilon), compiles=compiles)
+            return FusedRMSNorm(module.weight, float(module.variance_epsilon))
         return None
 
     if FUSE not in disabled():

@@ -11,8 +11,9 @@ The cache's slot t holds the features of position t. So a block begins in the sl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,15 +33,14 @@ from specscope.model.fast.fast_paths import same_numbers
 from specscope.model.fast.fuse import fuse_norms
 from specscope.model.fast.linear import PackedLinear, compiled_rows, may_pack
 from specscope.model.features import AuxLayer
-from specscope.model.graphs import Capture, Graphs, Shape
+from specscope.model.graphs import Graphs
 from specscope.model.heads.head_config import Ids, LayerJson, TokenId
-from specscope.model.heads.head_loader import EMBEDDING, check_maps, check_shapes, read_files
+from specscope.model.heads.head_loader import EMBEDDING, LoadedHead, check_maps, check_shapes, read_files
 from specscope.model.kv_cache import BLOCK_SIZE, BlockTable, KVCache, LayerShape
 from specscope.model.loader import LoadedModel, quick_meta
 from specscope.model.places import Backend, head_place
 from specscope.plans.dflash import ANCHOR, MASK_FILE, MOST_ROWS, flat, longest_draft, window_of
 from specscope.plans.heads import SLIDING
-from specscope.trace.record.tree import DraftTree
 from specscope.whole_file import read_object
 
 TRIAL_ROWS = 5
@@ -159,17 +159,7 @@ class MaskedEmbedding(nn.Module):
         return torch.where(is_own[..., None], self.vector, self.embedding(tokens.masked_fill(is_own, 0)))
 
 
-@dataclass(frozen=True)
-class LoadedDFlash:
-    """A head that fits its target."""
-
-    head: DFlashHead
-    embedding: nn.Module  # token ids to [..., width]: the checkpoint's own, or the target's
-    lm_head: nn.Module  # hidden states to logits over the draft vocabulary
-    name: str
-
-
-def load_dflash(folder: str, target: LoadedModel) -> LoadedDFlash:
+def load_dflash(folder: str, target: LoadedModel) -> LoadedHead:
     """Load a head from its folder. Raises UserError, with both shapes where it does not fit the target."""
     path = head_place(folder)
     config, tensors = read_config(path), read_files(path)
@@ -192,7 +182,7 @@ def load_dflash(folder: str, target: LoadedModel) -> LoadedDFlash:
         embedding = nn.Embedding.from_pretrained(own.to(target.device, target.dtype))
     if mask is not None:
         embedding = MaskedEmbedding(embedding, config.mask_token, mask.to(target.device, target.dtype))
-    return LoadedDFlash(head, embedding, getattr(head, "lm_head", target.output), path.resolve().name)
+    return LoadedHead(head, embedding, getattr(head, "lm_head", target.output), path.resolve().name)
 
 
 def _mask_embedding(path: Path, token: int) -> Tensor | None:
@@ -252,26 +242,19 @@ def _fill(head: DFlashHead, tensors: dict[str, Tensor], path: Path) -> None:
 class DFlashRunner:
     """Runs a head over a paged KV cache of its own."""
 
-    def __init__(
-        self,
-        loaded: LoadedDFlash,
-        vocab_size: int,
-        max_context: int,
-        blocks: int,
-        backend: Backend = Backend.TORCH,
-    ) -> None:
+    def __init__(self, loaded: LoadedHead, target: LoadedModel, blocks: int, backend: Backend = Backend.TORCH) -> None:
         head, weight, attention = loaded.head, loaded.head.fc.weight, loaded.head.layers[0].self_attn
-        self.loaded, self.head, self.vocab_size = loaded, head, vocab_size
+        self.loaded, self.head, self.vocab_size = loaded, head, target.vocab_size
+        self.beside = partial(DFlashRunner, loaded, target, backend=backend)  # with another cache, of so many blocks
         self.d2t, self.aux_layers = head.target_tokens(), head.config.aux_layers
-        size = int(attention.head_dim)  # type: ignore[arg-type, union-attr]
+        size = int(attention.head_dim)
         shape = LayerShape(int(head.qwen3.num_key_value_heads or 0), size, size)
         self.cache = KVCache([shape] * len(head.layers), blocks, weight.dtype, weight.device, backend)
-        on_cpu = weight.device.type == "cpu"
-        pack = on_cpu and may_pack(head)
+        pack = weight.device.type == "cpu" and may_pack(head)
         max_rows = compiled_rows(weight.dtype) if pack and head.config.rows(head.config.longest) <= MOST_ROWS else 0
         self.compiles = max_rows > 0  # whether our own kernels for processors are used
-        if on_cpu:
-            fuse_norms(head, compiles=self.compiles)
+        if self.compiles:
+            fuse_norms(head)
         variants = [Variant(size**-0.5, window, None, None) for window in head.config.windows]
         of = zip(head.layers, variants, strict=True)
         self.layers = [FusedLayer(layer, shape, variant, None, pack=pack) for layer, variant in of]
@@ -279,11 +262,12 @@ class DFlashRunner:
         self.lm_head: nn.Module = PackedLinear([head.lm_head], pack=pack) if own else loaded.lm_head
         self.fc = PackedLinear([head.fc], pack=pack)
         # No position lies beyond the cache, whatever context a config promises.
-        positions = torch.arange(min(max_context, blocks * BLOCK_SIZE), device=weight.device)[None]
+        positions = torch.arange(min(target.max_context, blocks * BLOCK_SIZE), device=weight.device)[None]
         rotary = Qwen3RotaryEmbedding(head.qwen3).to(weight.device)  # its frequencies stay float32
         # cos and sin of every position as the layers use them, side by side: [positions, 2, 1, 2, size / 2]
         self._turns = torch.stack(Rotary()(*rotary(weight, positions)), dim=1)
-        self.graphs = Graphs(self.cache)
+        mixed = "some of its layers are causal and some are not" if len({*head.config.ahead}) > 1 else ""
+        self.graphs = Graphs(self.cache, unfit=mixed)
         if self.compiles:
             self._compile(max_rows)
 
@@ -291,7 +275,7 @@ class DFlashRunner:
         """Compile the layers, where a pass over a few rows then comes out alike. Before the cache is used."""
         rows = min(TRIAL_ROWS, len(self._turns) - 1)
         block = block_segment(BlockTable([0]), 1, 0, rows, self.head.config)
-        context = Segment.of_tree(block.table, 0, [0], DraftTree.empty(), logits=False)
+        context = Segment.of_tree(block.table, 0, [0], logits=False)
         state = torch.randn(1, self.head.qwen3.hidden_size, generator=torch.Generator().manual_seed(0))
         self.write_context([context], state.to(self._turns.dtype))
         plain = self.forward([block])
@@ -301,16 +285,6 @@ class DFlashRunner:
             self.compiles = False
             for layer in self.layers:
                 layer.compiled = None
-
-    def warm_up(self, max_context: int) -> None:
-        """Compile what passes launch (Graphs.warm_up)."""
-        self.graphs.warm_up(self._run, max_context)
-
-    def capture(self, wanted: Sequence[Shape], capture: Capture, max_context: int, window: int) -> Iterator[Shape]:
-        """Capture passes of these shapes for contexts up to `max_context` slots (Graphs); says which comes next."""
-        if len({*self.head.config.ahead}) > 1:
-            raise UserError("some of its layers are causal and some are not")
-        return self.graphs.capture(self._run, wanted, capture, max_context, window)
 
     @torch.inference_mode()
     def combine(self, features: Tensor) -> Tensor:
@@ -334,10 +308,10 @@ class DFlashRunner:
         if replayed is not None:
             return replayed.outputs[0][replayed.wanted]
         batches = {rows: Batch.build(some, self._turns.device, self.cache.backend) for rows, some in seen.items()}
-        return self._run(*(batches[rows] for rows in ahead))[0]
+        return self.run_batch(*(batches[rows] for rows in ahead))[0]
 
     @torch.inference_mode()
-    def _run(self, batch: Batch, *further: Batch) -> tuple[Tensor]:
+    def run_batch(self, batch: Batch, *further: Batch) -> tuple[Tensor]:
         """`forward` of a batch that is laid out; `further`: how the other layers see it, where not alike."""
         x = self.loaded.embedding(batch.tokens[0])
         cos, sin = self._turns[batch.positions[0]].unbind(1)

@@ -76,7 +76,7 @@ class EagleHead(nn.Module):
                 self.fc_norm = nn.ModuleList(each)
             self.norm = LlamaRMSNorm(config.width, llama.rms_norm_eps)
             self.lm_head = nn.Linear(config.width, config.draft_vocab, bias=False)
-            if config.parallel is not None:
+            if config.mask_token is not None:
                 self.mask_hidden = nn.Parameter(torch.zeros(1, 1, joined))
             if config.draft_vocab != config.vocab:
                 self.register_buffer("d2t", torch.zeros(config.draft_vocab, dtype=torch.int64))

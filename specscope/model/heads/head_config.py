@@ -20,14 +20,6 @@ ROPES = ("rope_parameters", "rope_scaling")  # where it may be told too
 
 
 @dataclass(frozen=True)
-class Parallel:
-    """What a head that drafts all depths in one pass (P-EAGLE) has besides. Filled by `read_config`, or by training."""
-
-    mask_token: int  # whose embedding every row below the root's gets
-    depths: int  # that it was trained for; 0: its config does not say
-
-
-@dataclass(frozen=True)
 class HeadConfig:
     """One EAGLE head. Filled by `read_config`, or by training."""
 
@@ -42,7 +34,9 @@ class HeadConfig:
     norm_output: bool = False
     norm_before_fc: bool = False
     fc_norm: bool = False
-    parallel: Parallel | None = None
+    mask_token: int | None = (
+        None  # P-EAGLE, which drafts all depths in one pass: the token of every row below the root's
+    )
 
     @property
     def width(self) -> int:
@@ -127,18 +121,6 @@ class SglangJson(msgspec.Struct):
     eagle_aux_hidden_state_layer_ids: list[Annotated[int, msgspec.Meta(ge=-1, le=4096)]] | None = None
 
 
-class ProposalJson(msgspec.Struct):
-    """How a head is meant to be used, as vLLM's speculators write it."""
-
-    speculative_tokens: Annotated[int, msgspec.Meta(ge=0, le=4096)] | None = None
-
-
-class SpeculatorsJson(msgspec.Struct):
-    """`speculators_config`."""
-
-    proposal_methods: list[ProposalJson] = msgspec.field(default_factory=list)
-
-
 class HeadJson(msgspec.Struct):
     """What must hold of the rest of a head's config.json."""
 
@@ -154,7 +136,6 @@ class HeadJson(msgspec.Struct):
     mask_token_id: TokenId | None = None  # P-EAGLE: speculators' name, and two more that vLLM reads
     pard_token: TokenId | None = None
     ptd_token_id: TokenId | None = None
-    speculators_config: SpeculatorsJson | None = None
 
 
 def read_config(folder: Path, version: int, target_layers: int, *, parallel: bool = False) -> HeadConfig:
@@ -187,7 +168,7 @@ def read_config(folder: Path, version: int, target_layers: int, *, parallel: boo
         target_width=head_json.target_hidden_size or sizes.hidden_size,
         draft_vocab=head_json.draft_vocab_size or sizes.vocab_size,
         aux_layers=_aux_layers(head_json, target_layers) if version == 3 else ("final",),
-        parallel=_parallel(head_json, sizes.vocab_size, folder) if parallel else None,
+        mask_token=_mask_token(head_json, sizes.vocab_size, folder) if parallel else None,
         **flags,
     )
     try:
@@ -199,15 +180,14 @@ def read_config(folder: Path, version: int, target_layers: int, *, parallel: boo
     return config
 
 
-def _parallel(head_json: HeadJson, vocab: int, folder: Path) -> Parallel:
-    """What a P-EAGLE head's config says of its mask rows, looked up in vLLM 0.33's order."""
+def _mask_token(head_json: HeadJson, vocab: int, folder: Path) -> int:
+    """The token of a P-EAGLE head's mask rows, looked up in vLLM 0.33's order."""
     tokens = (head_json.mask_token_id, head_json.pard_token, head_json.ptd_token_id)
     token = next((token for token in tokens if token is not None), None)
     if token is None or token >= vocab:
         wrong = "names no mask token" if token is None else f"names mask token {token} in a vocabulary of {vocab}"
         raise UserError(f"{folder}/config.json {wrong}: a P-EAGLE head needs mask_token_id, pard_token or ptd_token_id")
-    methods = head_json.speculators_config.proposal_methods if head_json.speculators_config else []
-    return Parallel(token, (methods[0].speculative_tokens or 0) if methods else 0)
+    return token
 
 
 def _aux_layers(head_json: HeadJson, target_layers: int) -> tuple[AuxLayer, ...]:

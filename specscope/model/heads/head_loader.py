@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -29,7 +30,7 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
 class LoadedHead:
     """A head that fits its target."""
 
-    head: EagleHead
+    head: Any  # an EagleHead, or a DFlashHead
     embedding: nn.Module  # token ids to [..., width]: the checkpoint's own, or the target's
     lm_head: nn.Module  # hidden states to logits over the draft vocabulary
     name: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -15,9 +15,10 @@ from specscope.model.fast.decoder import FusedLayer, Rotary
 from specscope.model.fast.fast_paths import same_numbers
 from specscope.model.fast.fuse import fuse_norms
 from specscope.model.fast.linear import PackedLinear, compiled_rows, may_pack
-from specscope.model.graphs import Capture, Graphs, Shape
+from specscope.model.graphs import Graphs
 from specscope.model.heads.head_loader import LoadedHead
 from specscope.model.kv_cache import BLOCK_SIZE, BlockTable, KVCache, LayerShape
+from specscope.model.loader import LoadedModel
 from specscope.model.places import Backend
 
 TRIAL_ROWS = 5
@@ -26,32 +27,24 @@ TRIAL_ROWS = 5
 class HeadRunner:
     """Runs pairs of a token and a hidden state through a head."""
 
-    def __init__(
-        self,
-        loaded: LoadedHead,
-        vocab_size: int,
-        max_context: int,
-        blocks: int,
-        backend: Backend = Backend.TORCH,
-    ) -> None:
+    def __init__(self, loaded: LoadedHead, target: LoadedModel, blocks: int, backend: Backend = Backend.TORCH) -> None:
         head = loaded.head
         weight = head.fc.weight
         attention = head.midlayer.self_attn
         self.loaded = loaded
-        self.beside = partial(HeadRunner, loaded, vocab_size, max_context, backend=backend)  # another cache, of blocks
+        self.beside = partial(HeadRunner, loaded, target, backend=backend)  # with another cache, of so many blocks
         self.head = head
         self.aux_layers = head.config.aux_layers
-        self.vocab_size = vocab_size
+        self.vocab_size = target.vocab_size
         self.d2t = head.target_tokens()
         shape = LayerShape(attention.kv_heads, attention.size, attention.size)
         layers = [head.midlayer, *head.layers.values()]
         self.cache = KVCache([shape] * len(layers), blocks, weight.dtype, weight.device, backend)
-        on_cpu = weight.device.type == "cpu"
-        pack = on_cpu and may_pack(head)
+        pack = weight.device.type == "cpu" and may_pack(head)
         max_rows = compiled_rows(weight.dtype) if pack else 0
         self.compiles = max_rows > 0  # whether our own kernels for processors are used
-        if on_cpu:
-            fuse_norms(head, compiles=self.compiles)
+        if self.compiles:
+            fuse_norms(head)
         variants = [Variant(attention.size**-0.5, window, None, None) for window in head.config.windows]
         self.layer, *self.further = (
             FusedLayer(layer, shape, variant, None, pack=pack) for layer, variant in zip(layers, variants, strict=True)
@@ -60,7 +53,7 @@ class HeadRunner:
         self.lm_head: nn.Module = PackedLinear([head.lm_head], pack=pack) if is_eagle3 else loaded.lm_head
         self._fc: nn.Module = PackedLinear([head.fc], pack=pack) if is_eagle3 else nn.Identity()
         # No position lies beyond the cache, whatever context a config promises.
-        positions = torch.arange(min(max_context, blocks * BLOCK_SIZE), device=weight.device)[None]
+        positions = torch.arange(min(target.max_context, blocks * BLOCK_SIZE), device=weight.device)[None]
         # cos and sin of every position as the layer uses them, side by side: [positions, 2, 1, 2, size / 2]
         self._turns = torch.stack(Rotary()(*head.rotary(weight, positions)), dim=1)
         self.graphs = Graphs(self.cache, [weight.new_zeros(1, head.fc.out_features)])
@@ -83,14 +76,6 @@ class HeadRunner:
             for layer in (self.layer, *self.further):
                 layer.compiled = None
 
-    def warm_up(self, max_context: int) -> None:
-        """Compile what passes launch (Graphs.warm_up)."""
-        self.graphs.warm_up(self._run, max_context)
-
-    def capture(self, wanted: Sequence[Shape], capture: Capture, max_context: int, window: int) -> Iterator[Shape]:
-        """Capture passes of these shapes for contexts up to `max_context` slots (Graphs); says which comes next."""
-        return self.graphs.capture(self._run, wanted, capture, max_context, window)
-
     @torch.inference_mode()
     def combine(self, features: Tensor) -> Tensor:
         """The target's features [N, aux_layers * target width] as hidden states [N, width] for `forward`."""
@@ -105,12 +90,12 @@ class HeadRunner:
         """
         replayed = self.graphs.replay(segments, hidden)
         if replayed is None:
-            return self._run(Batch.build(segments, self._turns.device, self.cache.backend), hidden)
+            return self.run_batch(Batch.build(segments, self._turns.device, self.cache.backend), hidden)
         logits, out = replayed.outputs
         return logits[replayed.wanted], out[replayed.wanted]
 
     @torch.inference_mode()
-    def _run(self, batch: Batch, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def run_batch(self, batch: Batch, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """`forward` of a batch that is laid out."""
         head = self.head
         x, projected = head.prepare(self.loaded.embedding(batch.tokens[0]), hidden)

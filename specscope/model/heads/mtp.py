@@ -9,7 +9,7 @@ our attention; each has a layer of the cache.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -23,11 +23,10 @@ from specscope.model import attention
 from specscope.model.batch import Batch, Segment
 from specscope.model.checkpoint import check_numbers, mtp_modules
 from specscope.model.features import AuxLayer
-from specscope.model.graphs import Capture, Graphs, Shape
+from specscope.model.graphs import Graphs
 from specscope.model.kv_cache import BlockTable, KVCache, LayerShape
 from specscope.model.loader import LayerRecorder, LoadedModel, quick_meta
 from specscope.model.places import Backend
-from specscope.trace.record.tree import DraftTree
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,8 @@ def load_mtp(target: LoadedModel) -> LoadedMtp:
         model = MtpModel.from_pretrained(published, device_map={"": target.device})
     except Exception as error:
         raise not_loaded(f"the next-token modules of {kind}", error) from error
-    model.embed_tokens, model.rotary_emb = target.embedding, getattr(_decoder(target), "rotary_emb", None)
+    decoder = target.model.get_decoder()  # type: ignore[operator]
+    model.embed_tokens, model.rotary_emb = target.embedding, getattr(decoder, "rotary_emb", None)
     model.shared_head = nn.Identity()
     model.set_attn_implementation(attention.BACKEND)
     model = model.eval().requires_grad_(False)
@@ -70,15 +70,11 @@ def load_mtp(target: LoadedModel) -> LoadedMtp:
     return LoadedMtp(model, _probe(model, count, target), target.output, target.name)
 
 
-def _decoder(target: LoadedModel) -> Any:  # noqa: ANN401
-    return target.model.get_decoder()  # type: ignore[operator]
-
-
 @torch.inference_mode()
 def _probe(model: Any, count: int, target: LoadedModel) -> list[LayerShape]:  # noqa: ANN401
     """Run a token through each module; what it keeps."""
     recorder: Any = LayerRecorder()
-    segment = Segment.of_tree(BlockTable([0]), 0, [3], DraftTree.empty(), logits=True)
+    segment = Segment.of_tree(BlockTable([0]), 0, [3], logits=True)
     batch = Batch.build([segment], target.device)
     states = torch.zeros(1, target.width, device=target.device, dtype=target.dtype)
     for module in range(count):
@@ -99,21 +95,12 @@ class MtpRunner:
 
     aux_layers: tuple[AuxLayer, ...] = ("final",)
     d2t: Tensor | None = None  # a module drafts any token of the target
-    compiles = False
 
     def __init__(self, loaded: LoadedMtp, target: LoadedModel, blocks: int, backend: Backend = Backend.TORCH) -> None:
         self.loaded, self.vocab_size, self.modules = loaded, target.vocab_size, len(loaded.layers)
         self.beside = partial(MtpRunner, loaded, target, backend=backend)  # with another cache, of so many blocks
         self.cache = KVCache(loaded.layers, blocks, target.dtype, target.device, backend)
         self.graphs = Graphs(self.cache, [torch.zeros(1, target.width, device=target.device, dtype=target.dtype)])
-
-    def warm_up(self, max_context: int) -> None:
-        """Compile what passes launch (Graphs.warm_up)."""
-        self.graphs.warm_up(self._run, max_context)
-
-    def capture(self, wanted: Sequence[Shape], capture: Capture, max_context: int, window: int) -> Iterator[Shape]:
-        """Capture passes of the first module, as HeadRunner.capture; those of named ones run without."""
-        return self.graphs.capture(self._run, wanted, capture, max_context, window)
 
     def combine(self, features: Tensor) -> Tensor:
         """The target's features are what a module takes."""
@@ -128,10 +115,10 @@ class MtpRunner:
         replayed = self.graphs.replay(segments, hidden) if module is None else None
         if replayed is not None:
             return replayed.outputs[0][replayed.wanted], replayed.outputs[1][replayed.wanted]
-        return self._run(Batch.build(segments, self.cache.device, self.cache.backend), hidden, module)
+        return self.run_batch(Batch.build(segments, self.cache.device, self.cache.backend), hidden, module)
 
     @torch.inference_mode()
-    def _run(self, batch: Batch, hidden: Tensor, module: int | None = None) -> tuple[Tensor, Tensor]:
+    def run_batch(self, batch: Batch, hidden: Tensor, module: int | None = None) -> tuple[Tensor, Tensor]:
         """`forward` of a batch that is laid out."""
         states = run_module(self.loaded.model, module or 0, batch, hidden, self.cache)
         wanted = states[batch.wanted]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from specscope.model.features import AuxLayer
-from specscope.model.graphs import Capture, Graphs, Shape
+from specscope.model.graphs import Graphs, Run
 from specscope.speculate.allowed import Allowed
-from specscope.speculate.sampling import LogitRows
-from specscope.speculate.tokens import TokenCounts, Tokens
+from specscope.speculate.sampling import LogitRows, TokenCounts
 from specscope.trace.record.notes import MethodNotes
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import DraftNotes, Phase, Verdict
@@ -45,15 +44,18 @@ class Context:
 
     @property
     def counts(self) -> TokenCounts:
-        """What penalties are made of; empty where the request has none.
-
-        The engine's own lists keep their counts up to date; those of any other are counted anew.
-        """
+        """What penalties are made of; empty where the request has none."""
         if not self.params.penalised:
             return TokenCounts()
-        if isinstance(self.tokens, Tokens) and self.tokens.prompt_len == self.prompt_len:
-            return self.tokens.counts
         return TokenCounts.of(self.tokens[: self.prompt_len], self.tokens[self.prompt_len :])
+
+
+def over_target(logits: Tensor, vocab_size: int, d2t: Tensor | None) -> Tensor:
+    """Logits [..., draft vocabulary] as float32 [..., V], minus infinity where the drafter does not know a token."""
+    logits = logits.float()
+    if d2t is None:
+        return logits
+    return logits.new_full((*logits.shape[:-1], vocab_size), -torch.inf).index_copy_(-1, d2t, logits)
 
 
 @dataclass(frozen=True)
@@ -66,10 +68,7 @@ class DraftRow:
 
     def full(self) -> Tensor:
         """Float32 [V], minus infinity where the drafter does not know a token."""
-        logits = self.logits.float()
-        if self.d2t is None:
-            return logits
-        return logits.new_full((self.vocab_size,), -torch.inf).index_copy_(0, self.d2t, logits)
+        return over_target(self.logits, self.vocab_size, self.d2t)
 
 
 @dataclass(frozen=True)
@@ -100,11 +99,9 @@ class DraftRunner(Protocol):
     loaded: Any  # its weights, which others may share
     graphs: Graphs
 
-    def warm_up(self, max_context: int) -> None:
-        """Compile what passes launch."""
-
-    def capture(self, wanted: Sequence[Shape], capture: Capture, max_context: int, window: int) -> Iterator[Shape]:
-        """Capture passes of these shapes."""
+    @property
+    def run_batch(self) -> Run:
+        """One pass."""
 
 
 class Drafter:

@@ -10,20 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from specscope.errors import UserError
 from specscope.model.batch import Segment
 from specscope.model.heads.dflash import DFlashRunner, block_segment
-from specscope.model.kv_cache import BlockTable, KVCache
 from specscope.plans.plan import TreePlan
 from specscope.speculate.drafters.base import Draft
 from specscope.speculate.drafters.eagle import HeadDrafter
 from specscope.speculate.drafters.model_drafter import Drafting
 from specscope.speculate.drafters.parallel import grow_at_once, noted_as_one
 from specscope.speculate.drafters.tree_builder import Level
-from specscope.trace.record.tree import DraftTree
 
 
 class DFlash(HeadDrafter):
@@ -31,10 +28,11 @@ class DFlash(HeadDrafter):
 
     name = "dflash"
     runner: DFlashRunner
+    behind = 0
 
-    def __init__(self, runner: DFlashRunner, plan: TreePlan, max_context: int, *, notes_features: bool = True) -> None:
+    def __init__(self, runner: DFlashRunner, plan: TreePlan, max_context: int, **notes: bool) -> None:
         """Raises UserError where the plan is deeper than the head's block."""
-        super().__init__(runner, plan, max_context, notes_features=notes_features)
+        super().__init__(runner, plan, max_context, **notes)
         config = runner.head.config
         if plan.max_depth > config.longest:
             raise UserError(
@@ -58,17 +56,6 @@ class DFlash(HeadDrafter):
     def feed_frontier(self, drafting: Sequence[Drafting]) -> Level:
         """Never asked for: the first pass has the rows of all depths."""
         raise AssertionError("a block drafts all depths at once")
-
-    def afresh(
-        self, tokens: Sequence[int], count: int, features: Sequence[Tensor], blocks: int
-    ) -> tuple[KVCache, BlockTable, Sequence[int]]:
-        """What is written of committed positions: place t holds the features of position t."""
-        old, table, hidden = self.runner, BlockTable(), torch.cat(list(features))
-        runner = DFlashRunner(old.loaded, old.vocab_size, self.max_context, blocks, self.cache.backend)
-        runner.cache.reserve(table, count, 0)
-        segment = Segment.of_tree(table, 0, list(tokens[:count]), DraftTree.empty(), logits=False)
-        runner.write_context([segment], runner.combine(hidden[:count]))
-        return runner.cache, table, tokens[:count]
 
     def grow(self, drafting: Sequence[Drafting]) -> None:
         """Grow the trees from one pass."""

@@ -49,7 +49,7 @@ class DraftModel(ModelDrafter):
         start = g.state.computed
         g.state.computed += count
         tokens = list(g.context.tokens[start : start + count])
-        return Segment.of_tree(g.state.table, start, tokens, DraftTree.empty(), logits=logits)
+        return Segment.of_tree(g.state.table, start, tokens, logits=logits)
 
     def afresh(
         self, tokens: Sequence[int], count: int, features: Sequence[Tensor], blocks: int
@@ -69,8 +69,7 @@ class DraftModel(ModelDrafter):
         return self._level(self.runner.forward([g.builder.segment(g.state.table, g.base) for g in drafting]))
 
     def _level(self, logits: list[Tensor]) -> Level:
-        loaded = self.runner.loaded
-        return Level(torch.cat(logits), loaded.vocab_size, backend=self.cache.backend, compiles=loaded.compiles)
+        return Level(torch.cat(logits), self.runner.loaded.vocab_size)
 
     def commit(self, context: Context, tree: DraftTree, verdict: Verdict) -> None:
         """Move the accepted path's KV to its final slots, as far as the drafter has run it.

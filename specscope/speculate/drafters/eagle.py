@@ -8,8 +8,9 @@ the target's true features take their place, so that nothing guessed is kept.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from copy import copy
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from specscope.plans.plan import TreePlan
 from specscope.speculate.drafters.base import Context, DraftRunner
 from specscope.speculate.drafters.model_drafter import PREFILL_CHUNK, Drafting, ModelDrafter, State
 from specscope.speculate.drafters.tree_builder import Level
-from specscope.trace.record.tree import DraftTree, Floats
+from specscope.trace.record.tree import Floats
 
 LARGEST = float(np.finfo(np.float32).max)
 
@@ -86,12 +87,16 @@ class FeatureRunner(DraftRunner, Protocol):
     cache: KVCache
     vocab_size: int
     d2t: Tensor | None
-    compiles: bool
+
+    @property
+    def beside(self) -> Callable[[int], Any]:
+        """What makes a runner of the same weights, with another cache of so many blocks."""
 
 
 class HeadDrafter(ModelDrafter):
     """Drafts with a head over the target's features. Subclasses say how they run it."""
 
+    behind = 1  # by how many positions a slot's token lies behind its feature
     again = 0  # how many of the pairs that were fed last are fed once more: their rows hang on tokens that were guessed
 
     def __init__(self, runner: FeatureRunner, plan: TreePlan, max_context: int, *, notes_features: bool = True) -> None:
@@ -127,9 +132,7 @@ class HeadDrafter(ModelDrafter):
             self.cache.reserve(state.table, end, start)
         except OutOfBlocksError:
             return False
-        segment = Segment.of_tree(
-            state.table, start, list(tokens[start + 1 : end + 1]), DraftTree.empty(), logits=False
-        )
+        segment = Segment.of_tree(state.table, start, list(tokens[start + 1 : end + 1]), logits=False)
         self.write([segment], self._take(held, state, end))
         return True
 
@@ -160,6 +163,19 @@ class HeadDrafter(ModelDrafter):
             self._note(drafting, segments, features)
         return level
 
+    def afresh(
+        self, tokens: Sequence[int], count: int, features: Sequence[Tensor], blocks: int
+    ) -> tuple[KVCache, BlockTable, Sequence[int]]:
+        """The head fed true features."""
+        twin, table, end, states = copy(self), BlockTable(), count + self.again, torch.cat(list(features))
+        twin.runner = self.runner.beside(blocks + 1)
+        twin.runner.cache.reserve(table, end, 0)
+        for start in range(0, end, PREFILL_CHUNK):
+            chunk = list(tokens[start + 1 : end + 1])[: PREFILL_CHUNK + self.again]  # the last come again
+            segment = Segment.of_tree(table, start, chunk, logits=False)
+            twin.write([segment], states[start : start + len(chunk)])
+        return twin.runner.cache, table, tokens[self.behind : count + self.behind]
+
     def _note(self, drafting: Sequence[Drafting], segments: Sequence[Segment], features: Tensor) -> None:
         """Keep what fed the head, as the drafts' notes will say it."""
         norms, start = layer_norms(features, len(self.aux_layers)), 0
@@ -174,14 +190,14 @@ class HeadDrafter(ModelDrafter):
         for g in drafting:
             start, end = g.state.computed, min(g.base, g.state.computed + limit)
             tokens = list(g.context.tokens[start + 1 : end + 1])
-            segment = Segment.of_tree(g.state.table, start, tokens, DraftTree.empty(), logits=logits)
+            segment = Segment.of_tree(g.state.table, start, tokens, logits=logits)
             segments.append(segment)
             hidden.append(self._take(self._features[g.context.request], g.state, end))
         return segments, torch.cat(hidden)
 
     def level_of(self, logits: Tensor) -> Level:
         """What trees grow by, from a pass's logits [R, draft vocabulary]."""
-        return Level(logits, self.runner.vocab_size, self.runner.d2t, self.cache.backend, compiles=self.runner.compiles)
+        return Level(logits, self.runner.vocab_size, self.runner.d2t)
 
     def rewind(self, request: str, tokens: int) -> bool:
         """Feed the head again what it was fed then, from the features that are kept."""
@@ -203,12 +219,7 @@ class Eagle(HeadDrafter):
 
     name = "eagle"
     runner: HeadRunner | MtpRunner
-
-    def __init__(
-        self, runner: HeadRunner | MtpRunner, plan: TreePlan, max_context: int, *, notes_features: bool = True
-    ) -> None:
-        super().__init__(runner, plan, max_context, notes_features=notes_features)
-        self._hidden = torch.empty(0)  # [R, width] of the last pass
+    _hidden: Tensor  # [R, width] of the last pass
 
     def write(self, segments: list[Segment], features: Tensor) -> None:
         """A pass over the pairs."""
@@ -217,19 +228,6 @@ class Eagle(HeadDrafter):
     def root_level(self, drafting: Sequence[Drafting], segments: list[Segment], features: Tensor) -> Level:
         """The pass over the committed pairs."""
         return self._level(segments, self.runner.combine(features))
-
-    def afresh(
-        self, tokens: Sequence[int], count: int, features: Sequence[Tensor], blocks: int
-    ) -> tuple[KVCache, BlockTable, Sequence[int]]:
-        """The head fed true features: its place t is the feature of position t with the token at t + 1."""
-        runner, table = self.runner.beside(blocks), BlockTable()
-        held, hidden = tokens[1 : count + 1], torch.cat(list(features))
-        runner.cache.reserve(table, count, 0)
-        for start in range(0, count, PREFILL_CHUNK):
-            chunk = list(held[start : start + PREFILL_CHUNK])
-            segment = Segment.of_tree(table, start, chunk, DraftTree.empty(), logits=True)
-            runner.forward([segment], runner.combine(hidden[start : start + len(chunk)]))
-        return runner.cache, table, held
 
     def feed_frontier(self, drafting: Sequence[Drafting]) -> Level:
         """Each node's token with the hidden state made at its parent."""

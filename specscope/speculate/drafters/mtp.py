@@ -21,14 +21,12 @@ from torch import Tensor
 
 from specscope.model.batch import Segment
 from specscope.model.heads.mtp import MtpRunner
-from specscope.model.kv_cache import BlockTable, KVCache
 from specscope.plans.plan import TreePlan
 from specscope.speculate.drafters.base import Draft
 from specscope.speculate.drafters.eagle import Eagle
-from specscope.speculate.drafters.model_drafter import PREFILL_CHUNK, Drafting
+from specscope.speculate.drafters.model_drafter import Drafting
 from specscope.speculate.drafters.tree_builder import Level
 from specscope.trace.record.notes import MethodNotes
-from specscope.trace.record.tree import DraftTree
 
 
 class Mtp(Eagle):
@@ -37,28 +35,17 @@ class Mtp(Eagle):
     name = "mtp"
     runner: MtpRunner
 
-    def __init__(self, runner: MtpRunner, plan: TreePlan, max_context: int, *, notes_features: bool = True) -> None:
-        super().__init__(runner, plan, max_context, notes_features=notes_features)
+    def __init__(self, runner: MtpRunner, plan: TreePlan, max_context: int, **notes: bool) -> None:
+        super().__init__(runner, plan, max_context, **notes)
         self.iterates = runner.modules == 1 or not plan.is_chain or plan.max_depth > runner.modules
         self.again = 0 if self.iterates else runner.modules - 1
         self._fed: dict[str, tuple[Segment, Tensor]] = {}  # of each request's last pass its rows, and their states
 
     def write(self, segments: list[Segment], features: Tensor) -> None:
         """Every module's KV; what those behind the first need of tokens that nobody knows yet comes again."""
-        _write(self.runner, segments, features, 1 if self.iterates else self.runner.modules)
-
-    def afresh(
-        self, tokens: Sequence[int], count: int, features: Sequence[Tensor], blocks: int
-    ) -> tuple[KVCache, BlockTable, Sequence[int]]:
-        """As of an EAGLE head, by every module."""
-        end, states = count + self.again, torch.cat(list(features))
-        runner, table = self.runner.beside(blocks + 1), BlockTable()
-        runner.cache.reserve(table, end, 0)
-        for start in range(0, end, PREFILL_CHUNK):
-            chunk = list(tokens[start + 1 : end + 1])[: PREFILL_CHUNK + self.again]  # the last come again
-            segment = Segment.of_tree(table, start, chunk, DraftTree.empty(), logits=False)
-            _write(runner, [segment], states[start : start + len(chunk)], 1 if self.iterates else runner.modules)
-        return runner.cache, table, tokens[1 : count + 1]
+        for module in range(1 if self.iterates else self.runner.modules):
+            _, features = self.runner.forward(segments, features, module)
+            segments = [_rolled(segment, segment.tokens[-1]) for segment in segments]
 
     def root_level(self, drafting: Sequence[Drafting], segments: list[Segment], features: Tensor) -> Level:
         """The first module over the committed pairs."""
@@ -89,12 +76,6 @@ class Mtp(Eagle):
         depth = draft.tree.depth.astype(np.int32)
         module = 0 * depth if self.iterates else depth - 1
         return replace(draft, method=MethodNotes(module=module)) if len(depth) else draft
-
-
-def _write(runner: MtpRunner, segments: list[Segment], states: Tensor, modules: int) -> None:
-    for module in range(modules):
-        _, states = runner.forward(segments, states, module)
-        segments = [_rolled(segment, segment.tokens[-1]) for segment in segments]
 
 
 def _rolled(segment: Segment, token: int) -> Segment:

@@ -2,16 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 
 from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft
-from specscope.speculate.drafters.ngram_index import NgramIndex
 from specscope.speculate.drafters.text_drafter import TextDrafter
 from specscope.trace.record.notes import MethodNotes
 from specscope.trace.record.tree import ROOT, DraftTree
 
 
-class NgramDrafter(TextDrafter[NgramIndex]):
+class NgramIndex:
+    """For each n-gram its last occurrences that were followed by something else each time, at most `width` of them.
+
+    An occurrence is named by its end, the index past its last token. An end is taken in once the `depth` tokens that
+    follow it are there, so that what follows two ends is the same or not for good; the few ends after that are looked
+    at one by one. So a look costs the same however long the text is, and however often it repeats itself.
+    """
+
+    def __init__(self, depth: int, width: int, sizes: range) -> None:
+        self.depth, self.width, self.sizes = depth, width, sizes
+        self._next = sizes.start  # the first end that was not taken in
+        self._text = array("i")
+        self._ends: dict[bytes, tuple[int, ...]] = {}  # by the n-gram's tokens, four bytes each; latest first
+
+    def grow(self, tokens: Sequence[int]) -> None:
+        """Take in the whole text so far; it begins with what was taken in before."""
+        self._text.extend(tokens[len(self._text) :])
+        for end in range(self._next, len(tokens) - self.depth + 1):
+            follows = self._text[end : end + self.depth]
+            for size in range(self.sizes.start, min(self.sizes.stop, end + 1)):
+                gram = self._text[end - size : end].tobytes()
+                others = [e for e in self._ends.get(gram, ()) if self._text[e : e + self.depth] != follows]
+                self._ends[gram] = (end, *others)[: self.width]
+            self._next = end + 1
+
+    def ends(self, size: int) -> Iterator[int]:
+        """Earlier ends of the last `size` tokens, latest first; of those with one continuation only the latest."""
+        text = self._text
+        suffix = text[-size:]
+        for end in range(len(text) - 1, max(len(text) - self.depth, size - 1), -1):
+            if text[end - size : end] == suffix:
+                yield end
+        yield from self._ends.get(suffix.tobytes(), ())
+
+
+class NgramDrafter(TextDrafter):
     """Continues the most recent earlier occurrences of the longest suffix that has one.
 
     `width` 1 gives a chain; more give a tree of the most recent distinct continuations, most recent first. They

@@ -27,7 +27,6 @@ from specscope.speculate.drafters.eagle import Eagle
 from specscope.speculate.drafters.model_drafter import Drafting, ModelDrafter
 from specscope.speculate.drafters.tree_builder import Level
 from specscope.trace.record.notes import MethodNotes
-from specscope.trace.record.tree import DraftTree
 
 
 class ParallelEagle(Eagle):
@@ -35,12 +34,10 @@ class ParallelEagle(Eagle):
 
     runner: HeadRunner
 
-    def __init__(self, runner: HeadRunner, plan: TreePlan, max_context: int, *, notes_features: bool = True) -> None:
-        super().__init__(runner, plan, max_context, notes_features=notes_features)
-        parallel = runner.head.config.parallel
-        assert parallel is not None
+    def __init__(self, runner: HeadRunner, plan: TreePlan, max_context: int, **notes: bool) -> None:
+        super().__init__(runner, plan, max_context, **notes)
         self.rows_fed = (plan.max_depth, 2 * plan.max_depth)  # what was committed, with a row for each further depth
-        self.mask_token = parallel.mask_token
+        self.mask_token = runner.head.config.mask_token or 0
         with torch.inference_mode():
             self._mask_hidden = runner.combine(runner.head.mask_features())  # [1, width]
 
@@ -86,5 +83,5 @@ def noted_as_one(draft: Draft) -> Draft:
 def with_masks(segment: Segment, count: int, mask_token: int) -> Segment:
     """Pending pairs with `count` mask rows behind them; the rows of the root's pair and of the masks are wanted."""
     last, tokens = len(segment.tokens) - 1, segment.tokens + [mask_token] * count
-    causal = Segment.of_tree(segment.table, segment.context, tokens, DraftTree.empty(), logits=False)
+    causal = Segment.of_tree(segment.table, segment.context, tokens, logits=False)
     return replace(causal, wanted=range(last, len(tokens)))

@@ -5,12 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Generic, TypeVar
+from typing import Any
 
 from specscope.speculate.allowed import allows
 from specscope.speculate.drafters.base import Context, Draft, Drafter
-from specscope.speculate.drafters.ngram_index import NgramIndex
-from specscope.speculate.drafters.suffix_index import Text
 from specscope.trace.record.tree import ROOT, DraftTree
 
 
@@ -34,22 +32,19 @@ def pruned(draft: Draft, context: Context) -> Draft:
     return replace(draft, tree=left, method=method if allowed else None, pruned=len(tree) - len(allowed))
 
 
-Index = TypeVar("Index", NgramIndex, Text)
-
-
-class TextDrafter(Drafter, ABC, Generic[Index]):
+class TextDrafter(Drafter, ABC):
     """Drafts what followed when the text's end occurred before. Deterministic: q is a point mass."""
 
     def __init__(self, nodes: int, depth: int) -> None:
         self.max_nodes, self.max_depth = nodes, depth
-        self._indices: dict[str, Index] = {}  # by request, of its text as it was seen last
+        self._indices: dict[str, Any] = {}  # by request, of its text as it was seen last
 
     @abstractmethod
-    def _new_index(self) -> Index:
+    def _new_index(self) -> Any:  # noqa: ANN401
         """An index of an empty text."""
 
     @abstractmethod
-    def _continue(self, context: Context, index: Index) -> Draft:
+    def _continue(self, context: Context, index: Any) -> Draft:  # noqa: ANN401
         """What followed the end of a text that the index has taken in."""
 
     def propose(self, contexts: Sequence[Context]) -> list[Draft]:
@@ -62,9 +57,8 @@ class TextDrafter(Drafter, ABC, Generic[Index]):
         return drafts
 
     def rewind(self, request: str, tokens: int) -> bool:
-        """Forget the end of a request's text."""
-        if request in self._indices:
-            self._indices[request].cut(tokens)
+        """Forget a request's text: it is taken in anew."""
+        self.release(request)
         return True
 
     def release(self, request: str) -> None:

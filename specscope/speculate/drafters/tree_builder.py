@@ -13,9 +13,8 @@ from torch import Tensor
 from specscope.kernels.tree_batch import put
 from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable
-from specscope.model.places import Backend
 from specscope.plans.plan import DynamicPlan, StaticPlan, TreePlan
-from specscope.speculate.drafters.base import Context, Draft
+from specscope.speculate.drafters.base import Context, Draft, over_target
 from specscope.speculate.draws import Draw, draw_siblings
 from specscope.speculate.sampling import LogitRows, all_probabilities, likeliest
 from specscope.trace.record.coins import Stream, coins
@@ -161,10 +160,9 @@ class StaticTreeBuilder(TreeBuilder):
         for node, children, row, tokens in zip(self.frontier, self.wanted(), q, drawn, strict=True):
             self._q[node] = row
             for number, draw in zip(children, tokens, strict=False):
-                if draw.prob > 0:  # else q has no further token to give
-                    self._number.append(number)
-                    self._draws.append(draw)
-                    self._add(node, draw.token, float(np.log(draw.prob)))
+                self._number.append(number)
+                self._draws.append(draw)
+                self._add(node, draw.token, float(np.log(draw.prob)))
         self._move_on_from(first)
 
     def _move_on_from(self, first: int) -> None:
@@ -198,11 +196,7 @@ def grow_sampled(level: Level, growing: Sequence[tuple[StaticTreeBuilder, Sequen
     if any(part.allowed is not None for part in parts):
         q = _with_nothing(q, parts)
     wanted = [(tree, children) for tree, _ in growing for children in tree.wanted()]
-    coin = np.full((len(wanted), max(len(children) for _, children in wanted)), 0.5)
-    for row, (tree, children) in zip(coin, wanted, strict=True):
-        row[: len(children)] = tree.coin[children]
-    by_node = zip(*draw_siblings(q, coin), coin.tolist(), strict=True)
-    drawn = [list(map(Draw, *draws))[: len(children)] for draws, (_, children) in zip(by_node, wanted, strict=True)]
+    drawn = draw_siblings(q, [tree.coin[children].tolist() for tree, children in wanted])
     start = 0
     for tree, rows in growing:
         end = start + len(rows)
@@ -260,18 +254,11 @@ class Level:
     logits: Tensor  # [R, draft vocabulary]
     vocab_size: int  # the target's
     d2t: Tensor | None = None  # int64 [draft vocabulary] the target's token behind each; None where they are the same
-    backend: Backend = Backend.TORCH
-    compiles: bool = False  # whether our own kernel for processors looks for them
     _top: dict[int, tuple[list[list[int]], list[list[float]]]] = field(default_factory=dict)
 
     def top(self, count: int) -> tuple[list[list[int]], list[list[float]]]:
         """The likeliest `count` tokens of every row, as the target knows them, and their log probabilities."""
-        if count not in self._top and self.compiles and self.backend is Backend.TORCH:
-            from specscope.kernels.cpu.rows import likeliest as compiled  # numba is imported only where it runs
-
-            columns, logs = compiled(self.logits.float(), count)
-            self._top[count] = (columns if self.d2t is None else self.d2t.numpy()[columns]).tolist(), logs.tolist()
-        elif count not in self._top:
+        if count not in self._top:
             values, best = likeliest(self.logits.float().log_softmax(-1), min(count, self.logits.shape[-1]))
             tokens = best if self.d2t is None else self.d2t[best]
             both = torch.stack([tokens.double(), values.double()]).cpu()  # the pass's one read
@@ -280,7 +267,5 @@ class Level:
 
     def full(self, rows: Sequence[int]) -> Tensor:
         """Rows, in a row or one for all, as logits over the target's vocabulary; least where a token is not known."""
-        logits = self.logits[rows[0] : rows[-1] + 1].float().expand(len(rows), -1)
-        if self.d2t is None:
-            return logits
-        return logits.new_full((len(logits), self.vocab_size), -torch.inf).index_copy_(1, self.d2t, logits)
+        own = self.logits[rows[0] : rows[-1] + 1]
+        return over_target(own, self.vocab_size, self.d2t).expand(len(rows), -1)

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from hashlib import blake2b
 from typing import Any
 
@@ -70,15 +70,12 @@ class Grammars:
 
     def __init__(self, vocabulary: Vocabulary, size: int, eos: Iterable[int]) -> None:
         self._about = (vocabulary, size, tuple(eos))
-        self._tokens: GrammarTokens | None = None
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="grammars")
 
-    @property
+    @cached_property
     def tokens(self) -> GrammarTokens:
         """The vocabulary, read when it is first asked for."""
-        if self._tokens is None:
-            self._tokens = GrammarTokens.of(*self._about)
-        return self._tokens
+        return GrammarTokens.of(*self._about)
 
     def check(self, form: StructuredOutputs) -> None:
         """Check what can be checked without compiling. Raises UserError."""
@@ -108,15 +105,11 @@ class Grammars:
     def _keep(self, form: StructuredOutputs, grammar: Any) -> None:  # noqa: ANN401
         with _CACHE_LOCK:
             _CACHE[self.tokens.digest, form] = grammar
-            while len(_CACHE) > KEPT or sum(cached.memory_size_bytes for cached in _CACHE.values()) > KEPT_BYTES:
-                if len(_CACHE) == 1:
-                    break
+            while len(_CACHE) > KEPT or sum(one.memory_size_bytes for one in [*_CACHE.values()][:-1]) > KEPT_BYTES:
                 _CACHE.popitem(last=False)
 
     def submit(self, form: StructuredOutputs) -> Future[Any]:
         """Compile on a thread of its own."""
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         return self._pool.submit(self.compile, form)
 
     def state(self, grammar: Any, stops: Iterable[int]) -> GrammarState:  # noqa: ANN401

@@ -13,7 +13,7 @@ from torch import Tensor
 from specscope.kernels.flat_trees import ACCEPTED, DETERMINISTIC, NOBODY, REJECTED, UNTRIED, FlatTrees, Tree
 from specscope.speculate.changes import Changes
 from specscope.speculate.drafters.base import Context, Draft
-from specscope.speculate.sampling import LogitRows, Memory, TargetRows, target_rows
+from specscope.speculate.sampling import LogitRows, TargetRows, target_rows
 from specscope.speculate.verify.distribution import Chosen, DrafterRow, Left, Residual
 from specscope.trace.record.coins import Stream, coins
 from specscope.trace.record.tree import ROOT, Doubles, DraftTree
@@ -41,10 +41,10 @@ class VerifyBatch:
         return np.repeat(by_tree, np.diff(self.trees.root))
 
 
-def step_batch(parts: Sequence[tuple[Context, Draft, Tensor]], changes: Changes | None, memory: Memory) -> VerifyBatch:
+def step_batch(parts: Sequence[tuple[Context, Draft, Tensor]], changes: Changes | None = None) -> VerifyBatch:
     """The batch of an engine's step. A part: a request, its draft, and the target's logits [n + 1, V] at its rows.
 
-    `changes`: what a fork forces; `memory`: where the target's probabilities are put.
+    `changes`: what a fork forces.
     """
     trees, rows = [], list[Tensor]()
     for context, draft, _ in parts:
@@ -59,7 +59,7 @@ def step_batch(parts: Sequence[tuple[Context, Draft, Tensor]], changes: Changes 
             forced = {node: changes.outcomes[position, node] for node in nodes if (position, node) in changes.outcomes}
             final = changes.tokens.get(position)
         trees.append(judged_tree(draft.tree, draft.q, coin, rows, greedy=greedy, forced=forced, final=final))
-    return VerifyBatch(FlatTrees.build(trees), target_rows([logit_rows(*part) for part in parts], memory), rows)
+    return VerifyBatch(FlatTrees.build(trees), target_rows([logit_rows(*part) for part in parts]), rows)
 
 
 def judged_tree(

@@ -11,7 +11,6 @@ import torch
 from specscope.kernels.flat_trees import NOBODY, FlatTrees, Tree
 from specscope.model.places import Backend
 from specscope.speculate.changes import Changes
-from specscope.speculate.sampling import Memory
 from specscope.speculate.verify import host, match, traversal
 from specscope.speculate.verify.distribution import Left
 from specscope.speculate.verify.evidence import BatchEvidence
@@ -24,7 +23,7 @@ from specscope.trace.record.rules import LOOK_AHEAD, MATCH, STANDARD
 
 @dataclass(frozen=True)
 class JudgedStep:
-    """The verdicts of a step, and what they were judged by: `memory` holds it until it is given to another step."""
+    """The verdicts of a step, and what they were judged by."""
 
     verdicts: list[Verdict]
     batch: VerifyBatch
@@ -38,21 +37,21 @@ class JudgedStep:
 
 @dataclass
 class Verifier:
-    """Verifies steps: a pure function of each, except for the memory that it is given."""
+    """Verifies steps: a pure function of each."""
 
     backend: Backend
     notes: bool = False  # whether to note what target and drafter gave at the parents that were tried
     rule: str = STANDARD
     own: OwnRule | None = None  # the rule, where it is somebody's own
 
-    def judge(self, parts: Sequence[Part], memory: Memory, changes: Changes | None = None) -> JudgedStep | None:
+    def judge(self, parts: Sequence[Part], changes: Changes | None = None) -> JudgedStep | None:
         """Verdicts of one part or more: a request, its draft, the target's logits [n + 1, V] at the root and each node.
 
-        `memory`: where the target's probabilities are put; `changes`: what a fork forces. None where there is no part.
+        `changes`: what a fork forces. None where there is no part.
         """
         if not parts:
             return None
-        batch = step_batch(parts, changes, memory)
+        batch = step_batch(parts, changes)
         if self.rule == STANDARD and self.backend is Backend.TRITON:
             return JudgedStep(on_device(batch), batch, parts, None)
         batch = batch.on_host()  # the other rules have no kernels

@@ -82,14 +82,14 @@ def bonus_without_top_p(patch, engine):
     """The row of an accepted leaf has no top-p where the bonus token is drawn from it."""
     right_rows, right_batch, free = host.target_left, verifier.step_batch, []
 
-    def batch(parts, changes, memory):
+    def batch(parts, changes):
         bare = [
             (dataclasses.replace(context, params=dataclasses.replace(context.params, top_p=1.0)), draft, logits)
             for context, draft, logits in parts
         ]
-        other = sampling.target_rows([inputs.logit_rows(*part) for part in bare], sampling.Memory())
+        other = sampling.target_rows([inputs.logit_rows(*part) for part in bare])
         free[:] = [host.Residual(row) for row in other.p]
-        return right_batch(parts, changes, memory)
+        return right_batch(parts, changes)
 
     def rows(made):
         targets, children = right_rows(made), made.trees.children()

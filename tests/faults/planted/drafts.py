@@ -55,7 +55,7 @@ def q_of_another_temperature(factor: float):
     def changed(q, drawn):
         told = [(row.log() / factor).softmax(-1) for row in q]
         pairs = zip(told, drawn, strict=True)
-        return told, [[d._replace(prob=float(row[d.token]) if d.prob > 0 else 0.0) for d in one] for row, one in pairs]
+        return told, [[d._replace(prob=float(row[d.token])) for d in one] for row, one in pairs]
 
     return taken(changed)
 
@@ -74,14 +74,15 @@ def without_q(draft, places):
 @replaced(tree_builder, "draw_siblings")
 def draws_beside(draw_siblings, rows, coins):
     """The search in q's cumulative sum ends one token too early, and q is read at that token."""
-    tokens, probs, margins, lows = draw_siblings(rows, coins)
-    for row, some, shares, ends in zip(rows.numpy(), tokens, probs, lows, strict=True):
-        for child, token in enumerate(some):
-            before = [t for t in np.flatnonzero(row[:token]).tolist() if t not in some]
-            if before and shares[child] > 0:
-                some[child], shares[child] = before[-1], float(row[before[-1]])
-                ends[child] -= shares[child]
-    return tokens, probs, margins, lows
+    drawn = draw_siblings(rows, coins)
+    for row, some in zip(rows.numpy(), drawn, strict=True):
+        for child, draw in enumerate(some):
+            taken_ones = [one.token for one in some]
+            before = [t for t in np.flatnonzero(row[: draw.token]).tolist() if t not in taken_ones]
+            if before:
+                prob = float(row[before[-1]])
+                some[child] = draw._replace(token=before[-1], prob=prob, low=draw.low - prob)
+    return drawn
 
 
 def sorted_siblings(q, drawn):

@@ -9,7 +9,7 @@ import torch
 
 from specscope.analyze.diagnose.causes import Cause
 from specscope.speculate import sampling
-from specscope.speculate.sampling import LogitRows, Memory, target_rows
+from specscope.speculate.sampling import LogitRows, target_rows
 from specscope.speculate.verify import inputs, verifier
 from tests.faults.fault import Fault, in_phase, replaced
 
@@ -25,13 +25,13 @@ def penalties_of_the_root(rows, context, draft, logits):
 def cut_at_the_root(**without):
     """Top-k, top-p and min-p are applied at the root alone."""
 
-    def relaxed(step_batch, parts, changes, memory):
-        batch = step_batch(parts, changes, memory)
+    def relaxed(step_batch, parts, changes):
+        batch = step_batch(parts, changes)
         free = [
             (dataclasses.replace(context, params=dataclasses.replace(context.params, **without)), draft, logits)
             for context, draft, logits in parts
         ]
-        other = target_rows([inputs.logit_rows(*part) for part in free], Memory())
+        other = target_rows([inputs.logit_rows(*part) for part in free])
         below = np.concatenate([np.arange(len(draft.tree) + 1) > 0 for _, draft, _ in parts])
         p = torch.where(torch.from_numpy(below)[:, None], other.p, batch.target.p)
         return dataclasses.replace(batch, target=dataclasses.replace(batch.target, p=p))

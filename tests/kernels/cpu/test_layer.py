@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specscope.kernels.cpu.flat_batch import PART, FlatBatch
-from specscope.kernels.cpu.layer import CompiledLayers, LayerParts
+from specscope.kernels.cpu.layer import CompiledLayers, LayerParts, Norm
 from specscope.kernels.cpu.product import Panels
-from specscope.kernels.cpu.rows import Norm
 from specscope.kernels.cpu.tiles import LANES, PAIRED
 from specscope.kernels.tree_batch import BLOCK_SIZE, Part
 from tests.kernels.cpu.threads import threads

@@ -84,9 +84,9 @@ def softmax_in_bfloat16(patch: pytest.MonkeyPatch, engine: Engine) -> None:
     layers_of(engine)
 
     def fused(query, key, value, reach, variant):
-        scores = query @ key[:, :, None].transpose(3, 4) * variant.scale
-        weights = scores.masked_fill(~reach.seen[:, None], -torch.inf).bfloat16().softmax(-1)
-        return weights.to(value.dtype) @ value[:, :, None]
+        scores = query @ key[:, None].transpose(2, 3) * variant.scale
+        weights = scores.masked_fill(~reach.seen, -torch.inf).bfloat16().softmax(-1)
+        return weights.to(value.dtype) @ value[:, None]
 
     patch.setattr(attention, "_fused", fused)
 

@@ -4,16 +4,11 @@ import random
 import tracemalloc
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from specscope import SamplingParams
 from specscope.speculate.drafters.base import Context
-from specscope.speculate.drafters.suffix import FACTOR, SuffixDrafter
-from specscope.speculate.drafters.suffix_index import Text
+from specscope.speculate.drafters.suffix import FACTOR, SuffixDrafter, Text
 from tests.counting import lines_run
-
-texts = st.lists(st.integers(0, 3), max_size=40)
 
 
 def text_of(tokens):
@@ -24,18 +19,6 @@ def text_of(tokens):
 
 def context(tokens, prompt_len=None, name="r"):
     return Context(name, tokens, len(tokens) if prompt_len is None else prompt_len, SamplingParams())
-
-
-@given(texts, texts, st.integers(0, 40))
-def test_a_text_that_was_cut_is_as_if_it_had_never_been_longer(tokens, others, length):
-    length = min(length, len(tokens))
-    text = text_of(tokens)
-    text.cut(length)
-    whole = tokens[:length] + others
-    text.grow(whole)
-    again = text_of(whole)
-    assert text.tokens == again.tokens
-    assert (text._last, text._before) == (again._last, again._before)
 
 
 def test_the_longest_match_of_equals_is_taken_and_told():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from specscope.model.places import Backend
 from specscope.speculate.drafters.base import Context, Draft
-from specscope.speculate.sampling import Memory, TargetRows
+from specscope.speculate.sampling import TargetRows
 from specscope.speculate.verify import host, inputs, match, traversal
 from specscope.speculate.verify.distribution import DrafterRow, Residual
 from specscope.speculate.verify.verifier import Verifier, on_device
@@ -299,7 +299,7 @@ def test_a_later_coin_accepts_past_a_failing_one():
 
 def judged(backend, context, draft, logits, rule=STANDARD):
     """The verdict on a draft, and what is noted beside it."""
-    step = Verifier(backend, rule=rule).judge([(context, draft, logits)], Memory())
+    step = Verifier(backend, rule=rule).judge([(context, draft, logits)])
     return step.verdicts[0], step.notes()[0]
 
 
@@ -342,9 +342,9 @@ def test_the_torch_backend_judges_rows_of_a_device(monkeypatch, temperature):
     )
     context = Context("r", [5, 6, 7], 2, SamplingParams(temperature=temperature, seed=3))
     wanted, of_host = judged(Backend.TORCH, context, Draft(tree, {ROOT: q}), logits)
-    rows = inputs.target_rows([context.rows(logits, list)], Memory())
+    rows = inputs.target_rows([context.rows(logits, list)])
     on_device = TargetRows(rows.choices.as_subclass(OnDevice), rows.p.as_subclass(OnDevice))
-    monkeypatch.setattr(inputs, "target_rows", lambda parts, memory: on_device)
+    monkeypatch.setattr(inputs, "target_rows", lambda parts: on_device)
     draft = Draft(tree, {ROOT: q.as_subclass(OnDevice)})
     verdict, notes = judged(Backend.TORCH, context, draft, logits)
     assert verdict == wanted

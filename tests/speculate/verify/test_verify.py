@@ -7,7 +7,6 @@ from specscope.model.places import Backend
 from specscope.speculate import sampling
 from specscope.speculate.changes import Changes
 from specscope.speculate.drafters.base import Context, Draft
-from specscope.speculate.sampling import Memory
 from specscope.speculate.verify.inputs import step_batch
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import Outcome
@@ -30,7 +29,7 @@ def parts(logits, temperatures, **params):
 @pytest.mark.parametrize("backend", list(Backend))
 def test_a_batch_has_choices_for_greedy_rows_and_probabilities_for_the_others(backend):
     logits = torch.randn(8, VOCAB, generator=torch.Generator().manual_seed(3)).to(DEVICE)
-    batch = step_batch(parts(logits, [0, 0.5, 2.0, 0]), None, Memory())
+    batch = step_batch(parts(logits, [0, 0.5, 2.0, 0]))
     assert batch.trees.greedy.tolist() == [True, False, False, True]
     assert batch.target.choices.tolist() == logits[[0, 1, 6, 7]].argmax(-1).tolist()
     heat = torch.tensor([[0.5], [0.5], [2.0], [2.0]], device=DEVICE)
@@ -40,7 +39,7 @@ def test_a_batch_has_choices_for_greedy_rows_and_probabilities_for_the_others(ba
 
 def test_a_fork_changes_coins_outcomes_and_the_final_token_at_its_position_alone():
     changes = Changes(outcomes={(2, 0): True, (3, 0): False}, coins={(2, 0): 0.25, (2, 9): 0.5}, tokens={2: 8})
-    batch = step_batch(parts(torch.randn(2, VOCAB), [0.7]), changes, Memory())
+    batch = step_batch(parts(torch.randn(2, VOCAB), [0.7]), changes)
     assert batch.trees.forced.tolist() == [0, Outcome.ACCEPTED]
     assert (batch.trees.coin[1], batch.trees.final.tolist()) == (0.25, [8])
 
@@ -52,7 +51,7 @@ def test_a_batch_is_made_for_the_device_without_a_read(monkeypatch, temperatures
     asked = parts(logits, temperatures, logit_bias={3: 2.0}, repetition_penalty=1.2, frequency_penalty=0.5)
     monkeypatch.setattr(sampling, "argmax", lambda rows: rows.argmax(-1))  # as it is where there is a GPU
     reads = Reads(monkeypatch)
-    batch = step_batch(asked, None, Memory())
+    batch = step_batch(asked)
     assert reads.count == 0
     batch.trees.on(torch.device("cpu"))
     assert reads.count == 1  # of a buffer on the host, which one copy takes to the device
