@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 # By verb, the version of its JSON, where it is no longer 1
-RAISED: Mapping[str, int] = {"diagnose": 2, "report": 2, "compare": 2}
+RAISED: Mapping[str, int] = {"diagnose": 2, "report": 3, "compare": 3}
 NOTHING: Mapping[str, Any] = {}
 
 

@@ -87,7 +87,14 @@ LISTED = re.compile(
     r"|compare\.json\.pairs\[\d\]\.parting\.[ab]\.decisions\[\d\]\.(draft_p|raw_p): null -> 0\.\d+$"
     # Questions by group and by position, and evidence's own places, are gone; an own rule and other kinds are counted
     r"|report\.json\.captures\[0\]\.answers\.(conditions|missed): .* -> nothing$"
-    r"|compare\.json\.fields\[\d+\]\.where: .* -> nothing$"
+    r"|compare\.json\.fields\[\d+\]\.(where|judged): .* -> nothing$"
+    # The table of least useful nodes, further columns of the other two, and compare's calibration are gone
+    r"|report\.json\.captures\[0\]\.answers\.tree: .* -> nothing$"
+    r"|report\.json\.captures\[0\]\.answers\.calibration\.curves\[\d\]\.bins\[\d\]\.expected: .* -> nothing$"
+    r"|report\.json\.captures\[0\]\.answers\.rejections\.notes: \[\"raw p, ranks, [^\"]*\"\] -> \[\]$"
+    r"|compare\.json\.calibration: .* -> nothing$"
+    r"|compare\.json\.missing\[\d\]: .*: neither they nor calibration are compared\" -> .*: they are not compared\"$"
+    r"|compare\.json\.missing\[\d\]: .*within a chat template .*: record [AB] with.* -> .*: record both with --raw, or "
     r"|(report|compare)\.json\.schema: |verify\.json\.captures\[0\]\.own_rule: nothing -> |why.*\.more: nothing -> "
 )
 # Checks that were added: they convict only what has a fault

@@ -81,16 +81,17 @@ class RunAnswer:
 def why_run(history: History, request: str | None = None) -> RunAnswer:
     """The answer on all requests on the path, or on one."""
     evidence = Evidence.of(history, request)
-    kinds = RejectionKinds(evidence).all()
-    first = [(kind, kind.examples[0]) for kind in kinds[:SHOWN]]
+    kinds = RejectionKinds(evidence)
+    every = kinds.all()
+    first = [(kind, kind.examples[0]) for kind in every[:SHOWN]]
     parts = [(kind, history.requests[place.request].step(place.index)) for kind, place in first]
     answers = tuple(replace(k, sentence=headline(p, ended_by(p), history.vocabulary)) for k, p in parts)
-    rejections = kinds[0].of_rejections if kinds else 0
-    notes = evidence.lacking(evidence.drafts) or evidence.notes(of_tokens=True)
-    if not notes and any(kind.place is ChoicePlace.UNKNOWN for kind in kinds[:SHOWN]):
+    rejections = every[0].of_rejections if every else 0
+    notes = evidence.lacking(evidence.drafts) or kinds.notes
+    if not notes and any(kind.place is ChoicePlace.UNKNOWN for kind in every[:SHOWN]):
         notes = (RANKS,)
     undrafted = count_undrafted(history.run, history.steps, request)
-    return RunAnswer(len(evidence.columns), rejections, undrafted, answers, len(kinds) - len(answers), notes)
+    return RunAnswer(len(evidence.columns), rejections, undrafted, answers, len(every) - len(answers), notes)
 
 
 def why_part(history: History, request: RequestHistory, index: int, node: int | None) -> NodeAnswer:

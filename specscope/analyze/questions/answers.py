@@ -4,7 +4,6 @@ them, with what they are sorted by and where to look.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -17,8 +16,6 @@ from specscope.analyze.questions.rates import (
     Calibration,
     Count,
     Rejections,
-    TreeCells,
-    by_cell,
     calibration,
     rejections,
 )
@@ -29,12 +26,11 @@ from specscope.trace.record.vocabulary import Vocabulary, printable
 
 @dataclass(frozen=True)
 class Answers:
-    """What is rejected; how well the drafter's probability predicts it; which node of the tree is not worth its row."""
+    """What is rejected, and how well the drafter's probability predicts it."""
 
     steps: int  # decode steps that were looked at
     rejections: Rejections
     calibration: Calibration
-    tree: TreeCells
 
 
 def answer(history: History, request: str | None = None) -> Answers:
@@ -44,12 +40,10 @@ def answer(history: History, request: str | None = None) -> Answers:
         steps=len(evidence.columns),
         rejections=rejections(evidence),
         calibration=calibration(evidence),
-        tree=by_cell(evidence),
     )
 
 
-TOKEN, BAR = 14, 16  # characters of a cell at most
-EIGHTHS = " ▏▎▍▌▋▊▉█"
+TOKEN = 14  # characters of a cell at most
 Cell = tuple[str, float | str | None]  # what is shown, and what it is sorted by
 
 
@@ -73,11 +67,7 @@ class Column(NamedTuple):
 
 def grids(answers: Answers, vocabulary: Vocabulary) -> tuple[Table, ...]:
     """All tables of answers, in the order of reading."""
-    return (
-        _tokens(answers, vocabulary),
-        _calibration(answers),
-        _cells(answers),
-    )
+    return _tokens(answers, vocabulary), _calibration(answers)
 
 
 def _table(title: str, columns: Sequence[Column], rows: Sequence[Any], about: str, **more: Any) -> Table:  # noqa: ANN401
@@ -113,15 +103,12 @@ def _tokens(answers: Answers, vocabulary: Vocabulary) -> Table:
         Column("share", "rejected.value", percent, 2),
         Column("interval", "rejected.interval", _shares, 5),
         Column("the target took", "taken", taken, 1, words=True),
-        Column("raw p", "raw_p", _p, 3),
-        Column("rank", "rank", lambda value: ">4" if math.isinf(value) else f"{value:.0f}", 6),
-        Column("depth", "depth", count, 7),
     )
-    about = "share: rejected / tried. raw p, rank: the target's, medians; depth: the commonest."
     found = answers.rejections
     summary = f"{found.rejected.count:,} of {found.rejected.total:,} nodes tried were rejected"
     title = "Most rejected drafted tokens"
     summary = summary if found.rejected.total else ""
+    about = "share: rejected / tried."
     return _table(title, columns, found.tokens, about, notes=found.notes, summary=summary, ranked=True)
 
 
@@ -135,14 +122,9 @@ def _calibration(answers: Answers) -> Table:
         Column("p", "target_p", lambda value: number(value, 3), 5),
         Column("accepted", "accepted.value", percent),
         Column("interval", "accepted.interval", _shares, 6),
-        Column("expected", "expected", percent, 4),
-        Column("bar", "accepted.value", _bar, 3, words=True),
     )
     which = PLOTTED[curves[0].plotted] if len(curves) == 1 else "q of sampled nodes, else draft p"
-    about = (
-        f"of: {which}. q, draft p, p: means. expected: mean acceptance probability. error: distance between the two "
-        "means, averaged over the bins. bar: the accepted share."
-    )
+    about = f"of: {which}. q, draft p, p: means. error: distance between the two means, averaged over the bins."
     lines = [
         f"{curve.plotted.value}: expected calibration error {curve.error:.3f}, accepted {curve.accepted.value or 0:.1%}"
         for curve in curves
@@ -152,46 +134,5 @@ def _calibration(answers: Answers) -> Table:
     return _table(title, columns, rows, about, notes=notes, summary="; ".join(lines))
 
 
-def _cells(answers: Answers) -> Table:
-    columns = (
-        Column("depth", "depth", count),
-        Column("sibling", "sibling", count),
-        Column("drafted", "accepted.total", count),
-        Column("tried", "tried", count, 4),
-        Column("accepted", "accepted.count", count),
-        Column("per row", "accepted.value", percent),
-        Column("interval", "accepted.interval", _shares, 1),
-        Column("of tried", "of_tried.value", percent, 2),
-        Column("draft p", "draft_p", _p, 3),
-        Column("bar", "accepted.value", _bar, 5, words=True),
-    )
-    about = (
-        "sibling: place among its siblings in draw order, from 1. per row: accepted / drafted, the tokens gained per "
-        "row of the target's pass. of tried: accepted / tried. draft p: the drafter's mean probability. Least useful "
-        "first, by the upper end of the interval; removing a node removes all below it."
-    )
-    tree = answers.tree
-    named = [
-        f"depth {cell.depth} sibling {cell.sibling} ({cell.accepted.count:,} of {cell.accepted.total:,} accepted)"
-        for cell in tree.worst
-    ]
-    few = "too few rows to name the least useful" if len(tree.cells) > 1 else ""
-    summary = f"least useful: {', '.join(named)}" if named else few
-    title = "Least useful nodes, by depth and sibling"
-    return _table(title, columns, tree.cells, about, notes=tree.notes, summary=summary, ranked=True)
-
-
 def _shares(ends: tuple[float, float]) -> Cell:
     return f"{ends[0]:.1%}–{ends[1]:.1%}", ends[0]
-
-
-def _p(value: float) -> Cell:
-    """A probability in few characters, never 0 where it is not."""
-    if not math.isfinite(value):
-        return NONE, value
-    return (f"{value:.3f}" if value == 0 or value >= 0.0005 else f"{value:.0e}"), value
-
-
-def _bar(share: float) -> str:
-    eighths = round(max(0.0, min(1.0, share)) * BAR * 8)
-    return "█" * (eighths // 8) + (EIGHTHS[eighths % 8] if eighths % 8 else "")

@@ -13,10 +13,9 @@ from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.evidence.visits import visits
 from specscope.trace.history.history import History
 from specscope.trace.history.wording import plural
-from specscope.trace.record.draft_vocabulary import NOT_TOLD, lacks_draft_tokens
 from specscope.trace.record.records import RunInfo
 from specscope.trace.record.rules import sound
-from specscope.trace.record.tree import Bools, Doubles
+from specscope.trace.record.tree import Bools
 
 COUNTS_ONLY = "this capture holds counts only, so there are no steps"
 ALL_FORCED = "nothing was judged: every outcome was forced"
@@ -52,10 +51,6 @@ class Evidence:
 
     # [N] the drafter's probability of the node: q of a sampled one, else its own; NaN where it has none
     confidence = doubles(lambda e: np.where(e.columns.sampled, e.columns.q, e.columns.draft_prob))
-    # [N] whether the evidence has the target's raw p of the node, which is full and whose parent was tried; that p, or
-    # NaN
-    noted = flags(lambda e: e.columns.parents.at_node >= 0)
-    raw_p = doubles(lambda e: np.where(e.noted, e.columns.parents.raw_p, np.nan))
     # [S] whether something was drafted, and nothing in the step was forced
     drafts = flags(
         lambda e: (np.diff(e.columns.start) > 0) & ~e.columns.any_in_step(e.columns.forced) & ~e.columns.forced_final
@@ -91,39 +86,17 @@ class Evidence:
         is_sound: Bools = ~np.isnan(sound(figures)).any(axis=0)
         return is_sound
 
-    @cached_property
-    def rank(self) -> Doubles:
-        """[N] the token's rank for the target: among its likeliest tokens by raw p; below these its rank in p.
-
-        Infinite where all that is known is that it is below them; NaN where nothing is known.
-        """
-        ranks = np.full(len(self.columns.token), np.nan)
-        parents, nodes = self.columns.parents, np.flatnonzero(self.noted)
-        top = parents.top[parents.at_node[nodes]]
-        same = top == self.columns.token[nodes, None]
-        in_p, named = parents.rank[nodes], self.columns.named[nodes]
-        lower = np.where(in_p > 0, np.maximum(in_p, top.shape[1] + 1), np.inf)
-        by_p = np.where(in_p > 0, in_p, np.nan)  # where token ids are not recorded
-        listed = np.where(same.any(axis=1), same.argmax(axis=1) + 1 if top.size else 0, lower)
-        ranks[nodes] = np.where(named, listed, by_p)
-        return ranks
-
     @property
     def left_out(self) -> int:
         """Drafts that were left out because something in them was forced."""
         return int((np.diff(self.columns.start) > 0).sum() - self.drafts.sum())
 
-    def notes(self, *, of_tokens: bool = False) -> tuple[str, ...]:
-        """What a reader of any answer must know. `of_tokens`: the answer asks which token it was."""
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of an answer must know."""
         notes = []
-        if of_tokens and self.run is not None and not self.run.tells_tokens:
+        if self.run is not None and not self.run.tells_tokens:
             notes.append(f"{self.run.privacy.lack}: which token it was and where the target's choice was is unknown")
-        if of_tokens and lacks_draft_tokens(self.run):
-            notes.append(f"{NOT_TOLD}: only ranks show which tokens are outside it")
         if self.left_out:
             notes.append(f"left out: {plural(self.left_out, 'draft')} with forced outcomes")
-        if not self.columns.parents.there[self.drafts].all():
-            notes.append(
-                "raw p, ranks, entropies and the drafter's likeliest tokens need full evidence: some steps lack it"
-            )
         return tuple(notes)

@@ -1,4 +1,4 @@
-"""Groups of an array's items: counts, the first and the clearest item, medians, and shares with their intervals."""
+"""Groups of an array's items: counts, the first and the clearest item, and shares with their intervals."""
 
 from __future__ import annotations
 
@@ -78,14 +78,6 @@ class Grouping:
         sums = np.bincount(self.group, np.where(known, values, 0), minlength=self.groups)
         pairs = zip(sums.tolist(), self.counts(known), strict=True)
         return [total / count if count else None for total, count in pairs]
-
-    def medians(self, values: NDArray[Any]) -> list[float | None]:
-        """[groups] the lower median of the values that are known; None where there are none."""
-        known = np.flatnonzero(~np.isnan(values))
-        order = known[np.lexsort((values[known], self.group[known]))]
-        count = np.bincount(self.group[known], minlength=self.groups)
-        middle = np.cumsum(count) - count + (count - 1) // 2
-        return [float(values[order[place]]) if n else None for place, n in zip(middle, count, strict=True)]
 
     def best(self, weight: NDArray[Any]) -> Indices:
         """[groups] the item of the highest weight, the first of equals."""

@@ -25,7 +25,7 @@ from specscope.analyze.evidence.arrays import Indices, indices, joined, lengths
 from specscope.analyze.evidence.columns import KINDS, Columns
 from specscope.analyze.findings import Reference
 from specscope.analyze.questions.evidence import Evidence
-from specscope.trace.record.draft_vocabulary import draft_tokens, lacks_draft_tokens
+from specscope.trace.record.draft_vocabulary import NOT_TOLD, draft_tokens, lacks_draft_tokens
 from specscope.trace.record.privacy import NO_TOKEN
 from specscope.trace.record.records import FinalKind, Preceded
 from specscope.trace.record.tree import Doubles
@@ -151,6 +151,7 @@ def places_of(evidence: Evidence, steps: Indices, token: Indices) -> Indices:
 
 
 ALIKE = 2  # references of others like it
+LEAN = "raw p, ranks, entropies and the drafter's likeliest tokens need full evidence: some steps lack it"
 AFTER = {
     Preceded.PREFILL: "in the first step after the prefill",
     Preceded.PREEMPTION: "in the first step after a preemption",
@@ -253,6 +254,17 @@ class RejectionKinds:
             len(members) * (mean_accepted - (depth - 1)),
             len(past),
             tuple(self.columns.at_step(step) for step in others),
+        )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the kinds must know."""
+        untold = lacks_draft_tokens(self._evidence.run)
+        full = self.columns.parents.there[self._evidence.drafts].all()
+        return (
+            *self._evidence.notes,
+            *([f"{NOT_TOLD}: only ranks show which tokens are outside it"] if untold else []),
+            *([] if full else [LEAN]),
         )
 
     def counts(self, token: int) -> tuple[int, int, int]:

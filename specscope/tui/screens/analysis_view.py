@@ -25,7 +25,7 @@ from specscope.tui.text import Ink, Line, clean, line_width
 from specscope.tui.widgets.grid import GridPanel, RowPanel
 from specscope.tui.widgets.lines import Goto, Panel, Sheet
 
-NAMES = ("tokens", "calibration", "tree nodes")
+NAMES = ("tokens", "calibration")
 LEAST = 3.0  # seconds between two answers while steps come in
 SHARE = 0.1  # share of the time that may go into answering
 

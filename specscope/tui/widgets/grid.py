@@ -15,8 +15,6 @@ from specscope.tui.text import Ink, Line, clean, cut, fit, paragraph
 from specscope.tui.widgets.lines import Panel, Sheet
 from specscope.tui.widgets.listing import GAP, ListColumn, Order, PickPanel
 
-BARS = "█▏▎▍▌▋▊▉"
-
 
 class GridPanel(PickPanel):
     """The rows of one question. Each question keeps its order and its picked row."""
@@ -74,7 +72,7 @@ class GridPanel(PickPanel):
 
 def _cell(grid: Table, place: int, row: int) -> tuple[str, Ink]:
     text, rank = clean(grid.rows[row][place]), grid.ranks.get(grid.columns[place], 0)
-    return text, "bar" if text and text[0] in BARS else "dim" if rank > 2 else "text"
+    return text, "dim" if rank > 2 else "text"
 
 
 def _value(grid: Table, place: int, row: int) -> float | str | None:
@@ -125,8 +123,6 @@ def _cells(grid: Table, row: int, width: int) -> list[Line]:
     used = 0
     for name, cell in zip(grid.columns, grid.rows[row], strict=True):
         text = cut(clean(cell), width - len(name) - 1)
-        if cell and cell[0] in BARS:
-            continue  # drawn already
         wide = len(name) + 1 + cell_len(text)
         if line and used + 3 + wide > width:
             lines.append(line)
