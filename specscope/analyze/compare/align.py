@@ -27,6 +27,7 @@ from specscope.trace.record.tree import Bools, Doubles
 from specscope.trace.record.vocabulary import printable
 
 SHORTEST = 12  # characters of a prompt that says something where it stands within another
+SAME_TEMPLATE = "record both with --raw, or both without, and send both to one endpoint (/v1/completions applies none)"
 LOOKED = 200  # requests of a side: what holds for these holds for the others
 LENGTH = {"seed", "max_tokens", "stop", "ignore_eos", "logprobs"}  # parameters that shape no distribution
 WIDEST = max(ROUNDING.values())  # for a dtype that is not known
@@ -290,28 +291,12 @@ def hint(a: Side, b: Side, matched: Matched) -> str:
     for number, side in enumerate((a, b)):
         taken = {pair[number] for pair in matched}
         infos = [each.info for place, each in enumerate(side.requests) if place not in taken and each.info][:LOOKED]
-        left.append([(printable(info.id), info.prompt.strip(), info.title.strip()) for info in infos])
-    for (mine, text, title), (theirs, other, its_title) in product(*left):
+        left.append([(printable(info.id), info.prompt.strip()) for info in infos])
+    for (mine, text), (theirs, other) in product(*left):
         example = f"{mine} of A and {theirs} of B"
         if text and text == other:
             return f"{example} are the same text in different tokens: give both the same special tokens"
-        if _within(text, other, title):
-            return f"A's are within a chat template ({example}): {_advice(('A', a), ('B', b))}"
-        if _within(other, text, its_title):
-            return f"B's are within a chat template ({example}): {_advice(('B', b), ('A', a))}"
-        if title and title == its_title:
-            return f"{example} ask the same in different chat templates or with different system prompts"
+        for name, whole, part in (("A", text, other), ("B", other, text)):
+            if len(part) >= SHORTEST and part in whole:
+                return f"{name}'s are within a chat template ({example}): {SAME_TEMPLATE}"
     return ""
-
-
-def _within(whole: str, part: str, title: str) -> bool:
-    """Whether a prompt with this title is another within a template."""
-    return bool(part) and part != whole and part in whole and (len(part) >= SHORTEST or title == part)
-
-
-def _advice(templated: tuple[str, Side], bare: tuple[str, Side]) -> str:
-    """What to type, where one of them is our own engine's."""
-    for (name, side), says in ((templated, "with"), (bare, "without")):
-        if all(capture.run is not None and capture.run.is_ours for capture in side.captures):
-            return f"record {name} {says} --raw"
-    return "send both to the same endpoint (/v1/completions applies no chat template)"

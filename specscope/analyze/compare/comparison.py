@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from specscope.analyze.compare.align import Aligned, Matched, PairedBy, align, hint, match, unpaired
-from specscope.analyze.compare.config import NOT_KNOWN, Difference, differences, explaining, models
+from specscope.analyze.compare.config import NOT_KNOWN, Difference, differences, explaining
 from specscope.analyze.compare.failif import GROUPED, counted, judge
 from specscope.analyze.compare.fields import Field, fields
-from specscope.analyze.compare.figures import believed, calibration, clustered, figures, groups
+from specscope.analyze.compare.figures import believed, clustered, figures, groups
 from specscope.analyze.compare.parting import Partings
 from specscope.analyze.compare.result import Comparison, Pair, Sameness, SideFacts, judged
 from specscope.analyze.compare.side import Side, SideRequest
@@ -27,14 +27,14 @@ TITLE = 200  # characters
 def compare(a: Side, b: Side, limits: Sequence[Threshold] = ()) -> Comparison:
     """Two sides compared; differences are B - A. Raises UserError for limits on a figure that is not there."""
     matched = match(a, b) if a.tells_tokens and b.tells_tokens else []
-    aligned, counts, targets = align(a, b, matched), clustered(a, b, matched), models(a, b)
+    aligned, counts = align(a, b, matched), clustered(a, b, matched)
     asked = {limit.figure.removeprefix(GROUPED).split(" is ")[0] for limit in limits}
     estimates, grouped, other = figures(*counts), groups(*counts, asked), differences(a, b, matched)
     first, second = (
         SideFacts(
             warnings=tuple(line for capture in side.captures for line in capture.warnings),
-            target=target,
-            drafter=", ".join(dict.fromkeys(printable(run.drafter) for run in side.runs)) or NOT_KNOWN,
+            target=_names(run.target for run in side.runs),
+            drafter=_names(run.drafter for run in side.runs),
             requests=len(side.requests),
             unmatched=len(side.requests) - len(matched),
             engine_steps=sum(capture.engine_steps for capture in side.captures),
@@ -42,7 +42,7 @@ def compare(a: Side, b: Side, limits: Sequence[Threshold] = ()) -> Comparison:
             tokens=len(side.columns.output),
             source=tuple(printable(capture.source) for capture in side.captures),
         )
-        for side, target in zip((a, b), targets, strict=True)
+        for side in (a, b)
     )
     return judged(
         Comparison(
@@ -60,11 +60,14 @@ def compare(a: Side, b: Side, limits: Sequence[Threshold] = ()) -> Comparison:
             fields=tuple(_explained(aligned, other)),
             figures=tuple(estimates),
             groups=grouped,
-            calibration=tuple(calibration(a, b)),
             conditions=tuple(judge(limits, [*estimates, *counted(_counts(a), _counts(b))], grouped)),
             unpaired=unpaired(a, b, matched),
         )
     )
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(map(printable, names))) or NOT_KNOWN
 
 
 def _explained(aligned: Aligned, other: Sequence[Difference]) -> Iterator[Field]:
@@ -142,7 +145,7 @@ def _lacks(side: Side) -> list[tuple[bool, str]]:
     trees = "has trees that depend on costs, load, a threshold or other requests, so tau may differ"
     return [
         untold,
-        (no_q, "does not record the drafter's probabilities: neither they nor calibration are compared"),
+        (no_q, "does not record the drafter's probabilities: they are not compared"),
         (not no_q and not c.sampled.any(), "drafts without sampling: its q is the drafter's own probability"),
         (not side.has_coins, "records no coins: coins are not compared, and near ties are unknown"),
         (not side.has_p, "records no p: the target's probabilities are not compared"),

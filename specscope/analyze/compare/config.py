@@ -111,22 +111,6 @@ _OF_HEADS = ("aux layers", "draft vocabulary", "draft tokens", "draft revision")
 _DIGESTS = {"model": "target_digest", "draft model": "draft_digest"}  # that tell whether a name alone is another
 
 
-def models(a: Side, b: Side) -> tuple[str, str]:
-    """The targets' names on both sides; where these are the same and the models are not, with what tells them apart."""
-    runs = [a.runs, b.runs]
-
-    def listed(name: Callable[[RunInfo], str]) -> tuple[str, str]:
-        first, second = (", ".join(dict.fromkeys(printable(name(run)) for run in side)) for side in runs)
-        return first or NOT_KNOWN, second or NOT_KNOWN
-
-    names = listed(lambda run: run.target)
-    if all(run.target_digest for side in runs for run in side):
-        whole = listed(lambda run: f"{run.target} ({run.target_digest[:8]})")
-    else:
-        whole = listed(lambda run: run.target_path or run.target)
-    return whole if names[0] == names[1] and whole[0] != whole[1] else names
-
-
 def differences(a: Side, b: Side, pairs: Matched) -> list[Difference]:
     """All differences in the configuration and in what was observed to run, those that explain most first.
 

@@ -1,4 +1,4 @@
-"""What differs at equal contexts: p, q, features, coins, verdicts, trees and the load, with the places where it does.
+"""What differs at equal contexts: p, q, features, coins, verdicts and trees, with the places where it does.
 
 Each kind of evidence is a Field: how many of those compared differ, how far, an example, and the stage that it is of.
 
@@ -30,9 +30,9 @@ COMMON = 0.05  # of those that are only a little beyond rounding
 EDGE = 0.1  # where top-k, top-p or min-p cut a distribution
 EDGE_NOTE = "top-k, top-p or min-p cut it: rounding decides at the edge"
 FEATURES, FIRST = "what feeds the drafter", "target's first token"
-ALWAYS = ("target p", "coin", "verdict", "outcome")  # listed also where nothing is compared
+ALWAYS = ("target p", "coin", "verdict")  # listed also where nothing is compared
 BEFORE = np.array(list(map(str, PRECEDED)))
-TREE, FREE, DRIFT = "draft tree", "draft tree, not judged", "draft p, on the whole"
+TREE, DRIFT = "draft tree", "draft p, on the whole"
 UNTOLD = "whether at near ties is not recorded"
 # d log p = dp / p: what moves a p of 1/4 by the tolerance moves its logarithm by four times that
 OF_LOG = 4.0
@@ -58,13 +58,12 @@ class Field:
     largest: float | None  # the largest difference; None where it is no number
     tolerance: float | None
     example: tuple[Reference, Reference] | None  # of the largest, or the first
+    stage: StepStage
     suspect: bool = False  # whether no rounding and nothing in the configuration explains it
     explained: tuple[str, ...] = ()  # what in the configuration does, where no rounding can
     unsure: bool = False  # whether it is not recorded if rounding explains it
-    judged: bool = False  # whether it may be suspect or unsure; else it follows from other fields, or from the load
     note: str = ""
     condition: str = ""  # the condition that best says where it differs, with its counts
-    stage: StepStage | None = None  # None: it follows from other fields, or from the load
 
     @property
     def share(self) -> float:
@@ -108,7 +107,7 @@ def number(
 def other(
     here: ContextRows,
     name: str,
-    stage: StepStage | None,
+    stage: StepStage,
     differ: Bools,
     where: Bools,
     *,
@@ -116,10 +115,7 @@ def other(
     far: Bools | None = None,
     worst: int | None = None,
 ) -> Field:
-    """The field of values that are equal or not. `far`: where rounding does not explain a difference; None: everywhere.
-
-    Without a stage it follows from other fields, or from the load, and is not judged.
-    """
+    """The field of values that are equal or not. `far`: where rounding explains no difference; None: everywhere."""
     differ, compared = differ & where, int(where.sum())
     count = int(differ.sum())
     return Field(
@@ -129,11 +125,10 @@ def other(
         largest=None,
         tolerance=None,
         example=here.reference(int(np.argmax(differ)) if worst is None else worst) if count else None,
-        suspect=stage is not None and many(int((differ if far is None else differ & far).sum()), compared, RARE),
-        judged=stage is not None,
+        stage=stage,
+        suspect=many(int((differ if far is None else differ & far).sum()), compared, RARE),
         note=note,
         condition=_condition(here, differ[where], np.flatnonzero(where)) if 0 < count < compared else "",
-        stage=stage,
     )
 
 
@@ -149,7 +144,7 @@ def _condition(here: ContextRows, differ: Bools, chosen: Longs) -> str:
 
 def fields(aligned: Aligned) -> list[Field]:
     """All that is compared at equal contexts, each behind what decides it."""
-    kinds = (_target, _features, _drafter, _decisions, _trees, _steps)
+    kinds = (_target, _features, _drafter, _decisions, _trees)
     every = [field for kind in kinds for field in kind(aligned)]
     return [field for field in every if field.compared or field.name in ALWAYS]
 
@@ -250,7 +245,7 @@ def _elders(side: Side) -> Hashes:
 
 
 def _decisions(aligned: Aligned) -> list[Field]:
-    """Coins, verdicts and outcomes at nodes that both sides tried."""
+    """Coins and verdicts at nodes that both sides tried."""
     here, coins = aligned.nodes, aligned.a.has_coins and aligned.b.has_coins
 
     def same(name: str, within: float = 0.0) -> Bools:
@@ -265,16 +260,15 @@ def _decisions(aligned: Aligned) -> list[Field]:
     equal = judged & coins & same("coin", 1e-12) & same("p_trial", 1e-7) & same("q_trial", 1e-7)
     # Where the rule judges what is drafted below a node first, that must be the same too.
     equal &= np.equal(*here.of_steps("tree")) | ~np.logical_or(*here.of_steps("columns.looks_ahead"))
-    of_coin, differ = "of the same seed, position and number in the tree", ~same("outcome")
+    of_coin = "of the same seed, position and number in the tree"
     return [
         number(here, "coin", StepStage.COINS, coin, same_coin, 1e-12, note=of_coin),
-        other(here, "verdict", StepStage.VERDICT, differ, equal, note="p, q and coin are the same there"),
-        other(here, "outcome", None, differ, judged, note="follows from p, q, coin and verdict"),
+        other(here, "verdict", StepStage.VERDICT, ~same("outcome"), equal, note="p, q and coin are the same there"),
     ]
 
 
 def _trees(aligned: Aligned) -> list[Field]:
-    """Trees that must be the same, and those that need not be; and the drafter's p where it moves on the whole."""
+    """Trees where the context decides what is drafted; and the drafter's p where it moves on the whole."""
     here, narrow, usual = aligned.steps, aligned.tolerance <= NARROW, _usual(aligned)
     differ, judged = np.not_equal(*here.of_steps("tree")), _judged(here)
     ties = [_tie(aligned, index) for index in np.flatnonzero(differ & judged).tolist()]
@@ -292,8 +286,7 @@ def _trees(aligned: Aligned) -> list[Field]:
     made = replace(
         made, suspect=suspect, unsure=unsure, note=UNTOLD if unsure else made.note, condition=made.condition or says
     )
-    note = "because of other seeds, costs, load, shared texts, or an engine that drafts nothing after a prompt"
-    return [made, other(here, FREE, None, differ, ~judged, note=note), *([] if narrow else _drift(aligned, usual))]
+    return [made, *([] if narrow else _drift(aligned, usual))]
 
 
 def _at_least(count: int, of: int, share: float) -> float:
@@ -396,20 +389,3 @@ def _tie(aligned: Aligned, index: int) -> tuple[float, float, int]:
         for tree, only in ((a, only_a), (b, only_b))
     ]
     return abs(best[0] - best[1]), OF_LOG * rounding * deepest, deepest
-
-
-def _steps(aligned: Aligned) -> list[Field]:
-    """Whole steps: what follows from all that was judged before, and the load."""
-    here = aligned.steps
-    same, depth = np.equal(*here.of_steps("tree")), np.equal(*here.of_steps("columns.depth_reached"))
-    final, every = np.equal(*here.of_steps("columns.final")), np.ones(len(here), np.bool_)
-    follows = "same tree; follows from the verdicts", "same tree, as many accepted; follows from p and coin"
-    load = {"requests in step": "batch", "prefill tokens": "prefill", "cached tokens": "context"}
-    return [
-        other(here, "accepted tokens", None, ~depth, same, note=follows[0]),
-        other(here, "final token", None, ~final, same & depth, note=follows[1]),
-        *(
-            other(here, says, None, np.not_equal(*here.of_steps(name)), every, note="load: not judged")
-            for says, name in load.items()
-        ),
-    ]

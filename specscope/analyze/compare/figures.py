@@ -19,12 +19,11 @@ from specscope.trace.history.conditions import RATE, TAU, depth_rate
 from specscope.trace.record.notes import SOURCES
 from specscope.trace.record.records import FinalKind
 from specscope.trace.record.rules import sound
-from specscope.trace.record.tree import Bools, Doubles
+from specscope.trace.record.tree import Doubles
 
 FEWEST_DRAFTS = 30  # on each side: a figure by depth or group with fewer is left out
 DEEPEST = 16
 MOST_VALUES = 20  # a label with more is an identifier, not a group
-BINS = 10
 # tau is the primary figure: it is judged by the interval that is shown, which gives a false alarm in 1 of 20 runs. So
 # that the others add little to that, all other figures together are allowed 1 in 100, and all groups together as well.
 ALPHA = 0.01
@@ -64,17 +63,11 @@ def believed(side: Side) -> NDArray[np.floating]:
     return sound(np.where(side.columns.sampled, side.columns.q, side.columns.draft_prob))
 
 
-def tried_first(side: Side) -> tuple[Bools, Doubles, Bools]:
-    """[N] first siblings that were tried, whose q is as drawn; and of these q, and whether each was accepted."""
-    c, q = side.columns, believed(side)
-    known = c.tried & ~np.isnan(q) & (c.sibling == 0)
-    return known, q[known], c.accepted[known]
-
-
 def _errors(side: Side, power: int) -> Parts:
-    """Of q, at the nodes that it is a claim about."""
-    tried, q, got = tried_first(side)
-    return (q - got) ** power, np.ones(len(q)), side.columns.step[tried]
+    """Of q, at first siblings that were tried: there it is as drawn."""
+    c, q = side.columns, believed(side)
+    nodes = np.flatnonzero(c.tried & ~np.isnan(q) & (c.sibling == 0))
+    return (q - c.accepted)[nodes] ** power, np.ones(len(nodes)), c.step[nodes]
 
 
 def _drafted_by(side: Side, source: int) -> Parts:
@@ -102,17 +95,6 @@ FIGURES: Mapping[str, FigureKind] = {  # and, behind the first two, rates by dep
     "q above acceptance": FigureKind(partial(_errors, power=1), percent=False, signed=True),
     "squared error of q": FigureKind(partial(_errors, power=2), percent=False),
 }
-
-
-@dataclass(frozen=True)
-class CalibrationBin:
-    """Nodes whose q lies in one range: how often they were accepted."""
-
-    low: float
-    high: float
-    nodes: tuple[int, int]
-    q: tuple[float | None, float | None]  # means
-    accepted: tuple[float | None, float | None]
 
 
 @dataclass(frozen=True)
@@ -164,21 +146,6 @@ def figures(a: Counts, b: Counts) -> list[Estimate]:
     unjudged = [estimate for estimate in told if not every[estimate.name].judged]
     others = [estimate for estimate in told if estimate.name != TAU and every[estimate.name].judged]
     return [*tau, *unjudged, *marked(others, ALPHA)]
-
-
-def calibration(a: Side, b: Side) -> list[CalibrationBin]:
-    """First siblings that were tried, by their q."""
-    bins = []
-    tried = [(q, got, np.minimum((q * BINS).astype(np.int64), BINS - 1)) for _, q, got in map(tried_first, (a, b))]
-    for number in range(BINS):
-        here = [(q[mine == number], got[mine == number]) for q, got, mine in tried]
-        n, q, got = zip(*((len(q), _mean(q), _mean(got)) for q, got in here), strict=True)
-        bins += [CalibrationBin(number / BINS, (number + 1) / BINS, n, q, got)] if any(n) else []
-    return bins
-
-
-def _mean(values: NDArray[Any]) -> float | None:
-    return float(values.mean()) if len(values) else None
 
 
 def groups(a: Counts, b: Counts, asked: Collection[str] = ()) -> dict[str, tuple[Estimate, ...]]:

@@ -17,7 +17,7 @@ from specscope.analyze.compare.bootstrap import FEWEST, Estimate
 from specscope.analyze.compare.config import Difference, StepStage, explaining
 from specscope.analyze.compare.failif import FailCondition, named
 from specscope.analyze.compare.fields import Field
-from specscope.analyze.compare.figures import LOOPS, WITHOUT_LOOPS, CalibrationBin
+from specscope.analyze.compare.figures import LOOPS, WITHOUT_LOOPS
 from specscope.analyze.compare.parting import Parting, PartingCause
 from specscope.trace.history.conditions import TAU
 from specscope.trace.history.wording import plural
@@ -109,7 +109,6 @@ class Comparison:
     fields: tuple[Field, ...]
     figures: tuple[Estimate, ...]
     groups: dict[str, tuple[Estimate, ...]]  # acceptance length by group
-    calibration: tuple[CalibrationBin, ...]
     conditions: tuple[FailCondition, ...]
     unpaired: str  # why there is no pair, in a sentence; "" where there is one
 
@@ -185,8 +184,8 @@ def _different(found: Comparison, reasons: Sequence[str]) -> str:
         beside = f" {plural(more, 'other difference')} {'is' if more == 1 else 'are'} listed below." if more else ""
         way = "fewer" if tau.difference < 0 else "more"
         return f"B gets {way} tokens per draft than A: {tau.b:.2f} instead of {tau.a:.2f}.{beside}"
-    stages = {field.stage for field in found.fields if field.suspect}
-    stages |= {cause.stage for cause in accused(found.pairs, found.differences)}
+    of_evidence = (field.stage for field in found.fields if field.suspect)
+    stages = {*of_evidence, *(cause.stage for cause in accused(found.pairs, found.differences))}
     says = next((ALOUD[stage] for stage in StepStage if stage in stages), "")
     if says:
         return f"{says}, and nothing in the configuration explains it."
@@ -289,7 +288,7 @@ def _loops(figures: Sequence[Estimate]) -> list[str]:
 
 def _covered(found: Comparison) -> str:
     """What was judged and does not differ, with its n and unit; "" where nothing was."""
-    judged = [field for field in found.fields if field.judged and field.compared and not field.explained]
+    judged = [field for field in found.fields if field.compared and not field.explained]
     names = [f"{field.name} ({field.compared:,})" for field in judged[:NAMED]]
     names += [f"{len(judged) - NAMED} more"] if len(judged) > NAMED else []
     tau = found.tau

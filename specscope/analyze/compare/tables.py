@@ -54,7 +54,6 @@ def tables(comparison: Comparison) -> list[Table]:
         figures(comparison),
         changes(comparison),
         groups(comparison),
-        calibration(comparison),
         conditions(comparison.conditions),
     ]
     return [table for table in every if table.rows or table.note]
@@ -239,17 +238,6 @@ def groups(comparison: Comparison) -> Table:
     note = "n: requests. *: differs, after Holm's correction over the table. --fail-if: tau where GROUP is VALUE."
     note += f" {len(rows) - len(shown):,} more; --json shows all." if len(rows) > len(shown) else ""
     return _estimates("Acceptance length by group", "acceptance length by", shown, note)
-
-
-def calibration(comparison: Comparison) -> Table:
-    """How often drafts were accepted, by the drafter's own probability."""
-    rows = [
-        (f"{each.low:.1f} to {each.high:.1f}", *map(count, each.nodes), *map(percent, (*each.q, *each.accepted)))
-        for each in comparison.calibration
-    ]
-    columns = ("q", "tried A", "B", "mean q A", "B", "accepted A", "B")
-    note = "q: the drafter's probability of the first token tried at a place." if rows else ""
-    return Table("Calibration of q", columns, rows, note)
 
 
 def conditions(asked: Sequence[FailCondition], note: str = "") -> Table:

@@ -116,7 +116,7 @@ def test_a_drafter_that_lost_its_q_is_named_in_one_line_behind_another_template(
     assert found.tau.significant
     assert found.tau.high < 0
     assert not set(found.partings) & {PartingCause.TARGET, PartingCause.VERDICT, PartingCause.COIN}
-    assert any("nor calibration are compared" in line for line in found.missing)
+    assert any("the drafter's probabilities: they are not compared" in line for line in found.missing)
     for request in other.requests:
         labels = {**request.info.labels, "chat_template_kwargs": '{"enable_thinking": false}'}
         request.info = dataclasses.replace(request.info, labels=labels)

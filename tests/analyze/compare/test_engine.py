@@ -36,8 +36,6 @@ def test_the_batch_changes_nothing(engines, name, temperature):
     found = compare(a, ran(engine, batch=1, temperature=temperature))
     assert found.answer is Sameness.SAME, (found.summary, found.reasons)
     assert found.nodes > 50
-    fields = {field.name: field for field in found.fields}
-    assert fields["requests in step"].differ > 0
     assert {field.name for field in found.fields if field.suspect} == set()
     assert any(one.name == "requests in a step, mean" for one in found.differences)
 

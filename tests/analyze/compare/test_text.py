@@ -14,7 +14,7 @@ from specscope.analyze.compare.tables import render_text
 
 from .runs import Made, make, side
 
-SHOWN = ["Configuration", "Where outputs part", "At equal contexts", "Figures", "Calibration of q", "--fail-if"]
+SHOWN = ["Configuration", "Where outputs part", "At equal contexts", "Figures", "--fail-if"]
 SHOWN += ["r3 parts at output token", "the coins differ", "24 by prompt, parameters and seed", "tau", "not hit"]
 
 
