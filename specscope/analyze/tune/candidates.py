@@ -141,8 +141,8 @@ def asked(judge: Judge, plan: TreePlan, space: Space) -> TreeRow:
     evidence, again, why = judge.evidence, "dynamic:32", ""
     if isinstance(plan, DynamicPlan) and not evidence.ranked:
         why = "its drafter gave no scores"
-    elif isinstance(plan, DynamicPlan) and plan.top > evidence.max_looked:
-        why = f"it recorded {evidence.max_looked} children of a node"
+    elif isinstance(plan, DynamicPlan) and plan.top > evidence.max_rank:
+        why = f"it recorded {evidence.max_rank} children of a node"
     elif evidence.lookup and isinstance(plan, StaticPlan) and _looks_further(plan, space.recorded):
         why, again = "its drafter searched less", str(plan)
     elif plan.max_depth > evidence.max_depth and (isinstance(plan, DynamicPlan) or str(plan) != str(space.recorded)):
@@ -187,6 +187,6 @@ def _lookups(evidence: RecordedCandidates, space: Space) -> Iterator[TreePlan]:
 def _dynamics(evidence: RecordedCandidates, space: Space) -> Iterator[TreePlan]:
     """Every depth and width that was recorded, with every budget."""
     for depth in range(1, evidence.max_depth + 1):
-        for top in (top for top in TOPS if top <= evidence.max_looked):
+        for top in (top for top in TOPS if top <= evidence.max_rank):
             plans = [DynamicPlan(nodes, depth, top) for nodes in space.budgets if nodes >= depth]
             yield from (plan for plan in plans if plan.nodes <= plan.candidates)

@@ -16,8 +16,7 @@ child with probability p(child) however it was drawn.
 What other trees would have drawn where drafts were sampled is not known.
 
 For greedy requests the reach is 0 or 1, and known for left-out candidates too: the path is what the target generated,
-or it is not. The rank of the target's choice in the drafter's distribution (ParentNotes.choice_rank) covers even ranks
-that the drafter did not consider.
+or it is not.
 """
 
 from __future__ import annotations
@@ -35,11 +34,10 @@ from specscope.errors import UserError
 from specscope.trace.history.history import History, RequestHistory
 from specscope.trace.record.records import RequestStep
 from specscope.trace.record.rules import SUM_ROUNDING, sound
-from specscope.trace.record.tree import Bools, Doubles, Ints
+from specscope.trace.record.tree import Doubles, Ints
 
 MOST_STEPS = 4000  # that are judged, evenly spread over the run
 MOST_CANDIDATES = 1_000_000  # over all steps: with huge trees fewer steps are judged
-MOST_RANK = 32  # ranks of children that are distinguished
 ALL_RANKS = 10**6  # known ranks of a node whose children of every rank are known
 
 
@@ -58,7 +56,6 @@ class RecordedCandidates:
     q: Doubles  # [S, C] the drafter's probability at the parent; nan where it is not known
     known: Ints  # [S, C + 1]
     largest: int  # nodes of the largest recorded tree
-    max_looked: int  # children of a node that the drafter considered, at most; others are known from the target's rank
     request: Ints  # [S] number of the request
     tokens: Ints  # [S] that the step committed
     undrafted: Ints  # [R] steps of each request in which nothing was drafted
@@ -79,7 +76,7 @@ class RecordedCandidates:
 
     @property
     def max_rank(self) -> int:
-        """The largest number of ranks known below a node."""
+        """The largest number of children that the drafter considered below a node."""
         return int(self.rank.max(initial=0)) + 1
 
     @property
@@ -164,7 +161,7 @@ def _texts(chosen: Sequence[tuple[RequestHistory, int, int]]) -> tuple[Indices, 
 
 
 def _laid(c: Columns, text: Indices, start: Indices, end: Indices) -> dict[str, Any]:
-    """The candidates of all steps: nodes of the tree, what re-ranking left out, and choices known by rank alone."""
+    """The candidates of all steps: nodes of the tree, and what re-ranking left out."""
     noted, steps = holding(c.picked, "notes")[c.step], np.arange(len(c))
     counts = lengths(c.picked, "notes", "dropped_token")
     parents, tokens, scores = (
@@ -195,35 +192,9 @@ def _laid(c: Columns, text: Indices, start: Indices, end: Indices) -> dict[str, 
     of_root = np.bincount(step[above < 0], minlength=len(c))
     looks_up = np.array([part.drafter == "ngram" for part in c.parts])
     known[looks_up[step]], of_root[looks_up] = ALL_RANKS, ALL_RANKS
-    more, parent, lower, of_more = _beyond(c, (start < end) & ~looks_up, known, of_root)
-    columns = {
-        "depth": np.concatenate([depth, np.where(parent < 0, 0, depth[parent]) + 1]),
-        "rank": np.concatenate([rank, lower]),
-        "reach": np.concatenate([reach, np.ones(len(more))]),
-        "q": np.concatenate([q, of_more]),
-    }
-    score = np.concatenate([score, np.where(parent < 0, 0.0, score[parent]) + np.log(np.maximum(of_more, 1e-12))])
-    made = np.concatenate([made, made.max(initial=0) + 1 + np.arange(len(more))])
-    step, above = np.concatenate([step, more]), np.concatenate([above, parent])
-    told = {"largest": int(np.diff(c.start).max()), "max_looked": int(rank.max(initial=0)) + 1}
-    return told | _padded(step, above, np.lexsort((made, -score, step)), known, of_root, columns)
-
-
-def _beyond(c: Columns, greedy: Bools, known: Indices, of_root: Indices) -> tuple[Indices, Indices, Indices, Doubles]:
-    """A greedy target's choices that the drafter did not consider: step, parent (-1: the root), rank and q of each.
-
-    Those below parents that were tried, of which the rank is recorded; `known` and `of_root` then have all ranks.
-    """
-    e = c.parents
-    rows = np.flatnonzero(greedy[e.step] & (e.choice == e.top[:, 0])) if len(e) else np.zeros(0, np.int64)
-    # where penalties or a bias decided, ranks are of raw logits, and say nothing
-    step, root = e.step[rows], e.node[rows] < 0
-    above = np.where(root, -1, c.start[step] + e.node[rows])
-    looked = np.where(root, of_root[step], known[above])
-    known[above[~root]], of_root[step[root]] = ALL_RANKS, ALL_RANKS
-    rank = e.choice_rank[rows]
-    new = (looked < rank) & (rank <= MOST_RANK)
-    return step[new], above[new], rank[new] - 1, e.choice_q[rows][new]
+    columns = {"depth": depth, "rank": rank, "reach": reach, "q": q}
+    order = np.lexsort((made, -score, step))
+    return {"largest": int(np.diff(c.start).max())} | _padded(step, above, order, known, of_root, columns)
 
 
 def _padded(
@@ -236,7 +207,7 @@ def _padded(
     parent = np.full((rows, width), width, np.int32)
     parent[step, place] = np.where(above < 0, width, place[above])
     every = np.zeros((rows, width + 1), np.int32)
-    every[step[: len(known)], place[: len(known)]], every[:, width] = known, of_root
+    every[step, place], every[:, width] = known, of_root
     kinds = {"depth": np.int32, "rank": np.int32}
     laid = {name: np.zeros((rows, width), kinds.get(name, column.dtype)) for name, column in columns.items()}
     for name, column in columns.items():

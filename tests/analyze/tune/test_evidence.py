@@ -167,17 +167,6 @@ def test_the_recorded_tree_is_judged_as_it_was():
     assert judged.accepted.std() < 0.9 * real.std()
 
 
-def test_a_rank_beyond_the_tree_is_known_of_greedy_requests():
-    """A chain tells how often the second child would have been accepted: a wider run says the same."""
-    chain = recorded("eagle", "2", prompts=12)
-    wide = recorded("eagle", "[(0,), (1,), (2,), (0, 0)]", prompts=12)
-    told = [evidence([history]) for history in (chain, wide)]
-    values = [[Judge(one).position((rank,))[0].mean() for rank in range(3)] for one in told]
-    assert Judge(told[0]).position((1,))[1].max() == 0  # nothing is assumed
-    assert values[0][1] > 0.02
-    assert values[0] == pytest.approx(values[1], abs=0.08)
-
-
 def test_what_tells_nothing_is_refused():
     plain = engine("model", "2")
     history = History()
