@@ -28,26 +28,10 @@ DEGREES = 20  # of freedom, at most, of what was measured so
 MEDIAN = 0.4549  # of a square of a normal number
 
 
-def drift(y: Doubles, w: Doubles, known: float) -> Doubles | None:
-    """[N] the line through a level that rises or falls all the time; None where chance gives one as steep."""
-    place = np.arange(len(y)) - np.average(np.arange(len(y)), weights=w)
-    square = float((w * place**2).sum())
-    slope = float((w * place * y).sum()) / max(square, 1e-12)
-    line = np.asarray(np.average(y, weights=w) + place * slope)
-    noise, free = _left(y, w, line, known)
-    noise = max(noise, varies(y - line, w)[1], known, 1e-12)
-    return line if t_two_sided(slope * math.sqrt(square / noise), free) < CHANCE else None
-
-
 def steps(y: Doubles, w: Doubles, bounds: Sequence[int]) -> Doubles:
     """[N] the mean of each stretch."""
     parts = np.split(np.arange(len(y)), bounds)
     return np.concatenate([np.full(len(part), np.average(y[part], weights=w[part])) for part in parts])
-
-
-def price(y: Doubles, w: Doubles, fit: Doubles, numbers: int) -> float:
-    """What a fit leaves, and what its numbers cost (Schwarz)."""
-    return len(y) * math.log(max(float((w * (y - fit) ** 2).sum()), 1e-9)) + numbers * math.log(len(y))
 
 
 def segments(y: Doubles, w: Doubles, known: float) -> list[int]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specscope.analyze.change_points import CHANCE, DEGREES, LEAST, drift, price, segments, steps, varies
+from specscope.analyze.change_points import CHANCE, DEGREES, LEAST, segments, steps, varies
 from specscope.analyze.conditions import CERTAIN, Condition, find, log_fisher
 from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.significance import t_quantile, t_two_sided
@@ -40,7 +40,6 @@ class Level:
     start_ns: int
     end_ns: int
     length: float
-    until: float | None  # its length at the end, where it drifts: the other is that at the start
     low: float  # of a 95 % interval of the mean
     high: float
     intervals: int
@@ -110,18 +109,15 @@ class _Items:
         }
         return {name: column for name, column in columns.items() if None not in column and (timed or name != TIME)}
 
-    def level(
-        self, where: str, chosen: Indices, noise: float, line: Doubles | None = None, p: float | None = None
-    ) -> Level:
-        """The level of some of them. `line`: in the place of the mean."""
+    def level(self, where: str, chosen: Indices, noise: float, p: float | None = None) -> Level:
+        """The level of some of them."""
         total, spans = measure(self.told[index] for index in chosen), [self.steps[index] for index in chosen]
         mean = float(self.length[chosen].mean()) if total.tau is None else total.tau
         half = t_quantile(0.975, DEGREES) * math.sqrt(noise / float(self.weight[chosen].sum()))
         bounds = min(step.start_ns for step in spans), max(step.end_ns for step in spans)
-        start, until = (mean, None) if line is None else (float(line[0]), float(line[-1]))
         n = len(chosen), total.told("drafts")
         side = str(self.side[chosen[0]]) if self.two else ""
-        return Level(where, side, *bounds, start, until, max(mean - half, 1.0), mean + half, *n, p)
+        return Level(where, side, *bounds, mean, max(mean - half, 1.0), mean + half, *n, p)
 
 
 def levels(*sides: Sequence[StepRecord]) -> Levels:
@@ -166,27 +162,18 @@ def _counting(told: Sequence[Aggregate]) -> Doubles:
 
 
 def _changed(items: _Items, length: Doubles) -> Iterator[Level]:
-    """The levels of each engine whose level changed: steps, or a line and the steps beside it."""
+    """The levels of each engine whose level changed."""
     for (_, where), chosen in items.series.items():
         y, w = length[chosen], items.weight[chosen]
-        if len(y) < 2 * LEAST:
-            continue
         known = float((w * items.counting[chosen]).mean())
-        bounds, line = segments(y, w, known), drift(y, w, known)
-        if line is not None and price(y, w, line, 2) < price(y, w, steps(y, w, bounds), 2 * len(bounds) + 1):
-            bounds = segments(y - line, w, known)
-        elif not bounds:
+        if not (bounds := segments(y, w, known)):
             continue
-        else:
-            line = None
-        flat = y if line is None else y - line
-        fit = steps(flat, w, bounds)
-        noise, edges = max(varies(flat - fit, w)[1], known), [0, *bounds, len(y)]
+        fit = steps(y, w, bounds)
+        noise, edges = max(varies(y - fit, w)[1], known), [0, *bounds, len(y)]
         for before, first, last in zip([0, *edges], edges, edges[1:], strict=False):
             error = math.sqrt(noise * (1 / w[before:first].sum() + 1 / w[first:last].sum())) if first else 1.0
             chance = len(y) * t_two_sided(float(fit[first] - fit[first - 1]) / error, max(len(y) - 2, 1))
-            ends = None if line is None else (line + fit + items.length[chosen] - y)[first:last]
-            yield items.level(where, chosen[first:last], noise, ends, min(1.0, chance) if first else None)
+            yield items.level(where, chosen[first:last], noise, min(1.0, chance) if first else None)
 
 
 def _explained(items: _Items, holds: Bools) -> tuple[Doubles, float]:

@@ -245,8 +245,7 @@ def levels(found: Levels) -> list[Table]:
             (_when(level.start_ns), _when(level.end_ns), *_level(level), _chance(level.p_value), _where(level) or NONE)
             for level in found.changes
         ]
-        note = "p: how likely this change is by chance; changes with p below 0.001 are listed. "
-        note += "τ from one figure to another: it drifts."
+        note = "p: how likely this change is by chance; changes with p below 0.001 are listed."
         names = ("from", "to", *columns, "p", "engine")
         tables.append(Table("When the level changed", names, rows, note, frozenset(["to", "engine"])))
     if (condition := found.condition) is not None:
@@ -284,8 +283,7 @@ def _when(ns: int) -> str:
 
 def _level(level: Level) -> tuple[str, ...]:
     """Its length, interval and n."""
-    length = number(level.length) + ("" if level.until is None else f" to {number(level.until)}")
-    return length, f"{number(level.low)}–{number(level.high)}", count(level.intervals), told(level.drafts)
+    return number(level.length), f"{number(level.low)}–{number(level.high)}", count(level.intervals), told(level.drafts)
 
 
 def _chance(p: float | None) -> str:

@@ -61,13 +61,6 @@ def test_a_dip_has_two_ends_and_there_may_be_several_levels(rates, counts):
     assert [level.intervals for level in found.changes] == [*counts]
 
 
-def test_a_gradual_drift_is_a_line_and_no_steps():
-    found = levels(log(np.linspace(0.8, 0.6, 200), load(200)))
-    (level,) = found.changes
-    assert level.length == pytest.approx(2.95, abs=0.1)
-    assert level.until == pytest.approx(2.18, abs=0.1)
-
-
 def test_levels_that_alternate_with_load_have_a_condition_and_no_changes():
     """Also where the load is not told at the beginning; and with the times at which the condition held."""
     running = load(300)
