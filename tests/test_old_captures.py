@@ -92,6 +92,7 @@ LISTED = re.compile(
     r"|report\.json\.captures\[0\]\.answers\.tree: .* -> nothing$"
     r"|report\.json\.captures\[0\]\.answers\.calibration\.curves\[\d\]\.bins\[\d\]\.expected: .* -> nothing$"
     r"|report\.json\.captures\[0\]\.answers\.rejections\.notes: \[\"raw p, ranks, [^\"]*\"\] -> \[\]$"
+    r"|report\.json\.captures\[0\]\.engine\.overlap_s: .* -> nothing$"
     r"|compare\.json\.calibration: .* -> nothing$"
     r"|compare\.json\.missing\[\d\]: .*: neither they nor calibration are compared\" -> .*: they are not compared\"$"
     r"|compare\.json\.missing\[\d\]: .*within a chat template .*: record [AB] with.* -> .*: record both with --raw, or "

@@ -262,7 +262,6 @@ class EngineFigures:
     found: int  # and found there
     speculation_off: dict[str, int]  # steps without speculation, by the reason
     ahead: int  # steps that were accounted for while the next one ran: --async-scheduling
-    overlap_s: float  # of that accounting, while the next step ran
 
 
 @dataclass(frozen=True)
@@ -471,14 +470,7 @@ def _engine(history: History) -> EngineFigures:
         found=sum(request.found for request in history.requests.values()),
         speculation_off=dict(Counter(s.speculation_off or "off" for s in steps if not s.speculation)),
         ahead=sum(step.flight is not None for step in steps),
-        overlap_s=sum(map(_overlap_ns, steps, steps[1:])) / 1e9,
     )
-
-
-def _overlap_ns(step: StepRecord, after: StepRecord) -> int:
-    """How long a step was accounted for while the next one ran."""
-    flight = step.flight
-    return 0 if flight is None else max(min(flight.committed_ns, after.end_ns) - max(flight.read_ns, after.start_ns), 0)
 
 
 def _phases(steps: Sequence[StepRecord]) -> list[PhaseTime]:

@@ -328,7 +328,7 @@ def engine(report: Report) -> Table:
         ("preemptions", told(e.preempted)),
     ]
     if e.ahead:
-        rows.append(("steps recorded while the next ran", f"{count(e.ahead)}, {e.overlap_s * 1e3:,.0f} ms of it"))
+        rows.append(("steps recorded while the next ran", count(e.ahead)))
     if e.queried:
         rows.append(("tokens found in the prefix cache", f"{count(e.found)} of {count(e.queried)}"))
     rows += [

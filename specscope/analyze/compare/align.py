@@ -41,7 +41,6 @@ class PairedBy(StrEnum):
     EXACT = "prompt, parameters and seed"
     SEED = "prompt and parameters"  # the seed differs
     PROMPT = "prompt"  # the parameters differ
-    ORDER = "order"  # the prompt of one of them is not known
 
 
 Matched = Sequence[tuple[int, int, PairedBy]]  # places of requests of A and B
@@ -231,18 +230,12 @@ def _said(place: Longs, token: Longs) -> Hashes:
 def match(a: Side, b: Side) -> list[tuple[int, int, PairedBy]]:
     """Pairs of places in both lists of requests, in A's order.
 
-    Matched by prompt and all parameters, then without the seed, then by prompt alone, then by order.
-    Of several equal requests, the first of A is paired with the first of B. Only requests whose prompt is not known on
-    one side (captures made with --no-text) are paired by order: requests with different prompts make no pair. Nor do
-    requests of which steps are missing.
+    Matched by prompt and all parameters, then without the seed, then by prompt alone. Of several equal requests, the
+    first of A is paired with the first of B. Requests whose prompt is not known, or of which steps are missing, make no
+    pair.
     """
     left, right = ({i: request for i, request in enumerate(side.requests) if request.whole} for side in (a, b))
     pairs: list[tuple[int, int, PairedBy]] = []
-
-    def pair(place: int, other: int, kind: PairedBy) -> None:
-        pairs.append((place, other, kind))
-        del left[place], right[other]
-
     for kind in (PairedBy.EXACT, PairedBy.SEED, PairedBy.PROMPT):
         theirs: dict[Hashable, list[int]] = defaultdict(list)
         for place, request in right.items():
@@ -250,12 +243,8 @@ def match(a: Side, b: Side) -> list[tuple[int, int, PairedBy]]:
         theirs[None] = []
         for place, request in list(left.items()):
             if theirs[key := _key(request, kind)]:
-                pair(place, theirs[key].pop(0), kind)
-    for place, request in list(left.items()):
-        known = _key(request, PairedBy.PROMPT) is not None
-        other = next((o for o, each in right.items() if not known or _key(each, PairedBy.PROMPT) is None), None)
-        if other is not None:
-            pair(place, other, PairedBy.ORDER)
+                pairs.append((place, theirs[key].pop(0), kind))
+                del left[place], right[pairs[-1][1]]
     return sorted(pairs)
 
 

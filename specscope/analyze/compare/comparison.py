@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from specscope.analyze.compare.align import Aligned, Matched, PairedBy, align, hint, match, unpaired
+from specscope.analyze.compare.align import Aligned, Matched, align, hint, match, unpaired
 from specscope.analyze.compare.config import NOT_KNOWN, Difference, differences, explaining
 from specscope.analyze.compare.failif import GROUPED, counted, judge
 from specscope.analyze.compare.fields import Field, fields
@@ -123,8 +123,6 @@ def _missing(a: Side, b: Side, matched: Matched) -> list[str]:
     """What a side lacks, and what was therefore left out."""
     sides = (("A", a), ("B", b))
     lines = [f"{name} {says}" for name, side in sides for lacking, says in _lacks(side) if lacking]
-    if matched and all(kind is PairedBy.ORDER for _, _, kind in matched):
-        lines.append("prompts are not recorded: requests are paired by their order")
     for name, side in sides:
         if part := sum(not request.whole for request in side.requests):
             lines.append(f"steps of {plural(part, 'request')} of {name} are missing: only distributions are compared")

@@ -70,7 +70,7 @@ def _judge(limit: Threshold, figure: Estimate | None, groups: Mapping[str, Seque
     a, b = (None, None) if figure is None else (figure.a, figure.b)
     if figure is None or b is None or (limit.of_change and a is None):
         sides = " on both sides" if limit.of_change else ""
-        there = _there(limit.figure, groups) if limit.figure.startswith(GROUPED) else ""
+        there = f"; groups: {', '.join(map(short, groups))}" if limit.figure.startswith(GROUPED) and groups else ""
         raise UserError(f"--fail-if {short(str(limit))}: the captures do not show this figure{sides}{there}")
     if not limit.of_change:
         hit = limit.passed_by(b)
@@ -86,11 +86,3 @@ def _judge(limit: Threshold, figure: Estimate | None, groups: Mapping[str, Seque
     alone = " (by its own interval; after correction for all figures it is not starred)"
     outcome += alone if hit and not figure.significant else ""
     return FailCondition(str(limit), hit, f"{outcome}; {figure.change}")
-
-
-def _there(figure: str, groups: Mapping[str, Sequence[Estimate]]) -> str:
-    """What can be asked for instead: the values of the group, where there is one, else the groups."""
-    title = figure.removeprefix(GROUPED).split(" is ")[0]
-    if each := groups.get(title) or groups.get(f"{LABEL}{title}"):
-        return f"; {title} is one of {', '.join(short(estimate.name) for estimate in each)}"
-    return f"; groups: {', '.join(map(short, groups))}" if groups else ""

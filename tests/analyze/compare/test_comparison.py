@@ -169,7 +169,7 @@ def test_how_much_of_p_must_differ_to_be_suspect(dtype, cut, share, by, suspect)
         (PairedBy.EXACT, {"seed": 1}, {}),
         (PairedBy.SEED, {"seed": 2}, {}),
         (PairedBy.PROMPT, {"seed": 1, "temperature": 0.5}, {}),
-        (PairedBy.ORDER, {"seed": 1}, {"prompt": "", "prompt_tokens": np.zeros(0, np.int32)}),
+        (None, {"seed": 1}, {"prompt": "", "prompt_tokens": np.zeros(0, np.int32)}),
         (None, {"seed": 5}, {"prompt_tokens": np.array([5, 99], np.int32)}),
     ],
 )
@@ -180,7 +180,6 @@ def test_what_pairs_have_in_common(plain, kind, how, changed):
     found = compare(plain, other)
     assert [pair.match for pair in found.pairs] == [kind] * (24 if kind else 0)
     assert (found.a.unmatched, found.b.unmatched, found.steps > 0) == ((0, 0, True) if kind else (24, 24, False))
-    assert any("paired by their order" in line for line in found.missing) is (kind is PairedBy.ORDER)
     assert found.tau.low <= found.tau.difference <= found.tau.high  # distributions are compared without pairs, too
     assert found.answer is not DIFFERENT or kind is PairedBy.PROMPT
 

@@ -110,7 +110,7 @@ def test_it_is_hit_where_the_whole_interval_lies_beyond(interval, text, hit):
     ("text", "says"),
     [
         ("tau where colour is red drops > 1%", "groups: 'label kind', 'label after', 'after'"),
-        ("tau where kind is verse drops > 1%", "kind is one of 'code', 'prose or not'"),
+        ("tau where kind is verse drops > 1%", "groups: 'label kind', 'label after', 'after'"),
         ("depth 9 rate drops > 1%", "do not show this figure"),
         ("rate drops > 1%", "2 requests are too few"),
     ],

@@ -227,10 +227,6 @@ class Head:
         split: Tensor = self._linear(name, projected).unflatten(-1, (-1, self.size))
         return split
 
-    def _turned(self, attention: str, what: str, projected: Tensor, positions: Tensor) -> Tensor:
-        split = self._split(f"{attention}.{what[0]}_proj", projected)
-        return self._tapped(f"{attention}.{what}", self._turn(split, positions))
-
     def _turn(self, x: Tensor, positions: Tensor) -> Tensor:
         cos, sin = (y[0][:, None] for y in self.rotary(x, positions[None]))
         return self._turn_by(x, cos, sin)
