@@ -202,10 +202,7 @@ class _Search:
             more, known = (int(held.sum()), int(self.label[held].sum())) if join == "or" else (0, 0)
             best = []
             for name, values, code, operators in self.columns:
-                some = (
-                    code[chosen & self.label],
-                    code[chosen],
-                )  # of each value: those that differ, all
+                some = (code[chosen & self.label], code[chosen])  # of each value: those that differ, all
                 hits, here = (np.bincount(each, minlength=len(values)).astype(np.float64) for each in some)
                 passing = {
                     ">=": (hits[::-1].cumsum()[::-1], here[::-1].cumsum()[::-1]),

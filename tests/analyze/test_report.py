@@ -172,10 +172,7 @@ def test_the_parts_add_up(steps: list[list[tuple[str, int, int]]]) -> None:
     ]
     report = build_report(history(records), source="x")
     pooled = report.pooled
-    for parts in (
-        [g.figures for g in report.groups.get("kind", [])],
-        [r.figures for r in report.requests],
-    ):
+    for parts in ([g.figures for g in report.groups.get("kind", [])], [r.figures for r in report.requests]):
         total = Acceptance()
         for part in parts:
             total.merge(part)

@@ -295,9 +295,7 @@ FINALS = STEP + _columns(
     ("target_p", DOUBLE, "probability in p before any rejection", NO_PARENTS),
 )
 TOKENS = RUN + _columns(
-    ("token", INT, "token id"),
-    ("piece", TEXT, PIECE),
-    ("special", BOOL, "whether it is markup and not text"),
+    ("token", INT, "token id"), ("piece", TEXT, PIECE), ("special", BOOL, "whether it is markup and not text")
 )
 INTERVALS = RUN + _columns(
     ("step", LONG, "number of the interval"),

@@ -11,14 +11,7 @@ from typing import Any, NamedTuple
 
 from specscope.analyze.questions.evidence import Evidence
 from specscope.analyze.questions.rates import ABOUT as PLOTTED
-from specscope.analyze.questions.rates import (
-    BINS,
-    Calibration,
-    Count,
-    Rejections,
-    calibration,
-    rejections,
-)
+from specscope.analyze.questions.rates import BINS, Calibration, Count, Rejections, calibration, rejections
 from specscope.analyze.table import NONE, Table, count, number, percent
 from specscope.trace.history.history import History
 from specscope.trace.record.vocabulary import Vocabulary, printable
@@ -36,11 +29,7 @@ class Answers:
 def answer(history: History, request: str | None = None) -> Answers:
     """Answer every question over all requests on the path, or over one."""
     evidence = Evidence.of(history, request)
-    return Answers(
-        steps=len(evidence.columns),
-        rejections=rejections(evidence),
-        calibration=calibration(evidence),
-    )
+    return Answers(steps=len(evidence.columns), rejections=rejections(evidence), calibration=calibration(evidence))
 
 
 TOKEN = 14  # characters of a cell at most

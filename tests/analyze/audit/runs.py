@@ -21,12 +21,7 @@ RULES = {
     "top-k": {"temperature": 0.8, "top_k": 20},
     "top-p": {"temperature": 1.2, "top_p": 0.8},
     "min-p": {"temperature": 1.0, "min_p": 0.05},
-    "penalties": {
-        "temperature": 0.9,
-        "repetition_penalty": 1.3,
-        "frequency_penalty": 0.4,
-        "presence_penalty": 0.5,
-    },
+    "penalties": {"temperature": 0.9, "repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": 0.5},
     "greedy penalties": {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": 0.5},
     "bias": {"temperature": 1.0, "logit_bias": {5: 4.0, 70: 3.0}},
     "all": {

@@ -9,12 +9,7 @@ import numpy as np
 
 from specscope.trace.history.history import History
 from specscope.trace.record.params import SamplingParams
-from specscope.trace.record.records import (
-    DraftNotes,
-    ParentNotes,
-    RequestInfo,
-    RequestStep,
-)
+from specscope.trace.record.records import DraftNotes, ParentNotes, RequestInfo, RequestStep
 from specscope.trace.record.tree import DraftTree, Drawn
 from tests.analyze.histories import RUN, history, record
 from tests.support import records as build
