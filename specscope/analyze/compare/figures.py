@@ -28,7 +28,6 @@ MOST_VALUES = 20  # a label with more is an identifier, not a group
 # that the others add little to that, all other figures together are allowed 1 in 100, and all groups together as well.
 ALPHA = 0.01
 LABEL = "label "  # before the name of a label that groups requests
-LOOPS, WITHOUT_LOOPS = "output in loops", "tau without loops"
 BONUS = KINDS.index(FinalKind.BONUS)
 # Lower ends of ranges: groups that are made where a condition of --fail-if names them
 RANGES = {
@@ -49,7 +48,6 @@ class FigureKind:
     offset: float = 0.0  # a draft gives what was accepted of it, and one token more
     signed: bool = False  # whether it may be below 0
     tokens: bool = False  # whether it is of tokens, of which a step gives 1 more than its tree is deep; else at most 1
-    judged: bool = True  # else named beside a difference in tau: rounding alone can make a text loop
     fewest: int = 1  # below the line, on each side
 
     def ratio(self, name: str, depth: int, a: Sums, b: Sums) -> Ratio:
@@ -74,11 +72,6 @@ def _drafted_by(side: Side, source: int) -> Parts:
     return side.columns.accepted, side.columns.source == source, side.columns.step
 
 
-def _of_new_text(side: Side) -> Parts:
-    drafts = side.drafts & ~((side.looped == side.emitted) & (side.emitted > 0))
-    return side.columns.depth_reached, drafts
-
-
 def _at_depth(side: Side, depth: int) -> Parts:
     return side.columns.depth_reached >= depth, side.columns.tree_depth >= depth
 
@@ -89,8 +82,6 @@ FIGURES: Mapping[str, FigureKind] = {  # and, behind the first two, rates by dep
     RATE: FigureKind(lambda side: (side.columns.depth_reached, np.diff(side.columns.start))),
     "tokens per step": FigureKind(lambda side: (side.emitted, np.ones(len(side))), percent=False, tokens=True),
     "whole paths": FigureKind(lambda side: (side.columns.kind == BONUS, side.drafts)),
-    LOOPS: FigureKind(lambda side: (side.looped, side.emitted), judged=False),
-    WITHOUT_LOOPS: FigureKind(_of_new_text, percent=False, offset=1.0, tokens=True, judged=False),
     **{f"rate from {name}": FigureKind(partial(_drafted_by, source=place)) for place, name in enumerate(SOURCES)},
     "q above acceptance": FigureKind(partial(_errors, power=1), percent=False, signed=True),
     "squared error of q": FigureKind(partial(_errors, power=2), percent=False),
@@ -128,7 +119,7 @@ def clustered(a: Side, b: Side, pairs: Matched) -> tuple[Counts, Counts]:
 
 
 def figures(a: Counts, b: Counts) -> list[Estimate]:
-    """Acceptance length, rate, by depth and by who drafted, tokens per step, loops, and the calibration of q."""
+    """Acceptance length, rate, by depth and by who drafted, tokens per step, and how far q is from acceptance."""
     reached = [int(of.side.columns.tree_depth.max(initial=0)) for of in (a, b)]
     deepest = min(DEEPEST, *reached)
     depths = [
@@ -136,16 +127,14 @@ def figures(a: Counts, b: Counts) -> list[Estimate]:
     ]
     every = dict([(TAU, LENGTH), (RATE, FIGURES[RATE]), *depths, *FIGURES.items()])
     sums = {name: tuple(of.sums(*figure.of(of.side)) for of in (a, b)) for name, figure in every.items()}
-    loops = a.side.tells_tokens and b.side.tells_tokens and any(top.any() for top, _ in sums[LOOPS])
-    ratios = []
-    for name, figure in every.items():
-        if (figure.judged or loops) and min(bottom.sum() for _, bottom in sums[name]) >= figure.fewest:
-            ratios.append(figure.ratio(name, max(reached), *sums[name]))
+    ratios = [
+        figure.ratio(name, max(reached), *sums[name])
+        for name, figure in every.items()
+        if min(bottom.sum() for _, bottom in sums[name]) >= figure.fewest
+    ]
     told = measured(ratios, a.clusters)
     tau = [replace(estimate, significant=estimate.nonzero) for estimate in told if estimate.name == TAU]
-    unjudged = [estimate for estimate in told if not every[estimate.name].judged]
-    others = [estimate for estimate in told if estimate.name != TAU and every[estimate.name].judged]
-    return [*tau, *unjudged, *marked(others, ALPHA)]
+    return [*tau, *marked([estimate for estimate in told if estimate.name != TAU], ALPHA)]
 
 
 def groups(a: Counts, b: Counts, asked: Collection[str] = ()) -> dict[str, tuple[Estimate, ...]]:

@@ -17,7 +17,6 @@ from specscope.analyze.compare.bootstrap import FEWEST, Estimate
 from specscope.analyze.compare.config import Difference, StepStage, explaining
 from specscope.analyze.compare.failif import FailCondition, named
 from specscope.analyze.compare.fields import Field
-from specscope.analyze.compare.figures import LOOPS, WITHOUT_LOOPS
 from specscope.analyze.compare.parting import Parting, PartingCause
 from specscope.trace.history.conditions import TAU
 from specscope.trace.history.wording import plural
@@ -26,7 +25,6 @@ from specscope.trace.record.params import PARAM_NAMES
 RARE = 0.01  # of the pairs; up to that share may be rounding, which has no sharp bound
 ENOUGH = 0.05  # of A's acceptance length: where so small a change would have been seen, no difference means the same
 DRAFTED_UNLIKE = 0.1  # of the steps; from there on the shares with drafts are named, since tau is of these steps alone
-LOOPS_DIFFER = 0.05  # of the output: from there on a difference in loops is named
 NAMED = 6  # kinds of evidence that a verdict names
 ALOUD = {  # what differs at a stage, where nothing explains it
     StepStage.TARGET: "B's model gives other probabilities than A's for the same text",
@@ -161,9 +159,8 @@ def judged(found: Comparison) -> Comparison:
         answer, summary = Sameness.DIFFERENT, _different(found, reasons)
     else:
         answer, summary, reasons = _without_reasons(found)
-    told = (*_loops(found.figures), *reasons)  # loops before anything else is blamed
     summary = _drafted(found) + summary
-    return replace(found, answer=answer, summary=summary, reasons=told, headline=headline(found.tau))
+    return replace(found, answer=answer, summary=summary, reasons=tuple(reasons), headline=headline(found.tau))
 
 
 def _drafted(found: Comparison) -> str:
@@ -272,18 +269,6 @@ def _figures(found: Comparison) -> list[str]:
     for title, each in () if found.tau and found.tau.significant else found.groups.items():  # then every group differs
         lines += [f"{named(title, figure)} {figure.change}" for figure in each if figure.significant]
     return lines
-
-
-def _loops(figures: Sequence[Estimate]) -> list[str]:
-    """A difference in how much of the output lies in loops, with the acceptance length without these."""
-    known = {
-        figure.name: figure.change
-        for figure in figures
-        if figure.name != LOOPS or abs(figure.difference or 0.0) >= LOOPS_DIFFER
-    }
-    left = f"; {WITHOUT_LOOPS} {known[WITHOUT_LOOPS]}" if WITHOUT_LOOPS in known else ""
-    says = "acceptance on text that loops says little about the drafter"
-    return [f"{LOOPS} {known[LOOPS]}: {says}{left}"] if LOOPS in known else []
 
 
 def _covered(found: Comparison) -> str:

@@ -26,7 +26,6 @@ from specscope.interrupt import ignore_terminal
 from specscope.lifetime import end_with_parent
 from specscope.plans.kinds import model_part, text_part
 from specscope.trace.history.history import History, RequestHistory
-from specscope.trace.history.loops import in_loops, step_sums
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import FinalKind, RequestInfo, RequestStep, RunInfo
 from specscope.trace.record.tree import Bools, Doubles
@@ -203,12 +202,6 @@ class Side:
         """[S] the final token's probability in the target's whole p, before any rejection; NaN where not known."""
         c = self.columns
         return np.where(c.parents.there, c.parents.final_p, np.where(c.kind == RECOVERED, np.nan, c.final_p))
-
-    @cached_property
-    def looped(self) -> Longs:
-        """[S] how many of its output tokens lie in loops."""
-        begins = (np.diff(self.request, prepend=-1) != 0) | (np.diff(self.index, prepend=0) > 1)
-        return step_sums(in_loops(self.columns.output, np.repeat(np.cumsum(begins), self.emitted)), self.emitted)
 
     @cached_property
     def tree(self) -> Hashes:

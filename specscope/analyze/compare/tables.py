@@ -19,7 +19,6 @@ from specscope.analyze.compare.result import Comparison, Pair, Sameness, accused
 from specscope.analyze.table import NONE, Table, count, number, one_line, percent
 from specscope.analyze.tables import MOST_SHOWN
 from specscope.analyze.text import header_block, table_block
-from specscope.trace.history.loops import LONGEST, TIMES
 from specscope.trace.history.wording import plural
 from specscope.trace.record.vocabulary import printable
 
@@ -188,9 +187,7 @@ def figures(comparison: Comparison) -> Table:
         "of requests. *: differs; for tau, the primary figure, if its interval "
         "excludes 0, for the others after Holm's correction. Rates by depth: of drafts that "
         f"reached the depth{f' ({sides[0]} of A; {sides[1]} of B)' if weights else ''}. whole paths: drafts accepted "
-        f"down to a leaf. output in loops: the share in a cycle of up to {LONGEST} tokens, {TIMES} times or more in a "
-        "row; it "
-        "and tau without loops are not judged. --fail-if takes each figure by name."
+        "down to a leaf. --fail-if takes each figure by name."
     )
     return _estimates("Figures", "figure", [_estimate(figure) for figure in comparison.figures], note)
 

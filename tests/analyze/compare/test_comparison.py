@@ -14,9 +14,8 @@ from specscope.analyze.compare.config import Difference, StepStage, explaining
 from specscope.analyze.compare.parting import PartingCause
 from specscope.analyze.compare.result import ALOUD, Sameness
 from specscope.analyze.compare.side import from_history, joined
-from specscope.trace.history.history import History
 from specscope.trace.record.records import RunInfo
-from tests.analyze.histories import RUN, info, record, step
+from tests.analyze.histories import RUN
 
 from .runs import Made, field_of, make, side, with_params, with_rule
 
@@ -258,36 +257,6 @@ def test_what_a_side_lacks_is_said(plain):
     none = compare(plain, side(seed=1, chain=0))
     assert any("B has no drafts" in line for line in none.missing)
     assert none.tau is None
-
-
-def looping(requests: int, loops: int, steps: int = 30):
-    """Requests that accept nothing of new text; the first so many of them then go round two tokens, all accepted."""
-    history = History(run=RUN)
-    for at in range(requests):
-        about = info(f"r{at}", f"prompt {at}")
-        parts = [step(about.id, "2", (), (50, 51), 100 * at + index) for index in range(steps)]
-        if at < loops:
-            parts += [step(about.id, "3", (0, 1, 2), (7, 8, 7), 8)] * steps
-        for index, part in enumerate(parts):
-            part = dataclasses.replace(part, index=index)
-            history.append(record(len(history.steps), [part], admitted=() if index else (about,)))
-    return from_history(history, "made")
-
-
-def test_text_that_loops_is_named_before_anything_else_is_blamed():
-    found = compare(looping(8, 0), looping(8, 8))
-    figures = {one.name: one for one in found.figures}
-    told = {name: (figures[name].a, figures[name].b) for name in ("tau", "output in loops", "tau without loops")}
-    assert told == {"tau": (1.0, 2.5), "output in loops": (0.0, 0.8), "tau without loops": (1.0, 1.0)}
-    assert figures["tau without loops"].weight == (240.0, 240.0)
-    assert found.answer is DIFFERENT
-    assert found.reasons[0].startswith("output in loops 0.0% → 80.0%, +80.0")
-    assert "tau without loops 1.000 → 1.000" in found.reasons[0]
-    assert not any(reason.startswith("output in loops") for reason in found.reasons[1:])
-    few = compare(looping(2, 0), looping(2, 1))  # too few requests to show it
-    assert few.answer is not DIFFERENT
-    assert few.reasons[0].startswith("output in loops 0.0% → 66.7%")
-    assert not any("loops" in reason for reason in compare(looping(3, 2), looping(3, 2)).reasons)
 
 
 @pytest.mark.parametrize("cut", [True, False])
