@@ -1,8 +1,7 @@
-"""Histories built by hand, and one that looks like a run."""
+"""Histories built by hand."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 
 from specscope.trace.history.history import History
@@ -85,78 +84,3 @@ def history(
     for one in records:
         whole.append(one)
     return whole
-
-
-WORDS = [
-    "the",
-    "drafter",
-    "proposes",
-    "a",
-    "token",
-    "and",
-    "target",
-    "accepts",
-    "it",
-    "or",
-    "draws",
-    "another",
-    "from",
-    "residual",
-    "<b>&amp;",
-    "你好",
-    "\n",
-]
-PROMPTS = [
-    "Summarise the following paragraph in one sentence, keeping all the names and dates that are in it.",
-    "Write a Python function that parses ISO 8601 dates.",
-    "<script>alert('x')</script> [bold]markup[/bold] \x1b[31mred\x1b[0m",
-    "Translate to German: the cat sat on the mat.",
-]
-
-
-def demo(requests: int = 12, steps: int = 90, seed: int = 1) -> History:
-    """A run of several requests with tree drafts that looks like a real one."""
-    rng = random.Random(seed)
-    shape = parse_tree("[(0,),(1,),(2,),(0,0),(0,1),(1,0),(0,0,0),(0,0,0,0)]")
-    names = [f"req-{n:03d}" for n in range(requests)]
-    kinds = ["code", "prose", "chat"]
-    infos = {
-        name: info(name, PROMPTS[n % len(PROMPTS)], {"kind": kinds[n % 3]}, max_tokens=200, seed=n)
-        for n, name in enumerate(names)
-    }
-    ease = {name: rng.uniform(0.25, 0.9) for name in names}
-    outputs: dict[str, list[int]] = {name: [] for name in names}
-    records = []
-    for number in range(steps):
-        parts = []
-        for name in names:
-            if number == 0:
-                parts.append(step(name, prefill=True))
-                continue
-            node, path = -1, []
-            while (children := shape.children(node)) and rng.random() < ease[name]:
-                node = rng.choice(children)
-                path.append(node)
-            tokens = [rng.randrange(3, len(WORDS) + 3) for _ in range(len(shape))]
-            tree = None if number == 1 else shape
-            one = step(name, tree, path if tree else (), tokens if tree else (), rng.randrange(3, len(WORDS) + 3))
-            outputs[name] += one.tokens()
-            parts.append(one)
-        millis = [rng.uniform(0.1, 0.3), rng.uniform(2, 4), rng.uniform(28, 40), rng.uniform(1, 2), rng.uniform(0.3, 1)]
-        last = number == steps - 1
-        records.append(
-            record(
-                number,
-                parts,
-                millis,
-                start_ms=number * 55,
-                admitted=tuple(infos.values()) if number == 0 else (),
-                blocks_used=100 + number * 3,
-                blocks_free=412 - number * 3,
-                speculation=number not in (0, 1),
-                speculation_off="" if number > 1 else "prefill",
-                finished=tuple(end(infos[n], outputs[n]) for n in names[:-1]) if last else (),
-            )
-        )
-    pieces = {n: (word + " ").encode() for n, word in enumerate(WORDS, start=3)}
-    return history(records, pieces=pieces)

@@ -6,6 +6,7 @@ import dataclasses
 import io
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -18,9 +19,12 @@ from specscope.analyze.table import one_line
 from specscope.analyze.text import render_text
 from specscope.trace.history.history import History
 from specscope.trace.record.vocabulary import printable
+from specscope.trace.wire.reading import read_capture
 
-from .histories import demo, end, history, info, record, step
+from .histories import end, history, info, record, step
 from .test_report import small
+
+TRACES = Path(__file__).parents[2] / "traces"
 
 
 def shown(report: Report, width: int = 80, **options: object) -> str:
@@ -108,7 +112,11 @@ def numbers(value: object) -> Iterator[object]:
         yield value
 
 
-@pytest.mark.parametrize("make", [demo, small])
+def eagle() -> History:
+    return read_capture(TRACES / "eagle.jsonl").history
+
+
+@pytest.mark.parametrize("make", [eagle, small])
 @pytest.mark.parametrize("width", [80, 160])
 def test_json_holds_every_number_that_the_text_shows(make, width: int) -> None:
     report = build_report(make(), source="run.jsonl", warnings=["113 bytes left out"])

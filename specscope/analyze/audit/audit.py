@@ -9,11 +9,27 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+from rich.text import Text
+
 from specscope.analyze.audit.contexts import Contexts, contexts_of
 from specscope.analyze.audit.lookup import judge_lookups
 from specscope.analyze.audit.options import Options, Progress
-from specscope.analyze.audit.tally import DRAFTER, EMBEDDING, NEAR_TIE, TARGET, Tallies, Tally, skipped, span
+from specscope.analyze.audit.tally import (
+    CONTEXT,
+    DRAFTER,
+    EMBEDDING,
+    NEAR_TIE,
+    TARGET,
+    TREE,
+    Tallies,
+    Tally,
+    skipped,
+    span,
+)
 from specscope.analyze.findings import CheckResult, Exit, Finding
+from specscope.analyze.text import VERDICT, render_page
+from specscope.analyze.verify.text import render_check
 from specscope.errors import UserError
 from specscope.plans.kinds import model_part, text_part
 from specscope.plans.plan import DynamicPlan, TreePlan, read_plan
@@ -22,6 +38,7 @@ from specscope.trace.history.history import History
 from specscope.trace.history.wording import plural
 from specscope.trace.record.params import RELAXED, untold_limits
 from specscope.trace.record.records import RunInfo
+from specscope.trace.record.vocabulary import printable
 
 if TYPE_CHECKING:
     from specscope.analyze.audit.model.run import Passes
@@ -66,8 +83,6 @@ def _sentence(part: str, findings: Sequence[Finding], steps: int) -> str:
 
 HALF = ("bfloat16", "float16")
 GIVES = {"drafter tokens": "token id that the drafter would choose"}  # a model's answer as a fact for conditions
-TREE = ("drafter tree", "the tree is what a lookup in the text gives")
-CONTEXT = ("context", "each step starts from the last committed token")
 _HAS_GRAMMARS = find_spec("xgrammar") is not None
 
 
@@ -259,3 +274,29 @@ def _looked_up(history: History, run: RunInfo, plan: TreePlan, plans: Sequence[C
     if pruned := len(steps) - len(whole):
         tally.about += f"; {plural(pruned, 'step')} left out: structured output pruned their drafts"
     return tally.finding(history)
+
+
+def render_audit(audit: Audit, console: Console) -> None:
+    """Print an audit, each finding as verify prints it. Text of models and users is never read as markup."""
+    render_page(console, _header(audit), audit.notes, ())
+    console.print()
+    for finding in audit.findings:
+        render_check(finding, audit.source, console)
+    if audit.unseen:
+        console.print(Text(f"\nnote: {printable(audit.unseen)}", style="dim"))
+    sentence = printable(verdict(audit.findings, audit.audited, audit.unjudged))
+    console.print(Text(f"\n{sentence}", style=VERDICT[audit.exit]))
+
+
+def _header(audit: Audit) -> tuple[tuple[str, str], ...]:
+    drafted = any(of_drafter(finding.name) and finding.tested for finding in audit.findings)
+    models = audit.target + (f", drafter {audit.draft_model}" if audit.draft_model and drafted else "")
+    steps = plural(audit.steps, "decode step")
+    audited = steps if audit.audited == audit.steps else f"{audit.audited:,} of {steps}"
+    drafters = f", {audit.draft_slack:.2g} in the drafter's" if audit.draft_slack else ""
+    return (
+        ("capture", audit.source),
+        ("judged by", f"{models}, plain transformers in float32"),
+        ("audited", f"{audited}, {plural(audit.nodes, 'node')} in {audit.seconds:.1f} s"),
+        ("rounding", f"{audit.dtype}: up to {audit.slack:.2g} in the target's log odds{drafters}"),
+    )

@@ -37,6 +37,8 @@ DRAFTER = {
     "drafter top tokens": ("the drafter's likeliest tokens have the recomputed drafter's p", "node"),
     FED: ("the head was fed the text's tokens and the target's hidden states", "step"),
 }
+TREE = ("drafter tree", "the tree is what a lookup in the text gives")
+CONTEXT = ("context", "each step starts from the last committed token")
 EMBEDDING = ("head's embedding", "the head's embedding of a token points in the direction of the target's")
 NEAR_TIE = "at near ties"  # where rounding allows either outcome
 NO_P = "whose p was not recorded"

@@ -18,7 +18,7 @@ from specscope.analyze.compare.parting import Decision, Half, Parting
 from specscope.analyze.compare.result import Comparison, Pair, Sameness, accused
 from specscope.analyze.table import NONE, Table, count, number, one_line, percent
 from specscope.analyze.tables import MOST_SHOWN
-from specscope.analyze.text import header_block, table_block
+from specscope.analyze.text import render_page
 from specscope.trace.history.wording import plural
 from specscope.trace.record.vocabulary import printable
 
@@ -245,9 +245,7 @@ def conditions(asked: Sequence[FailCondition], note: str = "") -> Table:
 
 def render_text(comparison: Comparison, console: Console) -> None:
     """Print it. Text of models and users is never read as markup, and holds no control characters."""
-    console.print(header_block(header(comparison)))
-    for warning in comparison.warnings:
-        console.print(Text(f"! {printable(warning)}", style="yellow"))
+    render_page(console, header(comparison), comparison.warnings, ())
     console.print()
     console.print(Text(f"{comparison.summary}", style=STYLES.get(comparison.answer, "bold yellow")))
     console.print(Text(printable(comparison.headline), style="bold"))
@@ -255,5 +253,4 @@ def render_text(comparison: Comparison, console: Console) -> None:
         console.print(Text(f"  • {printable(reason)}"))
     for line in comparison.missing:
         console.print(Text(f"  – {printable(line)}", style="dim"))
-    for table in tables(comparison):
-        console.print(table_block(table))
+    render_page(console, (), (), tables(comparison))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from specscope.analyze.audit.audit import CONTEXT, Audit, audit
+from specscope.analyze.audit.audit import Audit, audit
 from specscope.analyze.audit.options import Options, Progress
+from specscope.analyze.audit.tally import CONTEXT
 from specscope.analyze.diagnose import healthy
 from specscope.analyze.diagnose.audited import from_audit
 from specscope.analyze.diagnose.causes import DRAFTER, OF_OPERATIONS, OF_STAGES

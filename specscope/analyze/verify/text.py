@@ -6,12 +6,13 @@ from rich.console import Console
 from rich.text import Text
 
 from specscope.analyze.findings import CheckResult, Exit, Finding
-from specscope.analyze.verify.trial import IN_PART, Trial
+from specscope.analyze.verify.trial import Trial
 from specscope.trace.history.wording import plural
 from specscope.trace.record.vocabulary import printable
 
 MARKS = {CheckResult.PASSED: ("✓", "green"), CheckResult.FAILED: ("✗", "bold red"), CheckResult.SKIPPED: ("–", "dim")}
 NAME = 26
+SHOWN = 3  # examples of what a model judged
 
 
 def render_trial(trial: Trial, console: Console) -> None:
@@ -51,7 +52,8 @@ def render_check(check: Finding, source: str, console: Console) -> None:
     console.print(line, soft_wrap=True)
     if check.result is not CheckResult.FAILED:
         return
-    for text in (f"expected: {check.about}", check.detail, check.note):
+    of_models = [check.sentence, *(f"{each.where}: {each.text}" for each in check.examples[:SHOWN])]
+    for text in (f"expected: {check.about}", *(of_models if check.examples else [check.detail]), check.note):
         if text:
             console.print(Text(f"    {printable(text)}"), soft_wrap=True)
     if check.example is not None:
@@ -67,4 +69,4 @@ def figures_of(check: Finding) -> str:
         return figures + (f"; {check.note}" if check.result is CheckResult.PASSED else f", p = {check.p_value:.2g}")
     if check.failed:
         return f"{check.failed:,} of {plural(check.tested, check.unit)}"
-    return plural(check.tested, check.unit) + (f"; {check.note}" if check.note and check.name in IN_PART else "")
+    return plural(check.tested, check.unit) + (f"; {check.note}" if check.note else "")

@@ -38,8 +38,7 @@ class JudgeFlags:
 
 def audited(file: str, asked: JudgeFlags) -> Mapping[str, Any]:
     """Audit a capture; printed in words unless as JSON. Raises UserError."""
-    from specscope.analyze.audit.audit import audit
-    from specscope.analyze.audit.text import render_audit
+    from specscope.analyze.audit.audit import audit, render_audit
     from specscope.measure.judges import audit_options
 
     reader = asked.read(file)

@@ -7,9 +7,9 @@ import shutil
 import pytest
 from safetensors.torch import load_file, save_file
 
-from specscope.analyze.audit.audit import TREE, audit, verdict
+from specscope.analyze.audit.audit import audit, verdict
 from specscope.analyze.audit.options import ModelSource
-from specscope.analyze.audit.tally import DRAFTER, EMBEDDING, FED, TARGET
+from specscope.analyze.audit.tally import DRAFTER, EMBEDDING, FED, TARGET, TREE
 from specscope.analyze.findings import CheckResult, Exit, Finding
 from tests.analyze.audit.runs import RULES, changed, failed, run
 from tests.engines import PROMPTS
