@@ -27,7 +27,6 @@ from specscope.trace.history.stats import Acceptance, mean_tau
 from specscope.trace.history.totals import Undrafted, shares
 from specscope.trace.history.wording import plural
 from specscope.trace.record.aggregate import Aggregate
-from specscope.trace.record.notes import SOURCES
 from specscope.trace.record.privacy import NO_TOKEN, told_ids
 from specscope.trace.record.records import PHASES, FinalKind, RequestStep, StepRecord
 from specscope.trace.record.rules import is_own
@@ -168,7 +167,6 @@ def notes_of(history: History, requests: Sequence[RequestReport], loops: Loops) 
             f"the rule of verification is your own ({', '.join(own)}): verify tests whether the output follows the "
             "target's p",
         ),
-        (True, _sources(parts)),
         (
             unverified,
             f"{plural(unverified, 'draft')} not verified, beyond a budget: the figures cover the verified ones",
@@ -217,21 +215,6 @@ def _forms(parts: Sequence[RequestStep]) -> str:
     mean = f", on average {100 * float(removed.mean()):.1f} % of the target's own mass" if len(removed) else ""
     drafts = f"; {plural(pruned, 'draft')} pruned before verification" if pruned else ""
     return f"structured output or min_tokens affected {steps} of {requests}: it removed tokens{mean}{drafts}"
-
-
-def _sources(parts: Sequence[RequestStep]) -> str:
-    """Where text lookup drafts beside a model: how much of what each of them drafted was accepted; "" elsewhere."""
-    drafted, accepted = Counter[str](), Counter[str]()
-    for part in parts:
-        if part.method is not None and len(part.method.source) and part.verdict is not None:
-            drafted.update(SOURCES[source] for source in part.method.source.tolist())
-            accepted.update(part.method.source_of(node) for node in part.verdict.path.tolist())
-    texts = [
-        f"{name} {accepted[name]:,} of {drafted[name]:,} ({accepted[name] / drafted[name]:.0%})"
-        for name in SOURCES
-        if drafted[name]
-    ]
-    return f"accepted nodes by source: {', '.join(texts)}" if texts else ""
 
 
 @dataclass(frozen=True)
@@ -342,7 +325,6 @@ class Report:
     pooled: Acceptance
     means: Means
     loops: Loops
-    adaptive: bool  # trees follow step costs
     undrafted: Counter[Undrafted]  # decode steps that drafted nothing, by the reason
     phases: list[PhaseTime]
     groups: dict[str, list[LabelGroup]]  # by label, worst acceptance first
@@ -355,7 +337,7 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON: all that text and page show, and every request in full."""
-        names = ("source", "run", "warnings", "lost", "engine", "adaptive", "phases", "groups", "requests")
+        names = ("source", "run", "warnings", "lost", "engine", "phases", "groups", "requests")
         looped = {"share": self.means.looped, "mean_acceptance_length_without": self.means.tau_without}
         return {
             **({"intervals": plain(self.intervals), "levels": plain(self.levels)} if self.intervals else {}),
@@ -394,7 +376,6 @@ def build_report(history: History, *, source: str, warnings: Sequence[str] = ())
         lost=history.lost,
         engine=_engine(history),
         pooled=history.acceptance,
-        adaptive=history.run is not None and history.run.adaptive,
         undrafted=history.totals.undrafted_upto(len(history.steps)),
         means=Means.over([request.figures for request in requests], loops),
         loops=looped,

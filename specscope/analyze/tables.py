@@ -61,7 +61,7 @@ def header(report: Report) -> list[tuple[str, str]]:
         lines += [
             ("model", f"{run['target']} ({run['revision']})" if run["revision"] else run["target"]),
             ("drafter", drafter),
-            ("tree", f"adaptive, at most {run['tree']}" if report.adaptive else run["tree"]),
+            ("tree", run["tree"]),
             ("params", _params(report, run["params"])),
             ("device", f"{run['device']}, {run['dtype']}, {run['backend']}"),
             ("KV cache", f"{blocks}context {run['max_context']}"),
@@ -127,8 +127,6 @@ def undrafted(report: Report) -> list[Table]:
         (ABOUT[reason], count(report.undrafted[reason]), percent(part)) for reason, part in shares(report.undrafted)
     ]
     note = f"share: of {plural(of, 'step')} without drafts, which are {undrafted_share(report)} decode steps."
-    if report.adaptive:
-        note += " The run is adaptive: a step drafts only what pays at its cost. τ counts only steps with drafts."
     return [Table("Steps that drafted nothing", ("why", "steps", "share"), rows, note)]
 
 

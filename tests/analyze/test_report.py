@@ -54,7 +54,6 @@ def small() -> History:
 def test_why_steps_drafted_nothing() -> None:
     report = build_report(small(), source="x")
     assert report.undrafted == {Undrafted.NO_MATCH: 1}
-    assert not report.adaptive
     assert report.to_dict()["undrafted"] == [{"reason": "no match", "steps": 1, "share": 1.0}]
     run = dataclasses.replace(RUN, drafter="suffix+eagle", costs="66d9d06db774")
     pays = dataclasses.replace(step("a"), sizing="no draft pays")
@@ -62,10 +61,7 @@ def test_why_steps_drafted_nothing() -> None:
     told = build_report(history([record(0, [step("a", "2")]), record(1, [pays, pays]), off], run), source="x")
     shown = next(table for table in tables.tables(told) if table.title == "Steps that drafted nothing")
     assert shown.rows == [("no draft would pay", "2", "66.7%"), ("drafting was off", "1", "33.3%")]
-    assert shown.note.startswith(
-        "share: of 3 steps without drafts, which are 75.0% of 4 decode steps. The run is adaptive"
-    )
-    assert ("tree", "adaptive, at most 4") in tables.header(told)
+    assert shown.note == "share: of 3 steps without drafts, which are 75.0% of 4 decode steps."
 
 
 def test_output_in_loops_and_the_length_without_it() -> None:

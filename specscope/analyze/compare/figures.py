@@ -16,7 +16,6 @@ from specscope.analyze.compare.bootstrap import Estimate, Ratio, marked, measure
 from specscope.analyze.compare.side import Longs, Side
 from specscope.analyze.evidence.columns import KINDS, PRECEDED
 from specscope.trace.history.conditions import RATE, TAU, depth_rate
-from specscope.trace.record.notes import SOURCES
 from specscope.trace.record.records import FinalKind
 from specscope.trace.record.rules import sound
 from specscope.trace.record.tree import Doubles
@@ -68,10 +67,6 @@ def _errors(side: Side, power: int) -> Parts:
     return (q - c.accepted)[nodes] ** power, np.ones(len(nodes)), c.step[nodes]
 
 
-def _drafted_by(side: Side, source: int) -> Parts:
-    return side.columns.accepted, side.columns.source == source, side.columns.step
-
-
 def _at_depth(side: Side, depth: int) -> Parts:
     return side.columns.depth_reached >= depth, side.columns.tree_depth >= depth
 
@@ -82,7 +77,6 @@ FIGURES: Mapping[str, FigureKind] = {  # and, behind the first two, rates by dep
     RATE: FigureKind(lambda side: (side.columns.depth_reached, np.diff(side.columns.start))),
     "tokens per step": FigureKind(lambda side: (side.emitted, np.ones(len(side))), percent=False, tokens=True),
     "whole paths": FigureKind(lambda side: (side.columns.kind == BONUS, side.drafts)),
-    **{f"rate from {name}": FigureKind(partial(_drafted_by, source=place)) for place, name in enumerate(SOURCES)},
     "q above acceptance": FigureKind(partial(_errors, power=1), percent=False, signed=True),
     "squared error of q": FigureKind(partial(_errors, power=2), percent=False),
 }
@@ -119,7 +113,7 @@ def clustered(a: Side, b: Side, pairs: Matched) -> tuple[Counts, Counts]:
 
 
 def figures(a: Counts, b: Counts) -> list[Estimate]:
-    """Acceptance length, rate, by depth and by who drafted, tokens per step, and how far q is from acceptance."""
+    """Acceptance length, rate, by depth, tokens per step, and how far q is from acceptance."""
     reached = [int(of.side.columns.tree_depth.max(initial=0)) for of in (a, b)]
     deepest = min(DEEPEST, *reached)
     depths = [

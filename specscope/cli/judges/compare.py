@@ -70,7 +70,7 @@ class WithCommand(Verb):
     metavar="CONDITION",
     help='Exit with 1 only if this holds: FIGURE (drops|rises|differs) > X[%], such as "tau drops > 2%", or '
     "FIGURE (<|>) X[%] for B alone. FIGURE is a row of the table of figures (tau, rate, depth N rate, tokens per step, "
-    "whole paths, rate from SOURCE, q above acceptance, squared error of q), a count (drafts, drafted, accepted, "
+    "whole paths, q above acceptance, squared error of q), a count (drafts, drafted, accepted, "
     'output tokens, requests), or a group: tau where GROUP is VALUE, such as "tau where label kind is code". Join '
     'several with "or".',
 )
