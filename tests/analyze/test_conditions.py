@@ -1,7 +1,5 @@
 """The condition finder: a planted rule is found in random facts, and noise gives none."""
 
-import time
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -90,15 +88,6 @@ def test_fishers_exact_test():
     for table in ((3, 1, 1, 3), (12, 0, 5, 90), (1, 0, 0, 1), (0, 4, 7, 2)):
         a, b, c, d = table
         assert np.exp(log_fisher(a, b, c, d)) == pytest.approx(fisher_exact([[a, b], [c, d]], "greater").pvalue)
-
-
-def test_a_hundred_thousand_items_take_seconds():
-    facts = random_facts(1, items=100_000, extra=24)
-    differs = RULES["three"](facts)
-    start = time.process_time()
-    found = find(facts, differs)
-    assert time.process_time() - start < 200  # processor time, of which it takes two; looks at pairs would take hours
-    assert (found.holds(facts) == differs).mean() > 0.999
 
 
 def test_few_that_differ_are_told_by_what_they_have_in_common_and_the_fewest_others_have():

@@ -66,7 +66,7 @@ def best_shapes(rho: Mapping[Path, float], sizes: Collection[int], max_depth: in
         below = _both(child, sibling, max(sizes) - 1)
         best[path] = np.concatenate([nothing, known[path] + below])
     whole = best.get((0,), nothing)
-    return [(_shape(best, known, n), float(whole[n])) for n in sorted(sizes) if n < len(whole)]
+    return [(_shape(best, n), float(whole[n])) for n in sorted(sizes) if n < len(whole)]
 
 
 def _both(a: Doubles, b: Doubles, limit: int) -> Doubles:
@@ -79,7 +79,7 @@ def _both(a: Doubles, b: Doubles, limit: int) -> Doubles:
     return sums
 
 
-def _shape(best: Mapping[Path, Doubles], rho: Mapping[Path, float], nodes: int) -> TreeShape:
+def _shape(best: Mapping[Path, Doubles], nodes: int) -> TreeShape:
     """The tree behind best[(0,)][nodes]."""
     taken: list[Path] = []
     left: list[tuple[Path, int]] = [((0,), nodes)]

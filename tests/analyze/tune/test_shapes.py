@@ -1,4 +1,4 @@
-"""The best static tree of a size: against every tree there is, and against Sequoia's own recursion."""
+"""The best static tree of a size: against every tree there is."""
 
 import itertools
 from functools import cache
@@ -45,30 +45,3 @@ def test_no_tree_is_better(data):
         assert len(shape) == nodes
         assert sum(rho[path] for path in shape.paths) == pytest.approx(value)
     assert len(found) == min(MOST, len(positions))
-
-
-def test_with_sequoias_assumption_it_is_sequoias_tree():
-    """T(n) = 1 + the best sharing of n - 1 nodes among children, child r counting for rates[r] of its subtree."""
-    rates = (0.5, 0.2, 0.1)
-
-    @cache
-    def grown(nodes, depth):
-        """Expected tokens of a tree of so many nodes, its root among them."""
-        return 1 + shared(nodes - 1, 0, depth) if nodes else 0.0
-
-    @cache
-    def shared(nodes, rank, depth):
-        if not nodes or rank == len(rates) or depth == 0:
-            return 0.0 if not nodes else -np.inf
-        return max(
-            shared(0, rank, depth) if not nodes else -np.inf,
-            *(
-                rates[rank] * grown(own, depth - 1) + shared(nodes - own, rank + 1, depth)
-                for own in range(1, nodes + 1)
-            ),
-        )
-
-    positions = [p for d in range(1, 5) for p in itertools.product(range(3), repeat=d)]
-    rho = {path: float(np.prod([rates[rank] for rank in path])) for path in positions}
-    for nodes, (_, value) in enumerate(best_shapes(rho, range(1, 13), 4), 1):
-        assert 1 + value == pytest.approx(grown(nodes + 1, 4))

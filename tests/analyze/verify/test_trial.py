@@ -13,10 +13,9 @@ from specscope.analyze.findings import CheckResult, Exit
 from specscope.analyze.verify.text import render_trial
 from specscope.analyze.verify.trial import judge
 from specscope.trace.history.history import History
-from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.reading import read_capture
 from tests.analyze.histories import RUN
-from tests.analyze.verify.conftest import RUNS, run
+from tests.analyze.verify.conftest import run
 from tests.analyze.verify.edits import edited, failed, replaced
 from tests.engines import DRAFTERS, SMALL, each_drafter
 from tests.trace import strategies
@@ -54,19 +53,6 @@ def test_the_sample_captures_are_consistent(name):
     assert trial.exit is Exit.CONSISTENT
     assert trial.failed == []
     assert sum(check.result is CheckResult.PASSED for check in trial.checks) > 20
-
-
-@pytest.mark.parametrize("name", RUNS)
-def test_what_a_capture_holds_gives_the_same_trial(runs, name, tmp_path):
-    """Written, read and judged: the codec loses nothing that a check needs."""
-    path = tmp_path / "run.jsonl"
-    history = runs[name]
-    writer = CaptureWriter(path, history.run, history.vocabulary)
-    for record in history.steps:
-        writer(record)
-    writer.close()
-    read = read_capture(path).history
-    assert judge(read, source="x").to_dict() == judge(history, source="x").to_dict()
 
 
 def test_the_text_names_each_check_and_how_to_see_it(runs):
