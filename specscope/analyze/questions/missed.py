@@ -1,7 +1,6 @@
 """Kinds of rejection: where the token that the target wanted was, and what each kind cost.
 
 child       it is a child of the last accepted node that was not accepted (rules other than the standard one; repeats)
-branch      the whole path to it is in the tree, on another branch, which was not taken
 dropped     it was drafted there, and left out of the tree when that was re-ranked
 top         it was among the drafter's likeliest tokens there (four, or as many as the evidence has), but not drafted
 ranked      it was lower, down to rank 32
@@ -28,59 +27,29 @@ from specscope.analyze.questions.evidence import Evidence
 from specscope.trace.record.draft_vocabulary import NOT_TOLD, draft_tokens, lacks_draft_tokens
 from specscope.trace.record.privacy import NO_TOKEN
 from specscope.trace.record.records import FinalKind, Preceded
-from specscope.trace.record.tree import Doubles
-
-# Where the accepted path with the final token is in the draft tree, if it is there at all.
+from specscope.trace.record.tree import Bools, Doubles
 
 
-def among_children(c: Columns, steps: Indices, token: Indices) -> Indices:
-    """Of each of these steps, the child of the last accepted node that has this token [steps]; -1: none."""
+def among_children(c: Columns, steps: Indices, token: Indices) -> Bools:
+    """[steps] whether a child of the last accepted node has this token."""
     span = _span(c)
-    return _find(c.row * span + c.token, c.final_row[steps] * span + token)
+    return np.isin(c.final_row[steps] * span + token, c.row * span + c.token)
 
 
-def on_branches(c: Columns, steps: Indices, token: Indices) -> Indices:
-    """Of each of these steps, the first node whose whole path is the accepted tokens and this one; -1: none.
-
-    Two branches of a tree may begin with the same tokens. Nodes with the same path get the same number, level by level.
-    """
-    span, count = _span(c), len(c)
-    path = np.zeros(len(c.token), np.int64)  # a number for each node's path; those of the roots are the steps
-    key = np.zeros(len(c.token), np.int64)
-    for depth in range(1, int(c.depth.max(initial=0)) + 1):
-        nodes = np.flatnonzero(c.depth == depth)
-        above = c.above[nodes]
-        key[nodes] = np.where(above < 0, c.step[nodes], path[above]) * span + c.token[nodes]
-        paths, place = np.unique(key[nodes], return_inverse=True)
-        path[nodes] = count + place.reshape(-1)
-        count += len(paths)
-    last = c.last[steps]
-    return _find(key, np.where(last < 0, steps, path[last]) * span + token)
-
-
-def among_dropped(c: Columns, steps: Indices, token: Indices) -> Indices:
-    """Of each of these steps, 0 or more where re-ranking dropped this token at the end of its path; else -1."""
+def among_dropped(c: Columns, steps: Indices, token: Indices) -> Bools:
+    """[steps] whether re-ranking dropped this token at the end of the path."""
     step = np.repeat(np.arange(len(c)), lengths(c.picked, "notes", "dropped_token"))
     dropped, parent = (joined(c.picked, "notes", name, np.int64) for name in ("dropped_token", "dropped_parent"))
     below = parent < np.diff(c.start)[step]  # a node, and not another dropped one
     rows, dropped = c.root_row[step[below]] + 1 + parent[below], dropped[below]
     span = max(_span(c), int(dropped.max(initial=0)) + 1)
-    return _find(rows * span + dropped, c.final_row[steps] * span + token)
+    return np.isin(c.final_row[steps] * span + token, rows * span + dropped)
 
 
 def _span(c: Columns) -> int:
     """A number above every token id."""
     choice = int(c.parents.choice.max(initial=0))
     return 1 + max(int(c.token.max(initial=0)), int(c.final.max(initial=0)), choice)
-
-
-def _find(keys: Indices, wanted: Indices) -> Indices:
-    """Of each wanted key, its first place among the keys; -1: it is not there."""
-    if not len(keys):
-        return np.full(len(wanted), -1)
-    known, first = np.unique(keys, return_index=True)
-    place = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
-    return np.where(known[place] == wanted, first[place], -1)
 
 
 RANKED = 32
@@ -90,7 +59,6 @@ class ChoicePlace(StrEnum):
     """Where the target's choice was."""
 
     CHILD = "child"
-    BRANCH = "branch"
     DROPPED = "dropped"
     TOP = "top"
     RANKED = "ranked"
@@ -102,7 +70,6 @@ class ChoicePlace(StrEnum):
 PLACES = tuple(ChoicePlace)
 ABOUT = {
     ChoicePlace.CHILD: "drafted there, but not accepted",
-    ChoicePlace.BRANCH: "in the tree, on a branch not taken",
     ChoicePlace.DROPPED: "drafted, but dropped by re-ranking",
     ChoicePlace.TOP: "in the drafter's top 4 but not in the tree",
     ChoicePlace.RANKED: f"ranked 5 to {RANKED} by the drafter",
@@ -116,8 +83,7 @@ def places_of(evidence: Evidence, steps: Indices, token: Indices) -> Indices:
     """Where a token of each of these steps was, at the place where its path ended: [steps], of PLACES."""
     c, parents = evidence.columns, evidence.columns.parents
     row, named = c.final_row[steps], token != NO_TOKEN
-    matches = (find(c, steps, token) for find in (among_children, on_branches, among_dropped))
-    child, branch, dropped = (named & (node >= 0) for node in matches)
+    child, dropped = (named & find(c, steps, token) for find in (among_children, among_dropped))
     top_p = np.where(named, parents.drafters(parents.at_row[row], token), np.nan)
     likeliest = parents.top[:, :1].max(axis=1, initial=NO_TOKEN)  # the target's, raw
     has_drafter = np.any(parents.draft_top_p > 0, axis=1)
@@ -131,7 +97,6 @@ def places_of(evidence: Evidence, steps: Indices, token: Indices) -> Indices:
     lower = known & ((rank > RANKED) | (not lacks_draft_tokens(evidence.run)))  # or outside, else
     order = (
         (child, ChoicePlace.CHILD),
-        (branch, ChoicePlace.BRANCH),
         (dropped, ChoicePlace.DROPPED),
         (top_p > 0, ChoicePlace.TOP),
         (outside, ChoicePlace.OUTSIDE),

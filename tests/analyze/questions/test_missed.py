@@ -26,18 +26,6 @@ def at_root(draft=DRAFT, top=TOP, rank=0, nodes=1):
     return noted([-1], nodes, *top, [0.0] * nodes, draft_top=draft[0], draft_top_p=draft[1], choice_rank=[rank])
 
 
-def test_a_branch_that_begins_with_the_same_tokens():
-    """Two chains 1 2 3 and 1 2 T: the first is walked, its 3 rejected, and T stood on the other."""
-    part = decode([1, 1, 2, 2, 3, T], [-1, -1, 0, 1, 2, 3], path=[0, 2], rejected=[4], final=T)
-    assert ends_in(part) == [ChoicePlace.BRANCH]
-    deeper = decode([1, 1, 2, T], [-1, -1, 0, 1], path=[0, 2], final=T)
-    assert ends_in(deeper) == [ChoicePlace.UNKNOWN]  # 1 T is there, 1 2 T is not
-    leaf = decode([1, 1, T], [-1, -1, 1], path=[0], final=T)
-    assert ends_in(leaf) == [ChoicePlace.BRANCH]  # the path ended at a leaf, and went on elsewhere
-    other = decode([1, 2, T], [-1, -1, 1], path=[0], final=T)
-    assert ends_in(other) == [ChoicePlace.UNKNOWN]  # another branch, but after another token
-
-
 def test_dropped_by_re_ranking():
     part = decode([1, 2], path=[0], rejected=[1], final=T, own=[0.5, 0.5], dropped=[(T, 0)])
     assert ends_in(part) == [ChoicePlace.DROPPED]
