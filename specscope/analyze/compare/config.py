@@ -15,7 +15,7 @@ import numpy as np
 
 from specscope.analyze.compare.align import LENGTH, Matched
 from specscope.analyze.compare.side import Side
-from specscope.trace.history.wording import plural, shared_beginning
+from specscope.trace.history.wording import plural
 from specscope.trace.record.draft_vocabulary import DIGEST, digest, is_old_digest, old_digest
 from specscope.trace.record.params import PARAM_NAMES
 from specscope.trace.record.records import TEMPLATE, RunInfo
@@ -25,7 +25,6 @@ NOT_KNOWN = "not known"  # a model or drafter of a side whose run is not recorde
 NONE = "–"
 SHOWN = 4  # values of a side
 LONGEST = 200  # characters of a value
-BEFORE = 10  # of them before what differs, where a value's beginning does not
 
 
 class StepStage(StrEnum):
@@ -135,17 +134,7 @@ def _unlike(
     name: str, sides: Sequence[Iterable[object]], enters: StepStage | None = None, note: str = ""
 ) -> Difference | None:
     first, second = (list(dict.fromkeys(map(str, side))) for side in sides)
-    return None if set(first) == set(second) else Difference(printable(name), *_both(first, second), note, enters)
-
-
-def _both(a: Sequence[str], b: Sequence[str]) -> tuple[str, str]:
-    """Both sides' values; where they are the same as far as they are shown, from shortly before they differ."""
-    first, second = _some(a), _some(b)
-    if first != second:
-        return first, second
-    whole = [printable(", ".join(side)) for side in (a, b)]
-    start = max(shared_beginning(*whole) - BEFORE, 0)
-    return f"…{whole[0][start : start + LONGEST]}", f"…{whole[1][start : start + LONGEST]}"
+    return None if set(first) == set(second) else Difference(printable(name), _some(first), _some(second), note, enters)
 
 
 def _some(values: Sequence[str]) -> str:
