@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -13,7 +13,7 @@ from specscope.analyze.compare.failif import FailCondition, counted, judge, pars
 from specscope.analyze.compare.figures import FEWEST_DRAFTS
 from specscope.analyze.levels import Levels, levels
 from specscope.analyze.plain import plain
-from specscope.analyze.table import NONE, Table, number, one_line, percent, share, told
+from specscope.analyze.table import Table, percent, share, told
 from specscope.errors import UserError
 from specscope.trace.history.conditions import COUNTED, RATE, TAU, Threshold, depth_rate
 from specscope.trace.history.interval import IntervalMeans, definitions, made_up
@@ -26,7 +26,6 @@ from specscope.trace.wire.reading import read_capture
 NOTE = "One side or both hold counts only: no requests are paired, and no test says whether a difference is chance."
 INTERVALS = "Intervals assume independent drafts. Drafts of one request are not, so true intervals are wider."
 NO_SPREAD = "a side reports no counts by position, so there is no interval"
-LONGEST = 200  # characters of a name
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,6 @@ class CountsSide:
     acceptance: Acceptance
     warnings: tuple[str, ...]
     counts_only: bool  # whether a capture among them holds no steps
-    averages: Mapping[str, float]  # the last that it reports, where there are no counts for a length
     requests: int | None
     made_up: bool  # its verdicts, for a benchmark
     intervals: tuple[StepRecord, ...]
@@ -120,10 +118,6 @@ class CountsComparison:
                 marks = (side.means.mark if name == "drafts" else "" for side in sides)
                 counts = (mark + told(side.counts[name]) for mark, side in zip(marks, sides, strict=True))
                 rows.append((name, *counts, ""))
-        for name in {**self.a.averages, **self.b.averages}:
-            a, b = (side.averages.get(name) for side in sides)
-            change = NONE if a is None or b is None else f"{b - a:+.2f}"
-            rows.append((f"{one_line(name, LONGEST)}, last", number(a), number(b), change))
         return Table("Acceptance", ("", "A", "B", "B - A"), rows, NOTE)
 
     @property
@@ -183,7 +177,7 @@ def figures(a: CountsSide, b: CountsSide) -> list[Estimate]:
 
 
 def _side(paths: Sequence[str]) -> CountsSide:
-    total, warnings, steps, last = Acceptance(), list[str](), list[StepRecord](), dict[str, float]()
+    total, warnings, steps = Acceptance(), list[str](), list[StepRecord]()
     requests, counts_only = list[int | None](), False
     for path in paths:
         reader = read_capture(path)
@@ -193,7 +187,6 @@ def _side(paths: Sequence[str]) -> CountsSide:
         total.merge(history.acceptance)
         counts_only |= bool(history.acceptance.aggregates) or history.figures_only
         told = [step.aggregate for step in history.steps if step.aggregate is not None]
-        last |= told[-1].averages if told and history.steps[-1].aggregate else {}
         steps += history.steps
         requests += [1 if each.is_request else each.requests for each in told] or [len(history.requests)]
         warnings += [*reader.warnings, *filter(None, [history.figures_note])]
@@ -204,7 +197,6 @@ def _side(paths: Sequence[str]) -> CountsSide:
         total,
         tuple(warnings),
         counts_only,
-        averages=last if total.tau is None else {},
         requests=None if None in requests else sum(filter(None, requests)),
         made_up=made_up((step.aggregate for step in intervals if step.aggregate is not None), rules),
         intervals=intervals,
