@@ -120,7 +120,8 @@ def eagle() -> History:
 @pytest.mark.parametrize("width", [80, 160])
 def test_json_holds_every_number_that_the_text_shows(make, width: int) -> None:
     report = build_report(make(), source="run.jsonl", warnings=["113 bytes left out"])
-    forms = {"1", "0"}  # of the note on vLLM's positions
+    left = len(report.answers.rejections.tokens)
+    forms = {"1", "0", f"{left}", f"{left - 10}"}  # of the note on vLLM's positions; of `64 more; --top 74`
     for one in numbers(report.to_dict()):
         forms |= (
             {one}
