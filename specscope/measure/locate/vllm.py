@@ -18,7 +18,7 @@ from specscope.analyze.locate.located import Location, ranked
 from specscope.errors import UserError
 from specscope.measure.locate.answer import HEAD, MODEL
 from specscope.measure.locate.inside_vllm.again import Again, chosen, job_of, remarks
-from specscope.measure.locate.inside_vllm.tapped import DRAFTER, TARGET, read_taps
+from specscope.measure.locate.inside_vllm.fed import DRAFTER, TARGET, read_taps
 from specscope.measure.locate.inside_vllm.walk import ComparedForwards, WalkedModels
 from specscope.trace.history.history import History, RequestHistory
 from specscope.trace.inside.settings import ALL_LAYERS, MOST_MIB

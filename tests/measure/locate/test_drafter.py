@@ -110,14 +110,6 @@ def norm_left_out(name):
     return install
 
 
-def scaled_positions(patch, engine):
-    """Past position 96 the head's rotary tables are those of half the distance."""
-    runner = engine.drafter.runner
-    turns = runner._turns.clone()
-    turns[96:] = turns[96 + torch.arange(len(turns) - 96) // 2]
-    patch.setattr(runner, "_turns", turns)
-
-
 def stale_after_full(patch, engine):
     """After a full acceptance the last pair that was guessed stays in the head's cache."""
     pending, full = Eagle.pending, set()
@@ -150,12 +142,6 @@ def missing_token(patch, engine):
         make(self, logits, *more, **named)
 
     patch.setattr(Level, "__init__", without)
-
-
-def normed_twice(patch, engine):
-    """The state that is fed back is normed, and the head's config does not say so."""
-    leave = EagleHead.leave
-    patch.setattr(EagleHead, "leave", lambda self, x: (leave(self, x)[0], self.norm(leave(self, x)[1])))
 
 
 def narrow_window(patch, engine):
@@ -236,7 +222,6 @@ NORMS = {
 PLANTED = [
     *(Planted(f"no {name}", drafter, norm_left_out(name), name) for name, drafter in NORMS.items()),
     Planted("scale", "eagle chain", scaled_attention, SCORES, "0.577"),
-    Planted("rotary scaled", "eagle chain", scaled_positions, "midlayer.self_attn.query"),
     Planted("rotary base", "eagle chain", other_base(500.0), "midlayer.self_attn.query"),
     Planted("layers reversed", "eagle chain", other_layers(lambda x: tuple(reversed(x))), FED),
     Planted("layers lower", "eagle dynamic", other_layers(lambda x: tuple(i - 1 for i in x)), FED),
@@ -247,7 +232,6 @@ PLANTED = [
     Planted("missing token", "eagle tree", missing_token, "d2t", "cannot"),
     Planted("first tokens", "eagle chain", first_tokens_only(20), "d2t", "first"),
     Planted("d2t off by a row", "eagle chain", other_map(lambda d2t: d2t.roll(1)), "d2t", "row of d2t"),
-    Planted("normed twice", "eagle chain", normed_twice, "fed back"),
     Planted("window", "eagle chain", narrow_window, SCORES),
     Planted("embedding shifted", "eagle tree", shifted_embedding, "embedding"),
     Planted("no attention head", "eagle chain", no_head, "midlayer.self_attn.o_proj:in", "head 1"),

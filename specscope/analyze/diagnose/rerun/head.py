@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -35,7 +34,6 @@ class Along:
     features: Tensor  # [T, F] as the head should be fed
     text: Tensor  # [T, every layer, width]; no layer for a head that is fed what leaves the last
     nodes: dict[int, Tensor]  # by the step's index: [n + 1, every layer, width] at the root and each node
-    choice: list[int]  # [T] the target's likeliest token after each token of the text
     # What enters the layers at the row before the request's own in the batch of a step, [every layer, width]; None:
     # unknown. By the step's index; for the batch's first row that is its last one.
     before: Callable[[int], Tensor | None]
@@ -143,13 +141,13 @@ def _by(along: Along, higher: int) -> Tensor:
     return along.fed(along.text, [min(max(int(layer) + higher, 0), last) for layer in along.layers])
 
 
-def _behind_chunks(token: Callable[[Along, int], int], along: Along) -> list[int]:
-    """Another token behind each of the prompt's prefill chunks but the last. `token`: by its place."""
-    tokens, prompt = list(along.contexts.text), len(along.prompt)
+def _behind_chunks(along: Along) -> list[int]:
+    """The prompt's last token behind each of its prefill chunks but the last, in place of the next one."""
+    tokens, prompt = list(along.contexts.text), along.prompt
     for part in along.steps[0].visit.request.steps:
         place = part.context_len + part.prefill_tokens
-        if 0 < place < prompt and part.verdict is None:
-            tokens[place] = token(along, place)
+        if 0 < place < len(prompt) and part.verdict is None:
+            tokens[place] = prompt[-1]
     return tokens
 
 
@@ -177,11 +175,6 @@ FEEDS: dict[str, Feed] = {
     "the lowest layer three times": lambda along: along.fed(along.text, along.layers[:1] * len(along.layers)),
     "the highest layer three times": lambda along: along.fed(along.text, along.layers[-1:] * len(along.layers)),
 }
-BEHIND_CHUNKS: dict[str, Callable[[Along, int], int]] = {
-    "the prompt's last token fed after each prefill chunk, not the next token": lambda along, place: along.prompt[-1],
-    "the target's choice fed after each prefill chunk": lambda along, place: along.choice[place - 1],
-    "the first output token fed after each prefill chunk": lambda along, place: along.contexts.text[len(along.prompt)],
-}
 TURNS: dict[str, Turned] = {
     "everything after the prompt one position too far": lambda at, prompt, drafted: at + (at >= prompt),
     "drafted nodes one position too far": lambda at, prompt, drafted: at + int(drafted),
@@ -202,9 +195,10 @@ RIGHT = HeadMistake("as it should be", Cause.DRAFTER_FED)
 MISTAKES = (
     *(HeadMistake(name, Cause.DRAFTER_FED, feed=feed) for name, feed in FEEDS.items()),
     HeadMistake("each branch reading its own slots instead of its ancestors'", Cause.DRAFTER_KV, by_slot=True),
-    *(
-        HeadMistake(name, Cause.DRAFTER_FED, fed=partial(_behind_chunks, token))
-        for name, token in BEHIND_CHUNKS.items()
+    HeadMistake(
+        "the prompt's last token fed after each prefill chunk, not the next token",
+        Cause.DRAFTER_FED,
+        fed=_behind_chunks,
     ),
     *(HeadMistake(name, Cause.ROTARY_POSITIONS, turned=turned) for name, turned in TURNS.items()),
     *(HeadMistake(name, Cause.DRAFT_VOCABULARY, tokens=tokens) for name, tokens in MAPS.items()),
@@ -341,7 +335,7 @@ class HeadAgain:
             assert contexts is not None
             layers, inner = self.head.layers, all(isinstance(layer, int) for layer in self.head.layers)
             every = range(int(self.target.config.num_hidden_layers) if inner else 0)
-            logits, states = self.target.alone(contexts.text, every if inner else layers)
+            _, states = self.target.alone(contexts.text, every if inner else layers)
             assert states is not None
             text = states.cpu().reshape(len(states), len(every) or 1, -1)
             self._along[key] = Along(
@@ -351,7 +345,6 @@ class HeadAgain:
                 text[:, list(layers) if inner else [0]].flatten(1),
                 text,
                 {step.part.index: target.decoded(self.target, step, right, cache, every) for step in steps if inner},
-                logits.argmax(-1).tolist(),
                 lambda index: self._row_before(steps[0].request, index),
             )
         return self._along[key]

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from specscope.analyze.locate.model.reference import ReferencePass
-from specscope.measure.locate.inside_vllm.fed import Fed
-from specscope.measure.locate.inside_vllm.tapped import DRAFTER, Tapped
+from specscope.measure.locate.inside_vllm.fed import DRAFTER, Fed, Tapped
 from specscope.measure.locate.pairs import HeldPair, heads_of
 from specscope.trace.record.params import SamplingParams
 

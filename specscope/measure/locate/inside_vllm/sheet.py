@@ -11,8 +11,7 @@ from typing import NamedTuple
 from specscope.analyze.locate.located import Held, Located, Operation, Stage, Walk
 from specscope.analyze.locate.operations import WORDS
 from specscope.measure.locate.answer import likeness, sentence
-from specscope.measure.locate.inside_vllm.fed import Fed
-from specscope.measure.locate.inside_vllm.tapped import Tapped
+from specscope.measure.locate.inside_vllm.fed import Fed, Tapped
 from specscope.measure.locate.pairs import Allowances, ComparedPass, HeldPair
 from specscope.trace.history.wording import plural
 

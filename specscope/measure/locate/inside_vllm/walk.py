@@ -16,9 +16,8 @@ from specscope.analyze.locate.located import Stage
 from specscope.analyze.locate.model.head_passes import HeadPasses
 from specscope.analyze.locate.model.reference import ModelPasses, ModelReference, ReferencePass
 from specscope.measure.locate.inside_vllm import compare
-from specscope.measure.locate.inside_vllm.fed import Fed, FedText, fed_rows
+from specscope.measure.locate.inside_vllm.fed import DRAFTER, TARGET, Fed, FedText, Tapped, fed_rows
 from specscope.measure.locate.inside_vllm.sheet import ComparisonSheet
-from specscope.measure.locate.inside_vllm.tapped import DRAFTER, TARGET, Tapped
 from specscope.plans.kinds import runs_head
 from specscope.trace.history.history import History
 from specscope.trace.record.params import SamplingParams
