@@ -5,9 +5,8 @@ Before anything runs: weights, vocabulary maps and settings in the two folders.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,12 @@ from torch import Tensor, nn
 from specscope.analyze.findings import Exit
 from specscope.analyze.table import Table
 from specscope.analyze.text import VERDICT, header_block, table_block
-from specscope.errors import UserError, first_line
+from specscope.errors import UserError
 from specscope.measure.judges import audit_options, target_named
 from specscope.model.heads.eagle_head import llama_config
 from specscope.model.heads.head_config import PARTIAL, HeadConfig
 from specscope.model.heads.head_loader import EMBEDDING, LoadedHead, load_head, published_tensors, read_tensors
-from specscope.model.loader import LoadedModel, load_model
+from specscope.model.loader import load_model
 from specscope.model.places import head_place
 from specscope.plans.heads import LAYER_IDS
 from specscope.plans.kinds import lies_in_target, runs_head
@@ -32,7 +31,6 @@ from specscope.trace.history.history import History
 from specscope.trace.history.wording import plural
 from specscope.trace.record.vocabulary import printable
 
-STATE = "training.pt"  # what tools/train_head goes on from
 LAYER = (
     *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "rms_norm_eps", "hidden_act"),
     "attention_bias",
@@ -53,7 +51,6 @@ class TrainerAudit:
 
     source: str
     trainer: str
-    weights: str  # of the trainer: where they come from, "training.pt" or "published weights"
     served: str
     tensors: int  # of the trained head
     settings: int  # likewise
@@ -96,38 +93,17 @@ def audit_trainer(
     served = load_head(options.draft.path, loaded)
     tensors = read_tensors(Path(options.draft.path).expanduser())
     dtype = next(x.dtype for x in tensors.values() if x.is_floating_point())
-    trained, weights = _trained(folder, loaded, dtype)
+    trained = load_head(folder, loaded)
     ours, theirs = settings(trained.head.config), settings(served.head.config)
     return TrainerAudit(
         source=source,
         trainer=folder,
-        weights=weights,
         served=options.draft.path,
         tensors=len(_tensors(trained)),
         settings=len(ours),
         differences=(*_weight_differences(trained, served, dtype), *_setting_differences(ours, theirs)),
         warnings=options.notes,
     )
-
-
-def _trained(folder: str, target: LoadedModel, dtype: torch.dtype) -> tuple[LoadedHead, str]:
-    """A head as its training left it, and where its weights come from. Raises UserError where there is none.
-
-    `dtype`: to which its weights are rounded, as exporting does.
-    """
-    loaded = load_head(folder, target)
-    head, state, embedding = copy.deepcopy(loaded.head), Path(folder).expanduser() / STATE, loaded.embedding
-    if state.is_file():
-        try:
-            head.load_state_dict(torch.load(state, map_location="cpu", weights_only=True)["head"])
-        except Exception as error:  # torch.load has a dozen ways to say that a file is torn
-            raise UserError(f"{state} holds no training state of this head: {first_line(error)}") from error
-    with torch.no_grad():
-        for parameter in head.parameters():
-            parameter.data = parameter.data.to(dtype).float()
-    if embedding is not target.embedding:
-        embedding = nn.Embedding.from_pretrained(_weight(embedding).to(dtype).float())
-    return replace(loaded, head=head, embedding=embedding), STATE if state.is_file() else "published weights"
 
 
 def _weight_differences(trained: LoadedHead, served: LoadedHead, dtype: torch.dtype) -> Iterator[FolderDifference]:
@@ -194,8 +170,8 @@ def _shown(value: object) -> str:
 
 def render_trainer(audit: TrainerAudit, console: Console) -> None:
     """Print it. Text of models and users is never read as markup."""
-    trained = ("in training", f"{audit.trainer}: {audit.weights}")
-    console.print(header_block((("capture", audit.source), trained, ("served", audit.served))))
+    places = (("capture", audit.source), ("in training", audit.trainer), ("served", audit.served))
+    console.print(header_block(places))
     for note in audit.warnings:
         console.print(Text(f"! {printable(note)}", style="yellow"))
     if audit.differences:

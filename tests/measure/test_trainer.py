@@ -7,12 +7,9 @@ import pytest
 import torch
 
 from specscope.analyze.findings import Exit
-from specscope.errors import UserError
 from tests.heads import head_tensors, write_parallel_head
 from tests.measure.head_runs import compared, head_copy, served
 from tests.tools.conftest import data, target  # noqa: F401
-from tools.train_head.heads import Recipe
-from tools.train_head.training import Training
 
 
 def nudged(tensors):
@@ -90,30 +87,3 @@ def test_a_one_pass_head(tmp_path):
     other = write_parallel_head(tmp_path / "head", tensors, mask_token=9, depths=3)
     (found,) = compared(served(tmp_path / "other.jsonl", other, requests=1, tokens=4), trainer).differences
     assert found.key == "config: mask_token_id"
-
-
-def test_what_training_exports_is_served_as_it_was_trained(deep, data, target, tmp_path):  # noqa: F811
-    recipe = Recipe(draft_vocab=120, epochs=1, batch_tokens=256)
-    training = Training(target, data, recipe, tmp_path / "head")
-    steps = training.run()
-    for _ in range(2):
-        next(steps)
-    training.save()
-    path = served(tmp_path / "run.jsonl", tmp_path / "head", target=deep, ignore_eos=True)
-    audit = compared(path, tmp_path / "head")
-    assert audit.exit is Exit.CONSISTENT, audit.verdict
-    assert audit.weights == "training.pt"
-    exported = tmp_path / "exported"
-    exported.mkdir()
-    for name in ("config.json", "model.safetensors"):
-        (exported / name).write_bytes((tmp_path / "head" / name).read_bytes())
-    for _ in range(3):
-        next(steps)
-    training.save()  # the checkpoint has gone on since
-    older = served(tmp_path / "old.jsonl", exported, target=deep, requests=1)
-    found = compared(older, tmp_path / "head").differences[0]
-    assert found.key.startswith("weights: ")
-    assert "differs (relative" in found.sentence
-    (tmp_path / "head" / "training.pt").write_bytes(b"torn")
-    with pytest.raises(UserError, match=r"training\.pt holds no training state of this head"):
-        compared(older, tmp_path / "head")
