@@ -85,7 +85,7 @@ def search_rows(
     search = Search(rows, items, logits_right=logits_right, first=first)
     answer = search.answer()
     if answer is None or not answer.certain:
-        elsewhere = _elsewhere(case, search, side)
+        elsewhere = _elsewhere(search, side)
         if elsewhere is not None and (answer is None or elsewhere.located.share > answer.best.explained / answer.wrong):
             return elsewhere
     if answer is None:
@@ -184,7 +184,7 @@ def _finals(step: Step, item: Item, *, is_wrong: bool) -> Iterator[Item]:
         yield replace(item, recorded=0.0, wrong=True, drawn=True)
 
 
-def _elsewhere(case: Case, search: Search, side: str) -> SampledFault | None:
+def _elsewhere(search: Search, side: str) -> SampledFault | None:
     """What differs as what some other row gives: of another request, another node, or the step before.
 
     Only tokens that tell whose row they are of count.
