@@ -10,23 +10,165 @@ from __future__ import annotations
 import re
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-from specscope.analyze.audit.options import ModelSource
-from specscope.analyze.locate.located import Location, ranked
+import torch
+from torch import Tensor
+
+from specscope.analyze.audit.model.heads import head_of
+from specscope.analyze.audit.options import ModelSource, Progress
+from specscope.analyze.locate.located import Location, Stage, ranked
+from specscope.analyze.locate.model.head_passes import HeadPasses
+from specscope.analyze.locate.model.reference import ModelPasses, ModelReference, ReferencePass
 from specscope.errors import UserError
 from specscope.measure.locate.answer import HEAD, MODEL
+from specscope.measure.locate.inside_vllm import compare
 from specscope.measure.locate.inside_vllm.again import Again, chosen, job_of, remarks
-from specscope.measure.locate.inside_vllm.fed import DRAFTER, TARGET, read_taps
-from specscope.measure.locate.inside_vllm.walk import ComparedForwards, WalkedModels
+from specscope.measure.locate.inside_vllm.fed import DRAFTER, TARGET, Fed, FedText, Tapped, fed_rows, read_taps
+from specscope.measure.locate.inside_vllm.sheet import ComparisonSheet
+from specscope.plans.kinds import runs_head
 from specscope.trace.history.history import History, RequestHistory
 from specscope.trace.inside.settings import ALL_LAYERS, MOST_MIB
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.records import RunInfo
+from specscope.trace.record.tree import ROOT
 from specscope.trace.wire.reading import read_capture
 
 REQUESTS = 8  # that run again, at most
 KEPT = 30  # tensors of a hidden state's size that a layer's operations take, about
-Progress = Callable[[str, int, int], None]
+HEAD_SLACK = 4.0  # each pass of a head is fed what the one before it rounded
+
+
+class WalkedModels:
+    """The references of a run."""
+
+    def __init__(self, run: RunInfo, target: ModelSource, draft: ModelSource | None) -> None:
+        """Raises UserError."""
+        self.target, is_head = ModelReference(target), runs_head(run.drafter)
+        head = head_of(draft, self.target.causal.model) if draft is not None and is_head else None
+        self.head = head if head is not None and head.by_pairs else None  # passes of others are not known here
+        self.draft = ModelReference(draft) if draft is not None and not is_head else None
+        self.samples_drafts = run.speculation.get("draft_sample_method") == "probabilistic"  # of sampled requests
+
+
+class ComparedForwards:
+    """What was compared of a run."""
+
+    def __init__(self, tapped: Tapped, history: History, models: WalkedModels, report: Progress) -> None:
+        """Every request that vLLM ran again."""
+        self.tapped, self.models = tapped, models
+        self.target, self.drafter = (ComparisonSheet(stage, tapped) for stage in (Stage.TARGET, Stage.DRAFTER))
+        numbers, requests = [record.step for record in history.steps], list(history.requests.values())
+        for done, request in enumerate(requests):
+            report("comparing", done, len(requests))
+            text = FedText.of(request, [numbers[place] for place in request.engine_steps])
+            if text is not None and request.info is not None:
+                self._request(text, request.info.params)
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What was not compared, and why."""
+        full = ["The taps were full: later computations of vLLM were not compared."] if self.tapped.is_full else []
+        unread = sorted({each.unread for each in self.tapped.forwards if each.unread})
+        return (*full, *(f"The cache was not read: {why}." for why in unread))
+
+    @cached_property
+    def wanted(self) -> set[str]:
+        """The operations that were tapped."""
+        names = {name for made in self.tapped.forwards for name in made.tensors}
+        return names | {name.rpartition(".")[0] for name in names if " read." in name}
+
+    def _request(self, text: FedText, params: SamplingParams) -> None:
+        models = self.models
+        fed = fed_rows(self.tapped, text, shift=0 if models.head is None else 1)
+        allowed = max(models.target.allowed(text.tokens).values())
+        passes = ModelPasses(models.target, text.tokens, self.wanted)
+        for own in (each for each in fed if each.forward.who == TARGET):
+            pairs, (at, kept) = [*compare.inputs(self.tapped, own)], compare.target_logit_rows(own)
+            if own.known:
+                start = int(own.positions[0])
+                right = _named(passes.feed(start, start + own.known, wanted=kept.tolist()))
+                due = right.taps["lm_head"]
+                pairs += compare.computed(own, right, torch.arange(own.known), self.target.sizes)
+                pairs += [*compare.logits(own, at, due, kept), *compare.choices(own, at, kept, params, due)]
+            self.target.add(own, [*pairs, *compare.parameters(own)], allowed)
+        if models.head is not None or models.draft is not None:
+            self._drafted(text, fed, allowed, is_greedy=params.temperature == 0 or not models.samples_drafts)
+
+    def _drafted(self, text: FedText, fed: list[Fed], allowed: float, *, is_greedy: bool) -> None:
+        """The drafter's passes: the first of each step is over committed rows, each later one over one token more."""
+        head, draft, ids, features, end = self.models.head, self.models.draft, None, None, len(text.tokens)
+        passes: ModelPasses | HeadPasses
+        if head is not None:
+            if (features := features_of(fed, head.layers)) is None:
+                return
+            passes, allowed, ids = HeadPasses(head, text.tokens, features), allowed * HEAD_SLACK, head.tokens
+            end = min(len(features), end - 1)
+        else:
+            assert draft is not None
+            passes, allowed = ModelPasses(draft, text.tokens, self.wanted), max(draft.allowed(text.tokens).values())
+        step, known, root = -1, False, 0  # whether all that the step's first pass was fed is known; its last position
+        for own in (each for each in fed if each.forward.who == DRAFTER):
+            made, node, right = own.forward, own.forward.number - 1, None
+            if not made.number:
+                start, root, step = int(own.positions[0]), int(own.positions[own.last]), made.step
+                known, stop = root < end, min(root + 1, end)
+                _with_features(own)
+                if start < stop:
+                    due = passes.feed(start, stop, wanted=[stop - start - 1])
+                    right = _named(due, None if features is None else features[start:stop])
+            elif made.step == step and known:
+                above = [node - 1 if node else ROOT]
+                right = _named(passes.feed(root + 1, root + 1, [node], own.tokens.tolist(), above, [0]))
+            else:
+                continue
+            pairs = [*compare.inputs(self.tapped, own)]
+            if right is not None:
+                pairs += compare.computed(own, right, torch.arange(len(right.rows)), self.drafter.sizes)
+                if own.ended and known:
+                    at, rows = torch.tensor([own.batch]), torch.tensor([own.last])
+                    pairs += compare.logits(own, at, right.taps["lm_head"][-1:], rows, ids)
+            if is_greedy:
+                pairs += compare.drafts(own, self.tapped.drafted.get(made.step), ids)
+            self.drafter.add(own, pairs, allowed)
+
+
+def _named(right: ReferencePass | None, features: Tensor | None = None) -> ReferencePass:
+    """A reference's pass by vLLM's names of operations. `features`: what a head's first pass is fed."""
+    assert right is not None
+    named = {name.replace("midlayer", "layers.0"): x.flatten(1) for name, x in right.taps.items()}
+    if features is not None:
+        named["features"] = features
+    for name, theirs in (("embedding", "embed_tokens"), ("state", "fed back"), ("lm_head", "d2t")):
+        named |= {name: named[theirs]} if theirs in named else {}
+    return replace(right, taps=named)
+
+
+def features_of(fed: list[Fed], layers: tuple[Any, ...]) -> Tensor | None:
+    """[L, F] the features that vLLM's target gave along a text: of a row's latest forward, as far as there are any."""
+    names = ["norm" if layer == "final" else f"layers.{layer - 1}" if layer else "embedding" for layer in layers]
+    rows, along = dict[int, Tensor](), list[Tensor]()
+    for own in (each for each in fed if each.forward.who == TARGET):
+        if any(name not in own.forward.tensors for name in names):
+            return None
+        joint = torch.cat([own.forward.tensors[name].float() for name in names], dim=-1)
+        rows |= zip(own.positions[: own.known].tolist(), joint[own.rows[: own.known]], strict=True)
+    while len(along) in rows:
+        along.append(rows[len(along)])
+    return torch.stack(along) if along else None
+
+
+def _with_features(fed: Fed) -> None:
+    """What the head combines, by one name whichever norm comes first."""
+    tensors = fed.forward.tensors
+    parts = [tensors[name] for name in sorted(tensors) if name.startswith("fc_norm.") and name.endswith(":in")]
+    for rows in (tensors.get("input_norm:in"), torch.cat(parts, -1) if parts else None, tensors.get("fc:in")):
+        if rows is not None:
+            tensors.setdefault("features", rows)
 
 
 def locate_vllm(

@@ -8,7 +8,7 @@ import torch
 from specscope.analyze.audit.options import ModelSource
 from specscope.analyze.locate.located import Stage
 from specscope.measure.locate.inside_vllm.fed import read_taps
-from specscope.measure.locate.inside_vllm.walk import ComparedForwards, WalkedModels
+from specscope.measure.locate.vllm import ComparedForwards, WalkedModels
 from specscope.trace.record.tree import DraftTree
 from tests.analyze import histories
 from tests.support import records as made
