@@ -5,7 +5,6 @@ Where all follow, figures that are not their formula's are told where something 
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -128,37 +127,6 @@ def _of_capture(c: Columns, here: Indices) -> Iterator[tuple[str, str, Doubles]]
     yield "q", "a q of 1", np.ones(len(here))
     yield "q", "its q before any sibling was rejected", c.q[here]
     yield "coin", "the coin of the final token", c.final_coin[c.step[here]]
-    for name, there in _elsewhere(c).items():
-        for axis, values in (("p", c.p), ("q", np.where(c.sampled, c.q, np.nan)), ("coin", c.coin)):
-            yield axis, f"the {axis} of {name}, for its token", np.where(there >= 0, values[there], np.nan)[here]
-
-
-def _elsewhere(c: Columns) -> dict[str, Indices]:
-    """[N] by what it is to a node: a node of the step before, another request or the same tree; -1 where none."""
-    batches = defaultdict[int, list[tuple[int, int]]](list)
-    for step, visit in enumerate(c.visits):
-        batches[visit.record.step].append((visit.row, step))
-    following, preceding = np.full((2, len(c)), -1)
-    for batch in (np.array(sorted(rows))[:, 1] for rows in batches.values() if len(rows) > 1):
-        following[batch], preceding[batch] = np.roll(batch, -1), np.roll(batch, 1)
-    node, count = np.arange(len(c.token)), np.diff(c.start)
-
-    def of_step(other: Indices) -> Indices:
-        """The node of the same number in another step."""
-        there = other[c.step]
-        return np.where((there >= 0) & (c.node < count[there]), c.start[there] + c.node, -1)
-
-    def further(by: int) -> Indices:
-        there = np.clip(node + by, 0, max(len(node) - 1, 0))
-        return np.where((there == node + by) & (c.step[there] == c.step), there, -1)
-
-    return {
-        "the same node of the previous step": of_step(c.before),
-        "the next request in the batch": of_step(following),
-        "the previous request in the batch": of_step(preceding),
-        "the next node": further(1),
-        "the node before": further(-1),
-    }
 
 
 def _other_rows(trials: Trials) -> Iterator[tuple[str, str, Doubles]]:
