@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from specscope.analyze.findings import Reference
-from specscope.analyze.locate.located import FedRow, Held, Stage
+from specscope.analyze.locate.located import FedRow, Held, Stage, operation
 from specscope.analyze.locate.model.reference import FLOOR, relative
-from specscope.analyze.locate.operations import operation
 
 OF_QUERIES, OF_KEYS = ("q_proj", ".query", ".attention", "o_proj:in"), ("k_proj", "v_proj", ".key", ".value", " read")
 LAYERS = re.compile(r"(midlayer|layers\.\d+)$")

@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 
 from specscope.analyze.audit.model.form import RequestForms
-from specscope.analyze.locate.located import Located, Location, Stage, Walk
+from specscope.analyze.locate.located import Located, Location, Stage, Walk, operation
 from specscope.analyze.locate.model.reference import ModelReference
-from specscope.analyze.locate.operations import operation
 from specscope.errors import UserError
 from specscope.live.start import start_engine
 from specscope.measure.locate.answer import HEAD, MODEL, located_in

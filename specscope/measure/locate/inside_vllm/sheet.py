@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from specscope.analyze.locate.located import Held, Located, Operation, Stage, Walk
-from specscope.analyze.locate.operations import WORDS
+from specscope.analyze.locate.located import WORDS, Held, Located, Operation, Stage, Walk
 from specscope.measure.locate.answer import likeness, sentence
 from specscope.measure.locate.inside_vllm.fed import Fed, Tapped
 from specscope.measure.locate.pairs import Allowances, ComparedPass, HeldPair
