@@ -16,7 +16,7 @@ from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import NO_KWARGS, PromptSpec
 from specscope.errors import UserError
 from specscope.interrupt import ignore_terminal
-from specscope.live.messages import BreakpointList, Command, Failed, LastOutput, Loading, Ready, Status
+from specscope.live.messages import Command, EngineState, Failed, LastOutput, Loading, Ready
 from specscope.live.server import serve
 from specscope.live.start import Stages
 from specscope.trace.history.history import KEPT, History
@@ -100,8 +100,6 @@ class Worker(Control):
             case StepRecord() | Moved():
                 self._arrived.append(message)
                 self.bus.publish(message)
-            case BreakpointList():
-                self.points = message.breakpoints
             case Forked():
                 self.forked = message
             case NodeView():
@@ -111,8 +109,8 @@ class Worker(Control):
             case Ready():
                 self._on_ready(message)
                 self.ready = message
-            case Status():
-                self._status = message.name
+            case EngineState():
+                self._status, self.points = message.status, message.points
             case Failed():
                 self.error = message.why
             case Stop() | Answer() | LookRefused() | PromptRefused() | Notice():

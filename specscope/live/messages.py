@@ -68,10 +68,11 @@ class Ready:
 
 
 @dataclass(frozen=True)
-class Status:
-    """What the engine is doing."""
+class EngineState:
+    """Whenever it changes."""
 
-    name: str  # running, paused or idle
+    status: str  # running, paused or idle
+    points: tuple[BreakpointInfo, ...]  # the debugger's breakpoints, with their hits
 
 
 @dataclass(frozen=True)
@@ -79,13 +80,6 @@ class Failed:
     """The engine ended, and why. Sent last."""
 
     why: str
-
-
-@dataclass(frozen=True)
-class BreakpointList:
-    """The debugger's breakpoints, whenever they or their hits have changed."""
-
-    breakpoints: tuple[BreakpointInfo, ...]
 
 
 @dataclass(frozen=True)

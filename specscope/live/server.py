@@ -17,7 +17,6 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from specscope.debug.answers import Answer, LookRefused, News, Notice, PromptRefused
-from specscope.debug.breakpoints import BreakpointInfo
 from specscope.debug.command_table import find
 from specscope.debug.commands import Commands, goes_on_text
 from specscope.debug.session import Session
@@ -25,7 +24,7 @@ from specscope.engine.config import EngineConfig
 from specscope.engine.prompts import PromptSpec
 from specscope.errors import UserError
 from specscope.lifetime import end_with_parent
-from specscope.live.messages import BreakpointList, Command, Failed, Loading, Ready, Status, redirect_output
+from specscope.live.messages import Command, EngineState, Failed, Loading, Ready, redirect_output
 from specscope.live.start import start_engine
 
 if TYPE_CHECKING:
@@ -45,9 +44,7 @@ class _Server:
         self.paused = paused
         self.ending = False  # after SIGTERM
         self.single = 0  # steps to run although paused
-        self.status = ""
-        self.points: tuple[BreakpointInfo, ...] = ()  # as they were sent last
-        self.hits = 0  # of all of them, after the last step
+        self.state: EngineState | None = None  # as it was sent last
 
     def send(self, message: object) -> None:
         with self.lock:
@@ -88,10 +85,6 @@ class _Server:
             self.paused, self.single = True, 0
             self.debugger.reach(stop)
             self._tell(stop)
-        hits = sum(point.hits for point in self.session.breakpoints.points.values())
-        if stop is not None or hits != self.hits:  # hits that are let pass count as well
-            self.hits = hits
-            self._send_points()
 
     def _tell(self, news: News) -> None:
         """Send news that may be about a step, after that step's record."""
@@ -102,9 +95,10 @@ class _Server:
         """Take all waiting commands; wait for one where there is nothing to do. False when told to stop."""
         idle = not self.engine.busy or (self.paused and not self.single)
         status = "paused" if self.paused else "running" if self.engine.busy else "idle"
-        if status != self.status:
-            self.status = status
-            self.send(Status(status))
+        state = EngineState(status, self.session.breakpoints.shown())
+        if state != self.state:
+            self.state = state
+            self.send(state)
         while not self.ending and self.commands.poll(0.1 if idle else 0):
             idle = False
             command: Command = self.commands.recv()
@@ -144,7 +138,6 @@ class _Server:
             self._tell(self.debugger.answer(line, viewed))
             if self.debugger.forked is not None and self.debugger.forked is not before:
                 self.send(self.debugger.forked)
-        self._send_points()
 
     @contextmanager
     def _answering(self, refused: Callable[[str], News]) -> Iterator[None]:
@@ -155,12 +148,6 @@ class _Server:
             self.send(refused(str(error)))
         except Exception as error:
             self.send(refused(f"the debugger failed: {type(error).__name__}: {error}"))
-
-    def _send_points(self) -> None:
-        points = self.session.breakpoints.shown()
-        if points != self.points:
-            self.points = points
-            self.send(BreakpointList(points))
 
     def _look(self, step: int, request: str, node: int | None) -> None:
         """Answer with a NodeView, wherever the engine is. It goes on as it was."""
