@@ -54,8 +54,6 @@ FORK_TAKES = (
     ("reject=NODE", "reject node NODE of this step"),
     ("coin=NODE:COIN", "set the coin of node NODE of this step, between 0 and 1"),
     ("token=ID", "end this step with the token ID"),
-    ("drop=N", "drop the last N tokens of the context"),
-    ("tail=TEXT", "append TEXT to the context, after drop=N if both are given; write tail='a text' if it has spaces"),
     ("tokens=N", "compare N output tokens (default: 64)"),
 )
 INFO_TAKES = (

@@ -13,7 +13,6 @@ from specscope.engine.request import Request
 from specscope.errors import UserError
 from specscope.model.runner import ModelRunner
 from specscope.speculate.changes import Changes
-from specscope.trace.history.wording import plural
 from specscope.trace.record.records import RequestStep
 
 
@@ -30,8 +29,6 @@ def forked(engine: Engine, request: Request, step: RequestStep, changes: Changes
     twin = _twin(request, request.tokens[:before], changes, engine.forms)
     twin_engine = beside(engine, changes)
     shared = min(step.context_len, len(twin.tokens) - 1)
-    if changes.tail is not None:
-        shared = min(shared, before - changes.tail[0] - 1)
     owns = engine.requests.get(request.id) is request and request.computed >= shared
     if owns and shared > 0 and not twin_engine.drafter.aux_layers:
         cache = engine.runner.cache
@@ -49,11 +46,7 @@ def forked(engine: Engine, request: Request, step: RequestStep, changes: Changes
 
 def _twin(request: Request, tokens: list[int], changes: Changes, forms: Forms) -> Request:
     """The copy of the request, with its tokens and parameters."""
-    try:
-        params = dataclasses.replace(request.params, **changes.params)
-    except TypeError:
-        known = ", ".join(field.name for field in dataclasses.fields(request.params))
-        raise UserError(f"unknown sampling parameter among {', '.join(changes.params)}: use {known}") from None
+    params = dataclasses.replace(request.params, **changes.params)
     twin = Request(
         id=f"{request.id}'",
         prompt=request.prompt,
@@ -63,28 +56,13 @@ def _twin(request: Request, tokens: list[int], changes: Changes, forms: Forms) -
         arrival_ns=request.arrival_ns,
         title=request.title,
     )
-    whole = tokens
-    if changes.tail is not None:
-        gone, new = changes.tail
-        if not 0 <= gone < len(tokens):
-            raise UserError(f"cannot drop {plural(gone, 'token')}: the context has {len(tokens)}")
-        left = len(tokens) - gone
-        whole = [*tokens[:left], *new]
-        if not whole:
-            raise UserError("that leaves no context: give a tail")
-        if left < len(request.prompt_tokens):  # the prompt was edited; else the tail is output
-            twin.prompt_tokens = whole
     twin.allowed = forms.allowed(params)
-    twin.tokens = whole
+    twin.tokens = tokens
     return twin
 
 
 def beside(engine: Engine, changes: Changes) -> Engine:
     """An engine over the same target and cache, with a scheduler and a drafter of its own."""
-    if unknown := set(changes.engine) - {"drafter", "draft_model", "tree", "rule"}:
-        raise UserError(
-            f"a fork cannot change {', '.join(sorted(unknown))}; it can change drafter, draft_model, tree and rule"
-        )
     # What the old drafter had is not the new one's.
     settings = {**({"draft_model": None, "tree": None} if "drafter" in changes.engine else {}), **changes.engine}
     config = dataclasses.replace(engine.config, async_scheduling=False, **settings)

@@ -166,7 +166,7 @@ class EngineWhatIf(WhatIf):
         """NAME=VALUE words as changes, and how many tokens to run."""
         position = part.context_len + part.prefill_tokens
         fields: dict[str, Any] = {"params": {}, "engine": {}, "outcomes": {}, "coins": {}, "tokens": {}}
-        tokens, drop, tail = 64, 0, None
+        tokens = 64
         for word in words:
             name, sign, value = word.partition("=")
             if not sign or not value:
@@ -182,15 +182,9 @@ class EngineWhatIf(WhatIf):
                 fields["tokens"][position] = int(_number(name, value, 0, self.engine.runner.loaded.vocab_size - 1))
             elif name == "tokens":
                 tokens = int(_number(name, value, 1, 100_000))
-            elif name == "drop":
-                drop = int(_number(name, value, 0, position))
-            elif name == "tail":
-                tail = list(self.engine.tokenizer(value, add_special_tokens=False)["input_ids"])
             else:
                 fields["params"][name] = self._parameter(name, value)
         self._check_coins(fields, part)
-        if drop or tail:
-            fields["tail"] = (drop, tail or [])
         return Changes(**fields), tokens
 
     def _check_coins(self, fields: dict[str, Any], part: RequestStep) -> None:

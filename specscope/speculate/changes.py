@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from specscope.trace.history.wording import plural
 from specscope.trace.record.params import SamplingParams
 
 _LENGTH = {"max_tokens", "stop", "ignore_eos", "stop_token_ids", "logprobs"}  # they only say where an output ends
@@ -25,7 +24,6 @@ class Changes:
     outcomes: Mapping[tuple[int, int], bool] = field(default_factory=dict)  # (position, node): accepted or rejected
     coins: Mapping[tuple[int, int], float] = field(default_factory=dict)  # (position, node): the coin, in (0, 1)
     tokens: Mapping[int, int] = field(default_factory=dict)  # position: the final token of that step
-    tail: tuple[int, Sequence[int]] | None = None  # how many of the last tokens go, and the tokens in their place
 
     def describe(self) -> str:
         """One line."""
@@ -33,8 +31,6 @@ class Changes:
         parts += [f"node {node} {'accepted' if yes else 'rejected'}" for (_, node), yes in self.outcomes.items()]
         parts += [f"coin of node {node} {coin}" for (_, node), coin in self.coins.items()]
         parts += [f"token {token}" for token in self.tokens.values()]
-        if self.tail is not None:
-            parts.append(f"last {plural(self.tail[0], 'token')} replaced by {len(self.tail[1])}")
         return ", ".join(parts) or "nothing changed"
 
     def explaining(self, before: SamplingParams, after: SamplingParams, *, lossless: bool, ended: bool) -> str:
@@ -52,6 +48,5 @@ class Changes:
             outcomes=self.outcomes,
             coins={} if greedy else self.coins,
             tokens=self.tokens,
-            tail=self.tail,
         )
         return "" if left == Changes() else left.describe()

@@ -163,19 +163,6 @@ def test_the_drafter_is_seen_in_a_dynamic_greedy_tree(deep, tmp_path):
             assert sum(one.prob for one in view.raw.top) < 1
 
 
-def test_a_fork_edits_the_end_of_the_context_and_keeps_prompt_and_output_apart(engine):
-    """Issue 12, item 3: after output, max_tokens counted from the wrong place."""
-    commands = commands_over(engine)
-    commands.run("next 4")
-    made = len(engine.requests["r0"].output)
-    assert made > 2
-    commands.run("request r0")
-    commands.run("fork drop=1 tail=a tokens=100")
-    forked = commands.forked
-    before = sum(step.emitted for step in commands.session.history.requests["r0"].steps[:-1])
-    assert sum(step.emitted for step in forked.fork) == 40 - before
-
-
 def test_forks_leave_no_hooks_and_load_nothing_again(eagle, monkeypatch):
     """Issue 12, item 3."""
     commands = commands_over(eagle)
@@ -240,7 +227,6 @@ def test_breakpoints_hold_at_the_same_steps_forward_and_back(engine):
         (0.8, "seed=9"),
         (0.8, "tree=3"),
         (0.8, "reject=0 reject=1"),
-        (0.8, "drop=1 tail=b"),
     ],
 )
 def test_a_change_that_was_asked_for_explains_the_difference(tiny, temperature, words):

@@ -31,8 +31,7 @@ FORKS = [
     "accept=1",
     "token=65",
     "coin=0:0.999",
-    "drop=1 tail=hi",
-    "tail=abc max_tokens=3",
+    "max_tokens=3",
 ]
 
 

@@ -34,7 +34,6 @@ def told(changes: Changes, before: SamplingParams, *, lossless: bool = True, end
         (Changes(coins={(4, 0): 0.1}), GREEDY, ""),
         (Changes(outcomes={(4, 0): False}), GREEDY, "node 0 rejected"),
         (Changes(tokens={4: 65}), GREEDY, "token 65"),
-        (Changes(tail=(1, [3])), GREEDY, "last 1 token replaced by 1"),
         (Changes(), WARM, ""),
     ],
 )
