@@ -5,14 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-import pytest
 
 from specscope.trace.history.wording import about_draft, about_method
 from specscope.trace.record.notes import SOURCES, MethodNotes
 from specscope.trace.record.records import DraftNotes
 from specscope.trace.record.tree import Drawn
 from specscope.trace.words import draw_tree
-from specscope.tui.widgets.tree_lines import SOURCE_INKS, tree_lines
 
 from .sample import replay
 
@@ -31,25 +29,6 @@ def combined():
         notes=DraftNotes(prob, prob, nothing, nothing, np.zeros(0, np.float32)),
         method=MethodNotes(source=source, confidence=prob, match_length=7, match_count=2),
     )
-
-
-@pytest.mark.parametrize("width", [56, 80, 120, 160])
-def test_every_node_has_its_source_in_its_colour(width):
-    step = combined()
-    vocabulary = replay().history.vocabulary
-    head, lines, order = tree_lines(step, step.verdict, vocabulary, width)
-    final = order.index(len(step.tree))
-    assert "from" in head[0][0]
-    found = [
-        (text.strip(), ink)
-        for at, line in enumerate(lines)
-        if at != final
-        for text, ink in line
-        if text.strip() in SOURCES and ink == SOURCE_INKS[text.strip()]
-    ]
-    assert sorted(name for name, _ in found) == sorted(step.method.source_of(node) for node in range(len(step.tree)))
-    plain = dataclasses.replace(step, method=None)
-    assert "from" not in tree_lines(plain, plain.verdict, vocabulary, width)[0][0][0]
 
 
 def test_the_text_has_no_probability_of_its_own():

@@ -30,16 +30,9 @@ class TreeColumn:
     cell: Cell
 
 
-def _numbers(name: str, outcomes: tuple[Outcome, ...] = tuple(Outcome)) -> Cell:
-    """A cell function for numbers of the verdict, blank for nodes of other outcomes."""
-
-    def cell(place: PlaceView) -> str:
-        verdict, node = place.judged
-        return (
-            probability(float(getattr(verdict, name)[node])) if Outcome(int(verdict.outcome[node])) in outcomes else ""
-        )
-
-    return cell
+def _residual(place: PlaceView) -> str:
+    verdict, node = place.judged
+    return probability(float(verdict.residual_mass[node])) if verdict.outcome[node] == Outcome.REJECTED else ""
 
 
 def coin_text(coin: float) -> str:
@@ -60,46 +53,26 @@ def _accept(place: PlaceView) -> str:
     return f"{coin_sign(verdict, node)} " + left(probability(float(verdict.accept_prob[node])), DIGITS)
 
 
-def _source(place: PlaceView) -> str:
-    return "" if place.step.method is None else place.step.method.source_of(place.judged[1])
-
-
 DIGITS = 5  # of a probability: 0 and 1 take as many cells, so that decimal points stand below each other
-TRIED = (Outcome.ACCEPTED, Outcome.REJECTED)
-P = TreeColumn("p", 5, _numbers("p"))
+P = TreeColumn("p", 5, lambda place: probability(float(place.judged[0].p[place.judged[1]])))
 Q = TreeColumn("q", 5, lambda place: probability(float(place.step.tree.q[place.judged[1]])))
 DRAFT = TreeColumn(label("draft_p"), 7, lambda place: _known(place.draft_p))
 RAW = TreeColumn(label("raw_p"), 5, lambda place: _known(place.raw_p))
 RANK = TreeColumn("raw rank", 8, lambda place: _rank(place.raw_rank))
-SOURCE = TreeColumn(label("source"), 5, _source)
-SOURCE_INKS: dict[str, Ink] = {"model": "dim", "text": "accent", "both": "strong"}
 P_TRIAL = TreeColumn(label("p_tried"), 7, lambda place: _known(place.tried.get("p_tried")))
 Q_TRIAL = TreeColumn(label("q_tried"), 7, lambda place: _known(place.tried.get("q_tried")))
-P_ALL = TreeColumn(label("p_tried"), 7, _numbers("p_trial", TRIED))  # where p as drawn is not beside it
-Q_ALL = TreeColumn(label("q_tried"), 7, _numbers("q_trial", TRIED))
 COIN = TreeColumn(label("u"), 5, _coin)
 ACCEPT = TreeColumn("a", 7, _accept)
-RESIDUAL = TreeColumn("residual", 8, _numbers("residual_mass", (Outcome.REJECTED,)))
+RESIDUAL = TreeColumn("residual", 8, _residual)
 LINE = TreeColumn("coin on a line", 22, lambda place: "")  # drawn, not written; as wide as there is room, to LONGEST
 LONGEST = 50
 
-# How to give way as the panel gets narrower: (cells a level of the tree is indented, the columns).
-TRIALS = (P, Q, P_TRIAL, Q_TRIAL, COIN, ACCEPT)
-FORMS: tuple[tuple[int, tuple[TreeColumn, ...]], ...] = (
-    (3, (RAW, RANK, *TRIALS, RESIDUAL, LINE)),
-    *((3, (*TRIALS, *more)) for more in ((RESIDUAL, LINE), (LINE,), (RESIDUAL,))),
-    *((indent, TRIALS) for indent in (3, 2, 1)),
-    *((indent, columns) for columns in ((P_ALL, Q_ALL, COIN, ACCEPT), (P, Q, COIN)) for indent in (2, 1)),
-    *((1, columns) for columns in ((P, Q), (P,), ())),
-)
+# What gives way as the panel gets narrower, the first first: columns, or cells that a level of the tree is indented
+Way = tuple[TreeColumn, ...] | int
+SAMPLED: tuple[Way, ...] = ((RAW, RANK), (LINE,), (RESIDUAL,), 2, 1)
+NARROW: tuple[Way, ...] = ((ACCEPT,), (COIN,), (Q, DRAFT, Q_TRIAL), (P, P_TRIAL))
 # At temperature 0 p is 0 or 1: the target's p before that tells how near it was.
-GREEDY: tuple[tuple[int, tuple[TreeColumn, ...]], ...] = (
-    (3, (RAW, RANK, DRAFT, P)),
-    *((indent, (RAW, RANK, DRAFT)) for indent in (3, 2, 1)),
-    *((indent, (RAW, DRAFT)) for indent in (2, 1)),
-    (1, (RAW,)),
-    (1, ()),
-)
+GREEDY: tuple[Way, ...] = ((P,), 2, 1, (RANK,), (DRAFT,), (RAW,))
 GAP = 2
 NEAR_TIE = "≈"
 TOKEN_ROOM = 14  # a tree is not squeezed for the sake of tokens longer than this
@@ -147,44 +120,28 @@ def squeeze(lead: str, indent: int) -> str:
     return "".join(lead[i : i + 3][:indent] for i in range(0, len(lead), 3))
 
 
-def _same(places: Sequence[PlaceView]) -> list[TreeColumn]:
-    """The columns p and q as tried that nowhere differ from p and q as drawn, and so would say nothing."""
-    other = {name for place in places for name in place.tried}
-    both = {"p_tried": [P_TRIAL, P_ALL], "q_tried": [Q_TRIAL, Q_ALL]}
-    return [column for name, columns in both.items() if name not in other for column in columns]
-
-
-def _columns(
-    columns: tuple[TreeColumn, ...], step: RequestStep, same: Collection[TreeColumn], *, greedy: bool
-) -> tuple[TreeColumn, ...]:
-    """The form's columns that carry information. Where q is a point mass, the drafter's own probability says more.
-
-    Where there is no room for both, p and q as tried stand in the place of p and q only where they are others.
-    """
-    model = step.notes is not None and not step.tree.is_sampled
-    source = (SOURCE,) if step.method is not None and len(step.method.source) else ()
-    given = [column for column in columns if column not in same and (step.parents is not None or column is not RANK)]
+def _columns(step: RequestStep, places: Sequence[PlaceView], *, greedy: bool) -> list[TreeColumn]:
+    """The columns that say something here. Where q is a point mass, the drafter's own probability says more."""
+    has_parents, has_notes = step.parents is not None, step.notes is not None
     if greedy:
-        shown = given if step.parents is not None else [P, *(column for column in given if column not in (RAW, P))]
-        return (*source, *(column for column in shown if column is not DRAFT or step.notes is not None))
-    for drawn, trial in ((Q, Q_ALL), (P, P_ALL)):
-        if drawn not in given and trial not in given:
-            given.insert(0, drawn)
-    if step.parents is None:
-        given = [column for column in given if column is not RAW]
+        return [*([RAW, RANK] if has_parents else [P]), *([DRAFT] if has_notes else []), *([P] * has_parents)]
     if not len(step.tree):
-        return tuple(column for column in given if column in (P, COIN))
-    return (*source, *(DRAFT if column is Q and model else column for column in given))
+        return [P, COIN]
+    others = {name for place in places for name in place.tried}
+    shown = [*([RAW, RANK] if has_parents else []), P, DRAFT if has_notes and not step.tree.is_sampled else Q]
+    shown += [column for name, column in (("p_tried", P_TRIAL), ("q_tried", Q_TRIAL)) if name in others]
+    return [*shown, COIN, ACCEPT, RESIDUAL, LINE]
 
 
 def _form(
     rows: Sequence[Node], step: RequestStep, verdict: Verdict, places: Sequence[PlaceView], width: int
 ) -> tuple[int, tuple[TreeColumn, ...], int]:
     """The richest form that fits, with the coin's line in its width, and the room for branch, mark and token."""
-    same = _same(places)
-    greedy = verdict.is_greedy
-    for indent, form in GREEDY if greedy else FORMS:
-        columns = _columns(form, step, same, greedy=greedy) if form else ()
+    columns, indent = _columns(step, places, greedy=verdict.is_greedy), 3
+    drawn = tuple(column for column, trial in ((P, P_TRIAL), (Q, Q_TRIAL)) if trial in columns)  # a is of those tried
+    for way in (None, *(GREEDY if RAW in columns and verdict.is_greedy else (*SAMPLED, drawn, *NARROW))):
+        indent = way if isinstance(way, int) else indent
+        columns = [column for column in columns if not isinstance(way, tuple) or column not in way]
         room = width - sum(column.width + GAP for column in columns)
         need = max(len(row.lead) // 3 * indent + 2 + min(cell_len(row.token), TOKEN_ROOM) for row in rows)
         if need <= room:
@@ -219,11 +176,7 @@ def tree_lines(
             line.append((_final_cells(step, verdict, columns), "text"))
         else:
             ink: Ink = "faint" if verdict.outcome[row.node] == Outcome.UNTRIED else "text"
-            rest = columns
-            if columns and columns[0] is SOURCE:
-                source, rest = SOURCE.cell(places[row.node]), columns[1:]
-                line.append((_cell(source, SOURCE), SOURCE_INKS[source]))
-            line += [(_cells(places[row.node], rest), ink)]
+            line.append(("".join(_cell(column.cell(places[row.node]), column) for column in columns), ink))
             if columns and columns[-1].head == LINE.head and ink == "text":
                 a, coin = float(verdict.accept_prob[row.node]), coin_on_line(verdict, row.node)
                 wide = columns[-1].width
@@ -239,10 +192,6 @@ def _heading(column: TreeColumn) -> str:
     return right(left(column.head, DIGITS) if len(column.head) < DIGITS else column.head, column.width)
 
 
-def _cells(place: PlaceView, columns: Sequence[TreeColumn]) -> str:
-    return "".join(_cell(column.cell(place), column) for column in columns)
-
-
 def _cell(text: str, column: TreeColumn) -> str:
     return " " * GAP + right(left(text, DIGITS) if len(text) < DIGITS else text, column.width)
 
@@ -255,6 +204,6 @@ def _final_cells(step: RequestStep, verdict: Verdict, columns: Sequence[TreeColu
     drawn, there = probability(verdict.final_p), end(step)
     whole = step.parents.final_target_p if step.parents is not None else verdict.final_p
     p = "" if step.parents is None and verdict.kind is FinalKind.RECOVERED else probability(whole)
-    texts = {P: p, P_TRIAL: drawn, P_ALL: drawn, COIN: coin_text(verdict.final_coin)}
+    texts = {P: p, P_TRIAL: drawn, COIN: coin_text(verdict.final_coin)}
     texts |= {RAW: _known(there.raw_p), RANK: _rank(there.raw_rank), DRAFT: _known(there.draft_p)}
     return "".join(_cell(texts.get(column, ""), column) for column in columns)
