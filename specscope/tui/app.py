@@ -8,10 +8,10 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from textual.app import App, ComposeResult, SystemCommand
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.command import CommandList, CommandPalette
 from textual.containers import Container
 from textual.screen import Screen
@@ -49,7 +49,6 @@ from specscope.tui.widgets.tree import TreePanel
 READING = 0.01  # seconds between two pieces of a capture that is being read
 PLAY_SHORTEST, PLAY_LONGEST = 0.05, 1.0  # seconds a step is shown in a replay that plays
 COUNTED = 4000  # most engine steps of a run that are counted while the user waits
-KEY_NAMES = {"escape": "Esc", "enter": "Enter", "question_mark": "?", "slash": "/"}  # as people know them
 NOTICE_LINES = 6  # of a notice, at most
 FRAME = 0.1  # seconds between two looks at an engine
 THEME = "SPECSCOPE_THEME"
@@ -176,9 +175,11 @@ class ScopeApp(App[None]):
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """Every key is a command as well, except those for an engine that takes commands where there is none."""
-        if self._first is not None:
-            yield from self._commands_of(screen)
-        else:
+        if isinstance(screen, Over) and self._first is not None:
+            for key in screen.KEYS:
+                if key.label and not key.action.startswith("app.focus"):
+                    yield SystemCommand(key.command, f"key {key.label}", self._runner(key.action, screen))
+        elif self._first is None:
             for key in KEYS:
                 if key.action not in ASKING or self._look().asks:
                     yield SystemCommand(key.command, f"{key.help} ({key.label})", self._runner(key.action))
@@ -186,16 +187,7 @@ class ScopeApp(App[None]):
             if command.title in ("Theme", "Screenshot"):
                 yield command
 
-    def _commands_of(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """The keys that a screen itself declares."""
-        keys = [binding for binding in screen.BINDINGS if isinstance(binding, Binding)]
-        for action, binding in {binding.action: binding for binding in keys}.items():  # of two keys the last
-            if not action.startswith("app.focus"):
-                key = binding.key.split(",")[0]
-                text = f"key {KEY_NAMES.get(key, key)}"
-                yield SystemCommand(binding.description, text, self._runner(action, screen))
-
-    def _runner(self, action: str, screen: Screen[object] | None = None) -> Callable[[], Awaitable[bool]]:
+    def _runner(self, action: str, screen: Screen[Any] | None = None) -> Callable[[], Awaitable[bool]]:
         return lambda: self.run_action(action, screen)
 
     # -- pictures -----------------------------------------------------------------------------------------------

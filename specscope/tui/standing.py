@@ -148,23 +148,17 @@ class Standing:
         requests, request = self.viewer.history.requests, self.request()
         if request is None:
             return
-        position = next(self._rejections(request, way), None)
-        if position is not None:
-            self.current, self.picked = request.id, True
-            self.goto(position)
-            return
         names = list(requests)[::way]
-        here = names.index(request.id)
-        later, first = ("later", "first") if way > 0 else ("earlier", "last")
-        for name in (*names[here + 1 :], *names[: here + 1]):
-            position = next(self._rejections(requests[name], way, whole=True), None)
+        here, (later, first) = names.index(request.id), ("later", "first") if way > 0 else ("earlier", "last")
+        for place, name in enumerate((request.id, *names[here + 1 :], *names[: here + 1])):
+            position = next(self._rejections(requests[name], way, whole=place > 0), None)
             if position is None:
                 continue
-            if (name, position) == (request.id, self.viewer.position):
+            if place and (name, position) == (request.id, self.viewer.position):
                 self.say("this is the only rejection of the run")
-            elif names.index(name) > here:
+            elif place and names.index(name) > here:
                 self.say(f"{request.id} has no {later} rejection: this is {name}'s {first}")
-            else:
+            elif place:
                 self.say(f"no {later} rejection: wrapped around to {name}'s {first}")
             self.current, self.picked = name, True
             self.goto(position)

@@ -21,7 +21,7 @@ from specscope.trace.history.wording import plural
 from specscope.tui.keys import Key, bound, foot
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Over, close
-from specscope.tui.text import Ink, Line, clean, line_width
+from specscope.tui.text import Ink, clean
 from specscope.tui.widgets.grid import GridPanel, RowPanel
 from specscope.tui.widgets.lines import Goto, Panel, Sheet
 
@@ -40,23 +40,15 @@ class QuestionsPanel(Panel, can_focus=False):
         self._rows = rows
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
-        """Key and name of each; where it is narrow, the names of the others are left out."""
-        line, spots = self._line(short=False)
-        if line_width(line) > width:
-            line, spots = self._line(short=True)
-        return Sheet([line], actions={0: spots})
-
-    def _line(self, *, short: bool) -> tuple[Line, list[tuple[int, int, str]]]:
+        """Key and name of each."""
         line: list[tuple[str, Ink]] = []
         spots, cell = [], 0
         for number, name in enumerate(NAMES):
-            chosen = number == self._rows.chosen
-            text = f" {name}" if chosen or not short else ""
-            ink: Ink = "strong" if chosen else "dim"
-            line += [(str(number + 1), "key"), (text, ink), ("   ", "dim")]
-            spots.append((cell, cell + 1 + len(text), f"screen.question({number})"))
-            cell += 4 + len(text)
-        return line[:-1], spots
+            ink: Ink = "strong" if number == self._rows.chosen else "dim"
+            line += [(f"{number + 1} ", "key"), (name, ink), ("   ", "dim")]
+            spots.append((cell, cell + 2 + len(name), f"screen.question({number})"))
+            cell += 5 + len(name)
+        return Sheet([line[:-1]], actions={0: spots})
 
 
 class AnalysisScreen(Over):

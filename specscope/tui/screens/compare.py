@@ -262,7 +262,7 @@ class CompareScreen(Over, inherit_bindings=False):
         Key("enter", "screen.go", "Open", "⏎", "open", 0, help="open the pair where its outputs part"),
         Key("n", "screen.next(1)", "Next parting", "n", "next parting", 1, help="next pair that parts"),
         Key("N,upper_n", "screen.next(-1)", "Previous parting", "N", "previous", 5, help="previous pair that parts"),
-        Key("c", "screen.changed", "What changed most", "c", "changed most", 4, help="requests, labels, depths"),
+        Key("c", "screen.changed", "What changed most", "c", "changed most", 4),
         *foot(filter=2, sort=3, reverse=6, theme=7, help=4, quit=8),
     )
     BINDINGS: ClassVar[list[BindingType]] = bound(KEYS)

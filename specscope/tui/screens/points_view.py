@@ -8,17 +8,15 @@ from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.containers import Container
 from textual.message import Message
 
 from specscope.debug.breakpoints import BreakpointInfo
 from specscope.debug.events import EventKind
-from specscope.trace.words import NODE, STEP
 from specscope.tui.keys import Key, bound, foot
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Over, close
-from specscope.tui.text import Line, cut, folded, labelled, paragraph
-from specscope.tui.widgets.lines import Panel, Sheet
+from specscope.tui.text import Line, cut, folded, paragraph
+from specscope.tui.widgets.lines import Sheet
 from specscope.tui.widgets.listing import ListColumn, PickPanel
 
 EXAMPLES = (
@@ -34,11 +32,7 @@ LEFT = NUMBER + HITS + 2  # cells before the text
 class PointsPanel(PickPanel):
     """One line per breakpoint; the picked one is highlighted."""
 
-    OF = attrgetter("look.viewer.points", "picked", "order", "_fields.display")
-
-    def __init__(self, fields: FieldsPanel, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self._fields = fields
+    OF = attrgetter("look.viewer.points", "picked", "order")
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """The table, or how to set the first one."""
@@ -58,34 +52,17 @@ class PointsPanel(PickPanel):
         points = look.viewer.points
         text = lambda point: f"{point.number} {point.text}"  # noqa: E731
         sheet = self.table("Breakpoints", points, columns, text, width, below=below)
-        return sheet if points else Sheet(_none(width, alone=not self._fields.display), sheet.title)
+        return sheet if points else Sheet(_none(width), sheet.title)
 
 
-def _none(width: int, *, alone: bool) -> list[Line]:
-    """How to set the first breakpoint. `alone`: whether the fields for conditions are shown nowhere else."""
+def _none(width: int) -> list[Line]:
+    """How to set the first breakpoint."""
     lines = [*paragraph("No breakpoints yet. Press a and type where to stop:", width, "text"), []]
     for example, what in EXAMPLES:
         lines += [[("  " + cut(example, width - 2), "accent")], [("      " + cut(what, width - 6), "dim")]]
-    if not alone:
-        return lines
     kinds = ", ".join(kind.value for kind in EventKind)
     lines += [[], *paragraph(f"Events: {kinds}", width, "dim")]
     return [*lines, [(cut("Fields for conditions: type :info names", width), "dim")]]
-
-
-class FieldsPanel(Panel):
-    """The fields that a condition can use, beside the list where there is room."""
-
-    def draw(self, look: Look, width: int, height: int) -> Sheet:
-        wide = max(map(len, NODE)) + 2
-        lines: list[Line] = [[("Events", "accent")]]
-        lines += paragraph(", ".join(kind.value for kind in EventKind), width, "text")
-        at_nodes = {name: field for name, field in NODE.items() if name not in STEP}
-        for head, fields in (("Fields", STEP), ("Fields at reject and accept", at_nodes)):
-            lines += [[], [(head, "accent")]]
-            for name, field in fields.items():
-                lines += labelled(name, "strong", field.about, "dim", wide, width)
-        return Sheet(lines, [("Conditions", "strong")])
 
 
 @dataclass
@@ -109,11 +86,7 @@ class PointsScreen(Over):
     BINDINGS: ClassVar[list[BindingType]] = bound(KEYS)
 
     def parts(self) -> ComposeResult:
-        """The list; beside it what conditions can use, where there is room."""
-        fields = FieldsPanel("fields")
-        with Container(id="of-points"):
-            yield PointsPanel(fields, "points")
-            yield fields
+        yield PointsPanel("points")
 
     def action_delete(self) -> None:
         point = self.query_one(PointsPanel).item

@@ -96,13 +96,11 @@ class TimelinePanel(ListPanel):
         return Sheet([*head, *lines], title, cursor=index, keep=self.kept(index, (look.current, place)), head=len(head))
 
     def on_click(self, event: events.Click) -> None:
-        """Go to the step under the pointer; on the head, sort."""
-        if self.look is None or self.look.request is None or self.clicked_head(event, line=1):
-            return
-        where, steps = event.get_content_offset_capture(self), self.look.request.engine_steps
-        row = self.line_at(where.y) - self.sheet.head
-        if where.y >= self.sheet.head and 0 <= row < len(self.places):
-            self._to(steps[self.places[row]])
+        """Go to the step under the pointer."""
+        y = event.get_content_offset_capture(self).y
+        row = self.line_at(y) - self.sheet.head
+        if self.look is not None and self.look.request is not None and y >= self.sheet.head and row < len(self.places):
+            self._to(self.look.request.engine_steps[self.places[row]])
 
     def _to(self, position: int) -> None:
         self.post_message(Goto(position))

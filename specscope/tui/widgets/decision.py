@@ -165,7 +165,7 @@ def _fitting(
 
 
 def place_lines(step: RequestStep, verdict: Verdict, node: int, vocabulary: Vocabulary, width: int) -> list[Line]:
-    """A node's siblings, the path down to it, then the rest. For the final token `node` is the count of the nodes."""
+    """A node's siblings, and the path down to it. For the final token `node` is the count of the nodes."""
     final = node == len(step.tree)
     ended, parent = last(verdict), at(step, node).parent
     others = [other for other in step.tree.children(parent) if other != node]
@@ -178,12 +178,10 @@ def place_lines(step: RequestStep, verdict: Verdict, node: int, vocabulary: Voca
     if blocks:
         title = "rejected before it" if final else "siblings"
         lines += [[(title, "accent")], *trials(blocks, width)]
-    rest = [number for number in range(len(step.tree)) if number not in {node, *others, *path}]
-    for title, them in (("path to it", path), ("rest of the tree", rest)):
-        if them:
-            wide = column_width(len(them), width)
-            drawn = [trial(step, verdict, number, vocabulary, wide) for number in them]
-            lines += [[(title, "accent")], *trials(drawn, width)]
+    if path:
+        wide = column_width(len(path), width)
+        drawn = [trial(step, verdict, number, vocabulary, wide) for number in path]
+        lines += [[("path to it", "accent")], *trials(drawn, width)]
     return lines
 
 

@@ -1,4 +1,4 @@
-"""ListPanel: a list that can be sorted, by a key or a click on its head, and filtered by words."""
+"""ListPanel: a list that can be sorted and filtered by words."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
-from rich.cells import cell_len
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.message import Message
@@ -35,7 +34,6 @@ class ListPanel(Panel):
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
         self.order = Order()
-        self.heads: list[tuple[int, int, str]] = []  # (from, to, column) in the head's line, for the mouse
         self._item: Hashable = None  # the picked one, when the list was drawn last
 
     def set_order(self, order: Order) -> None:
@@ -63,11 +61,6 @@ class ListPanel(Panel):
     def sort_reverse(self) -> None:
         self.set_order(replace(self.order, reverse=not self.order.reverse))
 
-    def sort_by(self, column: str) -> None:
-        """Sort by a column; the same column again reverses the order."""
-        same = self.order.column == column
-        self.set_order(replace(self.order, column=column, reverse=same and not self.order.reverse))
-
     def arranged(
         self, items: Sequence[Item], value: Callable[[Item, str], float | str | None], text: Callable[[Item], str]
     ) -> list[Item]:
@@ -81,12 +74,12 @@ class ListPanel(Panel):
             shown.reverse()
         return shown
 
-    def head(self, cells: Sequence[tuple[str, str]], gap: str = "  ") -> list[tuple[str, Ink]]:
+    def head(self, cells: Sequence[tuple[str, str]]) -> list[tuple[str, Ink]]:
         """The head's line from (column, its padded name); an arrow marks the sorted column.
 
         Where a name fills its column, the arrow stands in the gap beside it: no column moves.
         """
-        texts: list[str] = [cells[0][1], *(text for _, name in cells[1:] for text in (gap, name))]
+        texts: list[str] = [cells[0][1], *(text for _, name in cells[1:] for text in (GAP, name))]
         by = next(
             (2 * place for place, (column, _) in enumerate(cells) if column and column == self.order.column), None
         )
@@ -101,28 +94,12 @@ class ListPanel(Panel):
                 texts[by - 1] = texts[by - 1][:-1] + arrow
             else:
                 texts[1:2] = [arrow + texts[1][1:]] if len(texts) > 1 else []
-        line: list[tuple[str, Ink]] = []
-        self.heads, begin = [], 0
-        for number, text in enumerate(texts):
-            if number % 2 == 0:
-                self.heads.append((begin, begin + cell_len(text), cells[number // 2][0]))
-            line.append((text, "accent" if by is not None and abs(number - by) <= 1 else "faint"))
-            begin += cell_len(text)
-        return line
+        sorted_by = range(0) if by is None else range(by - 1, by + 2)
+        return [(text, "accent" if number in sorted_by else "faint") for number, text in enumerate(texts)]
 
     def said(self) -> Line:
         """The filter, for the title."""
         return [(f"/{clean(self.order.words)}", "accent")] if self.order.words else []
-
-    def clicked_head(self, event: events.Click, line: int = 0) -> bool:
-        """Sort by the column under the pointer, where it is on the head's line."""
-        where = event.get_content_offset_capture(self)
-        if not self.sheet.head or where.y != line:
-            return False
-        column = next((name for begin, end, name in self.heads if begin <= where.x < end and name), "")
-        if column in self.columns():
-            self.sort_by(column)
-        return True
 
 
 @dataclass
@@ -246,9 +223,7 @@ class PickPanel(ListPanel):
         return Sheet(lines, title, cursor=cursor, keep=cursor, head=1)
 
     def on_click(self, event: events.Click) -> None:
-        """Pick the item under the pointer; on the head, sort."""
-        if self.clicked_head(event):
-            return
+        """Pick the item under the pointer."""
         row = self.line_at(event.get_content_offset_capture(self).y) - 1
         if 0 <= row < len(self.rows):
             self.action_pick(self.rows[row] - self.picked)

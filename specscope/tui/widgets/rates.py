@@ -13,7 +13,6 @@ from specscope.trace.record.aggregate import Aggregate
 from specscope.trace.record.records import FinalKind
 from specscope.tui.look import Look
 from specscope.tui.text import (
-    LEVELS,
     NOTHING,
     Ink,
     Line,
@@ -24,7 +23,6 @@ from specscope.tui.text import (
     figure,
     fit,
     left,
-    line_width,
     percent,
     right,
 )
@@ -34,18 +32,17 @@ ROOMY = 40  # cells in which the rate has its whole name, and a depth both its r
 AXIS = 4
 WIDEST = 4  # cells of a column
 LEAST = 5  # depths that have a line before anything but the headline has
+KINDS: tuple[Ink, ...] = ("recovered", "bonus", "target")
 
 
 class RatesPanel(Panel):
-    """Figures up to the position, over all requests or the current one. On a single row it draws a summary."""
+    """Figures up to the position, over all requests or the current one."""
 
     OF = attrgetter("look.position", "look.scope", "look.pooled")
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """Draw as much as the height allows; bars come first."""
         counts = look.counts
-        if height == 1:
-            return Sheet([_summary(look, counts, width)])
         title = fit([(0, [("Acceptance", "strong")]), (1, [(clean(look.scope_name), "dim")])], width - 2)
         if counts.tau is None and look.aggregate is not None and look.aggregate.averages:
             title = [("Averages", "strong"), ("  this interval, as reported", "dim")]
@@ -55,15 +52,17 @@ class RatesPanel(Panel):
             return Sheet([[("nothing drafted yet", "faint")], *nothing], title)
         bars = _bars(counts, width)
         spare = height - min(len(bars), LEAST) - 1
+        if height == 1:
+            return Sheet([[*_headline(counts, width // 2), ("  ", "dim"), *_rate_line(counts, width // 2)]], title)
         lines: list[Line] = [_headline(counts, width)]
         head = [_bar_head(counts, width)] if spare >= 1 and bars else []
         spare -= len(head)
         facts = [*nothing[: max(spare - 2, 2)], _rate_line(counts, width), _means(look, counts, width)]
         lines += facts[: max(spare, 0)]
         spare -= len(facts)
-        if spare >= 2 and counts.kinds:
-            lines += [*_kinds(counts, width)]
-            spare -= 2
+        if spare >= 1 and counts.kinds:
+            lines.append(_kinds(counts, width))
+            spare -= 1
         if spare + LEAST >= len(bars) + 1:
             lines.append([])
         return Sheet([*lines, *head, *bars], title)
@@ -121,26 +120,14 @@ def _means(look: Look, counts: Acceptance, width: int) -> Line:
     return fit(parts, width)
 
 
-def _kinds(counts: Acceptance, width: int) -> tuple[Line, Line]:
-    """Final tokens by kind in words, and as one stacked bar that says of how many."""
+def _kinds(counts: Acceptance, width: int) -> Line:
+    """Final tokens by kind, and of how many."""
     total = sum(counts.kinds.values())
-    tail = f" of {plural(total, 'final token')}"
-    kinds: list[Ink] = ["recovered", "bonus", "target"]
-    strip: list[tuple[str, Ink]] = []
-    words: list[tuple[int, Line]] = []
-    left_over = span = max(width - len(tail), len(kinds))
-    shown = [kind for kind in kinds if counts.kinds[FinalKind(kind)]]
-    for kind in shown:
-        share = counts.kinds[FinalKind(kind)] / total
-        cells = left_over if kind == shown[-1] else min(left_over, max(1, round(share * span)))
-        left_over -= cells
-        strip.append(("▄" * cells, kind))
-        words.append((len(words), [(kind, kind), (f" {percent(share)}", "dim")]))
-    strip.append((tail, "dim"))
-    if sum(line_width(part) + 2 for _, part in words) - 2 <= width:
-        return fit(words, width), strip
-    short: list[tuple[int, Line]] = [(i, [("■", part[0][1]), (part[1][0], "dim")]) for i, part in words]
-    return fit(short, width), strip
+    parts: list[tuple[int, Line]] = []
+    for place, kind in enumerate(KINDS):
+        if of_kind := counts.kinds[FinalKind(kind)]:
+            parts.append((place, [(kind, kind), (f" {percent(of_kind / total)}", "dim")]))
+    return fit([*parts, (len(KINDS), [(f"of {plural(total, 'final token')}", "dim")])], width)
 
 
 def _averages(aggregate: Aggregate, width: int) -> list[Line]:
@@ -198,27 +185,6 @@ def _bars(counts: Acceptance, width: int) -> list[Line]:
         line.append(("  " + right(rate, first), "strong"))
         lines.append([*line, ("  " + right(given, second), "dim")] if both else line)
     return lines
-
-
-def _summary(look: Look, counts: Acceptance, width: int) -> Line:
-    """Everything on one line, for small screens."""
-    if counts.tau is None and look.aggregate is not None and look.aggregate.averages:
-        return fit([(0, part) for part in _averages(look.aggregate, width)], width)
-    if not counts.drafts:
-        return [(clean(look.scope_name), "dim"), ("  nothing drafted yet", "faint")]
-    rates = counts.per_position
-    blocks = "".join(" " if rate is None else LEVELS[max(1, round(rate * 8))] for rate in rates)
-    numbers = " ".join(NOTHING if rate is None else f"{rate:.2f}" for rate in rates)
-    return fit(
-        [
-            (3, [(clean(look.scope_name), "dim")]),
-            (0, [("τ ", "dim"), (figure(counts.tau), "strong")]),
-            (1, [(percent(counts.rate), "strong"), (" accepted", "dim")]),
-            (2, [("by depth ", "dim"), (blocks, "bar"), (f" of {plural(counts.drafts, 'draft')}", "dim")]),
-            (4, [(numbers, "dim")]),
-        ],
-        width,
-    )
 
 
 class LengthsPanel(Panel):

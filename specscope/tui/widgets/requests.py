@@ -77,9 +77,9 @@ class RequestsPanel(ListPanel):
         return Sheet(lines, title, cursor=current, keep=self.kept(current, look.current), head=head)
 
     def on_click(self, event: events.Click) -> None:
-        """Choose the request under the pointer; on the head, sort."""
+        """Choose the request under the pointer."""
         row = self.line_at(event.get_content_offset_capture(self).y) - self.sheet.head
-        if not self.clicked_head(event) and 0 <= row < len(self.names):
+        if 0 <= row < len(self.names):
             self.post_message(Goto(request=self.names[row]))
 
 

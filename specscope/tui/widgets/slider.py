@@ -14,7 +14,7 @@ from specscope.tui.widgets.lines import Goto, Panel, Sheet
 
 
 class Slider(Panel):
-    """Click or drag to a place in the run; left and right step while it has the focus."""
+    """Click a place in the run; left and right step while it has the focus."""
 
     OF = attrgetter("look.position", "look.steps", "look.viewer.follow", "look.viewer.live", "has_focus")
 
@@ -26,7 +26,6 @@ class Slider(Panel):
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
         self._track = (1, 1)  # first cell and cells of the track
-        self._dragging = False
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
         """Track, knob, and in words where it is."""
@@ -54,18 +53,8 @@ class Slider(Panel):
 
     on_blur = on_focus
 
-    def on_mouse_down(self, event: events.MouseDown) -> None:
-        self._dragging = True
-        self.capture_mouse()
+    def on_click(self, event: events.Click) -> None:
         self._to(event.x)
-
-    def on_mouse_move(self, event: events.MouseMove) -> None:
-        if self._dragging:
-            self._to(event.x)
-
-    def on_mouse_up(self, event: events.MouseUp) -> None:
-        self._dragging = False
-        self.release_mouse()
 
     def _to(self, x: int) -> None:
         begin, room = self._track
