@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,11 +25,8 @@ from specscope.trace.record.rules import UNSEEN
 MOST_PENDING = 64  # verifications whose results have not been taken; SGLang overlaps two
 
 
-class Opens(Protocol):
-    """Makes the witness when the first result is taken."""
-
-    def __call__(self, processor: Any, req: Any, /) -> ResultWitness:
-        """`processor`: SGLang's SchedulerBatchResultProcessor; `req`: the first request."""
+# Makes the witness when the first result is taken, of SGLang's SchedulerBatchResultProcessor and the first request
+Opens = Callable[[Any, Any], ResultWitness]
 
 
 class ServerHooks:
@@ -139,7 +136,7 @@ class ServerHooks:
     def _ended(self, seen: Verification, made: Any) -> None:
         predict, lens, index = made
         outcome = VerifierResult(lens - 1, index, predict)
-        if seen.gathered is None and seen.all_greedy and seen.logits is not None:
+        if seen.gathered is None and seen.all_greedy:
             seen.chosen(outcome)
         elif seen.gathered is None:
             seen.rule = UNSEEN  # by a kernel that is not known

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 from specscope.errors import UserError
 from specscope.trace.inside.hooking import ErrorGuard, Functions, HookedCall, differing, wrap, wrapped
@@ -49,11 +49,8 @@ def check_signatures(utils: ModuleType, version: str) -> None:
         raise UserError(f"transformers {version} differs from the known versions: {line}")
 
 
-class Begins(Protocol):
-    """Makes the witness of a request; None where it is not recorded."""
-
-    def __call__(self, arguments: Arguments, source: CandidateSource, generator: Any, /) -> RequestWitness | None:
-        """`generator`: its candidate generator."""
+# Makes the witness of a request, of its candidate generator too; None where it is not recorded
+Begins = Callable[[Arguments, CandidateSource, Any], RequestWitness | None]
 
 
 class _Running:
