@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import glob
 import importlib
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from specscope.errors import UserError
@@ -17,7 +14,7 @@ from specscope.trace.inside.settings import DEBUG, PluginSettings
 from specscope.trace.inside.sinks import Outlet, start_line, warn
 
 ENGINE = "sglang.srt.entrypoints.engine"
-QUIET, LONGEST = 0.1, 1.0  # seconds: a capture that does not grow for so long is written; waited for at most
+GRACE_SECONDS = 1.0  # for what a scheduler writes within 50 ms, on a busy machine
 REGISTRY, CONTEXT = "sglang.srt.plugins.hook_registry", "sglang.srt.runtime_context"
 
 
@@ -35,8 +32,7 @@ def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
 
     registry = importlib.import_module(REGISTRY)
     if ENGINE in sys.modules and settings.capture:
-        ends = before_shutdown(Path(settings.capture), guard)
-        registry.HookRegistry.register(f"{ENGINE}.Engine.shutdown", ends, registry.HookType.AROUND)
+        registry.HookRegistry.register(f"{ENGINE}.Engine.shutdown", around(before_shutdown), registry.HookType.AROUND)
     if known.RESULTS not in sys.modules:
         return  # the frontend, or the detokenizer: nothing is verified here
     try:
@@ -66,26 +62,10 @@ def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
             registry.HookRegistry.register(f"{name}.{function}", around(hook), registry.HookType.AROUND)
 
 
-def before_shutdown(capture: Path, guard: ErrorGuard) -> Callable[..., Any]:
-    """What goes around Engine.shutdown, which kills the schedulers: first their captures are written."""
-
-    def shutdown(call: HookedCall) -> Any:
-        guard.safely(_written, capture)
-        return call()
-
-    return around(shutdown)
-
-
-def _written(capture: Path) -> None:
-    """Wait until the captures of all ranks have not grown for a moment."""
-    end, size, since = time.monotonic() + LONGEST, -1, 0.0
-    while (now := time.monotonic()) < end:
-        grown = sum(path.stat().st_size for path in capture.parent.glob(f"{glob.escape(capture.stem)}*"))
-        if grown == size and now - since >= QUIET:
-            return
-        if grown != size:
-            size, since = grown, now
-        time.sleep(QUIET / 10)
+def before_shutdown(call: HookedCall) -> Any:
+    """Around Engine.shutdown, which kills the schedulers: first they get time to write their captures."""
+    time.sleep(GRACE_SECONDS)
+    return call()
 
 
 def _records() -> bool:
