@@ -57,15 +57,14 @@ class Session:
         breakpoints: Breakpoints | None = None,
         *,
         position: int = -1,
-        request: str = "",
     ) -> None:
-        """`position` is where to begin in a capture, `request` the current request, "" for the first of the step."""
+        """`position` is where to begin in a capture."""
         self.history, self.engine = history or History(), engine
         self.breakpoints = breakpoints or Breakpoints()
         if engine is not None:
             engine.keep_timeline()
             self.history.limit = self.history.limit or KEPT
-        self.request = request
+        self.request = ""  # the current one; "" for the first of the step
         # How usual a node is in the run so far, a sentence each: what looks at whole runs puts it here
         self.typical: Callable[[RequestStep, int], Sequence[str]] = lambda part, node: ()
         self.interrupted: Callable[[], bool] = lambda: False  # asked after each step: whether to stop running on

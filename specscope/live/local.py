@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -46,14 +46,10 @@ def commands_over(engine: Engine) -> Commands:
     return Commands(session_over(engine), EngineWhatIf(engine))
 
 
-def live_commands(
-    config: EngineConfig,
-    specs: Sequence[PromptSpec],
-    progress: Callable[[str], None] = lambda stage: print(f"{stage} ...", file=sys.stderr),
-) -> Commands:
+def live_commands(config: EngineConfig, specs: Sequence[PromptSpec]) -> Commands:
     """Load an engine, give it prompts, and stand before its first step. Raises UserError."""
     with ends_at_once():
-        engine = start_engine(config, progress)
+        engine = start_engine(config, lambda stage: print(f"{stage} ...", file=sys.stderr))
     commands = commands_over(engine)
     for spec in specs:
         engine.add_spec(spec)

@@ -110,9 +110,9 @@ def show_token(vocabulary: Vocabulary, token: int) -> str:
     return "◌" + text if text and unicodedata.combining(text[0]) else text
 
 
-def figure(value: float | None, digits: int = 2) -> str:
+def figure(value: float | None) -> str:
     """A figure, or a dash where there is none."""
-    return NOTHING if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
+    return NOTHING if value is None or not math.isfinite(value) else f"{value:.2f}"
 
 
 def percent(value: float | None) -> str:
@@ -131,7 +131,7 @@ def spread(count: int, span: int) -> list[int]:
     return [(column + 1) * span // count - column * span // count for column in range(count)]
 
 
-def fit(parts: Iterable[tuple[int, Line]], width: int, gap: str = "  ", ink: Ink = "faint") -> list[tuple[str, Ink]]:
+def fit(parts: Iterable[tuple[int, Line]], width: int, gap: str = "  ") -> list[tuple[str, Ink]]:
     """Join the parts with `gap` between, in order; those of the lowest numbers get their room first."""
     given = [(rank, part) for rank, part in parts if line_width(part)]
     shown: set[int] = set()
@@ -145,7 +145,7 @@ def fit(parts: Iterable[tuple[int, Line]], width: int, gap: str = "  ", ink: Ink
             return [(cut("".join(text for text, _ in given[index][1]), width), given[index][1][0][1])]
     line: list[tuple[str, Ink]] = []
     for index in sorted(shown):
-        line += [*([(gap, ink)] if line else ()), *given[index][1]]
+        line += [*([(gap, "faint")] if line else ()), *given[index][1]]
     return line
 
 

@@ -104,7 +104,7 @@ def witness(
     settings: PluginSettings,
     guard: ErrorGuard,
     scheduler: SchedulerHooks,
-    debugger: Debugger | None = None,
+    debugger: Debugger | None,
     *,
     is_v2: bool = False,
 ) -> Any:

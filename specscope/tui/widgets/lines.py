@@ -48,7 +48,6 @@ class Sheet:
 
     lines: list[Line] = field(default_factory=list)
     title: Line = ()
-    subtitle: Line = ()
     cursor: int = -1  # a line drawn on a band of its own
     keep: int = -1  # a line to be kept in view
     head: int = 0  # lines at the top that do not scroll
@@ -82,8 +81,6 @@ class Lines(ScrollView, can_focus=True, inherit_bindings=False):
         self.dark = dark
         if changed_colours or sheet.title != old.title:
             self.border_title = to_text(sheet.title, dark) if sheet.title else None
-        if changed_colours or sheet.subtitle != old.subtitle:
-            self.border_subtitle = to_text(sheet.subtitle, dark) if sheet.subtitle else None
         size = Size(self.area.width, max(len(sheet.lines), self.area.height))
         if size != self.virtual_size:
             self.virtual_size = size
