@@ -40,19 +40,15 @@ class Lifetime:
 
     def _watch(self) -> None:
         while not self._closed.wait(POLL_SECONDS):
-            if self.lost():
-                self.end()
+            if self._lost():
+                os.kill(os.getpid(), signal.SIGHUP)
+                _end_soon(self.leave)
 
-    def lost(self) -> bool:
+    def _lost(self) -> bool:
         """Whether the parent or the terminal is gone."""
         return (os.getppid() != self._parent and not self._leads) or (
             self._terminal is not None and not _is_there(self._terminal)
         )
-
-    def end(self) -> None:
-        """Ask by SIGHUP, then end the process in any case. Called on the watching thread."""
-        os.kill(os.getpid(), signal.SIGHUP)
-        _end_soon(self.leave)
 
     def hurry(self) -> None:
         """Make sure that the process, which is ending, does not hang on a terminal that is gone."""

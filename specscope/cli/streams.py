@@ -72,7 +72,7 @@ def need_terminal(instead: str) -> None:
 
     Textual draws on standard error, so that standard output may be a pipe.
     """
-    if not os.isatty(1 if os.name == "nt" else 2):
+    if not os.isatty(2):
         raise UserError(f"the screen needs a terminal; without one use {instead}")
     if not os.isatty(0):  # a pipe, which is read: keys come from the terminal itself
         with suppress(OSError):

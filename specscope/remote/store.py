@@ -106,15 +106,12 @@ def _fetch_steps(
 
     Raises OSError of the file.
     """
-    asked, lock, room = traces[:MOST_STEPS], threading.Lock(), LARGEST_ALL
+    asked, lock, room, known = traces[:MOST_STEPS], threading.Lock(), LARGEST_ALL, 0
     failures: list[str] = []
-    unasked = len(traces) - len(asked)
 
     def fetch(trace: str) -> None:
-        nonlocal room, unasked
+        nonlocal room, known
         if len(failures) >= MOST_FAILURES or room <= 0:
-            with lock:
-                unasked += 1
             return
         lines, failure = b"", ""
         try:
@@ -127,6 +124,7 @@ def _fetch_steps(
             failure = first_line(error)
         with lock:
             failures.extend([failure] if failure else [])
+            known += not failure  # it is there, or gone
             room -= len(lines)
             file.write(lines)
 
@@ -142,8 +140,8 @@ def _fetch_steps(
     finally:
         pool.shutdown(cancel_futures=True)
     why = f": {failures[0]}" if failures else ", the limit"
-    missing = f"{len(failures) + unasked} of {plural(len(traces), 'engine step')}"
-    return (f"{missing} that the trace links to were not fetched{why}",) if failures or unasked else ()
+    missing = f"{len(traces) - known} of {plural(len(traces), 'engine step')}"
+    return (f"{missing} that the trace links to were not fetched{why}",) if known < len(traces) else ()
 
 
 def _read(page: bytes) -> Fetched:

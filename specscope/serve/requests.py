@@ -68,8 +68,6 @@ class JsonSchema(msgspec.Struct):
 
     name: Annotated[str, Meta(min_length=1, max_length=1000)]
     schema: dict[str, Any] | None = None
-    description: str | None = None
-    strict: bool | None = None
 
 
 class ResponseFormat(msgspec.Struct):
