@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,8 +27,8 @@ class EngineThread:
         self.engine = engine
         self.held = False  # whether a debugger drives the engine: it does not run by itself then
         self.stopping = False
-        self.also: list[Callable[[StepRecord], None]] = []  # further callbacks for each step
-        self._on_step, self._ended = on_step, ended
+        self.also = [on_step]  # what is called with each step
+        self._ended = ended
         self._work: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="specscope-engine", daemon=True)
 
@@ -41,12 +41,11 @@ class EngineThread:
         self._work.put((work, future))
         return future
 
-    def stop(self, seconds: float) -> bool:
-        """Cancel what runs, report it, and end the thread; False where that takes longer than `seconds`."""
+    def stop(self, seconds: float) -> None:
+        """Cancel what runs, report it, and end the thread; waits up to `seconds` for that."""
         self.stopping = True
         self._work.put(None)
         self._thread.join(seconds)
-        return not self._thread.is_alive()
 
     def advance(self) -> StepRecord:
         """Run one step and report it. On the engine's thread."""
@@ -56,17 +55,23 @@ class EngineThread:
 
     def tell(self, record: StepRecord) -> None:
         """Report a complete step to all callbacks."""
-        self._on_step(record)
         for hear in self.also:
             hear(record)
 
     def take(self, seconds: float | None) -> None:
         """Do the work that is queued; with none, wait up to `seconds` for some, or for ever where that is None."""
+        for work, future in self._queued(seconds):
+            try:
+                future.set_result(work())
+            except Exception as error:
+                future.set_exception(error)
+
+    def _queued(self, seconds: float | None) -> Iterator[tuple[Callable[[], Any], Future[Any]]]:
         try:
             job = self._work.get(timeout=seconds) if seconds is None or seconds > 0 else self._work.get_nowait()
             while True:
-                if job is not None:
-                    _do(*job)
+                if job is not None and job[1].set_running_or_notify_cancel():
+                    yield job
                 job = self._work.get_nowait()
         except Empty:
             return
@@ -91,24 +96,6 @@ class EngineThread:
         except Exception as failed:
             error = failed
         self.stopping = True
-        self._refuse()
+        for _, future in self._queued(0):
+            future.set_exception(UserError("the engine has stopped"))
         self._ended(error)
-
-    def _refuse(self) -> None:
-        """Fail all queued work: the engine has ended."""
-        while True:
-            try:
-                job = self._work.get_nowait()
-            except Empty:
-                return
-            if job is not None:
-                job[1].set_exception(UserError("the engine has stopped"))
-
-
-def _do(work: Callable[[], Any], future: Future[Any]) -> None:
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        future.set_result(work())
-    except Exception as error:
-        future.set_exception(error)
