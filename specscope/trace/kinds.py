@@ -1,8 +1,7 @@
 """What a file is, by its content: the one place that says so, for every verb that is given a file.
 
 Only the start of a file is looked at: the paths of the keys of its first JSON value, or how its lines are written. And
-where its JSON documents end: one a line, or written over several lines, one after the other or in an array. A document
-may be longer than fits in memory where it is one long list, as in `{"data": [...]}`: then each entry is found alone.
+where its JSON documents end: one a line, or written over several lines, one after the other or in an array.
 """
 
 from __future__ import annotations
@@ -10,12 +9,11 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from itertools import chain
-from typing import NamedTuple
 
 import msgspec
 
@@ -271,144 +269,52 @@ TOKENS = re.compile(
 )
 
 
-class Document(NamedTuple):
-    """A document, or an entry of a list."""
-
-    number: int  # of its first line
-    list_name: str  # the keys that lead to the list: result.resourceSpans; "" for a document
-    text: bytes
-
-
 def documents(lines: Iterable[tuple[int, bytes]], name: str) -> Iterator[tuple[int, bytes]]:
     """(the number of its first line, the document) of each, from numbered lines.
 
     Gives lines where the first is not JSON, or is a whole document. The last may be cut off: then it has no line
     break. Raises UserError.
     """
-
-    def refuse(number: int) -> None:
-        raise UserError(f"{name} has a JSON document of over {LARGEST >> 20} MiB: write one per line (jq -c .)")
-
     numbered = iter(lines)
     number, first = next(((number, line) for number, line in numbered if line.strip()), (0, b""))
     start = first.decode("utf-8", "replace")
-    if not looks_like_json(start) or is_whole(first):
+    if not looks_like_json(start) or _is_whole(first):
         yield from [(number, first)] if first else ()
         yield from numbered
-        return
-    splitter = Splitter(refuse, outer=is_array(start), line=number)
-    for _, line in chain([(number, first)], numbered):
-        for document in splitter.take(line):
-            yield document.number, document.text + b"\n"
-    yield from splitter.rest()
+    else:
+        yield from _split(chain([(number, first)], numbered), name, -1 if is_array(start) else 0)
 
 
-def is_whole(line: bytes) -> bool:
+def _is_whole(line: bytes) -> bool:
     """Whether a line holds one object and no more."""
     with suppress(ValueError):
         return line.lstrip().startswith(b"{") and bool(decoded(line, msgspec.Raw))
-    splitter = Splitter(lambda _: None)  # damaged, but whole
-    found = [document.text[:1] for document in splitter.take(line)]
-    return found == [b"{"] and not any(splitter.rest())
+    found = [document for _, document in _split([(1, line)], "", 0)]  # damaged, but whole
+    return len(found) == 1 and found[0].startswith(b"{") and found[0].endswith(b"\n")
 
 
-class Splitter:
-    """Finds where documents end, and entries of lists, in text that comes in pieces."""
-
-    def __init__(
-        self,
-        too_large: Callable[[int], None],
-        *,
-        outer: bool = False,
-        lists: Container[str] = frozenset(),
-        line: int = 1,
-    ) -> None:
-        """`too_large` hears of each that is left out, by its line. The text begins in this `line`.
-
-        `outer`: an array is around the documents. `lists`: those whose entries are taken by themselves, by their keys.
-        """
-        self._too_large = too_large
-        self._lists, self._line = lists, line
-        self._least = self._depth = -1 if outer else 0  # brackets that are open, that array's left out
-        self._items: int | None = 0  # the depth at which a document or an entry begins; None behind a list
-        self._keys: list[str] = []  # of what is open, outside entries
-        self._key = b'""'  # the last string
-        self._list_name = ""
-        self._in_string = b""  # the start of a string whose end is not there yet
-        self._parts: list[bytes] = []  # of what has begun
-        self._size = self._first = 0
-        self._is_begun = False
-
-    def take(self, piece: bytes) -> list[Document]:
-        """What ends in the next piece."""
-        number, self._line = self._line, self._line + piece.count(b"\n")
-        piece, self._in_string = self._in_string + piece, b""
-        complete: list[Document] = []
-        start = counted = 0
-        for match in TOKENS.finditer(piece):
+def _split(lines: Iterable[tuple[int, bytes]], name: str, least: int) -> Iterator[tuple[int, bytes]]:
+    """Documents over several lines, or several in one. `least`: -1 where an array is around them all, else 0."""
+    depth, begun = least, list[bytes]()  # brackets that are open; the lines of a document that has begun
+    first = begin = 0
+    for number, line in lines:
+        for match in TOKENS.finditer(line):
             token = match[0]
             if token in b"{[":
-                if self._depth == self._items:
-                    start, self._is_begun = match.start(), True
-                    number += piece.count(b"\n", counted, start)
-                    self._first, counted = number, start
-                self._open(token)
+                if depth == 0:
+                    first, begin = number, match.start()
+                depth += 1
             elif token in b"}]":
-                if self._close() and self._is_begun:
-                    self._keep(piece[start : match.end()])
-                    if self._size <= LARGEST:
-                        complete.append(Document(self._first, self._list_name, b"".join(self._parts)))
-                    self._forget()
-            elif token.startswith(b"{"):
-                if self._depth == self._items and len(token) <= LARGEST:
-                    number += piece.count(b"\n", counted, match.start())
-                    counted = match.start()
-                    complete.append(Document(number, self._list_name, token))
-            elif not match[1] and piece[match.end() :] in (b"", b"\\"):
-                self._in_string, piece = piece[match.start() :], piece[: match.start()]
-            else:
-                self._key = token
-        if self._is_begun:
-            self._keep(piece[start:])
-        if len(self._in_string) > LARGEST:
-            self._too_large(number)
-            self._in_string = b""
-        return complete
-
-    def _open(self, bracket: bytes) -> None:
-        if self._list_name == "" and 0 <= self._depth < DEEPEST and self._lists:
-            self._keys[self._depth :] = [self._key.strip(b'"').decode("utf-8", "replace")]
-            name = ".".join(self._keys[1:])
-            if bracket == b"[" and name in self._lists:
-                self._items, self._list_name = self._depth + 1, name
-                self._forget()
-        self._depth += 1
-
-    def _close(self) -> bool:
-        """Whether a document or an entry ends."""
-        self._depth = max(self._depth - 1, self._least)
-        if self._list_name and self._items is not None and self._depth < self._items:
-            self._items, self._list_name = None, ""
-        if self._depth <= 0 and self._items is None:
-            self._items = 0
-            return False
-        return self._depth == self._items
-
-    def _keep(self, part: bytes) -> None:
-        """Keep a part of what has begun, unless that is too large."""
-        was_small = self._size <= LARGEST
-        self._size += len(part)
-        if self._size <= LARGEST:
-            self._parts.append(part)
-        elif was_small:
-            self._parts = []
-            self._too_large(self._first)
-
-    def _forget(self) -> None:
-        self._parts, self._size, self._is_begun = [], 0, False
-
-    def rest(self) -> Iterator[tuple[int, bytes]]:
-        """What has begun and has no end."""
-        rest = b"".join([*self._parts, self._in_string]).rstrip()
-        if self._depth > 0 or rest:
-            yield self._first, rest or b"{"
+                if depth == 1:
+                    yield first, b"".join((*begun, line[begin : match.end()], b"\n"))
+                    begun.clear()
+                depth = max(depth - 1, least)
+            elif depth == 0 and token.startswith(b"{"):
+                yield number, token + b"\n"
+        if depth > 0:
+            begun.append(line[begin:])
+            if sum(map(len, begun)) > LARGEST:
+                raise UserError(f"{name} has a JSON document of over {LARGEST >> 20} MiB: write one per line (jq -c .)")
+        begin = 0
+    if begun:
+        yield first, b"".join(begun).rstrip()

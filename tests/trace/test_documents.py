@@ -11,7 +11,6 @@ from specscope.trace.kinds import (
     OTLP_PROTOBUF,
     SHAREGPT,
     VLLM_LOG,
-    Splitter,
     documents,
     is_array,
     kind_of,
@@ -34,32 +33,17 @@ def test_a_cut_leaves_the_documents_before_it(written, lost):
     assert len(whole) >= len(written) - 1 - content.encode()[-lost:].count(b"\n{")
 
 
-entries = st.lists(objects, max_size=4)
 betweens = st.sampled_from([",", "", " ", "\n", "\n\n"])
 
 
 @few
-@given(st.lists(entries | objects, max_size=4), st.sampled_from([None, 0, 1, 4]), st.integers(1, 9), betweens)
-def test_entries_of_lists_are_found_in_pieces_of_any_size(written, indent, size, between):
-    """Those of a.b and of d; a document without either is one."""
-    names = ("a.b", "d")
+@given(st.lists(objects, max_size=4), st.sampled_from([None, 0, 1, 4]), betweens)
+def test_documents_are_found_however_they_are_written(written, indent, between):
     around = [{"x": {"d": [1]}, "a": {"c": [[]], "b": value, "e": {}}, "d": [{}, "]"]} for value in written]
     texts = [json.dumps(value, indent=indent) for value in around]
-    outer = between == ","
-    content = (f"[{between.join(texts)}]" if outer else between.join(texts)).encode()
-    splitter = Splitter(pytest.fail, outer=outer, lists=names)
-    pieces = [content[at : at + size] for at in range(0, len(content), size)]
-    found = [(one.list_name, json.loads(one.text)) for piece in pieces for one in splitter.take(piece)]
-    wanted = []
-    for value in written:
-        wanted += [("a.b", entry) for entry in value] if isinstance(value, list) else []
-        wanted.append(("d", {}))
-    assert found == wanted
-    assert list(splitter.rest()) == []
-    whole = [
-        json.loads(one) for _, one in documents(enumerate(content.splitlines(keepends=True), 1), "x") if one.strip()
-    ]
-    assert whole == around
+    content = (f"[{between.join(texts)}]" if between == "," else between.join(texts)).encode()
+    found = documents(enumerate(content.splitlines(keepends=True), 1), "x")
+    assert [json.loads(one) for _, one in found if one.strip()] == around
 
 
 @example(b": " * 30_000)  # each is a pattern that could be tried in very many ways

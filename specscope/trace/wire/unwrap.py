@@ -1,44 +1,27 @@
 """What a capture file holds: lines of OTLP JSON as they are, and of any other form the spans.
 
-A line, and any other document, is one unit: what is larger than `LARGEST` is left out. But the list that a document is
-made of, such as Jaeger's `data`, may be of any length: each of its entries is one.
+A line, and any other document, is one unit: what is larger than `LARGEST` is left out.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from functools import partial
-from itertools import chain
 from typing import Any, BinaryIO
 
 import msgspec
+import orjson
 
-from specscope.errors import UserError
 from specscope.trace.checked import decoded, whole
-from specscope.trace.kinds import (
-    LARGEST,
-    LOOK,
-    OTLP_PROTOBUF,
-    Document,
-    FileKind,
-    Splitter,
-    is_array,
-    is_whole,
-    looks_like_json,
-)
+from specscope.trace.kinds import LARGEST, OTLP_PROTOBUF, FileKind, documents
 from specscope.trace.wire.codec import DamagedError
 from specscope.trace.wire.otlp_json import Parts, ReadSpan
 from specscope.trace.wire.otlp_proto import messages
 
-PIECE = 2**20  # bytes that are read at once
-JAEGER = "data"  # the list of Jaeger's page
-NAMES = ("resourceSpans", "batches")  # of the lists; Tempo's are `batches` and in `trace`
-LISTS = frozenset((JAEGER, *NAMES, *(f"{outer}.{name}" for outer in ("result", "trace") for name in NAMES)))
+PIECE = 2**20  # bytes of a line that is skipped
+LISTS = ("resourceSpans", "batches")  # of resources; Tempo's are `batches`
 PLAIN = re.compile(rb'\s*\{\s*"resourceSpans"')
-# An entry of a list of resourceSpans by itself: no other document that is read begins so
-BARE = re.compile(rb'\s*\{\s*"(?:resource|scopeSpans)"\s*:')
 
 LeaveOut = Callable[[int, str], None]
 
@@ -49,64 +32,59 @@ def unwrapped(
     """Numbered lines of OTLP JSON, or spans, where the file holds some; other content as it is.
 
     The last may be cut off: then it has no line break. `leave_out` hears of what cannot be read, by its line, and may
-    raise. Raises UserError, and `compressed.BROKEN`.
+    raise. Raises UserError, and files.BROKEN.
     """
     if kind is OTLP_PROTOBUF:
         yield from messages(content, name, leave_out)
         return
-    number, first = 0, b""
-    while not first.strip() and (first := content.readline(LARGEST + 1)):
-        number += 1
-    start = first[:LOOK].decode("utf-8", "replace")
-    if not looks_like_json(start) or (PLAIN.match(first) is not None and is_whole(first)):
-        yield from _lines(content, number, first, leave_out)
-        return
-    pieces = chain([first], iter(partial(content.read, PIECE), b""))
-    yield from _taken_apart(pieces, number, is_array(start), name, leave_out)
+    for number, text in documents(_lines(content, leave_out), name):
+        try:
+            yield number, text if PLAIN.match(text) else _unwrapped(text)
+        except DamagedError as error:
+            leave_out(number, str(error))
 
 
-def _lines(content: BinaryIO, number: int, line: bytes, leave_out: LeaveOut) -> Iterator[tuple[int, bytes]]:
-    """Whole lines, from this one on. One that is too long is skipped without being held in memory."""
-    while line:
+def _lines(content: BinaryIO, leave_out: LeaveOut) -> Iterator[tuple[int, bytes]]:
+    """Whole lines. One that is too long is skipped without being held in memory."""
+    number = 1
+    while line := content.readline(LARGEST + 1):
         if len(line) <= LARGEST:
             yield number, line
         else:
             while line and not line.endswith(b"\n"):
                 line = content.readline(PIECE)
             leave_out(number, f"it is longer than {LARGEST >> 20} MiB, the limit")
-        number, line = number + 1, content.readline(LARGEST + 1)
+        number += 1
 
 
-def _taken_apart(
-    pieces: Iterable[bytes], line: int, outer: bool, name: str, leave_out: LeaveOut
-) -> Iterator[tuple[int, bytes | Parts]]:
-    """A line, or spans, for each document or entry of its list."""
-    is_any_read = False
-
-    def too_large(number: int) -> None:
-        why = f"a trace or a resource of over {LARGEST >> 20} MiB, the limit"
-        if not is_any_read:
-            raise UserError(f"{name}, line {number}: {why}")
-        leave_out(number, why)
-
-    splitter = Splitter(too_large, outer=outer, lists=LISTS, line=line)
-    for document in chain.from_iterable(map(splitter.take, pieces)):
-        try:
-            yield document.number, _line(document)
-            is_any_read = True
-        except DamagedError as error:
-            leave_out(document.number, str(error))
-    yield from splitter.rest()
+def _unwrapped(text: bytes) -> bytes | Parts:
+    """A document as a line, or as spans; as it is where it is neither. Raises DamagedError."""
+    try:
+        value = decoded(text)
+    except ValueError:
+        return text
+    if not isinstance(value, dict):
+        return text
+    lists = (outer.get(name) for outer in _objects(value) for name in LISTS)
+    if (resources := next((each for each in lists if isinstance(each, list)), None)) is not None:
+        return _line(resources)
+    if isinstance(traces := value.get("data"), list):
+        return [part for trace in traces for part in _of_jaeger(trace)]
+    if not value.keys().isdisjoint(("traceID", "spans", "processes")):
+        return _of_jaeger(value)
+    return _line([value]) if "resource" in value or "scopeSpans" in value else text
 
 
-def _line(document: Document) -> bytes | Parts:
-    """A document, or an entry of a list, as a line or spans. Raises DamagedError."""
-    text = document.text
-    if document.list_name == JAEGER or (not document.list_name and _TRACE.match(text)):
-        return _of_jaeger(text)
-    if not document.list_name and not BARE.match(text):
-        return text + b"\n"
-    return b'{"resourceSpans":[' + text + b"]}\n"
+def _objects(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A document, and what may lie around its lists."""
+    yield from (each for each in (document, document.get("result"), document.get("trace")) if isinstance(each, dict))
+
+
+def _line(resources: list[Any]) -> bytes:
+    try:
+        return orjson.dumps({"resourceSpans": resources}) + b"\n"
+    except TypeError as error:  # it is nested too deeply to be written
+        raise DamagedError(str(error)) from None
 
 
 # By a tag's type, what its value must be; and what a value is by its own JSON, where it is none of its tag's type
@@ -117,19 +95,14 @@ NO_ATTRIBUTES = {
     *("otel.scope.version", "otel.library.version", "otel.status_code", "otel.status_description", "span.kind"),
     *("w3c.tracestate", "internal.span.format"),
 }
-_TRACE = re.compile(rb'\s*\{\s*"(?:traceID|spans|processes)"\s*:')
 
 
-def _of_jaeger(document: bytes) -> Parts:
+def _of_jaeger(trace: Any) -> Parts:  # noqa: ANN401
     """The spans of a trace in the model of Jaeger's page ("Trace JSON"), by their processes. Raises DamagedError.
 
-    Times are microseconds there, attributes tags with a type, and arrays texts of JSON: codec.py reads those by what is
-    declared. Values go over as they are, so what is wrong with one is found where every other is checked.
+    Times are microseconds there, attributes tags with a type, and arrays texts of JSON: tables.py reads those by what
+    is declared. Values go over as they are, so what is wrong with one is found where every other is checked.
     """
-    try:
-        trace = decoded(document)
-    except ValueError as error:
-        raise DamagedError(str(error)) from None
     spans, processes = (trace.get(key) if isinstance(trace, dict) else None for key in ("spans", "processes"))
     if not isinstance(spans, list) or not isinstance(processes, dict):
         raise DamagedError("a trace without `spans` and `processes`")

@@ -118,20 +118,17 @@ def test_a_text_that_looks_like_an_array_stays_text():
             schema.PREFILL.read([attributes | {"specscope.kv.blocks": damaged}])
 
 
-@pytest.mark.parametrize("how", ["one document", "indented", "Jaeger's page in one line", "protobuf", "Tempo"])
-def test_a_list_that_is_longer_than_the_bound(how, monkeypatch):
+def test_a_list_of_protobuf_that_is_longer_than_the_bound(monkeypatch):
     """An entry at a time: four times the entries take no more memory."""
     bound = 2**17
-    for module in ("kinds", "wire.unwrap", "wire.otlp_proto"):
-        monkeypatch.setattr(f"specscope.trace.{module}.LARGEST", bound)
-    monkeypatch.setattr("specscope.trace.wire.unwrap.PIECE", 2**14)
+    monkeypatch.setattr("specscope.trace.wire.otlp_proto.LARGEST", bound)
     peaks = []
     for count in (6, 24):
-        content = WRAPPINGS[how](lines := in_own_traces(count))
+        content = WRAPPINGS["protobuf"](lines := small("planted") * count)
         file = io.BytesIO(content)
         tracemalloc.start()
         numbered = unwrapped(file, kind_of(content), "x", refuse)
-        spans = sum(len(found) for _, line in numbered for _, found in read(line))
+        spans = sum(len(found) for _, parts in numbered for _, found in parts)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         assert spans == sum(len(spans_of(line)) for line in lines)
@@ -139,25 +136,20 @@ def test_a_list_that_is_longer_than_the_bound(how, monkeypatch):
     assert peaks[1] < 1.2 * peaks[0]
 
 
-def in_own_traces(count):
-    """A sample so many times, each line a trace, since an entry of Jaeger's page is one."""
-    lines = json.loads(json.dumps(small("planted") * count))
-    for number, line in enumerate(lines, 1):
-        for span in spans_of(line):
-            span["traceId"] = f"{number:032x}"
-    return lines
-
-
-def test_one_entry_above_the_bound_is_named_and_the_others_are_read(monkeypatch):
+@pytest.mark.parametrize("how", ["one document", "indented", "Jaeger's page", "Jaeger's page in one line", "Tempo"])
+def test_a_document_above_the_bound_is_refused(how, monkeypatch):
     for module in ("kinds", "wire.unwrap"):
-        monkeypatch.setattr(f"specscope.trace.{module}.LARGEST", 1000)
+        monkeypatch.setattr(f"specscope.trace.{module}.LARGEST", 2**14)
+    content = WRAPPINGS[how](small("planted"))
+    with pytest.raises((UserError, AssertionError), match=r"over 0 MiB: write one per line|longer than 0 MiB"):
+        parts_of(content)
+
+
+def test_a_trace_that_is_none_is_named_with_its_document():
     faults = []
-    entries = ['{"resource": {}}', '{"resource": {}, "x": "' + "y" * 2000 + '"}', '{"resource": {"attributes": []}}']
-    content = ('{"result": {"resourceSpans": [' + ",\n".join(entries) + '], "more": [{}, []]}, "z": {}}').encode()
-    assert parts_of(content, lambda number, why: faults.append((number, why))) == [[({}, [])], [({}, [])]]
-    assert faults == [(2, "a trace or a resource of over 0 MiB, the limit")]
-    with pytest.raises(UserError, match=r"x, line 1: a trace or a resource of over 0 MiB"):
-        parts_of(('{"result": {"resourceSpans": [' + entries[1] + "]}}").encode())
+    content = b'{"data": [{"spans": 1}]}\n{"result": {"resourceSpans": [{"resource": {}}]}}\n'
+    assert parts_of(content, lambda number, why: faults.append((number, why))) == [[({}, [])]]
+    assert faults == [(1, "a trace without `spans` and `processes`")]
 
 
 def test_messages_that_cannot_be_read_are_named_and_the_others_are_read(monkeypatch):
@@ -171,7 +163,7 @@ def test_messages_that_cannot_be_read_are_named_and_the_others_are_read(monkeypa
     assert faults == [(2, "it is not OTLP protobuf"), (3, "a message or a resource's spans of over 32 MiB, the limit")]
 
 
-@pytest.mark.parametrize("how", ["Jaeger's page", "Jaeger's API", "proto of the file exporter", "protobuf", "Tempo"])
+@pytest.mark.parametrize("how", ["lines", "Jaeger's API as a stream", "proto of the file exporter", "protobuf"])
 def test_a_file_that_is_cut_off_says_so(how, tmp_path):
     lines = [json.loads(line) for line in gzip.decompress((PEOPLE / "cap.jsonl.gz").read_bytes()).splitlines()]
     content = WRAPPINGS[how](lines)
