@@ -7,7 +7,6 @@ A name has the prefix `vllm:` and a counter ends in `_total`, as vLLM's /metrics
 
 from __future__ import annotations
 
-import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -30,7 +29,6 @@ from specscope.trace.wire.sampling import ratio_keeps
 from specscope.trace.wire.spans import own_trace
 
 PLAIN, OPENMETRICS = "text/plain", "application/openmetrics-text"  # the forms of a metrics page
-NEVER = re.compile(r";\s*q\s*=\s*0(?:\.0*)?\s*(?:;|$)")  # of a form in an Accept header: one that is not taken
 
 LOG_SECONDS = 10.0  # between two log lines; vLLM logs as often
 
@@ -152,9 +150,7 @@ def answered(accept: str) -> str:
     OpenMetrics where that is taken: only there are exemplars. With any other escaping than this prometheus_client
     writes `vllm_` for `vllm:` in it.
     """
-    taken = (part for part in accept.lower().split(",") if not NEVER.search(part))
-    kinds = [part.partition(";")[0].strip() for part in taken]
-    return f"{OPENMETRICS}; version=1.0.0; escaping=allow-utf-8" if OPENMETRICS in kinds else PLAIN
+    return f"{OPENMETRICS}; version=1.0.0; escaping=allow-utf-8" if OPENMETRICS in accept.lower() else PLAIN
 
 
 def port_taken(host: str, port: int) -> UserError:

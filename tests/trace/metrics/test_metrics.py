@@ -192,8 +192,6 @@ ACCEPTS = (  # headers of curl, of Prometheus 2 and 3, and of whom it may concer
     ("text/plain;version=0.0.4;q=0.5,*/*;q=0.1", PLAIN),
     (f"{OPENMETRICS};version=1.0.0,{OPENMETRICS};version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5", OPENMETRICS),
     (f"{OPENMETRICS};version=1.0.0;escaping=underscores;q=0.5,text/plain;version=1.0.0;q=0.3,*/*;q=0.1", OPENMETRICS),
-    (f"{OPENMETRICS} ; Q=0.000 , */*", PLAIN),
-    (f"{OPENMETRICS};q=never", OPENMETRICS),
     ("Application/OpenMetrics-Text", OPENMETRICS),
 )
 
