@@ -28,14 +28,7 @@ from specscope.errors import UserError
 from specscope.trace.checked import short
 
 LONGEST = 500  # characters
-PLACES = 15  # of round: with a billion it would take minutes
-
-
-def _round(value: float, places: int | None = None) -> float:
-    return round(value, places if places is None else max(-PLACES, min(places, PLACES)))
-
-
-FUNCTIONS: dict[str, Callable[..., object]] = {"abs": abs, "min": min, "max": max, "len": len, "round": _round}
+FUNCTIONS: dict[str, Callable[..., object]] = {"abs": abs, "min": min, "max": max, "len": len}
 OPERATORS = (
     *(ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.USub, ast.UAdd),
     *(ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In, ast.NotIn, ast.Not),
