@@ -20,7 +20,7 @@ from specscope.trace.record.draft_vocabulary import (
     pack,
     unpack,
 )
-from specscope.trace.record.vocabulary import Detokenizer, Vocabulary, escape, unescape
+from specscope.trace.record.vocabulary import Detokenizer, Vocabulary
 from specscope.trace.wire.spans import resource_attributes
 from specscope.trace.wire.unspan import run_info, with_vocabulary
 from tests.trace.strategies import RUN
@@ -81,12 +81,6 @@ def test_of_a_damaged_one_nothing_else_is_lost(text, says):
     assert lacks_draft_tokens(with_vocabulary(read, text, faults))
     [line] = faults.lines()
     assert re.search(f"`specscope.run.draft_tokens` .*(?:{says})", line)
-
-
-@given(st.binary(max_size=40))
-def test_escape_is_reversible_and_valid_unicode(piece):
-    assert unescape(escape(piece)) == piece
-    escape(piece).encode("utf-8")
 
 
 @given(st.text(max_size=30), st.lists(st.integers(1, 4), min_size=60, max_size=60))
