@@ -14,7 +14,7 @@ MOST_LINES, FEWEST_LINES = 600, 60
 MOST_FILES = 15  # of a folder
 SLACK = 50  # what may be gained before a bound is lowered
 BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
-    "trace": (10878, 9300),
+    "trace": (10746, 9300),
     "remote": (1798, 1700),
     "watch": (1901, 1850),
     "analyze": (20425, 15700),
@@ -34,7 +34,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "testing": (765, 320),
     "bench, train": (0, 0),
     "top level": (890, 600),
-    "all": (76106, 64500),
+    "all": (75974, 64500),
     "benchmarks": (3300, 3300),
 }
 TESTS_BUDGET = 40_500
