@@ -113,7 +113,6 @@ class ScopeApp(App[None]):
         self._due = 0.0  # when a playing replay moves on
         self._timer: Timer | None = None
         self._panels: tuple[Panel, ...] = ()
-        self._stamp: object = None
 
     # -- the screen ---------------------------------------------------------------------------------------------
 
@@ -212,8 +211,7 @@ class ScopeApp(App[None]):
         self._poll()
         self._play()
         self._begin_at()
-        if self._moved():
-            self.look()
+        self.look()
         self._wait()
 
     def _begin_at(self) -> None:
@@ -254,28 +252,6 @@ class ScopeApp(App[None]):
         self.viewer.goto(position)
         took = (steps[position].end_ns - steps[position].start_ns) / 1e9 if steps[position].phases else 0.0
         self._due = now + min(max(took, PLAY_SHORTEST), PLAY_LONGEST)
-
-    def _moved(self) -> bool:
-        """Whether anything on the screen could have changed since the last look."""
-        viewer, history = self.viewer, self.viewer.history
-        control = viewer.control
-        engine = (control.status, control.progress, control.error, control.log) if control is not None else None
-        stamp = (
-            *(len(history.steps), viewer.position, viewer.follow, history.rewinds, history.lost, len(history.requests)),
-            *(
-                engine,
-                self.lost,
-                self.standing.playing,
-                viewer.points,
-                id(viewer.node_view),
-                self.standing.pending.shown,
-                viewer.read_so_far,
-            ),
-        )
-        if stamp == self._stamp:
-            return False
-        self._stamp = stamp
-        return True
 
     # -- what is shown ------------------------------------------------------------------------------------------
 
