@@ -176,7 +176,7 @@ def watched(file: str, since: str = "") -> tuple[str, ...]:
     `since`: another such file. Where the counters of this one go on from there, it is told what they counted since.
     """
     place = file.files[0] if isinstance(file, CaptureSource) else Path(file)  # what is piped in is a file by now
-    from_server = StoreAddress.is_one(file) and not isinstance(file, StoreAddress)
+    from_server = StoreAddress.is_one(file) and not isinstance(file, StoreAddress | CaptureSource)
     kind = None if isinstance(file, StoreAddress) else PAGE if from_server else kind_of(start_of(place))
     if kind is None or kind.reader is not ReadAs.WATCH:
         return (file,)
