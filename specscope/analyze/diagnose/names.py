@@ -31,7 +31,7 @@ from specscope.analyze.verify.parents import NATS
 from specscope.plans.plan import StaticPlan
 from specscope.trace.history.wording import plural
 from specscope.trace.record.records import Preceded
-from specscope.trace.record.tree import ROOT, Bools, Doubles
+from specscope.trace.record.tree import ROOT, Bools
 
 CLOSE = 1e-4  # of a probability that was recorded in float32
 ENOUGH = 3  # wrong places: fewer show no pattern
@@ -403,21 +403,9 @@ def drafters_cache(case: Case, check: Finding) -> list[Suspect]:
 
 
 def other_q(case: Case, check: Finding) -> list[Suspect]:
-    """q that does not follow from the drafter's raw probability at its own parent.
-
-    Another row is tried first: of the same step, or of the request's previous step. Then one temperature that explains
-    the nodes; the suspect says how many it explains.
-    """
+    """q that does not follow from the drafter's raw probability: the one temperature that explains the most of it."""
     c = case.evidence
     nodes = check.wrong[:: max(1, len(check.wrong) // MOST)][:MOST]
-    elsewhere, known = _of_another_row(c, nodes)
-    if known >= 3 and elsewhere > MOSTLY * known:
-        line = (
-            f"it follows from that at another row of the same step, or of the step before, at {elsewhere:,} of "
-            f"{known:,} where one lists the token"
-        )
-        return [said(check, Cause.Q_OTHER_ROW, Proof.ROWS, line)]
-    # The one temperature that gives the most of these nodes their q
     fitting = {temperature: int(_within(c, nodes, temperature).sum()) for temperature in GRID.tolist()}
     temperature, fits = max(fitting.items(), key=lambda pair: pair[1])
     if fits < MOSTLY * len(nodes):
@@ -464,28 +452,9 @@ def _within(c: Columns, nodes: Indices, temperature: float) -> Bools:
     inside, parent = np.zeros(len(nodes), np.bool_), c.parents.at_node[nodes]
     for near in (temperature * 0.99, temperature, temperature * 1.01):
         low, high = q_bounds(c, parent, c.token[nodes], np.full(len(nodes), near), nodes)
-        inside |= _between(c.q[nodes], low, high)
+        q = c.q[nodes]  # wide bounds would fit any
+        inside |= (high < 2 * low) & (q >= low * (1 - 2e-3)) & (q <= high * (1 + 2e-3))
     return inside
-
-
-def _between(q: Doubles | float, low: Doubles, high: Doubles) -> Bools:
-    """Where q lies between bounds that are near each other: wide bounds would fit any q."""
-    return np.asarray((high < 2 * low) & (q >= low * (1 - 2e-3)) & (q <= high * (1 + 2e-3)))
-
-
-def _of_another_row(c: Columns, nodes: Indices) -> tuple[int, int]:
-    """At how many nodes q is what another parent gives the token, out of those where another parent lists it."""
-    e, temperature, fits = c.parents, c.parameter("temperature"), list[bool]()
-    batch = c.batch[e.step]
-    for node in nodes.tolist():
-        step = c.step[node]
-        batches = [c.batch[step], c.batch[c.before[step]] if c.before[step] >= 0 else -1]
-        parents = np.flatnonzero(np.isin(batch, batches) & (np.arange(len(e)) != e.at_node[node]))
-        listed = parents[np.isfinite(e.drafters(parents, np.full(len(parents), c.token[node])))]
-        token, warm, place = (np.full(len(listed), x) for x in (c.token[node], temperature[node], node))
-        if len(listed):
-            fits.append(bool(_between(c.q[node], *q_bounds(c, listed, token, warm, place)).any()))
-    return sum(fits), len(fits)
 
 
 def shifted_lookup(case: Case) -> list[Suspect]:

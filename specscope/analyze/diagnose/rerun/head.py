@@ -92,14 +92,6 @@ def _from(along: Along, places: Tensor) -> Tensor:
     return along.features[places.clamp(0, len(along.text) - 1)]
 
 
-def _of_roots(along: Along) -> Tensor:
-    """Accepted tokens have their step's root's."""
-    places = along.places
-    for step, _, place in along.accepted:
-        places[place] = step.after - 1
-    return _from(along, places)
-
-
 def _without(along: Along, places: Any) -> Tensor:  # noqa: ANN401
     """Zeros at some positions."""
     features = along.features.clone()
@@ -107,12 +99,12 @@ def _without(along: Along, places: Any) -> Tensor:  # noqa: ANN401
     return features
 
 
-def _of_nodes(along: Along, *, last: bool) -> Tensor:
-    """Accepted tokens get the features of the first, or the `last`, nodes of their tree."""
+def _of_nodes(along: Along) -> Tensor:
+    """Accepted tokens get the features of the first nodes of their tree."""
     features = along.features.clone()
     for step, i, place in along.accepted:
         if (nodes := along.nodes.get(step.part.index)) is not None:
-            features[place] = along.fed(nodes[len(nodes) - 1 - i if last else i + 1])
+            features[place] = along.fed(nodes[i + 1])
     return features
 
 
@@ -156,12 +148,7 @@ FEEDS: dict[str, Feed] = {
     "the features of the row before in the batch": _rows_before,
     "the features of two positions before": lambda along: _from(along, along.places - 2),
     "the features of the next position": lambda along: _from(along, along.places + 1),
-    "the root's features for all tokens of a step": _of_roots,
-    "the features of the tree's first nodes for the accepted ones": lambda along: _of_nodes(along, last=False),
-    "the features of the tree's last nodes for the accepted ones": lambda along: _of_nodes(along, last=True),
-    "the features of the prompt's last token for all of it": lambda along: _from(
-        along, torch.where(along.places < len(along.prompt), len(along.prompt) - 1, along.places)
-    ),
+    "the features of the tree's first nodes for the accepted ones": _of_nodes,
     "no features at all": lambda along: 0 * along.features,
     "no features of accepted tokens": lambda along: _without(along, [place for _, _, place in along.accepted]),
     "no features of the prompt": lambda along: _without(along, slice(along.steps[0].after - 1)),
