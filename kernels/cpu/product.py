@@ -62,11 +62,8 @@ def multiply(kind, first, last, w, w_stride, apart, x, x_stride, start, start_st
         for group in range(groups):
             begin = rows * group // groups
             many = rows * (group + 1) // groups - begin
-            a, b, c = (
-                x + 4 * begin * x_stride,
-                start + column + 4 * begin * start_stride,
-                y + column + 4 * begin * y_stride,
-            )
+            a, c = x + 4 * begin * x_stride, y + column + 4 * begin * y_stride
+            b = start + column + 4 * begin * start_stride
             if panels == 1:
                 one_panel(kind, many, here, w_stride, apart, a, x_stride, b, start_stride, c, y_stride, length)
             elif max_rows == ROWS:

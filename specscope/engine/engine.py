@@ -141,7 +141,8 @@ class Engine:
         self.bus = Bus()
         self.timeline: Timeline | None = None
         self.steps = 0
-        self.current: StepState | None = None  # a step that was begun and not finished
+        self.current: StepState | None = None  # a step that was begun phase by phase, and not finished
+        self._runs_ahead = False  # whether one is under way on the pipeline's thread
         self.last: LastStep | None = None  # kept to be looked at, where there is a timeline
         self._cancel_later: list[str] = []
         self._unread = 0  # steps of the pipeline that were begun, and are not accounted for
@@ -204,7 +205,7 @@ class Engine:
         Between the phases of a step it ends after the step.
         """
         with self.intake.lock:
-            if self.current is not None:
+            if self.current is not None or self._runs_ahead:
                 self._cancel_later.append(name)
             else:
                 self.intake.cancel(name)
@@ -257,7 +258,7 @@ class Engine:
 
     def step(self) -> StepRecord:
         """Run one step over all requests, or what is left of it, and publish its record."""
-        if self.pipeline is not None and self.timeline is None and self._begun() is None:
+        if self.pipeline is not None and self.timeline is None and self.current is None:
             return self.pipeline.step()
         while True:
             record = self.phase()
@@ -269,7 +270,7 @@ class Engine:
 
         A step that runs ahead is the next one, whole.
         """
-        now = self._begun()
+        now = self.current
         if now is None:
             if ahead := self.drain():
                 return ahead[-1]
@@ -282,11 +283,6 @@ class Engine:
         self._finish(now)
         return self._account(now)
 
-    def _begun(self) -> StepState | None:
-        """The step that was begun phase by phase, and not by the pipeline."""
-        now = self.current
-        return None if now is None or now.apart else now
-
     def drain(self) -> list[StepRecord]:
         """Wait for steps that run ahead, and publish their records. Nothing runs when this returns."""
         return [] if self.pipeline is None else self.pipeline.drain()
@@ -298,8 +294,9 @@ class Engine:
         with self.intake.lock:
             if not (even_idle or self.requests or self.ended):
                 return None
-            self.current = now = StepState(apart=True)
+            self._runs_ahead = True
             self._unread += 1
+        now = StepState()
         while not self.phases.run_next(now):
             pass
         self._finish(now)
@@ -310,7 +307,7 @@ class Engine:
         pool = self.runner.cache.pool
         with self.intake.lock:
             now.number, now.blocks = self.steps, (pool.used, pool.free)
-            self.current = None
+            self.current, self._runs_ahead = None, False
             self.steps += 1
             while self._cancel_later:
                 self.cancel(self._cancel_later.pop(0))

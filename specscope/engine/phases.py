@@ -32,7 +32,6 @@ LOCKED = ("schedule", "commit")  # phases that nobody may add or cancel a reques
 class StepState:
     """An engine step while it happens; each phase fills its part."""
 
-    apart: bool = False  # whether it is accounted for while the next one runs
     plan: Schedule = field(default_factory=Schedule)
     judged: JudgedStep | None = None  # what the verdicts follow from
     finished: list[Request] = field(default_factory=list)

@@ -95,9 +95,8 @@ class Timeline:
             self.gone += KEPT // 4
             self.floor = self._step(KEPT // 4 - 1)
             del self.moments[: KEPT // 4]
-        waiting, running = (
-            tuple(map(Mark.of, group)) for group in (phases.scheduler.waiting, phases.scheduler.running)
-        )
+        groups = phases.scheduler.waiting, phases.scheduler.running
+        waiting, running = (tuple(map(Mark.of, group)) for group in groups)
         self.moments.append(Moment(waiting, running, tuple(phases.intake.ended), phases.gate.crowded))
 
     def arrived(self, request: Request, *, cancels: bool = False) -> None:

@@ -74,19 +74,3 @@ def test_the_default_model_speaks():
     (result,) = engine.generate([prompt], SamplingParams(max_tokens=24))
     assert "sea" in result.text
     assert result.acceptance.accepted > 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_where_a_batch_makes_another_token_the_decision_was_a_near_tie(dtype):
-    """Issue 11, item 13: a row's numbers depend on its batch in the last digits, and a coin may lie between them."""
-    params = [SamplingParams(max_tokens=40, temperature=0.8, seed=i) for i in range(100, 124)]
-    engines = [Engine(dtype=dtype, drafter="none", max_batch=size) for size in (1, 4)]
-    turn = engines[0].turn("Count from one to ten in words, one per line.")
-    alone, four = (engine.generate([turn] * len(params), params) for engine in engines)
-    for one, other in zip(alone, four, strict=True):
-        pairs = enumerate(zip(one.token_ids, other.token_ids, strict=False))
-        at = next((i for i, (x, y) in pairs if x != y), None)
-        if at is not None:
-            decided = [step.verdict for step in one.steps if step.verdict is not None][at]
-            assert decided.near_ties(dtype), (dtype, at, decided.final_margin)

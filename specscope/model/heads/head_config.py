@@ -143,10 +143,8 @@ def read_config(folder: Path, version: int, target_layers: int, *, parallel: boo
 
     Raises UserError.
     """
-    layer, none = (
-        flattened(read_object(folder / "config.json")),
-        f"{folder}/config.json does not describe an EAGLE head",
-    )
+    layer = flattened(read_object(folder / "config.json"))
+    none = f"{folder}/config.json does not describe an EAGLE head"
     try:
         head_json = msgspec.convert(layer, HeadJson)
         sizes = msgspec.convert(layer, LayerJson)

@@ -55,11 +55,8 @@ class DraftModel(ModelDrafter):
         self, tokens: Sequence[int], count: int, features: Sequence[Tensor], blocks: int
     ) -> tuple[KVCache, BlockTable, Sequence[int]]:
         """A prefill of the committed tokens, which lie at their positions."""
-        runner, table, held = (
-            ModelRunner(self.runner.loaded, blocks, backend=self.cache.backend),
-            BlockTable(),
-            tokens[:count],
-        )
+        runner = ModelRunner(self.runner.loaded, blocks, backend=self.cache.backend)
+        table, held = BlockTable(), tokens[:count]
         runner.cache.reserve(table, count, 0)
         deque(runner.compute(table, held), maxlen=0)
         return runner.cache, table, held

@@ -49,11 +49,8 @@ def step_batch(parts: Sequence[tuple[Context, Draft, Tensor]], changes: Changes 
     trees, rows = [], list[Tensor]()
     for context, draft, _ in parts:
         position, greedy, nodes = context.position, context.params.greedy, range(len(draft.tree))
-        coin, forced, final = (
-            coins(context.params.seed, Stream.VERIFY, position, len(nodes) + 1),
-            dict[int, bool](),
-            None,
-        )
+        coin = coins(context.params.seed, Stream.VERIFY, position, len(nodes) + 1)
+        forced, final = dict[int, bool](), None
         if changes is not None:
             coin = np.array([coin[0], *(changes.coins.get((position, node), coin[node + 1]) for node in nodes)])
             forced = {node: changes.outcomes[position, node] for node in nodes if (position, node) in changes.outcomes}

@@ -258,7 +258,6 @@ def test_a_mistake_in_any_part_would_be_seen():
 
 
 def test_exp_is_float64s():
-
     from specscope.kernels.cpu.attention import exp
 
     x = np.concatenate([np.linspace(-87, 87, 20001), [0.0, -0.0, 1e-30]]).astype(np.float32)
@@ -283,3 +282,17 @@ def test_what_is_not_finite_reaches_only_the_rows_that_see_it(dtype, window, pla
     out = case.run()[0]
     assert not out[sees].isfinite().any()
     assert torch.allclose(out[~sees].float(), whole[~sees].float(), atol=2e-2 if dtype is torch.bfloat16 else 1e-5)
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@given(st.integers(1, 9), st.integers(1, 200), st.integers(1, 3), st.sampled_from([1e-4, 1.0, 1e4]))
+def test_a_norm_is_float64s(rows, width, count, scale):
+    x, weight = random(rows, width) * scale, random(width, seed=1)
+    wide = x.double()
+    exact = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+    with threads(count):
+        got = Norm.of(weight, 1e-5)(x)
+    assert torch.allclose(got.double(), exact, rtol=1e-5, atol=1e-7)
