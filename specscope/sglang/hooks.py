@@ -58,6 +58,7 @@ class ServerHooks:
         return {
             known.VERIFY: {"eagle_sample": self.sample, "organize_draft_results": self.organize},
             known.DRAFT: {"EagleDraftWorker.draft": self.draft},
+            known.DFLASH: {"DFlashWorkerV2._accept_block": self.accept_block},
             known.TREE: {"tree_speculative_sampling_target_only": self.sample_tree},
             known.CHAIN: {"chain_speculative_sampling_triton": self.sample_chain},
             known.RESULTS: {
@@ -88,7 +89,19 @@ class ServerHooks:
 
     def sample(self, call: HookedCall) -> Any:
         """eagle_sample: a tree or a chain is verified."""
-        seen = self._guard.safely(lambda: self._begin(call.given))
+        return self._around(call, self._begin, lambda _, made: VerifierResult(made[1] - 1, made[2], made[0]))
+
+    def accept_block(self, call: HookedCall) -> Any:
+        """DFlash: a chain is verified, outside of a CUDA graph."""
+        return self._around(call, self._begin_block, _of_block)
+
+    def _around(
+        self,
+        call: HookedCall,
+        begin: Callable[[Mapping[str, Any]], Verification | None],
+        result: Callable[[Verification, Any], VerifierResult],
+    ) -> Any:
+        seen = self._guard.safely(lambda: begin(call.given))
         if seen is None:
             return call()
         began, self._running = time.time_ns(), seen
@@ -98,7 +111,7 @@ class ServerHooks:
             self._running = None
         seen.drafted_ns, seen.verified_ns, seen.scores = self._drafted_ns, (began, time.time_ns()), self._scores
         self._drafted_ns, self._scores = (0, 0), None
-        self._guard.safely(self._ended, seen, made)
+        self._guard.safely(lambda: self._ended(seen, result(seen, made)))
         return made
 
     def _begin(self, called: Mapping[str, Any]) -> Verification | None:
@@ -126,6 +139,17 @@ class ServerHooks:
             all_greedy=not marked and (bool(sampling.is_all_greedy) or (not by_uno and self.greedily())),
         )
 
+    def _begin_block(self, called: Mapping[str, Any]) -> Verification | None:
+        if not self._records_here():
+            return None
+        sampling, logits = called["sampling_info"], called["next_token_logits"]
+        greedy = sampling is None or sampling.is_all_greedy or called.get("target_predict") is not None
+        candidates = called["candidates"].to(torch.int64)
+        tops = torch.ones(len(candidates), device=candidates.device) if sampling is None else sampling.top_ks
+        return Verification(
+            (), candidates, None, None, called["prefix_lens"], logits, logits, tops <= 1, self._full, greedy
+        )
+
     def greedily(self) -> bool:
         """Whether SGLang decodes every request greedily here, whatever its temperature."""
         verify = self._verify
@@ -133,10 +157,8 @@ class ServerHooks:
         flags = {"is_cpu": verify._is_cpu, "is_hip": verify._is_hip, "is_xpu": verify._is_xpu}
         return bool(verify._verify_uses_greedy(is_all_greedy=False, use_rejection_sampling=ratios, **flags))
 
-    def _ended(self, seen: Verification, made: Any) -> None:
-        predict, lens, index = made
-        outcome = VerifierResult(lens - 1, index, predict)
-        if seen.gathered is None and seen.all_greedy:
+    def _ended(self, seen: Verification, outcome: VerifierResult) -> None:
+        if seen.gathered is None and seen.all_greedy and seen.logits is not None:
             seen.chosen(outcome)
         elif seen.gathered is None:
             seen.rule = UNSEEN  # by a kernel that is not known
@@ -200,7 +222,7 @@ class ServerHooks:
         """The verification of these requests; those before it, of which no result came, are lost."""
         while self._pending:
             seen = self._pending.popleft()
-            if seen.rids == rids:
+            if seen.rids == rids or (not seen.rids and len(seen.candidates) == len(rids)):
                 return seen
             self.lost += 1
         self.lost += 1
@@ -234,6 +256,14 @@ class ServerHooks:
             if self._witness.run.speculation.get("decoded_greedily"):
                 log.warning("specscope: on this device SGLang decodes greedily at any temperature")
         return self._witness
+
+
+def _of_block(seen: Verification, made: Any) -> VerifierResult:
+    """Of what DFlash's worker gives: counts, and the token behind each chain."""
+    lens, bonus = made[0].to(torch.int64), made[2].to(torch.int64)
+    index = torch.arange(seen.candidates.numel(), device=lens.device).view(seen.candidates.shape)
+    predict = seen.candidates.roll(-1, 1).scatter(1, lens[:, None], bonus[:, None])
+    return VerifierResult(lens, index, predict.flatten())
 
 
 def _dropped(req: Any) -> bool:

@@ -15,10 +15,11 @@ from specscope.trace.inside.hooking import Functions, differing, log
 
 VERIFY = "sglang.srt.speculative.eagle_utils"
 DRAFT = "sglang.srt.speculative.eagle_worker_v2"
+DFLASH = "sglang.srt.speculative.dflash_worker_v2"
 RESULTS = "sglang.srt.managers.scheduler_components.batch_result_processor"
 TREE = "sglang.kernels.ops.speculative.sampling"
 CHAIN = "sglang.kernels.ops.speculative.reject_sampling"
-OPTIONAL = (TREE,)  # where it cannot be imported, on this device or at all, SGLang does without it
+OPTIONAL = (TREE, DFLASH)  # where they cannot be imported, on this device or at all, SGLang does without them
 
 _SAMPLING = (
     "predicts accept_index accept_token_num candidates retrive_index retrive_next_token retrive_next_sibling "
@@ -26,6 +27,7 @@ _SAMPLING = (
     "deterministic"
 )
 _EAGLE = "verify_input batch logits_output grammar_mask uno_target_max_top_k"
+_BLOCK = "self candidates next_token_logits sampling_info draft_input prefix_lens bs"
 WRAPPED: Mapping[str, Functions] = {
     VERIFY: {
         "eagle_sample": (_EAGLE, f"{_EAGLE} watermark_state watermark_full_mask"),  # the second since 0.5.22
@@ -33,6 +35,7 @@ WRAPPED: Mapping[str, Functions] = {
         "_verify_uses_greedy": "is_all_greedy is_cpu is_hip is_xpu use_rejection_sampling",
     },
     DRAFT: {"EagleDraftWorker.draft": "self batch with_topology"},
+    DFLASH: {"DFlashWorkerV2._accept_block": (_BLOCK, f"{_BLOCK} target_predict")},  # the second since 0.5.23
     RESULTS: {
         "SchedulerBatchResultProcessor._resolve_spec_v2_tokens": "self result batch",
         "SchedulerBatchResultProcessor.process_batch_result_decode": "self batch result",

@@ -61,7 +61,7 @@ class KernelCall:
 class Verification:
     """What a batch is verified with, and then what came of it."""
 
-    rids: tuple[str, ...]  # [B]
+    rids: tuple[str, ...]  # [B]; empty where they are not known
     candidates: Tensor  # int64 [B, n]
     first_child: Tensor | None  # int64 [B, n] slots, -1 for none; None for chains
     next_sibling: Tensor | None

@@ -295,6 +295,29 @@ class SchedulerBatchResultProcessor:
             req.update_finish_state(1)
 
 
+class DFlashWorkerV2:
+    """Only what is wrapped."""
+
+    def _accept_block(
+        self, *, candidates, next_token_logits, sampling_info, draft_input, prefix_lens, bs, target_predict=None
+    ):
+        n = candidates.shape[1]
+        index, predict = torch.arange(bs * n).view(bs, n), torch.zeros(bs * n, dtype=torch.int32)
+        first = torch.tensor([*range(1, n), -1]).repeat(bs, 1)
+        links = (index, first, torch.full_like(first, -1))
+        accepted, count = torch.full((bs, n), -1, dtype=torch.int32), torch.empty(bs, dtype=torch.int32)
+        if sampling_info.is_all_greedy:
+            chosen = next_token_logits.argmax(-1).view(bs, n)
+            kernels.greedy_tree(predict, accepted, count, candidates, *links, chosen)
+        else:
+            p = (next_token_logits / sampling_info.temperatures.repeat_interleave(n, 0)).softmax(-1).view(bs, n, -1)
+            drawn = sys.modules[known.TREE].tree_speculative_sampling_target_only
+            coins = torch.rand(bs, n), torch.rand(bs)
+            drawn(predict, accepted, count, candidates, *links, *coins, p, torch.zeros_like(p))
+        bonus = predict[accepted.gather(1, count[:, None].long())[:, 0].long()]
+        return count, count + 1, bonus, None, None
+
+
 class Registry:
     """What HookRegistry does, for a target that is there: AROUND alone, and at once."""
 
@@ -329,6 +352,7 @@ def install(monkeypatch, spec, on_cpu=False, **replaced):
             "_is_xpu": False,
         },
         known.DRAFT: {"EagleDraftWorker": _copied(EagleDraftWorker)},
+        known.DFLASH: {"DFlashWorkerV2": _copied(DFlashWorkerV2)},
         known.RESULTS: {"SchedulerBatchResultProcessor": _copied(SchedulerBatchResultProcessor)},
         known.TREE: {"tree_speculative_sampling_target_only": kernels.target_only},
         known.CHAIN: {"chain_speculative_sampling_triton": kernels.chain},

@@ -1,5 +1,6 @@
 """Requests from their first token to their end, as SGLang's scheduler moves them; and what the hooks leave alone."""
 
+import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -7,8 +8,9 @@ import torch
 
 from specscope.sglang import known, trees
 from specscope.trace.record.records import FinishReason, Preceded
-from specscope.trace.record.rules import UNSEEN
+from specscope.trace.record.rules import MATCH, STANDARD, UNSEEN
 from tests.sglang import stand
+from tests.sglang.recount import accepted
 from tests.sglang.test_plugin import CHAIN, TREE, decoded, failed, outputs, requests, steps
 
 
@@ -109,6 +111,44 @@ def test_the_reason_of_an_end(recorded, reason, expected):
     history, _ = recorded(CHAIN, requests(1, stop_strs=["]"], stop_token_ids={7}), run=run)
     (end,) = [end for record in history.steps for end in record.finished]
     assert (end.reason, end.stop, end.error) == expected
+
+
+@pytest.mark.parametrize("params", [{}, stand.GREEDY], ids=["sampled", "greedy"])
+def test_dflash_is_recorded_where_it_verifies_a_block(recorded, params):
+    """Its worker hands over no requests: they are those of the result."""
+
+    def run(engine, reqs):
+        worker = sys.modules[known.DFLASH].DFlashWorkerV2()
+        engine.prefill(reqs)
+        while live := [req for req in reqs if not req.finished()]:
+            tokens = [[*req.origin_input_ids, *req.output_ids] for req in live]
+            batch = engine._batch(live, [len(t) - 1 for t in tokens], torch.tensor([t[-1] for t in tokens]))
+            candidates = engine.worker.draft(batch).draft_token.view(len(live), -1)
+            lens, _, bonus, *_ = worker._accept_block(
+                candidates=candidates,
+                next_token_logits=engine.target[candidates.flatten()],
+                sampling_info=batch.sampling_info,
+                draft_input=None,
+                prefix_lens=batch.seq_lens,
+                bs=len(live),
+            )
+            ids = torch.cat([candidates[:, 1:], candidates[:, :1]], 1).scatter(
+                1, lens[:, None].long(), bonus[:, None].long()
+            )
+            result = SimpleNamespace(
+                next_token_ids=ids.flatten(), accept_lens=lens + 1, speculative_num_draft_tokens=candidates.shape[1]
+            )
+            taken(engine, batch, result)
+
+    spec = stand.Settings(speculative_algorithm="DFLASH")
+    history, _ = recorded(spec, requests(6, **params), run=run)
+    parts = decoded(history)
+    assert failed(history) == []
+    assert {part.rule for part in parts} == {STANDARD if params else MATCH}
+    assert all(part.method.one_pass for part in parts)
+    assert history.run.drafter == "dflash"
+    if not params:
+        assert [accepted(part) for part in parts] == [part.verdict.accepted for part in parts]
 
 
 def test_an_error_in_the_hooks_changes_nothing_and_they_step_aside(recorded, monkeypatch, caplog):
