@@ -25,7 +25,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "model": (3450, 2800),
     "kernels": (2207, 2200),
     "inside": (1850, 1850),
-    "vllm, transformers, sglang": (4983, 4050),
+    "vllm, transformers, sglang": (5016, 4050),
     "debug, live": (3428, 3200),
     "tui": (5861, 5500),
     "cli": (3742, 3100),
@@ -34,7 +34,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "testing": (765, 320),
     "bench, train": (0, 0),
     "top level": (890, 600),
-    "all": (75875, 64500),
+    "all": (75908, 64500),
     "benchmarks": (3300, 3300),
 }
 TESTS_BUDGET = 40_500
