@@ -155,7 +155,7 @@ def read_sources(params: dict[str, Any]) -> None:
         if isinstance(value, StoreAddress):
             known[value] = known.get(value) or _fetched(value, login)
             value = known[value].but(place=value.place)
-        return value if run is None else _of_run(value, run)
+        return value if run is None or (type(value) is str and StoreAddress.is_one(value)) else _of_run(value, run)
 
     params |= {name: read(params[name]) for name in NAMED if name in params}
     if headers and not known:
@@ -175,9 +175,9 @@ def watched(file: str, since: str = "") -> tuple[str, ...]:
 
     `since`: another such file. Where the counters of this one go on from there, it is told what they counted since.
     """
-    place = file.files[0] if isinstance(file, CaptureSource) else Path(file)  # what is piped in is a file by now
-    from_server = StoreAddress.is_one(file) and not isinstance(file, StoreAddress | CaptureSource)
-    kind = None if isinstance(file, StoreAddress) else PAGE if from_server else kind_of(start_of(place))
+    place = file.files[0] if isinstance(file, CaptureSource) and file.files else Path(file)  # a pipe is a file by now
+    from_server = StoreAddress.is_one(file) and not isinstance(file, CaptureSource)  # that is what a trace store told
+    kind = PAGE if from_server else None if StoreAddress.is_one(file) else kind_of(start_of(place))
     if kind is None or kind.reader is not ReadAs.WATCH:
         return (file,)
     from specscope.watch.source import File, Server, continued
