@@ -14,7 +14,7 @@ from specscope.analyze.diagnose.diagnosis import Grade, Suspect, merged
 from specscope.analyze.diagnose.run import examine
 from specscope.analyze.findings import CheckResult, Exit
 from specscope.analyze.locate.located import Proof
-from specscope.model.batch import Segment
+from specscope.model.batch import NO_TREE, Segment
 from specscope.speculate.drafters.draft_model import DraftModel
 from specscope.speculate.drafters.eagle import Eagle
 from specscope.speculate.drafters.model_drafter import ModelDrafter
@@ -50,7 +50,7 @@ def test_how_sure_a_cause_is_follows_from_what_it_explains_and_spoils(proof, cou
 
 
 @replaced(Segment, "of_tree")
-def positions_past_100(of_tree, table, context, tokens, tree, *, logits):
+def positions_past_100(of_tree, table, context, tokens, tree=NO_TREE, *, logits):
     """The target's own positions are wrong from some length on: none of the causes that are known."""
     segment = of_tree(table, context, tokens, tree, logits=logits)
     if len(tree) and context > 100:

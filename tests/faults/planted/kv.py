@@ -10,7 +10,7 @@ import torch
 
 from specscope.analyze.diagnose.causes import Cause
 from specscope.engine.scheduler import Scheduler
-from specscope.model.batch import Segment
+from specscope.model.batch import NO_TREE, Segment
 from specscope.model.kv_cache import BlockPool
 from tests.faults.fault import Fault, altered, replaced
 
@@ -18,7 +18,7 @@ from tests.faults.fault import Fault, altered, replaced
 def changed_segment(change):
     """The target's segments of trees, after `change(segment, pending tokens, tree)`."""
 
-    def changed(of_tree, table, context, tokens, tree, *, logits):
+    def changed(of_tree, table, context, tokens, tree=NO_TREE, *, logits):
         segment = of_tree(table, context, tokens, tree, logits=logits)
         if len(tree):
             change(segment, len(tokens), tree)
@@ -51,7 +51,7 @@ def at_the_root(segment, pending, tree):
 def chunks_from_zero(patch, engine):
     """Each prefill chunk but the first lies at positions from 0."""
 
-    def from_zero(of_tree, table, context, tokens, tree, *, logits):
+    def from_zero(of_tree, table, context, tokens, tree=NO_TREE, *, logits):
         segment = of_tree(table, context, tokens, tree, logits=logits)
         if len(tokens) > 1 and context and any(table is request.table for request in engine.scheduler.running):
             segment.positions[: len(tokens)] -= context
