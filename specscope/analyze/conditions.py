@@ -221,18 +221,11 @@ class _Search:
 
 
 def _sampled(label: Bools) -> NDArray[Any]:
-    """Items to search, in order: all, or a sample in which both kinds are well represented."""
+    """Items to search, in order: all, or as many of either kind as there are, at most half of SEARCHED."""
     if len(label) <= SEARCHED:
         return np.arange(len(label))
-    draw = np.random.default_rng(0)
-    yes, no = np.flatnonzero(label), np.flatnonzero(~label)
-    few = min(len(yes), len(no), SEARCHED // 2)
-    many = SEARCHED - few
-    wanted = (few, many) if len(yes) <= len(no) else (many, few)
-    parts = [
-        draw.choice(each, min(count, len(each)), replace=False) for each, count in zip((yes, no), wanted, strict=True)
-    ]
-    return np.sort(np.concatenate(parts))
+    drawn = np.random.default_rng(0).permutation(len(label))
+    return np.sort(np.concatenate([drawn[label[drawn] == kind][: SEARCHED // 2] for kind in (True, False)]))
 
 
 def phi(hits: NDArray[Any], held: NDArray[Any], differ: int, items: int) -> NDArray[Any]:

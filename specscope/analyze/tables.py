@@ -194,10 +194,8 @@ def summed(report: Report) -> Table:
     known = [interval.told for interval in report.intervals]
     ended = [1 if interval.is_request else interval.requests for interval in known]
     requests = None if None in ended else sum(filter(None, ended))
-    over, seconds = (
-        IntervalMeans(known),
-        covered((each.record.start_ns, each.record.end_ns) for each in report.intervals),
-    )
+    over = IntervalMeans(known)
+    seconds = covered((each.record.start_ns, each.record.end_ns) for each in report.intervals)
     rows = [
         ("mean acceptance length τ", over.told(sums)),
         ("draft acceptance rate (accepted / drafted)", percent(over.rate(sums))),

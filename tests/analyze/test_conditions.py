@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specscope.analyze import conditions
 from specscope.analyze.conditions import find, log_fisher, rarest
 
 
@@ -44,6 +45,16 @@ def test_a_planted_rule_is_found(name, seed):
     assert (found.holds(facts) == differs).mean() > 0.998  # thresholds between observed values are all alike
     assert found.hits_in == found.total_in
     assert found.hits_out <= 2
+
+
+@pytest.mark.parametrize("name", ["three", "depth >= 2"])
+def test_of_many_items_some_are_searched_and_the_figures_are_over_all(name, monkeypatch):
+    monkeypatch.setattr(conditions, "SEARCHED", 400)
+    facts = random_facts(1)
+    differs = RULES[name](facts)
+    found = find(facts, differs)
+    assert (found.holds(facts) == differs).mean() > 0.998
+    assert found.total_in + found.total_out == len(differs)
 
 
 @settings(max_examples=40)

@@ -276,10 +276,8 @@ def _trees(aligned: Aligned) -> list[Field]:
     further = int(((apart > bound) | (apart > NEAR * usual * np.sqrt(depth))).sum())  # it adds up as a random walk does
     far, known = int((apart > bound).sum()), int((~np.isnan(apart)).sum())
     made = other(here, TREE, StepStage.TREE, differ, judged, note="its tokens or its shape; near ties among them")
-    odd, rare = (
-        not narrow and further >= FEWEST and _at_least(further, known, FURTHER) < CHANCE,
-        RARE if narrow else COMMON,
-    )
+    odd = not narrow and further >= FEWEST and _at_least(further, known, FURTHER) < CHANCE
+    rare = RARE if narrow else COMMON
     suspect = many(far, made.compared, rare) or odd
     unsure = not suspect and many(far + len(ties) - known, made.compared, rare)
     says = f"{further:,} of {known:,} are further apart than near ties" if odd else ""

@@ -231,12 +231,8 @@ def residual_p(c: Columns) -> tuple[Doubles, Doubles]:
             elders.append(c.elder[elders[-1]])
         p, slack = c.p[mine], error[mine]
         for elder in elders[:0:-1]:  # the first sibling first
-            mass, left, sampled = (
-                np.maximum(c.residual_mass[elder], 0),
-                np.maximum(c.q_left[elder], 1e-12),
-                c.sampled[elder],
-            )
-            some = mass > 0
+            mass, left = np.maximum(c.residual_mass[elder], 0), np.maximum(c.q_left[elder], 1e-12)
+            sampled, some = c.sampled[elder], mass > 0
             with np.errstate(divide="ignore", invalid="ignore"):
                 q = np.where(sampled, c.q[mine] / left, 0.0)
                 off = q * (RELATIVE + WHOLE / left)

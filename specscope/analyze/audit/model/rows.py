@@ -88,10 +88,8 @@ def around(case: Case, keys: Iterable[Key]) -> list[Step]:
 
 def rows_of(case: Case, models: Models, what: str, steps: Sequence[Step]) -> list[Asked]:
     """The rows of the target ("p", "raw p"), or of the drafter where that is a model; a head's over true features."""
-    model, by_request = (
-        models.target if what.endswith("p") else models.drafter(case),
-        defaultdict[str, dict[int, Step]](dict),
-    )
+    model = models.target if what.endswith("p") else models.drafter(case)
+    by_request = defaultdict[str, dict[int, Step]](dict)
     if model is None:
         return []
     for step in steps:
