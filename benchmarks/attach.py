@@ -14,7 +14,7 @@ from statistics import median
 
 from rich.progress import Progress
 
-from benchmarks.terminal import Terminal
+from benchmarks.terminal import Terminal, module
 from specscope.errors import UserError
 from specscope.terminal import text_console
 from specscope.trace.history.history import History
@@ -33,8 +33,7 @@ def run_attach(sample: str, seconds: int) -> None:
     terminal = Terminal([sys.executable, "-P", "-m", "specscope", "watch", "--listen", "127.0.0.1:43170"])
     if terminal.wait_for(lambda shown: b"listening on" in shown, 30) is None:
         raise UserError("the screen did not come up")
-    command = [sys.executable, "-m", "benchmarks.attach", sample, str(seconds)]
-    sender = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    sender = subprocess.Popen(module("benchmarks.attach", sample, str(seconds)), stdout=subprocess.PIPE, text=True)
     memory: list[float] = []
     latencies: list[float] = []
     began = time.perf_counter()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -15,7 +14,7 @@ import torch
 from rich.console import Console
 
 from benchmarks.paired import PairedSides, Side, measure_paired, show, thread_seconds, write_json
-from benchmarks.terminal import Terminal
+from benchmarks.terminal import Terminal, module
 from specscope.engine.config import EngineConfig
 from specscope.engine.engine import Engine
 from specscope.errors import UserError
@@ -100,7 +99,7 @@ def _on_terminal(config: EngineConfig, rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rates.json"
         task = json.dumps({"config": dataclasses.asdict(config), "rounds": rounds, "out": str(out)})
-        terminal = Terminal([sys.executable, "-P", "-m", "benchmarks.screen", task])
+        terminal = Terminal(module("benchmarks.screen", task))
         if terminal.finish() != 0 or not out.exists():
             raise UserError(f"the screen benchmark failed: {terminal.shown[-300:].decode(errors='replace').strip()}")
         found: dict[str, Any] = json.loads(out.read_text())

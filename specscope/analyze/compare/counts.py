@@ -23,8 +23,8 @@ from specscope.trace.record.records import StepRecord
 from specscope.trace.record.vocabulary import printable
 from specscope.trace.wire.reading import read_capture
 
-NOTE = "One side or both hold counts only: no requests are paired, and no test says whether a difference is chance."
 INTERVALS = "Intervals assume independent drafts. Drafts of one request are not, so true intervals are wider."
+NOTE = f"One side or both hold counts only, so no requests are paired. 95 %: interval of the difference. {INTERVALS}"
 NO_SPREAD = "a side reports no counts by position, so there is no interval"
 
 
@@ -102,8 +102,20 @@ class CountsComparison:
         """When the level of a side changed, and what tells the low intervals of both from the others."""
         return levels(self.a.intervals, self.b.intervals)
 
+    @property
+    def headline(self) -> str:
+        """Whether the acceptance length changed, in a sentence."""
+        tau = next(figure for figure in figures(self.a, self.b) if figure.name == TAU)
+        if tau.difference is None:
+            return "Whether the acceptance length changed is not known: a side does not report it."
+        moved = "rose" if tau.difference > 0 else "fell" if tau.difference < 0 else "stayed the same"
+        ends = "" if tau.low is None else f", 95 %: {tau.interval(2)}"
+        change = f"The acceptance length {moved}: {tau.text(tau.a, 2)} → {tau.text(tau.b, 2)}"
+        sure = "" if tau.low is None or tau.nonzero else "; this may be chance"
+        return f"{change} ({tau.text(tau.difference, 2, '+')}{ends}){sure}."
+
     def table(self) -> Table:
-        """Figure, A, B and B - A."""
+        """Figure, A, B, B - A and its interval."""
         sides, rows = (self.a, self.b), []
         for figure in figures(*sides):
             name, told_of_both = "draft acceptance rate", [percent(figure.a), percent(figure.b)]
@@ -112,13 +124,13 @@ class CountsComparison:
             elif figure.name != RATE:
                 name = f"accepted at {figure.name.removesuffix(' rate')}, of the drafts"
                 told_of_both = [share(figure.a, self.a.acceptance.drafts), share(figure.b, self.b.acceptance.drafts)]
-            rows.append((name, *told_of_both, figure.text(figure.difference, 2, "+")))
+            rows.append((name, *told_of_both, figure.points(figure.difference, 2, "+"), figure.interval(2)))
         for name in COUNTED:
             if any(side.counts[name] is not None for side in sides):
                 marks = (side.means.mark if name == "drafts" else "" for side in sides)
                 counts = (mark + told(side.counts[name]) for mark, side in zip(marks, sides, strict=True))
-                rows.append((name, *counts, ""))
-        return Table("Acceptance", ("", "A", "B", "B - A"), rows, NOTE)
+                rows.append((name, *counts, "", ""))
+        return Table("Acceptance", ("", "A", "B", "B - A", "95 %"), rows, NOTE)
 
     @property
     def warnings(self) -> list[str]:
@@ -137,7 +149,8 @@ class CountsComparison:
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         met = {"conditions": plain(self.conditions)} if self.conditions else {}
-        return {"counts_only": True, "note": NOTE, **plain({"a": self.a, "b": self.b, "levels": self.levels}), **met}
+        more = {"headline": self.headline, "note": NOTE}
+        return {"counts_only": True, **more, **plain({"a": self.a, "b": self.b, "levels": self.levels}), **met}
 
 
 def compare_counts(a: Sequence[str], b: Sequence[str], limits: Sequence[Threshold] = ()) -> CountsComparison | None:

@@ -86,10 +86,11 @@ def compare(
     as_json: bool,
     screen: bool,
 ) -> None:
-    """Compare two captures: configuration, where outputs part, acceptance.
+    """Compare two captures, logs, metrics pages or results: did acceptance fall, and why.
 
     \b
       specscope compare before.jsonl after.jsonl
+      specscope compare yesterday.log today.log
       specscope compare a1.jsonl a2.jsonl --with b1.jsonl b2.jsonl
       specscope compare main.jsonl branch.jsonl --fail-if "tau drops > 2%"
 
@@ -140,6 +141,7 @@ def _counts(a: list[str], b: list[str], asked: Sequence[Threshold], *, as_json: 
         _print_json(counts.to_dict(), (counts.a, counts.b), code, counts.warnings)
         return code
     console = text_console()
+    console.print(counts.headline, highlight=False, markup=False, soft_wrap=True)
     sources = {"A": counts.a.source, "B": counts.b.source}
     for name, lines in counts.defined():
         for line in (f"{name}  {', '.join(sources.get(name, ()))}".rstrip(), *(f"   {line}" for line in lines)):
@@ -166,7 +168,7 @@ def _sides(captures: tuple[str, ...], others: tuple[str, ...]) -> tuple[list[str
     elif not others and len(captures) == 1 and len(runs := every_run(captures[0])) == 2:
         a, b = [runs[0]], [runs[1]]
     else:
-        raise UserError("give two captures, or several on each side: specscope compare A1 A2 --with B1 B2")
+        raise UserError("give two captures, specscope compare A B, or several on each side, specscope compare A1 A2 --with B1 B2")
     for name, side in (("A", a), ("B", b)):
         need_different(side, f" for side {name}")
     sides = ([run for capture in as_runs(side) for run in every_run(capture)] for side in (a, b))
