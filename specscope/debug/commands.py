@@ -59,6 +59,7 @@ class Commands:
         self.session, self.what_if = session, what_if or WhatIf()
         self.quitting = False
         self.forked: Forked | None = None  # the last fork, for a screen to show both sides
+        self._checked: dict[str, tuple[int, KVCheck | None]] = {}  # by request the last check of its KV, and the step
         self._last = ""
         self._stop: Stop | None = None  # the last one of the line that is run
 
@@ -287,7 +288,11 @@ class Commands:
         if text != "kv":
             raise UserError("write check kv")
         self._need_tokens()
-        return kv_check_text(self.what_if.check_kv(self.session), self.session.history.vocabulary)
+        check, step = self.what_if.check_kv(self.session), self.session.history.last_step
+        last, before = self._checked.get(check.request, (step, None))
+        self._checked[check.request] = step, check
+        steps = f"between steps {last} and {max(step, last + 1)}"  # what is committed is never written again
+        return kv_check_text(check, self.session.history.vocabulary, before if last <= step else None, steps)
 
     @command(short=("t",), looks=True)
     def do_tree(self, text: str) -> str:

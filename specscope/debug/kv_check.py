@@ -31,6 +31,10 @@ class KVCompared:
     tolerance: float
     differ: tuple[KVPlace, ...]  # all that do, by position
 
+    @property
+    def right(self) -> set[int]:
+        return {*range(self.places)} - {place.position for place in self.differ}
+
 
 @dataclass(frozen=True)
 class KVCheck:
@@ -41,8 +45,9 @@ class KVCheck:
     without: str = ""  # why there is nothing to compare of the drafter
 
 
-def kv_check_text(check: KVCheck, vocabulary: Vocabulary) -> str:
-    """The check as text: what agrees, and the first places that do not."""
+def kv_check_text(check: KVCheck, vocabulary: Vocabulary, before: KVCheck | None = None, steps: str = "") -> str:
+    """The check as text: what agrees, and the first places that do not. `before`: an earlier one; `steps`: of both."""
+    right = {} if before is None else {cache.model: cache.right for cache in before.compared}
     lines = []
     for cache in check.compared:
         count = plural(cache.places, "place")
@@ -56,6 +61,8 @@ def kv_check_text(check: KVCheck, vocabulary: Vocabulary) -> str:
             lines += [_place(place, vocabulary) for place in cache.differ[:SHOWN]]
             more = len(cache.differ) - SHOWN
             lines += [f"  and {plural(more, 'more place')}"] if more > 0 else []
+            if changed := [place.position for place in cache.differ if place.position in right.get(cache.model, ())]:
+                lines.append(f"  changed {steps}: {plural(len(changed), 'place')}, the first at position {changed[0]}")
     return "\n".join([*lines, *([check.without] if check.without else [])])
 
 

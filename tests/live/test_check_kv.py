@@ -136,6 +136,22 @@ def test_the_command_on_a_live_engine():
         commands.run("check kv")
 
 
+def test_kv_that_is_written_over_between_steps_is_told_with_the_steps():
+    made = engine(DRAFTERS["model tree"], blocks=64, tokens=90)
+    commands = commands_over(made)
+    commands.run("next 6")
+    request = commands.session.current_request.id
+    right, last = commands.run("check kv"), made.steps - 1
+    assert "DIFFER" not in right
+    made.runner.cache.key[1][:, made.requests[request].table.slots(3, 4)] += 1
+    said = commands.run("check kv").splitlines()  # behind this step and before the next
+    assert said[1].startswith("  position 3 ")
+    assert said[2] == f"  changed between steps {last} and {last + 1}: 1 place, the first at position 3"
+    commands.run("next")
+    commands.run(f"request {request}")
+    assert "changed" not in commands.run("check kv")  # it was wrong before
+
+
 def test_what_is_wrong_is_shown_place_by_place():
     places = tuple(KVPlace(at, 65 + at, 160 + at, 3, 0.5) for at in range(10))
     check = KVCheck("r0", (KVCompared("target", 90, 0.5, 1e-4, places),), "the drafter (ngram) keeps no KV")
