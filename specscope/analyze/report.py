@@ -123,7 +123,7 @@ def notes_of(history: History, requests: Sequence[RequestReport], loops: Loops) 
     aggregates = [step.aggregate for step in history.steps if step.aggregate is not None]
     parts = [part for step in history.steps for part in step.requests if part.is_judged]
     lost = 0 if history.in_part else history.lost  # a reader says what its file lacks
-    branches, open_ended = len(history.branches), sum(request.finish is None for request in requests)
+    branches = len(history.branches)
     missing = [request.missing_tokens for request in requests if request.missing_tokens]
     forced, lossy = sum(len(part.told("verdict", "forced")) > 0 for part in parts), [p for p in parts if p.lossy]
     rules, verdicts = ", ".join(sorted({part.rule for part in lossy})), plural(len(parts), "verdict")
@@ -141,11 +141,6 @@ def notes_of(history: History, requests: Sequence[RequestReport], loops: Loops) 
             branches > 1,
             f"the run was edited and has {branches} branches: these figures are for branch {history.branch} (--branch "
             "N selects another)",
-        ),
-        (
-            open_ended,
-            f"{open_ended} of {plural(len(requests), 'request')} did not end: still running, or the capture was cut "
-            "off",
         ),
         (
             forced,

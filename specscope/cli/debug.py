@@ -42,7 +42,7 @@ LONGEST_LINE = 10_000  # characters
 @verb(epilog=X_RULE)
 @click.argument("given", nargs=-1, metavar="X...", type=DEBUGGED)
 @file_option
-@click.option("--commands", "script", metavar="FILE", help="Run the commands in FILE (- is standard input), then exit.")
+@click.option("--commands", "script", metavar="FILE", help="Run the commands in FILE, then exit. Standard input is -.")
 @engine_options
 @sampling_options
 @source_options

@@ -38,14 +38,14 @@ FORMS = (
 @verb(epilog=X_RULE)
 @click.argument("captures", nargs=-1, required=True, type=PLACE, metavar="CAPTURE[#REQUEST[@STEP[:LAST]]]...")
 @click.option(
-    "-o", "--output", required=True, metavar="DIR|FILE", help="A folder for tables, or the name of a page or capture."
+    "-o", "--output", required=True, metavar="DIR|FILE", help="A folder for tables, a page or a capture."
 )
 @click.option(
     "--findings",
     type=click.Choice(["verify", "diagnose", "none"]),
     default="verify",
     show_default=True,
-    help="Of a page: the judge whose findings it shows. diagnose loads the models.",
+    help="The judge whose findings a page shows. With diagnose, the models are loaded.",
 )
 @no_clobber_option
 @privacy_options

@@ -106,7 +106,7 @@ class Verb(click.Command):
 
 def _line(about: str, room: int) -> str:
     """What a flag does, in a line: all of it, its first sentence, or the beginning of that."""
-    first = re.split(r"(?<=[^.][^.][.]) (?=[A-Z])", about)[0]
+    first = re.split(r"(?<=[^.][^.][.])\s+(?=[A-Z[])", about)[0]
     return about if len(about) <= room else textwrap.shorten(first, room, placeholder=" …")
 
 

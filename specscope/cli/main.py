@@ -90,6 +90,13 @@ def cli(context: click.Context) -> None:
 
     Watch a model draft and verify, token by token. Capture every decision with its evidence, then open it, report on
     it, or send it to Jaeger. `specscope VERB --help` explains a verb.
+
+    \b
+      Why is my acceptance low?        specscope diagnose run.jsonl
+      Did it fall since yesterday?     specscope compare BEFORE AFTER (logs too)
+      Does my sampler sample right?    specscope verify run.jsonl
+      Why was this token rejected?     specscope why run.jsonl#r3@17
+      What is in this Jaeger trace?    specscope open URL (or its download)
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())

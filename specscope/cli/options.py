@@ -107,13 +107,13 @@ _PRIVACY = [
     click.option(
         "--no-text",
         is_flag=True,
-        help="Leave out prompts, output and all other text, wherever records go. Token ids stay.",
+        help="Leave out all text, wherever records go. Token ids stay.",
     ),
-    click.option("--no-tokens", is_flag=True, help="Leave out token ids too: shapes, probabilities and times stay."),
+    click.option("--no-tokens", is_flag=True, help="Leave out token ids too. Shapes, numbers and times stay."),
 ]
 own_drafter_option = click.option("--drafter", metavar="NAME", help="The run's drafter, if it is your module:Class.")
 file_option = click.option(
-    "--file", metavar="FILE", help="Read prompts from a file: lines of text, or JSON Lines; - is standard input."
+    "--file", metavar="FILE", help="Read prompts from a file of lines or JSON. Lines of text, or JSON Lines; - is standard input."
 )
 no_clobber_option = click.option("--no-clobber", is_flag=True, help="Refuse to replace an older capture.")
 GROUP_OF = {  # of a flag that several verbs share

@@ -58,7 +58,7 @@ SHUTDOWN_SECONDS = 2.0  # with what follows (serve/server.py) a server stops wit
     default=256,
     show_default=True,
     metavar="N",
-    help="Requests that may wait, beyond --max-batch that run. More get status 429.",
+    help="Requests that may wait. More, beyond --max-batch that run, get status 429.",
 )
 @click.option(
     "--max-body",

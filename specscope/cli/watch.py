@@ -47,7 +47,7 @@ POLL = 0.05  # seconds between two checks for news
 @click.option(
     "--listen",
     metavar="HOST:PORT",
-    help="Receive spans at this address: gRPC here, HTTP at the next port. Anyone who can reach it can send; "
+    help="Receive spans here. OTLP over gRPC at this port, over HTTP at the next. Anyone who can reach it can send; "
     "with 0.0.0.0, every machine.",
 )
 @click.option("--http-port", type=whole_from(0, 65535), metavar="PORT", help="With --listen: another port for HTTP.")
@@ -64,7 +64,7 @@ POLL = 0.05  # seconds between two checks for news
 )
 @options.no_clobber_option
 @options.sending_options
-@click.option("--headless", is_flag=True, help="Print a line for each interval instead of showing a screen.")
+@click.option("--headless", is_flag=True, help="Print a line for each interval, without a screen.")
 @click.option("--follow", is_flag=True, help="With --headless: wait for more when a log file ends.")
 @options.privacy_options
 @click.option("--for", "seconds", type=Number(Seconds), metavar="S", help="Stop after S seconds.")

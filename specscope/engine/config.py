@@ -54,24 +54,25 @@ class EngineConfig:
     drafter: Annotated[
         str,
         Flag(
-            f"{', '.join(RUN_HERE)}, none, or your module:Class.  [default: eagle; ngram with --target]",
+            f"How to draft, such as eagle, ngram or draft_model. One of {', '.join(RUN_HERE)}, none, or your "
+            "module:Class.  [default: eagle; ngram with --target]",
             "DRAFTER",
         ),
     ] = "auto"
     # None, for "eagle": the default target's head
     draft_model: Annotated[
         str | None,
-        Flag("A head, a smaller model, or self:N (the target's first N layers).", "MODEL"),
+        Flag("A head, a smaller model, or self:N. With self:N, the target's first N layers.", "MODEL"),
     ] = None
     # plans/plan.py reads it; None: the drafter's default
     tree: Annotated[
         str | None,
-        Flag("Draft tree: 5, 3x5, '[(0,), (1,), (0, 0)]', top:3x5 or dynamic:16; see specscope tree -h.", "TREE"),
+        Flag("Draft tree, such as 5, 3x5 or dynamic:16. Also '[(0,), (1,), (0, 0)]' and top:3x5; see specscope tree -h.", "TREE"),
     ] = None
     speculation: Annotated[str, Flag("Whether to draft.  [default: on]", "[on|off]")] = "on"
     disable_above: Annotated[
         Count | None,
-        Flag("Stop drafting above N decoding requests; resume at a quarter fewer.", "N"),
+        Flag("Stop drafting above N decoding requests. It resumes at a quarter fewer.", "N"),
     ] = None
     async_scheduling: Annotated[
         bool,
@@ -83,8 +84,8 @@ class EngineConfig:
     rule: Annotated[
         str,
         Flag(
-            "How drafts are verified: standard, block, traversal, match, or your module:function; block and traversal "
-            "accept more sampled drafts.  [default: standard]",
+            "standard, block, traversal, match or your own. How drafts are verified; your own is module:function; block "
+            "and traversal accept more sampled drafts.  [default: standard]",
             "RULE",
         ),
     ] = STANDARD

@@ -254,3 +254,4 @@ def render_text(comparison: Comparison, console: Console) -> None:
     for line in comparison.missing:
         console.print(Text(f"  – {printable(line)}", style="dim"))
     render_page(console, (), (), tables(comparison))
+    console.print(Text(f"\n{printable(comparison.headline)}", style="bold"))

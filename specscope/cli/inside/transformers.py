@@ -32,7 +32,7 @@ MISSING = (
 
 
 @verb(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@recorded_options("the script", capture=f"{DEFAULT} if no flag says where records go. ")
+@recorded_options("the script", capture=f"Without a flag that says where records go it is {DEFAULT}. ")
 @click.argument(
     "arguments", nargs=-1, required=True, type=click.UNPROCESSED, callback=program_words, metavar="SCRIPT [ARGS]..."
 )

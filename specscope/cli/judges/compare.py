@@ -68,14 +68,14 @@ class WithCommand(Verb):
     "limits",
     multiple=True,
     metavar="CONDITION",
-    help='Exit with 1 only if this holds: FIGURE (drops|rises|differs) > X[%], such as "tau drops > 2%", or '
+    help='Exit with 1 only if e.g. "tau drops > 2%". FIGURE (drops|rises|differs) > X[%], or '
     "FIGURE (<|>) X[%] for B alone. FIGURE is a row of the table of figures (tau, rate, depth N rate, tokens per step, "
     "whole paths, q above acceptance, squared error of q), a count (drafts, drafted, accepted, "
     'output tokens, requests), or a group: tau where GROUP is VALUE, such as "tau where label kind is code". Join '
     'several with "or".',
 )
 @json_option(help="Print JSON.")
-@click.option("--screen", "screen", is_flag=True, help="Show the pairs on a screen, and both trees where outputs part.")
+@click.option("--screen", "screen", is_flag=True, help="Show the pairs on a screen. And both trees where outputs part.")
 @source_options
 @click.pass_obj
 def compare(

@@ -49,23 +49,23 @@ SAMPLE = 300  # steps that the models judge, unless --only is given
     "--sample",
     type=whole_from(1, 2**31),
     metavar="N",
-    help=f"How many steps the models judge, spread over the run.  [default: {SAMPLE}; all with --only]",
+    help=f"Steps that the models judge, over the run.  [default: {SAMPLE}; all with --only]",
 )
 @click.option(
     "--stage",
     "stages",
     multiple=True,
     type=click.Choice([stage.value for stage in Stage]),
-    help="With --only locate: only this part of a step; repeatable.  [default: all]",
+    help="Only this part of a step. With --only locate; repeatable.  [default: all]",
 )
-@click.option("--screen", is_flag=True, help="With --only locate: show every operation on a screen.")
+@click.option("--screen", is_flag=True, help="Show every operation on a screen. With --only locate.")
 @click.option(
     "--trainer",
     metavar="FOLDER",
-    help="Only compare the head with the folder that it was trained in.",
+    help="Only compare the head with its training folder.",
 )
 @click.option("--no-audit", is_flag=True, help="Judge from the capture only; load no model.")
-@click.option("--no-known", is_flag=True, help="Do not match known causes; show only where it breaks.")
+@click.option("--no-known", is_flag=True, help="Match no known causes. Show only where it breaks.")
 @click.option("--branch", type=whole_from(0, 2**31), metavar="N", help="Judge this branch.  [default: the last]")
 @json_option(help="Print JSON.")
 @source_options

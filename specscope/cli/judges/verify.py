@@ -39,12 +39,12 @@ MOST_SHOWN = 10  # calls whose outputs are impossible
     default=0.01,
     show_default=True,
     metavar="P",
-    help="Chance that a run without a fault fails the statistical checks, all together.",
+    help="Chance that a run without a fault fails. Of all statistical checks together.",
 )
 @click.option(
     "--rule",
     metavar="RULE",
-    help="Rule of the run if it is your module:function; for calls: standard, match, block or greedy.",
+    help="Rule of the run, if it is your own. As module:function; for calls: standard, match, block or greedy.",
 )
 @click.option("--branch", type=whole_from(0, 2**31), metavar="N", help="Judge this branch.  [default: the last]")
 @source_options

@@ -67,3 +67,4 @@ def render(answer: NodeAnswer | RunAnswer, file: str, console: Console) -> None:
     if answer.kinds:
         example = answer.kinds[0].examples[0]
         console.print(Text(f"\nExample: specscope why {shell_word(f'{file}#{example}')}", style="dim"))
+        console.print(Text(f"A fault, or a weak drafter: specscope diagnose {shell_word(file)}", style="dim"))

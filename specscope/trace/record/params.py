@@ -149,7 +149,7 @@ class SamplingParams:
     top_p: Annotated[
         float,
         Meta(gt=0, le=1, description="above 0 and at most 1"),
-        Flag("Keep the likeliest tokens that together reach probability P.  [default: 1]", "P"),
+        Flag("Keep the likeliest tokens whose sum reaches P.  [default: 1]", "P"),
     ] = 1.0
     min_p: Annotated[
         float,
