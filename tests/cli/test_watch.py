@@ -325,7 +325,7 @@ def test_report_reads_a_log_as_its_capture(tmp_path):
 def test_compare_reads_logs_and_judges_them():
     code, out, _ = run_here(["compare", STEPS, SYNTHETIC, "--fail-if", "tau drops > 2%"])
     assert code == 1
-    assert "3.90           2.40    -1.50" in out
+    assert re.search(r"3\.90 +2\.40 +-1\.50 ", out)
     assert run_here(["compare", STEPS, SYNTHETIC, "--fail-if", "tau rises > 2%"])[0] == 0
 
 

@@ -90,7 +90,6 @@ def test_coins_that_are_used_again_are_seen_and_located(engines, monkeypatch, na
     assert certain <= set(failed(history))
     (located,) = located_draws(case_of(history))
     assert located.operation.name == "draft coins"
-    assert located.operation.code.startswith("specscope/speculate/")
     assert words in located.sentence
     assert 0 < located.explained <= located.differing
     assert located.unit == "draw"
