@@ -37,9 +37,7 @@ FORMS = (
 
 @verb(epilog=X_RULE)
 @click.argument("captures", nargs=-1, required=True, type=PLACE, metavar="CAPTURE[#REQUEST[@STEP[:LAST]]]...")
-@click.option(
-    "-o", "--output", required=True, metavar="DIR|FILE", help="A folder for tables, a page or a capture."
-)
+@click.option("-o", "--output", required=True, metavar="DIR|FILE", help="A folder for tables, a page or a capture.")
 @click.option(
     "--findings",
     type=click.Choice(["verify", "diagnose", "none"]),

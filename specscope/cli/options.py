@@ -113,7 +113,7 @@ _PRIVACY = [
 ]
 own_drafter_option = click.option("--drafter", metavar="NAME", help="The run's drafter, if it is your module:Class.")
 file_option = click.option(
-    "--file", metavar="FILE", help="Read prompts from a file of lines or JSON. Lines of text, or JSON Lines; - is standard input."
+    "--file", metavar="FILE", help="Read prompts from a file of lines or JSON. Standard input is -."
 )
 no_clobber_option = click.option("--no-clobber", is_flag=True, help="Refuse to replace an older capture.")
 GROUP_OF = {  # of a flag that several verbs share

@@ -144,7 +144,7 @@ def _on_screen(
 @click.argument("prompts", nargs=-1, required=True, metavar="PROMPTS...", type=PROMPT)
 @click.option("-o", "--output", required=True, metavar="FILE", help="The capture to write (OTLP JSON Lines).")
 @no_clobber_option
-@click.option("--log-stats", is_flag=True, help='Print vLLM\'s line of figures every 10 s. It begins with "SpecDecoding metrics:".')
+@click.option("--log-stats", is_flag=True, help="Print vLLM's line of SpecDecoding metrics every 10 s.")
 @click.option("--quiet", is_flag=True, help="Print no progress bar and no summary.")
 @engine_options
 @sampling_options

@@ -51,7 +51,9 @@ from specscope.trace.wire.reading import read_capture
     "--costs", metavar="FILE", help="File of step costs. If it exists, no model is needed; else it is written."
 )
 @click.option("--no-costs", is_flag=True, help="Compare acceptance lengths only: no model is needed.")
-@click.option("--check", is_flag=True, help="Measure the chosen tree. Beside the default and no drafting, on other prompts.")
+@click.option(
+    "--check", is_flag=True, help="Measure the chosen tree. Beside the default and no drafts, on other prompts."
+)
 @click.option("--prompts", metavar="FILE", help="Prompts for --check.  [default: prompts that the capture lacks]")
 @own_drafter_option
 @click.option("--target", metavar="MODEL", help="Target model.  [default: the one in the capture]")

@@ -67,7 +67,9 @@ class EngineConfig:
     # plans/plan.py reads it; None: the drafter's default
     tree: Annotated[
         str | None,
-        Flag("Draft tree, such as 5, 3x5 or dynamic:16. Also '[(0,), (1,), (0, 0)]' and top:3x5; see specscope tree -h.", "TREE"),
+        Flag(
+            "Draft tree, such as 5, 3x5 or dynamic:16. Also '[(0,), (0, 0)]', top:3x5; see specscope tree -h.", "TREE"
+        ),
     ] = None
     speculation: Annotated[str, Flag("Whether to draft.  [default: on]", "[on|off]")] = "on"
     disable_above: Annotated[
@@ -84,8 +86,8 @@ class EngineConfig:
     rule: Annotated[
         str,
         Flag(
-            "standard, block, traversal, match or your own. How drafts are verified; your own is module:function; block "
-            "and traversal accept more sampled drafts.  [default: standard]",
+            "standard, block, traversal, match or your own. How drafts are verified, your own by module:function. "
+            "Block and traversal accept more sampled drafts.  [default: standard]",
             "RULE",
         ),
     ] = STANDARD

@@ -168,7 +168,7 @@ def _sides(captures: tuple[str, ...], others: tuple[str, ...]) -> tuple[list[str
     elif not others and len(captures) == 1 and len(runs := every_run(captures[0])) == 2:
         a, b = [runs[0]], [runs[1]]
     else:
-        raise UserError("give two captures, specscope compare A B, or several on each side, specscope compare A1 A2 --with B1 B2")
+        raise UserError("give two captures, or several on each side: specscope compare A B, or A1 A2 --with B1 B2")
     for name, side in (("A", a), ("B", b)):
         need_different(side, f" for side {name}")
     sides = ([run for capture in as_runs(side) for run in every_run(capture)] for side in (a, b))
