@@ -11,6 +11,7 @@ import re
 import shutil
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,6 +40,8 @@ from specscope.trace.stored import CaptureSource, StoreAddress, as_runs, every_r
 from specscope.trace.wire.outputs import Bus, OutputOptions, Outputs
 from specscope.trace.wire.reading import CaptureReader, read_capture, split_file
 from specscope.trace.wire.spans import SpanLevel
+
+EVERY = 10.0  # seconds between lines of progress
 
 captures_argument = click.argument("captures", nargs=-1, required=True, type=CAPTURE, metavar="CAPTURE...")
 
@@ -90,9 +93,32 @@ def reading_bar(what: str) -> Iterator[Callable[[float], None] | None]:
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """What updates a progress bar with what is done, how much of it, and of how much."""
+    """What updates a progress bar with what is done and of how much; where no terminal is, a line now and then."""
+    if not sys.stderr.isatty():
+        with _progress_lines() as tell:
+            yield tell
+        return
     with terminal_bar(text_console(error=True), "loading", None) as update:
         yield lambda what, done, total: update(description=what, completed=done, total=total)
+
+
+@contextmanager
+def _progress_lines() -> Iterator[Callable[[str, int, int], None]]:
+    """Lines in a log: from a thread, since a model that loads or a search reports nothing for long."""
+    ended, began, now = threading.Event(), time.monotonic(), ["loading"]
+
+    def lines() -> None:
+        while not ended.wait(EVERY):
+            click.echo(f"{time.monotonic() - began:.0f} s: {now[0]}", err=True)
+
+    def tell(what: str, done: int, total: int) -> None:
+        now[0] = f"{what}, {done:,} of {total:,}" if total > 1 else what
+
+    threading.Thread(target=lines, daemon=True).start()
+    try:
+        yield tell
+    finally:
+        ended.set()
 
 
 @contextmanager

@@ -2,11 +2,13 @@
 
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from specscope.cli import captures
 from specscope.cli.main import cli
 from specscope.errors import UserError
 
@@ -66,3 +68,17 @@ def test_a_header_that_names_no_tree_or_drafter_of_ours_says_what_was_not_judged
     walked = ["locate"] if name == "drafter" else []  # of a drafter that is not ours, the target's operations
     assert found["looked_at"] == ["capture", "verify", "audit", *walked]
     assert found["left_out"] == [f"audit: {says}"]
+
+
+def test_progress_in_a_pipe_is_a_line_every_few_seconds(capsys, monkeypatch):
+    monkeypatch.setattr(captures, "EVERY", 0.05)
+    with captures.progress_bar() as progress:
+        progress("auditing the target", 3, 120)
+        time.sleep(0.2)
+        progress("looking at the verdict", 0, 0)
+        time.sleep(0.2)
+    ended = capsys.readouterr().err
+    assert "0 s: auditing the target, 3 of 120\n" in ended
+    assert ended.endswith("0 s: looking at the verdict\n")
+    time.sleep(0.2)
+    assert capsys.readouterr().err == ""
