@@ -189,18 +189,23 @@ def _without_screen(
     """Run all prompts; returns the exit code: 0; 1 where a prompt cannot run, a request failed, or the capture lacks
     something; 128 and the signal's number, 130 after Ctrl-C. Raises UserError where no prompt can run.
     """
-    from specscope.live.start import start_engine
+    from specscope.live.start import start_engine, too_long
 
     console = text_console(error=True, quiet=quiet)
     total, undrafted, texts, ends = Acceptance(), Counter[Undrafted](), list[Ints](), list[RequestEnd]()
     with terminal_bar(console, "starting", len(specs)) as update:
         with ends_at_once():
             begin = _staged(console, update)
+            long = too_long(config, specs, begin)
+            refused = list(long.values())
+            if len(refused) == len(specs):
+                raise UserError(refused[-1])
+            for line in refused:
+                warn(f"{line}; skipped")
             engine = start_engine(config, begin)
             begin("running")
         log = (lambda line: console.print(line, highlight=False, soft_wrap=True)) if log_stats else None
-        refused: list[str] = []
-        for number, spec in enumerate(specs):
+        for number, spec in ((number, spec) for number, spec in enumerate(specs) if number not in long):
             try:
                 engine.add_spec(spec)
             except UserError as error:

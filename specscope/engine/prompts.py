@@ -32,6 +32,12 @@ class PromptSpec:
     template: Mapping[str, Any] = field(default_factory=dict)  # chat_template_kwargs: variables of that template
     place: str = ""  # the file and the line that it was read from
 
+    @property
+    def bytes(self) -> int:
+        """The length of its text."""
+        texts = [self.prompt] if isinstance(self.prompt, str) else [turn["content"] for turn in self.prompt]
+        return sum(len(text.encode()) for text in texts)
+
 
 def template_label(template: Mapping[str, Any]) -> dict[str, str]:
     """chat_template_kwargs as the label that records them. Raises UserError."""

@@ -25,7 +25,7 @@ from specscope.interrupt import ends_at_once
 from specscope.live.check_kv import check_kv
 from specscope.live.fork import forked
 from specscope.live.inspect import view_begun, view_earlier, view_last
-from specscope.live.start import start_engine
+from specscope.live.start import start_engine, too_long
 from specscope.speculate.changes import Changes
 from specscope.trace.checked import short, whole
 from specscope.trace.history.history import History
@@ -49,7 +49,10 @@ def commands_over(engine: Engine) -> Commands:
 def live_commands(config: EngineConfig, specs: Sequence[PromptSpec]) -> Commands:
     """Load an engine, give it prompts, and stand before its first step. Raises UserError."""
     with ends_at_once():
-        engine = start_engine(config, lambda stage: print(f"{stage} ...", file=sys.stderr))
+        progress = lambda stage: print(f"{stage} ...", file=sys.stderr)  # noqa: E731
+        for line in too_long(config, specs, progress).values():
+            raise UserError(line)
+        engine = start_engine(config, progress)
     commands = commands_over(engine)
     for spec in specs:
         engine.add_spec(spec)

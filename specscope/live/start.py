@@ -6,7 +6,7 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -15,9 +15,13 @@ import psutil
 
 from specscope.engine.config import EngineConfig
 from specscope.engine.lean import import_transformers
+from specscope.engine.prompt_encoder import PromptEncoder, TooLargeError
+from specscope.engine.prompts import PromptSpec
+from specscope.errors import UserError
 from specscope.model.bundled import NAME
 from specscope.model.places import check_context, check_device, check_layers, check_model, config_of, head_place
 from specscope.plans.kinds import runs_head
+from specscope.trace.record.vocabulary import read_vocabulary
 
 if TYPE_CHECKING:
     from specscope.engine.engine import Engine
@@ -27,6 +31,7 @@ T = TypeVar("T")
 # What OpenMP libraries read of how their threads wait: GNU's, and Intel's and LLVM's.
 WAITING_NAMES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 SPINS = "1000"  # of GNU's, about 5 us; its own choice is 300,000. BENCHMARKS.md has the figures.
+TEMPLATE_TOKENS = 1000  # that a chat template adds, or fewer
 LOOK_SECONDS = 0.1  # in which the others are watched
 BUSY = 0.6  # processors that others may keep busy: a screen that draws takes a quarter
 
@@ -79,6 +84,38 @@ def check_places(config: EngineConfig) -> None:
         check_layers(config.draft_layers, layers, name)
     if config.max_context is not None and isinstance(longest, int):
         check_context(config.max_context, longest, name)
+
+
+def too_long(config: EngineConfig, specs: Sequence[PromptSpec], progress: Callable[[str], None]) -> dict[int, str]:
+    """Which prompts are longer than the model's context, by their place among `specs`, and why. Raises UserError.
+
+    Asked before the weights are loaded. A token has a byte at least, so that for most prompts no tokenizer is needed.
+    """
+    check_places(config)
+    known = config_of(config.target).get("max_position_embeddings")
+    longest = config.max_context or known
+    doubtful = [
+        n for n, spec in enumerate(specs) if isinstance(longest, int) and spec.bytes + TEMPLATE_TOKENS >= longest
+    ]
+    if not doubtful or not isinstance(longest, int):
+        return {}
+    share_cores()
+    from specscope.model.loader import load_tokenizer
+
+    progress("reading the tokenizer")
+    tokenizer = load_tokenizer(config.target)
+    pieces = read_vocabulary(tokenizer).pieces
+    encoder = PromptEncoder(tokenizer, len(pieces), longest, max(map(len, pieces.values()), default=1))
+    refused: dict[int, str] = {}
+    for number in doubtful:
+        spec = specs[number]
+        try:
+            encoder.check(encoder.encode(encoder.turn(spec.prompt, raw=spec.raw), spec.template)[1])
+        except TooLargeError as error:
+            refused[number] = f"{spec.place or f'prompt {number + 1}'}: {error}"
+        except UserError:  # the engine says so
+            continue
+    return refused
 
 
 class Stages:

@@ -197,11 +197,20 @@ def test_requests_that_failed_are_counted_with_their_reason(verb, old, tiny, tmp
     assert "specscope: warning: 1 of 2 requests failed: structured_outputs: regex cannot be used: " in err
 
 
-def test_a_prompt_that_is_too_long_is_named_and_the_others_run(capture, tmp_path):
+def test_a_prompt_that_is_too_long_is_named_before_the_model_is_loaded(capture, tiny, tmp_path):
+    """Its weights cannot be read: where one prompt fits, that comes after the warning; else the prompts alone."""
+    model = tmp_path / "model"
+    shutil.copytree(tiny, model)
+    for weights in model.glob("*.safetensors"):
+        weights.write_bytes(b"")
     (tmp_path / "p.txt").write_text("abc\n" + "x " * 600 + "\n")
-    code, _, err = capture(tmp_path / "o.jsonl")
-    assert (code, (tmp_path / "o.jsonl").exists()) == (1, True)
-    assert re.search(rf"specscope: warning: {tmp_path}/p.txt, line 2: the prompt has \d+ tokens; .*skipped", err)
+    (tmp_path / "long.txt").write_text("x " * 600)
+    code, _, err = capture(tmp_path / "o.jsonl", "--target", model)
+    told, loading = err.splitlines()
+    assert re.fullmatch(rf"specscope: warning: {tmp_path}/p.txt, line 2: the prompt has \d+ tokens; .*skipped", told)
+    assert (code, "cannot load" in loading) == (2, True)
+    code, _, err = capture(tmp_path / "o.jsonl", "--target", model, prompts="long.txt")
+    assert (code, err.count("\n"), "long.txt, line 1: the prompt has" in err) == (2, 1, True)
 
 
 @pytest.mark.parametrize("words", [["why"], ["diagnose", "--no-audit"]])
