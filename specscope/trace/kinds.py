@@ -260,7 +260,9 @@ def _key_paths(start: bytes) -> Iterator[str]:
         last = token
 
 
-LARGEST = 32 * 2**20  # bytes of a line or a document: decoded it is up to twelve times larger; our lines have some MiB
+LARGEST = (
+    128 * 2**20
+)  # bytes of a line or a document, such as a download of many traces: decoded up to twelve times as many
 # A string has an end, and is on one line. An object with no brackets in it is one token: most are, so this is quick.
 _STRING = rb'"[^"\\\n]*+(?:\\.[^"\\\n]*+)*+'
 _NO_BRACKETS = rb'[^"{}\[\]]*+'

@@ -160,7 +160,7 @@ def test_messages_that_cannot_be_read_are_named_and_the_others_are_read(monkeypa
     content = b"".join(len(message).to_bytes(4, "big") + message for message in messages)
     parts = parts_of(content, lambda number, why: faults.append((number, why)))
     assert [list(map(str, spans)) for [(_, spans)] in parts] == [[], ["a span that is not OTLP protobuf"], []]
-    assert faults == [(2, "it is not OTLP protobuf"), (3, "a message or a resource's spans of over 32 MiB, the limit")]
+    assert faults == [(2, "it is not OTLP protobuf"), (3, "a message or a resource's spans of over 128 MiB, the limit")]
 
 
 @pytest.mark.parametrize("how", ["lines", "Jaeger's API as a stream", "proto of the file exporter", "protobuf"])
