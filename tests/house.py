@@ -59,6 +59,7 @@ FRAGMENTS: dict[str, int] = {
 }
 
 SLEEPS: dict[str, int] = {
+    "tests/cli/judges/test_diagnose.py": 3,
     "tests/serve/customers.py": 1,
     "tests/serve/test_crowd.py": 2,
     "tests/test_interrupt.py": 2,
