@@ -14,27 +14,27 @@ MOST_LINES, FEWEST_LINES = 600, 60
 MOST_FILES = 15  # of a folder
 SLACK = 50  # what may be gained before a bound is lowered
 BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
-    "trace": (10746, 9300),
+    "trace": (10748, 9300),
     "remote": (1798, 1700),
     "watch": (1901, 1850),
     "analyze": (20376, 15700),
     "measure": (4384, 3300),
-    "engine": (2883, 2350),
+    "engine": (2889, 2350),
     "plans": (1018, 850),
     "speculate": (3481, 2700),
     "model": (3450, 2800),
     "kernels": (2207, 2200),
     "inside": (1850, 1850),
     "vllm, transformers, sglang": (5016, 4050),
-    "debug, live": (3440, 3200),
+    "debug, live": (3480, 3200),
     "tui": (5861, 5500),
-    "cli": (3752, 3100),
+    "cli": (3783, 3100),
     "serve": (1600, 1600),
     "page": (973, 700),
     "testing": (765, 320),
     "bench, train": (0, 0),
     "top level": (890, 600),
-    "all": (75928, 64500),
+    "all": (76007, 64500),
     "benchmarks": (3306, 3300),
 }
 TESTS_BUDGET = 40_500
