@@ -94,6 +94,8 @@ LISTED = re.compile(
     r"|report\.json\.captures\[0\]\.answers\.rejections\.notes: \[\"raw p, ranks, [^\"]*\"\] -> \[\]$"
     r"|report\.json\.captures\[0\]\.(engine\.overlap_s|adaptive): .* -> nothing$"
     r"|compare\.json\.calibration: .* -> nothing$"
+    # Counts that are compared have an interval
+    r"|compare\.json\.note: \"One side or both hold counts only: no .* -> \"One side or both hold counts only, so no "
     r"|compare\.json\.missing\[\d\]: .*: neither they nor calibration are compared\" -> .*: they are not compared\"$"
     r"|compare\.json\.missing\[\d\]: .*within a chat template .*: record [AB] with.* -> .*: record both with --raw, or "
     r"|(report|compare)\.json\.schema: |verify\.json\.captures\[0\]\.own_rule: nothing -> |why.*\.more: nothing -> "
