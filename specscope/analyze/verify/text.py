@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.text import Text
 
 from specscope.analyze.findings import CheckResult, Exit, Finding
-from specscope.analyze.verify.trial import DISTRIBUTION, Trial
+from specscope.analyze.verify.trial import ACCEPTANCE, Trial
 from specscope.trace.history.wording import plural
 from specscope.trace.record.vocabulary import printable
 
@@ -41,8 +41,7 @@ def verdict(trial: Trial) -> str:
         return f"NOT CONSISTENT: {plural(len(trial.failed), 'check')} failed ({names}); {rest}{untested}"
     if trial.exit is Exit.NOT_JUDGED:
         return f"CANNOT BE JUDGED: {rest}"
-    rates = (check for check in checks if check.name == DISTRIBUTION[0] and check.statistic is not None)
-    seen = next(rates, None)
+    seen = next((check for check in checks if check.name == ACCEPTANCE and check.statistic is not None), None)
     least = "" if seen is None else f"; {seen.name} over {plural(seen.tested, seen.unit)}: {seen.note}"
     return f"consistent: {rest}, over {plural(trial.steps, 'decode step')}{untested}{least}"
 

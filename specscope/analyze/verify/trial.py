@@ -26,7 +26,8 @@ OF_FINALS = (  # where the last token of a step is drawn from something else; tw
     *("final token", "final p"),
 )
 # The checks of whether drawn tokens are distributed as the target's
-DISTRIBUTION = ("acceptance", "recovered draws", "other final draws", "emitted surprisal", "target's choice emitted")
+ACCEPTANCE = "acceptance"
+DISTRIBUTION = (ACCEPTANCE, "recovered draws", "other final draws", "emitted surprisal", "target's choice emitted")
 # What cannot be looked at where token ids were left out
 BY_TOKENS = (
     *("raw probabilities", "drafter's likeliest", "top-p", "temperature and penalties", "draft's temperature"),
