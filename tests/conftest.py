@@ -20,7 +20,9 @@ from tests.thinning import ordinary
 from tests.waiting import HANG_SECONDS
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts jobs in the background without it
-settings.register_profile("specscope", max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("search", max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# A suite that passed passes again: new examples are looked for with --hypothesis-profile=search
+settings.register_profile("specscope", settings.get_profile("search"), derandomize=True)
 settings.load_profile("specscope")
 
 

@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.locate.draws import located_draws
@@ -95,14 +93,15 @@ def test_coins_that_are_used_again_are_seen_and_located(engines, monkeypatch, na
     assert located.unit == "draw"
 
 
+@pytest.mark.parametrize("tree", ["3", "2x2", "3x1", "[(0,),(1,),(0,0),(0,1)]"])
 @pytest.mark.parametrize("drawn", [Drawn.WITHOUT_REPLACEMENT, Drawn.WITH_REPLACEMENT])
-@given(seed=st.integers(0, 10_000), tree=st.sampled_from(["3", "2x2", "3x1", "[(0,),(1,),(0,0),(0,1)]"]))
-@settings(max_examples=25)
-def test_healthy_draws_of_another_engine_raise_no_alarm(drawn, seed, tree):
-    found = judge(Synthetic(seed, tree, drawn, tells_draws=True).run(2, 25), source="x")
-    assert [one.name for one in found.failed] == []
-    tested = {one.name: one for one in found.checks}["draft coins in their intervals"]
-    assert tested.result is CheckResult.PASSED
+def test_healthy_draws_of_another_engine_raise_no_alarm(drawn, tree):
+    """Fixed seeds: of healthy runs one in a hundred may be accused by chance, so some seed of many is."""
+    for seed in range(6):
+        trial = judge(Synthetic(seed, tree, drawn, tells_draws=True).run(2, 25), source="x")
+        assert [finding.name for finding in trial.failed] == []
+        intervals = {finding.name: finding for finding in trial.checks}["draft coins in their intervals"]
+        assert intervals.result is CheckResult.PASSED
 
 
 @pytest.mark.parametrize(
