@@ -8,12 +8,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from specscope.testing.calls import CallsJudged, judge_calls
+    from specscope.testing.calls import CallsJudged, VerifyCall, judge_calls
     from specscope.testing.enumeration import Losslessness, lossless
-    from specscope.testing.laws import VerifyCall
 
 __all__ = ["CallsJudged", "Losslessness", "VerifyCall", "judge_calls", "lossless"]
-_HOMES = {"VerifyCall": "laws", "Losslessness": "enumeration", "lossless": "enumeration"}
+_HOMES = {"Losslessness": "enumeration", "lossless": "enumeration"}
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specscope.errors import UserError, first_line
-from specscope.testing.laws import VerifyCall
+from specscope.testing.calls import VerifyCall
 from specscope.trace.kinds import TENSORS, kind_of, start_of
-from specscope.trace.record.tree import ROOT, Doubles
+from specscope.trace.record.tree import Doubles
 
 Arrays = Mapping[str, NDArray[Any]]
 LARGEST = 8 * 2**30  # bytes of all arrays
@@ -30,10 +30,9 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "coin": ("coins", "uniform_samples", "uniform_probs", "uniform_rand", "u"),
     "final_coin": ("final_coins", "uniform_samples_for_final_sampling", "coins_for_final_sampling"),
     "counts": ("num_draft_tokens", "cu_num_draft_tokens"),
-    "parents": ("parent", "parent_ids", "draft_parents", "tree_parents"),
     "temperature": ("temperatures",),
 }
-ROWS, IDS, COINS = ("p", "q"), ("drafted", "output", "counts", "parents"), ("coin", "final_coin")
+ROWS, IDS, COINS = ("p", "q"), ("drafted", "output", "counts"), ("coin", "final_coin")
 OF_TREES = re.compile("tree|retrie?ve?_|sibling|parent")  # in the names of what only trees have
 BY_CALL = ("output", "final_coin", "temperature", "counts")  # also where calls are packed
 
@@ -54,8 +53,8 @@ def read_calls(path: str) -> tuple[list[VerifyCall], tuple[str, ...]]:
         if name not in found and other not in found:
             names = ", ".join(filter(None, (name, *NAMES[name], other)))
             raise UserError(f"{path} has no {names}; it has {', '.join(sorted(given)) or 'nothing'}")
-    if "parents" not in found and (hint := next(filter(OF_TREES.search, sorted(unused)), "")):
-        raise UserError(f"{path} has {hint}: its drafts are a tree, so give parents, [B, K], -1 where it is the root")
+    if hint := next(filter(OF_TREES.search, sorted(unused)), ""):
+        raise UserError(f"{path} has {hint}: its drafts are a tree, and calls are judged of chains alone")
     every = [_call(one, f"call {number} in {path}") for number, one in enumerate(_one_by_one(found, path))]
     calls, notes = [call for call in every if len(call.drafted)], []
     if unused:
@@ -135,8 +134,7 @@ def _call(one: Arrays, where: str) -> VerifyCall:
     drafted, output = (one[name][: int((one[name] >= 0).sum())] for name in ("drafted", "output"))
     p, q, n = _rows(one, "p", "logits"), _rows(one, "q", "draft_logits"), len(drafted)
     assert p is not None
-    coin, parents = one.get("coin"), one.get("parents")
-    shapes = {"drafted": one["drafted"], "p": p, "q": q, "coin": coin, "parents": parents}
+    shapes = {"drafted": one["drafted"], "p": p, "q": q, "coin": one.get("coin")}
     known = [(array, 1 + (name in ROWS)) for name, array in shapes.items() if array is not None]
     drafts = len(one["drafted"])
     fits = all(array.ndim == dims and drafts <= len(array) <= drafts + 1 for array, dims in known)
@@ -146,14 +144,9 @@ def _call(one: Arrays, where: str) -> VerifyCall:
     for name, tokens in (("drafted", drafted), ("output", output)):
         if tokens.min(initial=0) < 0 or tokens.max(initial=0) >= p.shape[-1]:
             raise UserError(f"{where}: {name} is {tokens.tolist()}, but the vocabulary has {p.shape[-1]} tokens")
-    p, chain = p[: n + (len(p) > drafts)], list(range(ROOT, n - 1))
-    q, coin, parents = (None if x is None else x[:n] for x in (q, coin, parents))
+    q, coin = (None if x is None else x[:n] for x in (q, one.get("coin")))
     final = float(one["final_coin"].flat[0]) if "final_coin" in one else None
-    above = chain if parents is None else parents.tolist()
-    if not all(ROOT <= parent < draft for draft, parent in enumerate(above)) or (len(p) == n > 0 and above != chain):
-        need = f"parents are -1 or the place of a draft before, and p has {n + 1} rows, for the root and each draft"
-        raise UserError(f"{where} is a tree of parents {above}, with {len(p)} rows of p: {need}")
-    return VerifyCall(p, drafted, output, q, coin, final, None if above == chain else np.array(above))
+    return VerifyCall(p[: n + (len(p) > drafts)], drafted, output, q, coin, final)
 
 
 def _rows(one: Arrays, name: str, logits: str) -> Doubles | None:

@@ -1,9 +1,10 @@
 """What a sampler was given and what it gave: is it possible, by which rule, and has it the target's distribution?
 
-Outputs that a rule's law (laws.py) gives with probability 0 are impossible under it. Over many calls its decisions and
-draws are tested as `verify` tests a run's (analyze/verify/sums.py). And they are held against the known mistakes: the
-mean of their likelihoods over the rule's is 1 on average where the rule was at work, so that it is above 1 / x with a
-probability of x at most (Markov's inequality).
+A law is what a known rule, or a known mistake, makes of a call: which drafts are accepted, and what the last token is
+drawn from, both from p, q and a chain of drafts. Outputs that a rule's law gives with probability 0 are impossible
+under it. Over many calls its decisions and draws are tested as `verify` tests a run's (analyze/verify/sums.py). And
+they are held against the known mistakes: the mean of their likelihoods over the rule's is 1 on average where the rule
+was at work, so that it is above 1 / x with a probability of x at most (Markov's inequality).
 """
 
 from __future__ import annotations
@@ -11,20 +12,168 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
+from specscope.analyze.evidence.arrays import Indices
 from specscope.analyze.findings import CheckResult, Exit, Finding, Reference
 from specscope.analyze.significance import holm
 from specscope.analyze.verify.chance import FLAT, surprisal
 from specscope.analyze.verify.sums import FEW, NATS, SHARE, Family, Sum
 from specscope.errors import UserError
-from specscope.testing.laws import GREEDY, LOSSLESS, MISTAKES, Law, VerifyCall
 from specscope.trace.history.wording import plural
 from specscope.trace.record.notes import spread
-from specscope.trace.record.rules import BLOCK
+from specscope.trace.record.rules import BLOCK, MATCH, STANDARD
 from specscope.trace.record.tree import Doubles
+
+NEAR = 1e-5  # of a border, where a sampler's rounding may decide
+TINY = 1e-45
+GREEDY = "greedy"
+
+
+@dataclass(frozen=True)
+class VerifyCall:
+    """One call of a sampler for one request: n drafts, one behind the other."""
+
+    p: Doubles  # [n + 1, V] the target's behind the root and behind each draft; [n, V] without that of a bonus token
+    drafted: Indices  # [n]
+    output: Indices  # accepted drafts and one more token
+    q: Doubles | None = None  # [n, V] what the drafts were drawn from; None where they were not drawn
+    coin: Doubles | None = None  # [n] a draft is accepted where its coin is below its ratio
+    final_coin: float | None = None  # of the last token: that which has it in its interval of the cumulative sum
+
+    @cached_property
+    def accepted(self) -> int:
+        """How many drafts came out before the last token; -1 where the output is not such drafts and one more."""
+        count = len(self.output) - 1
+        return count if count >= 0 and np.array_equal(self.output[:-1], self.drafted[:count]) else -1
+
+    def row(self, place: int, off: tuple[int, int] = (0, 0)) -> tuple[Doubles, Doubles, int]:
+        """p, q and the token of a draft; p and q may be so many rows away."""
+        last, token = len(self.drafted) - 1, int(self.drafted[place])
+        p = self.p[min(max(place + off[0], 0), len(self.p) - 1)]
+        return p, one_hot(p, token) if self.q is None else self.q[min(max(place + off[1], 0), last)], token
+
+
+def one_hot(row: Doubles, token: Any) -> Doubles:  # noqa: ANN401
+    """All at one token."""
+    return np.asarray(np.arange(len(row)) == token, np.float64)
+
+
+def argmax(row: Doubles, *_: Any) -> Doubles:  # noqa: ANN401
+    """All at its likeliest token."""
+    return one_hot(row, row.argmax())
+
+
+def residual(p: Doubles, q: Doubles, _: int) -> Doubles:
+    """max(p - q, 0), not renormalised."""
+    return np.asarray(np.maximum(p - q, 0))
+
+
+Made = Callable[[Doubles, Doubles, int], Any]  # from p, q and the draft
+
+
+@dataclass(frozen=True)
+class Law:
+    """Drafts are tried one after the other; `ahead`: block verification, with the ratios of whole paths."""
+
+    accept: Made = lambda p, q, d: float(p[d]) / max(float(q[d]), TINY)
+    left: Made = residual  # of p, behind a rejection
+    bonus: Callable[[VerifyCall], Doubles] = lambda call: call.p[call.accepted]
+    off: tuple[int, int] = (0, 0)  # rows by which p and q are off
+    by_coins: bool = True  # whether a coin decides each draft
+    ahead: bool = False
+
+    def walk(self, call: VerifyCall) -> tuple[list[float], Doubles | None]:
+        """The chance of each draft that was tried, and [V] what the last token is drawn from: None where not known."""
+        tried = min(call.accepted + 1, len(call.drafted))
+        each = self._ahead(call)[:tried] if self.ahead else [self._alone(call, place) for place in range(tried)]
+        chances, left = [chance for chance, _ in each], each[-1][1]
+        if call.accepted == tried:
+            if len(call.p) == tried:
+                return chances, None
+            left = self.bonus(call)
+        left = np.asarray(left if left.any() else call.p[call.accepted], np.float64)
+        return chances, left / left.sum()
+
+    def _alone(self, call: VerifyCall, place: int) -> tuple[float, Doubles]:
+        """The chance that a draft is accepted, and what is left of p where it is not."""
+        given = call.row(place, self.off)
+        return self._chance(call, place, float(self.accept(*given))), self.left(*given)
+
+    def _ahead(self, call: VerifyCall) -> list[tuple[float, Doubles]]:
+        """Of each draft the chance that it or a later one is accepted, and what is left of p where none is."""
+        path, left, n = [1.0], list[Doubles](), len(call.drafted)
+        for place in range(n):
+            p, q, token = call.row(place)
+            left.append(np.asarray(self.left(p * path[place], q, token)))
+            path.append(min(1.0, path[place] * float(self.accept(p, q, token))))
+        mass, ratio = np.array([row.sum() for row in left]), np.array(path)
+        below = np.where(mass > 0, mass / np.maximum(mass + (1 - ratio[:-1]), TINY), ratio[:-1] == 1)
+        a = np.array([self._chance(call, place, x) for place, x in enumerate(np.append(below[1:], ratio[-1:]))])
+        counts = np.append(1, a) * np.append(np.cumprod((1 - a)[::-1])[::-1], 1)  # how likely so many are accepted
+        least = np.cumsum(counts[::-1])[::-1]
+        return [(float(least[i + 1] / least[i]) if least[i] else 0.0, left[i]) for i in range(n)]
+
+    def _chance(self, call: VerifyCall, place: int, a: float) -> float:
+        """That a draft is accepted where its ratio is `a`: by its coin, where that decides and is known."""
+        a = min(float(a), 1.0)
+        if not self.by_coins or call.coin is None:
+            return a
+        return 0.5 if abs(call.coin[place] - a) < NEAR else float(call.coin[place] < a)
+
+    def log_likelihood(self, call: VerifyCall) -> float:
+        """Of the output."""
+        if call.accepted < 0:
+            return -math.inf
+        (chances, row), token = self.walk(call), int(call.output[-1])
+        share = math.prod(abs(chance - (place == call.accepted)) for place, chance in enumerate(chances))
+        if row is not None and call.final_coin is None:
+            share *= float(row[token])
+        elif row is not None and call.final_coin is not None:
+            over = call.final_coin - float(row[:token].sum())
+            share *= bool(row[token] > 0) and -NEAR <= over <= float(row[token]) + NEAR
+        return math.log(share) if share > TINY else -math.inf
+
+
+def _overrun(at: int, p: Doubles, q: Doubles, token: int) -> Doubles:
+    left = residual(p, q, token)
+    left[at] += max(1 - left.sum(), 0)
+    return left
+
+
+def _likeliest(call: VerifyCall) -> Doubles:
+    return argmax(call.p[call.accepted])
+
+
+LOSSLESS: Mapping[str, Law] = {
+    STANDARD: Law(),
+    MATCH: Law(lambda p, q, d: p[d], lambda p, q, d: np.where(one_hot(p, d), 0, p), by_coins=False),
+    BLOCK: Law(ahead=True),
+    GREEDY: Law(lambda p, q, d: p.argmax() == d, argmax, _likeliest),
+}
+MISTAKES: Mapping[str, Law] = {
+    "drafts are accepted where p > q": Law(lambda p, q, d: p[d] > q[d]),
+    "drafts are accepted by min(1, q / p)": Law(lambda p, q, d: float(q[d]) / max(float(p[d]), TINY)),
+    "drafts are accepted by p, not p / q": Law(lambda p, q, d: p[d]),
+    "every draft is accepted": Law(lambda p, q, d: 1.0),
+    "the token after a rejection is drawn from p, not from the residual": Law(left=lambda p, q, d: p),
+    "the token after a rejection is drawn from q": Law(left=lambda p, q, d: q),
+    "the token after a rejection is the argmax of the residual": Law(left=lambda p, q, d: argmax(np.maximum(p - q, 0))),
+    "the token after a rejection is the argmax of p": Law(left=lambda p, q, d: argmax(p)),
+    "the residual is not renormalised: beyond its mass it gives the last token": Law(left=partial(_overrun, -1)),
+    "the residual is not renormalised: beyond its mass it gives token 0": Law(left=partial(_overrun, 0)),
+    "the bonus token is drawn from q": Law(bonus=lambda call: call.row(call.accepted - 1)[1]),
+    "the bonus token is drawn from the previous row of p": Law(bonus=lambda call: call.row(call.accepted - 1)[0]),
+    "the bonus token is the argmax of p": Law(bonus=_likeliest),
+    "p is taken from the next row": Law(off=(1, 0)),
+    "p is taken from the previous row": Law(off=(-1, 0)),
+    "q is taken from the next row": Law(off=(0, 1)),
+    "q is taken from the previous row": Law(off=(0, -1)),
+}
+
 
 ALPHA = 0.01  # how often a sampler without a mistake may be found guilty by chance
 NOT_DRAWN = 1e-3  # p-value below which drafts are taken not to be drawn from q
@@ -62,7 +211,7 @@ class CallsJudged:
             more = "" if tested else "; too few to test how the output is distributed"
             return f"consistent with {' and with '.join(self.fits)}: {counts}{more}"
         failed = ", ".join(check.name for check in self.checks if check.result is CheckResult.FAILED)
-        looks = f"as if {self.mistake}" if self.mistake else "no mistake that is known of chains gives these outputs"
+        looks = f"as if {self.mistake}" if self.mistake else "no known mistake gives these outputs"
         return f"NOT CONSISTENT ({failed}): {looks}; {counts}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -76,15 +225,13 @@ def judge_calls(calls: Sequence[VerifyCall], rule: str | None = None, alpha: flo
 
     `alpha`: how often calls without a mistake may fail the tests of chance. Raises UserError.
     """
-    trees, laws = any(call.parents is not None for call in calls), {**LOSSLESS, **MISTAKES}
-    known = {name: law for name, law in laws.items() if law.trees or not trees}
-    wanted = [name for name in ([rule] if rule is not None else LOSSLESS) if name in known and name in LOSSLESS]
-    if not calls or not wanted:
-        what = f"the rule {rule} takes chains" if rule in LOSSLESS else f"unknown rule {rule}"
-        usable = f"{what}: use {', '.join(name for name in LOSSLESS if name in known)}"
-        raise UserError(usable if calls else "there is no call to judge")
-    logs = {name: np.array([law.log_likelihood(call) for call in calls]) for name, law in known.items()}
-    found = {name: _checks(name, calls, logs, alpha) for name in wanted}
+    if rule not in (None, *LOSSLESS):
+        raise UserError(f"unknown rule {rule}: use {', '.join(LOSSLESS)}")
+    if not calls:
+        raise UserError("there is no call to judge")
+    laws = {**LOSSLESS, **MISTAKES}
+    logs = {name: np.array([law.log_likelihood(call) for call in calls]) for name, law in laws.items()}
+    found = {name: _checks(name, calls, logs, alpha) for name in (LOSSLESS if rule is None else [rule])}
     failed = {name: [check for check in checks if check.result is CheckResult.FAILED] for name, checks in found.items()}
     refuted = {name: f"{checks[0].name}: {checks[0].detail}" for name, checks in failed.items() if checks}
     fits = tuple(name for name in found if name not in refuted)
@@ -124,14 +271,13 @@ def _families(rule: str, calls: Sequence[VerifyCall]) -> list[Family]:
     law, a, accepted = LOSSLESS[rule], list[float](), list[bool]()
     drawn: dict[str, Drawn] = {name: [] for name in (*WORDS, "drafts")}
     for call in calls:
-        decisions, row = law.walk(call)
-        a += [chance for _, chance, _ in decisions]
-        accepted += [was for *_, was in decisions]
+        chances, row = law.walk(call)
+        a += chances
+        accepted += [place < call.accepted for place in range(len(chances))]
         if row is not None and call.final_coin is None:
-            name = "recovered draws" if call.below(call.path[-1]) else "bonus draws"
+            name = "recovered draws" if call.accepted < len(call.drafted) else "bonus draws"
             drawn[name].append(_drawn(row, call.output[-1]))
-        rows = [call.p[draft + 1] for draft in call.path if draft + 1 < len(call.p)]
-        drawn["emitted surprisal"] += map(_drawn, rows, call.output)
+        drawn["emitted surprisal"] += map(_drawn, call.p[: len(call.output)], call.output)
         drawn["drafts"] += [] if call.q is None else map(_drawn, call.q, call.drafted)
     sums = {name: _surprisal(tokens) for name, tokens in drawn.items()}
     lacking = NO_SUM.get(rule, "")
@@ -161,16 +307,17 @@ def _surprisal(tokens: Drawn) -> Sum:
 
 def why_not(law: Law, call: VerifyCall) -> str:
     """Why a law cannot give an output."""
-    if not call.path:
+    if call.accepted < 0:
         return f"the output {call.output.tolist()} is not a prefix of the drafts {call.drafted.tolist()} plus one token"
-    token, place, decisions = int(call.output[-1]), len(call.output) - 1, law.walk(call)[0]
-    for draft, chance, accepted in decisions:
-        if chance == float(not accepted):
-            coin = "" if call.coin is None else f" and coin {call.coin[draft]:.6g}"
-            (p, q, tried), word = call.row(draft), "accepted" if accepted else "rejected"
-            return f"draft {tried} at place {draft} was {word} with p = {p[tried]:.6g}, q = {q[tried]:.6g}{coin}"
+    token, last, n = int(call.output[-1]), call.accepted, len(call.drafted)
+    for place, chance in enumerate(law.walk(call)[0]):
+        if chance == float(place == last):
+            coin = "" if call.coin is None else f" and coin {call.coin[place]:.6g}"
+            (p, q, tried), word = call.row(place), "accepted" if place < last else "rejected"
+            return f"draft {tried} at place {place} was {word} with p = {p[tried]:.6g}, q = {q[tried]:.6g}{coin}"
     if call.final_coin is not None:
-        return f"the final coin {call.final_coin:.6g} does not draw token {token} at place {place}"
-    for p, q, _ in map(call.row, call.below(call.path[-1])):
-        return f"token {token} at place {place} came after a rejection with p = {p[token]:.6g}, q = {q[token]:.6g}"
+        return f"the final coin {call.final_coin:.6g} does not draw token {token} at place {last}"
+    if last < n:
+        p, q, _ = call.row(last)
+        return f"token {token} at place {last} came after a rejection with p = {p[token]:.6g}, q = {q[token]:.6g}"
     return f"the bonus token {token} cannot be drawn there"

@@ -76,14 +76,6 @@ def test_forms_of_the_same_calls_are_the_same(tmp_path, form, kind):
         assert one.output.tolist() == wanted.output.tolist()
 
 
-def test_trees_have_parents(tmp_path):
-    parents = np.tile([-1, -1, 0], (30, 1))
-    found, _ = read_calls(saved(tmp_path, DUMP | {"parent_ids": parents, "tree_mask": np.ones(3)}))
-    assert [call.parents.tolist() for call in found] == parents.tolist()
-    chain, _ = read_calls(saved(tmp_path, DUMP | {"parents": np.tile([-1, 0, 1], (30, 1))}))
-    assert all(call.parents is None for call in chain)
-
-
 def test_one_call_with_coins_and_in_bfloat16(tmp_path):
     coins = {"uniform_samples": np.full(3, 0.5), "coins_for_final_sampling": np.array([0.25])}
     path = tmp_path / "one.pt"
@@ -147,17 +139,9 @@ BAD = {
         "has 30 calls .*, but 9 by output",
     ),
     "counts that do not sum": (packed(MADE) | {"cu_num_draft_tokens": np.array([3, 6])}, "calls by its drafts"),
-    "a tree without parents": (
+    "a tree": (
         DUMP | {"retrive_next_sibling": np.zeros((30, 4))},
-        r"has retrive_next_sibling: its drafts are a tree, so give parents, \[B, K\], -1 where it is the root",
-    ),
-    "a parent behind its child": (
-        DUMP | {"parents": np.ones((30, 3))},
-        r"parents \[1, 1, 1\], with 4 rows of p",
-    ),
-    "a tree without its leaves": (
-        DUMP | {"parents": np.tile([-1, -1, 0], (30, 1)), "target_probs": DUMP["target_probs"][:, :-1]},
-        r"call 0 in .* parents \[-1, -1, 0\], with 3 rows of p: .* p has 4 rows",
+        "has retrive_next_sibling: its drafts are a tree, and calls are judged of chains alone",
     ),
     "a number alone": (
         SINGLE

@@ -4,14 +4,13 @@ import numpy as np
 import pytest
 
 from specscope.analyze.findings import Exit
-from specscope.errors import UserError
 from specscope.speculate.verify import host, match, traversal
 from specscope.testing import VerifyCall, judge_calls
 from specscope.testing.enumeration import dense
 from specscope.trace.record.rules import BLOCK
 from specscope.trace.record.tree import DraftTree, Drawn
 from tests.speculate.verify.enumeration import batch_of
-from tests.testing.samplers import calls, draw
+from tests.testing.samplers import calls
 
 NAMED = {
     "renormalisation left out": "the residual is not renormalised: beyond its mass it gives the last token",
@@ -44,26 +43,17 @@ def test_healthy_calls_are_never_accused(count):
         assert found.exit is Exit.CONSISTENT, (seed, str(found))
 
 
-CHAIN, TREE = (-1, 0, 1), (-1, -1, 0, 0, 1, 2)
-
-
-def engines(verify, count, seed, coins, parents=CHAIN, mistake=""):
-    """Calls of a verifier of specscope. Of a tree, siblings are drawn from one row."""
-    rng, made = np.random.default_rng(seed), []
-    for call in calls(count, seed, drafts=len(parents)):
+def engines(verify, count, seed, coins):
+    """Calls of a verifier of specscope."""
+    rng, made, parents = np.random.default_rng(seed), [], (-1, 0, 1)
+    for call in calls(count, seed):
         coin = rng.random(len(call.drafted) + 1)
-        rows, drafted, of_tree = call.q, call.drafted, {}
-        if parents != CHAIN:
-            rows, of_tree = call.q[[parents.index(above) for above in parents]], {"parents": np.array(parents)}
-            drafted = np.array([draw(rng, row) for row in rows])
-        tree = DraftTree.build(drafted, parents, drawn=Drawn.WITH_REPLACEMENT)
-        q = {above: dense(row) for above, row in zip(parents, rows, strict=True)}
+        tree = DraftTree.build(call.drafted, parents, drawn=Drawn.WITH_REPLACEMENT)
+        q = {above: dense(row) for above, row in zip(parents, call.q, strict=True)}
         (verdict,), _ = verify(batch_of(tree, [dense(row) for row in call.p], q, coin))
-        end = verdict.path[-1] if len(verdict.path) else -1
-        last = draw(rng, call.p[end + 1]) if mistake and end in parents else verdict.token
         of_coins = {"coin": coin[1:], "final_coin": float(coin[0])} if coins else {}
-        output = np.append(tree.token[verdict.path], last)
-        made.append(VerifyCall(call.p, drafted, output, rows, **of_coins, **of_tree))
+        output = np.append(tree.token[verdict.path], verdict.token)
+        made.append(VerifyCall(call.p, call.drafted, output, call.q, **of_coins))
     return made
 
 
@@ -78,24 +68,6 @@ def test_verdicts_of_specscope_are_those_of_their_rule(rule, coins):
     assert rule in found.fits
     others = {"standard", "match", "greedy"} if rule == "block" and coins else {"match", "greedy"} - {rule}
     assert not others & {*found.fits}
-
-
-@pytest.mark.parametrize(("rule", "coins"), [("standard", 0), ("standard", 1), ("match", 0)])
-def test_trees_are_judged_by_what_each_rule_tries_on_the_way(rule, coins):
-    found = judge_calls(engines(RULES[rule], 400, 7, coins, TREE))
-    assert rule in found.fits
-    assert not {"match", "greedy", "standard"} - {rule} & {*found.fits}
-    assert not {"block"} & {*found.fits, *found.refuted}  # it takes chains
-
-
-def test_a_mistake_in_a_tree_is_found():
-    found = judge_calls(engines(host.verify, 300, 1, 0, TREE, "raw p"))
-    assert "came after a rejection with p = " in found.impossible[0][1]
-
-
-def test_a_rule_of_chains_judges_no_tree():
-    with pytest.raises(UserError, match="the rule block takes chains: use standard, match, greedy"):
-        judge_calls(engines(host.verify, 2, 1, 0, TREE), "block")
 
 
 def test_coins_tell_one_call_from_another_rule():
