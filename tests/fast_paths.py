@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from specscope.kernels.cpu.product import Panels
-from specscope.model.fast import fast_paths
-from specscope.model.fast.fast_paths import VARIABLE
+from specscope.model.fast import linear
+from specscope.model.fast.linear import VARIABLE
 
 OPERATORS = {
     "numba": (Panels, "of"),
@@ -33,12 +33,12 @@ def machine_without(how, names):
     """The trials are made anew inside, and forgotten behind it."""
     with pytest.MonkeyPatch.context() as patch:
         if how == "off":
-            patch.setenv(VARIABLE, ",".join({*names, *fast_paths.disabled()}))  # what the tests run without stays off
+            patch.setenv(VARIABLE, ",".join({*names, *linear.disabled()}))  # what the tests run without stays off
         else:
             for name in names:
                 patch.setattr(*OPERATORS[name], unsupported)
-        fast_paths.failure.cache_clear()
+        linear.failure.cache_clear()
         try:
             yield
         finally:
-            fast_paths.failure.cache_clear()
+            linear.failure.cache_clear()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from specscope import Engine, SamplingParams
 from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft
-from specscope.speculate.drafters.ngram import NgramDrafter, NgramIndex, distinct, trie
+from specscope.speculate.drafters.text import NgramDrafter, NgramIndex, distinct, trie
 from specscope.trace.wire.outputs import OutputOptions, Outputs
 from specscope.trace.wire.spans import SpanLevel
 

@@ -137,7 +137,7 @@ def _torch() -> Iterator[Examined]:
 
 def _fast_paths() -> Iterator[Examined]:
     """Which fast paths this CPU uses, and why it cannot use the others. Each is tried."""
-    from specscope.model.fast.fast_paths import FUSE, PATHS, VARIABLE, disabled, failure, has_bfloat16
+    from specscope.model.fast.linear import FUSE, PATHS, VARIABLE, disabled, failure, has_bfloat16
 
     yield Examined(
         "dtype", True, "auto is " + ("bfloat16" if has_bfloat16() else "float32 (the CPU has no bfloat16 arithmetic)")

@@ -29,8 +29,7 @@ from specscope.cli.streams import need_terminal, say, warn
 from specscope.debug.answers import Notice
 from specscope.debug.viewer import Viewer
 from specscope.engine.config import EngineConfig
-from specscope.engine.prompt_encoder import TooLargeError
-from specscope.engine.prompts import PromptSpec
+from specscope.engine.prompts import PromptSpec, TooLargeError
 from specscope.errors import UserError
 from specscope.interrupt import ends_at_once, interruptible
 from specscope.lifetime import Lifetime

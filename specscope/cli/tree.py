@@ -11,8 +11,7 @@ from specscope.cli.captures import json_option, print_json
 from specscope.cli.help import verb
 from specscope.envelope import envelope
 from specscope.errors import UserError
-from specscope.plans.plan import LONGEST, parse_plan, translated
-from specscope.plans.plan_text import describe, plan_dict
+from specscope.plans.plan import LONGEST, describe, parse_plan, plan_dict, translated
 from specscope.trace.checked import decoded
 from specscope.trace.files import read_lines
 from specscope.tree_shape import MAX_NODES

@@ -23,7 +23,7 @@ from specscope.engine import chat_template
 from specscope.engine.config import EngineConfig, models_given
 from specscope.errors import UserError, first_line
 from specscope.model.device import pick_device, pick_dtype
-from specscope.model.fast.fast_paths import disabled
+from specscope.model.fast.linear import disabled
 from specscope.model.graphs import Capture, CudaCapture, Shape, powers, shapes
 from specscope.model.heads.dflash import DFlashRunner, load_dflash
 from specscope.model.heads.head_loader import load_head
@@ -35,16 +35,13 @@ from specscope.model.places import Backend, check_context, check_layers, pick_ba
 from specscope.model.runner import ModelRunner
 from specscope.plans.kinds import model_part
 from specscope.plans.plan import StaticPlan, parse_plan
-from specscope.speculate.drafters.base import Drafter, DraftRunner
+from specscope.speculate.drafters.base import Drafter
 from specscope.speculate.drafters.dflash import DFlash
-from specscope.speculate.drafters.draft_model import DraftModel
-from specscope.speculate.drafters.eagle import Eagle
-from specscope.speculate.drafters.model_drafter import ModelDrafter
+from specscope.speculate.drafters.eagle import Eagle, ParallelEagle
+from specscope.speculate.drafters.model_drafter import DraftModel, ModelDrafter
 from specscope.speculate.drafters.mtp import Mtp
-from specscope.speculate.drafters.ngram import NgramDrafter
 from specscope.speculate.drafters.own import DrafterSetup, OwnDrafter
-from specscope.speculate.drafters.parallel import ParallelEagle
-from specscope.speculate.drafters.suffix import SuffixDrafter
+from specscope.speculate.drafters.text import NgramDrafter, SuffixDrafter
 from specscope.speculate.verify.verifier import warm_up_verdicts
 from specscope.trace.record.draft_vocabulary import pack
 from specscope.trace.record.params import SamplingParams
@@ -79,7 +76,7 @@ def build_parts(config: EngineConfig, progress: Callable[[str], None]) -> Parts:
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # launches, streams and events are the current device's
     dtype = pick_dtype(config.dtype, device)
-    check_memory(config.kv_memory, device)
+    _check_memory(config.kv_memory, device)
     find_model(config.target, progress)  # converts the default model where that was never done
     with ThreadPoolExecutor(2) as pool:  # the tokenizer is read, and the files are hashed, while the weights are loaded
         reading, hashing = pool.submit(_read_tokenizer, config.target), pool.submit(models_given, config)
@@ -87,7 +84,9 @@ def build_parts(config: EngineConfig, progress: Callable[[str], None]) -> Parts:
         tokenizer, given = reading.result(), hashing.result()
     max_context = target.max_context if config.max_context is None else config.max_context
     check_context(max_context, target.max_context, target.name)
-    blocks = count_blocks(target, config.kv_memory)
+    blocks = int(config.kv_memory * GIB) // KVCache.block_bytes(target.layers, target.dtype)
+    if blocks < 2:
+        raise UserError(f"--kv-memory {config.kv_memory} GiB is less than two KV blocks of {target.name}")
     drafter = make_drafter(config, target, tokenizer, blocks, backend, progress)
     runner = ModelRunner(target, blocks, drafter.aux_layers, backend)
     runner.cache.pool.keep_apart(config.max_batch)
@@ -95,8 +94,8 @@ def build_parts(config: EngineConfig, progress: Callable[[str], None]) -> Parts:
     if device.type == "cuda" and backend is Backend.TRITON:
         progress("compiling kernels")
         warm_up(runner, drafter, max_context)
-    if device.type == "cuda" and backend is Backend.TRITON and config.graphs != "off":
-        ran_by += ", " + capture_graphs(config, runner, drafter, max_context, CudaCapture, progress)
+        if config.graphs != "off":
+            ran_by += ", " + capture_graphs(config, runner, drafter, max_context, CudaCapture, progress)
     if backend is Backend.TRITON and config.rule != STANDARD:
         ran_by += f", rule {config.rule} on the host"
         progress(f"rule {config.rule} has no GPU kernel: verdicts are computed on the host")
@@ -104,14 +103,8 @@ def build_parts(config: EngineConfig, progress: Callable[[str], None]) -> Parts:
         given = models_given(config)  # a hub name's files may have come only now
     if isinstance(drafter, OwnDrafter):
         given = given | {"draft_digest": drafter.source + given["draft_digest"]}  # of its code, then of its model
-    return Parts(
-        runner=runner,
-        drafter=drafter,
-        tokenizer=tokenizer,
-        vocabulary=read_vocabulary(tokenizer),
-        max_context=max_context,
-        run_info=_run_info(config, target, drafter, max_context, blocks, ran_by, given),
-    )
+    info = _run_info(config, target, drafter, max_context, blocks, ran_by, given)
+    return Parts(runner, drafter, tokenizer, read_vocabulary(tokenizer), max_context, info)
 
 
 def _read_tokenizer(target: str | None) -> Any:  # noqa: ANN401
@@ -120,22 +113,13 @@ def _read_tokenizer(target: str | None) -> Any:  # noqa: ANN401
     return tokenizer
 
 
-def check_memory(gib: float, device: torch.device) -> None:
+def _check_memory(gib: float, device: torch.device) -> None:
     """Refuse a KV cache that is larger than the machine."""
+    has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
     if device.type == "cuda":
         has = torch.cuda.get_device_properties(device).total_memory / GIB
-    else:
-        has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
     if gib > has:
         raise UserError(f"--kv-memory {gib:g} GiB is more than the machine has: {has:.1f} GiB")
-
-
-def count_blocks(loaded: LoadedModel, gib: float) -> int:
-    """KV blocks that fit into `gib` GiB."""
-    blocks = int(gib * GIB) // KVCache.block_bytes(loaded.layers, loaded.dtype)
-    if blocks < 2:
-        raise UserError(f"--kv-memory {gib} GiB is less than two KV blocks of {loaded.name}")
-    return blocks
 
 
 def drafter_blocks(config: EngineConfig, blocks: int) -> int:
@@ -160,66 +144,63 @@ def make_drafter(
     `blocks`: the target's of KV; `other`: a drafter that has loaded the same weights, to share them.
     """
     plan, room = config.plan or parse_plan(OWN_TREE), drafter_blocks(config, blocks)
-    setup = DrafterSetup(target, tokenizer, plan, config.draft_model, room, backend)
     if config.is_own:
+        setup = DrafterSetup(target, tokenizer, plan, config.draft_model, room, backend)
         return OwnDrafter(config.load_drafter(), config.drafter, setup)
+    if config.drafter == "none":
+        return Drafter()
+    if config.drafter == "ngram":
+        assert isinstance(plan, StaticPlan)
+        return NgramDrafter(plan.max_depth, len(plan.shape.children(ROOT)), shortest=config.ngram_min)
+    if config.drafter == "suffix":
+        return SuffixDrafter(plan.max_nodes, plan.max_depth)
     loaded = None if other is None or other.runner is None else other.runner.loaded
-    drafter = MAKERS[config.drafter](config, setup, loaded, progress)
-    if isinstance(drafter, ModelDrafter):
-        drafter.cache.pool.keep_apart(config.max_batch)
+    drafter: ModelDrafter
+    if config.drafter == "draft_model":
+        loaded = loaded or _draft_model(config, target, tokenizer, progress)
+        drafter = DraftModel(ModelRunner(loaded, room, backend=backend), plan)
+    else:
+        load, run, kind = HEADS[config.drafter]
+        runner = run(loaded or load(config.head, target), target, room, backend)
+        drafter = kind(runner, plan, target.max_context, notes_features=evidence(config, target) == "full")
+    drafter.cache.pool.keep_apart(config.max_batch)
     return drafter
 
 
-Maker = Callable[[EngineConfig, DrafterSetup, Any, Callable[[str], None]], Drafter]
-"""What makes a drafter of a kind, of weights that somebody has loaded, or None."""
+# By the name of the kind: what loads it from a folder, for a target; what runs it; and what drafts with that
+HEADS: Mapping[str, tuple[Callable[[str, LoadedModel], Any], Callable[..., Any], Callable[..., ModelDrafter]]] = {
+    "eagle": (lambda folder, target: load_head(folder, target), HeadRunner, lambda *a, **n: _eagle(*a, **n)),
+    "dflash": (lambda folder, target: load_dflash(folder, target), DFlashRunner, DFlash),
+    "mtp": (lambda _, target: load_mtp(target), MtpRunner, Mtp),
+}
 
 
-def _with_head(load: Callable[[str, LoadedModel], Any], run: Callable[..., Any], kind: Callable[..., Drafter]) -> Maker:
-    """`run` makes a runner of what `load` gives, and `kind` a drafter of the runner."""
-
-    def make(config: EngineConfig, setup: DrafterSetup, loaded: Any, progress: Callable[[str], None]) -> Drafter:  # noqa: ANN401
-        target = setup.target
-        runner = run(loaded or load(config.head, target), target, setup.blocks, setup.backend)
-        return kind(runner, setup.plan, target.max_context, notes_features=evidence(config, target) == "full")
-
-    return make
-
-
-def _eagle(runner: HeadRunner, *arguments: Any, **named: Any) -> Drafter:  # noqa: ANN401
+def _eagle(runner: HeadRunner, *arguments: Any, **named: Any) -> ModelDrafter:  # noqa: ANN401
     return (Eagle if runner.head.config.mask_token is None else ParallelEagle)(runner, *arguments, **named)
-
-
-def _ngram(config: EngineConfig, setup: DrafterSetup, *_: object) -> Drafter:
-    assert isinstance(setup.plan, StaticPlan)
-    return NgramDrafter(setup.plan.max_depth, len(setup.plan.shape.children(ROOT)), shortest=config.ngram_min)
 
 
 def _draft_model(
     config: EngineConfig,
-    setup: DrafterSetup,
-    loaded: LoadedModel | None,
+    target: LoadedModel,
+    tokenizer: Any,  # noqa: ANN401
     progress: Callable[[str], None],
-) -> Drafter:
-    target, layers = setup.target, config.draft_layers
-    if loaded is None and layers is None:
-        loaded = load_model(config.draft_model, target.device, target.dtype, progress)
-        _check_same_vocabulary(target, loaded, setup.tokenizer, config)
-    elif loaded is None and layers is not None:
+) -> LoadedModel:
+    """A smaller model, or the target's first layers. Raises UserError where its tokens are not the target's."""
+    if (layers := config.draft_layers) is not None:
         check_layers(layers, len(target.layers), target.name)
-        loaded = load_model(config.target, target.device, target.dtype, progress, layers)
-    assert loaded is not None
-    return DraftModel(ModelRunner(loaded, setup.blocks, backend=setup.backend), setup.plan)
-
-
-MAKERS: Mapping[str, Maker] = {  # by the name of the kind
-    "none": lambda *_: Drafter(),
-    "eagle": _with_head(load_head, HeadRunner, _eagle),
-    "dflash": _with_head(load_dflash, DFlashRunner, DFlash),
-    "mtp": _with_head(lambda _, target: load_mtp(target), MtpRunner, Mtp),
-    "ngram": _ngram,
-    "suffix": lambda _, setup, *__: SuffixDrafter(setup.plan.max_nodes, setup.plan.max_depth),
-    "draft_model": _draft_model,
-}
+        return load_model(config.target, target.device, target.dtype, progress, layers)
+    draft = load_model(config.draft_model, target.device, target.dtype, progress)
+    if target.vocab_size != draft.vocab_size:
+        raise UserError(
+            f"the draft model's vocabulary ({draft.vocab_size}) is not the target's ({target.vocab_size}): "
+            "a draft model needs the target's tokens"
+        )
+    tells = draft.folder is None or (draft.folder / "tokenizer.json").exists()
+    if tells and load_tokenizer(config.draft_model).get_vocab() != tokenizer.get_vocab():
+        raise UserError(
+            f"the tokenizers of {draft.name} and {target.name} differ: a draft model needs the target's tokenizer"
+        )
+    return draft
 
 
 def evidence(config: EngineConfig, target: LoadedModel) -> str:
@@ -227,21 +208,6 @@ def evidence(config: EngineConfig, target: LoadedModel) -> str:
     if config.evidence != "auto":
         return config.evidence
     return "lean" if target.device.type == "cuda" else "full"
-
-
-def _check_same_vocabulary(target: LoadedModel, draft: LoadedModel, tokenizer: Any, config: EngineConfig) -> None:  # noqa: ANN401
-    if target.vocab_size != draft.vocab_size:
-        raise UserError(
-            f"the draft model's vocabulary ({draft.vocab_size}) is not the target's ({target.vocab_size}): "
-            "a draft model needs the target's tokens"
-        )
-    if draft.folder is not None and not (draft.folder / "tokenizer.json").exists():
-        return  # the sizes agree and there is nothing more to compare
-    theirs = load_tokenizer(config.draft_model).get_vocab()
-    if theirs != tokenizer.get_vocab():
-        raise UserError(
-            f"the tokenizers of {draft.name} and {target.name} differ: a draft model needs the target's tokenizer"
-        )
 
 
 def _run_info(
@@ -305,12 +271,12 @@ def capture_graphs(
     """Capture them, one after another; what became of it, in words. `make_capture` makes one for each runner.
 
     A model that reads a tensor on the host while it runs (some mixtures of experts, some rotary tables) cannot be
-    captured, and runs as it did before.
+    captured, and runs as it did before. A drafter that is a model fills its tree; one that looks up text drafts what
+    it finds, so that steps of the target have more sizes.
     """
-    nodes = drafter.max_nodes
-    wanted: list[tuple[str, DraftRunner, list[Shape], int]] = [
-        ("target", runner, verify_shapes(config, nodes), nodes + 1)
-    ]
+    rows = drafter.max_nodes + 1  # of a request at most
+    sizes = [1, rows] if model_part(config.drafter) or rows == 1 else powers(rows)
+    wanted: list[tuple[str, Any, list[Shape], int]] = [("target", runner, shapes(config.max_batch, sizes), rows)]
     if drafter.runner is not None and config.plan is not None:
         passes = shapes(config.max_batch, drafter.rows_fed)
         wanted.append(("drafter", drafter.runner, passes, config.plan.max_fed + passes[-1].rows))
@@ -323,12 +289,3 @@ def capture_graphs(
         except Exception as error:  # whatever a model, a compiler or a driver has against it
             refused += f"; the {name} could not be captured: {first_line(error.__context__ or error)}"
     return f"{sum(len(each.graphs) for _, each, *_ in wanted)} CUDA graphs{refused}"
-
-
-def verify_shapes(config: EngineConfig, nodes: int) -> list[Shape]:
-    """The shapes of the target's steps: the root of each request, alone or with its tree of at most `nodes`.
-
-    A drafter that is a model fills its tree; one that looks up text drafts what it finds.
-    """
-    sizes = [1, nodes + 1] if model_part(config.drafter) or not nodes else powers(nodes + 1)
-    return shapes(config.max_batch, sizes)

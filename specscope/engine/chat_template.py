@@ -18,33 +18,23 @@ _PROCESS = BoundedProcess("specscope.engine.chat_template")
 
 def start(tokenizer: Any) -> None:  # noqa: ANN401
     """Start the process ahead, where there is a template for it."""
-    if tokenizer.chat_template and _is_plain(tokenizer):
+    if tokenizer.chat_template:
         _PROCESS.start()
 
 
 def render(tokenizer: Any, messages: Any, variables: Mapping[str, Any], most: int) -> str:  # noqa: ANN401
     """A conversation as text, up to where the model answers. Raises UserError, also for over `most` characters."""
+    about = (tokenizer.chat_template, dict(tokenizer.special_tokens_map))
     text, why, job = "", LIMITS, ([dict(message) for message in messages], dict(variables), most)
-    if _is_plain(tokenizer):
-        about = (tokenizer.chat_template, dict(tokenizer.special_tokens_map))
-        with suppress(EndedError):
-            text, why = _PROCESS.ask(repr(about), about, job)
-    else:  # code of its own in place of a template
-        text, why = _answer(tokenizer.apply_chat_template, job)
+    with suppress(EndedError):
+        text, why = _PROCESS.ask(repr(about), about, job)
     if why:
         raise UserError(f"the chat template {why}")
     return str(text)
 
 
-def _is_plain(tokenizer: Any) -> bool:  # noqa: ANN401
-    """Whether transformers' own function renders its template."""
-    from transformers import PreTrainedTokenizerBase as Base
-
-    return type(tokenizer).apply_chat_template is Base.apply_chat_template
-
-
 def _answer(apply: Callable[..., Any], job: tuple[Any, dict[str, Any], int]) -> tuple[str, str]:
-    """(The text, "") or ("", why there is none)."""
+    """(The text, "") or ("", why there is none): only as much as is wanted leaves the process."""
     messages, variables, most = job
     try:
         text = str(apply(messages, add_generation_prompt=True, tokenize=False, **variables))
@@ -52,9 +42,8 @@ def _answer(apply: Callable[..., Any], job: tuple[Any, dict[str, Any], int]) -> 
         return "", LIMITS
     except Exception as error:
         return "", f"rejects these messages: {error}"
-    return (
-        (text, "") if len(text) <= most else ("", f"makes {len(text)} characters of the messages; the limit is {most}")
-    )
+    too_long = f"makes {len(text)} characters of the messages; the limit is {most}"
+    return (text, "") if len(text) <= most else ("", too_long)
 
 
 def _load() -> Callable[[Any], Callable[[Any], tuple[str, str]]]:

@@ -15,7 +15,7 @@ from msgspec import Meta
 import specscope
 from specscope.errors import UserError
 from specscope.gone import refuse_gone
-from specscope.model.places import on_disk
+from specscope.model.places import config_of, on_disk
 from specscope.plans.dflash import longest_draft
 from specscope.plans.heads import head_kind, is_head, modules_in
 from specscope.plans.kinds import KINDS, RUN_HERE, lies_in_target, runs_head
@@ -130,8 +130,8 @@ class EngineConfig:
         for name in ("target", "draft_model", "tree", "device"):
             if getattr(self, name) == "":
                 raise UserError(f"--{name.replace('_', '-')} is empty: give a value, or leave the flag out")
-        self._check_named("drafter", self.own, DRAFTERS, "module:Class")
-        self._check_named("rule", self.own_rule, RULES, "module:function")
+        _check_named("drafter", self.drafter, self.own, DRAFTERS, "module:Class")
+        _check_named("rule", self.rule, self.own_rule, RULES, "module:function")
         if is_lossy(self.rule):
             raise UserError(f"--rule {short(self.rule)}: {LOSSY}:NAME is a rule of another engine: rename your module")
         if self.drafter == "auto":
@@ -155,25 +155,12 @@ class EngineConfig:
             if flag.choices and getattr(self, name) not in flag.choices:
                 raise UserError(f"unknown {name} {short(getattr(self, name))}: use {', '.join(flag.choices)}")
         if self.rule == BLOCK and self.plan is not None and not self.plan.is_chain:
-            raise UserError(
-                f"--rule block takes a chain, such as --tree 5; for the tree {self.plan} use --rule traversal"
-            )
+            takes = "takes a chain, such as --tree 5"
+            raise UserError(f"--rule block {takes}; for the tree {self.plan} use --rule traversal")
         for name, kind in _NUMBERS.items():
             value = getattr(self, name)
             object.__setattr__(self, name, None if value is None else checked(value, kind, name))
         _ = self.draft_layers, self.plan  # what cannot be read is refused before anything is loaded
-
-    def _check_named(
-        self, what: str, own: Callable[..., Any] | NamedCode | None, known: Sequence[str], form: str
-    ) -> None:
-        """Refuse a name that is none of `known`, and that nobody gave leave to import."""
-        name = getattr(self, what)
-        if name in known or (own is not None and name_of(own) == name):
-            return
-        refuse_gone(name.partition(":")[0])
-        if is_named(name):
-            raise UserError(f"the {what} {short(name)} is imported only if --{what} names it")
-        raise UserError(f"unknown {what} {short(name)}: use {', '.join(known)} or {form}")
 
     def _pick_drafter(self) -> str:
         """A model that was given drafts; the default target has a head of its own."""
@@ -206,31 +193,26 @@ class EngineConfig:
         """N of --draft-model self:N; None for a model of its own."""
         if self.drafter != "draft_model" or not (self.draft_model or "").startswith("self:"):
             return None
-        layers = (self.draft_model or "").removeprefix("self:")
-        count = whole(layers)
-        if not count:
+        if not (count := whole((self.draft_model or "").removeprefix("self:"))):
             raise UserError(f"--draft-model {short(self.draft_model)}: write self:N, for the target's first N layers")
         return count
 
     @cached_property
-    def _longest(self) -> str | None:
-        """A chain of what a block of the head drafts; None for a drafter whose model is no such head."""
-        if not runs_head(self.drafter):
-            return None
+    def _chain(self) -> str | None:
+        """As deep as the head's config says that it drafts at once, or as the target has modules; None for no head."""
+        if lies_in_target(self.drafter):
+            return str(max(modules_in(config_of(self.target)), 1))
         with suppress(UserError):  # the loader says what is wrong
-            return str(longest_draft(read_object(Path(self.head).expanduser() / "config.json")) or 1)
+            told = read_object(Path(self.head).expanduser() / "config.json") if runs_head(self.drafter) else None
+            return None if told is None else str(longest_draft(told) or 1)
         return "1"
 
     @property
     def plan(self) -> TreePlan | None:
         """How trees are drafted; None for drafter none."""
-        text = self.tree or DEFAULT_TREES.get(self.drafter)
-        if self.tree is None and lies_in_target(self.drafter) and (folder := on_disk(self.target)) is not None:
-            text = str(max(modules_in(folder), 1))
-        text = text or self._longest
-        if text is None:
-            return None
-        plan = parse_plan(text)
+        usual = None if lies_in_target(self.drafter) else DEFAULT_TREES.get(self.drafter)
+        text = self.tree or usual or self._chain
+        plan = None if text is None else parse_plan(text)
         if self.drafter == "ngram" and (not isinstance(plan, StaticPlan) or plan.top or "[" in str(plan)):
             raise UserError(f"the ngram drafter takes a chain (5) or WIDTHxDEPTH (3x5) as tree, not {plan}")
         if self.drafter == "suffix" and not isinstance(plan, DynamicPlan):
@@ -239,6 +221,18 @@ class EngineConfig:
 
 
 _NUMBERS = {name: kind for name, kind in required_types(EngineConfig).items() if base_of(kind) in (int, float)}
+
+
+def _check_named(
+    what: str, name: str, own: Callable[..., Any] | NamedCode | None, known: Sequence[str], form: str
+) -> None:
+    """Refuse a name that is none of `known`, and that nobody gave leave to import."""
+    if name in known or (own is not None and name_of(own) == name):
+        return
+    refuse_gone(name.partition(":")[0])
+    if is_named(name):
+        raise UserError(f"the {what} {short(name)} is imported only if --{what} names it")
+    raise UserError(f"unknown {what} {short(name)}: use {', '.join(known)} or {form}")
 
 
 def named_code(settings: dict[str, Any]) -> dict[str, Any]:

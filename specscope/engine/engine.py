@@ -1,9 +1,18 @@
-"""The engine: requests that come and go, and steps over them, one by one or one ahead."""
+"""The engine: requests that come and go, and steps over them, one by one or one ahead.
+
+Async scheduling: the next step runs while the last one is still being accounted for. A worker thread plays the device.
+It takes launched steps in turn and runs each from schedule to commit, so that the next step knows all that a
+synchronous one would: tokens, lengths, drafter state and blocks change on this thread alone, in the order of the steps.
+What is left of a step then (what is noted beside its verdicts, its record, and whoever reads that) changes nothing; the
+caller's thread does it one step late, while the worker already runs the next one.
+"""
 
 from __future__ import annotations
 
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,9 +20,7 @@ from specscope.engine.build import Parts, build_parts
 from specscope.engine.config import EngineConfig, named_code
 from specscope.engine.intake import Intake
 from specscope.engine.phases import LastStep, Phases, StepState
-from specscope.engine.pipeline import Pipeline
-from specscope.engine.prompt_encoder import Encoded, Prompt, PromptEncoder, title_of
-from specscope.engine.prompts import NO_KWARGS, PromptSpec, template_label
+from specscope.engine.prompts import NO_KWARGS, Encoded, Prompt, PromptEncoder, PromptSpec, template_label, title_of
 from specscope.engine.request import Request
 from specscope.engine.scheduler import Room, Scheduler, SpeculationGate
 from specscope.engine.timeline import Timeline
@@ -26,17 +33,69 @@ from specscope.speculate.verify.verifier import Verifier
 from specscope.trace.history.stats import Acceptance, measure
 from specscope.trace.record.notes import OutputLogprob
 from specscope.trace.record.params import SamplingParams
-from specscope.trace.record.records import (
-    FinishReason,
-    Flight,
-    Moved,
-    Origin,
-    RequestEnd,
-    RequestStep,
-    StepRecord,
-)
+from specscope.trace.record.records import FinishReason, Flight, Moved, Origin, RequestEnd, RequestStep, StepRecord
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.outputs import Bus, Sink, Subscription
+
+AHEAD = 2  # steps at once: one is accounted for while one runs
+Job = Callable[[bool], StepState | None]  # whether it is run where there is nothing to do; None where it was not
+Account = Callable[[StepState, int, int], StepRecord]  # ... launched_ns, read_ns
+
+
+class Pipeline:
+    """Runs an engine's steps one ahead. One thread calls it."""
+
+    def __init__(self, job: Job, account: Account) -> None:
+        """`job` runs a step, on the worker; `account` makes its record, on the caller's thread."""
+        self._job, self._account = job, account
+        self._launched: deque[tuple[int, Future[StepState | None]]] = deque()  # when, in turn
+        self._worker: ThreadPoolExecutor | None = None
+        self._error: Exception | None = None
+
+    @property
+    def flying(self) -> int:
+        """Steps that were launched, and are not accounted for."""
+        return len(self._launched)
+
+    def step(self) -> StepRecord:
+        """Account for the next step, with the one after it launched behind it."""
+        idle = False
+        while True:
+            self._worker = self._worker or ThreadPoolExecutor(1, thread_name_prefix="specscope-steps")
+            while self.flying < AHEAD:
+                self._launched.append((time.time_ns(), self._worker.submit(self._run, idle or not self.flying)))
+                idle = False
+            if (record := self._take()) is not None:
+                return record
+            idle = True  # what was launched ahead had nothing to do: an idle engine's step is an empty one
+
+    def drain(self) -> list[StepRecord]:
+        """Wait for what was launched, and account for it. No step runs when this returns."""
+        return [record for record in [self._take() for _ in range(self.flying)] if record is not None]
+
+    def close(self) -> None:
+        """Wait for what was launched and end the worker. What has run is not accounted for."""
+        if self._worker is not None:
+            self._worker.shutdown()
+        self._worker = None
+        self._launched.clear()
+
+    def _run(self, even_idle: bool) -> StepState | None:
+        """A step, on the worker. One that fails is the caller's to know of, and no further one runs."""
+        if self._error is not None:
+            raise self._error
+        try:
+            return self._job(even_idle)
+        except Exception as error:
+            self._error = error
+            raise
+
+    def _take(self) -> StepRecord | None:
+        """Account for the step that was launched first; None where there was nothing to do."""
+        launched_ns, step = self._launched.popleft()
+        state = step.result()
+        return None if state is None else self._account(state, launched_ns, time.time_ns())
+
 
 Prompts = Prompt | Sequence[Prompt]
 Params = SamplingParams | Sequence[SamplingParams] | None  # one for all, or one for each
@@ -61,8 +120,7 @@ class Result:
     @staticmethod
     def of(end: RequestEnd, steps: list[RequestStep], vocabulary: Vocabulary) -> Result:
         """The result of a request that ended, from its records."""
-        tokens = end.output.tolist()
-        acceptance = measure(steps)
+        tokens, acceptance = end.output.tolist(), measure(steps)
         logprobs = [each for step in steps if step.logprobs is not None for each in step.logprobs.each(step.output())]
         return Result(
             id=end.info.id,
@@ -116,27 +174,21 @@ class Engine:
         self.parts = parts = parts or build_parts(self.config, progress)
         self.runner, self.tokenizer = parts.runner, parts.tokenizer
         self.vocabulary, self.run_info = parts.vocabulary, parts.run_info
+        self.max_context = parts.max_context  # tokens of a prompt and its output at most
         longest = max(map(len, self.vocabulary.pieces.values()), default=1)
         self.encoder = PromptEncoder(self.tokenizer, self.runner.loaded.vocab_size, parts.max_context, longest)
         self.scheduler = Scheduler(
-            Room(self.runner, parts.drafter, parts.max_context),
+            Room(self.runner, self.drafter, self.max_context),
             self.config.max_batch,
             self.config.max_step_tokens,
-            root_alone=bool(parts.drafter.aux_layers),
+            root_alone=bool(self.drafter.aux_layers),
         )
         self.intake = Intake(parts, self.scheduler, self._note_input)
         self.requests, self.ended, self.forms = self.intake.requests, self.intake.ended, self.intake.forms
         notes = self.run_info.evidence == "full"
         self.verifier = Verifier(self.runner.cache.backend, notes=notes, rule=self.config.rule, own=own_rule)
         self.gate = SpeculationGate(chosen=self.config.speculation != "off", disable_above=self.config.disable_above)
-        self.phases = Phases(
-            parts=parts,
-            intake=self.intake,
-            scheduler=self.scheduler,
-            verifier=self.verifier,
-            gate=self.gate,
-            changes=changes,
-        )
+        self.phases = Phases(parts, self.intake, self.scheduler, self.verifier, self.gate, changes)
         self.pipeline = Pipeline(self._job, self._account) if self.config.async_scheduling else None
         self.bus = Bus()
         self.timeline: Timeline | None = None
@@ -149,13 +201,8 @@ class Engine:
 
     @property
     def drafter(self) -> Drafter:
-        """The drafter."""
+        """The drafter: who measures an engine may give its parts another."""
         return self.parts.drafter
-
-    @property
-    def max_context(self) -> int:
-        """Tokens of a prompt and its output at most."""
-        return self.parts.max_context
 
     def add(
         self,
@@ -234,16 +281,13 @@ class Engine:
             for name in names:
                 self.cancel(name)
             raise
-        records: dict[str, list[RequestStep]] = {name: [] for name in names}
+        records = defaultdict[str, list[RequestStep]](list)
         ended: dict[str, Result] = {}
-        while len(ended) < len(names):
+        while not ended.keys() >= {*names}:
             record = self.step()
             for part in record.requests:
-                if part.request in records:
-                    records[part.request].append(part)
-            for end in record.finished:
-                if end.info.id in records:
-                    ended[end.info.id] = Result.of(end, records[end.info.id], self.vocabulary)
+                records[part.request].append(part)
+            ended |= {end.info.id: Result.of(end, records[end.info.id], self.vocabulary) for end in record.finished}
         return [ended[name] for name in names]
 
     def subscribe(self, sink: Sink, *, lossless: bool = False) -> Subscription:
@@ -260,10 +304,9 @@ class Engine:
         """Run one step over all requests, or what is left of it, and publish its record."""
         if self.pipeline is not None and self.timeline is None and self.current is None:
             return self.pipeline.step()
-        while True:
-            record = self.phase()
-            if record is not None:
-                return record
+        while (record := self.phase()) is None:
+            pass
+        return record
 
     def phase(self) -> StepRecord | None:
         """Run the next phase of a step; the record after the last. Between phases `current` holds what there is.
@@ -317,8 +360,7 @@ class Engine:
         record, is_new = now.record(notes=self.verifier.notes), True
         if self.timeline is not None:
             record, is_new = self.timeline.settle(record)
-            self.last = LastStep(record, now)
-            self.steps = self.timeline.step
+            self.last, self.steps = LastStep(record, now), self.timeline.step
         if launched_ns:
             record = replace(record, flight=Flight(launched_ns, read_ns, time.time_ns()))
             with self.intake.lock:

@@ -43,14 +43,10 @@ class Forms:
 
     def allowed(self, params: SamplingParams) -> Allowed | None:
         """What an output may go on with; None where all may. Compiles where it must. Raises UserError."""
-        form = params.structured_outputs
-        return self._allowed(params, None if form is None else self.grammars.compile(form))
-
-    def _allowed(self, params: SamplingParams, grammar: Any | None) -> Allowed | None:  # noqa: ANN401
         if not params.limited:
             return None
-        stops = params.stop_token_ids
-        state = None if grammar is None else self.grammars.state(grammar, stops)
+        form, stops = params.structured_outputs, params.stop_token_ids
+        state = None if form is None else self.grammars.state(self.grammars.compile(form), stops)
         if state is not None and not state.row(()).any():
             raise UserError("structured_outputs: the form allows no first token")
         return Allowed(self.size, (*self.eos, *stops), params.min_tokens, state)
@@ -58,17 +54,11 @@ class Forms:
     def prepare(self, request: Request) -> bool:
         """Whether a request may arrive now; if not, it arrives when its grammar is compiled. Raises UserError."""
         form = request.params.structured_outputs
-        grammar = None if form is None else self.grammars.find(form)
-        if form is not None and grammar is None:
+        if form is not None and self.grammars.find(form) is None:
             self.compiling[request.id] = request, self.grammars.submit(form)
             return False
-        request.allowed = self._allowed(request.params, grammar)
+        request.allowed = self.allowed(request.params)
         return True
-
-    def wait(self) -> None:
-        """Wait for the grammar that was asked for first, where there is one."""
-        for _, future in list(self.compiling.values())[:1]:
-            wait([future])
 
     def compiled(self) -> list[Request]:
         """The requests whose grammars are compiled, or failed to compile."""
@@ -76,7 +66,8 @@ class Forms:
         for request in ready:
             future = self.compiling.pop(request.id)[1]
             try:
-                request.allowed = self._allowed(request.params, future.result())
+                future.result()
+                request.allowed = self.allowed(request.params)
             except UserError as error:
                 request.refused = str(error)
         return ready
@@ -113,7 +104,7 @@ class Intake:
     def await_forms(self) -> None:
         """Take in the requests whose grammars are compiled; where nothing else is to be done, wait for one."""
         if not (self.requests or self.ended):
-            self.forms.wait()
+            wait([future for _, future in list(self.forms.compiling.values())[:1]])  # the one that was asked for first
         with self.lock:
             for request in self.forms.compiled():
                 self.arrive(request)

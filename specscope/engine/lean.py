@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,9 +32,8 @@ def import_transformers() -> None:
             import transformers
 
             with _without_unused(transformers):
-                importlib.import_module("transformers.models")
-                importlib.import_module("transformers.masking_utils")
-                importlib.import_module("transformers.modeling_utils")
+                for name in ("models", "masking_utils", "modeling_utils"):
+                    importlib.import_module(f"transformers.{name}")
     except Exception:  # another version, which asks for more
         for name in [name for name in sys.modules if name.split(".")[0] == "transformers"]:
             del sys.modules[name]
@@ -53,10 +52,14 @@ class _Dynamo(ModuleType):
 
 def _real(name: str) -> ModuleType:
     """A module itself. Its stand-in is taken away for good."""
-    for stand_in in (DYNAMO, INDEXING):
-        if isinstance(sys.modules.get(stand_in), _Dynamo):
-            del sys.modules[stand_in]
+    _take_away()
     return importlib.import_module(name)
+
+
+def _take_away() -> None:
+    for name in (DYNAMO, INDEXING):
+        if isinstance(sys.modules.get(name), _Dynamo):
+            del sys.modules[name]
 
 
 def _mark(function: Callable[..., Any] | None = None, *_: Any, **__: Any) -> Any:  # noqa: ANN401
@@ -79,9 +82,7 @@ def _stand_ins() -> Iterator[None]:
         try:
             yield
         finally:
-            for name in (DYNAMO, INDEXING):
-                if isinstance(sys.modules.get(name), _Dynamo):
-                    del sys.modules[name]
+            _take_away()
 
 
 @contextmanager
@@ -94,9 +95,7 @@ def _without_unused(transformers: ModuleType) -> Iterator[None]:
         """The same for a package's file and its folder; transformers asks for both, and keeps what it found."""
         return scan(Path(path).parent if Path(path).is_file() else Path(path))
 
-    with ExitStack() as stack:
-        stack.enter_context(patch.object(scans, "create_import_structure_from_path", of_folder))
-        for name in UNUSED:
-            for module in (scans, transformers.utils):
-                stack.enter_context(patch.object(module, name, lambda: False))
+    none: dict[str, Any] = dict.fromkeys(UNUSED, lambda: False)
+    of_it: dict[str, Any] = {"create_import_structure_from_path": of_folder}
+    with patch.multiple(scans, **none, **of_it), patch.multiple(transformers.utils, **none):
         yield

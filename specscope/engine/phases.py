@@ -137,12 +137,12 @@ class Phases:
 
     def draft(self, now: StepState) -> None:
         """Trees for the requests that have room for one; what they leave of it is given back."""
-        drafting = [turn for turn in now.turns if turn.nodes]
-        proposed = self.parts.drafter.propose([turn.context for turn in drafting]) if drafting else []
-        now.passes = self.parts.drafter.passes if drafting else ()
-        for turn, draft in zip(drafting, proposed, strict=True):
-            turn.draft = draft
-            self.scheduler.room.keep(turn)
+        if drafting := [turn for turn in now.turns if turn.nodes]:
+            proposed = self.parts.drafter.propose([turn.context for turn in drafting])
+            now.passes = self.parts.drafter.passes
+            for turn, draft in zip(drafting, proposed, strict=True):
+                turn.draft = draft
+                self.scheduler.room.keep(turn)
 
     def forward(self, now: StepState) -> None:
         """Root and drafts of every request, and prefill chunks, as one ragged batch."""
@@ -169,10 +169,10 @@ class Phases:
 
     def commit(self, now: StepState) -> None:
         """Tokens and KV of the accepted paths; requests that ended leave."""
-        if any(len(turn.draft.tree) for turn in now.turns):
-            for turn in now.turns:
-                if turn.features is not None and not len(turn.draft.tree):  # a view would keep what others drafted
-                    turn.features = turn.features.clone()
+        drafted = any(len(turn.draft.tree) for turn in now.turns)
+        for turn in now.turns:
+            if drafted and turn.features is not None and not len(turn.draft.tree):
+                turn.features = turn.features.clone()  # a view would keep what others drafted
         for turn in now.turns:
             if self.parts.drafter.aux_layers:
                 self.show_features(turn)
@@ -257,8 +257,8 @@ class DeviceClock:
     def turn(self) -> tuple[int, ...]:
         """End a step. Returns what each phase of the step before it took, in nanoseconds; empty for the first."""
         self.mark()
-        if self._last:
-            self._last[-1].synchronize()  # it has passed, unless neither step read anything
+        for last in self._last[-1:]:
+            last.synchronize()  # it has passed, unless neither step read anything
         times = tuple(round(a.elapsed_time(b) * 1e6) for a, b in pairwise(self._last))
         self._last, self._now = self._now, []
         return times

@@ -29,6 +29,7 @@ from specscope.trace.kinds import (
     PROMPT_TABLE,
     REQUEST_DUMP,
     SHAREGPT,
+    FileKind,
     ReadAs,
     documents,
     is_array,
@@ -51,10 +52,10 @@ ASKED = re.compile(r"(?:prompt|question|instruction|query)s?", re.IGNORECASE)  #
 CATEGORIES = ("category", "sub_category", "difficulty")  # of a data set's row, which become labels
 MESSAGES = 'a list of at most 10000 {"role": ..., "content": text}'
 
-Prompt = Annotated[
+PromptText = Annotated[
     Text, Meta(min_length=1, title='"prompt"', description="text, not empty, of whole Unicode characters")
 ]
-Turns = Annotated[list[Prompt], Meta(min_length=1, description="a list of texts, the first turn first")]
+Turns = Annotated[list[PromptText], Meta(min_length=1, description="a list of texts, the first turn first")]
 OutputTokens = Annotated[int, Meta(ge=1, le=MOST_TOKENS, description="1 or more")]
 Label = Annotated[Text, Meta(max_length=10_000, description="at most 10000 characters long")]
 LabelName = Annotated[Text, Meta(max_length=200, description="a name of at most 200 characters")]
@@ -70,6 +71,10 @@ class ChatTurn(msgspec.Struct):
     content: Text
 
 
+class _Turn(msgspec.Struct):
+    value: Text
+
+
 Conversation = Annotated[
     list[ChatTurn], Meta(min_length=1, max_length=10_000, title='"messages"', description=MESSAGES)
 ]
@@ -78,7 +83,7 @@ Conversation = Annotated[
 class PromptLine(msgspec.Struct):
     """What a row of ours says besides sampling parameters (SamplingParams is their schema) and labels."""
 
-    prompt: Prompt = ""  # one of the two is given
+    prompt: PromptText = ""  # one of the two is given
     messages: Conversation = []
     chat_template_kwargs: Template = {}
 
@@ -94,25 +99,18 @@ class Row:
     line: int = 0
 
 
-@dataclass(frozen=True)
-class PromptRows:
-    """The rows of a file, and how many were left out."""
+def read_rows(path: str) -> tuple[list[Row], int]:
+    """The rows of a file, or of standard input for `-`, and how many conversations were left out.
 
-    rows: Sequence[Row]
-    left_out: int  # conversations that are too short or too long
-
-
-def read_rows(path: str) -> PromptRows:
-    """The rows of a file, or of standard input for `-`. Raises UserError, with the number of the line."""
+    Raises UserError, with the number of the line.
+    """
     start = start_of(path)
-    kind = kind_of(start)
-    if kind is not None and kind.reader is not ReadAs.PROMPTS:
-        raise kind.refusal(path, "a file of prompts")
+    kind = _of_prompts(kind_of(start), path)
     if kind is REQUEST_DUMP and start[:1] == b"\x80":
         lines: Iterator[tuple[int, Any]] = enumerate(dumped_requests(path), 1)
     else:
         lines = (_array if is_array(start.decode("utf-8", "replace")) else _lines)(path)
-    rows, left_out = [], 0
+    rows, left_out = list[Row](), 0
     for number, value in lines:
         try:
             row = parse_row(value, talks=kind is SHAREGPT)
@@ -127,26 +125,27 @@ def read_rows(path: str) -> PromptRows:
     if not rows:
         why = f" ({left_out} conversations are too short or too long)" if left_out else ""
         raise UserError(f"{path} has no prompts{why}")
-    return PromptRows(rows, left_out)
+    return rows, left_out
+
+
+def _of_prompts(kind: FileKind | None, path: str) -> FileKind | None:
+    """The kind of a file, which holds prompts. Raises UserError."""
+    if kind is not None and kind.reader is not ReadAs.PROMPTS:
+        raise kind.refusal(path, "a file of prompts")
+    return kind
 
 
 def _lines(path: str) -> Iterator[tuple[int, str | bytes | dict[str, Any]]]:
     """(number, value) of each line with text, or of each JSON document where the first line begins one."""
     lines = ((number, line) for number, line in read_lines(path, "the prompts") if line.strip())
-    first = next(lines, None)
-    if first is None:
-        return
-    line = first[1]
-    if (kind := kind_of(line.encode())) is not None and kind.reader is not ReadAs.PROMPTS:
-        raise kind.refusal(path, "a file of prompts")  # of a pipe, which cannot be looked at before
-    if kind is PROMPT_TABLE:
-        yield from _table(path, chain([first], lines))
-        return
-    if not looks_like_json(line):
-        yield first
-        yield from lines
-        return
-    yield from documents(((line_number, text.encode() + b"\n") for line_number, text in chain([first], lines)), path)
+    for first in lines:
+        every = chain([first], lines)
+        if _of_prompts(kind_of(first[1].encode()), path) is PROMPT_TABLE:  # a pipe cannot be looked at before
+            yield from _table(path, every)
+        elif looks_like_json(first[1]):
+            yield from documents(((number, line.encode() + b"\n") for number, line in every), path)
+        else:
+            yield from every
 
 
 def _table(path: str, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -198,7 +197,7 @@ def parse_row(value: str | bytes | Mapping[str, Any], *, talks: bool = False) ->
     `talks`: ShareGPT's data set, where rows without a conversation are such.
     """
     if isinstance(value, str):
-        return Row(checked(value, Prompt, "a line"))
+        return Row(checked(value, PromptText, "a line"))
     try:
         values = value if isinstance(value, Mapping) else decoded(value)
     except orjson.JSONDecodeError as error:
@@ -212,17 +211,18 @@ def parse_row(value: str | bytes | Mapping[str, Any], *, talks: bool = False) ->
     said = values.get("conversations") or values.get("conversation")
     if isinstance(said, list) and said and isinstance(said[0], dict) and "role" in said[0]:  # SpecForge's
         return _first_turn(said, {})
-    if talks or ({"conversations", "conversation"} & set(values) and not {"prompt", "messages"} & set(values)):
-        return _conversation(value)
+    asks = bool({"prompt", "messages"} & set(values))
+    if talks or ({"conversations", "conversation"} & set(values) and not asks):
+        return _conversation(said)
     if "turns" in values or isinstance(values.get("prompt"), list):
-        return _turns(values)
+        key = "turns" if "turns" in values else "prompt"
+        return Row(_filled(checked(values[key], Turns, f'"{key}"')[0]), labels=_categories(values))
     if "messages" in values and "question_id" in values:
         return _first_turn(values["messages"], _categories(values))
     if "prompt" in values and "output_tokens" in values:
         tokens = checked(values["output_tokens"], OutputTokens, '"output_tokens"')
-        prompt = checked(values["prompt"], Prompt, '"prompt"')
-        return Row(prompt, {"max_tokens": tokens}, _categories(values))
-    if not {"prompt", "messages"} & set(values) and (kind := kind_of(value)) and kind.reader is not ReadAs.PROMPTS:
+        return Row(checked(values["prompt"], PromptText, '"prompt"'), {"max_tokens": tokens}, _categories(values))
+    if not asks and (kind := kind_of(value)) and kind.reader is not ReadAs.PROMPTS:
         raise UserError(f"this is {kind.words}, not a prompt")
     return _own(values)
 
@@ -249,7 +249,7 @@ def _dumped(asked: Mapping[str, Any]) -> Row:
     given = {name: value for name, value in named.items() if name in PARAM_NAMES and value not in (None, -1, "", [])}
     given |= {"stop": [given["stop"]]} if isinstance(given.get("stop"), str) else {}
     SamplingParams.from_dict({**SamplingParams().to_dict(), **given})  # what is wrong is said with its line
-    return Row(checked(asked["text"], Prompt, '"text"'), given)
+    return Row(checked(asked["text"], PromptText, '"text"'), given)
 
 
 class Opaque:
@@ -289,35 +289,17 @@ def dumped_requests(path: str) -> Iterator[dict[str, Any]]:
         yield {"obj": state if isinstance(state, dict) else {}, "sampling_params": None}
 
 
-class _Turn(msgspec.Struct):
-    value: Text
-
-
-class _Conversation(msgspec.Struct):
-    conversations: list[_Turn] = []
-    conversation: list[_Turn] = []  # what SGLang also reads
-
-
-_read_conversation = msgspec.json.Decoder(_Conversation).decode
-
-
-def _conversation(value: bytes) -> Row | None:
+def _conversation(said: object) -> Row | None:
     """ShareGPT: the first turn is the prompt. A conversation that vLLM's bench would leave out is None."""
     try:
-        conversation = _read_conversation(value)
-    except (ValueError, RecursionError):  # ValueError: of msgspec, and for text that is not Unicode
+        turns = msgspec.convert(said or [], list[_Turn])[:2]
+    except (ValueError, RecursionError):
         raise UserError('no conversation: {"conversations": [{"value": text}]}') from None
-    turns = [turn.value for turn in conversation.conversations or conversation.conversation][:2]
     if len(turns) < 2:
         return None
-    asked, answered = (len(turn) // CHARACTERS for turn in turns)
+    asked, answered = (len(turn.value) // CHARACTERS for turn in turns)
     fits = LEAST <= asked <= MOST_PROMPT and answered >= LEAST and asked + answered <= MOST_TOTAL
-    return Row(turns[0]) if fits else None
-
-
-def _turns(values: Mapping[str, Any]) -> Row:
-    key = "turns" if "turns" in values else "prompt"
-    return Row(_filled(checked(values[key], Turns, f'"{key}"')[0]), labels=_categories(values))
+    return Row(turns[0].value) if fits else None
 
 
 def _filled(prompt: str) -> str:
@@ -327,8 +309,7 @@ def _filled(prompt: str) -> str:
 
 
 def _categories(values: Mapping[str, Any]) -> dict[str, str]:
-    named = {key: values[key] for key in CATEGORIES if isinstance(values.get(key), str) and values[key]}
-    return {key: _label(key, value) for key, value in named.items()}
+    return {key: _label(key, values[key]) for key in CATEGORIES if isinstance(values.get(key), str) and values[key]}
 
 
 def _own(values: Mapping[str, Any]) -> Row:
@@ -337,19 +318,13 @@ def _own(values: Mapping[str, Any]) -> Row:
     rest = {name: value for name, value in values.items() if name not in given}
     if ("prompt" in rest) == ("messages" in rest):
         raise UserError('give either "prompt" or "messages"')
-    prompt_line = checked_fields(rest, PromptLine)
+    line = checked_fields(rest, PromptLine)
     SamplingParams.from_dict({**SamplingParams().to_dict(), **given})  # what is wrong is said with its line
-    return Row(
-        prompt_line.prompt or _said(prompt_line.messages), given, _labels(rest), prompt_line.chat_template_kwargs
-    )
-
-
-def _labels(values: Mapping[str, Any]) -> dict[str, str]:
-    """Everything that is neither prompt nor parameter, as text."""
-    labels = {key: value for key, value in values.items() if key not in PromptLine.__struct_fields__}
-    if len(labels) > 64:
-        raise UserError(f"a line may have 64 labels, not {len(labels)}")
-    return {checked(key, LabelName, "a label"): _label(key, value) for key, value in labels.items()}
+    named = {key: value for key, value in rest.items() if key not in PromptLine.__struct_fields__}
+    if len(named) > 64:
+        raise UserError(f"a line may have 64 labels, not {len(named)}")
+    labels = {checked(key, LabelName, "a label"): _label(key, value) for key, value in named.items()}
+    return Row(line.prompt or _said(line.messages), given, labels, line.chat_template_kwargs)
 
 
 def _label(key: str, value: object) -> str:

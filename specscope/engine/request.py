@@ -48,8 +48,7 @@ class Request:
         """Make the request what it was when it arrived. It must hold no KV."""
         self.tokens = list(self.prompt_tokens)
         self.computed = self.steps = self.admitted_ns = 0
-        self.finish, self.stop, self.error = None, "", ""
-        self.preceded = Preceded.PREFILL
+        self.finish, self.stop, self.error, self.preceded = None, "", "", Preceded.PREFILL
         self.kv_life += 1
 
     @property
@@ -113,13 +112,12 @@ class Request:
         """The stop string that the newest token completed, or "". One that was complete before it is none."""
         if not self.params.stop:
             return ""
-        longest = max(len(text.encode()) for text in self.params.stop)
-        tail = b""
+        ends, tail = {text: text.encode() for text in self.params.stop}, b""
+        longest = max(map(len, ends.values()))
         newest = 0 if self.tokens[-1] in vocabulary.special else len(vocabulary.pieces.get(self.tokens[-1], b""))
         for index in range(len(self.tokens) - 1, len(self.prompt_tokens) - 1, -1):
             if self.tokens[index] not in vocabulary.special:
                 tail = vocabulary.pieces.get(self.tokens[index], b"") + tail
             if len(tail) >= longest + newest:
                 break
-        ends = {text: text.encode() for text in self.params.stop}
         return next((text for text, end in ends.items() if newest and end in tail[1 - newest - len(end) :]), "")

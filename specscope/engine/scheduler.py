@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specscope.engine.prompt_encoder import TooLargeError
+from specscope.engine.prompts import TooLargeError
 from specscope.engine.request import Request
-from specscope.model.kv_cache import BLOCK_SIZE, KVCache, OutOfBlocksError
+from specscope.model.kv_cache import BLOCK_SIZE, OutOfBlocksError
 from specscope.model.runner import ModelRunner
 from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft, Drafter
 from specscope.speculate.drafters.model_drafter import ModelDrafter
@@ -67,17 +67,12 @@ class Schedule:
         """Take a request's turn back, where it has one."""
         self.turns = [turn for turn in self.turns if turn.request is not request]
 
-    def has(self, request: Request) -> bool:
-        """Whether a request has a turn."""
-        return any(turn.request is request for turn in self.turns)
-
 
 class Room:
     """The KV caches of the target and of a drafter that is a model, as the scheduler hands them out."""
 
     def __init__(self, runner: ModelRunner, drafter: Drafter, max_context: int) -> None:
-        self.runner = runner
-        self.cache: KVCache = runner.cache
+        self.runner, self.cache = runner, runner.cache
         self.model = drafter if isinstance(drafter, ModelDrafter) else None
         self.max_nodes, self.max_depth, self.max_context = drafter.max_nodes, drafter.max_depth, max_context
 
@@ -110,10 +105,10 @@ class Room:
             self.cache.reserve(request.table, request.computed + turn.cost, request.computed)
         except OutOfBlocksError:
             return False
-        if drafts and turn.nodes and self.model is not None and not self.model.make_room(turn.context):
+        has_room = not drafts or not turn.nodes or self.model is None or self.model.make_room(turn.context)
+        if not has_room:
             self.give_back(request)
-            return False
-        return True
+        return has_room
 
     def keep(self, turn: Turn) -> None:
         """Give back the rows that its draft left free."""
@@ -162,9 +157,7 @@ class Scheduler:
 
     def __init__(self, room: Room, max_batch: int, max_step_tokens: int, *, root_alone: bool = False) -> None:
         self.root_alone = root_alone  # the drafter needs the features of all before the root
-        self.room = room
-        self.max_batch = max_batch
-        self.max_step_tokens = max_step_tokens
+        self.room, self.max_batch, self.max_step_tokens = room, max_batch, max_step_tokens
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # in the order in which they are served
 
@@ -199,8 +192,7 @@ class Scheduler:
             self._fail(self.waiting.popleft(), plan, request.refused)
             return True
         turn = self._turn(request, plan.budget, drafts=drafts)
-        fits = self.room.reserve(turn) or (not self.running and self.room.reserve(turn, drafts=False))
-        if not fits:
+        if not self.room.reserve(turn) and (self.running or not self.room.reserve(turn, drafts=False)):
             if not self.running:
                 self._fail(self.waiting.popleft(), plan)
             return not self.running
@@ -217,13 +209,14 @@ class Scheduler:
         turn = self._turn(request, budget, drafts=drafts)
         while not self.room.reserve(turn):
             later = sorted((other for other in self.running if _age(other) > _age(request)), key=_age, reverse=True)
-            if victim := next((other for other in later if plan.has(other)), None):
+            scheduled = {turn.request.id for turn in plan.turns}
+            if victim := next((other for other in later if other.id in scheduled), None):
                 plan.drop(victim)
                 self.room.give_back(victim)
                 plan.held_back.append(victim)
             elif later:
                 self.preempt(later[0], plan)
-            elif len(later) < len(self.running) - 1:
+            elif len(self.running) > 1:
                 plan.held_back.append(request)  # an earlier one goes on
                 return
             elif self.room.reserve(turn, drafts=False):
@@ -265,10 +258,9 @@ class Scheduler:
 
     def retire(self, request: Request) -> None:
         """Take a finished or cancelled request out and free its blocks."""
-        if request in self.running:
-            self.running.remove(request)
-        elif request in self.waiting:
-            self.waiting.remove(request)
+        for group in (self.running, self.waiting):
+            if request in group:
+                group.remove(request)
         self.room.free(request)
 
 
@@ -292,13 +284,10 @@ class SpeculationGate:
 
     def why_off(self, decoding: int) -> str:
         """Why the next step does not draft, in which so many requests decode; "" where it does."""
-        if not self.chosen:
-            return "set to off"
         limit = self.disable_above
-        if limit is None:
-            return ""
+        if not self.chosen or limit is None:
+            return "" if self.chosen else "set to off"
         again = limit - max(limit // QUIETER, 1)
         self.crowded = decoding > (again if self.crowded else limit)
-        if not self.crowded:
-            return ""
-        return f"decoding requests above {limit}" if decoding > limit else f"decoding requests still above {again}"
+        above = f"above {limit}" if decoding > limit else f"still above {again}"
+        return f"decoding requests {above}" if self.crowded else ""

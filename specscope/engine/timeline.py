@@ -9,17 +9,20 @@ Where something is different, a branch begins.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from typing import Any
 
 from specscope.engine.phases import Phases
 from specscope.engine.request import Request
 from specscope.errors import UserError
 from specscope.trace.history.history import KEPT
 from specscope.trace.history.same import same_step
-from specscope.trace.record.records import Preceded, StepRecord
+from specscope.trace.record.records import StepRecord
+
+STATE = ("computed", "steps", "admitted_ns", "preceded")  # of a request, what a step changes of it
 
 
 @dataclass(frozen=True)
@@ -28,17 +31,13 @@ class Mark:
 
     request: Request
     tokens: int
-    computed: int
-    steps: int
-    admitted_ns: int
     kv_life: int
-    preceded: Preceded
+    state: tuple[Any, ...]  # by STATE
 
     @staticmethod
     def of(request: Request) -> Mark:
         """A request's mark now."""
-        r = request
-        return Mark(r, len(r.tokens), r.computed, r.steps, r.admitted_ns, r.kv_life, r.preceded)
+        return Mark(request, len(request.tokens), request.kv_life, attrgetter(*STATE)(request))
 
 
 @dataclass
@@ -113,18 +112,17 @@ class Timeline:
         """
         moment = self.moments[-1]
         if self.undone and same_step(self.undone[0], record, self.dtype):
-            moment.record = self.undone.popleft()
-            self.branch = moment.record.branch
-            self._admit_as(moment.record, moment)
-            return moment.record, False
+            moment.record = known = self.undone.popleft()
+            self.branch, admitted = known.branch, {info.id: info.admitted_ns for info in known.admitted}
+            for mark in moment.waiting:  # a request that was admitted again was so when it was the first time
+                mark.request.admitted_ns = admitted.get(mark.request.id, mark.request.admitted_ns)
+            return known, False
         after = None
         if self.undone:
             after = self.last
             self.undone.clear()
             self.branch, self.branches = self.branches, self.branches + 1
-        moment.record = dataclasses.replace(
-            record, step=self.next, branch=self.branch, after=after, rewound=self.rewound
-        )
+        moment.record = replace(record, step=self.next, branch=self.branch, after=after, rewound=self.rewound)
         self.next, self.rewound = self.next + 1, False
         return moment.record, True
 
@@ -137,13 +135,6 @@ class Timeline:
     def _step(self, index: int) -> int:
         record = self.moments[index].record if index >= 0 else None
         return self.floor if record is None else record.step
-
-    def _admit_as(self, known: StepRecord, moment: Moment) -> None:
-        """A request that was admitted again was so when it was the first time."""
-        for info in known.admitted:
-            for mark in moment.waiting:
-                if mark.request.id == info.id:
-                    mark.request.admitted_ns = info.admitted_ns
 
     def place_of(self, step: int) -> int:
         """The place of a step on the path, the one that was begun among them. Raises UserError."""
@@ -164,8 +155,8 @@ class Timeline:
         intake, scheduler, keep = phases.intake, phases.scheduler, {mark.request.id for mark in marks}
         for request in [request for request in intake.requests.values() if request.id not in keep]:
             intake.retire(request)
-        lost = [mark for mark in marks if not _shorten(phases, mark)]
-        scheduler.room.restore([(mark.request, mark.computed) for mark in lost])
+        lost = [mark.request for mark in marks if not _shorten(phases, mark)]
+        scheduler.room.restore([(request, request.computed) for request in lost])
         intake.requests.clear()
         intake.requests.update((mark.request.id, mark.request) for mark in marks)
         scheduler.running = [mark.request for mark in moment.running]
@@ -175,10 +166,8 @@ class Timeline:
         self.undone.extendleft(m.record for m in reversed(self.moments[index:]) if m.record is not None)
         del self.moments[index:]
         self.happened = sum(event.place <= self.place for event in self.inputs[: self.happened])
-        if self.moments and (before := self.moments[-1].record) is not None:
-            self.branch = before.branch
-        elif self.undone:
-            self.branch = self.undone[0].branch
+        before = self.moments[-1].record if self.moments else next(iter(self.undone), None)
+        self.branch = self.branch if before is None else before.branch
 
     @property
     def ahead(self) -> list[Input]:
@@ -208,14 +197,14 @@ def _shorten(phases: Phases, mark: Mark) -> bool:
     request = mark.request
     del request.tokens[mark.tokens :]
     request.finish, request.stop, request.error = None, "", ""
-    request.steps, request.admitted_ns, request.computed = mark.steps, mark.admitted_ns, mark.computed
-    request.preceded = mark.preceded
-    decodes = mark.computed == mark.tokens - 1
+    for name, value in zip(STATE, mark.state, strict=True):
+        setattr(request, name, value)
+    decodes = request.computed == mark.tokens - 1
     cache, drafter = phases.parts.runner.cache, phases.parts.drafter
     if request.kv_life == mark.kv_life and (decodes or not drafter.aux_layers):
-        cache.truncate(request.table, mark.computed)
+        cache.truncate(request.table, request.computed)
         if drafter.rewind(request.id, mark.tokens):
             return True
     cache.truncate(request.table, 0)
     drafter.release(request.id)
-    return mark.computed == 0
+    return request.computed == 0

@@ -20,7 +20,7 @@ from specscope.errors import UserError
 from specscope.live.again import run_again
 from specscope.speculate.allowed import Allowed, mask_
 from specscope.speculate.drafters.base import Context, Draft
-from specscope.speculate.sampling import TokenCounts, distributions, probabilities, scaled, shaped
+from specscope.speculate.sampling import LogitRows, TokenCounts, probabilities, scaled
 from specscope.speculate.verify.distribution import Chosen, DrafterRow, Left, rejected
 from specscope.trace.history.history import RequestHistory
 from specscope.trace.history.place import ratios
@@ -150,7 +150,7 @@ def _view(engine: Engine, seen: PartTensors, node: int | None) -> NodeView:
     row = seen.draft.row(path)
     draft = None if row is None else row.full()
     q = seen.draft.q.get(above)
-    moved = shaped(logits[None], seen.params, seen.counts, [path])
+    moved = LogitRows(logits[None], seen.params, seen.counts, [path]).shaped()
     limits = seen.limits(above)
     refused = () if limits is None or not limits.any() else (_refused(moved[0], limits, seen.params),)
     moved = (moved if limits is None else mask_(moved.clone(), limits))[0]
@@ -178,7 +178,7 @@ def _array(row: Tensor) -> Probs:
 def _target(seen: PartTensors, node: int) -> Left:
     """The target's distribution below a node, as it is sampled from."""
     logits = seen.logits[node + 1 : node + 2]
-    return distributions(logits, seen.params, seen.counts, [seen.path(node)], seen.limits(node))[0]
+    return LogitRows(logits, seen.params, seen.counts, [seen.path(node)], seen.limits(node)).distributions()[0]
 
 
 def _left(seen: PartTensors, above: int, p: Left) -> Left:

@@ -15,8 +15,7 @@ import psutil
 
 from specscope.engine.config import EngineConfig
 from specscope.engine.lean import import_transformers
-from specscope.engine.prompt_encoder import PromptEncoder, TooLargeError
-from specscope.engine.prompts import PromptSpec
+from specscope.engine.prompts import PromptEncoder, PromptSpec, TooLargeError
 from specscope.errors import UserError
 from specscope.model.bundled import NAME
 from specscope.model.places import check_context, check_device, check_layers, check_model, config_of, head_place

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from specscope.engine.engine import Engine
-from specscope.engine.prompt_encoder import Prompt
+from specscope.engine.prompts import Prompt
 from specscope.live.fork import beside
 from specscope.speculate.changes import Changes
 from specscope.trace.record.params import SamplingParams

@@ -20,8 +20,7 @@ from specscope.analyze.table import Table
 from specscope.analyze.text import VERDICT, header_block, table_block
 from specscope.errors import UserError
 from specscope.measure.judges import audit_options, target_named
-from specscope.model.heads.eagle_head import llama_config
-from specscope.model.heads.head_config import PARTIAL, HeadConfig
+from specscope.model.heads.eagle_head import PARTIAL, HeadConfig, llama_config
 from specscope.model.heads.head_loader import EMBEDDING, LoadedHead, load_head, published_tensors, read_tensors
 from specscope.model.loader import load_model
 from specscope.model.places import head_place

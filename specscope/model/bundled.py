@@ -59,19 +59,17 @@ def bundled_model(progress: Callable[[str], None]) -> Path:
         for left in folder.parent.glob(".convert-*"):  # by a start that was killed
             if time.time() - left.stat().st_mtime > OLD:
                 shutil.rmtree(left, ignore_errors=True)
-        work = Path(tempfile.mkdtemp(prefix=".convert-", dir=folder.parent))
+        work = tempfile.TemporaryDirectory(prefix=".convert-", dir=folder.parent, ignore_cleanup_errors=True)
     except OSError as error:
         why = f"cannot write {folder.parent} ({error.strerror}); set XDG_CACHE_HOME"
         raise UserError(f"cannot store the converted model: {why}") from error
-    try:
-        convert_gguf(source, work)
-        if not _is_whole(folder):
-            os.rename(work, folder)
-    except Exception as error:
-        if not _is_whole(folder):  # another start was quicker
-            raise UserError(f"cannot convert {NAME} in {folder.parent}: {first_line(error)}") from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    with work:
+        try:
+            convert_gguf(source, Path(work.name))
+            os.rename(work.name, folder)
+        except Exception as error:
+            if not _is_whole(folder):  # another start was quicker
+                raise UserError(f"cannot convert {NAME} in {folder.parent}: {first_line(error)}") from error
     return folder
 
 

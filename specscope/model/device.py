@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from specscope.errors import UserError, first_line
-from specscope.model.fast.fast_paths import has_bfloat16
+from specscope.model.fast.linear import has_bfloat16
 from specscope.model.places import check_device
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -44,7 +44,6 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
         x = torch.ones(1, 1, 16, 16, dtype=DTYPES[name], device=device)
         functional.scaled_dot_product_attention(functional.linear(x, x[0, 0]), x, x)
     except (RuntimeError, NotImplementedError) as error:
-        raise UserError(
-            f"--dtype {name}: the device {device} does not support it ({first_line(error)}): use --dtype float32"
-        ) from error
+        why = f"the device {device} does not support it ({first_line(error)})"
+        raise UserError(f"--dtype {name}: {why}: use --dtype float32") from error
     return DTYPES[name]

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from specscope.errors import UserError
 
-AuxLayer = (
-    int | Literal["final"]
-)  # j: what enters layer j (0 is the embedding); "final": what enters the head, normalised
+AuxLayer = int | Literal["final"]
+"""j: what enters layer j (0 is the embedding); "final": what enters the head, normalised."""
 
 
 def published_aux_layers(layers: int) -> tuple[int, int, int]:
@@ -21,9 +20,8 @@ def published_aux_layers(layers: int) -> tuple[int, int, int]:
     Li et al. 2025; the places are those of their modeling_llama_kv.py, and vLLM's and SGLang's default.
     """
     if layers < 6:
-        raise UserError(
-            f"the target has {layers} layers; EAGLE-3 takes features from three of them and needs at least 6"
-        )
+        need = "EAGLE-3 takes features from three of them and needs at least 6"
+        raise UserError(f"the target has {layers} layers; {need}")
     return 2, layers // 2, layers - 3
 
 
@@ -34,9 +32,8 @@ class AuxHiddenStates:
         layers = decoder_layers(model)
         for aux_layer in aux_layers:
             if aux_layer != "final" and not 0 <= aux_layer < len(layers):
-                raise UserError(
-                    f"the head asks for features of layer {aux_layer}, but the target has layers 0 to {len(layers) - 1}"
-                )
+                has = f"the target has layers 0 to {len(layers) - 1}"
+                raise UserError(f"the head asks for features of layer {aux_layer}, but {has}")
         self.aux_layers = tuple(aux_layers)
         self._seen: dict[AuxLayer, Tensor] = {}
         base = getattr(model, model.base_model_prefix)  # the model below its head

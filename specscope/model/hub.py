@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import queue
 import threading
 import time
 from typing import Any
@@ -53,20 +52,19 @@ def _unreachable(endpoint: str, minute: int) -> str | None:
     """
     from huggingface_hub import get_session
 
-    answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    why: list[str | None] = []
 
     def ask() -> None:
         try:
             get_session().head(endpoint, timeout=LIMIT)
-            answers.put(None)
+            why.append(None)
         except Exception as error:
-            answers.put(first_line(error))
+            why.append(first_line(error))
 
-    threading.Thread(target=ask, daemon=True).start()
-    try:
-        return answers.get(timeout=LIMIT)
-    except queue.Empty:
-        return f"no answer in {LIMIT:.0f} s"
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(LIMIT)
+    return why[0] if why else f"no answer in {LIMIT:.0f} s"
 
 
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read when huggingface_hub is imported

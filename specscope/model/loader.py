@@ -1,17 +1,23 @@
-"""From what a user names to a model that runs on the paged cache, or a refusal that says why."""
+"""From what a user names to a model that runs on the paged cache, or a refusal that says why.
+
+transformers fills what a checkpoint lacks with random numbers, and a model of NaN or zeros generates text as well: so
+whether what lies on disk is a whole model is checked here.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from unittest.mock import patch
 
+import msgspec
 import torch
 from torch import Tensor, nn
 from torch.nn import init
@@ -20,12 +26,85 @@ from specscope.errors import UserError, first_line, not_loaded
 from specscope.model import attention
 from specscope.model.batch import Batch, Segment
 from specscope.model.bundled import NAME, bundled_model
-from specscope.model.checkpoint import check_config, check_names, check_numbers, mtp_modules
-from specscope.model.fast.fast_paths import must_compile
-from specscope.model.fast.fuse import fuse
+from specscope.model.fast.decoder import fuse
+from specscope.model.fast.linear import must_compile
 from specscope.model.hub import hub_arguments, hush
 from specscope.model.kv_cache import BlockTable, LayerShape
 from specscope.model.places import model_place
+from specscope.whole_file import read_object
+
+Size = Annotated[int, msgspec.Meta(ge=1, le=2**27)]
+Layers = Annotated[int, msgspec.Meta(ge=1, le=4096)]
+
+
+class ModelSizes(msgspec.Struct):
+    """What most config.json call alike. Some families give one number a layer, and some leave one out."""
+
+    num_hidden_layers: Layers | None = None
+    hidden_size: Size | None = None
+    vocab_size: Size | None = None
+    intermediate_size: Size | list[Size] | None = None
+    num_attention_heads: Size | list[Size] | None = None
+    num_key_value_heads: Size | list[Size] | None = None
+    head_dim: Size | list[Size] | None = None
+    max_position_embeddings: Size | None = None
+
+
+def check_config(folder: Path) -> None:
+    """Refuse a model whose config.json is damaged. Raises UserError."""
+    raw = read_object(folder / "config.json")
+    nested = raw.get("text_config")
+    for part in (raw, nested if isinstance(nested, dict) else {}):
+        try:
+            msgspec.convert(part, ModelSizes)
+        except msgspec.ValidationError as error:
+            raise UserError(f"{folder}/config.json is not usable: {error}") from None
+
+
+def mtp_modules(config: Any) -> int:  # noqa: ANN401
+    """How many next-token modules (MTP) a transformers config says that its checkpoint has."""
+    names, text = ("num_mtp_layers", "num_nextn_predict_layers"), config.get_text_config()
+    return next((int(count) for name in names if (count := getattr(text, name, None))), 0)
+
+
+def check_names(info: Mapping[str, Any], model: str, name: str, layers: int | None) -> None:
+    """Refuse a checkpoint that lacks weights or has others than its model; `info` is transformers' loading info.
+
+    `layers`: only so many were asked for, and the file may hold the rest, or next-token modules behind them.
+    """
+    missing = sorted(info["missing_keys"])
+    extra = sorted(key for key in info["unexpected_keys"] if layers is None or not _is_beyond(key, layers))
+    wrong = sorted(info["mismatched_keys"])
+    faults = [f"lacks {_some(missing)}"] if missing else []
+    faults += [f"has {_some(extra)}, which this kind of model lacks"] if extra else []
+    faults += [f"holds {key} as {list(held)} instead of {list(expected)}" for key, held, expected in wrong[:1]]
+    if faults:
+        raise UserError(f"cannot load {name}: its config says {model}, but the checkpoint " + "; ".join(faults))
+
+
+def _is_beyond(key: str, layers: int) -> bool:
+    number = re.search(r"\.(\d+)\.", key)
+    return number is not None and int(number[1]) >= layers
+
+
+def _some(keys: list[str]) -> str:
+    return keys[0] + (f" and {len(keys) - 1} more" if len(keys) > 1 else "")
+
+
+@torch.no_grad()
+def check_numbers(tensors: Iterable[tuple[str, Tensor]], name: str) -> None:
+    """Refuse weights with a NaN or an infinity, and matrices of zeros only. Raises UserError.
+
+    One pass over the memory, without a copy: 30 ms for 135 million weights.
+    """
+    for key, tensor in tensors:
+        if not tensor.is_floating_point() or not tensor.numel():
+            continue
+        low, high = (float(value) for value in torch.aminmax(tensor))
+        if not (-torch.inf < low and high < torch.inf):  # NaN compares false
+            raise UserError(f"cannot use {name}: {key} contains NaN or infinite numbers; the file is damaged")
+        if low == high == 0 and tensor.dim() > 1:
+            raise UserError(f"cannot use {name}: {key} contains only zeros; the file is damaged or incomplete")
 
 
 @dataclass(frozen=True)
@@ -94,22 +173,20 @@ def load_model(
         name, extra = f"{name}, first {layers} layers", {**extra, "num_hidden_layers": layers}
     progress(f"loading {name}")
     extra = {**extra, "dtype": dtype, "output_loading_info": True, "ignore_mismatched_sizes": True}
-    read = partial(AutoModelForCausalLM.from_pretrained, source, trust_remote_code=False, **extra)
+    read: Callable[[], Any] = partial(AutoModelForCausalLM.from_pretrained, source, trust_remote_code=False, **extra)
     try:
         try:
             with quick_meta():
-                loaded: Any = read()
+                model, info = read()
         except RuntimeError:  # a family whose modules cannot be made so
-            loaded = read()
+            model, info = read()
     except Exception as error:
         raise not_loaded(name, error) from error
-    model, info = loaded
     if layers is None and mtp_modules(model.config):  # whose modules lie behind the last layer
         layers = int(model.config.get_text_config().num_hidden_layers)
     check_names(info, type(model).__name__, name, layers)
     check_numbers(model.named_parameters(), name)
-    model = model.to(device).eval()
-    model.requires_grad_(False)
+    model = model.to(device).eval().requires_grad_(False)
     if device.type == "cpu" and must_compile(dtype):
         progress("compiling kernels for this processor, once")
     folder = Path(source) if Path(source).is_dir() else None
@@ -239,10 +316,10 @@ def quick_meta() -> Iterator[None]:
 
     def skip(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         @wraps(function)
-        def skipping(tensor: Tensor, *given: Any, **named: Any) -> Tensor:  # noqa: ANN401
+        def unless_meta(tensor: Tensor, *given: Any, **named: Any) -> Tensor:  # noqa: ANN401
             return tensor if tensor.is_meta else function(tensor, *given, **named)
 
-        return skipping
+        return unless_meta
 
     def row(*given: Any, device: Any = None, **named: Any) -> Tensor:  # noqa: ANN401
         wanted = torch.device(device) if device is not None else torch.get_default_device()
@@ -250,8 +327,6 @@ def quick_meta() -> Iterator[None]:
             return arange(*given, device=device, **named)
         return arange(*given, device="cpu", **named)
 
-    with ExitStack() as stack:
-        stack.enter_context(patch.object(torch, "arange", row))
-        for name in INITIAL:
-            stack.enter_context(patch.object(init, name, skip(getattr(init, name))))
+    skipping: dict[str, Any] = {name: skip(getattr(init, name)) for name in INITIAL}
+    with patch.object(torch, "arange", row), patch.multiple(init, **skipping):
         yield

@@ -10,7 +10,6 @@ lines between what was measured, at one B. `tune` rates trees by these costs, an
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -89,32 +88,22 @@ class Costs:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        first = CostPoint(self.batch, at(self.first, self.batch), 0.0, 0.0)
-        return {
-            **{name.replace(" ", "_"): self.about.get(name, "") for name in MODELS},
-            "batch": self.batch,
-            "context": int(self.context or 0),
-            "machine": self.machine,
-            "plain": dataclasses.asdict(self.plain),
-            "step": [dataclasses.asdict(point) for point in self.step[1:]],
-            "first": dataclasses.asdict(next((p for p in self.first if p.rows == self.batch), first)),
-            "passes": [dataclasses.asdict(point) for point in self.passes],
-            "kind": self.kind,
-        }
+        between = CostPoint(self.batch, at(self.first, self.batch), 0.0, 0.0)
+        first = next((point for point in self.first if point.rows == self.batch), between)
+        models = {name.replace(" ", "_"): self.about.get(name, "") for name in MODELS}
+        told = {"batch": self.batch, "context": int(self.context or 0), "machine": self.machine, "plain": self.plain}
+        curves = {"step": self.step[1:], "first": first, "passes": self.passes, "kind": self.kind}
+        return {name: msgspec.to_builtins(value) for name, value in {**models, **told, **curves}.items()}
 
     @property
     def is_sound(self) -> bool:
         """Whether points are in rising order of rows, and all seconds valid."""
         curves = (self.step, self.first, self.passes)
-        points = [point for curve in curves for point in curve]
-        return (
-            self.kind == KIND
-            and bool(self.step)
-            and all(point.rows < further.rows for curve in curves for point, further in pairwise(curve))
-            and all(1 <= point.rows <= MOST_ROWS for point in points)
-            and all(0 <= value < math.inf for point in points for value in (point.seconds, point.low, point.high))
-            and all(point.seconds > 0 for point in self.step)
-        )
+        rises = all(point.rows < further.rows for curve in curves for point, further in pairwise(curve))
+        for point in (*self.step, *self.first, *self.passes):
+            rises &= 1 <= point.rows <= MOST_ROWS
+            rises &= all(0 <= value < math.inf for value in (point.seconds, point.low, point.high))
+        return rises and self.kind == KIND and bool(self.step) and all(point.seconds > 0 for point in self.step)
 
 
 def at(points: Sequence[CostPoint], rows: float) -> float:

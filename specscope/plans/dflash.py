@@ -8,10 +8,13 @@ says of all layers whether they are causal (its configs/speculators/algos.py, up
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
+from itertools import chain
 from typing import Any
 
-from specscope.plans.heads import LAYER_IDS, SLIDING, VALUES, Holds, unknown_key
+from specscope.plans import heads
+from specscope.plans.heads import LAYER_IDS, SLIDING, VALUES, Holds
 
 MASK_FILE = "mask_embedding.pt"  # beside the weights, where the mask token's embedding was trained by itself
 MOST_ROWS = 64  # of a block
@@ -51,9 +54,7 @@ def flat(config: Mapping[str, Any]) -> dict[str, Any]:
     return whole | {LAYER_IDS: entering or [layer + 1 for layer in leaving if isinstance(layer, int)]}
 
 
-def unknown_tensor(names: Iterable[str]) -> str:
-    """The first of a head's tensors that there is no place for; "" where there is none."""
-    return next((name for name in sorted(names) if not TENSORS.fullmatch(name)), "")
+unknown_tensor = partial(heads.unknown_tensor, known=TENSORS)
 
 
 def unknown(config: Mapping[str, Any]) -> str:
@@ -61,7 +62,7 @@ def unknown(config: Mapping[str, Any]) -> str:
     names = config.get("architectures")
     if names not in (None, ["DFlashDraftModel"]):
         return f"architectures = {names}"
-    return unknown_key(config, KNOWN, NESTED) or next(_contradictions(flat(config)), "")
+    return next(chain(heads.unknown_keys(config, KNOWN, NESTED), _contradictions(flat(config))), "")
 
 
 def _contradictions(config: Mapping[str, Any]) -> Iterator[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -94,16 +95,9 @@ def head_kind(folder: Path) -> str:
     return kind.name if kind is not None and kind.runs and not kind.in_target else "eagle"
 
 
-def modules_in(folder: Path) -> int:
-    """How many next-token modules (MTP) a model's config names; 0 where it names none, or cannot be read."""
-    try:
-        config = read_object(folder / "config.json")
-    except UserError:
-        return 0
-    text = config.get("text_config")
-    parts = (config, text if isinstance(text, dict) else {})
-    counts = (part.get(key) for part in parts for key in MTP_KEYS)
-    return next((count for count in counts if isinstance(count, int) and count > 0), 0)
+def modules_in(config: Mapping[str, Any]) -> int:
+    """How many next-token modules (MTP) a model's config names; 0 where it names none."""
+    return next((count for key in MTP_KEYS if isinstance(count := config.get(key), int) and count > 0), 0)
 
 
 def check_head(folder: Path, unknown: Callable[[Mapping[str, Any]], str]) -> None:
@@ -114,9 +108,8 @@ def check_head(folder: Path, unknown: Callable[[Mapping[str, Any]], str]) -> Non
     config = read_object(folder / "config.json")
     check_kind(folder, config, "what runs here are EAGLE, EAGLE-3, P-EAGLE and DFlash heads")
     if key := unknown(config):
-        raise UserError(
-            f"{folder}/config.json has `{key}`: it may change what the head computes and is not implemented"
-        )
+        why = "it may change what the head computes and is not implemented"
+        raise UserError(f"{folder}/config.json has `{key}`: {why}")
 
 
 def check_kind(folder: Path, config: Mapping[str, Any], instead: str, *, runs: bool = True) -> None:
@@ -195,25 +188,21 @@ def draft_tokens_of(folder: Path) -> list[int] | None:
     return None
 
 
-def unknown_tensor(names: Iterable[str]) -> str:
+def unknown_tensor(names: Iterable[str], known: re.Pattern[str] = TENSORS) -> str:
     """The first of a head's tensors that there is no place for; "" where there is none."""
-    return next((name for name in sorted(names) if not TENSORS.fullmatch(name)), "")
+    return next((name for name in sorted(names) if not known.fullmatch(name)), "")
 
 
 def unknown(config: Mapping[str, Any]) -> str:
     """What of a head's config is not known: the first key with its value; "" where all is."""
-    return unknown_key(config, VALUES, NESTED) or next(_contradictions(flattened(config)), "")
+    return next(chain(unknown_keys(config, VALUES, NESTED), _contradictions(flattened(config))), "")
 
 
-def unknown_key(config: Mapping[str, Any], known: Mapping[str, Holds], nested: Collection[str]) -> str:
-    """The first key, also in the `nested` parts, that is not `known`, or not with its value; "" where all are."""
-    return next(_unknown(config, known, nested), "")
-
-
-def _unknown(config: Mapping[str, Any], known: Mapping[str, Holds], nested: Collection[str]) -> Iterator[str]:
+def unknown_keys(config: Mapping[str, Any], known: Mapping[str, Holds], nested: Collection[str]) -> Iterator[str]:
+    """The keys, also in the `nested` parts, that are not `known`, or not with their values."""
     for name, value in config.items():
         if name in nested and isinstance(value, Mapping):
-            yield from _unknown(value, known, nested)
+            yield from unknown_keys(value, known, nested)
         elif name in DECIDES and value is not None and not VALUES[name](value):
             yield f"{name} = {value!r}"
         elif value in (None, False, 0, "") or value in ([], {}):

@@ -32,14 +32,7 @@ class Kind:
 
 
 KINDS = (
-    Kind(
-        "eagle",
-        DraftedBy.HEAD,
-        "head",
-        "dynamic:3,depth=2,top=2",
-        runs=True,
-        also=("eagle3", "peagle", "nextn"),
-    ),
+    Kind("eagle", DraftedBy.HEAD, "head", "dynamic:3,depth=2,top=2", runs=True, also=("eagle3", "peagle", "nextn")),
     Kind("ngram", DraftedBy.TEXT, tree="3x5", runs=True, also=("ngram_gpu",)),
     Kind("suffix", DraftedBy.TEXT, tree="dynamic:16,depth=12", runs=True),
     Kind("draft_model", DraftedBy.MODEL, "draft model", "5", runs=True, also=("standalone",)),
@@ -49,16 +42,7 @@ KINDS = (
     Kind("dflash", DraftedBy.HEAD, "DFlash", runs=True, one_pass=True, words=("dflash",), key="dflash_config"),
     Kind("medusa", DraftedBy.HEAD, "Medusa", words=("medusa",), key="medusa_num_heads"),
     Kind("hydra", DraftedBy.HEAD, "Hydra", words=("hydra",)),
-    Kind(
-        "mtp",
-        DraftedBy.HEAD,
-        "MTP",
-        "1",
-        runs=True,
-        in_target=True,
-        also=("frozen_kv_mtp",),
-        words=("mtp", "nextn"),
-    ),
+    Kind("mtp", DraftedBy.HEAD, "MTP", "1", True, True, also=("frozen_kv_mtp",), words=("mtp", "nextn")),
     Kind("mlp_speculator", DraftedBy.HEAD, "MLP speculator", words=("mlp_speculator", "mlpspeculator")),
 )
 BY_NAME = {kind.name: kind for kind in KINDS}

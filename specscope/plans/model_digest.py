@@ -90,11 +90,8 @@ def _of_file(file: Path) -> str:
 def _contents(file: Path) -> str:
     """A digest of the digests of the file's chunks, which several threads compute."""
     with file.open("rb") as stream, ThreadPoolExecutor(THREADS) as pool:
-        digest = hashlib.blake2b(digest_size=SIZE)
-        size = os.fstat(stream.fileno()).st_size
-        for piece in pool.map(lambda start: _hash(os.pread(stream.fileno(), CHUNK, start)), range(0, size, CHUNK)):
-            digest.update(piece)
-    return digest.hexdigest()
+        starts = range(0, os.fstat(stream.fileno()).st_size, CHUNK)
+        return _hash(b"".join(pool.map(lambda start: _hash(os.pread(stream.fileno(), CHUNK, start)), starts))).hex()
 
 
 def _hash(data: bytes) -> bytes:

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -148,9 +150,8 @@ def parse_plan(text: str) -> TreePlan:
 def _dynamic(rest: str, text: str) -> DynamicPlan:
     match = _DYNAMIC.fullmatch(re.sub(r"\s*([,=])\s*", r"\1", rest.strip()))
     if match is None:
-        raise UserError(
-            f"cannot read the tree {short(text)}: write dynamic:NODES,depth=D,top=K; depth and top are optional"
-        )
+        how = "write dynamic:NODES,depth=D,top=K; depth and top are optional"
+        raise UserError(f"cannot read the tree {short(text)}: {how}")
     nodes = int(match["nodes"])
     depth, top = int(match["depth"] or min(DEFAULT_DEPTH, max(nodes, 1))), int(match["top"] or DEFAULT_TOP)
     for name, value, limit in (("nodes", nodes, MAX_NODES), ("depth", depth, MAX_DEPTH), ("top", top, MAX_TOP)):
@@ -196,3 +197,69 @@ def _vllm(text: str) -> tuple[str, str]:
     if config.num_speculative_tokens is None:
         raise UserError(f"{short(text)} says neither num_speculative_tokens nor speculative_token_tree: it has no tree")
     return str(config.num_speculative_tokens), f"{about}, a chain of num_speculative_tokens"
+
+
+WIDEST_MASK = 64  # nodes; wider masks are left out
+TOP_RULE = "rule        top tokens, deterministic: accepted with p"
+
+
+def describe(plan: TreePlan, *, mask: bool, about: str | None = None) -> str:
+    """What `specscope tree` prints. `about`: the origin of a tree of another program."""
+    lines = [*_static(plan, mask)] if isinstance(plan, StaticPlan) else [*_search(plan)]
+    origin = [f"from        {about}"] if about else []
+    origin += [f"here        --tree {shlex.quote(str(plan))}"] if about is not None else []
+    return "\n".join([f"tree {plan}", *origin, "", *lines])
+
+
+def plan_dict(plan: TreePlan, about: str = "") -> dict[str, Any]:
+    """What `describe` says, as plain values."""
+    values: dict[str, Any] = {"tree": str(plan), "from": about, "nodes": plan.max_nodes, "depth": plan.max_depth}
+    values["rows"] = {"verify": plan.max_nodes + 1, "draft": plan.max_fed + 1}
+    if isinstance(plan, StaticPlan):
+        parents, depths = list(plan.shape.parent), list(plan.shape.depth)
+        return values | {"kind": "top" if plan.top else "sampled", "parents": parents, "depths": depths}
+    return values | {"kind": "dynamic", "top": plan.top, "candidates": plan.candidates}
+
+
+def _static(plan: StaticPlan, mask: bool) -> Iterator[str]:
+    shape = plan.shape
+    yield "●  root: the last committed token"
+    yield from _draw(shape, ROOT, "")
+    yield ""
+    leaves = sum(not shape.children(node) for node in range(len(shape)))
+    yield from _costs(plan, f", {leaves} of them leaves")
+    sampled = "rule        sampled without replacement if the request is sampled, top tokens if it is greedy"
+    yield TOP_RULE if plan.top else sampled
+    if mask and len(shape) <= WIDEST_MASK:
+        yield ""
+        yield "mask        a row may attend to the context, the root and the nodes marked ■"
+        for node, path in enumerate(shape.paths):
+            seen = ("■" if path[: len(other)] == other else "·" for other in shape.paths)
+            yield f"{node:>4}        " + " ".join(seen)
+    elif mask:
+        yield f"mask        not drawn for {len(shape)} nodes"
+
+
+def _draw(shape: TreeShape, above: int, stem: str) -> Iterator[str]:
+    """One line a node: its branch, its number, and its path of child ranks."""
+    children = shape.children(above)
+    for node in children:
+        last = node == children[-1]
+        yield f"{stem}{'└─' if last else '├─'} {node}  {','.join(map(str, shape.paths[node]))}"
+        yield from _draw(shape, node, stem + ("   " if last else "│  "))
+
+
+def _costs(plan: TreePlan, leaves: str) -> Iterator[str]:
+    nodes, depth, rows = plan.max_nodes, plan.max_depth, plan.max_fed + 1
+    yield f"nodes       {nodes}{leaves}"
+    yield f"depth       {depth}: at most {depth + 1} tokens per step, with the final token"
+    yield f"verify      {nodes + 1} rows per request (root and nodes), {nodes + 1} slots of the target's KV cache"
+    passes, rows_text = f"{depth} pass{'es' * (depth != 1)}", f"{rows:,} row{'s' * (rows != 1)}"
+    yield f"draft       {passes}, {rows_text}, if the drafter is a model"
+
+
+def _search(plan: DynamicPlan) -> Iterator[str]:
+    yield f"shape       searched in each step: the {plan.top} likeliest nodes of a depth get {plan.top} children each,"
+    yield f"            {plan.depth} deep; of {plan.candidates} candidates the {plan.max_nodes} best are kept"
+    yield from _costs(plan, "")
+    yield TOP_RULE

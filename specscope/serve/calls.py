@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from specscope.engine.prompt_encoder import Encoded
+from specscope.engine.prompts import Encoded
 from specscope.serve.errors import ApiError
 from specscope.serve.logprobs import TokenLogprobs, emitted_logprobs
 from specscope.trace.record.records import FinishReason, RequestEnd, RequestStep, StepRecord

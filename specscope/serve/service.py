@@ -17,7 +17,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from prometheus_client import Counter
 from starlette.datastructures import Headers
 
-from specscope.engine.prompt_encoder import Encoded, Prompt, title_of
+from specscope.engine.prompts import Encoded, Prompt, title_of
 from specscope.errors import UserError
 from specscope.remote.http import Limits
 from specscope.serve.calls import Call, OutputChoice, Router, TextStream

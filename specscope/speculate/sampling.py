@@ -52,12 +52,27 @@ class LogitRows:
     allowed: Ints | None = None  # [n, V / 32] a bit for each token that may come (allowed.py); None: all may
 
     def shaped(self) -> Tensor:
-        """After logit bias and penalties, minus infinity where a token may not come."""
-        moved = self.params.penalised or bool(self.params.logit_bias)
-        rows = shaped(self.logits, self.params, self.counts, self.paths) if moved else self.logits
-        if self.allowed is None:
-            return rows
-        return mask_(rows if moved else rows.to(torch.float32, copy=True), self.allowed)
+        """After logit bias and penalties, float32 where there are any, minus infinity where a token may not come.
+
+        Repetition penalty counts prompt and output, presence and frequency the output alone; a row's output is what
+        `counts` counts, followed by its path.
+        """
+        rows, params = self.logits, self.params
+        if params.penalised or params.logit_bias or self.allowed is not None:
+            rows = rows.to(torch.float32, copy=True)
+        bias = {token: value for token, value in params.logit_bias.items() if token < rows.shape[-1]}
+        if bias:
+            tokens, values = np.array(list(bias), dtype=np.int64), np.array(list(bias.values()), dtype=np.float32)
+            rows[:, put(tokens, rows.device)] += put(values, rows.device)
+        if params.penalised:
+            _penalise_(rows, params, self.counts, self.paths)
+        return rows if self.allowed is None else mask_(rows, self.allowed)
+
+    def distributions(self) -> list[Left]:
+        """What is sampled from, a row each; a greedy request's choices are read from the device."""
+        if self.params.greedy:
+            return [Chosen(token) for token in argmax(self.shaped()).tolist()]
+        return [Residual(row) for row in all_probabilities([self])]
 
     @property
     def dead(self) -> frozenset[int]:
@@ -106,39 +121,6 @@ def argmax(rows: Tensor) -> Tensor:
     if rows.device.type != "cpu":
         return rows.argmax(-1)
     return torch.from_numpy(rows.float().numpy().argmax(-1))  # twenty times as fast as torch's
-
-
-def distributions(
-    logits: Tensor,
-    params: SamplingParams,
-    counts: TokenCounts,
-    paths: Sequence[Sequence[int]],
-    allowed: Ints | None = None,
-) -> list[Left]:
-    """One distribution a row; a greedy request's choices are read from the device.
-
-    logits [R, V] of any float dtype; paths: the drafted tokens on the way to each row;
-    allowed: as in LogitRows.
-
-    Repetition penalty counts prompt and output, presence and frequency the output alone; a row's output is what
-    `counts` counts, followed by its path. Float32 throughout. The logits are not changed.
-    """
-    part = LogitRows(logits, params, counts, paths, allowed)
-    if params.greedy:
-        return [Chosen(token) for token in argmax(part.shaped()).tolist()]
-    return [Residual(row) for row in all_probabilities([part])]
-
-
-def shaped(logits: Tensor, params: SamplingParams, counts: TokenCounts, paths: Sequence[Sequence[int]]) -> Tensor:
-    """Logits [R, V] after logit bias and penalties, float32; arguments as in `distributions`."""
-    rows = logits.to(torch.float32, copy=params.penalised or bool(params.logit_bias))
-    bias = {token: value for token, value in params.logit_bias.items() if token < rows.shape[-1]}
-    if bias:
-        tokens, values = np.array(list(bias), dtype=np.int64), np.array(list(bias.values()), dtype=np.float32)
-        rows[:, put(tokens, rows.device)] += put(values, rows.device)
-    if params.penalised:
-        _penalise_(rows, params, counts, paths)
-    return rows
 
 
 def scaled(rows: Tensor, temperature: float, out: Tensor | None = None) -> Tensor:

@@ -34,13 +34,3 @@ def test_what_it_makes_is_bounded_and_what_it_refuses_is_said():
         chat_template.render(plain("{{ messages[0].content * 1000 }}"), HELLO, {}, 1000)
     with pytest.raises(UserError, match=r"^the chat template rejects these messages: no user$"):
         chat_template.render(plain("{{ raise_exception('no user') }}"), HELLO, {}, 1000)
-
-
-def test_a_tokenizer_with_code_of_its_own_renders_itself():
-    class Own:
-        chat_template = "x"
-
-        def apply_chat_template(self, messages, **given):
-            return f"{messages[0]['content']} {given['add_generation_prompt']}"
-
-    assert chat_template.render(Own(), HELLO, {}, 1000) == "Hello True"

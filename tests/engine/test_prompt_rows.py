@@ -75,7 +75,7 @@ LAYOUTS = {
 def test_every_layout_is_recognised(name, tmp_path):
     content, prompt, *more = LAYOUTS[name]
     given, template = [*more, {}, {}][:2]
-    (row,) = of(tmp_path, content).rows
+    (row,), _ = of(tmp_path, content)
     assert (row.prompt, row.given, row.template) == (prompt, given, template)
     if "SPEED-Bench" in name:
         assert row.labels == {"category": "coding", "sub_category": "python", "difficulty": "easy"}
@@ -89,9 +89,9 @@ def test_conversations_that_vllms_bench_leaves_out_are_left_out(tmp_path):
     kept = [(4, 4), (1024, 1024), (10, 2038)]
     gone = [(3, 9), (1025, 9), (9, 3), (10, 2039)]
     rows = [talk(*pair) for pair in [*kept, *gone]] + [talk(9, 9, turns=1), {"id": "empty"}]
-    found = of(tmp_path, json.dumps(rows).encode())
-    assert [len(row.prompt) // CHARACTERS for row in found.rows] == [asked for asked, _ in kept]
-    assert found.left_out == len(gone) + 2
+    found, left_out = of(tmp_path, json.dumps(rows).encode())
+    assert [len(row.prompt) // CHARACTERS for row in found] == [asked for asked, _ in kept]
+    assert left_out == len(gone) + 2
     with pytest.raises(UserError, match="has no prompts \\(2 conversations are too short or too long\\)"):
         of(tmp_path, json.dumps(rows[-2:]).encode())
 
@@ -150,9 +150,9 @@ def test_what_is_written_is_read(tmp_path_factory, texts):
         [{"prompt": text, "output_tokens": at + 1} for at, text in enumerate(texts)],
         [{"prompt": text} for text in texts],
     ):
-        assert [row.prompt for row in of(folder, lines(*rows)).rows] == texts
+        assert [row.prompt for row in of(folder, lines(*rows))[0]] == texts
     rows = [{"question_id": 1, "messages": [{"role": "user", "content": text}]} for text in texts]
-    assert [row.prompt[0]["content"] for row in of(folder, lines(*rows)).rows] == texts
+    assert [row.prompt[0]["content"] for row in of(folder, lines(*rows))[0]] == texts
 
 
 @settings(deadline=None)
@@ -167,7 +167,7 @@ def test_no_file_crashes_it(tmp_path_factory, content):
     except UserError as error:
         assert "\n" not in str(error)  # noqa: PT017
     else:
-        assert found.rows
+        assert found[0]
 
 
 class GenerateReqInput:
@@ -185,7 +185,7 @@ def test_a_dump_of_sglangs_requests_is_read_without_its_classes(tmp_path, monkey
     sys.modules[GenerateReqInput.__module__].GenerateReqInput = GenerateReqInput
     dump = {"server_args": None, "requests": [(GenerateReqInput("one"), {"text": "two"}, 1.0, 2.0)]}
     for content in (dump, dump["requests"]):
-        (row,) = of(tmp_path, pickle.dumps(content)).rows
+        (row,), _ = of(tmp_path, pickle.dumps(content))
         assert (row.prompt, row.given) == ("one", {"max_tokens": 9})
     ids, cut = pickle.dumps([(GenerateReqInput(None), {})]), pickle.dumps(dump)[:-30]
     for content, why in ((ids, "line 1: this SGLang request has token ids and no text"), (cut, "cannot be read")):

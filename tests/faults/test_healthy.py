@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.run import examine
 from specscope.analyze.findings import Exit
-from specscope.speculate.drafters import parallel
+from specscope.speculate.drafters import eagle
 from tests.faults.healthy import HEALTHY
 from tests.faults.judged import diagnosed
 from tests.faults.models import HEAD
@@ -73,14 +73,14 @@ def test_a_healthy_run_in_bfloat16_behind_long_prompts_names_no_cause(tmp_path, 
 
 def test_mask_rows_at_wrong_positions_are_named(tmp_path, monkeypatch):
     """Each of them one position too far: the head is asked again with its drafts moved, and agrees."""
-    real = parallel.with_masks
+    real = eagle.with_masks
 
     def with_masks(segment, count, mask_token):
         found = real(segment, count, mask_token)
         found.positions[len(segment.tokens) :] += 1
         return found
 
-    monkeypatch.setattr(parallel, "with_masks", with_masks)
+    monkeypatch.setattr(eagle, "with_masks", with_masks)
     monkeypatch.setitem(
         DRAFTERS, "one pass", {"drafter": "eagle", "draft_model": str(one_pass(tmp_path)), "tree": TREE}
     )

@@ -11,8 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from specscope.errors import UserError
-from specscope.model.checkpoint import check_numbers
-from specscope.model.loader import load_model
+from specscope.model.loader import check_numbers, load_model
 from tests.model.test_architectures import CONFIGS, build
 
 CPU = torch.device("cpu")
@@ -65,7 +64,7 @@ def refused(folder, match, layers=None):
 
 
 NUMBERS = "contains NaN or infinite numbers"
-UNREADABLE = "cannot load model: |the files beside it hold"
+UNREADABLE = "cannot load model: "
 SIZES = ("num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings")
 A_LAYER = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "head_dim")  # or one for each layer
 NO_SIZES = {
@@ -113,15 +112,6 @@ BROKEN = [
 def test_what_is_not_whole_is_refused(folder, spoil, match):
     spoil(folder)
     refused(folder, match)
-
-
-def test_a_config_that_promises_far_more_than_the_file_holds(folder, monkeypatch):
-    """transformers would fill what is missing with random numbers, here 100 GB of them: it is not asked."""
-    asked = []
-    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", lambda *_, **__: asked.append(1))
-    told(hidden_size=100_000, num_hidden_layers=4)(folder)
-    refused(folder, "describes a model of at least 4.* weights, but the files beside it hold")
-    assert not asked
 
 
 @pytest.mark.parametrize("name", sorted(set(CONFIGS) - {"step3p7"}))  # a folder of which is refused: it sees images

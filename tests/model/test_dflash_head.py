@@ -124,7 +124,7 @@ MISFITS = {
     ),
     "made for a vocabulary of 301": lambda f: write_dflash(f, vocab_size=301),
     "made for hidden states of 64": lambda f: write_dflash(f, target_hidden_size=64),
-    "takes features from layer 7, but .* has layers 0 to 6": lambda f: write_dflash(f, leaving=(1, 3, 6)),
+    "asks for layer 7, but .* has 7 layers": lambda f: write_dflash(f, leaving=(1, 3, 6)),
     "names mask token 300 in a vocabulary of 300": lambda f: write_dflash(f, inside={"mask_token_id": 300}),
     "mask embedding of 47 numbers": lambda f: write_dflash(f, mask=torch.ones(47)),
     "embedding of token 9, but the config's mask_token_id is 7": lambda f: write_dflash(

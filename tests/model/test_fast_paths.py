@@ -13,10 +13,19 @@ import transformers
 from specscope import Engine, SamplingParams
 from specscope.errors import UserError
 from specscope.kernels.cpu import tiles
-from specscope.model.fast import fast_paths
-from specscope.model.fast import linear as linear_module
-from specscope.model.fast.fast_paths import NAMES, PATHS, VARIABLE, disabled, failure, is_half, usable
-from specscope.model.fast.linear import FEW, PackedLinear, compiled_rows
+from specscope.model.fast import linear
+from specscope.model.fast.linear import (
+    FEW,
+    NAMES,
+    PATHS,
+    VARIABLE,
+    PackedLinear,
+    compiled_rows,
+    disabled,
+    failure,
+    is_half,
+    usable,
+)
 from specscope.model.loader import load_tokenizer
 from tests.fast_paths import machine_without, without
 
@@ -32,11 +41,11 @@ def test_what_is_missing_is_not_used_and_the_rest_is(how, names, dtype):
 def test_a_path_that_gives_other_numbers_is_not_used(monkeypatch):
     reorder = torch.ops.mkldnn._reorder_linear_weight
     monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", lambda weight: reorder(weight * 1.01))
-    fast_paths.failure.cache_clear()
+    linear.failure.cache_clear()
     (onednn,) = [path for path in PATHS if (path.name, path.dtype) == ("onednn", torch.float32)]
     assert failure(onednn) == "its results differ"
     monkeypatch.undo()
-    fast_paths.failure.cache_clear()
+    linear.failure.cache_clear()
 
 
 def test_an_unknown_name_is_refused(monkeypatch):
@@ -52,7 +61,7 @@ def test_an_unknown_name_is_refused(monkeypatch):
 LESSER = """
 import json, sys, torch
 from specscope import Engine, SamplingParams
-from specscope.model.fast.fast_paths import usable
+from specscope.model.fast.linear import usable
 for dtype in ("float32", "bfloat16", "auto"):
     engine = Engine(target=sys.argv[1], dtype=dtype, kv_memory=0.01, threads=1)
     (result,) = engine.generate(["abcabc"], SamplingParams(max_tokens=12, ignore_eos=True))
@@ -104,7 +113,7 @@ def lacks(request, monkeypatch):
     tiled, paired, arithmetic = PROCESSORS[request.param]
     monkeypatch.setattr(tiles, "TILED", tiled)
     monkeypatch.setattr(tiles, "PAIRED", paired)
-    monkeypatch.setattr(linear_module, "has_bfloat16", lambda: arithmetic)
+    monkeypatch.setattr(linear, "has_bfloat16", lambda: arithmetic)
     return request.param in ("AMX", "Arm")
 
 
@@ -124,12 +133,12 @@ def test_few_rows_and_many_take_the_path_for_them(lacks, monkeypatch):
         return dataclasses.replace(path, lay_out=lay_out)
 
     there = usable(torch.bfloat16)
-    monkeypatch.setattr(linear_module, "usable", lambda _: [noted(path) for path in there])
+    monkeypatch.setattr(linear, "usable", lambda _: [noted(path) for path in there])
     layer = bfloat16_layer()
     packed = PackedLinear([layer], pack=True)
     for rows in (1, FEW, FEW + 1, 40):
         x = torch.randn(rows, 48).bfloat16()
-        assert fast_paths.same_numbers(torch.nn.functional.linear(x, layer.weight), packed(x))
+        assert linear.same_numbers(torch.nn.functional.linear(x, layer.weight), packed(x))
     assert taken == ["numba", "numba", *(["onednn"] if lacks else ["numba"]) * 2]
 
 

@@ -12,8 +12,7 @@ from specscope.kernels.cpu.layer import CompiledLayers
 from specscope.model.batch import Batch, Segment
 from specscope.model.fast import linear as linear_module
 from specscope.model.fast.decoder import FusedLayer, FusedRMSNorm, looks_alike
-from specscope.model.fast.fast_paths import disabled
-from specscope.model.fast.linear import PackedLinear, may_pack
+from specscope.model.fast.linear import PackedLinear, disabled, may_pack
 from specscope.model.kv_cache import BlockTable, KVCache
 from specscope.model.loader import adopt
 from specscope.trace.record.tree import DraftTree
@@ -103,7 +102,7 @@ def segments(rows):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("compiles", [True, False], ids=["compiled", "plain"])
 def test_fused_models_equal_plain_ones(name, dtype, compiles, monkeypatch):
-    monkeypatch.setattr("specscope.model.fast.fuse.compiled_rows", lambda _: 128 if compiles else 0)
+    monkeypatch.setattr("specscope.model.fast.decoder.compiled_rows", lambda _: 128 if compiles else 0)
     model = fused_equals_plain(name, dtype, fused=True)
     layers = [m.forward.compiled for m in model.modules() if looks_alike(m) or isinstance(m.forward, FusedLayer)]
     assert [layer is not None for layer in layers] == [compiles] * len(layers)
@@ -111,7 +110,7 @@ def test_fused_models_equal_plain_ones(name, dtype, compiles, monkeypatch):
 
 @pytest.mark.parametrize("what", ["numbers", "activation"])
 def test_a_compiled_layer_that_gives_something_else_is_not_used(what, monkeypatch):
-    monkeypatch.setattr("specscope.model.fast.fuse.compiled_rows", lambda _: 128)
+    monkeypatch.setattr("specscope.model.fast.decoder.compiled_rows", lambda _: 128)
     right, gelu = CompiledLayers.__call__, t.LlamaForCausalLM(t.LlamaConfig(**{**SIZE, "hidden_act": "gelu"})).eval()
     if what == "numbers":
         monkeypatch.setattr(CompiledLayers, "__call__", lambda *given: right(*given) * 1.001)

@@ -10,8 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from specscope.errors import UserError
 from specscope.model.batch import Segment
-from specscope.model.heads.eagle_head import EagleHead
-from specscope.model.heads.head_config import HeadConfig
+from specscope.model.heads.eagle_head import EagleHead, HeadConfig
 from specscope.model.heads.head_loader import load_head, save_head
 from specscope.model.heads.head_runner import HeadRunner
 from specscope.model.kv_cache import BlockTable

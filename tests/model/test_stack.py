@@ -15,7 +15,7 @@ def calls(monkeypatch):
     seen = []
     right = CompiledLayers.__call__
     monkeypatch.setattr(CompiledLayers, "__call__", lambda self, *given: seen.append(self.count) or right(self, *given))
-    monkeypatch.setattr("specscope.model.fast.fuse.compiled_rows", lambda _: 1000)
+    monkeypatch.setattr("specscope.model.fast.decoder.compiled_rows", lambda _: 1000)
     return seen
 
 

@@ -6,7 +6,7 @@ import torch
 
 from specscope.speculate.allowed import Allowed, allows, ones, unpacked
 from specscope.speculate.drafters.base import Context, Draft
-from specscope.speculate.drafters.text_drafter import pruned
+from specscope.speculate.drafters.text import pruned
 from specscope.speculate.sampling import LogitRows, all_probabilities
 from specscope.trace.record.notes import MethodNotes
 from specscope.trace.record.params import SamplingParams

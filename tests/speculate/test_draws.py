@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specscope.speculate.draws import BLOCK, block_sums, draw, draw_margin, draw_siblings
+from specscope.speculate.verify.distribution import BLOCK, block_sums, draw, draw_margin, draw_siblings
 
 WIDTHS = st.sampled_from([1, 2, 30, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 1000])
 SMALLEST, LARGEST = 2.0**-54, 1 - 2.0**-53  # what coins() gives at least and at most

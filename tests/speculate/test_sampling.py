@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from specscope.speculate.sampling import (
     LogitRows,
     TokenCounts,
-    distributions,
     target_rows,
 )
 from specscope.speculate.verify.distribution import Chosen, Residual
@@ -72,7 +71,7 @@ tokens = st.lists(st.integers(0, VOCAB - 1), max_size=8)
 def test_every_row_is_processed_along_its_own_path(seed, prompt, output, paths, params):
     logits = torch.randn(len(paths), VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
     before = logits.clone()
-    rows = distributions(logits, params, TokenCounts.of(prompt, output), paths)
+    rows = LogitRows(logits, params, TokenCounts.of(prompt, output), paths).distributions()
     assert torch.equal(logits, before)
     for row, path, numbers in zip(rows, paths, logits.tolist(), strict=True):
         wanted = reference(numbers, params, prompt, output + path)
@@ -89,7 +88,7 @@ def test_top_p_is_right_where_the_first_look_lacks_mass(monkeypatch):
     ]  # of the flattest all 30 are looked at, of others 4 or 12
     logits = torch.randn(5, VOCAB, generator=torch.Generator().manual_seed(0)) * width
     params = SamplingParams(temperature=1.0, top_p=0.9)
-    for row, numbers in zip(distributions(logits, params, TokenCounts(), [[]] * 5), logits.tolist(), strict=True):
+    for row, numbers in zip(LogitRows(logits, params).distributions(), logits.tolist(), strict=True):
         assert isinstance(row, Residual)
         assert row.row.numpy() == pytest.approx(reference(numbers, params, [], []), abs=1e-6)
 
@@ -103,7 +102,7 @@ def test_huge_penalties_and_biases_never_give_nan(dtype, temperature):
     for repetition in (1e-6, 1e12):
         bias = {5: 1e6, 3: -1e6, 4: 1e6}
         params = SamplingParams(temperature=temperature, repetition_penalty=repetition, logit_bias=bias, **extremes)
-        for row in distributions(logits, params, TokenCounts.of([1, 2, 5], [3, 5]), [[], [5], [5, 4]]):
+        for row in LogitRows(logits, params, TokenCounts.of([1, 2, 5], [3, 5]), [[], [5], [5, 4]]).distributions():
             assert row.prob(5) == 0
             if isinstance(row, Residual):
                 assert not row.row.isnan().any()
@@ -128,7 +127,7 @@ def test_a_batch_has_what_each_request_has_alone(every, apart, seed):
         for i, (params, rows) in enumerate(zip(every, logits.split(2), strict=True))
     ]
     target = target_rows(parts)
-    alone = [distributions(part.logits, part.params, part.counts, part.paths) for part in parts]
+    alone = [part.distributions() for part in parts]
     assert target.choices.tolist() == [row.token for rows in alone for row in rows if isinstance(row, Chosen)]
     wanted = [row.row for rows in alone for row in rows if isinstance(row, Residual)]
     assert torch.equal(target.p, torch.stack(wanted) if wanted else torch.zeros(0, VOCAB))

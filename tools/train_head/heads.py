@@ -12,8 +12,7 @@ from torch import Tensor
 
 from specscope.errors import UserError
 from specscope.model.features import published_aux_layers
-from specscope.model.heads.eagle_head import EagleHead
-from specscope.model.heads.head_config import HeadConfig
+from specscope.model.heads.eagle_head import EagleHead, HeadConfig
 from specscope.model.heads.head_loader import load_head
 from specscope.model.loader import LoadedModel
 from tools.train_head.scores import TargetTensors

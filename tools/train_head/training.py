@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from specscope.errors import UserError
-from specscope.model.fast.fast_paths import has_bfloat16
+from specscope.model.fast.linear import has_bfloat16
 from specscope.model.heads.head_loader import save_head
 from specscope.model.loader import LoadedModel
 from tools.train_head.eagle3 import forward

@@ -23,9 +23,8 @@ from specscope.measure.locate.layer_taps import LayerCall, layer_again
 from specscope.measure.locate.pairs import Allowances, ComparedPass, HeldPair, heads_of
 from specscope.model.batch import Batch, Segment
 from specscope.model.fast.decoder import FusedLayer
-from specscope.speculate.drafters.draft_model import DraftModel
 from specscope.speculate.drafters.eagle import HeadDrafter
-from specscope.speculate.drafters.model_drafter import Drafting
+from specscope.speculate.drafters.model_drafter import Drafting, DraftModel
 
 if TYPE_CHECKING:
     from specscope.measure.locate.drive import Drive

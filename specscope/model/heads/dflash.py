@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,26 +24,29 @@ from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
 
 from specscope.errors import UserError, first_line
-from specscope.model.attention import Variant
 from specscope.model.batch import Batch, Segment
-from specscope.model.checkpoint import Size, check_numbers
-from specscope.model.fast.decoder import FusedLayer, Rotary
-from specscope.model.fast.fast_paths import same_numbers
-from specscope.model.fast.fuse import fuse_norms
-from specscope.model.fast.linear import PackedLinear, compiled_rows, may_pack
 from specscope.model.features import AuxLayer
 from specscope.model.graphs import Graphs
-from specscope.model.heads.head_config import Ids, LayerJson, TokenId
-from specscope.model.heads.head_loader import EMBEDDING, LoadedHead, check_maps, check_shapes, read_files
-from specscope.model.kv_cache import BLOCK_SIZE, BlockTable, KVCache, LayerShape
-from specscope.model.loader import LoadedModel, quick_meta
+from specscope.model.heads.eagle_head import Ids, LayerJson, TokenId
+from specscope.model.heads.head_loader import (
+    EMBEDDING,
+    LoadedHead,
+    check_fit,
+    check_tensors,
+    embedding_of,
+    read_files,
+    unfilled,
+)
+from specscope.model.heads.head_runner import TRIAL_ROWS, LayersRunner
+from specscope.model.kv_cache import BlockTable, LayerShape
+from specscope.model.loader import LoadedModel, Size, check_numbers
 from specscope.model.places import Backend, head_place
 from specscope.plans.dflash import ANCHOR, MASK_FILE, MOST_ROWS, flat, longest_draft, window_of
 from specscope.plans.heads import SLIDING
 from specscope.whole_file import read_object
 
-TRIAL_ROWS = 5
 LM_HEAD = "lm_head.weight"
+FIRST_NORM, FIRST_BIAS = "layers.0.self_attn.q_norm.weight", "layers.0.self_attn.q_proj.bias"
 THETA = 1e6  # the rotary base where the config names none: vLLM's set_default_rope_theta
 
 
@@ -65,7 +67,6 @@ class DFlashConfig:
 
     layer: Mapping[str, Any]  # by the names of a Qwen3 config
     target_width: int  # of a hidden state of the target
-    vocab: int  # the target's
     draft_vocab: int  # tokens that the head can draft
     aux_layers: tuple[AuxLayer, ...]
     mask_token: int
@@ -73,6 +74,16 @@ class DFlashConfig:
     from_anchor: bool  # whether the root's row drafts too
     windows: tuple[int | None, ...]  # for each layer, how many positions a row looks back, including its own; None: all
     causal: tuple[bool, ...]  # for each layer, whether a row of a block does not see those behind it
+
+    @property
+    def vocab(self) -> int:
+        """The target's vocabulary."""
+        return int(self.layer["vocab_size"])
+
+    @property
+    def width(self) -> int:
+        """Width of the head's own hidden states."""
+        return int(self.layer["hidden_size"])
 
     def rows(self, depth: int) -> int:
         """How many rows draft so many tokens."""
@@ -104,7 +115,6 @@ def read_config(folder: Path) -> DFlashConfig:
     return DFlashConfig(
         layer=whole,
         target_width=block_json.target_hidden_size or sizes.hidden_size,
-        vocab=sizes.vocab_size,
         draft_vocab=block_json.draft_vocab_size or sizes.vocab_size,
         aux_layers=tuple(block_json.eagle_aux_hidden_state_layer_ids),
         mask_token=block_json.mask_token_id,
@@ -164,22 +174,19 @@ def load_dflash(folder: str, target: LoadedModel) -> LoadedHead:
     path = head_place(folder)
     config, tensors = read_config(path), read_files(path)
     own, mask = tensors.pop(EMBEDDING, None), _mask_embedding(path, config.mask_token)
-    _check_fit(config, target, own, mask, path)
-    bias, first_norm = "layers.0.self_attn.q_proj.bias" in tensors, tensors.get("layers.0.self_attn.q_norm.weight")
-    try:
-        size = int(config.layer.get("head_dim") or (0 if first_norm is None else len(first_norm)))
-        qwen3 = qwen3_config(config, size, bias=bias)
-        with torch.device("meta"), quick_meta():  # nothing is allocated before the shapes are known to be right
-            head = DFlashHead(config, qwen3, own_output=LM_HEAD in tensors)
-    except Exception as error:
-        raise UserError(f"{path}/config.json does not describe a decoder layer: {first_line(error)}") from error
+    check_fit(config, target, own, path)
+    _check_mask(config, mask, path)
+    size, bias = config.layer.get("head_dim") or len(tensors.get(FIRST_NORM, ())), FIRST_BIAS in tensors
+    own_output = LM_HEAD in tensors
+    head = unfilled(lambda: DFlashHead(config, qwen3_config(config, int(size), bias=bias), own_output=own_output), path)
     further = [(name, x) for name, x in ((EMBEDDING, own), (MASK_FILE, mask)) if x is not None]
     check_numbers([*tensors.items(), *further], f"the head in {path}")
-    _fill(head, tensors, path)
+    wanted = head.state_dict()
+    is_targets = config.draft_vocab == config.vocab and config.width == config.target_width
+    check_tensors(head, tensors, path, "a DFlash", {*wanted, *(() if is_targets else (LM_HEAD,))})
+    head.load_state_dict({name: tensors[name].to(tensor.dtype) for name, tensor in wanted.items()}, assign=True)
     head = head.to(target.device, target.dtype).eval().requires_grad_(False)
-    embedding: nn.Module = target.embedding
-    if own is not None:
-        embedding = nn.Embedding.from_pretrained(own.to(target.device, target.dtype))
+    embedding = embedding_of(own, target)
     if mask is not None:
         embedding = MaskedEmbedding(embedding, config.mask_token, mask.to(target.device, target.dtype))
     return LoadedHead(head, embedding, getattr(head, "lm_head", target.output), path.resolve().name)
@@ -201,90 +208,30 @@ def _mask_embedding(path: Path, token: int) -> Tensor | None:
     return vector
 
 
-def _check_fit(config: DFlashConfig, target: LoadedModel, own: Tensor | None, mask: Tensor | None, path: Path) -> None:
-    """Hold a config, and embeddings of the head's own, against the target."""
-    width, layers, hidden = target.width, len(target.layers), int(config.layer["hidden_size"])
-    high = [layer for layer in config.aux_layers if not isinstance(layer, int) or layer >= layers]
-    wrong = ""
-    if config.target_width != width:
-        wrong = f"was made for hidden states of {config.target_width}, but {target.name} has {width}"
-    elif config.vocab != target.vocab_size:
-        wrong = f"was made for a vocabulary of {config.vocab}, but {target.name} has {target.vocab_size}"
-    elif high:
-        wrong = f"takes features from layer {high[0]}, but {target.name} has layers 0 to {layers - 1}"
-    elif own is not None and list(own.shape) != [config.vocab, hidden]:
-        wrong = f"has {EMBEDDING} of {list(own.shape)}, but config.json makes it {[config.vocab, hidden]}"
-    elif hidden != width and own is None:
-        wrong = f"is {hidden} wide and {target.name} {width}: it needs its own embed_tokens"
-    elif mask is not None and len(mask) != hidden:
-        wrong = f"has a mask embedding of {len(mask)} numbers, and is {hidden} wide"
-    elif mask is None and config.mask_token >= config.vocab:
-        wrong = f"names mask token {config.mask_token} in a vocabulary of {config.vocab}"
-    if wrong:
-        raise UserError(f"the head in {path} {wrong}")
+def _check_mask(config: DFlashConfig, mask: Tensor | None, path: Path) -> None:
+    """Refuse a mask token without an embedding, and an embedding of another width."""
+    if mask is not None and len(mask) != config.width:
+        raise UserError(f"the head in {path} has a mask embedding of {len(mask)} numbers, and is {config.width} wide")
+    if mask is None and config.mask_token >= config.vocab:
+        raise UserError(f"the head in {path} names mask token {config.mask_token} in a vocabulary of {config.vocab}")
 
 
-def _fill(head: DFlashHead, tensors: dict[str, Tensor], path: Path) -> None:
-    """Put the tensors into the head: all that it needs, with the shapes that its config says."""
-    wanted, config = head.state_dict(), head.config
-    is_targets = config.draft_vocab == config.vocab and head.qwen3.hidden_size == config.target_width
-    needed = {*wanted, *(() if is_targets else (LM_HEAD,))}
-    missing, extra = sorted(needed - set(tensors)), sorted(set(tensors) - set(wanted) - {"d2t", "t2d"})
-    if missing or extra:
-        what = [f"lacks {missing[0]}"] if missing else []
-        what += [f"has {extra[0]}, which a DFlash head does not have"] if extra else []
-        raise UserError(f"the head in {path} " + " and ".join(what))
-    check_shapes(wanted, tensors, path)
-    check_maps(tensors, config.draft_vocab, config.vocab, path)
-    head.load_state_dict({name: tensors[name].to(tensor.dtype) for name, tensor in wanted.items()}, assign=True)
-
-
-class DFlashRunner:
+class DFlashRunner(LayersRunner):
     """Runs a head over a paged KV cache of its own."""
 
     def __init__(self, loaded: LoadedHead, target: LoadedModel, blocks: int, backend: Backend = Backend.TORCH) -> None:
-        head, weight, attention = loaded.head, loaded.head.fc.weight, loaded.head.layers[0].self_attn
-        self.loaded, self.head, self.vocab_size = loaded, head, target.vocab_size
-        self.beside = partial(DFlashRunner, loaded, target, backend=backend)  # with another cache, of so many blocks
-        self.d2t, self.aux_layers = head.target_tokens(), head.config.aux_layers
-        size = int(attention.head_dim)
-        shape = LayerShape(int(head.qwen3.num_key_value_heads or 0), size, size)
-        self.cache = KVCache([shape] * len(head.layers), blocks, weight.dtype, weight.device, backend)
-        pack = weight.device.type == "cpu" and may_pack(head)
-        max_rows = compiled_rows(weight.dtype) if pack and head.config.rows(head.config.longest) <= MOST_ROWS else 0
-        self.compiles = max_rows > 0  # whether our own kernels for processors are used
-        if self.compiles:
-            fuse_norms(head)
-        variants = [Variant(size**-0.5, window, None, None) for window in head.config.windows]
-        of = zip(head.layers, variants, strict=True)
-        self.layers = [FusedLayer(layer, shape, variant, None, pack=pack) for layer, variant in of]
-        own = hasattr(head, "lm_head")
-        self.lm_head: nn.Module = PackedLinear([head.lm_head], pack=pack) if own else loaded.lm_head
-        self.fc = PackedLinear([head.fc], pack=pack)
-        # No position lies beyond the cache, whatever context a config promises.
-        positions = torch.arange(min(target.max_context, blocks * BLOCK_SIZE), device=weight.device)[None]
-        rotary = Qwen3RotaryEmbedding(head.qwen3).to(weight.device)  # its frequencies stay float32
-        # cos and sin of every position as the layers use them, side by side: [positions, 2, 1, 2, size / 2]
-        self._turns = torch.stack(Rotary()(*rotary(weight, positions)), dim=1)
-        mixed = "some of its layers are causal and some are not" if len({*head.config.ahead}) > 1 else ""
+        head, qwen3, config = loaded.head, loaded.head.qwen3, loaded.head.config
+        shape = LayerShape(int(qwen3.num_key_value_heads or 0), *[int(qwen3.head_dim)] * 2)
+        rotary = Qwen3RotaryEmbedding(qwen3).to(head.fc.weight.device)  # its frequencies stay float32
+        super().__init__(loaded, head.layers, shape, rotary, target, blocks, backend)
+        mixed = "some of its layers are causal and some are not" if len({*config.ahead}) > 1 else ""
         self.graphs = Graphs(self.cache, unfit=mixed)
-        if self.compiles:
-            self._compile(max_rows)
-
-    def _compile(self, max_rows: int) -> None:
-        """Compile the layers, where a pass over a few rows then comes out alike. Before the cache is used."""
-        rows = min(TRIAL_ROWS, len(self._turns) - 1)
-        block = block_segment(BlockTable([0]), 1, 0, rows, self.head.config)
+        block = block_segment(BlockTable([0]), 1, 0, min(TRIAL_ROWS, len(self._turns) - 1), config)
         context = Segment.of_tree(block.table, 0, [0], logits=False)
-        state = torch.randn(1, self.head.qwen3.hidden_size, generator=torch.Generator().manual_seed(0))
-        self.write_context([context], state.to(self._turns.dtype))
-        plain = self.forward([block])
-        for layer in self.layers:
-            layer.compile(max_rows)
-        if not same_numbers(plain, self.forward([block])):
-            self.compiles = False
-            for layer in self.layers:
-                layer.compiled = None
+        state = torch.randn(1, config.width, generator=torch.Generator().manual_seed(0)).to(self._turns)
+        if config.rows(config.longest) <= MOST_ROWS:
+            self.write_context([context], state)
+            self.compile(lambda: self.forward([block]))
 
     @torch.inference_mode()
     def combine(self, features: Tensor) -> Tensor:
@@ -294,10 +241,10 @@ class DFlashRunner:
     @torch.inference_mode()
     def write_context(self, segments: Sequence[Segment], states: Tensor) -> None:
         """Write the keys and values of committed positions in every layer, from states [N, width] of all rows."""
-        batch = Batch.build(segments, self._turns.device, self.cache.backend)
-        cos, sin = self._turns[batch.positions[0]].unbind(1)
+        batch = self.build(segments)
+        rotation = self.rotation(batch)
         for layer in self.layers:
-            layer.write(states, (cos, sin), batch, self.cache)
+            layer.write(states, rotation, batch, self.cache)
 
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment]) -> Tensor:
@@ -307,16 +254,15 @@ class DFlashRunner:
         replayed = self.graphs.replay(seen[ahead[0]])
         if replayed is not None:
             return replayed.outputs[0][replayed.wanted]
-        batches = {rows: Batch.build(some, self._turns.device, self.cache.backend) for rows, some in seen.items()}
+        batches = {rows: self.build(some) for rows, some in seen.items()}
         return self.run_batch(*(batches[rows] for rows in ahead))[0]
 
     @torch.inference_mode()
     def run_batch(self, batch: Batch, *further: Batch) -> tuple[Tensor]:
         """`forward` of a batch that is laid out; `further`: how the other layers see it, where not alike."""
-        x = self.loaded.embedding(batch.tokens[0])
-        cos, sin = self._turns[batch.positions[0]].unbind(1)
+        x, rotation = self.loaded.embedding(batch.tokens[0]), self.rotation(batch)
         for layer, seen in zip(self.layers, (batch, *further) if further else [batch] * len(self.layers), strict=True):
-            x = layer.run(x, None, (cos, sin), seen, self.cache)
+            x = layer.run(x, None, rotation, seen, self.cache)
         return (self.lm_head(self.head.norm(x[batch.wanted])),)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from specscope.errors import UserError, first_line
-from specscope.model.checkpoint import check_numbers
-from specscope.model.heads.eagle_head import EagleHead, in_halves, rotary_of
-from specscope.model.heads.head_config import HeadConfig, read_config
-from specscope.model.loader import LoadedModel, quick_meta
+from specscope.model.heads.eagle_head import EagleHead, in_halves, read_config, rotary_of
+from specscope.model.loader import LoadedModel, check_numbers, quick_meta
 from specscope.model.places import head_place
 from specscope.plans.heads import WEIGHTS, head_kind, weight_files
 
@@ -51,21 +49,30 @@ def load_head(folder: str, target: LoadedModel) -> LoadedHead:
     biased = {"bias": "fc.bias" in tensors, "attention_bias": "midlayer.self_attn.q_proj.bias" in tensors}
     config = dataclasses.replace(config, layer={**config.layer, **biased})
     own = tensors.pop(EMBEDDING, None)
-    _check_fit(config, target, own, path)
-    try:
-        with torch.device("meta"), quick_meta():  # nothing is allocated before the shapes are known to be right
-            head = EagleHead(config)
-    except Exception as error:
-        raise UserError(f"{path}/config.json does not describe a decoder layer: {first_line(error)}") from error
+    check_fit(config, target, own, path, as_wide=config.version == 1)
+    head = unfilled(lambda: EagleHead(config), path)
     check_numbers([*tensors.items(), *([] if own is None else [(EMBEDDING, own)])], f"the head in {path}")
     _fill(head, tensors, path)
-    embedding: nn.Module = target.embedding
-    if own is not None:
-        embedding = nn.Embedding.from_pretrained(own.to(target.device, target.dtype))
     del head.rotary
     head = head.to(target.device, target.dtype).eval().requires_grad_(False)
     head.rotary = rotary_of(config).to(target.device)  # its frequencies stay float32
-    return LoadedHead(head, embedding, head.lm_head if version == 3 else target.output, path.resolve().name)
+    output = head.lm_head if version == 3 else target.output
+    return LoadedHead(head, embedding_of(own, target), output, path.resolve().name)
+
+
+def unfilled(make: Callable[[], nn.Module], path: Path) -> Any:  # noqa: ANN401
+    """A head without memory: none is allocated before the shapes are known to be right. Raises UserError."""
+    try:
+        with torch.device("meta"), quick_meta():
+            return make()
+    except Exception as error:
+        raise UserError(f"{path}/config.json does not describe a decoder layer: {first_line(error)}") from error
+
+
+def embedding_of(own: Tensor | None, target: LoadedModel) -> nn.Module:
+    """The checkpoint's own, where it brings one, or the target's."""
+    embedding: nn.Module = target.embedding
+    return embedding if own is None else nn.Embedding.from_pretrained(own.to(target.device, target.dtype))
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -91,21 +98,20 @@ def _read_file(file: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _check_fit(config: HeadConfig, target: LoadedModel, own: Tensor | None, path: Path) -> None:
-    """Hold a config, and an embedding of the head's own, against the target."""
-    width, vocab, layers = target.width, target.vocab_size, len(target.layers)
+def check_fit(config: Any, target: LoadedModel, own: Tensor | None, path: Path, *, as_wide: bool = False) -> None:  # noqa: ANN401
+    """Hold a config, and an embedding of the head's own, against the target. `as_wide`: whether the head must be."""
+    width, layers = target.width, len(target.layers)
     high = [layer for layer in config.aux_layers if layer != "final" and not 0 <= layer < layers]
-    wanted = [config.vocab, config.width]
     wrong = ""
     if config.target_width != width:
         wrong = f"was made for hidden states of {config.target_width}, but {target.name} has {width}"
-    elif config.vocab != vocab:
-        wrong = f"was made for a vocabulary of {config.vocab}, but {target.name} has {vocab}"
+    elif config.vocab != target.vocab_size:
+        wrong = f"was made for a vocabulary of {config.vocab}, but {target.name} has {target.vocab_size}"
     elif high:
         wrong = f"asks for layer {high[0]}, but {target.name} has {layers} layers"
-    elif own is not None and list(own.shape) != wanted:
+    elif own is not None and list(own.shape) != (wanted := [config.vocab, config.width]):
         raise UserError(f"{EMBEDDING} in {path} is {list(own.shape)}, but config.json makes it {wanted}")
-    elif config.width != width and (own is None or config.version == 1):
+    elif config.width != width and (own is None or as_wide):
         wrong = f"is {config.width} wide and {target.name} {width}: it needs its own embed_tokens"
     if wrong:
         raise UserError(f"the head in {path} {wrong}")
@@ -116,14 +122,8 @@ def _fill(head: EagleHead, tensors: dict[str, Tensor], path: Path) -> None:
     wanted = head.state_dict()
     ignored = {"lm_head.weight", "midlayer.input_layernorm.weight"} if head.config.version == 1 else set()
     ignored |= {f"layers.{name}.hidden_norm.weight" for name in head.layers}  # vLLM's layers have one that is not used
-    extra = sorted(set(tensors) - set(wanted) - ignored - {"d2t", "t2d"})
-    missing = sorted(set(wanted) - set(tensors) - {"t2d"})  # which follows from d2t: NVIDIA's exporter leaves it out
-    if missing or extra:
-        what = [f"lacks {missing[0]}"] if missing else []
-        what += [f"has {extra[0]}, which an EAGLE-{head.config.version} head does not have"] if extra else []
-        raise UserError(f"the head in {path} " + " and ".join(what))
-    check_shapes(wanted, tensors, path)
-    check_maps(tensors, head.config.draft_vocab, head.config.vocab, path)
+    # t2d follows from d2t: NVIDIA's exporter leaves it out
+    check_tensors(head, tensors, path, f"an EAGLE-{head.config.version}", {*wanted} - {"t2d"}, ignored)
     if "t2d" in wanted and "t2d" not in tensors:
         drafted = tensors["d2t"].long() + torch.arange(head.config.draft_vocab)
         tensors["t2d"] = torch.zeros(head.config.vocab, dtype=torch.bool).index_fill_(0, drafted, True)
@@ -140,15 +140,29 @@ def _ordered(name: str, tensor: Tensor, order: Tensor) -> Tensor:
     return ordered
 
 
-def check_shapes(wanted: Mapping[str, Tensor], tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Refuse tensors of another shape than is wanted."""
+def check_tensors(
+    head: Any,  # noqa: ANN401
+    tensors: Mapping[str, Tensor],
+    path: Path,
+    kind: str,
+    needed: Set[str],
+    ignored: Set[str] = frozenset(),
+) -> None:
+    """Refuse tensors that are missing, that such a head does not have, or of another shape than is wanted."""
+    wanted = head.state_dict()
+    missing, extra = sorted(needed - {*tensors}), sorted({*tensors} - {*wanted} - ignored - {"d2t", "t2d"})
+    what = [f"lacks {missing[0]}"] if missing else []
+    what += [f"has {extra[0]}, which {kind} head does not have"] if extra else []
+    if what:
+        raise UserError(f"the head in {path} " + " and ".join(what))
     for name, tensor in wanted.items():
         if name in tensors and tensor.shape != tensors[name].shape:
             held, made = list(tensors[name].shape), list(tensor.shape)
             raise UserError(f"{name} in {path} is {held}, but config.json makes it {made}")
+    _check_maps(tensors, head.config.draft_vocab, head.config.vocab, path)
 
 
-def check_maps(tensors: Mapping[str, Tensor], size: int, vocab: int, path: Path) -> None:
+def _check_maps(tensors: Mapping[str, Tensor], size: int, vocab: int, path: Path) -> None:
     """Refuse d2t and t2d unless they agree on which of the target's tokens each of `size` draft tokens is."""
     d2t, t2d = tensors.get("d2t"), tensors.get("t2d")
     wrong = ""

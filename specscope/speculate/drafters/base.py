@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from specscope.model.features import AuxLayer
-from specscope.model.graphs import Graphs, Run
 from specscope.speculate.allowed import Allowed
 from specscope.speculate.sampling import LogitRows, TokenCounts
 from specscope.trace.record.notes import MethodNotes
@@ -93,17 +92,6 @@ class Draft:
 NO_DRAFT = Draft(DraftTree.empty())
 
 
-class DraftRunner(Protocol):
-    """What runs a drafter's model, as an engine sees it."""
-
-    loaded: Any  # its weights, which others may share
-    graphs: Graphs
-
-    @property
-    def run_batch(self) -> Run:
-        """One pass."""
-
-
 class Drafter:
     """Guesses the next tokens of requests; this one never does. A new drafter says what it does otherwise."""
 
@@ -112,11 +100,9 @@ class Drafter:
     max_depth = 0
     aux_layers: tuple[AuxLayer, ...] = ()  # the target's features that it wants to observe
     passes: tuple[Phase, ...] = ()  # the model passes of the last `propose`
-    runner: DraftRunner | None = None  # of its model, where it has one
+    runner: Any = None  # of its model, where it has one: its weights (`loaded`), `graphs`, and `run_batch`, one pass
     rows_fed: tuple[int, ...] = ()  # of one request in a pass of its model: the usual numbers, for graphs
-    d2t: Tensor | None = (
-        None  # int64 [draft vocabulary] the target's token behind each it drafts; None: all are drafted
-    )
+    d2t: Tensor | None = None  # int64 [draft vocabulary] the target's token behind each that it drafts; None: all are
 
     def propose(self, contexts: Sequence[Context]) -> list[Draft]:
         """A draft for each request; NO_DRAFT where it has nothing to say."""

@@ -16,10 +16,8 @@ from specscope.errors import UserError
 from specscope.model.batch import Segment
 from specscope.model.heads.dflash import DFlashRunner, block_segment
 from specscope.plans.plan import TreePlan
-from specscope.speculate.drafters.base import Draft
 from specscope.speculate.drafters.eagle import HeadDrafter
 from specscope.speculate.drafters.model_drafter import Drafting
-from specscope.speculate.drafters.parallel import grow_at_once, noted_as_one
 from specscope.speculate.drafters.tree_builder import Level
 
 
@@ -28,7 +26,7 @@ class DFlash(HeadDrafter):
 
     name = "dflash"
     runner: DFlashRunner
-    behind = 0
+    behind = 0  # a slot holds the features of its own position
 
     def __init__(self, runner: DFlashRunner, plan: TreePlan, max_context: int, **notes: bool) -> None:
         """Raises UserError where the plan is deeper than the head's block."""
@@ -39,15 +37,21 @@ class DFlash(HeadDrafter):
                 f"the tree {plan} is {plan.max_depth} deep, but a block of {runner.loaded.name} drafts "
                 f"{config.longest} tokens: use --tree {config.longest} or a shallower one"
             )
-        self.max_fed = config.rows(plan.max_depth)
+        self.ahead = self.max_fed = config.rows(plan.max_depth)
         self.rows_fed = (self.max_fed,)
 
     def write(self, segments: list[Segment], features: Tensor) -> None:
-        """No pass: keys and values are made of the features alone."""
+        """No pass: keys and values are made of the features alone.
+
+        features [N, F]: the target's, at the positions that the segments feed.
+        """
         self.runner.write_context(segments, self.runner.combine(features))
 
     def root_level(self, drafting: Sequence[Drafting], segments: list[Segment], features: Tensor) -> Level:
-        """The pass over each request's block, which begins with its root."""
+        """The pass over each request's block, which begins with its root.
+
+        Rows of the level: for each request one a depth of the plan.
+        """
         self.write(segments, features)
         config = self.runner.head.config
         blocks = [block_segment(g.state.table, g.base, g.context.tokens[-1], self.max_fed, config) for g in drafting]
@@ -56,10 +60,3 @@ class DFlash(HeadDrafter):
     def feed_frontier(self, drafting: Sequence[Drafting]) -> Level:
         """Never asked for: the first pass has the rows of all depths."""
         raise AssertionError("a block drafts all depths at once")
-
-    def grow(self, drafting: Sequence[Drafting]) -> None:
-        """Grow the trees from one pass."""
-        grow_at_once(self, drafting, self.max_fed)
-
-    def _finish(self, g: Drafting) -> Draft:
-        return noted_as_one(super()._finish(g))

@@ -3,26 +3,32 @@
 The head's cache holds pairs: slot t is the feature of position t with the token at t + 1. In a tree below the root a
 node's pair is the hidden state that the head made at its parent, a guess, with the node's token; after the verdict
 the target's true features take their place, so that nothing guessed is kept.
+
+P-EAGLE heads give the distributions of all depths in one pass, as in Hui et al. 2026 (arXiv 2602.01469, section 3) and
+vLLM's `parallel_drafting` (0.33, v1/spec_decode/utils.py, copy_and_expand_eagle_inputs_kernel): behind the root's pair
+come depth - 1 mask rows, each of the mask token and the learned feature `mask_hidden`, at the positions that follow.
+All is causal: row d sees the committed pairs and the mask rows before it, and gives the distribution of the tokens d
+deep, whatever path leads there. Trees are chosen from these as from those of an EAGLE head.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from specscope.model.batch import Segment, pick
-from specscope.model.features import AuxLayer
 from specscope.model.heads.head_runner import HeadRunner
 from specscope.model.heads.mtp import MtpRunner
 from specscope.model.kv_cache import BlockTable, KVCache, OutOfBlocksError
 from specscope.plans.plan import TreePlan
-from specscope.speculate.drafters.base import Context, DraftRunner
+from specscope.speculate.drafters.base import Context
 from specscope.speculate.drafters.model_drafter import PREFILL_CHUNK, Drafting, ModelDrafter, State
 from specscope.speculate.drafters.tree_builder import Level
 from specscope.trace.record.tree import Floats
@@ -80,32 +86,20 @@ def layer_norms(features: Tensor, layers: int) -> Floats:
     return norms if np.isfinite(norms).all() else np.nan_to_num(norms, nan=LARGEST)
 
 
-class FeatureRunner(DraftRunner, Protocol):
-    """What a head's runner tells of itself."""
-
-    aux_layers: tuple[AuxLayer, ...]
-    cache: KVCache
-    vocab_size: int
-    d2t: Tensor | None
-
-    @property
-    def beside(self) -> Callable[[int], Any]:
-        """What makes a runner of the same weights, with another cache of so many blocks."""
-
-
 class HeadDrafter(ModelDrafter):
     """Drafts with a head over the target's features. Subclasses say how they run it."""
 
     behind = 1  # by how many positions a slot's token lies behind its feature
     again = 0  # how many of the pairs that were fed last are fed once more: their rows hang on tokens that were guessed
 
-    def __init__(self, runner: FeatureRunner, plan: TreePlan, max_context: int, *, notes_features: bool = True) -> None:
-        """`notes_features`: whether each draft says what fed the head: rows, and the norms of their features."""
+    def __init__(self, runner: Any, plan: TreePlan, max_context: int, *, notes_features: bool = True) -> None:  # noqa: ANN401
+        """`runner`: a HeadRunner, or what is that to a head of another kind.
+
+        `notes_features`: whether each draft says what fed the head: rows, and the norms of their features.
+        """
         super().__init__(plan, runner.cache, max_context)
-        self.runner: FeatureRunner = runner
-        self.d2t = runner.d2t
+        self.runner, self.d2t, self.aux_layers = runner, runner.d2t, runner.aux_layers
         self.notes_features = notes_features
-        self.aux_layers = runner.aux_layers
         self._features: dict[str, Features] = {}
 
     @abstractmethod
@@ -237,3 +231,33 @@ class Eagle(HeadDrafter):
     def _level(self, segments: list[Segment], hidden: Tensor) -> Level:
         logits, self._hidden = self.runner.forward(segments, hidden)
         return self.level_of(logits)
+
+
+class ParallelEagle(Eagle):
+    """Drafts with a P-EAGLE head. Its name in records is an EAGLE head's; their notes say that it was one pass."""
+
+    runner: HeadRunner
+    ahead: int
+
+    def __init__(self, runner: HeadRunner, plan: TreePlan, max_context: int, **notes: bool) -> None:
+        super().__init__(runner, plan, max_context, **notes)
+        self.ahead = plan.max_depth - 1
+        self.rows_fed = (plan.max_depth, 2 * plan.max_depth)  # what was committed, with a row for each further depth
+        self.mask_token = runner.head.config.mask_token or 0
+        with torch.inference_mode():
+            self._mask_hidden = runner.combine(runner.head.mask_features())  # [1, width]
+
+    def root_level(self, drafting: Sequence[Drafting], segments: list[Segment], features: Tensor) -> Level:
+        """The pass over the committed pairs, with the mask rows of each request behind its own."""
+        true = self.runner.combine(features).split([len(segment.tokens) for segment in segments])
+        masks = self._mask_hidden.expand(self.ahead, -1)
+        both = [x for rows in true for x in (rows, masks)]
+        masked = [with_masks(segment, self.ahead, self.mask_token) for segment in segments]
+        return self._level(masked, torch.cat(both))
+
+
+def with_masks(segment: Segment, count: int, mask_token: int) -> Segment:
+    """Pending pairs with `count` mask rows behind them; the rows of the root's pair and of the masks are wanted."""
+    last, tokens = len(segment.tokens) - 1, segment.tokens + [mask_token] * count
+    causal = Segment.of_tree(segment.table, segment.context, tokens, logits=False)
+    return replace(causal, wanted=range(last, len(tokens)))

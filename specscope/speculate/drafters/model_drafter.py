@@ -1,23 +1,27 @@
-"""What drafters that are models have in common: a paged KV cache, and trees grown by passes over all requests."""
+"""Drafters that are models: a paged KV cache, trees grown by passes over all requests; a smaller causal LM is one."""
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable, KVCache, OutOfBlocksError
+from specscope.model.runner import ModelRunner
 from specscope.plans.plan import TreePlan
 from specscope.speculate.drafters.base import NO_DRAFT, Context, Draft, Drafter, DraftRow
 from specscope.speculate.drafters.tree_builder import Level, TreeBuilder, grow_trees, start_tree
-from specscope.trace.record.records import Phase
-from specscope.trace.record.tree import Floats, Ints
+from specscope.trace.record.notes import MethodNotes
+from specscope.trace.record.records import Phase, Verdict
+from specscope.trace.record.tree import DraftTree, Floats, Ints
 
 PREFILL_CHUNK = 512
 
@@ -59,12 +63,11 @@ class Drafting:
 class ModelDrafter(Drafter, ABC):
     """Drafts by passes of a model over all requests' trees at once. Subclasses say how a pass is made."""
 
+    ahead: int | None = None  # where one pass gives all depths: how many rows it feeds behind those that are committed
+
     def __init__(self, plan: TreePlan, cache: KVCache, max_context: int) -> None:
-        self.plan = plan
-        self.cache = cache
-        self.max_context = max_context
-        self.max_nodes = plan.max_nodes
-        self.max_depth = plan.max_depth
+        self.plan, self.cache, self.max_context = plan, cache, max_context
+        self.max_nodes, self.max_depth = plan.max_nodes, plan.max_depth
         self.rows_fed = (1, plan.max_depth + 1, *plan.fed)  # what was committed since the last draft, then each level
         self.max_fed = plan.max_fed  # slots of its cache that a draft takes
         self.states: dict[str, State] = {}
@@ -97,7 +100,7 @@ class ModelDrafter(Drafter, ABC):
         self.passes = ()
         drafting = {c.request: g for c in contexts if (g := self._begin(c)) is not None}
         if drafting:
-            self.grow([*drafting.values()])
+            (self.grow if self.ahead is None else self.grow_at_once)([*drafting.values()])
         return [self._finish(drafting[c.request]) if c.request in drafting else NO_DRAFT for c in contexts]
 
     def grow(self, drafting: Sequence[Drafting]) -> None:
@@ -108,6 +111,18 @@ class ModelDrafter(Drafter, ABC):
             for g in drafting:
                 g.fed.append(len(g.rows) if g.passes else g.base - g.cached)
             drafting, feed = self.give_children(level, drafting), self.feed_frontier
+
+    def grow_at_once(self, drafting: Sequence[Drafting]) -> None:
+        """Grow the trees from one pass, in which the nodes of a frontier share the row of their depth."""
+        level, row = self.run_pass(self.feed_context, drafting), dict[str, int]()
+        for place, g in enumerate(drafting):
+            row[g.context.request] = place * self.max_depth
+            g.fed = [g.base - g.cached + (self.ahead or 0)]
+        while drafting:
+            for g in drafting:
+                g.rows = [row[g.context.request]] * len(g.builder.frontier)
+                row[g.context.request] += 1
+            drafting = self.give_children(level, drafting)
 
     def give_children(self, level: Level, drafting: Sequence[Drafting]) -> list[Drafting]:
         """Give each tree's frontier children from its rows of `level`; the trees that grow on."""
@@ -166,7 +181,10 @@ class ModelDrafter(Drafter, ABC):
         if g.first is not None:
             token, position = np.array(g.first.tokens, np.int32), g.first.positions.astype(np.int32)
             notes = replace(notes, fed_token=token, fed_position=position, fed_norms=g.norms)
-        return replace(draft, notes=notes, row=g.row)
+        if self.ahead is None or not len(draft.tree):
+            return replace(draft, notes=notes, row=g.row)
+        sure = np.exp(np.minimum(notes.score, 0), dtype=np.float32)  # of the path down to each node
+        return replace(draft, notes=notes, row=g.row, method=MethodNotes(confidence=sure, one_pass=True))
 
     def rewind(self, request: str, tokens: int) -> bool:
         """Keep what was computed before the draft that followed them, so that it comes out of the same passes again."""
@@ -184,3 +202,70 @@ class ModelDrafter(Drafter, ABC):
         state = self.states.pop(request, None)
         if state is not None:
             self.cache.truncate(state.table, 0)
+
+
+class DraftModel(ModelDrafter):
+    """Drafts with any causal LM of the target's vocabulary.
+
+    Committed tokens lie in its cache at their positions. The root is fed by `propose`, so that the cache then holds
+    every committed token; the tree's nodes follow in the order in which they were fed.
+    """
+
+    name = "draft_model"
+
+    def __init__(self, runner: ModelRunner, plan: TreePlan) -> None:
+        super().__init__(plan, runner.cache, runner.loaded.max_context)
+        self.runner: ModelRunner = runner
+
+    def known(self, context: Context, state: State) -> int:
+        """Every committed token, including the root."""
+        return len(context.tokens)
+
+    def feed_context(self, drafting: Sequence[Drafting]) -> Level:
+        """Long stretches of committed tokens a chunk at a time, then the rest of every request, the root last."""
+        for g in drafting:
+            while g.base - g.state.computed > PREFILL_CHUNK:
+                self.runner.forward([self.pending(g, PREFILL_CHUNK, logits=False)])
+        segments = [self.pending(g, g.base - g.state.computed, logits=True) for g in drafting]
+        return self._level(self.runner.forward(segments))
+
+    def pending(self, g: Drafting, count: int, *, logits: bool) -> Segment:
+        """The next `count` committed tokens of a request."""
+        start = g.state.computed
+        g.state.computed += count
+        tokens = list(g.context.tokens[start : start + count])
+        return Segment.of_tree(g.state.table, start, tokens, logits=logits)
+
+    def afresh(
+        self, tokens: Sequence[int], count: int, features: Sequence[Tensor], blocks: int
+    ) -> tuple[KVCache, BlockTable, Sequence[int]]:
+        """A prefill of the committed tokens, which lie at their positions."""
+        runner = ModelRunner(self.runner.loaded, blocks, backend=self.cache.backend)
+        table, held = BlockTable(), tokens[:count]
+        runner.cache.reserve(table, count, 0)
+        deque(runner.compute(table, held), maxlen=0)
+        return runner.cache, table, held
+
+    def feed_frontier(self, drafting: Sequence[Drafting]) -> Level:
+        """Feed one row for each node of the frontiers."""
+        return self._level(self.runner.forward([g.builder.segment(g.state.table, g.base) for g in drafting]))
+
+    def _level(self, logits: list[Tensor]) -> Level:
+        return Level(torch.cat(logits), self.runner.loaded.vocab_size)
+
+    def commit(self, context: Context, tree: DraftTree, verdict: Verdict) -> None:
+        """Move the accepted path's KV to its final slots, as far as the drafter has run it.
+
+        The accepted leaf of a fully accepted path was never run; it is fed with the next root.
+        """
+        state = self.states[context.request]
+        base = len(context.tokens)
+        if state.computed != base:
+            return  # nothing was drafted
+        places = state.fed[verdict.path]
+        count = int((places >= 0).cumprod().sum())
+        slots = state.table.slots(base, base + int(state.fed.max(initial=-1)) + 1)
+        source, target = slots[places[:count]], slots[:count]
+        if (source != target).any():
+            self.cache.move([(source, target)])
+        state.computed = base + count

@@ -15,8 +15,8 @@ from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable
 from specscope.plans.plan import DynamicPlan, StaticPlan, TreePlan
 from specscope.speculate.drafters.base import Context, Draft, over_target
-from specscope.speculate.draws import Draw, draw_siblings
 from specscope.speculate.sampling import LogitRows, all_probabilities, likeliest
+from specscope.speculate.verify.distribution import Draw, draw_siblings
 from specscope.trace.record.coins import Stream, coins
 from specscope.trace.record.records import DraftNotes
 from specscope.trace.record.tree import ROOT, Doubles, DraftTree, Drawn, Ints
@@ -52,10 +52,7 @@ class TreeBuilder(ABC):
         place = {node: i for i, node in enumerate(fed)}
         mask = np.zeros((len(self.frontier), len(fed)), dtype=np.bool_)
         for row, start in enumerate(self.frontier):
-            node = start
-            while node != ROOT:
-                mask[row, place[node]] = True
-                node = self.parent[node]
+            mask[row, [place[node] for node in self.nodes_to(start)]] = True
         self.fed = fed
         return Segment(
             table=table,
@@ -82,11 +79,15 @@ class TreeBuilder(ABC):
 
     def path(self, node: int) -> list[int]:
         """Drafted tokens down to a node."""
-        path: list[int] = []
+        return [self.token[above] for above in self.nodes_to(node)]
+
+    def nodes_to(self, node: int) -> list[int]:
+        """A node's ancestors below the root, and itself."""
+        nodes: list[int] = []
         while node != ROOT:
-            path.append(self.token[node])
+            nodes.append(node)
             node = self.parent[node]
-        return path[::-1]
+        return nodes[::-1]
 
     def best_tokens(self, level: Level, rows: Sequence[int], count: int) -> list[list[tuple[int, float]]]:
         """For each node of the frontier its likeliest tokens with their log probabilities.
@@ -181,8 +182,7 @@ class StaticTreeBuilder(TreeBuilder):
 
 def grow_trees(level: Level, growing: Sequence[tuple[TreeBuilder, Sequence[int]]]) -> None:
     """Give every tree's frontier children from its rows of `level`; those that are sampled are drawn together."""
-    sampled = [(tree, rows) for tree, rows in growing if isinstance(tree, StaticTreeBuilder) and tree.sampled]
-    if sampled:
+    if sampled := [(tree, rows) for tree, rows in growing if isinstance(tree, StaticTreeBuilder) and tree.sampled]:
         grow_sampled(level, sampled)
     for tree, rows in growing:
         if not tree.sampled:

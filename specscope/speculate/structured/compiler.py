@@ -16,9 +16,9 @@ from hashlib import blake2b
 from typing import Any
 
 from specscope.errors import UserError
+from specscope.speculate.allowed import GrammarState
 from specscope.speculate.bounded import BoundedProcess, EndedError
 from specscope.speculate.structured.checks import check_form
-from specscope.speculate.structured.matcher import GrammarState
 from specscope.speculate.structured.worker import SECONDS, token_info
 from specscope.trace.checked import short
 from specscope.trace.record.params import StructuredOutputs

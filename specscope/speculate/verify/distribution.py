@@ -1,14 +1,124 @@
-"""A distribution over the vocabulary as it was sampled from, and what is left of it while children are tried."""
+"""A distribution over the vocabulary as it was sampled from, what is left of it while children are tried, and draws.
+
+A draw is by the inverse of the cumulative sum. Over the whole vocabulary that sum is slow, and most of it is never
+looked at. So a row is summed in blocks: the block at which the sums pass the coin's share is found first, then the
+token within it. All sums are float64.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from specscope.speculate.draws import draw
 from specscope.trace.record.notes import spread
+from specscope.trace.record.tree import Doubles
+
+SLACK = 1e-12  # of a sum of float64: so near to an end is at it
+BLOCK = 256  # tokens
+BELOW_ONE = 1 - 2.0**-52  # keeps the largest coin's share of a sum below the sum, whatever is rounded
+
+
+class Draw(NamedTuple):
+    """A token drawn by a coin: that which has the coin in its interval of the cumulative sum, as a share of the sum."""
+
+    token: int
+    prob: float  # its probability; 0 where there was nothing to draw
+    margin: float  # draw_margin
+    low: float  # the lower end of its interval
+    coin: float
+
+
+def block_sums(rows: Tensor) -> Tensor:
+    """Sums over each BLOCK tokens of [F, V]: float64 [F, V / BLOCK, rounded up]."""
+    whole = rows.shape[1] // BLOCK * BLOCK
+    sums: Tensor = rows[:, :whole].unflatten(1, (-1, BLOCK)).sum(-1, dtype=torch.float64)
+    if whole == rows.shape[1]:
+        return sums
+    return torch.cat([sums, rows[:, whole:].sum(-1, keepdim=True, dtype=torch.float64)], dim=1)
+
+
+class Urn:
+    """A row of probabilities on the host, to draw from with or without putting back. The row is never changed."""
+
+    def __init__(self, row: NDArray[Any], sums: Doubles) -> None:
+        """row [V] of any float dtype, not negative; sums: its block sums, which change as tokens are taken out."""
+        self.row, self.sums = row, sums
+        self.taken: list[int] = []
+
+    def draw(self, coin: float) -> Draw:
+        """The token at which the cumulative sum passes `coin`, in (0, 1); its probability is its share of the sum.
+
+        Never one of probability zero, but where nothing is left.
+        """
+        ends = self.sums.cumsum()
+        whole = float(ends[-1])
+        if whole <= 0:
+            return Draw(0, 0.0, 1.0, 0.0, coin)
+        share = coin * BELOW_ONE * whole
+        block = int(ends.searchsorted(share, "right"))
+        inside = self._inside(block)
+        before = float(ends[block - 1]) if block else 0.0
+        up_to = inside.cumsum() + before
+        place = int(up_to.searchsorted(share, "right"))
+        if place == len(up_to):  # the sums within fall short of the block's by rounding
+            place = int(inside.nonzero()[0][-1])
+        mass, above = float(inside[place]), float(up_to[place])
+        low = (above - mass) / whole
+        return Draw(block * BLOCK + place, mass / whole, draw_margin(coin, low, above / whole), low, coin)
+
+    def remove(self, token: int) -> None:
+        """Take a token out; of the rest each keeps its share."""
+        self.taken.append(token)
+        self.sums[token // BLOCK] = self._inside(token // BLOCK).sum()
+
+    def _inside(self, block: int) -> Doubles:
+        """A block's probabilities, 0 where nothing is any more."""
+        inside = self.row[block * BLOCK : (block + 1) * BLOCK].astype(np.float64)
+        for token in self.taken:
+            if token // BLOCK == block:
+                inside[token % BLOCK] = 0
+        return inside
+
+
+def draw(row: Tensor, coin: float) -> tuple[int, float, float]:
+    """One token from a row [V] on the host, as Urn.draw: it, its probability, and the draw's margin."""
+    return Urn(row.numpy(), block_sums(row[None])[0].numpy()).draw(coin)[:3]
+
+
+def draw_margin(coin: float, below: float, above: float) -> float:
+    """How far `coin` lies from the borders of (below, above), its token's part of the cumulative sum.
+
+    The ends of the sum are no borders: nothing lies beyond them.
+    """
+    borders = [abs(coin - border) for border in (below, above) if SLACK < border < 1 - SLACK]
+    return min(borders, default=1.0)
+
+
+def draw_siblings(rows: Tensor, coins: Sequence[Sequence[float]]) -> list[list[Draw]]:
+    """Tokens drawn from each row without replacement, one by each of its coins, as far as it has tokens to give.
+
+    rows [F, V] of any float dtype, not negative. The probability of a draw is that in the row, whatever was drawn
+    before; margin and lower end are of what was left, renormalised. A device is read once.
+    """
+    rows = rows.cpu()
+    drawn: list[list[Draw]] = []
+    for row, sums, own in zip(rows.numpy(), block_sums(rows).numpy(), coins, strict=True):
+        urn, draws = Urn(row, sums), list[Draw]()
+        for coin in own:
+            one = urn.draw(coin)
+            if one.prob <= 0:
+                break
+            draws.append(one._replace(prob=float(row[one.token])))
+            if len(draws) < len(own):
+                urn.remove(one.token)
+        drawn.append(draws)
+    return drawn
 
 
 class DrafterRow:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specscope.speculate.drafters import parallel
+from specscope.speculate.drafters import eagle
 from tests.analyze.audit.runs import RULES, failed, run
 from tests.engines import PROMPTS
 from tests.faults.planted import FAULTS
@@ -12,14 +12,14 @@ from tests.faults.planted.drafter_kv import short_table
 
 def masks_at_one_position(patch, engine):
     """Every mask row of a P-EAGLE head lies right behind the root's pair."""
-    real = parallel.with_masks
+    real = eagle.with_masks
 
     def with_masks(segment, count, mask_token):
         found = real(segment, count, mask_token)
         found.positions[len(segment.tokens) :] = found.positions[len(segment.tokens) - 1] + 1
         return found
 
-    patch.setattr(parallel, "with_masks", with_masks)
+    patch.setattr(eagle, "with_masks", with_masks)
 
 
 OF_THIS_TARGET = {"rotary table too short": short_table(30), "masks at one position": masks_at_one_position}

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from specscope.analyze.findings import CheckResult
-from specscope.speculate.drafters import suffix
+from specscope.speculate.drafters import text
 from tests.analyze.audit.runs import RULES, run
 from tests.engines import PROMPTS
 
@@ -24,12 +24,12 @@ def test_where_other_requests_texts_were_searched_too_nothing_is_accused(bench):
     assert "The drafter was not judged: it also looked in the texts of other requests." in found.unjudged
 
 
-def shifted_grow(text, places, nodes, depth, real=suffix.grow):
+def shifted_grow(seen, places, nodes, depth, real=text.grow):
     """What follows is taken a token too late."""
-    late = [end + 1 for end in places if end + 1 < len(text)]
-    return real(text, late or places, nodes, depth)
+    late = [end + 1 for end in places if end + 1 < len(seen)]
+    return real(seen, late or places, nodes, depth)
 
 
 def test_a_shifted_lookup_is_seen(bench, monkeypatch):
-    monkeypatch.setattr(suffix, "grow", shifted_grow)
+    monkeypatch.setattr(text, "grow", shifted_grow)
     assert tree_check(bench, bench.fresh("suffix")).failed > 0

@@ -15,9 +15,8 @@ from specscope.analyze.diagnose.run import examine
 from specscope.analyze.findings import CheckResult, Exit
 from specscope.analyze.locate.located import Proof
 from specscope.model.batch import NO_TREE, Segment
-from specscope.speculate.drafters.draft_model import DraftModel
 from specscope.speculate.drafters.eagle import Eagle
-from specscope.speculate.drafters.model_drafter import ModelDrafter
+from specscope.speculate.drafters.model_drafter import DraftModel, ModelDrafter
 from tests.analyze.judges.edits import case_of
 from tests.faults.fault import Fault, replaced
 from tests.faults.judged import diagnosed

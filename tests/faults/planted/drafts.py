@@ -11,8 +11,8 @@ import torch
 from specscope.analyze.diagnose.causes import Cause
 from specscope.speculate.drafters import tree_builder
 from specscope.speculate.drafters.base import NO_DRAFT, Draft
-from specscope.speculate.drafters.ngram import NgramDrafter, distinct, trie
-from specscope.speculate.draws import Draw
+from specscope.speculate.drafters.text import NgramDrafter, distinct, trie
+from specscope.speculate.verify.distribution import Draw
 from specscope.trace.record.tree import ROOT, DraftTree
 from tests.faults.fault import Fault, altered, finished, replaced, taken
 

@@ -10,9 +10,9 @@ import numpy as np
 from specscope.analyze.diagnose.causes import Cause
 from specscope.kernels.flat_trees import ACCEPTED, DETERMINISTIC, REJECTED, WITHOUT_REPLACEMENT
 from specscope.speculate.drafters import tree_builder
-from specscope.speculate.draws import Draw
 from specscope.speculate.sampling import all_probabilities
 from specscope.speculate.verify import host, inputs, verifier
+from specscope.speculate.verify.distribution import Draw
 from specscope.speculate.verify.evidence import BatchEvidence
 from specscope.trace.record.coins import Stream
 from tests.faults.fault import Fault, finished, replaced

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specscope.speculate.drafters.base import Context
-from specscope.speculate.drafters.ngram import NgramDrafter, distinct, trie
+from specscope.speculate.drafters.text import NgramDrafter, distinct, trie
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.tree import ROOT
 

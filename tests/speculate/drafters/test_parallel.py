@@ -8,7 +8,7 @@ from specscope.model.batch import Segment
 from specscope.model.kv_cache import BlockTable
 from specscope.plans.plan import parse_plan
 from specscope.speculate.drafters import eagle
-from specscope.speculate.drafters.parallel import with_masks
+from specscope.speculate.drafters.eagle import with_masks
 from specscope.trace.record.tree import ROOT, DraftTree
 from tests.heads import Reference, head_tensors, write_parallel_head
 

@@ -7,7 +7,7 @@ import pytest
 
 from specscope import SamplingParams
 from specscope.speculate.drafters.base import Context
-from specscope.speculate.drafters.suffix import FACTOR, SuffixDrafter, Text
+from specscope.speculate.drafters.text import FACTOR, SuffixDrafter, Text
 from tests.counting import lines_run
 
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specscope.debug.forked import Forked
-from specscope.speculate.draws import draw
 from specscope.speculate.verify import host
+from specscope.speculate.verify.distribution import draw
 from specscope.testing.enumeration import dense
 from specscope.trace.record.records import RequestStep
 from specscope.trace.record.rules import ROUNDING

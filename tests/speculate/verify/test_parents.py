@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from specscope.engine.engine import Engine
-from specscope.speculate.sampling import distributions
+from specscope.speculate.sampling import LogitRows
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import FinalKind, Outcome
 from specscope.trace.record.tree import ROOT, Drawn
@@ -112,7 +112,7 @@ def shaped(part, logits, params, tokens, prompt_len, node):
 
     counts = Context("r", list(tokens), prompt_len, params).counts
     path = [] if node == ROOT else part.tree.token[part.tree.path_to(node)].tolist()
-    found = distributions(logits[node + 1 : node + 2], params, counts, [path])[0]
+    found = LogitRows(logits[node + 1 : node + 2], params, counts, [path]).distributions()[0]
     if hasattr(found, "row"):
         return found.row.double().numpy()
     return torch.nn.functional.one_hot(torch.tensor(found.token), logits.shape[-1]).double().numpy()
