@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +26,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from specscope.analyze.findings import Exit
 from specscope.cli.arguments import CAPTURE
-from specscope.cli.options import apply
+from specscope.cli.options import apply, flag
 from specscope.cli.streams import say, show, warn
 from specscope.envelope import envelope, of_capture, of_captures
 from specscope.errors import UserError
@@ -55,6 +56,16 @@ def read_branch(file: str, branch: int | None) -> CaptureReader:
             known = ", ".join(map(str, reader.history.branches))
             raise UserError(f"--branch {branch}: the run has no such branch; there are: {known}")
         reader.history.show(branch)
+    return reader
+
+
+def read_shown(file: str, what: str) -> CaptureReader:
+    """A whole capture that has steps, read with a bar, its warnings shown. `what` it is to be. Raises UserError."""
+    with reading_bar("reading") as progress:
+        reader = read_capture(file, progress)
+    need_steps(reader.history, file, what)
+    for warning in reader.warnings:
+        warn(warning)
     return reader
 
 
@@ -93,18 +104,14 @@ def reading_bar(what: str) -> Iterator[Callable[[float], None] | None]:
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """What updates a progress bar with what is done and of how much; where no terminal is, a line now and then."""
-    if not sys.stderr.isatty():
-        with _progress_lines() as tell:
-            yield tell
+    """What updates a progress bar with what is done and of how much.
+
+    Where no terminal is, a line now and then, from a thread: a model that loads or a search reports nothing for long.
+    """
+    if sys.stderr.isatty():
+        with terminal_bar(text_console(error=True), "loading", None) as update:
+            yield lambda what, done, total: update(description=what, completed=done, total=total)
         return
-    with terminal_bar(text_console(error=True), "loading", None) as update:
-        yield lambda what, done, total: update(description=what, completed=done, total=total)
-
-
-@contextmanager
-def _progress_lines() -> Iterator[Callable[[str, int, int], None]]:
-    """Lines in a log: from a thread, since a model that loads or a search reports nothing for long."""
     ended, began, now = threading.Event(), time.monotonic(), ["loading"]
 
     def lines() -> None:
@@ -137,7 +144,8 @@ def print_json(value: Mapping[str, Any]) -> None:
         data = orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS)
     except TypeError:  # a file whose name is not UTF-8
         data = json.dumps(value, indent=2, ensure_ascii=False).encode("utf-8", "replace")
-    text = re.sub(r"[^\n -~]", lambda match: _shown(match[0]), data.decode())
+    # What could move the cursor or turn the text's direction is escaped; it reads the same
+    text = re.sub(r"[^\n -~]", lambda it: it[0] if it[0].isprintable() else json.dumps(it[0])[1:-1], data.decode())
     click.echo(text.encode() if hasattr(sys.stdout, "buffer") else text)
 
 
@@ -150,22 +158,11 @@ def answer_json(
         warn(warning)
 
 
-def _shown(character: str) -> str:
-    """A character, as a JSON escape where it could move the cursor or turn the text's direction; it reads the same."""
-    return character if character.isprintable() else json.dumps(character)[1:-1]
-
-
-json_option = functools.partial(click.option, "--json", "as_json", is_flag=True)
 NAMED = ("captures", "others", "file", "place", "given")  # arguments that are captures
+_LOGIN = "Extra HTTP header for the trace store (for a login); repeatable."
 _SOURCE = (
-    click.option(
-        "--header",
-        "headers",
-        multiple=True,
-        metavar="'NAME: VALUE'",
-        help="Extra HTTP header for the trace store (for a login); repeatable.",
-    ),
-    click.option("--run", metavar="ID", help="Which run to read if CAPTURE holds several."),
+    flag("--header,headers 'NAME: VALUE'", _LOGIN, multiple=True),
+    flag("--run ID", "Which run to read if CAPTURE holds several."),
 )
 source_options = functools.partial(apply, _SOURCE)  # of a verb that reads captures
 
@@ -238,12 +235,12 @@ def watched(file: str, since: str = "") -> tuple[str, ...]:
         raise UserError(f"{printable(file)} holds no interval of any engine")
     went_on = f"the counters of {printable(file)} continue those of {printable(since)}: the figures are the difference"
     notes = (*([went_on] if before else []), *filter(None, [source.note]), *watch.faults(), *losses)
-    name = f"{file} since {since}" if before else file
-    engines = [f" engine {engine}" if engine else "" for _, engine, _ in watch.runs]
-    models = [f" model {model}" if len({*engines}) < len(engines) else "" for *_, model in watch.runs]
-    words = [engine + model for engine, model in zip(engines, models, strict=True)] if len(engines) > 1 else [""]
-    runs = zip(watch.runs.values(), words, strict=True)
-    return tuple(CaptureSource(f"{name}{word}", Path(run.captured), notes=notes) for run, word in runs)
+    name, engines = f"{file} since {since}" if before else file, Counter(engine for _, engine, _ in watch.runs)
+    sources = []
+    for (_, engine, model), run in watch.runs.items():
+        named = f" engine {engine}" * bool(engine) + f" model {model}" * (len(engines) < len(watch.runs))
+        sources.append(CaptureSource(name + named * (len(watch.runs) > 1), Path(run.captured), notes=notes))
+    return tuple(sources)
 
 
 def _header_lines(lines: Sequence[str]) -> dict[str, str]:
@@ -273,15 +270,12 @@ def need_different(files: Sequence[str], where: str = "") -> None:
     seen: dict[object, str] = {}
     for file in files:
         try:
-            known = os.stat(file)
-            key: object = (known.st_dev, known.st_ino)
+            key: object = (os.stat(file).st_dev, os.stat(file).st_ino)
         except OSError:
             key = file  # reading it reports what is wrong
-        if key in seen:
-            other = seen[key]
+        if (other := seen.setdefault(key, file)) is not file or files.count(file) > 1:
             same = f"{file} is given twice" if other == file else f"{other} and {file} are the same file"
             raise UserError(f"{same}{where}: leave one out")
-        seen[key] = file
 
 
 def judge_each(verb: str, files: Sequence[str], judge: Callable[[str], Mapping[str, Any]], *, as_json: bool) -> int:
@@ -306,9 +300,8 @@ def judge_each(verb: str, files: Sequence[str], judge: Callable[[str], Mapping[s
     if as_json:
         print_json(of_captures(verb, captures, Exit.over(exits)))
     elif len(files) > 1:
-        by_exit = {
-            verdict: [file for file, code in zip(files, exits, strict=True) if code is verdict] for verdict in Exit
-        }
+        told = list(zip(files, exits, strict=True))
+        by_exit = {verdict: [file for file, code in told if code is verdict] for verdict in Exit}
         counts = (f"{len(those)} {verdict.words} ({', '.join(those)})" for verdict, those in by_exit.items() if those)
         show(f"\n{len(files)} captures: {'; '.join(counts)}")
     return int(Exit.over(exits))

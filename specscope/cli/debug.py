@@ -13,18 +13,19 @@ import click
 
 from specscope.analyze.why import Typical
 from specscope.cli.arguments import DEBUGGED, X_RULE, What
-from specscope.cli.captures import need_steps, reading_bar, source_options, tell_failed
+from specscope.cli.captures import read_shown, source_options, tell_failed
 from specscope.cli.help import verb
 from specscope.cli.options import (
     engine_config,
     engine_options,
     file_option,
+    flag,
     read_specs,
     refuse_others,
     sampling_options,
     sampling_params,
 )
-from specscope.cli.streams import say, show, warn
+from specscope.cli.streams import say, show
 from specscope.debug.commands import Commands
 from specscope.debug.session import Session
 from specscope.errors import UserError
@@ -32,7 +33,7 @@ from specscope.interrupt import interruptible
 from specscope.remote.debug_socket import AttachedCommands
 from specscope.trace.files import read_lines
 from specscope.trace.history.wording import plural
-from specscope.trace.wire.reading import read_capture, split_reference
+from specscope.trace.wire.reading import split_reference
 
 PROMPT = "(specscope) "
 LARGEST_SCRIPT = 2**20  # bytes
@@ -42,7 +43,7 @@ LONGEST_LINE = 10_000  # characters
 @verb(epilog=X_RULE)
 @click.argument("given", nargs=-1, metavar="X...", type=DEBUGGED)
 @file_option
-@click.option("--commands", "script", metavar="FILE", help="Run the commands in FILE, then exit. Standard input is -.")
+@flag("--commands,script FILE", "Run the commands in FILE, then exit. Standard input is -.")
 @engine_options
 @sampling_options
 @source_options
@@ -60,16 +61,16 @@ def debug(given: tuple[str, ...], file: str | None, script: str | None, **flags:
     """
     config = engine_config(flags)
     params, how = sampling_params(flags)
-    whole = [x for x in given if What.of(x) in (What.SOCKET, What.RECORDING)]
-    if whole:
-        x, is_socket = whole[0], What.of(whole[0]) is What.SOCKET
+    whole = next((x for x in given if What.of(x) in (What.SOCKET, What.RECORDING)), None)
+    if whole is not None:
+        is_socket = What.of(whole) is What.SOCKET
         if len(given) > 1 or file is not None:
-            raise UserError(f"{x} is {'a socket' if is_socket else 'a capture'}, so debug takes no prompts with it")
+            raise UserError(f"{whole} is {'a socket' if is_socket else 'a capture'}, so debug takes no prompts with it")
         others = {"given", "script", "headers", "run"}
-        refuse_others(x, "is a running engine" if is_socket else "is a capture", others)
+        refuse_others(whole, "is a running engine" if is_socket else "is a capture", others)
     lines = None if script is None else Script.read(script)
-    if whole:
-        with attached(x) if is_socket else nullcontext(over_capture(x)) as commands:
+    if whole is not None:
+        with attached(whole) if is_socket else nullcontext(over_capture(whole)) as commands:
             converse(commands, lines)
         return
     specs = read_specs(given, file, params, how)
@@ -167,11 +168,9 @@ def _readline(commands: Commands) -> None:
         import readline
     except ImportError:  # not on every system
         return
-    matches: list[str] = []
 
     def complete(text: str, state: int) -> str | None:
-        if state == 0:
-            matches[:] = commands.complete(readline.get_line_buffer())
+        matches = commands.complete(readline.get_line_buffer())
         return matches[state] if state < len(matches) else None
 
     readline.set_completer_delims(" ")
@@ -193,12 +192,7 @@ def attached(path: str) -> Iterator[Commands]:
 def over_capture(reference: str) -> Commands:
     """The debugger over a recording, FILE, or at a step of one, FILE#REQUEST@STEP. Raises UserError."""
     path, start = split_reference(reference)
-    with reading_bar("reading") as progress:
-        reader = read_capture(path, progress)
-    need_steps(reader.history, path, "debugged")
-    for warning in reader.warnings:
-        warn(warning)
-    commands = Commands(Session(history=reader.history))
+    commands = Commands(Session(history=read_shown(path, "debugged").history))
     if start:
         show(commands.run(f"goto {start}"))
     return commands

@@ -12,11 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
-import click
-
 import specscope
-from specscope.cli.captures import json_option, print_json
+from specscope.cli.captures import print_json
 from specscope.cli.help import verb
+from specscope.cli.options import flag, json_option
 from specscope.cli.streams import show
 from specscope.engine.config import DEFAULT_HEAD
 from specscope.envelope import envelope
@@ -25,8 +24,8 @@ from specscope.plans.heads import is_head
 
 
 @verb()
-@click.option("--gpu", is_flag=True, help="Test the GPU instead: every kernel, a captured graph, memory.")
-@json_option(help="Print JSON.")
+@flag("--gpu", "Test the GPU instead: every kernel, a captured graph, memory.")
+@json_option
 def doctor(*, gpu: bool, as_json: bool) -> None:
     """Show what this machine has, what is missing and how to fix it.
 
@@ -120,18 +119,16 @@ def _torch() -> Iterator[Examined]:
     import torch
 
     yield Examined("torch", True, torch.__version__)
-    if torch.cuda.is_available():
+    on_gpu = torch.cuda.is_available()
+    if on_gpu:
         memory = torch.cuda.get_device_properties(0).total_memory / 2**30
         yield Examined("device", True, f"{torch.cuda.get_device_name(0)}, {memory:.0f} GiB, CUDA {torch.version.cuda}")
     else:
-        yield Examined(
-            "device", True, f"CPU, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
-        )
+        text = f"CPU, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
+        yield Examined("device", True, text)
         yield from _fast_paths()
-    on_gpu = (
-        "triton, with CUDA graphs" if torch.cuda.is_available() else "torch; triton and CUDA graphs need a CUDA GPU"
-    )
-    yield Examined("backend", True, f"auto is {on_gpu}")
+    auto = "triton, with CUDA graphs" if on_gpu else "torch; triton and CUDA graphs need a CUDA GPU"
+    yield Examined("backend", True, f"auto is {auto}")
     yield _package("triton", "pip install triton, if you have a GPU", needed=False)
 
 
@@ -139,16 +136,15 @@ def _fast_paths() -> Iterator[Examined]:
     """Which fast paths this CPU uses, and why it cannot use the others. Each is tried."""
     from specscope.model.fast.linear import FUSE, PATHS, VARIABLE, disabled, failure, has_bfloat16
 
-    yield Examined(
-        "dtype", True, "auto is " + ("bfloat16" if has_bfloat16() else "float32 (the CPU has no bfloat16 arithmetic)")
-    )
+    dtype = "bfloat16" if has_bfloat16() else "float32 (the CPU has no bfloat16 arithmetic)"
+    yield Examined("dtype", True, f"auto is {dtype}")
     off = disabled()
     for path in PATHS:
         reason = f"disabled by {VARIABLE}" if path.name in off else failure(path)
         text = f"{path.name} for {str(path.dtype).removeprefix('torch.')}"
         yield Examined("fast path", reason is None, text + (f": {reason}" if reason else ""), needed=False)
-    fused = FUSE not in off
-    yield Examined("fast path", fused, f"{FUSE}" + ("" if fused else f": disabled by {VARIABLE}"), needed=False)
+    text = f"{FUSE}: disabled by {VARIABLE}" if FUSE in off else FUSE
+    yield Examined("fast path", FUSE not in off, text, needed=False)
 
 
 def _model() -> Examined:

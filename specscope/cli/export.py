@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specscope.cli.arguments import PLACE, X_RULE
-from specscope.cli.captures import need_different, need_steps, reading_bar, source_options
+from specscope.cli.captures import need_different, need_steps, read_shown, reading_bar, source_options
 from specscope.cli.help import verb
-from specscope.cli.options import asked_privacy, no_clobber_option, privacy_options
+from specscope.cli.options import asked_privacy, flag, no_clobber_option, privacy_options
 from specscope.cli.streams import say, warn
 from specscope.errors import UserError
 from specscope.trace.extract import part_of, write_part
@@ -37,13 +37,12 @@ FORMS = (
 
 @verb(epilog=X_RULE)
 @click.argument("captures", nargs=-1, required=True, type=PLACE, metavar="CAPTURE[#REQUEST[@STEP[:LAST]]]...")
-@click.option("-o", "--output", required=True, metavar="DIR|FILE", help="A folder for tables, a page or a capture.")
-@click.option(
+@flag("-o,--output DIR|FILE", "A folder for tables, a page or a capture.", required=True)
+@flag(
     "--findings",
-    type=click.Choice(["verify", "diagnose", "none"]),
+    "The judge whose findings a page shows. With diagnose, the models are loaded.",
+    click.Choice(["verify", "diagnose", "none"]),
     default="verify",
-    show_default=True,
-    help="The judge whose findings a page shows. With diagnose, the models are loaded.",
 )
 @no_clobber_option
 @privacy_options
@@ -73,9 +72,8 @@ def export(captures: tuple[str, ...], output: str, findings: str, *, no_clobber:
     """
     existing = Existing.REFUSE if no_clobber else Existing.REPLACE
     folder = os.path.isdir(output) or not Path(output).suffix
-    is_page = output.lower().endswith(PAGES) and not folder
-    write = _write_part if output.endswith(PART) and not folder else _write_tables
-    if not folder and not is_page and write is _write_tables:
+    is_page, is_part = (output.lower().endswith(ends) and not folder for ends in (PAGES, PART))
+    if not (folder or is_page or is_part):
         raise UserError(f"-o {output}: {FORMS}")
     if findings != "verify" and not is_page:
         raise UserError(f"--findings is for a page, and {output} is none: write -o run.html")
@@ -83,7 +81,7 @@ def export(captures: tuple[str, ...], output: str, findings: str, *, no_clobber:
     if is_page:
         _write_page(named, output, privacy, existing, findings)
     else:
-        write(named, output, privacy, existing)
+        (_write_part if is_part else _write_tables)(named, output, privacy, existing)
 
 
 def _write_page(
@@ -153,17 +151,12 @@ def _write_part(named: Sequence[tuple[str, str]], output: str, privacy: Privacy,
         if other != file:
             raise UserError(f"{other} and {file} are different captures: {output} takes parts of one capture")
     check_output(output, "-o", (file,), CAPTURE, existing)
-    with reading_bar("reading") as progress:
-        reader = read_capture(file, progress)
-    history = reader.history
-    need_steps(history, file, "exported in part")
+    history = read_shown(file, "exported in part").history
     first = next(iter(history.requests), "r3")
     is_part = isinstance(file, CaptureSource) and len(history.requests) == 1  # a store's trace of a request
     if not is_part and not all(place for _, place in named):
         raise UserError(f"{output} takes a part of {file}: name a request after #, such as {file}#{printable(first)}")
     part = part_of(history, [place or first for _, place in named], privacy)
-    for warning in reader.warnings:
-        warn(warning)
     size = write_part(part, history.vocabulary, output, existing)
     counts = f"{plural(part.steps, 'step')} of {plural(len(part.requests), 'request')}, {plural(size, 'byte')}"
     say(f"wrote {output}: {counts}; left out: {', '.join(part.left_out)}")

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, get_args, get_origin
 import click
 from click.core import ParameterSource
 
-from specscope.cli.arguments import Number
+from specscope.cli.arguments import Number, whole_from
 from specscope.cli.streams import say
 from specscope.engine.config import EngineConfig, named_code
 from specscope.engine.prompts import PromptSpec, prompt_specs, read_template
@@ -36,86 +36,75 @@ def _options(kind: type) -> list[Callable[[Any], Any]]:
     return [_option(name, flag, types[name]) for name, flag in flags_of(kind).items()]
 
 
-def _option(name: str, flag: Flag, kind: Any) -> Callable[[Any], Any]:  # noqa: ANN401
-    spelled, base = flag.name or f"--{name.replace('_', '-')}", base_of(kind)
+def _option(name: str, declared: Flag, kind: Any) -> Callable[[Any], Any]:  # noqa: ANN401
+    spelled, base = declared.name or f"--{name.replace('_', '-')}", base_of(kind)
     if base is bool:
-        both = f"{spelled}/--no-{spelled[2:]}" if flag.negated else spelled
-        return click.option(both, name, is_flag=True, default=None, help=flag.help)
+        both = f"{spelled}/--no-{spelled[2:]}" if declared.negated else spelled
+        return click.option(both, name, is_flag=True, default=None, help=declared.help)
     several = get_origin(base) is tuple
     item = get_args(base)[0] if several else kind
     number = Number(item) if base_of(item) in (int, float) else None
-    of_these = click.Choice(flag.choices) if flag.choices else None
-    return click.option(
-        spelled, name, type=of_these or number, metavar=flag.metavar or None, multiple=several, help=flag.help
-    )
+    of_these = click.Choice(declared.choices) if declared.choices else None
+    shown = f"{spelled},{name} {declared.metavar}".rstrip()
+    return flag(shown, declared.help, of_these or number, multiple=several, is_flag=None)
+
+
+def flag(spelled: str, about: str, kind: Any = None, **how: Any) -> Callable[[F], F]:  # noqa: ANN401
+    """A flag: its names and what stands for its value, as in "-o,--output FILE"; without value and type, a switch."""
+    names, _, metavar = spelled.partition(" ")
+    how = {"show_default": "default" in how, "is_flag": None if metavar or kind else True, **how}
+    return click.option(*names.split(","), type=kind, metavar=metavar or None, help=about, **how)
 
 
 _ENGINE = _options(EngineConfig)
 _SAMPLING = [
     *_options(SamplingParams),
-    click.option(
-        "--json-schema",
-        metavar="FILE",
-        help="The output must be JSON that fits this schema, given as a file or as text.",
-    ),
-    click.option("--json-object", is_flag=True, default=None, help="The output must be a JSON object."),
-    click.option("--regex", metavar="REGEX", help="The whole output must match this regular expression."),
-    click.option(
-        "--choice", multiple=True, metavar="TEXT", help="The output must be one of these; give the flag once for each."
-    ),
-    click.option(
-        "--grammar", metavar="FILE", help="The output must follow this EBNF grammar, given as a file or as text."
-    ),
-    click.option("--raw", is_flag=True, help="Do not apply the chat template."),
-    click.option(
-        "--chat-template-kwargs",
-        metavar="JSON",
-        help="Variables of the chat template, such as '{\"enable_thinking\": false}'.",
-    ),
+    flag("--json-schema FILE", "The output must be JSON that fits this schema, given as a file or as text."),
+    flag("--json-object", "The output must be a JSON object.", default=None),
+    flag("--regex REGEX", "The whole output must match this regular expression."),
+    flag("--choice TEXT", "The output must be one of these; give the flag once for each.", multiple=True),
+    flag("--grammar FILE", "The output must follow this EBNF grammar, given as a file or as text."),
+    flag("--raw", "Do not apply the chat template."),
+    flag("--chat-template-kwargs JSON", "Variables of the chat template, such as '{\"enable_thinking\": false}'."),
 ]
-service_option = click.option(
-    "--service-name",
-    metavar="NAME",
-    help="Service name of request spans; engine steps are under 'NAME engine'.  [default: "
-    "$OTEL_SERVICE_NAME, else specscope]",
+service_option = flag(
+    "--service-name NAME",
+    "Service name of request spans; engine steps are under 'NAME engine'.  [default: $OTEL_SERVICE_NAME, else "
+    "specscope]",
 )
-trace_level_option = click.option(
+trace_level_option = flag(
     "--trace-level",
-    type=click.Choice([level.value for level in SpanLevel]),
+    "What to send to the endpoint; requests: one span per request, with its figures. Captures always hold trees.",
+    click.Choice([level.value for level in SpanLevel]),
     default="trees",
-    show_default=True,
-    help="What to send to the endpoint; requests: one span per request, with its figures. Captures always hold trees.",
 )
 _OUTPUT = [
-    click.option("--otlp-endpoint", metavar="URL", help="Send spans here, e.g. http://localhost:4317."),
-    click.option(
+    flag("--otlp-endpoint URL", "Send spans here, e.g. http://localhost:4317."),
+    flag(
         "--otlp-protocol",
-        type=click.Choice(["grpc", "http/protobuf"]),
-        help="[default: http/protobuf at port 4318, else grpc]",
+        "[default: http/protobuf at port 4318, else grpc]",
+        click.Choice(["grpc", "http/protobuf"]),
     ),
     service_option,
     trace_level_option,
-    click.option(
+    flag(
         "--on-full",
-        type=click.Choice(["stop", "drop"]),
-        help="If the capture's disk is full: end the run, or drop steps and count them.  [default: stop; drop for "
-        "serve]",
+        "If the capture's disk is full: end the run, or drop steps and count them.  [default: stop; drop for serve]",
+        click.Choice(["stop", "drop"]),
     ),
-    click.option("--metrics-port", type=Number(Port), metavar="PORT", help="Serve Prometheus metrics on this port."),
+    flag("--metrics-port PORT", "Serve Prometheus metrics on this port.", Number(Port)),
 ]
 _PRIVACY = [
-    click.option(
-        "--no-text",
-        is_flag=True,
-        help="Leave out all text, wherever records go. Token ids stay.",
-    ),
-    click.option("--no-tokens", is_flag=True, help="Leave out token ids too. Shapes, numbers and times stay."),
+    flag("--no-text", "Leave out all text, wherever records go. Token ids stay."),
+    flag("--no-tokens", "Leave out token ids too. Shapes, numbers and times stay."),
 ]
-own_drafter_option = click.option("--drafter", metavar="NAME", help="The run's drafter, if it is your module:Class.")
-file_option = click.option(
-    "--file", metavar="FILE", help="Read prompts from a file of lines or JSON. Standard input is -."
-)
-no_clobber_option = click.option("--no-clobber", is_flag=True, help="Refuse to replace an older capture.")
+own_drafter_option = flag("--drafter NAME", "The run's drafter, if it is your module:Class.")
+file_option = flag("--file FILE", "Read prompts from a file of lines or JSON. Standard input is -.")
+no_clobber_option = flag("--no-clobber", "Refuse to replace an older capture.")
+target_option = flag("--target MODEL", "Target model.  [default: the one in the capture]")
+head_option = flag("--draft-model MODEL", "Draft model or EAGLE head.  [default: the one in the capture]")
+json_option = flag("--json,as_json", "Print JSON.")
+branch_option = flag("--branch N", "Read this branch of the run.  [default: the last]", whole_from(0, 2**31))
 GROUP_OF = {  # of a flag that several verbs share
     **dict.fromkeys((field.name for field in fields(EngineConfig)), "engine"),
     **dict.fromkeys(flags_of(SamplingParams), "sampling"),
@@ -123,12 +112,9 @@ GROUP_OF = {  # of a flag that several verbs share
     **dict.fromkeys(("otlp_endpoint", "otlp_protocol", "service_name", "trace_level", "on_full"), "output"),
     **dict.fromkeys(("metrics_port", "no_text", "no_tokens", "ratio"), "output"),
 }
-sample_option = click.option(
-    "--sample",
-    "ratio",
-    metavar="RATIO",
-    help="Send the spans of this share of requests, chosen as OpenTelemetry does; a caller's sampled flag takes "
-    "precedence.",
+sample_option = flag(
+    "--sample,ratio RATIO",
+    "Send the spans of this share of requests, chosen as OpenTelemetry does; a caller's sampled flag takes precedence.",
 )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
 
 import click
 from rich.console import Console
@@ -18,6 +19,7 @@ from specscope.cli.options import (
     engine_config,
     engine_options,
     file_option,
+    flag,
     no_clobber_option,
     output_options,
     output_settings,
@@ -50,22 +52,14 @@ if TYPE_CHECKING:
 @verb()
 @click.argument("prompts", nargs=-1, type=PROMPT)
 @file_option
-@click.option("-o", "--output", metavar="FILE", help="Also capture the run to this file.")
+@flag("-o,--output FILE", "Also capture the run to this file.")
 @no_clobber_option
-@click.option("--paused", is_flag=True, help="Start paused before the first step.")
+@flag("--paused", "Start paused before the first step.")
 @engine_options
 @sampling_options
 @output_options
 @click.pass_obj
-def run(
-    lifetime: Lifetime,
-    /,
-    prompts: tuple[str, ...],
-    file: str | None,
-    output: str | None,
-    paused: bool,
-    **flags: Any,  # noqa: ANN401
-) -> None:
+def run(lifetime: Lifetime, /, prompts: tuple[str, ...], file: str | None, output: str | None, **flags: Any) -> None:  # noqa: ANN401
     """Decode prompts on a live screen: every draft tree and verdict.
 
     \b
@@ -75,27 +69,35 @@ def run(
     """
     from specscope.live.start import check_places
 
-    config = engine_config(flags)
-    params, how = sampling_params(flags)
-    options = output_settings(flags, output, (*prompts, file, config.target, config.draft_model))
-    specs = read_specs(prompts, file, params, how, options.privacy)
-    check_places(config)
+    paused = flags.pop("paused")
+    asked = AskedRun.of(flags, prompts, output, file)
+    check_places(asked.config)
     need_terminal("specscope capture PROMPTS -o FILE")
-    sys.exit(_on_screen(config, specs, params, options, lifetime, how, paused=paused))
+    sys.exit(_on_screen(asked, lifetime, paused=paused))
 
 
-def _on_screen(
-    config: EngineConfig,
-    specs: list[PromptSpec],
-    params: SamplingParams,
-    options: OutputOptions,
-    lifetime: Lifetime,
-    how: Mapping[str, Any],
-    *,
-    paused: bool,
-) -> int:
+@dataclass(frozen=True)
+class AskedRun:
+    """What a command line asks to be run."""
+
+    config: EngineConfig
+    specs: list[PromptSpec]
+    params: SamplingParams
+    how: Mapping[str, Any]  # how prompts become text
+    options: OutputOptions
+
+    @classmethod
+    def of(cls, flags: Any, prompts: Sequence[str], output: str | None, file: str | None, **more: Any) -> Self:  # noqa: ANN401
+        """Take the flags of a run out of `flags`. `more`: of `read_specs`. Raises UserError."""
+        config = engine_config(flags)
+        params, how = sampling_params(flags)
+        options = output_settings(flags, output, (*prompts, file, config.target, config.draft_model))
+        return cls(config, read_specs(prompts, file, params, how, options.privacy, **more), params, how, options)
+
+
+def _on_screen(asked: AskedRun, lifetime: Lifetime, *, paused: bool) -> int:
     """Show the screen at once, while a worker process loads; the exit code is 1 where a request failed or the capture
-    lacks something. `how`: how prompts that are typed there become text.
+    lacks something.
 
     However it ends, running requests end as cancelled and the capture is complete. Raises UserError.
     """
@@ -103,7 +105,7 @@ def _on_screen(
     losses: list[str] = []
 
     def open_outputs(ready: Ready) -> None:
-        outputs.append(Outputs(options, worker.bus, ready.run, ready.vocabulary, params, tell=notify))
+        outputs.append(Outputs(asked.options, worker.bus, ready.run, ready.vocabulary, asked.params, tell=notify))
 
     def notify(line: str) -> None:
         worker.news.append(Notice(line))
@@ -112,7 +114,7 @@ def _on_screen(
         from specscope.live.client import Worker
         from specscope.tui.app import run_app
 
-        worker = Worker(config, specs, params, **how, on_ready=open_outputs, paused=paused)
+        worker = Worker(asked.config, asked.specs, asked.params, asked.how, on_ready=open_outputs, paused=paused)
     viewer, ending = Viewer(control=worker), threading.Lock()
 
     def finish() -> None:
@@ -141,23 +143,15 @@ def _on_screen(
 
 @verb()
 @click.argument("prompts", nargs=-1, required=True, metavar="PROMPTS...", type=PROMPT)
-@click.option("-o", "--output", required=True, metavar="FILE", help="The capture to write (OTLP JSON Lines).")
+@flag("-o,--output FILE", "The capture to write (OTLP JSON Lines).", required=True)
 @no_clobber_option
-@click.option("--log-stats", is_flag=True, help="Print vLLM's line of SpecDecoding metrics every 10 s.")
-@click.option("--quiet", is_flag=True, help="Print no progress bar and no summary.")
+@flag("--log-stats", "Print vLLM's line of SpecDecoding metrics every 10 s.")
+@flag("--quiet", "Print no progress bar and no summary.")
 @engine_options
 @sampling_options
 @output_options
 @click.pass_obj
-def capture(
-    lifetime: Lifetime,
-    /,
-    prompts: tuple[str, ...],
-    output: str,
-    log_stats: bool,
-    quiet: bool,
-    **flags: Any,  # noqa: ANN401
-) -> None:
+def capture(lifetime: Lifetime, /, prompts: tuple[str, ...], output: str, log_stats: bool, **flags: Any) -> None:  # noqa: ANN401
     """Decode prompts and record every step, without a screen.
 
     \b
@@ -167,41 +161,30 @@ def capture(
     text, or JSON Lines with "prompt" or chat "messages", sampling parameters by name, and any other key as a label that
     reports group by. Ctrl-C ends the run and leaves a valid capture.
     """
-    config = engine_config(flags)
-    params, how = sampling_params(flags)
-    options = output_settings(flags, output, (*prompts, config.target, config.draft_model))
-    quiet_files = What.WORDS not in map(What.of, prompts) or any(" " in text for text in prompts)
-    specs = read_specs(prompts, None, params, how, options.privacy, words_are_files=quiet_files)
-    sys.exit(_without_screen(config, specs, params, options, lifetime, log_stats=log_stats, quiet=quiet))
+    quiet = flags.pop("quiet")
+    are_files = What.WORDS not in map(What.of, prompts) or any(" " in text for text in prompts)
+    asked = AskedRun.of(flags, prompts, output, None, words_are_files=are_files)
+    sys.exit(_without_screen(asked, lifetime, log_stats=log_stats, quiet=quiet))
 
 
-def _without_screen(
-    config: EngineConfig,
-    specs: list[PromptSpec],
-    params: SamplingParams,
-    options: OutputOptions,
-    lifetime: Lifetime,
-    *,
-    log_stats: bool,
-    quiet: bool,
-) -> int:
+def _without_screen(asked: AskedRun, lifetime: Lifetime, *, log_stats: bool, quiet: bool) -> int:
     """Run all prompts; returns the exit code: 0; 1 where a prompt cannot run, a request failed, or the capture lacks
     something; 128 and the signal's number, 130 after Ctrl-C. Raises UserError where no prompt can run.
     """
     from specscope.live.start import start_engine, too_long
 
-    console = text_console(error=True, quiet=quiet)
+    console, specs = text_console(error=True, quiet=quiet), asked.specs
     total, undrafted, texts, ends = Acceptance(), Counter[Undrafted](), list[Ints](), list[RequestEnd]()
     with terminal_bar(console, "starting", len(specs)) as update:
         with ends_at_once():
             begin = _staged(console, update)
-            long = too_long(config, specs, begin)
+            long = too_long(asked.config, specs, begin)
             refused = list(long.values())
             if len(refused) == len(specs):
                 raise UserError(refused[-1])
             for line in refused:
                 warn(f"{line}; skipped")
-            engine = start_engine(config, begin)
+            engine = start_engine(asked.config, begin)
             begin("running")
         log = (lambda line: console.print(line, highlight=False, soft_wrap=True)) if log_stats else None
         for number, spec in ((number, spec) for number, spec in enumerate(specs) if number not in long):
@@ -212,7 +195,8 @@ def _without_screen(
                 if len(refused) == len(specs) or not isinstance(error, TooLargeError):
                     raise UserError(refused[-1]) from None
                 warn(f"{refused[-1]}; skipped")
-        outputs = Outputs(options, engine.bus, engine.run_info, engine.vocabulary, params, log, tell=warn)
+        to = engine.bus, engine.run_info, engine.vocabulary
+        outputs = Outputs(asked.options, *to, asked.params, log, tell=warn)
         lifetime.leave = outputs.close  # where a step takes longer than the grace
         with interruptible() as interrupt:  # the sinks' end too: a signal must not cut it short
             try:

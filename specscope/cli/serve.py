@@ -13,7 +13,7 @@ import click
 
 from specscope.cli.arguments import real_from, whole_from
 from specscope.cli.help import verb
-from specscope.cli.options import engine_config, engine_options, output_options, output_settings, refuse_others
+from specscope.cli.options import engine_config, engine_options, flag, output_options, output_settings, refuse_others
 from specscope.cli.streams import show, warn
 from specscope.engine.config import EngineConfig
 from specscope.errors import UserError
@@ -25,7 +25,6 @@ from specscope.trace.inside import settings
 from specscope.trace.wire.outputs import OutputOptions, Outputs
 
 if TYPE_CHECKING:
-    from specscope.engine.engine import Engine
     from specscope.serve.service import ServeOptions
 
 CONNECTIONS = 1024  # in addition to those of waiting requests
@@ -36,62 +35,35 @@ SHUTDOWN_SECONDS = 2.0  # with what follows (serve/server.py) a server stops wit
 
 
 @verb()
-@click.option("--host", default="127.0.0.1", show_default=True, metavar="HOST", help="Address to serve on.")
-@click.option(
-    "--port", type=whole_from(0, 65535), default=8000, show_default=True, metavar="PORT", help="0 takes any free one."
-)
-@click.option(
-    "--api-key",
+@flag("--host HOST", "Address to serve on.", default="127.0.0.1")
+@flag("--port PORT", "0 takes any free one.", whole_from(0, 65535), default=8000)
+@flag(
+    "--api-key KEY",
+    f"Key that clients must send. Required if --host lets other machines connect; safer in {KEY} or a file.",
     envvar=KEY,
-    metavar="KEY",
-    help=f"Key that clients must send. Required if --host lets other machines connect; safer in {KEY} or a file.",
 )
-@click.option(
-    "--api-key-file", metavar="FILE", help="Read the key from the only line of this file; - is standard input."
-)
-@click.option(
-    "--served-model-name", "name", metavar="NAME", help="Model name for clients.  [default: the target's name]"
-)
-@click.option(
-    "--max-queue",
-    type=whole_from(0, 100_000),
+@flag("--api-key-file FILE", "Read the key from the only line of this file; - is standard input.")
+@flag("--served-model-name,name NAME", "Model name for clients.  [default: the target's name]")
+@flag(
+    "--max-queue N",
+    "Requests that may wait. More, beyond --max-batch that run, get status 429.",
+    whole_from(0, 100_000),
     default=256,
-    show_default=True,
-    metavar="N",
-    help="Requests that may wait. More, beyond --max-batch that run, get status 429.",
 )
-@click.option(
-    "--max-body",
-    type=real_from(0.001, 1024),
-    default=4.0,
-    show_default=True,
-    metavar="MIB",
-    help="Largest request body.",
-)
-@click.option(
-    "--shutdown-timeout",
-    "shutdown_seconds",
-    type=real_from(0, 86_400),
+@flag("--max-body MIB", "Largest request body.", real_from(0.001, 1024), default=4.0)
+@flag(
+    "--shutdown-timeout,shutdown_seconds SECONDS",
+    "On Ctrl-C or SIGTERM, wait this long for requests to finish. A second signal stops at once.",
+    real_from(0, 86_400),
     default=SHUTDOWN_SECONDS,
-    show_default=True,
-    metavar="SECONDS",
-    help="On Ctrl-C or SIGTERM, wait this long for requests to finish. A second signal stops at once.",
 )
-@click.option(
-    "--seed",
-    type=whole_from(0, 2**63 - 1),
-    default=0,
-    metavar="N",
-    help="Base seed for requests that give none.  [default: 0]",
+@flag("--seed N", "Base seed for requests that give none.", whole_from(0, 2**63 - 1), default=0)
+@flag(
+    "-o,--output FILE",
+    "Capture the run to this file. If it exists, the capture gets another name: run.2.jsonl for run.jsonl.",
 )
-@click.option(
-    "-o",
-    "--output",
-    metavar="FILE",
-    help="Capture the run to this file. If it exists, the capture gets another name: run.2.jsonl for run.jsonl.",
-)
-@click.option("--debug-socket", metavar="SOCKET", help="Unix socket for specscope debug SOCKET.")
-@click.option("--screen", is_flag=True, help="Show the run live in this terminal. The server's messages go to a file.")
+@flag("--debug-socket SOCKET", "Unix socket for specscope debug SOCKET.")
+@flag("--screen", "Show the run live in this terminal. The server's messages go to a file.")
 @engine_options
 @output_options
 @click.pass_obj
@@ -123,12 +95,9 @@ def _beside_screen(lifetime: Lifetime, grace: float) -> int:
 
     refuse_others("--screen", "receives the spans itself", refused={"otlp_endpoint", "otlp_protocol"})
     command = [sys.executable, "-P", "-m", "specscope", *(word for word in sys.argv[1:] if word != "--screen")]
-
-    def sending_to(endpoint: str) -> dict[str, str]:
-        return os.environ | {settings.ENDPOINT: endpoint, settings.PROTOCOL: "grpc"}
-
+    environment = os.environ | {settings.PROTOCOL: "grpc"}
     instead, name = "specscope serve without --screen", "specscope serve"
-    return run_with_screen(command, sending_to, lifetime, name=name, instead=instead, grace=grace)
+    return run_with_screen(command, environment, lifetime, name=name, instead=instead, grace=grace)
 
 
 def _options(flags: dict[str, Any]) -> ServeOptions:
@@ -146,19 +115,18 @@ def _options(flags: dict[str, Any]) -> ServeOptions:
 
 def _api_key(given: str | None, file: str | None) -> str | None:
     """The key, as given or from a file. Raises UserError, which does not show the key."""
-    name = "--api-key"
+    name = "--api-key" if file is None else f"--api-key-file {file}"
     if file is not None:
         if given is not None:
             raise UserError(f"give one of --api-key-file and --api-key (or {KEY})")
-        name = f"--api-key-file {file}"
         lines = [line for _, line in read_lines(file, "the API key", largest=LARGEST_KEY) if line]
         if len(lines) > 1:
             raise UserError(f"{name}: the file must hold the key alone, on one line")
         given = "".join(lines)
-    if given is not None and not (given.isascii() and given.isprintable()):
-        raise UserError(f"{name} must be printable ASCII characters: it is sent in an HTTP header")
     if given == "":
         raise UserError(f"{name} is empty: give a key, or leave it out")
+    if given is not None and not (given.isascii() and given.isprintable()):
+        raise UserError(f"{name} must be printable ASCII characters: it is sent in an HTTP header")
     return given
 
 
@@ -166,14 +134,14 @@ def _serve(config: EngineConfig, options: ServeOptions, sinks: OutputOptions, li
     """Load, serve, end. The exit code: 0 after Ctrl-C or SIGTERM let it end, as a server's; 1 where the capture lacks
     something. Raises UserError.
     """
-    from specscope.live.start import on_passing_thread
+    from specscope.live.start import on_passing_thread, start_engine
     from specscope.remote.http import address
     from specscope.serve.server import Serving, bind
 
     bound = bind(options)
     host, port = bound.getsockname()[:2]
     with ends_at_once():
-        engine = on_passing_thread(lambda: _load(config))
+        engine = on_passing_thread(lambda: start_engine(config, lambda stage: _say(f"{stage} ...")))
     outputs = Outputs(sinks, engine.bus, engine.run_info, engine.vocabulary, None, tell=warn)
     if outputs.renamed:
         _say(outputs.renamed)
@@ -194,12 +162,6 @@ def _serve(config: EngineConfig, options: ServeOptions, sinks: OutputOptions, li
         for line in outputs.close():
             warn(line)
     return outputs.code
-
-
-def _load(config: EngineConfig) -> Engine:
-    from specscope.live.start import start_engine
-
-    return start_engine(config, lambda stage: _say(f"{stage} ..."))
 
 
 def _say(line: str) -> None:

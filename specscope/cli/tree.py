@@ -7,8 +7,9 @@ import re
 
 import click
 
-from specscope.cli.captures import json_option, print_json
+from specscope.cli.captures import print_json
 from specscope.cli.help import verb
+from specscope.cli.options import flag, json_option
 from specscope.envelope import envelope
 from specscope.errors import UserError
 from specscope.plans.plan import LONGEST, describe, parse_plan, plan_dict, translated
@@ -39,9 +40,9 @@ def _tree_elsewhere(text: str) -> tuple[str, str]:
 
 @verb()
 @click.argument("tree", metavar="TREE", required=False)
-@click.option("--from", "other", metavar="TEXT", help="A tree in another program's notation: a file or text.")
+@flag("--from,other TEXT", "A tree in another program's notation: a file or text.")
 @click.option("--mask/--no-mask", default=True, help="Also draw the attention mask.")
-@json_option(help="Print JSON.")
+@json_option
 def tree(tree: str | None, other: str | None, *, mask: bool, as_json: bool) -> None:
     """Draw a draft tree, its attention mask and its cost.
 

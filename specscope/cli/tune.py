@@ -7,8 +7,6 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import click
-
 from specscope.analyze.tune.text import render_tuning
 from specscope.analyze.tune.tuning import Recorded, recorded
 from specscope.analyze.tune.tuning import tune as judge
@@ -16,14 +14,13 @@ from specscope.cli.arguments import X_RULE, whole_from
 from specscope.cli.captures import (
     answer_json,
     captures_argument,
-    json_option,
     need_different,
     need_steps,
     progress_bar,
     source_options,
 )
 from specscope.cli.help import verb
-from specscope.cli.options import own_drafter_option
+from specscope.cli.options import flag, head_option, json_option, own_drafter_option, target_option
 from specscope.cli.streams import say
 from specscope.engine.config import DEFAULT_TREES
 from specscope.engine.prompts import read_prompts
@@ -40,39 +37,19 @@ from specscope.trace.wire.reading import read_capture
 
 @verb(epilog=X_RULE)
 @captures_argument
-@click.option(
-    "--batch", type=whole_from(1, 1024), default=1, show_default=True, metavar="N", help="Requests that decode at once."
-)
-@click.option(
-    "--nodes", type=whole_from(1, 256), default=32, show_default=True, metavar="MAX", help="Nodes of the largest tree."
-)
-@click.option("--tree", "asked", multiple=True, metavar="TREE", help="Also rate this tree; repeatable.")
-@click.option(
-    "--costs", metavar="FILE", help="File of step costs. If it exists, no model is needed; else it is written."
-)
-@click.option("--no-costs", is_flag=True, help="Compare acceptance lengths only: no model is needed.")
-@click.option(
-    "--check", is_flag=True, help="Measure the chosen tree. Beside the default and no drafts, on other prompts."
-)
-@click.option("--prompts", metavar="FILE", help="Prompts for --check.  [default: prompts that the capture lacks]")
+@flag("--batch N", "Requests that decode at once.", whole_from(1, 1024), default=1)
+@flag("--nodes MAX", "Nodes of the largest tree.", whole_from(1, 256), default=32)
+@flag("--tree,asked TREE", "Also rate this tree; repeatable.", multiple=True)
+@flag("--costs FILE", "File of step costs. If it exists, no model is needed; else it is written.")
+@flag("--no-costs", "Compare acceptance lengths only: no model is needed.")
+@flag("--check", "Measure the chosen tree. Beside the default and no drafts, on other prompts.")
+@flag("--prompts FILE", "Prompts for --check.  [default: prompts that the capture lacks]")
 @own_drafter_option
-@click.option("--target", metavar="MODEL", help="Target model.  [default: the one in the capture]")
-@click.option("--draft-model", metavar="MODEL", help="Draft model or EAGLE head.  [default: the one in the capture]")
-@json_option(help="Print JSON.")
+@target_option
+@head_option
+@json_option
 @source_options
-def tune(
-    captures: tuple[str, ...],
-    batch: int,
-    nodes: int,
-    asked: tuple[str, ...],
-    costs: str | None,
-    prompts: str | None,
-    *,
-    no_costs: bool,
-    check: bool,
-    as_json: bool,
-    **models: str | None,
-) -> None:
+def tune(captures: tuple[str, ...], batch: int, nodes: int, costs: str | None, **flags: Any) -> None:  # noqa: ANN401
     """Find the fastest draft tree, from a run's records.
 
     \b
@@ -85,13 +62,16 @@ def tune(
     intervals, and the tree to use.
     """
     need_different(captures)
+    asked, prompts, no_costs, check, as_json = (
+        flags.pop(name) for name in ("asked", "prompts", "no_costs", "check", "as_json")
+    )
     _check_flags(captures, costs, prompts, no_costs=no_costs, check=check)
     wanted = {str(plan): plan for plan in map(parse_plan, asked)}
     data, warnings = _read(as_runs(captures))
     engine: Any = None
     priced = None if costs is None else read_costs(costs, data.run, batch)
     if priced is None and not no_costs and data.run.is_ours:
-        engine = _engine(data, batch, models)
+        engine = _engine(data, batch, flags)
         priced = _measured(engine, data, batch, nodes)
         if costs is not None:
             write_costs(costs, priced)
@@ -106,7 +86,7 @@ def tune(
             raise UserError("--check needs a chosen tree, and none was chosen: the costs are unknown")
         from specscope.measure.tune import checked
 
-        engine = engine or _engine(data, batch, models)
+        engine = engine or _engine(data, batch, flags)
         with progress_bar() as progress:
             tuning = checked(tuning, data, engine, batch, nodes, prompts, progress)
     if as_json:

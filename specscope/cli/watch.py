@@ -20,6 +20,7 @@ from specscope.analyze.text import table_block
 from specscope.cli import options
 from specscope.cli.arguments import WATCHED, X_RULE, Number, whole_from
 from specscope.cli.help import verb
+from specscope.cli.options import flag
 from specscope.cli.streams import need_terminal, say, warn
 from specscope.errors import UserError
 from specscope.interrupt import ends_at_once, interruptible
@@ -44,44 +45,22 @@ POLL = 0.05  # seconds between two checks for news
 
 @verb(epilog=X_RULE)
 @click.argument("sources", nargs=-1, type=WATCHED, metavar="X...")
-@click.option(
-    "--listen",
-    metavar="HOST:PORT",
-    help="Receive spans here. OTLP over gRPC at this port, over HTTP at the next. Anyone who can reach it can send; "
-    "with 0.0.0.0, every machine.",
+@flag(
+    "--listen HOST:PORT",
+    "Receive spans here. OTLP over gRPC at this port, over HTTP at the next. Anyone who can reach it can send; with "
+    "0.0.0.0, every machine.",
 )
-@click.option("--http-port", type=whole_from(0, 65535), metavar="PORT", help="With --listen: another port for HTTP.")
-@click.option(
-    "--interval",
-    type=Number(Seconds),
-    default=5.0,
-    show_default=True,
-    metavar="S",
-    help="Seconds between two readings of a URL.",
-)
-@click.option(
-    "-o", "--capture", metavar="FILE", help="Record the intervals. A second engine's go to NAME-2, and so on."
-)
+@flag("--http-port PORT", "With --listen: another port for HTTP.", whole_from(0, 65535))
+@flag("--interval S", "Seconds between two readings of a URL.", Number(Seconds), default=5.0)
+@flag("-o,--capture FILE", "Record the intervals. A second engine's go to NAME-2, and so on.")
 @options.no_clobber_option
 @options.sending_options
-@click.option("--headless", is_flag=True, help="Print a line for each interval, without a screen.")
-@click.option("--follow", is_flag=True, help="With --headless: wait for more when a log file ends.")
+@flag("--headless", "Print a line for each interval, without a screen.")
+@flag("--follow", "With --headless: wait for more when a log file ends.")
 @options.privacy_options
-@click.option("--for", "seconds", type=Number(Seconds), metavar="S", help="Stop after S seconds.")
+@flag("--for,seconds S", "Stop after S seconds.", Number(Seconds))
 @click.pass_obj
-def watch(
-    lifetime: Lifetime,
-    /,
-    sources: tuple[str, ...],
-    listen: str | None,
-    http_port: int | None,
-    interval: float,
-    capture: str | None,
-    headless: bool,
-    follow: bool,
-    seconds: float | None,
-    **flags: Any,  # noqa: ANN401
-) -> None:
+def watch(lifetime: Lifetime, /, sources: tuple[str, ...], listen: str | None, headless: bool, **flags: Any) -> None:  # noqa: ANN401
     """Watch running engines: by the counts they report, or with --listen by the steps they send.
 
     \b
@@ -94,6 +73,9 @@ def watch(
     A capture of counts (-o) works with open, report and compare; it has no trees, so verify and diagnose cannot judge
     it.
     """
+    http_port, interval, capture, follow, seconds = (
+        flags.pop(name) for name in ("http_port", "interval", "capture", "follow", "seconds")
+    )
     if listen is not None:
         if sources:
             raise UserError(f"--listen waits for engines that send: leave out {sources[0]}")

@@ -38,11 +38,10 @@ class Worker(Control):
         config: EngineConfig,
         prompts: list[PromptSpec],
         params: SamplingParams,
-        *,
-        raw: bool = False,
-        template: Mapping[str, Any] = NO_KWARGS,
-        paused: bool = False,
+        how: Mapping[str, Any] = NO_KWARGS,
         on_ready: Callable[[Ready], None] = lambda _: None,
+        *,
+        paused: bool = False,
     ) -> None:
         super().__init__()
         self.news = deque()  # none of them is dropped
@@ -50,7 +49,7 @@ class Worker(Control):
         self.ready: Ready | None = None
         self._params = params
         self.asked = tuple(p.prompt if isinstance(p.prompt, str) else p.prompt[-1]["content"] for p in prompts)
-        self._how: Mapping[str, Any] = {"raw": raw, "template": template}  # how prompts become text
+        self._how = how  # prompts become text
         self._on_ready = on_ready  # called on the reader's thread before the first record; opens sinks on the bus
         self._status = "loading"
         self._stages = Stages("starting the engine's process")

@@ -31,7 +31,7 @@ def told(news):
 @pytest.fixture(scope="module")
 def worker(tiny):
     config = EngineConfig(target=str(tiny), dtype="float32", kv_memory=0.01, ngram_min=1, threads=1)
-    made = Worker(config, [PromptSpec("abc abc", PARAMS, raw=True)], PARAMS, raw=True, paused=True)
+    made = Worker(config, [PromptSpec("abc abc", PARAMS, raw=True)], PARAMS, {"raw": True}, paused=True)
     yield made
     made.close()
     assert made.status == "ended"
@@ -160,7 +160,7 @@ def test_the_debugger_over_a_pipe(tiny):
     """Breakpoints stop the engine in its process; going back takes steps from the parent's history; they come again."""
     config = EngineConfig(target=str(tiny), dtype="float32", kv_memory=0.01, drafter="ngram", ngram_min=1, threads=1)
     prompts = [PromptSpec("abcabcabcab", SamplingParams(max_tokens=30, temperature=0.8, ignore_eos=True), raw=True)]
-    worker = Worker(config, prompts, PARAMS, raw=True, paused=True)
+    worker = Worker(config, prompts, PARAMS, {"raw": True}, paused=True)
     published = []
     worker.bus.subscribe(published.append, lossless=True)
     session = Viewer(control=worker)

@@ -1,4 +1,4 @@
-"""A program of the user's own that is recorded: its interpreter, and the screen over it."""
+"""Somebody else's program that is recorded: its flags, variables and interpreter, and the screen over it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,99 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import click
+
+from specscope.cli.options import (
+    apply,
+    asked_privacy,
+    asked_ratio,
+    checked_endpoint,
+    flag,
+    from_flag,
+    privacy_options,
+    sample_option,
+    service_option,
+    trace_level_option,
+)
 from specscope.cli.streams import need_terminal, show
 from specscope.errors import UserError
+from specscope.gone import GONE, refuse_gone
 from specscope.interrupt import ends_at_once, handled_by
 from specscope.lifetime import Lifetime
+from specscope.trace.files import CAPTURE, Existing, check_output
+from specscope.trace.inside import settings
+from specscope.trace.record.privacy import Privacy
 
 GRACE_SECONDS = 20  # for a program to end its own processes
 PRINTED = 12  # lines of its output, where it failed
+
+
+def recorded_options(program: str, *, capture: str) -> Callable[[Any], Any]:
+    """Flags that say what is recorded and where it goes. `capture`: more on its flag, as help."""
+    options: list[Callable[[Any], Any]] = [
+        flag(
+            "--capture FILE",
+            f"Write a capture of the run. {capture}If it exists, the capture gets another name: run.2.jsonl for "
+            "run.jsonl.",
+            envvar=settings.CAPTURE,
+        ),
+        flag("--screen", f"Show the run live in this terminal. The output of {program} goes to a file."),
+        flag("--otlp-endpoint URL", "Send spans to this URL."),
+        service_option,
+        trace_level_option,
+        flag("--python PATH", f"The Python to run {program} with.  [default: this one]"),
+        flag(
+            "--evidence",
+            "lean: no likeliest tokens, ranks or entropies.",
+            click.Choice(settings.EVIDENCES),
+            default="full",
+            show_default=False,
+        ),
+        privacy_options,
+        sample_option,
+    ]
+    return partial(apply, options)
+
+
+def program_words(context: click.Context, parameter: click.Parameter, words: tuple[str, ...]) -> tuple[str, ...]:
+    """The program's own words, first among them what click took for no flag of ours. Raises UserError."""
+    if words and words[0].startswith("-"):
+        refuse_gone(words[0])
+    return words
+
+
+def recorded_variables(flags: dict[str, Any], *, screen: bool, inputs: Sequence[str] = ()) -> dict[str, str | None]:
+    """What is recorded and where it goes, as variables: takes these flags out of `flags`.
+
+    `inputs`: files that the capture must not be. Raises UserError.
+    """
+    capture, endpoint = flags.pop("capture"), flags.pop("otlp_endpoint") or None
+    if screen and endpoint is not None and from_flag("otlp_endpoint"):
+        raise UserError("--screen receives the spans: leave out --otlp-endpoint, or use watch --listen")
+    if capture is not None:
+        check_output(capture, "--capture", inputs, CAPTURE, Existing.NEW_NAME)
+    asked_ratio(flags["ratio"], sent=screen or endpoint is not None)
+    privacy = asked_privacy(flags)
+    return {
+        settings.CAPTURE: None if capture is None else str(Path(capture).resolve()),
+        settings.ENDPOINT: None if endpoint is None else checked_endpoint(endpoint, "--otlp-endpoint"),
+        settings.EVIDENCE: flags.pop("evidence"),
+        "OTEL_SERVICE_NAME": flags.pop("service_name"),  # of the program's own spans, too
+        settings.LEVEL: flags.pop("trace_level"),
+        settings.SAMPLE: flags.pop("ratio"),
+        settings.NO_TEXT: "1" if privacy >= Privacy.NO_TEXT else None,
+        settings.NO_TOKENS: "1" if privacy >= Privacy.NO_TOKENS else None,
+    }
+
+
+def with_variables(given: Mapping[str, str | None]) -> dict[str, str]:
+    """This process's environment with the variables given."""
+    variables = {name: value for name, value in os.environ.items() if name not in (*given, *GONE)}
+    return variables | {name: value for name, value in given.items() if value is not None}
 
 
 def interpreter(python: str | None, check: str, *missing: str) -> str:
@@ -41,7 +125,7 @@ def interpreter(python: str | None, check: str, *missing: str) -> str:
 
 def run_with_screen(
     command: Sequence[str],
-    environment: Callable[[str], Mapping[str, str]],
+    environment: Mapping[str, str],
     lifetime: Lifetime,
     *,
     name: str,
@@ -50,8 +134,8 @@ def run_with_screen(
 ) -> int:
     """Run a program with its output in a file, and the screen until the user leaves; its exit code.
 
-    0 where it was ended from here: it ends with the screen. `environment`: its variables, of the endpoint that it is
-    to send to. `instead`: what works without a terminal. `grace`: seconds that it has to end. Raises UserError.
+    0 where it was ended from here: it ends with the screen. `environment`: its variables but for the endpoint that it
+    sends to. `instead`: what works without a terminal. `grace`: seconds that it has to end. Raises UserError.
     """
     from specscope.remote.attached import LaunchedEngine, last_lines
 
@@ -62,7 +146,7 @@ def run_with_screen(
         launched = LaunchedEngine(name)
         process = subprocess.Popen(
             command,
-            env=environment(f"http://127.0.0.1:{launched.listening.grpc_port}"),
+            env={**environment, settings.ENDPOINT: f"http://127.0.0.1:{launched.listening.grpc_port}"},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

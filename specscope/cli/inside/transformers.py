@@ -11,11 +11,16 @@ from typing import Any
 import click
 
 from specscope.cli.help import verb
-from specscope.cli.inside.flags import program_words, recorded_options, recorded_variables, with_variables
-from specscope.cli.inside.program import interpreter, run_with_screen
+from specscope.cli.inside.program import (
+    interpreter,
+    program_words,
+    recorded_options,
+    recorded_variables,
+    run_with_screen,
+    with_variables,
+)
 from specscope.errors import UserError
 from specscope.lifetime import Lifetime
-from specscope.trace.inside import settings
 
 DEFAULT = "run.jsonl"  # the capture, where nothing says where records go
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
@@ -37,15 +42,7 @@ MISSING = (
     "arguments", nargs=-1, required=True, type=click.UNPROCESSED, callback=program_words, metavar="SCRIPT [ARGS]..."
 )
 @click.pass_obj
-def transformers(
-    lifetime: Lifetime,
-    /,
-    python: str | None,
-    arguments: tuple[str, ...],
-    *,
-    screen: bool,
-    **flags: Any,  # noqa: ANN401
-) -> None:
+def transformers(lifetime: Lifetime, /, arguments: tuple[str, ...], *, screen: bool, **flags: Any) -> None:  # noqa: ANN401
     """Run your script and record its assisted generation in transformers.
 
     \b
@@ -60,16 +57,13 @@ def transformers(
     given = recorded_variables(flags, screen=screen, inputs=arguments[:1])
     if arguments[0].startswith("-") and Path(arguments[0]).is_file():  # a script, and no option of Python
         arguments = (f"./{arguments[0]}", *arguments[1:])
-    command = [interpreter(python, CHECK, *MISSING), *arguments]
+    command = [interpreter(flags.pop("python"), CHECK, *MISSING), *arguments]
     if os.environ.get(AUTOLOAD, "1") != "1":
         raise UserError(f"{AUTOLOAD} is {os.environ[AUTOLOAD]}: torch would not call specscope; unset it")
     if screen:
-
-        def sending_to(endpoint: str) -> dict[str, str]:
-            return environment(given | {settings.ENDPOINT: endpoint, "PYTHONUNBUFFERED": "1"})
-
+        variables = environment(given | {"PYTHONUNBUFFERED": "1"})
         instead = "specscope transformers --capture FILE SCRIPT"
-        sys.exit(run_with_screen(command, sending_to, lifetime, name=name_of(arguments), instead=instead))
+        sys.exit(run_with_screen(command, variables, lifetime, name=name_of(arguments), instead=instead))
     sys.stdout.flush()
     os.execve(command[0], command, environment(given))  # this process: signals and the exit code are the script's own
 

@@ -14,8 +14,16 @@ from typing import Any
 import click
 
 from specscope.cli.help import verb
-from specscope.cli.inside.flags import program_words, recorded_options, recorded_variables, with_variables
-from specscope.cli.inside.program import end, interpreter, run_with_screen
+from specscope.cli.inside.program import (
+    end,
+    interpreter,
+    program_words,
+    recorded_options,
+    recorded_variables,
+    run_with_screen,
+    with_variables,
+)
+from specscope.cli.options import flag
 from specscope.errors import UserError
 from specscope.interrupt import handled_by
 from specscope.lifetime import Lifetime
@@ -33,19 +41,10 @@ NO_PLUGIN = "the plugin is not installed for {path}: from a clone of specscope, 
 
 @verb(context_settings={"ignore_unknown_options": True})
 @recorded_options("vLLM", capture="Each data-parallel rank gets its own. ")
-@click.option("--debug", metavar="SOCKET", envvar=settings.DEBUG, help="Unix socket for specscope debug SOCKET.")
+@flag("--debug SOCKET", "Unix socket for specscope debug SOCKET.", envvar=settings.DEBUG)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, callback=program_words, metavar="-- ARGS")
 @click.pass_obj
-def vllm(
-    lifetime: Lifetime,
-    /,
-    debug: str | None,
-    python: str | None,
-    arguments: tuple[str, ...],
-    *,
-    screen: bool,
-    **flags: Any,  # noqa: ANN401
-) -> None:
+def vllm(lifetime: Lifetime, /, arguments: tuple[str, ...], *, screen: bool, **flags: Any) -> None:  # noqa: ANN401
     """Run a vLLM command line and record every step of its speculation.
 
     \b
@@ -53,7 +52,7 @@ def vllm(
 
     specscope must be installed in vLLM's environment: from a clone, pip install . there.
     """
-    given = recorded_variables(flags, screen=screen)
+    debug, python, given = flags.pop("debug"), flags.pop("python"), recorded_variables(flags, screen=screen)
     if not arguments:
         raise UserError("nothing to run: give vLLM's command line after --, as in: specscope vllm -- serve MODEL")
     if not (given[settings.CAPTURE] or given[settings.ENDPOINT] or debug or screen):
@@ -65,12 +64,8 @@ def vllm(
     path = interpreter(python, CHECK, NO_VLLM.format(where=where, path="{path}"), NO_PLUGIN)
     command = [path, "-P", "-m", "specscope.vllm.launch", *arguments]
     if screen:
-
-        def sending_to(endpoint: str) -> dict[str, str]:
-            return environment(given | {settings.ENDPOINT: endpoint})
-
         instead = "specscope vllm --capture FILE -- ..."
-        sys.exit(run_with_screen(command, sending_to, lifetime, name="vLLM", instead=instead))
+        sys.exit(run_with_screen(command, environment(given), lifetime, name="vLLM", instead=instead))
     process = subprocess.Popen(command, env=environment(given), start_new_session=True)
     lifetime.leave = lambda: end(process)
     sys.exit(_wait(process))
@@ -81,7 +76,7 @@ def environment(given: Mapping[str, str | None]) -> dict[str, str]:
     variables = with_variables(given)
     if given.get(settings.DEBUG) is not None:
         variables.setdefault("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", str(STEP_SECONDS))
-    ray = [variables.get("VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"), *(name for name in given if name in variables)]
+    ray = [variables.get("VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"), *given]
     return variables | {"VLLM_RAY_EXTRA_ENV_VARS_TO_COPY": ",".join(filter(None, ray))}
 
 

@@ -17,15 +17,9 @@ from specscope.analyze.compare.tables import conditions, render_text
 from specscope.analyze.tables import levels
 from specscope.analyze.text import table_block
 from specscope.cli.arguments import CAPTURE, X_RULE
-from specscope.cli.captures import (
-    answer_json,
-    json_option,
-    need_different,
-    reading_bar,
-    source_options,
-    watched,
-)
+from specscope.cli.captures import answer_json, need_different, reading_bar, source_options, watched
 from specscope.cli.help import Verb
+from specscope.cli.options import flag, json_option
 from specscope.cli.streams import need_terminal, warn
 from specscope.errors import UserError
 from specscope.lifetime import Lifetime
@@ -40,8 +34,7 @@ class WithCommand(Verb):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse as if --with were before each of these words."""
-        spread: list[str] = []
-        after = False
+        spread, after = list[str](), False
         for index, word in enumerate(args):
             if word == "--":
                 return super().parse_args(ctx, [*spread, *args[index:]])
@@ -55,37 +48,21 @@ class WithCommand(Verb):
 
 @click.command(cls=WithCommand, epilog=X_RULE)
 @click.argument("captures", nargs=-1, type=CAPTURE, metavar="A B | A... --with B...")
-@click.option(
-    "--with",
-    "others",
-    multiple=True,
-    type=CAPTURE,
-    metavar="B...",
-    help="Captures of side B, if side A has several.",
-)
-@click.option(
-    "--fail-if",
-    "limits",
-    multiple=True,
-    metavar="CONDITION",
-    help='Exit with 1 only if e.g. "tau drops > 2%". FIGURE (drops|rises|differs) > X[%], or '
+@flag("--with,others B...", "Captures of side B, if side A has several.", CAPTURE, multiple=True)
+@flag(
+    "--fail-if,limits CONDITION",
+    'Exit with 1 only if e.g. "tau drops > 2%". FIGURE (drops|rises|differs) > X[%], or '
     "FIGURE (<|>) X[%] for B alone. FIGURE is a row of the table of figures (tau, rate, depth N rate, tokens per step, "
     "whole paths, q above acceptance, squared error of q), a count (drafts, drafted, accepted, "
     'output tokens, requests), or a group: tau where GROUP is VALUE, such as "tau where label kind is code". Join '
     'several with "or".',
+    multiple=True,
 )
-@json_option(help="Print JSON.")
-@click.option("--screen", "screen", is_flag=True, help="Show the pairs on a screen. And both trees where outputs part.")
+@json_option
+@flag("--screen", "Show the pairs on a screen. And both trees where outputs part.")
 @source_options
 @click.pass_obj
-def compare(
-    lifetime: Lifetime,
-    captures: tuple[str, ...],
-    others: tuple[str, ...],
-    limits: tuple[str, ...],
-    as_json: bool,
-    screen: bool,
-) -> None:
+def compare(lifetime: Lifetime, /, captures: tuple[str, ...], screen: bool, as_json: bool, **sides: Any) -> None:  # noqa: ANN401
     """Compare two captures, logs, metrics pages or results: did acceptance fall, and why.
 
     \b
@@ -99,28 +76,28 @@ def compare(
     little was captured to decide), 1 if something does, 2 for bad input. With --fail-if, 1 only if the whole 95 %
     interval of a change is beyond the limit.
     """
-    a, b = _sides(captures, others)
+    a, b = _sides(captures, sides["others"])
     if screen and as_json:
         raise UserError("--screen shows a screen: leave out --json")
     if screen:
         need_terminal(f"specscope compare {' '.join(map(shell_word, captures))}")
-    asked = [limit for text in limits for limit in parse(text)]
+    asked = [limit for text in sides["limits"] for limit in parse(text)]
     try:
         with reading_bar("reading") as progress:
-            sides = read_sides(a, b, progress)
+            read = read_sides(a, b, progress)
     except NoStepsError:
         counts_code = _counts(a, b, asked, as_json=as_json, more=screen)
         if counts_code is None:
             raise
         sys.exit(counts_code)
-    comparison = compare_sides(*sides, asked)
+    comparison = compare_sides(*read, asked)
     if screen:
         from specscope.tui.app import run_answer
         from specscope.tui.screens.compare import Compared, CompareScreen, help_lines
 
-        compared = Compared(comparison, *sides)
+        compared = Compared(comparison, *read)
         first = lambda look: CompareScreen(look, compared)  # noqa: E731
-        run_answer(lifetime, "specscope compare", first, help_lines, sides[0].vocabulary)
+        run_answer(lifetime, "specscope compare", first, help_lines, read[0].vocabulary)
         return
     if as_json:
         _print_json(comparison.to_dict(), (comparison.a, comparison.b), comparison.exit_code)
@@ -161,18 +138,16 @@ def _sides(captures: tuple[str, ...], others: tuple[str, ...]) -> tuple[list[str
         captures, others = watched(captures[0]), watched(captures[1], since=captures[0])
     else:
         captures, others = (tuple(each for file in side for each in watched(file)) for side in (captures, others))
-    if others and captures:
-        a, b = list(captures), list(others)
-    elif not others and len(captures) == 2:
-        a, b = [captures[0]], [captures[1]]
-    elif not others and len(captures) == 1 and len(runs := every_run(captures[0])) == 2:
-        a, b = [runs[0]], [runs[1]]
-    else:
+    if len(captures) == 1 and not others:  # a file of two runs
+        captures = tuple(every_run(captures[0]))
+    a, b = list(captures), list(others)
+    if not b and len(a) == 2:
+        a, b = a[:1], a[1:]
+    if not (a and b):
         raise UserError("give two captures, or several on each side: specscope compare A B, or A1 A2 --with B1 B2")
     for name, side in (("A", a), ("B", b)):
         need_different(side, f" for side {name}")
-    sides = ([run for capture in as_runs(side) for run in every_run(capture)] for side in (a, b))
-    first, second = sides
+    first, second = ([run for capture in as_runs(side) for run in every_run(capture)] for side in (a, b))
     return first, second
 
 

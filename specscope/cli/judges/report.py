@@ -15,15 +15,9 @@ from specscope.analyze.compare.failif import FailCondition
 from specscope.analyze.report import Several, build_report, several
 from specscope.analyze.text import TOP, render_several, render_text
 from specscope.cli.arguments import FIGURES, PLACE, X_RULE, whole_from
-from specscope.cli.captures import (
-    json_option,
-    need_different,
-    print_json,
-    read_branch,
-    source_options,
-    watched,
-)
+from specscope.cli.captures import need_different, print_json, read_branch, source_options, watched
 from specscope.cli.help import verb
+from specscope.cli.options import branch_option, flag, json_option
 from specscope.cli.streams import need_terminal, say, warn
 from specscope.debug.viewer import Viewer
 from specscope.envelope import of_capture, of_captures
@@ -37,12 +31,10 @@ from specscope.trace.wire.reading import CaptureReader, split_reference
 
 @verb(epilog=X_RULE)
 @click.argument("captures", nargs=-1, required=True, type=FIGURES, metavar="CAPTURE...")
-@json_option(help="Print JSON, with every request.")
-@click.option("--branch", type=whole_from(0, 2**31), metavar="N", help="Report on this branch.  [default: the last]")
-@click.option("--top", type=whole_from(1, 2**31), metavar="N", help="N rejected tokens.  [default: 10]")
-@click.option(
-    "--fail-if", metavar="CONDITION", help='Exit with 1 if this holds, e.g. "tau < 1.5".  [figures: compare --help-all]'
-)
+@json_option
+@branch_option
+@flag("--top N", "N rejected tokens.  [default: 10]", whole_from(1, 2**31))
+@flag("--fail-if CONDITION", 'Exit with 1 if this holds, e.g. "tau < 1.5".  [figures: compare --help-all]')
 @source_options
 def report(captures: tuple[str, ...], as_json: bool, branch: int | None, top: int | None, fail_if: str | None) -> None:
     """Print the acceptance figures of a run.

@@ -6,15 +6,15 @@ import sys
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-import click
 from msgspec import Meta
 from rich.text import Text
 
 from specscope.analyze.verify.text import render_check, render_trial
 from specscope.analyze.verify.trial import judge
-from specscope.cli.arguments import X_RULE, Number, whole_from
-from specscope.cli.captures import captures_argument, json_option, judge_each, need_steps, read_branch, source_options
+from specscope.cli.arguments import X_RULE, Number
+from specscope.cli.captures import captures_argument, judge_each, need_steps, read_branch, source_options
 from specscope.cli.help import verb
+from specscope.cli.options import branch_option, flag, json_option
 from specscope.cli.streams import warn
 from specscope.engine.config import load_rule
 from specscope.envelope import of_capture
@@ -32,21 +32,18 @@ MOST_SHOWN = 10  # calls whose outputs are impossible
 
 @verb(epilog=X_RULE)
 @captures_argument
-@json_option(help="Print JSON.")
-@click.option(
-    "--alpha",
-    type=Number(Share),
+@json_option
+@flag(
+    "--alpha P",
+    "Chance that a run without a fault fails. Of all statistical checks together.",
+    Number(Share),
     default=0.01,
-    show_default=True,
-    metavar="P",
-    help="Chance that a run without a fault fails. Of all statistical checks together.",
 )
-@click.option(
-    "--rule",
-    metavar="RULE",
-    help="Rule of the run, if it is your own. As module:function; for calls: standard, match, block or greedy.",
+@flag(
+    "--rule RULE",
+    "Rule of the run, if it is your own. As module:function; for calls: standard, match, block or greedy.",
 )
-@click.option("--branch", type=whole_from(0, 2**31), metavar="N", help="Judge this branch.  [default: the last]")
+@branch_option
 @source_options
 def verify(captures: tuple[str, ...], *, as_json: bool, alpha: float, rule: str | None, branch: int | None) -> None:
     """Check that a run is consistent and lossless, from its capture alone.

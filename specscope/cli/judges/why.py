@@ -8,9 +8,10 @@ from rich.text import Text
 
 from specscope.analyze.plain import plain
 from specscope.analyze.why import NodeAnswer, RunAnswer, why_part, why_run
-from specscope.cli.arguments import PLACE, X_RULE, whole_from
-from specscope.cli.captures import json_option, need_steps, print_json, read_branch, source_options
+from specscope.cli.arguments import PLACE, X_RULE
+from specscope.cli.captures import need_steps, print_json, read_branch, source_options
 from specscope.cli.help import verb
+from specscope.cli.options import branch_option, json_option
 from specscope.cli.streams import warn
 from specscope.envelope import envelope
 from specscope.terminal import text_console
@@ -21,8 +22,8 @@ from specscope.trace.wire.reading import split_file
 
 @verb(epilog=X_RULE)
 @click.argument("place", type=PLACE, metavar="CAPTURE[#REQUEST[@STEP[/NODE]]]")
-@json_option(help="Print JSON.")
-@click.option("--branch", type=whole_from(0, 2**31), metavar="N", help="Explain this branch.  [default: the last]")
+@json_option
+@branch_option
 @source_options
 def why(place: str, *, as_json: bool, branch: int | None) -> None:
     """Explain why a token was rejected.
@@ -38,14 +39,12 @@ def why(place: str, *, as_json: bool, branch: int | None) -> None:
     history = reader.history
     need_steps(history, file, "explained")
     answer: NodeAnswer | RunAnswer
-    asked = list(history.requests.values())
     if not text:
-        answer = why_run(history)
+        asked, answer = list(history.requests.values()), why_run(history)
     else:
         request, named = history.find(text)
-        asked = [request]
-        one, step = request.id, named.index
-        answer = why_run(history, one) if step is None else why_part(history, request, step, named.node)
+        asked, step = [request], named.index
+        answer = why_run(history, request.id) if step is None else why_part(history, request, step, named.node)
     warnings = [*reader.warnings, *failures(request.end for request in asked)]
     if as_json:
         print_json(envelope("why", plain(answer), source=[file], warnings=warnings))
