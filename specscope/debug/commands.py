@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from specscope.debug import show
 from specscope.debug.answers import Answer, Stop, StopReason
@@ -75,21 +75,17 @@ class Commands:
         """
         self._stop = None
         line = " ".join(line.splitlines())  # pasted text may have ends of lines in it
-        if viewed is None:
-            return self._answer(line, self._obey(line))
-        name = (self._meant(line).split() or [""])[0]
-        goes_on = goes_on_text(self.session.history.last_step, viewed)
-        if name and find(name).looks:
-            self.session.viewed = self.session.history.position_of(viewed)
+        history, name = self.session.history, (self._meant(line).split() or [""])[0]
+        goes_on = "" if viewed is None else goes_on_text(history.last_step, viewed) + "\n"
+        if viewed is not None and name and find(name).looks:
+            self.session.viewed = history.position_of(viewed)
             if self.session.viewed is None:
                 raise UserError(f"step {viewed} is no longer part of the run")
         try:
             text = self._obey(line)
         finally:
             self.session.viewed = None
-        return self._answer(line, f"{goes_on}\n{text}" if self._stop is not None else text)
-
-    def _answer(self, line: str, text: str) -> Answer:
+        text = f"{goes_on}{text}" if self._stop is not None else text
         return Answer(line, printable(text, keep="\n"), self._stop)  # the text may quote prompts and outputs
 
     def _obey(self, line: str) -> str:
@@ -121,12 +117,12 @@ class Commands:
         head, _, last = line.rpartition(" ")
         if not head:
             return sorted(c.name for c in COMMANDS if c.name.startswith(line))
-        words = head.split()
-        if words[0] in ("b", "break") and len(words) == 1:
-            return [kind.value for kind in EventKind if kind.value.startswith(last)]
-        if words[0] in ("help", "h") and len(words) == 1:
-            return sorted(c.name for c in COMMANDS if c.name.startswith(last))
-        return sorted(name for name in NODE if name.startswith(last))
+        known: Iterable[str] = sorted(NODE)
+        if head.split() in (["b"], ["break"]):
+            known = (kind.value for kind in EventKind)
+        elif head.split() in (["h"], ["help"]):
+            known = sorted(c.name for c in COMMANDS)
+        return [name for name in known if name.startswith(last)]
 
     # Stops
 
@@ -246,25 +242,16 @@ class Commands:
 
     # Looking
 
-    @command(
-        "breakpoints|requests|branches|step|kv|drafter|names", short=("i",), passive=True, looks=True, takes=INFO_TAKES
-    )
+    @command("|".join(name for name, _ in INFO_TAKES), short=("i",), passive=True, looks=True, takes=INFO_TAKES)
     def do_info(self, text: str) -> str:
         """Show one of these."""
-        kinds = {
-            "breakpoints": show.breakpoints,
-            "requests": show.requests,
-            "branches": show.branches,
-            "step": show.step,
-            "kv": show.kv,
-            "drafter": show.drafter,
-            "names": show.names,
-        }
+        kinds = [name for name, _ in INFO_TAKES]
         matches = [name for name in kinds if text and name.startswith(text)]
         if len(matches) != 1:
             refuse_gone(f"info {text}")
             raise UserError(f"give one of: info {', '.join(kinds)}")
-        return kinds[matches[0]](self.session)
+        shown: str = getattr(show, matches[0])(self.session)
+        return shown
 
     @command("EXPR [@ NODE]", short=("p",), looks=True)
     def do_print(self, text: str) -> str:

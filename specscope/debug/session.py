@@ -23,28 +23,15 @@ class Steppable(Protocol):
     """What the debugger asks of an engine; specscope.Engine is one."""
 
     @property
-    def steps(self) -> int:
-        """The next step's number."""
-
+    def steps(self) -> int: ...  # the next step's number
     @property
-    def current(self) -> Any:  # noqa: ANN401
-        """The state of a step that was begun; None between steps."""
-
+    def current(self) -> Any: ...  # noqa: ANN401 - the state of a step that was begun; None between steps
     @property
-    def busy(self) -> bool:
-        """Whether a step would do anything."""
-
-    def step(self) -> StepRecord:
-        """Run one step, or what is left of one."""
-
-    def phase(self) -> StepRecord | None:
-        """Run the next phase of a step; the record after the last."""
-
-    def rewind(self, step: int) -> None:
-        """Go back to the state before that step."""
-
-    def keep_timeline(self) -> Any:  # noqa: ANN401
-        """Keep the history that going back needs."""
+    def busy(self) -> bool: ...  # whether a step would do anything
+    def step(self) -> StepRecord: ...  # run one, or what is left of one
+    def phase(self) -> StepRecord | None: ...  # run the next phase; the record after the last
+    def rewind(self, step: int) -> None: ...  # to the state before that step
+    def keep_timeline(self) -> Any: ...  # noqa: ANN401 - the history that going back needs
 
 
 class Session:
@@ -213,18 +200,14 @@ class Session:
         chosen = self.history.requests.get(request) if request else self.current_request
         if chosen is None:
             raise UserError(f"there is no request {request!r}" if request else "no request is running")
-        if self._ended(chosen):
-            raise UserError(f"{chosen.id} has already ended")
 
         def ended(record: StepRecord) -> Stop | None:
             ends = any(end.info.id == chosen.id for end in record.finished)
             return Stop(StopReason.FINISHED, record.step, request=chosen.id) if ends else None
 
+        if any(map(ended, self.history.steps[: self.position + 1])):
+            raise UserError(f"{chosen.id} has already ended")
         return self._run(ended)
-
-    def _ended(self, request: RequestHistory) -> bool:
-        known = self.history.steps[: self.position + 1]
-        return request.end is not None and any(e.info.id == request.id for r in known for e in r.finished)
 
     def until(self, condition: str | Expression) -> Stop:
         """Go on until a condition on a request's step holds."""
@@ -276,22 +259,21 @@ class Session:
     def goto_request(self, name: str, index: int | None) -> Stop:
         """Make a request the current one and go to just after its step of that number, or run on to it."""
         request = self.history.requests[name]
+
+        def reached(record: StepRecord) -> Stop | None:
+            there = any(part.request == name and part.index >= (index or 0) for part in record.requests)
+            return Stop(StopReason.STEP, record.step) if there else None
+
         if index is None:
             stop = self._stop(StopReason.STEP)
-        elif self._runs(request) and (not request.steps or index > request.steps[-1].index):
-            stop = self._run(lambda record: self._reached(record, name, index))
+        elif (
+            self.engine is not None and request.end is None and not (request.steps and index <= request.steps[-1].index)
+        ):
+            stop = self._run(reached)  # it may still come there
         else:
             stop = self.goto(request.at(index))
         self.request = name
         return stop if stop.hits else replace(stop, request=name)
-
-    def _runs(self, request: RequestHistory) -> bool:
-        """Whether a request may still have steps to come."""
-        return self.engine is not None and request.end is None
-
-    def _reached(self, record: StepRecord, name: str, index: int) -> Stop | None:
-        there = any(part.request == name and part.index >= index for part in record.requests)
-        return Stop(StopReason.STEP, record.step) if there else None
 
     def show_branch(self, number: int) -> Stop:
         """Go to the end of a branch of a recording."""

@@ -158,11 +158,6 @@ def _kl(p: Probs, q: Probs) -> float:
     return max(float((there * np.log(there / q[known])).sum()), 0.0)
 
 
-def contradiction(node: int, judged: float, here: float) -> str:
-    """A remark where a node's p is not the one that was judged."""
-    return f"node {node} was judged with p {judged:.4g}; here its p is {here:.4g}"
-
-
 def view_text(view: NodeView, vocabulary: Vocabulary) -> str:
     """For the console: tokens side by side, what the rules removed, places and distances; contradictions last."""
     columns = view.columns

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specscope.debug.views import NodeView, Probs, Removed, TopToken, contradiction, viewed
+from specscope.debug.views import NodeView, Probs, Removed, TopToken, viewed
 from specscope.engine.engine import Engine
 from specscope.engine.scheduler import Turn
 from specscope.errors import UserError
@@ -207,7 +207,7 @@ def _contradictions(engine: Engine, seen: PartTensors) -> Iterator[str]:
             below[above] = _target(seen, above)
         here, judged = below[above].prob(token), float(seen.verdict.p[node])
         if abs(here - judged) > least:
-            yield contradiction(node, judged, here)
+            yield f"node {node} was judged with p {judged:.4g}; here its p is {here:.4g}"
 
 
 def _row(p: Left, like: Tensor) -> Tensor:
