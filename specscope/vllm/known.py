@@ -21,8 +21,9 @@ V2_REJECTION = "vllm.v1.worker.gpu.spec_decode.rejection_sampler"
 V2_DRAFTER = "vllm.v1.worker.gpu.spec_decode.speculator"
 V2_RUNNER = "vllm.v1.worker.gpu.model_runner"
 TRIED = ("0.32.0", "0.33.0")
+Hooks = Mapping[str, Callable[[HookedCall], Any]]  # by `Class.function`, or `function`
 
-_SHARED: Mapping[str, Functions] = {
+WRAPPED: Mapping[str, Functions] = {
     SCHEDULER: {
         "Scheduler.add_request": "self request",
         "Scheduler._preempt_request": "self request timestamp drop_stale_output",
@@ -30,8 +31,6 @@ _SHARED: Mapping[str, Functions] = {
         "Scheduler.schedule": "self throttle_prefills",
         "Scheduler.update_from_output": "self scheduler_output model_runner_output",
     },
-}
-_V1: Mapping[str, Functions] = {
     PLAIN: {
         "Sampler.sample": "self logits sampling_metadata logprobs_mode_override",
     },
@@ -59,8 +58,6 @@ _V1: Mapping[str, Functions] = {
             "aux_hidden_states spec_decode_metadata common_attn_metadata slot_mappings"
         ),
     },
-}
-_V2: Mapping[str, Functions] = {
     V2_PLAIN: {
         "Sampler.__call__": "self logits input_batch",
         "Sampler.sample": (
@@ -97,7 +94,6 @@ _V2: Mapping[str, Functions] = {
         "GPUModelRunner.sample_tokens": "self grammar_output",
     },
 }
-WRAPPED: Mapping[str, Functions] = {**_SHARED, **_V1, **_V2}
 
 
 def parameters_of(module: str, name: str) -> tuple[str, ...]:
@@ -105,9 +101,12 @@ def parameters_of(module: str, name: str) -> tuple[str, ...]:
     return signatures(WRAPPED[module], name)[0]
 
 
-def wrap_known(module: str, owner: object, name: str, hook: Callable[[HookedCall], Any]) -> None:
-    """Have a function of the tables above, `Class.function` or `function`, go through the hook. `owner` has it."""
-    wrap(owner, name.rsplit(".", 1)[-1], hook, parameters_of(module, name))
+def wrap_known(module: ModuleType, hooks: Hooks) -> None:
+    """Have functions of a module of the tables above go through hooks."""
+    for name, hook in hooks.items():
+        owner, _, function = name.rpartition(".")
+        known = parameters_of(module.__name__, name)
+        wrap(getattr(module, owner) if owner else module, function, hook, known)
 
 
 def remark(version: str) -> str:

@@ -67,17 +67,15 @@ def _install(settings: PluginSettings, guard: ErrorGuard) -> None:
         from specscope.vllm.taps import VllmTaps
 
         taps.append(VllmTaps(ErrorGuard(), settings.taps).install)
-    for name, installs, guards in (
-        (known.SCHEDULER, [scheduler.install], (guard, v1, v2)),
-        (known.PLAIN, [sampler.install_plain], (v1,)),
-        (known.REJECTION, [sampler.install], (v1,)),
-        (known.RUNNER, [runner.install, *taps], (v1,)),
-        (known.V2_PLAIN, [second.install_plain], (v2,)),
-        (known.V2_REJECTION, [second.install_rejection], (v2,)),
-        (known.V2_DRAFTER, [second.install_drafter], (v2,)),
-        (known.V2_RUNNER, [second.install_runner, *taps], (v2,)),
+    more = {known.RUNNER: [runner.install, *taps], known.V2_RUNNER: [second.install, *taps]}
+    for targets, guards in (
+        (scheduler.targets, (guard, v1, v2)),
+        ({**sampler.targets, **runner.targets}, (v1,)),
+        (second.targets, (v2,)),
     ):
-        on_import(name, _checked(installs, guards, version))
+        for name, hooks in targets.items():
+            installs = [partial(known.wrap_known, hooks=hooks), *more.get(name, ())]
+            on_import(name, _checked(installs, guards, version))
 
 
 def _checked(

@@ -9,11 +9,10 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Any
 
 from specscope.trace.inside.hooking import ErrorGuard, HookedCall
-from specscope.vllm.known import SCHEDULER, wrap_known
+from specscope.vllm.known import SCHEDULER, Hooks
 
 ATTRIBUTE = "specscope_notes"
 
@@ -61,19 +60,18 @@ class SchedulerHooks:
         self.resting: Callable[[SchedulerNotes], None] | None = None  # where a worker in this process is told at once
         self._schedulers: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    def install(self, module: ModuleType) -> None:
-        """Into vllm.v1.core.sched.scheduler."""
-        self._guard.safely(self._install, module.Scheduler)
-
-    def _install(self, scheduler: type) -> None:
-        for name, hook in (
-            ("add_request", self._before(self._arrives)),
-            ("_preempt_request", self._before(self._preempted)),
-            ("_free_request", self._before(self._ends)),
-            ("schedule", self._schedule),
-            ("update_from_output", self._update),
-        ):
-            wrap_known(SCHEDULER, scheduler, f"Scheduler.{name}", hook)
+    @property
+    def targets(self) -> Mapping[str, Hooks]:
+        """What goes around which function, by module."""
+        return {
+            SCHEDULER: {
+                "Scheduler.add_request": self._before(self._arrives),
+                "Scheduler._preempt_request": self._before(self._preempted),
+                "Scheduler._free_request": self._before(self._ends),
+                "Scheduler.schedule": self._schedule,
+                "Scheduler.update_from_output": self._update,
+            }
+        }
 
     def _before(self, note: Callable[[Any, Any], None]) -> Callable[[HookedCall], Any]:
         """Note a request of a scheduler, then go on."""

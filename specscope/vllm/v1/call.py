@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -32,22 +31,6 @@ class SamplerCall:
     target_probs: Tensor | None = None  # float32 [T, V] the same, normalised; None where all are greedy
     coins: Tensor | None = None  # [T]; None where all are greedy
     output: Tensor | None = None  # [B, longest + 1] accepted tokens and the final one, then -1
-
-    @staticmethod
-    def of(metadata: Any, draft_probs: Tensor | None, logits: Tensor, sampling: Any, cut: Any) -> SamplerCall:
-        """`metadata`: vLLM's SpecDecodeMetadata; `sampling`: its SamplingMetadata."""
-        return SamplerCall(
-            logits=logits,
-            drafted=list(metadata.num_draft_tokens),
-            draft_tokens=metadata.draft_token_ids.clone(),  # 0.33's lossy rule writes into them
-            draft_probs=draft_probs,
-            target_rows=metadata.target_logits_indices,
-            bonus_rows=metadata.bonus_logits_indices,
-            temperature=_kept(sampling.temperature),
-            top_p=_kept(sampling.top_p),
-            top_k=_kept(sampling.top_k),
-            cut=cut,
-        )
 
     def greedy(self, request: int) -> bool:
         """Whether the request has temperature 0."""
@@ -77,11 +60,6 @@ class SamplerCall:
         k = None if self.top_k is None else self.top_k[low:high]
         p = None if self.top_p is None else self.top_p[low:high]
         return rows if self.cut is None or (k is None and p is None) else self.cut(rows, k, p)
-
-
-def _kept(of_requests: Tensor | None) -> Tensor | None:
-    """A view of what vLLM writes anew for each batch, as it is now."""
-    return None if of_requests is None else of_requests.clone()
 
 
 def _softmax(logits: Tensor) -> Floats:

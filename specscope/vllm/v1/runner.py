@@ -12,7 +12,7 @@ from specscope.trace.inside.gather import gather
 from specscope.trace.inside.gathered import Judgements
 from specscope.trace.inside.hooking import ErrorGuard, HookedCall, wrap
 from specscope.trace.record.tree import Ints
-from specscope.vllm.known import RUNNER, wrap_known
+from specscope.vllm.known import RUNNER, Hooks
 from specscope.vllm.processes import wrap_loaded
 from specscope.vllm.v1.call import SamplerCall
 from specscope.vllm.v1.here import DraftVocabulary, judge_here
@@ -45,21 +45,23 @@ class RunnerHooks:
         self._scheduled: Any = None  # vLLM's SchedulerOutput of the step that runs
         self._asked = False  # whether a witness was to be made; only one rank has one
 
-    def install(self, module: ModuleType) -> None:
-        """Into vllm.v1.worker.gpu_model_runner."""
-        self._guard.safely(self._install, module.GPUModelRunner)
+    @property
+    def targets(self) -> Mapping[str, Hooks]:
+        """What goes around which function, by module."""
+        return {
+            RUNNER: {
+                "GPUModelRunner.execute_model": self._execute_model,
+                "GPUModelRunner._sample": self._sample,
+                "GPUModelRunner.sample_tokens": self._sample_tokens,
+                "GPUModelRunner.propose_draft_token_ids": self._propose,
+            }
+        }
 
-    def _install(self, runner: type) -> None:
+    def install(self, module: ModuleType) -> None:
+        """Into vllm.v1.worker.gpu_model_runner: what is made before the first step."""
         if self._debugger is not None:
-            wrap(runner, "__init__", self._init)
-        wrap_loaded(runner, self._of)
-        for name, hook in (
-            ("execute_model", self._execute_model),
-            ("_sample", self._sample),
-            ("sample_tokens", self._sample_tokens),
-            ("propose_draft_token_ids", self._propose),
-        ):
-            wrap_known(RUNNER, runner, f"GPUModelRunner.{name}", hook)
+            wrap(module.GPUModelRunner, "__init__", self._init)
+        wrap_loaded(module.GPUModelRunner, self._of)
 
     def _of(self, runner: Any) -> Witness | None:
         if not self._asked:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
-from types import ModuleType
 from typing import Any
 
+from torch import Tensor
+
 from specscope.trace.inside.hooking import ErrorGuard, HookedCall
-from specscope.vllm.known import PLAIN, REJECTION, wrap_known
+from specscope.vllm.known import PLAIN, REJECTION, Hooks
 from specscope.vllm.v1.call import SamplerCall
 
 
@@ -18,25 +20,19 @@ class SamplerHooks:
         self._guard = guard
         self.listening = False  # set by the runner's hooks around a real step: vLLM also calls the sampler to warm up
         self.call: SamplerCall | None = None
-        self._cut: Any = None
 
-    def install(self, module: ModuleType) -> None:
-        """Into vllm.v1.sample.rejection_sampler."""
-        self._guard.safely(self._install, module)
-
-    def install_plain(self, module: ModuleType) -> None:
-        """Into vllm.v1.sample.sampler: it samples the bonus token."""
-        self._guard.safely(wrap_known, PLAIN, module.Sampler, "Sampler.sample", self._sample)
-
-    def _install(self, module: ModuleType) -> None:
-        self._cut = getattr(module, "apply_top_k_top_p", None)
-        wrap_known(REJECTION, module.RejectionSampler, "RejectionSampler.forward", self._forward)
-        for name, hook in (
-            ("rejection_sample", self._rejection_sample),
-            ("generate_uniform_probs", self._uniform_probs),
-            ("sample_recovered_tokens", self._recovers),
-        ):
-            wrap_known(REJECTION, module, name, hook)
+    @property
+    def targets(self) -> Mapping[str, Hooks]:
+        """What goes around which function, by module. The plain sampler draws the bonus token."""
+        return {
+            PLAIN: {"Sampler.sample": self._sample},
+            REJECTION: {
+                "RejectionSampler.forward": self._forward,
+                "rejection_sample": self._rejection_sample,
+                "generate_uniform_probs": self._uniform_probs,
+                "sample_recovered_tokens": self._recovers,
+            },
+        }
 
     def _forward(self, call: HookedCall) -> Any:
         self.call = self._guard.safely(self._begun, call.given) if self.listening else None
@@ -47,7 +43,18 @@ class SamplerHooks:
 
     def _begun(self, given: Mapping[str, Any]) -> SamplerCall:
         metadata, sampling = given["metadata"], given["sampling_metadata"]
-        return SamplerCall.of(metadata, given["draft_probs"], given["logits"], sampling, self._cut)
+        return SamplerCall(
+            logits=given["logits"],
+            drafted=list(metadata.num_draft_tokens),
+            draft_tokens=metadata.draft_token_ids.clone(),  # 0.33's lossy rule writes into them
+            draft_probs=given["draft_probs"],
+            target_rows=metadata.target_logits_indices,
+            bonus_rows=metadata.bonus_logits_indices,
+            temperature=_kept(sampling.temperature),
+            top_p=_kept(sampling.top_p),
+            top_k=_kept(sampling.top_k),
+            cut=getattr(sys.modules.get(REJECTION), "apply_top_k_top_p", None),
+        )
 
     def _rejection_sample(self, call: HookedCall) -> Any:
         """It gets the target's logits after every rule. 0.33's lossy rules write into the drafts."""
@@ -73,6 +80,11 @@ class SamplerHooks:
         if self.call is not None and self.call.bonus_logits is None:
             self.call.bonus_logits = self._guard.safely(_copied, call.given)
         return call()
+
+
+def _kept(of_requests: Tensor | None) -> Tensor | None:
+    """A copy of what vLLM writes anew for each batch."""
+    return None if of_requests is None else of_requests.clone()
 
 
 def _copied(given: Mapping[str, Any]) -> Any:

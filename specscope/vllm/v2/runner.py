@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -15,7 +16,7 @@ from specscope.trace.inside.gather import gather
 from specscope.trace.inside.gathered import Gathered, Judgements
 from specscope.trace.inside.hooking import ErrorGuard, HookedCall
 from specscope.trace.record.tree import Ints
-from specscope.vllm.known import V2_PLAIN, V2_REJECTION, V2_RUNNER, wrap_known
+from specscope.vllm.known import V2_DRAFTER, V2_PLAIN, V2_REJECTION, V2_RUNNER, Hooks
 from specscope.vllm.processes import wrap_loaded
 from specscope.vllm.v2.rows import Verified, rows_of_verified
 from specscope.vllm.v2.scores import DraftLogits
@@ -38,34 +39,28 @@ class V2Hooks:
         self._calls: list[Gathered] = []
         self._confidence: Any = None  # with an adaptive budget: what the drafter thinks of its drafts, by slot
         self._blocks = BlockLists()
-        self._step_seeds = True  # whether block verification has a seed for each draft, as since 0.33
         self._fused = False  # whether the plain sampler cut by top-k and top-p inside its kernel
 
-    def install_runner(self, module: ModuleType) -> None:
-        """Into vllm.v1.worker.gpu.model_runner."""
-        self._guard.safely(wrap_loaded, module.GPUModelRunner, self._of)
-        self._wrap(V2_RUNNER, module, "GPUModelRunner.execute_model", self._execute_model)
-        self._wrap(V2_RUNNER, module, "GPUModelRunner.sample_tokens", self._sample_tokens)
+    @property
+    def targets(self) -> Mapping[str, Hooks]:
+        """What goes around which function, by module. A step without drafts goes through the plain sampler alone."""
+        return {
+            V2_PLAIN: {
+                "Sampler.__call__": self._sampler,
+                "Sampler.sample": self._sample,
+                "Sampler._sample_random": self._sample_random,
+            },
+            V2_REJECTION: {"RejectionSampler.__call__": self._sampler, "RejectionSampler._verify": self._verify},
+            V2_DRAFTER: {"DraftModelSpeculator.sample_draft": self._scores.sample_draft},
+            V2_RUNNER: {
+                "GPUModelRunner.execute_model": self._execute_model,
+                "GPUModelRunner.sample_tokens": self._sample_tokens,
+            },
+        }
 
-    def install_drafter(self, module: ModuleType) -> None:
-        """Into vllm.v1.worker.gpu.spec_decode.speculator."""
-        self._scores.install(module)
-
-    def install_rejection(self, module: ModuleType) -> None:
-        """Into vllm.v1.worker.gpu.spec_decode.rejection_sampler."""
-        kernels = sys.modules.get(getattr(getattr(module, "rejection_sample", None), "__module__", ""))
-        self._step_seeds = kernels is None or hasattr(kernels, "spec_step_seed")
-        self._wrap(V2_REJECTION, module, "RejectionSampler.__call__", self._sampler)
-        self._wrap(V2_REJECTION, module, "RejectionSampler._verify", self._verify)
-
-    def install_plain(self, module: ModuleType) -> None:
-        """Into vllm.v1.worker.gpu.sample.sampler: a step without drafts goes through it alone."""
-        self._wrap(V2_PLAIN, module, "Sampler.__call__", self._sampler)
-        self._wrap(V2_PLAIN, module, "Sampler.sample", self._sample)
-        self._wrap(V2_PLAIN, module, "Sampler._sample_random", self._sample_random)
-
-    def _wrap(self, where: str, module: ModuleType, name: str, hook: Callable[[HookedCall], Any]) -> None:
-        self._guard.safely(wrap_known, where, getattr(module, name.split(".")[0]), name, hook)
+    def install(self, module: ModuleType) -> None:
+        """Into vllm.v1.worker.gpu.model_runner: what is made before the first step."""
+        wrap_loaded(module.GPUModelRunner, self._of)
 
     def _of(self, runner: Any) -> Witness | None:
         if not self._asked:
@@ -140,7 +135,7 @@ class V2Hooks:
             num_sampled=num_sampled,
             states=sampler.sampler.sampling_states,
             by_block=bool(sampler.use_block_verification),
-            step_seeds=self._step_seeds,
+            step_seeds=_has_step_seeds(),
             confidence=self._confidence,
             **{name: given[name] for name in PASSED_ON},
         )
@@ -175,6 +170,14 @@ class V2Hooks:
         )
         assert self._witness is not None
         self._calls.append(gather(rows_of_verified(call), full=self._witness.full))
+
+
+@cache
+def _has_step_seeds() -> bool:
+    """Whether block verification has a seed for each draft, as since 0.33."""
+    rule = getattr(sys.modules.get(V2_REJECTION), "rejection_sample", None)
+    kernels = sys.modules.get(getattr(rule, "__module__", ""))
+    return kernels is None or hasattr(kernels, "spec_step_seed")
 
 
 class BlockLists:

@@ -7,7 +7,6 @@ are written where a CUDA graph records the drafter's work: no line of Python run
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -27,11 +26,8 @@ class DraftLogits:
         self._asked = False
         self._places: tuple[Tensor, Tensor] | None = None  # slot and depth of each row of logits that come next
 
-    def install(self, module: ModuleType) -> None:
-        """Into vllm.v1.worker.gpu.spec_decode.speculator."""
-        self._guard.safely(wrap, module.DraftModelSpeculator, "sample_draft", self._sample_draft)
-
-    def _sample_draft(self, call: HookedCall) -> Any:
+    def sample_draft(self, call: HookedCall) -> Any:
+        """Around the drafter's choice."""
         self._guard.safely(self._expect, call.given)
         try:
             return call()
