@@ -10,79 +10,53 @@ from textual.theme import Theme
 
 from specscope.tui.text import Ink, Line
 
-DARK = Theme(
-    name="scope-dark",
-    primary="#7aa2f7",
-    secondary="#9aa5ce",
-    accent="#7dcfff",
-    foreground="#c8ccd8",
-    background="#15171e",
-    surface="#15171e",
-    panel="#1e212b",
-    success="#7ddb8a",
-    warning="#e6b450",
-    error="#f7768e",
-    dark=True,
-    variables={"rule": "#3a3f4f", "row": "#242938"},
-)
-LIGHT = Theme(
-    name="scope-light",
-    primary="#2f5fd0",
-    secondary="#5a6480",
-    accent="#0a6798",
-    foreground="#262a33",
-    background="#fbfbf8",
-    surface="#fbfbf8",
-    panel="#efefea",
-    success="#177432",
-    warning="#8c5900",
-    error="#bd2c46",
-    dark=False,
-    variables={"rule": "#c3c5cc", "row": "#e6ebf7"},
-)
-
-_DARK: dict[Ink, str] = {
-    "text": "#c8ccd8",
-    "strong": "bold #eef0f6",
-    "dim": "#a6acc0",
-    "faint": "#8990a8",
-    "accent": "#7dcfff",
-    "warn": "#e6b450",
-    "accepted": "#7ddb8a",
-    "accepted-strong": "bold #7ddb8a",
-    "rejected": "#f7768e",
-    "bonus": "bold #7aa2f7",
-    "recovered": "bold #e6b450",
-    "target": "bold #c8a0f0",
-    "prompt": "#a6acc0",
-    "bar": "#5fae8a",
-    "rail": "#3a3f4f",
-    "key": "bold #7dcfff",
+# What each role is in the dark, and in the light
+ROLES = {
+    "primary": ("#7aa2f7", "#2f5fd0"),
+    "secondary": ("#9aa5ce", "#5a6480"),
+    "accent": ("#7dcfff", "#0a6798"),
+    "foreground": ("#c8ccd8", "#262a33"),
+    "background": ("#15171e", "#fbfbf8"),
+    "surface": ("#15171e", "#fbfbf8"),
+    "panel": ("#1e212b", "#efefea"),
+    "success": ("#7ddb8a", "#177432"),
+    "warning": ("#e6b450", "#8c5900"),
+    "error": ("#f7768e", "#bd2c46"),
 }
-_LIGHT: dict[Ink, str] = {
-    "text": "#262a33",
-    "strong": "bold #000000",
-    "dim": "#4a505e",
-    "faint": "#636979",
-    "accent": "#0a6798",
-    "warn": "#8c5900",
-    "accepted": "#177432",
-    "accepted-strong": "bold #177432",
-    "rejected": "#bd2c46",
-    "bonus": "bold #2f5fd0",
-    "recovered": "bold #8c5900",
-    "target": "bold #8035b5",
-    "prompt": "#4a505e",
-    "bar": "#3f9a6d",
-    "rail": "#c3c5cc",
-    "key": "bold #0a6798",
+VARIABLES = {"rule": ("#3a3f4f", "#c3c5cc"), "row": ("#242938", "#e6ebf7")}
+INKS: dict[Ink, tuple[str, str]] = {
+    "text": ("#c8ccd8", "#262a33"),
+    "strong": ("bold #eef0f6", "bold #000000"),
+    "dim": ("#a6acc0", "#4a505e"),
+    "faint": ("#8990a8", "#636979"),
+    "accent": ("#7dcfff", "#0a6798"),
+    "warn": ("#e6b450", "#8c5900"),
+    "accepted": ("#7ddb8a", "#177432"),
+    "accepted-strong": ("bold #7ddb8a", "bold #177432"),
+    "rejected": ("#f7768e", "#bd2c46"),
+    "bonus": ("bold #7aa2f7", "bold #2f5fd0"),
+    "recovered": ("bold #e6b450", "bold #8c5900"),
+    "target": ("bold #c8a0f0", "bold #8035b5"),
+    "prompt": ("#a6acc0", "#4a505e"),
+    "bar": ("#5fae8a", "#3f9a6d"),
+    "rail": ("#3a3f4f", "#c3c5cc"),
+    "key": ("bold #7dcfff", "bold #0a6798"),
 }
+DARK, LIGHT = (
+    Theme(
+        f"scope-{name}",
+        **{role: pair[place] for role, pair in ROLES.items()},  # type: ignore[arg-type]
+        dark=not place,
+        variables={variable: pair[place] for variable, pair in VARIABLES.items()},
+    )
+    for place, name in enumerate(("dark", "light"))
+)
 
 
 @cache
 def style(ink: Ink, dark: bool) -> Style:
     """The style of an ink."""
-    return Style.parse((_DARK if dark else _LIGHT)[ink])
+    return Style.parse(INKS[ink][not dark])
 
 
 def to_text(line: Line, dark: bool) -> Text:

@@ -13,24 +13,9 @@ from specscope.trace.history.wording import probability as probability
 from specscope.trace.history.wording import shared_beginning
 from specscope.trace.record.vocabulary import Vocabulary
 
-Ink = Literal[
-    "text",
-    "strong",
-    "dim",
-    "faint",
-    "accent",
-    "warn",
-    "accepted",
-    "accepted-strong",
-    "rejected",
-    "bonus",
-    "recovered",
-    "target",
-    "prompt",
-    "bar",
-    "rail",
-    "key",
-]
+Shade = Literal["text", "strong", "dim", "faint", "accent", "warn", "prompt", "key"]
+VerdictInk = Literal["accepted", "accepted-strong", "rejected", "bonus", "recovered", "target"]
+Ink = Literal[Shade, VerdictInk, "bar", "rail"]
 Line = Sequence[tuple[str, Ink]]
 
 NOTHING = "–"
@@ -43,6 +28,17 @@ LEVELS = " ▁▂▃▄▅▆▇█"
 def line_width(line: Line) -> int:
     """The cells that a line takes."""
     return sum(cell_len(text) for text, _ in line)
+
+
+def joined(pieces: Iterable[tuple[str, Ink]]) -> list[tuple[str, Ink]]:
+    """Neighbouring pieces of one ink joined into one."""
+    line: list[tuple[str, Ink]] = []
+    for text, ink in pieces:
+        if line and line[-1][1] == ink:
+            line[-1] = (line[-1][0] + text, ink)
+        else:
+            line.append((text, ink))
+    return line
 
 
 def cut(text: str, width: int) -> str:

@@ -57,6 +57,15 @@ class Dialogs:
         self._app, self._standing, self._hear = app, standing, hear
         self.viewer, self._say = standing.viewer, standing.say
 
+    def _ask(self, question: str, example: str, then: Callable[[str], None], value: str = "") -> None:
+        """Ask for a line; `then` gets what was typed, which may be nothing."""
+
+        def answered(text: str | None) -> None:
+            if text is not None:
+                then(text)
+
+        self._app.push_screen(Ask(question, example, value), answered)
+
     def _list(self) -> ListPanel | None:
         """The focused list, else the screen's first."""
         focused = self._app.focused
@@ -68,14 +77,8 @@ class Dialogs:
         if panel is None:
             self._say("there is no list here to filter")
             return
-
-        def answered(text: str | None) -> None:
-            if text is not None:
-                panel.set_order(replace(panel.order, words=text.strip()))
-
-        self._app.push_screen(
-            Ask("Filter the list", "text to find; leave empty to show all", panel.order.words), answered
-        )
+        then = lambda text: panel.set_order(replace(panel.order, words=text.strip()))  # noqa: E731
+        self._ask("Filter the list", "text to find; leave empty to show all", then, panel.order.words)
 
     def action_sort(self, way: int) -> None:
         """Sort the list on the screen: by its next column, or the other way round."""
@@ -94,8 +97,8 @@ class Dialogs:
             self._say("there are no steps yet")
             return
 
-        def answered(text: str | None) -> None:
-            number = (text or "").strip().replace(",", "")
+        def go(text: str) -> None:
+            number = text.strip().replace(",", "")
             if not number or self._goto_request(number):
                 return
             if whole(number) is None:
@@ -107,9 +110,7 @@ class Dialogs:
             self._standing.goto(nearest)
 
         last = steps[-1].step
-        self._app.push_screen(
-            Ask(f"Go to step {steps[0].step} to {last}, or a request: r3, r3@17", str(last)), answered
-        )
+        self._ask(f"Go to step {steps[0].step} to {last}, or a request: r3, r3@17", str(last), go)
 
     def _goto_request(self, text: str) -> bool:
         """Choose the request of that name, and go to the step behind its @; False where it names none."""
@@ -128,12 +129,11 @@ class Dialogs:
         if request is None:
             return
 
-        def answered(text: str | None) -> None:
-            if not text:
-                return
-            here, matches = self.viewer.position, self._find(request, text)
-            if not matches:
+        def search(text: str) -> None:
+            here, matches = self.viewer.position, self._find(request, text) if text else []
+            if text and not matches:
                 self._say(f"no {text!r} in the output of {request.id}")
+            if not matches:
                 return
             position = next((match for match in matches if match > here), matches[0])
             if matches == [here]:
@@ -142,9 +142,7 @@ class Dialogs:
                 self._say(f"no later {text!r}: wrapped around to the first of {request.id}")
             self._standing.goto(position)
 
-        self._app.push_screen(
-            Ask(f"Search the output of {request.id}", "text to find, after this step first"), answered
-        )
+        self._ask(f"Search the output of {request.id}", "text to find, after this step first", search)
 
     def _find(self, request: RequestHistory, text: str) -> list[int]:
         """The positions of the steps with which the text is complete."""
@@ -159,13 +157,12 @@ class Dialogs:
 
     def action_copy_reference(self) -> None:
         """Put what `specscope open` shows at this step into the clipboard."""
-        part = self.viewer.history.part(self._standing.current or "", self.viewer.position)
+        current = self._standing.current
+        part = self.viewer.history.part(current or "", self.viewer.position)
         if part is None:
-            self._say(
-                f"{self._standing.current} has no step yet" if self._standing.current else "there is no step to copy"
-            )
+            self._say(f"{current} has no step yet" if current else "there is no step to copy")
             return
-        reference = f"{self._standing.reference}#{self._standing.current}@{part[1].index}"
+        reference = f"{self._standing.reference}#{current}@{part[1].index}"
         plain = reference.replace("#", "")  # which a shell takes as it is inside of a word
         reference = reference if shell_word(plain) == plain else shell_word(reference)
         self._app.copy_to_clipboard(reference)
@@ -192,26 +189,20 @@ class Dialogs:
         self._standing.show()
 
     def action_ask_breakpoint(self) -> None:
+        def add(text: str) -> None:
+            known = text.split()[:1] in (["break"], ["watch"], ["b"])
+            if text.strip():
+                self.debug_line(text.strip() if known else f"break {text.strip()}")
 
-        def answered(text: str | None) -> None:
-            if text and text.strip():
-                words = text.strip()
-                known = words.split()[0] in ("break", "watch", "b")
-                self.debug_line(words if known else f"break {words}")
-
-        self._app.push_screen(
-            Ask("Stop at EVENT [if EXPR], or watch EXPR", "reject if depth == 1 and p < 0.1"), answered
-        )
+        self._ask("Stop at EVENT [if EXPR], or watch EXPR", "reject if depth == 1 and p < 0.1", add)
 
     def _engine(self, what: str) -> Control | None:
         """The engine; without one, None and a notice why."""
         control = self.viewer.control
         if control is not None and self.viewer.live and control.obeys:
             return control
-        if control is None:
-            why = "this is a capture"
-        else:
-            why = "the engine has ended" if not self.viewer.live else "this screen only listens to the engine"
+        why = "the engine has ended" if not self.viewer.live else "this screen only listens to the engine"
+        why = "this is a capture" if control is None else why
         self._say(f"{what}: {why}")
         return None
 
@@ -219,15 +210,15 @@ class Dialogs:
         if self._engine("no new prompts") is None:
             return
 
-        def answered(text: str | None) -> None:
+        def submit(text: str) -> None:
             control = self._engine("no new prompts") if text else None
-            if control is not None and text:
+            if control is not None:
                 control.ask("submit", text)
                 self._standing.pending.submit(text, self.viewer.history)
                 self._say("queued: it starts with the next step" if self.viewer.paused else "submitted")
                 self._standing.show()
 
-        self._app.push_screen(Ask("New prompt", "text for the model to continue or answer"), answered)
+        self._ask("New prompt", "text for the model to continue or answer", submit)
 
     def action_cancel(self) -> None:
         control = self._engine("nothing to cancel")
@@ -239,9 +230,6 @@ class Dialogs:
         else:
             control.ask("cancel", request.id)
             self._standing.pending.cancels.add(request.id)
-            self._say(
-                f"{request.id} will be cancelled by the next step"
-                if self.viewer.paused
-                else f"{request.id} is cancelled"
-            )
+            when = "will be cancelled by the next step" if self.viewer.paused else "is cancelled"
+            self._say(f"{request.id} {when}")
             self._standing.show()

@@ -16,7 +16,7 @@ from specscope.trace.record.records import StepRecord
 from specscope.tui.keys import bound, foot
 from specscope.tui.look import Look
 from specscope.tui.screens.over import Over, close
-from specscope.tui.text import Ink, Line, bar, blocks, clean, left, line_width, percent, right
+from specscope.tui.text import Ink, Line, bar, blocks, clean, joined, left, line_width, percent, right
 from specscope.tui.widgets.lines import Panel, Sheet
 from specscope.tui.widgets.rates import undrafted_lines
 
@@ -94,6 +94,7 @@ def _told_values(steps: Sequence[StepRecord]) -> list[tuple[str, list[float], st
 
 def _values(steps: Sequence[StepRecord]) -> list[tuple[str, list[float], str]]:
     """(name, one value per step, format) of everything that has a curve."""
+    counted = [(step, step.left_out or LeftOut()) for step in steps]  # with what trace sampling took out
     engine = [
         ("running", [float(s.running) for s in steps], "{:.0f}"),
         ("waiting", [float(s.waiting) for s in steps], "{:.0f}"),
@@ -102,14 +103,9 @@ def _values(steps: Sequence[StepRecord]) -> list[tuple[str, list[float], str]]:
     return [
         ("step", [(s.end_ns - s.start_ns) / 1e6 for s in steps], "{:.1f} ms"),
         *(engine if all(s.is_timed for s in steps) else []),
-        ("tokens", [float(sum(p.emitted for p in s.requests) + _left(s).emitted) for s in steps], "{:.0f}"),
-        ("nodes", [float(sum(len(p.tree) for p in s.requests) + _left(s).drafted) for s in steps], "{:.0f}"),
+        ("tokens", [float(sum(p.emitted for p in s.requests) + left.emitted) for s, left in counted], "{:.0f}"),
+        ("nodes", [float(sum(len(p.tree) for p in s.requests) + left.drafted) for s, left in counted], "{:.0f}"),
     ]
-
-
-def _left(step: StepRecord) -> LeftOut:
-    """What trace sampling took out of a step, as counts."""
-    return step.left_out or LeftOut()
 
 
 def _phases(steps: Sequence[StepRecord], width: int) -> list[Line]:
@@ -189,7 +185,7 @@ def kv_map(record: StepRecord, block_size: int, width: int) -> list[Line]:
     cached = min(-(-record.blocks_cached // per), room - len(cells))  # free, but a prefix may be found there
     cells += [("▫", "dim")] * cached
     cells += [("·", "rail")] * (room - len(cells))
-    lines: list[Line] = [_joined(cells[first : first + width]) for first in range(0, len(cells), width)]
+    lines: list[Line] = [joined(cells[first : first + width]) for first in range(0, len(cells), width)]
     legend: list[tuple[str, Ink]] = []
     for name, count, ink in owners:
         entry: list[tuple[str, Ink]] = [("■ ", ink), (f"{clean(name)} {count:,}  ", "dim")]
@@ -201,17 +197,6 @@ def kv_map(record: StepRecord, block_size: int, width: int) -> list[Line]:
         legend += [("▫ ", "dim"), (f"cached {record.blocks_cached:,}  ", "dim")]
     scale = f"a cell: {per} blocks" if per > 1 else f"blocks of {block_size} tokens"
     return [*lines, [*legend, (scale, "faint")]]
-
-
-def _joined(cells: list[tuple[str, Ink]]) -> Line:
-    """Neighbouring cells of one ink joined into one piece."""
-    line: list[tuple[str, Ink]] = []
-    for text, ink in cells:
-        if line and line[-1][1] == ink:
-            line[-1] = (line[-1][0] + text, ink)
-        else:
-            line.append((text, ink))
-    return line
 
 
 class EngineScreen(Over):

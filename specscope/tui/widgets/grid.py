@@ -5,13 +5,11 @@ from __future__ import annotations
 from functools import partial
 from operator import attrgetter
 
-from rich.cells import cell_len
-
 from specscope.analyze.findings import Reference
 from specscope.analyze.questions.groups import Examples
 from specscope.analyze.table import Table
 from specscope.tui.look import Look
-from specscope.tui.text import Ink, Line, clean, cut, fit, paragraph
+from specscope.tui.text import Ink, Line, clean, cut, fit, line_width, paragraph
 from specscope.tui.widgets.lines import Panel, Sheet
 from specscope.tui.widgets.listing import GAP, ListColumn, Order, PickPanel
 
@@ -95,16 +93,8 @@ class RowPanel(Panel):
             return Sheet([], [("Row", "strong")])
         lines: list[Line] = []
         if example is not None:
-            lines.append(
-                fit(
-                    [
-                        (0, _example("⏎", "clearest", example.clearest)),
-                        (1, _example("f", "first", example.first)),
-                    ],
-                    width,
-                    "   ",
-                )
-            )
+            examples = (0, _example("⏎", "clearest", example.clearest)), (1, _example("f", "first", example.first))
+            lines.append(fit(examples, width, "   "))
             lines += _cells(grid, self._rows.item or 0, width)
             lines += paragraph(grid.summary, width, "text")
             lines += [line for note in grid.notes for line in paragraph(note, width, "warn")]
@@ -118,16 +108,10 @@ def _example(key: str, name: str, reference: Reference) -> Line:
 
 def _cells(grid: Table, row: int, width: int) -> list[Line]:
     """`name value`, as many on a line as there is room for."""
-    lines: list[Line] = []
-    line: list[tuple[str, Ink]] = []
-    used = 0
+    lines: list[list[tuple[str, Ink]]] = [[]]
     for name, cell in zip(grid.columns, grid.rows[row], strict=True):
-        text = cut(clean(cell), width - len(name) - 1)
-        wide = len(name) + 1 + cell_len(text)
-        if line and used + 3 + wide > width:
-            lines.append(line)
-            line, used = [], 0
-        line += [("   ", "dim")] if line else []
-        used += wide + (3 if used else 0)
-        line += [(name + " ", "dim"), (text, "text")]
-    return [*lines, line]
+        pair: Line = [(name + " ", "dim"), (cut(clean(cell), width - len(name) - 1), "text")]
+        if lines[-1] and line_width(lines[-1]) + 3 + line_width(pair) > width:
+            lines.append([])
+        lines[-1] += [*([("   ", "dim")] if lines[-1] else ()), *pair]
+    return [*lines]

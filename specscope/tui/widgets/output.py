@@ -15,7 +15,7 @@ from specscope.trace.history.wording import ending, plural
 from specscope.trace.record.records import FinishReason, Origin, RequestStep
 from specscope.trace.record.vocabulary import Vocabulary, token_id
 from specscope.tui.look import Look
-from specscope.tui.text import Ink, Line, clean, cut, fit, show_token
+from specscope.tui.text import Ink, Line, clean, cut, fit, joined, show_token
 from specscope.tui.widgets.lines import Panel, Sheet
 
 PROMPT_CHARS = 4000  # of a long prompt the end is shown
@@ -184,22 +184,11 @@ class Wrapper:
             self._space = len(self._row)
 
     def _break(self, end: int) -> None:
-        self._done.append(_runs(self._row[:end]))
+        self._done.append(joined(self._row[:end]))
         self._row = self._row[end:]
         self._cells = sum(cell_len(char) for char, _ in self._row)
         self._space = -1
 
     def lines(self) -> list[Line]:
         """All lines, the unfinished one last."""
-        return [*self._done, _runs(self._row)] if self._row or not self._done else list(self._done)
-
-
-def _runs(row: list[tuple[str, Ink]]) -> list[tuple[str, Ink]]:
-    """Join neighbours of the same ink."""
-    out: list[tuple[str, Ink]] = []
-    for char, ink in row:
-        if out and out[-1][1] == ink:
-            out[-1] = (out[-1][0] + char, ink)
-        else:
-            out.append((char, ink))
-    return out
+        return [*self._done, joined(self._row)] if self._row or not self._done else list(self._done)

@@ -12,20 +12,7 @@ from specscope.trace.history.wording import plural
 from specscope.trace.record.aggregate import Aggregate
 from specscope.trace.record.records import FinalKind
 from specscope.tui.look import Look
-from specscope.tui.text import (
-    NOTHING,
-    Ink,
-    Line,
-    bar,
-    blocks,
-    clean,
-    cut,
-    figure,
-    fit,
-    left,
-    percent,
-    right,
-)
+from specscope.tui.text import NOTHING, Ink, Line, bar, blocks, clean, cut, figure, fit, left, percent, right
 from specscope.tui.widgets.lines import Panel, Sheet
 
 ROOMY = 40  # cells in which the rate has its whole name, and a depth both its rates
@@ -73,9 +60,8 @@ def _headline(counts: Acceptance, width: int) -> Line:
     of = f" of {plural(counts.drafts, 'draft') if width >= ROOMY else f'{counts.drafts:,}'}"
     parts: list[tuple[int, Line]] = [(0, [("τ ", "dim"), (figure(counts.tau), "strong"), (of, "dim")])]
     if counts.tokens_per_step is not None:
-        parts.append(
-            (1, [(figure(counts.tokens_per_step), "strong"), (" tok/step" if width >= ROOMY else "/step", "dim")])
-        )
+        per_step: Line = [(figure(counts.tokens_per_step), "strong"), (" tok" * (width >= ROOMY) + "/step", "dim")]
+        parts.append((1, per_step))
     return fit(parts, width)
 
 
@@ -99,9 +85,8 @@ def _rate_line(counts: Acceptance, width: int) -> Line:
     rate: Line = [(share, "strong"), (" accepted", "dim")]
     if width >= ROOMY:
         rate = [("draft acceptance rate ", "dim"), (share, "strong")]
-    return fit(
-        [(0, rate), (1, [(f"of {plural(counts.drafted, 'token' if counts.aggregates else 'node')}", "dim")])], width
-    )
+    of = f"of {plural(counts.drafted, 'token' if counts.aggregates else 'node')}"
+    return fit([(0, rate), (1, [(of, "dim")])], width)
 
 
 def _means(look: Look, counts: Acceptance, width: int) -> Line:
@@ -151,17 +136,16 @@ def _rates(counts: Acceptance) -> list[str]:
     """`0.163 of 80`: accepted at each depth of the drafts that proposed it; of all where that is not told."""
     known = counts.knows("proposed_at")
     rates = counts.per_position_corrected if known else counts.per_position
-    drafts = counts.proposed_at if known else [counts.drafts] * len(rates)
-    return [_rate(*pair) for pair in zip(rates, drafts, strict=True)]
+    return _of(rates, counts.proposed_at if known else [counts.drafts] * len(rates))
 
 
 def _conditional(counts: Acceptance) -> list[str]:
     """As `_rates`, of the drafts that came to a trial at each depth."""
-    return [_rate(*pair) for pair in zip(counts.conditional, counts.tried_at, strict=True)]
+    return _of(counts.conditional, counts.tried_at)
 
 
-def _rate(rate: float | None, of: int) -> str:
-    return NOTHING if rate is None else f"{rate:.3f} of {of:,}"
+def _of(rates: Sequence[float | None], drafts: Sequence[int]) -> list[str]:
+    return [NOTHING if rate is None else f"{rate:.3f} of {of:,}" for rate, of in zip(rates, drafts, strict=True)]
 
 
 def _cells(counts: Acceptance) -> tuple[int, int]:
