@@ -50,6 +50,7 @@ HEAVY = (
     "specscope.analyze.diagnose.rerun.",
     "specscope.analyze.locate.model.",
     "specscope.trace.inside.gather",
+    "specscope.trace.inside.trees",
     "specscope.testing.enumeration",
 )
 

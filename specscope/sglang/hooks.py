@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specscope.sglang import known, trees
+from specscope.sglang import known
 from specscope.sglang.verification import Verification, VerifierResult
 from specscope.sglang.witness import Prefilled, ResultWitness
 from specscope.trace.inside.hooking import ErrorGuard, HookedCall, log
+from specscope.trace.inside.trees import VerificationError
 from specscope.trace.record.rules import UNSEEN
 
 MOST_PENDING = 64  # verifications whose results have not been taken; SGLang overlaps two
@@ -212,10 +213,10 @@ class ServerHooks:
         seen = self._take(tuple(req.rid for req in batch.reqs))
         if seen is None:
             return
-        judged = trees.judged(seen)[: len(batch.reqs)]  # a batch may be padded behind its requests
+        judged = seen.judged()[: len(batch.reqs)]  # a batch may be padded behind its requests
         counts, theirs = [each.judged.verdict.accepted + 1 for each in judged], result.accept_lens.tolist()
         if counts != theirs[: len(counts)]:
-            raise trees.VerificationError(f"{counts} tokens were accepted, but SGLang counts {theirs}")
+            raise VerificationError(f"{counts} tokens were accepted, but SGLang counts {theirs}")
         self._opened(called["self"], batch).decoded(batch, skipped, judged, seen, began_ns)
 
     def _take(self, rids: tuple[str, ...]) -> Verification | None:

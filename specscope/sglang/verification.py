@@ -17,6 +17,7 @@ from torch import Tensor
 
 from specscope.trace.inside.gather import Rows, gather
 from specscope.trace.inside.gathered import Gathered, Sent
+from specscope.trace.inside.trees import JudgedRequest, SentNumbers, judged
 from specscope.trace.record.rules import BLOCK, MATCH, STANDARD, THRESHOLDS
 
 
@@ -117,10 +118,13 @@ class Verification:
         """How much is copied to the host."""
         return sum(copy.bytes for copy in self._copies)
 
-    def arrived(self) -> None:
-        """Wait until the host has the numbers. Called where SGLang has waited for its own, which were sent later."""
+    def judged(self) -> list[JudgedRequest]:
+        """[B] the evidence of each request, of numbers that have come: SGLang has waited for its own, which were sent
+        later. Raises VerificationError where they contradict each other.
+        """
         for copy in self._copies:
             copy.wait()
+        return judged(unpacked(self), self.gathered, self.rule)
 
 
 def parents_of(first_child: Tensor, next_sibling: Tensor) -> Tensor:
@@ -211,18 +215,3 @@ def unpacked(seen: Verification) -> Sequence[SentNumbers]:
             )
         )
     return requests
-
-
-@dataclass(frozen=True)
-class SentNumbers:
-    """One request's, on the host."""
-
-    accepted: int  # drafts
-    context: int  # tokens whose KV was there
-    candidates: np.ndarray  # [n] root and drafts
-    first_child: np.ndarray | None  # [n] slots, -1 for none; None for chains
-    next_sibling: np.ndarray | None
-    path: np.ndarray  # [accepted] slots
-    given: list[int]  # tokens that came out: those of the path, and the final one
-    final_coin: float
-    scores: np.ndarray | None  # [n - 1] the drafter's probability of the path to each draft

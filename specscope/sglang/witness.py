@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from specscope.sglang.run_info import GREEDILY, end_reason, read_params
-from specscope.sglang.trees import JudgedRequest, unseen
 from specscope.sglang.verification import Verification
 from specscope.trace.inside.recorder import Known, Recorder
+from specscope.trace.inside.trees import JudgedRequest, unseen
 from specscope.trace.record.records import Phase, Preceded, RequestEnd, RequestInfo, RequestStep
 
 PROBE = "HEALTH_CHECK"  # how ids of requests begin with which GET /health looks whether tokens come out

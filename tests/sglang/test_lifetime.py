@@ -6,7 +6,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from specscope.sglang import known, trees
+from specscope.sglang import known
+from specscope.sglang.verification import Verification
 from specscope.trace.record.records import FinishReason, Preceded
 from specscope.trace.record.rules import MATCH, STANDARD, UNSEEN
 from tests.sglang import stand
@@ -154,7 +155,7 @@ def test_dflash_is_recorded_where_it_verifies_a_block(recorded, params):
 def test_an_error_in_the_hooks_changes_nothing_and_they_step_aside(recorded, monkeypatch, caplog):
     without = requests()
     recorded(TREE, without, environment={"SPECSCOPE_CAPTURE": ""})
-    monkeypatch.setattr(trees, "judged", lambda _: 1 / 0)
+    monkeypatch.setattr(Verification, "judged", lambda _: 1 / 0)
     reqs = requests()
     history, _ = recorded(TREE, reqs, ends=False)
     assert outputs(reqs) == outputs(without)

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
-from specscope.sglang import trees
 from specscope.sglang.verification import Verification, VerifierResult, parents_of
-from specscope.trace.inside import gathered
+from specscope.trace.inside import gathered, trees
 from tests.sglang import kernels
 
 
@@ -132,15 +131,15 @@ def judged_tree():
 def test_numbers_that_contradict_each_other_are_refused():
     made, outcome = judged_tree()
     made.ended(outcome)
-    assert len(trees.judged(made)) == 3
+    assert len(made.judged()) == 3
     made, outcome = judged_tree()
     far = dataclasses.replace(outcome, accepted=torch.full((3,), 2), index=torch.tensor([[0, 3, 1]] * 3))
     made.ended(far)
     with pytest.raises(trees.VerificationError):
-        trees.judged(made)
+        made.judged()
     made, outcome = judged_tree()
     made.first_child = made.first_child.clone()
     made.first_child[:, 1] = 0  # a circle
     made.ended(outcome)
     with pytest.raises(trees.VerificationError, match="cycle"):
-        trees.judged(made)
+        made.judged()

@@ -7,11 +7,11 @@ its chance of being accepted once its elder siblings are not is p_i over what th
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from specscope.sglang.verification import SentNumbers, Verification, unpacked
 from specscope.trace.inside.chain import NO_FLOATS, NO_INTS, Judged
 from specscope.trace.inside.gathered import Gathered, final_of, parents_of, read
 from specscope.trace.record.records import DraftNotes, FinalKind, Outcome, Verdict
@@ -23,6 +23,21 @@ Tried = list[tuple[int, list[int]]]  # parents, each with its children
 
 class VerificationError(RuntimeError):
     """A verification was not as it is known: its step is left out."""
+
+
+@dataclass(frozen=True)
+class SentNumbers:
+    """One request's, on the host."""
+
+    accepted: int  # drafts
+    context: int  # tokens whose KV was there
+    candidates: np.ndarray  # [n] root and drafts
+    first_child: np.ndarray | None  # [n] slots, -1 for none; None for chains
+    next_sibling: np.ndarray | None
+    path: np.ndarray  # [accepted] slots
+    given: list[int]  # tokens that came out: those of the path, and the final one
+    final_coin: float
+    scores: np.ndarray | None  # [n - 1] the drafter's probability of the path to each draft
 
 
 @dataclass(frozen=True)
@@ -91,16 +106,13 @@ class _Shape:
         return tried, rejected
 
 
-def judged(seen: Verification) -> list[JudgedRequest]:
-    """[B] the evidence of each request. Raises VerificationError where the numbers contradict each other."""
-    seen.arrived()
-    numbers = unpacked(seen)
-    if seen.gathered is None:
-        return [JudgedRequest(_outcome_alone(each, seen.rule), each.context) for each in numbers]
+def judged(numbers: Sequence[SentNumbers], call: Gathered | None, rule: str) -> list[JudgedRequest]:
+    """[B] the evidence of each request; `call`: None where the rule was not seen. Raises VerificationError."""
+    if call is None:
+        return [JudgedRequest(_outcome_alone(each, rule), each.context) for each in numbers]
     for each in numbers:
         if each.candidates[each.path].tolist() != each.given[:-1]:
             raise VerificationError(f"the slots {each.path.tolist()} gave the tokens {each.given}")
-    call = seen.gathered
     shapes = [_Shape.of(each) for each in numbers]
     chains = read(call) if all(shape.is_chain for shape in shapes) else []
     requests = []
@@ -109,7 +121,7 @@ def judged(seen: Verification) -> list[JudgedRequest]:
         if made is None:
             made = _of_tree(call, row, each, shape)
         final_coin = 0.0 if bool(call.tables["ends"]["greedy"][row]) else each.final_coin
-        verdict = dataclasses.replace(made.verdict, rule=seen.rule, final_coin=final_coin)
+        verdict = dataclasses.replace(made.verdict, rule=rule, final_coin=final_coin)
         notes = None if each.scores is None else _notes(each.scores[shape.slots - 1], shape.parent)
         requests.append(JudgedRequest(dataclasses.replace(made, verdict=verdict, notes=notes), each.context))
     return requests
