@@ -123,12 +123,17 @@ class ListColumn(Generic[Item]):
         """What the order calls it; "" where it cannot be sorted by."""
         return "" if self.value is None else self.key or self.head
 
+    @property
+    def heading(self) -> str:
+        """Its head in its width."""
+        return self.placed(self.head)
+
     def placed(self, text: str) -> str:
         """A text in its width."""
         return text if self.width < 0 else (right if self.number else left)(text, self.width)
 
 
-def _row(item: Item, columns: Sequence[ListColumn[Item]], width: int) -> Line:
+def row_line(item: Item, columns: Sequence[ListColumn[Item]], width: int) -> Line:
     """Its cells, with a gap between them."""
     line: list[tuple[str, Ink]] = []
     for column in columns:
@@ -212,11 +217,11 @@ class PickPanel(ListPanel):
         parts: list[tuple[int, Line]] = [(0, [(name, "strong")])]
         parts += [] if any(rank == 1 for rank, _ in about) else [(1, [(count, "dim")])]
         there = [column for column in columns if column.width]
-        lines: list[Line] = [self.head([(column.name, column.placed(column.head)) for column in there])]
+        lines: list[Line] = [self.head([(column.name, column.heading) for column in there])]
         self.rows, cursor = [], 0
         for number, item in enumerate(shown):
             cursor = len(lines) if number == self.picked else cursor
-            more = [_row(item, there, width), *below(item)]
+            more = [row_line(item, there, width), *below(item)]
             lines += more
             self.rows += [number] * len(more)
         title = fit([*parts, *about, (3, self.said())], width - 2)
