@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from types import ModuleType
 from typing import Any
 
@@ -43,8 +44,7 @@ class ServerHooks:
         records: Callable[[], bool] = lambda: True,
     ) -> None:
         self._verify, self._open, self._guard = verify, open_, guard
-        self._full, self._records = full, records
-        self._here: bool | None = None  # whether this rank records
+        self._full, self._records_here = full, cache(records)
         self._running: Verification | None = None  # while its sampling runs
         self._pending: deque[Verification] = deque()  # whose results have not been taken
         self._drafted_ns = (0, 0)  # of the draft that was made last
@@ -60,8 +60,8 @@ class ServerHooks:
             known.VERIFY: {"eagle_sample": self.sample, "organize_draft_results": self.organize},
             known.DRAFT: {"EagleDraftWorker.draft": self.draft},
             known.DFLASH: {"DFlashWorkerV2._accept_block": self.accept_block},
-            known.TREE: {"tree_speculative_sampling_target_only": self.sample_tree},
-            known.CHAIN: {"chain_speculative_sampling_triton": self.sample_chain},
+            known.TREE: {"tree_speculative_sampling_target_only": partial(self.sampling, chain=False)},
+            known.CHAIN: {"chain_speculative_sampling_triton": partial(self.sampling, chain=True)},
             known.RESULTS: {
                 f"{results}_resolve_spec_v2_tokens": self.resolve,
                 f"{results}process_batch_result_decode": self.decoded,
@@ -169,31 +169,21 @@ class ServerHooks:
             self._pending.popleft()
             self.lost += 1
 
-    def sample_tree(self, call: HookedCall) -> Any:
-        """The kernel that draws from the target alone."""
-        return self._sampling(call, chain=False)
-
-    def sample_chain(self, call: HookedCall) -> Any:
-        """The kernels that judge chains by p / q."""
-        return self._sampling(call, chain=True)
-
-    def _sampling(self, call: HookedCall, *, chain: bool) -> Any:
+    def sampling(self, call: HookedCall, *, chain: bool) -> Any:
+        """A kernel that draws from the target alone; `chain`: one that judges chains by p / q."""
         made = call()
         seen = self._running
         if seen is not None:
             self._guard.safely(lambda: seen.sampled(call.given, chain=chain))
         return made
 
-    def _records_here(self) -> bool:
-        if self._here is None:
-            self._here = self._records()
-        return self._here
-
     # Where the scheduler takes results
 
     def resolve(self, call: HookedCall) -> Any:
         """The host learns which tokens came out; of requests that have ended meanwhile they are dropped."""
-        self._skipped = self._guard.safely(lambda: [_dropped(req) for req in call.given["batch"].reqs])
+        self._skipped = self._guard.safely(
+            lambda: [bool(req.is_retracted or req.finished()) for req in call.given["batch"].reqs]
+        )
         return call()
 
     def decoded(self, call: HookedCall) -> Any:
@@ -208,7 +198,8 @@ class ServerHooks:
         if not self._records_here():
             return
         if skipped is None or not batch.reqs:
-            self._without_speculation(batch)
+            if batch.reqs and batch.spec_algorithm.is_none():
+                self._guard.step_aside("SGLang runs without speculation")
             return
         seen = self._take(tuple(req.rid for req in batch.reqs))
         if seen is None:
@@ -232,10 +223,6 @@ class ServerHooks:
                 "this algorithm samples where specscope has no hook. `specscope watch` reads its counters"
             )
         return None
-
-    def _without_speculation(self, batch: Any) -> None:
-        if batch.reqs and batch.spec_algorithm.is_none():
-            self._guard.step_aside("SGLang runs without speculation")
 
     def prefilled(self, call: HookedCall) -> Any:
         """The result of a prefill is taken."""
@@ -267,8 +254,8 @@ def _of_block(seen: Verification, made: Any) -> VerifierResult:
     return VerifierResult(lens, index, predict.flatten())
 
 
-def _dropped(req: Any) -> bool:
-    return bool(req.is_retracted or req.finished())
+def _dropped(call: HookedCall) -> list[bool]:
+    return [bool(req.is_retracted or req.finished()) for req in call.given["batch"].reqs]
 
 
 def _prefilled(req: Any) -> Prefilled:

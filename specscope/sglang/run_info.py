@@ -21,17 +21,8 @@ from specscope.trace.record.records import FinishReason, RunInfo
 
 # Settings, behind `speculative_`, that say how it drafts and verifies
 SETTINGS = (
-    "algorithm",
-    "draft_model_path",
-    "num_steps",
-    "eagle_topk",
-    "num_draft_tokens",
-    "use_rejection_sampling",
-    "use_block_verification",
-    "accept_threshold_single",
-    "accept_threshold_acc",
-    "adaptive",
-    "token_map",
+    "algorithm draft_model_path num_steps eagle_topk num_draft_tokens use_rejection_sampling use_block_verification "
+    "accept_threshold_single accept_threshold_acc adaptive token_map"
 )
 GREEDILY = "decoded_greedily"  # a setting of ours: every request is, whatever its temperature
 IGNORED = "ignored by SGLang"
@@ -41,7 +32,7 @@ ALL = 1 << 30  # top_k of a request that asks for none
 
 def settings_of(bag: Any, *, greedily: bool) -> dict[str, Any]:
     """`bag`: SGLang's get_spec()."""
-    settings = {name: getattr(bag, name, None) for name in (f"speculative_{short}" for short in SETTINGS)}
+    settings = {name: getattr(bag, name, None) for name in (f"speculative_{short}" for short in SETTINGS.split())}
     plain = {name: value for name, value in settings.items() if value not in (None, "", False)}
     plain["method"] = str(plain.get("speculative_algorithm", "")).lower()
     if greedily:

@@ -30,34 +30,6 @@ class VerifierResult:
     predict: Tensor  # [B * n] at each of these rows the token that follows
 
 
-@dataclass(frozen=True)
-class KernelCall:
-    """What a sampling kernel was called with."""
-
-    rule: str
-    p: Tensor  # [B, n, V] the target's, after every rule
-    # Under standard and block [B, n - 1, V] what drafts were drawn from. Under match [B, n, V] the p of the children
-    # that were rejected: the kernel has written it
-    q: Tensor
-    coins: Tensor  # [B, n] of the chain's drafts; under match of each slot's children
-    final_coins: Tensor  # [B]
-
-    @staticmethod
-    def of(called: Mapping[str, Any], *, chain: bool) -> KernelCall:
-        """`called`: the kernel's arguments by name; `chain`: whether it is the one that uses q."""
-        rule = BLOCK if called.get("block_verification") else STANDARD
-        if not chain:
-            lossless = min(called.get("threshold_single", 1.0), called.get("threshold_acc", 1.0)) >= 1
-            rule = MATCH if lossless else THRESHOLDS
-        coins = called["uniform_samples"], called["uniform_samples_for_final_sampling"]
-        return KernelCall(rule, called["target_probs"], called["draft_probs"], *coins)
-
-    @property
-    def by_ratio(self) -> bool:
-        """Whether drafts were drawn from q, and judged by p / q."""
-        return self.rule in (STANDARD, BLOCK)
-
-
 @dataclass
 class Verification:
     """What a batch is verified with, and then what came of it."""
@@ -81,11 +53,16 @@ class Verification:
     sent: Sent[str] | None = None  # numbers on their way to the host
 
     def sampled(self, called: Mapping[str, Any], *, chain: bool) -> None:
-        """A sampling kernel has run. What it used is gathered at once: it may not outlive the call."""
-        draws = KernelCall.of(called, chain=chain)
+        """A sampling kernel has run; `chain`: whether it is the one that uses q. What it used is gathered at once: it
+        may not outlive the call.
+        """
+        lossless = min(called.get("threshold_single", 1.0), called.get("threshold_acc", 1.0)) >= 1
+        self.rule = MATCH if lossless else THRESHOLDS
+        if chain:
+            self.rule = BLOCK if called.get("block_verification") else STANDARD
+        self.final_coins = called["uniform_samples_for_final_sampling"]
         outcome = VerifierResult(called["accept_token_num"], called["accept_index"], called["predicts"])
-        self.rule, self.final_coins = draws.rule, draws.final_coins
-        self.gathered = gather(_rows(self, outcome, draws), full=self.full)
+        self.gathered = gather(_rows(self, outcome, called), full=self.full)
 
     def chosen(self, outcome: VerifierResult) -> None:
         """All were verified greedily."""
@@ -144,8 +121,13 @@ def parents_of(first_child: Tensor, next_sibling: Tensor) -> Tensor:
     return parent.gather(1, elder)[:, :n]
 
 
-def _rows(seen: Verification, outcome: VerifierResult, draws: KernelCall | None) -> Rows:
-    """A row for each draft: what follows its parent. Siblings have the same numbers of target and drafter."""
+def _rows(seen: Verification, outcome: VerifierResult, called: Mapping[str, Any] | None) -> Rows:
+    """A row for each draft: what follows its parent. Siblings have the same numbers of target and drafter.
+
+    `called`: the sampling kernel's arguments: p [B, n, V] after every rule, and the coins [B, n] of the chain's drafts,
+    or under match of each slot's children. Its q: by ratio what drafts were drawn from [B, n - 1, V]; under match the p
+    of the children that were rejected [B, n, V], which the kernel has written.
+    """
     batch, n = seen.candidates.shape
     device = seen.candidates.device
     slots = torch.arange(n, device=device).expand(batch, n)
@@ -177,19 +159,20 @@ def _rows(seen: Verification, outcome: VerifierResult, draws: KernelCall | None)
         whole_q=None,
         vocabulary=logits.shape[-1],
     )
-    if draws is None:
+    if called is None:
         return rows
-    p, q = draws.p.flatten(0, 1), draws.q.flatten(0, 1)
+    p, q, coins = (called[name] for name in ("target_probs", "draft_probs", "uniform_samples"))
+    p, q = p.flatten(0, 1), q.flatten(0, 1)
     rows.probs = lambda low, high: p[judges[low:high]]
     rows.whole = lambda low, high: p[last[low:high]]
-    if draws.by_ratio:
+    if seen.rule in (STANDARD, BLOCK):
         rows.q = lambda low, high: q[low:high]
-        rows.coins = draws.coins[:, : n - 1].flatten()
+        rows.coins = coins[:, : n - 1].flatten()
         ended = requests * (n - 1) + accepted.clamp_max(n - 2)  # behind all drafts none is used
         rows.whole_q = lambda low, high: q[ended[low:high]]
-        rows.by_step, rows.longest = draws.rule == BLOCK, n - 1
+        rows.by_step, rows.longest = seen.rule == BLOCK, n - 1
     else:
-        rows.coins = draws.coins.gather(1, parent[:, 1:]).flatten()
+        rows.coins = coins.gather(1, parent[:, 1:]).flatten()
         rows.whole_q = lambda low, high: q[last[low:high]]
     return rows
 

@@ -68,32 +68,28 @@ class Hooks:
     def __init__(self, utils: ModuleType, begin: Begins, guard: ErrorGuard) -> None:
         self._utils, self._begin, self._guard = utils, begin, guard
         self._threads = threading.local()
-        self._undo: list[Callable[[], None]] = []
+        self._undo: list[tuple[Any, str, Any, Any]] = []
 
     def install(self) -> None:
         """Wrap the functions."""
         mixin = self._utils.GenerationMixin
-        self._replace(mixin, DECODING, self._decoding)
-        self._replace(mixin, GENERATOR, self._generator)
-        self._replace(self._utils, SAMPLING, self._sampling)
+        for owner, name, hook in (
+            (mixin, DECODING, self._decoding),
+            (mixin, GENERATOR, self._generator),
+            (self._utils, SAMPLING, self._sampling),
+        ):
+            original = getattr(owner, name)
+            ours = wrapped(original, hook)
+            setattr(owner, name, ours)
+            self._undo.append((owner, name, original, ours))
 
     def remove(self) -> None:
         """Put the functions back. A wrapper that somebody else put around ours stays, and ours does nothing then."""
         self._guard.is_off = True
-        for undo in reversed(self._undo):
-            undo()
-        self._undo.clear()
-
-    def _replace(self, owner: Any, name: str, hook: Callable[[HookedCall], Any]) -> None:
-        original = getattr(owner, name)
-        ours = wrapped(original, hook)
-        setattr(owner, name, ours)
-
-        def undo() -> None:
+        for owner, name, original, ours in self._undo:
             if getattr(owner, name) is ours:
                 setattr(owner, name, original)
-
-        self._undo.append(undo)
+        self._undo.clear()
 
     @property
     def _stack(self) -> list[_Running]:
@@ -125,14 +121,11 @@ class Hooks:
             raise
         finally:
             self._stack.pop()
-            self._close(running, error)
+            self._stop_noting(running)
+            if running.witness is not None:
+                self._guard.safely(running.witness.end, error)
             if handle is not None:
                 handle.remove()
-
-    def _close(self, running: _Running, error: BaseException | None) -> None:
-        self._stop_noting(running)
-        if running.witness is not None:
-            self._guard.safely(running.witness.end, error)
 
     def _listen(self, running: _Running) -> Any:
         """Hear of each pass of the target."""

@@ -28,15 +28,8 @@ DRAFTERS = {
 }
 
 # Processors that SamplingParams has a word for
-TOLD = (
-    "TemperatureLogitsWarper",
-    "TopKLogitsWarper",
-    "TopPLogitsWarper",
-    "MinPLogitsWarper",
-    "RepetitionPenaltyLogitsProcessor",
-    "MinLengthLogitsProcessor",
-    "MinNewTokensLengthLogitsProcessor",
-)
+TOLD = {f"{name}LogitsWarper" for name in ("Temperature", "TopK", "TopP", "MinP")}
+TOLD |= {f"{name}LogitsProcessor" for name in ("RepetitionPenalty", "MinLength", "MinNewTokensLength")}
 OTHERS = "logits_processors"  # the label of all others
 
 

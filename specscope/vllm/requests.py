@@ -18,6 +18,7 @@ from specscope.vllm.scheduling import Arrival, Ended
 
 # How vLLM's server begins the ids of requests; offline they are numbers
 CHAT, SERVED = "chatcmpl-", ("chatcmpl-", "cmpl-")
+SAME = ("temperature", "top_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 LABELS = (*LIMITING, "repetition_detection")
 OTHER_FORMS = ("structural_tag", "disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
 REASONS = {
@@ -70,15 +71,10 @@ def read_params(params: Any) -> tuple[SamplingParams, dict[str, str]]:
     seed = getattr(params, "seed", None)
     if seed is None or seed < 0:  # a seed is a number of ours from 0 on; vLLM takes others
         labels["seed"] = "none" if seed is None else str(seed)
-    values = {
-        "temperature": params.temperature,
+    values = {name: getattr(params, name) for name in SAME} | {
         "top_k": max(params.top_k or 0, 0),
-        "top_p": params.top_p,
         "min_p": getattr(params, "min_p", 0.0) or 0.0,  # vLLM refuses this one, and a bias, where it speculates
         "logit_bias": dict(getattr(params, "logit_bias", None) or {}),
-        "repetition_penalty": params.repetition_penalty,
-        "presence_penalty": params.presence_penalty,
-        "frequency_penalty": params.frequency_penalty,
         "seed": max(seed or 0, 0),
         "max_tokens": SamplingParams().max_tokens if params.max_tokens is None else params.max_tokens,
         "stop": tuple(params.stop or ()),

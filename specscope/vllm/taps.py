@@ -86,15 +86,9 @@ def _border(name: str, module: Any, given: Any, output: Any) -> Named:
 TABLE: Mapping[str, Read] = {
     "embed_tokens": _embedding,
     "qkv_proj": _qkv,
-    "q_proj": _whole,
-    "k_proj": _whole,
-    "v_proj": _whole,
-    "o_proj": _linear,
     "gate_up_proj": _gate_up,
-    "gate_proj": _whole,
-    "up_proj": _whole,
-    "down_proj": _linear,
-    "fc": _linear,
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), _whole),
+    **dict.fromkeys(("o_proj", "down_proj", "fc"), _linear),
     "norm": _norm,  # q_norm, k_norm, hidden_norm, input_norm, input_layernorm, ...
 }
 ATTENTION, LOGITS = "attn", "logits_processor"
@@ -148,7 +142,7 @@ class VllmTaps:
     def _install(self, runner: type) -> None:
         self._around(runner, "execute_model", before=self._begin)
         if hasattr(runner, "prepare_inputs"):
-            self._around(runner, "prepare_inputs", after=self._take_batch)
+            self._around(runner, "prepare_inputs", after=lambda batch, *_: setattr(self, "_batch", batch))
 
     def _around(
         self,
@@ -170,9 +164,6 @@ class VllmTaps:
         replaced = wrapped(getattr(owner, name), hook)
         replaced.__specscope__ = True
         setattr(owner, name, replaced)
-
-    def _take_batch(self, batch: Any, *_: Any) -> None:
-        self._batch = batch
 
     def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._now = self._scheduled = None

@@ -154,10 +154,9 @@ def thresholds_untold(**called):
     ids=["tree, p of another row", "chain, p of another row", "ratios, p of another row", "single", "acc"],
 )
 def test_what_is_recorded_wrongly_or_told_as_another_rule_is_convicted(anywhere, monkeypatch, spec, falsify):
-    draws = verification.KernelCall.of
-    monkeypatch.setattr(
-        verification.KernelCall, "of", staticmethod(lambda called, *, chain: draws(falsify(**called), chain=chain))
-    )
+    kind = verification.Verification
+    sampled = kind.sampled
+    monkeypatch.setattr(kind, "sampled", lambda seen, called, *, chain: sampled(seen, falsify(**called), chain=chain))
     history, _ = anywhere(spec, requests(30))
     assert failed(history)
 

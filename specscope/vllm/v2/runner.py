@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cached_property, partial
 from types import ModuleType
 from typing import Any
 
@@ -47,10 +47,13 @@ class V2Hooks:
         return {
             V2_PLAIN: {
                 "Sampler.__call__": self._sampler,
-                "Sampler.sample": self._sample,
+                "Sampler.sample": partial(self._then, self._keep_sampled),
                 "Sampler._sample_random": self._sample_random,
             },
-            V2_REJECTION: {"RejectionSampler.__call__": self._sampler, "RejectionSampler._verify": self._verify},
+            V2_REJECTION: {
+                "RejectionSampler.__call__": self._sampler,
+                "RejectionSampler._verify": partial(self._then, self._keep_verified),
+            },
             V2_DRAFTER: {"DraftModelSpeculator.sample_draft": self._scores.sample_draft},
             V2_RUNNER: {
                 "GPUModelRunner.execute_model": self._execute_model,
@@ -61,6 +64,13 @@ class V2Hooks:
     def install(self, module: ModuleType) -> None:
         """Into vllm.v1.worker.gpu.model_runner: what is made before the first step."""
         wrap_loaded(module.GPUModelRunner, self._of)
+
+    @cached_property
+    def _step_seeds(self) -> bool:
+        """Whether block verification has a seed for each draft, as since 0.33."""
+        rule = getattr(sys.modules.get(V2_REJECTION), "rejection_sample", None)
+        kernels = sys.modules.get(getattr(rule, "__module__", ""))
+        return kernels is None or hasattr(kernels, "spec_step_seed")
 
     def _of(self, runner: Any) -> Witness | None:
         if not self._asked:
@@ -116,16 +126,18 @@ class V2Hooks:
         there = places(batch, self._blocks, witness.run.block_size, longest)
         witness.judged(there, Judgements(calls), budget)
 
-    def _verify(self, call: HookedCall) -> Any:
+    def _then(self, keep: Callable[[Any, Mapping[str, Any]], None], call: HookedCall) -> Any:
+        """Keep what a sampler's function gave, while a sampler runs in a real step."""
         result = call()
         if self._batch is not None:
-            self._guard.safely(self._keep_verified, result, call.given)
+            self._guard.safely(keep, result, call.given)
         return result
 
     def _keep_verified(self, result: Any, given: Mapping[str, Any]) -> None:
         """`given`: the arguments of `_verify`, by name."""
         sampler, (processed, sampled, num_sampled) = given["self"], result
-        call = Verified(
+        self._keep(
+            given,
             processed=processed,
             draft_logits=given["draft_logits"],
             scores=self._scores.tensor,
@@ -135,22 +147,18 @@ class V2Hooks:
             num_sampled=num_sampled,
             states=sampler.sampler.sampling_states,
             by_block=bool(sampler.use_block_verification),
-            step_seeds=_has_step_seeds(),
+            step_seeds=self._step_seeds,
             confidence=self._confidence,
-            **{name: given[name] for name in PASSED_ON},
         )
+
+    def _keep(self, given: Mapping[str, Any], **more: Any) -> None:
         assert self._witness is not None
+        call = Verified(**{name: given[name] for name in PASSED_ON}, **more)
         self._calls.append(gather(rows_of_verified(call), full=self._witness.full))
 
     def _sample_random(self, call: HookedCall) -> Any:
         self._fused = bool(call.given.get("use_fused_sampler"))
         return call()
-
-    def _sample(self, call: HookedCall) -> Any:
-        result = call()
-        if self._batch is not None:
-            self._guard.safely(self._keep_sampled, result, call.given)
-        return result
 
     def _keep_sampled(self, result: Any, given: Mapping[str, Any]) -> None:
         """A row for each request, and no drafts. A kernel that cuts by itself leaves its logits uncut."""
@@ -158,7 +166,8 @@ class V2Hooks:
         if self._fused:
             slots = given["expanded_idx_mapping"], given["idx_mapping_np"]
             processed = states.apply_top_k_top_p(processed.clone(), *slots)
-        call = Verified(
+        self._keep(
+            given,
             processed=processed,
             draft_logits=None,
             tokens=given["input_ids"],
@@ -166,18 +175,7 @@ class V2Hooks:
             sampled=sampled.reshape(-1, 1),
             num_sampled=sampled.new_ones(len(sampled)),
             states=states,
-            **{name: given[name] for name in PASSED_ON},
         )
-        assert self._witness is not None
-        self._calls.append(gather(rows_of_verified(call), full=self._witness.full))
-
-
-@cache
-def _has_step_seeds() -> bool:
-    """Whether block verification has a seed for each draft, as since 0.33."""
-    rule = getattr(sys.modules.get(V2_REJECTION), "rejection_sample", None)
-    kernels = sys.modules.get(getattr(rule, "__module__", ""))
-    return kernels is None or hasattr(kernels, "spec_step_seed")
 
 
 class BlockLists:
