@@ -63,7 +63,6 @@ class GroupedVerbs(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """A section for each group."""
         for title, names in GROUPS.items():
             with formatter.section(title):
                 for name in names:

@@ -210,7 +210,6 @@ class EngineSums:
     means: interval.IntervalMeans = field(default_factory=interval.IntervalMeans)
 
     def table(self) -> Table:
-        """Its figures over all of its intervals."""
         sums, means = self.sums, self.means
         mark = {"drafts": means.mark}
         rows = [(text, mark.get(key, "") + told(sums.told(key))) for key, text in COUNTS.items()]
@@ -232,7 +231,6 @@ class IntervalRows:
         self._last = ""
 
     def take(self, watching: Watch) -> None:
-        """Print what is new."""
         for news in watching.take():
             if not isinstance(news, str):
                 self._row(*news)

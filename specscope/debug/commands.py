@@ -127,7 +127,6 @@ class Commands:
     # Stops
 
     def stopped(self, stop: Stop) -> str:
-        """Why and where the run stopped."""
         self.reach(stop)
         lines = [self.session.parted, why_text(stop), place_text(stop, self.session)]
         self.session.parted = ""

@@ -32,13 +32,11 @@ class Forked:
 
     @cached_property
     def outputs(self) -> tuple[list[int], list[int]]:
-        """The output tokens of both."""
         first, second = ([t for step in side for t in step.output()] for side in (self.original, self.fork))
         return first[: self.tokens], second[: self.tokens]
 
     @cached_property
     def figures(self) -> tuple[Acceptance, Acceptance]:
-        """The acceptance figures of both."""
         return measure(self.original), measure(self.fork)
 
     @cached_property
@@ -89,7 +87,6 @@ class Forked:
         return "\n".join(lines)
 
     def difference(self, vocabulary: Vocabulary) -> str:
-        """The first difference, in words."""
         if not self.differ:
             return "the same tokens"
         a, b = (vocabulary.show(x[self.same]) if self.same < len(x) else "the end" for x in self.outputs)

@@ -117,7 +117,6 @@ class Session:
         self._node = None if number is None or part is None else (self.record, part, number)
 
     def _stop(self, reason: StopReason, *, moved: bool = True) -> Stop:
-        """A stop after the step that ran last."""
         return Stop(reason, -1 if self.record is None else self.record.step, moved=moved)
 
     # Forward
@@ -171,7 +170,6 @@ class Session:
         return self._stop(StopReason.END, moved=moved)
 
     def cont(self) -> Stop:
-        """Go on to the next breakpoint, or the end."""
         return self._run()
 
     def next(self, count: int = 1) -> Stop:
@@ -196,7 +194,6 @@ class Session:
         raise UserError("nothing runs until the next command, so there is nothing to pause")
 
     def finish(self, request: str = "") -> Stop:
-        """Go on to the end of a request."""
         chosen = self.history.requests.get(request) if request else self.current_request
         if chosen is None:
             raise UserError(f"there is no request {request!r}" if request else "no request is running")
@@ -276,7 +273,6 @@ class Session:
         return stop if stop.hits else replace(stop, request=name)
 
     def show_branch(self, number: int) -> Stop:
-        """Go to the end of a branch of a recording."""
         if number not in self.history.branches:
             known = ", ".join(map(str, self.history.branches))
             raise UserError(f"there is no branch {number}; there are: {known}")

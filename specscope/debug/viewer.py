@@ -176,7 +176,6 @@ class Viewer:
 
     @property
     def paused(self) -> bool:
-        """True where the engine waits for a command."""
         return self.control is not None and self.control.status == "paused"
 
     def poll(self) -> bool:

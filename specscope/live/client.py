@@ -160,10 +160,8 @@ class Worker(Control):
 
     @property
     def pid(self) -> int | None:
-        """The id of the engine's process."""
         return self._process.pid
 
     @property
     def status(self) -> str:
-        """`loading`, `running`, `paused`, `idle` or `ended`."""
         return self._status

@@ -94,7 +94,6 @@ class EngineWhatIf(WhatIf):
         return view_earlier(self.engine, session.history.requests[part.request], record.step, part, node)
 
     def check_kv(self, session: Session) -> KVCheck:
-        """The current request's cached KV beside KV computed afresh."""
         request = session.current_request
         if request is None:
             raise UserError("nothing has run yet: no KV is cached")

@@ -301,7 +301,6 @@ class ScopeApp(App[None]):
         )
 
     def _names(self) -> Sequence[str]:
-        """The requests, in the order of the list."""
         return next((panel.names for panel in self.screen_stack[0].query(RequestsPanel)), ())
 
     # -- keys ---------------------------------------------------------------------------------------------------
@@ -328,7 +327,6 @@ class ScopeApp(App[None]):
     # -- what panels ask for ------------------------------------------------------------------------------------
 
     def on_goto(self, place: Goto) -> None:
-        """A place in the run was clicked or chosen."""
         if place.follow and (place.position or 0) >= len(self.viewer.history.steps) - 1:
             self.standing.action_last()
         else:

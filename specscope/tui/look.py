@@ -46,7 +46,6 @@ class Look:
 
     @cached_property
     def record(self) -> StepRecord | None:
-        """The engine step at the position."""
         return self.history.steps[self.position] if 0 <= self.position < self.steps else None
 
     @cached_property
@@ -112,7 +111,6 @@ class Look:
         return "all requests" if self.pooled else (self.current or "no request")
 
     def output(self) -> list[tuple[int, Origin]]:
-        """The current request's output tokens up to here, with their origins."""
         return self.request.output(self.part[0] + 1) if self.request is not None and self.part is not None else []
 
     @property
@@ -129,7 +127,6 @@ class Look:
 
     @property
     def log(self) -> Sequence[str]:
-        """The last lines of the log of an engine that was started for this screen."""
         return () if self.viewer.control is None else self.viewer.control.log
 
     @property

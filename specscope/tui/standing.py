@@ -22,7 +22,6 @@ class Talk:
     typed: list[str] = field(default_factory=list)
 
     def add(self, text: str, *, typed: bool = False) -> list[tuple[bool, str]]:
-        """Note lines; those that are new."""
         new = [(typed, clean(line)) for line in text.splitlines()]
         self.said = [*self.said, *new][-KEPT:]
         return new

@@ -40,7 +40,6 @@ class QuestionsPanel(Panel, can_focus=False):
         self._rows = rows
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
-        """Key and name of each."""
         line: list[tuple[str, Ink]] = []
         spots, cell = [], 0
         for number, name in enumerate(NAMES):
@@ -75,7 +74,6 @@ class AnalysisScreen(Over):
         self._waits = False
 
     def parts(self) -> ComposeResult:
-        """The questions, the rows of one of them, one row in full."""
         rows = GridPanel("rows")
         with Container(id="of-analysis"):
             yield QuestionsPanel(rows, "questions")
@@ -138,12 +136,10 @@ class AnalysisScreen(Over):
         self.action_question((self._rows.chosen + way) % len(NAMES))
 
     def action_go(self) -> None:
-        """Open the example that shows the picked row best."""
         if (examples := self._rows.example) is not None:
             self._open(examples.clearest)
 
     def action_go_first(self) -> None:
-        """Open the first example of the picked row."""
         if (examples := self._rows.example) is not None:
             self._open(examples.first)
 

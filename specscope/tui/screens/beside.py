@@ -64,7 +64,6 @@ class Beside:
 
     @cached_property
     def rows(self) -> list[PairRow]:
-        """The rows in the order of the output."""
         index = [dict(zip(places, range(len(places)), strict=True)) for places in self.places]
         return [PairRow(place, (index[0].get(place), index[1].get(place))) for place in sorted({*index[0], *index[1]})]
 
@@ -173,7 +172,6 @@ class TreePanelOf(Panel):
         self._places, self._side = places, side
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
-        """The tree, and below it the decisions that ended its path."""
         beside, side, place = self._places.beside, self._side, self._places.place
         index, vocabulary = beside.part(side, place), beside.vocabularies[side]
         name: Line = [(beside.names[side], "strong")]
@@ -235,7 +233,6 @@ class BesideScreen(Over):
             yield TreePanelOf(places, 1, "tree-b")
 
     def action_other(self, way: int) -> None:
-        """The next pair that parts, or the one before."""
         if self._another is None:
             self.notify("this is the last fork: there is no other pair")
         elif (beside := self._another(way)) is not None:

@@ -59,7 +59,6 @@ class Compared:
         return tuple(changes(self.comparison).rows)
 
     def beside(self, pair: Pair) -> Beside:
-        """Both outputs of a pair."""
         requests = self.a.requests[pair.a], self.b.requests[pair.b]
         steps = self.a.steps(requests[0]), self.b.steps(requests[1])
         at, first = pair.parting, pair.first
@@ -111,7 +110,6 @@ class ConfigurationPanel(ComparedPanel):
     """The differences in configuration between the two runs."""
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
-        """One line per difference: what differs, A, B."""
         rows = self._comparison.differences
         title: Line = [
             ("Configuration", "strong"),

@@ -72,7 +72,6 @@ class Dialogs:
         return focused if isinstance(focused, ListPanel) else next(iter(self._app.screen.query(ListPanel)), None)
 
     def action_filter(self) -> None:
-        """Filter the list on the screen by a text."""
         panel = self._list()
         if panel is None:
             self._say("there is no list here to filter")
@@ -81,7 +80,6 @@ class Dialogs:
         self._ask("Filter the list", "text to find; leave empty to show all", then, panel.order.words)
 
     def action_sort(self, way: int) -> None:
-        """Sort the list on the screen: by its next column, or the other way round."""
         panel = self._list()
         if panel is None:
             self._say("there is no list here to sort")

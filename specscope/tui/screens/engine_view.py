@@ -34,7 +34,6 @@ class EnginePanel(Panel):
     OF = attrgetter("look.position", "look.steps")
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
-        """Draw as many steps as the width has columns, wider and higher where there is room."""
         room = max(min(width - NAME - NUMBER - MOST - 4, LONGEST), 1)
         first = max(look.position + 1 - room, 0)
         steps = [step for step in look.history.steps[first : look.position + 1] if step.phases]

@@ -236,7 +236,6 @@ class WalkPanel(PickPanel):
         return self.location.walks[self.number] if self.location.walks else None
 
     def turn(self, way: int) -> None:
-        """Show another walk, at its first difference."""
         self.number = (self.number + way) % max(len(self.location.walks), 1)
         self.picked = (self.walk.first or 0) if self.walk is not None else 0
         if self.look is not None:
@@ -317,7 +316,6 @@ class HeldScreen(Over):
         yield self._grid
 
     def action_turn(self, way: int) -> None:
-        """The next operation of the walk, at its first row that differs."""
         self._grid.put_place(self._grid.place + way)
         self.show(self.last)
 
@@ -352,7 +350,6 @@ class LocateScreen(Over, inherit_bindings=False):
         self._location = location
 
     def parts(self) -> ComposeResult:
-        """The faults, and the operations."""
         with Container(id="of-locate"):
             yield FaultsPanel(self._location, "faults")
             yield WalkPanel(self._location, "walk")

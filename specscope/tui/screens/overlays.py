@@ -49,7 +49,6 @@ class Overlays:
             screen.show(self._look())
 
     def action_open(self, name: str) -> None:
-        """Lay one of the other screens over the main one."""
         self._lay_over(SCREENS[name])
 
     def action_step(self) -> None:

@@ -96,7 +96,6 @@ class TimelinePanel(ListPanel):
         return Sheet([*head, *lines], title, cursor=index, keep=self.kept(index, (look.current, place)), head=len(head))
 
     def on_click(self, event: events.Click) -> None:
-        """Go to the step under the pointer."""
         y = event.get_content_offset_capture(self).y
         row = self.line_at(y) - self.sheet.head
         if self.look is not None and self.look.request is not None and y >= self.sheet.head and row < len(self.places):
@@ -106,7 +105,6 @@ class TimelinePanel(ListPanel):
         self.post_message(Goto(position))
 
     def action_pick(self, way: int) -> None:
-        """Go to the listed step above or below."""
         look = self.look
         if look is None or look.request is None or not self.places:
             return

@@ -196,7 +196,6 @@ class StepScreen(Over):
     BINDINGS: ClassVar[list[BindingType]] = bound(KEYS)
 
     def parts(self) -> ComposeResult:
-        """Nodes above the one that is picked; beside them, where there is room, distributions and its steps."""
         nodes_panel = NodesPanel("nodes")
         place = PlacePanel(nodes_panel, "place")
         with Container(id="of-step"):

@@ -30,7 +30,6 @@ class GridPanel(PickPanel):
 
     @property
     def grid(self) -> Table | None:
-        """The question that is shown; None before the first answer."""
         return self.grids[self.chosen] if self.grids else None
 
     def choose(self, question: int) -> None:

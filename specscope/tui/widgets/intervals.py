@@ -93,7 +93,6 @@ class _Layout:
         self._cell = min((room + numbers - 1) // depth, WIDEST) if depth else 0
 
     def head(self) -> Line:
-        """The names of the columns."""
         names = "".join(right(name, COLUMNS[name]) + " " for name in self._columns)
         cells = (left(self._name(depth), self._cell) for depth in range(1, self._depth + 1))
         return [(names, "faint"), (" " + "".join(cells), "faint"), (" request" if self._requests else "", "faint")]

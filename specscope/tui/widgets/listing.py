@@ -228,7 +228,6 @@ class PickPanel(ListPanel):
         return Sheet(lines, title, cursor=cursor, keep=cursor, head=1)
 
     def on_click(self, event: events.Click) -> None:
-        """Pick the item under the pointer."""
         row = self.line_at(event.get_content_offset_capture(self).y) - 1
         if 0 <= row < len(self.rows):
             self.action_pick(self.rows[row] - self.picked)

@@ -28,7 +28,6 @@ class RatesPanel(Panel):
     OF = attrgetter("look.position", "look.scope", "look.pooled")
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
-        """Draw as much as the height allows; bars come first."""
         counts = look.counts
         title = fit([(0, [("Acceptance", "strong")]), (1, [(clean(look.scope_name), "dim")])], width - 2)
         if counts.tau is None and look.aggregate is not None and look.aggregate.averages:
@@ -177,7 +176,6 @@ class LengthsPanel(Panel):
     OF = attrgetter("look.position", "look.scope", "look.pooled")
 
     def draw(self, look: Look, width: int, height: int) -> Sheet:
-        """Columns over an axis that says what a column is."""
         title = fit([(0, [("Acceptance length", "strong")]), (1, [(clean(look.scope_name), "dim")])], width - 2)
         buckets, size = look.history.lengths_at(look.position, look.scope, width - AXIS)
         span = min(width - AXIS, WIDEST * max(len(buckets), 1))
