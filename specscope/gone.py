@@ -36,7 +36,7 @@ GONE = {
     "help": "`specscope VERB --help` explains a verb",
     **dict.fromkeys(("--per-request-spec-decode-metrics", "--enable-per-request-metrics"), _ANSWERS),
     "--stop-on-error": "a script runs to its end, and the last line names the first command that failed",
-    "--step": "`specscope report` of a capture shows where a step's time goes",
+    "--step": "a step is written FILE#REQUEST@STEP, and `specscope report FILE` shows where a step's time goes",
     "--tui": "--screen shows it on a screen",
     "--over": "`specscope debug FILE` debugs a capture",
     "--attach": "`specscope debug SOCKET` attaches to an engine that runs",

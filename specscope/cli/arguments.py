@@ -125,6 +125,9 @@ class X(FileName):
                     f"{address}#{printable(address.place)} names a place: give the address of the whole trace"
                 )
             return address
+        file, sign, step = value.rpartition("@")
+        if sign and not os.path.exists(value) and os.path.isfile(file):
+            raise UserError(f"a step is written {printable(file)}#REQUEST@{printable(step)}")
         if What.TRACE in self.takes and StoreAddress.lacks_scheme(value) and not os.path.exists(value):
             raise UserError(f"there is no file {printable(value)}; the address of a trace begins with http://")
         if what is What.INPUT and What.MISSING in self.takes and What.TRACE in self.takes:

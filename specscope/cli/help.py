@@ -68,7 +68,12 @@ class Verb(click.Command):
         """As click does, but for a flag with a value that there was."""
         for pair in pairwise(args):
             refuse_gone(" ".join(pair))
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            if place := re.search(r"extra argument \(#?(\w+@\d\S*)\)", error.message):
+                error.message += f": a step is written FILE#{place[1]}"
+            raise
 
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401
         """As click does, over captures that were fetched. With --json a refusal prints an envelope too."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from importlib import import_module
 from itertools import chain
 from typing import Any
@@ -12,7 +14,9 @@ import click
 
 import specscope
 from specscope.cli.help import examples
+from specscope.errors import UserError
 from specscope.gone import refuse_gone
+from specscope.trace.record.vocabulary import shell_word
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 GROUPS = {  # of verbs, and the module of each
@@ -31,6 +35,7 @@ GROUPS = {  # of verbs, and the module of each
     "Machine": {"doctor": "doctor"},
 }
 HOMES = dict(chain.from_iterable(verbs.items() for verbs in GROUPS.values()))
+OTHERS = {"diff": "compare", "explain": "why", "show": "open", "view": "open", "check": "verify", "record": "capture"}
 NAME = 14  # columns of a verb's name
 
 
@@ -57,9 +62,14 @@ class GroupedVerbs(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, but for a verb that there was."""
-        if args[0] not in self.commands:
+        """As click does, but for a verb that there was, one of another tool, and a file in the place of a verb."""
+        if args[0] not in self.commands and not ctx.resilient_parsing:
             refuse_gone(args[0])
+            close = OTHERS.get(args[0]) or next(iter(get_close_matches(args[0], HOMES)), None)
+            if os.path.exists(args[0]):
+                raise UserError(f"no verb was given: specscope open {shell_word(args[0])} shows it")
+            if close is not None:
+                ctx.fail(f"No such command {args[0]!r}: did you mean {close}?")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -93,6 +103,7 @@ def cli(context: click.Context) -> None:
     \b
       Why is my acceptance low?        specscope diagnose run.jsonl
       Did it fall since yesterday?     specscope compare BEFORE AFTER (logs too)
+      When did it fall, in one log?    specscope report server.log
       Does my sampler sample right?    specscope verify run.jsonl
       Why was this token rejected?     specscope why run.jsonl#r3@17
       What is in this Jaeger trace?    specscope open URL (or its download)

@@ -54,8 +54,8 @@ class EngineConfig:
     drafter: Annotated[
         str,
         Flag(
-            f"How to draft, such as eagle, ngram or draft_model. One of {', '.join(RUN_HERE)}, none, or your "
-            "module:Class.  [default: eagle; ngram with --target]",
+            f"How to draft, such as eagle, ngram, or your module:Class. One of {', '.join(RUN_HERE)}, none, or a class "
+            "derived from specscope.Drafter.  [default: eagle; ngram with --target]",
             "DRAFTER",
         ),
     ] = "auto"

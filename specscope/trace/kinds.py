@@ -31,7 +31,7 @@ class ReadAs(Enum):
 
     CAPTURES = "specscope open {file} shows it, specscope debug {file} debugs it"
     PROMPTS = "specscope capture {file} -o run.jsonl takes its prompts"
-    WATCH = "specscope watch {file}, report and compare read it"
+    WATCH = "it holds counts, no tokens: specscope report {file} (or watch, compare) reads it"
     TREES = "specscope tree --from draws its tree, and --tree takes it as text"
     COSTS = "specscope tune takes it as --costs"
     CALLS = "specscope verify {file} judges its calls of a sampler"

@@ -49,6 +49,7 @@ def vllm(lifetime: Lifetime, /, arguments: tuple[str, ...], *, screen: bool, **f
 
     \b
       specscope vllm --screen -- serve MODEL --speculative-config '{...}'
+      specscope vllm --capture run.jsonl -- serve MODEL ...      then: specscope why run.jsonl
 
     specscope must be installed in vLLM's environment: from a clone, pip install . there.
     """

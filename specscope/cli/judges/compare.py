@@ -144,7 +144,9 @@ def _sides(captures: tuple[str, ...], others: tuple[str, ...]) -> tuple[list[str
     if not b and len(a) == 2:
         a, b = a[:1], a[1:]
     if not (a and b):
-        raise UserError("give two captures, or several on each side: specscope compare A B, or A1 A2 --with B1 B2")
+        one = f"; one file over time: specscope report {shell_word(a[0])}" if len(a) == 1 else ""
+        both = "give two captures, or several on each side: specscope compare A B, or A1 A2 --with B1 B2"
+        raise UserError(both + one)
     for name, side in (("A", a), ("B", b)):
         need_different(side, f" for side {name}")
     first, second = ([run for capture in as_runs(side) for run in every_run(capture)] for side in (a, b))

@@ -71,6 +71,8 @@ class OwnDrafter(Drafter):
         """`named`: module:Class. Raises UserError where what `make` makes is no drafter."""
         self._flag, self._vocabulary = f"--drafter {named}", setup.target.vocab_size
         self.source = _source(make)  # a digest of the file that it is written in: another one is another drafter
+        if isinstance(make, type) and not hasattr(make, "propose"):
+            raise UserError(f"{self._flag} has no propose: derive it from specscope.Drafter")
         self._theirs = self._asked("calling it with a DrafterSetup", make, setup)
         missing = [name for name in ("max_nodes", "max_depth", "propose") if not hasattr(self._theirs, name)]
         if missing:
