@@ -72,7 +72,7 @@ class Verb(click.Command):
             return super().parse_args(ctx, args)
         except click.UsageError as error:
             if place := re.search(r"extra argument \(#?(\w+@\d\S*)\)", error.message):
-                error.message += f": a step is written FILE#{place[1]}"
+                ctx.fail(f"{error.message}: a step is written FILE#{place[1]}")
             raise
 
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401
