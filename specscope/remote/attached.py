@@ -85,7 +85,6 @@ class Attached(Engines):
         history.lost = heard.lost
 
     def close(self) -> None:
-        """Stop listening."""
         self._pipe.close()
         self._process.join(5)
         if self._process.is_alive():
@@ -132,7 +131,6 @@ class EngineLog:
         self._rest = b""  # of a line that has not ended
 
     def read(self) -> bool:
-        """Take in what has come; True where there was anything."""
         with self._path.open("rb") as file:
             file.seek(self._read)
             piece = file.read(PIECE)
@@ -171,11 +169,9 @@ class LaunchedEngine(Attached):
         self._ended = False
 
     def follow(self, process: subprocess.Popen[bytes], output: Path) -> None:
-        """The engine has been started."""
         self._engine, self._log = process, EngineLog(output)
 
     def poll(self, history: History) -> bool:
-        """Take in what has come, from the engine and from its log."""
         ended = self._engine is not None and self._engine.poll() is not None
         changed = super().poll(history)
         while self._log is not None and self._log.read():
@@ -203,7 +199,6 @@ class LaunchedEngine(Attached):
 
     @property
     def progress(self) -> str:
-        """What the plugin said last."""
         ours = self._log.ours if self._log is not None else ""
         return ours or f"{self._name} is starting"
 

@@ -25,7 +25,6 @@ class Engines(Control):
         self._shown = ""
 
     def on_screen(self) -> Viewer:
-        """What a screen shows of them."""
         self.viewer = Viewer(control=self)
         return self.viewer
 
@@ -55,7 +54,6 @@ class Engines(Control):
             self.news.append(Notice(f"lost the oldest {plural(shown.gone - gone, 'step')}"))
 
     def next_engine(self) -> None:
-        """Put the next engine on the screen."""
         names = list(self.runs)
         if len(names) < 2 or self.viewer is None:
             self.news.append(Notice("there is only one engine" if names else "no engine has sent anything yet"))

@@ -162,7 +162,6 @@ class Gate:
 
     @property
     def stands(self) -> bool:
-        """Whether the engine waits at a step."""
         return self._standing is not None
 
     def next(self) -> StepRecord | None:

@@ -268,7 +268,6 @@ class HttpServer:
 
     @property
     def connections(self) -> set[Any]:
-        """The open connections."""
         return self._server.server_state.connections
 
     async def start(self) -> None:
@@ -278,7 +277,6 @@ class HttpServer:
             await asyncio.sleep(0.01)
 
     def stop_listening(self) -> None:
-        """Accept no more clients."""
         for listener in self._server.servers:
             listener.close()
 

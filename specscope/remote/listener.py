@@ -22,7 +22,7 @@ from specscope.trace.history.wording import Faults
 from specscope.trace.record.records import RunInfo, StepRecord
 from specscope.trace.wire.otlp_json import Spans
 from specscope.trace.wire.schema import is_ours
-from specscope.trace.wire.unspan import Decoder, run_info, with_vocabulary
+from specscope.trace.wire.unspan import Decoder, run_info
 
 WAITING, WAITING_BYTES = 50_000, 64 * 2**20  # spans that may wait to be decoded, and bytes of them as they came
 READ_BYTES = 8 * 2**20  # of them as they came, that wait as they were read: ten times larger
@@ -55,7 +55,8 @@ class _Run:
     """A listener's state of one engine, and what of it was sent."""
 
     def __init__(self, info: RunInfo) -> None:
-        self._run, self.decoder = info, Decoder(info.privacy)
+        self.decoder = Decoder(info.privacy)
+        self.decoder.run = info
         self._sent: tuple[RunInfo | None, int] = None, 0  # the run, and what was lost
         self._pieces = 0
         self._special: frozenset[int] = frozenset()
@@ -64,11 +65,8 @@ class _Run:
     def feed(self, name: str, spans: Spans, dropped: int) -> RunUpdate | None:
         """Take spans of this run; gives the update for the screen, if there is one."""
         records = tuple(self.decoder.feed(*spans))
-        packed, self.decoder.draft_tokens = self.decoder.draft_tokens, ""
-        if packed:  # the draft vocabulary, which comes with its first span
-            self._run = with_vocabulary(self._run, packed, self.decoder.faults)
-        before, self._sent = self._sent, (self._run, self.decoder.lost + dropped)
-        info = None if before[0] is self._run else self._run
+        before, self._sent = self._sent, (self.decoder.run, self.decoder.lost + dropped)
+        info = None if before[0] is self.decoder.run else self.decoder.run
         if not records and before[1] == self._sent[1] and info is None:
             return None
         pieces, special = self.decoder.vocabulary.pieces, frozenset(self.decoder.vocabulary.special)

@@ -1,25 +1,20 @@
 """Traces straight from their store, Jaeger or Tempo: a request's, and those of the engine steps that it links to.
 
-Pages are fetched over HTTP, each within a time and a size, several at once. The timeout of a socket is for each read: a
-server that sends a byte now and then, in its headers or in its page, would be waited for without end. Here a timer
-shuts the connection down. Proxies are those that the environment names.
+Pages are fetched over HTTP, each within a time and a size, several at once. Proxies are those that the environment
+names.
 """
 
 from __future__ import annotations
 
 import atexit
 import base64
-import socket
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import suppress
-from http.client import HTTPException, HTTPMessage, HTTPResponse, IncompleteRead
 from pathlib import Path
-from typing import IO, Any, BinaryIO
-from urllib import request as web
-from urllib.error import HTTPError, URLError
+from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
 from specscope.errors import UserError, first_line
@@ -84,7 +79,7 @@ def _trace(get: Callable[[str, str], Fetched], address: StoreAddress) -> tuple[s
             refusals.append((0, f"this is not a trace store: it answered {error}"))
         except UserError as error:
             raise UserError(f"{address}: {error}") from None
-        except (OSError, HTTPException, ValueError) as error:
+        except (OSError, ValueError) as error:
             raise UserError(f"{address} cannot be reached: {first_line(error)}") from None
         else:
             if spans:
@@ -120,7 +115,7 @@ def _fetch_steps(
         except (StatusError, _NoJsonError) as error:
             is_gone = isinstance(error, StatusError) and error.status in GONE
             failure = "" if is_gone else f"the store answered {error}"
-        except (OSError, HTTPException, ValueError, UserError) as error:
+        except (OSError, ValueError, UserError) as error:
             failure = first_line(error)
         with lock:
             failures.extend([failure] if failure else [])
@@ -202,8 +197,8 @@ def _hex(trace: object) -> str:
 
 
 CLOSED = "its client was closed"
-PORTS = {"http": 80, "https": 443}
-KEPT = ("User-agent", "Accept")  # headers that are meant for whoever answers
+KEPT = ("User-Agent", "Accept", "Accept-Encoding", "Proxy-Authorization")  # headers for whoever answers
+MOST_LEFT = 64  # pages that nobody waits for any more and that still come
 
 
 class StatusError(OSError):
@@ -215,114 +210,75 @@ class StatusError(OSError):
 
 
 class HttpClient:
-    """Fetches pages, from several threads at once."""
+    """Fetches pages, from several threads at once. Each has a thread of its own: no timeout of a socket ends one that
+    comes byte after byte, in its headers or below them, so that the wait for it ends instead.
+    """
 
     def __init__(self, silent: float, whole: float) -> None:
         """`silent`: seconds that a server may be silent; `whole`: seconds that a page may take."""
         self._silent, self._whole = silent, whole
-        self._under_way: set[_Page] = set()
-        self._is_closed = False
-        self._lock = threading.Lock()
+        self._closed = Future[bytes]()
+        self._room = threading.Semaphore(MOST_LEFT)
 
     def get(self, url: str, limit: int, headers: Mapping[str, str]) -> bytes:
         """The page, or its first `limit` bytes. The URL's login is sent as one, unless the headers have another.
 
-        Raises StatusError, other OSErrors, HTTPException and ValueError, and TimeoutError where it takes too long.
+        Raises StatusError, other OSErrors and ValueError, and TimeoutError where it takes too long.
         """
-        page = _Page(self._whole)
-        with self._lock:
-            if self._is_closed:
-                raise OSError(CLOSED)
-            self._under_way.add(page)
-        try:
-            content = page.read(url, limit, headers, self._silent)
-        except (OSError, HTTPException):
-            if not page.is_over:
-                raise
-        finally:
-            page.timer.cancel()
-            with self._lock:
-                self._under_way.discard(page)
-        if page.is_over:  # what was read is a part
+        page = Future[bytes]()
+
+        def read() -> None:
+            try:
+                page.set_result(_read_page(url, limit, headers, self._silent))
+            except Exception as error:
+                page.set_exception(error)
+            self._room.release()
+
+        if not self._closed.done() and self._room.acquire(blocking=False):
+            threading.Thread(target=read, name="specscope-page", daemon=True).start()
+            wait((page, self._closed), self._whole, FIRST_COMPLETED)
+        if not page.done():
             late = TimeoutError(f"its page did not arrive within {self._whole:g} s")
-            raise OSError(CLOSED) if self._is_closed else late
-        return content
+            raise OSError(CLOSED) if self._closed.done() else late
+        return page.result()
 
     def close(self) -> None:
         """End what is under way, with an error there."""
-        with self._lock:
-            self._is_closed = True
-            for page in self._under_way:
-                page.end()
+        if not self._closed.done():
+            self._closed.set_result(b"")
 
 
-class _Page(web.HTTPHandler, web.HTTPSHandler, web.HTTPRedirectHandler):
-    """A page on its way. Once its time is over its connection is shut down, which ends any read."""
+def _read_page(url: str, limit: int, headers: Mapping[str, str], silent: float) -> bytes:
+    import requests
 
-    max_repeats = max_redirections = 5
+    class Session(requests.Session):
+        def rebuild_auth(self, prepared_request: Any, response: Any) -> None:  # noqa: ANN401
+            """As requests calls it. Another server is told nothing that was meant for the first."""
+            if self.should_strip_auth(response.request.url, prepared_request.url):
+                for name in {*prepared_request.headers} - {*KEPT}:
+                    del prepared_request.headers[name]
 
-    def __init__(self, seconds: float) -> None:
-        super().__init__()
-        self.is_over = False
-        self._socket: socket.socket | None = None
-        self.timer = threading.Timer(seconds, self.end)
-        self.timer.daemon = True
-
-    def read(self, url: str, limit: int, headers: Mapping[str, str], silent: float) -> bytes:
-        """As HttpClient.get."""
-        self.timer.start()
-        opener = web.OpenerDirector()  # of these alone: urllib's own opens files and FTP too
-        others = web.ProxyHandler, web.HTTPErrorProcessor, web.HTTPDefaultErrorHandler, web.UnknownHandler
-        for handler in (self, *(other() for other in others)):
-            opener.add_handler(handler)
-        url, login = _split_login(url)
-        sent = {"User-Agent": "specscope"} | login | {name.title(): value for name, value in headers.items()}
-        try:
-            with opener.open(web.Request(url, headers=sent), timeout=silent) as answer:
-                content: bytes = answer.read(limit)
-        except HTTPError as error:
-            raise StatusError(error.code, str(error.reason).partition("\n")[0]) from None
-        except URLError as error:
-            raise error.reason if isinstance(error.reason, OSError) else OSError(error.reason) from None
-        if answer.length and len(content) < limit:
-            raise IncompleteRead(content, answer.length)
-        return content
-
-    def end(self) -> None:
-        """Its time is over."""
-        self.is_over = True
-        if self._socket is not None:
-            with suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
-
-    def do_open(self, http_class: Any, req: web.Request, **options: Any) -> HTTPResponse:  # noqa: ANN401
-        """As urllib calls it, over a connection that can be ended."""
-        page = self
-
-        class Watched(http_class):  # type: ignore[misc]
-            def connect(self) -> None:
-                super().connect()
-                page._socket = self.sock
-                if page.is_over:
-                    page.end()
-
-        return super().do_open(Watched, req, **options)
-
-    def redirect_request(
-        self, req: web.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
-    ) -> web.Request:
-        """As urllib calls it. Another server is told nothing that was meant for the first."""
-        fp.close()  # else it would be read, however long it is
-        if urlsplit(newurl).scheme not in PORTS:
-            raise OSError("it redirects to something that is not a page")
-        before, after = (
-            (each.scheme, each.hostname, each.port or PORTS[each.scheme])
-            for each in map(urlsplit, (req.full_url, newurl))
-        )
-        by_tls = ("http", after[1], 80), ("https", after[1], 443)  # the same server, by TLS at its usual port
-        is_same = before == after or (before, after) == by_tls
-        sent = {name: value for name, value in req.headers.items() if is_same or name in KEPT}
-        return web.Request(_split_login(newurl)[0], headers=sent)
+    url, login = _split_login(url)
+    sent = {"User-Agent": "specscope", "Accept-Encoding": "identity", **login}
+    sent |= {name.title(): value for name, value in headers.items()}
+    try:
+        with Session() as session:
+            session.max_redirects = 5
+            # `auth`: none from ~/.netrc
+            with session.get(url, headers=sent, timeout=silent, stream=True, auth=lambda asked: asked) as answer:
+                if answer.status_code // 100 != 2:
+                    raise StatusError(answer.status_code, answer.reason or "")
+                content = bytearray()
+                for piece in answer.iter_content(2**16):
+                    content += piece
+                    if len(content) >= limit:
+                        break
+                return bytes(content[:limit])
+    except requests.RequestException as error:
+        why: BaseException = error
+        while (inner := why.__cause__ or why.__context__) is not None:
+            why = inner
+        raise OSError(str(why)) from None
 
 
 def _split_login(url: str) -> tuple[str, dict[str, str]]:

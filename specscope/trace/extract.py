@@ -54,7 +54,6 @@ class Extract:
 
     @property
     def steps(self) -> int:
-        """How many steps of requests it has."""
         return sum(len(record.requests) for record in self.records)
 
 

@@ -272,7 +272,6 @@ class _Plain(io.RawIOBase):
         self._packed, self._plain = b"", memoryview(b"")
 
     def readable(self) -> bool:
-        """It is."""
         return True
 
     def readinto(self, buffer: Any) -> int:  # noqa: ANN401
@@ -349,5 +348,4 @@ class Packer:
             self._stream = self._new()
 
     def close(self) -> bytes:
-        """What ends the file."""
         return b"" if self._stream is None else self._end + self._stream.flush(self._last)

@@ -58,7 +58,6 @@ class Totals:
     told: Aggregate | None = None  # the newest record's, of an engine that tells counts only
 
     def add(self, record: StepRecord) -> None:
-        """Count one engine step."""
         for part in record.counted:
             self.acceptance.add(part)
             self.recent.add(part)
@@ -198,7 +197,6 @@ class Metrics(Collector):
             self._histograms = Histograms(self.registry, self._labels, run, ratio)
 
     def __call__(self, record: StepRecord) -> None:
-        """Count one engine step."""
         with self._lock:
             if self._start_ns is not None and record.end_ns - self._start_ns > self._log_ns:
                 self._log_interval()
@@ -219,7 +217,6 @@ class Metrics(Collector):
         self._start_ns = None
 
     def collect(self) -> Iterator[Metric]:
-        """The series as prometheus_client's families."""
         for series in self._series:
             family = CounterMetricFamily if series.counter else GaugeMetricFamily
             with self._lock:
@@ -308,7 +305,6 @@ class Histograms:
         self._running: dict[str, _Running] = {}
 
     def __call__(self, record: StepRecord) -> None:
-        """Count one engine step."""
         for info in record.admitted:
             request = self._running[info.id] = _Running(self._exemplar(info), info.arrival_ns)
             self._see_ns("vllm:request_queue_time_seconds", info.admitted_ns - info.arrival_ns, request)

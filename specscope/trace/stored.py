@@ -78,7 +78,7 @@ class CaptureSource(str):
     notes: tuple[str, ...] = ()  # what is missing, in words
     error: str = ""  # why it could not be fetched: whoever reads it hears of it
 
-    def __new__(cls, name: str, *files: Path, **others: Any) -> Self:  # noqa: ANN401, D102 - the other fields
+    def __new__(cls, name: str, *files: Path, **others: Any) -> Self:  # noqa: ANN401 - the other fields
         source = super().__new__(cls, name)
         source.__dict__.update(others, files=files)
         return source

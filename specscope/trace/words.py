@@ -63,7 +63,6 @@ class StepFacts(Mapping[str, object]):
 
     @property
     def step(self) -> RequestStep:
-        """The request's part."""
         assert self.part is not None
         return self.part
 
@@ -92,16 +91,13 @@ class StepFacts(Mapping[str, object]):
         return StepFacts(record, self.name, request.steps[place - 1], self.history)
 
     def tau(self) -> float | None:
-        """Mean acceptance length over the request's steps up to this one."""
         request, place = self._request()
         return None if request is None or place is None else request.tau(place)
 
     def tokens(self) -> list[int]:
-        """The node's token, or those that the step emitted."""
         return self.step.output() if self.node is None else [int(self.step.tree.token[self.node])]
 
     def token(self) -> int | None:
-        """The node's token, or the final one."""
         return self.tokens()[0] if self.node is not None else None if self.verdict is None else self.verdict.token
 
     def is_near_tie(self) -> bool:

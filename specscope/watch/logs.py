@@ -86,7 +86,6 @@ class Log:
 
     @property
     def any(self) -> bool:
-        """Whether there was a line with drafts."""
         return any(reader.any for *_, reader in self._writers.values())
 
     def take(self, line: str, now: datetime | None = None) -> list[ToldInterval]:

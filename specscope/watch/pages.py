@@ -60,7 +60,6 @@ class Reading:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """Which engine it is of."""
         return self.source, self.engine, self.model
 
     @property
@@ -236,7 +235,6 @@ class Intervals:
         self._last = {reading.key: reading for reading in before}
 
     def take(self, readings: Sequence[Reading]) -> list[ToldInterval]:
-        """The intervals that these readings end; the first reading of an engine ends none."""
         intervals: list[ToldInterval] = []
         for reading in readings:
             if (before := self._last.get(reading.key)) is not None:

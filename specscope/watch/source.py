@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import os
 import select
 import stat
@@ -86,7 +85,7 @@ class Server:
         except StatusError as error:
             hint = ": is the path right?" if str(error).startswith("404") else ""
             raise UserError(f"{self.url}: the server answered {error}{hint}") from None
-        except (OSError, http.client.HTTPException, ValueError) as error:
+        except (OSError, ValueError) as error:
             raise UserError(f"{self.url} cannot be reached: {first_line(error)}") from None
         if len(content) > LARGEST:
             raise UnreadableError(f"the page is larger than {LARGEST >> 20} MiB")
@@ -211,7 +210,6 @@ class File:
             yield part.decode("utf-8", "replace")
 
     def _unpacked(self) -> Iterator[str]:
-        """Each line of a compressed file, which no longer grows."""
         with open(self._path, "rb") as raw, open_plain(raw, self._path) as file:
             while line := file.readline(LONGEST):
                 yield line.decode("utf-8", "replace")

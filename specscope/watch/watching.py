@@ -62,13 +62,11 @@ class Watch:
         ]
 
     def start(self) -> None:
-        """Begin."""
         for thread in self._threads:
             thread.start()
 
     @property
     def done(self) -> bool:
-        """Whether every source has ended."""
         return self._left == 0
 
     def _run(self, lane: Sequence[Source]) -> None:
@@ -115,7 +113,6 @@ class Watch:
         return self.runs[key]
 
     def end(self) -> None:
-        """Stop taking in anything."""
         self._stop.set()
 
     def stop(self) -> list[str]:
@@ -138,12 +135,10 @@ class Watch:
         self.code |= outputs.code
 
     def take(self) -> Iterator[News]:
-        """What is new."""
         while self.news:
             yield self.news.popleft()
 
     def faults(self) -> list[str]:
-        """What was left out, a line for each kind."""
         lines = [f"{source.name}: {line}" for source in self.sources for line in source.faults.lines()]
         refused = f"{plural(self._refused, 'interval')} of more than {ENGINES} engines left out"
         return [*lines, refused] if self._refused else lines
@@ -161,7 +156,6 @@ class Watched(Engines):
         self.watch = watch
 
     def poll(self, history: History) -> bool:
-        """Take in what is new; True where there was anything."""
         if self._until is not None and time.monotonic() > self._until:
             self.watch.end()
         changed, gone = bool(self.watch.news), history.gone
@@ -186,5 +180,4 @@ class Watched(Engines):
 
     @property
     def progress(self) -> str:
-        """What is waited for."""
         return "watching " + ", ".join(source.name for source in self.watch.sources)

@@ -11,7 +11,6 @@ import os
 import socket
 import stat
 import threading
-from http.client import IncompleteRead
 
 import pytest
 
@@ -129,7 +128,7 @@ def failure(store, answers, otherwise=NONE, url=""):
         (Answer(b" " * 2000), "the trace is larger than"),
         (
             Answer(b"", 302, (("Location", "ftp://h/"),)),
-            "cannot be reached: it redirects to something that is not a page",
+            "cannot be reached: No connection adapters were found for 'ftp://h/'",
         ),
     ],
 )
@@ -173,7 +172,7 @@ def test_what_is_too_large_is_read_no_further_and_a_status_is_told(client):
 
 def test_a_page_that_ends_early_is_no_page(client):
     half = b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf"
-    with Raw(half) as server, pytest.raises(IncompleteRead, match="more expected"):
+    with Raw(half) as server, pytest.raises(OSError, match="more expected"):
         ends(client.get, server.url, 100, {})
 
 
@@ -183,10 +182,10 @@ def test_redirections_are_followed_and_another_server_hears_no_login(client):
         assert client.get(f"{store.url.replace('//', '//me:x@')}/a", 100, LOGIN) == b"there"
         assert [headers["Authorization"] for _, headers in store.asked] == ["Bearer secret"] * 2  # the header wins
         assert [(headers["Authorization"], headers["Accept"]) for _, headers in other.asked] == [(None, "text/plain")]
-        with pytest.raises(StatusError, match="302"):
+        with pytest.raises(OSError, match="Exceeded 5 redirects"):
             client.get(f"{store.url}/round", 100, {})
         store.answers["/a"] = moved("file:///etc/passwd")
-        with pytest.raises(StatusError, match="302 Found - Redirection to url 'file:///etc/passwd' is not allowed"):
+        with pytest.raises(OSError, match="No connection adapters were found for 'file:///etc/passwd'"):
             client.get(f"{store.url}/a", 100, {})
 
 
@@ -194,7 +193,7 @@ def test_the_environments_proxy_is_used_and_no_proxy_is_heeded(client, monkeypat
     page = {"/p": Answer(b"page")}
     with Store(page) as store, Store({"http://nowhere.invalid:1/p": Answer(b"by proxy")}) as proxy:
         monkeypatch.setenv("http_proxy", proxy.url.replace("//", "//you:%40@"))
-        monkeypatch.setenv("no_proxy", store.host)
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
         assert client.get(f"{store.url}/p", 100, {}) == b"page"
         assert client.get("http://me:x@nowhere.invalid:1/p", 100, {}) == b"by proxy"
         ((path, headers),) = proxy.asked
@@ -204,7 +203,7 @@ def test_the_environments_proxy_is_used_and_no_proxy_is_heeded(client, monkeypat
         with pytest.raises(OSError, match="Tunnel connection failed: 501"):  # asked for a tunnel, not for the page
             client.get("https://nowhere.invalid/p", 100, {})
         monkeypatch.setenv("http_proxy", "socks5://h:1")
-        with pytest.raises(OSError, match="unknown url type: socks5"):
+        with pytest.raises(OSError, match="SOCKS"):
             client.get("http://nowhere.invalid:1/p", 100, {})
 
 

@@ -76,7 +76,6 @@ class Expression:
         return bool(self.value(values))
 
     def value(self, values: Mapping[str, object]) -> object:
-        """The expression's value; None where it has none."""
         try:
             # Only what _Check lets through; a function's name is never asked of the values
             return eval(self._code, _NO_BUILTINS, ChainMap(FUNCTIONS, values))  # type: ignore[arg-type]
@@ -189,11 +188,9 @@ class Threshold:
 
     @property
     def of_change(self) -> bool:
-        """Whether it is about a change, and not about the figure itself."""
         return self.way not in (Way.BELOW, Way.ABOVE)
 
     def passed_by(self, value: float) -> bool:
-        """Whether the figure itself is beyond the limit."""
         return value < self.size if self.way is Way.BELOW else value > self.size
 
     def passed_by_change(self, before: float, low: float, high: float) -> bool:

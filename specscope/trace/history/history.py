@@ -108,7 +108,6 @@ class RequestHistory:
 
     @property
     def acceptance(self) -> Acceptance:
-        """Counts over all of its steps."""
         return self.totals.total if self.sums is None else measure((self.sums,))
 
     @property
@@ -123,7 +122,6 @@ class RequestHistory:
         self.totals.add((step,), (undrafted,))
 
     def take_back(self) -> None:
-        """Remove the last step."""
         self.totals.take_back()
         self.rows.pop()
         self.engine_steps.pop()
@@ -133,17 +131,14 @@ class RequestHistory:
         return self.totals.tau(0, place + 1)
 
     def tau_at(self, position: int) -> float | None:
-        """Mean acceptance length up to a position in History.steps; None before any draft."""
         if self.sums is not None:
             return self.acceptance_at(position).tau
         return self.totals.tau(0, self.count_at(position))
 
     def count_at(self, position: int) -> int:
-        """How many of its own steps it had made by a position in History.steps."""
         return bisect_right(self.engine_steps, position)
 
     def acceptance_at(self, position: int) -> Acceptance:
-        """Counts over the request's steps up to a position in History.steps."""
         if self.sums is not None:
             return self.acceptance if self.ended is not None and self.ended <= position else Acceptance()
         return self.totals.upto(self.count_at(position))
@@ -166,11 +161,9 @@ class RequestHistory:
         return place if place < len(self.rows) and self.steps[place].index == index else None
 
     def at(self, index: int) -> int:
-        """The position in History.steps of the request's step of that number. Raises UserError if it is not known."""
         return self.engine_steps[self._place(index)]
 
     def step(self, index: int) -> RequestStep:
-        """The request's step of that number. Raises UserError where it is not known."""
         return self.steps[self._place(index)]
 
     def _place(self, index: int) -> int:
@@ -238,7 +231,6 @@ class Branch:
     after: int  # the step that it follows, on another branch; -1 for none
 
     def begins(self) -> str:
-        """Where the branch begins, in words."""
         if not self.number:
             return "the original run"
         return f"step {self.first:,} follows {f'step {self.after:,}' if self.after >= 0 else 'the start'}"
@@ -269,7 +261,6 @@ class History:
 
     @property
     def acceptance(self) -> Acceptance:
-        """Counts over all of `steps`."""
         return self.totals.total
 
     def near_ties(self, step: RequestStep) -> list[int]:
@@ -277,7 +268,6 @@ class History:
         return [] if self.run is None or step.verdict is None else step.verdict.near_ties(self.run.dtype)
 
     def near_draws(self, step: RequestStep) -> list[int]:
-        """The drafter's draws in a step that rounding could flip (RequestStep.near_draws)."""
         return [] if self.run is None else step.near_draws(self.run.dtype)
 
     @property
@@ -287,7 +277,6 @@ class History:
 
     @property
     def without_steps(self) -> int:
-        """How many requests are known by their sums alone."""
         return sum(request.sums is not None for request in self.requests.values())
 
     @property
@@ -297,7 +286,6 @@ class History:
 
     @property
     def tells_preempted(self) -> bool:
-        """Whether preemptions are known, of all of `steps`."""
         return all(step.tells_preempted for step in self.steps)
 
     @property
@@ -310,12 +298,10 @@ class History:
 
     @property
     def branch(self) -> int:
-        """The branch on which the history stands."""
         return self.steps[-1].branch if self.steps else 0
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes in memory, roughly."""
         return self._bytes + self.parts.nbytes
 
     @property
@@ -371,7 +357,6 @@ class History:
             self._push(record)
 
     def show(self, branch: int) -> None:
-        """Move to the end of a branch."""
         self.move(self._last.get(branch, -1))
 
     def position_of(self, step: int) -> int | None:
@@ -380,7 +365,6 @@ class History:
         return position if position < len(self.steps) and self.steps[position].step == step else None
 
     def knows(self, step: int) -> StepRecord | None:
-        """The step of that number, on any branch; None where it is not known."""
         return self._known.get(step)
 
     @property

@@ -130,7 +130,6 @@ class IntervalMeans:
             self.add(aggregate)
 
     def add(self, aggregate: Aggregate) -> None:
-        """One more interval."""
         self.mark = self.mark or ("~" if aggregate.rounded else "")
         for sums, value in ((self._lengths, aggregate.length), (self._rates, rate(aggregate))):
             if value is not None:
@@ -146,7 +145,6 @@ class IntervalMeans:
         return NONE if length is None else f"{length:,.2f}{'' if sums.tau is not None else NO_N}"
 
     def rate(self, sums: Acceptance) -> float | None:
-        """Draft acceptance rate, likewise."""
         return sums.rate if sums.rate is not None else _mean(self._rates)
 
 

@@ -53,11 +53,9 @@ class Loops:
 
     @property
     def share(self) -> float | None:
-        """The share of output tokens that lie in loops."""
         return self.looped / self.tokens if self.tokens else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, with the acceptance length of the other steps."""
         return {
             "tokens": self.tokens,
             "looped": self.looped,

@@ -85,7 +85,6 @@ class PlaceView:
 
     @cached_property
     def raw_rank(self) -> int | None:
-        """The token's rank there, from 1, where that is recorded."""
         return _in(self.likeliest, self.token)[1]
 
     @cached_property
@@ -113,7 +112,6 @@ class PlaceView:
 
     @property
     def children(self) -> list[int]:
-        """The nodes that were drafted here, in draw order."""
         return self.step.tree.children(self.parent)
 
     def number(self, name: str) -> float | None:
@@ -168,7 +166,6 @@ class PlaceView:
 
     @property
     def judged(self) -> tuple[Verdict, int]:
-        """The verdict on the node, and the node."""
         assert self.step.verdict is not None
         assert self.node is not None
         return self.step.verdict, self.node

@@ -100,7 +100,6 @@ class Acceptance:
                 counts[d] += 1
 
     def row(self) -> list[int]:
-        """All counts as numbers; `of` reads them back."""
         by_depth = zip(self.accepted_at, self.proposed_at, self.tried_at, strict=True)
         return [
             *_row(self),
@@ -111,7 +110,6 @@ class Acceptance:
 
     @staticmethod
     def of(row: Sequence[int]) -> Acceptance:
-        """The counts of a row."""
         counts = iter(row)
         total = Acceptance()
         for name in ROW:
@@ -123,7 +121,6 @@ class Acceptance:
         return total
 
     def merge(self, other: Acceptance) -> None:
-        """Add another count to this one."""
         for name in ROW:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.kinds.update(other.kinds)
@@ -151,7 +148,6 @@ class Acceptance:
 
     @property
     def by_depth(self) -> bool:
-        """Whether there are figures by depth."""
         return bool(self.drafts) and self.knows("drafts", "accepted_at")
 
     @property
@@ -161,12 +157,10 @@ class Acceptance:
 
     @property
     def tokens_per_step(self) -> float | None:
-        """Output tokens per decode step of a request, with drafts or without."""
         return _ratio(self.emitted, self.steps) if not self.aggregates else None
 
     @property
     def rate(self) -> float | None:
-        """Draft acceptance rate: accepted / drafted nodes."""
         return _ratio(self.accepted, self.drafted) if self.knows("accepted", "drafted") else None
 
     @property
@@ -198,11 +192,9 @@ class Acceptance:
 
     @property
     def counts(self) -> list[int]:
-        """[drafts, accepted at 1, accepted at 2, ...]."""
         return [self.drafts, *(self.accepted_at if self.knows("accepted_at") else ())]
 
     def to_dict(self) -> dict[str, Any]:
-        """All counts and figures as plain values."""
         return {
             **{name: self.told(name) for name in ("steps", *SUMS)},
             **({"intervals": self.aggregates} if self.aggregates else {}),
@@ -222,7 +214,6 @@ class Acceptance:
 
 
 def _sums(given: Aggregate | RequestFigures) -> Acceptance:
-    """As counts."""
     depths = max(len(given.accepted_at), len(given.proposed_at))
     at_depth: dict[str, Any] = {name: [*getattr(given, name), *[0] * depths][:depths] for name in AT_DEPTH}
     told: dict[str, Any] = {name: getattr(given, name) for name in SUMS}

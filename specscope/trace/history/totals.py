@@ -141,22 +141,18 @@ class RunningTotals:
         return self._rows[min(count, len(self._rows) - 1)]
 
     def take_back(self) -> None:
-        """Remove the last item."""
         self._rows.pop()
         last = self._rows[-1]
         self._own, self.total = last[:OWN].tolist(), Acceptance.of(last[OWN:])
 
     def undrafted_upto(self, count: int) -> Counter[Undrafted]:
-        """Why steps of the first `count` items drafted nothing."""
         counts = zip(REASONS, self._row(count)[2:OWN], strict=True)
         return Counter({reason: count for reason, count in counts if count})
 
     def upto(self, count: int) -> Acceptance:
-        """The full counts over the first `count` items."""
         return Acceptance.of(self._row(count)[OWN:])
 
     def emitted(self, count: int) -> int:
-        """Output tokens of the first `count` items."""
         return self._rows[count][EMITTED]
 
     def tau(self, begin: int, end: int) -> float | None:
@@ -186,7 +182,6 @@ class RequestTally:
         self._sums: dict[str, _Sums] = {}  # of requests whose first step came
 
     def add(self, record: StepRecord) -> None:
-        """Take one more step."""
         if record.after is not None:
             self._sums.clear()
         for part in record.requests:

@@ -165,7 +165,6 @@ class Faults:
         self._kinds[kind].count += 1
 
     def lines(self) -> list[str]:
-        """A line for each kind: the first of it, and how many there were."""
         return [f"left out {fault.count:,}×: {fault.first}" for fault in self._kinds.values()]
 
     def news(self) -> list[str]:

@@ -11,11 +11,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from specscope.trace.record.declared import Count, Name, Share, Short, Step, Sum, Told, Value, Wire, WireForm
+from specscope.trace.record.declared import (
+    Count,
+    Counted,
+    Name,
+    Share,
+    Step,
+    Sum,
+    Summed,
+    SumOrNone,
+    Told,
+    Value,
+    Wire,
+    WireForm,
+    Words,
+)
 
 SYNTHETIC = "synthetic acceptance"  # in a source's name: verdicts were made up for a benchmark
 LENGTH = "mean acceptance length"
@@ -41,38 +55,27 @@ class Aggregate:
     Drafts are chains: `accepted_at[d-1]` of them accepted a token at depth d, `proposed_at[d-1]` were that long.
     """
 
-    source: Annotated[str, Wire("specscope.aggregate.source", Name)]  # where it comes from, in words: vLLM /metrics
-    engine: Annotated[str, Wire("specscope.aggregate.engine", Short)] = ""  # which engine, where the source names it
-    # the id of its request; "" if it covers an interval
-    request: Annotated[str, Wire("specscope.aggregate.request", Short)] = ""
-    # steps of requests with at least one drafted token
-    drafts: Annotated[int | None, Wire("specscope.aggregate.drafts", Sum | None)] = None
-    drafted: Annotated[int | None, Wire("specscope.aggregate.drafted", Sum | None)] = None  # tokens
-    accepted: Annotated[int | None, Wire("specscope.aggregate.accepted", Sum | None)] = None  # tokens
-    emitted: Annotated[int | None, Wire("specscope.aggregate.emitted", Sum | None)] = None  # output tokens
-    # that ended in the interval
-    requests: Annotated[int | None, Wire("specscope.aggregate.requests", Sum | None)] = None
-    # at d-1: drafts whose token at depth d was accepted
-    accepted_at: Annotated[tuple[int, ...], Wire("specscope.aggregate.accepted_at", AtDepth)] = ()
-    # at d-1: drafts that were that long
-    proposed_at: Annotated[tuple[int, ...], Wire("specscope.aggregate.proposed_at", AtDepth)] = ()
-    # requests, at the end of the interval
-    running: Annotated[int | None, Wire("specscope.aggregate.running", Sum | None)] = None
-    waiting: Annotated[int | None, Wire("specscope.aggregate.waiting", Sum | None)] = None  # requests, as above
-    # share of the KV cache in use
-    kv_usage: Annotated[float | None, Wire("specscope.aggregate.kv_usage", Share | None)] = None
+    PREFIX: ClassVar = "specscope.aggregate."
+    source: Annotated[str, Wire(Name)]  # where it comes from, in words: vLLM /metrics
+    engine: Words = ""  # which engine, where the source names it
+    request: Words = ""  # the id of its request; "" if it covers an interval
+    drafts: SumOrNone = None  # steps of requests with at least one drafted token
+    drafted: SumOrNone = None  # tokens
+    accepted: SumOrNone = None  # tokens
+    emitted: SumOrNone = None  # output tokens
+    requests: SumOrNone = None  # that ended in the interval
+    accepted_at: Annotated[tuple[int, ...], Wire(AtDepth)] = ()  # at d-1: drafts whose token at depth d was accepted
+    proposed_at: Annotated[tuple[int, ...], Wire(AtDepth)] = ()  # at d-1: drafts that were that long
+    running: SumOrNone = None  # requests, at the end of the interval
+    waiting: SumOrNone = None  # requests, as above
+    kv_usage: Annotated[float | None, Wire(Share | None)] = None  # share of the KV cache in use
     # averages without counts, by name
-    averages: Annotated[Mapping[str, float], Wire("specscope.aggregate.averages", form=WireForm.BY_HAND)] = field(
-        default_factory=dict
-    )
-    # a counter went back: the engine was restarted, and this counts from there
-    reset: Annotated[bool, Wire("specscope.aggregate.reset")] = False
-    # counts were estimated from rounded figures and are the nearest that fit
-    rounded: Annotated[bool, Wire("specscope.aggregate.rounded")] = False
+    averages: Annotated[Mapping[str, float], Wire(form=WireForm.BY_HAND)] = field(default_factory=dict)
+    reset: Annotated[bool, Wire()] = False  # a counter went back: the engine was restarted, and this counts from there
+    rounded: Annotated[bool, Wire()] = False  # counts were estimated from rounded figures and are the nearest that fit
 
     @property
     def is_request(self) -> bool:
-        """Whether it is about one request, and not about an interval."""
         return bool(self.request) or self.source.endswith("response")
 
     @property
@@ -89,7 +92,6 @@ class Aggregate:
 
     @property
     def rate_name(self) -> str:
-        """Likewise of the draft acceptance rate."""
         return "" if self.drafted and self.accepted is not None else self._average(RATES)
 
     def _average(self, names: Sequence[str]) -> str:
@@ -119,35 +121,32 @@ Seconds = Annotated[float, Meta(ge=0, le=1e12, title="seconds")]
 class RequestFigures:
     """A request in sums over its decode steps, on the branch on which it ended; history/stats.py defines them."""
 
-    steps: Annotated[int, Wire("specscope.steps", Count)]  # decode steps, with drafts or without
-    drafts: Annotated[int, Wire("specscope.drafts", Count)]  # those with at least one drafted token
-    drafted: Annotated[int, Wire("specscope.drafted", Sum)]  # nodes
-    accepted: Annotated[int, Wire("specscope.accepted", Sum)]  # nodes
-    # output tokens; fewer than it had where steps are missing
-    emitted: Annotated[int, Wire("specscope.emitted", Sum)]
-    depth: Annotated[int, Wire("specscope.depth", Sum)]  # sum of the trees' depths
-    bonus: Annotated[int, Wire("specscope.bonus", Count)]  # steps whose final token is the bonus token
-    recovered: Annotated[int, Wire("specscope.recovered", Count)]  # and those in which it is a recovered one
-    # mean acceptance length; absent where nothing was drafted
-    tau: Annotated[float | None, Wire("specscope.tau", Value | None)] = None
+    PREFIX: ClassVar = "specscope."
+    steps: Counted  # decode steps, with drafts or without
+    drafts: Counted  # those with at least one drafted token
+    drafted: Summed  # nodes
+    accepted: Summed  # nodes
+    emitted: Summed  # output tokens; fewer than it had where steps are missing
+    depth: Summed  # sum of the trees' depths
+    bonus: Counted  # steps whose final token is the bonus token
+    recovered: Counted  # and those in which it is a recovered one
+    tau: Annotated[float | None, Wire(Value | None)] = None  # mean acceptance length; absent where nothing was drafted
     # accepted / drafted nodes; absent likewise
-    rate: Annotated[float | None, Wire("specscope.acceptance_rate", Value | None)] = None
+    rate: Annotated[float | None, Wire(Value | None, name="acceptance_rate")] = None
     # drafts that accepted a token at depth 1, 2, ...: at most 8 depths
-    accepted_at: Annotated[tuple[int, ...], Wire("specscope.accepted_by_depth", ByDepth)] = ()
+    accepted_at: Annotated[tuple[int, ...], Wire(ByDepth, name="accepted_by_depth")] = ()
     # drafts whose tree reached that depth
-    proposed_at: Annotated[tuple[int, ...], Wire("specscope.drafted_by_depth", ByDepth)] = ()
+    proposed_at: Annotated[tuple[int, ...], Wire(ByDepth, name="drafted_by_depth")] = ()
     # drafts in which a node at that depth was tried
-    tried_at: Annotated[tuple[int, ...], Wire("specscope.tried_by_depth", ByDepth)] = ()
+    tried_at: Annotated[tuple[int, ...], Wire(ByDepth, name="tried_by_depth")] = ()
     # steps without a draft, by the reason (history/totals.py)
-    undrafted: Annotated[Mapping[str, int], Wire("specscope.undrafted", dict[str, Count], form=WireForm.JSON)] = field(
-        default_factory=dict
-    )
+    undrafted: Annotated[Mapping[str, int], Wire(dict[str, Count], form=WireForm.JSON)] = field(default_factory=dict)
     # from its arrival to its admission; absent where it was not admitted
-    queue_s: Annotated[float | None, Wire("gen_ai.latency.time_in_queue", Seconds | None)] = None
+    queue_s: Annotated[float | None, Wire(Seconds | None, name="gen_ai.latency.time_in_queue")] = None
     # from its arrival to the end of the step with its first token; absent where it had none
-    first_s: Annotated[float | None, Wire("gen_ai.latency.time_to_first_token", Seconds | None)] = None
+    first_s: Annotated[float | None, Wire(Seconds | None, name="gen_ai.latency.time_to_first_token")] = None
     # from its arrival to its end
-    total_s: Annotated[float | None, Wire("gen_ai.latency.e2e", Seconds | None)] = None
+    total_s: Annotated[float | None, Wire(Seconds | None, name="gen_ai.latency.e2e")] = None
 
 
 class Reason(StrEnum):
@@ -164,22 +163,21 @@ class Reason(StrEnum):
 class Sampled:
     """Why a request's spans are kept, and of how many requests it is one."""
 
-    reason: Annotated[Reason, Wire("specscope.sampling.reason")]  # why
-    # the share of requests like it that are kept; 0 where it is not known
-    ratio: Annotated[float, Wire("specscope.sampling.ratio", Share)] = 0.0
+    PREFIX: ClassVar = "specscope.sampling."
+    reason: Annotated[Reason, Wire()]  # why
+    ratio: Annotated[float, Wire(Share)] = 0.0  # the share of requests like it that are kept; 0 where it is not known
     # whether a condition was asked before its end, in captures of before
-    early: Annotated[bool, Wire("specscope.sampling.early", told=Told.ALWAYS)] = False
+    early: Annotated[bool, Wire(told=Told.ALWAYS)] = False
 
 
 @dataclass(frozen=True)
 class LeftOut:
     """What sampling took out of an engine step, as counts: its times are of all requests, its spans of those kept."""
 
-    # whole engine steps between the step before and this one
-    steps: Annotated[int, Wire("specscope.left_out.steps", Step, told=Told.ALWAYS)] = 0
-    # requests that took part in it
-    requests: Annotated[int, Wire("specscope.left_out.requests", Count, told=Told.ALWAYS)] = 0
-    prefill_tokens: Annotated[int, Wire("specscope.left_out.prefill_tokens", Count, told=Told.ALWAYS)] = 0  # of theirs
-    drafted: Annotated[int, Wire("specscope.left_out.drafted", Count, told=Told.ALWAYS)] = 0  # nodes, of theirs
-    accepted: Annotated[int, Wire("specscope.left_out.accepted", Count, told=Told.ALWAYS)] = 0  # nodes, of theirs
-    emitted: Annotated[int, Wire("specscope.left_out.emitted", Count, told=Told.ALWAYS)] = 0  # tokens, of theirs
+    PREFIX: ClassVar = "specscope.left_out."
+    steps: Annotated[int, Wire(Step, told=Told.ALWAYS)] = 0  # whole engine steps between the step before and this one
+    requests: Annotated[int, Wire(Count, told=Told.ALWAYS)] = 0  # requests that took part in it
+    prefill_tokens: Annotated[int, Wire(Count, told=Told.ALWAYS)] = 0  # of theirs
+    drafted: Annotated[int, Wire(Count, told=Told.ALWAYS)] = 0  # nodes, of theirs
+    accepted: Annotated[int, Wire(Count, told=Told.ALWAYS)] = 0  # nodes, of theirs
+    emitted: Annotated[int, Wire(Count, told=Told.ALWAYS)] = 0  # tokens, of theirs

@@ -1,8 +1,9 @@
 """How a field of the evidence is declared, once: by `Wire` in its annotation on the record.
 
-`p: Annotated[Floats, Wire("specscope.verdict.p", Probability, per="n")]` says the attribute of a span that tells it,
-the type and range of a value there, and what an array is over. trace/wire/codec.py writes, checks and reads by it, and
-docs/fields.md lists it. What a field means, the comment above it or behind it says.
+`p: Annotated[Floats, Wire(Probability, "n")]` says the type and range of a value there, and what an array is over. The
+attribute of a span that tells it is the record's PREFIX and the field's name, unless `name` says another; a record
+without PREFIX is JSON in an attribute. trace/wire/codec.py writes, checks and reads by this, and docs/fields.md lists
+it. What a field means, the comment above it or behind it says.
 """
 
 from __future__ import annotations
@@ -101,20 +102,24 @@ class Told(Enum):
 class Wire(NamedTuple):
     """How a field travels."""
 
-    name: str = ""  # of the attribute; in JSON fields have their own
     kind: Any = None  # of a value on the wire, or of each of an array; None: as the field's
-    per: str = (
-        ""  # letters of DIMENSIONS, as in "k,t": arrays of a span that share one are of one length; "n?" or empty
-    )
+    per: str = ""  # letters of DIMENSIONS, as in "k,t": arrays that share one are of one length; with "?" or empty
+    name: str = ""  # of the attribute, without "specscope.", where it does not follow from the field's
     form: WireForm = WireForm.PLAIN
     told: Told = Told.OTHERWISE
     most: int = MAX_SHORT  # characters, where the form is text
     packed: bool = False  # whether a long array is a few texts of JSON: Jaeger's page has a line for each value
 
 
-def empty(dtype: type[np.generic], shape: int | tuple[int, ...] = 0) -> Any:  # noqa: ANN401
-    """The default of a field that is an array: no values."""
-    return field(default_factory=lambda: np.zeros(shape, dtype))
+Counted = Annotated[int, Wire(Count)]
+Summed = Annotated[int, Wire(Sum)]
+SumOrNone = Annotated[int | None, Wire(Sum | None)]
+Words = Annotated[str, Wire(Short)]
+
+
+def empty(dtype: type[np.generic] | None = None, shape: int | tuple[int, ...] = 0) -> Any:  # noqa: ANN401
+    """The default of a field that is an array: no values; without a dtype None."""
+    return field(default_factory=lambda: None if dtype is None else np.zeros(shape, dtype))
 
 
 def same(a: object, b: object) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from msgspec import Meta
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from specscope.trace.record.declared import (
     ArrayEq,
     Count,
+    Counted,
     LogProbability,
     Name,
     Nats,
@@ -30,7 +31,7 @@ from specscope.trace.record.declared import (
     empty,
 )
 from specscope.trace.record.privacy import TokenIds
-from specscope.trace.record.tree import Doubles, Floats, Ints
+from specscope.trace.record.tree import DrawDoubles, Floats, Ints, NodeProbs
 
 MODEL, TEXT, BOTH = 0, 1, 2
 SOURCES = ("model", "text", "both")  # who drafted a node, by these numbers
@@ -44,36 +45,31 @@ class DraftNotes(ArrayEq):
     Dropped nodes are those that re-ranking left out (EAGLE-2); they are numbered on after the n nodes of the tree.
     """
 
-    # the drafter's probability of the node's token at its parent; 0 where only a text has the node
-    prob: Annotated[Floats, Wire("specscope.draft.prob", Probability, "n")]
+    PREFIX: ClassVar = "specscope.draft."
+    prob: NodeProbs  # the drafter's probability of the node's token at its parent; 0 where only a text has the node
     # its log probability of the whole path down to the node, or the log of the acceptance that a combined drafter
     # expects: what re-ranking goes by
-    score: Annotated[Floats, Wire("specscope.draft.score", LogProbability, "n")]
-    dropped_token: Annotated[TokenIds, Wire("specscope.draft.dropped_token", Token, "d")]  # of the dropped nodes
-    # a node, a dropped node (n + its place), or ROOT
-    dropped_parent: Annotated[Ints, Wire("specscope.draft.dropped_parent", Parent, "d")]
-    dropped_score: Annotated[Floats, Wire("specscope.draft.dropped_score", LogProbability, "d")]  # as `score`
-    # rows that each of its passes fed
-    rows: Annotated[Ints, Wire("specscope.draft.rows", Count, "passes")] = empty(np.int32)
+    score: Annotated[Floats, Wire(LogProbability, "n")]
+    dropped_token: Annotated[TokenIds, Wire(Token, "d")]  # of the dropped nodes
+    dropped_parent: Annotated[Ints, Wire(Parent, "d")]  # a node, a dropped node (n + its place), or ROOT
+    dropped_score: Annotated[Floats, Wire(LogProbability, "d")]  # as `score`
+    rows: Annotated[Ints, Wire(Count, "passes")] = empty(np.int32)  # rows that each of its passes fed
     # with full evidence, what the first pass fed an EAGLE head: its last r rows (of a long prompt, a chunk's).
     # the row at position t is the target's features of position t, with the token at t + 1. Long ones are texts of JSON
-    fed_token: Annotated[TokenIds, Wire("specscope.draft.fed_token", Token, "r", packed=True)] = empty(np.int32)
-    # the position of each of these rows
-    fed_position: Annotated[Ints, Wire("specscope.draft.fed_position", Count, "r", packed=True)] = empty(np.int32)
+    fed_token: Annotated[TokenIds, Wire(Token, "r", packed=True)] = empty(np.int32)
+    fed_position: Annotated[Ints, Wire(Count, "r", packed=True)] = empty(np.int32)  # the position of each of these rows
     # L2 norm of each layer's features; on the wire row after row
-    fed_norms: Annotated[Floats, Wire("specscope.draft.fed_norms", Norm, "r,l", packed=True)] = empty(
-        np.float32, (0, 0)
-    )
+    fed_norms: Annotated[Floats, Wire(Norm, "r,l", packed=True)] = empty(np.float32, (0, 0))
     # where the nodes are draws: how far q's cumulative sum would have to move for another token to be drawn
-    draw_margin: Annotated[Doubles, Wire("specscope.draft.draw_margin", Probability, "n?")] = empty(np.float64)
+    draw_margin: DrawDoubles = empty(np.float64)
     # the coin that drew the token, in (0, 1); 0 where the node is no draw, and where its coin is not known
-    coin: Annotated[Doubles, Wire("specscope.draft.coin", Probability, "n?")] = empty(np.float64)
+    coin: DrawDoubles = empty(np.float64)
     # the lower end of the token's interval: coin lies in [low, low + q). That is of the distribution function that this
     # draw was made from, over the target's token ids in their order: q at the parent, without the earlier siblings
     # where nothing is put back, and renormalised (so is the q here). 0 where there is no coin
-    low: Annotated[Doubles, Wire("specscope.draft.low", Probability, "n?")] = empty(np.float64)
+    low: DrawDoubles = empty(np.float64)
     # committed tokens in the drafter's KV cache when the tree was begun
-    cached: Annotated[int, Wire("specscope.draft.cached", Count, told=Told.ALWAYS)] = 0
+    cached: Annotated[int, Wire(Count, told=Told.ALWAYS)] = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,32 +82,31 @@ class ParentNotes(ArrayEq):
     what says so is 0.
     """
 
-    node: Annotated[Ints, Wire("", Parent, "k")]  # ROOT, or a node
+    node: Annotated[Ints, Wire(Parent, "k")]  # ROOT, or a node
     # the target's likeliest tokens, raw; t is 4, or the vocabulary's size where that is less
-    top: Annotated[TokenIds, Wire("", Token, "k,t")]
-    top_p: Annotated[Floats, Wire("", Probability, "k,t")]  # their raw probabilities
-    choice: Annotated[TokenIds, Wire("", Token, "k")]  # the likeliest token of p
-    choice_p: Annotated[Floats, Wire("", Probability, "k")]  # its p
-    entropy: Annotated[Floats, Wire("", Nats, "k")]  # of p
-    varentropy: Annotated[Floats, Wire("", SquareNats, "k")]  # of p
-    q_entropy: Annotated[Floats, Wire("", Nats, "k")]  # of q; 0 where the children are deterministic
-    q_varentropy: Annotated[Floats, Wire("", SquareNats, "k")]  # of q, likewise
-    draft_top: Annotated[TokenIds, Wire("", Token, "k,m")]  # the drafter's likeliest tokens, raw
-    draft_top_p: Annotated[Floats, Wire("", Probability, "k,m")]  # their raw probabilities
+    top: Annotated[TokenIds, Wire(Token, "k,t")]
+    top_p: Annotated[Floats, Wire(Probability, "k,t")]  # their raw probabilities
+    choice: Annotated[TokenIds, Wire(Token, "k")]  # the likeliest token of p
+    choice_p: Annotated[Floats, Wire(Probability, "k")]  # its p
+    entropy: Annotated[Floats, Wire(Nats, "k")]  # of p
+    varentropy: Annotated[Floats, Wire(SquareNats, "k")]  # of p
+    q_entropy: Annotated[Floats, Wire(Nats, "k")]  # of q; 0 where the children are deterministic
+    q_varentropy: Annotated[Floats, Wire(SquareNats, "k")]  # of q, likewise
+    draft_top: Annotated[TokenIds, Wire(Token, "k,m")]  # the drafter's likeliest tokens, raw
+    draft_top_p: Annotated[Floats, Wire(Probability, "k,m")]  # their raw probabilities
     # rank of the target's raw first choice in the drafter's raw distribution; 0 if outside
-    choice_rank: Annotated[Ints, Wire("", Count, "k")]
-    choice_q: Annotated[Floats, Wire("", Probability, "k")]  # its raw probability there
+    choice_rank: Annotated[Ints, Wire(Count, "k")]
+    choice_q: Annotated[Floats, Wire(Probability, "k")]  # its raw probability there
     # the target's raw mass on tokens outside the drafter's vocabulary
-    outside: Annotated[Floats, Wire("", Probability, "k")]
-    # the target's raw probability of the node's token; 0 where the parent was not tried
-    raw_p: Annotated[Floats, Wire("", Probability, "n")]
-    rank: Annotated[Ints, Wire("", Count, "n")]  # of the token in p, from 1; 0 where its p is 0, or it was not tried
+    outside: Annotated[Floats, Wire(Probability, "k")]
+    raw_p: NodeProbs  # the target's raw probability of the node's token; 0 where the parent was not tried
+    rank: Annotated[Ints, Wire(Count, "n")]  # of the token in p, from 1; 0 where its p is 0, or it was not tried
     # of the token in q; 0 where the node is deterministic or not tried. Only one token is 1, also where several have as
     # much: so the chance of a 1 is that token's q
-    q_rank: Annotated[Ints, Wire("", Count, "n")]
-    final_entropy: Annotated[float, Wire("", Nats)]  # of the distribution that the final token was drawn from
-    final_varentropy: Annotated[float, Wire("", SquareNats)]  # likewise
-    final_target_p: Annotated[float, Wire("", Probability)]  # of the final token in p before any rejection
+    q_rank: Annotated[Ints, Wire(Count, "n")]
+    final_entropy: Annotated[float, Wire(Nats)]  # of the distribution that the final token was drawn from
+    final_varentropy: Annotated[float, Wire(SquareNats)]  # likewise
+    final_target_p: Annotated[float, Wire(Probability)]  # of the final token in p before any rejection
 
     def named(self, shown: Collection[int]) -> list[int]:
         """The likeliest tokens, ascending, without those that are shown already."""
@@ -130,17 +125,14 @@ class MethodNotes(ArrayEq):
     expected.
     """
 
-    # that a node is accepted
-    confidence: Annotated[Floats, Wire("", Probability, "n?")] = empty(np.float32)
-    # which module drafted it, from 0
-    module: Annotated[Ints, Wire("", Count, "n?")] = empty(np.int32)
-    # of SOURCES, where two draft together
-    source: Annotated[Ints, Wire("", Source, "n?")] = empty(np.int32)
+    confidence: Annotated[Floats, Wire(Probability, "n?")] = empty(np.float32)  # that a node is accepted
+    module: Annotated[Ints, Wire(Count, "n?")] = empty(np.int32)  # which module drafted it, from 0
+    source: Annotated[Ints, Wire(Source, "n?")] = empty(np.int32)  # of SOURCES, where two draft together
     one_pass: Annotated[bool, Wire()] = False  # all depths came from one pass
-    unverified: Annotated[int, Wire("", Count)] = 0  # drafts beyond the tree that were not verified
-    match_length: Annotated[int, Wire("", Count)] = 0  # tokens of the context that were found
-    match_count: Annotated[int, Wire("", Count)] = 0  # how often
-    match_source: Annotated[str, Wire("", Name | None)] = ""  # where: the prompt, the request's output, other requests
+    unverified: Counted = 0  # drafts beyond the tree that were not verified
+    match_length: Counted = 0  # tokens of the context that were found
+    match_count: Counted = 0  # how often
+    match_source: Annotated[str, Wire(Name | None)] = ""  # where: the prompt, the request's output, other requests
 
     def source_of(self, node: int) -> str:
         """Who drafted a node: model, text or both; "" where one drafter works alone."""
@@ -151,12 +143,11 @@ class MethodNotes(ArrayEq):
 class FormNotes(ArrayEq):
     """At the k nodes that the step came by: the root and the accepted path. Empty with lean evidence."""
 
-    # ROOT, or a node
-    node: Annotated[Ints, Wire("", Parent, "s", told=Told.ALWAYS)] = empty(np.int32)
+    node: Annotated[Ints, Wire(Parent, "s", told=Told.ALWAYS)] = empty(np.int32)  # ROOT, or a node
     # the model's own mass on the tokens that were refused
-    removed: Annotated[Floats, Wire("", Probability, "s", told=Told.ALWAYS)] = empty(np.float32)
+    removed: Annotated[Floats, Wire(Probability, "s", told=Told.ALWAYS)] = empty(np.float32)
     # drafts of a text that were refused before they were verified
-    pruned: Annotated[int, Wire("", Count, told=Told.ALWAYS)] = 0
+    pruned: Annotated[int, Wire(Count, told=Told.ALWAYS)] = 0
 
 
 @dataclass(frozen=True)
@@ -175,12 +166,11 @@ class Logprobs(ArrayEq):
     vLLM's raw_logprobs: the log-softmax of the logits, before bias, penalties, form, temperature and what follows.
     """
 
-    logprob: Annotated[Floats, Wire("", LogProbability, "e")]  # of the token
-    top: Annotated[TokenIds, Wire("", Token, "e,w")]  # the likeliest tokens
-    top_logprob: Annotated[Floats, Wire("", LogProbability, "e,w")]  # theirs, falling
+    logprob: Annotated[Floats, Wire(LogProbability, "e")]  # of the token
+    top: Annotated[TokenIds, Wire(Token, "e,w")]  # the likeliest tokens
+    top_logprob: Annotated[Floats, Wire(LogProbability, "e,w")]  # theirs, falling
 
     def each(self, tokens: Sequence[int]) -> list[OutputLogprob]:
-        """An OutputLogprob for each of the step's emitted tokens."""
         rows = zip(self.top.tolist(), self.top_logprob.tolist(), strict=True)
         both = zip(tokens, self.logprob.tolist(), rows, strict=True)
         return [OutputLogprob(token, logprob, tuple(zip(*row, strict=True))) for token, logprob, row in both]
@@ -210,12 +200,10 @@ class RawRow:
         return RawRow(weights, weights.sum())
 
     def p(self, tokens: Indices) -> Floats:
-        """The probabilities of these tokens."""
         probs: Floats = self.weights[tokens] / self._mass
         return probs
 
     def top(self) -> tuple[Indices, Floats]:
-        """The likeliest tokens, likeliest first, and their probabilities."""
         row, count = self.weights, min(TOP, len(self.weights))
         tokens, weights = np.zeros(count, np.int64), np.zeros(count, np.float32)
         for place in range(count):  # four times argmax is a third of numpy's partition, and an eighth of torch's topk
@@ -251,14 +239,12 @@ class ParentsBuilder:
         self.node["rank"][children] = tokens == choice
 
     def target(self, index: int, p: Floats, children: Indices, tokens: Indices) -> None:
-        """What the target is sampled from."""
         best = int(p.argmax())
         self.parent["choice"][index], self.parent["choice_p"][index] = best, p[best]
         self.parent["entropy"][index], self.parent["varentropy"][index] = spread(p)
         self.node["rank"][children] = ranks(p, tokens)
 
     def drawn(self, index: int, q: Floats, children: Indices, tokens: Indices) -> None:
-        """What sampled children were drawn from."""
         self.parent["q_entropy"][index], self.parent["q_varentropy"][index] = spread(q)
         placed = ranks(q, tokens)
         self.node["q_rank"][children] = np.where((placed == 1) & (tokens != q.argmax()), 2, placed)

@@ -67,7 +67,6 @@ class Siblings:
     tried: tuple[NodeTrial, ...] = ()
 
     def accept(self, token: int, p: float, q: float, coin: float) -> float:
-        """The probability that the rule gives the next one."""
         trial = NodeTrial(token, p, q, coin, self.depth, self.entropy, self.choice_p, self.tried)
         self.tried += (trial,)
         return self.rule(trial)

@@ -73,7 +73,6 @@ class StructuredOutputs:
 
     @property
     def kind(self) -> str:
-        """The name of the field that is given."""
         return next(name for name in _TYPES if getattr(self, name) not in (None, False))
 
     @property
@@ -85,7 +84,6 @@ class StructuredOutputs:
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON: only the field that is given."""
         value = getattr(self, self.kind)
         return {self.kind: list(value) if isinstance(value, tuple) else value}
 
@@ -259,7 +257,6 @@ class SamplingParams:
 
     @property
     def limited(self) -> bool:
-        """Whether some tokens are forbidden after some outputs."""
         return self.min_tokens > 0 or self.has("structured_outputs")
 
     @property
@@ -354,7 +351,6 @@ class EngineWays:
     sends_empty: bool = False  # a request for several outputs is preceded by one of 0 tokens, which fills the cache
 
     def drafter_params(self, params: SamplingParams) -> SamplingParams:
-        """What of a request's parameters shapes the drafter's q."""
         names = self.drafter_takes
         return params if names is None else SamplingParams(**{name: getattr(params, name) for name in names})
 

@@ -36,7 +36,6 @@ class Privacy(IntEnum):
 
     @property
     def flag(self) -> str:
-        """The flag that asks for it; "" for none."""
         return ("", "--no-text", "--no-tokens")[self]
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 from msgspec import Meta
@@ -22,6 +22,7 @@ from specscope.trace.record.declared import (
     MAX_TEXT,
     ArrayEq,
     Count,
+    Counted,
     Int64,
     Name,
     Names,
@@ -36,6 +37,7 @@ from specscope.trace.record.declared import (
     Told,
     Wire,
     WireForm,
+    Words,
     empty,
 )
 from specscope.trace.record.notes import DraftNotes as DraftNotes
@@ -44,7 +46,7 @@ from specscope.trace.record.notes import ParentNotes as ParentNotes
 from specscope.trace.record.params import EngineWays, SamplingParams, kept_labels, kept_params, ways_of
 from specscope.trace.record.privacy import IDS, Privacy, TokenId, TokenIds, Withheld, Written, marked
 from specscope.trace.record.rules import MATCH, OUTCOME_ALONE, STANDARD, is_lossy, looks_ahead, margins, near, near_draw
-from specscope.trace.record.tree import Doubles, DraftTree, Floats, Ints
+from specscope.trace.record.tree import Doubles, DraftTree, Ints, NodeDoubles, NodeProbs
 from specscope.trace.record.vocabulary import Vocabulary, stop_begins
 
 EosTokens = Annotated[tuple[Token, ...], Meta(max_length=4096)]
@@ -110,34 +112,28 @@ class Verdict(ArrayEq):
     their path. Under match all children of a parent have one coin, which draws the parent's token.
     """
 
-    outcome: Annotated[NDArray[np.uint8], Wire("specscope.verdict.outcome", Outcome, "n")]  # an Outcome each
-    # the target's probability of the node's token at its parent
-    p: Annotated[Floats, Wire("specscope.verdict.p", Probability, "n")]
-    # p_i: its probability in what was left of p when it was tried
-    p_trial: Annotated[Floats, Wire("specscope.verdict.p_trial", Probability, "n")]
-    # q_i: the same for q; 1 for deterministic nodes
-    q_trial: Annotated[Floats, Wire("specscope.verdict.q_trial", Probability, "n")]
-    accept_prob: Annotated[Doubles, Wire("specscope.verdict.accept_prob", Probability, "n")]  # min(1, p_i / q_i)
-    # the uniform number in (0, 1) that decides; 0 where an engine tosses none
-    coin: Annotated[Doubles, Wire("specscope.verdict.coin", Probability, "n")]
-    # mass of the residual before it was renormalised, where rejected
-    residual_mass: Annotated[Doubles, Wire("specscope.verdict.residual_mass", Probability, "n")]
-    # accepted nodes from the root down
-    path: Annotated[Ints, Wire("specscope.verdict.path", Node, "a", told=Told.ALWAYS)]
-    # the final token, drawn after the accepted path
-    token: Annotated[TokenId, Wire("specscope.final.token", Token)]
-    kind: Annotated[FinalKind, Wire("specscope.final.kind")]  # where the final token came from
+    PREFIX: ClassVar = "specscope.verdict."
+    outcome: Annotated[NDArray[np.uint8], Wire(Outcome, "n")]  # an Outcome each
+    p: NodeProbs  # the target's probability of the node's token at its parent
+    p_trial: NodeProbs  # p_i: its probability in what was left of p when it was tried
+    q_trial: NodeProbs  # q_i: the same for q; 1 for deterministic nodes
+    accept_prob: NodeDoubles  # min(1, p_i / q_i)
+    coin: NodeDoubles  # the uniform number in (0, 1) that decides; 0 where an engine tosses none
+    residual_mass: NodeDoubles  # mass of the residual before it was renormalised, where rejected
+    path: Annotated[Ints, Wire(Node, "a", told=Told.ALWAYS)]  # accepted nodes from the root down
+    token: Annotated[TokenId, Wire(Token, name="final.token")]  # the final token, drawn after the accepted path
+    kind: Annotated[FinalKind, Wire(name="final.kind")]  # where the final token came from
     # its probability in the distribution that it was drawn from
-    final_p: Annotated[float, Wire("specscope.final.p", Probability)]
+    final_p: Annotated[float, Wire(Probability, name="final.p")]
     # the uniform number that drew it; 0 where it was not drawn with one
-    final_coin: Annotated[float, Wire("specscope.final.coin", Probability)]
+    final_coin: Annotated[float, Wire(Probability, name="final.coin")]
     # how far the target's probabilities would have to move for another final token; 1 where none other has mass, and
     # where it is not known
-    final_margin: Annotated[float, Wire("specscope.final.margin", Probability, told=Told.ALWAYS)] = 1.0
+    final_margin: Annotated[float, Wire(Probability, name="final.margin", told=Told.ALWAYS)] = 1.0
     # nodes whose outcome was forced and not judged, and n where the final token was: such a run is not lossless
-    forced: Annotated[Ints, Wire("specscope.forced", Node, "f")] = empty(np.int32)
+    forced: Annotated[Ints, Wire(Node, "f", name="forced")] = empty(np.int32)
     # the rule of verification; lossy:NAME where it is not lossless, module:function where it is somebody's own
-    rule: Annotated[str, Wire("specscope.rule", Name, told=Told.ALWAYS)] = STANDARD
+    rule: Annotated[str, Wire(Name, name="rule", told=Told.ALWAYS)] = STANDARD
 
     @property
     def judged(self) -> NDArray[np.bool_]:
@@ -149,7 +145,6 @@ class Verdict(ArrayEq):
 
     @property
     def tells_p(self) -> bool:
-        """Whether p was recorded: another engine may tell outcomes alone."""
         return self.final_p != 0 or len(self.outcome) in self.forced
 
     @property
@@ -166,7 +161,6 @@ class Verdict(ArrayEq):
 
     @property
     def accepted(self) -> int:
-        """How many drafted tokens were accepted."""
         return len(self.path)
 
     @property
@@ -208,40 +202,36 @@ def followed_by(kind: FinalKind, drafted: int, accepted: int) -> Preceded:
 class RequestStep(ArrayEq):
     """One request's part in one engine step. No field has a default of the class: __getattr__ is asked for it."""
 
-    request: Annotated[str, Wire("specscope.request.id", Name)]  # the request's id
+    PREFIX: ClassVar = "specscope."
+    request: Annotated[str, Wire(Name, name="request.id")]  # the request's id
     # the request's own step number, from 0; prefill chunks count too
-    index: Annotated[int, Wire("specscope.request.step", Count)]
-    # tokens whose KV was in the cache when the step began
-    context_len: Annotated[int, Wire("specscope.context_len", Count)]
-    # tokens fed besides the root and the drafts
-    prefill_tokens: Annotated[int, Wire("specscope.prefill_tokens", Count)]
-    # the drafter's name, "none" where nothing could be drafted
-    drafter: Annotated[str, Wire("specscope.drafter", Short)]
+    index: Annotated[int, Wire(Count, name="request.step")]
+    context_len: Counted  # tokens whose KV was in the cache when the step began
+    prefill_tokens: Counted  # tokens fed besides the root and the drafts
+    drafter: Words  # the drafter's name, "none" where nothing could be drafted
     tree: DraftTree  # empty where nothing was drafted
     verdict: Verdict | None  # None for a prefill chunk that did not reach the end of the prompt
-    # committed tokens that became output, after EOS, stop and length truncation
-    emitted: Annotated[int, Wire("specscope.emitted", Count)]
+    emitted: Counted  # committed tokens that became output, after EOS, stop and length truncation
     notes: DraftNotes | None = field(
         default_factory=lambda: None
     )  # None where the drafter is no model, or nothing was drafted
     # why the tree has this size: costs decided it, in older captures, or another engine left drafts out
-    sizing: Annotated[str, Wire("specscope.draft.sizing", Short)] = field(default_factory=str)
+    sizing: Annotated[str, Wire(Short, name="draft.sizing")] = field(default_factory=str)
     # what came before it; None for a prefill chunk, and in captures of before
-    preceded: Annotated[Preceded | None, Wire("specscope.preceded")] = field(default_factory=lambda: None)
+    preceded: Annotated[Preceded | None, Wire()] = empty()
     # of the target's KV, from `context_len` on
-    blocks: Annotated[Ints, Wire("specscope.kv.blocks", Count, "b")] = empty(np.int32)
+    blocks: Annotated[Ints, Wire(Count, "b", name="kv.blocks")] = empty(np.int32)
     # accepted nodes whose KV was moved to the slots after the root, where it did not lie there already
-    moved: Annotated[Ints, Wire("specscope.kv.moved", Node, "v")] = empty(np.int32)
+    moved: Annotated[Ints, Wire(Node, "v", name="kv.moved")] = empty(np.int32)
     # what target and drafter gave where children were tried; None with --evidence lean, and in captures of before
-    parents: Annotated[ParentNotes | None, Wire("specscope.parents")] = field(default_factory=lambda: None)
+    parents: Annotated[ParentNotes | None, Wire()] = empty()
     # what the drafter's method tells besides; None where it tells nothing
-    method: Annotated[MethodNotes | None, Wire("specscope.method")] = field(default_factory=lambda: None)
+    method: Annotated[MethodNotes | None, Wire()] = empty()
     # what the request's form took away; None where every token was allowed
-    form: Annotated[FormNotes | None, Wire("specscope.form")] = field(default_factory=lambda: None)
-    # of the emitted tokens, where they were asked for
-    logprobs: Annotated[Logprobs | None, Wire("specscope.logprobs")] = field(default_factory=lambda: None)
+    form: Annotated[FormNotes | None, Wire()] = empty()
+    logprobs: Annotated[Logprobs | None, Wire()] = empty()  # of the emitted tokens, where they were asked for
     # tokens whose KV it found in the prefix cache, in the step in which it was admitted
-    found: Annotated[int, Wire("specscope.kv.found", Count)] = field(default_factory=int)
+    found: Annotated[int, Wire(Count, name="kv.found")] = field(default_factory=int)
 
     if not TYPE_CHECKING:
 
@@ -265,17 +255,14 @@ class RequestStep(ArrayEq):
 
     @property
     def is_judged(self) -> bool:
-        """Whether it has a verdict; a prefill chunk has none."""
         return self.told("verdict", "kind") is not None
 
     @property
     def rule(self) -> str:
-        """The rule of its verdict."""
         return self.told("verdict", "rule") or STANDARD
 
     @property
     def lossy(self) -> bool:
-        """Whether its rule may emit tokens that are not distributed as the target's own."""
         return is_lossy(self.rule)
 
     @property
@@ -302,7 +289,6 @@ class RequestStep(ArrayEq):
         return [*self.told("tree", "token")[self.told("verdict", "path")].tolist(), self.told("verdict", "token")]
 
     def output(self) -> list[int]:
-        """The committed tokens that became output."""
         return self.tokens()[: self.emitted]
 
 
@@ -313,33 +299,31 @@ TEMPLATE = "chat_template_kwargs"  # the label that holds them, as JSON: thinkin
 class RequestInfo(ArrayEq):
     """A request as it came in. Filled when it is admitted to the batch for the first time."""
 
-    id: Annotated[str, Wire("specscope.request.id", Name)]  # unique in its run
+    PREFIX: ClassVar = "specscope.request."
+    id: Annotated[str, Wire(Name)]  # unique in its run
     arrival_ns: int  # wall clock
     admitted_ns: int  # wall clock; 0 where it ended before
     # the text that was tokenised; "" where the request came as ids, or text is off
-    prompt: Annotated[Written, Wire("specscope.request.prompt", form=WireForm.ESCAPED, told=Told.ALWAYS, most=MAX_TEXT)]
-    # its tokens
-    prompt_tokens: Annotated[TokenIds, Wire("specscope.request.prompt_tokens", Token, "prompt", told=Told.ALWAYS)]
+    prompt: Annotated[Written, Wire(form=WireForm.ESCAPED, told=Told.ALWAYS, most=MAX_TEXT)]
+    prompt_tokens: Annotated[TokenIds, Wire(Token, "prompt", told=Told.ALWAYS)]  # its tokens
     # how it is sampled
     params: Annotated[
         SamplingParams,
         Withheld(Privacy.NO_TEXT, SamplingParams.kept),
-        Wire("specscope.request.params", SamplingParams, form=WireForm.JSON, most=MAX_TEXT),
+        Wire(SamplingParams, form=WireForm.JSON, most=MAX_TEXT),
     ]
     # whatever else the prompt line held, `kind` for one; of other engines, what there is no parameter for
     labels: Annotated[
         Mapping[str, str],
         Withheld(Privacy.NO_TEXT, kept_labels),
-        Wire("specscope.request.labels", dict[str, str], form=WireForm.JSON, told=Told.NEEDED),
+        Wire(dict[str, str], form=WireForm.JSON, told=Told.NEEDED),
     ] = field(default_factory=dict)
     # for lists: the last chat message, where the prompt came as chat
-    title: Annotated[
-        Written, Wire("specscope.request.title", form=WireForm.ESCAPED, told=Told.ALWAYS, most=MAX_TEXT)
-    ] = ""
+    title: Annotated[Written, Wire(form=WireForm.ESCAPED, told=Told.ALWAYS, most=MAX_TEXT)] = ""
     # the caller's span, as W3C trace context has it: ours go into its trace; "" for none
-    traceparent: Annotated[str, Wire("specscope.request.traceparent", TraceParent)] = ""
-    chat: Annotated[bool, Wire("specscope.request.chat")] = False  # whether the prompt came as chat messages
-    served: Annotated[bool, Wire("specscope.request.served")] = False  # whether it came over HTTP
+    traceparent: Annotated[str, Wire(TraceParent)] = ""
+    chat: Annotated[bool, Wire()] = False  # whether the prompt came as chat messages
+    served: Annotated[bool, Wire()] = False  # whether it came over HTTP
 
 
 @dataclass(frozen=True, eq=False)
@@ -348,17 +332,14 @@ class RequestEnd(ArrayEq):
 
     info: RequestInfo  # what it was
     finished_ns: int  # wall clock
-    reason: Annotated[FinishReason, Wire("gen_ai.response.finish_reasons", form=WireForm.BY_HAND)]  # in a list of one
+    PREFIX: ClassVar = "specscope.finish."
+    # in a list of one
+    reason: Annotated[FinishReason, Wire(name="gen_ai.response.finish_reasons", form=WireForm.BY_HAND)]
     # the stop string that matched, "" otherwise
-    stop: Annotated[
-        str, Withheld(Privacy.NO_TEXT, marked), Wire("specscope.finish.stop", form=WireForm.ESCAPED, most=MAX_TEXT)
-    ]
-    # all output tokens
-    output: Annotated[TokenIds, Wire("specscope.output.tokens", Token, "output", told=Told.ALWAYS)]
+    stop: Annotated[str, Withheld(Privacy.NO_TEXT, marked), Wire(form=WireForm.ESCAPED, most=MAX_TEXT)]
+    output: Annotated[TokenIds, Wire(Token, "output", name="output.tokens", told=Told.ALWAYS)]  # all output tokens
     # what went wrong, where reason is ERROR: it may quote the request
-    error: Annotated[str, Withheld(Privacy.NO_TEXT, marked), Wire("specscope.finish.error", Text, told=Told.NEEDED)] = (
-        ""
-    )
+    error: Annotated[str, Withheld(Privacy.NO_TEXT, marked), Wire(Text, told=Told.NEEDED)] = ""
     sampled: Sampled | None = None  # why its spans were kept, where not all requests' are
     # its sums, where it was read from spans: what a file that lacks its steps tells of them. None in an engine
     figures: RequestFigures | None = field(default=None, compare=False)
@@ -372,7 +353,6 @@ class RequestEnd(ArrayEq):
 
     @property
     def stop_token(self) -> int | None:
-        """The stop token that ended it; None where something else did."""
         stopped = self.reason is FinishReason.STOP and not self.stop and len(self.output) > 0
         return int(self.output[-1]) if stopped else None
 
@@ -416,50 +396,46 @@ class Absent:
 class StepRecord(ArrayEq):
     """One engine step. Immutable; published once by the engine."""
 
-    # stable and quotable, from 0; unique over all branches, and rising
-    step: Annotated[int, Wire("specscope.step", Step)]
-    phases: Annotated[tuple[Phase, ...], Wire("specscope.phase.", form=WireForm.BY_HAND)]  # what it did, and when
-    running: Annotated[int, Wire("specscope.running", Count)]  # requests in the batch or holding KV
-    waiting: Annotated[int, Wire("specscope.waiting", Count)]  # requests that wait for admission
-    blocks_used: Annotated[int, Wire("specscope.blocks_used", Count)]  # KV blocks of the target
-    blocks_free: Annotated[int, Wire("specscope.blocks_free", Count)]  # KV blocks of the target
-    speculation: Annotated[bool, Wire("specscope.speculation")]  # whether drafting was on
-    speculation_off: Annotated[str, Wire("specscope.speculation_off", Short)]  # why not, "" where it was on
+    PREFIX: ClassVar = "specscope."
+    step: Annotated[int, Wire(Step)]  # stable and quotable, from 0; unique over all branches, and rising
+    phases: Annotated[tuple[Phase, ...], Wire(name="phase.", form=WireForm.BY_HAND)]  # what it did, and when
+    running: Counted  # requests in the batch or holding KV
+    waiting: Counted  # requests that wait for admission
+    blocks_used: Counted  # KV blocks of the target
+    blocks_free: Counted  # KV blocks of the target
+    speculation: Annotated[bool, Wire()]  # whether drafting was on
+    speculation_off: Words  # why not, "" where it was on
     # who came; the spans `queue` tell the rest
-    admitted: Annotated[tuple[RequestInfo, ...], Wire("specscope.admitted", form=WireForm.BY_HAND)]
+    admitted: Annotated[tuple[RequestInfo, ...], Wire(form=WireForm.BY_HAND)]
     # who took part; the spans `decode_step` and `prefill` tell the rest
-    requests: Annotated[Sequence[RequestStep], Wire("specscope.requests", form=WireForm.BY_HAND)]
+    requests: Annotated[Sequence[RequestStep], Wire(form=WireForm.BY_HAND)]
     # ids of requests that lost their KV to make room
-    preempted: Annotated[tuple[str, ...], Wire("specscope.preempted", Names, told=Told.ALWAYS)]
+    preempted: Annotated[tuple[str, ...], Wire(Names, told=Told.ALWAYS)]
     # who ended; the requests' own spans tell the rest
-    finished: Annotated[tuple[RequestEnd, ...], Wire("specscope.finished", form=WireForm.BY_HAND)]
+    finished: Annotated[tuple[RequestEnd, ...], Wire(form=WireForm.BY_HAND)]
     # the drafter's own passes, inside the phase `draft`
-    passes: Annotated[tuple[Phase, ...], Wire("specscope.pass.", form=WireForm.BY_HAND)] = ()
+    passes: Annotated[tuple[Phase, ...], Wire(name="pass.", form=WireForm.BY_HAND)] = ()
     # on a GPU: what the phases of the step before took there, read one step late
     device_ns: Annotated[
-        tuple[int, ...], Wire("specscope.phase.device_ns", Annotated[tuple[Time, ...], Meta(max_length=64)])
+        tuple[int, ...], Wire(Annotated[tuple[Time, ...], Meta(max_length=64)], name="phase.device_ns")
     ] = ()
-    # a branch begins where the engine went back and something was then different
-    branch: Annotated[int, Wire("specscope.branch", Count)] = 0
+    branch: Counted = 0  # a branch begins where the engine went back and something was then different
     # drafts that it might verify at most, over all requests; None where there is no limit
-    budget: Annotated[int | None, Wire("specscope.budget", Count | None)] = None
+    budget: Annotated[int | None, Wire(Count | None)] = None
     # an asynchronous step on its way: launched, read, committed; None where steps run one after another
-    flight: Annotated[Flight | None, Wire("specscope.flight", form=WireForm.BY_HAND)] = None
-    # with a prefix cache: tokens of the requests that were admitted and looked for theirs in it
-    queried: Annotated[int, Wire("specscope.queried", Count)] = 0
-    # free blocks in which a later request may find its KV
-    blocks_cached: Annotated[int, Wire("specscope.blocks_cached", Count)] = 0
+    flight: Annotated[Flight | None, Wire(form=WireForm.BY_HAND)] = None
+    queried: Counted = 0  # with a prefix cache: tokens of the requests that were admitted and looked for theirs in it
+    blocks_cached: Counted = 0  # free blocks in which a later request may find its KV
     # on the first step of a branch: the step that it follows, -1 for none; else None
-    after: Annotated[int | None, Wire("specscope.after", Annotated[int, Meta(ge=-1, lt=2**53)] | None)] = None
+    after: Annotated[int | None, Wire(Annotated[int, Meta(ge=-1, lt=2**53)] | None)] = None
     # the engine went back since the step before: KV that it computed again may lie elsewhere
-    rewound: Annotated[bool, Wire("specscope.rewound")] = False
+    rewound: Annotated[bool, Wire()] = False
     left_out: LeftOut | None = None  # what trace sampling took out of it; None where it is whole
     aggregate: Aggregate | None = None  # of an engine that tells counts: the step is an interval, and has no requests
     absent: Absent | None = None  # what of it is not in its file; None where all is, and in an engine
 
     @property
     def counted(self) -> tuple[RequestStep | Aggregate, ...]:
-        """All that Acceptance counts."""
         return (*self.requests, *(() if self.aggregate is None else (self.aggregate,)))
 
     @property
@@ -488,12 +464,10 @@ class StepRecord(ArrayEq):
 
     @property
     def start_ns(self) -> int:
-        """When the step began."""
         return self.phases[0].start_ns
 
     @property
     def end_ns(self) -> int:
-        """When the step ended."""
         return self.phases[-1].end_ns
 
 
@@ -512,66 +486,54 @@ EVIDENCE = ("full", "lean", COUNTS)
 class RunInfo:
     """What a capture says of its run, so that it stands alone. Filled when the engine has loaded."""
 
-    run_id: Annotated[str, Wire("specscope.run.id", Name)]  # unique; trace ids follow from it
-    target: Annotated[str, Wire("specscope.run.target", Short)]  # model name as people know it
-    # hub revision or content hash of the configuration
-    revision: Annotated[str, Wire("specscope.run.revision", Short)]
-    drafter: Annotated[str, Wire("specscope.run.drafter", Short)]  # the drafter's name
-    draft_model: Annotated[str, Wire("specscope.run.draft_model", Short)]  # "" where the drafter has none
-    tree: Annotated[str, Wire("specscope.run.tree", Short)]  # tree string, "" where there is none
-    device: Annotated[str, Wire("specscope.run.device", Short)]  # cpu, cuda, ...
-    dtype: Annotated[str, Wire("specscope.run.dtype", Short)]  # of the models
-    backend: Annotated[str, Wire("specscope.run.backend", Short)]  # of attention
-    seed: Annotated[int, Wire("specscope.run.seed", Int64)]  # of requests that name none
-    # tokens that end an output
-    eos_tokens: Annotated[tuple[int, ...], IDS, Wire("specscope.run.eos_tokens", EosTokens, told=Told.ALWAYS)]
-    max_context: Annotated[int, Wire("specscope.run.max_context", Count)]  # tokens of a request at most
-    blocks: Annotated[int, Wire("specscope.run.blocks", Count)]  # KV blocks in all
-    # tokens of a KV block
-    block_size: Annotated[int, Wire("specscope.run.block_size", Annotated[int, Meta(ge=1, lt=2**31, title="count")])]
+    PREFIX: ClassVar = "specscope.run."
+    run_id: Annotated[str, Wire(Name, name="run.id")]  # unique; trace ids follow from it
+    target: Words  # model name as people know it
+    revision: Words  # hub revision or content hash of the configuration
+    drafter: Words  # the drafter's name
+    draft_model: Words  # "" where the drafter has none
+    tree: Words  # tree string, "" where there is none
+    device: Words  # cpu, cuda, ...
+    dtype: Words  # of the models
+    backend: Words  # of attention
+    seed: Annotated[int, Wire(Int64)]  # of requests that name none
+    eos_tokens: Annotated[tuple[int, ...], IDS, Wire(EosTokens, told=Told.ALWAYS)]  # tokens that end an output
+    max_context: Counted  # tokens of a request at most
+    blocks: Counted  # KV blocks in all
+    block_size: Annotated[int, Wire(Annotated[int, Meta(ge=1, lt=2**31, title="count")])]  # tokens of a KV block
     # the default SamplingParams as a dict
     params: Annotated[
         Mapping[str, Any],
         Withheld(Privacy.NO_TEXT, kept_params),
-        Wire("specscope.run.params", dict[str, ParamValue], form=WireForm.JSON, most=MAX_TEXT),
+        Wire(dict[str, ParamValue], form=WireForm.JSON, most=MAX_TEXT),
     ]
     # specscope, torch, transformers, python, ...
-    versions: Annotated[Mapping[str, str], Wire("specscope.run.versions", dict[str, str], form=WireForm.JSON)]
+    versions: Annotated[Mapping[str, str], Wire(dict[str, str], form=WireForm.JSON)]
     # the target's layers that feed an EAGLE head
-    aux_layers: Annotated[tuple[str, ...], Wire("specscope.run.aux_layers", Layers, told=Told.ALWAYS)] = ()
+    aux_layers: Annotated[tuple[str, ...], Wire(Layers, told=Told.ALWAYS)] = ()
     # tokens that the drafter knows, where it is a model; 0 where it is none
-    draft_vocab: Annotated[int, Wire("specscope.run.draft_vocab", Count, told=Told.ALWAYS)] = 0
+    draft_vocab: Annotated[int, Wire(Count, told=Told.ALWAYS)] = 0
     # which tokens those are, where not all of the target's: draft_vocabulary.py reads it
-    draft_tokens: Annotated[str, IDS, Wire("specscope.run.draft_tokens", Text)] = ""
-    # one of EVIDENCE; "" in captures of before
-    evidence: Annotated[str, Wire("specscope.run.evidence", Short, told=Told.ALWAYS)] = ""
+    draft_tokens: Annotated[str, IDS, Wire(Text)] = ""
+    evidence: Annotated[str, Wire(Short, told=Told.ALWAYS)] = ""  # one of EVIDENCE; "" in captures of before
     # another engine's own configuration of speculation: method, num_speculative_tokens, ...; of ours once suffix_shared
-    speculation: Annotated[Mapping[str, Any], Wire("specscope.run.speculation", dict[str, Any], form=WireForm.JSON)] = (
-        field(default_factory=dict)
-    )
+    speculation: Annotated[Mapping[str, Any], Wire(dict[str, Any], form=WireForm.JSON)] = field(default_factory=dict)
     # another engine's own settings that shape its batches: max_num_batched_tokens, enable_prefix_caching, ...
-    settings: Annotated[Mapping[str, Any], Wire("specscope.run.settings", dict[str, Any], form=WireForm.JSON)] = field(
-        default_factory=dict
-    )
-    # the rule of verification, for whole runs
-    rule: Annotated[str, Wire("specscope.run.rule", Name, told=Told.ALWAYS)] = STANDARD
+    settings: Annotated[Mapping[str, Any], Wire(dict[str, Any], form=WireForm.JSON)] = field(default_factory=dict)
+    rule: Annotated[str, Wire(Name, told=Told.ALWAYS)] = STANDARD  # the rule of verification, for whole runs
     # in older captures, the digest of the step costs that trees follow from; "" where they follow from none
-    costs: Annotated[str, Wire("specscope.run.costs", Short, told=Told.ALWAYS)] = ""
+    costs: Annotated[str, Wire(Short, told=Told.ALWAYS)] = ""
     # what is left out of its records
-    privacy: Annotated[Privacy, Wire("specscope.run.", form=WireForm.BY_HAND)] = Privacy.EVERYTHING
-    # which requests' spans are kept, as flags; "" for all
-    sampling: Annotated[str, Wire("specscope.run.sampling", Short)] = ""
-    # where the target is, as given; "" for the default model
-    target_path: Annotated[str, Wire("specscope.run.target_path", Short)] = ""
+    privacy: Annotated[Privacy, Wire(name="run.", form=WireForm.BY_HAND)] = Privacy.EVERYTHING
+    sampling: Words = ""  # which requests' spans are kept, as flags; "" for all
+    target_path: Words = ""  # where the target is, as given; "" for the default model
     # digest of what was there (model_digest.py); "" where it is unknown, and in older captures
-    target_digest: Annotated[str, Wire("specscope.run.target_digest", Short)] = ""
-    # as target_path; self:N for the target's first N layers
-    draft_path: Annotated[str, Wire("specscope.run.draft_path", Short)] = ""
-    draft_digest: Annotated[str, Wire("specscope.run.draft_digest", Short)] = ""  # digest of what was there
+    target_digest: Words = ""
+    draft_path: Words = ""  # as target_path; self:N for the target's first N layers
+    draft_digest: Words = ""  # digest of what was there
 
     @property
     def tells_text(self) -> bool:
-        """Whether prompts and texts are in its records."""
         return self.privacy < Privacy.NO_TEXT
 
     @property
@@ -596,5 +558,4 @@ class RunInfo:
 
     @property
     def ways(self) -> EngineWays:
-        """What its engine does in its own way."""
         return ways_of(self.versions, self.drafter)

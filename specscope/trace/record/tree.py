@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,9 @@ Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+NodeProbs = Annotated[Floats, Wire(Probability, "n")]
+NodeDoubles = Annotated[Doubles, Wire(Probability, "n")]
+DrawDoubles = Annotated[Doubles, Wire(Probability, "n?")]
 
 
 class Drawn(IntEnum):
@@ -37,12 +40,11 @@ class DraftTree:
     The root (the last committed token) is not a node. A chain is a tree with one child a node.
     """
 
-    token: Annotated[TokenIds, Wire("specscope.tree.token", Token, "n")]  # drafted token ids
-    # index of the parent node; ROOT (-1) for the first level
-    parent: Annotated[Ints, Wire("specscope.tree.parent", Parent, "n")]
-    # the probability the drafter gave the token, as drawn; 1 for deterministic nodes
-    q: Annotated[Floats, Wire("specscope.tree.q", Probability, "n")]
-    drawn: Annotated[NDArray[np.uint8], Wire("specscope.tree.drawn", Drawn, "n")]  # a Drawn value each
+    PREFIX: ClassVar = "specscope.tree."
+    token: Annotated[TokenIds, Wire(Token, "n")]  # drafted token ids
+    parent: Annotated[Ints, Wire(Parent, "n")]  # index of the parent node; ROOT (-1) for the first level
+    q: NodeProbs  # the probability the drafter gave the token, as drawn; 1 for deterministic nodes
+    drawn: Annotated[NDArray[np.uint8], Wire(Drawn, "n")]  # a Drawn value each
 
     def __len__(self) -> int:
         return len(self.token)
@@ -61,12 +63,10 @@ class DraftTree:
 
     @cached_property
     def max_depth(self) -> int:
-        """The number of levels, 0 for the empty tree."""
         return int(self.depth.max()) if len(self) else 0
 
     @cached_property
     def is_sampled(self) -> bool:
-        """Whether nodes were drawn from q."""
         return bool((self.drawn != Drawn.DETERMINISTIC).any())
 
     @cached_property
@@ -83,7 +83,6 @@ class DraftTree:
         return np.flatnonzero(self.parent == node).tolist()
 
     def path_to(self, node: int) -> list[int]:
-        """Node indices from the first level down to `node`."""
         path: list[int] = []
         while node != ROOT:
             path.append(node)
@@ -108,5 +107,4 @@ class DraftTree:
 
     @staticmethod
     def empty() -> DraftTree:
-        """The tree of a step in which nothing was drafted."""
         return DraftTree.build([], [])

@@ -66,7 +66,6 @@ class Detokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, tokens: Iterable[int]) -> str:
-        """The characters that these tokens complete."""
         return self._decoder.decode(
             b"".join(self._vocabulary.pieces.get(t, b"") for t in tokens if t not in self._vocabulary.special)
         )

@@ -69,7 +69,6 @@ class FieldColumns:
 
     @staticmethod
     def of(kind: type, records: Sequence[Any]) -> FieldColumns:
-        """These records."""
         table = FieldColumns()
         for name, dtype, wide in _columns(kind):
             values = list(map(attrgetter(name), records))
@@ -85,7 +84,6 @@ class FieldColumns:
         return table
 
     def fields(self, row: int) -> dict[str, Any]:
-        """The fields of a record, as they went in."""
         values = {name: self.field(row, name) for name in (*self.numbers, *self.words, *self.arrays)}
         return values | {name: values[name].reshape(shapes[row]) for name, shapes in self.shapes.items()}
 
@@ -98,7 +96,6 @@ class FieldColumns:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the columns."""
         ends = {id(ends): ends for ends in self.ends.values()}
         columns = (*self.numbers.values(), *self.arrays.values(), *self.shapes.values(), *ends.values())
         return sum(column.nbytes for column in columns) + sum(8 * len(words) for words in self.words.values())
@@ -120,7 +117,6 @@ class PackedParts:
 
     @staticmethod
     def of(parts: Sequence[RequestStep]) -> PackedParts:
-        """These steps."""
         held = {}
         for name, kind in HELD.items():
             records = list(map(attrgetter(name), parts))
@@ -142,7 +138,6 @@ class PackedParts:
         return [kinds[row] and StepCounts(kinds[row], out, n, n and accepted[row], deep) for row, out, n, deep in each]
 
     def __getitem__(self, row: int) -> RequestStep:
-        """A step, as it went in."""
         return made(RequestStep, {"packed": (self, row)})  # type: ignore[no-any-return]
 
     def field(self, row: int, held: str, name: str) -> Any:  # noqa: ANN401 - as the record has it
@@ -161,7 +156,6 @@ class PackedParts:
 
     @cached_property
     def nbytes(self) -> int:
-        """Bytes of the columns."""
         tables = sum(table.nbytes for table in self.held.values())
         return self.parts.nbytes + tables + sum(rows.nbytes for rows in self.rows.values())
 
@@ -214,11 +208,9 @@ class Picked:
         return self.steps.rows[held][self.rows] if held else self.rows
 
     def table(self, held: str) -> FieldColumns:
-        """The columns of what steps hold under this name; under "" their own."""
         return self.steps.held[held] if held else self.steps.parts
 
     def there(self, held: str) -> Longs:
-        """The places of those that hold one."""
         places = self.places(held)
         return places[places >= 0]
 
@@ -273,7 +265,6 @@ class PartStore:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in memory, roughly."""
         return self._packed_bytes + self._loose_bytes + ROW * len(self._held)
 
     def append(self, part: RequestStep) -> int:

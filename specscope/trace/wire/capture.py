@@ -189,7 +189,6 @@ class CaptureWriter:
             self._file.seek(self.size)
 
     def flush(self) -> None:
-        """Write what is left. Raises UserError."""
         if self._spans:
             self._write()
 

@@ -84,12 +84,10 @@ class WireField:
 
     @property
     def key(self) -> str:
-        """The attribute, or the name in notes."""
         return self.attribute or self.name
 
     @cached_property
     def dtype(self) -> Any:  # noqa: ANN401
-        """An array's dtype; None for anything else."""
         return get_args(get_args(self.base)[1])[0] if get_origin(self.base) is np.ndarray else None
 
     @cached_property
@@ -99,23 +97,19 @@ class WireField:
 
     @cached_property
     def dimensions(self) -> list[str]:
-        """What an array is over."""
         return self.wire.per.rstrip("?").split(",")
 
     @cached_property
     def is_id(self) -> bool:
-        """Whether it is a token id, or an array of token ids."""
         return self.is_absent_at(Privacy.NO_TOKENS) and (self.dtype is not None or self.base is int)
 
     @cached_property
     def notes(self) -> Any:  # noqa: ANN401
-        """The record that the attribute holds as JSON."""
         plain = self.wire.form is WireForm.PLAIN
         return next((kind for kind in get_args(self.base) if plain and dataclasses.is_dataclass(kind)), None)
 
     @cached_property
     def kind(self) -> Any:  # noqa: ANN401
-        """The type of a value on the wire, or of each value of an array."""
         kind = self.base if self.wire.kind is None else self.wire.kind
         is_number = isinstance(kind, type) and issubclass(kind, IntEnum) and self.dtype is not None
         return Literal[tuple(int(value) for value in kind)] if is_number else kind  # quicker
@@ -127,7 +121,6 @@ class WireField:
 
     @cached_property
     def is_any_float(self) -> bool:
-        """Whether any float will do."""
         bounds = [(mark.ge, mark.gt, mark.le, mark.lt) for mark in get_args(self.kind)[1:] if isinstance(mark, Meta)]
         return self.is_float and all(bound is None for each in bounds for bound in each)
 
@@ -179,14 +172,17 @@ class WireField:
 @cache
 def wired(kind: type) -> tuple[WireField, ...]:
     """The declared fields of a record."""
-    hints, marks, found = get_type_hints(kind, include_extras=True), withheld(kind), []
+    hints, marks, prefix = get_type_hints(kind, include_extras=True), withheld(kind), getattr(kind, "PREFIX", "")
+    found = []
     for field in dataclasses.fields(kind):
         hint = hints[field.name]
         wire = next((mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, Wire)), None)
         if wire is not None:
             default = field.default if field.default_factory is MISSING else field.default_factory()
             base = unaliased(hint.__origin__)
-            found.append(WireField(field.name, wire.name, base, wire, marks[field.name], default))
+            own = wire.name if wire.name.startswith("gen_ai.") else f"specscope.{wire.name}"
+            attribute = own if wire.name else prefix and prefix + field.name
+            found.append(WireField(field.name, attribute, base, wire, marks[field.name], default))
     return tuple(found)
 
 
@@ -215,7 +211,6 @@ def written(
 
 
 def _json(notes: Mapping[str, Any]) -> str:
-    """Arrays and plain values as a JSON object."""
     text = orjson.dumps(notes, default=np.ndarray.tolist, option=orjson.OPT_SERIALIZE_NUMPY)
     return (orjson.dumps(_all_named(notes)) if _NULL in text else text).decode()
 

@@ -205,7 +205,6 @@ class OpenRequests:
         self._last: StepRecord | None = None
 
     def __call__(self, record: StepRecord) -> None:
-        """Take a step."""
         if record.after is not None:  # a branch begins, and what came later belongs to another one
             self._open = {name: known for name, known in self._open.items() if known.step <= record.after}
             for each in self._open.values():
@@ -328,7 +327,6 @@ class Subscription:
                 self._idle.wait(POLL_SECONDS)
 
     def close(self) -> None:
-        """Hand over what is queued and end the thread."""
         self._closing = True
         self._wake.set()
         self._thread.join()
@@ -366,11 +364,9 @@ class Bus:
 
     @property
     def lost(self) -> int:
-        """Records thrown away over all sinks."""
         return sum(subscription.lost for subscription in self.subscriptions)
 
     def flush(self) -> None:
-        """Wait until every sink has everything published so far."""
         for subscription in self.subscriptions:
             subscription.flush()
 

@@ -24,7 +24,7 @@ from specscope.trace.stored import CaptureSource, every_run
 from specscope.trace.wire.codec import DamagedError
 from specscope.trace.wire.otlp_json import Parts, ReadSpan, Spans, read_line
 from specscope.trace.wire.schema import is_ours, newer, whole_objects
-from specscope.trace.wire.unspan import Decoder, run_info, with_vocabulary
+from specscope.trace.wire.unspan import OWN, Decoder, run_info
 from specscope.trace.wire.unwrap import unwrapped
 
 LEAST_READ = 0.01  # of a file, from which it is told how long the rest takes
@@ -98,7 +98,6 @@ class CaptureReader:
 
     @property
     def progress(self) -> float:
-        """How much of the file has been read, 0 to 1."""
         if self.done:
             return 1.0
         return (self._before + (0 if self._file.closed else self._file.tell())) / max(self.size, 1)
@@ -139,8 +138,7 @@ class CaptureReader:
         """The records that the spans complete which were not decoded yet."""
         spans, self._spans = self._spans, []
         records = self._decoder.feed(*spans)
-        packed, self._decoder.draft_tokens = self._decoder.draft_tokens, ""
-        self._learn(packed)
+        self.history.run = self._decoder.run
         return records
 
     def _documents(self) -> Iterator[tuple[int, bytes | Parts]]:
@@ -191,19 +189,14 @@ class CaptureReader:
             self._other_runs[str(run)] += len(spans)
             return
         if self.history.run is None:
-            self.history.run = run_info(resource)
+            self._decoder.run = self.history.run = run_info(resource)
             self.warnings += [f"{self.name}: {words}"] if (words := newer(resource)) else []
             self._decoder.privacy = self.history.run.privacy
             for name in whole_objects(resource)[1]:
                 self._decoder.faults.add("the run", f"`{name}` was cut short")
-        self._learn(resource.get(DRAFT_TOKENS))
+        self._decoder.learn_vocabulary(resource.get(DRAFT_TOKENS))  # it is told once in a file, wherever that is
+        self.history.run = self._decoder.run
         self._spans += spans
-
-    def _learn(self, packed: object) -> None:
-        """Complete the run with its draft vocabulary, which is told once in a file, wherever that is."""
-        run = self.history.run
-        if packed and run is not None:
-            self.history.run = with_vocabulary(run, packed, self._decoder.faults)
 
     def _finish(self) -> None:
         self.done = True
@@ -243,7 +236,7 @@ class CaptureReader:
         """Warn of what is missing. `gaps`: steps of each request that are; `unfinished`: requests that did not end."""
         lost = f"without {plural(sum(gaps), 'step')} of {plural(sum(gap > 0 for gap in gaps), 'request')}"
         chosen = f"a part of its run, {lost}" if sum(gaps) else ""  # requests whose traces were chosen from a run
-        if words := chosen if self._decoder.without_engine else self._decoder.missing_text():
+        if words := chosen if self._decoder.missing[OWN] else self._decoder.missing_text():
             self.warnings.append(words)
         if unfinished:
             self.warnings.append(f"{unfinished} of {plural(len(gaps), 'request')} did not end in this file")

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -24,7 +24,9 @@ import specscope
 from specscope.trace.record.aggregate import Aggregate, LeftOut, RequestFigures, Sampled
 from specscope.trace.record.declared import (
     DIMENSIONS,
+    MAX_NOTES,
     Count,
+    Counted,
     Int64,
     Name,
     Names,
@@ -38,6 +40,7 @@ from specscope.trace.record.declared import (
     Value,
     Wire,
     WireForm,
+    Words,
     made,
 )
 from specscope.trace.record.params import PARAM_NAMES
@@ -71,6 +74,7 @@ UNTOLD = tuple(sorted(PARAM_NAMES - {*PARAMS, "stop"}))  # where a span lacks th
 Times = Annotated[tuple[Time, ...], Meta(max_length=8192)]
 Timed = Annotated[tuple[Name, ...], Meta(min_length=1, max_length=64)]  # phases of a step
 Passes = Annotated[tuple[Name, ...], Meta(max_length=4096)]
+NotesText = Annotated[str, Meta(max_length=MAX_NOTES)]
 Likeliest = Annotated[list[Piece], Meta(max_length=2 * DIMENSIONS["t"].most * (MAX_NODES + 1))]
 OfTree = Annotated[tuple[T, ...], Meta(max_length=MAX_NODES + 1)]
 ThreeTimes = Annotated[tuple[Time, ...], Meta(min_length=3, max_length=3)]
@@ -105,88 +109,94 @@ def is_ours(resource: Mapping[str, Any]) -> bool:
 class OfStep:
     """Every span that we read belongs to an engine step."""
 
-    step: Annotated[int, Wire("specscope.step", Step)]
-    branch: Annotated[int, Wire("specscope.branch", Count)] = 0
+    PREFIX: ClassVar = "specscope."
+    step: Annotated[int, Wire(Step)]
+    branch: Counted = 0
     # what a request's part says of the engine, for its trace to stand by itself; "" in captures of before
-    engine: Annotated[str, Wire(ENGINE, Short)] = ""
+    engine: Words = ""
 
 
 @dataclass(frozen=True)
 class OfQueue:
     """Of a request's admission."""
 
-    admitted: Annotated[bool, Wire("specscope.request.admitted")] = True  # False: it ended before it was
-    length: Annotated[int, Wire("specscope.request.prompt_length", TokenCount)] = 0
+    PREFIX: ClassVar = "specscope.request."
+    admitted: Annotated[bool, Wire()] = True  # False: it ended before it was
+    length: Annotated[int, Wire(TokenCount, name="request.prompt_length")] = 0
 
 
 @dataclass(frozen=True)
 class OfDecodeStep:
     """Of a request's part in a step that ended in a verdict."""
 
-    request: Annotated[str, Wire("specscope.request.id", Name)]
-    drafted: Annotated[int, Wire("specscope.drafted", Count)]
-    accepted: Annotated[int, Wire("specscope.accepted", Count)]
-    dropped: Annotated[int | None, Wire("specscope.draft.dropped", Count | None)] = None  # where there are notes
+    PREFIX: ClassVar = "specscope."
+    request: Annotated[str, Wire(Name, name="request.id")]
+    drafted: Counted
+    accepted: Counted
+    dropped: Annotated[int | None, Wire(Count | None, name="draft.dropped")] = None  # where there are notes
     # What the tokens of tree and verdict stand for
-    text: Annotated[tuple[str, ...], Wire("specscope.tree.text", OfTree[Piece])] = ()
-    special: Annotated[tuple[int, ...], Wire("specscope.tree.special", OfTree[Token])] = ()
+    text: Annotated[tuple[str, ...], Wire(OfTree[Piece], name="tree.text")] = ()
+    special: Annotated[tuple[int, ...], Wire(OfTree[Token], name="tree.special")] = ()
 
 
 @dataclass(frozen=True)
 class OfEngineStep:
     """Of an engine step as a whole: who took part, and what it took."""
 
-    phase_names: Annotated[tuple[str, ...], Wire("specscope.phase.names", Timed)]
-    phase_times: Annotated[tuple[int, ...], Wire("specscope.phase.times", Times)]
-    pass_names: Annotated[tuple[str, ...], Wire("specscope.pass.names", Passes)] = ()
-    pass_times: Annotated[tuple[int, ...], Wire("specscope.pass.times", Times)] = ()
-    requests: Annotated[tuple[str, ...], Wire("specscope.requests", Names)] = ()
-    admitted: Annotated[tuple[str, ...], Wire("specscope.admitted", Names)] = ()
-    finished: Annotated[tuple[str, ...], Wire("specscope.finished", Names)] = ()
-    flight: Annotated[tuple[int, ...] | None, Wire("specscope.flight", ThreeTimes | None)] = None
+    PREFIX: ClassVar = "specscope."
+    phase_names: Annotated[tuple[str, ...], Wire(Timed, name="phase.names")]
+    phase_times: Annotated[tuple[int, ...], Wire(Times, name="phase.times")]
+    pass_names: Annotated[tuple[str, ...], Wire(Passes, name="pass.names")] = ()
+    pass_times: Annotated[tuple[int, ...], Wire(Times, name="pass.times")] = ()
+    requests: Annotated[tuple[str, ...], Wire(Names)] = ()
+    admitted: Annotated[tuple[str, ...], Wire(Names)] = ()
+    finished: Annotated[tuple[str, ...], Wire(Names)] = ()
+    flight: Annotated[tuple[int, ...] | None, Wire(ThreeTimes | None)] = None
 
 
 @dataclass(frozen=True)
 class OfAggregate:
     """Of an interval, besides its counts."""
 
-    averages: Annotated[tuple[str, ...], Wire(AGGREGATE + "averages", Averages[Name])] = ()
-    average_values: Annotated[tuple[float, ...], Wire(AGGREGATE + "average_values", Averages[Value])] = ()
+    PREFIX: ClassVar = AGGREGATE
+    averages: Annotated[tuple[str, ...], Wire(Averages[Name])] = ()
+    average_values: Annotated[tuple[float, ...], Wire(Averages[Value])] = ()
 
 
 @dataclass(frozen=True)
 class OfRoot:
     """Of a request's end: what it asked, as much as any viewer of model calls understands."""
 
-    request: Annotated[str, Wire("specscope.request.id", Name)]
-    labels: Annotated[str, Wire("specscope.request.labels", Short)]
-    reasons: Annotated[tuple[FinishReason, ...], Wire("gen_ai.response.finish_reasons", OneReason)]
-    temperature: Annotated[float, Wire("gen_ai.request.temperature")]
-    top_k: Annotated[int, Wire("gen_ai.request.top_k", Int64)]
-    top_p: Annotated[float, Wire("gen_ai.request.top_p")]
-    frequency_penalty: Annotated[float, Wire("gen_ai.request.frequency_penalty")]
-    presence_penalty: Annotated[float, Wire("gen_ai.request.presence_penalty")]
-    max_tokens: Annotated[int, Wire("gen_ai.request.max_tokens", Int64)]
-    seed: Annotated[int, Wire("gen_ai.request.seed", Int64)]
-    stop: Annotated[tuple[str, ...], Wire("gen_ai.request.stop_sequences", tuple[Short, ...])] = ()
-    other_params: Annotated[str, Wire(OTHER_PARAMS, Text)] = ""
-    operation: Annotated[str, Wire("gen_ai.operation.name", Short)] = TEXT_COMPLETION
-    length: Annotated[int, Wire("gen_ai.usage.output_tokens", TokenCount)] = 0  # of its output
+    PREFIX: ClassVar = "gen_ai.request."
+    request: Annotated[str, Wire(Name, name="request.id")]
+    labels: Annotated[str, Wire(Short, name="request.labels")]
+    reasons: Annotated[tuple[FinishReason, ...], Wire(OneReason, name="gen_ai.response.finish_reasons")]
+    temperature: Annotated[float, Wire()]
+    top_k: Annotated[int, Wire(Int64)]
+    top_p: Annotated[float, Wire()]
+    frequency_penalty: Annotated[float, Wire()]
+    presence_penalty: Annotated[float, Wire()]
+    max_tokens: Annotated[int, Wire(Int64)]
+    seed: Annotated[int, Wire(Int64)]
+    stop: Annotated[tuple[str, ...], Wire(tuple[Short, ...], name="gen_ai.request.stop_sequences")] = ()
+    other_params: Annotated[str, Wire(Text, name="request.other_params")] = ""
+    operation: Annotated[str, Wire(Short, name="gen_ai.operation.name")] = TEXT_COMPLETION
+    length: Annotated[int, Wire(TokenCount, name="gen_ai.usage.output_tokens")] = 0  # of its output
 
 
 @dataclass(frozen=True)
 class OfRun:
     """Of the resource: what was left out."""
 
-    text: Annotated[bool, Wire("specscope.run.text")]
-    tokens: Annotated[bool, Wire("specscope.run.tokens")] = True
+    PREFIX: ClassVar = "specscope.run."
+    text: Annotated[bool, Wire()]
+    tokens: Annotated[bool, Wire()] = True
 
 
 Records = Mapping[type, Any]  # by their types, as far as a span tells of each
 
 
 def _check_engine_step(told: Records) -> None:
-    """Raises DamagedError."""
     span, step = told[OfEngineStep], told[StepRecord]
     left_out = told[LeftOut].steps if LeftOut in told else 0
     if step.after is not None and step.after >= step.step:
@@ -207,18 +217,13 @@ def _check_engine_step(told: Records) -> None:
 
 
 def _check_aggregate(span: OfAggregate, aggregate: Aggregate) -> None:
-    """Raises DamagedError."""
     accepted, proposed = aggregate.accepted_at, aggregate.proposed_at
     if len(span.averages) != len(span.average_values) or len(set(span.averages)) != len(span.averages):
         raise DamagedError(f"`{AGGREGATE}average_values` are not one for each name in `{AGGREGATE}averages`")
-    if proposed and not accepted:
-        raise DamagedError(f"`{AGGREGATE}proposed_at` without `{AGGREGATE}accepted_at`")
-    if accepted and (aggregate.drafts is None or max(accepted) > aggregate.drafts):
-        raise DamagedError(f"`{AGGREGATE}accepted_at` counts more than `{AGGREGATE}drafts`")
-    if any(after > before for before, after in pairwise(accepted)):
-        raise DamagedError(f"`{AGGREGATE}accepted_at` rises: a token is accepted only after the one before it")
     if proposed and len(proposed) != len(accepted):
         raise DamagedError(f"`{AGGREGATE}proposed_at` holds {len(proposed)} values, not {len(accepted)}")
+    if any(after > before for before, after in pairwise((aggregate.drafts or 0, *accepted))):
+        raise DamagedError(f"`{AGGREGATE}accepted_at` rises, or counts more than `{AGGREGATE}drafts`")
 
 
 class SpanKind(NamedTuple):
@@ -291,36 +296,26 @@ def _evidence(spans: Sequence[OfDecodeStep], attributes: Sequence[Attributes], n
     """The steps of these spans in columns, checked. Raises DamagedError where anything in one is damaged."""
     lengths: Lengths = {}
     own = read_table(RequestStep, attributes, lengths, nameless=nameless)
+    lengths |= {"e": own.numbers["emitted"], "d": np.array([span.dropped or 0 for span in spans], np.int64)}
     held: dict[str, tuple[NDArray[np.bool_], FieldColumns]] = {}
-    for name in ("tree", "verdict"):
-        held[name] = np.ones(len(spans), np.bool_), read_table(HELD[name], attributes, lengths, nameless=nameless)
-    has_notes = np.array([words.dropped is not None for words in spans])
-    with_notes = [each for each, there in zip(attributes, has_notes, strict=True) if there]
-    of_notes = _some(lengths, has_notes)
-    of_notes["d"] = np.array([words.dropped for words in spans if words.dropped is not None], np.int64)
-    held["notes"] = has_notes, read_table(HELD["notes"], with_notes, of_notes, nameless=nameless)
-    lengths["e"] = own.numbers["emitted"]
     likeliest: list[Sequence[str]] = [()] * len(spans)
-    for field in wired(RequestStep):
-        if field.notes is not None:
-            texts = converted([each.get(field.attribute, "") for each in attributes], field.type, field.attribute)
+    in_json = {field.name: field.attribute for field in wired(RequestStep) if field.notes is not None}
+    for name, kind in HELD.items():
+        notes, told = in_json.get(name, ""), attributes
+        there = np.array([name != "notes" or span.dropped is not None for span in spans], np.bool_)
+        if notes:
+            texts = converted([each.get(notes, "") for each in attributes], NotesText, notes)
             there = np.array(list(map(bool, texts)), np.bool_)
-            parsed = [read_json(text, dict[str, Any], field.attribute) for text in texts if text]
-            table = read_table(field.notes, parsed, _some(lengths, there), nameless=nameless, notes=field.attribute)
-            held[field.name] = there, table
-            if field.name == "parents":
-                named = converted(
-                    [notes.get("text", []) for notes in parsed], Likeliest, "text", "`specscope.parents`: "
-                )
-                for row, text in zip(np.flatnonzero(there).tolist(), named, strict=True):
-                    likeliest[row] = text
+            told = [read_json(text, dict[str, Any], notes) if text else {} for text in texts]
+        of_these = {letter: each[there] for letter, each in lengths.items()}
+        these = [each for each, is_there in zip(told, there, strict=True) if is_there]
+        held[name] = there, read_table(kind, these, of_these, nameless=nameless, notes=notes)
+        lengths = of_these if there.all() else lengths
+        if name == "parents":
+            likeliest = converted([each.get("text", []) for each in told], Likeliest, "text", f"`{notes}`: ")
     packed = PackedParts(own, held)
     _check(packed, spans, lengths["n"], lengths["a"])
     return [StepEvidence(packed[row], likeliest[row]) for row in range(len(spans))]
-
-
-def _some(lengths: Lengths, there: NDArray[np.bool_]) -> Lengths:
-    return {letter: each[there] for letter, each in lengths.items()}
 
 
 def _check(packed: PackedParts, spans: Sequence[OfDecodeStep], n: Longs, accepted: Longs) -> None:

@@ -184,7 +184,6 @@ class Sender:
 
     @property
     def queued(self) -> int:
-        """Spans that wait."""
         return sum(map(len, self._batches))
 
     def put(self, spans: Sequence[ReadableSpan]) -> None:
@@ -350,20 +349,16 @@ class SpanSink:
 
     @property
     def sampled(self) -> str:
-        """How many requests were kept, and why; "" where all are."""
         return "" if self.sampler is None else self.sampler.text
 
     def losses(self) -> list[str]:
-        """How many spans were not sent, and why; a line each."""
         return [f"{plural(count, 'span')} not sent: {why}" for why, count in self._sender.lost.most_common()]
 
     def flush(self) -> None:
-        """Send what is waiting."""
         if self._batch:
             self._sender.put(self._batch)
             self._batch, self._bytes = [], 0
 
     def close(self) -> None:
-        """Flush, and end what sends."""
         self.flush()
         self._sender.close()

@@ -89,7 +89,6 @@ class _Table:
         self.columns = FieldColumns()
 
     def add(self, field: WireField, values: list[Any]) -> None:
-        """A field of each record."""
         if field.dtype is None:
             plain, dtype = self._plain(field, values), NUMBERS.get(field.base)
             if dtype is None:

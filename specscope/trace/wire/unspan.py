@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -62,6 +62,13 @@ TEXT = 32 * 2**20  # bytes of their texts
 # Parameters that are not set: a resource may leave them out
 DEFAULTS = SamplingParams().to_dict()
 UNSET_PARAMS = {name: value for name, value in DEFAULTS.items() if not value}
+OWN = "engine step's own span"
+MISSING = {  # what may be, as one and as several
+    "whole engine step": "",
+    "part of a request in a step": "parts of requests in steps",
+    "request's beginning or end": "beginnings and ends of requests",
+    OWN: "engine steps' own spans",
+}
 UNDRAFTED: Mapping[str, Any] = {"drafter": "none", "tree": DraftTree.empty(), "verdict": None, "emitted": 0}
 
 
@@ -85,25 +92,14 @@ def run_info(resource: Attributes) -> RunInfo:
     return replace(run, params={name: params[name] for name in (*DEFAULTS, *params) if name in params})
 
 
-def with_vocabulary(run: RunInfo, packed: object, faults: Faults) -> RunInfo:
-    """The run with its draft vocabulary, where this is what it lacks. One that is damaged is named in `faults`."""
-    try:
-        return completed(run, packed)
-    except ValueError as error:
-        faults.add("the draft vocabulary", f"`{DRAFT_TOKENS}` {error}")
-        return run
-
-
 @dataclass
 class _Pending:
     """The spans of one engine step that have arrived."""
 
     engine: schema.Records | None = None  # of the engine step's own span
     parts: dict[str, RequestStep] = field(default_factory=dict)
-    admitted: dict[str, RequestInfo] = field(default_factory=dict)
+    infos: dict[str, tuple[RequestInfo, int]] = field(default_factory=dict)  # of `queue` spans, with its bytes
     finished: dict[str, tuple[int, int, schema.Records]] = field(default_factory=dict)  # start, end; read at the end
-    waited: set[str] = field(default_factory=set)  # requests that were not admitted: their queue span is of this step
-    infos: list[tuple[RequestInfo, int]] = field(default_factory=list)  # of both, with its bytes
     notes: str = ""  # what a request's step said of the engine
     times: tuple[int, int] = (0, 0)  # when a request's step began and ended, or when a request came or went
     branch: int = 0
@@ -112,32 +108,32 @@ class _Pending:
 
     @property
     def names(self) -> schema.OfEngineStep:
-        """Who took part, as far as it is told."""
         return NOBODY if self.engine is None else self.engine[schema.OfEngineStep]
 
     @property
+    def admitted(self) -> dict[str, RequestInfo]:
+        """The others of `infos` ended before: their `queue` span is of this step."""
+        return {name: info for name, (info, _) in self.infos.items() if info.admitted_ns}
+
+    @property
     def left_out(self) -> int:
-        """Steps before it that sampling left out."""
         return self.engine[LeftOut].steps if self.engine is not None and LeftOut in self.engine else 0
 
     def complete(self) -> bool:
         """Whether every span that the engine step names is there."""
+        asked = ((self.parts, self.names.requests), (self.admitted, self.names.admitted))
+        figures = {name: told.get(RequestFigures) for name, (*_, told) in self.finished.items()}
         return (
             self.engine is not None
-            and self.parts.keys() >= {*self.names.requests}
-            and self.admitted.keys() >= {*self.names.admitted}
-            and self.finished.keys() >= {*self.names.finished}
-            and all(
-                name in self.waited or RequestFigures not in told or told[RequestFigures].queue_s is not None
-                for name, (*_, told) in self.finished.items()
-            )
+            and all(there.keys() >= {*names} for there, names in (*asked, (figures, self.names.finished)))
+            and all(not sums or sums.queue_s is not None or name in self.infos for name, sums in figures.items())
         )
 
-    def own(self, of_engine: Mapping[str, Any] | None) -> dict[str, Any]:
-        """The fields of the record that the engine step's span has. `of_engine`: as requests' steps tell them."""
+    def own(self, notes: schema.EngineNotes | None) -> dict[str, Any]:
+        """The fields of the record that the engine step's span has. `notes`: what a request's step said of them."""
         if self.engine is None:
-            told = of_engine or {"running": len(self.parts), "phases": (Phase(NO_TIMES, *self.times),)}
-            return {**NOTHING, "branch": self.branch, **told}
+            bare = {"running": len(self.parts), "phases": (Phase(NO_TIMES, *self.times),)}
+            return {**NOTHING, "branch": self.branch, **(bare if notes is None else notes.fields(self.times[0]))}
         aggregate, own = self.engine.get(Aggregate), self.engine.get(schema.OfAggregate)
         averages = {} if own is None else dict(zip(own.averages, own.average_values, strict=True))
         return {
@@ -149,13 +145,10 @@ class _Pending:
             "left_out": self.engine.get(LeftOut),
         }
 
-    def absent(self, batch: int | None, ends: Sequence[RequestEnd], steps: int) -> Absent | None:
-        """What of the step is not here. `batch`: as requests' steps tell it; None where they do not.
-
-        `steps`: engine steps between the one before and this one that are not here.
-        """
+    def absent(self, notes: schema.EngineNotes | None, ends: Sequence[RequestEnd], steps: int) -> Absent | None:
+        """What of the step is not here. `steps`: engine steps between the one before and this one that are not here."""
         names = tuple(name for name in self.names.requests if name not in self.parts)
-        others = len(names) if self.engine is not None else None if batch is None else max(batch - len(self.parts), 0)
+        others = len(names) if self.engine is not None else notes and max(notes.batch - len(self.parts), 0)
         unseen = len({*self.names.admitted}.difference(self.admitted))  # admissions and ends
         unseen += len({*self.names.finished}.difference(end.info.id for end in ends))
         absent = Absent(others, names, self.engine is None, steps, unseen)
@@ -186,15 +179,12 @@ class Decoder:
         self.privacy = privacy
         self.vocabulary = Vocabulary()
         self.faults = Faults()
-        self.lost_steps = 0  # engine steps of which nothing came
-        self.lost_parts = 0  # requests' parts in others
-        self.lost_ends = 0  # admissions and ends of requests
+        self.run: RunInfo | None = None  # as its reader knows it; completed where a span tells the draft vocabulary
+        self.missing = Counter[str]()  # by MISSING
         self.judged = 0  # decode steps with their evidence
         self.has_figures = False  # whether a request's own span told its figures
         self.has_steps = False  # whether more came than requests' own spans
-        self.without_engine = 0  # steps whose engine step's own span did not come
         self.summaries = 0
-        self.draft_tokens = ""  # the draft vocabulary, where a span told it; who reads it empties it
         self._most_steps: float = math.inf if patient else STEPS_BEHIND
         self._most_bytes = HELD_OF_FILE if patient else HELD
         self._pending: dict[int, _Pending] = {}
@@ -209,30 +199,29 @@ class Decoder:
 
     @property
     def held(self) -> int:
-        """Bytes that are held, roughly."""
         words = len(self.vocabulary.pieces) + len(self.vocabulary.special)
         return self._held + self._infos_held + self._text + 100 * words
 
     @property
     def lost(self) -> int:
-        """Steps, and parts of steps, that did not come."""
-        return self.lost_steps + self.lost_parts + self.lost_ends if self.has_steps else 0
+        return self.missing.total() - self.missing[OWN] if self.has_steps else 0
 
     @property
     def in_part(self) -> bool:
         """Whether spans of the run are known to be missing: lost, or left out by somebody who chose."""
-        return bool(self.lost or (self.has_steps and self.without_engine))
+        return self.has_steps and self.missing.total() > 0
 
     def missing_text(self) -> str:
         """What is missing, in words; "" for nothing."""
-        counts = (
-            (self.lost_steps, "whole engine step"),
-            (self.lost_parts, "part of a request in a step", "parts of requests in steps"),
-            (self.lost_ends, "request's beginning or end", "beginnings and ends of requests"),
-            (self.without_engine, "engine step's own span", "engine steps' own spans"),
-        )
-        lost = ", ".join(plural(count, *names) for count, *names in counts if count)
-        return f"a part of its run, without {lost}" if self.in_part else ""
+        lost = (plural(self.missing[one], one, many) for one, many in MISSING.items() if self.missing[one])
+        return f"a part of its run, without {', '.join(lost)}" if self.in_part else ""
+
+    def learn_vocabulary(self, packed: object) -> None:
+        """Complete the run with its draft vocabulary, where this is what it lacks. One that is damaged is a fault."""
+        try:
+            self.run = self.run and completed(self.run, packed)
+        except ValueError as error:
+            self.faults.add("the draft vocabulary", f"`{DRAFT_TOKENS}` {error}")
 
     def _is_late(self, attributes: Attributes) -> bool:
         """Whether the step of this span was given already."""
@@ -240,7 +229,6 @@ class Decoder:
         return isinstance(step, int) and 0 <= step < self._next
 
     def feed(self, *spans: ReadSpan | DamagedError) -> list[StepRecord]:
-        """Take these spans; gives the records that they complete."""
         records: list[StepRecord] = []
         opened = [each for each in map(self._opened, spans) if each is not None]
         told: dict[int, schema.Records | DamagedError] = {}  # by the span's place
@@ -265,8 +253,8 @@ class Decoder:
         if isinstance(span, DamagedError):
             self.faults.add("a span", str(span))
             return None
-        if isinstance(packed := span.attributes.get(DRAFT_TOKENS), str):
-            self.draft_tokens = packed
+        if (packed := span.attributes.get(DRAFT_TOKENS)) is not None:
+            self.learn_vocabulary(packed)
         kind = schema.kind_of(span.name, span.attributes)
         if kind is None or self._is_late(span.attributes):
             return None
@@ -277,7 +265,6 @@ class Decoder:
         return ReadSpan(name, span.start_ns, span.end_ns, attributes), kind
 
     def _take_in(self, span: ReadSpan, told: schema.Records) -> None:
-        """Take a span in."""
         check_times(span.start_ns, span.end_ns)
         weight, of_step, pending = _weight(span, told), told[schema.OfStep], self._waiting(told[schema.OfStep].step)
         self.has_steps |= schema.OfRoot not in told
@@ -296,11 +283,7 @@ class Decoder:
             gone = {"prompt_tokens": no_tokens(queue.length)} if self.privacy >= Privacy.NO_TOKENS else {}
             admitted_ns = span.end_ns if queue.admitted else 0
             info = _whole(told[RequestInfo], arrival_ns=span.start_ns, admitted_ns=admitted_ns, **gone)
-            pending.infos.append((info, weight))
-            if queue.admitted:
-                pending.admitted[info.id] = info
-            else:
-                pending.waited.add(info.id)
+            pending.infos[info.id] = info, weight
         elif StepRecord in told:
             pending.engine = told
         else:
@@ -339,7 +322,7 @@ class Decoder:
     def _take(self, step: int, records: list[StepRecord]) -> None:
         pending = self._pending.pop(step)
         self._held -= pending.weight
-        if not (pending.engine or pending.parts or pending.admitted or pending.finished):
+        if not (pending.engine or pending.parts or pending.infos or pending.finished):
             return  # they were without evidence
         records.append(self._record(step, pending, max(step - pending.left_out - self._next, 0)))
         self._next = max(self._next, step + 1)
@@ -354,7 +337,10 @@ class Decoder:
 
     def _record(self, step: int, pending: _Pending, steps: int) -> StepRecord:
         """The step's record. `steps`: that are not here."""
-        for info, weight in pending.infos:  # not before: a request of a branch that was left ends as it began there
+        for (
+            info,
+            weight,
+        ) in pending.infos.values():  # not before: a request of a branch that was left ends as it began there
             self._infos_held += weight - self._infos.pop(info.id, (None, 0))[1]
             self._infos[info.id] = (info, weight)
             while self._infos_held > INFOS:
@@ -365,14 +351,15 @@ class Decoder:
                 finished += [self._end(name, *pending.finished[name])] if name in pending.finished else []
             except DamagedError as error:
                 self.faults.add(schema.ROOT_NAME, str(error))
-        batch, of_engine = None, None  # the batch, and the record's fields, as a request's step tells them
+        notes = None
         if pending.engine is None and pending.notes:
             try:
                 notes = read_engine(pending.notes)
-                batch, of_engine = notes.batch, notes.fields(pending.times[0])
+                notes.fields(pending.times[0])
             except DamagedError as error:
+                notes = None
                 self.faults.add("decode_step", str(error))
-        absent, fields = pending.absent(batch, finished, steps), pending.own(of_engine)
+        absent, fields = pending.absent(notes, finished, steps), pending.own(notes)
         fields |= {
             "admitted": _known(pending.admitted, pending.names.admitted),
             "requests": _known(pending.parts, pending.names.requests),
@@ -380,10 +367,9 @@ class Decoder:
             "absent": absent,
         }
         if absent is not None:
-            self.lost_steps += absent.steps
-            self.lost_parts += (absent.requests or 0) - len(pending.bare.intersection(absent.names))
-            self.lost_ends += absent.others
-            self.without_engine += absent.engine
+            parts = (absent.requests or 0) - len(pending.bare.intersection(absent.names))
+            for name, count in zip(MISSING, (absent.steps, parts, absent.others, absent.engine), strict=True):
+                self.missing[name] += count
         record = StepRecord(**fields | {"step": step})
         if record.after is None or record.after in self._sent:
             return record
@@ -425,7 +411,6 @@ class Decoder:
 
 
 def _weight(span: ReadSpan, told: schema.Records) -> int:
-    """Bytes in memory, roughly."""
     if StepEvidence in told:
         columns = told[StepEvidence].step.__dict__["packed"][0]
         return 2000 + columns.nbytes // len(columns)  # type: ignore[no-any-return]

@@ -63,9 +63,9 @@ def test_an_interval_is_one_engine_step_with_its_counts_as_arrays():
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"drafts": 39}, "`specscope.aggregate.accepted_at` counts more than `specscope.aggregate.drafts`"),
+        ({"drafts": 39}, "or counts more than `specscope.aggregate.drafts`"),
         ({"accepted_at": [1, 2, 0]}, "`specscope.aggregate.accepted_at` rises"),
-        ({"accepted_at": None}, "`specscope.aggregate.proposed_at` without"),
+        ({"accepted_at": None}, "`specscope.aggregate.proposed_at` holds 3 values, not 0"),
         ({"proposed_at": [143]}, "`specscope.aggregate.proposed_at` holds 1 values, not 3"),
         ({"averages": ["a"]}, "`specscope.aggregate.average_values` are not one for each name"),
         ({"averages": ["a", "a"], "average_values": [1.0, 2.0]}, "are not one for each name"),

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specscope.trace.history.wording import Faults
 from specscope.trace.record.draft_vocabulary import (
     digest,
     draft_id,
@@ -22,7 +21,7 @@ from specscope.trace.record.draft_vocabulary import (
 )
 from specscope.trace.record.vocabulary import Detokenizer, Vocabulary
 from specscope.trace.wire.spans import resource_attributes
-from specscope.trace.wire.unspan import run_info, with_vocabulary
+from specscope.trace.wire.unspan import Decoder, run_info
 from tests.trace.strategies import RUN
 
 
@@ -75,11 +74,13 @@ def test_a_digest_is_of_the_tokens_and_not_of_what_compressed_them():
     ],
 )
 def test_of_a_damaged_one_nothing_else_is_lost(text, says):
-    run, faults = dataclasses.replace(RUN, draft_vocab=3, draft_tokens=text), Faults()
+    run, decoder = dataclasses.replace(RUN, draft_vocab=3, draft_tokens=text), Decoder()
     read = run_info(resource_attributes(run))
     assert dataclasses.replace(read, draft_tokens="") == dataclasses.replace(run, draft_tokens="")
-    assert lacks_draft_tokens(with_vocabulary(read, text, faults))
-    [line] = faults.lines()
+    decoder.run = read
+    decoder.learn_vocabulary(text)
+    assert lacks_draft_tokens(decoder.run)
+    [line] = decoder.faults.lines()
     assert re.search(f"`specscope.run.draft_tokens` .*(?:{says})", line)
 
 
