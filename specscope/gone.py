@@ -37,6 +37,7 @@ GONE = {
     **dict.fromkeys(("--per-request-spec-decode-metrics", "--enable-per-request-metrics"), _ANSWERS),
     "--stop-on-error": "a script runs to its end, and the last line names the first command that failed",
     "--step": "a step is written FILE#REQUEST@STEP, and `specscope report FILE` shows where a step's time goes",
+    "--log-stats": "--metrics-port 9464 serves the counts, and `specscope watch` prints them by interval",
     "--tui": "--screen shows it on a screen",
     "--over": "`specscope debug FILE` debugs a capture",
     "--attach": "`specscope debug SOCKET` attaches to an engine that runs",

@@ -145,13 +145,12 @@ def _on_screen(asked: AskedRun, lifetime: Lifetime, *, paused: bool) -> int:
 @click.argument("prompts", nargs=-1, required=True, metavar="PROMPTS...", type=PROMPT)
 @flag("-o,--output FILE", "The capture to write (OTLP JSON Lines).", required=True)
 @no_clobber_option
-@flag("--log-stats", "Print vLLM's line of SpecDecoding metrics every 10 s.")
 @flag("--quiet", "Print no progress bar and no summary.")
 @engine_options
 @sampling_options
 @output_options
 @click.pass_obj
-def capture(lifetime: Lifetime, /, prompts: tuple[str, ...], output: str, log_stats: bool, **flags: Any) -> None:  # noqa: ANN401
+def capture(lifetime: Lifetime, /, prompts: tuple[str, ...], output: str, **flags: Any) -> None:  # noqa: ANN401
     """Decode prompts and record every step, without a screen.
 
     \b
@@ -164,10 +163,10 @@ def capture(lifetime: Lifetime, /, prompts: tuple[str, ...], output: str, log_st
     quiet = flags.pop("quiet")
     are_files = What.WORDS not in map(What.of, prompts) or any(" " in text for text in prompts)
     asked = AskedRun.of(flags, prompts, output, None, words_are_files=are_files)
-    sys.exit(_without_screen(asked, lifetime, log_stats=log_stats, quiet=quiet))
+    sys.exit(_without_screen(asked, lifetime, quiet=quiet))
 
 
-def _without_screen(asked: AskedRun, lifetime: Lifetime, *, log_stats: bool, quiet: bool) -> int:
+def _without_screen(asked: AskedRun, lifetime: Lifetime, *, quiet: bool) -> int:
     """Run all prompts; returns the exit code: 0; 1 where a prompt cannot run, a request failed, or the capture lacks
     something; 128 and the signal's number, 130 after Ctrl-C. Raises UserError where no prompt can run.
     """
@@ -186,7 +185,6 @@ def _without_screen(asked: AskedRun, lifetime: Lifetime, *, log_stats: bool, qui
                 warn(f"{line}; skipped")
             engine = start_engine(asked.config, begin)
             begin("running")
-        log = (lambda line: console.print(line, highlight=False, soft_wrap=True)) if log_stats else None
         for number, spec in ((number, spec) for number, spec in enumerate(specs) if number not in long):
             try:
                 engine.add_spec(spec)
@@ -196,7 +194,7 @@ def _without_screen(asked: AskedRun, lifetime: Lifetime, *, log_stats: bool, qui
                     raise UserError(refused[-1]) from None
                 warn(f"{refused[-1]}; skipped")
         to = engine.bus, engine.run_info, engine.vocabulary
-        outputs = Outputs(asked.options, *to, asked.params, log, tell=warn)
+        outputs = Outputs(asked.options, *to, asked.params, tell=warn)
         lifetime.leave = outputs.close  # where a step takes longer than the grace
         with interruptible() as interrupt:  # the sinks' end too: a signal must not cut it short
             try:

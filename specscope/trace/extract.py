@@ -15,9 +15,7 @@ from specscope.errors import UserError
 from specscope.trace.checked import whole
 from specscope.trace.files import Existing
 from specscope.trace.history.history import History, RequestHistory
-from specscope.trace.history.totals import RequestTally
 from specscope.trace.history.wording import plural
-from specscope.trace.record.aggregate import RequestFigures
 from specscope.trace.record.privacy import Privacy
 from specscope.trace.record.records import Absent, RunInfo, StepRecord
 from specscope.trace.record.vocabulary import Vocabulary, printable
@@ -67,10 +65,9 @@ def part_of(history: History, places: Sequence[str], privacy: Privacy = Privacy.
     parts: Chosen = defaultdict(set)
     events: Chosen = defaultdict(set)  # admissions and ends
     counts: dict[str, int] = {}  # of all steps of each request
-    figures: dict[str, RequestFigures | None] = {}
     for place in places:
         request, stretch = _found(history, place)
-        counts[request.id], figures[request.id] = len(request.steps), _figures(history, request)
+        counts[request.id] = len(request.steps)
         for position in _positions(request, stretch):
             parts[history.steps[position].step].add(request.id)
         for record in history.steps:
@@ -82,7 +79,7 @@ def part_of(history: History, places: Sequence[str], privacy: Privacy = Privacy.
         if record.step in parts or record.step in events:
             before = records[-1].step if records else -1
             after = None if record.branch == branch else before
-            records.append(_alone(record, parts[record.step], events[record.step], after, figures))
+            records.append(_alone(record, parts[record.step], events[record.step], after))
             branch = record.branch
     run = replace(history.run, privacy=max(history.run.privacy, privacy))
     return Extract(run, tuple(records), tuple(counts), _left_out(history, counts, records, run.privacy))
@@ -103,17 +100,6 @@ def _left_out(
         ("", "text", "text and token ids")[privacy],
     )
     return tuple(filter(None, words))
-
-
-def _figures(history: History, request: RequestHistory) -> RequestFigures | None:
-    """What a request came to in all its steps; None where its end does not tell it and steps are missing."""
-    end, tokens = request.end, sum(step.emitted for step in request.steps)
-    if history.run is None or end is None or end.figures is not None or tokens != len(end.output):
-        return None if end is None else end.figures
-    tally = RequestTally(history.run)
-    for step, position in zip(request.steps, request.engine_steps, strict=True):
-        tally.add(replace(history.steps[position], admitted=(), requests=(step,), finished=(), after=None))
-    return tally.figures(end)
 
 
 def write_part(part: Extract, vocabulary: Vocabulary, path: str, existing: Existing = Existing.REPLACE) -> int:
@@ -152,20 +138,13 @@ def _positions(request: RequestHistory, stretch: Stretch) -> list[int]:
     return there
 
 
-def _alone(
-    record: StepRecord,
-    parts: Collection[str],
-    events: Collection[str],
-    after: int | None,
-    figures: Mapping[str, RequestFigures | None],
-) -> StepRecord:
+def _alone(record: StepRecord, parts: Collection[str], events: Collection[str], after: int | None) -> StepRecord:
     requests = tuple(part for part in record.requests if part.request in parts)
-    finished = (end for end in record.finished if end.info.id in events)
     return replace(
         record,
         admitted=tuple(info for info in record.admitted if info.id in events),
         requests=requests,
-        finished=tuple(replace(end, figures=figures[end.info.id]) for end in finished),
+        finished=tuple(end for end in record.finished if end.info.id in events),
         after=after,
         absent=Absent(record.batch - len(requests) if record.is_timed else None, engine=True),
         preempted=(),

@@ -30,8 +30,6 @@ from specscope.trace.wire.spans import own_trace
 
 PLAIN, OPENMETRICS = "text/plain", "application/openmetrics-text"  # the forms of a metrics page
 
-LOG_SECONDS = 10.0  # between two log lines; vLLM logs as often
-
 # FinishReason as vLLM's finished_reason label has it.
 VLLM_REASON = {
     FinishReason.EOS: "stop",
@@ -47,7 +45,6 @@ class Totals:
     """What is counted. Counters only grow; the batch and the KV cache are as the newest record has them."""
 
     acceptance: Acceptance = field(default_factory=Acceptance)
-    recent: Acceptance = field(default_factory=Acceptance)  # since the last log line
     prompt_tokens: int = 0
     preemptions: int = 0
     finished: Counter[str] = field(default_factory=Counter)  # by VLLM_REASON
@@ -60,7 +57,6 @@ class Totals:
     def add(self, record: StepRecord) -> None:
         for part in record.counted:
             self.acceptance.add(part)
-            self.recent.add(part)
         self.prompt_tokens += sum(len(info.prompt_tokens) for info in record.admitted)
         self.finished.update(VLLM_REASON[end.reason] for end in record.finished)
         self.preemptions += len(record.preempted)
@@ -125,24 +121,6 @@ SERIES = (
 )
 
 
-def log_line(acceptance: Acceptance, seconds: float) -> str | None:
-    """vLLM's log line for the counts of an interval of that length; None where nothing was drafted, as in vLLM."""
-    if acceptance.tau is None or not acceptance.drafted or not acceptance.knows("drafted"):
-        return None
-    accepted, drafted = acceptance.accepted, acceptance.drafted
-    per_second = 1 / seconds if seconds > 0 else 0.0
-    at_depth = acceptance.accepted_at if acceptance.by_depth else ()  # vLLM has 0 at a depth that nothing proposed
-    rates = ", ".join(f"{count / acceptance.drafts:.3f}" for count in at_depth)
-    return (
-        f"SpecDecoding metrics: Mean acceptance length: {acceptance.tau:.2f}, "
-        f"Accepted throughput: {accepted * per_second:.2f} tokens/s, "
-        f"Drafted throughput: {drafted * per_second:.2f} tokens/s, "
-        f"Accepted: {accepted} tokens, Drafted: {drafted} tokens, "
-        f"Per-position acceptance rate: {rates}, "
-        f"Avg Draft acceptance rate: {accepted / drafted * 100:.1f}%"
-    )
-
-
 def answered(accept: str) -> str:
     """What a request with this Accept header is answered with, as such a header.
 
@@ -160,11 +138,8 @@ def port_taken(host: str, port: int) -> UserError:
 class Metrics(Collector):
     """A sink: call it with each StepRecord. Everything is counted here and read from here only when asked for.
 
-    With `log`, vLLM's log line is handed to it for every `seconds` in which something was drafted. `lost` says how many
-    records are known to be missing.
-
-    With `run`, the Prometheus text has the histograms of its requests too (Histograms). Their exemplars are
-    requests whose spans are sent: `ratio` is their share, None for all.
+    `lost` says how many records are known to be missing. With `run`, the Prometheus text has the histograms of its
+    requests too (Histograms). Their exemplars are requests whose spans are sent: `ratio` is their share, None for all.
     """
 
     def __init__(
@@ -172,8 +147,6 @@ class Metrics(Collector):
         model: str = "",
         *,
         engine: str = "0",
-        log: Callable[[str], None] | None = None,
-        seconds: float = LOG_SECONDS,
         lost: Callable[[], int] = lambda: 0,
         run: RunInfo | None = None,
         ratio: float | None = None,
@@ -182,9 +155,6 @@ class Metrics(Collector):
         self.registry = CollectorRegistry()  # all that the Prometheus text has
         self._labels = {"model_name": model, "engine": engine}
         self._lock = threading.Lock()
-        self._log, self._log_ns = log, int(seconds * 1e9)
-        self._start_ns: int | None = None  # of the interval that is logged next
-        self._end_ns = 0
         self._series: tuple[Series, ...] = (
             *SERIES,
             Series("specscope:lost_records", "Records lost before they were written or sent.", lambda _: lost()),
@@ -198,23 +168,10 @@ class Metrics(Collector):
 
     def __call__(self, record: StepRecord) -> None:
         with self._lock:
-            if self._start_ns is not None and record.end_ns - self._start_ns > self._log_ns:
-                self._log_interval()
-            self._start_ns = record.start_ns if self._start_ns is None else self._start_ns
-            self._end_ns = record.end_ns
             self.totals.add(record)
             if self._run is not None:
                 self.totals.undrafted += count_undrafted(self._run, [record])
         self._histograms(record)
-
-    def _log_interval(self) -> None:
-        """Log an interval, and start again. Time is the records' own, so a replay logs what the run logged."""
-        if self._log is not None and self._start_ns is not None:
-            recent, self.totals.recent = self.totals.recent, Acceptance()
-            line = log_line(recent, (self._end_ns - self._start_ns) / 1e9)
-            if line is not None:
-                self._log(line)
-        self._start_ns = None
 
     def collect(self) -> Iterator[Metric]:
         for series in self._series:
@@ -249,9 +206,7 @@ class Metrics(Collector):
         return int(server.server_port)
 
     def close(self) -> None:
-        """Log what is left, and end what this object started."""
-        with self._lock:
-            self._log_interval()
+        """End what this object started."""
         for server in self._servers:
             server.shutdown()
             server.server_close()

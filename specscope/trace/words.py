@@ -92,7 +92,7 @@ class StepFacts(Mapping[str, object]):
 
     def tau(self) -> float | None:
         request, place = self._request()
-        return None if request is None or place is None else request.tau(place)
+        return None if request is None or place is None else request.totals.tau(0, place + 1)
 
     def tokens(self) -> list[int]:
         return self.step.output() if self.node is None else [int(self.step.tree.token[self.node])]
@@ -324,10 +324,9 @@ def request_row(request: RequestHistory, position: int, vocabulary: Vocabulary) 
     if info is not None and not prompt:
         prompt = vocabulary.text(info.prompt_tokens[: PROMPT_CHARS // 4].tolist())
     kind = "" if info is None else str(info.labels.get("kind", ""))
-    tokens, tau = request.totals.emitted(count), request.tau_at(position)
-    if request.sums is not None and state not in ("later", "prefill"):
-        tokens, count = request.sums.emitted, request.sums.steps
-    return RequestRow(request.id, ending(state), tokens, count, tau, kind, " ".join(prompt.split()))
+    told = request.acceptance_at(position)
+    count = count if request.sums is None else told.steps
+    return RequestRow(request.id, ending(state), told.emitted, count, told.tau, kind, " ".join(prompt.split()))
 
 
 MARKS: dict[int, str] = {Outcome.ACCEPTED: "✓", Outcome.REJECTED: "✗", Outcome.UNTRIED: "·"}

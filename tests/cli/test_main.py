@@ -39,7 +39,7 @@ def model(tiny):
 @pytest.fixture(scope="module")
 def captured(tmp_path_factory, prompts, model):
     path = tmp_path_factory.mktemp("captured") / "run.jsonl"
-    words = ["capture", prompts, "-o", path, "--max-tokens", 20, "--ignore-eos", "--log-stats", *model]
+    words = ["capture", prompts, "-o", path, "--max-tokens", 20, "--ignore-eos", *model]
     code, _, err = run_apart(map(str, words))
     assert code == 0, err
     return path, err

@@ -29,7 +29,7 @@ def send(tiny, port, protocol, name, rests=lambda records: None):
     engine = Engine(target=str(tiny), dtype="float32", kv_memory=0.01, drafter="ngram", ngram_min=1)
     address = f"http://127.0.0.1:{port}" + ("" if protocol == "grpc" else "/v1/traces")
     options = OutputOptions(None, address, protocol, SpanLevel.TREES, None)
-    outputs = Outputs(options, engine.bus, engine.run_info, engine.vocabulary, PARAMS, log=lambda line: None)
+    outputs = Outputs(options, engine.bus, engine.run_info, engine.vocabulary, PARAMS)
     records = []
     engine.subscribe(records.append, lossless=True)
     engine.generate([name, "xyxyxyxy"], PARAMS)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from specscope.errors import UserError
 from specscope.trace.checked import short, whole
-from specscope.trace.history.stats import Acceptance, Counted, measure
+from specscope.trace.history.stats import Acceptance
 from specscope.trace.history.totals import RunningTotals, Undrafted, why_undrafted
 from specscope.trace.record.aggregate import RequestFigures
 from specscope.trace.record.privacy import told_ids
@@ -94,8 +94,7 @@ class RequestHistory:
     end: RequestEnd | None = None  # None while it runs
     rows: list[int] = field(default_factory=list, compare=False, repr=False)  # of its steps in `parts`
     parts: PartStore = field(default_factory=PartStore, compare=False, repr=False)  # the run's
-    engine_steps: list[int] = field(default_factory=list)  # the position in History.steps of each of `steps`
-    totals: RunningTotals = field(default_factory=RunningTotals, compare=False)  # after each of `steps`
+    totals: RunningTotals = field(default_factory=RunningTotals, compare=False)  # after each of `steps`, or of `sums`
     first: int = 0  # the position in History.steps at which it was first seen
     ended: int | None = None  # that at which it ended
     preemptions: list[int] = field(default_factory=list)  # those at which its KV was taken
@@ -107,41 +106,25 @@ class RequestHistory:
         return PartViews(self.parts, self.rows)
 
     @property
+    def engine_steps(self) -> list[int]:
+        """The position in History.steps of each of `steps`."""
+        return self.totals.positions if self.sums is None else []
+
+    @property
     def acceptance(self) -> Acceptance:
-        return self.totals.total if self.sums is None else measure((self.sums,))
+        return self.totals.total
 
     @property
     def state(self) -> str:
         """`running`, or the reason it finished."""
         return self.end.reason.value if self.end else "running"
 
-    def add(self, step: RequestStep, row: int, position: int, undrafted: Undrafted | None) -> None:
-        """One more step, of the engine's step at that position. `undrafted`: why nothing was drafted in it."""
-        self.rows.append(row)
-        self.engine_steps.append(position)
-        self.totals.add((step,), (undrafted,))
-
-    def take_back(self) -> None:
-        self.totals.take_back()
-        self.rows.pop()
-        self.engine_steps.pop()
-
-    def tau(self, place: int) -> float | None:
-        """Mean acceptance length up to and with the step at `place` in `steps`; None before any draft."""
-        return self.totals.tau(0, place + 1)
-
-    def tau_at(self, position: int) -> float | None:
-        if self.sums is not None:
-            return self.acceptance_at(position).tau
-        return self.totals.tau(0, self.count_at(position))
-
     def count_at(self, position: int) -> int:
-        return bisect_right(self.engine_steps, position)
+        """How many of `steps` it had made by a position in History.steps."""
+        return self.totals.count(position) if self.sums is None else 0
 
     def acceptance_at(self, position: int) -> Acceptance:
-        if self.sums is not None:
-            return self.acceptance if self.ended is not None and self.ended <= position else Acceptance()
-        return self.totals.upto(self.count_at(position))
+        return self.totals.upto(self.totals.count(position))
 
     def state_at(self, position: int) -> str:
         """Its state at a position: `later`, `prefill`, `running`, `preempted`, or why it ended."""
@@ -378,7 +361,10 @@ class History:
         for info in record.admitted:
             self.request(info.id).info = info
         for part, row, reason in zip(record.requests, _rows(record), undrafted, strict=True):
-            self.request(part.request).add(part, row, position, reason)
+            request = self.request(part.request)
+            request.rows.append(row)
+            request.totals.add(position, (part,), (reason,))
+        alone = []  # requests' sums
         for name in record.preempted:
             self.request(name).preemptions.append(position)
         for end in record.finished:
@@ -387,10 +373,12 @@ class History:
             request.info = request.info or end.info
             if not request.steps and end.figures is not None:
                 request.sums = end.figures
+                alone.append(end.figures)
+                request.totals.add(position, (end.figures,))
                 for name, count in end.figures.undrafted.items():  # a later version may have written others
                     undrafted += [Undrafted(name) if name in set(Undrafted) else Undrafted.UNKNOWN] * count
         self.steps.append(record)
-        self.totals.add(self.counted(record), undrafted)
+        self.totals.add(position, (*record.counted, *alone), undrafted)
         before = self._clock[-1][1] if self._clock else 0
         timed = bool(record.phases)
         self._clock.append((record.start_ns, max(record.end_ns, before)) if timed else (before, before))
@@ -401,18 +389,16 @@ class History:
         self._clock.pop()
         for end in record.finished:
             request = self.requests[end.info.id]
+            if request.sums is not None:
+                request.totals.take_back()
             request.end = request.ended = request.sums = None
         for name in record.preempted:
             self.requests[name].preemptions.pop()
         for part in record.requests:
-            self.requests[part.request].take_back()
+            self.requests[part.request].totals.take_back()
+            self.requests[part.request].rows.pop()
         while self.requests and next(reversed(self.requests.values())).first == len(self.steps):
             self.requests.popitem()  # they are in the order in which they were seen
-
-    def counted(self, record: StepRecord) -> tuple[Counted, ...]:
-        """All of one of `steps` that Acceptance counts: of requests without steps, the sums where they ended."""
-        ended = (self.requests[end.info.id] for end in record.finished)
-        return (*record.counted, *(request.sums for request in ended if request.sums is not None))
 
     def truncate(self, count: int) -> None:
         """Keep the first `count` steps on the path, as if the others had never been. They stay known."""
@@ -471,24 +457,22 @@ class History:
 
     def acceptance_at(self, position: int, request: str | None) -> Acceptance:
         """Counts up to and with it: of one request, or of all."""
-        if request is None:
-            return self.totals.upto(position + 1)
-        return self.requests[request].acceptance_at(position) if request in self.requests else Acceptance()
+        totals = self._totals(request)
+        return totals.upto(totals.count(position))
 
     def undrafted_at(self, position: int, request: str | None) -> Counter[Undrafted]:
         """Why steps up to and with it drafted nothing: of one request, or of all."""
-        totals, count = self._totals(position, request)
-        return totals.undrafted_upto(count)
+        totals = self._totals(request)
+        return totals.undrafted_upto(totals.count(position))
 
-    def _totals(self, position: int, request: str | None) -> tuple[RunningTotals, int]:
+    def _totals(self, request: str | None) -> RunningTotals:
         if request is None:
-            return self.totals, position + 1
-        known = self.requests.get(request)
-        return (RunningTotals(), 0) if known is None else (known.totals, known.count_at(position))
+            return self.totals
+        return self.requests[request].totals if request in self.requests else RunningTotals()
 
     def mean_tau_at(self, position: int) -> tuple[float | None, int]:
         """The mean over requests of each one's tau, and how many requests have one."""
-        taus = [request.tau_at(position) for request in self.requests.values()]
+        taus = [request.acceptance_at(position).tau for request in self.requests.values()]
         known = [tau for tau in taus if tau is not None]
         return (sum(known) / len(known) if known else None), len(known)
 
@@ -497,7 +481,8 @@ class History:
 
         Buckets hold a power of two of steps, so that they stay where they are while the run grows.
         """
-        totals, count = self._totals(position, request)
+        totals = self._totals(request)
+        count = totals.count(position)
         if count <= 0 or width <= 0:
             return [], 1
         size = 1

@@ -7,6 +7,7 @@ go onto a request's own span.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from specscope.plans.kinds import model_part, text_part
 from specscope.plans.plan import read_plan
 from specscope.trace.history.stats import AT_DEPTH, SUMS, Acceptance, Counted, StepCounts
 from specscope.trace.history.wording import plural
-from specscope.trace.record.aggregate import DEPTHS, Aggregate, RequestFigures
+from specscope.trace.record.aggregate import DEPTHS, RequestFigures
 from specscope.trace.record.records import FinalKind, Preceded, RequestEnd, RequestStep, RunInfo, StepRecord
 
 
@@ -110,7 +111,7 @@ def undrafted_text(counts: Counter[Undrafted], steps: int) -> str:
 
 
 REASONS = tuple(Undrafted)
-DRAFTS, ACCEPTED, OWN = 0, 1, 2 + len(REASONS)  # counts where both are told, then reasons; then those of Acceptance
+OWN = len(REASONS)  # numbers of a row before those of Acceptance
 EMITTED = OWN + Acceptance(emitted=-1).row().index(-1)
 
 
@@ -119,46 +120,44 @@ class RunningTotals:
 
     def __init__(self) -> None:
         self.total = Acceptance()  # after the last
-        self._own = [0] * OWN  # likewise
-        self._rows = [array("q", [*self._own, *self.total.row()])]
+        self.positions: list[int] = []  # of each item in History.steps
+        self._reasons = [0] * OWN  # why steps drafted nothing, after the last
+        self._rows = [array("q", [*self._reasons, *self.total.row()])]
 
-    def add(self, parts: Iterable[Counted], reasons: Iterable[Undrafted | None] = ()) -> None:
+    def add(self, position: int, parts: Iterable[Counted], reasons: Iterable[Undrafted | None] = ()) -> None:
         """Take one more item, made of these request steps or sums. `reasons`: why they drafted nothing."""
         for reason in reasons:
             if reason is not None:
-                self._own[2 + REASONS.index(reason)] += 1
-        drafts, accepted, known = self.total.drafts, self.total.accepted, True
+                self._reasons[REASONS.index(reason)] += 1
         for part in parts:
             self.total.add(part)
-            known &= not isinstance(part, Aggregate) or None not in (part.drafts, part.accepted)
-        if known:
-            self._own[DRAFTS] += self.total.drafts - drafts
-            self._own[ACCEPTED] += self.total.accepted - accepted
-        self._rows.append(array("q", [*self._own, *self.total.row()]))
-
-    def _row(self, count: int) -> array[int]:
-        """The sums after the first `count` items; after all where there are fewer."""
-        return self._rows[min(count, len(self._rows) - 1)]
+        self.positions.append(position)
+        self._rows.append(array("q", [*self._reasons, *self.total.row()]))
 
     def take_back(self) -> None:
+        self.positions.pop()
         self._rows.pop()
         last = self._rows[-1]
-        self._own, self.total = last[:OWN].tolist(), Acceptance.of(last[OWN:])
+        self._reasons, self.total = last[:OWN].tolist(), Acceptance.of(last[OWN:])
+
+    def count(self, position: int) -> int:
+        """How many items there were by a position in History.steps."""
+        return bisect_right(self.positions, position)
 
     def undrafted_upto(self, count: int) -> Counter[Undrafted]:
-        counts = zip(REASONS, self._row(count)[2:OWN], strict=True)
+        counts = zip(REASONS, self._rows[count][:OWN], strict=True)
         return Counter({reason: count for reason, count in counts if count})
 
     def upto(self, count: int) -> Acceptance:
-        return Acceptance.of(self._row(count)[OWN:])
+        return Acceptance.of(self._rows[count][OWN:])
 
     def emitted(self, count: int) -> int:
         return self._rows[count][EMITTED]
 
     def tau(self, begin: int, end: int) -> float | None:
         """Mean acceptance length over the items from `begin` to before `end`."""
-        first, last = self._rows[begin], self._rows[end]
-        return Acceptance(drafts=last[DRAFTS] - first[DRAFTS], accepted=last[ACCEPTED] - first[ACCEPTED]).tau
+        first, last = self._rows[begin][OWN:], self._rows[end][OWN:]
+        return Acceptance.of([after - before for before, after in zip(first, last, strict=False)]).tau
 
 
 KEPT = 20_000  # requests of which sums are kept

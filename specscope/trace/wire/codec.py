@@ -71,7 +71,7 @@ def _all_named(value: Any) -> Any:  # noqa: ANN401
     return named(value) if isinstance(value, float) else value
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class WireField:
     """A field of a record that travels, with what follows from its declaration."""
 
@@ -81,62 +81,30 @@ class WireField:
     wire: Wire
     mark: Withheld | None
     default: Any  # MISSING where it has none
+    notes: Any  # the record that the attribute holds as JSON
+    dtype: Any  # an array's
+    kind: Any  # of a value on the wire, or of each value of an array
 
-    @property
-    def key(self) -> str:
-        return self.attribute or self.name
-
-    @cached_property
-    def dtype(self) -> Any:  # noqa: ANN401
-        return get_args(get_args(self.base)[1])[0] if get_origin(self.base) is np.ndarray else None
-
-    @cached_property
-    def is_list(self) -> bool:
-        """Whether it is a tuple, where it is not None."""
-        return any(get_origin(kind) is tuple for kind in (self.base, *get_args(self.base)))
-
-    @cached_property
-    def dimensions(self) -> list[str]:
-        return self.wire.per.rstrip("?").split(",")
-
-    @cached_property
-    def is_id(self) -> bool:
-        return self.is_absent_at(Privacy.NO_TOKENS) and (self.dtype is not None or self.base is int)
-
-    @cached_property
-    def notes(self) -> Any:  # noqa: ANN401
-        plain = self.wire.form is WireForm.PLAIN
-        return next((kind for kind in get_args(self.base) if plain and dataclasses.is_dataclass(kind)), None)
-
-    @cached_property
-    def kind(self) -> Any:  # noqa: ANN401
-        kind = self.base if self.wire.kind is None else self.wire.kind
-        is_number = isinstance(kind, type) and issubclass(kind, IntEnum) and self.dtype is not None
-        return Literal[tuple(int(value) for value in kind)] if is_number else kind  # quicker
-
-    @cached_property
-    def is_float(self) -> bool:
-        """Whether JSON may have it as a text: NaN."""
-        return getattr(self.kind, "__origin__", self.kind) is float
-
-    @cached_property
-    def is_any_float(self) -> bool:
+    def __post_init__(self) -> None:
+        in_notes, plain = not self.attribute, self.wire.form is WireForm.PLAIN
+        self.key = self.attribute or self.name
+        self.dimensions = self.wire.per.rstrip("?").split(",")  # what an array is over
+        # Whether it is a tuple, where it is not None; a token id, or an array of these; a number that may be NaN
+        self.is_list = any(get_origin(kind) is tuple for kind in (self.base, *get_args(self.base)))
+        self.is_id = self.is_absent_at(Privacy.NO_TOKENS) and (self.dtype is not None or self.base is int)
+        self.is_float = getattr(self.kind, "__origin__", self.kind) is float
         bounds = [(mark.ge, mark.gt, mark.le, mark.lt) for mark in get_args(self.kind)[1:] if isinstance(mark, Meta)]
-        return self.is_float and all(bound is None for each in bounds for bound in each)
+        self.is_any_float = self.is_float and all(bound is None for each in bounds for bound in each)
+        # What its value must be; of an array that is an attribute, each of its values
+        kind = Number if self.is_float and in_notes else self.kind
+        for letter in reversed(self.dimensions) if self.dtype is not None and in_notes else ():
+            kind = Annotated[list[kind], Meta(max_length=DIMENSIONS[letter].most)]  # type: ignore[valid-type]
+        most = MAX_NOTES if self.notes is not None else self.wire.most
+        self.type = kind if plain and self.notes is None else Annotated[str, Meta(max_length=most)]
 
     def is_absent_at(self, privacy: Privacy) -> bool:
         """Whether it could hold only the marks of what was left out."""
         return self.mark is not None and self.mark.level <= privacy and self.mark.instead is blank
-
-    @cached_property
-    def type(self) -> Any:  # noqa: ANN401
-        """What its value must be; of an array that is an attribute, each of its values."""
-        in_notes, kind = not self.attribute, Number if self.is_float and not self.attribute else self.kind
-        for letter in reversed(self.dimensions) if self.dtype is not None and in_notes else ():
-            kind = Annotated[list[kind], Meta(max_length=DIMENSIONS[letter].most)]  # type: ignore[valid-type]
-        if self.notes is not None:
-            return Annotated[str, Meta(max_length=MAX_NOTES)]
-        return kind if self.wire.form is WireForm.PLAIN else Annotated[str, Meta(max_length=self.wire.most)]
 
     @cached_property
     def absent(self) -> Any:  # noqa: ANN401
@@ -177,12 +145,19 @@ def wired(kind: type) -> tuple[WireField, ...]:
     for field in dataclasses.fields(kind):
         hint = hints[field.name]
         wire = next((mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, Wire)), None)
-        if wire is not None:
-            default = field.default if field.default_factory is MISSING else field.default_factory()
-            base = unaliased(hint.__origin__)
-            own = wire.name if wire.name.startswith("gen_ai.") else f"specscope.{wire.name}"
-            attribute = own if wire.name else prefix and prefix + field.name
-            found.append(WireField(field.name, attribute, base, wire, marks[field.name], default))
+        if wire is None:
+            continue
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        own = wire.name if wire.name.startswith("gen_ai.") else f"specscope.{wire.name}"
+        attribute = own if wire.name else prefix and prefix + field.name
+        base = unaliased(hint.__origin__)
+        records = [each for each in get_args(base) if wire.form is WireForm.PLAIN and dataclasses.is_dataclass(each)]
+        dtype = get_args(get_args(base)[1])[0] if get_origin(base) is np.ndarray else None
+        value = base if wire.kind is None else wire.kind
+        if isinstance(value, type) and issubclass(value, IntEnum) and dtype is not None:
+            value = Literal[tuple(int(each) for each in value)]  # quicker
+        notes = records[0] if records else None
+        found.append(WireField(field.name, attribute, base, wire, marks[field.name], default, notes, dtype, value))
     return tuple(found)
 
 

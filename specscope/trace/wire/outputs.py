@@ -78,7 +78,6 @@ class Outputs:
         run: RunInfo,
         vocabulary: Vocabulary,
         params: SamplingParams | None,
-        log: Callable[[str], None] | None = None,
         engine: str = "0",
         tell: Callable[[str], None] = lambda line: None,
     ) -> None:
@@ -99,7 +98,7 @@ class Outputs:
         bus.subscribe(self._running, lossless=True)
         try:
             self._open_network(options, run, vocabulary)
-            self._open_metrics(options, run, log, engine)
+            self._open_metrics(options, run, engine)
             if options.capture is not None:  # last: an older capture is replaced when nothing can fail any more
                 existing, on_full = options.existing, tell if options.drops else None
                 self._writer = CaptureWriter(
@@ -112,10 +111,9 @@ class Outputs:
             raise
 
     def _open_network(self, options: OutputOptions, run: RunInfo, vocabulary: Vocabulary) -> None:
-        from specscope.trace.wire.sending import Sender, SpanSink, endpoint_from_environment
+        from specscope.trace.wire.sending import Sender, SpanSink, variable
 
-        wanted = options.otlp_endpoint is not None or endpoint_from_environment()
-        if not wanted or options.level is SpanLevel.OFF:
+        if options.level is SpanLevel.OFF or (options.otlp_endpoint is None and not variable("ENDPOINT")):
             return
         try:
             sender = Sender(options.otlp_endpoint, options.otlp_protocol)
@@ -125,25 +123,15 @@ class Outputs:
         self._network = self._bus.subscribe(spans)
         self._closers.append(spans.close)
 
-    def _open_metrics(
-        self, options: OutputOptions, run: RunInfo, log: Callable[[str], None] | None, engine: str
-    ) -> None:
-        if options.metrics_port is None and log is None:
+    def _open_metrics(self, options: OutputOptions, run: RunInfo, engine: str) -> None:
+        if options.metrics_port is None:
             return
         from specscope.trace.metrics import Metrics
 
-        metrics = Metrics(
-            run.target,
-            engine=engine,
-            log=log,
-            lost=lambda: self._bus.lost,
-            run=run if options.metrics_port is not None else None,
-            ratio=options.ratio,
-        )
+        metrics = Metrics(run.target, engine=engine, lost=lambda: self._bus.lost, run=run, ratio=options.ratio)
         self._bus.subscribe(metrics)
         self._closers.append(metrics.close)
-        if options.metrics_port is not None:
-            metrics.serve_prometheus(options.metrics_port)
+        metrics.serve_prometheus(options.metrics_port)
 
     def close(self) -> list[str]:
         """Flush the bus, close every sink; what was lost, a line each. Raises the first error of the capture.

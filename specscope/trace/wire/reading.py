@@ -7,6 +7,7 @@ import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -44,7 +45,7 @@ class CaptureReader:
         self._keep, self.passed = keep, list[StepRecord]()
         self.source = CaptureSource.of(path)
         self.name = printable(str(self.source))
-        self._other_runs: Counter[str] = Counter()  # that are left out, with their spans
+        self._other_runs = Counter[str]()  # that are left out, with their spans
         self._services: set[str] = set()  # that sent spans of other kinds: some of them
         self.warnings = [*self.source.notes]
         self.history = History()
@@ -114,7 +115,23 @@ class CaptureReader:
         for record in records if self._keep else ():
             self.history.append(record)
 
-    def _raw_lines(self) -> Iterator[tuple[int, bytes | Parts]]:
+    def _records(self) -> Iterator[list[StepRecord]]:
+        for number, line in self._documents():
+            if isinstance(line, bytes) and not line.endswith(b"\n") and self._is_torn(number, line):
+                break
+            if not isinstance(line, bytes) or line.strip():
+                self._take(number, line)
+                yield self._fed() if len(self._spans) >= TOGETHER or not self._is_any else []
+        yield [*self._fed(), *self._decoder.flush()]
+
+    def _fed(self) -> list[StepRecord]:
+        """The records that the spans complete which were not decoded yet."""
+        spans, self._spans = self._spans, []
+        records = self._decoder.feed(*spans)
+        self.history.run = self._decoder.run
+        return records
+
+    def _documents(self) -> Iterator[tuple[int, bytes | Parts]]:
         """Each line of OTLP JSON with its number, or what another form holds."""
         self._before = 0
         for file, kind in zip(self.source.files, self._kinds, strict=True):
@@ -128,34 +145,16 @@ class CaptureReader:
                     raise UserError(f"cannot read {self.name}: {reason(error)}") from error
                 self.warnings.append(f"{self.name} was cut off: {reason(error)}")
 
-    def _records(self) -> Iterator[list[StepRecord]]:
-        for number, line in self._documents():
-            self._take(number, line)
-            yield self._fed() if len(self._spans) >= TOGETHER or not self._is_any else []
-        yield [*self._fed(), *self._decoder.flush()]
-
-    def _fed(self) -> list[StepRecord]:
-        """The records that the spans complete which were not decoded yet."""
-        spans, self._spans = self._spans, []
-        records = self._decoder.feed(*spans)
-        self.history.run = self._decoder.run
-        return records
-
-    def _documents(self) -> Iterator[tuple[int, bytes | Parts]]:
-        for number, line in self._raw_lines():
-            if not isinstance(line, bytes):
-                yield number, line
-                continue
-            try:
-                _ = line.endswith(b"\n") or decoded(line)
-            except ValueError:
-                if number == 1 and self.history.run is None:
-                    raise UserError(f"{self.name} ends in its first line, so nothing can be read") from None
-                lost = f"{len(line):,}{f' of {self.size:,}' if self._plain else ''} bytes are lost"
-                self.warnings.append(f"{self.name} was cut off: its last line is incomplete, {lost}")
-                break
-            if line.strip():
-                yield number, line
+    def _is_torn(self, number: int, line: bytes) -> bool:
+        """Whether the last line is not whole. Raises UserError where nothing was read before it."""
+        with suppress(ValueError):
+            decoded(line)
+            return False
+        if number == 1 and self.history.run is None:
+            raise UserError(f"{self.name} ends in its first line, so nothing can be read")
+        lost = f"{len(line):,}{f' of {self.size:,}' if self._plain else ''} bytes are lost"
+        self.warnings.append(f"{self.name} was cut off: its last line is incomplete, {lost}")
+        return True
 
     def _take(self, number: int, line: bytes | Parts) -> None:
         """Keep the spans of a document. The first that is ours must tell of the run; others may be lost."""
@@ -188,10 +187,10 @@ class CaptureReader:
                 raise UserError(f"the file holds more than one run: add --run ID with one of {runs}")
             self._other_runs[str(run)] += len(spans)
             return
-        if self.history.run is None:
-            self._decoder.run = self.history.run = run_info(resource)
+        if known is None:
+            self._decoder.run = run_info(resource)
+            self._decoder.privacy = self._decoder.run.privacy
             self.warnings += [f"{self.name}: {words}"] if (words := newer(resource)) else []
-            self._decoder.privacy = self.history.run.privacy
             for name in whole_objects(resource)[1]:
                 self._decoder.faults.add("the run", f"`{name}` was cut short")
         self._decoder.learn_vocabulary(resource.get(DRAFT_TOKENS))  # it is told once in a file, wherever that is
@@ -200,33 +199,27 @@ class CaptureReader:
 
     def _finish(self) -> None:
         self.done = True
-        decoder, history = self._decoder, self.history
-        history.lost = decoder.lost
-        if history.run is None and self._other_runs:
-            raise UserError(f"{self.name} has no run {self.source.run}; there are: {', '.join(self._other_runs)}")
-        if history.run is None and history.others:
-            services = ", ".join(sorted(self._services))
-            raise UserError(f"{self.name} holds only spans of other services ({services}) and no specscope run")
-        if history.run is None:
-            raise UserError(f"{self.name} is not a capture: it is empty")
+        decoder, history, run = self._decoder, self.history, self.history.run
+        if run is None:
+            services = f"holds only spans of other services ({', '.join(sorted(self._services))}) and no specscope run"
+            why = services if history.others else "is not a capture: it is empty"
+            others = f"has no run {self.source.run}; there are: {', '.join(self._other_runs)}"
+            raise UserError(f"{self.name} {others if self._other_runs else why}")
         if decoder.summaries and not decoder.judged and not decoder.has_figures:
             raise UserError(
                 f"{self.name} holds spans of level `steps`, and no request spans: open and report need them, or level "
                 "`trees`"
             )
-        self.warnings += decoder.faults.lines()
-        if decoder.summaries:
-            self.warnings.append(f"{plural(decoder.summaries, 'decode step')} without evidence")
-        if not history.run.tells_tokens:
-            self.warnings.append(history.run.privacy.lack)
-        if history.run.sampling:
-            asked = printable(history.run.sampling)
-            self.warnings.append(f"a sample of its run ({asked}): figures cover the requests that were kept")
-        if self._other_runs and not self.source.run:
-            count = plural(len(self._other_runs), "other run")
-            self.warnings.append(f"the trace also holds requests of {count}: only the first run is read")
-        history.run = completed_here(history.run)
-        history.in_part = decoder.in_part
+        several = f"the trace also holds requests of {plural(len(self._other_runs), 'other run')}"
+        asked = f"a sample of its run ({printable(run.sampling)})"
+        remarks = {
+            f"{plural(decoder.summaries, 'decode step')} without evidence": decoder.summaries,
+            run.privacy.lack: not run.tells_tokens,
+            f"{asked}: figures cover the requests that were kept": run.sampling,
+            f"{several}: only the first run is read": self._other_runs and not self.source.run,
+        }
+        self.warnings += [*decoder.faults.lines(), *(words for words, holds in remarks.items() if holds)]
+        history.run, history.lost, history.in_part = completed_here(run), decoder.lost, decoder.in_part
         if self._keep:
             requests = history.requests.values()
             gaps = [each.steps[-1].index + 1 - len(each.rows) if each.rows else 0 for each in requests]

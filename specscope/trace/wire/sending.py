@@ -64,10 +64,10 @@ class OtlpEndpoint:
         """None leaves it to the OTEL_EXPORTER_OTLP_* variables. Raises UserError and ValueError."""
         if address is not None and "://" not in address:
             address = f"http://{address}"
-        text = address or _variable("ENDPOINT") or "localhost"
+        text = address or variable("ENDPOINT") or "localhost"
         url = urlsplit(text if "://" in text else f"http://{text}")
         is_path = url.path.rstrip("/").endswith("/v1/traces")
-        kind = protocol or _variable("PROTOCOL") or PROTOCOLS[address is not None and (is_path or url.port == 4318)]
+        kind = protocol or variable("PROTOCOL") or PROTOCOLS[address is not None and (is_path or url.port == 4318)]
         if kind not in PROTOCOLS:
             raise UserError(f"unknown OTLP protocol {kind!r}: use {' or '.join(PROTOCOLS)}")
         place = url.netloc.rpartition("@")[2]
@@ -148,13 +148,9 @@ def failure_of(status: object, details: str, where: str) -> NotSent:
     return NotSent(f"{where} refused the spans: {status} {said}".rstrip(), passes, status)
 
 
-def _variable(name: str) -> str | None:
+def variable(name: str) -> str | None:
+    """What the OTEL_EXPORTER_OTLP_* variables say of traces."""
     return os.environ.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}") or os.environ.get(f"OTEL_EXPORTER_OTLP_{name}")
-
-
-def endpoint_from_environment() -> bool:
-    """Whether the OTEL_EXPORTER_OTLP_* variables name an endpoint for traces."""
-    return bool(_variable("ENDPOINT"))
 
 
 QUEUED = 2048  # spans that wait, as in the SDK's own processor
@@ -321,11 +317,11 @@ class SpanSink:
         self._sender = sender
         self._encoder = Encoder(run, vocabulary, level)
         resource = resource_attributes(run, service)
-        self._resource = _detected(brief(resource))
-        self._engine_resource = _detected(engine_resource(brief(resource)))
+        short = brief(resource)
+        self._resources = _detected(short), _detected(engine_resource(short))
         # What the resource has a digest of; it goes with the first span
-        once = (DRAFT_TOKENS,) if level in (SpanLevel.STEPS, SpanLevel.TREES) else ()
-        self._once = {name: resource[name] for name in once if name in resource}
+        has_steps = level in (SpanLevel.STEPS, SpanLevel.TREES)
+        self._once = {name: resource[name] for name in (DRAFT_TOKENS,) if has_steps and name in resource}
         self._page = page_of(os.environ.get(PAGE_URL, ""), run.run_id)
         self._batch: list[ReadableSpan] = []
         self._bytes = 0  # of it, at most
@@ -342,7 +338,7 @@ class SpanSink:
             size = most_bytes(span)
             if len(self._batch) >= BATCH or self._bytes + size > BATCH_BYTES:
                 self.flush()
-            self._batch.append(readable(span, self._engine_resource if span.of_engine else self._resource))
+            self._batch.append(readable(span, self._resources[span.of_engine]))
             self._bytes += size
         if sampled is not None and sampled.finished:
             self.flush()

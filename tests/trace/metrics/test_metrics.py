@@ -1,4 +1,4 @@
-"""Metrics, through Prometheus' and OpenMetrics' own parsers: counters, gauges, histograms over requests, the log."""
+"""Metrics, through Prometheus' and OpenMetrics' own parsers: counters, gauges, histograms over requests."""
 
 import urllib.request
 
@@ -7,8 +7,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as plain_families
 
 from specscope.errors import UserError
-from specscope.trace.history.stats import Acceptance
-from specscope.trace.metrics import OPENMETRICS, PLAIN, Metrics, log_line
+from specscope.trace.metrics import OPENMETRICS, PLAIN, Metrics
 from specscope.trace.record.aggregate import Reason
 from specscope.trace.record.records import FinishReason, Phase
 from specscope.trace.wire.sampling import ratio_keeps
@@ -121,35 +120,10 @@ def parsed(text):
     return found
 
 
-def test_the_log_line_is_vllms():
-    counts = Acceptance(drafts=44, drafted=220, accepted=20, accepted_at=[16, 2, 2, 0, 0])
-    assert log_line(counts, 220 / 18.70) == (
-        "SpecDecoding metrics: Mean acceptance length: 1.45, Accepted throughput: 1.70 tokens/s, Drafted throughput: "
-        "18.70 tokens/s, Accepted: 20 tokens, Drafted: 220 tokens, Per-position acceptance rate: 0.364, 0.045, 0.045, "
-        "0.000, 0.000, Avg Draft acceptance rate: 9.1%"
-    )
-
-
-def test_one_line_an_interval_in_the_records_time():
-    lines = []
-    metrics = Metrics(log=lines.append, seconds=1.0)
-    for step in range(25):  # a step every 100 ms, each 50 ms long: ten fit in a second
-        metrics(record(step, [part(2, 1)]))
-    assert len(lines) == 2
-    assert "Accepted: 10 tokens, Drafted: 20 tokens" in lines[0]
-    assert "Drafted throughput: 21.05 tokens/s" in lines[0]  # 20 in 950 ms
-    metrics.close()
-    assert len(lines) == 3
-    assert "Accepted: 5 tokens, Drafted: 10 tokens" in lines[2]
-    metrics.close()
-    assert len(lines) == 3
-    assert metrics.totals.acceptance.accepted == 25  # the totals go on over the intervals
-
-
 def test_a_step_of_eight_requests_is_cheap():
     """About 25 us where the trees' depths are known already, of the first record as of the last."""
     records = [record(n, [part(5, 2) for _ in range(8)]) for n in range(200)]
-    metrics = Metrics(log=lambda _: None)
+    metrics = Metrics()
     work = [lines_run(metrics, one)[0] for one in records]
     assert max(work) < 2000  # 845 lines of Python each, at most 1,033
 

@@ -132,7 +132,7 @@ def test_every_interval_can_be_written_as_cells_and_served_as_metrics(told):
     assert found.keys() == COLUMNS.keys()
     assert len(counts(told).per_position) in (0, len(told.accepted_at))
     assert missing_text(told)
-    metrics = Metrics("m", log=lambda line: None, seconds=1)
+    metrics = Metrics("m")
     metrics(interval(0, told))
     samples = [line for line in metrics.page()[0].decode().splitlines() if line and not line.startswith("#")]
     assert all(float(line.rpartition(" ")[2]) >= 0 for line in samples)
