@@ -205,15 +205,9 @@ class CaptureReader:
             why = services if history.others else "is not a capture: it is empty"
             others = f"has no run {self.source.run}; there are: {', '.join(self._other_runs)}"
             raise UserError(f"{self.name} {others if self._other_runs else why}")
-        if decoder.summaries and not decoder.judged and not decoder.has_figures:
-            raise UserError(
-                f"{self.name} holds spans of level `steps`, and no request spans: open and report need them, or level "
-                "`trees`"
-            )
         several = f"the trace also holds requests of {plural(len(self._other_runs), 'other run')}"
         asked = f"a sample of its run ({printable(run.sampling)})"
         remarks = {
-            f"{plural(decoder.summaries, 'decode step')} without evidence": decoder.summaries,
             run.privacy.lack: not run.tells_tokens,
             f"{asked}: figures cover the requests that were kept": run.sampling,
             f"{several}: only the first run is read": self._other_runs and not self.source.run,
