@@ -47,28 +47,17 @@ class ClientGate(Protocol):
     """Through which one client moves an engine."""
 
     @property
-    def lock(self) -> AbstractContextManager[object]:
-        """Held while a command runs."""
-
-    def open(self) -> None:
-        """It has come."""
-
-    def interrupt(self) -> None:
-        """It waits no longer."""
-
-    def close(self) -> None:
-        """It has left."""
+    def lock(self) -> AbstractContextManager[object]: ...  # held while a command runs
+    def open(self) -> None: ...  # it has come
+    def interrupt(self) -> None: ...  # it waits no longer
+    def close(self) -> None: ...  # it has left
 
 
 class DebugServer:
     """Listens from when it is made until it is closed. Its threads die with the process."""
 
     def __init__(
-        self,
-        path: Path,
-        gate: ClientGate,
-        greeting: Callable[[], str],
-        commands: Callable[[], Commands],
+        self, path: Path, gate: ClientGate, greeting: Callable[[], str], commands: Callable[[], Commands]
     ) -> None:
         """`commands`: makes a client's. Raises OSError."""
         self._path, self._gate, self._greeting, self._commands = path, gate, greeting, commands

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count as counting
-from typing import Any, Protocol
+from typing import Any
 
 from specscope.debug.answers import Answer, Stop, StopReason
 from specscope.debug.commands import Commands, WhatIf
@@ -78,16 +78,6 @@ class _HeldSession(Session):
     goto = reverse_next = reverse_continue = show_branch = _refuse
 
 
-class StandingEngine(Protocol):
-    """The debugger of an engine that stands at a gate, for a thread that holds the gate's lock."""
-
-    gate: Gate
-    history: History
-
-    def catch_up(self) -> None:
-        """Take in what was published while nobody was attached."""
-
-
 class _HeldWhatIf(WhatIf):
     """What the engine cannot do."""
 
@@ -108,15 +98,15 @@ class _HeldWhatIf(WhatIf):
 class HeldCommands(Commands):
     """A debugger's lines, for one client."""
 
-    def __init__(self, debugger: StandingEngine, waits: Callable[[], str]) -> None:
-        """`waits`: how long the engine may stand, in a line."""
+    def __init__(self, debugger: Any, waits: Callable[[], str]) -> None:  # noqa: ANN401
+        """`debugger`: of the engine at the gate. `waits`: how long it may stand, in a line."""
         debugger.catch_up()
         super().__init__(_HeldSession(debugger.gate, debugger.history), _HeldWhatIf(debugger.gate.engine))
-        self.debugger, self._waits = debugger, waits
+        self._gate, self._waits = debugger.gate, waits
 
     def answer(self, line: str, viewed: int | None = None) -> Answer:
         """As `Commands.answer`, with what the engine did since the last line and how long it still waits."""
-        gate = self.debugger.gate
+        gate = self._gate
         gate.interrupted, expired, gate.expired = False, gate.expired, None
         answer = super().answer(line, viewed)
         late = f"{gate.engine} continued by itself after {expired or 0:g} s: pause stops it again"

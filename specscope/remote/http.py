@@ -10,8 +10,8 @@ import asyncio
 import re
 import resource
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -238,14 +238,6 @@ class _Connection(H11Protocol):
         self.transport.close()
 
 
-class _Uvicorn(uvicorn.Server):
-    """Leaves signals to us."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 class HttpServer:
     """Serves on a bound socket, from `start` to `close`, both on one event loop."""
 
@@ -257,7 +249,7 @@ class HttpServer:
         application = replace(application, limits=replace(application.limits, connections=most))
         protocol: Any = partial(_Connection, application=application)
         self._socket = bound
-        self._server = _Uvicorn(
+        self._server = uvicorn.Server(
             uvicorn.Config(
                 _Door(application), http=protocol, ws="none", lifespan="off", log_config=None, access_log=False,
                 interface="asgi3", server_header=False, timeout_keep_alive=application.limits.idle_seconds,
@@ -272,7 +264,7 @@ class HttpServer:
 
     async def start(self) -> None:
         """Start serving: clients can connect once this returns."""
-        serving = self._serving = asyncio.ensure_future(self._server.serve(sockets=[self._socket]))
+        serving = self._serving = asyncio.ensure_future(self._server._serve(sockets=[self._socket]))  # signals are ours
         while not self._server.started and not serving.done():
             await asyncio.sleep(0.01)
 
@@ -287,10 +279,9 @@ class HttpServer:
             await self._serving
 
 
-# Who may use a server on this machine: no page of another site. A page that a browser has open can send requests here.
-# Its Origin says whose it is, and a name that was rebound to this machine's address (DNS rebinding) stands in its Host.
-# On an address that other machines reach every name may be right: there a key or a token decides. The port in Host may
-# be another one: of a tunnel, or of a container.
+# A page that a browser has open can send requests here. Its Origin says whose it is, and a name that was rebound to
+# this machine's address (DNS rebinding) stands in its Host. Where other machines reach the address, a key or a token
+# decides. The port in Host may be another one: of a tunnel, or of a container.
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^:\[\]]+))(?::[0-9]{1,5})?")
 
 

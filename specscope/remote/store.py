@@ -74,7 +74,10 @@ def _trace(get: Callable[[str, str], Fetched], address: StoreAddress) -> tuple[s
         try:
             lines, spans = get(api, address.trace)
         except StatusError as error:
-            refusals.append(_refusal(error))
+            said = f"the store answered {error}"
+            login = (3, f"{said}: give a login with --header 'Name: value'")
+            gone = (1, f"the store has no such trace ({error})")
+            refusals.append(login if error.status in LOGIN else gone if error.status in GONE else (2, said))
         except _NoJsonError as error:
             refusals.append((0, f"this is not a trace store: it answered {error}"))
         except UserError as error:
@@ -86,12 +89,6 @@ def _trace(get: Callable[[str, str], Fetched], address: StoreAddress) -> tuple[s
                 return api, lines, spans
             refusals.append((1, "the store has no such trace (its response holds no spans)"))
     raise UserError(f"{address}: {max(refusals)[1]}")
-
-
-def _refusal(error: StatusError) -> tuple[int, str]:
-    if error.status in LOGIN:
-        return 3, f"the store answered {error}: give a login with --header 'Name: value'"
-    return (1, f"the store has no such trace ({error})") if error.status in GONE else (2, f"the store answered {error}")
 
 
 def _fetch_steps(

@@ -160,9 +160,7 @@ STEP: dict[str, Fact] = {
     "token": Fact(int, "the final token; at a node, its token", StepFacts.token),
     "final_p": Fact(float, "probability of the final token when it was drawn", "verdict.final_p"),
     "final_coin": Fact(
-        float,
-        "the coin that drew the final token, if there was one",
-        lambda f: f.lies("verdict.final_coin") or None,
+        float, "the coin that drew the final token, if there was one", lambda f: f.lies("verdict.final_coin") or None
     ),
     "final_margin": Fact(float, "how far p would have to move to change the final token", "verdict.final_margin"),
     "near_tie": Fact(
@@ -177,11 +175,7 @@ STEP: dict[str, Fact] = {
     ),
     "final": Fact(int, "the final token", "verdict.token"),
     "rejected": Fact(tuple, "the rejected tokens, as in final in rejected", _rejected),
-    "entropy": Fact(
-        float,
-        "entropy of p in nats at the root; at a node, at its parent",
-        _at_parent("entropy"),
-    ),
+    "entropy": Fact(float, "entropy of p in nats at the root; at a node, at its parent", _at_parent("entropy")),
     "final_entropy": Fact(
         float, "entropy of the distribution that the final token was drawn from", "parents.final_entropy"
     ),
@@ -196,9 +190,7 @@ NODE: dict[str, Fact] = {
     "p_tried": Fact(float, "p when the node was tried: in the residual after rejected siblings", "verdict.p_trial"),
     "q_tried": Fact(float, "q when the node was tried: after the siblings drawn before it", "verdict.q_trial"),
     "a": Fact(
-        float,
-        "the node's acceptance probability; its path's ratio if its coin was not used",
-        "verdict.accept_prob",
+        float, "the node's acceptance probability; its path's ratio if its coin was not used", "verdict.accept_prob"
     ),
     "u": Fact(
         float,

@@ -61,11 +61,7 @@ SGLANG = Names(
         "sglang:generation_tokens_total": "emitted",
         "sglang:num_requests_total": "requests",
     },
-    {
-        "sglang:num_running_reqs": "running",
-        "sglang:num_queue_reqs": "waiting",
-        "sglang:token_usage": "kv_usage",
-    },
+    {"sglang:num_running_reqs": "running", "sglang:num_queue_reqs": "waiting", "sglang:token_usage": "kv_usage"},
     averages=(
         *(f"sglang:spec_{name}" for name in ("accept_length", "accept_rate", "cap_length", "block_accept_length")),
         *("sglang:spec_num_steps", "sglang:spec_num_draft_tokens", "sglang:gen_throughput"),

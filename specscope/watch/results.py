@@ -22,15 +22,7 @@ from msgspec import Meta
 from specscope.trace.checked import decoded, short
 from specscope.trace.record.aggregate import Aggregate, full_chains
 from specscope.trace.record.declared import Share, Sum
-from specscope.watch.counts import (
-    NAME,
-    POSITIONS,
-    Count,
-    ToldInterval,
-    UnreadableError,
-    Value,
-    declared,
-)
+from specscope.watch.counts import NAME, POSITIONS, Count, ToldInterval, UnreadableError, Value, declared
 from specscope.watch.logs import LogReader
 from specscope.watch.names import BEGAN, EMITTED, ENDED, MODEL, PRINTED, PRINTED_AT, REQUEST, TOOLS, Tool
 from specscope.watch.pages import Reading, read_get_metrics, read_prometheus, saved

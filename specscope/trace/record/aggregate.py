@@ -34,13 +34,7 @@ from specscope.trace.record.declared import (
 SYNTHETIC = "synthetic acceptance"  # in a source's name: verdicts were made up for a benchmark
 LENGTH = "mean acceptance length"
 # Of `averages`, those that are a length or a rate: the first that is there counts. history/interval.py has them
-LENGTHS = (
-    LENGTH,
-    "sglang:spec_accept_length",
-    "spec_accept_length",
-    "avg_spec_accept_length",
-    "accept_length",
-)
+LENGTHS = (LENGTH, "sglang:spec_accept_length", "spec_accept_length", "avg_spec_accept_length", "accept_length")
 RATES = ("sglang:spec_accept_rate", "spec_accept_rate")
 RESTORED = "drafts judged again from a checkpoint"  # likewise: what is left of them counts as a whole draft
 DEPTH = "current speculative depth"  # of `averages`: how deep drafts were at the interval's end

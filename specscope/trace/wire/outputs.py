@@ -22,14 +22,7 @@ from specscope.trace.history.interval import NOTHING
 from specscope.trace.history.wording import plural
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.privacy import Privacy
-from specscope.trace.record.records import (
-    FinishReason,
-    Moved,
-    RequestEnd,
-    RequestInfo,
-    RunInfo,
-    StepRecord,
-)
+from specscope.trace.record.records import FinishReason, Moved, RequestEnd, RequestInfo, RunInfo, StepRecord
 from specscope.trace.record.vocabulary import Vocabulary
 from specscope.trace.wire.capture import CaptureWriter
 from specscope.trace.wire.spans import SpanLevel
@@ -328,13 +321,7 @@ class Bus:
         self._lock = threading.Lock()  # held while a record is handed out, so that none follows the last
 
     def subscribe(
-        self,
-        sink: Sink,
-        *,
-        lossless: bool = False,
-        limit: int | None = None,
-        moves: bool = False,
-        prompt: bool = False,
+        self, sink: Sink, *, lossless: bool = False, limit: int | None = None, moves: bool = False, prompt: bool = False
     ) -> Subscription:
         """Add a sink, which is called on a thread of its own. `moves`: it follows the run's position."""
         subscription = Subscription(sink, lossless, limit or (LOSSLESS_LIMIT if lossless else LIMIT), moves, prompt)
