@@ -15,6 +15,7 @@ import stat
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -90,24 +91,16 @@ def read_lines(path: str, what: str, *, largest: int = LARGEST) -> Iterator[tupl
 
 def _open(path: str) -> BinaryIO:
     """Open a file, standard input, or a named pipe: then with a time limit on the wait for a writer."""
-    if path == "-" or not stat.S_ISFIFO(os.stat(path).st_mode):
-        return open(0, "rb", closefd=False) if path == "-" else open(path, "rb")
-    opened: list[BinaryIO | OSError] = []
-
-    def wait() -> None:
-        try:
-            opened.append(open(path, "rb"))  # noqa: SIM115
-        except OSError as error:
-            opened.append(error)
-
-    thread = threading.Thread(target=wait, daemon=True)
-    thread.start()
-    thread.join(PATIENCE)
-    if not opened:
-        raise UserError(f"{path} is a pipe without a writer")
-    if isinstance(opened[0], OSError):
-        raise opened[0]
-    return opened[0]
+    if path == "-":
+        return open(0, "rb", closefd=False)
+    if not stat.S_ISFIFO(os.stat(path).st_mode) or not os.access(path, os.R_OK):
+        return open(path, "rb")
+    opened = Future[BinaryIO]()
+    threading.Thread(target=lambda: opened.set_result(open(path, "rb")), daemon=True).start()  # noqa: SIM115
+    try:
+        return opened.result(PATIENCE)
+    except TimeoutError:
+        raise UserError(f"{path} is a pipe without a writer") from None
 
 
 def check_output(

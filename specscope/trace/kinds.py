@@ -107,14 +107,6 @@ _BY_KEYS: tuple[tuple[FileKind, str], ...] = (
     (watched("a result with counts of drafts"), "num_drafts | accept_lengths | accepted_lengths"),
     (watched("a response of llama.cpp"), "timings.predicted_n | generation_settings timings"),
     (unread("a list of llama.cpp's slots, which counts no drafts"), "is_processing n_ctx"),
-    (
-        unread("iteration statistics of TensorRT-LLM"),
-        "specDecodingStats.numDraftTokens | iterLatencyMS iter | iterLatencyMS numActiveRequests",
-    ),
-    (
-        unread("a response of TensorRT-LLM"),
-        "request_perf_metrics.speculative_decoding | choices.request_perf_metrics.speculative_decoding",
-    ),
     (REQUEST_DUMP, "obj.sampling_params | obj.text | requests.obj.text"),
     (SHAREGPT, "conversations | conversation"),
     (FileKind("SPEED-Bench's data set", ReadAs.PROMPTS), "turns multiturn | messages question_id"),
@@ -260,9 +252,7 @@ def _key_paths(start: bytes) -> Iterator[str]:
         last = token
 
 
-LARGEST = (
-    128 * 2**20
-)  # bytes of a line or a document, such as a download of many traces: decoded up to twelve times as many
+LARGEST = 128 * 2**20  # bytes of a line or a document, such as a download of many traces: decoded up to twelve times it
 # A string has an end, and is on one line. An object with no brackets in it is one token: most are, so this is quick.
 _STRING = rb'"[^"\\\n]*+(?:\\.[^"\\\n]*+)*+'
 _NO_BRACKETS = rb'[^"{}\[\]]*+'

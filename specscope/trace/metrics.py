@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
-from typing import NamedTuple
+from typing import Any
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, Histogram, make_wsgi_app, start_http_server
@@ -24,7 +24,7 @@ from specscope.errors import UserError
 from specscope.trace.history.stats import Acceptance
 from specscope.trace.history.totals import Undrafted, count_undrafted
 from specscope.trace.record.aggregate import Aggregate
-from specscope.trace.record.records import FinishReason, RequestEnd, RequestInfo, RunInfo, StepRecord
+from specscope.trace.record.records import FinishReason, RequestInfo, RunInfo, StepRecord
 from specscope.trace.wire.sampling import ratio_keeps
 from specscope.trace.wire.spans import own_trace
 
@@ -66,59 +66,31 @@ class Totals:
         self.kv_usage = own if self.told is None else self.told.kv_usage
 
 
-class Series(NamedTuple):
-    """One metric: its name, without a counter's `_total`, what it is, and how it is read from the totals."""
-
-    name: str
-    text: str
-    read: Callable[[Totals], float | Mapping[str, float] | None]  # None: not told; or by the values of `label`
-    label: str = ""
-    counter: bool = True
+Value = float | Mapping[str, float] | None  # of a series; by the values of its label; None: not told
+GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
 
 
-def _told(name: str) -> Callable[[Totals], float | None]:
-    return lambda totals: totals.acceptance.told(name)
-
-
-def _load(name: str) -> Callable[[Totals], float | None]:
-    return lambda totals: getattr(totals if totals.told is None else totals.told, name)
-
-
-def _own(name: str) -> Callable[[Totals], float | None]:
-    """What only an engine that reports more than counts tells."""
-    return lambda totals: getattr(totals, name) if totals.told is None else None
-
-
-def _per_position(totals: Totals) -> Mapping[str, float]:
+def series_of(totals: Totals) -> Iterator[tuple[str, str, str, Value]]:
+    """Each series: its name, without a counter's `_total`, what it is, its label besides vLLM's, and its value."""
     counts = totals.acceptance
-    return dict(zip(map(str, count()), counts.accepted_at if counts.knows("accepted_at") else (), strict=False))
-
-
-def _finished(totals: Totals) -> Mapping[str, float]:
-    return {reason: totals.finished[reason] for reason in VLLM_REASON.values()} if totals.told is None else {}
-
-
-SERIES = (
-    Series("vllm:spec_decode_num_drafts", "Steps with at least one drafted token.", _told("drafts")),
-    Series("vllm:spec_decode_num_draft_tokens", "Drafted tokens.", _told("drafted")),
-    Series("vllm:spec_decode_num_accepted_tokens", "Accepted tokens.", _told("accepted")),
-    Series(
-        "vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted tokens per draft position.", _per_position, "position"
-    ),
-    Series(
-        "specscope:undrafted_steps",
-        "Request steps without drafts, by the reason.",
-        lambda t: {reason.value: count for reason, count in t.undrafted.items()},
-        "reason",
-    ),
-    Series("vllm:prompt_tokens", "Prompt tokens of admitted requests.", _own("prompt_tokens")),
-    Series("vllm:generation_tokens", "Output tokens.", _told("emitted")),
-    Series("vllm:num_preemptions", "Preemptions.", _own("preemptions")),
-    Series("vllm:request_success", "Requests that ended, by the reason.", _finished, "finished_reason"),
-    Series("vllm:num_requests_running", "Requests in the batch.", _load("running"), counter=False),
-    Series("vllm:num_requests_waiting", "Requests waiting.", _load("waiting"), counter=False),
-    Series("vllm:kv_cache_usage_perc", "KV-cache usage, 1 is full.", lambda t: t.kv_usage, counter=False),
-)
+    load: Any = totals if totals.told is None else totals.told
+    steps = totals.told is None  # else the engine reports counts alone
+    by_position = dict(zip(map(str, count()), counts.accepted_at if counts.knows("accepted_at") else (), strict=False))
+    undrafted = {reason.value: number for reason, number in totals.undrafted.items()}
+    ended = {reason: totals.finished[reason] for reason in VLLM_REASON.values()}
+    drafting, running = "vllm:spec_decode_num", "vllm:num_requests"
+    yield f"{drafting}_drafts", "Steps with at least one drafted token.", "", counts.told("drafts")
+    yield f"{drafting}_draft_tokens", "Drafted tokens.", "", counts.told("drafted")
+    yield f"{drafting}_accepted_tokens", "Accepted tokens.", "", counts.told("accepted")
+    yield f"{drafting}_accepted_tokens_per_pos", "Accepted tokens per draft position.", "position", by_position
+    yield "specscope:undrafted_steps", "Request steps without drafts, by the reason.", "reason", undrafted
+    yield "vllm:prompt_tokens", "Prompt tokens of admitted requests.", "", totals.prompt_tokens if steps else None
+    yield "vllm:generation_tokens", "Output tokens.", "", counts.told("emitted")
+    yield "vllm:num_preemptions", "Preemptions.", "", totals.preemptions if steps else None
+    yield "vllm:request_success", "Requests that ended, by the reason.", "finished_reason", ended if steps else {}
+    yield f"{running}_running", "Requests in the batch.", "", load.running
+    yield f"{running}_waiting", "Requests waiting.", "", load.waiting
+    yield "vllm:kv_cache_usage_perc", "KV-cache usage, 1 is full.", "", totals.kv_usage
 
 
 def answered(accept: str) -> str:
@@ -155,10 +127,7 @@ class Metrics(Collector):
         self.registry = CollectorRegistry()  # all that the Prometheus text has
         self._labels = {"model_name": model, "engine": engine}
         self._lock = threading.Lock()
-        self._series: tuple[Series, ...] = (
-            *SERIES,
-            Series("specscope:lost_records", "Records lost before they were written or sent.", lambda _: lost()),
-        )
+        self._lost = lost
         self._servers: list[WSGIServer] = []
         self.registry.register(self)
         self._run = run
@@ -174,14 +143,15 @@ class Metrics(Collector):
         self._histograms(record)
 
     def collect(self) -> Iterator[Metric]:
-        for series in self._series:
-            family = CounterMetricFamily if series.counter else GaugeMetricFamily
-            with self._lock:
-                told = series.read(self.totals)
+        lost = "specscope:lost_records", "Records lost before they were written or sent.", "", self._lost()
+        with self._lock:
+            every = [*series_of(self.totals), lost]
+        for name, text, label, told in every:
             values = told if isinstance(told, Mapping) else {} if told is None else {"": told}
-            metric = family(series.name, series.text, labels=[*self._labels, *filter(None, [series.label])])
-            for label, value in values.items():
-                metric.add_metric([*self._labels.values(), *([label] if series.label else [])], value)
+            family = GaugeMetricFamily if name in GAUGES else CounterMetricFamily
+            metric = family(name, text, labels=[*self._labels, *filter(None, [label])])
+            for own, value in values.items():
+                metric.add_metric([*self._labels.values(), *([own] if label else [])], value)
             yield metric
 
     def page(self, accept: str = "") -> tuple[bytes, str]:
@@ -262,7 +232,7 @@ class Histograms:
     def __call__(self, record: StepRecord) -> None:
         for info in record.admitted:
             request = self._running[info.id] = _Running(self._exemplar(info), info.arrival_ns)
-            self._see_ns("vllm:request_queue_time_seconds", info.admitted_ns - info.arrival_ns, request)
+            self._see("vllm:request_queue_time_seconds", info.admitted_ns - info.arrival_ns, request)
         for part in record.requests:
             if (known := self._running.get(part.request)) is not None:
                 if part.verdict is not None and len(part.tree):  # also one that a debugger goes back over, later
@@ -270,10 +240,13 @@ class Histograms:
                 if part.emitted:
                     before, known.last_ns = known.last_ns, record.end_ns
                     name = "inter_token_latency" if before else "time_to_first_token"
-                    self._see_ns(f"vllm:{name}_seconds", record.end_ns - (before or known.arrival_ns), known)
+                    self._see(f"vllm:{name}_seconds", record.end_ns - (before or known.arrival_ns), known)
         for end in record.finished:
             if (known := self._running.pop(end.info.id, None)) is not None:
-                self._end(end, known)
+                if (tau := Acceptance(drafts=known.drafts, accepted=known.accepted).tau) is not None:
+                    self._histograms["specscope:request_acceptance_length"].observe(tau, known.exemplar)
+                if known.last_ns and end.reason in WHOLE:
+                    self._see("vllm:e2e_request_latency_seconds", known.last_ns - end.info.arrival_ns, known)
 
     def _exemplar(self, info: RequestInfo) -> dict[str, str] | None:
         """The trace that the request's spans are in: its caller's, or its own (spans.py)."""
@@ -282,15 +255,5 @@ class Histograms:
             return None
         return {"trace_id": info.traceparent.split("-")[1] if info.traceparent else f"{own:032x}"}
 
-    def _end(self, end: RequestEnd, request: _Running) -> None:
-        tau = Acceptance(drafts=request.drafts, accepted=request.accepted).tau
-        if tau is not None:
-            self._see("specscope:request_acceptance_length", tau, request)
-        if request.last_ns and end.reason in WHOLE:
-            self._see_ns("vllm:e2e_request_latency_seconds", request.last_ns - end.info.arrival_ns, request)
-
-    def _see_ns(self, name: str, ns: float, request: _Running) -> None:
-        self._see(name, max(ns, 0) / 1e9, request)
-
-    def _see(self, name: str, value: float, request: _Running) -> None:
-        self._histograms[name].observe(value, request.exemplar)
+    def _see(self, name: str, ns: float, request: _Running) -> None:
+        self._histograms[name].observe(max(ns, 0) / 1e9, request.exemplar)

@@ -97,12 +97,6 @@ MADE = {
     "metrics.jsonl": (b'{"resourceMetrics": []}\n', "metrics or logs in OTLP JSON", set()),
     "v3.json": (b'{"result": {"resourceSpans": []}}', "a trace from Jaeger's API", {"open"}),
     "sglang_bench.jsonl": (b'{"accept_length": 3, "request_throughput": 1}\n', "a result of a serving bench", WATCH),
-    "stats.json": (
-        b'[{"iter": 5, "iterLatencyMS": 20.5, "numActiveRequests": 3, "specDecodingStats": {"numDraftTokens": 9, '
-        b'"numAcceptedTokens": 4, "numRequestsWithDraftTokens": 3, "acceptanceLength": 2.33}}]',
-        "iteration statistics of TensorRT-LLM",
-        set(),
-    ),
     "config.json": (b'{\n "architectures": ["X"],\n "hidden_size": 4\n}', "a model's config.json", set()),
     "spec.json": (b'{"method": "mtp", "num_speculative_tokens": 2}', "a speculative configuration", set()),
     "report.json": (b'{\n  "schema": "specscope.report/1"\n}', "what a specscope verb printed with --json", set()),

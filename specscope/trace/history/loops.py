@@ -71,14 +71,6 @@ def loop_share(outputs: Sequence[NDArray[np.integer]]) -> float:
     return float(in_loops(np.concatenate(outputs), texts).mean()) if len(texts) else 0.0
 
 
-def step_sums(looped: Bools, sizes: NDArray[np.integer]) -> NDArray[np.int64]:
-    """[steps] how many of each step's tokens lie in loops. `sizes`: [steps] how many tokens each step has."""
-    sums = np.concatenate([[0], np.cumsum(looped)])
-    ends = np.cumsum(sizes)
-    per_step: NDArray[np.int64] = sums[ends] - sums[ends - sizes]
-    return per_step
-
-
 def find_loops(requests: Iterable[Sequence[RequestStep]]) -> list[Loops]:
     """The loops of each request, from its steps in order. No cycle continues across missing steps."""
     return [_loops_of(request) for request in requests]
@@ -86,22 +78,19 @@ def find_loops(requests: Iterable[Sequence[RequestStep]]) -> list[Loops]:
 
 def _loops_of(request: Sequence[RequestStep]) -> Loops:
     texts = accumulate((b.index > a.index + 1 for a, b in pairwise(request)), initial=0)
-    judged = [(step, text) for step, text in zip(request, texts, strict=False) if step.is_judged]
-    outputs = [step.output() for step, _ in judged]
-    sizes = np.array([*map(len, outputs)], np.int64)
-    tokens = np.array([token for output in outputs for token in output], np.int64)
-    of_text = np.repeat(np.array([text for _, text in judged], np.int64), sizes)
-    looped = step_sums(in_loops(tokens, of_text), sizes).tolist()
-    each = zip(judged, outputs, looped, strict=True)
-    rest = measure(step for (step, _), output, inside in each if not output or inside < len(output))
-    return Loops(sum(len(output) for output in outputs if NO_TOKEN not in output), sum(looped), rest)
+    judged = [(step, text, step.output()) for step, text in zip(request, texts, strict=False) if step.is_judged]
+    sizes = np.array([len(output) for *_, output in judged], np.int64)
+    tokens = np.array([token for *_, output in judged for token in output], np.int64)
+    sums = np.cumsum([0, *in_loops(tokens, np.repeat(np.array([text for _, text, _ in judged], np.int64), sizes))])
+    looped = np.diff(sums[np.cumsum([0, *sizes])]).tolist()  # tokens of each step
+    each = zip(judged, looped, strict=True)
+    rest = measure(step for (step, _, output), inside in each if not output or inside < len(output))
+    return Loops(sum(len(output) for *_, output in judged if NO_TOKEN not in output), sum(looped), rest)
 
 
 def together(parts: Iterable[Loops]) -> Loops:
     """The loops of several requests, added up."""
-    tokens = looped = 0
-    rest = Acceptance()
-    for part in parts:
-        tokens, looped = tokens + part.tokens, looped + part.looped
+    every, rest = list(parts), Acceptance()
+    for part in every:
         rest.merge(part.rest)
-    return Loops(tokens, looped, rest)
+    return Loops(sum(part.tokens for part in every), sum(part.looped for part in every), rest)

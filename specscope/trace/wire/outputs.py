@@ -81,6 +81,10 @@ class Outputs:
         run = dataclasses.replace(run, privacy=options.privacy)
         if params is not None:
             run = dataclasses.replace(run, params=params.to_dict(), seed=params.seed)
+        self.captured = ""  # the capture's file; after `close` not where that was deleted during the run
+        self.renamed = ""  # a note that it has another name than requested
+        self.sampled = ""  # after `close`: how many requests' spans were kept, and why, where not all were
+        self.code = 0  # likewise: the exit code of a run, 1 where its capture lacks something
         self._bus = bus
         self._closers: list[Callable[[], None]] = []
         self._network: Subscription | None = None
@@ -97,6 +101,7 @@ class Outputs:
                 self._writer = CaptureWriter(
                     options.capture, run, vocabulary, existing=existing, on_full=on_full, service=options.service
                 )
+                self.captured, self.renamed = str(self._writer.path), self._writer.renamed
                 bus.subscribe(self._writer, lossless=True)
                 self._closers.append(self._writer.close)
         except BaseException:
@@ -141,30 +146,16 @@ class Outputs:
             self._closers = []
         if failed is not None:
             raise failed
-        lines = [] if self._writer is None else self._writer.losses()
+        lines = []
+        if self._writer is not None:
+            lines = self._writer.losses()
+            self.captured, self.code = "" if self._writer.is_gone else self.captured, int(bool(lines))
         if self._network is not None and self._network.lost:
             lines.append(f"{plural(self._network.lost, 'step')} not sent: the OTLP endpoint was too slow")
-        return lines if self._spans is None else [*lines, *self._spans.losses()]
-
-    @property
-    def sampled(self) -> str:
-        """How many requests were kept, and why; "" where all are."""
-        return "" if self._spans is None else self._spans.sampled
-
-    @property
-    def captured(self) -> str:
-        """The capture's file, "" where there is none; after `close` also where it was deleted during the run."""
-        return "" if self._writer is None or self._writer.is_gone else str(self._writer.path)
-
-    @property
-    def renamed(self) -> str:
-        """A note that the capture has another name than requested; "" where it has not."""
-        return "" if self._writer is None else self._writer.renamed
-
-    @property
-    def code(self) -> int:
-        """After `close`: the exit code of a run, 1 where its capture lacks something."""
-        return int(self._writer is not None and bool(self._writer.losses()))
+        if self._spans is not None:
+            self.sampled = self._spans.sampled
+            lines += self._spans.losses()
+        return lines
 
 
 @dataclass

@@ -73,8 +73,7 @@ class Sampler:
         self._turned = self._rewound = False  # what one of them told: that a branch begins; that the run went back
 
     @property
-    def text(self) -> str:
-        """`kept 12 of 400 requests (4 by ratio, 8 by parent)`."""
+    def text(self) -> str:  # kept 12 of 400 requests (4 by ratio, 8 by parent)
         total = self.kept.total()
         how = ", ".join(f"{count:,} by {reason.value}" for reason in Reason if (count := self.kept[reason]))
         return f"kept {total:,} of {plural(total + self.left_out, 'request')}" + (f" ({how})" if how else "")
@@ -84,8 +83,8 @@ class Sampler:
         ended, admitted = [end.info for end in record.finished], {info.id for info in record.admitted}
         callers = {info.id: info.traceparent for info in (*ended, *record.admitted)}
         names = dict.fromkeys((*callers, *(part.request for part in record.requests), *record.preempted))
-        told = {name: self._sampled(name, callers.get(name, ""), is_new=name in admitted) for name in names}
-        kept = {name: sampled for name, sampled in told.items() if sampled is not None}
+        decided = ((name, self._sampled(name, callers.get(name, ""), is_new=name in admitted)) for name in names)
+        kept = {name: sampled for name, sampled in decided if sampled is not None}
         if record.after is not None:
             del self._path[bisect_right(self._path, record.after) :]
             self._turned = True
@@ -102,8 +101,7 @@ class Sampler:
             accepted=sum(part.verdict.accepted for part in gone if part.verdict is not None),
             emitted=sum(part.emitted for part in gone),
         )
-        before = self._path[-1] if self._path else -1
-        ends = [end for end in record.finished if end.info.id in kept]
+        before, ends = self._path[-1] if self._path else -1, [end for end in record.finished if end.info.id in kept]
         sampled = dataclasses.replace(
             record,
             admitted=tuple(info for info in record.admitted if info.id in kept),
@@ -122,12 +120,10 @@ class Sampler:
 
     def _sampled(self, name: str, caller: str, *, is_new: bool) -> Sampled | None:
         """Why a request is kept; None where it is not. One that comes late follows what was decided."""
-        is_known = name in self._decided
-        sampled = self._decided.pop(name, None)
+        is_known, sampled = name in self._decided, self._decided.pop(name, None)
         if is_new or not is_known:
             reason = ratio_keeps(own_trace(self._run_id, name), caller, self._ratio)
-            share = self._ratio if reason is Reason.RATIO else 0.0
-            sampled = None if reason is None else Sampled(reason, share)
+            sampled = reason and Sampled(reason, self._ratio if reason is Reason.RATIO else 0.0)
         if not is_known:
             self.kept.update([] if sampled is None else [sampled.reason])
             self.left_out += sampled is None

@@ -81,9 +81,9 @@ class Span(NamedTuple):
     of_engine: bool = False  # whether it belongs to the engine's service, and not to the requests'
 
 
-def own_trace(run_id: str, *what: object) -> int:
+def own_trace(run_id: str, *what: object, size: int = 16) -> int:
     """The id of a trace of ours: of a request, by its id, or of an engine step, by "step" and its number."""
-    return int.from_bytes(blake2b(f"{run_id}/{what}".encode(), digest_size=16).digest(), "big")
+    return int.from_bytes(blake2b(f"{run_id}/{what}".encode(), digest_size=size).digest(), "big")
 
 
 @dataclass
@@ -132,16 +132,17 @@ class Encoder:
     def _caller(self, name: str) -> tuple[int, int] | None:
         return self._callers.get(name) or self._ended.get(name)
 
-    def _trace(self, *what: object) -> int:
-        return own_trace(self.run.run_id, *what)
-
     def _request_trace(self, name: str) -> int:
         """A trace of its own, or the caller's."""
         caller = self._caller(name)
-        return self._trace(name) if caller is None else caller[0]
+        return own_trace(self.run.run_id, name) if caller is None else caller[0]
 
     def _span(self, *what: object) -> int:
-        return int.from_bytes(blake2b(f"{self.run.run_id}/{what}".encode(), digest_size=8).digest(), "big") or 1
+        return own_trace(self.run.run_id, *what, size=8) or 1
+
+    def _step(self, number: int) -> tuple[int, int]:
+        """The trace of an engine step, and its span."""
+        return own_trace(self.run.run_id, "step", number), self._span("step", number)
 
     def _queue(self, info: RequestInfo, record: StepRecord, end_ns: int) -> Span:
         """The span of the wait for admission, or for an end without admission."""
@@ -154,7 +155,7 @@ class Encoder:
     def _request_step(self, part: RequestStep, record: StepRecord, of_step: Mapping[str, Any]) -> Iterator[Span]:
         """`prefill` where prompt tokens were fed, `decode_step` where a verdict was given; both may be."""
         trace, root = self._request_trace(part.request), self._span(part.request)
-        link = ((self._trace("step", record.step), self._span("step", record.step)),)
+        link = (self._step(record.step),)
         common = {**of_step, **self._written(part, only=schema.IN_PREFILL)}
         start, end = record.start_ns, record.end_ns
         if part.prefill_tokens or part.verdict is None:
@@ -196,7 +197,7 @@ class Encoder:
         return [escape(pieces[token]) for token in tokens] if all(token in pieces for token in tokens) else None
 
     def _engine_step(self, record: StepRecord) -> Span:
-        trace, root = self._trace("step", record.step), self._span("step", record.step)
+        trace, root = self._step(record.step)
         own = schema.OfEngineStep(
             *_timings(record.phases),
             *_timings(record.passes),
