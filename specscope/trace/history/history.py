@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from specscope.errors import UserError
@@ -68,7 +68,7 @@ class RecentSteps:
         self._bytes = 0
 
     def append(self, record: StepRecord) -> None:
-        """Add a record; the oldest are dropped where there is no room."""
+        """Where there is no room, the oldest are dropped."""
         self._records.append((record, weight(record)))
         self._bytes += self._records[-1][1]
         while len(self._records) > self._limit or self._bytes > self._limit_bytes:
@@ -79,10 +79,8 @@ class RecentSteps:
 
     def take(self) -> Iterator[StepRecord]:
         """All records, oldest first; the buffer is emptied."""
-        while self._records:
-            record, size = self._records.popleft()
-            self._bytes -= size
-            yield record
+        every, self._records, self._bytes = self._records, deque(), 0
+        return iter([record for record, _ in every])
 
 
 @dataclass
@@ -490,8 +488,11 @@ class History:
             size *= 2
         ranges = [(start, min(start + size, count)) for start in range(0, count, size)]
         taus = [totals.tau(*each) for each in ranges]
-        if request is None and self.counts_only:
-            taus = [_or_reported(tau, self.steps[slice(*each)]) for tau, each in zip(taus, ranges, strict=True)]
+        for place, each in enumerate(ranges if request is None and self.counts_only else ()):
+            if taus[place] is None:  # the source tells lengths and no counts: the mean of what it reported
+                told = (step.aggregate.length for step in self.steps[slice(*each)] if step.aggregate is not None)
+                known = [length for length in told if length is not None]
+                taus[place] = sum(known) / len(known) if known else None
         return taus, size
 
     def speed_at(self, position: int) -> float | None:
@@ -511,12 +512,3 @@ class History:
 def _rows(record: StepRecord) -> Sequence[int]:
     assert isinstance(record.requests, PartViews)
     return record.requests.rows
-
-
-def _or_reported(tau: float | None, steps: Iterable[StepRecord]) -> float | None:
-    """A length from counts; where a source tells lengths and no counts, the mean of what it reported."""
-    if tau is not None:
-        return tau
-    lengths = [step.aggregate.length for step in steps if step.aggregate is not None]
-    known = [length for length in lengths if length is not None]
-    return sum(known) / len(known) if known else None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -52,57 +51,35 @@ class PlaceView:
         node: int | None = None,
         *,
         final: bool = False,
-        drafts: Sequence[float | None] = (),  # draft_ps, where they are at hand
+        drafts: Sequence[float | None] = (),
     ) -> None:
+        """`drafts`: draft_ps, where they are at hand."""
         self.step, self.parent = step, parent  # ROOT, or a node
         self.token, self.node, self.final = token, node, final  # node: None where the token was not drafted there
-        self._drafts = drafts
         rows = [] if step.parents is None else np.flatnonzero(step.parents.node == parent).tolist()
         self.notes: ParentNotes | None = step.parents if rows else None  # where they tell of this parent
         self._row = rows[0] if rows else 0
-
-    @cached_property
-    def choice(self) -> TopToken | None:
-        """The target's likeliest token as sampled."""
-        if self.notes is None or self.notes.choice[self._row] == NO_TOKEN:
-            return None
-        return TopToken(int(self.notes.choice[self._row]), float(self.notes.choice_p[self._row]))
-
-    @cached_property
-    def p(self) -> float | None:
-        """The token's p as sampled: 0 or 1 where the request is greedy."""
-        if self.node is None:
-            return self.choice.prob if self.choice is not None and self.choice.token == self.token else None
-        verdict = self.step.verdict
-        return float(verdict.p[self.node]) if verdict is not None and verdict.tells_p else None
-
-    @cached_property
-    def raw_p(self) -> float | None:
-        """The target's probability before temperature and rules."""
-        if self.node is None:
-            return _in(self.likeliest, self.token)[0]
-        return None if self.notes is None else float(self.notes.raw_p[self.node])
-
-    @cached_property
-    def raw_rank(self) -> int | None:
-        return _in(self.likeliest, self.token)[1]
-
-    @cached_property
-    def draft_p(self) -> float | None:
-        """The drafter's own probability."""
-        noted = None if self.node is None else (self._drafts or draft_ps(self.step))[self.node]
-        return self._drafters[0] if noted is None else noted
-
-    @property
-    def draft_rank(self) -> int | None:
-        """The token's rank in the drafter, from 1, or OUTSIDE."""
-        return self._drafters[1]
-
-    @cached_property
-    def q(self) -> float | None:
-        """The probability that the node was drawn from; None where it was no draw."""
-        tree = self.step.tree
-        return None if self.node is None or tree.drawn[self.node] == Drawn.DETERMINISTIC else float(tree.q[self.node])
+        # The likeliest tokens, likeliest first: the target's, raw; the drafter's own, none where it is no model
+        self.likeliest, self.drafters_likeliest = self._likeliest("top"), self._likeliest("draft_top")
+        choice, choice_p = self.number("choice"), self.number("choice_p")  # of the target, as sampled
+        known = choice is not None and choice_p is not None and choice != NO_TOKEN
+        self.choice = TopToken(int(choice or 0), choice_p or 0.0) if known else None
+        # The token's p as sampled, 0 or 1 where the request is greedy; that before temperature and rules, and its rank
+        self.p = self.choice.prob if self.choice is not None and self.choice.token == token else None
+        self.raw_p, self.raw_rank = _in(self.likeliest, token)
+        # The drafter's own probability, and the token's rank there, from 1, or OUTSIDE
+        self.draft_p, self.draft_rank = _in(self.drafters_likeliest, token)
+        if self.notes is not None and self.drafters_likeliest and self.raw_rank == 1 and self.draft_rank is None:
+            self.draft_rank = int(self.notes.choice_rank[self._row])
+            self.draft_p = self.number("choice_q") if self.draft_rank else None
+        self.q: float | None = None  # the probability that the node was drawn from; None where it was no draw
+        if node is None:
+            return
+        verdict, tree, noted = step.verdict, step.tree, (drafts or draft_ps(step))[node]
+        self.p = float(verdict.p[node]) if verdict is not None and verdict.tells_p else None
+        self.raw_p = None if self.notes is None else float(self.notes.raw_p[node])
+        self.draft_p = self.draft_p if noted is None else noted
+        self.q = None if tree.drawn[node] == Drawn.DETERMINISTIC else float(tree.q[node])
 
     def of(self, token: int, *, final: bool = False) -> PlaceView:
         """Any token here. Nothing is known where token ids were left out of the capture."""
@@ -124,25 +101,6 @@ class PlaceView:
         tokens, shares = getattr(self.notes, name)[self._row], getattr(self.notes, name + "_p")[self._row]
         pairs = zip(tokens.tolist(), shares.tolist(), strict=True)
         return tuple(TopToken(token, p) for token, p in pairs if p != 0 and token != NO_TOKEN)
-
-    @cached_property
-    def likeliest(self) -> tuple[TopToken, ...]:
-        """The target's likeliest tokens, raw, likeliest first; none where they are not recorded."""
-        return self._likeliest("top")
-
-    @cached_property
-    def drafters_likeliest(self) -> tuple[TopToken, ...]:
-        """The drafter's own; none where it is no model, or they are not recorded."""
-        return self._likeliest("draft_top")
-
-    @cached_property
-    def _drafters(self) -> tuple[float | None, int | None]:
-        """The token's probability and rank in the drafter: that of the target's raw first choice is recorded."""
-        p, rank = _in(self.drafters_likeliest, self.token)
-        if rank is not None or self.notes is None or not self.drafters_likeliest or self.raw_rank != 1:
-            return p, rank
-        rank = int(self.notes.choice_rank[self._row])
-        return (float(self.notes.choice_q[self._row]) if rank else None), rank
 
     @property
     def wanted(self) -> PlaceView | None:
@@ -221,8 +179,12 @@ def nodes(step: RequestStep) -> list[PlaceView]:
 def end(step: RequestStep) -> PlaceView:
     """The final token, where it was drawn: where the accepted path ended."""
     verdict = step.verdict
-    place = PlaceView(step, ROOT if verdict is None else last(verdict), final=True)
-    return place if verdict is None else place.of(verdict.token, final=True)
+    if verdict is None:
+        return PlaceView(step, ROOT, final=True)
+    parent = last(verdict)
+    nodes = [] if verdict.token == NO_TOKEN else step.tree.children(parent)
+    node = next((node for node in nodes if step.tree.token[node] == verdict.token), None)
+    return PlaceView(step, parent, verdict.token, node, final=True)
 
 
 def last(verdict: Verdict) -> int:

@@ -139,39 +139,32 @@ def about_draft(notes: MethodNotes, node: int) -> list[str]:
 
 
 @dataclass
-class _Fault:
-    first: str  # the message of the first of its kind
-    count: int = 0
-    due: int = 1  # the count at which `news` reports it again
-
-
-@dataclass
 class Faults:
     """What was left out of a capture or of what engines sent, and why: each kind of fault once, with a count."""
 
     total: int = 0
-    _kinds: dict[str, _Fault] = field(default_factory=dict)
+    _first: dict[str, str] = field(default_factory=dict)  # the message of the first of each kind
+    _counts: Counter[str] = field(default_factory=Counter)
+    _told: Counter[str] = field(default_factory=Counter)  # the counts that `news` gave
 
     def add(self, what: str, why: str) -> None:
         """Count one: `what` was left out, `why` names the attribute. Texts that differ only in numbers are one kind."""
         self.total += 1
         message = f"{what}: {why}"[: 2 * LONGEST]
         kind = re.sub(r"[0-9]+", "0", message)
-        if kind not in self._kinds and len(self._kinds) >= KINDS_OF_FAULT:
+        if kind not in self._first and len(self._first) >= KINDS_OF_FAULT:
             kind, message = "", "faults of other kinds"
-        if kind not in self._kinds:
+        if kind not in self._first:
             text = printable(" ".join(message.split()))
-            self._kinds[kind] = _Fault(text if len(text) <= LONGEST else text[: LONGEST - 1] + "…")
-        self._kinds[kind].count += 1
+            self._first[kind] = text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+        self._counts[kind] += 1
 
     def lines(self) -> list[str]:
-        return [f"left out {fault.count:,}×: {fault.first}" for fault in self._kinds.values()]
+        return [f"left out {self._counts[kind]:,}×: {first}" for kind, first in self._first.items()]
 
     def news(self) -> list[str]:
         """The lines to print now: kinds that are new, and kinds whose count has grown tenfold."""
-        lines = []
-        for fault, line in zip(self._kinds.values(), self.lines(), strict=True):
-            if fault.count >= fault.due:
-                fault.due = 10 * fault.count
-                lines.append(line)
-        return lines
+        due = [count >= max(10 * self._told[kind], 1) for kind, count in self._counts.items()]
+        news = [line for line, is_due in zip(self.lines(), due, strict=True) if is_due]
+        self._told |= {kind: count for (kind, count), is_due in zip(self._counts.items(), due, strict=True) if is_due}
+        return news

@@ -179,15 +179,11 @@ def written(
     for (key, plain, always, default, noted), value in zip(fields, get(record), strict=False):
         if noted:
             if value is not None and (told := {**written(value, privacy), **notes.get(noted, NOTHING)}):
-                values[key] = _json(told)
+                text = orjson.dumps(told, default=np.ndarray.tolist, option=orjson.OPT_SERIALIZE_NUMPY)
+                values[key] = (orjson.dumps(_all_named(told)) if _NULL in text else text).decode()
         elif always or (value.size if default is _ARRAY else value is not default and value != default):
             values[key] = value if plain is None else plain(value)
     return values
-
-
-def _json(notes: Mapping[str, Any]) -> str:
-    text = orjson.dumps(notes, default=np.ndarray.tolist, option=orjson.OPT_SERIALIZE_NUMPY)
-    return (orjson.dumps(_all_named(notes)) if _NULL in text else text).decode()
 
 
 @cache

@@ -115,7 +115,7 @@ class _Table:
             values = [array_of_text(field.key, v, field.type) if isinstance(v, str) else v for v in values]
         values = self._checked(field, values)
         if field.wire.form is WireForm.ESCAPED:
-            return [unescaped(text, field.key, _unescaped) for text in values]
+            return [unescaped(text, field.key, _text) for text in values]
         if field.wire.form is WireForm.JSON:
             return [read_json(text, field.kind, field.key) for text in values]
         return values if field.default is None else [field.default if v is None else v for v in values]
@@ -170,7 +170,7 @@ class _Table:
         return f"{self._where}{field.name}" if self._notes else f"`{field.attribute}`"
 
 
-def _unescaped(text: str) -> str:
+def _text(text: str) -> str:
     return unescape(text).decode("utf-8", "surrogatepass")
 
 
