@@ -197,8 +197,8 @@ def _unseen(plain: Engine, own: Engine, phases: PhaseTimes, rounds: int, console
 def watched(engine: Engine, phases: PhaseTimes, prompts: Sequence[Sequence[int]], params: SamplingParams) -> int:
     """Run prompts one by one with everything recorded, to a file and to `phases`; the tokens made."""
     with tempfile.TemporaryDirectory() as folder:
-        options = OutputOptions(str(Path(folder) / "run.jsonl"), None, None, SpanLevel.TREES, None)
-        outputs = Outputs(options, engine.bus, engine.run_info, engine.vocabulary, params, log=lambda line: None)
+        options = OutputOptions(str(Path(folder) / "run.jsonl"), None, None, SpanLevel.TREES, 0)
+        outputs = Outputs(options, engine.bus, engine.run_info, engine.vocabulary, params)
         engine.subscribe(phases, lossless=True)
         try:
             return run_prompts(engine, prompts, params)

@@ -65,8 +65,8 @@ def _observed(engine: Engine, size: int, goal: float, rounds: int, console: Cons
 
     def on() -> int:
         with tempfile.TemporaryDirectory() as folder:
-            options = OutputOptions(str(Path(folder) / "run.jsonl"), None, None, SpanLevel.TREES, None)
-            outputs = Outputs(options, engine.bus, engine.run_info, engine.vocabulary, params, log=lambda line: None)
+            options = OutputOptions(str(Path(folder) / "run.jsonl"), None, None, SpanLevel.TREES, 0)
+            outputs = Outputs(options, engine.bus, engine.run_info, engine.vocabulary, params)
             try:
                 return off("observed")
             finally:

@@ -72,9 +72,9 @@ def _observed(worker: Worker) -> Measured:
     worker.ask("watch", True)
     found: list[Measured] = []
     with tempfile.TemporaryDirectory() as folder:
-        options = OutputOptions(str(Path(folder) / "run.jsonl"), None, None, SpanLevel.TREES, None)
+        options = OutputOptions(str(Path(folder) / "run.jsonl"), None, None, SpanLevel.TREES, 0)
         ready = worker.ready
-        outputs = Outputs(options, worker.bus, ready.run, ready.vocabulary, PARAMS, log=lambda line: None)
+        outputs = Outputs(options, worker.bus, ready.run, ready.vocabulary, PARAMS)
         app = ScopeApp(Viewer(control=worker), title="bench")
 
         def drive() -> None:

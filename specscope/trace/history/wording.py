@@ -101,16 +101,12 @@ def accepted_text(step: RequestStep) -> str:
 
 
 def about_sizing(step: RequestStep) -> str:
-    """Why a step's tree has its size; "" where that is not told.
-
-    Of trees that followed costs, in captures of ours: older ones say of all drafts what holds for the head's alone.
-    """
+    """Why a step's tree has its size; "" where that is not told. Trees followed costs in older captures."""
     if not len(step.tree):
         return printable(step.sizing)
     kind = BY_NAME.get(model_part(step.drafter))
     alone = f"the {'model' if kind is None else kind.called}'s draft would not pay"
-    text = re.sub("^no draft pays", alone, step.sizing)
-    return printable(text.replace(alone, f"{alone}, and the text's was verified", 1))
+    return printable(step.sizing.replace(alone, f"{alone}, and the text's was verified", 1))
 
 
 def about_method(notes: MethodNotes) -> list[str]:

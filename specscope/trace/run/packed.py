@@ -27,7 +27,8 @@ from specscope.trace.record.tree import DraftTree
 from specscope.trace.wire.codec import wired
 from specscope.tree_shape import MAX_NODES, ROOT
 
-HELD: dict[str, type] = {  # the records that a RequestStep holds, by the field that holds them
+HELD: dict[str, type] = {  # a RequestStep, and the records that it holds, by the field that holds them
+    "": RequestStep,
     "tree": DraftTree,
     "verdict": Verdict,
     "notes": DraftNotes,
@@ -107,9 +108,8 @@ OWN = frozenset(name for name, *_ in _columns(RequestStep))  # fields of a step 
 class PackedParts:
     """Some request steps in columns. Immutable."""
 
-    def __init__(self, parts: FieldColumns, held: Mapping[str, tuple[NDArray[np.bool_], FieldColumns]]) -> None:
+    def __init__(self, held: Mapping[str, tuple[NDArray[np.bool_], FieldColumns]]) -> None:
         """`held`: of each of HELD, whether each step holds one, and those."""
-        self.parts = parts
         self.held = {name: table for name, (_, table) in held.items()}
         self.rows: dict[str, Longs] = {}  # [S] the row of each step in a table of `held`; -1 where it holds none
         for name, (there, _) in held.items():
@@ -119,20 +119,20 @@ class PackedParts:
     def of(parts: Sequence[RequestStep]) -> PackedParts:
         held = {}
         for name, kind in HELD.items():
-            records = list(map(attrgetter(name), parts))
+            records = list(map(attrgetter(name), parts)) if name else parts
             there = np.array([record is not None for record in records], np.bool_)
             held[name] = there, FieldColumns.of(kind, [record for record in records if record is not None])
-        return PackedParts(FieldColumns.of(RequestStep, parts), held)
+        return PackedParts(held)
 
     def __len__(self) -> int:
-        return len(self.rows["tree"])
+        return len(self.rows[""])
 
     @cached_property
     def counts(self) -> list[StepCounts | None]:
         """What is counted of each step; None for a prefill chunk."""
         tree, verdict = self.held["tree"], self.held["verdict"]
         accepted = [*np.diff(verdict.ends["path"]).tolist(), 0]
-        kinds, emitted = [*verdict.words["kind"], None], self.parts.numbers["emitted"].tolist()
+        kinds, emitted = [*verdict.words["kind"], None], self.held[""].numbers["emitted"].tolist()
         drafted = np.diff(tree.ends["parent"]).tolist()
         each = zip(self.rows["verdict"].tolist(), emitted, drafted, _depths(tree), strict=True)
         return [kinds[row] and StepCounts(kinds[row], out, n, n and accepted[row], deep) for row, out, n, deep in each]
@@ -142,22 +142,21 @@ class PackedParts:
 
     def field(self, row: int, held: str, name: str) -> Any:  # noqa: ANN401 - as the record has it
         """One field of a step, or of what it holds; None where it holds none."""
-        place = self.rows[held].item(row) if held else row
-        return None if place < 0 else (self.held[held] if held else self.parts).field(place, name)
+        place = self.rows[held].item(row)
+        return None if place < 0 else self.held[held].field(place, name)
 
     def attribute(self, row: int, name: str) -> Any:  # noqa: ANN401 - as the record has it
         """A field of a step, or what it holds. Raises AttributeError for any other name."""
         if name not in HELD:
             if name not in OWN:
                 raise AttributeError(name)
-            return self.parts.field(row, name)
+            return self.held[""].field(row, name)
         place = self.rows[name].item(row)
         return None if place < 0 else made(HELD[name], self.held[name].fields(place))
 
     @cached_property
     def nbytes(self) -> int:
-        tables = sum(table.nbytes for table in self.held.values())
-        return self.parts.nbytes + tables + sum(rows.nbytes for rows in self.rows.values())
+        return sum(each.nbytes for each in (*self.held.values(), *self.rows.values()))
 
 
 def _depths(trees: FieldColumns) -> list[int]:
@@ -204,11 +203,11 @@ class Picked:
         return picked
 
     def places(self, held: str) -> Longs:
-        """[S] where what each step holds lies in the table; -1 where it holds none. `held` as in HELD, or ""."""
-        return self.steps.rows[held][self.rows] if held else self.rows
+        """[S] where what each step holds lies in the table; -1 where it holds none. `held` as in HELD."""
+        return self.steps.rows[held][self.rows]
 
     def table(self, held: str) -> FieldColumns:
-        return self.steps.held[held] if held else self.steps.parts
+        return self.steps.held[held]
 
     def there(self, held: str) -> Longs:
         places = self.places(held)

@@ -123,7 +123,8 @@ class Sampler:
         is_known, sampled = name in self._decided, self._decided.pop(name, None)
         if is_new or not is_known:
             reason = ratio_keeps(own_trace(self._run_id, name), caller, self._ratio)
-            sampled = reason and Sampled(reason, self._ratio if reason is Reason.RATIO else 0.0)
+            share = self._ratio if reason is Reason.RATIO else 0.0
+            sampled = None if reason is None else Sampled(reason, share)
         if not is_known:
             self.kept.update([] if sampled is None else [sampled.reason])
             self.left_out += sampled is None

@@ -285,8 +285,7 @@ def read_spans(kind: SpanKind, attributes: Sequence[Attributes], *, nameless: bo
 def _evidence(spans: Sequence[OfDecodeStep], attributes: Sequence[Attributes], nameless: bool) -> list[StepEvidence]:
     """The steps of these spans in columns, checked. Raises DamagedError where anything in one is damaged."""
     lengths: Lengths = {}
-    own = read_table(RequestStep, attributes, lengths, nameless=nameless)
-    lengths |= {"e": own.numbers["emitted"], "d": np.array([span.dropped or 0 for span in spans], np.int64)}
+    lengths["d"] = np.array([span.dropped or 0 for span in spans], np.int64)
     held: dict[str, tuple[NDArray[np.bool_], FieldColumns]] = {}
     likeliest: list[Sequence[str]] = [()] * len(spans)
     in_json = {field.name: field.attribute for field in wired(RequestStep) if field.notes is not None}
@@ -301,9 +300,10 @@ def _evidence(spans: Sequence[OfDecodeStep], attributes: Sequence[Attributes], n
         these = [each for each, is_there in zip(told, there, strict=True) if is_there]
         held[name] = there, read_table(kind, these, of_these, nameless=nameless, notes=notes)
         lengths = of_these if there.all() else lengths
+        lengths["e"] = held[""][1].numbers["emitted"]
         if name == "parents":
             likeliest = converted([each.get("text", []) for each in told], Likeliest, "text", f"`{notes}`: ")
-    packed = PackedParts(own, held)
+    packed = PackedParts(held)
     _check(packed, spans, lengths["n"], lengths["a"])
     return [StepEvidence(packed[row], likeliest[row]) for row in range(len(spans))]
 
@@ -318,7 +318,7 @@ def _check(packed: PackedParts, spans: Sequence[OfDecodeStep], n: Longs, accepte
         says = np.array([getattr(span, name) for span in spans])
         if (wrong := says != holds).any():
             raise DamagedError(f"`specscope.{name}` is {says[wrong][0]}, the arrays hold {holds[wrong][0]}")
-    emitted = packed.parts.numbers["emitted"]
+    emitted = packed.held[""].numbers["emitted"]
     if (wrong := emitted > accepted + 1).any():
         few = accepted[wrong][0] + 1
         raise DamagedError(f"`specscope.emitted` is {emitted[wrong][0]}, only {few} were committed")
@@ -326,7 +326,7 @@ def _check(packed: PackedParts, spans: Sequence[OfDecodeStep], n: Longs, accepte
         if span.text and len(span.text) != nodes + 1:
             raise DamagedError(f"`specscope.tree.text` holds {len(span.text)} texts for {nodes + 1} tokens")
     _check_nodes("specscope.forced", verdict, "forced", n, n)
-    _check_nodes("specscope.kv.moved", packed.parts, "moved", n, n - 1)
+    _check_nodes("specscope.kv.moved", packed.held[""], "moved", n, n - 1)
     for name in ("parents", "form"):
         nodes = n[packed.rows[name] >= 0]
         _check_nodes(f"specscope.{name}", packed.held[name], "node", nodes, nodes - 1)

@@ -147,7 +147,8 @@ class _Pending:
     def absent(self, notes: schema.EngineNotes | None, ends: Sequence[RequestEnd], steps: int) -> Absent | None:
         """What of the step is not here. `steps`: engine steps between the one before and this one that are not here."""
         names = tuple(name for name in self.names.requests if name not in self.parts)
-        others = len(names) if self.engine is not None else notes and max(notes.batch - len(self.parts), 0)
+        told = None if notes is None else max(notes.batch - len(self.parts), 0)
+        others = told if self.engine is None else len(names)
         unseen = len({*self.names.admitted}.difference(self.admitted))  # admissions and ends
         unseen += len({*self.names.finished}.difference(end.info.id for end in ends))
         absent = Absent(others, names, self.engine is None, steps, unseen)
