@@ -156,7 +156,7 @@ class PackedParts:
 
     @cached_property
     def nbytes(self) -> int:
-        return sum(each.nbytes for each in (*self.held.values(), *self.rows.values()))
+        return sum(table.nbytes + self.rows[name].nbytes for name, table in self.held.items())
 
 
 def _depths(trees: FieldColumns) -> list[int]:

@@ -329,10 +329,8 @@ class Decoder:
 
     def _record(self, step: int, pending: _Pending, steps: int) -> StepRecord:
         """The step's record. `steps`: that are not here."""
-        for (
-            info,
-            weight,
-        ) in pending.infos.values():  # not before: a request of a branch that was left ends as it began there
+        # Not before: a request of a branch that was left ends as it began there
+        for info, weight in pending.infos.values():
             self._infos_held += weight - self._infos.pop(info.id, (None, 0))[1]
             self._infos[info.id] = (info, weight)
             while self._infos_held > INFOS:
@@ -343,29 +341,22 @@ class Decoder:
                 finished += [self._end(name, *pending.finished[name])] if name in pending.finished else []
             except DamagedError as error:
                 self.faults.add(schema.ROOT_NAME, str(error))
-        notes = None
-        if pending.engine is None and pending.notes:
-            try:
-                notes = read_engine(pending.notes)
-                notes.fields(pending.times[0])
-            except DamagedError as error:
-                notes = None
-                self.faults.add("decode_step", str(error))
-        absent, fields = pending.absent(notes, finished, steps), pending.own(notes)
-        fields |= {
-            "admitted": _known(pending.admitted, pending.names.admitted),
-            "requests": _known(pending.parts, pending.names.requests),
-            "finished": tuple(finished),
-            "absent": absent,
-        }
+        try:
+            notes = read_engine(pending.notes) if pending.engine is None and pending.notes else None
+            fields = pending.own(notes)
+        except DamagedError as error:
+            self.faults.add("decode_step", str(error))
+            notes, fields = None, pending.own(None)
+        absent = pending.absent(notes, finished, steps)
         if absent is not None:
             counts = absent.steps, absent.requests or 0, absent.others, absent.engine
             self.missing.update(dict(zip(MISSING, counts, strict=True)))
-        record = StepRecord(**fields | {"step": step})
-        if record.after is None or record.after in self._sent:
-            return record
-        before = max((sent for sent in self._sent if sent <= record.after), default=-1)
-        return replace(record, after=before)
+        if (after := fields.get("after")) is not None and after not in self._sent:
+            fields["after"] = max((sent for sent in self._sent if sent <= after), default=-1)
+        fields |= {"step": step, "finished": tuple(finished), "absent": absent}
+        fields["admitted"] = _known(pending.admitted, pending.names.admitted)
+        fields["requests"] = _known(pending.parts, pending.names.requests)
+        return StepRecord(**fields)
 
     def _learn(self, span: schema.OfDecodeStep, evidence: StepEvidence) -> None:
         """Learn the texts of tokens: the tree's, the final one, and the likeliest at the parents."""
