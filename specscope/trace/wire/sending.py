@@ -217,38 +217,32 @@ class Sender:
         self.lost[str(why)] += sum(map(len, batches))
 
     def _run(self) -> None:
-        while self._next():
-            failure = self._endpoint.send(self._sending)
+        while True:
             with self._change:
-                self._learn(failure)
-
-    def _next(self) -> bool:
-        """Whether there is a batch to try: it waits for one, and for the end of a pause."""
-        with self._change:
-            self._change.wait_for(lambda: self._failure is None or self._closing, self._pause)
-            self._change.wait_for(lambda: self._batches or self._closing)
-            self._ended = self._ended or not self._batches
-            if not self._ended:
-                self._sending, self._began = self._batches.popleft(), time.monotonic()
-            self._change.notify_all()
-            return not self._ended
-
-    def _learn(self, failure: NotSent | None) -> None:
-        """Learn from a try. At the end it is tried again only where an endpoint that answers dropped a connection."""
-        if self._ended:
-            return
-        batch, self._sending = self._sending, ()
-        again = self._answers or not self._closing
-        self._pause = min(2 * self._pause, LONGEST_PAUSE) if self._failure else PAUSE
-        self._failure, self._answers = failure, failure is None
-        has_room = self.queued + len(batch) <= QUEUED  # else later ones took its place: it is the oldest
-        if failure is not None and failure.passes and again and has_room:
-            self._batches.appendleft(batch)
-        elif failure is not None:
-            rest = tuple(self._batches) if self._closing and failure.passes and failure.status is None else ()
-            self._lose(batch, *rest)
-            self._batches = deque() if rest else self._batches
-        self._change.notify_all()
+                self._change.wait_for(lambda: self._failure is None or self._closing, self._pause)
+                self._change.wait_for(lambda: self._batches or self._closing)
+                self._ended = self._ended or not self._batches
+                self._change.notify_all()
+                if self._ended:
+                    return
+                batch = self._sending = self._batches.popleft()
+                self._began = time.monotonic()
+            failure = self._endpoint.send(batch)
+            with self._change:
+                if self._ended:
+                    return
+                # At the end it is tried again only where an endpoint that answers dropped a connection
+                again, self._sending = self._answers or not self._closing, ()
+                self._pause = min(2 * self._pause, LONGEST_PAUSE) if self._failure else PAUSE
+                self._failure, self._answers = failure, failure is None
+                has_room = self.queued + len(batch) <= QUEUED  # else later ones took its place: it is the oldest
+                if failure is not None and failure.passes and again and has_room:
+                    self._batches.appendleft(batch)
+                elif failure is not None:
+                    self._lose(batch)
+                    while self._closing and failure.passes and failure.status is None and self._batches:
+                        self._lose(self._batches.popleft())
+                self._change.notify_all()
 
 
 BATCH, BATCH_BYTES = 128, 4 * 2**20 - 2**16  # of an export: spans, and bytes without its resources
