@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from specscope.trace.checked import decoded, short
+from specscope.trace.checked import short
 from specscope.trace.record.aggregate import Aggregate, full_chains
 from specscope.trace.record.declared import Share, Sum
 from specscope.watch.counts import NAME, POSITIONS, Count, ToldInterval, UnreadableError, Value, declared
@@ -225,14 +225,6 @@ def read_json(value: Any, time_ns: int, since: Sequence[Reading] = ()) -> list[T
         return list(saved(readings, since))
     values = value if isinstance(value, list) else [value]
     return [interval for item in values for interval in _outputs(item, time_ns)]
-
-
-def parsed(text: str | bytes) -> Any:  # noqa: ANN401
-    """JSON. Raises UnreadableError."""
-    try:
-        return decoded(text)
-    except ValueError as error:
-        raise UnreadableError(f"not JSON ({error})") from None
 
 
 def json_readings(value: Any, time_ns: int) -> list[Reading] | None:  # noqa: ANN401

@@ -24,7 +24,7 @@ from specscope.trace.record.vocabulary import printable
 from specscope.watch.counts import ToldInterval, UnreadableError
 from specscope.watch.logs import LlamaLog, Log, SglangLog, VllmLog, unwrapped
 from specscope.watch.pages import Intervals, Reading, continues, engines, read_metrics, saved
-from specscope.watch.results import Printed, json_readings, parsed, read_json, read_table
+from specscope.watch.results import Printed, json_readings, read_json, read_table
 
 LARGEST = 64 * 2**20  # bytes of a page of metrics, of a JSON document
 LONGEST = 16 * 2**20  # bytes of a line
@@ -266,9 +266,9 @@ class File:
     def _document(self, text: str | bytes, number: int) -> Iterator[ToldInterval | str]:
         """The intervals of a JSON value. In a list, responses that cannot be read are left out."""
         try:
-            value = parsed(text)
-        except UnreadableError as error:
-            yield from self._fault(f"line {number}", error)
+            value = decoded(text)
+        except ValueError as error:
+            yield from self._fault(f"line {number}", f"not JSON ({error})")
             return
         is_list = isinstance(value, list) and not all(isinstance(item, dict) and "name" in item for item in value)
         for index, item in enumerate(value if is_list else [value]):
