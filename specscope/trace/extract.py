@@ -6,13 +6,12 @@ steps' own spans name the other requests, so they stay behind. What a request as
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from specscope.errors import UserError
-from specscope.trace.checked import whole
 from specscope.trace.files import Existing
 from specscope.trace.history.history import History, RequestHistory
 from specscope.trace.history.wording import plural
@@ -24,21 +23,7 @@ from specscope.trace.wire.capture import CaptureWriter
 Chosen = defaultdict[int, set[str]]  # of each step, the requests
 
 
-class Stretch(NamedTuple):
-    """Steps of a request, both ends included."""
-
-    request: str
-    first: int | None = None  # None: from its first step on
-    last: int | None = None  # None: up to its last step
-
-
-def read_stretch(text: str) -> Stretch:
-    """Read REQUEST, REQUEST@STEP or REQUEST@FIRST:LAST; anything that is not the latter two is a request's name."""
-    name, sign, rest = text.rpartition("@")
-    first, colon, last = rest.partition(":")
-    if not sign or not name or whole(first) is None or (last and whole(last) is None):
-        return Stretch(text)
-    return Stretch(name, int(first), int(last) if last else None if colon else int(first))
+STRETCH = re.compile(r"(.+)@([0-9]{1,19})(?:(:)([0-9]{1,19})?)?")  # REQUEST@STEP, REQUEST@FIRST:LAST, REQUEST@FIRST:
 
 
 @dataclass(frozen=True)
@@ -66,9 +51,9 @@ def part_of(history: History, places: Sequence[str], privacy: Privacy = Privacy.
     events: Chosen = defaultdict(set)  # admissions and ends
     counts: dict[str, int] = {}  # of all steps of each request
     for place in places:
-        request, stretch = _found(history, place)
+        request, positions = _found(history, place)
         counts[request.id] = len(request.steps)
-        for position in _positions(request, stretch):
+        for position in positions:
             parts[history.steps[position].step].add(request.id)
         for record in history.steps:
             if any(info.id == request.id for info in (*record.admitted, *(end.info for end in record.finished))):
@@ -113,29 +98,28 @@ def write_part(part: Extract, vocabulary: Vocabulary, path: str, existing: Exist
     return writer.size
 
 
-def _found(history: History, place: str) -> tuple[RequestHistory, Stretch]:
-    """What a place names. Raises UserError for a request that is not there, and for a node."""
-    stretch = Stretch(place) if place in history.requests else read_stretch(place)
-    request, named = history.find(stretch.request)
-    if named.index is not None:
-        raise UserError(f"{printable(place)} names a node: write a step, such as {printable(request.id)}@{named.index}")
-    return request, stretch
+def _found(history: History, place: str) -> tuple[RequestHistory, list[int]]:
+    """A request, and the positions in History.steps of its steps that a place names; both ends are included.
 
-
-def _positions(request: RequestHistory, stretch: Stretch) -> list[int]:
-    """The positions in History.steps of a request's steps. Raises UserError where there are none, or not that far."""
-    steps, first, last = request.steps, stretch.first, stretch.last
-    if first is None:
-        return request.engine_steps
-    for index in (first, first if last is None else last):
+    Raises UserError for a request that is not there, for steps that are not, and for a node.
+    """
+    named = None if place in history.requests else STRETCH.fullmatch(place)
+    request, of_node = history.find(named[1] if named else place)
+    if of_node.index is not None:
+        says = f"write a step, such as {printable(request.id)}@{of_node.index}"
+        raise UserError(f"{printable(place)} names a node: {says}")
+    steps = request.steps
+    if named is None:
+        return request, request.engine_steps
+    first, last = int(named[2]), int(named[4] or (named[2] if not named[3] or not steps else steps[-1].index))
+    for index in (first, last):
         if not (steps and steps[0].index <= index <= steps[-1].index):
             request.step(index)  # raises
-    last = steps[-1].index if last is None else last
     places = zip(steps, request.engine_steps, strict=True)
     there = [position for step, position in places if first <= step.index <= last]
     if not there:
         raise UserError(f"{printable(request.id)} has no steps from {first} to {last}")
-    return there
+    return request, there
 
 
 def _alone(record: StepRecord, parts: Collection[str], events: Collection[str], after: int | None) -> StepRecord:

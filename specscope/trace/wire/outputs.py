@@ -216,12 +216,11 @@ PROMPT_SECONDS = 0.05  # a prompt sink keeps nothing back for longer
 class Subscription:
     """One sink's queue and thread.
 
-    A lossless sink makes the publisher wait when `limit` records are queued, and the wait is counted; another
-    drops the oldest record, and counts it. A sink that gathers what it is given has a method `flush`: it is called when
-    no record has come for a while, so that nothing is kept back while the engine is paused, stands at a breakpoint or
-    has nothing to do. A prompt sink keeps nothing back for longer than PROMPT_SECONDS, and the end of a request not at
-    all: its process may be killed as soon as the answer is there. An exception in the sink ends the subscription and is
-    kept in `error`.
+    A lossless sink makes the publisher wait when `limit` records are queued; another drops the oldest, and counts it.
+    A sink that gathers what it is given has a method `flush`: it is called when no record has come for a while, so that
+    nothing is kept back while the engine is paused or has nothing to do. A prompt sink keeps nothing back for longer
+    than PROMPT_SECONDS, and the end of a request not at all: its process may be killed as soon as the answer is there.
+    An exception in the sink ends the subscription and is kept in `error`.
     """
 
     def __init__(self, sink: Sink, lossless: bool, limit: int, moves: bool, prompt: bool) -> None:
@@ -231,7 +230,6 @@ class Subscription:
         self.prompt = prompt
         self.limit = limit
         self.lost = 0  # records thrown away because the sink was behind
-        self.waited_ns = 0  # time the engine waited for the sink
         self.error: Exception | None = None
         self._queue: deque[StepRecord | Moved] = deque()
         self._wake = threading.Event()  # set to end the wait early: on flush, on close, when the queue is full
@@ -246,22 +244,16 @@ class Subscription:
         """Queue a record; called on the engine's thread."""
         if self.error is not None or self._closing:
             return
-        if len(self._queue) >= self.limit:
-            self._make_room()
+        if len(self._queue) >= self.limit and not self.lossless:
+            self._queue.popleft()
+            self.lost += 1
+        elif len(self._queue) >= self.limit:
+            self._wake.set()
+            with self._idle:
+                self._idle.wait_for(lambda: len(self._queue) < self.limit or self.error is not None)
         self._queue.append(record)
         if self.prompt and isinstance(record, StepRecord) and record.finished:
             self._wake.set()
-
-    def _make_room(self) -> None:
-        if not self.lossless:
-            self._queue.popleft()
-            self.lost += 1
-            return
-        began = time.perf_counter_ns()
-        self._wake.set()
-        with self._idle:
-            self._idle.wait_for(lambda: len(self._queue) < self.limit or self.error is not None)
-        self.waited_ns += time.perf_counter_ns() - began
 
     def _run(self) -> None:
         while not (self._closing and not self._queue):
@@ -269,7 +261,12 @@ class Subscription:
             self._wake.clear()
             self._busy = True
             try:
-                self._drain()
+                while self._queue:
+                    self.sink(self._queue.popleft())
+                    self._gathered_ns = time.monotonic_ns()
+                    if self.lossless and len(self._queue) == self.limit - 1:
+                        with self._idle:
+                            self._idle.notify_all()
                 quiet = 0.0 if self.prompt else QUIET_SECONDS
                 if self._gathered_ns and time.monotonic_ns() - self._gathered_ns >= quiet * 1e9:
                     self._gathered_ns = 0
@@ -281,14 +278,6 @@ class Subscription:
             self._busy = False
             with self._idle:
                 self._idle.notify_all()
-
-    def _drain(self) -> None:
-        while self._queue:
-            self.sink(self._queue.popleft())
-            self._gathered_ns = time.monotonic_ns()
-            if self.lossless and len(self._queue) == self.limit - 1:
-                with self._idle:
-                    self._idle.notify_all()
 
     def flush(self) -> None:
         """Wait until everything queued so far was handed over."""
