@@ -170,14 +170,14 @@ def clock(ns: int) -> str:
 
 def notes(aggregate: Aggregate) -> list[str]:
     """Further remarks on an interval, in words: the current draft depth, a restart, how few steps drafted."""
-    depth = aggregate.averages.get(DEPTH)
-    few = few_drafted(aggregate.drafts, aggregate.accepted, aggregate.emitted) if aggregate.request else ""
-    return [
-        *([] if depth is None else [f"depth {depth:g}"]),
-        *(["restarted"] if aggregate.reset else []),
-        *([f"{aggregate.averages[RESTORED]:g} {RESTORED}"] if RESTORED in aggregate.averages else []),
-        *([f"steps with a draft gave {few} tokens"] if few else []),
-    ]
+    told, few = aggregate.averages, few_drafted(aggregate.drafts, aggregate.accepted, aggregate.emitted)
+    remarks = {
+        f"depth {told.get(DEPTH, 0):g}": DEPTH in told,
+        "restarted": aggregate.reset,
+        f"{told.get(RESTORED, 0):g} {RESTORED}": RESTORED in told,
+        f"steps with a draft gave {few} tokens": few and aggregate.request,
+    }
+    return [words for words, holds in remarks.items() if holds]
 
 
 def few_drafted(drafts: int | None, accepted: int | None, emitted: int | None) -> str:

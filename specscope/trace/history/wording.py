@@ -79,19 +79,18 @@ def failures(ends: Iterable[RequestEnd | None]) -> list[str]:
     return [f"{count:,} of {of} failed: {printable(why) or 'no reason given'}" for why, count in errors.items()]
 
 
-def acceptance(step: RequestStep, *, short: bool = False) -> str:
+def acceptance(step: RequestStep) -> str:
     """`2 of 16 nodes, depth 2 of 5`: how much of a step's tree was accepted, in nodes and in depth.
 
     One node is accepted per level, so the two first numbers agree; what they are out of differs unless the tree is a
-    chain. `nothing drafted` for an empty tree, `prefill of 12 tokens` for a step without a verdict. `short`: with a
-    stroke for `of`, where there is little room.
+    chain. `nothing drafted` for an empty tree, `prefill of 12 tokens` for a step without a verdict.
     """
     if step.verdict is None:
         return f"prefill of {plural(step.prefill_tokens, 'token')}"
     if not len(step.tree):
         return "nothing drafted"
-    accepted, depth, of = step.verdict.accepted, step.tree.max_depth, "/" if short else " of "
-    return f"{accepted}{of}{plural(len(step.tree), 'node')}, depth {accepted}{of}{depth}"
+    accepted = step.verdict.accepted
+    return f"{accepted} of {plural(len(step.tree), 'node')}, depth {accepted} of {step.tree.max_depth}"
 
 
 def accepted_text(step: RequestStep) -> str:
@@ -111,19 +110,17 @@ def about_sizing(step: RequestStep) -> str:
 
 def about_method(notes: MethodNotes) -> list[str]:
     """What a drafter's method notes about a tree as a whole."""
-    parts = ["all depths in one pass"] if notes.one_pass else []
-    if notes.unverified:
-        parts.append(f"{plural(notes.unverified, 'draft')} not verified")
-    counts = np.bincount(notes.source, minlength=len(SOURCES)).tolist()
-    if any(counts):
-        parts.append(
-            "from " + ", ".join(f"{name} {count}" for name, count in zip(SOURCES, counts, strict=True) if count)
-        )
-    if notes.match_length:
-        often = f", {notes.match_count} times" if notes.match_count else ""
-        where = f", in {printable(notes.match_source)}" if notes.match_source else ""
-        parts.append(f"a match of {plural(notes.match_length, 'token')}{often}{where}")
-    return parts
+    counts = zip(SOURCES, np.bincount(notes.source, minlength=len(SOURCES)).tolist(), strict=True)
+    by = ", ".join(f"{name} {count}" for name, count in counts if count)
+    often = f", {notes.match_count} times" if notes.match_count else ""
+    where = f", in {printable(notes.match_source)}" if notes.match_source else ""
+    remarks = {
+        "all depths in one pass": notes.one_pass,
+        f"{plural(notes.unverified, 'draft')} not verified": notes.unverified,
+        f"from {by}": by,
+        f"a match of {plural(notes.match_length, 'token')}{often}{where}": notes.match_length,
+    }
+    return [words for words, holds in remarks.items() if holds]
 
 
 def about_draft(notes: MethodNotes, node: int) -> list[str]:
