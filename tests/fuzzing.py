@@ -84,7 +84,7 @@ def responses(data: bytes) -> None:
 
 def _export(data: bytes, kind: str) -> None:
     try:
-        parts = Export.of(data, kind).parts()
+        parts = Export.of(data, kind).parts
     except ValueError as error:
         one_line(error)
         return

@@ -24,8 +24,7 @@ from specscope.trace.wire.otlp_json import Spans
 from specscope.trace.wire.schema import is_ours
 from specscope.trace.wire.unspan import Decoder, run_info
 
-WAITING, WAITING_BYTES = 50_000, 64 * 2**20  # spans that may wait to be decoded, and bytes of them as they came
-READ_BYTES = 8 * 2**20  # of them as they came, that wait as they were read: ten times larger
+WAITING, WAITING_BYTES = 50_000, 24 * 2**20  # spans that may wait to be decoded, and bytes of them as they came
 HELD = 256 * 2**20  # bytes that the decoders of all runs may hold, roughly
 LOOK = 0.2  # seconds after which a listener looks whether its screen is still there
 
@@ -89,7 +88,6 @@ class _Listener:
     def take(self, export: Export) -> None:
         """Queue an export, so that the receiver can answer; the oldest give way. Called on its threads."""
         with self._changed:
-            export.read = export.read if self._bytes < READ_BYTES else None
             self._exports.append(export)
             self._spans, self._bytes = self._spans + export.count, self._bytes + len(export.body)
             while self._spans > WAITING or self._bytes > WAITING_BYTES:
@@ -107,7 +105,7 @@ class _Listener:
         while not self._pipe.poll():
             with self._changed:
                 export = self._pop() if self._changed.wait_for(lambda: self._exports, LOOK) else None
-            for resource, spans in () if export is None else export.parts():
+            for resource, spans in () if export is None else export.parts:
                 try:
                     self._decode(resource, spans)
                 except (EOFError, OSError):

@@ -14,8 +14,7 @@ import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 from anyio.from_thread import start_blocking_portal
@@ -50,31 +49,26 @@ GRPC_AGE_MS = 30_000  # a gRPC connection is renewed after this: a call that nev
 GRPC_GRACE_MS = 5_000  # once the calls that were under way have had so long
 
 
-@dataclass
-class Export:
-    """An export as it came, unpacked. It has been read once; where many wait, as bytes: read it is ten times larger."""
+class Export(NamedTuple):
+    """An export as it came, unpacked, and as it was read: ten times larger."""
 
     body: bytes | bytearray
-    kind: str  # PROTOBUF or JSON
-    count: int = 0  # of its spans
-    read: Parts | None = None  # these, until there is no room for them
+    parts: Parts
+
+    @property
+    def count(self) -> int:
+        """Of its spans."""
+        return sum(len(spans) for _, spans in self.parts)
 
     @staticmethod
     def of(body: bytes | bytearray, kind: str) -> Export:
         """Raises ValueError, in one line, for what is no ExportTraceServiceRequest of that kind."""
-        read = list(Export(body, kind).parts())
-        return Export(body, kind, sum(len(spans) for _, spans in read), read)
-
-    def parts(self) -> Parts:
-        """Its spans. Raises ValueError."""
-        if self.read is not None:
-            return self.read
         try:
-            if self.kind == JSON and self.body.count(b"{") > MOST_OBJECTS:
+            if kind == JSON and body.count(b"{") > MOST_OBJECTS:
                 raise ValueError(f"more than {MOST_OBJECTS:,} JSON objects in one export")
-            return read_line(self.body) if self.kind == JSON else read_request(self.body)
+            return Export(body, read_line(body) if kind == JSON else read_request(body))
         except (DamagedError, DecodeError, ValueError) as error:
-            name = "OTLP JSON" if self.kind == JSON else "OTLP protobuf"
+            name = "OTLP JSON" if kind == JSON else "OTLP protobuf"
             raise ValueError(" ".join(f"the body is not {name}: {error}".split())[:300]) from None
 
 

@@ -47,7 +47,7 @@ def span(number: int = 1, **change: object) -> ReadableSpan:
 
 def told(taken: Sequence[Export]) -> list[str]:
     """What the decoder is given of each span, in letters: there 1, True and 1.0 are three values."""
-    parts = [part for export in taken for part in export.parts()]
+    parts = [part for export in taken for part in export.parts]
     return [repr((resource, x.name, x.start_ns, x.end_ns, x.attributes)) for resource, spans in parts for x in spans]
 
 
@@ -260,7 +260,7 @@ def test_a_web_page_cannot_send_spans(receiver: Receiver, taken: Taken, headers,
 def test_of_a_span_that_cannot_be_read_the_others_are_taken(receiver: Receiver, taken: Taken) -> None:
     bad = {"name": "bad", "attributes": [{"key": "k", "value": {"intValue": "one"}}]}
     assert post(receiver, json_of(bad, {"name": "good"}), Content_Type=JSON)[0] == 200
-    [(_, [damaged, read])] = taken[0].parts()
+    [(_, [damaged, read])] = taken[0].parts
     why = "a span: Expected `int`, got `str` in `attributes[0].value.intValue`"
     assert (str(damaged), read.name) == (why, "good")
 
@@ -330,7 +330,7 @@ def test_values_nested_without_end_and_millions_of_empty_messages_are_not_decode
     if name in MILLIONS:
         assert (status, b"more than" in text) == (400, True)
         assert kind == JSON or refused(receiver, body) is grpc.StatusCode.INVALID_ARGUMENT
-    spans = [span for export in taken for _, spans in export.parts() for span in spans]
+    spans = [span for export in taken for _, spans in export.parts for span in spans]
     assert all(isinstance(span, DamagedError) for span in spans)
     assert spans or status == 400
     assert memory() - before < 600 * 2**20

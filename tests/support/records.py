@@ -190,4 +190,4 @@ def end(
 
 def received(exports):
     """(attributes of its resource, the span) of all spans that a Receiver handed over."""
-    return [(resource, span) for export in list(exports) for resource, spans in export.parts() for span in spans]
+    return [(resource, span) for export in list(exports) for resource, spans in export.parts for span in spans]
