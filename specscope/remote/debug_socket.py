@@ -1,10 +1,7 @@
-"""The debugger's socket: JSON lines, one client at a time, none but this user's.
-
-Our server listens on one, and so does the plugin inside another engine.
+"""The debugger's socket, of our server or inside another engine: JSON lines, one client at a time, this user's alone.
 
 A client sends {"line": TEXT} for each command and {"interrupt": true} to end the wait of one. It gets a greeting and an
-answer to each line: {"text", "refused", "quitting"}. AttachedCommands is ours: the same commands as
-everywhere, run where the engine runs.
+answer to each line: {"text", "refused", "quitting"}. AttachedCommands is ours: the same commands as everywhere.
 """
 
 from __future__ import annotations

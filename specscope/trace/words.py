@@ -347,10 +347,9 @@ def branches(tree: DraftTree) -> list[tuple[int, str]]:
 def draw_tree(step: RequestStep, vocabulary: Vocabulary) -> str:
     """The tree of a step with every node's verdict, and the final token where it was drawn.
 
-    A node shows p, q and its coin u, and where it was tried its acceptance probability a. Where q is a point mass,
-    `draft p` is the probability that the drafter gave the token; where a text drafts beside a model, `from` says whose
-    node it is. A node that was accepted because one below it was (rules that look ahead) shows the ratio of its path
-    instead of a. A greedy step has no coin that decides: its nodes show the target's raw p.
+    A node shows p, q and its coin u, and where it was tried its acceptance probability a, or the ratio of its path if
+    a node below decided. Where q is a point mass, `draft p` is the drafter's own probability. A greedy step has no coin
+    that decides: its nodes show the target's raw p.
     """
     verdict, tree = step.verdict, step.tree
     if verdict is None:

@@ -354,11 +354,10 @@ class LlamaLog(LogReader):
     """llama.cpp's. A request's figures come when it ends; those of one cut off, with `rest(last=True)`.
 
     With LLAMA_TRACE=1 there is a line for each draft, else sums alone. A partial acceptance that ends in a restored
-    checkpoint is followed by a line of the same tokens, and is not counted. Lines that sum over the server are told
-    beside a request, and never added to it.
+    checkpoint is followed by a line of the same tokens, and is not counted. A server's sums are told beside a request.
 
-    Its clock begins with the server: the last line of a file was written when that was last changed. Of a pipe, the
-    first line with that clock counts as read when it was written. A line without it is of the time of the one before.
+    Its clock begins with the server: the last line of a file was written when that was last changed, the first of a
+    pipe when it was read. A line without it is of the time of the one before.
     """
 
     words, source = "llama.cpp's log", "llama.cpp log"

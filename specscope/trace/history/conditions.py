@@ -1,8 +1,7 @@
 """Conditions over the evidence: `depth == 1 and p < 0.1`. Checked when they are set, then evaluated by Python.
 
-The language is Python's comparisons, arithmetic, `and`, `or`, `not`, `in`, `a if b else c`, and a few functions. There
-are no attributes, no indexing, no calls of anything else, and nothing that can take long: what could is refused when
-the condition is set, with its column.
+The language is Python's comparisons, arithmetic, `and`, `or`, `not`, `in`, `a if b else c`, and a few functions:
+nothing that can take long. All else is refused when the condition is set, with its column.
 
 Conditions on figures, as `compare --fail-if` takes them (`tau drops > 2%`), are a language of their own:
 

@@ -8,8 +8,8 @@ r_d     per-position rate as vLLM has it: accepted at depth d / drafts; correcte
 c_d     conditional: r_d / r_(d-1), on the corrected counts accepted at d / (accepted at d-1 that proposed d)
         A depth that no draft proposed has none of the three.
 
-An engine may report sums over an interval and no steps (Aggregate). They are counted like steps as far as they go; a
-figure that needs a sum that one of them does not report is None, or is left out.
+Sums over an interval (Aggregate) are counted like steps as far as they go; a figure that needs a sum that one of them
+does not report is None, or is left out.
 """
 
 from __future__ import annotations

@@ -115,14 +115,11 @@ class ParentNotes(ArrayEq):
 
 @dataclass(frozen=True, eq=False)
 class MethodNotes(ArrayEq):
-    """Of one tree of n nodes. What a method does not have is empty, 0, "" or False. Filled by drafters that look into
-    texts, and by other engines' witnesses.
+    """Of one tree of n nodes. What a method does not have is empty, 0, "" or False.
 
-    A block drafter (DFlash, DSpark, P-EAGLE) drafts all depths in one pass, and may say how sure it is of each node.
-    With an adaptive budget fewer are verified than were drafted: the rest are not in the tree. An MTP head has modules,
-    each for a depth. Suffix decoding goes on as a text did that it has seen. Two that drafted together, in older
-    captures, say of each node whether the model drafted it, the text, or both. Their confidence is the chance that was
-    expected.
+    A block drafter (DFlash, DSpark, P-EAGLE) drafts all depths in one pass, and may say how sure it is of each node. An
+    MTP head has modules, each for a depth. Suffix decoding goes on as a text did that it has seen. Two that drafted
+    together, in older captures, say of each node who drafted it; their confidence is the chance that was expected.
     """
 
     confidence: Annotated[Floats, Wire(Probability, "n?")] = empty(np.float32)  # that a node is accepted

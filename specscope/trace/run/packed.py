@@ -1,9 +1,8 @@
 """Many request steps in columns: one array for each field that a record declares, over all of the steps at once.
 
-As a record, a step is an object for each of its arrays: eight kilobytes where its numbers are one. In columns it takes
-what its numbers take, and whoever wants one field of all steps has it as an array. A step comes out as the record that
-went in, its arrays views into the columns. PartStore has all of a run, in the order in which they came: in columns, but
-for the newest that came as records.
+As a record, a step is an object for each of its arrays: eight kilobytes where its numbers are one. It comes out of the
+columns as the record that went in, its arrays views into them. PartStore has all of a run, in the order in which they
+came: in columns, but for the newest that came as records.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Records to attributes, by what their fields declare (trace/record/declared.py); tables.py reads them back.
 
-`written` gives a record's attributes. What is read and is not as declared is a DamagedError.
-
 In JSON, numbers that it has no form for (NaN, Infinity) are texts, as protobuf's JSON has them. An engine that went
 wrong may have computed them, so they are kept: written, read back, and judged by `verify`.
 """

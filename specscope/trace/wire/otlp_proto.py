@@ -3,9 +3,8 @@
 On the wire a submessage and a bytes field are the same, so RawRequest reads what ExportTraceServiceRequest reads, which
 is what TracesData reads. RawArray reads an ArrayValue, and RawScalars any number of AnyValues, laid end to end.
 
-A file of it is a TracesData, or messages with the length of each before it: the collector's file exporter (`format:
-proto`) writes that as 4 bytes, big endian, and with `compression: zstd` compresses each by itself; so it does with JSON
-then.
+A file of it is a TracesData, or messages with the length of each before it, as 4 bytes, big endian: so the collector's
+file exporter writes it with `format: proto`, and with `compression: zstd`, which compresses each, also JSON, by itself.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Trace sampling: a filter in front of what sends spans, that hands on a share of the requests.
 
-The share is OpenTelemetry's ParentBased(TraceIdRatioBased(ratio)): a trace is kept where the low 64 bits of its id are
-below ratio * 2^64, and a request with a caller's span follows the caller's `sampled` flag. So every service that
-samples the same trace by the same ratio decides alike. We write no `ot=th:` into the trace state: that promises a
-threshold over 56 other bits, which this decision (the SDK's own) does not use.
+The share is OpenTelemetry's ParentBased(TraceIdRatioBased(ratio)): every service that samples the same trace by the
+same ratio decides alike. We write no `ot=th:` into the trace state: that promises a threshold over 56 other bits.
 
 Requests are decided when they are first seen, on the sink's own thread. What goes on says of each step what was left
 out of it. Steps that do not go on may be where a branch begins: `after` names the last step before it that does.

@@ -1,8 +1,6 @@
-"""What spans tell: records, by what these declare of their fields, and here what else a span of a name holds, and how
-values of several fields hang together.
+"""What spans tell: records, by what these declare, what else a span of a name holds, and how fields hang together.
 
-Whatever comes from a file or from the network is checked here and in tables.py while unspan.py reads it, and nowhere
-else: a span that passes can be trusted.
+Whatever comes from a file or from the network is checked here and in tables.py, and nowhere else.
 """
 
 from __future__ import annotations
@@ -407,9 +405,7 @@ class EngineNotes(Struct, frozen=True, forbid_unknown_fields=True):
 
     One attribute of short text, because every step has it: `batch=3 kv=12/1444 ns=73900,2302/12963,1692/32255`. A count
     that is absent is 0, and `running` is the batch. Of each phase it has the length in nanoseconds, before it the gap
-    after the phase before, where there is one; the first begins with the span. Phases have names (`ns=load:73900`)
-    where they are others than PHASES, in this order. The drafter's passes, an asynchronous step's flight and a device's
-    times are told by the engine step's own span alone.
+    after the phase before, where there is one, and its name (`ns=load:73900`) where they are not PHASES in their order.
     """
 
     batch: Count  # requests that took part

@@ -2,9 +2,8 @@
 
 A request is a trace, or a part of its caller's: a root span with the children `queue`, `prefill` and `decode_step`.
 An engine step is a span of a trace of its own, under another service; it and the decode_steps of its requests link to
-each other. Trace and span ids are hashes of the run and of what the span stands for, so links and parents need no
-state. A request that ended on more than one branch of an edited run has a root span for each end, of which the first
-has the children.
+each other. Ids are hashes of the run and of what the span stands for, so links and parents need no state. A request
+that ended on more than one branch has a root span for each end, of which the first has the children.
 """
 
 from __future__ import annotations

@@ -164,14 +164,11 @@ def _whole(part: T, **more: Any) -> T:  # noqa: ANN401
 
 
 class Decoder:
-    """Takes one run's spans in any order and gives its records in order.
+    """Takes one run's spans in any order and gives its records in order; what it holds is bounded, whatever comes.
 
-    The vocabulary fills with the tokens that the spans tell the text of. A span that is not as the schema says is left
-    out and named in `faults`. A step is given when its spans are there, or when it is no use to wait for them: where
-    too many others wait, and at the end. What it then lacks its record says (`absent`), and `lost` counts. What is held
-    is bounded, whatever comes.
-
-    A reader of a file is `patient`: all that comes later may still complete a step, so only memory bounds what waits.
+    A span that is not as the schema says is left out and named in `faults`. A step is given when its spans are there,
+    or when it is no use to wait for them: where too many others wait, and at the end. What it then lacks its record
+    says (`absent`), and `lost` counts. A reader of a file is `patient`: only memory bounds what waits.
     """
 
     def __init__(self, privacy: Privacy = Privacy.EVERYTHING, *, patient: bool = False) -> None:
