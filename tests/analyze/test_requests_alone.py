@@ -38,9 +38,8 @@ def report_of(history: History) -> Report:
 
 
 @pytest.mark.parametrize("name", SOURCES)
-@pytest.mark.parametrize("level", [SpanLevel.REQUESTS, SpanLevel.STEPS])
-def test_a_report_has_the_figures_of_the_whole_capture(tmp_path, name, level):
-    reader = read_capture(write(tmp_path / "alone.jsonl", whole(name), level))
+def test_a_report_has_the_figures_of_the_whole_capture(tmp_path, name):
+    reader = read_capture(write(tmp_path / "alone.jsonl", whole(name)))
     alone, told = report_of(reader.history), report_of(whole(name))
     assert LACKS in alone.warnings
     assert alone.pooled.to_dict() == told.pooled.to_dict()

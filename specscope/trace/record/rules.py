@@ -1,7 +1,4 @@
-"""The rules of verification, by name: which are lossless, and what a node's coin means under each.
-
-And how far rounding moves what they decide: near ties, and whether a step that was run again came out the same.
-"""
+"""The rules of verification, by name, and what rounding can change of what they decide."""
 
 from __future__ import annotations
 
