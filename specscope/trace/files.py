@@ -320,7 +320,7 @@ class Packer:
                 self._part, self._last = zstd.ZstdCompressor.FLUSH_BLOCK, zstd.ZstdCompressor.FLUSH_FRAME
         self._stream = self._new() if self._new else None
         self._before: Any = None  # gzip's stream as it was before the last part
-        self._end = b""  # of a stream that lost a part: it goes before the next one
+        self._end = self._tried = b""  # of a stream that lost a part: it goes before the next one; that which went last
 
     def add(self, data: bytes) -> bytes:
         """A part, such that it can be read as soon as it is written; the end of a stream before it."""
@@ -328,16 +328,13 @@ class Packer:
             return data
         copy = getattr(self._stream, "copy", None)
         self._before = copy and copy()
-        return b"".join((self._end, self._stream.compress(data), self._stream.flush(self._part)))
-
-    def kept(self) -> None:
-        """The last part was written."""
-        self._end = b""
+        self._tried, self._end = self._end, b""
+        return b"".join((self._tried, self._stream.compress(data), self._stream.flush(self._part)))
 
     def lost(self) -> None:
-        """It was not: a new stream begins."""
+        """The last part was not written: a new stream begins."""
         if self._new is not None:
-            self._end = self._end or (self._before.flush(self._last) if self._before else ZSTD_END)
+            self._end = self._tried or (self._before.flush(self._last) if self._before else ZSTD_END)
             self._stream = self._new()
 
     def close(self) -> bytes:

@@ -163,7 +163,6 @@ class CaptureWriter:
         self._written = time.monotonic()
         try:
             self._put(self._packer.add(line))
-            self._packer.kept()
         except OSError as error:
             self._cut()
             self._packer.lost()
