@@ -238,7 +238,6 @@ class History:
     _known: dict[int, StepRecord] = field(default_factory=dict, repr=False)  # on every branch, by number
     _last: dict[int, int] = field(default_factory=dict, repr=False)  # the last known step of each branch
     _bytes: int = field(default=0, repr=False, compare=False)  # of the steps, without their requests' parts
-    _clock: list[tuple[int, int]] = field(default_factory=list, repr=False, compare=False)  # start and end of each step
 
     @property
     def acceptance(self) -> Acceptance:
@@ -377,14 +376,10 @@ class History:
                     undrafted += [Undrafted(name) if name in set(Undrafted) else Undrafted.UNKNOWN] * count
         self.steps.append(record)
         self.totals.add(position, (*record.counted, *alone), undrafted)
-        before = self._clock[-1][1] if self._clock else 0
-        timed = bool(record.phases)
-        self._clock.append((record.start_ns, max(record.end_ns, before)) if timed else (before, before))
 
     def _pop(self) -> None:
         record = self.steps.pop()
         self.totals.take_back()
-        self._clock.pop()
         for end in record.finished:
             request = self.requests[end.info.id]
             if request.sums is not None:
@@ -414,7 +409,6 @@ class History:
         self.steps.clear()
         self.requests.clear()
         self.totals = RunningTotals()
-        self._clock.clear()
         first = remaining[0].step if remaining else 0
         self._known = {step: record for step, record in self._known.items() if step >= first}
         for branch in [branch for branch, last in self._last.items() if last < first]:
@@ -497,16 +491,17 @@ class History:
 
     def speed_at(self, position: int) -> float | None:
         """Output tokens a second over the last seconds before it."""
-        if not 0 <= position < len(self._clock):
+        if not 0 <= position < len(self.steps):
             return None
-        last = self._clock[position][1]
-        begin = bisect_right(self._clock, last - SPEED_NS, hi=position, key=lambda each: each[1])
-        elapsed, emitted = last - self._clock[begin][0], self.totals.emitted
+        last = self.steps[position].end_ns
+        begin = bisect_right(self.steps, last - SPEED_NS, hi=position, key=lambda record: record.end_ns)
+        elapsed, emitted = last - self.steps[begin].start_ns, self.totals.emitted
         return (emitted(position + 1) - emitted(begin)) * 1e9 / elapsed if elapsed > 0 else None
 
     def elapsed_at(self, position: int) -> float:
         """Seconds from the start of the first step to the end of the step at a position."""
-        return (self._clock[position][1] - self._clock[0][0]) / 1e9 if 0 <= position < len(self._clock) else 0.0
+        known = 0 <= position < len(self.steps)
+        return max(self.steps[position].end_ns - self.steps[0].start_ns, 0) / 1e9 if known else 0.0
 
 
 def _rows(record: StepRecord) -> Sequence[int]:

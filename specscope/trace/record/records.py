@@ -464,11 +464,11 @@ class StepRecord(ArrayEq):
 
     @property
     def start_ns(self) -> int:
-        return self.phases[0].start_ns
+        return self.phases[0].start_ns if self.phases else 0
 
     @property
     def end_ns(self) -> int:
-        return self.phases[-1].end_ns
+        return self.phases[-1].end_ns if self.phases else 0
 
 
 @dataclass(frozen=True)
