@@ -239,7 +239,7 @@ def watched(file: str, since: str = "") -> tuple[str, ...]:
     sources = []
     for (_, engine, model), run in watch.runs.items():
         named = f" engine {engine}" * bool(engine) + f" model {model}" * (len(engines) < len(watch.runs))
-        sources.append(CaptureSource(name + named * (len(watch.runs) > 1), Path(run.captured), notes=notes))
+        sources.append(CaptureSource(name + named * (len(watch.runs) > 1), Path(run.outputs.captured), notes=notes))
     return tuple(sources)
 
 

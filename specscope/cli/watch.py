@@ -265,5 +265,5 @@ class IntervalRows:
         for engine in self.engines.values():
             self._console.print(table_block(engine.table()))
         for run in (engine.run for engine in self.engines.values()):
-            if run.captured:
-                say(f"captured {run.name} → {run.captured}")
+            if run.outputs.captured:
+                say(f"captured {run.name} → {run.outputs.captured}")

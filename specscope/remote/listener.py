@@ -89,7 +89,7 @@ class _Listener:
         """Queue an export, so that the receiver can answer; the oldest give way. Called on its threads."""
         with self._changed:
             self._exports.append(export)
-            self._spans, self._bytes = self._spans + export.count, self._bytes + len(export.body)
+            self._spans, self._bytes = self._spans + export.spans, self._bytes + len(export.body)
             while self._spans > WAITING or self._bytes > WAITING_BYTES:
                 self._pop()
                 self._dropped += 1
@@ -97,7 +97,7 @@ class _Listener:
 
     def _pop(self) -> Export:
         export = self._exports.popleft()
-        self._spans, self._bytes = self._spans - export.count, self._bytes - len(export.body)
+        self._spans, self._bytes = self._spans - export.spans, self._bytes - len(export.body)
         return export
 
     def run(self) -> None:

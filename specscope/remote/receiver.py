@@ -56,8 +56,8 @@ class Export(NamedTuple):
     parts: Parts
 
     @property
-    def count(self) -> int:
-        """Of its spans."""
+    def spans(self) -> int:
+        """How many it has."""
         return sum(len(spans) for _, spans in self.parts)
 
     @staticmethod

@@ -136,7 +136,7 @@ ANY: dict[str, Fact] = {
     "ms": Fact(
         float,
         "duration of the step in milliseconds",
-        lambda f: (f.record.end_ns - f.record.start_ns) / 1e6 if f.record.phases else 0.0,
+        lambda f: (f.record.end_ns - f.record.start_ns) / 1e6,
     ),
 }
 STEP: dict[str, Fact] = {

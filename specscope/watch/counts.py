@@ -23,7 +23,6 @@ NAME = 1000  # characters of an engine, a model, a request
 
 Count = Annotated[int, Meta(ge=0, lt=MOST)]
 Value = Annotated[float, Meta(ge=0, lt=MOST)]
-Histogram = Annotated[list[Count], Meta(max_length=POSITIONS + 1)]
 Drafts = Counter[tuple[int, int]]  # how many, by (accepted, drafted) tokens
 
 
@@ -59,14 +58,11 @@ def count(value: float, name: str) -> int:
     return int(value)
 
 
-def whole(value: float | str | None) -> int | None:
-    """A number of requests, where it is one."""
-    return int(float(value)) if value is not None and 0 <= float(value) < 2**31 else None
-
-
-def share(value: float) -> float | None:
-    """A share, where it is one."""
-    return value if 0 <= value <= 1 else None
+def load_of(running: float | str | None, waiting: float | str | None, kv_usage: float) -> dict[str, Any]:
+    """An Aggregate's load; without what is no number of requests, or no share."""
+    told = {"running": running, "waiting": waiting}
+    known = {name: int(float(each)) for name, each in told.items() if each is not None and 0 <= float(each) < 2**31}
+    return known | ({"kv_usage": kv_usage} if 0 <= kv_usage <= 1 else {})
 
 
 def declared(value: Any, kind: Any) -> Any:  # noqa: ANN401

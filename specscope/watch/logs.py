@@ -20,11 +20,10 @@ from specscope.watch.counts import (
     Drafts,
     ToldInterval,
     UnreadableError,
+    load_of,
     make_room,
     of_drafts,
     rates_of,
-    share,
-    whole,
     worked_out,
 )
 
@@ -108,11 +107,8 @@ class Log:
 
     def rest(self, *, last: bool = False) -> list[ToldInterval]:
         """The intervals still held: there are no more lines (`last`), or none for now."""
-        return [
-            told
-            for before, name, reader in self._writers.values()
-            for told in self._named(before, name, reader._rest(last=last))
-        ]
+        writers = self._writers.values()
+        return [told for before, name, reader in writers for told in self._named(before, name, reader._rest(last=last))]
 
     def _named(self, before: str, name: str, intervals: list[ToldInterval]) -> list[ToldInterval]:
         source = f"{self._form.source}, {SYNTHETIC}" if before in self._made_up else ""
@@ -241,9 +237,7 @@ class VllmLog(LogReader):
         told = replace(
             counts,
             engine=self._engine,
-            running=whole(load.get("running")),
-            waiting=whole(load.get("waiting")),
-            kv_usage=share(float(load.get("kv", -1)) / 100),
+            **load_of(load.get("running"), load.get("waiting"), float(load.get("kv", -1)) / 100),
             averages={**counts.averages, **{k: float(v) for k, v in load.items() if k.endswith("tokens/s")}},
         )
         return ToldInterval("", start, end, told)
@@ -316,9 +310,7 @@ class SglangLog(LogReader):
         counts = Aggregate(
             self.source,
             engine,
-            running=whole(batch.get("running")),
-            waiting=whole(batch.get("waiting")),
-            kv_usage=share(float(batch.get("usage", -1))),
+            **load_of(batch.get("running"), batch.get("waiting"), float(batch.get("usage", -1))),
             averages=averages,
         )
         return [ToldInterval("", self._since(engine, end), end, counts)]

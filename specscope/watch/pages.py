@@ -25,13 +25,12 @@ from specscope.watch.counts import (
     ENGINES,
     NAME,
     POSITIONS,
-    Histogram,
+    Count,
     ToldInterval,
     UnreadableError,
     count,
     declared,
-    share,
-    whole,
+    load_of,
 )
 from specscope.watch.names import BY_PREFIX, Names, named
 
@@ -118,7 +117,7 @@ class Metric(Struct, frozen=True):
     name: str
     labels: dict[str, str] = {}
     value: float | None = None
-    values: Histogram = []
+    values: list[Count] = []
 
 
 class OverTime(Struct, frozen=True):
@@ -161,9 +160,8 @@ def readings(samples: Iterable[Sample], time_ns: int, source: str = "") -> list[
     for names, name, sample in known:
         engine = _engine(names, sample.labels, sorted(telling[names.source]))
         key = (source or names.source, engine, sample.labels.get("model_name", ""))
-        found.setdefault(key, Reading(*key, _ns(sample, time_ns), six_digits=names.six_digits)).take(
-            names, name, sample
-        )
+        reading = found.setdefault(key, Reading(*key, _ns(sample, time_ns), six_digits=names.six_digits))
+        reading.take(names, name, sample)
     return [reading for reading in found.values() if reading.speculates]
 
 
@@ -205,9 +203,7 @@ def difference(before: Reading | None, after: Reading) -> ToldInterval:
         **{name: grown[name] for name in COUNTS if name in grown},  # type: ignore[arg-type]
         accepted_at=at_depth,
         proposed_at=full_chains(drafts, drafted, len(at_depth)),
-        running=whole(after.gauges.get("running")),
-        waiting=whole(after.gauges.get("waiting")),
-        kv_usage=share(after.gauges.get("kv_usage", -1)),
+        **load_of(after.gauges.get("running"), after.gauges.get("waiting"), after.gauges.get("kv_usage", -1)),
         averages=dict(after.averages),
         reset=reset,
         rounded=after.six_digits and any(after.counters[name] >= ROUNDED_FROM for name in grown if name in COUNTS),

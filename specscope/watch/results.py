@@ -84,21 +84,17 @@ def _word(path: str) -> str:
     return path.partition("|")[0].rpartition(".")[2]
 
 
-def _intervals(
-    tool: Tool, engine: str, whole: Mapping[str, Any], found: list[Any], time_ns: int
-) -> Iterator[ToldInterval]:
-    end, seconds = _when(_first(whole, ENDED)) or time_ns, _told(whole, "duration", Value) or [0.0]
+def _intervals(tool: Tool, engine: str, whole: Mapping[str, Any], found: list[Any], now: int) -> Iterator[ToldInterval]:
+    end, seconds = _when(_first(whole, ENDED)) or now, _told(whole, "duration", Value) or [0.0]
     start = _when(_first(whole, BEGAN)) or max(end - int(1e9 * seconds[0]), 0)
     model, name = (" ".join(str(_first(whole, path) or "") for path in paths) for paths in ((MODEL,), REQUEST))
     ids = _leaves(whole, "token_ids")
     for index, value in enumerate(found):
-        told = _aggregate(tool, value)
+        about = f"{name} {index}" if len(found) > 1 else name
+        told = replace(_aggregate(tool, value), engine=engine, request=about.strip()[:NAME])
         if told.emitted is None and len(found) == 1:
             told = replace(told, emitted=next(iter(_told(whole, EMITTED, Sum)), len(ids) or None))
-        about = f"{name} {index}" if len(found) > 1 else name
-        yield ToldInterval(
-            model[:NAME], min(start, end), end, replace(told, engine=engine, request=about.strip()[:NAME])
-        )
+        yield ToldInterval(model[:NAME], min(start, end), end, told)
 
 
 def _when(time: object) -> int | None:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from specscope.debug.answers import Notice
 from specscope.errors import UserError
@@ -31,9 +31,8 @@ class EngineRun:
 
     name: str  # in words
     info: RunInfo
-    bus: Bus = field(default_factory=Bus)
-    outputs: Outputs | None = None
-    captured: str = ""  # the file
+    bus: Bus
+    outputs: Outputs
     steps: int = 0
 
 
@@ -50,6 +49,7 @@ class Watch:
         self.errors: list[UserError] = []
         self.code = 0  # at the end: 1 where a capture lacks something
         self._refused = 0  # intervals of engines beyond the limit
+        self._open: list[Outputs] = []
         self._open_outputs = open_outputs
         self._stop = threading.Event()
         self._lock = threading.Lock()  # guards the runs
@@ -106,10 +106,9 @@ class Watch:
                 self._refused += 1
                 return None
             name = f"{source.name} engine {engine}" if engine else source.name
-            run = EngineRun(name, counts_run(interval.aggregate.source, interval.model))
-            run.outputs = self._open_outputs(run.info, run.bus, engine or "0", len(self.runs))
-            run.captured = run.outputs.captured
-            self.runs[key] = run
+            info, bus = counts_run(interval.aggregate.source, interval.model), Bus()
+            self._open.append(self._open_outputs(info, bus, engine or "0", len(self.runs)))
+            self.runs[key] = EngineRun(name, info, bus, self._open[-1])
         return self.runs[key]
 
     def end(self) -> None:
@@ -123,15 +122,12 @@ class Watch:
                 thread.join(5)
         losses: list[str] = []
         with contextlib.ExitStack() as stack, self._lock:
-            for run in self.runs.values():
-                if run.outputs is not None:
-                    stack.callback(self._close, run, run.outputs, losses)
-                    run.outputs = None
+            while self._open:
+                stack.callback(self._close, self._open.pop(), losses)
         return losses
 
-    def _close(self, run: EngineRun, outputs: Outputs, losses: list[str]) -> None:
+    def _close(self, outputs: Outputs, losses: list[str]) -> None:
         losses += outputs.close()
-        run.captured = outputs.captured
         self.code |= outputs.code
 
     def take(self) -> Iterator[News]:

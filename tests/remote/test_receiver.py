@@ -103,7 +103,7 @@ def test_a_span_survives_the_trip(receiver: Receiver, taken: Taken, way: str) ->
     assert out.export(spans) is SpanExportResult.SUCCESS
     out.shutdown()
     assert told(taken) == sent(*spans)
-    assert [export.count for export in taken] == [2]
+    assert [export.spans for export in taken] == [2]
     assert not taken.refused
     taken.clear()
     assert post(receiver, GOOD_JSON, Content_Type="application/json; charset=utf-8") == (200, JSON, b"{}")

@@ -79,18 +79,19 @@ def failures(ends: Iterable[RequestEnd | None]) -> list[str]:
     return [f"{count:,} of {of} failed: {printable(why) or 'no reason given'}" for why, count in errors.items()]
 
 
-def acceptance(step: RequestStep) -> str:
+def acceptance(step: RequestStep, *, short: bool = False) -> str:
     """`2 of 16 nodes, depth 2 of 5`: how much of a step's tree was accepted, in nodes and in depth.
 
     One node is accepted per level, so the two first numbers agree; what they are out of differs unless the tree is a
-    chain. `nothing drafted` for an empty tree, `prefill of 12 tokens` for a step without a verdict.
+    chain. `nothing drafted` for an empty tree, `prefill of 12 tokens` for a step without a verdict. `short`: with a
+    stroke for `of`, where there is little room.
     """
     if step.verdict is None:
         return f"prefill of {plural(step.prefill_tokens, 'token')}"
     if not len(step.tree):
         return "nothing drafted"
-    accepted = step.verdict.accepted
-    return f"{accepted} of {plural(len(step.tree), 'node')}, depth {accepted} of {step.tree.max_depth}"
+    accepted, of = step.verdict.accepted, "/" if short else " of "
+    return f"{accepted}{of}{plural(len(step.tree), 'node')}, depth {accepted}{of}{step.tree.max_depth}"
 
 
 def accepted_text(step: RequestStep) -> str:

@@ -129,7 +129,12 @@ def _decided(record: StepRecord) -> tuple[object, ...]:
 
 def _of_part(part: RequestStep) -> tuple[object, ...]:
     tree, verdict, final = part.tree, part.verdict, None
-    arrays = [tree.token, tree.parent, tree.drawn, np.zeros(0) if part.notes is None else part.notes.coin]
+    arrays: list[np.ndarray] = [
+        tree.token,
+        tree.parent,
+        tree.drawn,
+        np.zeros(0) if part.notes is None else part.notes.coin,
+    ]
     if verdict is not None:
         arrays += [verdict.outcome, verdict.path, verdict.coin, verdict.forced]
         final = verdict.token, verdict.kind, verdict.final_coin
