@@ -19,8 +19,8 @@ from specscope.engine.phases import Phases
 from specscope.engine.request import Request
 from specscope.errors import UserError
 from specscope.trace.history.history import KEPT
+from specscope.trace.history.same import same_step
 from specscope.trace.record.records import StepRecord
-from specscope.trace.record.rules import same_step
 
 STATE = ("computed", "steps", "admitted_ns", "preceded")  # of a request, what a step changes of it
 
