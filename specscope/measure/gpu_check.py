@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,22 +67,18 @@ def check_gpu(device: torch.device, sizes: Sizes, target: str | None = None) -> 
     yield GpuCheck("limits", True, f"{limits.multiprocessors} multiprocessors, {limits.shared >> 10} KiB shared memory")
     for dtype in (torch.bfloat16, torch.float16, torch.float32) if sizes.half else (torch.float32,):
         for name, nodes, splits in (("chunk", 0, 1), ("trees", 12, 1), ("trees, split", 12, 3)):
-            label = f"tree_attention {_short(dtype)}, {name}"
-            yield _try(label, lambda d=dtype, n=nodes, s=splits: _attention(device, sizes, d, n, s))  # type: ignore[misc]
+            label = f"tree_attention {str(dtype).removeprefix('torch.')}, {name}"
+            yield _try(label, _attention, device, sizes, dtype, nodes, splits)
     for drawn, how in ((Drawn.DETERMINISTIC, "deterministic"), (Drawn.WITHOUT_REPLACEMENT, "sampled")):
-        yield _try(f"tree_verify {how}", lambda d=drawn: _verify(device, sizes, d))  # type: ignore[misc]
-    yield _try("graph", lambda: _graph(device))
-    yield _try("engine", lambda: _engine(device, target))
+        yield _try(f"tree_verify {how}", _verify, device, sizes, drawn)
+    yield _try("graph", _graph, device)
+    yield _try("engine", _engine, device, target)
     yield _try("copy bandwidth", lambda: f"{copy_bandwidth(device, sizes.copied) / 1e9:,.1f} GB/s read and written")
 
 
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _try(name: str, work: Callable[[], str]) -> GpuCheck:
+def _try(name: str, work: Callable[..., str], *given: Any) -> GpuCheck:  # noqa: ANN401
     try:
-        return GpuCheck(name, True, work())
+        return GpuCheck(name, True, work(*given))
     except Exception as error:  # whatever a compiler or a driver raises is the result of the check
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         return GpuCheck(name, False, reason)
@@ -139,15 +136,8 @@ def _verify(device: torch.device, sizes: Sizes, drawn: Drawn) -> str:
 
 def _graph(device: torch.device) -> str:
     """A small model's pass over two trees, captured and replayed: its logits must be those without a graph."""
-    shape = {
-        "model_type": "llama",
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "vocab_size": 512,
-        "head_dim": 16,
-    }
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 512, "head_dim": 16}
+    heads = {"model_type": "llama", "num_attention_heads": 4, "num_key_value_heads": 2}
     model = adopt(random_model(shape | heads, torch.float32, device), "a small model")
     runner = ModelRunner(model, 16, backend=Backend.TRITON)
     segments = []

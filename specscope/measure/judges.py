@@ -1,7 +1,5 @@
-"""Which models judge a capture: those named on the command line, else those that the capture names.
-
-A model that only the capture names is used if it is on this machine and its digest is the recorded one. It is never
-downloaded.
+"""Which models judge a capture: those named on the command line, else those that the capture names, if they are on
+this machine and their digest is the recorded one. These are never downloaded.
 """
 
 from __future__ import annotations
@@ -44,8 +42,7 @@ def audit_options(
     if draft_model is not None and runs_head(run.drafter):
         head_place(draft_model)
     hush(gguf=True)
-    notes: list[str] = []
-    name = target_named(run, target)
+    notes, name = list[str](), target_named(run, target)
     judge = _source(name, run.target, run.target_digest, "--target", notes, given=target is not None)
     draft, why = _draft(run, judge, draft_model, notes)
     return Options(judge, draft, sample, why_no_draft=why, notes=tuple(notes), own=_own_drafter(run, drafter))
@@ -75,11 +72,8 @@ def _own_drafter(run: RunInfo, named: str | None) -> dict[str, Any]:
 
 
 def engine_config_of(run: RunInfo, target: str | None, draft_model: str | None, **more: Any) -> EngineConfig:  # noqa: ANN401
-    """The configuration of the engine that made a capture.
-
-    Of an older one whose model drafted beside a text: the model alone, with all that its search may hold. Nothing
-    drafts where verdicts were made up, nor for a drafter of somebody's own that is not given: what a capture names is
-    never imported, and in place of a rule of somebody's own the standard one judges.
+    """The configuration of the engine that made a capture: of an older one whose model drafted beside a text the model
+    alone. What a capture names of somebody's own is never imported: nothing drafts, and the standard rule judges.
     """
     drafter, draft, tree = model_part(run.drafter) or run.drafter, draft_named(run, draft_model), run.tree
     if draft is None and drafter == "draft_model":
@@ -102,22 +96,19 @@ def _source(name: str | None, recorded: str, digest: str, flag: str, notes: list
     from specscope.model.loader import find_model
 
     own = None if given else name  # what only the capture names: it is looked for without access to the hub
-    missing = f"the capture's model {recorded} was not found: give {flag} MODEL"
+    missing = UserError(f"the capture's model {recorded} was not found: give {flag} MODEL")
     if own is not None and on_disk(own) is None:
-        raise UserError(missing)
+        raise missing
     try:
         if own is not None and model_place(own) is None:
             path, arguments, known = own, {"local_files_only": True}, own
         else:
             path, arguments, known = find_model(name, lambda _: None)
-        # A missing model is reported before anything is loaded
         AutoConfig.from_pretrained(path, trust_remote_code=False, **arguments)
     except Exception as error:
-        if own is not None:
-            raise UserError(missing) from error
-        if isinstance(error, UserError):
+        if own is None and isinstance(error, UserError):
             raise
-        raise not_loaded(name or recorded, error) from error
+        raise (not_loaded(name or recorded, error) if own is None else missing) from error
     _compare("model", recorded, name or path, digest, given_digest(name), f"{flag} MODEL", notes, given=given)
     return ModelSource(path, known, arguments)
 
@@ -127,33 +118,28 @@ def _compare(
 ) -> None:
     """Note where the model there now is not the one that ran. Raises UserError where nobody has given it."""
     digests = f"digest {shown(now) or 'not known'}, recorded {shown(then)}"
+    other, ran = "has other weights or settings", f"the capture's {what} {recorded}"
+    if then and then != now and not given:
+        raise UserError(f"{ran} at {place} {other} now ({digests}): give {flag}")
     if then and then != now:
-        if not given:
-            text = f"the capture's {what} {recorded} at {place} has other weights or settings now ({digests})"
-            raise UserError(f"{text}: give {flag}")
-        option = flag.split()[0]
-        notes.append(f"{option} {place} has other weights or settings than the capture's {what} {recorded} ({digests})")
+        notes.append(f"{flag.split()[0]} {place} {other} than {ran} ({digests})")
 
 
 def _draft(run: RunInfo, target: ModelSource, given: str | None, notes: list[str]) -> tuple[ModelSource | None, str]:
     """Where the drafter's model is, or why it is not known. Raises UserError where it was given and is not there."""
-    part, name = model_part(run.drafter), draft_named(run, given)
-    if part != "draft_model" and not runs_head(part):
+    part, name, known = model_part(run.drafter), draft_named(run, given), lies_in_target(run.drafter)
+    if known or (part != "draft_model" and not runs_head(part)):
         if given is not None:
-            raise UserError(f"--draft-model is given, but the capture's drafter is {run.drafter}")
-        return None, ""
-    if lies_in_target(part):
-        if given is not None:
-            raise UserError(f"--draft-model is given, but the capture's drafter {part} is in its target")
-        if not run.is_ours:  # vLLM's modules take no token at position 0, and some are fed a state before its norm
+            what = f"drafter {part} is in its target" if known else f"drafter is {run.drafter}"
+            raise UserError(f"--draft-model is given, but the capture's {what}")
+        if known and not run.is_ours:  # vLLM's take no token at position 0, and some are fed a state before its norm
             return None, f"there is no judge for this engine's use of the target's own modules ({part})"
-        return ModelSource(target.path, target.name, target.arguments, part), ""
+        return ModelSource(target.path, target.name, target.arguments, part) if known else None, ""
     try:
         if runs_head(part):
             return _head(run, name, notes, given=given is not None), ""
         if name is not None and name.startswith("self:"):
-            count = name.removeprefix("self:")
-            if not count.isdigit():
+            if not (count := name.removeprefix("self:")).isdigit():
                 raise UserError(f"--draft-model {name}: write self:N, for the target's first N layers")
             arguments = {**target.arguments, "num_hidden_layers": int(count)}
             return ModelSource(target.path, f"{target.name}, first {count} layers", arguments), ""
@@ -169,10 +155,9 @@ def _head(run: RunInfo, name: str | None, notes: list[str], *, given: bool) -> M
     flag = "--draft-model HEAD"
     folder = Path(name).expanduser() if name is not None else DEFAULT_HEAD
     there = (folder / "config.json").is_file() and (name is not None or is_head(folder))
-    if not there and given:
-        raise UserError(f"no head at {folder}: give {flag}, a folder with its config.json")
     if not there or (name is None and run.draft_model != DEFAULT_HEAD.name):
-        raise UserError(f"the head {run.draft_model} was not found: give {flag}")
+        missing = f"no head at {folder}: give {flag}, a folder with its config.json"
+        raise UserError(missing if given else f"the head {run.draft_model} was not found: give {flag}")
     config = read_object(folder / "config.json")
     check_kind(folder, config, "audit judges EAGLE, EAGLE-3, P-EAGLE and DFlash heads")
     _compare("head", run.draft_model, str(folder), run.draft_digest, model_digest(folder), flag, notes, given=given)

@@ -11,21 +11,125 @@ import math
 import platform
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 import torch
 
 from specscope.engine.engine import Engine
+from specscope.engine.prompts import Prompt
 from specscope.engine.scheduler import Room
-from specscope.measure.lanes import Lane, Rounds, Timed, Work, in_turn, lanes, middle
+from specscope.live.fork import beside
 from specscope.plans.costs import CostPoint, Costs, about_run
 from specscope.plans.plan import DynamicPlan
+from specscope.speculate.changes import Changes
 from specscope.speculate.drafters.base import Context, Draft, Drafter
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.records import StepRecord
 from specscope.trace.record.tree import DraftTree
 from specscope.user_cache import processor
+
+Work = tuple[Prompt, SamplingParams]
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A step in which a full batch decoded and nothing else ran."""
+
+    seconds: float
+    drafting: float  # seconds of the step spent drafting
+    rows: int  # that the target ran
+    tokens: int  # committed
+    drafts: int  # requests for which something was drafted
+    accepted: int
+
+
+class Lane:
+    """One engine, with `batch` requests at a time as long as there is work. Closed when the `with` of `lanes` ends."""
+
+    def __init__(self, name: str, engine: Engine, batch: int) -> None:
+        self.name, self.engine, self.batch = name, engine, batch
+        self.done = False  # whether it has run all that it was given
+        self.every = 1  # it steps in each round whose number is a multiple of this
+        self.part = (0, 1)  # which part of the KV cache is its own, of how many: in_turn sets it
+        if (model := engine.scheduler.room.model) is not None:
+            model.cache.pool.keep_apart(batch)
+        self.work: Iterator[Work] = iter(())  # that is not begun
+
+    def give(self, work: Iterator[Work]) -> None:
+        """Set the work to run after what is running now."""
+        self.work, self.done = work, False
+
+    def step(self) -> Timed | None:
+        """Run one step; None where it did not decode a full batch, or where all work is done."""
+        self.engine.runner.cache.pool.keep_apart(self.batch, *self.part)
+        while len(self.engine.requests) < self.batch and (work := next(self.work, None)) is not None:
+            self.engine.add(*work)
+        self.done = not self.engine.busy
+        if self.done:
+            return None
+        start = time.perf_counter()
+        record = self.engine.step()
+        return self._timed(record, time.perf_counter() - start)
+
+    def _timed(self, record: StepRecord, seconds: float) -> Timed | None:
+        parts = record.requests
+        if len(parts) != self.batch or any(part.prefill_tokens or part.verdict is None for part in parts):
+            return None
+        return Timed(
+            seconds=seconds,
+            drafting=sum(phase.end_ns - phase.start_ns for phase in record.phases if phase.name == "draft") / 1e9,
+            rows=sum(1 + len(part.tree) for part in parts),
+            tokens=sum(len(part.tokens()) for part in parts),
+            drafts=sum(len(part.tree) > 0 for part in parts),
+            accepted=sum(part.verdict.accepted for part in parts if part.verdict is not None),
+        )
+
+
+@contextmanager
+def lanes(engine: Engine, wanted: Mapping[str, Mapping[str, str | None]], batch: int) -> Iterator[list[Lane]]:
+    """Lanes over an engine's model. `wanted`: by name, what each changes of drafter, draft_model and tree."""
+    made: list[Lane] = []
+    try:
+        for name, changes in wanted.items():
+            made.append(Lane(name, beside(engine, Changes(engine=changes)), batch))
+        yield made
+    finally:
+        for lane in made:
+            lane.engine.current = None
+            lane.engine.cancel_all()
+            while lane.engine.busy:
+                lane.engine.step()
+            lane.engine.runner.close()
+        engine.runner.cache.pool.keep_apart(engine.config.max_batch)
+
+
+Rounds = list[list[Timed | None]]  # by round and lane; None where a step does not count
+
+
+def in_turn(run: Sequence[Lane]) -> Iterator[Rounds]:
+    """Let each lane take a step in turn, round after round; gives all rounds so far, before each.
+
+    Each round has an order of its own: what a lane finds in the processor's caches depends on the one before it.
+    """
+    for place, lane in enumerate(run):
+        lane.part = (place, len(run))
+    orders, rounds = random.Random(0), list[list[Timed | None]]()
+    while True:
+        yield rounds
+        steps: list[Timed | None] = [None] * len(run)
+        for place in orders.sample(range(len(run)), len(run)):
+            steps[place] = None if len(rounds) % run[place].every else run[place].step()
+        rounds.append(steps)
+
+
+def middle(seconds: Sequence[float]) -> float:
+    """The mean without the fastest and the slowest tenth: a step in which something else ran has no weight."""
+    out = len(seconds) // 10
+    return fmean(sorted(seconds)[out : len(seconds) - out])
+
 
 ROUNDS = 24  # at least
 WARM = 2  # that do not count
@@ -40,7 +144,7 @@ Progress = Callable[[str, int, int], None]
 
 
 class Filler(Drafter):
-    """Drafts a chain of `nodes` random tokens: what a step costs does not depend on which they are."""
+    """Drafts chains of random tokens: what a step costs does not depend on which they are."""
 
     name = "filler"
 
@@ -51,7 +155,7 @@ class Filler(Drafter):
 
     def propose(self, contexts: Sequence[Context]) -> list[Draft]:
         """A chain for each context."""
-        parent = list(range(-1, self.max_nodes - 1))
+        parent = range(-1, self.max_nodes - 1)
         tokens = ([self._draw.randrange(self._vocab_size) for _ in parent] for _ in contexts)
         return [Draft(DraftTree.build(each, parent)) for each in tokens]
 
@@ -100,34 +204,24 @@ def cost_lanes(engine: Engine, work: Sequence[Work], batch: int, most_nodes: int
 
 def measure_costs(engine: Engine, work: Sequence[Work], batch: int, most_nodes: int, progress: Progress) -> Costs:
     """Measure the costs, in a few seconds; longer where the machine is busy."""
-    with cost_lanes(engine, work, batch, most_nodes) as measuring:
-        return measuring.costs(_measure(measuring, progress))
-
-
-def _measure(measuring: CostLanes, progress: Progress) -> Rounds:
     start, least = time.monotonic(), ROUNDS + WARM
-    for rounds in in_turn(measuring.run):
-        progress("measuring step costs", min(len(rounds), least), least)
-        counted = measuring.counted(rounds[WARM:]) if len(rounds) >= least else []
-        if counted and min(map(len, counted)) >= ROUNDS // 2:
-            error = max(_error([step.seconds for step in steps]) for steps in counted)
-            if error <= SURE or time.monotonic() - start >= SECONDS:
-                return rounds[WARM:]
+    with cost_lanes(engine, work, batch, most_nodes) as measuring:
+        for rounds in in_turn(measuring.run):
+            progress("measuring step costs", min(len(rounds), least), least)
+            counted = measuring.counted(rounds[WARM:]) if len(rounds) >= least else []
+            if counted and min(map(len, counted)) >= ROUNDS // 2:
+                points = [_point(0, [step.seconds for step in steps]) for steps in counted]
+                error = max((point.high - point.low) / 2 / point.seconds for point in points)
+                if error <= SURE or time.monotonic() - start >= SECONDS:
+                    return measuring.costs(rounds[WARM:])
     raise AssertionError  # lanes have work for ever
-
-
-def _error(seconds: Sequence[float]) -> float:
-    low, high = median_interval(seconds)
-    return (high - low) / 2 / median(seconds)
 
 
 def _steps(sizes: Sequence[Sequence[Timed]]) -> tuple[CostPoint, ...]:
     """The costs of steps without drafting, by rows: a size's rows are the mean over its steps."""
-    points: dict[int, CostPoint] = {}
-    for steps in filter(None, sizes):
-        rows = round(sum(step.rows for step in steps) / len(steps))
-        points[rows] = _point(rows, [step.seconds - step.drafting for step in steps])
-    return rising([points[rows] for rows in sorted(points)])
+    by_rows = {round(fmean(step.rows for step in steps)): steps for steps in filter(None, sizes)}
+    seconds = {rows: [step.seconds - step.drafting for step in steps] for rows, steps in by_rows.items()}
+    return rising([_point(rows, seconds[rows]) for rows in sorted(seconds)])
 
 
 def _passes(

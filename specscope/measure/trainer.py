@@ -1,11 +1,10 @@
-"""`specscope diagnose --trainer FOLDER`: the head in training beside the head that served a capture.
-
-Before anything runs: weights, vocabulary maps and settings in the two folders.
+"""`specscope diagnose --trainer FOLDER`: the head in training beside the head that served a capture, by weights,
+vocabulary maps and settings of the two folders.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.text import Text
-from torch import Tensor, nn
+from torch import Tensor
 
 from specscope.analyze.findings import Exit
 from specscope.analyze.table import Table
@@ -46,7 +45,7 @@ class FolderDifference:
 
 @dataclass(frozen=True)
 class TrainerAudit:
-    """What was found."""
+    """What the two folders are to each other."""
 
     source: str
     trainer: str
@@ -88,30 +87,23 @@ def audit_trainer(
     assert run is not None  # otherwise audit_options has refused it
     if options.draft is None:
         raise UserError(options.why_no_draft)
-    loaded = load_model(target_named(run, target), torch.device("cpu"), torch.float32)
-    served = load_head(options.draft.path, loaded)
-    tensors = read_tensors(Path(options.draft.path).expanduser())
-    dtype = next(x.dtype for x in tensors.values() if x.is_floating_point())
-    trained = load_head(folder, loaded)
-    ours, theirs = settings(trained.head.config), settings(served.head.config)
-    return TrainerAudit(
-        source=source,
-        trainer=folder,
-        served=options.draft.path,
-        tensors=len(_tensors(trained)),
-        settings=len(ours),
-        differences=(*_weight_differences(trained, served, dtype), *_setting_differences(ours, theirs)),
-        warnings=options.notes,
-    )
+    loaded, place = load_model(target_named(run, target), torch.device("cpu"), torch.float32), options.draft.path
+    dtype = next(x.dtype for x in read_tensors(Path(place).expanduser()).values() if x.is_floating_point())
+    trained, served = load_head(folder, loaded), load_head(place, loaded)
+    weights, ours = _tensors(trained), _settings(trained.head.config)
+    differences = [*_weights(weights, _tensors(served), dtype), *_other_settings(ours, _settings(served.head.config))]
+    return TrainerAudit(source, folder, place, len(weights), len(ours), tuple(differences), options.notes)
 
 
-def _weight_differences(trained: LoadedHead, served: LoadedHead, dtype: torch.dtype) -> Iterator[FolderDifference]:
+def _weights(
+    ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], dtype: torch.dtype
+) -> Iterator[FolderDifference]:
     """Tensors of the served head that are not the trainer's, by more than rounding to `dtype`."""
-    ours, theirs = _tensors(trained), _tensors(served)
-    for name, right in ours.items():
-        tensor, how = theirs.get(name), ""
-        if tensor is None:
-            how = "is in the checkpoint but not in the served head"
+    for name in {**ours, **theirs}:
+        right, tensor, how = ours.get(name), theirs.get(name), ""
+        if right is None or tensor is None:
+            sides = ("served head", "checkpoint") if right is None else ("checkpoint", "served head")
+            how = f"is in the {sides[0]} but not in the {sides[1]}"
         elif tensor.shape != right.shape:
             how = f"is {list(tensor.shape)} in the served head, {list(right.shape)} in training"
         elif right.is_floating_point():
@@ -119,24 +111,16 @@ def _weight_differences(trained: LoadedHead, served: LoadedHead, dtype: torch.dt
             how = f"differs (relative {error:.2g})" if error > torch.finfo(dtype).eps else ""
         elif not torch.equal(tensor, right):
             how = f"differs at {int((tensor != right).sum()):,} of {right.numel():,} tokens"
-        if how:
-            yield FolderDifference(f"weights: {name}", f"{name} {how}")
-    for name in theirs.keys() - ours.keys():
-        yield FolderDifference(f"weights: {name}", f"{name} is in the served head but not in the checkpoint")
+        yield from [FolderDifference(f"weights: {name}", f"{name} {how}")] if how else []
 
 
 def _tensors(loaded: LoadedHead) -> dict[str, Tensor]:
     """By published names, the embedding that it uses among them."""
-    return {EMBEDDING: _weight(loaded.embedding), **published_tensors(loaded.head)}
+    embedding: Any = loaded.embedding
+    return {EMBEDDING: embedding.weight.detach().float(), **published_tensors(loaded.head)}
 
 
-def _weight(module: nn.Module) -> Tensor:
-    """A module's weight in float32."""
-    weight: Tensor = module.weight  # type: ignore[assignment]
-    return weight.detach().float()
-
-
-def _setting_differences(ours: dict[str, Any], theirs: dict[str, Any]) -> Iterator[FolderDifference]:
+def _other_settings(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[FolderDifference]:
     """Settings that change what is computed, and are not the same, by their keys."""
     for key in {**ours, **theirs}:
         right, value = ours.get(key), theirs.get(key)
@@ -145,7 +129,7 @@ def _setting_differences(ours: dict[str, Any], theirs: dict[str, Any]) -> Iterat
             yield FolderDifference(f"config: {key}", how)
 
 
-def settings(config: HeadConfig) -> dict[str, Any]:
+def _settings(config: HeadConfig) -> dict[str, Any]:
     """What a head's config comes to, by its keys: what is left out has its default."""
     llama: Any = llama_config(config)
     rope = {key: value for key, value in (llama.rope_parameters or {}).items() if key != PARTIAL}

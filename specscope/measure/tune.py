@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import length_hint
+from typing import Any
 
 from specscope.analyze.audit.options import Progress
 from specscope.analyze.tune.judged import TreeRow
@@ -12,10 +13,9 @@ from specscope.analyze.tune.tuning import Recorded, Tuning, expected
 from specscope.engine.engine import Engine
 from specscope.engine.prompts import read_prompts
 from specscope.errors import UserError
-from specscope.measure.lanes import Timed, Work, in_turn, lanes, middle
 from specscope.measure.prompts import PLAIN, unseen_prompts
 from specscope.measure.step_costs import PLAIN as NO_DRAFTER
-from specscope.measure.step_costs import cost_lanes
+from specscope.measure.step_costs import Timed, Work, cost_lanes, in_turn, lanes, middle
 from specscope.plans.costs import Costs
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.records import RequestInfo
@@ -30,9 +30,7 @@ EVERY = 6  # rounds of the trees for each one of the costs
 
 def work_of(data: Recorded, batch: int) -> list[Work]:
     """Evenly chosen prompts of the captures, with their parameters; other prompts where the captures have no text."""
-    infos = [info for info in _infos(data) if len(info.prompt_tokens)]
-    count = max(PROMPTS, 2 * batch)
-    some = infos if len(infos) <= count else [infos[i * len(infos) // count] for i in range(count)]
+    some = _evenly([info for info in _infos(data) if len(info.prompt_tokens)], max(PROMPTS, 2 * batch))
     if not some:
         return [(prompt, _until(params_of(data), COST_TOKENS)) for prompt in PLAIN]
     return [(info.prompt_tokens[-LONGEST:].tolist(), _until(info.params, COST_TOKENS)) for info in some]
@@ -45,8 +43,13 @@ def params_of(data: Recorded) -> SamplingParams:
 
 
 def _infos(data: Recorded) -> list[RequestInfo]:
-    all_of_them = [request.info for history in data.histories for request in history.requests.values()]
-    return [info for info in all_of_them if info is not None]
+    requests = (request for history in data.histories for request in history.requests.values())
+    return [request.info for request in requests if request.info is not None]
+
+
+def _evenly(items: Sequence[Any], count: int) -> list[Any]:
+    """So many of them, or all."""
+    return list(items) if len(items) <= count else [items[i * len(items) // count] for i in range(count)]
 
 
 def _until(params: SamplingParams, tokens: int) -> SamplingParams:
@@ -75,15 +78,14 @@ def checked(
     rows = {_name(row): row for row in tuning.rows if _is_checked(row)}
     trees = {name: {"tree": row.tree} if row.tree else dict(NO_DRAFTER) for name, row in rows.items()}
     measured, costs = measure_trees(engine, trees, work, batch, work_of(data, batch), nodes, progress)
-    new = []
-    for row in tuning.rows:
-        if _is_checked(row) and (measurement := measured.get(_name(row))) is not None:
-            predicted = expected(row, data.evidence, costs)
-            row = replace(
-                row, expected=predicted, measured=measurement.tokens_per_s, measured_length=measurement.length
-            )
-        new.append(row)
-    return replace(tuning, rows=tuple(new), checked={"prompts": what, "batch": batch})
+
+    def told(row: TreeRow) -> TreeRow:
+        if not _is_checked(row) or (found := measured.get(_name(row))) is None:
+            return row
+        due = expected(row, data.evidence, costs)
+        return replace(row, expected=due, measured=found.tokens_per_s, measured_length=found.length)
+
+    return replace(tuning, rows=tuple(map(told, tuning.rows)), checked={"prompts": what, "batch": batch})
 
 
 def _name(row: TreeRow) -> str:
@@ -146,5 +148,4 @@ def _measured(timed: Sequence[Timed], steps: Sequence[Timed]) -> MeasuredTree:
 
 def other_prompts(seen: Sequence[str], count: int) -> list[str]:
     """Prompts that the default head was not trained on and that none of these texts contain, evenly over the kinds."""
-    new = [prompt for prompt in unseen_prompts() if not any(prompt in text for text in seen)]
-    return new if len(new) <= count else [new[i * len(new) // count] for i in range(count)]
+    return _evenly([prompt for prompt in unseen_prompts() if not any(prompt in text for text in seen)], count)

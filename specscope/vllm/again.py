@@ -1,7 +1,7 @@
 """`python -m specscope.vllm.again JOB`: vLLM runs the requests of a capture again, offline, for `specscope diagnose`.
 
 In vLLM's own environment; the plugin records by SPECSCOPE_* variables. JOB is a JSON file, made by
-specscope/measure/locate/inside_vllm/again.py: {"v2", "model", "speculation", "engine", "requests": [{"prompt": token
+specscope/measure/locate/vllm.py: {"v2", "model", "speculation", "engine", "requests": [{"prompt": token
 ids, "params": SamplingParams of a capture, "tokens": how many to make, "seeded": whether the seed was given}]}.
 """
 

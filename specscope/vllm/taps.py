@@ -2,7 +2,7 @@
 
 TABLE names the places: modules by the end of their names, and what of them is an operation. A new family of models
 needs none, as far as its modules have these names. Off, nothing is hooked. Rows are copied as they are computed, of
-every request of the batch; what is written is read by specscope/measure/locate/inside_vllm/fed.py.
+every request of the batch; what is written is read by specscope/measure/locate/tapped.py.
 """
 
 from __future__ import annotations

@@ -7,8 +7,7 @@ import pytest
 
 from specscope import Engine, SamplingParams
 from specscope.measure import step_costs
-from specscope.measure.lanes import Lane, in_turn, lanes
-from specscope.measure.step_costs import measure_costs
+from specscope.measure.step_costs import Lane, in_turn, lanes, measure_costs
 from specscope.measure.tune import measure_trees
 from specscope.trace.history.stats import measure
 from tests.faults.models import HEAD, TARGET, story

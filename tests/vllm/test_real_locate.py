@@ -18,8 +18,7 @@ from specscope.analyze.audit.options import ModelSource
 from specscope.analyze.findings import Exit
 from specscope.analyze.locate.located import Stage
 from specscope.errors import UserError
-from specscope.measure.locate.inside_vllm.again import Again
-from specscope.measure.locate.vllm import locate_vllm
+from specscope.measure.locate.vllm import Again, locate_vllm
 from specscope.trace.history.history import History
 from specscope.trace.inside.settings import CAPTURE
 from specscope.trace.record.params import SamplingParams

@@ -8,7 +8,7 @@ import torch
 from specscope.analyze.audit.options import ModelSource
 from specscope.analyze.locate.model.reference import ModelPasses, ModelReference, relative
 from specscope.errors import UserError
-from specscope.measure.locate.inside_vllm.fed import read_taps
+from specscope.measure.locate.tapped import read_taps
 from specscope.trace.inside.settings import PluginSettings
 from specscope.vllm import taps as module
 from specscope.vllm.kv_layout import KvReader

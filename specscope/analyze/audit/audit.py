@@ -53,13 +53,10 @@ def verdict(findings: Sequence[Finding], steps: int, unjudged: Sequence[str]) ->
         part = "drafter" if of_drafter(finding.name) else "context" if finding.name == CONTEXT[0] else "target"
         parts.setdefault(part, []).append(finding)
     sentences = [_sentence(part, of_part, steps) for part, of_part in parts.items()]
-    skipped = [
-        f"The drafter was not judged: {finding.note}."
-        for finding in parts.get("drafter", [])
-        if finding.result is CheckResult.SKIPPED and not any("drafter" in sentence for sentence in unjudged)
-    ]
-    lines = [sentence for sentence in (*sentences, *dict.fromkeys(skipped), *unjudged) if sentence]
-    return " ".join(lines) or "Nothing could be judged."
+    notes = [one.note for one in parts.get("drafter", []) if one.result is CheckResult.SKIPPED]
+    is_said = any("drafter" in sentence for sentence in unjudged)
+    skipped = [] if is_said else [f"The drafter was not judged: {note}." for note in dict.fromkeys(notes)]
+    return " ".join(filter(None, (*sentences, *skipped, *unjudged))) or "Nothing could be judged."
 
 
 def of_drafter(name: str) -> bool:
@@ -74,11 +71,10 @@ def _sentence(part: str, findings: Sequence[Finding], steps: int) -> str:
         return "".join(f"{count} contradict what was committed before." for _, count in differ)
     if differ:
         return f"The {part} does not agree: {'; '.join(f'{name} differs at {count}' for name, count in differ)}."
-    if not tested:
-        return ""
-    if nodes := max((finding.tested for finding in tested if finding.unit == "node"), default=0):
-        return f"The {part} agrees at {plural(nodes, 'node')} of {plural(steps, 'step')}."
-    return f"The {part} agrees at {plural(max(finding.tested for finding in tested), 'step')}."
+    nodes = max((finding.tested for finding in tested if finding.unit == "node"), default=0)
+    most = plural(max((finding.tested for finding in tested), default=0), "step")
+    where = f"{plural(nodes, 'node')} of {plural(steps, 'step')}" if nodes else most
+    return f"The {part} agrees at {where}." if tested else ""
 
 
 HALF = ("bfloat16", "float16")
@@ -181,15 +177,12 @@ def audit(history: History, source: str, options: Options, progress: Progress = 
 def _unseen(passes: Passes, tallies: Tallies) -> str:
     """How large an error rounding hides, and of how many figures it explains what they differ by."""
     hidden = sum(tally.hidden + tally.left[NEAR_TIE] for tally in tallies.values())
-    tested = sum(len(tally.items) + tally.left[NEAR_TIE] for tally in tallies.values())
+    tested = plural(sum(len(tally.items) + tally.left[NEAR_TIE] for tally in tallies.values()), "figure")
     p, q = (span(0.5, slack)[1] - 0.5 for slack in (passes.slack, passes.draft_slack))
     drafters = f" (the drafter's up to {q:.2g})" if passes.draft_slack else ""
-    sentence = (
-        f"an error of up to {p:.2g} in a p of 0.5{drafters} is invisible in {passes.run.dtype}: rounding explains how "
-        f"far {hidden:,} of {plural(tested, 'figure')} differ from the models'; to see such errors, record with "
-        "--dtype float32"
-    )
-    return sentence if hidden else ""
+    error = f"an error of up to {p:.2g} in a p of 0.5{drafters} is invisible in {passes.run.dtype}"
+    seen = f"rounding explains how far {hidden:,} of {tested} differ from the models'"
+    return f"{error}: {seen}; to see such errors, record with --dtype float32" if hidden else ""
 
 
 def _text(history: History, run: RunInfo, plan: TreePlan | None, passes: Passes, *, is_judged: bool) -> list[Finding]:
@@ -215,24 +208,20 @@ def _text(history: History, run: RunInfo, plan: TreePlan | None, passes: Passes,
 
 
 def _plans(history: History, sample: int | None) -> tuple[list[Contexts], list[str], int]:
-    """What is judged, request by request, a sentence for each kind of request left out, and how many steps there are.
-
-    Of the decode steps, all, or `sample` of them, spread evenly.
+    """What is judged of all decode steps, or of `sample` of them, request by request, a sentence for each kind of
+    request left out, and how many steps there are.
     """
-    requests, places = history.requests, dict[str, list[int]]()
-    every = [
-        (name, i) for name, one in requests.items() for i, part in enumerate(one.steps) if part.verdict is not None
-    ]
+    parts = ((name, i, part) for name, one in history.requests.items() for i, part in enumerate(one.steps))
+    every = [(name, i) for name, i, part in parts if part.verdict is not None]
     count = len(every) if sample is None else min(sample, len(every))
+    places = dict[str, list[int]]()
     for name, place in (every[index * len(every) // count] for index in range(count)):
         places.setdefault(name, []).append(place)
     plans = [contexts_of(history, name, some) for name, some in places.items()]
     known = [contexts for contexts in plans if contexts is not None]
-    judged = [contexts for contexts in known if contexts.params.structured_outputs is None or _HAS_GRAMMARS]
-    left = []
+    judged, left = [one for one in known if one.params.structured_outputs is None or _HAS_GRAMMARS], list[str]()
     if without := len(plans) - len(known):
-        requests_left = plural(without, "request")
-        left.append(f"{requests_left} left out: their prompt or first steps are not in the capture.")
+        left.append(f"{plural(without, 'request')} left out: their prompt or first steps are not in the capture.")
     if formed := len(known) - len(judged):
         left.append(f"{plural(formed, 'request')} with structured output left out: pip install 'specscope[serve]'.")
     return judged, left, len(every)
@@ -242,12 +231,9 @@ def _limited(plans: Sequence[Contexts]) -> list[str]:
     """A note on requests whose p is not judged, because a check does not apply to them."""
     judged, notes = [contexts for contexts in plans if contexts.steps], []
     if relaxed := sum(RELAXED in contexts.limits for contexts in judged):
-        notes.append(
-            f"{plural(relaxed, 'request')}: the target's p was not compared, because this engine by design takes "
-            "penalties on drafted rows from tokens committed some steps earlier"
-        )
-    limited = [contexts for contexts in judged if {*contexts.limits} - {RELAXED}]
-    if limited:
+        why = "this engine by design takes penalties on drafted rows from tokens committed some steps earlier"
+        notes.append(f"{plural(relaxed, 'request')}: the target's p was not compared, because {why}")
+    if limited := [contexts for contexts in judged if {*contexts.limits} - {RELAXED}]:
         names = ", ".join(dict.fromkeys(name for contexts in limited for name in contexts.limits if name != RELAXED))
         both = any(untold_limits(contexts.drafter_params) for contexts in limited)
         what = "the target's p and the drafter's were" if both else "the target's p was"

@@ -69,22 +69,16 @@ class Contexts:
         end = next((index for index, token in enumerate(self.text) if not 0 <= token < vocab), len(self.text))
         kept, unknown = list[AuditedStep](), list(self.unknown)
         for step in self.steps:
-            tokens = (*step.part.tree.token.tolist(), step.verdict.token)
-            beyond = [token for token in tokens if not 0 <= token < vocab]
-            if beyond or step.part.position >= end:
-                what = f"token {beyond[0]} is" if beyond else "an earlier token is"
-                unknown.append((step.where, f"{what} outside the model's vocabulary of {vocab:,}"))
-            else:
-                kept.append(step)
+            beyond = [t for t in (*step.part.tree.token.tolist(), step.verdict.token) if not 0 <= t < vocab]
+            what = f"token {beyond[0]} is" if beyond else "an earlier token is" if step.part.position >= end else ""
+            kept += [] if what else [step]
+            unknown += [(step.where, f"{what} outside the model's vocabulary of {vocab:,}")] if what else []
         return replace(self.of(kept, end), unknown=unknown)
 
     def context(self, row: int) -> list[int]:
         """All tokens up to and including that row."""
-        path: list[int] = []
-        while row >= len(self.text):
-            path.append(self.token[row - len(self.text)])
-            row = self.parent[row - len(self.text)]
-        return [*self.text[: row + 1], *reversed(path)]
+        branch = row - len(self.text)
+        return self.text[: row + 1] if branch < 0 else [*self.context(self.parent[branch]), self.token[branch]]
 
     def output(self, row: int) -> list[int]:
         """What penalties count as output there."""
@@ -132,9 +126,8 @@ class Contexts:
 
 
 def contexts_of(history: History, name: str, places: Collection[int]) -> Contexts | None:
-    """What is needed to judge the steps at `places` of a request; None where the text before them is not known.
-
-    A step whose root is not the text's last token is unknown.
+    """What is needed to judge the steps at `places` of a request; None where the text before them is not known. A step
+    whose root is not the text's last token is unknown.
     """
     request, run = history.requests[name], history.run
     info, earlier = request.info, request.earlier()

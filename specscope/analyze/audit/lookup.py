@@ -1,7 +1,5 @@
-"""Drafts from a text computed again, the plain way: prompt lookup, and suffix decoding.
-
-Suffix decoding is written independently of the engine's drafter, from the method (arXiv 2411.04975, section 3) and its
-description in README: no index, each tree from the whole text.
+"""Drafts from a text computed again, the plain way: prompt lookup, and suffix decoding (arXiv 2411.04975, section 3),
+independent of the engine's drafters: no index, each tree from the whole text.
 """
 
 from __future__ import annotations
@@ -56,28 +54,22 @@ def lookup(tokens: Sequence[int], depth: int, width: int, rule: Rule, shift: int
     `shift`: tokens by which they are taken too late, to reproduce a fault.
     """
     tree = _found(tokens, depth, width, rule, shift)
-    if not rule.filled:
-        return tree
     path = max(tree, key=len, default=())
     chain = (*path, *[int(tokens[-1])] * (depth - len(path)))
-    return {chain[: node + 1]: node for node in range(depth)}
+    return {chain[: node + 1]: node for node in range(depth)} if rule.filled else tree
 
 
 def _found(tokens: Sequence[int], depth: int, width: int, rule: Rule, shift: int) -> dict[Path, int]:
     for size in range(min(rule.longest, len(tokens) - 1), rule.shortest - 1, -1):
-        continuations: list[Path] = []
-        ends = _ends(tokens, size)
-        for end in reversed(list(ends)) if rule.earliest else ends:
-            begin = end + shift
-            if not 0 <= begin < len(tokens):
-                continue
-            following = tuple(tokens[begin : begin + depth])
-            if not any(other[: len(following)] == following for other in continuations):
-                continuations.append(following)
-                if len(continuations) == width:
-                    break
-        if continuations:
-            paths = [other[:size] for size in range(1, depth + 1) for other in continuations if len(other) >= size]
+        found, ends = list[Path](), _ends(tokens, size)
+        for begin in (end + shift for end in (reversed(list(ends)) if rule.earliest else ends)):
+            following = tuple(tokens[begin : begin + depth]) if begin >= 0 else ()
+            if following and len(found) < width and not any(o[: len(following)] == following for o in found):
+                found.append(following)
+            if len(found) == width:
+                break
+        if found:
+            paths = [other[:size] for size in range(1, depth + 1) for other in found if len(other) >= size]
             return {path: node for node, path in enumerate(dict.fromkeys(paths))}
     return {}
 
@@ -137,14 +129,11 @@ class TextDraft:
 
 
 def redraw(tokens: Sequence[int], nodes: int, depth: int) -> TextDraft:
-    """The tree that follows `tokens`.
-
-    Each length of suffix gives a tree of at most twice as many nodes, the likeliest path first. Of these trees the one
-    with the largest sum of shares is taken; of equals, that of the longest suffix.
+    """The tree that follows `tokens`. Each length of suffix gives one of at most twice as many nodes, the likeliest
+    path first; the one with the largest sum of shares is taken, of equals that of the longest suffix.
     """
     tokens = list(tokens)
-    ends = list(_ends(tokens, 2))[:OCCURRENCES]
-    best, best_sum, before = TextDraft(), 0.0, 0
+    ends, best, best_sum, before = list(_ends(tokens, 2))[:OCCURRENCES], TextDraft(), 0.0, 0
     for size in range(min(LONGEST, len(tokens)), 1, -1):
         suffix = tokens[-size:]
         follows = [tokens[end : end + depth] for end in ends if end >= size and tokens[end - size : end] == suffix]
@@ -152,9 +141,9 @@ def redraw(tokens: Sequence[int], nodes: int, depth: int) -> TextDraft:
             continue  # the longer suffix occurred as often
         before = len(follows)
         paths, counts = _likeliest(follows, min(nodes, 2 * size))
-        if sum(counts) / len(follows) > best_sum:  # divided once, so that equals are equal
-            shares = tuple(count / len(follows) for count in counts)
-            best, best_sum = TextDraft(tuple(paths), shares, size, len(follows)), sum(counts) / len(follows)
+        if sum(counts) / before > best_sum:  # divided once, so that equals are equal
+            best = TextDraft(tuple(paths), tuple(count / before for count in counts), size, before)
+            best_sum = sum(counts) / before
     return best
 
 
@@ -172,9 +161,7 @@ def _likeliest(follows: Sequence[Sequence[int]], nodes: int) -> tuple[list[Path]
 
 def judge_lookups(steps: Sequence[tuple[Contexts, AuditedStep]], run: RunInfo, plan: TreePlan, tally: Tally) -> str:
     """Compare the tree of each of these steps with what the text gives; returns a remark on how that is looked up.
-
-    Our captures do not record how long the suffixes of prompt lookup were: the lengths under which most sampled steps
-    agree are taken. Another engine's configuration has them.
+    Where a capture does not tell how long suffixes were, the lengths under which most sampled steps agree are taken.
     """
     rules = told_rules(run.speculation) or tuple(Rule(*sizes) for sizes in SIZES)
     steps = [(contexts, step) for contexts, step in steps if _may_draft(step.part, run, plan, rules[0])]
@@ -220,10 +207,8 @@ def _drawn(contexts: Contexts, step: AuditedStep, run: RunInfo, plan: TreePlan, 
 
 
 def _differs(step: AuditedStep, drawn: TextDraft, show: Callable[[int], str], rule: Rule | None) -> str:
-    """How the tree differs from what the text gives; "" where it does not.
-
-    Beside a model the nodes recorded as the text's must be exactly those of the text's tree, and all of that tree must
-    be among the recorded candidates.
+    """How the tree differs from what the text gives; "" where it does not. Beside a model the nodes recorded as the
+    text's must be exactly those of the text's tree, and all of that tree among the recorded candidates.
     """
     tree, method, notes = step.part.tree, step.part.method, step.part.notes
     recorded = recorded_paths(tree)

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -104,30 +105,18 @@ class Tally:
         facts: dict[str, list[Any]] = {self.gives: [int(value) for value in self.judged]} if self.gives else {}
         facts |= facts_table(history, self.items)
         condition, first_only = self._condition(facts)
-        return replace(
-            found,
-            example=self.examples[0].where,
-            detail=self.examples[0].text,
-            items=tuple(self.items),
-            differs=tuple(self.differs),
-            examples=tuple(self.examples),
-            condition=condition,
-            first_only=first_only,
-            rarest="" if condition is not None else rarest(facts, self.differs),
-        )
+        example, like = self.examples[0], "" if condition is not None else rarest(facts, self.differs)
+        found = replace(found, example=example.where, detail=example.text, examples=tuple(self.examples), rarest=like)
+        found = replace(found, condition=condition, first_only=first_only)
+        return replace(found, items=tuple(self.items), differs=tuple(self.differs))
 
     def _condition(self, facts: dict[str, list[Any]]) -> tuple[Condition | None, bool]:
-        """The condition under which items differ, and whether it covers each request only up to its first such step.
-
-        What is wrong in a cache stays wrong: steps after the first that differs may differ for that reason alone, and
-        hide the original cause. So the condition is searched for with and without them, and the clearer one is taken.
+        """The condition under which items differ, and whether it covers each request only up to its first such step:
+        what is wrong in a cache stays wrong, so later steps may hide the cause. The clearer of the two is taken.
         """
         steps, differs = [f"{item.request}@{item.index}" for item in self.items], self.differs
-        whole = find(facts, differs, steps)
-        first: dict[str, int] = {}
-        for item, wrong in zip(self.items, differs, strict=True):
-            if wrong:
-                first[item.request] = min(first.get(item.request, item.index), item.index)
+        whole, wrong = find(facts, differs, steps), list(compress(self.items, differs))
+        first = {item.request: item.index for item in sorted(wrong, key=lambda item: -item.index)}
         early = [place for place, item in enumerate(self.items) if item.index <= first.get(item.request, item.index)]
         if len(early) == len(self.items):
             return whole, False

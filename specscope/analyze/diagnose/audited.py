@@ -22,7 +22,7 @@ from specscope.analyze.facts import facts_table
 from specscope.analyze.findings import CheckResult, Finding, Reference
 from specscope.analyze.locate.located import Proof
 from specscope.analyze.significance import tail_of_binomial
-from specscope.analyze.verify.case import Case, Step
+from specscope.analyze.verify.trial import Case, Step
 from specscope.plans.kinds import runs_head
 from specscope.trace.history.wording import plural
 from specscope.trace.record.tree import ROOT, Bools
@@ -62,8 +62,8 @@ OF_HEAD = {**dict.fromkeys((MOVED, ACCEPTED), Cause.DRAFTER_FED), **OF_DRAFTER}
 
 def from_audit(case: Case, audit: Audit) -> Iterator[Suspect]:
     """Causes that fit the places where the models disagree with the capture."""
-    failed = {one.name: one for one in audit.findings if one.result is CheckResult.FAILED}
-    passed = {one.name: one for one in audit.findings if one.result is CheckResult.PASSED}
+    results = (CheckResult.FAILED, CheckResult.PASSED)
+    failed, passed = ({one.name: one for one in audit.findings if one.result is result} for result in results)
     target = _first(failed, [name for name in TARGET if name != LOGPROBS])
     drafter = _first(failed, [name for name in DRAFTER if name != DRAWS])  # draws follow from these
     if target is not None:
@@ -99,27 +99,19 @@ def _shown(finding: Finding, cause: Cause) -> Suspect:
 
 
 def _draws(case: Case, draws: Finding, q: Finding) -> Iterator[Suspect]:
-    """Drafted tokens that their coins do not draw, where their q is the model's; none where siblings alone are wrong.
-
-    What moves or drops siblings leaves a node that has none as it was drawn.
-    """
+    """Drafted tokens that their coins do not draw, where their q is the model's; none where siblings alone are wrong:
+    what moves or drops these leaves a node that has none as it was drawn."""
     nodes = _nodes(_compared(case, draws), wrong=True)
     if any(len(step.tree.children(int(step.tree.parent[node]))) == 1 for step, node in nodes):
-        line = (
-            f"the drafter's q is the model's at all {plural(q.tested, 'node')}, but the recorded coin draws another "
-            f"token from it at {draws.failed:,} of {draws.tested:,}"
-        )
+        line = f"the drafter's q is the model's at all {plural(q.tested, 'node')}, but the recorded coin draws another "
+        line += f"token from it at {draws.failed:,} of {draws.tested:,}"
         yield Suspect(Cause.Q_NOT_DRAWN, Proof.CONDITION, (line,), draws.example)
 
 
 def onset(case: Case, finding: Finding) -> tuple[dict[str, NDArray[Any]], Bools, list[Reference]]:
-    """The steps of each request up to the first that differs: facts of each, and whether it is that one.
-
-    What is wrong in a cache stays wrong, so that later steps say nothing about how it began.
-    """
-    first: dict[str, int] = {}
-    for item in compress(finding.items, finding.differs):
-        first[item.request] = min(first.get(item.request, item.index), item.index)
+    """The steps of each request up to the first that differs: facts of each, and whether it is that one."""
+    wrong = sorted(compress(finding.items, finding.differs), key=lambda item: -item.index)
+    first = {item.request: item.index for item in wrong}
     where = {(item.request, item.index): replace(item, node=None) for item in reversed(finding.items)}
     keys = sorted(key for key in where if key[1] <= first.get(key[0], key[1]))
     items = [where[key] for key in keys]
@@ -137,10 +129,8 @@ def _predicted(case: Case, finding: Finding, predictions: dict[Prediction, Cause
         a, b, c, d, agree = _crossed(held, differs)
         chance = log_fisher(a, b, c, d)
         if chance <= LOG_CHANCE and (agree >= LEAST or not c):  # an intermittent fault: at work in few steps that fit
-            line = (
-                f"the {what} differs from the model for the first time in {a:,} of {a + b:,} steps where "
-                f"{where}, in {c:,} of {c + d:,} others"
-            )
+            line = f"the {what} differs from the model for the first time in {a:,} of {a + b:,} steps where "
+            line += f"{where}, in {c:,} of {c + d:,} others"
             example = next(compress(items, held & differs), finding.example)
             yield Suspect(cause, Proof.CONDITION, (line,), example, a, a + c, chance=math.exp(chance))
 
@@ -158,18 +148,14 @@ def _rules(case: Case, target: Finding, failed: dict[str, Finding], passed: dict
     known = [passed[name] for name in names if name in passed]
     ruled = (step.params is not None and (not step.params.greedy or step.params.penalised) for step in case.steps)
     if known and not {*names} & {*failed} and any(ruled):
-        line = (
-            f"p after the sampling rules differs from the model's at {target.failed:,} of {target.tested:,}, "
-            f"p before them at none of {known[0].tested:,}"
-        )
+        line = f"p after the sampling rules differs from the model's at {target.failed:,} of {target.tested:,}, "
+        line += f"p before them at none of {known[0].tested:,}"
         yield Suspect(Cause.RULES_WRONG, Proof.CONDITION, (line, target.sentence), target.example)
 
 
 def _final(case: Case, failed: dict[str, Finding], passed: dict[str, Finding]) -> Iterator[Suspect]:
-    """The final token is not the model's choice, though p of every drafted token is.
-
-    The rules are wrong where all such tokens are behind accepted drafts, in requests whose rules look at the output,
-    and none is the target's choice at another tried parent than the one that it follows.
+    """The final token is not the model's choice, though p of every drafted token is. The rules are wrong where all such
+    tokens are behind accepted drafts, in requests whose rules look at the output, and none is another parent's choice.
     """
     final = _first(failed, FINAL)
     if final is None:
@@ -178,8 +164,7 @@ def _final(case: Case, failed: dict[str, Finding], passed: dict[str, Finding]) -
     for step, _, wrong in _compared(case, final):
         notes, path, params = step.part.parents, step.verdict.path.tolist(), step.params
         off_path = params is not None and (params.penalised or params.limited) and len(path) > 0
-        leaf = path[-1] if path else ROOT
-        choice = notes is not None and ((notes.choice == step.verdict.token) & (notes.node != leaf)).any()
+        choice = notes is not None and ((notes.choice == step.verdict.token) & (notes.node != [ROOT, *path][-1])).any()
         of_rules &= not wrong or (off_path and not choice)
     p = passed["target p"]
     line = f"the final token is not the model's in {counted(final)}, p of all {p.tested:,} drafted tokens is"
@@ -234,10 +219,8 @@ def _there(nodes: Sequence[tuple[Step, int]], shift: int) -> int:
 
 
 def _beyond(case: Case, finding: Finding) -> Iterator[Suspect]:
-    """A rotary table that ends: nearly everything beyond some position differs, and nearly nothing before it.
-
-    Requests that agree at first must all differ from the same position on, and not each from its own. Where all prompts
-    have one length, the first steps of all end at one position: so `BEFORE` steps must agree first.
+    """A rotary table that ends: nearly everything beyond some position differs, and nearly nothing before it. Requests
+    of which `BEFORE` steps agree at first must all differ from the same position on, and not each from its own.
     """
     compared, first, agreed = _compared(case, finding), dict[str, int](), dict[str, set[int]]()
     depths = (0 if node is None else int(step.tree.depth[node]) for step, node, _ in compared)
@@ -248,16 +231,14 @@ def _beyond(case: Case, finding: Finding) -> Iterator[Suspect]:
         else:
             agreed.setdefault(step.request, set()).add(step.part.index)
     begins = [position for request, position in first.items() if len(agreed.get(request, ())) >= BEFORE]
-    if len(begins) < 3 or max(begins) - min(begins) > NEAR:
+    if len(begins) < 3 or np.ptp(begins) > NEAR:
         return
     places, wrongs = np.array(positions), np.array([wrong for _, _, wrong in compared], np.bool_)
     edge = int(np.quantile(places[wrongs], 0.002))
     a, b, c, d, agree = _crossed(places >= edge, wrongs)
     if c + d >= 30 and agree >= 0.8:
-        line = (
-            f"the drafter differs from the model at {a:,} of {plural(a + b, 'node')} from position {edge:,} on, at "
-            f"{c:,} of {c + d:,} before it, in {plural(len(first), 'request')}"
-        )
+        line = f"the drafter differs from the model at {a:,} of {plural(a + b, 'node')} from position {edge:,} on, at "
+        line += f"{c:,} of {c + d:,} before it, in {plural(len(first), 'request')}"
         yield Suspect(Cause.ROTARY_POSITIONS, Proof.ROWS, (line,), finding.example, a, a + c, b)
 
 
@@ -275,8 +256,6 @@ def _decay(case: Case, finding: Finding) -> Iterator[Suspect]:
     a, b = int(bad[edge:].sum()), int((~bad[edge:]).sum())
     chance = log_fisher(a, b, 0, edge)
     if edge >= 3 and chance <= LOG_CHANCE:
-        line = (
-            f"{edge:,} requests that began before engine step {began[names[edge]]:,} agree with the model, {a:,} of "
-            f"{a + b:,} that began later do not"
-        )
+        line = f"{edge:,} requests that began before engine step {began[names[edge]]:,} agree with the model, {a:,} of "
+        line += f"{a + b:,} that began later do not"
         yield Suspect(Cause.TARGET_KV, Proof.CONDITION, (line,), finding.example, chance=math.exp(chance))

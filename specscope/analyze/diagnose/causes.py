@@ -10,14 +10,14 @@ from specscope.analyze.locate.located import Stage
 from specscope.analyze.verify.trial import OF_FINALS
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(text.split(", "))
+def _names(text: str, *groups: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(text.split(", ")) + sum(groups, ())
 
 
 # Which checks fail together, by their names: what the rows of causes are made of.
 # Of audit, what the others follow from first:
 LOGPROBS = "log-probabilities"
-TARGET = (*_names("target raw p, target top tokens, target p, final token, final p"), LOGPROBS)
+TARGET = _names("target raw p, target top tokens, target p, final token, final p", (LOGPROBS,))
 DRAFTER = _names("drafter top tokens, draft p, drafter tokens, drafter tree, draft draws, head's features")
 # Of verify, from here on.
 # Where what comes out is not distributed as the target's
@@ -25,29 +25,21 @@ LOSSLESS = _names("emitted surprisal, target's choice emitted")
 # Where drafts are accepted more or less often than their figures say
 ACCEPTANCE = _names("acceptance, acceptance by place")
 # Where drafts are not drawn from the q that is stated
-OF_Q = (
-    *_names("draft's temperature, drafted surprisal, later siblings, order of siblings"),
-    *_names("draft coins in their intervals, draft draws"),
-)
+OF_DRAWS = _names("draft coins in their intervals, draft draws")
+OF_Q = _names("draft's temperature, drafted surprisal, later siblings, order of siblings", OF_DRAWS)
 # Where chance is no chance
-COINS = (
-    *_names("coins, draft coins, coins unequal, coins over steps, coins of requests, coins uniform"),
-    *_names("coins in series, coins and draws"),
-)
+OF_CHANCE = _names("coins uniform, coins in series, coins and draws")
+COINS = _names("coins, draft coins, coins unequal, coins over steps, coins of requests", OF_CHANCE)
 # Where p is not what the sampling parameters make of it
 RULED = _names("top-k, min-p, top-p, temperature and penalties, ranks, target's choice, target p, final p, final token")
 # Where a step does not begin as the one before ended
-STEPS = (
-    *_names("step numbers, tokens in the cache, positions, prompt fed, tokens emitted, outputs, ends"),
-    *_names("what preceded, context"),
-)
+STEPS = _names("step numbers, tokens in the cache, positions, prompt fed, tokens emitted, outputs, ends, what preceded")
+STEPS = (*STEPS, "context")
 # Where another number of drafts is accepted than was judged right
 COUNTED = _names("paths, kind of final token, accepted KV moved, greedy acceptance, outcomes, greedy tokens")
 # Where a step holds figures of another
-LATE = (
-    *_names("accept probability, trial order, p at later trials, q at trials, residual mass, siblings"),
-    *_names("raw probabilities, what preceded"),
-)
+LATE = _names("accept probability, trial order, p at later trials, q at trials, residual mass, siblings")
+LATE = (*LATE, "raw probabilities")
 
 ANY = ""
 FED = r"^(tokens|positions|rows|features|embedding|fc|draw|drawn)"  # what enters a model, before its first layer
@@ -135,15 +127,8 @@ class Cause(Enum):
         "a request gets another request's rows or counts",
         "the order of requests in the batch: logits, drafts, q and counts of accepted tokens must all use it",
         (
-            *TARGET,
-            *STEPS,
-            *COUNTED,
-            *OF_FINALS,
-            *DRAFTER,
-            *RULED,
-            *OF_Q,
-            *LOSSLESS,
-            *_names("raw probabilities, drafts in place, q at trials, coins, blocks kept"),
+            *_names("raw probabilities, drafts in place, q at trials, coins, blocks kept", TARGET, DRAFTER, STEPS),
+            *(*COUNTED, *OF_FINALS, *RULED, *OF_Q, *LOSSLESS),
         ),
         {T: f"{FED}|{SEEN}|{OUT}", D: f"{FED}|{OUT}", S: ANY, V: ANY},
     )
@@ -170,7 +155,6 @@ class Cause(Enum):
         "the drafter's parts are assembled wrongly",
         "its norms, the order in which embedding and state are joined, and which module drafts which depth",
         DRAFTER,
-        {D: r"^(enorm|hnorm|eh_proj|post_norm|fed back)"},
     )
     DRAFTER_KV = (
         "the drafter's KV is stale, missing, or another branch's or request's",
@@ -226,10 +210,7 @@ class Cause(Enum):
         "sampled siblings are sorted, dropped or swapped after they were drawn",
         "code that re-ranks or prunes a tree: sampled siblings keep their draw order, with tokens, parents and q",
         (
-            *OF_Q,
-            *LOSSLESS,
-            *DRAFTER,
-            *_names("draft coins, drafts as planned, q at trials, ranks, drafter's likeliest"),
+            *_names("draft coins, drafts as planned, q at trials, ranks, drafter's likeliest", OF_Q, LOSSLESS, DRAFTER),
             *_names("p at later trials, residual mass"),
         ),
         {W: ANY, V: "^q$"},
@@ -249,11 +230,7 @@ class Cause(Enum):
     TRIAL_ORDER = (
         "siblings are skipped, or tried out of draw order",
         "the loop over siblings: in draw order, until one is accepted or none is left",
-        (
-            *LOSSLESS,
-            *OF_FINALS,
-            *_names("trial order, kind of final token, p at later trials, q at trials, residual mass"),
-        ),
+        _names("trial order, kind of final token, p at later trials, q at trials, residual mass", LOSSLESS, OF_FINALS),
         {V: ANY},
     )
     P_NOT_USED = (
@@ -295,12 +272,7 @@ class Cause(Enum):
     COINS = (
         "coins or noise are used twice, or depend on the place in the batch",
         "each draw and each trial needs its own coin, keyed by the request's seed and position",
-        (
-            *LOSSLESS,
-            *COINS,
-            *ACCEPTANCE,
-            *_names("recovered draws, other final draws, drafted surprisal, later siblings, order of siblings"),
-        ),
+        _names("recovered draws, other final draws", OF_Q, LOSSLESS, COINS, ACCEPTANCE),
         {V: ANY, W: ANY},
     )
     LOGPROBS = (
@@ -311,7 +283,7 @@ class Cause(Enum):
     PAST_THE_END = (
         "output continues past its end",
         "where EOS, stop tokens and stop strings are searched: in every token of a step, not only in the last",
-        (*_names("ends, outputs, tokens emitted"),),
+        _names("ends, outputs, tokens emitted"),
     )
     WEAK_DRAFTER = (
         "the drafter is weak here",

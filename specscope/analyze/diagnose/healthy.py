@@ -11,7 +11,7 @@ import numpy as np
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.diagnosis import Suspect
 from specscope.analyze.locate.located import Proof
-from specscope.analyze.verify.case import Case
+from specscope.analyze.verify.trial import Case
 from specscope.trace.history.wording import plural
 
 WEAK = 0.5  # of the first drafted tokens accepted
@@ -67,40 +67,33 @@ def weak_drafter(case: Case, entropy: Entropy | None) -> Iterator[Suspect]:
     ranks = case.evidence.parents.choice_rank
     ranks = ranks[ranks > 0]
     by_chance = len(ranks) >= FEWEST and ranks.max() > FEW_TOKENS and np.median(ranks) > ranks.max() / 4
-    cause = Cause.DRAFTER_AT_CHANCE
-    if first > BY_CHANCE or (len(ranks) and not by_chance):
-        cause = Cause.WEAK_DRAFTER
-    elif by_chance:
-        lines.append(
-            f"the drafter ranks the token that the target wants {round(np.median(ranks)):,}th at the median, of "
-            f"{ranks.max():,} or more: as by chance"
-        )
-    yield Suspect(cause, Proof.SUM, tuple(lines))
+    is_weak = first > BY_CHANCE or (len(ranks) > 0 and not by_chance)
+    if by_chance and not is_weak:
+        line = f"the drafter ranks the token that the target wants {round(np.median(ranks)):,}th at the median, of "
+        lines.append(f"{line}{ranks.max():,} or more: as by chance")
+    yield Suspect(Cause.WEAK_DRAFTER if is_weak else Cause.DRAFTER_AT_CHANCE, Proof.SUM, tuple(lines))
 
 
 def wide(entropy: Entropy | None) -> Iterator[Suspect]:
     """The target's own distribution is wide, so that no drafter could guess it; or the temperature makes p wide."""
-    if entropy is None or not (entropy.is_hard or entropy.is_heated):
-        return
-    if entropy.is_hard:
-        cause, of_p = Cause.HARD_TEXT, f"the entropy of the target's own distribution is {entropy.words}"
-    else:
-        of_p = f"p at temperature {entropy.temperature:g} has an entropy of {entropy.sampled:.2f} nats"
-        cause, of_p = Cause.HIGH_TEMPERATURE, f"{of_p}; the target's own is {entropy.words}"
-    yield Suspect(cause, Proof.SUM, (f"where drafts are tried, {of_p}",))
+    if entropy is not None and entropy.is_hard:
+        line = f"where drafts are tried, the entropy of the target's own distribution is {entropy.words}"
+        yield Suspect(Cause.HARD_TEXT, Proof.SUM, (line,))
+    elif entropy is not None and entropy.is_heated:
+        line = f"where drafts are tried, p at temperature {entropy.temperature:g} has an entropy of "
+        line += f"{entropy.sampled:.2f} nats; the target's own is {entropy.words}"
+        yield Suspect(Cause.HIGH_TEMPERATURE, Proof.SUM, (line,))
 
 
 def tree_too_small(case: Case) -> Iterator[Suspect]:
     """The deepest level is accepted nearly as often as the first."""
     figures = case.history.acceptance
-    rates = zip(figures.conditional, figures.tried_at, strict=False)
+    rates, reached = zip(figures.conditional, figures.tried_at, strict=False), len(figures.conditional)
     deep = [(depth, rate, n) for depth, (rate, n) in enumerate(rates, 1) if rate is not None and n >= FEWEST]
     for depth, rate, trials in deep[-1:]:
-        if rate >= EASY:
-            reached = len(figures.conditional)
-            last = "the last" if depth == reached else f"the deepest with {FEWEST} trials (trees reach {reached})"
-            line = f"depth {depth}, {last}, is accepted in {rate:.0%} of {plural(trials, 'trial')}"
-            yield Suspect(Cause.TREE_TOO_SMALL, Proof.SUM, (line,))
+        last = "the last" if depth == reached else f"the deepest with {FEWEST} trials (trees reach {reached})"
+        line = f"depth {depth}, {last}, is accepted in {rate:.0%} of {plural(trials, 'trial')}"
+        yield from [Suspect(Cause.TREE_TOO_SMALL, Proof.SUM, (line,))] if rate >= EASY else []
 
 
 @dataclass(frozen=True)
@@ -131,11 +124,9 @@ class Entropy:
 
     @staticmethod
     def of(case: Case) -> Entropy | None:
-        """None where the capture does not say.
-
-        At temperature 1 without other rules the target's own is recorded. Else the likeliest tokens by raw p bound it:
-        the mass that they leave is one token at the least, and spread evenly at the most. Heat makes a distribution
-        wider: without other rules p has the larger entropy above temperature 1, the smaller below it.
+        """None where the capture does not say. At temperature 1 without other rules the target's own is recorded. Else
+        the likeliest tokens by raw p bound it: the mass that they leave is one token, or spread evenly. Heat makes a
+        distribution wider: without other rules p has the larger entropy above temperature 1.
         """
         c = case.evidence
         e = c.parents

@@ -22,12 +22,11 @@ from specscope.analyze.evidence.visits import Visit
 from specscope.analyze.findings import Finding
 from specscope.analyze.locate.located import Proof
 from specscope.analyze.significance import tail_of_binomial
-from specscope.analyze.verify.case import Case, Step
 from specscope.analyze.verify.chance import drafted
 from specscope.analyze.verify.coin_keys import BEFORE, CoinsOf
 from specscope.analyze.verify.drafts import most_cached
-from specscope.analyze.verify.parameters import q_bounds
-from specscope.analyze.verify.parents import NATS
+from specscope.analyze.verify.parents import q_bounds
+from specscope.analyze.verify.trial import Case, Step
 from specscope.plans.plan import StaticPlan
 from specscope.trace.history.wording import plural
 from specscope.trace.record.records import Preceded
@@ -57,6 +56,7 @@ SHOWS: Mapping[str, tuple[Cause, Proof]] = {
     "features fed": (Cause.DRAFTER_FED, Proof.ROWS),
     "accepted KV moved": (Cause.TARGET_KV, Proof.ROWS),
     LOGPROBS: (Cause.LOGPROBS, Proof.ROWS),
+    **dict.fromkeys(("blocks written", "blocks kept"), (Cause.BLOCKS_SHARED, Proof.ROWS)),
     **dict.fromkeys(("coins unequal", "coins over steps", "coins of requests"), (Cause.COINS, Proof.ROWS)),
     **dict.fromkeys(("recovered draws", "coins and draws"), (Cause.COINS, Proof.SUM)),
     "acceptance": (Cause.RATIO_TEST, Proof.SUM),
@@ -77,8 +77,7 @@ def named(case: Case, check: Finding) -> Iterator[Suspect]:
 
 def decided(case: Case, check: Finding) -> list[Suspect]:
     """Accepted where the coin is not below a, or the other way round: a late verdict, a wrong count, another test."""
-    suspects = _of_the_step_before(case, check) or other_counts(case, check)
-    return suspects or [said(check, Cause.RATIO_TEST)]
+    return _of_the_step_before(case, check) or other_counts(case, check) or [said(check, Cause.RATIO_TEST)]
 
 
 def _of_the_step_before(case: Case, check: Finding) -> list[Suspect]:
@@ -86,16 +85,15 @@ def _of_the_step_before(case: Case, check: Finding) -> list[Suspect]:
     c = case.evidence
     wrong, known = np.isin(np.arange(len(c)), c.step[check.wrong]), c.before >= 0
     same = known & (c.depth_reached == c.depth_reached[c.before]) & (c.final == c.final[c.before])
-    hits, total = int((same & wrong).sum()), int((known & wrong).sum())
-    alike, others = int((same & ~wrong).sum()), int((known & ~wrong).sum())
-    if hits < max(ENOUGH, MOSTLY * total):
+    hits, total, alike, others = (int(x.sum()) for x in (same & wrong, known & wrong, same & ~wrong, known & ~wrong))
+    chance = tail_of_binomial(hits, total, (alike + 1) / (others + 2)) if total else 1.0
+    if hits < max(ENOUGH, MOSTLY * total) or chance > CHANCE:
         return []
     line = (
         f"{hits:,} of {plural(total, 'step')} that are decided wrongly have the count of accepted drafts and the "
         f"final token of their request's previous step; so have {alike:,} of {others:,} others"
     )
-    chance = tail_of_binomial(hits, total, (alike + 1) / (others + 2))
-    return [Suspect(Cause.VERDICT_LATE, Proof.ROWS, (line,), check.example, chance=chance)] if chance <= CHANCE else []
+    return [Suspect(Cause.VERDICT_LATE, Proof.ROWS, (line,), check.example, chance=chance)]
 
 
 def other_counts(case: Case, check: Finding) -> list[Suspect]:
@@ -106,22 +104,16 @@ def other_counts(case: Case, check: Finding) -> list[Suspect]:
     steps = steps[due[steps] != committed[steps]]
     if not len(steps):
         return []
-    line = (
-        f"the committed path is not as long as what was judged right in {len(steps):,} of "
-        f"{plural(int(c.told.sum()), 'step')}"
-    )
+    all_steps, example = plural(int(c.told.sum()), "step"), c.at_step(int(steps[0]))
+    line = f"the committed path is not as long as what was judged right in {len(steps):,} of {all_steps}"
     by, count = Counter((committed[steps] - due[steps]).tolist()).most_common(1)[0]
     if _are_of_others(c, due, steps):
         more = f"it is as long as another request's in the same batch in {len(steps):,} of these"
-        cause, proof = Cause.ROWS_SWAPPED, Proof.ROWS
-    elif count == len(steps) and len(steps) >= ENOUGH and _is_a_count(c, due, steps, by):
+        return [Suspect(Cause.ROWS_SWAPPED, Proof.ROWS, (line, more), example)]
+    if count == len(steps) and len(steps) >= ENOUGH and _is_a_count(c, due, steps, by):
         more = f"it is {abs(by)} {'longer' if by > 0 else 'shorter'} in {count:,} of these"
-        cause, proof = Cause.ACCEPTED_COUNT, Proof.ROWS
-    elif check.name == "paths":
-        more, cause, proof = "", Cause.ACCEPTED_COUNT, Proof.CONDITION
-    else:
-        return []
-    return [Suspect(cause, proof, tuple(filter(None, (line, more))), c.at_step(int(steps[0])))]
+        return [Suspect(Cause.ACCEPTED_COUNT, Proof.ROWS, (line, more), example)]
+    return [Suspect(Cause.ACCEPTED_COUNT, Proof.CONDITION, (line,), example)] if check.name == "paths" else []
 
 
 def _are_of_others(c: Columns, due: Indices, steps: Indices) -> bool:
@@ -129,19 +121,16 @@ def _are_of_others(c: Columns, due: Indices, steps: Indices) -> bool:
     have been any count that its tree allows."""
     drafts, chance = np.diff(c.start) > 0, 1.0
     for step in steps.tolist():
-        others = due[drafts & (c.batch == c.batch[step]) & (np.arange(len(c)) != step)]
-        if c.depth_reached[step] not in others:
+        others = {*due[drafts & (c.batch == c.batch[step]) & (np.arange(len(c)) != step)].tolist()}
+        if int(c.depth_reached[step]) not in others:
             return False
-        counts = {*others.tolist()} - {int(due[step])}
-        chance *= min(1.0, len(counts) / max(c.visits[step].part.tree.max_depth, 1))
+        chance *= min(1.0, len(others - {int(due[step])}) / max(c.visits[step].part.tree.max_depth, 1))
     return chance < CHANCE
 
 
 def _is_a_count(c: Columns, due: Indices, steps: Indices, by: int) -> bool:
-    """Whether paths that are all off by `by` show a wrong count, and not decisions that are wrong one by one.
-
-    A wrongly accepted draft is often followed by a right one, so that paths would be longer by more than `by`. A wrong
-    rejection always ends the path: then nearly all paths that could be shorter must be.
+    """Whether paths that are all off by `by` show a wrong count, and not decisions that are wrong one by one: a wrongly
+    accepted draft is often followed by a right one; where paths are shorter, nearly all that could be must be.
     """
     drafts = int((np.diff(c.start) > 0).sum())
     if by > 0:
@@ -178,11 +167,11 @@ def trial_q(case: Case, check: Finding) -> list[Suspect]:
 
 
 def _which_q(c: Columns, node: int) -> tuple[Cause, str]:
-    tried, left = float(c.q_trial[node]), max(float(c.q_left[node]), 1e-12)
-    if c.sampled[node] and left < 1 - CLOSE and abs(tried - float(c.q[node])) <= CLOSE:
+    tried, left, sampled = float(c.q_trial[node]), max(float(c.q_left[node]), 1e-12), c.sampled[node]
+    if sampled and left < 1 - CLOSE and abs(tried - float(c.q[node])) <= CLOSE:
         return Cause.RESIDUAL_NOT_RENORMALISED, "it is q as drawn, not renormalised"
-    others = np.flatnonzero((c.row == c.row[node]) & (np.arange(len(c.row)) != node))
-    if c.sampled[node] and (np.abs(tried * left - c.q[others]) <= CLOSE).any():
+    others = (c.row == c.row[node]) & (np.arange(len(c.row)) != node)
+    if sampled and (np.abs(tried * left - c.q[others]) <= CLOSE).any():
         return Cause.SIBLINGS_CHANGED, "it is the q of another sibling"
     return Cause.Q_OTHER_ROW, "it is no sibling's q, and not 1 for deterministic drafts"
 
@@ -190,9 +179,8 @@ def _which_q(c: Columns, node: int) -> tuple[Cause, str]:
 def final_tokens(case: Case, check: Finding) -> list[Suspect]:
     """Final tokens that were rejected just before, or that had no probability in what was left of p."""
     c = case.evidence
-    at_end = c.rejected & (c.row == c.final_row[c.step]) & ~c.greedy[c.step]
-    again = (at_end & (c.token == c.final[c.step]) & c.named).any()
-    if again or _recovered(c)[check.wrong].all():
+    again = c.rejected & (c.row == c.final_row[c.step]) & ~c.greedy[c.step] & (c.token == c.final[c.step]) & c.named
+    if again.any() or _recovered(c)[check.wrong].all():
         return [said(check, Cause.FINAL_NOT_RESIDUAL)]
     return [said(check, Cause.FINAL_OTHER_NODE, Proof.CONDITION)]
 
@@ -202,15 +190,19 @@ def final_shares(case: Case, check: Finding) -> list[Suspect]:
     c, tokens = case.evidence, case.checks["final tokens"]
     no_place = np.isin(check.wrong, tokens.wrong)  # nothing was left of their p: it does not show how they were drawn
     suspects, steps = final_tokens(case, tokens) if no_place.any() else [], check.wrong[~no_place]
-    recovered = _recovered(c)[steps]
-    for cause, some, where in (
-        (Cause.FINAL_OTHER_NODE, steps[~recovered], "after the last accepted node"),
-        (Cause.FINAL_NOT_RESIDUAL, steps[recovered], "after a rejection"),
-    ):
-        count = f"{len(some):,} of {plural(check.tested, 'draw')}"
-        line = f"{where} the final token was not drawn with its p in {count}"
-        suspects += [Suspect(cause, Proof.ROWS, (line,), c.at_step(int(step)), len(some)) for step in some[:1]]
-    return suspects
+    recovered, drawn = _recovered(c)[steps], "the final token was not drawn with its p in"
+    by_cause = {
+        Cause.FINAL_OTHER_NODE: (steps[~recovered], f"after the last accepted node {drawn}"),
+        Cause.FINAL_NOT_RESIDUAL: (steps[recovered], f"after a rejection {drawn}"),
+    }
+    return [*suspects, *_by_steps(c, by_cause, plural(check.tested, "draw"))]
+
+
+def _by_steps(c: Columns, by_cause: Mapping[Cause, tuple[Indices, str]], of: str) -> Iterator[Suspect]:
+    """Causes that each explain some steps of a check; none where there are none."""
+    for cause, (steps, what) in by_cause.items():
+        for step in steps[:1].tolist():
+            yield Suspect(cause, Proof.ROWS, (f"{what} {len(steps):,} of {of}",), c.at_step(step), len(steps))
 
 
 def greedy_tokens(case: Case, check: Finding) -> list[Suspect]:
@@ -222,7 +214,7 @@ def greedy_tokens(case: Case, check: Finding) -> list[Suspect]:
 
 
 def _recovered(c: Columns) -> Bools:
-    return c.children_at(c.rejected)[c.final_row] if len(c.token) else np.zeros(len(c), np.bool_)
+    return c.children_at(c.rejected)[c.final_row]
 
 
 # From step to step
@@ -230,13 +222,10 @@ def _recovered(c: Columns) -> Bools:
 
 def token_lost(case: Case, check: Finding) -> list[Suspect]:
     """Steps that do not begin where the one before ended: by how much, and after what."""
-    cached = case.checks.get(CACHED)
-    longer = [] if cached is None else [_keeps_rejected(case.visits[place]) for place in cached.wrong.tolist()]
-    if longer and all(longer) and check.name == "positions":
-        return []  # a cache that is too long puts the root too far: said of the cache
-    if longer and all(longer) and check.name == CACHED:
+    longer = [_keeps_rejected(case.visits[place]) for place in case.checks[CACHED].wrong.tolist()]
+    if longer and all(longer) and check.name in ("positions", CACHED):  # the root too far, or the cache too long
         line = f"the cache is too long after a rejection in {counted(check)}, by no more than was rejected"
-        return [Suspect(Cause.TARGET_KV, Proof.ROWS, (line,), check.example)]
+        return [Suspect(Cause.TARGET_KV, Proof.ROWS, (line,), check.example)] if check.name == CACHED else []
     if line := _of_anothers_count(case, [case.visits[place] for place in check.wrong.tolist()]):
         return [said(check, Cause.ROWS_SWAPPED, Proof.ROWS, line)]
     # Where most positions are wrong, no tokens are lost: positions are recorded wrongly
@@ -245,18 +234,14 @@ def token_lost(case: Case, check: Finding) -> list[Suspect]:
 
 
 def _of_anothers_count(case: Case, wrong: Sequence[Visit]) -> str:
-    """Whether each step begins where another request's count of accepted tokens would have ended it; "" where not.
-
-    How often chance does this is read from the counts that the step before could have had.
-    """
-    at = {(visit.request.id, visit.part.index): visit for visit in case.visits}
-    log_chance = 0.0
+    """Whether each step begins where another request's count of accepted tokens would have ended it, by more than
+    chance among the counts that the step before could have had; "" where not."""
+    at, log_chance = {(visit.request.id, visit.part.index): visit for visit in case.visits}, 0.0
     for visit in wrong:
-        before = visit.before
-        if before is None or before.verdict is None or visit.preempted or not (gap := _gap(visit)):
+        before, gap = visit.before, _gap(visit)
+        if before is None or before.verdict is None or visit.preempted or not gap:
             return ""
-        batch = at[visit.request.id, before.index].record.requests
-        own = before.verdict.accepted
+        batch, own = at[visit.request.id, before.index].record.requests, before.verdict.accepted
         others = {part.verdict.accepted for part in batch if part.verdict is not None} - {own}
         if own + gap not in others:
             return ""
@@ -286,11 +271,9 @@ def _keeps_rejected(visit: Visit) -> bool:
 def outputs(case: Case, check: Finding) -> list[Suspect]:
     """Outputs that are not what the steps emitted: another request's, or with tokens missing."""
     made = {name: [token for token, _ in request.output()] for name, request in case.history.requests.items()}
-    swapped = 0
-    for request in (case.visits[place].request for place in check.wrong.tolist()):
-        output = [] if request.end is None else request.end.output.tolist()
-        swapped += any(output == text for name, text in made.items() if name != request.id)
-    if swapped:
+    ends = ((one.id, one.end) for one in (case.visits[place].request for place in check.wrong.tolist()) if one.end)
+    others = ((end.output.tolist(), [text for name, text in made.items() if name != own]) for own, end in ends)
+    if swapped := sum(output in texts for output, texts in others):
         line = f"in {swapped:,} of these it is what another request's steps emitted"
         return [replace(said(check, Cause.ROWS_SWAPPED, Proof.ROWS, line), explained=swapped)]
     return [said(check, Cause.TOKEN_LOST)]
@@ -300,12 +283,6 @@ def ends(case: Case, check: Finding) -> list[Suspect]:
     """Output that goes on past what ends it. One that ends too soon has no cause of its own."""
     went_on = "after" in check.detail or "went on" in check.detail
     return [said(check, Cause.PAST_THE_END)] if went_on else []
-
-
-def blocks(case: Case, check: Finding) -> list[Suspect]:
-    """KV blocks that two requests write to, or that change under a request's tokens."""
-    few = check.failed <= 0.02 * len(case.visits)  # wrongly recorded positions also give so few
-    return [said(check, Cause.BLOCKS_SHARED, Proof.CONDITION if few else Proof.ROWS)]
 
 
 # Coins
@@ -340,15 +317,13 @@ def outside_vocabulary(case: Case, check: Finding) -> list[Suspect]:
 
 def planned(case: Case, check: Finding) -> list[Suspect]:
     """Trees that were to be sampled and were not, or that lack nodes of the plan."""
-    c, tested, suspects = case.evidence, plural(check.tested, "step"), list[Suspect]()
+    c = case.evidence
     drawn = c.any_in_step(c.sampled)[check.wrong]
-    for cause, steps, what in (
-        (Cause.Q_DROPPED, check.wrong[~drawn], "trees that should be sampled are recorded as deterministic"),
-        (Cause.SIBLINGS_CHANGED, check.wrong[drawn], "sampled trees lack nodes of the plan"),
-    ):
-        line = f"{what} in {len(steps):,} of {tested}"
-        suspects += [Suspect(cause, Proof.ROWS, (line,), c.at_step(int(step)), len(steps)) for step in steps[:1]]
-    return suspects
+    by_cause = {
+        Cause.Q_DROPPED: (check.wrong[~drawn], "trees that should be sampled are recorded as deterministic in"),
+        Cause.SIBLINGS_CHANGED: (check.wrong[drawn], "sampled trees lack nodes of the plan in"),
+    }
+    return list(_by_steps(c, by_cause, plural(check.tested, "step")))
 
 
 def likeliest_first(case: Case, check: Finding) -> list[Suspect]:
@@ -389,10 +364,6 @@ def drafters_cache(case: Case, check: Finding) -> list[Suspect]:
     """A draft model that counts tokens as cached that it was not fed: another request's, or its own."""
     c, wrong = case.evidence, check.wrong
     limit, cached = most_cached(c), numbers(c.picked, "notes", "cached", -1)
-    others = int(sum((limit[c.batch == c.batch[step]] == cached[step]).any() for step in wrong))
-    if others > MOSTLY * check.failed and check.failed > 2:
-        line = f"{others:,} of these are as long as another request's in that step"
-        return [said(check, Cause.ROWS_SWAPPED, Proof.ROWS, line)]
     began = np.array([c.visits[step].part.preceded in (Preceded.PREEMPTION, Preceded.PREFILL) for step in wrong])
     drafted = np.array([0 if (before := c.visits[step].before) is None else len(before.tree) for step in wrong])
     far = int((~began & (cached[wrong] - limit[wrong] > np.maximum(drafted, 1))).sum())
@@ -411,10 +382,8 @@ def other_q(case: Case, check: Finding) -> list[Suspect]:
     if fits < MOSTLY * len(nodes):
         return []
     wanted = float(np.median(c.parameter("temperature")[nodes]))
-    line = (
-        f"q is the drafter's at temperature {temperature:.2g}, the requests' is {wanted:g}: so at {fits:,} of "
-        f"{plural(len(nodes), 'node')} whose q does not follow from the requests' temperature"
-    )
+    line = f"q is the drafter's at temperature {temperature:.2g}, the requests' is {wanted:g}: so at {fits:,} of "
+    line += f"{plural(len(nodes), 'node')} whose q does not follow from the requests' temperature"
     explained = round(check.failed * fits / len(nodes))
     return [Suspect(Cause.Q_TEMPERATURE, Proof.ROWS, (line,), check.example, explained)]
 
@@ -427,24 +396,10 @@ def other_draws(case: Case, check: Finding) -> list[Suspect]:
     always = likeliest.hits == likeliest.count
     if (c.sibling > 0).any() and not always:  # siblings that are sorted, pruned or swapped are another matter
         return []
-    if not always and draws.bias < 0 and (more := _drawn_within_top_k(c)):
-        return [replace(said(check, Cause.Q_TEMPERATURE, Proof.CONDITION, more), chance=check.p_value)]
     if draws.takes_likeliest:
         proof = Proof.ROWS if always else Proof.SUM
         return [Suspect(Cause.Q_NOT_DRAWN, proof, (likeliest.words,), check.example, chance=likeliest.p_value)]
     return [replace(said(check, Cause.Q_TEMPERATURE, Proof.SUM), chance=check.p_value)]
-
-
-def _drawn_within_top_k(c: Columns) -> str:
-    """Where q has more tokens than top-k leaves, and none of them is drafted, that in a line; else ""."""
-    e, top_k = c.parents, np.array([params.top_k for params in c.params], np.int64)
-    tested = (e.q_entropy > 0) & (top_k[e.step] > 0)
-    # No k tokens have a larger entropy than log k
-    wide = int((tested & (e.q_entropy > np.log(np.maximum(top_k[e.step], 1)) + NATS)).sum())
-    beyond = (e.q_rank > top_k[c.step]) & (top_k[c.step] > 0)
-    if wide <= 0.1 * tested.sum() or beyond.any():
-        return ""
-    return f"q has more tokens than top-k leaves at {wide:,} of {plural(int(tested.sum()), 'parent')}; none is drafted"
 
 
 def _within(c: Columns, nodes: Indices, temperature: float) -> Bools:
@@ -468,11 +423,9 @@ def shifted_lookup(case: Case) -> list[Suspect]:
 
     def fits(drafted: Drafted, rule: Rule, shift: int) -> Drafted:
         """Steps whose tree is what the text gives; with a shift, the end may be missing."""
-        found = [frozenset(lookup(step.text[: step.after], depth, width, rule, shift)) for step, _ in drafted]
-        pairs = zip(drafted, found, strict=True)
-        return [
-            one for one, paths in pairs if (bool(one[1]) and one[1] <= paths if shift else rule.agrees(one[1], paths))
-        ]
+        found = (frozenset(lookup(step.text[: step.after], depth, width, rule, shift)) for step, _ in drafted)
+        both = zip(drafted, found, strict=True)
+        return [one for one, paths in both if (one[1] <= paths if shift else rule.agrees(one[1], paths))]
 
     def nodes(drafted: Drafted) -> int:
         return sum(len(step.tree) for step, _ in drafted)
@@ -486,14 +439,12 @@ def shifted_lookup(case: Case) -> list[Suspect]:
     explained, shift = max(tried, key=lambda one: nodes(one[0]))
     if len(explained) <= 0.8 * len(wrong) or nodes(explained) < EXPLAINED:
         return []
-    late = f"{plural(abs(shift), 'token')} too {'late' if shift > 0 else 'early'}"
-    line = (
-        f"If prompt lookup continues {late}, it gives the recorded tree in {len(explained):,} of the {len(wrong):,} "
-        f"steps where correct lookup does not ({len(every):,} steps checked)."
-    )
+    checked, some = f"{len(every):,} steps checked", f"{len(explained):,} of the {len(wrong):,} steps"
+    where = f"{some} where correct lookup does not ({checked})."
     if len(explained) == len(every):
-        line = f"{line.partition(', it')[0]}, it gives the recorded tree in all {len(every):,} steps checked."
-        line += " Correct lookup never does."
+        where = f"all {checked}. Correct lookup never does."
+    late = f"{plural(abs(shift), 'token')} too {'late' if shift > 0 else 'early'}"
+    line = f"If prompt lookup continues {late}, it gives the recorded tree in {where}"
     example = explained[0][0].reference()
     return [Suspect(Cause.DRAFT_POSITION, Proof.ROWS, (line,), example, len(explained), len(wrong), rerun=True)]
 
@@ -508,7 +459,6 @@ EXPLAINS: Mapping[str, Callable[[Case, Finding], list[Suspect]]] = {  # by check
     **dict.fromkeys((CACHED, "positions", "prompt fed"), token_lost),
     "outputs": outputs,
     "ends": ends,
-    **dict.fromkeys(("blocks written", "blocks kept"), blocks),
     **dict.fromkeys(("coins", "draft coins"), wrong_key),
     "draft's temperature": other_q,
     "drafted surprisal": other_draws,

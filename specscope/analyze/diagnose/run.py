@@ -11,13 +11,20 @@ from specscope.analyze.audit.tally import CONTEXT
 from specscope.analyze.diagnose import healthy
 from specscope.analyze.diagnose.audited import from_audit
 from specscope.analyze.diagnose.causes import DRAFTER, OF_OPERATIONS, OF_STAGES
-from specscope.analyze.diagnose.diagnosis import Diagnosis, Suspect, settled, unexplained
-from specscope.analyze.diagnose.judged import Failure, JudgedCase, conditions, failures_of
+from specscope.analyze.diagnose.diagnosis import (
+    Diagnosis,
+    Failure,
+    JudgedCase,
+    Suspect,
+    conditions,
+    failures_of,
+    settled,
+    unexplained,
+)
 from specscope.analyze.diagnose.names import named, shifted_lookup
 from specscope.analyze.findings import CheckResult
 from specscope.analyze.locate.located import Location, Proof
-from specscope.analyze.verify.case import Case
-from specscope.analyze.verify.trial import Trial, judge, of_own_rules
+from specscope.analyze.verify.trial import Case, Trial, judge, of_own_rules
 from specscope.errors import UserError, first_line
 from specscope.trace.history.history import History
 from specscope.trace.history.wording import plural
@@ -40,11 +47,8 @@ def examine(
     locate: Locate | None = None,
     audited: Audit | None = None,
 ) -> Diagnosis:
-    """Verify, audit where models are at hand, rerun the models, and rank the causes.
-
-    `left_out`: what was asked for and cannot be judged; `declined`: what the user told it to leave out; `known`:
-    whether causes are named; `locate`: finds the place of what audit or verify find wrong, and walks a few steps where
-    they find nothing; `audited`: what audit gave, where it ran already.
+    """Verify, audit where models are at hand, rerun the models, and rank the causes. `declined`: what the user told it
+    to leave out; `known`: whether causes are named; `audited`: what audit gave, where it ran already.
     """
     progress("verify", 0, 1)
     case = Case(history, judge(history, source=source, warnings=warnings))
@@ -137,8 +141,7 @@ def _from_evidence(case: Case, audited: Audit | None, problems: list[str]) -> It
 
 def rerun(session: JudgedCase, progress: Progress, problems: list[str]) -> list[Suspect]:
     """The models again under named mistakes, where the audit found that they disagree. Each is loaded once."""
-    from specscope.analyze.diagnose.rerun.draws import shared_noise
-    from specscope.analyze.diagnose.rerun.search import mistakes, other_decisions
+    from specscope.analyze.diagnose.rerun.search import mistakes, other_decisions, shared_noise
 
     failed = {one.name for one in session.audited.findings if one.result is CheckResult.FAILED}
     drafter, target = bool(failed & {*DRAFTER}), any(name.split()[0] in ("target", "final") for name in failed)

@@ -78,22 +78,20 @@ def _title(fault: PlacedFault) -> str:
 
 def _evidence(suspect: Suspect, said: str, console: Console) -> None:
     """The lines for a cause, but for what was said with its place."""
-    lines = [line for line in suspect.for_ if line != said]
-    if suspect.chance is not None:
-        lines.append(f"chance alone would give this with a probability below {max(suspect.chance, 1e-300):.2g}")
-    for line in lines:
-        console.print(Padding.indent(Text("+ ", style="green").append(printable(line), style="default"), 3))
+    chance = max(suspect.chance or 0, 1e-300)
+    more = [f"chance alone would give this with a probability below {chance:.2g}"] * (suspect.chance is not None)
+    for line in (*suspect.for_, *more):
+        if line != said:
+            console.print(Padding.indent(Text("+ ", style="green").append(printable(line), style="default"), 3))
 
 
 def _verdict(diagnosis: Diagnosis) -> Text:
     """The last line: what is wrong, or what was covered and holds."""
     if faults := diagnosis.placed:
-        first = faults[0]
+        first, title = faults[0], printable(_title(faults[0]))
         sure = "Most likely" if first.place is None else "Located" if first.place.certain else "Located as a region"
-        proven = (
-            len(faults) == 1 and first.place is None and first.cause is not None and first.cause.grade is Grade.PROVEN
-        )
-        title = printable(_title(first))
+        is_alone = len(faults) == 1 and first.place is None
+        proven = is_alone and first.cause is not None and first.cause.grade is Grade.PROVEN
         return Text(f"\n{title[0].upper()}{title[1:]}." if proven else f"\n{sure}: {title}.", style="bold red")
     if diagnosis.unexplained:
         return Text("\nThe run is not consistent, and no cause is named.", style="bold red")

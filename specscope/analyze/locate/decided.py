@@ -106,19 +106,16 @@ class Decided:
         self, child: int, r: float, p: LeftRow, q: LeftRow | None, *, last: bool
     ) -> tuple[LeftRow, LeftRow | None, float]:
         """What is left of p and q, and the mass before it was normalised."""
-        token = int(self.tree.token[child])
+        token, left = int(self.tree.token[child]), r * p.value
         if q is None:
-            left = r * p.value
             left[token] = 0
         else:
-            left = np.maximum(r * p.value - q.value, 0)
-        mass = float(left.sum())
-        off = r * p.error + (0.0 if q is None else q.error) + ROW
+            left = np.maximum(left - q.value, 0)
+        mass, off = float(left.sum()), r * p.error + (0.0 if q is None else q.error) + ROW
         self.tell(RESIDUAL, "residual_mass", child, mass, off + SUM)
-        after = LeftRow(left / mass, (off + ROW) / mass + SUM) if mass > 0 else p
-        if mass <= off + SUM:
-            after = LeftRow(after.value, 1.0)  # all of it may be rounding
+        error = (off + ROW) / mass + SUM if mass > off + SUM else 1.0  # all of it may be rounding
         gone = self.tree.drawn[child] == Drawn.WITHOUT_REPLACEMENT and not last
+        after = LeftRow(left / mass if mass > 0 else p.value, error)
         return after, _without(q, token) if gone and q is not None else q, mass
 
     def rows(self, node: int) -> tuple[LeftRow, LeftRow | None]:

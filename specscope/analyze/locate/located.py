@@ -33,11 +33,6 @@ WORDS = {
     "fed back": "the state fed back from the parent",
     "state": "the state fed back to the next pass",
     "embedding": "the embedding",
-    "enorm": "the norm of the token's embedding",
-    "hnorm": "the norm of the state",
-    "eh_proj:in": "embedding and state, normed, side by side",
-    "eh_proj": "the projection of embedding and state",
-    "post_norm": "the norm after the layer",
     "input_layernorm": "the norm before attention",
     "hidden_norm": "the norm of the features or of the state",
     "self_attn.q_proj": "the queries' projection",
@@ -224,15 +219,12 @@ class Location:
 
 
 def ranked(located: Sequence[Located]) -> tuple[Located, ...]:
-    """The surest proof first; then by what they explain less what they spoil; then by the order of a step.
-
-    What a walk finds is a place in one step, and its rows are no measure of how much follows from it.
-    """
-    order = list(Stage)
+    """The surest proof first; then by what they explain less what they spoil; then by the order of a step. What a walk
+    finds is a place in one step, and its rows are no measure of how much follows from it."""
 
     def key(item: Located) -> tuple[int, int, int]:
         gain = 0 if item.proof is Proof.PLACE else item.explained - item.spoiled
-        return item.proof, -gain, order.index(item.operation.stage)
+        return item.proof, -gain, [*Stage].index(item.operation.stage)
 
     return tuple(sorted(located, key=key))
 
@@ -243,7 +235,7 @@ def operation(stage: Stage, name: str) -> Operation:
     if layer is None:
         return Operation(stage, name, _words(name))
     where = f"{'the drafter, ' if stage is Stage.DRAFTER else ''}layer {layer[1] or 0}"
-    return Operation(stage, name, f"{where}: {_words(layer[2])}" if layer[2] else f"{where}: its output")
+    return Operation(stage, name, f"{where}: {_words(layer[2]) if layer[2] else 'its output'}")
 
 
 def _words(name: str) -> str:

@@ -42,12 +42,8 @@ def render_located(located: Located, source: str, console: Console) -> None:
     region = "" if located.certain else ", or near it: a region, not one operation"
     _line(f"{operation.stage.value}: {operation.name}{region}", "cyan", console)
     _line(located.sentence, "", console)
-    for name, text in (
-        ("looks like", located.looks),
-        ("computed in", operation.code),
-        ("smallest input", located.smallest),
-        ("next best", located.runner_up),
-    ):
+    told = {"looks like": located.looks, "computed in": operation.code, "smallest input": located.smallest}
+    for name, text in (told | {"next best": located.runner_up}).items():
         if text:
             _line(f"{name}: {text}", "", console)
     if located.differing:
@@ -104,17 +100,13 @@ def _walk(walk: Walk, console: Console) -> None:
         console.print(Text(f"\n{title}", style="bold cyan"))
         console.print(Text(f"{AGREES} {agree}", style="green"))
         return
-    begin, end = max(first - BEFORE, 0), first + 1 + AFTER
-    columns = ("operation", "", "error", "allowed", "differ")
-    cells = [_cells(held) for held in walk.operations[begin:end]]
-    folded = []
-    if begin:
-        agree = "all agree" if begin > 1 else "agrees"
-        folded.append(f"Before these: {plural(begin, 'operation')}, {agree}.")
-    if rest := walk.operations[end:]:
-        wrong = sum(held.differs for held in rest)
-        folded.append(f"After these: {plural(len(rest), 'operation')}, {wrong:,} of them off by more than allowed.")
-    words = frozenset({"operation", ""})
+    begin, rest = max(first - BEFORE, 0), walk.operations[first + 1 + AFTER :]
+    cells = [_cells(held) for held in walk.operations[begin : first + 1 + AFTER]]
+    agree, wrong = "all agree" if begin > 1 else "agrees", sum(held.differs for held in rest)
+    folded = [f"Before these: {plural(begin, 'operation')}, {agree}."] if begin else []
+    after = f"After these: {plural(len(rest), 'operation')}, {wrong:,} of them off by more than allowed."
+    folded += [after] if rest else []
+    columns, words = ("operation", "", "error", "allowed", "differ"), frozenset({"operation", ""})
     console.print(table_block(Table(title, columns, cells, " ".join(folded), words), STYLE))
 
 

@@ -1,6 +1,5 @@
-"""The run as a whole: did chance fall as the recorded probabilities say? One significance level for all checks.
-
-And the coins: unequal, and where they cannot be computed again uniform, and independent of one another.
+"""The run as a whole: did chance fall as the recorded probabilities say? One significance level for all checks. And
+the coins: unequal, and where they cannot be computed again uniform, and independent of one another.
 """
 
 from __future__ import annotations
@@ -32,10 +31,8 @@ BY_OUTCOME = "requests were kept for their outcome (--keep): they are not a fair
 
 
 def statistical_checks(c: Columns, alpha: float) -> list[Finding]:
-    """All checks, with a family-wise error of alpha over those that can be judged.
-
-    A capture may hold requests that were kept for their outcome. It says nothing about chance: where requests with poor
-    acceptance were kept, acceptance is poor.
+    """All checks, with a family-wise error of alpha over those that can be judged. Requests that were kept for their
+    outcome say nothing about chance.
     """
     families = [*_decisions(c), *_draws(c), *_coins(c)]
     if c.run is not None and c.run.by_outcome:
@@ -74,11 +71,13 @@ def _draws(c: Columns) -> Iterator[Family]:
     left = "siblings drawn after the first follow what is left of q"
     order = "the likelier of two sampled siblings comes first as often as in draws from q"
     residual, drawn = (_final_draws(c, kind) for kind in (recovered, ~recovered))
-    yield Family("recovered draws", "recovered tokens follow the residual", {"": residual}, NATS, c.at_step, lacking)
-    yield Family("other final draws", "bonus and target tokens follow p", {"": drawn}, NATS, c.at_step, lacking)
-    lossless = "emitted tokens follow the target's p: lossless"
-    yield Family("emitted surprisal", lossless, {"": emitted}, NATS, c.at_step, lacking)
-    yield Family("target's choice emitted", choice, {"": top_token}, SHARE, c.at_step, lacking)
+    for name, about, total, unit in (
+        ("recovered draws", "recovered tokens follow the residual", residual, NATS),
+        ("other final draws", "bonus and target tokens follow p", drawn, NATS),
+        ("emitted surprisal", "emitted tokens follow the target's p: lossless", emitted, NATS),
+        ("target's choice emitted", choice, top_token, SHARE),
+    ):
+        yield Family(name, about, {"": total}, unit, c.at_step, lacking)
     yield Family("drafted surprisal", siblings, {"": first}, NATS, c.at_node, no_draws)
     yield Family("later siblings", left, {"": later}, NATS, c.at_node, no_draws)
     yield Family("order of siblings", order, {"": _draw_order(c)}, SHARE, c.at_node, no_draws)
@@ -111,10 +110,8 @@ def _final_draws(c: Columns, of_kind: Bools) -> Sum:
 
 
 def _output(c: Columns) -> tuple[Bools, Bools]:
-    """[N] accepted nodes and [S] final tokens that a sum over what came out may count.
-
-    Under rules that look ahead, how many tokens a step gives depends on which they are. There only whole outputs count,
-    up to where they ended by themselves: no token that was cut off, and no request that has not ended.
+    """[N] accepted nodes and [S] final tokens that a sum over what came out may count: under rules that look ahead only
+    those of whole outputs, up to where they ended by themselves, for how many tokens a step gives depends on them.
     """
     finals, nodes = np.ones(len(c), np.bool_), c.accepted.copy()
     for s in np.flatnonzero(c.ahead).tolist():
@@ -129,8 +126,7 @@ def _output(c: Columns) -> tuple[Bools, Bools]:
 
 def _untouched(c: Columns) -> Bools:
     """[rows] of free steps, where neither a child nor the final token was forced."""
-    # Whether a final token counts depends on what was accepted before it, and under rules that look ahead on the
-    # whole tree: then a step in which anything was forced is left out as a whole
+    # Under rules that look ahead a step in which anything was forced is left out as a whole
     free = c.free & ~c.forced_final & ~(c.any_in_step(c.forced) & c.ahead)
     rows = np.zeros(c.rows, np.bool_)
     rows[c.root_row] = free
@@ -170,9 +166,8 @@ def drafted(c: Columns) -> tuple[Sum, Sum]:
 
 
 def _by_place(c: Columns) -> Iterator[tuple[Indices, Doubles, Doubles, Doubles]]:
-    """By place among siblings: nodes, q as drawn, entropy and varentropy of what they were drawn from.
-
-    Without replacement the sums of q log q and q log^2 q lose one term with each draw; both figures follow.
+    """By place among siblings: nodes, q as drawn, entropy and varentropy of what they were drawn from. Without
+    replacement the sums of q log q and q log^2 q lose one term with each draw.
     """
     e = c.parents
     sums = np.zeros((2, c.rows))
@@ -196,10 +191,9 @@ def _by_place(c: Columns) -> Iterator[tuple[Indices, Doubles, Doubles, Doubles]]
 
 
 def _draw_order(c: Columns) -> Sum:
-    """Whether the likelier of two neighbours came first, against its chance of that; numbered by node.
-
-    Of two tokens drawn one after the other without replacement, with shares a and b of what was left of q, a comes
-    first with probability a b / (1 - a), b with a b / (1 - b).
+    """Whether the likelier of two neighbours came first, against its chance of that; numbered by node. Of two tokens
+    drawn without replacement, with shares a and b of what was left of q, a comes first with a b / (1 - a), b with
+    a b / (1 - b).
     """
     nodes = np.flatnonzero((c.elder >= 0) & c.sampled & c.free[c.step])
     nodes = nodes[c.drawn[c.elder[nodes]] == Drawn.WITHOUT_REPLACEMENT]
@@ -330,25 +324,22 @@ def _once(c: Columns, coin: Doubles, step: Indices) -> Indices:
 def uniform(c: Columns) -> dict[str, Sum]:
     """How far coins are from uniform."""
     nodes, finals = np.flatnonzero(c.by_chance[c.step] & _of_nodes(c)), np.flatnonzero(c.by_chance & _of_finals(c))
-    of_drafts = c.draft_coin[(c.by_chance & c.fresh)[c.step] & c.drawn_by_coin]
     return {
         "those of nodes": Sum.uniform(c.coin[nodes][_once(c, c.coin[nodes], c.step[nodes])]),
         "those of final tokens": Sum.uniform(c.final_coin[finals][_once(c, c.final_coin[finals], finals)]),
-        "those that drew drafts": Sum.uniform(of_drafts),
+        "those that drew drafts": Sum.uniform(c.draft_coin[(c.by_chance & c.fresh)[c.step] & c.drawn_by_coin]),
     }
 
 
 def _serial(c: Columns) -> dict[str, Sum]:
     """As correlations: each coin of a verdict with the next of its step, each that drew a draft with the next likewise,
     and with that of the same draw in the request's previous step. Numbered by step."""
-    coin, step = _all(c)
-    free = c.by_chance & ~c.match
+    (coin, step), free, drew = _all(c), c.by_chance & ~c.match, c.draft_coin
     pair = np.flatnonzero((np.diff(step) == 0) & free[step[:-1]] & (coin[:-1] > 0) & (coin[1:] > 0))
     pair = pair[_once(c, coin[pair + 1], step[pair])]
     drafts = np.flatnonzero(c.drawn_by_coin & (c.by_chance & c.fresh)[c.step])
     follows = drafts[1:][(np.diff(drafts) == 1) & (np.diff(c.step[drafts]) == 0)]
     later, before = _one_step_apart(c, drafts)
-    drew = c.draft_coin
     return {
         "": _product(coin[pair], coin[pair + 1], step[pair]),
         "those that drew drafts": _product(drew[follows - 1], drew[follows], c.step[follows]),
@@ -371,19 +362,15 @@ def _one_step_apart(c: Columns, nodes: Indices) -> tuple[Indices, Indices]:
 
 
 def _against_draws(c: Columns) -> dict[str, Sum]:
-    """As correlations, with the coin that drew a draft where that is recorded.
-
-    The id of a token drawn by inverting a cumulative sum rises with the coin that drew it, and so shows where a coin is
-    used twice. Numbered by step.
+    """As correlations, with the coin that drew a draft where that is recorded; the id of a token drawn by inverting a
+    cumulative sum rises with its coin, and so shows where one is used twice. Numbered by step.
     """
-    by_chance = (c.sound & c.fresh)[c.step]
-    nodes = np.flatnonzero(c.sampled & by_chance & _of_nodes(c))
-    nodes = nodes[_once(c, c.coin[nodes], c.step[nodes])]
-    first = c.sampled & (c.sibling == 0) & by_chance & _of_finals(c)[c.step] & (c.row == c.final_row[c.step])
-    first = np.flatnonzero(first)
+    step, drew, by_chance = c.step, c.draft_coin, c.sampled & (c.sound & c.fresh)[c.step]
+    nodes = np.flatnonzero(by_chance & _of_nodes(c))
+    nodes = nodes[_once(c, c.coin[nodes], step[nodes])]
+    first = np.flatnonzero(by_chance & (c.sibling == 0) & _of_finals(c)[step] & (c.row == c.final_row[step]))
     own, firsts = nodes[c.drawn_by_coin[nodes]], first[c.drawn_by_coin[first]]
-    ids, final = c.token.astype(np.float64), c.final_coin[c.step]
-    step, drew = c.step, c.draft_coin
+    ids, final = c.token.astype(np.float64), c.final_coin[step]
     return {
         "a node's coin and its q": _correlation(c.coin[nodes], c.q[nodes], step[nodes]),
         "a node's coin and its token id": _correlation(c.coin[nodes], ids[nodes], step[nodes]),

@@ -34,15 +34,12 @@ ROWS, DIFFERENT = 20, 8  # rows, and tokens behind them, before a norm is said t
 
 def from_vocabulary(c: Columns) -> Iterator[Finding]:
     """What the drafter knows."""
-    known = draft_tokens(c.run)
+    known, is_told = draft_tokens(c.run), c.run is not None and bool(c.run.evidence)
+    note = "the drafter's vocabulary is not reduced" if is_told else "the draft vocabulary is not recorded"
     if known is not None:
         note = f"{len(known):,} tokens of the target"
     elif lacks_draft_tokens(c.run):
         note = NOT_TOLD
-    elif c.run is not None and c.run.evidence:
-        note = "the drafter's vocabulary is not reduced"
-    else:
-        note = "the draft vocabulary is not recorded"
     yield Check(c, "draft vocabulary", "every drafted token is in the draft vocabulary").of(
         ~np.isin(c.token, () if known is None else known),
         (c.source != TEXT) & (known is not None),  # what is drafted from a text, beside a model, may be any token
@@ -60,21 +57,17 @@ def as_planned(c: Columns) -> Iterator[Finding]:
     children = [] if plan is None else [plan.shape.children(node) for node in range(ROOT, len(plan.shape))]
     for step in np.flatnonzero(tested & drawn & (sizes < len(children) - 1)).tolist():
         part = c.parts[step]
-        # Another engine's scheduler may cut a chain: by a grammar, by a step's budget, where a request is about to end.
-        # After a node the grammar may refuse every token that the drafter knows.
+        # Another engine's scheduler may cut a chain, and after a node a grammar refuse every token of the drafter's
         cut = part.sizing or part.is_ranked_with_text or not c.ours or c.params[step].has("structured_outputs")
         lacking[step] = 0 if cut else _lacking(part.tree, children)
+
+    def differs(s: int) -> str:
+        missing = f"{lacking[s]} nodes of the plan {plan} are missing, though q had tokens left"
+        return missing if drawn[s] else f"drawn as deterministic at temperature {c.params[s].temperature:g}"
+
     about = "sampled requests' trees are drawn from q, each node of the plan"
-    yield Check(c, "drafts as planned", about, "step").of(
-        ~drawn | (lacking > 0),
-        tested,
-        lambda s: (
-            f"{lacking[s]} nodes of the plan {plan} are missing, though q had tokens left"
-            if drawn[s]
-            else f"drawn as deterministic at temperature {c.params[s].temperature:g}"
-        ),
-        "" if is_planned else "the drafter is not a model with a sampled static tree",
-    )
+    why = "" if is_planned else "the drafter is not a model with a sampled static tree"
+    yield Check(c, "drafts as planned", about, "step").of(~drawn | (lacking > 0), tested, differs, why)
     e, parent, plain = c.parents, c.parents.at_node, c.known & ~c.asked(lambda params: params.moved)
     bad = likely = np.zeros(len(c.token), np.bool_)
     if e.draft_top.size:
@@ -122,13 +115,11 @@ def in_text(c: Columns) -> Iterator[Finding]:
     z = (share - own_share) / math.sqrt(own_variance + variance)
     if best != 0 and z >= SIGMAS and share >= AS_OFTEN * own_share and share >= 0.1:
         bad[nodes] = texts.token_at(c.step[nodes], c.depth[nodes] + best) == c.token[nodes]
-    where = f"{abs(best)} {'further on' if best > 0 else 'before'}"
-    detail = f"a drafted token is the text's token {where} in {100 * share:.0f} %, "
-    detail += f"at its own place in {100 * own_share:.0f} % (n = {tested.sum():,})"
+    where = f"{abs(best)} {'further on' if best > 0 else 'before'} in {100 * share:.0f} %"
+    own = f"at its own place in {100 * own_share:.0f} % (n = {tested.sum():,})"
+    detail, why = f"a drafted token is the text's token {where}, {own}", "" if tested.any() else FEW
     about = "drafted tokens are the text's at their own depth, no more often at another"
-    yield Check(c, "drafts in place", about, "draft").of(
-        bad, tested, lambda _: detail, "" if tested.any() else FEW, z=z
-    )
+    yield Check(c, "drafts in place", about, "draft").of(bad, tested, lambda _: detail, why, z=z)
     free = ~c.limited[c.step]  # a grammar favours tokens of its own
     free &= free.sum() >= FEWEST
     tokens, place = np.unique(c.token, return_inverse=True)
@@ -164,9 +155,8 @@ def _is_chosen(c: Columns, token: int) -> bool:
 def drafters_state(c: Columns) -> Iterator[Finding]:
     """What fed a head, and what a draft model cached.
 
-    What fed a head is no row of zeros, no row of another position, and no layer's was normalised. No two positions of a
-    text have the same norms in two layers or more, but where a text goes round in a loop. A single layer's may agree by
-    chance, and are compared with those of the position before; not where it lies behind a norm, and all are alike.
+    No two positions of a text have the same norms in two layers or more, but where a text goes round in a loop. A
+    single layer's may agree by chance: they are compared with those of the position before, where not all are alike.
     """
     steps, problems, of_rows, tokens = list[int](), list[str](), list[tuple[float, ...]](), set[int]()
     known: dict[tuple[str, tuple[float, ...]], tuple[int, int]] = {}  # a request's norms: position, token behind
@@ -191,14 +181,10 @@ def drafters_state(c: Columns) -> Iterator[Finding]:
             tokens.add(token)
     flat = _normalised(of_rows) if len(tokens) >= DIFFERENT else ""
     problems = [problem or flat for problem in problems]
+    bad, tested = np.array(list(map(bool, problems)), np.bool_), np.ones(len(steps), np.bool_)
+    why, where = "" if steps else "the capture records no features fed to a head", lambda row: c.at_step(steps[row])
     about = "each row fed to the head holds its own features"
-    yield Check(c, "features fed", about, "row").of(
-        np.array(list(map(bool, problems)), np.bool_),
-        np.ones(len(steps), np.bool_),
-        problems.__getitem__,
-        "" if steps else "the capture records no features fed to a head",
-        lambda row: c.at_step(steps[row]),
-    )
+    yield Check(c, "features fed", about, "row").of(bad, tested, problems.__getitem__, why, where)
     # A cache holds no more than what its passes have fed: its text, and accepted nodes that it ran
     limit, cached = most_cached(c), numbers(c.picked, "notes", "cached", -1)
     runs_model = np.array([model_part(part.drafter) == "draft_model" for part in c.parts], np.bool_)

@@ -1,8 +1,6 @@
-"""Every step by itself: the verdict's arithmetic, done again from what was recorded.
+"""Every step by itself: the verdict's arithmetic, done again from what was recorded, by the step's own rule.
 
-Each step is checked by its own rule (see speculate/verify/); what follows from a forced outcome is not checked. p and q
-were float32: figures computed again from them may differ by rounding, which residuals magnify, and this error is
-carried along.
+p and q were float32: figures computed again from them may differ by rounding, and this error is carried along.
 """
 
 from __future__ import annotations
@@ -51,10 +49,8 @@ class Check:
         where: Callable[[int], Reference] | None = None,
         z: float | None = None,
     ) -> Finding:
-        """What it finds: which are wrong, of those that it tests. The first that is wrong is shown.
-
-        `detail`: one of them in words. `note`: why nothing was tested, or what a reader of the figure must know.
-        `where`: of what is no node, step or parent. `z`: of a figure over all of them that decided.
+        """What it finds: which are wrong, of those that it tests. The first that is wrong is shown. `detail`: one of
+        them in words; `where`: of what is no node, step or parent; `z`: of a figure over all of them that decided.
         """
         count, wrong = int(tested.sum()), np.flatnonzero(bad & tested)
         fine = Finding(self.name, CheckResult.PASSED, self.about, count, note=note, unit=self.unit)
@@ -104,7 +100,7 @@ def _wrong(c: Columns) -> Iterator[tuple[int, str]]:
         negative = (values < -0.01) & ("entropy" in name)
         for place in np.flatnonzero(wrong | negative if values.ndim == 1 else wrong).tolist():
             text = f"{values[place]:.6g}" if values.ndim == 1 else str(np.round(values[place], 6).tolist())
-            yield int(step[place]), f"{name.format(c.node[place]) if '{' in name else name} is {text}"
+            yield int(step[place]), f"{name.format(*c.node[place : place + 1])} is {text}"
 
 
 def _nothing_drafted(c: Columns) -> Iterator[tuple[int, str]]:
@@ -134,20 +130,17 @@ def trials(c: Columns) -> Iterator[Finding]:
     expected, own = np.where(ahead, c.own_ratio, expected), c.by_own_rule[step]
     can_ask = _asked(c, own & c.tried & free, expected)
     about = "a = min(1, p / q), with p and q as tried; under block and traversal the remaining ratio of its path"
-    by_rule = "" if c.own_rule is None else f"--rule {c.own_rule.name} gives {{:.6g}}"
+
+    def differs(i: int) -> str:
+        due = f"p / q = {c.p_trial[i]:.6g} / {c.q_trial[i]:.6g}"
+        if own[i] and c.own_rule is not None:
+            due = f"--rule {c.own_rule.name} gives {expected[i]:.6g}"
+        return f"a = {c.accept_prob[i]:.6g}, but {f'the ratio of its path is {expected[i]:.6g}' if ahead[i] else due}"
+
     yield check("accept probability", about if not own.any() else "a is what the rule gives for p and q as tried").of(
         ~np.isclose(c.accept_prob, expected, rtol=RELATIVE, atol=LEAST),
         np.where(ahead, c.by_own_coin, c.tried) & free & (~own | can_ask),
-        lambda i: (
-            f"a = {c.accept_prob[i]:.6g}, but "
-            + (
-                by_rule.format(expected[i])
-                if own[i]
-                else f"the ratio of its path is {expected[i]:.6g}"
-                if ahead[i]
-                else f"p / q = {c.p_trial[i]:.6g} / {c.q_trial[i]:.6g}"
-            )
-        ),
+        differs,
         "" if not own.any() or can_ask.any() else UNASKED if c.own_rule is not None else "the rule was not named",
     )
     near = np.abs(c.coin - c.accept_prob) < 1e-7  # rounding in another engine
@@ -159,10 +152,9 @@ def trials(c: Columns) -> Iterator[Finding]:
     )
     due = (c.above < 0) | np.where(ahead, c.open, c.accepted)[c.above]
     due &= (c.elder < 0) | c.rejected[c.elder]
+    about = "siblings are tried in draw order until one is accepted, and only below accepted nodes"
     words = "was not tried when its turn came", "was tried out of turn"
-    yield check(
-        "trial order", "siblings are tried in draw order until one is accepted, and only below accepted nodes"
-    ).of(due != c.tried, free, lambda i: words[not due[i]])
+    yield check("trial order", about).of(due != c.tried, free, lambda i: words[not due[i]])
 
 
 def _asked(c: Columns, nodes: Bools, gives: Doubles) -> Bools:
@@ -279,14 +271,11 @@ def outcome_of_steps(c: Columns) -> Iterator[Finding]:
     same &= ~((c.ahead | c.by_own_rule)[c.step] & c.sampled & (c.parent_ratio * c.p_trial > c.q_trial))
     came = c.any_in_step(same)
     about = "the final token had a probability above 0, and was not rejected at the same place"
+    twice = "token {} was rejected at this place but was drawn as the final token"
     yield of_steps("final tokens", about).of(
         ~((c.final_p > 0) & (c.final_p <= 1 + 1e-4)) | came,
         c.told & ~c.forced_final,
-        lambda s: (
-            f"token {c.final[s]} was rejected at this place but was drawn as the final token"
-            if came[s]
-            else f"drawn with probability {c.final_p[s]:.6g}"
-        ),
+        lambda s: twice.format(c.final[s]) if came[s] else f"drawn with probability {c.final_p[s]:.6g}",
     )
     coins, bad = CoinsOf.verdicts(c), np.zeros(len(c), np.bool_)
     bad[coins.step[coins_of(coins.right, coins.step, coins.number) != coins.value]] = True

@@ -95,10 +95,9 @@ class Account:
 
 def _steps(account: Account) -> Looked:
     """Each step by the one before it."""
-    info, record = account.visits[0].request.info, -1
+    info, record, gap = account.visits[0].request.info, -1, False  # whether steps before are not known
     # The root is the last token: of the prompt at first, then of what the steps committed
     due = len(info.prompt_tokens) - 1 if account.whole and info is not None and len(info.prompt_tokens) else None
-    gap = False  # steps before are not known
     for before, visit in account.pairs():
         part, verdict, cached = visit.part, visit.part.verdict, visit.part.context_len
         if before is not None:
@@ -106,12 +105,12 @@ def _steps(account: Account) -> Looked:
             yield "step numbers", visit, "" if part.index == index else f"step {part.index} where {index} was due"
         yield "requests in a batch", visit, "twice in one step" if visit.record.step == record else ""
         record = visit.record.step
-        if (visit.preempted and before is not None) or (before is None and part.index == 0):
+        begins = (visit.preempted and before is not None) or (before is None and part.index == 0)
+        if begins and account.ours:  # others share the KV of a common prefix
             problem = f"{cached} tokens in the cache before any was fed"
             problem += f", {part.found} were found there" if part.found else ""
-            if account.ours:  # others share the KV of a common prefix
-                yield "tokens in the cache", visit, "" if cached == part.found else problem
-        elif before is not None:
+            yield "tokens in the cache", visit, "" if cached == part.found else problem
+        elif before is not None and not begins:
             left = before.part.position + (0 if before.part.verdict is None else 1 + before.part.verdict.accepted)
             problem = f"begins with {cached} tokens in the cache, the step before left {left}"
             yield "tokens in the cache", visit, "" if cached == left else problem
@@ -151,8 +150,7 @@ def _emitted(account: Account) -> Looked:
 
 def _whole(account: Account) -> Looked:
     """The request as a whole: its prompt, its output, its end."""
-    first, last, info = account.visits[0], account.visits[-1], account.visits[0].request.info
-    fed, visit = 0, first
+    first, last, info, fed = account.visits[0], account.visits[-1], account.visits[0].request.info, 0
     for visit in account.visits:
         fed += visit.part.prefill_tokens
         if visit.preempted or visit.part.verdict is not None:
@@ -202,13 +200,11 @@ def _wrong_end(account: Account, end: RequestEnd) -> str:
         return f"{len(output) - 1 - stops[0]} tokens after a stop token"
     if end.reason is FinishReason.STOP and not end.stop:
         return "" if stops or not params.stop_token_ids else "ended at a stop token, which is not in the output"
-    if end.reason is FinishReason.STOP and run.tells_text:
-        text = account.history.vocabulary.text(output)
-        if end.stop not in text:
-            return f"ended at the stop string {end.stop!r}, which is not in the output"
-        if end.stop in account.history.vocabulary.text(output[params.min_tokens : -1]):
-            return f"continued past the stop string {end.stop!r}"
-    return ""
+    text = account.history.vocabulary.text
+    if end.reason is FinishReason.STOP and run.tells_text and end.stop not in text(output):
+        return f"ended at the stop string {end.stop!r}, which is not in the output"
+    past = end.reason is FinishReason.STOP and run.tells_text and end.stop in text(output[params.min_tokens : -1])
+    return f"continued past the stop string {end.stop!r}" if past else ""
 
 
 def _blocks_written(c: Columns) -> Looked:
@@ -228,8 +224,7 @@ def _blocks_kept(c: Columns) -> Looked:
     size = history.run.block_size if history.run is not None else 0
     tables: dict[str, dict[int, int]] = {}  # of each request the blocks with committed tokens, by entry: some not known
     owner: dict[int, str] = {}  # of each block in them
-    gap = False  # something of the step before is not in the file
-    visits = iter(c.every)
+    visits, gap = iter(c.every), False  # whether something of the step before is not in the file
 
     def release(blocks: Iterable[int]) -> None:
         for block in blocks:

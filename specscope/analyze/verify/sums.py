@@ -1,12 +1,8 @@
 """Sums that are 0 on average whatever the text was, what they prove, and the checks that they make.
 
-A martingale difference is a number whose mean is 0 given all that came before it, with a known variance. Sums of them
-are judged by Bernstein's inequality as Freedman has it: for differences below b with a total variance V,
-
-    P(|sum| >= t) <= 2 exp(-t^2 / (2 (V + b t / 3))).
-
-It holds for three numbers as for three million, so that a short run raises no false alarm; compared with a normal
-approximation it costs a sixth of the power.
+Sums of martingale differences (whose mean is 0 given all that came before) are judged by Bernstein's inequality as
+Freedman has it: for differences below b with a total variance V, P(|sum| >= t) <= 2 exp(-t^2 / (2 (V + b t / 3))). It
+holds for three numbers as for three million; compared with a normal approximation it costs a sixth of the power.
 """
 
 from __future__ import annotations
@@ -104,10 +100,9 @@ class Likeliest:
     """How often draws are the likeliest token of what they are said to be drawn from.
 
     A drafter that takes its likeliest token, of probability q, in a share s of its drafts and draws the others gives
-    that token with s + (1 - s) q, and any other with 1 - s times its own probability. Over all drafts the product of
-    these over the probabilities of draws is a martingale where drafts are drawn, whatever decides how many there are;
-    so is its mean over SHARES. By Ville's inequality it ever exceeds 1 / x with a probability of x at most. For s = 1
-    it is the product of 1 / q. What the likeliest token has where another was drawn is never asked.
+    that token with s + (1 - s) q, and any other with 1 - s times its own probability. The product of these over the
+    probabilities of draws is a martingale where drafts are drawn; so is its mean over SHARES. By Ville's inequality it
+    ever exceeds 1 / x with a probability of x at most.
     """
 
     hits: int
@@ -186,10 +181,9 @@ class Family:
         if not failed:
             seen = words.format(factor * least)
             return replace(found, result=CheckResult.PASSED, note=f"would have seen a bias of {seen} with 95 % power")
-        off = f"off by {words.format(factor * worst.bias)} on average, z = {worst.z:.2f} over {worst.count:,}"
-        more = f"; {worst.likeliest.words}" if worst.likeliest is not None else ""
+        detail = f"off by {words.format(factor * worst.bias)} on average, z = {worst.z:.2f} over {worst.count:,}"
+        detail = ": ".join(filter(None, (name, detail))) + (f"; {worst.likeliest.words}" if worst.likeliest else "")
         example = self.where(worst.worst) if worst.worst >= 0 else None
-        detail = (f"{name}: " if name else "") + off + more
         return replace(found, result=CheckResult.FAILED, note="", detail=detail, example=example)
 
 

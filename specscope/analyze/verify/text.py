@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from rich.console import Console
 from rich.text import Text
 
@@ -30,11 +32,9 @@ def render_trial(trial: Trial, console: Console) -> None:
 
 def verdict(trial: Trial) -> str:
     """The whole in a line: what was found, over how much, and what that does not cover."""
-    checks = trial.checks
-    passed = sum(check.result is CheckResult.PASSED for check in checks)
-    skipped = sum(check.result is CheckResult.SKIPPED for check in checks)
+    checks, counts = trial.checks, Counter(check.result for check in trial.checks)
     untested = trial.own_rule or (trial.sampler_untested and f"the sampler was not tested: {trial.sampler_untested}")
-    rest = f"{plural(passed, 'check')} passed, {skipped} skipped"
+    rest = f"{plural(counts[CheckResult.PASSED], 'check')} passed, {counts[CheckResult.SKIPPED]} skipped"
     untested = untested and f"; {untested}"
     if trial.exit is Exit.INCONSISTENT:
         names = ", ".join(check.name for check in trial.failed)

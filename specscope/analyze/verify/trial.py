@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from specscope.analyze.evidence.columns import Columns
-from specscope.analyze.evidence.visits import visits
-from specscope.analyze.findings import CheckResult, Exit, Finding
-from specscope.analyze.verify import drafts, exact, parents
+from specscope.analyze.evidence.visits import Visit, visits
+from specscope.analyze.findings import CheckResult, Exit, Finding, Reference
 from specscope.analyze.verify.chance import coins_apart, statistical_checks
-from specscope.analyze.verify.parameters import cuts, temperatures
+from specscope.analyze.verify.drafts import as_planned, coins_of_draws, drafters_state, from_vocabulary, in_text
+from specscope.analyze.verify.exact import outcome_of_steps, recorded, residuals, trials
+from specscope.analyze.verify.parents import (
+    cuts,
+    log_probabilities,
+    of_finals,
+    of_greedy,
+    of_nodes,
+    of_parents,
+    temperatures,
+)
 from specscope.analyze.verify.steps import from_step_to_step
 from specscope.errors import UserError
+from specscope.plans.plan import TreePlan, read_plan
 from specscope.trace.history.history import History
 from specscope.trace.history.wording import plural
 from specscope.trace.record.own_rule import OwnRule
+from specscope.trace.record.params import SamplingParams
+from specscope.trace.record.records import FinalKind, Outcome, RequestStep, Verdict
 from specscope.trace.record.rules import is_lossy
+from specscope.trace.record.tree import DraftTree
 
 OF_FINALS = (  # where the last token of a step is drawn from something else; two of them are audit's
     *("final tokens", "share of the final token", "entropy of the final draw", "recovered draws"),
@@ -43,21 +57,15 @@ IN_PART = {
     "outputs": "only the number of tokens: token ids are not in this file",
     "ends": "only ends by length: token ids are not in this file",
 }
-GROUPS: tuple[tuple[str, tuple[Callable[[Columns], Iterable[Finding]], ...]], ...] = (
-    ("What was recorded", (exact.recorded,)),
-    ("Each step", (exact.trials, exact.residuals, exact.outcome_of_steps)),
-    (
-        "The evidence",
-        (parents.of_nodes, parents.of_parents, parents.of_greedy, parents.of_finals, parents.log_probabilities),
-    ),
-    ("The sampling parameters", (cuts, temperatures)),
-    (
-        "The drafts",
-        (drafts.from_vocabulary, drafts.as_planned, drafts.in_text, drafts.drafters_state, drafts.coins_of_draws),
-    ),
-    ("From step to step", (from_step_to_step,)),
-    ("Over the run", (coins_apart,)),
-)
+GROUPS: Mapping[str, tuple[Callable[[Columns], Iterable[Finding]], ...]] = {
+    "What was recorded": (recorded,),
+    "Each step": (trials, residuals, outcome_of_steps),
+    "The evidence": (of_nodes, of_parents, of_greedy, of_finals, log_probabilities),
+    "The sampling parameters": (cuts, temperatures),
+    "The drafts": (from_vocabulary, as_planned, in_text, drafters_state, coins_of_draws),
+    "From step to step": (from_step_to_step,),
+    "Over the run": (coins_apart,),
+}
 CONDITION = "holds unless this part of the run was chosen by what was accepted"
 ALPHA = 0.01  # how often a healthy run may be found guilty by chance
 
@@ -95,13 +103,10 @@ class Trial:
     @property
     def sampler_untested(self) -> str:
         """Why no check shows whether the output is distributed as it should be; "" where one does."""
-        sums = [check for check in self.checks if check.name in DISTRIBUTION]
+        sums, c = [check for check in self.checks if check.name in DISTRIBUTION], self.evidence
         if any(check.result is not CheckResult.SKIPPED for check in sums):
             return ""
-        c = self.evidence
-        if len(c) and c.greedy.all():
-            return "every request was greedy"
-        return next((check.note for check in reversed(sums)), "")
+        return "every request was greedy" if len(c) and c.greedy.all() else sums[-1].note
 
     @property
     def own_rule(self) -> str:
@@ -123,13 +128,9 @@ class Trial:
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for --json."""
         names = ("source", "sampler_untested", "own_rule", "steps", "tokens", "alpha")
-        return {name: getattr(self, name) for name in names} | {
-            "exit": int(self.exit),
-            "warnings": list(self.notes),
-            "groups": [
-                {"title": title, "checks": [check.to_dict() for check in checks]} for title, checks in self.groups
-            ],
-        }
+        groups = [{"title": title, "checks": [check.to_dict() for check in checks]} for title, checks in self.groups]
+        told = {"exit": int(self.exit), "warnings": list(self.notes), "groups": groups}
+        return {name: getattr(self, name) for name in names} | told
 
 
 def judge(
@@ -140,31 +141,28 @@ def judge(
     warnings: Sequence[str] = (),
     own_rule: OwnRule | None = None,
 ) -> Trial:
-    """Every check over the path on which the history stands. `alpha`: the family-wise error of the statistical ones.
-
-    `own_rule`: the rule of somebody's own by which its steps were judged, where it may be asked. Raises UserError where
-    none was, and for its mistakes.
+    """Every check over the path on which the history stands. `alpha`: the family-wise error of the statistical ones;
+    `own_rule`: of somebody's own, by which steps were judged. Raises UserError where none was, and for its mistakes.
     """
     with np.errstate(all="ignore"):  # what is not to be judged is computed along with the rest
         c = Columns.of(list(visits(history)), history, own_rule)
         if own_rule is not None and not c.by_own_rule.any():
             rules = ", ".join(sorted(set(c.rule.tolist()))) or "not told"
             raise UserError(f"--rule {own_rule.name}: no step of {source} has a rule of your own ({rules})")
-        groups = [(title, [found for checks in kinds for found in checks(c)]) for title, kinds in GROUPS]
+        found = {title: [check for checks in kinds for check in checks(c)] for title, kinds in GROUPS.items()}
         over_run = statistical_checks(c, alpha)
-        groups[-1][1].extend(map(_conditional, over_run) if history.in_part else over_run)
-        told = tuple((title, tuple(_told(check, c) for check in checks)) for title, checks in groups)
+        found["Over the run"] += map(_conditional, over_run) if history.in_part else over_run
+        told = tuple((title, tuple(_told(check, c) for check in checks)) for title, checks in found.items())
         return Trial(source, told, alpha, (*warnings, *_notes(history, c)), c)
 
 
 def _conditional(check: Finding) -> Finding:
     """A check over chance of a part of a run. Somebody may have chosen it for its outcome: so it convicts nobody."""
-    if check.result is CheckResult.SKIPPED:
-        return check
     if check.result is CheckResult.PASSED:
-        return replace(check, note="; ".join(filter(None, (check.note, CONDITION))))
-    z = "" if check.statistic is None else f" (z = {check.statistic:.1f})"
-    return replace(check, result=CheckResult.SKIPPED, note=f"would fail{z}: {CONDITION}")
+        return replace(check, note=f"{check.note}; {CONDITION}")
+    if check.result is CheckResult.FAILED:
+        return replace(check, result=CheckResult.SKIPPED, note=f"would fail (z = {check.statistic:.1f}): {CONDITION}")
+    return check
 
 
 def _told(check: Finding, c: Columns) -> Finding:
@@ -194,24 +192,20 @@ def of_own_rules(c: Columns) -> Iterator[str]:
     """What a reader must know of rules of somebody's own: whether they were asked."""
     named = "" if c.own_rule is None else c.own_rule.name
     for rule in filter(lambda rule: rule != named, _own_rules(c)):
-        yield f"the rule is {rule}: " + (
-            f"judged by {named}" if named else f"its acceptance was not judged: verify --rule {rule} judges it"
-        )
+        unjudged = f"its acceptance was not judged: verify --rule {rule} judges it"
+        yield f"the rule is {rule}: {f'judged by {named}' if named else unjudged}"
 
 
 def _notes(history: History, c: Columns) -> Iterator[str]:
     if not len(c):
         yield "the capture has no decode step, so nothing can be judged"
     elif not c.parents.there.any():
-        yield (
-            "the capture has no evidence on the parents that were tried (it is an older one, or made with --evidence "
-            "lean): many checks are skipped"
-        )
+        how = "it is an older one, or made with --evidence lean"
+        yield f"the capture has no evidence on the parents that were tried ({how}): many checks are skipped"
     unchecked = ~(c.walks | c.ahead)
-    others: list[str] = sorted(set(c.rule[unchecked].tolist()))
-    if others:
-        count, names = plural(int(unchecked.sum()), "step"), ", ".join(others)
-        yield f"{count} left out: their rule cannot be checked ({names})"
+    if others := sorted(set(c.rule[unchecked].tolist())):
+        count = plural(int(unchecked.sum()), "step")
+        yield f"{count} left out: their rule cannot be checked ({', '.join(others)})"
     if any(map(is_lossy, others)):
         yield "a lossy rule's output does not follow the target's p: it is not judged"
     yield from of_own_rules(c)
@@ -227,3 +221,117 @@ def _notes(history: History, c: Columns) -> Iterator[str]:
         yield f"{plural(again, 'step')} {had}: sums over chance leave them out"
     if len(history.branches) > 1:
         yield f"the run was edited and has {len(history.branches)} branches: this is branch {history.branch}"
+
+
+@dataclass(frozen=True)
+class Step:
+    """A decode step of a request."""
+
+    visit: Visit
+    verdict: Verdict
+    params: SamplingParams | None
+    text: Sequence[int]  # prompt and output, to the end of the request
+    after: int  # where in `text` the step's own tokens begin
+    last: Step | None  # the request's decode step before it
+
+    @property
+    def part(self) -> RequestStep:
+        """The record."""
+        return self.visit.part
+
+    @property
+    def tree(self) -> DraftTree:
+        """The tree."""
+        return self.visit.part.tree
+
+    @property
+    def request(self) -> str:
+        """The request's id."""
+        return self.visit.request.id
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """The request's id and the step's number in it."""
+        return self.request, self.part.index
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether drafts were drawn from a recorded q."""
+        return self.tree.is_sampled
+
+    @cached_property
+    def tried_last(self) -> tuple[int, ...]:
+        """The children of the last node at which any was tried, in the order of their trials."""
+        tried = np.flatnonzero(self.verdict.outcome != Outcome.UNTRIED)
+        parents = self.tree.parent[tried]
+        return tuple(tried[parents == parents[-1]].tolist()) if len(tried) else ()
+
+    @property
+    def rejected_last(self) -> tuple[int, ...]:
+        """The rejected children at whose place the final token was recovered; empty where it was not."""
+        last = self.tried_last if self.verdict.kind is FinalKind.RECOVERED else ()
+        return last if all(self.verdict.outcome[node] == Outcome.REJECTED for node in last) else ()
+
+    def reference(self, node: int | None = None) -> Reference:
+        """Where to look."""
+        return self.visit.reference(node)
+
+    def token_after(self, depth: int) -> int | None:
+        """The text's token at a depth below the root, the first at 1; None past its end."""
+        place = self.after + depth - 1
+        return self.text[place] if 0 <= place < len(self.text) else None
+
+
+@dataclass(frozen=True)
+class Case:
+    """All that is known about a run."""
+
+    history: History
+    trial: Trial  # verify's
+
+    @property
+    def evidence(self) -> Columns:
+        """The decode steps as arrays: what `Finding.wrong` numbers."""
+        return self.trial.evidence
+
+    @property
+    def visits(self) -> Sequence[Visit]:
+        """Every step of every request, prefill chunks too: what `Finding.wrong` of request steps numbers."""
+        return self.trial.evidence.every
+
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """Decode steps whose outcome was judged and not forced, in the engine's order."""
+        c, texts, made = self.evidence, self.evidence.texts, list[Step]()
+        whole = [texts.text[begin:end].tolist() for begin, end in zip(texts.begins, texts.ends, strict=True)]
+        after = texts.behind - texts.begins[texts.request]
+        for place, (visit, verdict) in enumerate(zip(c.visits, c.verdicts, strict=True)):
+            last = made[c.before[place]] if c.before[place] >= 0 else None
+            made.append(Step(visit, verdict, visit.params, whole[texts.request[place]], int(after[place]), last))
+        return tuple(step for step in made if not len(step.verdict.forced))
+
+    @cached_property
+    def checks(self) -> dict[str, Finding]:
+        """The checks of verify, by name."""
+        return {check.name: check for check in self.trial.checks}
+
+    @cached_property
+    def by_key(self) -> dict[tuple[str, int], Step]:
+        """The steps, by `Step.key`."""
+        return {step.key: step for step in self.steps}
+
+    @property
+    def drafting(self) -> list[Step]:
+        """Steps with a draft."""
+        return [step for step in self.steps if len(step.tree)]
+
+    @property
+    def plan(self) -> TreePlan | None:
+        """The tree that the run was to draft; None where it is not known or read."""
+        text = "" if self.history.run is None else self.history.run.tree
+        return read_plan(text)
+
+    @property
+    def dtype(self) -> str:
+        """The dtype that the run computed in; empty where it is not known."""
+        return "" if self.history.run is None else self.history.run.dtype

@@ -39,8 +39,7 @@ from specscope.trace.wire.reading import CaptureReader, split_file
 
 if TYPE_CHECKING:
     from specscope.analyze.audit.options import Options
-    from specscope.analyze.diagnose.diagnosis import Diagnosis
-    from specscope.analyze.diagnose.judged import JudgedCase
+    from specscope.analyze.diagnose.diagnosis import Diagnosis, JudgedCase
     from specscope.analyze.locate.located import Location
     from specscope.trace.history.history import History
 
@@ -250,7 +249,7 @@ def located(
     if request is not None and named is not None and named.index is not None:
         why_part(history, request, named.index, named.node)  # raises, and says which there are
     options = audit_options(history, asked.target, asked.draft_model, asked.sample, asked.drafter)
-    from specscope.analyze.diagnose.judged import JudgedCase
+    from specscope.analyze.diagnose.diagnosis import JudgedCase
     from specscope.measure.locate.locate import locate
 
     with progress_bar() as progress:

@@ -1,8 +1,7 @@
 """The walk goes on behind the logits: the engine's own sampling and verdict, over what it has computed there and then.
 
-Every figure is held against rules and formulas that share nothing with the engine's: p and q against the rules over the
-very logits; p and q as tried, a, outcomes, residuals, the final token and the entropies against the formulas of the
-rule, over the engine's own p, q and coins. So the first that differs is where it breaks.
+p and q are held against the rules over the very logits, what follows against the formulas of the rule over the engine's
+own p, q and coins. Both share nothing with the engine's, so the first that differs is where it breaks.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ import torch
 from torch import Tensor
 
 from specscope.analyze.audit.contexts import AuditedStep, Contexts
-from specscope.analyze.audit.model.form import RequestForms
 from specscope.analyze.audit.model.rows import Asked
+from specscope.analyze.audit.model.rules import RequestForms
 from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.locate.decided import (
     ACCEPTANCE,
@@ -34,11 +33,10 @@ from specscope.analyze.locate.decided import (
 from specscope.analyze.locate.formulas import FORMULAS
 from specscope.analyze.locate.located import Held, Located, Operation, Proof, Stage, Walk
 from specscope.analyze.locate.model import sampling
-from specscope.analyze.locate.model.other_rows import Places
 from specscope.analyze.locate.model.rules import search_rows
-from specscope.analyze.locate.model.sampling import BONUS, NODE, TARGET, RuledRows, RuleRecipe
+from specscope.analyze.locate.model.sampling import BONUS, NODE, TARGET, Places, RuledRows, RuleRecipe
 from specscope.analyze.locate.model.search import Item
-from specscope.analyze.verify.case import Case, Step
+from specscope.analyze.verify.trial import Case, Step
 from specscope.measure.locate.drive import Drive
 from specscope.trace.history.wording import plural
 from specscope.trace.record.coins import Stream, coins_at
@@ -140,17 +138,15 @@ class DecisionWatch:
 
     def _judged(self, part: RequestStep) -> AuditedStep | None:
         """The step with the rows of its contexts; None where it is not judged."""
-        contexts = self.contexts.get(part.request)
-        judged = None if contexts is None else next((s for s in contexts.steps if s.part.index == part.index), None)
-        if judged is None:
-            self.left_out["the text before them is not known"] += 1
-        elif (part.request, part.index) not in self.case.by_key:
-            self.left_out["they have forced outcomes"] += 1
-        elif part.request in self.drive.unlike:
-            self.left_out["their drafts were not drawn again"] += 1
-        else:
-            return judged
-        return None
+        steps = self.contexts[part.request].steps if part.request in self.contexts else ()
+        judged = next((step for step in steps if step.part.index == part.index), None)
+        why = "" if judged is not None else "the text before them is not known"
+        if judged is not None and (part.request, part.index) not in self.case.by_key:
+            why = "they have forced outcomes"
+        elif judged is not None and part.request in self.drive.unlike:
+            why = "their drafts were not drawn again"
+        self.left_out.update([why] if why else [])
+        return None if why else judged
 
     def _ruled(self, side: str, some: Sequence[RuledStep]) -> None:
         """p or q of a step's requests against the rules over the same logits.
@@ -203,43 +199,29 @@ class DecisionWatch:
         rows, steps = self._rows(side, self.kept[side])
         found = search_rows(self.case, rows, [*_items(rows, steps)], logits_right=True, side="in the engine")
         of_rows = f"{len(wrong):,} of {plural(compared, 'row')}"
-        counts = f"{side} of {of_rows} is not what the rules give for the engine's own logits"
+        text = f"{side} of {of_rows} is not what the rules give for the engine's own logits"
         if found is not None:
-            operation = replace(found.located.operation, stage=Stage.SAMPLING)
-            text = f"{counts}; {found.located.sentence}"
-            return replace(found.located, operation=operation, sentence=text, proof=Proof.PLACE, spoiled=0)
-        whose = "the target" if side == "p" else "the drafter"
-        return Located(
-            Operation(Stage.SAMPLING, "rules", f"{whose}: the sampling rules"),
-            f"{counts}: up to {max(figure.error for figure in wrong):.2g} of a row's mass differs",
-            smallest=f"{first.where}: {first.error:.2g} of its mass differs",
-            where=first.where,
-            explained=len(wrong),
-            differing=len(wrong),
-            certain=False,
-        )
+            return replace(found.located, sentence=f"{text}; {found.located.sentence}", proof=Proof.PLACE)
+        words = f"{'the target' if side == 'p' else 'the drafter'}: the sampling rules"
+        text += f": up to {max(figure.error for figure in wrong):.2g} of a row's mass differs"
+        smallest, count = f"{first.where}: {first.error:.2g} of its mass differs", len(wrong)
+        operation = Operation(Stage.SAMPLING, "rules", words)
+        return Located(operation, text, "", smallest, first.where, count, count, certain=False)
 
     def _decided(self, operation: Operation, wrong: Sequence[Figure], figures: Sequence[Figure]) -> Located:
         first, (words, unit) = wrong[0], OPERATIONS[operation.name]
         counted = [figure for figure in figures if figure.what == first.what]
         count = f"{len(_wrong(counted)):,} of {plural(len(counted), unit)}"
-        both = f"is {first.ours:.6g} in the engine and {first.right:.6g} by the formula"
-        return Located(
-            operation,
-            f"{words}: {count} differ, over the engine's own p, q and coins",
-            looks=_looks(operation.name, self.wrong[operation.name]),
-            smallest=f"{first.where}: {SHOWN.get(first.what, first.what)} {both}",
-            where=first.where,
-            explained=len(wrong),
-            differing=len(wrong),
-            unit=unit,
-        )
+        text = f"{words}: {count} differ, over the engine's own p, q and coins"
+        smallest = f"{first.where}: {SHOWN.get(first.what, first.what)} is {first.ours:.6g} in the engine and "
+        smallest += f"{first.right:.6g} by the formula"
+        looks = _looks(operation.name, self.wrong[operation.name])
+        return Located(operation, text, looks, smallest, first.where, len(wrong), len(wrong), unit)
 
     def walk(self) -> Walk | None:
         """All that was compared, by operation."""
         told = sorted(self.held.items(), key=lambda each: each[0].stage is Stage.VERDICT)
-        where = told[0][1][0].where if told else None
-        if where is None:
+        if not told or (where := told[0][1][0].where) is None:
             return None
         held = tuple(_held(*each) for each in told)
         return Walk(Stage.VERDICT, where, (), held, "specscope's sampling and verdict", "rules and formulas")
@@ -348,20 +330,19 @@ def _times(by: float) -> Callable[[Tensor], Tensor]:
 
 def _moved(rows: RuledRows, ours: Tensor, recipe: RuleRecipe, some: Sequence[int]) -> list[float]:
     """How much of the mass of some rows lies elsewhere."""
-    errors = []
-    for i, due in zip(some, rows.distributions(recipe, some), strict=True):
-        own = ours[i]
-        if rows.what == "p" and rows.params[i].greedy:
-            # how far the choice lies below the likeliest, in log odds that rounding does not explain
+
+    def moved(own: Tensor, due: Tensor, *, greedy: bool) -> float:
+        if greedy:  # how far the choice lies below the likeliest, in log odds that rounding does not explain
             below = float(due.max().log() - due[int(own.argmax())].log())
-            errors.append(below if below > SHARE else 0.0)
-        elif not bool(due.isfinite().all()):
-            errors.append(0.0)  # nothing may come there
-        else:
-            moved = float((own - due).abs().sum())
-            kept = bool((((own > 0) != (due > 0)) & (torch.maximum(own, due) > 1e-30)).any())
-            errors.append(1.0 if moved != moved else max(moved, SHARE * 100 if kept else 0.0))
-    return errors
+            return below if below > SHARE else 0.0
+        if not bool(due.isfinite().all()):
+            return 0.0  # nothing may come there
+        mass = float((own - due).abs().sum())
+        kept = bool((((own > 0) != (due > 0)) & (torch.maximum(own, due) > 1e-30)).any())
+        return 1.0 if mass != mass else max(mass, SHARE * 100 if kept else 0.0)
+
+    both = zip(some, rows.distributions(recipe, some), strict=True)
+    return [moved(ours[i], due, greedy=rows.what == "p" and rows.params[i].greedy) for i, due in both]
 
 
 def _items(rows: RuledRows, steps: Sequence[RuledStep]) -> Iterator[Item]:
@@ -373,17 +354,15 @@ def _items(rows: RuledRows, steps: Sequence[RuledStep]) -> Iterator[Item]:
         own, node, differs = step.ours[place.node], place.node, place.node in step.wrong
         is_greedy = rows.params[number].greedy and rows.what == "p"
         off = (own.clamp(min=1e-5).log() - due.clamp(min=1e-5).log()).abs()
-        tokens = {*own.topk(2).indices.tolist()}
-        if differs:
-            tokens |= {*off.topk(3).indices.tolist(), *(own - due).abs().topk(2).indices.tolist()}
+        tops = [(own, 2), *([(off, 3), ((own - due).abs(), 2)] if differs else [])]
+        tokens = sorted({token for values, count in tops for token in values.topk(count).indices.tolist()})
         children = place.asked.step.tree.children(node)
         child = children[0] if children else None
-        kind = NODE if children else TARGET if node == ROOT else BONUS
+        kind = NODE if child is not None else TARGET if node == ROOT else BONUS
         where = place.asked.step.reference(None if node == ROOT else node)
-        for token in [int(own.argmax())] if is_greedy else sorted(tokens):
-            wrong = differs and (is_greedy or float(off[token]) > SLACK)
-            if wrong == differs:
-                yield Item(number, token, float(own[token]), kind, where, wrong, SLACK, node, child, is_greedy)
+        for token in [int(own.argmax())] if is_greedy else tokens:
+            if not differs or is_greedy or float(off[token]) > SLACK:
+                yield Item(number, token, float(own[token]), kind, where, differs, SLACK, node, child, is_greedy)
 
 
 def _wrong(figures: Sequence[Figure]) -> list[Figure]:

@@ -1,45 +1,279 @@
-"""What watches a drafter that is a model: its passes, from what they are fed to the tokens that are chosen."""
+"""What watches a drafter that is a model: its passes, from what they are fed to the tokens that are chosen.
+
+The reference of a head goes over what the target's own layers gave.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
-from specscope.analyze.audit.model.heads import head_of
+from specscope.analyze.audit.model.run import head_of
 from specscope.analyze.locate.located import FedRow, Stage
-from specscope.analyze.locate.model.reference import ModelReference, ReferencePass
+from specscope.analyze.locate.model.reference import (
+    BlockPasses,
+    HeadPasses,
+    ModelReference,
+    ReferencePass,
+    decoder_layers,
+)
 from specscope.errors import UserError
-from specscope.measure.locate.features import TrueFeatures
-from specscope.measure.locate.head_side import BlockSide, HeadSide, ModulesSide
-from specscope.measure.locate.pairs import HeldPair
-from specscope.measure.locate.watch import FedPart, Feeds, ModelSide, ModelWatch
+from specscope.measure.locate.pairs import LAYER, Allowances, HeldPair
+from specscope.measure.locate.watch import FedPart, Feeds, LayerCall, ModelSide, ModelWatch, Seen, Texts, hooks, kept
+from specscope.model.batch import Segment
+from specscope.model.fast.decoder import FusedLayer
+from specscope.model.heads.eagle_head import EagleHead, in_halves
 from specscope.speculate.drafters.eagle import HeadDrafter
 from specscope.speculate.drafters.model_drafter import Drafting
-from specscope.speculate.drafters.tree_builder import Level, TreeBuilder
+from specscope.speculate.drafters.tree_builder import Level
 from specscope.trace.record.tree import ROOT
 
 if TYPE_CHECKING:
+    from specscope.analyze.audit.model.head import Head
     from specscope.analyze.audit.options import ModelSource
-    from specscope.measure.locate.drive import Drive
-    from specscope.measure.locate.question import WalkPlan
+    from specscope.measure.locate.drive import Drive, WalkPlan
 
-SIDES: Mapping[str, Any] = {"eagle": HeadSide, "dflash": BlockSide, "mtp": ModulesSide}
+
+FEATURES = "features layer "
+FINAL = "final"
+
+
+class TrueFeatures:
+    """What enters the target's layers at each position of the texts, as the engine's own layers have it; where these
+    did not compute a position, as the reference has it."""
+
+    def __init__(
+        self, drive: Drive, reference: ModelReference, texts: Mapping[str, Sequence[int]], layers: Sequence[Any]
+    ) -> None:
+        self.drive, self.layers = drive, tuple(layers)
+        known: Any = {name: reference.causal.alone(text, self.layers)[1] for name, text in texts.items()}
+        self.along: dict[str, Tensor] = {name: x.cpu().clone() for name, x in known.items()}  # [T, F], by request
+        usual = max(reference.allowed(max(texts.values(), key=len)).values())
+        self.allowed = {f"{FEATURES}{layer}": usual for layer in self.layers}
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """Watch the target meanwhile."""
+        runner, rows = self.drive.engine.runner, dict[Any, Tensor]()
+        model: Any = runner.loaded.model
+        layers, base = decoder_layers(model), getattr(model, model.base_model_prefix)
+        real = runner.forward_with_features
+
+        def keep(layer: Any, module: nn.Module, given: tuple[Any, ...], named: dict[str, Any], out: Any) -> None:  # noqa: ANN401
+            entered = out[0] if layer == FINAL else given[0] if given else named["hidden_states"]
+            rows[layer] = entered[0].float().cpu()
+
+        def forward(segments: Any) -> Any:  # noqa: ANN401
+            out = real(segments)
+            self._take(torch.cat([rows[layer] for layer in self.layers], dim=1))
+            return out
+
+        with hooks() as put, patch.object(runner, "forward_with_features", forward):
+            for layer in self.layers:
+                put(base if layer == FINAL else layers[layer], lambda *call, layer=layer: keep(layer, *call))
+            yield
+
+    def _take(self, rows: Tensor) -> None:
+        """Keep what the requests' rows gave: their pending tokens, and the accepted paths behind them."""
+        first = 0
+        for part in self.drive.fed:
+            feed, along = part.prefill_tokens + (part.verdict is not None), self.along.get(part.request)
+            if along is not None and len(along) > part.context_len:  # else it is behind all that is watched
+                path = [] if part.verdict is None else [first + feed + node for node in part.verdict.path.tolist()]
+                committed = [*range(first, first + feed), *path][: len(along) - part.context_len]
+                along[part.context_len : part.context_len + len(committed)] = rows[committed]
+            first += feed + len(part.tree)
+
+    def compared(self, request: str, fed: Tensor, rows: tuple[FedRow, ...]) -> Iterator[HeldPair]:
+        """The features that fed rows of committed pairs, [rows, F], beside those of their positions."""
+        right = self.along[request][[row.position for row in rows]]
+        sides = (x.chunk(len(self.layers), dim=1) for x in (fed.float().cpu(), right))
+        for layer, ours, due in zip(self.layers, *sides, strict=True):
+            yield HeldPair(f"{FEATURES}{layer}", ours, due, rows)
+
+
+STEEP = 32.0  # nats between scores, from which on rounding grows with them
+ROTATED = ("q_proj", "k_proj", ".query", ".key", ".keys read")
+
+
+class HeadSide:
+    """An EAGLE head, and its reference over what the target's own layers gave."""
+
+    method, by_operation = "forward", True
+    passes_of: Any = HeadPasses  # along a text
+
+    def __init__(self, runner: Any, feeds: Feeds, head: Head, texts: Texts, features: TrueFeatures) -> None:  # noqa: ANN401
+        self.runner = runner
+        self.feeds, self.features = feeds, features
+        self.layers, self.one_pass = head.names, head.mask_token is not None
+        self.passes = {name: self.passes_of(head, text, features.along[name]) for name, text in texts.items()}
+        self._usual = {name: passes.allowed() | features.allowed for name, passes in self.passes.items()}
+        for usual in self._usual.values():
+            usual["vocabulary"] = usual.get("d2t", usual["lm_head"])  # where the vocabulary is not reduced
+        self._slack: dict[str, float] = {}  # by how much more rounding moves a pass, or one that fed it
+        self._fed = torch.empty(0)  # the features that were combined last
+        self._combined: dict[str, Tensor] = {}  # what combining them gave, by operation
+        ours: Any = runner.head
+        self.order = in_halves(ours.config) if isinstance(ours, EagleHead) else None  # of channels, as published
+
+    @property
+    def combines(self) -> dict[str, nn.Module]:
+        """What combines features, as the runner has it now."""
+        head = self.runner.head
+        norms = {f"fc_norm.{i}": norm for i, norm in enumerate(getattr(head, "fc_norm", ()))}
+        return {"input_norm": head.input_norm, **norms} if hasattr(head, "input_norm") else norms
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """Keep what combines features meanwhile."""
+        combine = self.runner.combine
+
+        def combining(features: Tensor) -> Tensor:
+            with kept(self.combines) as self._combined:
+                self._fed = features
+                combined: Tensor = combine(features)
+                return combined
+
+        with patch.object(self.runner, "combine", combining), self.features.on():
+            yield
+
+    def due(self, part: FedPart) -> tuple[ReferencePass, Allowances]:
+        """What the pass ought to give, and what rounding explains."""
+        name, passes = part.request, self.passes[part.request]
+        passes.features = self.features.along[name]
+        right = passes.feed(*self.feeds.fed(part))
+        self._slack[name] = max(steepness(right), self._slack.get(name, 1.0) if self.feeds.grows else 1.0)
+        return right, Allowances(self._usual[name], LAYER, torch.inf, self._slack[name])
+
+    def first(self, part: FedPart, right: ReferencePass) -> Iterator[HeldPair]:
+        """The features that feed the pass."""
+        if not self.feeds.grows:
+            fed = self._fed[part.given]
+            yield from self.features.compared(part.request, fed, right.rows[: len(fed)])
+
+    def ordered(self, name: str, right: Tensor) -> Tensor:
+        """Right values of an operation inside a layer, in the engine's order of channels."""
+        if self.order is not None and name.endswith(ROTATED):
+            right = right.unflatten(1, (-1, len(self.order)))[..., self.order].flatten(1)
+        return right
+
+    def run(self, forward: Any, segments: Sequence[Segment], hidden: Tensor) -> tuple[Any, Seen]:  # noqa: ANN401
+        """A pass, and what was seen of it."""
+        runner, head, is_three = self.runner, self.runner.head, self.runner.head.config.version == 3
+        modules: dict[str, nn.Module] = {"embedding": runner.loaded.embedding}
+        if is_three:
+            modules |= {f"midlayer.{name}": getattr(head.midlayer, name) for name in ("hidden_norm", "input_layernorm")}
+        modules |= {"norm": head.norm} if is_three else {"fc": head.fc}
+        with spied((runner.layer, *runner.further)) as calls, kept(modules) as made:
+            out = forward(segments, hidden)
+        given = {**self._combined, **made, "fed back": hidden} | ({"fc": hidden} if is_three else {})
+        tensors = {name: ("given", x) for name, x in given.items()} | {"lm_head": ("wanted", out[0])}
+        tensors |= {"norm": ("wanted", made["norm"])} if is_three else {}
+        return out, Seen(dict(zip(self.layers, calls, strict=True)), tensors)
+
+
+class BlockSide(HeadSide):
+    """A DFlash head: what is written of committed positions, then a block's rows."""
+
+    passes_of = BlockPasses
+
+    @property
+    def combines(self) -> dict[str, nn.Module]:
+        """What makes states of features."""
+        return {"fc": self.runner.fc, "hidden_norm": self.runner.head.hidden_norm}
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """Keep what is written of committed positions meanwhile."""
+        write = self.runner.write_context
+        # By table what was written last, and its rows of `_fed` and `_combined`
+        self._written: dict[int, tuple[Segment, slice]] = {}
+
+        def writing(segments: Sequence[Segment], states: Tensor) -> None:
+            row = 0
+            for segment in segments:
+                end = row + len(segment.tokens)
+                self._written[id(segment.table)], row = (segment, slice(row, end)), end
+            write(segments, states)
+
+        with patch.object(self.runner, "write_context", writing), super().on():
+            yield
+
+    def due(self, part: FedPart) -> tuple[ReferencePass, Allowances]:
+        """What the pass ought to give, and what rounding explains."""
+        passes, (segment, _) = self.passes[part.request], self._written[id(part.segment.table)]
+        passes.features = self.features.along[part.request]
+        end = next(g.base for g in self.feeds.drafting if g.context.request == part.request)
+        right = passes.feed(min(segment.context, end), end, len(part.segment.tokens))
+        return right, Allowances(self._usual[part.request], LAYER, torch.inf, steepness(right))
+
+    def first(self, part: FedPart, right: ReferencePass) -> Iterator[HeldPair]:
+        """The features of the positions that were written, and what was made of them."""
+        (segment, here), due = self._written[id(part.segment.table)], self.passes[part.request].written
+        start, count = segment.context, len(due["fc"])
+        rows, here = right.keys[start : start + count], slice(here.start, here.start + count)
+        yield from self.features.compared(part.request, self._fed[here], rows)
+        for name in self.combines:
+            yield HeldPair(name, self._combined[name][here].float().cpu(), due[name], rows)
+        cache, slots = self.runner.cache, segment.table.slots(start, start + count)
+        for index, layer in enumerate(self.layers):
+            for what, store in (("key", cache.key[index]), ("value", cache.value[index])):
+                name, ours = f"{layer}.self_attn.context {what}", store[:, slots].transpose(0, 1).flatten(1)
+                yield HeldPair(name, ours.float().cpu(), due[name].flatten(1), rows, heads=len(store))
+
+    def run(self, forward: Any, segments: Sequence[Segment], *_: Tensor) -> tuple[Any, Seen]:  # noqa: ANN401
+        """A pass, and what was seen of it."""
+        runner, modules = self.runner, {"embedding": self.runner.loaded.embedding, "norm": self.runner.head.norm}
+        with spied(runner.layers) as calls, kept(modules) as made:
+            logits = forward(segments)
+        tensors = {"embedding": ("given", made["embedding"]), "norm": ("wanted", made["norm"])}
+        tensors["lm_head"] = ("wanted", logits)
+        return logits, Seen(dict(zip(self.layers, calls, strict=True)), tensors)
+
+
+@contextmanager
+def spied(layers: Sequence[FusedLayer]) -> Iterator[list[LayerCall]]:
+    """The calls of these layers meanwhile."""
+    calls = list[LayerCall]()
+
+    def run(layer: FusedLayer, right: Any, x: Tensor, projected: Tensor | None, *given: Any) -> Tensor:  # noqa: ANN401
+        hidden, (rotation, batch, cache) = x.clone(), given
+        out: Tensor = right(x, projected, *given)
+        calls.append(LayerCall(layer.index, hidden, out.clone(), batch, cache, None, layer, projected, rotation))
+        return out
+
+    with ExitStack() as stack:
+        for layer in layers:
+            stack.enter_context(patch.object(layer, "run", partial(run, layer, layer.run)))
+        yield calls
+
+
+def steepness(right: ReferencePass) -> float:
+    """By how much more than usual rounding moves attention's weights: large scores are rounded by more."""
+    scores = [x for name, x in right.taps.items() if name.endswith(".scores")]
+    spread = max((-float(x[x.isfinite()].min()) for x in scores), default=0.0)
+    return max(1.0, spread / STEEP)
+
+
+SIDES: Mapping[str, Any] = {"eagle": HeadSide, "dflash": BlockSide}
 TIE = 1e-3  # nats: tokens that lie closer may take each other's place
 
 
 def _chosen(drafting: Drafting, logits: Mapping[int, Tensor], *, one_pass: bool) -> Iterator[HeldPair]:
-    """How far each token of a tree lies below the least likely of those that ought to be chosen.
+    """How far each token of a tree lies below the least likely of those that ought to be chosen; rules of sampling that
+    move the choice are searched by themselves.
 
     `logits`: the reference's [V] behind its nodes, by node; of a head that drafts all depths in one pass by depth.
     """
-    tree, root = drafting.builder, drafting.context.position
-    if tree.sampled or _shaped(tree):
+    tree, root, params = drafting.builder, drafting.context.position, drafting.builder.context.params
+    if tree.sampled or params.penalised or params.logit_bias or tree.context.allowed is not None:
         return
     rows, short = list[FedRow](), list[float]()
     for node in (ROOT, *range(len(tree.token))):
@@ -52,12 +286,6 @@ def _chosen(drafting: Drafting, logits: Mapping[int, Tensor], *, one_pass: bool)
     gap = torch.tensor(short)[:, None]
     ours = torch.where(gap > TIE, gap, 0.0)
     yield HeldPair("chosen tokens", ours, torch.zeros_like(ours), tuple(rows), exact=True)
-
-
-def _shaped(tree: TreeBuilder) -> bool:
-    """Whether rules of sampling move the choice: those are searched by themselves."""
-    params = tree.context.params
-    return bool(params.penalised or params.logit_bias or tree.context.allowed is not None)
 
 
 @contextmanager
@@ -110,6 +338,8 @@ def drafter_watch(
     feeds = Feeds(drafter)
     side: HeadSide | ModelSide
     if isinstance(drafter, HeadDrafter):
+        if draft.kind not in SIDES:
+            raise UserError("a target's own next-token modules are not walked: audit judges them")
         head = head_of(draft, target.causal.model)
         if head.by_pairs and head.mask_token is not None:
             raise UserError("a head that drafts all depths in one pass is not walked: audit judges it")

@@ -1,13 +1,10 @@
-"""An engine of ours, driven through recorded steps: the recorded schedule, trees and verdicts, and all else for real.
-
-Each step is one `Engine.step`. What is computed in it runs as it does in the engine: rows and masks, forward, the move
-of accepted paths, features, the drafter's passes. What is decided is taken from the record, so that
-rounding, another dtype or another machine cannot lead the run away from what was recorded.
+"""An engine of ours, driven through recorded steps: each is one `Engine.step` with the recorded schedule, tree and
+verdict, so that rounding, another dtype or machine cannot lead the run away. All else runs as it does in the engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,6 +20,7 @@ from specscope.trace.record.records import RequestEnd, RequestStep, StepRecord
 from specscope.trace.record.tree import ROOT, DraftTree, Drawn
 
 if TYPE_CHECKING:
+    from specscope.analyze.audit.contexts import Contexts
     from specscope.analyze.audit.options import ModelSource, Options
     from specscope.engine.config import EngineConfig
     from specscope.engine.engine import Engine
@@ -52,6 +50,20 @@ def _named(source: ModelSource | None) -> str | None:
         return None
     layers, file = (source.arguments.get(key) for key in ("num_hidden_layers", "gguf_file"))
     return f"self:{layers}" if layers is not None else source.path if file is None else f"{source.path}/{file}"
+
+
+@dataclass(frozen=True)
+class WalkPlan:
+    """Whom a walk watches, and how far it goes."""
+
+    contexts: Mapping[str, Contexts]  # by request
+    until: int  # the place in the history of the last step to run
+    first: int = 0  # and of the first one
+
+    @property
+    def texts(self) -> dict[str, list[int]]:
+        """Prompt and output, by request."""
+        return {name: contexts.text for name, contexts in self.contexts.items()}
 
 
 class KVStamp(NamedTuple):
@@ -152,8 +164,7 @@ class Drive:
         """Whether committed KV is still what it was when the request's last step had run, unless it lies elsewhere."""
         for part in self._parts:
             if (before := self._stamps.pop(part.request, None)) is not None:
-                count = min(part.context_len, len(before.slots))
-                now = self._stamp(part, count)
+                now = self._stamp(part, count := min(part.context_len, len(before.slots)))
                 off = (before.sums[:, :count] != now.sums).nonzero()
                 if len(off) and torch.equal(before.slots[:count], now.slots):
                     self.overwritten.append(KVOverwritten(before.where, int(off[0, 0]), off[:, 1].unique().tolist()))
@@ -210,9 +221,7 @@ class Drive:
         """The request of a part, with the KV that it had when the step began; None where its prompt is not known."""
         from specscope.engine.request import Request
 
-        engine = self.engine
-        scheduler, room = engine.scheduler, engine.scheduler.room
-        request = self._requests.get(part.request)
+        engine, request = self.engine, self._requests.get(part.request)
         if request is None:
             known = self.history.requests[part.request]
             before = known.before(part.index - known.steps[0].index, part.position + 1)
@@ -221,14 +230,13 @@ class Drive:
                 return None
             params = replace(info.params, logprobs=None)
             request = Request(info.id, "", info.prompt_tokens.tolist(), params, info.labels, info.arrival_ns)
-            for token in before[len(request.prompt_tokens) :]:
-                request.tokens.append(token)
+            request.tokens.extend(before[len(request.prompt_tokens) :])
             request.allowed = engine.forms.allowed(params)
             self._requests[part.request] = engine.requests[part.request] = request
-            scheduler.running.append(request)
+            engine.scheduler.running.append(request)
         if request.computed != part.context_len:  # it is new, came back from the queue, or its first steps are unknown
             self._stamps.pop(part.request, None)
-            room.restore([(request, part.context_len)])
+            engine.scheduler.room.restore([(request, part.context_len)])
         return request
 
     def _as_recorded(self, part: RequestStep, draft: Draft) -> Draft:
@@ -260,14 +268,10 @@ class Drive:
 
 def _places(tree: DraftTree, drafted: DraftTree) -> dict[int, int | None]:
     """Which node of another tree each node of this one is, by their paths; None: there is none."""
-    child = {
-        (parent, token): node
-        for node, (parent, token) in enumerate(zip(drafted.parent.tolist(), drafted.token.tolist(), strict=True))
-    }
+    child = {both: node for node, both in enumerate(zip(drafted.parent.tolist(), drafted.token.tolist(), strict=True))}
     place: dict[int, int | None] = {ROOT: ROOT}
     for node, (parent, token) in enumerate(zip(tree.parent.tolist(), tree.token.tolist(), strict=True)):
-        above = place[parent]
-        place[node] = None if above is None else child.get((above, token))
+        place[node] = None if (above := place[parent]) is None else child.get((above, token))
     return place
 
 

@@ -1,17 +1,20 @@
-"""`locate` of a vLLM's capture: vLLM runs its requests again, with taps, and each forward is held against references.
-
-What a forward was fed is held against what the scheduler and the committed text say; each operation of the target
-against plain transformers, and of the drafter against the audit's head or transformers over the target's own features.
-Where a model is large its layers' borders come first, and in a second run the operations of the layer that differs.
+"""`locate` of a vLLM's capture: vLLM runs its requests again, with taps, and each forward is held against references:
+what it was fed against the scheduler and the committed text, its operations against plain transformers or the audit's
+head over the target's own features. Of a large model the layers' borders first, in a second run the layer that differs.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import os
 import re
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,21 +22,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specscope.analyze.audit.model.heads import head_of
+from specscope.analyze.audit.model.run import head_of
 from specscope.analyze.audit.options import ModelSource, Progress
 from specscope.analyze.locate.located import Location, Stage, ranked
-from specscope.analyze.locate.model.head_passes import HeadPasses
-from specscope.analyze.locate.model.reference import ModelPasses, ModelReference, ReferencePass
+from specscope.analyze.locate.model.reference import HeadPasses, ModelPasses, ModelReference, ReferencePass
 from specscope.errors import UserError
-from specscope.measure.locate.answer import HEAD, MODEL
-from specscope.measure.locate.inside_vllm import compare
-from specscope.measure.locate.inside_vllm.again import Again, chosen, job_of, remarks
-from specscope.measure.locate.inside_vllm.fed import DRAFTER, TARGET, Fed, FedText, Tapped, fed_rows, read_taps
-from specscope.measure.locate.inside_vllm.sheet import ComparisonSheet
+from specscope.measure.locate.pairs import HEAD, MODEL
+from specscope.measure.locate.tapped import (
+    DRAFTER,
+    TARGET,
+    ComparisonSheet,
+    Fed,
+    FedText,
+    Tapped,
+    choices,
+    computed,
+    drafts,
+    fed_rows,
+    inputs,
+    logits,
+    parameters,
+    read_taps,
+    target_logit_rows,
+)
 from specscope.plans.kinds import runs_head
 from specscope.trace.history.history import History, RequestHistory
-from specscope.trace.inside.settings import ALL_LAYERS, MOST_MIB
-from specscope.trace.record.params import SamplingParams
+from specscope.trace.inside.settings import ALL_LAYERS, CAPTURE, MOST_MIB, TAPS, TAPS_INSIDE, TAPS_MIB
+from specscope.trace.record.params import NO_SEED, SamplingParams, unknown_limits
 from specscope.trace.record.records import RunInfo
 from specscope.trace.record.tree import ROOT
 from specscope.trace.wire.reading import read_capture
@@ -88,14 +103,14 @@ class ComparedForwards:
         allowed = max(models.target.allowed(text.tokens).values())
         passes = ModelPasses(models.target, text.tokens, self.wanted)
         for own in (each for each in fed if each.forward.who == TARGET):
-            pairs, (at, kept) = [*compare.inputs(self.tapped, own)], compare.target_logit_rows(own)
+            pairs, (at, kept) = [*inputs(self.tapped, own)], target_logit_rows(own)
             if own.known:
                 start = int(own.positions[0])
                 right = _named(passes.feed(start, start + own.known, wanted=kept.tolist()))
                 due = right.taps["lm_head"]
-                pairs += compare.computed(own, right, torch.arange(own.known), self.target.sizes)
-                pairs += [*compare.logits(own, at, due, kept), *compare.choices(own, at, kept, params, due)]
-            self.target.add(own, [*pairs, *compare.parameters(own)], allowed)
+                pairs += computed(own, right, torch.arange(own.known), self.target.sizes)
+                pairs += [*logits(own, at, due, kept), *choices(own, at, kept, params, due)]
+            self.target.add(own, [*pairs, *parameters(own)], allowed)
         if models.head is not None or models.draft is not None:
             self._drafted(text, fed, allowed, is_greedy=params.temperature == 0 or not models.samples_drafts)
 
@@ -126,14 +141,14 @@ class ComparedForwards:
                 right = _named(passes.feed(root + 1, root + 1, [node], own.tokens.tolist(), above, [0]))
             else:
                 continue
-            pairs = [*compare.inputs(self.tapped, own)]
+            pairs = [*inputs(self.tapped, own)]
             if right is not None:
-                pairs += compare.computed(own, right, torch.arange(len(right.rows)), self.drafter.sizes)
+                pairs += computed(own, right, torch.arange(len(right.rows)), self.drafter.sizes)
                 if own.ended and known:
                     at, rows = torch.tensor([own.batch]), torch.tensor([own.last])
-                    pairs += compare.logits(own, at, right.taps["lm_head"][-1:], rows, ids)
+                    pairs += logits(own, at, right.taps["lm_head"][-1:], rows, ids)
             if is_greedy:
-                pairs += compare.drafts(own, self.tapped.drafted.get(made.step), ids)
+                pairs += drafts(own, self.tapped.drafted.get(made.step), ids)
             self.drafter.add(own, pairs, allowed)
 
 
@@ -180,10 +195,8 @@ def locate_vllm(
     names: Sequence[str] = (),
     progress: Progress = lambda *_: None,
 ) -> Location:
-    """The first operation that differs in vLLM, of the target and of its drafter. Raises UserError.
-
-    `names`: the requests that matter most, where that is known.
-    """
+    """The first operation that differs in vLLM, of the target and of its drafter. `names`: the requests that matter
+    most, where that is known. Raises UserError."""
     began, run = time.monotonic(), history.run
     assert run is not None
     requests = chosen(history, names, REQUESTS)
@@ -201,7 +214,7 @@ def locate_vllm(
                 raise UserError(f"vLLM ran again and its steps were not recorded: {remarks(Path(folder))}")
         return ComparedForwards(tapped, made, models, progress)
 
-    inside = ALL_LAYERS if _fits(models, requests, MOST_MIB) else DRAFTER
+    inside = ALL_LAYERS if _fits(models, requests) else DRAFTER
     sheets = compared(inside)
     first = sheets.target.first()  # where layers' borders alone were tapped: inside which layer it lies
     layer = None if first is None else re.match(r"layers\.(\d+)", first.wrong.name)
@@ -221,9 +234,116 @@ def locate_vllm(
     return found
 
 
-def _fits(models: WalkedModels, requests: list[RequestHistory], mib: int) -> bool:
+def _fits(models: WalkedModels, requests: list[RequestHistory]) -> bool:
     """Whether the operations of all layers can be kept."""
     config = models.target.causal.config
     tokens = sum(len(request.info.prompt_tokens) for request in requests if request.info is not None)
     tokens += 3 * sum(part.emitted for request in requests for part in request.steps)
-    return bool(tokens * config.num_hidden_layers * config.hidden_size * 4 * KEPT < mib * 2**20 / 2)
+    return bool(tokens * config.num_hidden_layers * config.hidden_size * 4 * KEPT < MOST_MIB * 2**20 / 2)
+
+
+PYTHON = "SPECSCOPE_VLLM_PYTHON"
+RUN = "specscope.vllm.again"  # the module that vLLM's Python runs
+SPECULATION = (  # what of a recorded configuration vLLM takes back; the rest follows from it
+    *("method", "num_speculative_tokens", "draft_sample_method", "prompt_lookup_max", "prompt_lookup_min"),
+    *("rejection_sample_method", "parallel_drafting", "disable_padded_drafter_batch"),
+)
+SILENT = "it said nothing"
+ENGINE = ("max_num_batched_tokens", "max_num_seqs", "enable_prefix_caching", "block_size", "async_scheduling")
+ENOUGH = 512  # tokens of an output that are made again
+
+
+@dataclass(frozen=True)
+class Again:
+    """How to start vLLM."""
+
+    command: tuple[str, ...]  # a Python that has vLLM, and what it runs; the job is the next argument
+    environment: Mapping[str, str]  # besides this process's own
+
+    @staticmethod
+    def found() -> Again:
+        """By the environment, or in this interpreter. Raises UserError."""
+        named = os.environ.get(PYTHON)
+        if named is None and importlib.util.find_spec("vllm") is None:
+            raise UserError(f"locating needs to run vLLM again: name its Python with {PYTHON}=/path/to/bin/python")
+        return Again((named or sys.executable, "-P", "-m", RUN), {})
+
+    def run(self, job: Mapping[str, Any], folder: Path, *, inside: str, mib: int) -> Path:
+        """Run a job; the capture that was made, with the taps beside it in `taps`. Raises UserError."""
+        file, capture = folder / "job.json", folder / "run.jsonl"
+        file.write_text(json.dumps(job))
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("SPECSCOPE_")}
+        environment = {"VLLM_CPU_KVCACHE_SPACE": "1", **environment}
+        environment["VLLM_USE_V2_MODEL_RUNNER"] = "1" if job["v2"] else "0"
+        environment |= {CAPTURE: str(capture), TAPS: str(folder / "taps"), TAPS_INSIDE: inside, TAPS_MIB: str(mib)}
+        environment |= self.environment
+        with (folder / "log.txt").open("w", encoding="utf-8") as log:
+            how: Any = {"env": environment, "stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
+            try:
+                done = subprocess.run([*self.command, str(file)], check=False, **how)
+            except OSError as error:
+                raise UserError(f"cannot start {self.command[0]}: {error.strerror}") from error
+        if done.returncode or not capture.exists():
+            lines = [line for line in _log(folder) if line]
+            last = ([line for line in lines if "Error" in line] or lines or [SILENT])[-1]
+            raise UserError(f"vLLM could not be run again: {last[-300:]}")
+        return capture
+
+
+def _log(folder: Path) -> list[str]:
+    return [line.strip() for line in (folder / "log.txt").read_text("utf-8", errors="replace").splitlines()]
+
+
+def remarks(folder: Path) -> str:
+    """What the plugin logged of its own failures; else that it said nothing."""
+    own = [line.partition("specscope: ")[2] for line in _log(folder) if "specscope: " in line]
+    return next((line for line in own if "failed" in line or "switched off" in line), (own or [SILENT])[-1])
+
+
+def job_of(
+    run: RunInfo, requests: Sequence[RequestHistory], target: ModelSource, draft: ModelSource | None
+) -> dict[str, Any]:
+    """What vLLM is to run: the recorded prompts and parameters, in float32, without graphs."""
+    engine = {name: run.settings[name] for name in ENGINE if name in run.settings}
+    speculation = {name: run.speculation[name] for name in SPECULATION if run.speculation.get(name)}
+    if run.draft_path and draft is not None:
+        speculation["model"] = _place(run.draft_path, draft)
+    return {
+        "v2": run.settings.get("runner") == "V2",
+        "model": _place(run.target_path, target),
+        "speculation": speculation,
+        "engine": engine | {"dtype": "float32", "max_model_len": run.max_context, "seed": run.seed},
+        "requests": [_request(request) for request in requests],
+    }
+
+
+def _place(recorded: str, given: ModelSource) -> str:
+    """vLLM loads a folder of its own kind: the one that it loaded then, where that is still there."""
+    return recorded if recorded and Path(recorded).exists() else given.path
+
+
+def _request(request: RequestHistory) -> dict[str, Any]:
+    """A request, for vLLM to make as many tokens of as were made then."""
+    assert request.info is not None
+    params, made = request.info.params, sum(part.emitted for part in request.steps)
+    return {
+        "prompt": request.info.prompt_tokens.tolist(),
+        "params": params.to_dict(),
+        "tokens": max(min(made, ENOUGH), 1),
+        "seeded": params.temperature > 0 and NO_SEED not in request.info.labels.items(),
+    }
+
+
+def can_run(request: RequestHistory) -> bool:
+    """Whether all that shaped a request is in the capture."""
+    info = request.info
+    if info is None or not len(info.prompt_tokens) or not request.steps:
+        return False
+    return not unknown_limits(info.params, info.labels) or info.params.structured_outputs is not None
+
+
+def chosen(history: History, names: Sequence[str], most: int) -> list[RequestHistory]:
+    """The requests that run again: those that are named, and the first others, in the order in which they came."""
+    able = [request for request in history.requests.values() if can_run(request)]
+    kept = {request.id for request in sorted(able, key=lambda request: request.id not in names)[:most]}
+    return [request for request in able if request.id in kept]

@@ -10,12 +10,11 @@ from specscope.analyze.audit import audit as audits
 from specscope.analyze.audit.model.causal import Causal
 from specscope.analyze.audit.options import ModelSource, Options
 from specscope.analyze.diagnose.causes import DRAFTER, LOGPROBS, TARGET
-from specscope.analyze.diagnose.judged import JudgedCase
+from specscope.analyze.diagnose.diagnosis import JudgedCase
 from specscope.analyze.diagnose.rerun.target import RIGHT, decoded
 from specscope.analyze.diagnose.run import rerun
 from specscope.analyze.findings import CheckResult, Finding
-from specscope.analyze.verify.case import Case
-from specscope.analyze.verify.trial import judge
+from specscope.analyze.verify.trial import Case, judge
 from tests.analyze.compare.runs import Made, make
 from tests.model.test_architectures import CONFIGS
 

@@ -6,8 +6,7 @@ import dataclasses
 import itertools
 from pathlib import Path
 
-from specscope.analyze.verify.case import Case
-from specscope.analyze.verify.trial import judge
+from specscope.analyze.verify.trial import Case, judge
 from specscope.trace.history.history import History
 from specscope.trace.wire.reading import read_capture
 

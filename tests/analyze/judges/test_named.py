@@ -12,8 +12,7 @@ from rich.console import Console
 from specscope import Draft, Drafter, Engine, SamplingParams
 from specscope.analyze.diagnose import healthy
 from specscope.analyze.diagnose.causes import Cause
-from specscope.analyze.diagnose.diagnosis import Suspect, settled
-from specscope.analyze.diagnose.judged import Failure
+from specscope.analyze.diagnose.diagnosis import Failure, Suspect, settled
 from specscope.analyze.diagnose.run import examine
 from specscope.analyze.diagnose.text import render_diagnosis
 from specscope.analyze.findings import CheckResult, Exit, Finding

@@ -18,13 +18,10 @@ from specscope.analyze.audit.audit import audit
 from specscope.analyze.audit.model.rows import Models, rows_of
 from specscope.analyze.audit.model.rules import Rules
 from specscope.analyze.diagnose.causes import Cause
-from specscope.analyze.locate.draws import located_draws
-from specscope.analyze.locate.formulas import located_formulas
+from specscope.analyze.locate.formulas import located_draws, located_formulas
 from specscope.analyze.locate.located import Stage
-from specscope.analyze.locate.model.other_rows import Places
-from specscope.analyze.locate.model.rules import search_sampling
-from specscope.analyze.locate.model.sampling import RIGHT, RuledRows
-from specscope.analyze.locate.model.verdicts import located_verdicts
+from specscope.analyze.locate.model.rules import located_verdicts, search_sampling
+from specscope.analyze.locate.model.sampling import RIGHT, Places, RuledRows
 from specscope.measure.judges import audit_options
 from tests.analyze.judges.edits import case_of
 from tests.analyze.locate import planted

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from specscope.analyze.findings import CheckResult
-from specscope.analyze.locate.draws import located_draws
+from specscope.analyze.locate.formulas import located_draws
 from specscope.analyze.verify.trial import judge
 from specscope.speculate.drafters import tree_builder
 from specscope.trace.record.coins import Stream, coins

@@ -11,11 +11,10 @@ import torch
 from torch import nn
 
 from specscope import Engine
-from specscope.analyze.diagnose.judged import JudgedCase
+from specscope.analyze.diagnose.diagnosis import JudgedCase
 from specscope.analyze.findings import Exit
 from specscope.analyze.locate.located import Stage
-from specscope.analyze.verify.case import Case
-from specscope.analyze.verify.trial import judge
+from specscope.analyze.verify.trial import Case, judge
 from specscope.measure.judges import audit_options
 from specscope.measure.locate.locate import locate
 from specscope.model.fast import decoder

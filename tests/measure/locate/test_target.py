@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 
 from specscope import SamplingParams
-from specscope.analyze.diagnose.judged import JudgedCase
+from specscope.analyze.diagnose.diagnosis import JudgedCase
 from specscope.analyze.findings import Exit, Reference
 from specscope.analyze.locate.located import Stage
 from specscope.measure.judges import audit_options
 from specscope.measure.locate.drive import KVOverwritten
-from specscope.measure.locate.locate import locate
-from specscope.measure.locate.walk import _overwritten
+from specscope.measure.locate.locate import _overwritten, locate
 from specscope.trace.wire.reading import read_capture
 from tests.faults.fault import in_every_engine
 from tests.faults.models import TARGET, story

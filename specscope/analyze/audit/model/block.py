@@ -1,9 +1,8 @@
 """A DFlash head in plain torch, from its published checkpoint: the logits of its blocks over a text's true features.
 
-Written independently of the engine's head, from the published convention: the features of committed positions, through
-`fc` and `hidden_norm`, are what keys and values are made of in every layer; a block is the root and mask tokens behind
-it, whose rows see those keys and each other. Its operations, and the part of a layer behind its projections, are those
-of the EAGLE head's reference. Dense attention over the whole text; no paging, no fused parts.
+Written independently of the engine's: the features of committed positions, through `fc` and `hidden_norm`, are what
+keys and values are made of in every layer; a block is the root and mask tokens behind it, whose rows see those and each
+other. Behind its projections a layer is that of the EAGLE head's reference.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Plain transformers over a request's contexts: its text as one causal pass, then the branches beside it.
 
-No paging, no tree kernels, nothing of the engine: AutoModelForCausalLM with its own attention and DynamicCache. The
-text is fed in pieces, in order. A mask lets a branch row see the text up to where it leaves it, its own ancestors and
-itself; the cache is cropped after each piece. A model with a running state (convolutions, Mamba, linear attention) has
-no mask for that: the text is fed up to where a branch leaves it, and the branch with a copy of the cache. `alone` runs
-a context by itself, as the reference for rounding.
+Nothing of the engine: AutoModelForCausalLM with its own attention and DynamicCache. A mask lets a branch row see the
+text up to where it leaves it, its ancestors and itself. A model with a running state (convolutions, Mamba, linear
+attention) has no mask for that: a branch is fed with a copy of the cache. `alone` is the reference for rounding.
 """
 
 from __future__ import annotations
@@ -27,6 +25,8 @@ PIECE = 256  # rows of a pass
 ATTENTION = frozenset(("full_attention", "sliding_attention", "chunked_attention"))  # layers with keys of each token
 
 Rows = tuple[list[int], Tensor]  # row numbers, and the logits there, float32 [rows, V]
+Layers = Sequence[int | str]
+Made = tuple[Tensor, Tensor | None]  # logits [rows, V], and features [rows, F]
 
 
 def cached(model: Any, cache: Any) -> dict[str, Any]:  # noqa: ANN401
@@ -44,13 +44,8 @@ class Causal:
         from transformers.utils import logging
 
         logging.disable_progress_bar()
-        read = partial(
-            AutoModelForCausalLM.from_pretrained,
-            source.path,
-            dtype=getattr(torch, dtype),
-            trust_remote_code=False,
-            **source.arguments,
-        )
+        how = {"dtype": getattr(torch, dtype), "trust_remote_code": False, **source.arguments}
+        read = partial(AutoModelForCausalLM.from_pretrained, source.path, **how)
         try:
             try:
                 model: Any = read(attn_implementation="sdpa")
@@ -88,10 +83,8 @@ class Causal:
 
     @torch.inference_mode()
     def rows(self, contexts: Contexts, layers: Sequence[int | str] = ()) -> Iterator[tuple[Rows, Tensor | None]]:
-        """The logits of all rows that are needed, a piece at a time, with the features of each piece of the text.
-
-        Only as much of the text is fed as the last judged step needs. In a model with a running state each branch
-        continues a copy of what the text left.
+        """The logits of all rows that are needed, a piece at a time, with the features of each piece of the text. Only
+        as much of the text is fed as the last judged step needs.
         """
         from transformers import DynamicCache
 
@@ -116,17 +109,11 @@ class Causal:
             cache.crop(-len(rows))
 
     @torch.inference_mode()
-    def forward(
-        self,
-        tokens: Sequence[int],
-        keep: list[int],
-        layers: Sequence[int | str],
-        **arguments: Any,  # noqa: ANN401
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, tokens: Sequence[int], keep: list[int], layers: Layers, **how: Any) -> Made:  # noqa: ANN401
         """A pass: the logits of the rows `keep`, and the features of `layers`."""
         ids = torch.tensor([list(tokens)], device=self.device)
         wanted = torch.tensor(keep, dtype=torch.long, device=self.device)
-        out = self.model(input_ids=ids, logits_to_keep=wanted, output_hidden_states=bool(layers), **arguments)
+        out = self.model(input_ids=ids, logits_to_keep=wanted, output_hidden_states=bool(layers), **how)
         logits = out.logits[0] if out.logits.shape[1] == len(keep) else out.logits[0][wanted]
         return logits.float(), self._features(out, layers) if layers else None
 

@@ -1,8 +1,7 @@
 """An EAGLE head in plain torch, from its published checkpoint: its logits along a text's true features.
 
-Written independently of the engine's head, from the published convention: a pair of the target's feature at t and the
-token at t + 1 predicts the token at t + 2. In a tree below the root, a node's feature is the head's output at its
-parent. Dense attention over the whole text; no paging, no fused parts.
+Written independently of the engine's: a pair of the target's feature at t and the token at t + 1 predicts the token at
+t + 2; in a tree below the root, a node's feature is the head's output at its parent. Dense attention over all the text.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from specscope.whole_file import read_object
 
 STEPS = 64  # steps whose trees are run together
 PARTIAL = "partial_rotary_factor"
+LEFT_OUT = ("architectures", "torch_dtype", "dtype", "layer_types", PARTIAL)
 CHUNK = 512  # rows of the text that are run together
 KV = tuple[Tensor, Tensor, Tensor]  # keys, rotated, and values of one layer, [rows, KV heads, size] each; positions
 # What an operation gave, by its name: [rows, ...], or [rows, heads, keys] for the logarithms of attention's weights
@@ -156,14 +156,12 @@ class Head:
         for name, window, (keys, values, places) in zip(self.names, self.windows, before, strict=True):
             if after:
                 projected = self._norm(f"{name}.input_layernorm", x)
-            attention = f"{name}.self_attn"
+            own = f"{name}.self_attn"
             query, key = (
-                self._tapped(
-                    f"{attention}.{what}", self._turn(self._split(f"{attention}.{part}", projected), positions)
-                )
+                self._tapped(f"{own}.{what}", self._turn(self._split(f"{own}.{part}", projected), positions))
                 for what, part in (("query", "q_proj"), ("key", "k_proj"))
             )
-            value = self._split(f"{attention}.v_proj", projected)
+            value = self._split(f"{own}.v_proj", projected)
             after.append((torch.cat([keys, key]), torch.cat([values, value]), torch.cat([places, positions])))
             reach = seen & (after[-1][2] > positions[:, None] - window) if window else seen
             x = self._layer(name, x, query, reach, after[-1])
@@ -177,10 +175,8 @@ class Head:
 
     def _layer(self, name: str, residual: Tensor, query: Tensor, seen: Tensor, kv: KV) -> Tensor:
         """What follows the projections in one decoder layer: [N, width]."""
-        keys, values = (
-            self._tapped(f"{name}.self_attn.{what} read", x) for what, x in zip(("keys", "values"), kv, strict=False)
-        )
-        key, value = (x.repeat_interleave(self.heads // x.shape[1], dim=1) for x in (keys, values))
+        read = [self._tapped(f"{name}.self_attn.{what} read", x) for what, x in (("keys", kv[0]), ("values", kv[1]))]
+        key, value = (x.repeat_interleave(self.heads // x.shape[1], dim=1) for x in read)
         scores = (torch.einsum("nhd,khd->hnk", query, key) / query.shape[-1] ** 0.5).masked_fill(~seen, -torch.inf)
         if self.tap is not None:
             self.tap(f"{name}.self_attn.scores", scores.log_softmax(-1, dtype=torch.float32).transpose(0, 1))
@@ -205,10 +201,8 @@ class Head:
         return x
 
     def _linear(self, name: str, x: Tensor) -> Tensor:
-        given = self._tapped(f"{name}:in", x)
-        return self._tapped(
-            name, functional.linear(given, self.weights[name + ".weight"], self.weights.get(name + ".bias"))
-        )
+        weight, bias = self.weights[name + ".weight"], self.weights.get(name + ".bias")
+        return self._tapped(name, functional.linear(self._tapped(f"{name}:in", x), weight, bias))
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
         return self._tapped(name, self._normed(name, self._tapped(f"{name}:in", x)))
@@ -221,7 +215,7 @@ class Head:
     @property
     def size(self) -> int:
         """Channels of a key."""
-        return int(self.weights["midlayer.self_attn.q_proj.weight"].shape[0]) // self.heads
+        return len(self.weights["midlayer.self_attn.q_proj.weight"]) // self.heads
 
     def _split(self, name: str, projected: Tensor) -> Tensor:
         split: Tensor = self._linear(name, projected).unflatten(-1, (-1, self.size))
@@ -239,9 +233,8 @@ class Head:
 
     @torch.inference_mode()
     def rows(self, contexts: Contexts, features: Tensor, asked: Sequence[Ask]) -> Iterator[tuple[list[Ask], Tensor]]:
-        """The logits at the parents asked for. features [L, F]: the target's, along the text.
-
-        A pair is a feature and the token after it. A step whose root has no pair is skipped.
+        """The logits at the parents asked for. features [L, F]: the target's, along the text. A step whose root has no
+        pair of a feature and the token after it is skipped.
         """
         text, pairs, by_step = pairs_of(contexts, features, asked)
         if not by_step:
@@ -281,9 +274,8 @@ class Head:
         """For a P-EAGLE head: all nodes of a depth share the logits of its row, which sees the mask rows before it."""
         if not below:
             return
-        deepest = {id(step): (step, 0) for step, _ in below}
-        for step, node in below:
-            deepest[id(step)] = step, max(deepest[id(step)][1], depth_of(step, node))
+        by_depth = sorted(below, key=lambda ask: depth_of(*ask))
+        deepest = {id(step): (step, depth_of(step, node)) for step, node in by_depth}
         rows = [(step, depth) for step, most in deepest.values() for depth in range(1, most + 1)]
         hidden = self.combine(self.weights["mask_hidden"].view(1, -1)).expand(len(rows), -1)
         positions = torch.tensor([slot_of(step) + depth for step, depth in rows])
@@ -317,10 +309,8 @@ def _seen(
 
 
 def pairs_of(contexts: Contexts, features: Tensor, asked: Sequence[Ask]) -> tuple[Tensor, int, dict[int, list[Ask]]]:
-    """The text's tokens, how many pairs of a feature and the token after it there are, and what is asked of each step.
-
-    By the step's id; without those whose root has no pair.
-    """
+    """The text's tokens, how many pairs of a feature and the token after it there are, and by the step's id what is
+    asked of each whose root has a pair."""
     text = torch.tensor(contexts.text[: len(features) + 1])
     pairs = min(len(features), len(text) - 1)
     by_step: dict[int, list[Ask]] = {}
@@ -346,13 +336,12 @@ def _read(folder: Path) -> dict[str, Tensor]:
 
 def _llama(config: dict[str, Any], turned: int) -> dict[str, Any]:
     """A config for a layer whose heads are only the rotated channels."""
-    left_out = ("architectures", "torch_dtype", "dtype", "layer_types", PARTIAL)
-    layer = {
-        name: {key: x for key, x in value.items() if key not in left_out} if isinstance(value, dict) else value
-        for name, value in config.items()
-        if name not in left_out
-    }
-    return {**layer, "num_hidden_layers": 1, "head_dim": turned}
+
+    def kept(values: dict[str, Any]) -> dict[str, Any]:
+        both = ((key, kept(value) if isinstance(value, dict) else value) for key, value in values.items())
+        return {key: value for key, value in both if key not in LEFT_OUT}
+
+    return {**kept(config), "num_hidden_layers": 1, "head_dim": turned}
 
 
 def _layers(config: dict[str, Any], layers: int) -> tuple[int, ...]:

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specscope.analyze.audit.contexts import Ask, AuditedStep, Contexts
-from specscope.analyze.audit.model.causal import Rows
-from specscope.analyze.audit.model.form import RequestForms
-from specscope.analyze.audit.model.rules import Rules
-from specscope.analyze.audit.tally import NEAR_TIE, NO_P, SUMMED, Bounds, Tallies, conditional, span, within
+from specscope.analyze.audit.model.causal import Causal, Rows
+from specscope.analyze.audit.model.rules import RequestForms, Rules
+from specscope.analyze.audit.tally import NEAR_TIE, NO_P, SUMMED, Bounds, Tallies, Tally, conditional, span, within
 from specscope.analyze.findings import Reference
 from specscope.trace.record.notes import TEXT
 from specscope.trace.record.params import FORM, UNREAD, SamplingParams, untold_limits
+from specscope.trace.record.privacy import NO_TOKEN
 from specscope.trace.record.records import FinalKind, ParentNotes, RequestStep
 from specscope.trace.record.tree import ROOT, Drawn
 
@@ -67,9 +67,7 @@ class _Judge:
         self.tallies[name].compare(where, recorded, judged, allowed, text, cuts=cuts)
 
     def tops(self, name: str, where: Reference, tokens: NDArray[Any], told: NDArray[Any], raw: Tensor) -> None:
-        """Count the likeliest tokens of a row, with what was told of them: by the first that rounding does not allow,
-        else the last.
-        """
+        """Count the likeliest tokens of a row by the first whose p rounding does not allow, else by the last."""
         for token, recorded in zip(tokens.tolist(), told.tolist(), strict=True):
             judged = _of(raw, token)
             if not within(recorded, allowed := span(judged, self.raw_slack)):
@@ -155,31 +153,26 @@ class TargetJudge(_Judge):
 
     def _sampled(self, step: AuditedStep, parent: int, shaped: Tensor, p: Tensor) -> None:
         verdict, tree, notes = step.verdict, step.part.tree, step.part.parents
-        children, taken = self._told(step, parent), []
-        for child in children:
+        taken = dict[int, Bounds]()
+        for child in self._told(step, parent):
             token, recorded = int(tree.token[child]), float(verdict.p[child])
-            taken.append((token, self.bounds(shaped, p, token, recorded)))
-            self.compare("target p", step.at(child), recorded, float(p[token]), taken[-1][1])
+            taken[token] = self.bounds(shaped, p, token, recorded)
+            self.compare("target p", step.at(child), recorded, float(p[token]), taken[token])
         if parent != step.leaf:
             return
         if verdict.tells_outcome_alone:
             self.tallies["final p"].left[NO_P] += 1
             return
-        token = verdict.token
-        if notes is not None:
-            recorded = notes.final_target_p
-            allowed = self.bounds(shaped, p, token, recorded)
-            self.compare("final p", step.at(None), recorded, float(p[token]), allowed)
-            return
-        recovered = verdict.kind is FinalKind.RECOVERED
-        known = not recovered or all(tree.drawn[child] == Drawn.DETERMINISTIC for child in children)
-        if not known or len(tree) in verdict.forced:
-            return
-        # The final token's p in the residual; rejected siblings here are deterministic, each takes its p away
-        rejected = dict(taken) if recovered else {}
-        left = 1 - sum(float(p[other]) for other in rejected)
-        allowed = conditional(self.bounds(shaped, p, token, verdict.final_p), list(rejected.values()))
-        self.compare("final p", step.at(None), verdict.final_p, float(p[token]) / left if left > 0 else 0.0, allowed)
+        token, recorded = verdict.token, verdict.final_p if notes is None else notes.final_target_p
+        judged, allowed = float(p[token]), self.bounds(shaped, p, token, recorded)
+        if notes is None and verdict.kind is FinalKind.RECOVERED:
+            # Its p in the residual; a deterministic sibling that was rejected takes its p away
+            left = 1 - sum(float(p[other]) for other in taken)
+            judged, allowed = judged / left if left > 0 else 0.0, conditional(allowed, list(taken.values()))
+            if any(tree.drawn[child] != Drawn.DETERMINISTIC for child in tree.children(parent)):
+                return
+        if notes is not None or len(tree) not in verdict.forced:
+            self.compare("final p", step.at(None), recorded, judged, allowed)
 
     def _raw(self, step: AuditedStep, parent: int, raw: Tensor, notes: ParentNotes) -> None:
         """Raw p of each child and of the target's likeliest tokens, where the parent was tried."""
@@ -221,20 +214,17 @@ class DrafterJudge(_Judge):
         if not asked:
             return
         shaped = self.shaped(asked, logits)
-        first = [drafted_by_model(step.part, parent)[0] for step, parent in asked]
-        drawn = [
-            step.part.tree.drawn[child] != Drawn.DETERMINISTIC for (step, _), child in zip(asked, first, strict=True)
-        ]
-        q = self.rules.scores(shaped).softmax(-1) if any(drawn) else shaped
-        for index, (step, parent) in enumerate(asked):
-            if drawn[index]:
-                self._drawn(step, parent, shaped[index], q[index])
+        every = self.rules.scores(shaped).softmax(-1) if any(step.part.tree.is_sampled for step, _ in asked) else shaped
+        for (step, parent), raw, row, q in zip(asked, logits, shaped, every, strict=True):
+            first = drafted_by_model(step.part, parent)[0]
+            if step.part.tree.drawn[first] != Drawn.DETERMINISTIC:
+                self._drawn(step, parent, row, q)
             else:
-                self._likeliest(step, parent, shaped[index])
-            notes, row = step.part.parents, _place(step.part.parents, parent)
-            if notes is not None and row >= 0 and notes.draft_top.shape[1]:
-                tops, where = (notes.draft_top[row], notes.draft_top_p[row]), step.at(first[index])
-                self.tops("drafter top tokens", where, *tops, logits[index].softmax(-1))
+                self._likeliest(step, parent, row)
+            notes, place = step.part.parents, _place(step.part.parents, parent)
+            if notes is not None and place >= 0 and notes.draft_top.shape[1]:
+                tops = (notes.draft_top[place], notes.draft_top_p[place])
+                self.tops("drafter top tokens", step.at(first), *tops, raw.softmax(-1))
 
     def _drawn(self, step: AuditedStep, parent: int, shaped: Tensor, q: Tensor) -> None:
         """Siblings drawn from q. The recorded q is that before any sibling was removed."""
@@ -281,9 +271,8 @@ class DrafterJudge(_Judge):
         return low, high
 
     def _likeliest(self, step: AuditedStep, parent: int, shaped: Tensor) -> None:
-        """Siblings are the likeliest tokens, the best first; at a near tie either order is right.
-
-        Ranked with a text's nodes, which are left out here, any of the likeliest may be left.
+        """Siblings are the likeliest tokens, the best first, or at a near tie in either order; ranked with a text's
+        nodes, any of the likeliest may be left.
         """
         tree, notes, tally = step.part.tree, step.part.notes, self.tallies["drafter tokens"]
         children, beside = drafted_by_model(step.part, parent), step.part.is_ranked_with_text
@@ -298,3 +287,78 @@ class DrafterJudge(_Judge):
             differs = not (behind if beside else abs(behind)) <= self.slack  # also where both are least
             text = f"{tally.show(token)}, but the drafter's choice {place + 1} is {tally.show(choice)}"
             tally.add(step.at(child), differs=differs, recorded=token, judged=choice, text=text)
+
+
+LEAST = 2e-3  # relative error of a norm that is rounding in float32: kernels add up in another order
+SAFETY = 4.0  # times the largest error that the target's own dtype made on a few texts
+
+Norms = NDArray[np.float32]  # [T, layers]
+Layers = Sequence[int | str]
+
+
+def norms_of(states: Tensor, layers: int) -> Norms:
+    """[T, layers] the norm of each layer's hidden states in [T, layers * width]."""
+    norms: Norms = torch.stack([part.norm(dim=-1) for part in states.chunk(layers, -1)], dim=-1).float().cpu().numpy()
+    return norms
+
+
+def allowed_error(rounded: Sequence[tuple[Tensor, Tensor]], layers: int) -> float:
+    """The relative error of a norm that rounding explains. `rounded`: states in the capture's dtype, and exact ones."""
+    errors = [_errors(norms_of(low, layers), norms_of(exact[: len(low)], layers)) for low, exact in rounded if len(low)]
+    return max([LEAST, *(SAFETY * float(error.max()) for error in errors if error.size)])
+
+
+def judge_fed(
+    causal: Causal, layers: Layers, plans: Sequence[Contexts], features: Mapping[str, Tensor], allowed: float, to: Tally
+) -> None:
+    """Compare the rows that fed the head in each step. features: of each request, [T, layers * width]."""
+    looks: str | None = None  # of the first step that differs
+    for contexts in (contexts for contexts in plans if len(features[contexts.request])):
+        states = features[contexts.request]
+        right, end = norms_of(states, len(layers)), min(len(states), len(contexts.text) - 1)
+        for step in contexts.steps:
+            notes = step.part.notes
+            if notes is None or notes.fed_norms.shape[1:] != (len(layers),):
+                continue
+            known = notes.fed_position < min(step.part.position, end)
+            positions, norms, tokens = notes.fed_position[known], notes.fed_norms[known], notes.fed_token[known]
+            if not len(positions):
+                continue
+            texts, errors = np.array(contexts.text)[positions + 1], _errors(norms, right[positions])
+            row, layer = map(int, np.unravel_index(int(errors.argmax()), errors.shape))
+            differs, recorded = bool(errors[row, layer] > allowed), float(norms[row, layer])
+            judged = float(right[positions[row], layer])
+            text = f"layer {layers[layer]}, position {positions[row]}: a norm of {recorded:.4g}, not {judged:.4g}"
+            if other := np.flatnonzero((tokens != texts) & (tokens != NO_TOKEN)).tolist():
+                differs, recorded, judged = True, float(tokens[other[0]]), float(texts[other[0]])
+                fed, wanted = to.show(int(recorded)), to.show(int(judged))
+                text = f"{fed} was fed at position {positions[other[0]]}, where the text has {wanted}"
+            elif differs and looks is None:
+                looks = _likeness(causal, layers, contexts, norms, positions, allowed)
+            to.add(step.where, differs=differs, recorded=recorded, judged=judged, text=text)
+    to.about += f"; it looks like {looks}" if looks else ""
+
+
+def _errors(norms: Norms, right: Norms) -> Norms:
+    errors: Norms = np.abs(norms - right) / np.maximum(right, 1e-30)
+    return errors
+
+
+def _likeness(
+    causal: Causal, layers: Layers, contexts: Contexts, norms: Norms, positions: NDArray[np.int32], allowed: float
+) -> str:
+    """Whose hidden states they are, by the norms of all layers: another position's, or other layers'; "" elsewhere."""
+    every = (*range(int(causal.config.num_hidden_layers)), "final")
+    states = causal.alone(contexts.text[: int(positions.max()) + 2], every)[1]
+    assert states is not None
+    known, last = norms_of(states, len(every)), len(every) - 1
+    own = [last if layer == "final" else int(layer) for layer in layers]
+    for by, where in ((-1, "before"), (1, "after")):
+        near = np.clip(positions + by, 0, len(known) - 1)
+        if np.median(_errors(norms, known[near][:, own])) < allowed:
+            return f"the hidden states of the position {where}"
+    errors = np.median(_errors(norms[:, :, None], known[positions][:, None]), axis=0)  # [layers, every]
+    best = errors.argmin(axis=1).tolist()
+    if errors.min(axis=1).max() >= allowed or best == own:
+        return ""
+    return f"layers {', '.join(str(every[layer]) for layer in best)} instead of {', '.join(map(str, layers))}"

@@ -14,10 +14,10 @@ from specscope.analyze.audit.audit import Audit
 from specscope.analyze.audit.contexts import AuditedStep, Contexts, contexts_of
 from specscope.analyze.audit.model.causal import Causal
 from specscope.analyze.audit.model.head import Head
-from specscope.analyze.audit.model.heads import head_of
 from specscope.analyze.audit.model.judge import AskedRows, by_ask, drafted_by_model
+from specscope.analyze.audit.model.run import head_of
 from specscope.analyze.audit.options import Options
-from specscope.analyze.verify.case import Case, Step
+from specscope.analyze.verify.trial import Case, Step
 from specscope.plans.kinds import runs_head
 from specscope.trace.record.tree import Floats, Ints
 

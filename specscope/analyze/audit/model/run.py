@@ -1,6 +1,5 @@
-"""An audit's passes: load, measure how far rounding goes, then judge request by request.
-
-A capture may hold anything. A request on which a judge fails is left out and named; the others are judged.
+"""An audit's passes: load, measure how far rounding goes, then judge request by request. A capture may hold anything:
+a request on which a judge fails is left out and named.
 """
 
 from __future__ import annotations
@@ -13,13 +12,21 @@ import torch
 from torch import Tensor
 
 from specscope.analyze.audit.contexts import Contexts
+from specscope.analyze.audit.model.block import BlockHead
 from specscope.analyze.audit.model.causal import Causal
-from specscope.analyze.audit.model.fed import allowed_error, judge_fed
-from specscope.analyze.audit.model.form import RequestForms
 from specscope.analyze.audit.model.head import Head
-from specscope.analyze.audit.model.heads import head_of
-from specscope.analyze.audit.model.judge import AskedRows, DrafterJudge, TargetJudge, by_ask, drafter_asks
-from specscope.analyze.audit.options import Options, Progress
+from specscope.analyze.audit.model.judge import (
+    AskedRows,
+    DrafterJudge,
+    TargetJudge,
+    allowed_error,
+    by_ask,
+    drafter_asks,
+    judge_fed,
+)
+from specscope.analyze.audit.model.mtp import Modules
+from specscope.analyze.audit.model.rules import RequestForms
+from specscope.analyze.audit.options import ModelSource, Options, Progress
 from specscope.analyze.audit.tally import EMBEDDING, FED, TARGET, Tallies
 from specscope.analyze.findings import CheckResult, Finding
 from specscope.errors import UserError, first_line
@@ -38,8 +45,17 @@ ALIKE = 0.3  # cosine: rows of two unrelated embeddings lie within a few hundred
 LEAST_KNOWN = "bfloat16"  # where a capture does not say its dtype
 # How a judge fails on unexpected input: shapes, places, numbers
 FAULTS = (RuntimeError, ValueError, LookupError, TypeError, ArithmeticError, AssertionError)
+Judge = TargetJudge | DrafterJudge
 RowsOf = Callable[[Contexts], Iterator[AskedRows]]
 Scores = Iterator[tuple[Any, Tensor]]  # by any key, a row of log probabilities
+
+
+HEADS: Mapping[str, Callable[[ModelSource, Any], Head]] = {"eagle": Head, "dflash": BlockHead, "mtp": Modules}
+
+
+def head_of(source: ModelSource, target: Any) -> Head:  # noqa: ANN401
+    """The reference of a head over the transformers model that it continues. Raises UserError."""
+    return HEADS[source.kind](source, target)
 
 
 def failure(error: BaseException) -> str:
@@ -93,28 +109,22 @@ class Passes:
             self.unjudged.append(f"The drafter{of_model} was not judged: {why}.")
 
     def _each(
-        self,
-        kind: type[TargetJudge | DrafterJudge],
-        plans: Sequence[Contexts],
-        forms: RequestForms | None,
-        rows: RowsOf,
+        self, kind: type[Judge], plans: Sequence[Contexts], forms: RequestForms | None, slack: float, rows: RowsOf
     ) -> bool:
         """Judge the rows of each request; one on which that fails is left out. Whether none was."""
-        lost, done, who = dict[str, str](), 0, kind.who
-        slack = self.slack if kind is TargetJudge else self.draft_slack
+        lost, done = list[tuple[str, str]](), 0
         for contexts in plans:
             try:
                 of_request = kind(contexts, slack, self.tallies, forms, self.top)
                 for asked, logits in rows(contexts):
                     of_request.take(asked, logits)
             except (UserError, *FAULTS) as error:
-                lost[contexts.request] = failure(error)
+                lost.append((contexts.request, failure(error)))
             done += len(contexts.steps)
-            self.progress(who, done, self.steps)
-        if lost:
-            first, why = next(iter(lost.items()))
+            self.progress(kind.who, done, self.steps)
+        for first, why in lost[:1]:
             where = f"{plural(len(lost), 'request')}, the first {first}"
-            self.unjudged.append(f"The {who} was not judged at {where}: {why}.")
+            self.unjudged.append(f"The {kind.who} was not judged at {where}: {why}.")
         return not lost
 
     def _target(self) -> bool:
@@ -141,7 +151,7 @@ class Passes:
                     pieces[contexts.request].append(piece.cpu())
                 yield from by_ask([some], asks)
 
-        all_judged = self._each(TargetJudge, self.plans, self.forms, rows)
+        all_judged = self._each(TargetJudge, self.plans, self.forms, self.slack, rows)
         self.features = {request: torch.cat(parts) for request, parts in pieces.items()}
         if head is not None:
             pairs = [(low, self.features[contexts.request]) for contexts, low in rounded if low is not None]
@@ -161,7 +171,7 @@ class Passes:
         plans = [contexts.within(causal.vocab) for contexts in self.plans]
         self.draft_slack = calibrate(causal, self.run.dtype, _short(plans))
         by_asks = lambda each: by_ask((rows for rows, _ in causal.rows(each)), drafter_asks(each))  # noqa: E731
-        self._each(DrafterJudge, plans, forms, by_asks)
+        self._each(DrafterJudge, plans, forms, self.draft_slack, by_asks)
         return ""
 
     def _head(self, head: Head) -> str:
@@ -173,7 +183,8 @@ class Passes:
         head.to(torch.float32)
         scores = (pair for each, _ in self.rounded for pair in _of_head(head, each, self.features[each.request]))
         self.draft_slack = _slack(self.run.dtype, known, scores, HEAD_SAFETY)
-        self._each(DrafterJudge, self.plans, self.forms, lambda each: _drafted(head, each, self.features[each.request]))
+        rows = lambda each: _drafted(head, each, self.features[each.request])  # noqa: E731
+        self._each(DrafterJudge, self.plans, self.forms, self.draft_slack, rows)
         return ""
 
     def _embedding(self, head: Head) -> None:
@@ -217,10 +228,8 @@ def _slack(dtype: str, known: Mapping[Any, tuple[Tensor, Tensor]], scores: Score
     off = [float((row[known[key][1]] - known[key][0]).abs().max()) for key, row in scores if key in known]
     largest, least = max([0.0, *off]), 4 * ROUNDING.get(dtype, ROUNDING[LEAST_KNOWN])
     if largest > ABSURD * least:
-        raise UserError(
-            f"the judge disagrees with itself: log probabilities differ by {largest:.2g} when contexts share a pass, "
-            f"far more than {dtype} rounding; this model cannot be audited"
-        )
+        why = f"log probabilities differ by {largest:.2g} when contexts share a pass, far more than {dtype} rounding"
+        raise UserError(f"the judge disagrees with itself: {why}; this model cannot be audited")
     return max(least, safety * largest)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,14 +14,13 @@ from torch import Tensor
 from specscope.analyze.audit.contexts import Ask, AuditedStep, Contexts, contexts_of
 from specscope.analyze.audit.model.block import BlockHead
 from specscope.analyze.audit.model.head import KV, Head
+from specscope.analyze.audit.model.mtp import Modules
 from specscope.analyze.audit.model.rows import Models
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.diagnose.rerun import target
-from specscope.analyze.verify.case import Case, Step
+from specscope.analyze.verify.trial import Case, Step
 from specscope.plans.plan import DynamicPlan
 from specscope.trace.record.tree import ROOT
-
-LONGEST = 12  # steps of another request of the batch that are run for its features
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,6 @@ class Along:
     features: Tensor  # [T, F] as the head should be fed
     text: Tensor  # [T, every layer, width]; no layer for a head that is fed what leaves the last
     nodes: dict[int, Tensor]  # by the step's index: [n + 1, every layer, width] at the root and each node
-    # What enters the layers at the row before the request's own in the batch of a step, [every layer, width]; None:
-    # unknown. By the step's index; for the batch's first row that is its last one.
-    before: Callable[[int], Tensor | None]
 
     def fed(self, states: Tensor, layers: Sequence[Any] = ()) -> Tensor:
         """Of [..., every layer, width] what the head is fed, [..., F]."""
@@ -46,12 +43,6 @@ class Along:
     def places(self) -> Tensor:
         """[T] of the text."""
         return torch.arange(len(self.text))
-
-    @property
-    def prompt(self) -> list[int]:
-        """Its tokens; none where they are not known."""
-        info = self.steps[0].visit.request.info
-        return [] if info is None else info.prompt_tokens.tolist()
 
     @property
     def accepted(self) -> list[tuple[Step, int, int]]:
@@ -108,25 +99,6 @@ def _of_nodes(along: Along) -> Tensor:
     return features
 
 
-def _rows_before(along: Along) -> Tensor:
-    """Each row of a pass gets the features of the previous row in the batch, another request's too."""
-    features, judged = along.features.clone(), {step.part.index: step for step in along.steps}
-    for part in along.steps[0].visit.request.steps:
-        if part.index in judged:
-            step = judged[part.index]
-            first, path = step.after - 1, step.verdict.path.tolist()[: max(len(features) - step.after, 0)]
-            # Row i + 1 is node i's
-            features[step.after : step.after + len(path)] = along.fed(along.nodes[part.index])[path]
-        elif part.index < along.steps[-1].part.index and part.prefill_tokens:
-            first, end = part.context_len, part.context_len + part.prefill_tokens
-            features[first + 1 : end] = along.features[first : end - 1]
-        else:
-            continue
-        if first < len(features) and (row_before := along.before(part.index)) is not None:
-            features[first] = along.fed(row_before)
-    return features
-
-
 def _by(along: Along, higher: int) -> Tensor:
     """Layers so much higher."""
     last = along.text.shape[1] - 1
@@ -135,17 +107,16 @@ def _by(along: Along, higher: int) -> Tensor:
 
 def _behind_chunks(along: Along) -> list[int]:
     """The prompt's last token behind each of its prefill chunks but the last, in place of the next one."""
-    tokens, prompt = list(along.contexts.text), along.prompt
+    tokens, prompt = list(along.contexts.text), along.contexts.prompt_len
     for part in along.steps[0].visit.request.steps:
         place = part.context_len + part.prefill_tokens
-        if 0 < place < len(prompt) and part.verdict is None:
-            tokens[place] = prompt[-1]
+        if 0 < place < prompt and part.verdict is None:
+            tokens[place] = tokens[prompt - 1]
     return tokens
 
 
 FEEDS: dict[str, Feed] = {
     "the features of the previous position": lambda along: _from(along, along.places - 1),
-    "the features of the row before in the batch": _rows_before,
     "the features of two positions before": lambda along: _from(along, along.places - 2),
     "the features of the next position": lambda along: _from(along, along.places + 1),
     "the features of the tree's first nodes for the accepted ones": _of_nodes,
@@ -279,9 +250,8 @@ class HeadAgain:
     def rows(
         self, steps: Sequence[Step], mistake: HeadMistake, back: int | None, *, every: bool
     ) -> Iterator[tuple[Step, target.Rows]]:
-        """The last of some first steps, or every one, with its logits at root and nodes.
-
-        The mistake is at work on the rows that were fed `back` steps before the last; None: on all.
+        """The last of some first steps, or every one, with its logits at root and nodes. The mistake is at work on the
+        rows that were fed `back` steps before the last; None: on all.
         """
         head = self.head
         if not head.can_run(mistake, back):
@@ -332,20 +302,94 @@ class HeadAgain:
                 text[:, list(layers) if inner else [0]].flatten(1),
                 text,
                 {step.part.index: target.decoded(self.target, step, right, cache, every) for step in steps if inner},
-                lambda index: self._row_before(steps[0].request, index),
             )
         return self._along[key]
 
-    def _row_before(self, request: str, index: int) -> Tensor | None:
-        """Of a request's step: what `Along.before` gives."""
-        visits = (visit for visit in self.case.visits if (visit.request.id, visit.part.index) == (request, index))
-        batch = next(visits).record.requests
-        other = batch[[part.request for part in batch].index(request) - 1]
-        steps = [step for step in self.case.steps if step.request == other.request][:LONGEST]
-        if not steps or steps[0].last is not None:
-            return None
-        along = self._known(steps)
-        if other.index in along.nodes:
-            return along.nodes[other.index][-1]
-        last = other.context_len + other.prefill_tokens - 1
-        return along.text[last] if other.prefill_tokens and last < len(along.text) else None
+
+_built = partial(HeadMistake, cause=Cause.DRAFTER_BUILT)
+OF_FEEDS = {  # as of a head, in words of their own
+    "the states of the previous position": FEEDS["the features of the previous position"],
+    "the states of the next position": FEEDS["the features of the next position"],
+    "no states at all": FEEDS["no features at all"],
+}
+OF_TURNS = ("drafted nodes one position too far", "drafted nodes one position too near", "no rotary positions")
+OF_MODULES = (
+    _built("no norm of the embedding", joined=lambda norm, token, state: (token, norm("hnorm", state))),
+    _built("no norm of the state", joined=lambda norm, token, state: (norm("enorm", token), state)),
+    _built("neither norm before the projection", joined=lambda norm, token, state: (token, state)),
+    _built("the two norms swapped", joined=lambda norm, token, state: (norm("hnorm", token), norm("enorm", state))),
+    _built(
+        "state and embedding swapped", joined=lambda norm, token, state: (norm("hnorm", state), norm("enorm", token))
+    ),
+    _built("no norm after the layer", final=False),
+    _built("the modules in reverse order", order=lambda module, count: count - 1 - module),
+    _built("the next module at each depth", order=lambda module, count: (module + 1) % count),
+    _built("the first module at every depth", order=lambda module, count: 0),
+    _built("the state that was fed to the previous module", is_older=True),
+    *(HeadMistake(name, Cause.DRAFTER_FED, feed=feed) for name, feed in OF_FEEDS.items()),
+    *(HeadMistake(name, Cause.ROTARY_POSITIONS, turned=TURNS[name]) for name in OF_TURNS),
+)
+
+
+class MovedModules(MovedHead, Modules):
+    """Modules under a mistake."""
+
+    _works = torch.ones(0, dtype=torch.bool)  # [N] of the rows that run
+
+    def _order(self, order: Callable[[int, int], int]) -> list[int]:
+        return [order(module, len(self.blocks)) for module in range(len(self.blocks))]
+
+    def can_run(self, mistake: HeadMistake, back: int | None) -> bool:
+        """What one module's layer wrote, another does not read."""
+        order = self._order(mistake.order)
+        return back is None or order == sorted(order)
+
+    @contextmanager
+    def under(self, mistake: HeadMistake) -> Iterator[None]:
+        """A mistake is at work meanwhile."""
+        known, order = (self.blocks, self.modules), self._order(mistake.order)
+        self.blocks, self.modules = ([each[module] for module in order] for each in known)
+        try:
+            with super().under(mistake):
+                yield
+        finally:
+            self.blocks, self.modules = known
+
+    def prepare(self, tokens: Tensor, hidden: Tensor, module: int = 0) -> tuple[Tensor, Tensor]:
+        """What a module's layer takes: as it should be, and by mistake."""
+        right, _ = super().prepare(tokens, hidden, module)
+        both = self.mistake.joined(super()._norm, self.embedding[tokens], hidden)
+        return right, self._linear("eh_proj", torch.cat(both, dim=-1))
+
+    def run(
+        self, prepared: tuple[Tensor, Tensor], positions: Tensor, seen: Tensor, before: Sequence[KV], module: int = 0
+    ) -> tuple[Tensor, list[KV]]:
+        """As of right modules."""
+        self._works = self._at(positions)
+        joined = torch.where(self._works[:, None], prepared[1], prepared[0])
+        return super().run((joined, joined), positions, seen, before, module)
+
+    def places(self, positions: Tensor, module: int) -> Tensor:
+        """Of the tokens."""
+        right = super().places(positions, module)
+        return torch.where(self._works, self.mistake.turned(right, self.prompt, self._drafted), right)
+
+    def given(self, own: Tensor, older: Tensor, slots: Tensor) -> Tensor:
+        """The states that a module takes."""
+        return torch.where(self._at(slots)[:, None], older, own) if self.mistake.is_older else own
+
+    def _at(self, slots: Tensor) -> Tensor:
+        """bool [N] where the mistake is at work."""
+        every = self._drafted or self.at_work is None
+        return torch.tensor([every or slot in (self.at_work or ()) for slot in slots.tolist()])
+
+    def _norm(self, name: str, x: Tensor) -> Tensor:
+        right = super()._norm(name, x)
+        return torch.where(self._works[:, None], x, right) if name == "post_norm" and not self.mistake.final else right
+
+    def _chains(
+        self, asked: Sequence[Ask], states: Sequence[Tensor], kv: list[KV]
+    ) -> Iterator[tuple[list[Ask], Tensor]]:
+        self._drafted = True
+        yield from super()._chains(asked, states, kv)
+        self._drafted = False

@@ -1,13 +1,14 @@
 """Which named mistake gives what was recorded: a model run again under each of them, up to where a request differs.
 
-What a mistake writes into masks, KV or features stays there. So each is judged by the first step of a request that
-differs: all before it is right. The mistake was at work all along, or in one step alone, that one or shortly before.
+What a mistake writes into masks, KV or features stays there, so each is judged by the first step that differs: it was
+at work all along, or in one step alone, that one or shortly before. And the final draws once more, from the residual.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Any
 
@@ -15,21 +16,20 @@ import numpy as np
 from torch import Tensor
 
 from specscope.analyze.audit.audit import Audit
-from specscope.analyze.audit.model.rows import recorded
+from specscope.analyze.audit.model.rows import Models, recorded, rows_of
 from specscope.analyze.diagnose.causes import Cause
-from specscope.analyze.diagnose.diagnosis import Suspect
-from specscope.analyze.diagnose.judged import JudgedCase
+from specscope.analyze.diagnose.diagnosis import JudgedCase, Suspect
 from specscope.analyze.diagnose.rerun import head as heads
-from specscope.analyze.diagnose.rerun import modules
 from specscope.analyze.diagnose.rerun import target as targets
+from specscope.analyze.locate.decided import decide, interval_of
 from specscope.analyze.locate.located import Located, Proof
-from specscope.analyze.locate.model.other_rows import OF_REQUESTS
 from specscope.analyze.locate.model.rules import OF_OTHERS, SampledFault
-from specscope.analyze.locate.model.sampling import ROWS, TEMPERATURE
-from specscope.analyze.verify.case import Case, Step
+from specscope.analyze.locate.model.sampling import OF_REQUESTS, RIGHT, ROWS, TEMPERATURE, Places, RuledRows
+from specscope.analyze.verify.trial import Case, Step
 from specscope.plans.kinds import runs_head
 from specscope.trace.history.wording import plural
-from specscope.trace.record.rules import ROUNDING
+from specscope.trace.record.rules import ROUNDING, STANDARD
+from specscope.trace.record.tree import ROOT, Doubles
 
 REQUESTS, LONGEST = 8, 60  # whose first step that differs is looked at; steps up to it
 ALONG = 12  # steps, up to which a mistake that was at work all along is tried
@@ -45,7 +45,7 @@ OF_DRAFTER = ("drafter top tokens",), ("draft p", "drafter tokens")
 OF_HEADS: Mapping[str, tuple[type[heads.MovedHead], Sequence[heads.HeadMistake]]] = {  # by kind, with the mistakes
     "eagle": (heads.MovedHead, heads.MISTAKES),
     "dflash": (heads.MovedBlock, heads.MISTAKES),
-    "mtp": (modules.MovedModules, modules.MISTAKES),
+    "mtp": (heads.MovedModules, heads.OF_MODULES),
 }
 Begin = Sequence[Step]  # a request's steps up to the first that differs, which is the last of these
 Mistake = targets.TreeMistake | heads.HeadMistake
@@ -85,11 +85,9 @@ def other_decisions(session: JudgedCase) -> list[Suspect]:
 
 def first_differing(audit: Audit, names: Sequence[str]) -> dict[str, int]:
     """By request the first step at which one of these quantities differs."""
-    first: dict[str, int] = {}
-    for finding in filter(None, map(audit.finding, names)):
-        for item in compress(finding.items, finding.differs):
-            first[item.request] = min(first.get(item.request, item.index), item.index)
-    return first
+    findings = filter(None, map(audit.finding, names))
+    items = [item for finding in findings for item in compress(finding.items, finding.differs)]
+    return {item.request: item.index for item in sorted(items, key=lambda item: -item.index)}
 
 
 def _named(cause: Cause, at: Located) -> Suspect:
@@ -126,7 +124,7 @@ def _cause(sampled: SampledFault) -> Cause | None:
 # How well what was recorded comes out
 
 
-@dataclass
+@dataclass(frozen=True)
 class Match:
     """Parents at which the recorded likeliest tokens have the probabilities that were computed."""
 
@@ -137,7 +135,7 @@ class Match:
     @property
     def share(self) -> float:
         """Same over total."""
-        return self.same / self.total if self.total else 0.0
+        return self.same / max(self.total, 1)
 
     @property
     def differ(self) -> int:
@@ -147,7 +145,7 @@ class Match:
     @property
     def mean(self) -> float:
         """The mean of the largest deviations."""
-        return self.off / self.total if self.total else 0.0
+        return self.off / max(self.total, 1)
 
     def gain(self, right: Match) -> float:
         """How much of what differs without any mistake (`right`) is explained: 1 all of it, 0 nothing.
@@ -161,7 +159,7 @@ class Match:
         return max(counted, 1 - self.mean / right.mean) if hidden else counted
 
     def __add__(self, other: Match) -> Match:
-        return Match(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
+        return Match(self.same + other.same, self.total + other.total, self.off + other.off)
 
     def __str__(self) -> str:
         return f"{self.same:,} of {self.total:,} (off by {self.mean:.2g} on average)"
@@ -179,7 +177,7 @@ def compared(step: Step, logits: Mapping[int, Tensor], dtype: str, *, drafter: b
         likeliest = p.topk(len(tokens)).values.numpy()
         there = likeliest if probs is None else probs  # tokens without probabilities must be the likeliest
         deviation = float(np.abs(p[tokens.tolist()].numpy() - there).max())
-        match.total, match.off, match.same = match.total + 1, match.off + deviation, match.same + (deviation <= allowed)
+        match += Match(int(deviation <= allowed), 1, deviation)
     return match
 
 
@@ -202,13 +200,10 @@ class Rerun:
 
     def best(self, steps: Begin, mistake: Mistake) -> Match:
         """The same, the mistake at work all along or in one of the last steps: where it explains the most."""
-        backs: list[int | None] = [None] if len(steps) <= ALONG else []
-        found: list[Match] = []
-        for back in (*backs, *range(min(BACK, len(steps) - 1) + 1)):
-            found.append(self.last(steps, mistake, back))
-            if found[-1].share > NEARLY:
-                break
-        return max(found, key=lambda match: (match.share, -match.mean))
+        backs, best = [*([None] if len(steps) <= ALONG else []), *range(min(BACK, len(steps) - 1) + 1)], list[Match]()
+        while backs and not (best and best[-1].share > NEARLY):
+            best.append(self.last(steps, mistake, backs.pop(0)))
+        return max(best, key=lambda match: (match.share, -match.mean))
 
 
 def _begins(asked: Rerun, first: Mapping[str, int]) -> list[Begin]:
@@ -237,20 +232,16 @@ def _is_whole(steps: Begin) -> bool:
 def _cut(right: Mistake, case: Case, begins: Sequence[Begin]) -> Iterator[Mistake]:
     """A choice among the first tokens alone, that hold all that was drafted: in the run, or where requests differ."""
     for steps in (case.drafting, [begin[-1] for begin in begins]):
-        largest = 0
-        for step in steps:
-            largest = max(largest, int(step.tree.token.max(initial=0)))
-            for _, tokens, probs in recorded(step, drafter=True):
-                largest = max(largest, int((tokens if probs is None else tokens[probs > 0]).max(initial=0)))
+        likeliest = (each for step in steps for each in recorded(step, drafter=True))
+        came = [tokens if probs is None else tokens[probs > 0] for _, tokens, probs in likeliest]
+        largest = max((int(some.max(initial=0)) for some in (*came, *(step.tree.token for step in steps))), default=0)
         name = f"a choice among the first {largest + 1:,} tokens only"
         yield replace(right, name=name, cause=Cause.DRAFT_VOCABULARY, known=largest + 1)
 
 
 def _explained(asked: Rerun, known: Sequence[Mistake], first: Mapping[str, int]) -> list[Suspect]:
-    """The mistakes that give the first steps that differ: nearly all of them, or far more than any other mistake.
-
-    Most mistakes explain nothing. So each is asked about the few requests that differ most, and about all requests only
-    where it comes near the best.
+    """The mistakes that give the first steps that differ: nearly all of them, or far more than any other mistake. Each
+    is asked about the few requests that differ most, and where it comes near the best about all.
     """
     begins: list[Begin] = _begins(asked, first)
     base = {n: asked.last(steps, asked.again.right) for n, steps in enumerate(begins)}
@@ -275,17 +266,65 @@ def _explained(asked: Rerun, known: Sequence[Mistake], first: Mapping[str, int])
             best[mistake.cause] = share, mistake.name, sum(whole.values(), Match())
         elif name and share == most:  # no step tells the two apart
             best[mistake.cause] = most, f"{name} or {mistake.name}", match
-    named = list[tuple[Cause, str, int]]()
+    suspects = list[Suspect]()
     ranked: list[tuple[Cause, tuple[float, str, Match]]] = sorted(best.items(), key=lambda item: -item[1][0])
     least = max([HALF, *(2 * share for _, (share, _, _) in ranked[1:2])])
+    what = f"the {'drafter' if asked.drafter else 'target'}'s probabilities are reproduced with"
+    where = f", where {plural(len(begins), 'request')} first differ" + "s" * (len(begins) == 1)
+    visit = min((steps[-1].visit for steps in begins), key=lambda visit: (visit.record.step, visit.row))
     for place, (cause, (share, name, match)) in enumerate(ranked):
         if match.share >= NEARLY or (not place and share >= least):
             count = min(max(round(share * right.differ), 0), right.differ)
-            named.append((cause, f"are reproduced with {name} at {match} parents, without it at {right}", count))
-    what = f"the {'drafter' if asked.drafter else 'target'}'s probabilities"
-    where = f", where {plural(len(begins), 'request')} first differ" + "s" * (len(begins) == 1)
-    visit = min((steps[-1].visit for steps in begins), key=lambda visit: (visit.record.step, visit.row))
-    return [
-        Suspect(cause, Proof.ROWS, (f"{what} {line}{where}",), visit.reference(), count, right.differ, rerun=True)
-        for cause, line, count in named
+            line = f"{what} {name} at {match} parents, without it at {right}{where}"
+            suspects.append(Suspect(cause, Proof.ROWS, (line,), visit.reference(), count, right.differ, rerun=True))
+    return suspects
+
+
+REDRAWN = 12  # whose draws are done again
+FEWEST_DRAWS = 20  # draws: fewer say nothing
+BORDER = 2e-3  # a coin so near to another token's part of the sum may have drawn that token
+HOPELESS = 0.25  # where rounding may move that border by more, a draw says nothing
+
+
+def shared_noise(session: JudgedCase) -> list[Suspect]:
+    """Recovered tokens that do not follow from the residual."""
+    case, run = session.case, session.case.history.run
+    steps = [
+        step
+        for step in case.drafting
+        if step.rejected_last and step.is_sampled and step.params is not None and not step.params.greedy
+        if step.verdict.rule == STANDARD  # other rules leave something else of p
     ]
+    if run is None or not run.is_ours or session.options.draft is None or len(steps) < FEWEST_DRAWS:
+        return []
+    names = list(dict.fromkeys(step.request for step in steps))
+    chosen = {*names[:: max(1, len(names) // REDRAWN)][:REDRAWN]}
+    steps, total, others = [step for step in steps if step.request in chosen], 0, list[Step]()
+    of_p, of_q = (_rows(case, session.models, what, steps) for what in "pq")
+    for step in steps:
+        p, q, token = of_p.get(step.key, {}), of_q.get(step.key, {}), step.verdict.token
+        if not {ROOT, *step.verdict.path.tolist()} <= p.keys() & q.keys():
+            continue
+        found = decide(step.verdict, step.tree, p, q)
+        mass = min((figure.right for figure in found.figures if figure.what == "residual_mass"), default=1.0)
+        rounding = ROUNDING.get(run.dtype, ROUNDING["bfloat16"]) / max(mass, 1e-9) ** len(step.rejected_last)
+        decided = all(not figure.differs for figure in found.figures if figure.what in ("outcome", "kind"))
+        if found.left is None or not decided or rounding >= HOPELESS or found.left.value[token] < 1e-9:
+            continue  # what could not be drawn at all has another cause
+        (low, high), border, total = interval_of(found.left.value, token), max(rounding, BORDER), total + 1
+        others += [] if low - border <= step.verdict.final_coin <= high + border else [step]
+    if len(others) <= max(2, 0.05 * total):
+        return []
+    line = f"the recorded coin draws another token from the residual in {len(others):,} of {total:,} draws"
+    return [Suspect(Cause.COINS, Proof.ROWS, (line,), example=others[0].reference(), rerun=True)]
+
+
+def _rows(case: Case, models: Models, what: str, steps: Sequence[Step]) -> dict[tuple[str, int], dict[int, Doubles]]:
+    """By request and step, the distribution at every row."""
+    asked, made = rows_of(case, models, what, steps), defaultdict[tuple[str, int], dict[int, Doubles]](dict)
+    usable = [one for one in asked if one.logits and not one.contexts.limits and not one.contexts.params.limited]
+    rows = RuledRows(Places(usable), what, None)
+    of_places = rows.distributions(RIGHT, range(len(rows.places.every))).double().numpy() if usable else ()
+    for place, row in zip(rows.places.every, of_places, strict=True):
+        made[place.asked.step.key][place.node] = row
+    return made

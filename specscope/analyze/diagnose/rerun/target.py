@@ -1,8 +1,7 @@
 """A model once more under a named mistake: a request decoded step by step as recorded, in plain transformers.
 
-What a mistake writes into the KV cache stays there, so that later steps differ too. So the steps follow one another as
-they did in the run: each feeds the root and the recorded tree, and keeps the KV of the accepted path. Under a mistake
-the mask, the positions or what is kept are those that it would give.
+Each step feeds the root and the recorded tree, and keeps the KV of the accepted path. Under a mistake the mask, the
+positions or what is kept are those that it would give, and what it writes into the KV cache stays there.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from torch import Tensor
 from specscope.analyze.audit.model.causal import Causal, cached
 from specscope.analyze.diagnose.causes import Cause
 from specscope.analyze.evidence.arrays import Indices
-from specscope.analyze.verify.case import Case, Step
+from specscope.analyze.verify.trial import Case, Step
 from specscope.trace.record.tree import ROOT, Bools, DraftTree, Ints
 
 Mask = Callable[[DraftTree], Bools]  # [n, n] which nodes each node sees
@@ -105,16 +104,9 @@ MISTAKES = (
 
 
 @torch.inference_mode()
-def decoded(
-    model: Causal,
-    step: Step,
-    mistake: TreeMistake,
-    cache: Any,  # noqa: ANN401
-    layers: Sequence[int] = (),
-) -> Tensor:
-    """The target's logits at the root and at each node of a step [n + 1, V], or what enters `layers` there.
-
-    `cache`: a DynamicCache with what the steps before left; this step's path is added to it.
+def decoded(model: Causal, step: Step, mistake: TreeMistake, cache: Any, layers: Sequence[int] = ()) -> Tensor:  # noqa: ANN401
+    """The target's logits at the root and at each node of a step [n + 1, V], or what enters `layers` there. `cache`: a
+    DynamicCache with what the steps before left; this step's path is added to it.
     """
     done, root, tree = cache.get_seq_length(), step.after - 1, step.tree
     pending = list(mistake.fed(step)[done : root + 1])
@@ -131,9 +123,8 @@ def decoded(
         attention_mask=model.masks(seen, places[:, None] - torch.cat([torch.arange(done), places])),
         **cached(model.model, cache),
     )
-    kept = torch.tensor(
-        [*range(done + c), *(done + c + node for node in mistake.keep(step.verdict.path.tolist(), tree))]
-    )
+    path = (done + c + node for node in mistake.keep(step.verdict.path.tolist(), tree))
+    kept = torch.tensor([*range(done + c), *path])
     for layer in cache.layers:
         layer.keys, layer.values = (x[:, :, kept.to(x.device)] for x in (layer.keys, layer.values))
     return (logits if states is None else states[c - 1 :].reshape(n + 1, len(layers), -1)).cpu()
@@ -162,10 +153,8 @@ def of_drafter(case: Case) -> Iterator[TreeMistake]:
 
 
 def _behind_a_cached_prefix(case: Case) -> TreeMistake:
-    """A drafter whose KV at t comes from the token at t + 1, as an EAGLE head's does, and that has KV from the cache.
-
-    The last cached slot then holds the token that followed in the request which filled the cache, and the first token
-    is in no slot.
+    """A drafter whose KV at t comes from the token at t + 1, and that has KV from the cache: the last cached slot holds
+    the token that followed in the request which filled the cache, and the first token is in no slot.
     """
     texts = {step.request: step.text for step in case.steps}
     fed: dict[str, Sequence[int]] = {}
@@ -202,9 +191,8 @@ class ModelAgain:
             here = mistake if back is None or not place else RIGHT
             rows = decoded(self.model, step, here, cache)
             if every or step is steps[-1]:
-                above = {node: (int(step.tree.parent[node]) if here.late else node) for node in range(len(step.tree))}
-                by_node = {node: rows[of + 1] for node, of in above.items()}
-                yield step, by_node if here.late else {ROOT: rows[0], **by_node}
+                late = {node: rows[above + 1] for node, above in enumerate(step.tree.parent.tolist())}
+                yield step, late if here.late else dict(enumerate(rows, ROOT))
 
     def _left(self, steps: Sequence[Step]) -> Any:  # noqa: ANN401
         """A copy of the cache that these steps leave without a mistake."""

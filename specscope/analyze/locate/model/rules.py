@@ -3,28 +3,47 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import compress
 
 import numpy as np
 
 from specscope.analyze.audit.audit import Audit
-from specscope.analyze.audit.model.form import RequestForms
 from specscope.analyze.audit.model.rows import Asked, Models, around, differing, rows_of
 from specscope.analyze.audit.model.rows import recorded as recorded_tops
+from specscope.analyze.audit.model.rules import RequestForms
 from specscope.analyze.conditions import find, rarest
+from specscope.analyze.evidence.arrays import Indices
+from specscope.analyze.evidence.columns import Columns
 from specscope.analyze.facts import facts_table
 from specscope.analyze.findings import CheckResult
+from specscope.analyze.locate.decided import ACCEPTANCE
+from specscope.analyze.locate.formulas import NEARLY, Best, located_formulas
 from specscope.analyze.locate.located import Located, Operation, Proof, Stage
-from specscope.analyze.locate.model.other_rows import STEPS, Places, some
-from specscope.analyze.locate.model.sampling import BONUS, NODE, RECOVERED, RIGHT, ROWS, TARGET, RuleChange, RuledRows
+from specscope.analyze.locate.model.sampling import (
+    BONUS,
+    NODE,
+    OTHERS,
+    RECOVERED,
+    RIGHT,
+    ROWS,
+    STEPS,
+    TARGET,
+    Places,
+    RuleChange,
+    RuledRows,
+    changed,
+    some,
+    times,
+)
 from specscope.analyze.locate.model.search import TELLING, BestVariant, Item, Search, item_at
-from specscope.analyze.verify.case import Case, Step
+from specscope.analyze.verify.trial import Case, Step
 from specscope.trace.history.wording import plural
 from specscope.trace.record.params import UNREAD, untold_limits
-from specscope.trace.record.records import FinalKind, ParentNotes
-from specscope.trace.record.tree import Drawn
+from specscope.trace.record.records import FinalKind, Outcome, ParentNotes
+from specscope.trace.record.rules import STANDARD
+from specscope.trace.record.tree import Bools, Doubles, Drawn
 
 LEAST = 3  # tokens that tell whose row it is
 KIND_NAMES = {NODE: "drafted", BONUS: "bonus", RECOVERED: "recovered", TARGET: "the target's"}
@@ -53,10 +72,8 @@ class SampledFault:
 
 
 def search_sampling(case: Case, audit: Audit, models: Models, *, drafter: bool) -> SampledFault | None:
-    """The rule that is applied wrongly, where p or q differs and the logits that they are made of are right.
-
-    None where nothing differs, where the logits differ too and no change of these explains it, and where no variant
-    explains most of what differs. Raises UserError where a model cannot be loaded.
+    """The rule that is applied wrongly, where p or q differs and the logits that they are made of are right; None where
+    no variant explains most of what differs. Raises UserError where a model cannot be loaded.
     """
     what, raw = ("q", "raw q") if drafter else ("p", "raw p")
     failed = {finding.name for finding in audit.findings if finding.result is CheckResult.FAILED}
@@ -84,12 +101,9 @@ def search_rows(
     first = max((item.token + 1 for item in items if item.recorded > 0), default=0)
     search = Search(rows, items, logits_right=logits_right, first=first)
     answer = search.answer()
-    if answer is None or not answer.certain:
-        elsewhere = _elsewhere(search, side)
-        if elsewhere is not None and (answer is None or elsewhere.located.share > answer.best.explained / answer.wrong):
-            return elsewhere
-    if answer is None:
-        return None
+    elsewhere = _elsewhere(search, side) if answer is None or not answer.certain else None
+    if answer is None or (elsewhere is not None and elsewhere.located.share > answer.best.explained / answer.wrong):
+        return elsewhere
     return SampledFault(rows.what, _located(case, rows.what, answer, side), answer.best.change)
 
 
@@ -132,10 +146,9 @@ def _is_computable(asked: Asked, what: str) -> bool:
 
 def _items(audit: Audit, rows: RuledRows) -> Iterator[Item]:
     """What was recorded of the tokens after these places."""
-    what, wrong = rows.what, set[tuple[str, int, int | None]]()
+    what, wrong = rows.what, set[tuple[str, int, int | None]]()  # of which the audit says that they differ
     for finding in filter(None, map(audit.finding, RULED[what])):
-        both = zip(finding.items, finding.differs, strict=True)
-        wrong |= {(item.request, item.index, item.node) for item, differs in both if differs}
+        wrong |= {(item.request, item.index, item.node) for item in compress(finding.items, finding.differs)}
     for number, place in enumerate(rows.places.every):
         step, item = place.asked.step, item_at(rows, number, audit, place.asked.step.reference())
         for child in step.tree.children(place.node):
@@ -177,9 +190,8 @@ def _finals(step: Step, item: Item, *, is_wrong: bool) -> Iterator[Item]:
     if not verdict.tells_p or value is None:
         return
     is_wrong |= _is_apart(value, notes)  # one of them is right
-    recorded = 1.0 if item.greedy else float(value)
-    item = replace(item, token=verdict.token, recorded=recorded, kind=verdict.kind, wrong=is_wrong)
-    yield item
+    item = replace(item, token=verdict.token, kind=verdict.kind)
+    yield replace(item, recorded=1.0 if item.greedy else float(value), wrong=is_wrong)
     if verdict.final_p <= 0 and not item.greedy:
         yield replace(item, recorded=0.0, wrong=True, drawn=True)
 
@@ -201,11 +213,9 @@ def _elsewhere(search: Search, side: str) -> SampledFault | None:
     count, known, wrong = len(same), len(bad), int(search.wrong.sum())
     if count < LEAST or len({i for some in found.values() for i in some}) <= 0.5 * known:
         return None
-    item = search.items[same[0]]
-    sentence = (
-        f"{what} is not its own row's at {plural(wrong, 'token')}; for {known:,} of them the source can be found; at "
-        f"{count:,} of these it is {whose}'s"
-    )
+    item, tokens = search.items[same[0]], plural(wrong, "token")
+    sentence = f"{what} is not its own row's at {tokens}; for {known:,} of them the source can be found; at "
+    sentence += f"{count:,} of these it is {whose}'s"
     smallest = f"token {item.token} at {item.where}: {what} {item.recorded:.6g} {side}"
     operation = Operation(Stage.SAMPLING, ROWS, WORDS[ROWS])
     counts = count, known, "token", count >= math.ceil(0.8 * known)
@@ -234,13 +244,12 @@ def _near(places: Places, item: Item) -> dict[str, list[int]]:
 
 
 def _located(case: Case, what: str, answer: BestVariant, side: str) -> Located:
-    best, item, change = answer.best, answer.example, answer.best.change
+    best, item, change = answer.best, answer.hits[0], answer.best.change
     where, told = _at_work(case, answer)
     looks = f"{change.name}, where {where}" if where else change.name
-    sentence = (
-        f"with {change.name} {what} is as {side} at {best.explained:,} of {plural(answer.wrong, 'token')} at which it "
-        f"differs; {told} ({plural(answer.tried, 'variant')} tried)"
-    )
+    tokens, tried = plural(answer.wrong, "token"), plural(answer.tried, "variant")
+    sentence = f"with {change.name} {what} is as {side} at {best.explained:,} of {tokens} at which it differs; {told} "
+    sentence += f"({tried} tried)"
     if not answer.certain and answer.alike:
         others = dict.fromkeys(other.change.name for other in answer.alike)
         sentence += f"; nothing separates it from {', '.join([*others][:3])}"
@@ -260,16 +269,135 @@ def _at_work(case: Case, answer: BestVariant) -> tuple[str, str]:
     """Which tokens come out as a variant has them, of those that can tell it from the right rules: a rule, a line."""
     if not answer.misses:
         return "", "no token contradicts it"
-    items = [*answer.hits, *answer.misses]
-    hit = [True] * len(answer.hits) + [False] * len(answer.misses)
-    facts: dict[str, list[Any]] = {
-        "the token": [KIND_NAMES[item.kind] for item in items],
-        "its row is the root": [i.node < 0 for i in items],
-    }
-    facts |= facts_table(case.history, [item.where for item in items])
+    items, hit = [*answer.hits, *answer.misses], [True] * len(answer.hits) + [False] * len(answer.misses)
+    facts = facts_table(case.history, [item.where for item in items])
+    facts = {"its row is the root": [item.node < 0 for item in items], **facts}
+    facts = {"the token": [KIND_NAMES[item.kind] for item in items], **facts}
     condition = find(facts, hit, [f"{item.where.request}@{item.where.index}" for item in items])
     if condition is not None:
         return condition.text, f"of the tokens that can show it, it {condition.sentence('holds', 'token')}"
     like = rarest(facts, hit)
     alike = f": those that differ have {like}" if like else ""
     return "", f"{plural(len(answer.misses), 'other')} could show it and are right{alike}"
+
+
+ENOUGH = 4  # decisions that an explanation must explain
+POWERS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1.25, 1.5, 2.0, 3.0, 4.0)  # p at another temperature, or at it twice
+BY_COIN = "the coin below p / q"
+TESTS: dict[str, Callable[[Doubles, Doubles, Doubles], Bools]] = {  # of p, q and the coin
+    BY_COIN: lambda p, q, coin: coin * q < p,
+    "the coin below q / p": lambda p, q, coin: coin * p < q,
+    "the coin not below p / q": lambda p, q, coin: coin * q >= p,
+    "the coin at most q": lambda p, q, coin: coin <= q,
+    "p / q above 1/2, ignoring the coin": lambda p, q, coin: p > 0.5 * q,
+    "p above q, ignoring the coin": lambda p, q, coin: p > q,
+    "every draft accepted": lambda p, q, coin: np.ones(len(p), np.bool_),
+    "every draft rejected": lambda p, q, coin: np.zeros(len(p), np.bool_),
+}
+
+
+@dataclass(frozen=True)
+class Trials:
+    """Nodes that were tried under the standard rule, in some steps, and the models that may be asked about them."""
+
+    case: Case
+    audit: Audit
+    models: Models
+    nodes: Indices  # over all of the run
+    firsts: Indices  # those of them before which no sibling was tried
+    steps: dict[int, tuple[str, int]]  # request and number by step
+
+    @property
+    def c(self) -> Columns:
+        """What is recorded."""
+        return self.case.evidence
+
+
+def located_verdicts(case: Case, audit: Audit, models: Models) -> list[Located]:
+    """What the verdict takes in place of its own p, q, coin or comparison. Empty where every outcome follows from them.
+
+    Raises UserError where a model cannot be loaded.
+    """
+    c = case.evidence
+    judged = np.array([not len(verdict.forced) for verdict in c.verdicts], np.bool_) & (c.rule == STANDARD)
+    nodes = np.flatnonzero(c.tried & (judged & c.told)[c.step]) if len(c.token) else np.zeros(0, np.int64)
+    margin = c.p_trial - c.coin * c.q_trial
+    known = (c.coin != 0) | c.greedy[c.step]  # else the engine tells no coin
+    against = known & (np.abs(margin) > 1e-6) & ((margin > 0) != c.accepted)  # by more than rounding
+    if int(against[nodes].sum()) >= ENOUGH:
+        steps = some(list(dict.fromkeys(c.step[nodes[against[nodes]]].tolist())))
+        keys = {step: (c.visits[step].request.id, c.visits[step].part.index) for step in steps}
+        here = nodes[np.isin(c.step[nodes], steps)]
+        firsts = np.sort(here[np.unique(c.row[here], return_index=True)[1]])
+        if (found := _outcomes(Trials(case, audit, models, here, firsts, keys), against)) is not None:
+            return [found]
+    return [item for item in located_formulas(case) if item.looks]
+
+
+def _outcomes(trials: Trials, against: Bools) -> Located | None:
+    """Which p, q, coin or comparison gives the outcomes of drafts that were decided against their own."""
+    c, here = trials.c, trials.nodes
+    decided = {name: (axis, accepted == c.accepted[here]) for axis, name, accepted in _decisions(trials)}
+    likely = {name: fits for name, (_, fits) in decided.items() if fits.sum() > NEARLY * len(here)}
+    best = Best.of(likely, against[here])
+    if best is None or best.explained < max(ENOUGH, NEARLY * best.wrong):
+        return None
+    node = int(here[against[here]][0])
+    where, outcome = c.at_node(node), Outcome(int(c.outcome[node])).name.lower()
+    figures = f"p {c.p_trial[node]:.6g}, q {c.q_trial[node]:.6g}, coin {c.coin[node]:.6g}, {outcome}"
+    operation = Operation(Stage.VERDICT, decided[best.name][0], "whether a draft is accepted")
+    drafts, ways = plural(best.wrong, "draft"), plural(len(decided), "way")
+    text = f"{best.explained:,} of {drafts} decided against their own p follow from {best.name}, as do "
+    text += f"{best.fits:,} of all {len(here):,} that it could decide ({ways} tried)"
+    smallest = f"token {c.token[node]} at {where}: {figures}"
+    spoiled = len(here) - best.fits - best.wrong + best.explained
+    counts = best.explained, best.wrong, "draft", True, best.next_best, spoiled, Proof.ROWS
+    return Located(operation, text, best.name, smallest, where, *counts)
+
+
+def _decisions(trials: Trials) -> Iterator[tuple[str, str, Bools]]:
+    """What is accepted where one thing is not as it should be: which of p, q, coin and comparison, and its name."""
+    c, here = trials.c, trials.nodes
+    right = {"p": c.p_trial[here], "q": c.q_trial[here], "coin": c.coin[here]}
+    of_capture = (  # which of p, q and coin, the name of what may stand in its place, and that of each node
+        ("p", "its p before any sibling was rejected", c.p[here]),
+        ("q", "a q of 1", np.ones(len(here))),
+        ("q", "its q before any sibling was rejected", c.q[here]),
+        ("coin", "the coin of the final token", c.final_coin[c.step[here]]),
+    )
+    for axis, name, values in (*of_capture, *_other_rows(trials)):
+        given = right | {axis: np.where(np.isnan(values), right[axis], values)}
+        yield axis, name, TESTS[BY_COIN](*given.values())
+    for name, test in TESTS.items():
+        if name != BY_COIN:
+            yield ACCEPTANCE, name, test(*right.values())
+
+
+def _other_rows(trials: Trials) -> Iterator[tuple[str, str, Doubles]]:
+    """p, and q where it was drawn from, of other rows, and p at other temperatures: of first trials."""
+    c, here = trials.c, trials.nodes
+    for what, read, known in (
+        ("p", c.p_trial, trials.firsts),
+        ("q", c.q, trials.firsts[c.sampled[trials.firsts]]),
+    ):
+        every = rows_of(trials.case, trials.models, what, around(trials.case, trials.steps.values()))
+        every = [asked for asked in every if asked.logits and not asked.contexts.limits]
+        rows, items, nodes = RuledRows(Places(every), what, None), list[Item](), list[int]()
+        by_key = {asked.step.key: asked for asked in every}
+        for node in known.tolist():
+            number = rows.places.at(by_key.get(trials.steps[int(c.step[node])]), int(c.parent[node]))
+            if number >= 0:
+                item = item_at(rows, number, trials.audit, c.at_node(node))
+                item = replace(item, token=int(c.token[node]), recorded=float(read[node]), child=int(c.node[node]))
+                items.append(replace(item, wrong=True))
+                nodes.append(node)
+        if not items:
+            continue
+        search = Search(rows, items, logits_right=True)
+        made = [RuleChange(f"the {what} of {relation.name}", ROWS, row=relation) for relation in OTHERS]
+        colder = ((power, changed("temperature", times(1 / power))) for power in POWERS if what == "p")
+        made += [RuleChange(f"its p to the power {power:g}", "p", recipe) for power, recipe in colder]
+        for change in made:
+            values, whole = search.predicted(change), np.full(len(here), np.nan)
+            whole[np.searchsorted(here, nodes)] = np.where(search.greedy, values > 0, values)
+            yield what, change.name, whole

@@ -1,9 +1,7 @@
 """The search: which variant of the rules gives what was recorded of every token, and what the next best leaves.
 
-Every change is tried by itself on a few tokens that differ. Those that explain any are tried on all tokens, row by
-row: each is right, or as the change has it. Of several that explain as much the one that would spoil the fewest is the
-answer, then the simplest, and where two cannot be told apart on any token, neither is stated as the one. Which rows are
-as the change has them is for a condition to say.
+Every change is tried on a few tokens that differ; those that explain any on all tokens: each is right, or as the change
+has it. Of several that explain as much the one that would spoil the fewest is the answer, then the simplest.
 """
 
 from __future__ import annotations
@@ -67,11 +65,10 @@ class Item:
 
 def item_at(rows: RuledRows, number: int, audit: Audit, where: Reference) -> Item:
     """An item at a place, of which nothing is recorded yet."""
-    params, of_p = rows.params[number], rows.what.endswith("p")
-    slack = audit.slack if of_p else audit.draft_slack
+    params, is_greedy = rows.params[number], rows.params[number].greedy and rows.what == "p"
+    slack = audit.slack if rows.what.endswith("p") else audit.draft_slack
     slack *= max(params.repetition_penalty, 1 / params.repetition_penalty)
     slack /= 1.0 if params.greedy else params.temperature
-    is_greedy = params.greedy and rows.what == "p"
     return Item(number, 0, 0.0, NODE, where, False, slack, rows.places.every[number].node, greedy=is_greedy)
 
 
@@ -104,8 +101,7 @@ class BestVariant:
     best: RuleVariant
     wrong: int  # tokens that differ
     tried: int  # variants
-    example: Item  # a token that shows it
-    right: float  # its p by the right rules
+    right: float  # p of the first of `hits` by the right rules
     under: float  # its p under the variant
     runner_up: RuleVariant | None
     alike: tuple[RuleVariant, ...]  # that cannot be told from it
@@ -132,10 +128,9 @@ class Search:
         """`logits_right`: whether the logits are known to be right; `first`: how many first tokens hold all that
         came; 0 where that is not known."""
         self.rows, self.items, self.tried = rows, list(items), 0
-        self.wrong, self.recorded, self.slack, self.greedy, self.drawn = (
-            np.array([getattr(item, name) for item in items])
-            for name in ("wrong", "recorded", "slack", "greedy", "drawn")
-        )
+        names = ("wrong", "recorded", "slack", "greedy", "drawn")
+        arrays = (np.array([getattr(item, name) for item in items]) for name in names)
+        self.wrong, self.recorded, self.slack, self.greedy, self.drawn = arrays
         self.right = self.predicted(None)
         self.fits_right = self.fits(self.right)
         self.differ = self.wrong & ~self.fits_right
@@ -164,11 +159,10 @@ class Search:
         places, out = sorted(set(at)), np.zeros(len(wanted))
         size = max(8, 2**24 // max(self.rows.vocab, 1))
         for start in range(0, len(places), size):  # in pieces of up to 16 million numbers
-            piece = places[start : start + size]
-            p = self.rows.distributions(recipe, piece)
-            here = {row: number for number, row in enumerate(piece)}
+            here = {row: number for number, row in enumerate(places[start : start + size])}
             mine = [number for number, row in enumerate(at) if row in here]
-            out[mine] = self.values(p, [here[at[number]] for number in mine], [wanted[number] for number in mine])
+            p, rows = self.rows.distributions(recipe, [*here]), [here[at[number]] for number in mine]
+            out[mine] = self.values(p, rows, [wanted[number] for number in mine])
         return out
 
     def values(self, p: torch.Tensor, rows: Sequence[int], indices: Sequence[int]) -> Array:
@@ -185,10 +179,7 @@ class Search:
         return np.asarray(values)
 
     def off(self, values: Array, some: Sequence[int] | None = None, *, least: float = LEAST) -> Array:
-        """How far each is from what was recorded, in log odds; 0 where they are nearer than float32 can tell.
-
-        `least`: how near that is.
-        """
+        """How far each is from what was recorded, in log odds; 0 where they are nearer than `least`."""
         pick = slice(None) if some is None else list(some)
         recorded, greedy = self.recorded[pick], self.greedy[pick]
         away = np.abs(_odds(values) - _odds(recorded))
@@ -273,29 +264,24 @@ class Search:
         error = min(variant.error for variant in near)
         near = [variant for variant in near if variant.error <= 1.5 * error + 0.1 * float(np.median(self.slack))]
         best = min(near, key=lambda variant: (round(variant.cost, 3), -variant.explained))
-        alike, others = list[RuleVariant](), list[RuleVariant]()
-        for variant in made:
-            if variant is not best:
-                (alike if self._same(variant, best) else others).append(variant)
-        hits = np.flatnonzero(self.differ & best.fits).tolist()
+        alike = [variant for variant in made if variant is best or self._same(variant, best)]
+        others = [variant for variant in made if variant not in alike]
+        hits, misses = (np.flatnonzero(some).tolist() for some in (self.differ & best.fits, ~self.wrong & ~best.fits))
         return BestVariant(
             best,
             wrong,
             self.tried,
-            self.items[hits[0]],
             float(self.right[hits[0]]),
             float(best.predicted[hits[0]]),
             max(others, key=lambda variant: (variant.explained, -variant.spoils, -variant.cost), default=None),
-            tuple(variant for variant in alike if variant.explains(wrong) and variant.cost <= best.cost + 0.2),
+            tuple(v for v in alike if v is not best and v.explains(wrong) and v.cost <= best.cost + 0.2),
             tuple(self.items[i] for i in hits),
-            tuple(self.items[i] for i in np.flatnonzero(~self.wrong & ~best.fits)),
+            tuple(self.items[i] for i in misses),
         )
 
     def _is_no_chance(self, variant: RuleVariant) -> bool:
-        """Whether what a variant explains is more than some value would fit, of all that were tried.
-
-        A probability is met by chance about as often as its slack is of the span of log odds; 0 and 1 are met by many.
-        """
+        """Whether what a variant explains is more than some value would fit, of all that were tried: a probability is
+        met by chance about as often as its slack is of the span of log odds; 0 and 1 are met by many."""
         middling = np.where(self.greedy, self.recorded == 1, (self.recorded > 1e-4) & (self.recorded < TELLING))
         hits = self.differ & variant.fits & middling & ~self.drawn
         chance = np.where(self.greedy, OF_CHOICE, np.minimum(self.slack / SPAN, 1))[hits]

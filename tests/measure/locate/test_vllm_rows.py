@@ -2,8 +2,7 @@
 
 import torch
 
-from specscope.measure.locate.inside_vllm.compare import choices, parameters
-from specscope.measure.locate.inside_vllm.fed import TARGET, Fed, FedText, TappedForward
+from specscope.measure.locate.tapped import TARGET, Fed, FedText, TappedForward, choices, parameters
 from specscope.trace.record.params import SamplingParams
 from specscope.trace.record.tree import DraftTree
 from tests.support import records as made

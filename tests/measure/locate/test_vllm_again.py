@@ -6,7 +6,7 @@ import pytest
 
 from specscope.analyze.audit.options import ModelSource
 from specscope.errors import UserError
-from specscope.measure.locate.inside_vllm.again import Again, job_of
+from specscope.measure.locate.vllm import Again, job_of
 from specscope.trace.record.params import SamplingParams
 from specscope.vllm.again import arguments_of
 from tests.analyze import histories

@@ -7,7 +7,7 @@ import torch
 
 from specscope.analyze.audit.options import ModelSource
 from specscope.analyze.locate.located import Stage
-from specscope.measure.locate.inside_vllm.fed import read_taps
+from specscope.measure.locate.tapped import read_taps
 from specscope.measure.locate.vllm import ComparedForwards, WalkedModels
 from specscope.trace.record.tree import DraftTree
 from tests.analyze import histories
