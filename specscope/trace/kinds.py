@@ -255,10 +255,8 @@ def _key_paths(start: bytes) -> Iterator[str]:
 LARGEST = 128 * 2**20  # bytes of a line or a document, such as a download of many traces: decoded up to twelve times it
 # A string has an end, and is on one line. An object with no brackets in it is one token: most are, so this is quick.
 _STRING = rb'"[^"\\\n]*+(?:\\.[^"\\\n]*+)*+'
-_NO_BRACKETS = rb'[^"{}\[\]]*+'
-TOKENS = re.compile(
-    _STRING + rb'("?)|\{' + _NO_BRACKETS + rb"(?:" + _STRING + rb'"' + _NO_BRACKETS + rb")*+\}|[{}\[\]]"
-)
+_UNNESTED = rb'[^"{}\[\]]*+'
+TOKENS = re.compile(_STRING + rb'("?)|\{' + _UNNESTED + rb"(?:" + _STRING + rb'"' + _UNNESTED + rb")*+\}|[{}\[\]]")
 
 
 def documents(lines: Iterable[tuple[int, bytes]], name: str) -> Iterator[tuple[int, bytes]]:

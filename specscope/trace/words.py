@@ -133,11 +133,7 @@ ANY: dict[str, Fact] = {
     "request": Fact(str, "the request's id", lambda f: f.name),
     "running": Fact(int, "requests in the batch", lambda f: f.record.running if f.record.is_timed else None),
     "waiting": Fact(int, "requests in the queue", lambda f: f.record.waiting if f.record.is_timed else None),
-    "ms": Fact(
-        float,
-        "duration of the step in milliseconds",
-        lambda f: (f.record.end_ns - f.record.start_ns) / 1e6,
-    ),
+    "ms": Fact(float, "duration of the step in milliseconds", lambda f: (f.record.end_ns - f.record.start_ns) / 1e6),
 }
 STEP: dict[str, Fact] = {
     **ANY,

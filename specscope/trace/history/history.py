@@ -122,7 +122,7 @@ class RequestHistory:
         return self.totals.count(position) if self.sums is None else 0
 
     def acceptance_at(self, position: int) -> Acceptance:
-        return self.totals.upto(self.totals.count(position))
+        return self.totals.upto(position)
 
     def state_at(self, position: int) -> str:
         """Its state at a position: `later`, `prefill`, `running`, `preempted`, or why it ended."""
@@ -449,8 +449,7 @@ class History:
 
     def acceptance_at(self, position: int, request: str | None) -> Acceptance:
         """Counts up to and with it: of one request, or of all."""
-        totals = self._totals(request)
-        return totals.upto(totals.count(position))
+        return self._totals(request).upto(position)
 
     def undrafted_at(self, position: int, request: str | None) -> Counter[Undrafted]:
         """Why steps up to and with it drafted nothing: of one request, or of all."""

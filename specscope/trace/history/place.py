@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from specscope.trace.history.history import History
-from specscope.trace.history.totals import ABOUT, Undrafted, why_undrafted
+from specscope.trace.history.totals import Undrafted, why_undrafted
 from specscope.trace.history.wording import about_sizing, ordinal, plural, probability, quoted, said
 from specscope.trace.record.draft_vocabulary import NOT_TOLD, draft_id, lacks_draft_tokens
 from specscope.trace.record.notes import TEXT, ParentNotes
@@ -297,7 +297,7 @@ def why_step(history: History, record: StepRecord, step: RequestStep) -> list[st
         return [said("prefill", tokens=plural(step.prefill_tokens, "token"))]
     if not len(tree):
         reason = why_undrafted(history.run, record, step)
-        about = "" if reason is None or reason is Undrafted.UNKNOWN else f": {ABOUT[reason]}"
+        about = "" if reason is None or reason is Undrafted.UNKNOWN else f": {reason.about}"
         sizing = f" ({about_sizing(step)})" if step.sizing else ""
         return [said("undrafted", why=about, sizing=sizing), _final(step, history.vocabulary)]
     path = " ".join(quoted(history.vocabulary, int(tree.token[node])) for node in verdict.path)

@@ -195,6 +195,7 @@ class Acceptance:
         return [self.drafts, *(self.accepted_at if self.knows("accepted_at") else ())]
 
     def to_dict(self) -> dict[str, Any]:
+        told = {name: getattr(self, name) if self.by_depth and self.knows(name) else None for name in AT_DEPTH[1:]}
         return {
             **{name: self.told(name) for name in ("steps", *SUMS)},
             **({"intervals": self.aggregates} if self.aggregates else {}),
@@ -205,10 +206,7 @@ class Acceptance:
             "per_position_corrected": self.per_position_corrected,
             "conditional": self.conditional,
             "counts": self.counts,
-            **{
-                name: getattr(self, name) if self.by_depth and self.knows(name) else None
-                for name in ("proposed_at", "tried_at")
-            },
+            **told,
             "kinds": None if self.aggregates else {kind.value: self.kinds[kind] for kind in FinalKind},
         }
 

@@ -24,34 +24,29 @@ from specscope.trace.record.records import FinalKind, Preceded, RequestEnd, Requ
 
 
 class Undrafted(StrEnum):
-    """The reasons, by the names that JSON has."""
+    """The reasons: the name that JSON has, and what people read."""
 
-    NO_DRAFTER = "no drafter"
-    OFF = "off"
-    COST = "cost"
-    NOT_KEPT = "not kept"
-    PROMPT = "prompt"
-    NO_MATCH = "no match"
-    NOTHING = "nothing"
-    FORM = "form"
-    BUDGET = "budget"
-    NO_ROOM = "no room"
-    UNKNOWN = "unknown"
+    about: str
+
+    def __new__(cls, name: str, about: str = "") -> Undrafted:
+        reason = str.__new__(cls, name)
+        reason._value_, reason.about = name, about
+        return reason
+
+    NO_DRAFTER = "no drafter", "no drafter"
+    OFF = "off", "drafting was off"
+    COST = "cost", "no draft would pay"
+    NOT_KEPT = "not kept", "no node worth verifying"
+    PROMPT = "prompt", "first token after the prompt"
+    NO_MATCH = "no match", "no match in the text"
+    NOTHING = "nothing", "the drafter proposed nothing"
+    FORM = "form", "nothing that the form allows"
+    BUDGET = "budget", "beyond the step's budget"
+    NO_ROOM = "no room", "no room in the context"
+    UNKNOWN = "unknown", "not recorded"
 
 
-ABOUT = {
-    Undrafted.NO_DRAFTER: "no drafter",
-    Undrafted.OFF: "drafting was off",
-    Undrafted.COST: "no draft would pay",
-    Undrafted.NOT_KEPT: "no node worth verifying",
-    Undrafted.PROMPT: "first token after the prompt",
-    Undrafted.NO_MATCH: "no match in the text",
-    Undrafted.NOTHING: "the drafter proposed nothing",
-    Undrafted.FORM: "nothing that the form allows",
-    Undrafted.BUDGET: "beyond the step's budget",
-    Undrafted.NO_ROOM: "no room in the context",
-    Undrafted.UNKNOWN: "not recorded",
-}
+ABOUT = {reason: reason.about for reason in Undrafted}
 
 
 def why_undrafted(run: RunInfo | None, record: StepRecord, part: RequestStep) -> Undrafted | None:
@@ -106,7 +101,7 @@ def undrafted_text(counts: Counter[Undrafted], steps: int) -> str:
     """`47 of 70 steps drafted nothing: no draft would pay 87%, first token after the prompt 13%`; "" where none did."""
     if not counts.total():
         return ""
-    reasons = ", ".join(f"{ABOUT[reason]} {share:.0%}" for reason, share in shares(counts))
+    reasons = ", ".join(f"{reason.about} {share:.0%}" for reason, share in shares(counts))
     return f"{counts.total():,} of {plural(steps, 'step')} drafted nothing: {reasons}"
 
 
@@ -148,8 +143,9 @@ class RunningTotals:
         counts = zip(REASONS, self._rows[count][:OWN], strict=True)
         return Counter({reason: count for reason, count in counts if count})
 
-    def upto(self, count: int) -> Acceptance:
-        return Acceptance.of(self._rows[count][OWN:])
+    def upto(self, position: int) -> Acceptance:
+        """The sums by a position in History.steps."""
+        return Acceptance.of(self._rows[self.count(position)][OWN:])
 
     def emitted(self, count: int) -> int:
         return self._rows[count][EMITTED]

@@ -92,11 +92,7 @@ def _row_columns(rows: Rows, low: int, high: int, full: bool) -> Columns:
     greedy = rows.greedy[rows.request[low:high]]
     largest, best = rows.target(low, high).max(1)
     hit = torch.where(largest.isfinite(), best == token[:, 0], torch.nan)[:, None]  # NaN is the largest of all to max
-    made = {
-        "token": rows.tokens[low:high],
-        "choice": best,
-        "p": hit,
-    }
+    made = {"token": rows.tokens[low:high], "choice": best, "p": hit}
     if full:
         made |= {"rank": hit == 1, "choice_p": torch.ones_like(best)}
     if rows.positions is not None:

@@ -214,13 +214,10 @@ class ParentsBuilder:
     """The notes of one tree while they are filled, one tried parent after another."""
 
     def __init__(self, nodes: int, parents: int) -> None:
-        self.node: dict[str, NDArray[Any]] = {
-            "raw_p": np.zeros(nodes, np.float32),
-            "rank": np.zeros(nodes, np.int32),
-            "q_rank": np.zeros(nodes, np.int32),
-        }
+        self.node: dict[str, Any] = {"raw_p": np.zeros(nodes, np.float32)}
+        self.node |= {name: np.zeros(nodes, np.int32) for name in ("rank", "q_rank")}
         some = ("choice_p", "entropy", "varentropy", "q_entropy", "q_varentropy", "choice_q", "outside")
-        self.parent: dict[str, NDArray[Any]] = {name: np.zeros(parents, np.float32) for name in some}
+        self.parent: dict[str, Any] = {name: np.zeros(parents, np.float32) for name in some}
         self.parent |= {name: np.zeros(parents, np.int32) for name in ("choice", "choice_rank")}
         self.parent |= {name: np.zeros((parents, 0), np.int32) for name in ("top", "draft_top")}
         self.parent |= {name: np.zeros((parents, 0), np.float32) for name in ("top_p", "draft_top_p")}
@@ -268,15 +265,8 @@ class ParentsBuilder:
 
     def done(self, nodes: Ints, final: Spread, final_target_p: float) -> ParentNotes:
         """`nodes` [k]: the parents; `final`: of what the final token was drawn from."""
-        entropy, varentropy = final
-        return ParentNotes(
-            node=nodes,
-            **self.parent,
-            **self.node,
-            final_entropy=entropy,
-            final_varentropy=varentropy,
-            final_target_p=final_target_p,
-        )
+        last: dict[str, Any] = {"final_entropy": final[0], "final_varentropy": final[1]}
+        return ParentNotes(nodes, **self.parent, **self.node, **last, final_target_p=final_target_p)
 
 
 def spread(row: Floats) -> Spread:

@@ -147,9 +147,7 @@ class _Table:
         if len(field.dimensions) > 1:
             widths = np.array([len(each[0]) if each else 0 for each in values], np.int64)
             known = self._lengths.setdefault(field.dimensions[1], widths)
-            uneven = [
-                any(len(row) != width for row in each) for each, width in zip(values, widths.tolist(), strict=True)
-            ]
+            uneven = [any(len(row) != wide for row in each) for each, wide in zip(values, widths.tolist(), strict=True)]
             if (wrong := np.array(uneven, np.bool_) | ((counts > 0) & (widths != known))).any():
                 raise DamagedError(f"{self._called(field)} has rows that do not hold {known[wrong][0]} values")
             flat, shapes, counts = chain.from_iterable(flat), np.stack([counts, widths], axis=1), counts * widths

@@ -65,7 +65,8 @@ def _unwrapped(text: bytes) -> bytes | Parts:
         return text
     if not isinstance(value, dict):
         return text
-    lists = (outer.get(name) for outer in _objects(value) for name in LISTS)
+    around = [each for each in (value, value.get("result"), value.get("trace")) if isinstance(each, dict)]
+    lists = (outer.get(name) for outer in around for name in LISTS)
     if (resources := next((each for each in lists if isinstance(each, list)), None)) is not None:
         return _line(resources)
     if isinstance(traces := value.get("data"), list):
@@ -73,11 +74,6 @@ def _unwrapped(text: bytes) -> bytes | Parts:
     if not value.keys().isdisjoint(("traceID", "spans", "processes")):
         return _of_jaeger(value)
     return _line([value]) if "resource" in value or "scopeSpans" in value else text
-
-
-def _objects(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A document, and what may lie around its lists."""
-    yield from (each for each in (document, document.get("result"), document.get("trace")) if isinstance(each, dict))
 
 
 def _line(resources: list[Any]) -> bytes:
@@ -134,14 +130,11 @@ def _number(value: Any) -> int | None:  # noqa: ANN401
     return value if type(value) is int else whole(value) if isinstance(value, str) else None
 
 
-def _tags(tags: Any) -> list[dict[str, Any]]:  # noqa: ANN401
-    return [tag for tag in tags if isinstance(tag, dict)] if isinstance(tags, list) else []
-
-
 def _attributes(tags: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401
     """Tags as attributes; those that hold nothing that an attribute can be are left out."""
-    failed = any(tag.get("key") == "otel.status_code" and tag.get("value") == "ERROR" for tag in _tags(tags))
-    for tag in _tags(tags):
+    tags = [tag for tag in tags if isinstance(tag, dict)] if isinstance(tags, list) else []
+    failed = any(tag.get("key") == "otel.status_code" and tag.get("value") == "ERROR" for tag in tags)
+    for tag in tags:
         key, value = tag.get("key"), tag.get("value")
         if not isinstance(key, str) or key in NO_ATTRIBUTES or (failed and key == "error"):
             continue

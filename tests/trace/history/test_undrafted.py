@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specscope.trace.history.totals import ABOUT, Undrafted, count_undrafted, why_undrafted
+from specscope.trace.history.totals import Undrafted, count_undrafted, why_undrafted
 from specscope.trace.record.notes import DraftNotes, FormNotes, MethodNotes
 from specscope.trace.record.records import Preceded
 from specscope.trace.wire.reading import read_capture
@@ -66,4 +66,3 @@ def test_every_step_of_the_samples_without_drafts_has_a_reason_that_is_known():
     }
     history = read_capture(ROOT / "tests/data/vllm/spans.jsonl").history
     assert count_undrafted(history.run, history.steps) == {Undrafted.PROMPT: 2}
-    assert set(ABOUT) == set(Undrafted)
