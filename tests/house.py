@@ -14,7 +14,7 @@ MOST_LINES, FEWEST_LINES = 600, 60
 MOST_FILES = 15  # of a folder
 SLACK = 50  # what may be gained before a bound is lowered
 BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
-    "trace": (10189, 9300),
+    "trace": (10157, 9300),
     "remote": (1700, 1700),
     "watch": (1850, 1850),
     "analyze": (19676, 15700),
@@ -34,7 +34,7 @@ BOUNDS: dict[str, tuple[int, int]] = {  # of each row: (bound, budget)
     "testing": (716, 320),
     "bench, train": (0, 0),
     "top level": (892, 600),
-    "all": (73208, 64500),
+    "all": (73172, 64500),
     "benchmarks": (3306, 3300),
 }
 TESTS_BUDGET = 40_500
